@@ -1,0 +1,4 @@
+//! Isthmus.
+
+pub mod model;
+pub mod snapshot;

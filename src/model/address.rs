@@ -1,0 +1,69 @@
+//! Network addresses as this field writes them: hosts, targets, sources.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+use super::name::HostName;
+
+/// An address with IPv4-mapped IPv6 made IPv4, so that one peer has one spelling.
+pub fn canonical_ip(ip: IpAddr) -> IpAddr {
+    ip.to_canonical()
+}
+
+/// [`canonical_ip`] of a socket address.
+pub fn canonical_socket(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(canonical_ip(address.ip()), address.port())
+}
+
+/// What a source is counted as for limits: an IPv4 address, or the /64 of an IPv6 address.
+pub fn source_block(ip: IpAddr) -> IpAddr {
+    match canonical_ip(ip) {
+        IpAddr::V4(v4) => IpAddr::V4(v4),
+        IpAddr::V6(v6) => {
+            let mut octets = v6.octets();
+            octets[8..].fill(0);
+            IpAddr::V6(Ipv6Addr::from(octets))
+        }
+    }
+}
+
+/// An address, or a name that stands for some.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Host {
+    Ip(IpAddr),
+    Name(HostName),
+}
+
+impl Host {
+    /// From `10.0.0.1`, `2001:db8::1`, `[2001:db8::1]` or a host name.
+    pub fn parse(text: &str) -> Result<Self, super::name::NameError> {
+        let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
+        match bare.parse::<IpAddr>() {
+            Ok(ip) => Ok(Self::Ip(canonical_ip(ip))),
+            Err(_) => HostName::parse(text).map(Self::Name),
+        }
+    }
+}
+
+impl fmt::Display for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ip(ip) => ip.fmt(f),
+            Self::Name(name) => name.fmt(f),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mapped_addresses_are_ipv4_and_sources_are_blocks() {
+        let mapped: IpAddr = "::ffff:10.0.0.1".parse().expect("legal");
+        assert_eq!(canonical_ip(mapped), "10.0.0.1".parse::<IpAddr>().expect("legal"));
+        let v6: IpAddr = "2001:db8:0:1:2:3:4:5".parse().expect("legal");
+        assert_eq!(source_block(v6), "2001:db8:0:1::".parse::<IpAddr>().expect("legal"));
+        assert_eq!(Host::parse("[::1]").map(|host| host.to_string()).as_deref(), Ok("::1"));
+    }
+}

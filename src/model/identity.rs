@@ -1,0 +1,157 @@
+//! SPIFFE identities (SPIFFE-ID §2) and patterns over them.
+
+use std::fmt;
+use std::sync::Arc;
+
+/// A SPIFFE trust domain, lower case.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TrustDomain(Arc<str>);
+
+/// Why a spelling is not a SPIFFE ID or trust domain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum IdentityError {
+    #[error("it does not begin with 'spiffe://'")]
+    Scheme,
+    #[error("its trust domain has a character other than a lower-case letter, a digit, '-', '_' or '.', or is empty")]
+    TrustDomain,
+    #[error("its path has an empty, '.' or '..' segment, or a character other than a letter, a digit, '-', '_' or '.'")]
+    Path,
+    #[error("it is longer than 2048 bytes")]
+    TooLong,
+}
+
+impl TrustDomain {
+    pub fn parse(text: &str) -> Result<Self, IdentityError> {
+        let legal = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.');
+        if text.is_empty() || text.len() > 255 || !text.bytes().all(legal) {
+            return Err(IdentityError::TrustDomain);
+        }
+        Ok(Self(text.into()))
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for TrustDomain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// `spiffe://<trust domain>/<path>`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Identity(Arc<str>);
+
+impl Identity {
+    pub fn parse(text: &str) -> Result<Self, IdentityError> {
+        let (_, path) = split(text)?;
+        check_path(path)?;
+        Ok(Self(text.into()))
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    pub fn shared(&self) -> Arc<str> {
+        self.0.clone()
+    }
+
+    pub fn trust_domain(&self) -> &str {
+        let rest = self.0.strip_prefix("spiffe://").unwrap_or(&self.0);
+        rest.split('/').next().unwrap_or(rest)
+    }
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// One identity, or all identities below a path (`…/*`: one or more further segments).
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum IdentityPattern {
+    Exact(Identity),
+    /// The text up to and including the last `/`.
+    Below(Arc<str>),
+}
+
+impl IdentityPattern {
+    pub fn parse(text: &str) -> Result<Self, IdentityError> {
+        let Some(prefix) = text.strip_suffix("/*") else {
+            return Identity::parse(text).map(Self::Exact);
+        };
+        let (_, path) = split(prefix)?;
+        if !path.is_empty() {
+            check_path(path)?;
+        }
+        Ok(Self::Below(format!("{prefix}/").into()))
+    }
+
+    pub fn matches(&self, identity: &Identity) -> bool {
+        match self {
+            Self::Exact(exact) => exact == identity,
+            Self::Below(prefix) => {
+                identity.as_str().strip_prefix(&**prefix).is_some_and(|rest| !rest.is_empty())
+            }
+        }
+    }
+}
+
+impl fmt::Display for IdentityPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exact(identity) => identity.fmt(f),
+            Self::Below(prefix) => write!(f, "{prefix}*"),
+        }
+    }
+}
+
+/// The trust domain and the path behind it, without the slash between them.
+fn split(text: &str) -> Result<(TrustDomain, &str), IdentityError> {
+    if text.len() > 2048 {
+        return Err(IdentityError::TooLong);
+    }
+    let rest = text.strip_prefix("spiffe://").ok_or(IdentityError::Scheme)?;
+    let (domain, path) = rest.split_once('/').unwrap_or((rest, ""));
+    Ok((TrustDomain::parse(domain)?, path))
+}
+
+fn check_path(path: &str) -> Result<(), IdentityError> {
+    let legal = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    let fine = path
+        .split('/')
+        .all(|segment| !matches!(segment, "" | "." | "..") && segment.bytes().all(legal));
+    if fine { Ok(()) } else { Err(IdentityError::Path) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn identities_are_parsed_strictly() {
+        let identity = Identity::parse("spiffe://td.example/ns/shop/sa/cart").expect("legal");
+        assert_eq!(identity.trust_domain(), "td.example");
+        assert_eq!(Identity::parse("https://a/b"), Err(IdentityError::Scheme));
+        assert_eq!(Identity::parse("spiffe://TD/b"), Err(IdentityError::TrustDomain));
+        for path in ["", "a//b", "a/../b", "a%20b", "a/"] {
+            let text = format!("spiffe://td/{path}");
+            assert_eq!(Identity::parse(&text), Err(IdentityError::Path), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_pattern_takes_one_or_more_further_segments() {
+        let pattern = IdentityPattern::parse("spiffe://td/ns/shop/*").expect("legal");
+        let at = |text| pattern.matches(&Identity::parse(text).expect("legal"));
+        assert!(at("spiffe://td/ns/shop/sa/cart"));
+        assert!(!at("spiffe://td/ns/shop2/sa/cart"));
+        assert!(!at("spiffe://other/ns/shop/sa/cart"));
+        assert!(!at("spiffe://td/ns/shop"));
+        assert_eq!(pattern.to_string(), "spiffe://td/ns/shop/*");
+    }
+}

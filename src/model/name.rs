@@ -1,0 +1,228 @@
+//! Host names: one canonical form, made in one place. Whatever a client or a file spelled, names
+//! are compared only after [`canonical`].
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+/// Longest host name in bytes (RFC 1035 §2.3.4, without the root's empty label).
+pub const NAME_BYTES_MAX: usize = 253;
+/// Longest label in bytes (RFC 1035 §2.3.4).
+pub const LABEL_BYTES_MAX: usize = 63;
+
+/// Why a spelling is not a host name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NameError {
+    #[error("it is empty")]
+    Empty,
+    #[error("it is longer than 253 bytes")]
+    TooLong,
+    #[error("it has an empty label")]
+    EmptyLabel,
+    #[error("it has a label longer than 63 bytes")]
+    LabelTooLong,
+    #[error("it has a character other than a letter, a digit, '-', '_' or '.'")]
+    Character,
+}
+
+/// Room for one canonical name, so that the data path needs no allocation to make one.
+pub struct NameBuffer([u8; NAME_BYTES_MAX]);
+
+impl NameBuffer {
+    pub const fn new() -> Self {
+        Self([0; NAME_BYTES_MAX])
+    }
+}
+
+impl Default for NameBuffer {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The canonical form of a name as received: ASCII-lower-cased, one trailing dot removed, checked.
+/// Underscores are legal, because Istio's SNI names are made of them.
+pub fn canonical<'b>(raw: &[u8], buffer: &'b mut NameBuffer) -> Result<&'b str, NameError> {
+    let raw = raw.strip_suffix(b".").unwrap_or(raw);
+    if raw.is_empty() {
+        return Err(NameError::Empty);
+    }
+    let mut label = 0;
+    let mut fault = None;
+    for (at, byte) in raw.iter().enumerate() {
+        match byte {
+            b'.' if label == 0 => fault = fault.or(Some(NameError::EmptyLabel)),
+            b'.' => label = 0,
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' => {
+                label += 1;
+                if label > LABEL_BYTES_MAX {
+                    fault = fault.or(Some(NameError::LabelTooLong));
+                }
+            }
+            _ => return Err(NameError::Character),
+        }
+        if let Some(slot) = buffer.0.get_mut(at) {
+            *slot = byte.to_ascii_lowercase();
+        }
+    }
+    if label == 0 {
+        fault = fault.or(Some(NameError::EmptyLabel));
+    }
+    if raw.len() > NAME_BYTES_MAX {
+        return Err(NameError::TooLong);
+    }
+    if let Some(fault) = fault {
+        return Err(fault);
+    }
+    // Every byte was checked to be ASCII above, so this cannot fail.
+    std::str::from_utf8(&buffer.0[..raw.len()]).map_err(|_| NameError::Character)
+}
+
+/// Whether a name as received spells an IP address, which is no host name (RFC 6066 §3).
+pub fn is_ip_literal(raw: &[u8]) -> bool {
+    let raw = raw.strip_suffix(b".").unwrap_or(raw);
+    std::str::from_utf8(raw).is_ok_and(|text| text.parse::<IpAddr>().is_ok())
+}
+
+/// A canonical host name.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct HostName(Arc<str>);
+
+impl HostName {
+    pub fn parse(text: &str) -> Result<Self, NameError> {
+        canonical(text.as_bytes(), &mut NameBuffer::new()).map(|name| Self(name.into()))
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The shared text, for those who keep it without its type (labels, log fields).
+    pub fn shared(&self) -> Arc<str> {
+        self.0.clone()
+    }
+}
+
+impl std::borrow::Borrow<str> for HostName {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for HostName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for HostName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", &*self.0)
+    }
+}
+
+/// A set of names: one name, all names below a suffix (one or more labels), or every name.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum NamePattern {
+    Exact(HostName),
+    /// `*.suffix`; the suffix itself is not in the set.
+    Suffix(HostName),
+    Any,
+}
+
+/// Why a spelling is not a name pattern.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PatternError {
+    #[error("'*' may stand only alone or as the whole first label ('*.suffix')")]
+    Star,
+    #[error(transparent)]
+    Name(#[from] NameError),
+}
+
+impl NamePattern {
+    pub fn parse(text: &str) -> Result<Self, PatternError> {
+        if text == "*" {
+            return Ok(Self::Any);
+        }
+        let (suffix, rest) = match text.strip_prefix("*.") {
+            Some(rest) => (true, rest),
+            None => (false, text),
+        };
+        if rest.contains('*') {
+            return Err(PatternError::Star);
+        }
+        let name = HostName::parse(rest)?;
+        Ok(if suffix { Self::Suffix(name) } else { Self::Exact(name) })
+    }
+
+    pub fn matches(&self, name: &str) -> bool {
+        match self {
+            Self::Exact(exact) => exact.as_str() == name,
+            Self::Suffix(suffix) => name
+                .strip_suffix(suffix.as_str())
+                .and_then(|rest| rest.strip_suffix('.'))
+                .is_some_and(|labels| !labels.is_empty()),
+            Self::Any => true,
+        }
+    }
+}
+
+impl fmt::Display for NamePattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exact(name) => name.fmt(f),
+            Self::Suffix(suffix) => write!(f, "*.{suffix}"),
+            Self::Any => f.write_str("*"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(raw: &[u8]) -> Result<String, NameError> {
+        canonical(raw, &mut NameBuffer::new()).map(str::to_owned)
+    }
+
+    #[test]
+    fn names_are_lower_cased_and_lose_one_trailing_dot() {
+        assert_eq!(name(b"Api.Example.COM.").as_deref(), Ok("api.example.com"));
+        assert_eq!(name(b"a.b.."), Err(NameError::EmptyLabel));
+        assert_eq!(name(b"outbound_.443_.v1_.a.b").as_deref(), Ok("outbound_.443_.v1_.a.b"));
+    }
+
+    #[test]
+    fn illegal_names_are_refused() {
+        assert_eq!(name(b""), Err(NameError::Empty));
+        assert_eq!(name(b"."), Err(NameError::Empty));
+        assert_eq!(name(b".a"), Err(NameError::EmptyLabel));
+        assert_eq!(name(b"a..b"), Err(NameError::EmptyLabel));
+        assert_eq!(name(b"a\0b"), Err(NameError::Character));
+        assert_eq!(name("é.fr".as_bytes()), Err(NameError::Character));
+        assert_eq!(name(&[b'a'; 64]), Err(NameError::LabelTooLong));
+        let long = format!("{0}.{0}.{0}.{0}", "a".repeat(63));
+        assert_eq!(name(long.as_bytes()), Err(NameError::TooLong));
+        assert!(name(&long.as_bytes()[2..]).is_ok());
+    }
+
+    #[test]
+    fn ip_literals_are_told_from_names() {
+        for literal in ["10.0.0.4", "10.0.0.4.", "::1", "2001:db8::1", "::ffff:1.2.3.4"] {
+            assert!(is_ip_literal(literal.as_bytes()), "{literal}");
+        }
+        for other in ["10.0.0", "a.10.0.0.4", "300.1.1.1"] {
+            assert!(!is_ip_literal(other.as_bytes()), "{other}");
+        }
+    }
+
+    #[test]
+    fn a_suffix_pattern_takes_one_or_more_labels() {
+        let pattern = NamePattern::parse("*.Shop.mesh").expect("legal");
+        assert!(pattern.matches("a.shop.mesh") && pattern.matches("a.b.shop.mesh"));
+        assert!(!pattern.matches("shop.mesh") && !pattern.matches("xshop.mesh"));
+        assert_eq!(NamePattern::parse("a.*.b"), Err(PatternError::Star));
+        assert_eq!(NamePattern::parse("*a.b"), Err(PatternError::Star));
+        assert_eq!(pattern.to_string(), "*.shop.mesh");
+    }
+}

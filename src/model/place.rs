@@ -1,0 +1,137 @@
+//! Where things are: networks, clusters, localities.
+
+use std::fmt;
+use std::sync::Arc;
+
+macro_rules! text_newtype {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name(Arc<str>);
+
+        impl $name {
+            pub fn new(text: &str) -> Self {
+                Self(text.into())
+            }
+
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+
+            pub fn shared(&self) -> Arc<str> {
+                self.0.clone()
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+    };
+}
+
+text_newtype!(
+    /// Endpoints that can reach each other directly. `""` is the unknown network.
+    Network
+);
+text_newtype!(
+    /// One registry of services: a Kubernetes cluster, or a file that stands for one.
+    ClusterId
+);
+
+impl Network {
+    pub fn is_unknown(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// `region/zone/subzone`; any part may be empty.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Locality(Arc<str>);
+
+impl Locality {
+    /// From `region`, `region/zone` or `region/zone/subzone`; `None` with more parts.
+    pub fn parse(text: &str) -> Option<Self> {
+        (text.matches('/').count() <= 2).then(|| Self(text.trim_end_matches('/').into()))
+    }
+
+    fn part(&self, index: usize) -> &str {
+        self.0.split('/').nth(index).unwrap_or("")
+    }
+
+    pub fn region(&self) -> &str {
+        self.part(0)
+    }
+
+    pub fn zone(&self) -> &str {
+        self.part(1)
+    }
+
+    pub fn subzone(&self) -> &str {
+        self.part(2)
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    pub fn shared(&self) -> Arc<str> {
+        self.0.clone()
+    }
+
+    /// How near `other` is, as the levels of `locality: prefer` count it.
+    pub fn distance(&self, other: &Self) -> Distance {
+        if self.region().is_empty() || self.region() != other.region() {
+            Distance::Elsewhere
+        } else if self.zone().is_empty() || self.zone() != other.zone() {
+            Distance::SameRegion
+        } else {
+            Distance::SameZone
+        }
+    }
+}
+
+impl fmt::Display for Locality {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The levels of `locality: prefer`, nearest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Distance {
+    SameZone,
+    SameRegion,
+    Elsewhere,
+}
+
+impl Distance {
+    pub const ALL: [Self; 3] = [Self::SameZone, Self::SameRegion, Self::Elsewhere];
+
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::SameZone => "same zone",
+            Self::SameRegion => "same region",
+            Self::Elsewhere => "elsewhere",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn localities_have_up_to_three_parts_and_a_distance() {
+        let here = Locality::parse("us/b/1").expect("legal");
+        assert_eq!((here.region(), here.zone(), here.subzone()), ("us", "b", "1"));
+        let at = |text| here.distance(&Locality::parse(text).expect("legal"));
+        assert_eq!(at("us/b/2"), Distance::SameZone);
+        assert_eq!(at("us/c"), Distance::SameRegion);
+        assert_eq!(at("us"), Distance::SameRegion);
+        assert_eq!(at("eu/b/1"), Distance::Elsewhere);
+        assert_eq!(Locality::default().distance(&Locality::default()), Distance::Elsewhere);
+        assert_eq!(Locality::parse("a/b/c/d"), None);
+    }
+}

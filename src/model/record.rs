@@ -1,0 +1,46 @@
+//! One connection's story. The metric, the log line, the failures list and the connections list are
+//! all written from this one value.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use super::reason::Reason;
+
+/// What is known of a connection; fields stay empty where it ended before they were known.
+#[derive(Clone, Debug)]
+pub struct ConnectionRecord {
+    /// Unique in this process.
+    pub id: u64,
+    /// When it was accepted.
+    pub time: SystemTime,
+    pub listener: Arc<str>,
+    pub source: SocketAddr,
+    pub source_network: Arc<str>,
+    /// As received; may hold any byte.
+    pub sni: Option<Box<[u8]>>,
+    /// The protocols the client offered, comma-separated, as received; may hold any byte.
+    pub alpn: Option<Box<[u8]>>,
+    /// The rule that matched: a route's key, or the service's host name.
+    pub route: Option<Arc<str>>,
+    pub service: Option<Arc<str>>,
+    pub service_namespace: Option<Arc<str>>,
+    pub port: Option<u16>,
+    pub subset: Option<Arc<str>>,
+    pub endpoint: Option<SocketAddr>,
+    pub endpoint_cluster: Arc<str>,
+    pub endpoint_locality: Arc<str>,
+    pub source_identity: Option<Arc<str>>,
+    /// `None` while the connection lives.
+    pub reason: Option<Reason>,
+    /// From accept to the end, or to now.
+    pub duration: Duration,
+    /// From accept to the whole hello.
+    pub hello: Option<Duration>,
+    /// From the first dial to the endpoint that took the connection.
+    pub connect: Option<Duration>,
+    /// Client to endpoint.
+    pub bytes_up: u64,
+    /// Endpoint to client.
+    pub bytes_down: u64,
+}

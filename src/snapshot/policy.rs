@@ -1,0 +1,289 @@
+//! What the operator has written, checked and ready for use: listeners, routes, exports, tuning,
+//! limits, timeouts. Made by `config`; replaced whole by a reload.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ipnet::IpNet;
+
+use crate::model::address::Host;
+use crate::model::endpoint::Weight;
+use crate::model::identity::{IdentityPattern, TrustDomain};
+use crate::model::name::{HostName, NamePattern};
+use crate::model::place::{ClusterId, Locality, Network};
+
+/// Everything the config file says that the data path or the aggregator acts on.
+#[derive(Clone, Debug)]
+pub struct Policy {
+    pub node: Node,
+    pub mesh: Mesh,
+    /// In the order of the file; names are unique.
+    pub listeners: Vec<Arc<Listener>>,
+    /// In the order of the file; keys are unique.
+    pub routes: Vec<Arc<Route>>,
+    /// In the order of the file.
+    pub exports: Vec<Arc<ExportRule>>,
+    /// Tuning of the mesh's services; the most specific name wins whole.
+    pub tuning: ServiceTuning,
+    /// The `networks` that have CIDRs, for naming a source's network.
+    pub networks: Vec<(Network, Vec<IpNet>)>,
+    pub limits: Limits,
+    pub timeouts: Timeouts,
+}
+
+/// This gateway's own workload.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Node {
+    pub name: Arc<str>,
+    pub namespace: Arc<str>,
+    pub service_account: Arc<str>,
+    pub cluster: ClusterId,
+    pub network: Network,
+    pub locality: Locality,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mesh {
+    pub cluster_domain: HostName,
+    pub trust_domain: TrustDomain,
+}
+
+/// One listener. Its socket is keyed by `bind`; all else can change without touching it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listener {
+    pub name: Arc<str>,
+    pub bind: Bind,
+    /// Any one must be offered; empty: no check.
+    pub alpn: Vec<Box<[u8]>>,
+    /// Source addresses let in; empty: all.
+    pub from: Vec<IpNet>,
+    pub hello: HelloLimits,
+}
+
+/// Where to listen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Bind {
+    /// `:port`: every address of both families, or of IPv4 alone where the host has no IPv6.
+    Any { port: u16 },
+    /// One address (`0.0.0.0` and `[::]` stand for their own family alone).
+    Address(SocketAddr),
+}
+
+/// What a ClientHello may cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HelloLimits {
+    /// From accept to the whole hello.
+    pub timeout: Duration,
+    /// Of the stream up to the end of the hello, record headers included.
+    pub bytes_max: usize,
+    pub records_max: usize,
+}
+
+impl Default for HelloLimits {
+    fn default() -> Self {
+        Self { timeout: Duration::from_secs(10), bytes_max: 16 * 1024, records_max: 64 }
+    }
+}
+
+/// A name of the operator's own.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Route {
+    pub key: RouteName,
+    /// Names of listeners; empty: all.
+    pub listeners: Vec<Arc<str>>,
+    pub to: RouteTarget,
+}
+
+/// The key of a route.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum RouteName {
+    /// `"-"`: clients that give no host name.
+    NoSni,
+    /// A name, `*.suffix`, or `"*"`.
+    Name(NamePattern),
+}
+
+impl std::fmt::Display for RouteName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::NoSni => f.write_str("-"),
+            Self::Name(pattern) => pattern.fmt(f),
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum RouteTarget {
+    Endpoints { endpoints: Vec<RouteEndpoint>, tuning: Arc<Tuning> },
+    /// An alias of a service port; it is tuned as the service is.
+    Service { hostname: HostName, port: u16, subset: Arc<str> },
+}
+
+/// One endpoint of a route.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RouteEndpoint {
+    pub host: Host,
+    pub port: u16,
+    pub weight: Weight,
+    pub locality: Locality,
+}
+
+/// Whom an operator lets reach what. Without a rule nothing of the mesh can be reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExportRule {
+    /// As shown: `exports[0]`.
+    pub name: Arc<str>,
+    pub services: Vec<NamePattern>,
+    pub except: Vec<NamePattern>,
+    /// Service ports; empty: all.
+    pub ports: Vec<u16>,
+    /// Whose endpoints the rule speaks of; empty: every cluster.
+    pub clusters: Vec<ClusterId>,
+    /// Names of listeners; empty: all.
+    pub listeners: Vec<Arc<str>>,
+    pub to: ExportScope,
+}
+
+/// Who may use what a rule offers; all the kinds given must match.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ExportScope {
+    /// Empty: any source address.
+    pub cidrs: Vec<IpNet>,
+    /// Empty: any identity, or none.
+    pub identities: Vec<IdentityPattern>,
+}
+
+/// How endpoints are chosen and dialled.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tuning {
+    pub policy: LoadBalancing,
+    pub locality: LocalityMode,
+    /// `None`: `off`.
+    pub ejection: Option<Ejection>,
+    /// Per attempt.
+    pub connect_timeout: Duration,
+    /// Whether all are tried when none is healthy.
+    pub panic: bool,
+}
+
+impl Tuning {
+    pub fn for_routes(timeouts: &Timeouts) -> Self {
+        Self {
+            policy: LoadBalancing::LeastRequest,
+            locality: LocalityMode::Prefer,
+            ejection: Some(Ejection::default()),
+            connect_timeout: timeouts.connect,
+            panic: true,
+        }
+    }
+
+    pub fn for_services(timeouts: &Timeouts) -> Self {
+        Self { locality: LocalityMode::Ignore, ..Self::for_routes(timeouts) }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoadBalancing {
+    /// Weighted power of two choices on connections in flight.
+    LeastRequest,
+    RoundRobin,
+    Random,
+    /// By source address, so that one source keeps its endpoint.
+    SourceHash,
+}
+
+impl LoadBalancing {
+    pub const ALL: [Self; 4] = [Self::LeastRequest, Self::RoundRobin, Self::Random, Self::SourceHash];
+
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::LeastRequest => "leastRequest",
+            Self::RoundRobin => "roundRobin",
+            Self::Random => "random",
+            Self::SourceHash => "sourceHash",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LocalityMode {
+    /// The nearest level first.
+    Prefer,
+    /// All endpoints alike.
+    Ignore,
+}
+
+/// When an endpoint that fails is left out.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Ejection {
+    /// Failures in a row.
+    pub failures: u32,
+    pub time: Duration,
+    /// Of a service's endpoints, in percent (0 to 100).
+    pub share_max_percent: u8,
+}
+
+impl Default for Ejection {
+    fn default() -> Self {
+        Self { failures: 5, time: Duration::from_secs(30), share_max_percent: 50 }
+    }
+}
+
+/// Tuning of the mesh's services by name.
+#[derive(Clone, Debug)]
+pub struct ServiceTuning {
+    pub default: Arc<Tuning>,
+    pub policies: Vec<(NamePattern, Arc<Tuning>)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Connections at once; effective: this, or what the descriptors allow, whichever is less.
+    pub connections: usize,
+    /// Hellos not yet whole at once; `None`: 10,000 or a quarter of the descriptors.
+    pub pending_hellos: Option<usize>,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { connections: 100_000, pending_hellos: None }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timeouts {
+    /// Per attempt.
+    pub connect: Duration,
+    /// No attempt begins later than this after the first.
+    pub connect_total: Duration,
+    /// Without a byte in either direction; `None`: never.
+    pub idle: Option<Duration>,
+    /// One direction ended, no byte in the other; `None`: never.
+    pub half_close: Option<Duration>,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self {
+            connect: Duration::from_secs(3),
+            connect_total: Duration::from_secs(10),
+            idle: None,
+            half_close: Some(Duration::from_secs(300)),
+        }
+    }
+}
+
+/// What a registry may speak of; the rest is dropped and shown.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RegistryScope {
+    /// Empty: any service.
+    pub services: Vec<NamePattern>,
+    /// Networks its endpoints may say; `None`: its own.
+    pub networks: Option<Vec<Network>>,
+}
+
+/// Whether an address is in one of the blocks; no blocks: it is.
+pub fn admits(blocks: &[IpNet], address: IpAddr) -> bool {
+    blocks.is_empty() || blocks.iter().any(|block| block.contains(&address))
+}
