@@ -12,9 +12,13 @@ pub struct TrustDomain(Arc<str>);
 pub enum IdentityError {
     #[error("it does not begin with 'spiffe://'")]
     Scheme,
-    #[error("its trust domain has a character other than a lower-case letter, a digit, '-', '_' or '.', or is empty")]
+    #[error(
+        "its trust domain has a character other than a lower-case letter, a digit, '-', '_' or '.', or is empty"
+    )]
     TrustDomain,
-    #[error("its path has an empty, '.' or '..' segment, or a character other than a letter, a digit, '-', '_' or '.'")]
+    #[error(
+        "its path has an empty, '.' or '..' segment, or a character other than a letter, a digit, '-', '_' or '.'"
+    )]
     Path,
     #[error("it is longer than 2048 bytes")]
     TooLong,
@@ -122,9 +126,8 @@ fn split(text: &str) -> Result<(TrustDomain, &str), IdentityError> {
 
 fn check_path(path: &str) -> Result<(), IdentityError> {
     let legal = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
-    let fine = path
-        .split('/')
-        .all(|segment| !matches!(segment, "" | "." | "..") && segment.bytes().all(legal));
+    let fine =
+        path.split('/').all(|segment| !matches!(segment, "" | "." | "..") && segment.bytes().all(legal));
     if fine { Ok(()) } else { Err(IdentityError::Path) }
 }
 

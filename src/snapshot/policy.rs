@@ -115,9 +115,16 @@ impl std::fmt::Display for RouteName {
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum RouteTarget {
-    Endpoints { endpoints: Vec<RouteEndpoint>, tuning: Arc<Tuning> },
+    Endpoints {
+        endpoints: Vec<RouteEndpoint>,
+        tuning: Arc<Tuning>,
+    },
     /// An alias of a service port; it is tuned as the service is.
-    Service { hostname: HostName, port: u16, subset: Arc<str> },
+    Service {
+        hostname: HostName,
+        port: u16,
+        subset: Arc<str>,
+    },
 }
 
 /// One endpoint of a route.
