@@ -2,8 +2,10 @@
 //! in a test from literals. What a noun *does* (match, admit, choose) lives in the layers above.
 
 pub mod address;
+pub mod alpn;
 pub mod endpoint;
 pub mod identity;
+pub mod mesh_name;
 pub mod name;
 pub mod place;
 pub mod reason;

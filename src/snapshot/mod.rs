@@ -1,4 +1,55 @@
 //! The world as one immutable value, and the pure functions over it.
+//!
+//! A [`Snapshot`] is the operator's policy, the services of all registries merged, and tables that make
+//! admission a few hash look-ups. It is built by [`build`] and read by everyone; nothing in it changes.
 
+pub mod admit;
+pub mod build;
+pub mod candidates;
+pub mod exports;
+pub mod name_index;
+pub mod near;
 pub mod policy;
+pub mod routes;
+pub mod service_view;
 pub mod shard;
+
+use std::sync::Arc;
+
+use exports::ExportIndex;
+use name_index::NameMap;
+use policy::{Listener, Policy};
+use routes::RouteTable;
+use service_view::ServiceView;
+
+/// One state of the world.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// Counts up with each one published.
+    pub generation: u64,
+    /// Counts up with each config file taken into use.
+    pub policy_generation: u64,
+    pub policy: Arc<Policy>,
+    pub(crate) routes: Arc<RouteTable>,
+    pub(crate) exports: Arc<ExportIndex>,
+    pub(crate) services: NameMap<Arc<ServiceView>>,
+}
+
+impl Snapshot {
+    pub fn listener(&self, name: &str) -> Option<&Arc<Listener>> {
+        self.policy.listeners.iter().find(|listener| &*listener.name == name)
+    }
+
+    pub fn service(&self, hostname: &str) -> Option<&Arc<ServiceView>> {
+        self.services.get(hostname)
+    }
+
+    /// All services by host name.
+    pub fn services(&self) -> Vec<&Arc<ServiceView>> {
+        self.services.sorted().into_iter().map(|(_, service)| service).collect()
+    }
+
+    pub fn routes(&self) -> &RouteTable {
+        &self.routes
+    }
+}

@@ -3,6 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use hashbrown::HashMap;
+
+use super::policy::RegistryScope;
+use crate::model::name::HostName;
 use crate::model::place::{ClusterId, Network};
 use crate::model::service::{Service, ServiceKey};
 
@@ -12,4 +16,84 @@ pub struct Shard {
     pub cluster: ClusterId,
     pub network: Network,
     pub services: BTreeMap<ServiceKey, Arc<Service>>,
+}
+
+/// A shard taken into the world: cut to what its registry may speak of, and findable by host name.
+#[derive(Clone, Debug, Default)]
+pub struct ScopedShard {
+    pub cluster: ClusterId,
+    pub network: Network,
+    /// By host name, then in order of namespace.
+    services: HashMap<HostName, Vec<Arc<Service>>>,
+    /// Services that the registry may not speak of, in order.
+    pub denied_services: Vec<ServiceKey>,
+    /// Endpoints on networks that the registry may not speak of.
+    pub denied_endpoints: usize,
+    pub endpoints: usize,
+}
+
+impl ScopedShard {
+    pub fn new(shard: Shard, scope: &RegistryScope) -> Self {
+        let mut scoped = Self { cluster: shard.cluster, network: shard.network, ..Self::default() };
+        for (key, service) in shard.services {
+            let name = key.hostname.as_str();
+            if !scope.services.is_empty() && !scope.services.iter().any(|pattern| pattern.matches(name)) {
+                scoped.denied_services.push(key);
+                continue;
+            }
+            let service = scoped.cut_networks(service, scope);
+            scoped.endpoints += service.endpoints.len();
+            scoped.services.entry(key.hostname).or_default().push(service);
+        }
+        scoped
+    }
+
+    /// The service without endpoints on networks that the registry may not speak of.
+    fn cut_networks(&mut self, service: Arc<Service>, scope: &RegistryScope) -> Arc<Service> {
+        let allowed = |network: &Network| match &scope.networks {
+            Some(networks) => networks.contains(network),
+            None => *network == self.network,
+        };
+        let fine = service.endpoints.iter().filter(|endpoint| endpoint.network.as_ref().is_none_or(allowed));
+        let kept: Vec<_> = fine.cloned().collect();
+        if kept.len() == service.endpoints.len() {
+            return service;
+        }
+        self.denied_endpoints += service.endpoints.len() - kept.len();
+        Arc::new(Service { endpoints: kept.into(), ..(*service).clone() })
+    }
+
+    /// What the registry says of a host name, in order of namespace.
+    pub fn services_of(&self, hostname: &str) -> &[Arc<Service>] {
+        self.services.get(hostname).map_or(&[], Vec::as_slice)
+    }
+
+    pub fn hostnames(&self) -> impl Iterator<Item = &HostName> {
+        self.services.keys()
+    }
+
+    pub fn services(&self) -> impl Iterator<Item = &Arc<Service>> {
+        self.services.values().flatten()
+    }
+
+    pub fn len(&self) -> usize {
+        self.services.values().map(Vec::len).sum()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.services.is_empty()
+    }
+
+    /// The host names of which two states of a registry do not say the same, in order.
+    pub fn changed(&self, other: &Self) -> Vec<HostName> {
+        let same_place = self.cluster == other.cluster && self.network == other.network;
+        let mut changed: Vec<HostName> = self
+            .hostnames()
+            .chain(other.hostnames().filter(|name| self.services_of(name.as_str()).is_empty()))
+            .filter(|name| !same_place || self.services_of(name.as_str()) != other.services_of(name.as_str()))
+            .cloned()
+            .collect();
+        changed.sort_unstable();
+        changed
+    }
 }

@@ -1,0 +1,76 @@
+//! The mesh's SNI dialect: `outbound_.<service port>_.<subset>_.<hostname>`.
+
+/// The parts of a mesh name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MeshName<'a> {
+    pub port: u16,
+    /// May be empty.
+    pub subset: &'a str,
+    pub hostname: &'a str,
+}
+
+/// How a canonical name stands to the dialect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dialect<'a> {
+    /// Not of the dialect.
+    Plain,
+    Mesh(MeshName<'a>),
+    /// Begins as a mesh name does and is none, or is one of the inbound kind, which nobody may call.
+    Malformed,
+}
+
+/// Reads a canonical name by its structure: a host name may itself hold anything that is legal.
+pub fn read(name: &str) -> Dialect<'_> {
+    if name.starts_with("inbound_.") {
+        return Dialect::Malformed;
+    }
+    let Some(rest) = name.strip_prefix("outbound_.") else {
+        return Dialect::Plain;
+    };
+    let mut parts = rest.split("_.");
+    let (Some(port), Some(subset), Some(hostname), None) =
+        (parts.next(), parts.next(), parts.next(), parts.next())
+    else {
+        return Dialect::Malformed;
+    };
+    let decimal =
+        !port.is_empty() && !port.starts_with('0') && port.bytes().all(|byte| byte.is_ascii_digit());
+    match port.parse() {
+        Ok(port) if decimal && !hostname.is_empty() => Dialect::Mesh(MeshName { port, subset, hostname }),
+        _ => Dialect::Malformed,
+    }
+}
+
+impl MeshName<'_> {
+    /// The name as a client sends it.
+    pub fn text(&self) -> String {
+        format!("outbound_.{}_.{}_.{}", self.port, self.subset, self.hostname)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mesh_names_have_four_parts() {
+        let name = MeshName { port: 443, subset: "v1", hostname: "a.shop.svc" };
+        assert_eq!(read(&name.text()), Dialect::Mesh(name));
+        let name = MeshName { port: 65535, subset: "", hostname: "a_b" };
+        assert_eq!(read(&name.text()), Dialect::Mesh(name));
+        assert_eq!(read("api.example.com"), Dialect::Plain);
+        for malformed in [
+            "outbound_.443_.v1",
+            "outbound_.0_._.a",
+            "outbound_.65536_._.a",
+            "outbound_.+1_._.a",
+            "outbound_.0443_._.a",
+            "outbound_._.v1_.a",
+            "outbound_.443_.v1_.a_.b",
+            "outbound_.443_.v1_.",
+            "inbound_.443_.v1_.a",
+        ] {
+            assert_eq!(read(malformed), Dialect::Malformed, "{malformed}");
+        }
+    }
+}

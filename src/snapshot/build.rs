@@ -1,0 +1,74 @@
+//! Makes snapshots: all at once, or the next from the previous one and what has changed.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::Snapshot;
+use super::exports::ExportIndex;
+use super::name_index::NameMap;
+use super::policy::Policy;
+use super::routes::{Resolved, RouteTable};
+use super::service_view::ServiceView;
+use super::shard::ScopedShard;
+use crate::model::address::Host;
+use crate::model::name::HostName;
+
+/// Everything a snapshot is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct World<'a> {
+    pub policy: &'a Arc<Policy>,
+    /// In the order of the registries; the config file's own comes first.
+    pub shards: &'a [Arc<ScopedShard>],
+    pub resolved: &'a Resolved,
+}
+
+/// The first snapshot, or the one after a new config file.
+pub fn all(world: World<'_>, generation: u64, policy_generation: u64) -> Snapshot {
+    let exports = Arc::new(ExportIndex::new(&world.policy.exports));
+    let mut services = NameMap::new();
+    for name in hostnames(world.shards) {
+        if let Some(view) = ServiceView::merge(name.as_str(), &world, &exports) {
+            services.insert(name.clone(), Arc::new(view));
+        }
+    }
+    let routes = Arc::new(RouteTable::new(world.policy, world.resolved));
+    Snapshot { generation, policy_generation, policy: world.policy.clone(), routes, exports, services }
+}
+
+/// The snapshot after `previous`, under the same policy, where registries spoke of the `changed` services
+/// and the `resolved` names got other addresses.
+pub fn next(
+    previous: &Snapshot,
+    world: World<'_>,
+    changed: &BTreeSet<HostName>,
+    resolved: &[HostName],
+) -> Snapshot {
+    let mut services = previous.services.clone();
+    for name in changed {
+        match ServiceView::merge(name.as_str(), &world, &previous.exports) {
+            Some(view) => drop(services.insert(name.clone(), Arc::new(view))),
+            None => drop(services.remove(name.as_str())),
+        }
+    }
+    let routes = if resolved.is_empty() {
+        previous.routes.clone()
+    } else {
+        Arc::new(previous.routes.with_resolved(world.policy, world.resolved, resolved))
+    };
+    Snapshot { generation: previous.generation + 1, services, routes, ..previous.clone() }
+}
+
+/// The services with an endpoint given by one of these names.
+pub fn users_of(names: &[HostName], shards: &[Arc<ScopedShard>]) -> BTreeSet<HostName> {
+    let uses = |host: &Host| matches!(host, Host::Name(name) if names.contains(name));
+    shards
+        .iter()
+        .flat_map(|shard| shard.services())
+        .filter(|service| service.endpoints.iter().any(|endpoint| uses(&endpoint.host)))
+        .map(|service| service.key.hostname.clone())
+        .collect()
+}
+
+fn hostnames(shards: &[Arc<ScopedShard>]) -> BTreeSet<&HostName> {
+    shards.iter().flat_map(|shard| shard.hostnames()).collect()
+}

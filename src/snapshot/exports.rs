@@ -1,0 +1,178 @@
+//! Export rules by service: which rules speak of a service port, and whether they let a caller in.
+
+use std::sync::Arc;
+
+use super::name_index::PatternMap;
+use super::policy::{ExportRule, admits};
+use crate::model::name::NamePattern;
+use crate::model::place::ClusterId;
+use crate::model::reason::Reason;
+
+use std::net::IpAddr;
+
+use crate::model::identity::Identity;
+
+/// The rules, and by name which of them might speak of a service.
+#[derive(Clone, Debug, Default)]
+pub struct ExportIndex {
+    rules: Vec<Arc<ExportRule>>,
+    by_name: PatternMap<Arc<[usize]>>,
+}
+
+/// What the rules say to one caller.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// The first rule that lets the caller in.
+    pub rule: Arc<ExportRule>,
+    /// Whose endpoints the rules that let it in speak of; `None`: every cluster's.
+    pub clusters: Option<Arc<[ClusterId]>>,
+}
+
+impl ExportIndex {
+    pub fn new(rules: &[Arc<ExportRule>]) -> Self {
+        let mut by_name: PatternMap<Vec<usize>> = PatternMap::default();
+        let mut patterns: Vec<&NamePattern> = Vec::new();
+        for (index, rule) in rules.iter().enumerate() {
+            for pattern in &rule.services {
+                let mut indices = by_name.get(pattern).cloned().unwrap_or_default();
+                if indices.is_empty() {
+                    patterns.push(pattern);
+                }
+                if indices.last() != Some(&index) {
+                    indices.push(index);
+                }
+                by_name.insert(pattern.clone(), indices);
+            }
+        }
+        let mut frozen = PatternMap::default();
+        for pattern in patterns {
+            if let Some(indices) = by_name.get(pattern) {
+                frozen.insert(pattern.clone(), indices.as_slice().into());
+            }
+        }
+        Self { rules: rules.to_vec(), by_name: frozen }
+    }
+
+    /// The rules that speak of a service port, whoever the caller is, in the order of the file.
+    pub fn covering(&self, hostname: &str, port: u16) -> Vec<Arc<ExportRule>> {
+        let mut indices: Vec<usize> =
+            self.by_name.matching(hostname).flat_map(|indices| indices.iter().copied()).collect();
+        indices.sort_unstable();
+        indices.dedup();
+        indices
+            .into_iter()
+            .map(|index| &self.rules[index])
+            .filter(|rule| rule.ports.is_empty() || rule.ports.contains(&port))
+            .filter(|rule| !rule.except.iter().any(|pattern| pattern.matches(hostname)))
+            .cloned()
+            .collect()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.rules.is_empty()
+    }
+}
+
+impl ExportRule {
+    pub fn on_listener(&self, listener: &str) -> bool {
+        self.listeners.is_empty() || self.listeners.iter().any(|name| &**name == listener)
+    }
+}
+
+/// What the rules that cover a service port say to a caller, or why none lets it in.
+pub fn grant(
+    covering: &[Arc<ExportRule>],
+    listener: &str,
+    source: Option<IpAddr>,
+    identity: Option<&Identity>,
+) -> Result<Grant, Reason> {
+    let mut refusal = Reason::NotExported;
+    let mut first = None;
+    let mut clusters: Option<Vec<ClusterId>> = Some(Vec::new());
+    for rule in covering.iter().filter(|rule| rule.on_listener(listener)) {
+        // Without a source (an offline question) rules about sources are shown, not applied.
+        if source.is_some_and(|source| !admits(&rule.to.cidrs, source)) {
+            continue;
+        }
+        if !rule.to.identities.is_empty() {
+            let Some(identity) = identity else {
+                refusal = Reason::IdentityRequired;
+                continue;
+            };
+            if !rule.to.identities.iter().any(|pattern| pattern.matches(identity)) {
+                refusal = Reason::IdentityDenied;
+                continue;
+            }
+        }
+        first.get_or_insert(rule);
+        match &mut clusters {
+            Some(all) if !rule.clusters.is_empty() => all.extend(rule.clusters.iter().cloned()),
+            _ => clusters = None,
+        }
+    }
+    let Some(rule) = first else {
+        return Err(refusal);
+    };
+    Ok(Grant { rule: rule.clone(), clusters: clusters.map(Into::into) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::identity::IdentityPattern;
+    use crate::snapshot::policy::ExportScope;
+
+    fn rule(services: &[&str]) -> ExportRule {
+        ExportRule {
+            name: "exports[0]".into(),
+            services: services.iter().map(|text| NamePattern::parse(text).expect("legal")).collect(),
+            except: Vec::new(),
+            ports: Vec::new(),
+            clusters: Vec::new(),
+            listeners: Vec::new(),
+            to: ExportScope::default(),
+        }
+    }
+
+    #[test]
+    fn rules_cover_by_name_port_and_exception() {
+        let narrow = ExportRule { ports: vec![443], ..rule(&["*.shop.mesh", "a.shop.mesh"]) };
+        let except =
+            ExportRule { except: vec![NamePattern::parse("b.shop.mesh").expect("legal")], ..rule(&["*"]) };
+        let index = ExportIndex::new(&[narrow.clone().into(), except.clone().into()]);
+        assert_eq!(index.covering("a.shop.mesh", 443), [narrow.clone().into(), except.clone().into()]);
+        assert_eq!(index.covering("a.shop.mesh", 80), [except.into()]);
+        assert_eq!(index.covering("b.shop.mesh", 443), [narrow.into()]);
+        assert_eq!(index.covering("b.shop.mesh", 80), []);
+    }
+
+    #[test]
+    fn clusters_are_the_union_of_the_rules_that_let_in() {
+        let of = |cluster: &str, cidr: &str| {
+            let to = ExportScope { cidrs: vec![cidr.parse().expect("legal")], identities: Vec::new() };
+            Arc::new(ExportRule { clusters: vec![ClusterId::new(cluster)], to, ..rule(&["*"]) })
+        };
+        let rules = [of("west", "10.0.0.0/8"), of("east", "10.1.0.0/16"), of("north", "192.168.0.0/16")];
+        let clusters = |source: &str| {
+            let granted = grant(&rules, "l", Some(source.parse().expect("legal")), None)?;
+            Ok(granted.clusters.expect("restricted").iter().map(ToString::to_string).collect::<Vec<_>>())
+        };
+        assert_eq!(clusters("10.1.2.3"), Ok(vec!["west".to_owned(), "east".to_owned()]));
+        assert_eq!(clusters("10.2.2.3"), Ok(vec!["west".to_owned()]));
+        assert_eq!(clusters("172.16.0.1"), Err(Reason::NotExported));
+    }
+
+    #[test]
+    fn a_rule_with_identities_says_so_to_those_who_have_none() {
+        let pattern = IdentityPattern::parse("spiffe://td/ns/shop/*").expect("legal");
+        let to = ExportScope { cidrs: Vec::new(), identities: vec![pattern] };
+        let rules = [Arc::new(ExportRule { to, ..rule(&["*"]) })];
+        let ask = |identity: Option<&str>| {
+            let identity = identity.map(|text| Identity::parse(text).expect("legal"));
+            grant(&rules, "l", None, identity.as_ref()).map(|_| ())
+        };
+        assert_eq!(ask(None), Err(Reason::IdentityRequired));
+        assert_eq!(ask(Some("spiffe://td/ns/other/sa/a")), Err(Reason::IdentityDenied));
+        assert_eq!(ask(Some("spiffe://td/ns/shop/sa/a")), Ok(()));
+    }
+}

@@ -1,0 +1,73 @@
+//! Names that are nearly the one asked for: for `explain`, never for a decision.
+
+use super::Snapshot;
+use crate::model::mesh_name::{Dialect, MeshName, read};
+
+const NEAR_MAX: usize = 3;
+
+/// Up to three names that a caller may have meant, nearest first.
+pub fn near(snapshot: &Snapshot, name: &str) -> Vec<String> {
+    let known = known_names(snapshot, name);
+    let limit = (name.len() / 4).clamp(2, 6);
+    let mut near: Vec<(usize, String)> = known
+        .into_iter()
+        .filter(|other| other != name)
+        .filter_map(|other| distance(name, &other, limit).map(|distance| (distance, other)))
+        .collect();
+    near.sort();
+    near.dedup();
+    near.truncate(NEAR_MAX);
+    near.into_iter().map(|(_, name)| name).collect()
+}
+
+/// Everything that could be asked for in the dialect of `name`.
+fn known_names(snapshot: &Snapshot, name: &str) -> Vec<String> {
+    let services = snapshot.services.iter().map(|(_, service)| service);
+    match read(name) {
+        Dialect::Plain => {
+            let routes = snapshot.policy.routes.iter().map(|route| route.key.to_string());
+            routes.chain(services.map(|service| service.name.to_string())).collect()
+        }
+        Dialect::Mesh(_) | Dialect::Malformed => services
+            .flat_map(|service| service.ports.iter().map(move |port| (service, port)))
+            .flat_map(|(service, port)| port.subsets().map(move |subset| (service, port, subset)))
+            .map(|(service, port, subset)| {
+                MeshName { port: port.port, subset, hostname: &service.name }.text()
+            })
+            .collect(),
+    }
+}
+
+/// The edit distance of two names, where it is at most `limit` (Levenshtein, cut off row by row).
+fn distance(a: &str, b: &str, limit: usize) -> Option<usize> {
+    if a.len().abs_diff(b.len()) > limit {
+        return None;
+    }
+    let (a, b) = (a.as_bytes(), b.as_bytes());
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.iter().enumerate() {
+        let mut diagonal = i;
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let cost = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = cost.min(row[j] + 1).min(diagonal + 1);
+        }
+        if row.iter().all(|cost| *cost > limit) {
+            return None;
+        }
+    }
+    row.last().copied().filter(|cost| *cost <= limit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn distances_are_cut_off() {
+        assert_eq!(distance("checkout.shops", "checkout.shop", 3), Some(1));
+        assert_eq!(distance("chekcout.shop", "checkout.shop", 3), Some(2));
+        assert_eq!(distance("abcdef", "uvwxyz", 3), None);
+    }
+}

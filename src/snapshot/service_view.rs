@@ -1,0 +1,345 @@
+//! One service as all registries together tell of it, with its endpoints on this network.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use super::build::World;
+use super::candidates::{Candidate, Candidates, EndpointKey};
+use super::exports::ExportIndex;
+use super::policy::{ExportRule, Node, Policy, Tuning};
+use super::routes::{Resolved, addresses};
+use super::shard::ScopedShard;
+use crate::model::endpoint::{Endpoint, Health, Labels, TlsMode};
+use crate::model::place::Network;
+use crate::model::service::{Protocol, Service, ServiceKey, ServicePort};
+
+/// A merged service.
+#[derive(Clone, Debug)]
+pub struct ServiceView {
+    pub key: ServiceKey,
+    /// `key.hostname` as shared text, for labels.
+    pub name: Arc<str>,
+    pub namespace: Arc<str>,
+    pub addresses: Vec<IpAddr>,
+    pub ports: Vec<PortView>,
+    /// By name, ASCII-lower-cased as it comes in a mesh name; the first registry that has one wins.
+    pub subsets: BTreeMap<Arc<str>, Labels>,
+    /// What registries say of it, in order of registry; endpoints are shared with the shards.
+    pub parts: Vec<Part>,
+    /// What could not be merged, in words.
+    pub conflicts: Vec<String>,
+}
+
+/// What one registry says of a service.
+#[derive(Clone, Debug)]
+pub struct Part {
+    pub shard: Arc<ScopedShard>,
+    pub service: Arc<Service>,
+}
+
+/// One port of a merged service.
+#[derive(Clone, Debug)]
+pub struct PortView {
+    pub name: Arc<str>,
+    pub port: u16,
+    pub protocol: Protocol,
+    /// The export rules that speak of it, in the order of the file.
+    pub rules: Vec<Arc<ExportRule>>,
+    /// Endpoints on this network by subset; `""` is all of them.
+    subsets: BTreeMap<Arc<str>, SubsetCandidates>,
+}
+
+/// The endpoints of a service port and subset, for each way of asking.
+#[derive(Clone, Debug)]
+struct SubsetCandidates {
+    by_mesh_name: Arc<Candidates>,
+    by_hostname: Arc<Candidates>,
+}
+
+/// How a service was asked for, which decides whose TLS is expected behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AskedBy {
+    MeshName,
+    Hostname,
+}
+
+impl PortView {
+    /// The endpoints on this network; `None` for a subset that the service does not have.
+    pub fn candidates(&self, subset: &str, asked: AskedBy) -> Option<&Arc<Candidates>> {
+        let candidates = self.subsets.get(subset)?;
+        Some(match asked {
+            AskedBy::MeshName => &candidates.by_mesh_name,
+            AskedBy::Hostname => &candidates.by_hostname,
+        })
+    }
+
+    pub fn subsets(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.subsets.keys()
+    }
+}
+
+impl ServiceView {
+    pub fn port(&self, port: u16) -> Option<&PortView> {
+        self.ports.iter().find(|view| view.port == port)
+    }
+
+    /// The one port of protocol TLS or HTTPS that rules offer on a listener: what the bare host name means.
+    pub fn hostname_port(&self, listener: &str) -> Option<&PortView> {
+        let mut offered = self.ports.iter().filter(|view| {
+            view.protocol.is_tls() && view.rules.iter().any(|rule| rule.on_listener(listener))
+        });
+        let first = offered.next()?;
+        offered.next().is_none().then_some(first)
+    }
+
+    /// Merges what the registries say of a host name; `None` where none says anything.
+    pub(super) fn merge(hostname: &str, world: &World<'_>, exports: &ExportIndex) -> Option<Self> {
+        let mut conflicts = Vec::new();
+        let parts = owned_parts(hostname, world.shards, &mut conflicts);
+        let first = &parts.first()?.service;
+        let key = first.key.clone();
+        let mut ports = Vec::new();
+        let mut subsets = BTreeMap::new();
+        let mut vips = Vec::new();
+        for part in &parts {
+            merge_ports(&mut ports, part, &mut conflicts);
+            for (name, labels) in &part.service.subsets {
+                subsets.entry(name.to_ascii_lowercase().into()).or_insert_with(|| labels.clone());
+            }
+            vips.extend(part.service.addresses.iter().copied());
+        }
+        vips.sort_unstable();
+        vips.dedup();
+        let tuning = world.policy.tuning.of(hostname);
+        let ports = ports
+            .into_iter()
+            .map(|port| port_view(port, &key, &parts, &subsets, exports, tuning, world))
+            .collect();
+        let (name, namespace) = (key.hostname.shared(), key.namespace.clone());
+        Some(Self { key, name, namespace, addresses: vips, ports, subsets, parts, conflicts })
+    }
+}
+
+impl super::policy::ServiceTuning {
+    /// The tuning of a service: that of the most specific pattern, whole.
+    pub fn of(&self, hostname: &str) -> &Arc<Tuning> {
+        let specificity = |pattern: &crate::model::name::NamePattern| match pattern {
+            crate::model::name::NamePattern::Exact(_) => usize::MAX,
+            crate::model::name::NamePattern::Suffix(suffix) => suffix.as_str().len(),
+            crate::model::name::NamePattern::Any => 0,
+        };
+        self.policies
+            .iter()
+            .filter(|(pattern, _)| pattern.matches(hostname))
+            .max_by_key(|(pattern, _)| specificity(pattern))
+            .map_or(&self.default, |(_, tuning)| tuning)
+    }
+}
+
+/// What is said of a host name in the namespace that owns it: that of the earliest registry, then the
+/// lowest name (SPEC §1).
+fn owned_parts(hostname: &str, shards: &[Arc<ScopedShard>], conflicts: &mut Vec<String>) -> Vec<Part> {
+    let mut owner: Option<&Arc<str>> = None;
+    let mut parts = Vec::new();
+    for shard in shards {
+        for service in shard.services_of(hostname) {
+            let owner = *owner.get_or_insert(&service.key.namespace);
+            if service.key.namespace == *owner {
+                parts.push(Part { shard: shard.clone(), service: service.clone() });
+            } else {
+                conflicts.push(format!(
+                    "cluster {:?} has {hostname} in namespace {:?}; the name belongs to namespace {owner:?}, so \
+                     that one is not reachable",
+                    shard.cluster.as_str(),
+                    &*service.key.namespace
+                ));
+            }
+        }
+    }
+    parts
+}
+
+/// The union of ports: by name, then by protocol and number. The earlier registry wins.
+fn merge_ports(ports: &mut Vec<ServicePort>, part: &Part, conflicts: &mut Vec<String>) {
+    for port in &part.service.ports {
+        let same_name = ports.iter().find(|known| known.name == port.name);
+        if let Some(known) = same_name {
+            if (known.port, known.protocol) != (port.port, port.protocol) {
+                conflicts.push(format!(
+                    "cluster {:?} has port {:?} as {} {}; an earlier registry has it as {} {}, which wins",
+                    part.shard.cluster.as_str(),
+                    &*port.name,
+                    port.protocol.text(),
+                    port.port,
+                    known.protocol.text(),
+                    known.port
+                ));
+            }
+            continue;
+        }
+        match ports.iter().find(|known| known.port == port.port) {
+            None => ports.push(port.clone()),
+            Some(known) if known.protocol == port.protocol => {}
+            Some(known) => conflicts.push(format!(
+                "cluster {:?} has port {} as {}; an earlier registry has it as {}, which wins",
+                part.shard.cluster.as_str(),
+                port.port,
+                port.protocol.text(),
+                known.protocol.text()
+            )),
+        }
+    }
+}
+
+fn port_view(
+    port: ServicePort,
+    key: &ServiceKey,
+    parts: &[Part],
+    subsets: &BTreeMap<Arc<str>, Labels>,
+    exports: &ExportIndex,
+    tuning: &Arc<Tuning>,
+    world: &World<'_>,
+) -> PortView {
+    let group: Arc<str> = format!("{}:{}", key.hostname, port.port).into();
+    let here: Vec<Here<'_>> =
+        parts.iter().flat_map(|part| endpoints_here(part, &port, world.policy, world.resolved)).collect();
+    let everything = Labels::new();
+    let subsets = std::iter::once((Arc::from(""), &everything))
+        .chain(subsets.iter().map(|(name, labels)| (name.clone(), labels)))
+        .map(|(name, labels)| (name, subset_candidates(&here, labels, &group, tuning, &world.policy.node)))
+        .collect();
+    PortView {
+        rules: exports.covering(key.hostname.as_str(), port.port),
+        name: port.name,
+        port: port.port,
+        protocol: port.protocol,
+        subsets,
+    }
+}
+
+/// An endpoint on this network, for one service port.
+struct Here<'a> {
+    endpoint: &'a Endpoint,
+    addresses: &'a [IpAddr],
+    port: u16,
+    tls: TlsMode,
+    shard: &'a ScopedShard,
+}
+
+fn endpoints_here<'a>(
+    part: &'a Part,
+    port: &ServicePort,
+    policy: &'a Policy,
+    resolved: &'a Resolved,
+) -> Vec<Here<'a>> {
+    // The registry's own port of that name, whose target port its endpoints go by.
+    let own = part.service.ports.iter().find(|own| {
+        own.port == port.port
+            && own.protocol == port.protocol
+            && (own.name == port.name || !named(part, port))
+    });
+    let Some(own) = own else {
+        return Vec::new();
+    };
+    part.service
+        .endpoints
+        .iter()
+        .filter(|endpoint| on_own_network(endpoint, &part.shard, policy))
+        .map(|endpoint| Here {
+            endpoint,
+            addresses: addresses(&endpoint.host, resolved),
+            port: endpoint
+                .ports
+                .as_ref()
+                .and_then(|ports| ports.get(&own.name))
+                .copied()
+                .unwrap_or(own.target_port),
+            tls: endpoint.tls.unwrap_or_else(|| own.protocol.default_tls()),
+            shard: &part.shard,
+        })
+        .collect()
+}
+
+/// Whether the registry itself uses the port's name (perhaps for another number).
+fn named(part: &Part, port: &ServicePort) -> bool {
+    part.service.ports.iter().any(|own| own.name == port.name)
+}
+
+/// Endpoints of the unknown network are reachable from it, and from their own cluster (SPEC §1).
+fn on_own_network(endpoint: &Endpoint, shard: &ScopedShard, policy: &Policy) -> bool {
+    let network = network_of(endpoint, shard, &policy.networks);
+    let node: &Node = &policy.node;
+    *network == node.network || (network.is_unknown() && shard.cluster == node.cluster)
+}
+
+/// The network of an endpoint: its own, else its registry's, else that of the longest CIDR, else unknown.
+fn network_of<'a>(
+    endpoint: &'a Endpoint,
+    shard: &'a ScopedShard,
+    networks: &'a [(Network, Vec<ipnet::IpNet>)],
+) -> &'a Network {
+    if let Some(network) = &endpoint.network {
+        return network;
+    }
+    if !shard.network.is_unknown() {
+        return &shard.network;
+    }
+    match &endpoint.host {
+        crate::model::address::Host::Ip(ip) => network_of_address(*ip, networks).unwrap_or(&shard.network),
+        crate::model::address::Host::Name(_) => &shard.network,
+    }
+}
+
+/// The network with the longest CIDR that holds an address.
+pub fn network_of_address(ip: IpAddr, networks: &[(Network, Vec<ipnet::IpNet>)]) -> Option<&Network> {
+    networks
+        .iter()
+        .flat_map(|(network, blocks)| blocks.iter().map(move |block| (network, block)))
+        .filter(|(_, block)| block.contains(&ip))
+        .max_by_key(|(_, block)| block.prefix_len())
+        .map(|(network, _)| network)
+}
+
+fn subset_candidates(
+    here: &[Here<'_>],
+    labels: &Labels,
+    group: &Arc<str>,
+    tuning: &Arc<Tuning>,
+    node: &Node,
+) -> SubsetCandidates {
+    let chosen: Vec<&Here<'_>> = here.iter().filter(|here| here.endpoint.has_labels(labels)).collect();
+    let with = |mode: Option<TlsMode>| {
+        let list = chosen.iter().filter(|here| Some(here.tls) == mode);
+        let list = list.flat_map(|here| candidates_of(here, group, node)).collect();
+        Arc::new(Candidates::new(group.clone(), tuning.clone(), list))
+    };
+    let (mesh, own) =
+        (mode_of(&chosen, [TlsMode::Mesh, TlsMode::Own]), mode_of(&chosen, [TlsMode::Own, TlsMode::Mesh]));
+    let by_mesh_name = with(mesh);
+    let by_hostname = if mesh == own { by_mesh_name.clone() } else { with(own) };
+    SubsetCandidates { by_mesh_name, by_hostname }
+}
+
+/// The first of the modes that a ready endpoint has, else the first that any has.
+fn mode_of(here: &[&Here<'_>], preference: [TlsMode; 2]) -> Option<TlsMode> {
+    let has = |mode, ready: bool| {
+        here.iter().any(|here| here.tls == mode && (!ready || here.endpoint.health == Health::Healthy))
+    };
+    let find = |ready| preference.into_iter().find(|mode| has(*mode, ready));
+    find(true).or_else(|| find(false))
+}
+
+fn candidates_of(here: &Here<'_>, group: &Arc<str>, node: &Node) -> Vec<Candidate> {
+    here.addresses
+        .iter()
+        .map(|ip| Candidate {
+            key: EndpointKey { group: group.clone(), address: SocketAddr::new(*ip, here.port) },
+            weight: here.endpoint.weight,
+            health: here.endpoint.health,
+            cluster: here.shard.cluster.clone(),
+            locality: here.endpoint.locality.clone(),
+            distance: node.locality.distance(&here.endpoint.locality),
+        })
+        .collect()
+}

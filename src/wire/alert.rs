@@ -1,0 +1,74 @@
+//! The TLS alert that tells a refused client why (RFC 8446 §6).
+
+use crate::model::reason::Reason;
+
+/// An alert description (RFC 8446 §6, RFC 6066 §9, RFC 7301 §3.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Alert {
+    DecodeError = 50,
+    IllegalParameter = 47,
+    AccessDenied = 49,
+    InternalError = 80,
+    UnrecognizedName = 112,
+    NoApplicationProtocol = 120,
+}
+
+impl Alert {
+    /// The alert for a refusal; `None` where the client speaks no TLS that we know of, or nobody is left to read it.
+    pub fn of(reason: Reason) -> Option<Self> {
+        match reason {
+            Reason::BadHello => Some(Self::DecodeError),
+            Reason::SniInvalid | Reason::HelloFragments | Reason::HelloTooLarge => {
+                Some(Self::IllegalParameter)
+            }
+            Reason::SniUnknown | Reason::NotExported | Reason::NoSni | Reason::IdentityRequired => {
+                Some(Self::UnrecognizedName)
+            }
+            Reason::AlpnRefused => Some(Self::NoApplicationProtocol),
+            Reason::SourceDenied | Reason::ProxyProtocol => Some(Self::AccessDenied),
+            Reason::NoEndpoints
+            | Reason::AllUnhealthy
+            | Reason::EndpointRefused
+            | Reason::EndpointTimeout
+            | Reason::EndpointUnreachable
+            | Reason::LimitSource
+            | Reason::LimitService
+            | Reason::LimitGlobal
+            | Reason::Draining
+            | Reason::Internal => Some(Self::InternalError),
+            Reason::Ok
+            | Reason::HelloTimeout
+            | Reason::ClientGone
+            | Reason::NotTls
+            | Reason::AuthorityUnknown
+            | Reason::TlsFailed
+            | Reason::IdentityUntrusted
+            | Reason::IdentityDenied
+            | Reason::BadRequest
+            | Reason::ClientReset
+            | Reason::EndpointReset
+            | Reason::Stalled
+            | Reason::IdleTimeout
+            | Reason::HalfCloseTimeout
+            | Reason::ConfigRemoved
+            | Reason::Killed => None,
+        }
+    }
+
+    /// The record: a fatal alert in a plaintext record of version 3.3.
+    pub const fn record(self) -> [u8; 7] {
+        [21, 3, 3, 0, 2, 2, self as u8]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_and_not_exported_are_alike_on_the_wire() {
+        assert_eq!(Alert::of(Reason::SniUnknown), Alert::of(Reason::NotExported));
+        assert_eq!(Alert::UnrecognizedName.record(), [0x15, 3, 3, 0, 2, 2, 112]);
+        assert_eq!(Alert::of(Reason::HelloTimeout), None);
+    }
+}

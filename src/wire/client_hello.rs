@@ -1,0 +1,492 @@
+//! Reads the SNI and ALPN of a TLS ClientHello (RFC 8446 §4.1.2) from the first bytes of a stream,
+//! however they are cut into segments and records.
+//!
+//! Two steps. The *record walk* is resumable: it is fed the stream as far as it has come and looks at
+//! each record header once (RFC 8446 §5.1), until the handshake message is whole. Then the *extension
+//! walk* reads the message once; a message in one record is read where it lies, one in several is first
+//! put together in the worker's [`Scratch`]. A fault belongs to the byte of the stream that shows it, and
+//! bytes are judged in order, so the verdict does not depend on how they were cut.
+
+use crate::model::alpn::Protocols;
+use tls_parser::{TlsExtension, parse_tls_extension_alpn_content, parse_tls_extension_sni_content};
+
+const RECORD_HEADER: usize = 5;
+const HANDSHAKE_HEADER: usize = 4;
+/// Longest plaintext record (RFC 8446 §5.1).
+const RECORD_BYTES_MAX: usize = 1 << 14;
+const CONTENT_HANDSHAKE: u8 = 22;
+const HANDSHAKE_CLIENT_HELLO: u8 = 1;
+const EXTENSION_SERVER_NAME: u16 = 0;
+const EXTENSION_ALPN: u16 = 16;
+const NAME_TYPE_HOST: u8 = 0;
+
+/// What the bytes so far amount to.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Verdict<'a> {
+    NeedMore,
+    Whole(Hello<'a>),
+    Refused(Fault),
+}
+
+/// What a ClientHello says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hello<'a> {
+    /// The one host name, as received; `None` without the extension.
+    pub server_name: Option<&'a [u8]>,
+    /// The protocols offered.
+    pub alpn: Option<Protocols<'a>>,
+    /// Bytes of the stream up to its end, record headers included.
+    pub length: usize,
+}
+
+/// Why a ClientHello is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    #[error("the first bytes are no TLS handshake record")]
+    NotTls,
+    #[error("the hello is longer than allowed")]
+    TooLarge,
+    #[error("the hello comes in more records than allowed")]
+    Fragments,
+    #[error("{0}")]
+    Malformed(&'static str),
+}
+
+/// Room that one worker's scanners share.
+pub struct Scratch {
+    /// A message put together from several records.
+    message: Vec<u8>,
+    /// One bit for each extension type seen; all zero between calls.
+    seen: Box<[u64; 1 << 10]>,
+}
+
+impl Scratch {
+    pub fn new() -> Self {
+        Self { message: Vec::new(), seen: Box::new([0; 1 << 10]) }
+    }
+}
+
+impl Default for Scratch {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// The record walk of one stream.
+#[derive(Debug)]
+pub struct Scanner {
+    bytes_max: usize,
+    records_max: usize,
+    /// Where in the stream the next record header begins.
+    next: usize,
+    /// Record headers read.
+    records: usize,
+    /// Bytes of the handshake message in the records before `next`.
+    gathered: usize,
+    /// The handshake header, as far as it has come.
+    header: [u8; HANDSHAKE_HEADER],
+}
+
+impl Scanner {
+    /// At most `bytes_max` bytes of stream and `records_max` records are looked at.
+    pub fn new(bytes_max: usize, records_max: usize) -> Self {
+        Self { bytes_max, records_max, next: 0, records: 0, gathered: 0, header: [0; HANDSHAKE_HEADER] }
+    }
+
+    /// Judges the stream as far as it has come. `received` is all of it since its first byte, and
+    /// only ever grows between calls.
+    pub fn scan<'a>(&mut self, received: &'a [u8], scratch: &'a mut Scratch) -> Verdict<'a> {
+        let length = match self.walk_records(received) {
+            Ok(None) => return Verdict::NeedMore,
+            Ok(Some(length)) => length,
+            Err(fault) => return Verdict::Refused(fault),
+        };
+        let message = if self.records == 0 {
+            // Nothing was gathered before the record that ends the message: it lies in one piece.
+            received.get(RECORD_HEADER..length).unwrap_or_default()
+        } else {
+            assemble(&received[..length.min(received.len())], &mut scratch.message);
+            &scratch.message
+        };
+        match read_message(message, &mut scratch.seen) {
+            Ok((server_name, alpn)) => Verdict::Whole(Hello { server_name, alpn, length }),
+            Err(fault) => Verdict::Refused(fault),
+        }
+    }
+
+    /// The length of the stream up to the end of the hello, once it is all there.
+    fn walk_records(&mut self, received: &[u8]) -> Result<Option<usize>, Fault> {
+        loop {
+            let start = self.next + RECORD_HEADER;
+            let Some(size) = self.record_size(received.get(self.next..).unwrap_or_default())? else {
+                return Ok(None);
+            };
+            let fragment = received.get(start..).unwrap_or_default();
+            let fragment = &fragment[..fragment.len().min(size)];
+            let Some(total) = self.message_size(fragment)? else {
+                if fragment.len() < size {
+                    return Ok(None);
+                }
+                self.pass(size);
+                continue;
+            };
+            let missing = total - self.gathered.min(total);
+            let further_header = if missing > size { RECORD_HEADER } else { 0 };
+            if start + missing + further_header > self.bytes_max {
+                return Err(Fault::TooLarge);
+            }
+            if missing < size {
+                return Err(Fault::Malformed("other bytes follow the ClientHello in its record"));
+            }
+            if fragment.len() < size {
+                return Ok(None);
+            }
+            if missing == size {
+                return Ok(Some(start + size));
+            }
+            self.pass(size);
+        }
+    }
+
+    /// Goes on behind a record that is all there.
+    fn pass(&mut self, size: usize) {
+        self.next += RECORD_HEADER + size;
+        self.records += 1;
+        self.gathered += size;
+    }
+
+    /// The length in the record header that `bytes` begin with, once it is all there.
+    fn record_size(&self, bytes: &[u8]) -> Result<Option<usize>, Fault> {
+        let Some(content) = bytes.first() else {
+            return Ok(None);
+        };
+        if self.records >= self.records_max {
+            return Err(Fault::Fragments);
+        }
+        if self.next + RECORD_HEADER > self.bytes_max {
+            return Err(Fault::TooLarge);
+        }
+        let first = self.records == 0;
+        if *content != CONTENT_HANDSHAKE {
+            let foreign = Fault::Malformed("a record of another kind interrupts the ClientHello");
+            return Err(if first { Fault::NotTls } else { foreign });
+        }
+        match bytes.get(1) {
+            None => return Ok(None),
+            Some(3) => {}
+            Some(_) if first => return Err(Fault::NotTls),
+            Some(_) => return Err(Fault::Malformed("a record's version is not 3.x")),
+        }
+        let Some(&[high, low]) = bytes.get(3..RECORD_HEADER) else {
+            return Ok(None);
+        };
+        match usize::from(u16::from_be_bytes([high, low])) {
+            0 => Err(Fault::Malformed("a record is empty")),
+            size if size > RECORD_BYTES_MAX => Err(Fault::Malformed("a record is longer than 2^14 bytes")),
+            size => Ok(Some(size)),
+        }
+    }
+
+    /// The length of the whole handshake message, header included, once its header is there.
+    fn message_size(&mut self, fragment: &[u8]) -> Result<Option<usize>, Fault> {
+        let have = self.gathered.min(HANDSHAKE_HEADER);
+        for (slot, byte) in self.header[have..].iter_mut().zip(fragment) {
+            *slot = *byte;
+        }
+        let have = have + fragment.len();
+        if have >= 1 && self.header[0] != HANDSHAKE_CLIENT_HELLO {
+            return Err(Fault::Malformed("the handshake message is no ClientHello"));
+        }
+        if have < HANDSHAKE_HEADER {
+            return Ok(None);
+        }
+        let [_, high, middle, low] = self.header;
+        let length = u32::from_be_bytes([0, high, middle, low]) as usize;
+        Ok(Some(HANDSHAKE_HEADER + length))
+    }
+}
+
+/// Puts the message of several records together; `stream` ends where the message ends.
+fn assemble(stream: &[u8], message: &mut Vec<u8>) {
+    message.clear();
+    let mut rest = stream;
+    while let Some((header, behind)) = rest.split_at_checked(RECORD_HEADER) {
+        let size = usize::from(u16::from_be_bytes([header[3], header[4]])).min(behind.len());
+        let (fragment, behind) = behind.split_at(size);
+        message.extend_from_slice(fragment);
+        rest = behind;
+    }
+}
+
+/// A walk over length-prefixed fields.
+struct Fields<'a>(&'a [u8]);
+
+impl<'a> Fields<'a> {
+    fn take(&mut self, length: usize, what: &'static str) -> Result<&'a [u8], Fault> {
+        let (taken, rest) = self.0.split_at_checked(length).ok_or(Fault::Malformed(what))?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn number8(&mut self, what: &'static str) -> Result<usize, Fault> {
+        self.take(1, what).map(|bytes| usize::from(bytes[0]))
+    }
+
+    fn number16(&mut self, what: &'static str) -> Result<u16, Fault> {
+        self.take(2, what).map(|bytes| u16::from_be_bytes([bytes[0], bytes[1]]))
+    }
+}
+
+type NamesAndProtocols<'a> = (Option<&'a [u8]>, Option<Protocols<'a>>);
+
+fn read_message<'a>(message: &'a [u8], seen: &mut [u64; 1 << 10]) -> Result<NamesAndProtocols<'a>, Fault> {
+    let mut fields = Fields(message);
+    fields.take(HANDSHAKE_HEADER + 2 + 32, "the hello ends before its random")?;
+    let session = fields.number8("the hello ends before its session id")?;
+    if session > 32 {
+        return Err(Fault::Malformed("the session id is longer than 32 bytes"));
+    }
+    fields.take(session, "the hello ends in its session id")?;
+    let suites = usize::from(fields.number16("the hello ends before its cipher suites")?);
+    if suites == 0 || suites % 2 == 1 {
+        return Err(Fault::Malformed("the length of the cipher suites is odd or zero"));
+    }
+    fields.take(suites, "the hello ends in its cipher suites")?;
+    let compression = fields.number8("the hello ends before its compression methods")?;
+    if compression == 0 {
+        return Err(Fault::Malformed("there is no compression method"));
+    }
+    fields.take(compression, "the hello ends in its compression methods")?;
+    if fields.0.is_empty() {
+        return Ok((None, None));
+    }
+    let length = usize::from(fields.number16("the hello ends before its extensions")?);
+    if length != fields.0.len() {
+        return Err(Fault::Malformed("the length of the extensions is not that of the rest of the hello"));
+    }
+    let read = read_extensions(fields.0, seen);
+    // Clears just the bits that the walk has set, so that a hello does not pay for all 8 KiB.
+    let mut fields = Fields(fields.0);
+    while let (Ok(kind), Ok(size)) = (fields.number16(""), fields.number16("")) {
+        seen[usize::from(kind >> 6)] = 0;
+        if fields.take(usize::from(size), "").is_err() {
+            break;
+        }
+    }
+    read
+}
+
+fn read_extensions<'a>(
+    extensions: &'a [u8],
+    seen: &mut [u64; 1 << 10],
+) -> Result<NamesAndProtocols<'a>, Fault> {
+    let mut fields = Fields(extensions);
+    let (mut server_name, mut alpn) = (None, None);
+    while !fields.0.is_empty() {
+        let kind = fields.number16("an extension's type is cut off")?;
+        let size = fields.number16("an extension's length is cut off")?;
+        let body = fields.take(usize::from(size), "an extension is longer than the rest of the hello")?;
+        let (word, bit) = (usize::from(kind >> 6), 1_u64 << (kind & 63));
+        if seen[word] & bit != 0 {
+            return Err(Fault::Malformed("an extension comes twice"));
+        }
+        seen[word] |= bit;
+        match kind {
+            EXTENSION_SERVER_NAME => server_name = Some(read_server_name(body)?),
+            EXTENSION_ALPN => alpn = Some(read_alpn(body)?),
+            _ => {}
+        }
+    }
+    Ok((server_name, alpn))
+}
+
+/// The one host name of a ServerNameList (RFC 6066 §3).
+fn read_server_name(body: &[u8]) -> Result<&[u8], Fault> {
+    list_fills(body, "the server name list is empty, or its length is wrong")?;
+    let Ok((_, TlsExtension::SNI(names))) = parse_tls_extension_sni_content(body) else {
+        return Err(Fault::Malformed("the server name list is malformed"));
+    };
+    // tls-parser stops at the first entry that it cannot read, and says nothing of it.
+    let read: usize = names.iter().map(|(_, name)| 3 + name.len()).sum();
+    if read + 2 != body.len() {
+        return Err(Fault::Malformed("the server name list is malformed"));
+    }
+    match names.as_slice() {
+        [(kind, _)] if kind.0 != NAME_TYPE_HOST => {
+            Err(Fault::Malformed("the server name is of an unknown type"))
+        }
+        [(_, [])] => Err(Fault::Malformed("the server name is empty")),
+        [(_, name)] => Ok(name),
+        _ => Err(Fault::Malformed("there is more than one server name")),
+    }
+}
+
+fn read_alpn(body: &[u8]) -> Result<Protocols<'_>, Fault> {
+    let list = list_fills(body, "the ALPN list is empty, or its length is wrong")?;
+    let Ok((_, TlsExtension::ALPN(names))) = parse_tls_extension_alpn_content(body) else {
+        return Err(Fault::Malformed("the ALPN list is malformed"));
+    };
+    let read: usize = names.iter().map(|name| 1 + name.len()).sum();
+    if read != list.len() || names.iter().any(|name| name.is_empty()) {
+        return Err(Fault::Malformed("the ALPN list is malformed"));
+    }
+    Ok(Protocols::from_entries(list))
+}
+
+/// The content of a list whose 16-bit length must be that of all that follows, and not zero.
+fn list_fills<'a>(body: &'a [u8], what: &'static str) -> Result<&'a [u8], Fault> {
+    let mut fields = Fields(body);
+    let length = usize::from(fields.number16(what)?);
+    if length == 0 || length != fields.0.len() {
+        return Err(Fault::Malformed(what));
+    }
+    Ok(fields.0)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A hello with these extensions, in one handshake message without record header.
+    pub(crate) fn message(extensions: &[(u16, Vec<u8>)]) -> Vec<u8> {
+        let mut list = Vec::new();
+        for (kind, body) in extensions {
+            list.extend(kind.to_be_bytes());
+            list.extend(u16::try_from(body.len()).expect("short").to_be_bytes());
+            list.extend(body);
+        }
+        let mut body = vec![3, 3];
+        body.extend([7; 32]);
+        body.extend([0, 0, 2, 0x13, 0x01, 1, 0]);
+        body.extend(u16::try_from(list.len()).expect("short").to_be_bytes());
+        body.extend(list);
+        let mut message = vec![1];
+        message.extend(&u32::try_from(body.len()).expect("short").to_be_bytes()[1..]);
+        message.extend(body);
+        message
+    }
+
+    pub(crate) fn sni(name: &[u8]) -> (u16, Vec<u8>) {
+        let length = u16::try_from(name.len()).expect("short");
+        let mut body = (length + 3).to_be_bytes().to_vec();
+        body.push(0);
+        body.extend(length.to_be_bytes());
+        body.extend(name);
+        (0, body)
+    }
+
+    /// The message in records of these sizes; the last takes the rest.
+    pub(crate) fn records(message: &[u8], sizes: &[usize]) -> Vec<u8> {
+        let mut stream = Vec::new();
+        let mut rest = message;
+        let mut sizes = sizes.iter();
+        while !rest.is_empty() {
+            let size = sizes.next().copied().unwrap_or(rest.len()).min(rest.len());
+            let (fragment, behind) = rest.split_at(size);
+            stream.extend([22, 3, 1]);
+            stream.extend(u16::try_from(size).expect("short").to_be_bytes());
+            stream.extend(fragment);
+            rest = behind;
+        }
+        stream
+    }
+
+    /// The verdict on a stream, with the name owned; asserted to be the same byte by byte.
+    fn verdict(stream: &[u8]) -> Result<Option<(Option<Vec<u8>>, usize)>, Fault> {
+        let mut scratch = Scratch::new();
+        let mut judge = |scanner: &mut Scanner, bytes: &[u8]| match scanner.scan(bytes, &mut scratch) {
+            Verdict::NeedMore => Ok(None),
+            Verdict::Whole(hello) => Ok(Some((hello.server_name.map(<[u8]>::to_vec), hello.length))),
+            Verdict::Refused(fault) => Err(fault),
+        };
+        let whole = judge(&mut Scanner::new(16_384, 64), stream);
+        let mut dripping = Scanner::new(16_384, 64);
+        let mut dripped = Ok(None);
+        for end in 0..=stream.len() {
+            dripped = judge(&mut dripping, &stream[..end]);
+            if dripped != Ok(None) {
+                break;
+            }
+        }
+        assert_eq!(whole, dripped, "a verdict depends on how the bytes were cut");
+        assert!(scratch.seen.iter().all(|word| *word == 0), "a bit of the extension map stayed set");
+        whole
+    }
+
+    fn name_of(stream: &[u8]) -> Option<Vec<u8>> {
+        verdict(stream).expect("admitted").expect("whole").0
+    }
+
+    #[test]
+    fn the_name_is_read_from_one_record_or_many() {
+        let message = message(&[(10, vec![0, 2, 0, 29]), sni(b"a.example.com"), (43, vec![2, 3, 4])]);
+        for sizes in [&[][..], &[1; 40], &[3, 1, 60], &[70], &[4, 4, 4]] {
+            assert_eq!(
+                name_of(&records(&message, sizes)).as_deref(),
+                Some(&b"a.example.com"[..]),
+                "{sizes:?}"
+            );
+        }
+        let mut stream = records(&message, &[]);
+        let length = stream.len();
+        stream.extend([20, 3, 3, 0, 1, 1]);
+        assert_eq!(verdict(&stream), Ok(Some((Some(b"a.example.com".to_vec()), length))));
+    }
+
+    #[test]
+    fn a_hello_without_extensions_has_no_name() {
+        let mut message = message(&[]);
+        let end = message.len() - 2;
+        message.truncate(end);
+        message[3] -= 2;
+        assert_eq!(name_of(&records(&message, &[])), None);
+    }
+
+    #[test]
+    fn bytes_that_are_no_tls_are_known_at_once() {
+        for stream in [&b"GET / HTTP/1.1"[..], b"\x80\x2e\x01", b"\x15\x03\x01", b"PROXY ", b"\x16\x05\x05"] {
+            assert_eq!(verdict(stream), Err(Fault::NotTls), "{stream:?}");
+        }
+        assert_eq!(verdict(b"\x16\x03\x00"), Ok(None));
+    }
+
+    #[test]
+    fn sizes_are_bounded_and_known_from_headers() {
+        assert_eq!(verdict(&[22, 3, 1, 0x40, 0, 1, 0xff, 0xff, 0xff]), Err(Fault::TooLarge));
+        assert!(matches!(verdict(&[22, 3, 1, 0x40, 1]), Err(Fault::Malformed(_))));
+        assert!(matches!(verdict(&[22, 3, 1, 0, 0]), Err(Fault::Malformed(_))));
+        let message = message(&[sni(b"a.example.com"), (21, vec![0; 100])]);
+        assert_eq!(verdict(&records(&message, &[1; 64])), Err(Fault::Fragments));
+        assert!(name_of(&records(&message, &[1; 63])).is_some());
+    }
+
+    #[test]
+    fn ambiguous_hellos_are_refused() {
+        let refused = |extensions: &[(u16, Vec<u8>)]| {
+            let stream = records(&message(extensions), &[]);
+            assert!(matches!(verdict(&stream), Err(Fault::Malformed(_))), "{extensions:?}");
+        };
+        refused(&[sni(b"a"), sni(b"a")]);
+        refused(&[(13, vec![]), sni(b"a"), (13, vec![])]);
+        refused(&[sni(b"")]);
+        refused(&[(0, vec![])]);
+        refused(&[(0, vec![0, 0])]);
+        refused(&[(0, vec![0, 4, 1, 0, 1, b'a'])]);
+        refused(&[(0, vec![0, 8, 0, 0, 1, b'a', 0, 0, 1, b'b'])]);
+        refused(&[(0, vec![0, 5, 0, 0, 1, b'a', 9])]);
+        refused(&[(16, vec![0, 1, 0])]);
+        refused(&[(16, vec![0, 3, 2, b'h'])]);
+    }
+
+    #[test]
+    fn protocols_are_listed_in_order() {
+        let stream =
+            records(&message(&[(16, vec![0, 9, 2, b'h', b'2', 5, b'i', b's', b't', b'i', b'o'])]), &[]);
+        let mut scratch = Scratch::new();
+        let Verdict::Whole(hello) = Scanner::new(16_384, 64).scan(&stream, &mut scratch) else {
+            panic!("not whole");
+        };
+        let names: Vec<_> = hello.alpn.expect("offered").iter().collect();
+        assert_eq!(names, [&b"h2"[..], b"istio"]);
+    }
+}

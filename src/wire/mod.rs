@@ -1,0 +1,4 @@
+//! Sans-IO codecs: bytes of the network ↔ values. Nothing here waits, allocates without a bound, or panics.
+
+pub mod alert;
+pub mod client_hello;
