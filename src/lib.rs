@@ -3,5 +3,6 @@
 pub mod balance;
 pub mod model;
 pub mod snapshot;
+pub mod telemetry;
 pub mod wire;
 pub mod world;

@@ -1,0 +1,69 @@
+//! Metrics of the control side: config, registries, the process.
+
+use metrics::{Counter, Gauge, Recorder as _};
+
+use super::recorder::Recorder;
+
+/// How a reload went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReloadResult {
+    Applied,
+    Unchanged,
+    Rejected,
+}
+
+/// Handles of the control side's metrics.
+pub struct Control {
+    generation: Gauge,
+    applied: Counter,
+    unchanged: Counter,
+    rejected: Counter,
+}
+
+const DESCRIPTIONS: [(&str, &str); 16] = [
+    ("isthmus_connections_total", "Connections ended, by listener, by the rule that matched, and by reason."),
+    ("isthmus_connections_active", "Connections now, from accept to the end."),
+    ("isthmus_hello_seconds", "From accept to a whole hello."),
+    ("isthmus_connect_seconds", "From the first dial to the endpoint that took the connection."),
+    ("isthmus_relay_bytes_total", "Bytes passed on, by the path they took."),
+    ("isthmus_endpoint_ejected", "Endpoints left out now because they failed, by service."),
+    ("isthmus_config_generation", "Counts up with each world taken into use."),
+    ("isthmus_config_reloads_total", "Reloads of the config file, by result."),
+    ("isthmus_access_log_dropped_total", "Log lines that the queue could not take."),
+    ("isthmus_build_info", "1, with the version as label."),
+    ("istio_tcp_connections_opened_total", "Connections passed on to an endpoint."),
+    ("istio_tcp_connections_closed_total", "Connections to an endpoint that ended."),
+    ("istio_tcp_sent_bytes_total", "Bytes from endpoint to client."),
+    ("istio_tcp_received_bytes_total", "Bytes from client to endpoint."),
+    ("process_cpu_seconds_total", "CPU time of this process."),
+    ("process_resident_memory_bytes", "Resident memory of this process."),
+];
+
+impl Control {
+    pub(super) fn new(recorder: &Recorder) -> Self {
+        for (name, text) in DESCRIPTIONS {
+            recorder.describe_gauge(name.into(), None, text.into());
+        }
+        recorder.gauge("isthmus_build_info", &[("version", env!("CARGO_PKG_VERSION"))]).set(1.0);
+        let reloads = |result| recorder.counter("isthmus_config_reloads_total", &[("result", result)]);
+        Self {
+            generation: recorder.gauge("isthmus_config_generation", &[]),
+            applied: reloads("applied"),
+            unchanged: reloads("unchanged"),
+            rejected: reloads("rejected"),
+        }
+    }
+
+    /// A world was taken into use.
+    pub fn published(&self, generation: u64) {
+        self.generation.set(generation as f64);
+    }
+
+    pub fn reloaded(&self, result: ReloadResult) {
+        match result {
+            ReloadResult::Applied => self.applied.increment(1),
+            ReloadResult::Unchanged => self.unchanged.increment(1),
+            ReloadResult::Rejected => self.rejected.increment(1),
+        }
+    }
+}

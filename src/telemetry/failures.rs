@@ -1,0 +1,34 @@
+//! The last refusals and errors, for those who ask why.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::model::reason::Reason;
+use crate::model::record::ConnectionRecord;
+
+/// How many are kept.
+const KEPT: usize = 1000;
+
+/// A ring written by the writer thread alone, and read by the admin API.
+#[derive(Clone, Default)]
+pub struct Failures(Arc<Mutex<VecDeque<Arc<ConnectionRecord>>>>);
+
+impl Failures {
+    pub(super) fn push(&self, record: Arc<ConnectionRecord>) {
+        let mut ring = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if ring.len() == KEPT {
+            ring.pop_front();
+        }
+        ring.push_back(record);
+    }
+
+    /// Newest first.
+    pub fn list(&self) -> Vec<Arc<ConnectionRecord>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().rev().cloned().collect()
+    }
+}
+
+/// Whether an ending is one that an operator may want explained.
+pub fn is_failure(reason: Reason) -> bool {
+    reason != Reason::Ok
+}

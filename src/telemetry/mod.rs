@@ -1,0 +1,40 @@
+//! What the gateway says of itself: metrics, the access log, the program's log, the last failures.
+//!
+//! Code elsewhere tells of typed events ([`local::Local`], [`control`]); only this module knows metric names and labels.
+//! One [`crate::model::record::ConnectionRecord`] per connection is finished once, and every output is written from it.
+
+pub mod access_log;
+pub mod clock;
+pub mod control;
+pub mod failures;
+pub mod local;
+pub mod process;
+pub mod recorder;
+pub mod writer;
+
+use std::sync::Arc;
+
+use control::Control;
+use failures::Failures;
+use recorder::Recorder;
+use writer::Writer;
+
+/// Everything that tells; shared by all threads.
+#[derive(Clone)]
+pub struct Telemetry {
+    pub recorder: Arc<Recorder>,
+    pub control: Arc<Control>,
+    pub failures: Failures,
+    pub writer: Writer,
+}
+
+impl Telemetry {
+    /// With its writer thread started.
+    pub fn start(access_log: access_log::AccessLog) -> Self {
+        let recorder = Arc::new(Recorder::default());
+        let control = Arc::new(Control::new(&recorder));
+        let failures = Failures::default();
+        let writer = Writer::start(access_log, failures.clone(), &recorder);
+        Self { recorder, control, failures, writer }
+    }
+}

@@ -1,0 +1,42 @@
+//! Metrics of this process, read from `/proc` when asked for.
+
+use std::fs;
+
+/// The Prometheus text of CPU time, memory and descriptors; what cannot be read is left out.
+pub fn render() -> String {
+    let mut out = String::new();
+    let mut put = |name: &str, kind: &str, value: Option<f64>| {
+        if let Some(value) = value {
+            out.push_str(&format!("# TYPE {name} {kind}\n{name} {value}\n"));
+        }
+    };
+    put("process_cpu_seconds_total", "counter", cpu_seconds());
+    put("process_resident_memory_bytes", "gauge", resident_bytes().map(|bytes| bytes as f64));
+    put("process_open_fds", "gauge", open_descriptors().map(|count| count as f64));
+    put("process_max_fds", "gauge", descriptor_limit().map(|count| count as f64));
+    out
+}
+
+/// CPU time of all threads; the scheduler's own count.
+fn cpu_seconds() -> Option<f64> {
+    let stat = fs::read_to_string("/proc/self/stat").ok()?;
+    // The command may hold spaces and brackets; the fields begin behind its last bracket.
+    let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
+    let ticks = fields.get(11)?.parse::<f64>().ok()? + fields.get(12)?.parse::<f64>().ok()?;
+    Some(ticks / rustix::param::clock_ticks_per_second() as f64)
+}
+
+fn resident_bytes() -> Option<u64> {
+    let statm = fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: u64 = statm.split(' ').nth(1)?.parse().ok()?;
+    Some(pages * u64::try_from(rustix::param::page_size()).ok()?)
+}
+
+fn open_descriptors() -> Option<usize> {
+    // One of them is the directory that is being read.
+    Some(fs::read_dir("/proc/self/fd").ok()?.count().saturating_sub(1))
+}
+
+fn descriptor_limit() -> Option<u64> {
+    rustix::process::getrlimit(rustix::process::Resource::Nofile).current
+}
