@@ -2,6 +2,7 @@
 
 pub mod balance;
 pub mod model;
+pub mod net;
 pub mod snapshot;
 pub mod telemetry;
 pub mod wire;

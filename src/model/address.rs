@@ -54,6 +54,24 @@ impl fmt::Display for Host {
     }
 }
 
+/// Where to listen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Bind {
+    /// `:port`: every address of both families, or of IPv4 alone where the host has no IPv6.
+    Any { port: u16 },
+    /// One address (`0.0.0.0` and `[::]` stand for their own family alone).
+    Address(SocketAddr),
+}
+
+impl fmt::Display for Bind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Any { port } => write!(f, ":{port}"),
+            Self::Address(address) => address.fmt(f),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

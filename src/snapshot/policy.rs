@@ -1,13 +1,13 @@
 //! What the operator has written, checked and ready for use: listeners, routes, exports, tuning,
 //! limits, timeouts. Made by `config`; replaced whole by a reload.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
 
-use crate::model::address::Host;
+use crate::model::address::{Bind, Host};
 use crate::model::endpoint::Weight;
 use crate::model::identity::{IdentityPattern, TrustDomain};
 use crate::model::name::{HostName, NamePattern};
@@ -59,15 +59,6 @@ pub struct Listener {
     /// Source addresses let in; empty: all.
     pub from: Vec<IpNet>,
     pub hello: HelloLimits,
-}
-
-/// Where to listen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Bind {
-    /// `:port`: every address of both families, or of IPv4 alone where the host has no IPv6.
-    Any { port: u16 },
-    /// One address (`0.0.0.0` and `[::]` stand for their own family alone).
-    Address(SocketAddr),
 }
 
 /// What a ClientHello may cost.

@@ -1,0 +1,98 @@
+//! Listening sockets: one per worker and address, shared out by the kernel (SO_REUSEPORT).
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::OwnedFd;
+
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::socket::keep_alive;
+use crate::model::address::Bind;
+
+/// What the kernel may queue; it is cut to `net.core.somaxconn`.
+const BACKLOG: i32 = 4096;
+
+/// The sockets of one bind address.
+#[derive(Debug)]
+pub struct Listening {
+    /// With the port that the kernel chose, where the bind address had port 0.
+    pub address: SocketAddr,
+    /// One per worker.
+    pub sockets: Vec<OwnedFd>,
+}
+
+/// Opens a bind address for a number of workers. An address that anyone listens on, another isthmus
+/// included, is an error.
+pub fn listen(bind: Bind, workers: usize) -> io::Result<Listening> {
+    let first = bind_first(bind)?;
+    let address = first.local_addr()?.as_socket().ok_or(io::ErrorKind::AddrNotAvailable)?;
+    // Shared only from here on: while it was bound, the socket was exclusive, so nobody else has the address.
+    first.set_reuse_port(true)?;
+    let mut sockets = vec![first];
+    for _ in 1..workers {
+        let socket = new_socket(address, dual_stack(bind))?;
+        socket.set_reuse_port(true)?;
+        socket.bind(&address.into())?;
+        sockets.push(socket);
+    }
+    for socket in &sockets {
+        // Inherited by what is accepted: no system call per connection.
+        socket.set_tcp_nodelay(true)?;
+        keep_alive(socket)?;
+        socket.listen(BACKLOG)?;
+    }
+    Ok(Listening { address, sockets: sockets.into_iter().map(OwnedFd::from).collect() })
+}
+
+fn dual_stack(bind: Bind) -> bool {
+    matches!(bind, Bind::Any { .. })
+}
+
+fn bind_first(bind: Bind) -> io::Result<Socket> {
+    let bound = |address: SocketAddr| {
+        let socket = new_socket(address, dual_stack(bind))?;
+        socket.bind(&address.into())?;
+        Ok(socket)
+    };
+    match bind {
+        Bind::Address(address) => bound(address),
+        Bind::Any { port } => match bound((Ipv6Addr::UNSPECIFIED, port).into()) {
+            // A host without IPv6, or with it switched off.
+            Err(error) if no_ipv6(&error) => bound((Ipv4Addr::UNSPECIFIED, port).into()),
+            other => other,
+        },
+    }
+}
+
+fn no_ipv6(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    matches!(
+        error.raw_os_error().map(Errno::from_raw_os_error),
+        Some(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL | Errno::PROTONOSUPPORT)
+    )
+}
+
+fn new_socket(address: SocketAddr, dual_stack: bool) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_nonblocking(true)?;
+    // Lets a restart have the address while old connections are in TIME_WAIT.
+    socket.set_reuse_address(true)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(!dual_stack)?;
+    }
+    Ok(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_in_use_is_an_error_also_among_ourselves() {
+        let bind = Bind::Address(SocketAddr::from(([127, 0, 0, 1], 0)));
+        let first = listen(bind, 2).expect("a free port");
+        assert_eq!(first.sockets.len(), 2);
+        let error = listen(Bind::Address(first.address), 2).expect_err("in use");
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+    }
+}

@@ -1,0 +1,8 @@
+//! Sockets and their upkeep: listening, dialling, resetting, pipes, descriptor budgets, and the scopes that
+//! tasks are started in.
+
+pub mod budget;
+pub mod listen;
+pub mod pipe;
+pub mod scope;
+pub mod socket;

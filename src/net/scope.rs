@@ -1,0 +1,80 @@
+//! Scopes of tasks: stop can wait for all that were started in one.
+
+use std::cell::Cell;
+use std::future::Future;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+/// Tasks of a multi-threaded runtime.
+#[derive(Clone, Debug, Default)]
+pub struct Scope {
+    running: Arc<watch::Sender<usize>>,
+}
+
+struct Running(Arc<watch::Sender<usize>>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.send_modify(|running| *running -= 1);
+    }
+}
+
+impl Scope {
+    /// Starts a task that [`Scope::finished`] waits for.
+    #[expect(clippy::disallowed_methods, reason = "this is the scope")]
+    pub fn spawn<F>(&self, task: F) -> JoinHandle<F::Output>
+    where
+        F: Future<Output: Send> + Send + 'static,
+    {
+        self.running.send_modify(|running| *running += 1);
+        let running = Running(self.running.clone());
+        tokio::spawn(async move {
+            let _running = running;
+            task.await
+        })
+    }
+
+    pub fn running(&self) -> usize {
+        *self.running.borrow()
+    }
+
+    /// Waits until no task runs.
+    pub async fn finished(&self) {
+        // The sender lives in `self`, so the wait cannot fail.
+        let _ = self.running.subscribe().wait_for(|running| *running == 0).await;
+    }
+}
+
+/// Tasks of one single-threaded runtime.
+#[derive(Clone, Debug, Default)]
+pub struct LocalScope {
+    running: Rc<Cell<usize>>,
+}
+
+struct RunningHere(Rc<Cell<usize>>);
+
+impl Drop for RunningHere {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
+
+impl LocalScope {
+    /// Starts a task that counts as running until it ends or is dropped.
+    #[expect(clippy::disallowed_methods, reason = "this is the scope")]
+    pub fn spawn<F: Future<Output = ()> + 'static>(&self, task: F) {
+        self.running.set(self.running.get() + 1);
+        let running = RunningHere(self.running.clone());
+        tokio::task::spawn_local(async move {
+            let _running = running;
+            task.await;
+        });
+    }
+
+    pub fn running(&self) -> usize {
+        self.running.get()
+    }
+}

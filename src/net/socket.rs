@@ -1,0 +1,58 @@
+//! Options and endings of TCP sockets, and non-blocking dialling.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
+use socket2::{SockRef, TcpKeepalive};
+
+use crate::model::reason::Reason;
+
+/// When a silent peer is first asked, and how long unacknowledged bytes may wait.
+const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(60);
+const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(15);
+const KEEP_ALIVE_PROBES: u32 = 4;
+const USER_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Finds out when a peer has vanished.
+pub fn keep_alive(socket: &impl AsFd) -> io::Result<()> {
+    let socket = SockRef::from(socket);
+    let schedule = TcpKeepalive::new()
+        .with_time(KEEP_ALIVE_AFTER)
+        .with_interval(KEEP_ALIVE_EVERY)
+        .with_retries(KEEP_ALIVE_PROBES);
+    socket.set_tcp_keepalive(&schedule)?;
+    socket.set_tcp_user_timeout(Some(USER_TIMEOUT))
+}
+
+/// Makes the close of a socket a reset, so that its peer cannot take what it has for the whole.
+pub fn reset_on_close(socket: &impl AsFd) {
+    // Fails only on a socket that has no peer any more, where there is nobody to tell.
+    let _ = SockRef::from(socket).set_linger(Some(Duration::ZERO));
+}
+
+/// Begins to connect; the socket is not waited for.
+pub fn dial(address: SocketAddr) -> Result<OwnedFd, Errno> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
+    sockopt::set_tcp_nodelay(&socket, true)?;
+    match rustix::net::connect(&socket, &address) {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
+        Err(error) => Err(error),
+    }
+}
+
+/// Why an endpoint could not be dialled.
+pub fn dial_reason(error: Errno) -> Reason {
+    match error {
+        Errno::CONNREFUSED => Reason::EndpointRefused,
+        Errno::TIMEDOUT => Reason::EndpointTimeout,
+        Errno::CONNRESET | Errno::PIPE | Errno::CONNABORTED => Reason::EndpointReset,
+        Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM => Reason::Internal,
+        _ => Reason::EndpointUnreachable,
+    }
+}
