@@ -1,6 +1,7 @@
 //! Isthmus.
 
 pub mod balance;
+pub mod dataplane;
 pub mod model;
 pub mod net;
 pub mod snapshot;

@@ -6,3 +6,4 @@ pub mod listen;
 pub mod pipe;
 pub mod scope;
 pub mod socket;
+pub mod watch;

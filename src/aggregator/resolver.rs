@@ -1,0 +1,111 @@
+//! Looks names up, and again when their time is over. A look-up that fails keeps the last answer; one that says
+//! there is nothing takes it away.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hickory_resolver::TokioResolver;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+use crate::model::address::canonical_ip;
+use crate::model::name::HostName;
+
+/// Bounds of an answer's time to live.
+const TTL_MIN: Duration = Duration::from_secs(1);
+const TTL_MAX: Duration = Duration::from_secs(3600);
+/// After a failure.
+const RETRY: Duration = Duration::from_secs(2);
+/// One look-up, with its retries.
+const LOOKUP: Duration = Duration::from_secs(10);
+/// Looked up at the same time.
+const AT_ONCE: usize = 32;
+
+/// What became of a look-up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// Sorted; empty: the name exists no more.
+    Addresses(Arc<[IpAddr]>),
+    /// Nobody could say.
+    Failed(String),
+}
+
+/// Keeps the wanted names looked up, until nobody wants any.
+pub async fn run(mut wanted: watch::Receiver<BTreeSet<HostName>>, answers: mpsc::Sender<(HostName, Answer)>) {
+    let resolver = match TokioResolver::builder_tokio().and_then(|builder| builder.build()) {
+        Ok(resolver) => resolver,
+        Err(error) => {
+            tracing::error!(%error, "cannot read the system's name servers: endpoints given by name have no addresses");
+            return;
+        }
+    };
+    let mut due: BTreeMap<HostName, Instant> = BTreeMap::new();
+    loop {
+        let names = wanted.borrow_and_update().clone();
+        due.retain(|name, _| names.contains(name));
+        for name in names {
+            due.entry(name).or_insert_with(Instant::now);
+        }
+        let now = Instant::now();
+        let ready: Vec<HostName> =
+            due.iter().filter(|(_, at)| **at <= now).map(|(name, _)| name.clone()).take(AT_ONCE).collect();
+        let lookups = ready.into_iter().map(|name| look_up(&resolver, name));
+        for (name, answer, ttl) in join_all(lookups).await {
+            due.insert(name.clone(), Instant::now() + ttl);
+            if answers.send((name, answer)).await.is_err() {
+                return;
+            }
+        }
+        let next = due.values().min().copied().unwrap_or_else(|| Instant::now() + TTL_MAX);
+        // Which comes first does not matter: both lead to a look at the list.
+        tokio::select! {
+            changed = wanted.changed() => if changed.is_err() {
+                return;
+            },
+            () = tokio::time::sleep_until(next) => {}
+        }
+    }
+}
+
+/// Runs a bounded number of look-ups side by side.
+async fn join_all<F, T>(futures: impl Iterator<Item = F>) -> Vec<T>
+where
+    F: Future<Output = T>,
+{
+    let mut running: Vec<_> = futures.map(Box::pin).collect();
+    let mut results = Vec::with_capacity(running.len());
+    std::future::poll_fn(|context| {
+        running.retain_mut(|future| match future.as_mut().poll(context) {
+            std::task::Poll::Ready(result) => {
+                results.push(result);
+                false
+            }
+            std::task::Poll::Pending => true,
+        });
+        if running.is_empty() { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+    })
+    .await;
+    results
+}
+
+async fn look_up(resolver: &TokioResolver, name: HostName) -> (HostName, Answer, Duration) {
+    // A trailing dot keeps the system's search list out: names are whole.
+    let lookup = resolver.lookup_ip(format!("{name}."));
+    let (answer, ttl) = match tokio::time::timeout(LOOKUP, lookup).await {
+        Err(_) => (Answer::Failed("timed out".to_owned()), RETRY),
+        Ok(Ok(found)) => {
+            let mut addresses: Vec<IpAddr> = found.iter().map(canonical_ip).collect();
+            addresses.sort_unstable();
+            addresses.dedup();
+            let ttl = found.valid_until().saturating_duration_since(std::time::Instant::now());
+            (Answer::Addresses(addresses.into()), ttl.clamp(TTL_MIN, TTL_MAX))
+        }
+        Ok(Err(error)) if error.is_no_records_found() || error.is_nx_domain() => {
+            (Answer::Addresses(Arc::new([])), RETRY)
+        }
+        Ok(Err(error)) => (Answer::Failed(error.to_string()), RETRY),
+    };
+    (name, answer, ttl)
+}

@@ -1,0 +1,57 @@
+//! How each registry stands, for readiness and for those who look.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use crate::model::place::{ClusterId, Network};
+
+/// A registry's state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RegistryState {
+    /// Not heard of yet.
+    Missing,
+    /// Its last word is in use.
+    Live,
+    /// It cannot be read or understood now; its last word stays in use.
+    Stale,
+    /// Its last word would take away too much at once, and waits.
+    Held,
+}
+
+impl RegistryState {
+    pub fn text(&self) -> &'static str {
+        match self {
+            Self::Missing => "missing",
+            Self::Live => "live",
+            Self::Stale => "stale",
+            Self::Held => "held",
+        }
+    }
+}
+
+/// One registry.
+#[derive(Clone, Debug)]
+pub struct RegistryStatus {
+    pub name: Arc<str>,
+    pub cluster: ClusterId,
+    pub network: Network,
+    pub state: RegistryState,
+    /// What is wrong, a line each.
+    pub problems: Vec<String>,
+    pub services: usize,
+    pub endpoints: usize,
+    /// What its scope keeps out.
+    pub denied_services: usize,
+    pub denied_endpoints: usize,
+    /// When its word in use was taken in.
+    pub since: Option<SystemTime>,
+}
+
+/// The aggregator as a whole.
+#[derive(Clone, Debug, Default)]
+pub struct Status {
+    /// In order of precedence; the config file's own services are not among them.
+    pub registries: Vec<RegistryStatus>,
+    /// Names that could not be looked up yet.
+    pub unresolved: Vec<String>,
+}

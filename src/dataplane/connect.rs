@@ -1,0 +1,186 @@
+//! Chooses an endpoint and dials it; another one when that fails.
+
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::time::Instant;
+
+use rustix::io::Errno;
+use rustix::net::SendFlags;
+use tokio::net::TcpStream;
+
+use super::peek::First;
+use super::table::Entry;
+use super::upstreams::{InFlight, Verdict};
+use super::worker::Worker;
+use crate::balance::{Ask, choose};
+use crate::model::reason::Reason;
+use crate::net::socket::{dial, dial_reason};
+use crate::snapshot::admit::Admission;
+use crate::telemetry::local::RelayPath;
+
+/// Endpoints that one connection may be tried on.
+const ATTEMPTS_MAX: usize = 3;
+
+/// The attempts of one connection.
+pub(crate) struct Attempts {
+    admission: Admission,
+    started: Instant,
+    tried: Vec<SocketAddr>,
+    /// Why the last one failed.
+    last: Option<Reason>,
+}
+
+/// An endpoint that has accepted the connection.
+pub(crate) struct Connected {
+    pub(crate) socket: TcpStream,
+    pub(crate) in_flight: InFlight,
+}
+
+impl Attempts {
+    pub(crate) fn new(admission: Admission) -> Self {
+        Self { admission, started: Instant::now(), tried: Vec::new(), last: None }
+    }
+
+    /// The endpoint of the last attempt failed before it had taken the connection.
+    pub(crate) fn failed(&mut self, worker: &Worker, in_flight: &InFlight, reason: Reason) {
+        self.last = Some(reason);
+        let candidates = &self.admission.candidates;
+        if worker.shared.upstreams.failed(in_flight, candidates) == Verdict::Ejected {
+            let endpoint = self.tried.last().map(ToString::to_string);
+            tracing::info!(service = &*candidates.group, endpoint, %reason, "endpoint ejected");
+        }
+    }
+
+    /// The next endpoint to try, by its index among the candidates.
+    fn next(&self, worker: &Worker, entry: &Entry) -> Result<usize, Reason> {
+        let total = worker.snapshot().policy.timeouts.connect_total;
+        let late = !self.tried.is_empty() && self.started.elapsed() >= total;
+        if let Some(last) = self.last
+            && (self.tried.len() >= ATTEMPTS_MAX || late)
+        {
+            return Err(last);
+        }
+        let ask = Ask {
+            candidates: &self.admission.candidates,
+            clusters: self.admission.clusters.as_deref(),
+            tried: &self.tried,
+            source: Some(entry.source.ip()),
+        };
+        choose(&ask, &*worker.shared.upstreams, &mut || worker.random(), &mut ())
+            .map_err(|reason| self.last.unwrap_or(reason))
+    }
+}
+
+/// Connects to an endpoint and sends it what has been read; the error is the last attempt's.
+pub(crate) async fn connect(
+    worker: &Rc<Worker>,
+    entry: &Rc<Entry>,
+    attempts: &mut Attempts,
+    first: &mut Option<First>,
+) -> Result<Connected, Reason> {
+    loop {
+        let index = attempts.next(worker, entry)?;
+        let candidate = &attempts.admission.candidates.endpoints()[index];
+        let address = candidate.key.address;
+        let timeout = attempts.admission.candidates.tuning.connect_timeout;
+        entry.story.borrow_mut().dialled(candidate);
+        let in_flight = worker.shared.upstreams.begin(candidate);
+        attempts.tried.push(address);
+        if let Some(first) = first {
+            first.sent = 0;
+        }
+        let dialled = match dial_endpoint(worker, entry, address, first) {
+            Ok(Dialled::Connected(socket)) => Ok(socket),
+            Ok(Dialled::Connecting(socket)) => {
+                // An order to end wins, then the endpoint, then its time.
+                tokio::select! {
+                    biased;
+                    reason = entry.cut_ordered() => return Err(reason),
+                    connected = connected(socket) => connected,
+                    () = tokio::time::sleep(timeout) => Err(Reason::EndpointTimeout),
+                }
+            }
+            Err(reason) => Err(reason),
+        };
+        match dialled {
+            Ok(socket) => {
+                taken_up(worker, entry, attempts.started);
+                return Ok(Connected { socket, in_flight });
+            }
+            // A fault of our own says nothing about the endpoint.
+            Err(Reason::Internal) => return Err(Reason::Internal),
+            Err(reason) => attempts.failed(worker, &in_flight, reason),
+        }
+    }
+}
+
+fn taken_up(worker: &Worker, entry: &Entry, started: Instant) {
+    let after = started.elapsed();
+    worker.local.connected(after);
+    let mut story = entry.story.borrow_mut();
+    story.connect = Some(after);
+    if story.destination.is_none() {
+        drop(story);
+        let destination = worker.local.destination(&entry.record(None, "".into()));
+        destination.opened();
+        entry.story.borrow_mut().destination = Some(destination);
+    }
+}
+
+enum Dialled {
+    Connected(TcpStream),
+    Connecting(TcpStream),
+}
+
+/// Begins to connect, and tries to send at once: on a fast network the endpoint has accepted by then.
+fn dial_endpoint(
+    worker: &Worker,
+    entry: &Entry,
+    address: SocketAddr,
+    first: &mut Option<First>,
+) -> Result<Dialled, Reason> {
+    if is_own(worker, address) {
+        return Err(Reason::EndpointUnreachable);
+    }
+    let socket = dial(address).map_err(dial_reason)?;
+    let sent = match first {
+        Some(first) => rustix::net::send(&socket, &first.bytes, SendFlags::NOSIGNAL),
+        None => Err(Errno::AGAIN),
+    };
+    match sent {
+        Ok(sent) => {
+            if let Some(first) = first {
+                first.sent = sent;
+                entry.count(true, RelayPath::Copy, sent);
+            }
+            into_tokio(socket).map(Dialled::Connected)
+        }
+        Err(Errno::AGAIN | Errno::INPROGRESS | Errno::NOTCONN | Errno::ALREADY) => {
+            into_tokio(socket).map(Dialled::Connecting)
+        }
+        Err(error) => Err(dial_reason(error)),
+    }
+}
+
+/// Whether an address is one that we listen on: dialling it would loop.
+fn is_own(worker: &Worker, address: SocketAddr) -> bool {
+    worker.shared.own.load().iter().any(|own| {
+        own.port() == address.port()
+            && (own.ip() == address.ip()
+                || own.ip().is_unspecified() && (address.ip().is_loopback() || address.ip().is_unspecified()))
+    })
+}
+
+fn into_tokio(socket: OwnedFd) -> Result<TcpStream, Reason> {
+    TcpStream::from_std(socket.into()).map_err(|_| Reason::Internal)
+}
+
+/// Waits until the endpoint has accepted or refused.
+async fn connected(socket: TcpStream) -> Result<TcpStream, Reason> {
+    socket.writable().await.map_err(|_| Reason::Internal)?;
+    match socket.take_error() {
+        Ok(None) => Ok(socket),
+        Ok(Some(error)) | Err(error) => Err(dial_reason(Errno::from_io_error(&error).unwrap_or(Errno::IO))),
+    }
+}

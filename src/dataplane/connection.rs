@@ -1,0 +1,80 @@
+//! One connection, from accept to its end.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use tokio::net::TcpStream;
+
+use super::connect::{Attempts, connect};
+use super::peek::{First, Peeked, peek};
+use super::refuse;
+use super::relay::{self, relay};
+use super::table::Entry;
+use super::worker::Worker;
+use crate::model::reason::Reason;
+use crate::snapshot::admit::admit_source;
+use crate::snapshot::policy::Listener;
+
+/// How a connection ended.
+enum Ending {
+    /// Gone before its first byte: a load balancer's probe.
+    Probe,
+    /// Nobody is there, or nobody who would understand.
+    Silent(Reason),
+    /// The client is told why.
+    Refused(Reason),
+    /// It was passed on, and both sides know.
+    Relayed(Reason),
+}
+
+/// Serves an accepted connection.
+pub(crate) async fn serve(worker: Rc<Worker>, entry: Rc<Entry>, listener: Arc<Listener>, client: TcpStream) {
+    // The table is left also where this task is dropped half-way, or panics.
+    let _leave = Leave(&worker, &entry);
+    match run(&worker, &entry, &listener, &client).await {
+        Ending::Probe => worker.told(&entry, Reason::ClientGone, true),
+        Ending::Silent(reason) | Ending::Relayed(reason) => worker.told(&entry, reason, false),
+        Ending::Refused(reason) => {
+            worker.told(&entry, reason, false);
+            refuse::refuse(&worker, &client, reason).await;
+        }
+    }
+}
+
+struct Leave<'a>(&'a Rc<Worker>, &'a Rc<Entry>);
+
+impl Drop for Leave<'_> {
+    fn drop(&mut self) {
+        self.0.leave(self.1);
+    }
+}
+
+async fn run(worker: &Rc<Worker>, entry: &Rc<Entry>, listener: &Listener, client: &TcpStream) -> Ending {
+    if let Err(reason) = admit_source(listener, entry.source.ip()) {
+        return Ending::Refused(reason);
+    }
+    let (admission, first) = match peek(worker, entry, listener, client).await {
+        Peeked::Admitted(admission, first) => (admission, first),
+        Peeked::Probe => return Ending::Probe,
+        Peeked::Gone => return Ending::Silent(Reason::ClientGone),
+        Peeked::Refused(reason @ (Reason::NotTls | Reason::HelloTimeout)) => return Ending::Silent(reason),
+        Peeked::Refused(reason) => return Ending::Refused(reason),
+    };
+    let mut first: Option<First> = Some(first);
+    let mut attempts = Attempts::new(admission);
+    loop {
+        let connected = match connect(worker, entry, &mut attempts, &mut first).await {
+            Ok(connected) => connected,
+            Err(reason) => return Ending::Refused(reason),
+        };
+        match relay(worker, entry, client, &connected, &mut first).await {
+            relay::End::Closed(reason) => return Ending::Relayed(reason),
+            relay::End::NotTaken(again) => {
+                attempts.failed(worker, &connected.in_flight, Reason::EndpointReset);
+                if again == relay::Again::No {
+                    return Ending::Relayed(Reason::EndpointReset);
+                }
+            }
+        }
+    }
+}

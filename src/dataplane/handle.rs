@@ -1,0 +1,190 @@
+//! The data plane as the rest of the program sees it.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use tokio::sync::{mpsc, oneshot};
+
+use super::upstreams::Upstreams;
+use super::worker::{self, Message, Shared};
+use crate::model::address::Bind;
+use crate::model::record::ConnectionRecord;
+use crate::net::budget::Budget;
+use crate::net::listen::Listening;
+use crate::snapshot::policy::Limits;
+use crate::telemetry::Telemetry;
+use crate::world::Reader;
+
+/// Messages that a worker may have waiting; whoever sends more waits.
+const MAILBOX: usize = 64;
+
+/// The running data plane.
+pub struct Dataplane {
+    shared: Arc<Shared>,
+    mailboxes: Vec<mpsc::Sender<Message>>,
+    threads: Vec<thread::JoinHandle<()>>,
+    open: BTreeMap<Bind, SocketAddr>,
+}
+
+/// Reads and controls a running data plane; cheap to clone.
+#[derive(Clone)]
+pub struct Control {
+    shared: Arc<Shared>,
+    mailboxes: Vec<mpsc::Sender<Message>>,
+}
+
+/// Limits that hold, after what the descriptors allow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EffectiveLimits {
+    pub descriptors: usize,
+    pub connections: usize,
+    pub pending_hellos: usize,
+}
+
+impl EffectiveLimits {
+    pub fn new(limits: &Limits, descriptors: usize) -> Self {
+        let allowed = crate::net::budget::connections_for(descriptors);
+        let pending = limits.pending_hellos.unwrap_or(10_000).min(descriptors / 4);
+        Self { descriptors, connections: limits.connections.min(allowed), pending_hellos: pending.max(1) }
+    }
+}
+
+impl Dataplane {
+    /// Starts the worker threads; they listen nowhere yet.
+    pub fn start(
+        workers: usize,
+        limits: EffectiveLimits,
+        reader: &Reader,
+        telemetry: &Telemetry,
+    ) -> std::io::Result<Self> {
+        let shared = Arc::new(Shared {
+            upstreams: Arc::new(Upstreams::new(&telemetry.recorder)),
+            telemetry: telemetry.clone(),
+            connections: Budget::new(0),
+            pending_cap: AtomicUsize::new(0),
+            own: ArcSwap::default(),
+            workers,
+        });
+        let mut dataplane =
+            Self { shared, mailboxes: Vec::new(), threads: Vec::new(), open: BTreeMap::new() };
+        dataplane.set_limits(limits);
+        for index in 0..workers {
+            let (mailbox, messages) = mpsc::channel(MAILBOX);
+            let (shared, reader) = (dataplane.shared.clone(), reader.clone());
+            let builder = thread::Builder::new().name(format!("isthmus-{index}"));
+            let thread = builder.spawn(move || worker::thread(index, shared, reader, messages))?;
+            dataplane.mailboxes.push(mailbox);
+            dataplane.threads.push(thread);
+        }
+        Ok(dataplane)
+    }
+
+    pub fn control(&self) -> Control {
+        Control { shared: self.shared.clone(), mailboxes: self.mailboxes.clone() }
+    }
+
+    pub fn workers(&self) -> usize {
+        self.shared.workers
+    }
+
+    pub fn set_limits(&self, limits: EffectiveLimits) {
+        self.shared.connections.set_limit(limits.connections);
+        let each = limits.pending_hellos.div_ceil(self.shared.workers);
+        self.shared.pending_cap.store(each, Ordering::Relaxed);
+    }
+
+    /// Where it listens, with the ports that the kernel chose.
+    pub fn open_addresses(&self) -> &BTreeMap<Bind, SocketAddr> {
+        &self.open
+    }
+
+    /// Listens on one more address.
+    pub async fn open(&mut self, bind: Bind, listening: Listening) {
+        self.open.insert(bind, listening.address);
+        self.tell_own();
+        let sockets: Vec<OwnedFd> = listening.sockets;
+        for (mailbox, socket) in self.mailboxes.iter().zip(sockets) {
+            // Fails only for a thread that has ended, which nothing can be opened on.
+            let _ = mailbox.send(Message::Open { bind, socket }).await;
+        }
+    }
+
+    /// Stops listening on an address; its connections may finish within the time.
+    pub async fn close(&mut self, bind: Bind, listener: &Arc<str>, within: Duration) {
+        self.open.remove(&bind);
+        self.tell_own();
+        for mailbox in &self.mailboxes {
+            let _ = mailbox.send(Message::Close { bind, listener: listener.clone(), within }).await;
+        }
+    }
+
+    fn tell_own(&self) {
+        self.shared.own.store(Arc::new(self.open.values().copied().collect()));
+    }
+
+    /// Ends connections that the newest config file does not admit any more.
+    pub async fn readmit(&self) {
+        for mailbox in &self.mailboxes {
+            let _ = mailbox.send(Message::Readmit).await;
+        }
+    }
+
+    /// Stops listening, lets connections finish within the time, resets what is left, and ends the threads.
+    pub async fn drain(self, within: Duration) {
+        for mailbox in &self.mailboxes {
+            let _ = mailbox.send(Message::Drain { within }).await;
+        }
+        let join = tokio::task::spawn_blocking(move || {
+            for thread in self.threads {
+                if thread.join().is_err() {
+                    tracing::error!("a data-plane thread panicked");
+                }
+            }
+        });
+        let _ = join.await;
+    }
+}
+
+impl Control {
+    pub fn upstreams(&self) -> &Arc<Upstreams> {
+        &self.shared.upstreams
+    }
+
+    /// Connections now.
+    pub fn connections_active(&self) -> usize {
+        self.shared.connections.used()
+    }
+
+    /// All live connections, oldest first; at most 10,000 of each worker.
+    pub async fn connections(&self) -> Vec<ConnectionRecord> {
+        let mut all = Vec::new();
+        for mailbox in &self.mailboxes {
+            let (answer, list) = oneshot::channel();
+            if mailbox.send(Message::Connections(answer)).await.is_ok() {
+                all.extend(list.await.unwrap_or_default());
+            }
+        }
+        all.sort_by_key(|record| record.id);
+        all
+    }
+
+    /// Whether every worker answers within the time.
+    pub async fn alive(&self, within: Duration) -> bool {
+        let all = async {
+            for mailbox in &self.mailboxes {
+                let (answer, alive) = oneshot::channel();
+                if mailbox.send(Message::Alive(answer)).await.is_err() || alive.await.is_err() {
+                    return false;
+                }
+            }
+            true
+        };
+        tokio::time::timeout(within, all).await.unwrap_or(false)
+    }
+}

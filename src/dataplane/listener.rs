@@ -1,0 +1,132 @@
+//! Accepting: one task per worker and address.
+
+use std::cell::RefCell;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use rustix::net::{SocketFlags, acceptfrom_with};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
+
+use super::connection;
+use super::refuse;
+use super::table::Entry;
+use super::worker::Worker;
+use crate::model::address::{Bind, canonical_socket};
+use crate::model::reason::Reason;
+use crate::snapshot::policy::Listener;
+
+/// Accepted in one go, before other tasks have a turn.
+const ACCEPTS_AT_ONCE: usize = 64;
+/// Rest after the kernel had no descriptor or memory for a connection.
+const REST: Duration = Duration::from_millis(50);
+
+/// A listening socket that is being accepted from.
+pub(crate) struct OpenListener {
+    stop: Rc<Notify>,
+    socket: Rc<TcpListener>,
+    incoming: Rc<Incoming>,
+}
+
+impl OpenListener {
+    pub(crate) fn start(worker: &Rc<Worker>, bind: Bind, socket: OwnedFd) -> io::Result<Self> {
+        let socket = Rc::new(TcpListener::from_std(socket.into())?);
+        let stop = Rc::new(Notify::new());
+        let incoming = Rc::new(Incoming { worker: worker.clone(), bind, listener: RefCell::new(None) });
+        worker.scope.spawn(accept(incoming.clone(), socket.clone(), stop.clone()));
+        Ok(Self { stop, socket, incoming })
+    }
+
+    /// Takes what the kernel has queued, and closes.
+    pub(crate) fn stop(self) {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        while let Ok((client, source)) = acceptfrom_with(&*self.socket, flags) {
+            let source = source.and_then(|source| SocketAddr::try_from(source).ok());
+            if let (Some(source), Ok(client)) = (source, TcpStream::from_std(client.into())) {
+                self.incoming.take(client, source);
+            }
+        }
+        self.stop.notify_one();
+    }
+}
+
+/// Where accepted connections go.
+struct Incoming {
+    worker: Rc<Worker>,
+    bind: Bind,
+    /// What the policy says of this address, with the policy's generation.
+    listener: RefCell<Option<(u64, Arc<Listener>)>>,
+}
+
+async fn accept(incoming: Rc<Incoming>, socket: Rc<TcpListener>, stop: Rc<Notify>) {
+    loop {
+        // Stop wins: what is queued was taken by whoever ordered it.
+        let accepted = tokio::select! {
+            biased;
+            () = stop.notified() => return,
+            accepted = socket.accept() => accepted,
+        };
+        if !incoming.handle(accepted).await {
+            continue;
+        }
+        for _ in 1..ACCEPTS_AT_ONCE {
+            match socket.poll_accept(&mut Context::from_waker(Waker::noop())) {
+                Poll::Ready(accepted) => drop(incoming.handle(accepted).await),
+                Poll::Pending => break,
+            }
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+impl Incoming {
+    /// Takes a connection; false after a fault, when there may be no more for a while.
+    async fn handle(&self, accepted: io::Result<(TcpStream, SocketAddr)>) -> bool {
+        match accepted {
+            Ok((client, source)) => self.take(client, source),
+            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+            Err(error) => {
+                tracing::warn!(bind = %self.bind, %error, "cannot accept");
+                tokio::time::sleep(REST).await;
+                return false;
+            }
+        }
+        true
+    }
+
+    fn take(&self, client: TcpStream, source: SocketAddr) {
+        let worker = &self.worker;
+        let source = canonical_socket(source);
+        let Some(listener) = self.listener() else {
+            // The address is on its way out; the client sees what it would see a moment later.
+            return;
+        };
+        let entry = Rc::new(Entry::new(worker.next_id(), listener.name.clone(), source, worker.clock.now()));
+        worker.local.accepted(&listener.name);
+        if !worker.shared.connections.take() {
+            refuse::at_once(worker, &client, Reason::LimitGlobal);
+            worker.told(&entry, Reason::LimitGlobal, false);
+            return;
+        }
+        worker.enter(&entry);
+        worker.scope.spawn(connection::serve(worker.clone(), entry, listener, client));
+    }
+
+    fn listener(&self) -> Option<Arc<Listener>> {
+        let snapshot = self.worker.snapshot();
+        let mut cached = self.listener.borrow_mut();
+        if let Some((generation, listener)) = &*cached
+            && *generation == snapshot.policy_generation
+        {
+            return Some(listener.clone());
+        }
+        let found = snapshot.policy.listeners.iter().find(|listener| listener.bind == self.bind).cloned();
+        *cached = found.clone().map(|listener| (snapshot.policy_generation, listener));
+        found
+    }
+}

@@ -1,0 +1,22 @@
+//! The data plane: accept → peek → admit → choose → dial → relay.
+//!
+//! One thread per core, each with a single-threaded runtime, its own `SO_REUSEPORT` sockets and its own table of
+//! connections; no lock is shared on the way of a connection. What a connection costs, and why:
+//!
+//! - the first read is tried when it is accepted, the first write when the endpoint was dialled: on a fast network
+//!   neither has to wait for the poller;
+//! - the hello is read in the worker's scratch buffer; a buffer of its own is made only for one that comes in pieces;
+//! - an idle connection holds two sockets, its [`table::Entry`] and its task: no buffer, no pipe, no timer.
+
+pub(crate) mod connect;
+pub(crate) mod connection;
+pub mod handle;
+pub(crate) mod listener;
+pub(crate) mod peek;
+pub(crate) mod pending;
+pub(crate) mod refuse;
+pub(crate) mod relay;
+pub mod table;
+pub(crate) mod tick;
+pub mod upstreams;
+pub(crate) mod worker;

@@ -1,0 +1,190 @@
+//! Reads the hello of a connection under its deadline, and asks for admission.
+
+use std::rc::Rc;
+
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
+use tokio::io::Interest;
+use tokio::net::TcpStream;
+
+use super::table::Entry;
+use super::worker::Worker;
+use crate::model::reason::Reason;
+use crate::snapshot::admit::{Admission, Question, admit};
+use crate::snapshot::policy::Listener;
+use crate::wire::client_hello::{Fault, Hello, Scanner, Verdict};
+
+/// What came of the first bytes.
+pub(crate) enum Peeked {
+    /// The client may connect; the bytes read so far go to the endpoint first.
+    Admitted(Admission, First),
+    Refused(Reason),
+    /// Gone before its first byte.
+    Probe,
+    /// Gone before its hello was whole.
+    Gone,
+}
+
+/// The bytes that were read to decide, kept until the endpoint has answered, so that another endpoint can
+/// be sent them if it does not.
+pub(crate) struct First {
+    pub(crate) bytes: Box<[u8]>,
+    /// How many the present endpoint was sent.
+    pub(crate) sent: usize,
+    /// Whether they are all that an endpoint was ever sent, and no more than the hello: then sending them
+    /// again to another endpoint repeats nothing.
+    pub(crate) repeatable: bool,
+}
+
+pub(crate) async fn peek(
+    worker: &Rc<Worker>,
+    entry: &Rc<Entry>,
+    listener: &Listener,
+    client: &TcpStream,
+) -> Peeked {
+    let mut peek = Peek {
+        worker,
+        entry,
+        listener,
+        scanner: Scanner::new(listener.hello.bytes_max, listener.hello.records_max),
+        received: Vec::new(),
+    };
+    // Tried at once, without asking the poller: mostly the hello is there when the connection is.
+    if let Some(peeked) = peek.read(client) {
+        return peeked;
+    }
+    worker.pending.borrow_mut().insert(entry, worker.pending_cap());
+    let _waiting = Waiting(worker, entry);
+    peek.wait(client).await
+}
+
+/// Stands in the list of pending hellos for as long as it lives.
+struct Waiting<'a>(&'a Worker, &'a Entry);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.pending.borrow_mut().remove(self.1);
+    }
+}
+
+struct Peek<'a> {
+    worker: &'a Worker,
+    entry: &'a Rc<Entry>,
+    listener: &'a Listener,
+    scanner: Scanner,
+    /// What has come, where it did not come at once.
+    received: Vec<u8>,
+}
+
+impl Peek<'_> {
+    async fn wait(&mut self, client: &TcpStream) -> Peeked {
+        let deadline = tokio::time::Instant::from_std(self.entry.accepted + self.listener.hello.timeout);
+        loop {
+            // An order to end and the deadline win over bytes, so that a dripping client cannot outrun them.
+            tokio::select! {
+                biased;
+                reason = self.entry.cut_ordered() => return Peeked::Refused(reason),
+                () = tokio::time::sleep_until(deadline) => return Peeked::Refused(Reason::HelloTimeout),
+                ready = client.readable() => if ready.is_err() {
+                    return Peeked::Refused(Reason::Internal);
+                },
+            }
+            if let Some(peeked) = self.read(client) {
+                return peeked;
+            }
+        }
+    }
+
+    /// Reads what is there; `None` while the hello is not whole.
+    fn read(&mut self, client: &TcpStream) -> Option<Peeked> {
+        let mut scratch = self.worker.scratch.borrow_mut();
+        let scratch = &mut *scratch;
+        let mut read =
+            rustix::net::recv(client, &mut *scratch.bytes, RecvFlags::empty()).map(|(count, _)| count);
+        if read == Err(Errno::INTR) {
+            read = Err(Errno::AGAIN);
+        }
+        match read {
+            Err(Errno::AGAIN) => {
+                // Tells the poller that there was nothing, so that it reports the next bytes.
+                let _ =
+                    client.try_io(Interest::READABLE, || Err::<(), _>(std::io::ErrorKind::WouldBlock.into()));
+                return None;
+            }
+            Ok(0) | Err(_) if self.entry.up.get() == 0 && self.received.is_empty() => {
+                return Some(Peeked::Probe);
+            }
+            Ok(0) | Err(_) => return Some(Peeked::Gone),
+            Ok(count) if self.received.is_empty() => {
+                let bytes = &scratch.bytes[..count];
+                let verdict = self.scanner.scan(bytes, &mut scratch.hello);
+                if let Some(peeked) = conclude(self.worker, self.entry, self.listener, &verdict, bytes) {
+                    return Some(peeked);
+                }
+                self.received.extend_from_slice(bytes);
+            }
+            Ok(count) => {
+                self.received.extend_from_slice(&scratch.bytes[..count]);
+                let verdict = self.scanner.scan(&self.received, &mut scratch.hello);
+                return conclude(self.worker, self.entry, self.listener, &verdict, &self.received);
+            }
+        }
+        None
+    }
+}
+
+/// What a verdict on the hello means; `None` while it is not whole.
+fn conclude(
+    worker: &Worker,
+    entry: &Entry,
+    listener: &Listener,
+    verdict: &Verdict<'_>,
+    bytes: &[u8],
+) -> Option<Peeked> {
+    let hello = match verdict {
+        Verdict::NeedMore => return None,
+        Verdict::Whole(hello) => hello,
+        Verdict::Refused(fault) => {
+            return Some(Peeked::Refused(match fault {
+                Fault::NotTls => Reason::NotTls,
+                Fault::TooLarge => Reason::HelloTooLarge,
+                Fault::Fragments => Reason::HelloFragments,
+                Fault::Malformed(_) => Reason::BadHello,
+            }));
+        }
+    };
+    let after = entry.accepted.elapsed();
+    worker.local.hello(after);
+    entry.story.borrow_mut().hello = Some(after);
+    Some(match ask(worker, entry, listener, hello) {
+        Ok(admission) => {
+            let first = First { bytes: bytes.into(), sent: 0, repeatable: bytes.len() == hello.length };
+            Peeked::Admitted(admission, first)
+        }
+        Err(reason) => Peeked::Refused(reason),
+    })
+}
+
+fn ask(worker: &Worker, entry: &Entry, listener: &Listener, hello: &Hello<'_>) -> Result<Admission, Reason> {
+    let mut story = entry.story.borrow_mut();
+    story.sni = hello.server_name.map(Into::into);
+    story.alpn = hello.alpn.map(|protocols| protocols.joined());
+    let question = Question {
+        listener,
+        server_name: hello.server_name,
+        source: Some(entry.source.ip()),
+        alpn: hello.alpn,
+        identity: None,
+    };
+    match admit(&worker.snapshot(), &question, &mut ()) {
+        Ok(admission) => {
+            story.met = admission.met.clone();
+            story.permit = Some(admission.permit.clone());
+            Ok(admission)
+        }
+        Err(refusal) => {
+            story.met = refusal.met;
+            Err(refusal.reason)
+        }
+    }
+}

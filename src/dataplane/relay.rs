@@ -1,0 +1,449 @@
+//! Passes bytes between a client and an endpoint, both ways, until both have ended.
+//!
+//! Each direction is `reading → flushing → ended`:
+//!
+//! ```text
+//!            bytes                    all written
+//! reading ──────────▶ holding bytes ─────────────▶ reading
+//!    │ end of stream                                  │
+//!    └───────────────▶ FIN passed on ◀────────────────┘
+//! ```
+//!
+//! Small messages are copied through the worker's scratch buffer; a read of 16 KiB or more switches the direction to
+//! `splice(2)` through a pooled pipe, a splice of less switches back. A direction holds bytes only while the other
+//! side cannot take them: what is left of one read, or what is in one pipe. While it waits for bytes it holds nothing.
+//!
+//! A read that fills less than the buffer is taken to have emptied the socket, which saves a system call per
+//! message: the poller is edge-triggered, and reports what comes later (and has reported a close that came before).
+
+use std::future::poll_fn;
+use std::io;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+
+use rustix::net::{RecvFlags, SendFlags, Shutdown};
+use rustix::pipe::{SpliceFlags, splice};
+use tokio::io::Interest;
+use tokio::net::TcpStream;
+
+use super::connect::Connected;
+use super::peek::First;
+use super::table::Entry;
+use super::worker::Worker;
+use crate::model::reason::Reason;
+use crate::net::pipe::Pipe;
+use crate::net::socket::{keep_alive, reset_on_close};
+use crate::telemetry::local::RelayPath;
+
+/// From this size of read on, bytes stay in the kernel.
+const SPLICE_FROM: usize = 16 * 1024;
+/// What one direction may move before other connections have a turn.
+const TURN: usize = 1 << 20;
+
+/// How it ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    Closed(Reason),
+    /// The endpoint reset before its first byte.
+    NotTaken(Again),
+}
+
+/// Whether another endpoint can be asked the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Again {
+    /// It was sent the hello and nothing else.
+    Yes,
+    /// It was sent more, which nobody has any more. The client was reset.
+    No,
+}
+
+/// Relays until the end.
+pub(crate) async fn relay(
+    worker: &Rc<Worker>,
+    entry: &Rc<Entry>,
+    client: &TcpStream,
+    connected: &Connected,
+    first: &mut Option<First>,
+) -> End {
+    worker.clock.begin(entry);
+    let mut relay = Relay {
+        worker,
+        entry,
+        client,
+        connected,
+        first,
+        up: Direction::default(),
+        down: Direction::default(),
+        taken: false,
+        tuned: false,
+    };
+    poll_fn(|context| relay.poll(context)).await
+}
+
+struct Relay<'a> {
+    worker: &'a Worker,
+    entry: &'a Rc<Entry>,
+    client: &'a TcpStream,
+    connected: &'a Connected,
+    /// Kept until the endpoint's first byte.
+    first: &'a mut Option<First>,
+    up: Direction,
+    down: Direction,
+    /// Whether the endpoint has sent its first byte.
+    taken: bool,
+    /// Whether the endpoint's socket has the options that only a longer connection needs.
+    tuned: bool,
+}
+
+/// One direction's state; empty while it waits for bytes.
+#[derive(Default)]
+struct Direction {
+    /// What of a read could not be written yet.
+    held: Option<Box<Held>>,
+    pipe: Option<Pipe>,
+    /// Bytes in the pipe.
+    piped: usize,
+    splicing: bool,
+    /// The source has ended.
+    read_out: bool,
+    /// And the sink knows.
+    ended: bool,
+}
+
+struct Held {
+    bytes: Box<[u8]>,
+    written: usize,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Up,
+    Down,
+}
+
+/// Which side broke.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    Client,
+    Endpoint,
+}
+
+impl Relay<'_> {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<End> {
+        if let Poll::Ready(reason) = self.entry.poll_cut(context) {
+            reset_on_close(self.client);
+            reset_on_close(&self.connected.socket);
+            return Poll::Ready(End::Closed(reason));
+        }
+        self.tune();
+        let down = self.pump(Way::Down, context);
+        let up = self.pump(Way::Up, context);
+        match (up, down) {
+            // Endpoint first: where both broke at once, its reset came first or came of itself.
+            (_, Poll::Ready(Err(fault))) | (Poll::Ready(Err(fault)), _) => Poll::Ready(self.broken(fault)),
+            (Poll::Ready(Ok(())), Poll::Ready(Ok(()))) => Poll::Ready(End::Closed(Reason::Ok)),
+            _ => Poll::Pending,
+        }
+    }
+
+    /// Sets the options of a connection that has lived for a tick; those that end sooner never pay for them.
+    fn tune(&mut self) {
+        if !self.tuned && self.worker.clock.now() != self.entry.opened.get() {
+            self.tuned = true;
+            // A kernel without an option works without it.
+            let _ = keep_alive(&self.connected.socket);
+        }
+    }
+
+    /// A reset is passed on as a reset, so that a cut download never looks complete.
+    fn broken(&mut self, fault: Fault) -> End {
+        match fault {
+            Fault::Client => {
+                reset_on_close(&self.connected.socket);
+                End::Closed(Reason::ClientReset)
+            }
+            Fault::Endpoint => {
+                if !self.taken
+                    && let Some(first) = self.first.as_ref().filter(|first| first.repeatable)
+                {
+                    let up = self.entry.up.get();
+                    self.entry.up.set(up - up.min(first.sent as u64));
+                    return End::NotTaken(Again::Yes);
+                }
+                reset_on_close(self.client);
+                if !self.taken {
+                    return End::NotTaken(Again::No);
+                }
+                End::Closed(Reason::EndpointReset)
+            }
+        }
+    }
+
+    /// Moves what can be moved in one direction; ready once it has ended.
+    fn pump(&mut self, way: Way, context: &mut Context<'_>) -> Poll<Result<(), Fault>> {
+        if self.direction(way).ended {
+            return Poll::Ready(Ok(()));
+        }
+        let mut left = TURN;
+        loop {
+            ready!(self.flush(way, context))?;
+            if self.direction(way).read_out {
+                self.end(way);
+                return Poll::Ready(Ok(()));
+            }
+            if left == 0 {
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            let moved = ready!(self.fill(way, context))?;
+            left = left.saturating_sub(moved);
+        }
+    }
+
+    fn direction(&mut self, way: Way) -> &mut Direction {
+        match way {
+            Way::Up => &mut self.up,
+            Way::Down => &mut self.down,
+        }
+    }
+
+    fn source(&self, way: Way) -> (&TcpStream, Fault) {
+        match way {
+            Way::Up => (self.client, Fault::Client),
+            Way::Down => (&self.connected.socket, Fault::Endpoint),
+        }
+    }
+
+    fn sink(&self, way: Way) -> (&TcpStream, Fault) {
+        match way {
+            Way::Up => (&self.connected.socket, Fault::Endpoint),
+            Way::Down => (self.client, Fault::Client),
+        }
+    }
+
+    /// Writes what is held; ready once nothing is.
+    fn flush(&mut self, way: Way, context: &mut Context<'_>) -> Poll<Result<(), Fault>> {
+        if way == Way::Up {
+            ready!(self.flush_first(context))?;
+        }
+        while let Some(mut held) = self.direction(way).held.take() {
+            let written = self.write(way, &held.bytes[held.written..]);
+            match written {
+                Ok(count) => {
+                    held.written += count;
+                    self.count(way, RelayPath::Copy, count);
+                    if held.written < held.bytes.len() {
+                        self.direction(way).held = Some(held);
+                    }
+                }
+                Err(error) => {
+                    self.direction(way).held = Some(held);
+                    ready!(self.wait_to_write(way, &error, context))?;
+                }
+            }
+        }
+        while self.direction(way).piped > 0 {
+            let piped = self.direction(way).piped;
+            let (sink, _) = self.sink(way);
+            let pipe = match way {
+                Way::Up => &self.up.pipe,
+                Way::Down => &self.down.pipe,
+            };
+            let Some(pipe) = pipe else {
+                break;
+            };
+            let moved = sink.try_io(Interest::WRITABLE, || {
+                Ok(splice(&pipe.read, None, sink, None, piped, SpliceFlags::MOVE | SpliceFlags::NONBLOCK)?)
+            });
+            match moved {
+                Ok(count) => {
+                    self.direction(way).piped -= count;
+                    self.count(way, RelayPath::Splice, count);
+                }
+                Err(error) => ready!(self.wait_to_write(way, &error, context))?,
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Writes what was read before there was an endpoint.
+    fn flush_first(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Fault>> {
+        loop {
+            let Some(first) = self.first.as_ref().filter(|first| first.sent < first.bytes.len()) else {
+                return Poll::Ready(Ok(()));
+            };
+            match self.write(Way::Up, &first.bytes[first.sent..]) {
+                Ok(count) => {
+                    if let Some(first) = self.first.as_mut() {
+                        first.sent += count;
+                    }
+                    self.count(Way::Up, RelayPath::Copy, count);
+                }
+                Err(error) => ready!(self.wait_to_write(Way::Up, &error, context))?,
+            }
+        }
+    }
+
+    fn write(&self, way: Way, bytes: &[u8]) -> io::Result<usize> {
+        let (sink, _) = self.sink(way);
+        sink.try_io(Interest::WRITABLE, || Ok(rustix::net::send(sink, bytes, SendFlags::NOSIGNAL)?))
+    }
+
+    /// After a write that did not go: waits for room, or names who broke.
+    fn wait_to_write(
+        &self,
+        way: Way,
+        error: &io::Error,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), Fault>> {
+        let (sink, fault) = self.sink(way);
+        match error.kind() {
+            io::ErrorKind::WouldBlock => sink.poll_write_ready(context).map_err(|_| fault),
+            io::ErrorKind::Interrupted => Poll::Ready(Ok(())),
+            _ => Poll::Ready(Err(fault)),
+        }
+    }
+
+    /// Reads what is there and writes what it can of it; the number of bytes read.
+    fn fill(&mut self, way: Way, context: &mut Context<'_>) -> Poll<Result<usize, Fault>> {
+        let (source, fault) = self.source(way);
+        if source.poll_read_ready(context).is_pending() {
+            self.release(way);
+            return Poll::Pending;
+        }
+        let read = if self.direction(way).splicing && self.has_pipe(way) {
+            self.fill_pipe(way)
+        } else {
+            self.fill_scratch(way)
+        };
+        match read {
+            Ok(0) => {
+                self.direction(way).read_out = true;
+                self.release(way);
+                Poll::Ready(Ok(0))
+            }
+            Ok(count) => {
+                self.heard(way);
+                Poll::Ready(Ok(count))
+            }
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+                Poll::Ready(Ok(0))
+            }
+            Err(_) => Poll::Ready(Err(fault)),
+        }
+    }
+
+    /// Bytes came. From the endpoint they say that it has taken the connection; after more bytes of the client
+    /// than the hello nothing can be repeated.
+    fn heard(&mut self, way: Way) {
+        if way == Way::Down && !self.taken {
+            self.taken = true;
+            self.worker.shared.upstreams.succeeded(&self.connected.in_flight);
+        }
+        if let Some(first) = self.first.as_mut() {
+            first.repeatable = false;
+            if first.sent == first.bytes.len() {
+                *self.first = None;
+            }
+        }
+    }
+
+    fn has_pipe(&mut self, way: Way) -> bool {
+        if self.direction(way).pipe.is_none() {
+            let pipe = self.worker.pipes.borrow_mut().take();
+            self.direction(way).pipe = pipe;
+        }
+        self.direction(way).pipe.is_some()
+    }
+
+    fn fill_pipe(&mut self, way: Way) -> io::Result<usize> {
+        let (source, _) = self.source(way);
+        let pipe = match way {
+            Way::Up => &self.up.pipe,
+            Way::Down => &self.down.pipe,
+        };
+        let Some(pipe) = pipe else {
+            return Err(io::ErrorKind::WouldBlock.into());
+        };
+        let count = source.try_io(Interest::READABLE, || {
+            let flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
+            Ok(splice(source, None, &pipe.write, None, pipe.size.min(TURN), flags)?)
+        })?;
+        let direction = self.direction(way);
+        direction.piped = count;
+        direction.splicing = count >= SPLICE_FROM;
+        Ok(count)
+    }
+
+    fn fill_scratch(&mut self, way: Way) -> io::Result<usize> {
+        let mut scratch = self.worker.scratch.borrow_mut();
+        let bytes = &mut scratch.bytes;
+        let (source, _) = self.source(way);
+        let mut read = None;
+        let result = source.try_io(Interest::READABLE, || {
+            let (count, _) = rustix::net::recv(source, &mut **bytes, RecvFlags::empty())?;
+            read = Some(count);
+            // A short read has emptied the socket: forget that it was readable without asking it again.
+            if count > 0 && count < bytes.len() { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
+        });
+        let Some(count) = read else {
+            return result.map(|()| 0);
+        };
+        let bytes = &scratch.bytes[..count];
+        // Tried at once; an error shows again when the rest is flushed.
+        let written = if count == 0 { 0 } else { self.write(way, bytes).unwrap_or(0) };
+        if written < count {
+            let rest = Held { bytes: bytes[written..].into(), written: 0 };
+            self.direction(way).held = Some(Box::new(rest));
+        }
+        drop(scratch);
+        self.count(way, RelayPath::Copy, written);
+        self.direction(way).splicing = count >= SPLICE_FROM;
+        Ok(count)
+    }
+
+    /// Gives an empty pipe back.
+    fn release(&mut self, way: Way) {
+        let direction = self.direction(way);
+        if direction.piped == 0
+            && let Some(pipe) = direction.pipe.take()
+        {
+            self.worker.pipes.borrow_mut().give_back(pipe);
+        }
+    }
+
+    fn count(&self, way: Way, path: RelayPath, bytes: usize) {
+        if bytes > 0 {
+            self.entry.count(way == Way::Up, path, bytes);
+            self.worker.clock.touch(self.entry);
+        }
+    }
+
+    /// The source has ended and all of it is written: passes the end on.
+    fn end(&mut self, way: Way) {
+        self.direction(way).ended = true;
+        self.worker.clock.touch(self.entry);
+        if self.up.ended && self.down.ended {
+            // Both sockets are closed next, which says the same.
+            self.entry.half_closed.set(false);
+            return;
+        }
+        self.entry.half_closed.set(true);
+        let (sink, _) = self.sink(way);
+        // Where the sink is gone already, the other direction finds out.
+        let _ = rustix::net::shutdown(sink, Shutdown::Write);
+    }
+}
+
+impl Drop for Relay<'_> {
+    fn drop(&mut self) {
+        for way in [Way::Up, Way::Down] {
+            let direction = self.direction(way);
+            let empty = direction.piped == 0;
+            if let Some(pipe) = direction.pipe.take() {
+                let mut pipes = self.worker.pipes.borrow_mut();
+                if empty { pipes.give_back(pipe) } else { pipes.discard(pipe) }
+            }
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! One worker's connections: what each is, what it has moved, and how to end it.
+
+use std::cell::{Cell, RefCell};
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::model::reason::Reason;
+use crate::model::record::ConnectionRecord;
+use crate::snapshot::admit::{Met, Permit};
+use crate::snapshot::candidates::Candidate;
+use crate::telemetry::local::{Destination, RelayPath};
+
+/// One live connection. The task that serves it holds the sockets; all else is here.
+pub(crate) struct Entry {
+    pub(crate) id: u64,
+    pub(crate) listener: Arc<str>,
+    pub(crate) source: SocketAddr,
+    pub(crate) accepted: Instant,
+    time: SystemTime,
+    pub(crate) story: RefCell<Story>,
+    /// Client to endpoint.
+    pub(crate) up: Cell<u64>,
+    /// Endpoint to client.
+    pub(crate) down: Cell<u64>,
+    /// Those of `up` and `down` that went through a pipe.
+    spliced: Cell<u64>,
+    /// What of `up`, `down` and `spliced` the metrics know.
+    told: Cell<(u64, u64, u64)>,
+    /// The worker's tick when a byte last moved.
+    pub(crate) moved: Cell<u32>,
+    /// The worker's tick when it was accepted.
+    pub(crate) opened: Cell<u32>,
+    /// Whether one direction has ended and the other has not.
+    pub(crate) half_closed: Cell<bool>,
+    /// Its place in the worker's table.
+    pub(crate) key: Cell<usize>,
+    /// The tick at which the worker looks whether it was idle for too long; 0: none.
+    pub(crate) deadline: Cell<u32>,
+    /// An order to end, with its reason.
+    order: Cell<Option<Reason>>,
+    waker: RefCell<Option<Waker>>,
+}
+
+/// What is learnt of a connection on its way.
+#[derive(Default)]
+pub(crate) struct Story {
+    pub(crate) sni: Option<Box<[u8]>>,
+    pub(crate) alpn: Option<Box<[u8]>>,
+    pub(crate) met: Met,
+    pub(crate) permit: Option<Permit>,
+    pub(crate) endpoint: Option<SocketAddr>,
+    endpoint_cluster: Option<Arc<str>>,
+    endpoint_locality: Option<Arc<str>>,
+    pub(crate) hello: Option<Duration>,
+    pub(crate) connect: Option<Duration>,
+    pub(crate) destination: Option<Rc<Destination>>,
+}
+
+impl Story {
+    pub(crate) fn dialled(&mut self, candidate: &Candidate) {
+        self.endpoint = Some(candidate.key.address);
+        self.endpoint_cluster = Some(candidate.cluster.shared());
+        self.endpoint_locality = Some(candidate.locality.shared());
+    }
+}
+
+impl Entry {
+    pub(crate) fn new(id: u64, listener: Arc<str>, source: SocketAddr, tick: u32) -> Self {
+        Self {
+            id,
+            listener,
+            source,
+            accepted: Instant::now(),
+            time: SystemTime::now(),
+            story: RefCell::default(),
+            up: Cell::new(0),
+            down: Cell::new(0),
+            spliced: Cell::new(0),
+            told: Cell::new((0, 0, 0)),
+            moved: Cell::new(tick),
+            opened: Cell::new(tick),
+            half_closed: Cell::new(false),
+            key: Cell::new(usize::MAX),
+            deadline: Cell::new(0),
+            order: Cell::new(None),
+            waker: RefCell::new(None),
+        }
+    }
+
+    /// Orders the connection to end; the first order stands.
+    pub(crate) fn cut(&self, reason: Reason) {
+        if self.order.get().is_none() {
+            self.order.set(Some(reason));
+            self.wake();
+        }
+    }
+
+    /// Has its task look around.
+    pub(crate) fn wake(&self) {
+        if let Some(waker) = self.waker.borrow().as_ref() {
+            waker.wake_by_ref();
+        }
+    }
+
+    /// The order to end, if there is one; else the task is woken when there will be.
+    pub(crate) fn poll_cut(&self, context: &Context<'_>) -> Poll<Reason> {
+        if let Some(reason) = self.order.get() {
+            return Poll::Ready(reason);
+        }
+        let mut waker = self.waker.borrow_mut();
+        if !waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
+            *waker = Some(context.waker().clone());
+        }
+        Poll::Pending
+    }
+
+    /// Waits for an order to end.
+    pub(crate) async fn cut_ordered(&self) -> Reason {
+        std::future::poll_fn(|context| self.poll_cut(context)).await
+    }
+
+    pub(crate) fn count(&self, upward: bool, path: RelayPath, bytes: usize) {
+        let bytes = bytes as u64;
+        let total = if upward { &self.up } else { &self.down };
+        total.set(total.get() + bytes);
+        if path == RelayPath::Splice {
+            self.spliced.set(self.spliced.get() + bytes);
+        }
+    }
+
+    /// What has moved since the last call: up, down, and of both through a pipe.
+    pub(crate) fn untold(&self) -> (u64, u64, u64) {
+        let now = (self.up.get(), self.down.get(), self.spliced.get());
+        let told = self.told.replace(now);
+        (now.0 - told.0, now.1 - told.1, now.2 - told.2)
+    }
+
+    /// The story so far.
+    pub(crate) fn record(&self, reason: Option<Reason>, source_network: Arc<str>) -> ConnectionRecord {
+        let story = self.story.borrow();
+        let service = story.met.service.as_ref();
+        ConnectionRecord {
+            id: self.id,
+            time: self.time,
+            listener: self.listener.clone(),
+            source: self.source,
+            source_network,
+            sni: story.sni.clone(),
+            alpn: story.alpn.clone(),
+            route: story.met.rule.clone(),
+            service: service.map(|service| service.hostname.clone()),
+            service_namespace: service.map(|service| service.namespace.clone()),
+            port: service.and_then(|service| service.port),
+            subset: service.map(|service| service.subset.clone()),
+            endpoint: story.endpoint,
+            endpoint_cluster: story.endpoint_cluster.clone().unwrap_or_default(),
+            endpoint_locality: story.endpoint_locality.clone().unwrap_or_default(),
+            source_identity: None,
+            reason,
+            duration: self.accepted.elapsed(),
+            hello: story.hello,
+            connect: story.connect,
+            bytes_up: self.up.get(),
+            bytes_down: self.down.get(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_idle_connection_costs_less_than_a_kibibyte() {
+        let size = size_of::<Entry>();
+        assert!(size <= 640, "{size} bytes");
+    }
+}

@@ -1,0 +1,306 @@
+//! The run-time state of endpoints: connections in flight, failures in a row, ejection.
+//!
+//! Shared by all workers, kept only for endpoints that have been dialled, carried over from one world to the next. It
+//! never enters a snapshot, and no snapshot is made for it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use dashmap::DashMap;
+use hashbrown::DefaultHashBuilder;
+use metrics::Gauge;
+
+use crate::balance::Load;
+use crate::snapshot::candidates::{Candidate, Candidates, EndpointKey};
+use crate::snapshot::policy::Ejection;
+use crate::telemetry::recorder::Recorder;
+
+/// How long an endpoint that nobody uses is remembered.
+const FORGET_AFTER: Duration = Duration::from_secs(60);
+
+/// All endpoints that have been dialled.
+pub struct Upstreams {
+    started: Instant,
+    endpoints: DashMap<EndpointKey, Arc<Upstream>, DefaultHashBuilder>,
+    groups: DashMap<Arc<str>, Arc<Group>, DefaultHashBuilder>,
+    /// Endpoints ejected now, of all groups: 0 spares every look-up.
+    ejected: AtomicUsize,
+    recorder: Arc<Recorder>,
+}
+
+/// One endpoint.
+#[derive(Debug)]
+pub struct Upstream {
+    group: Arc<Group>,
+    in_flight: AtomicU32,
+    /// In a row.
+    failures: AtomicU32,
+    /// Milliseconds since start; 0: not ejected.
+    ejected_until: AtomicU64,
+    /// Milliseconds since start.
+    used: AtomicU64,
+}
+
+/// The endpoints of one route or service port.
+#[derive(Debug)]
+struct Group {
+    ejected: AtomicU32,
+    turn: AtomicU64,
+    gauge: Gauge,
+}
+
+/// One connection in flight to an endpoint, from before it is dialled to its end.
+#[derive(Debug)]
+pub struct InFlight(Arc<Upstream>);
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// What a failure led to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Stays,
+    Ejected,
+}
+
+impl Upstreams {
+    pub fn new(recorder: &Arc<Recorder>) -> Self {
+        Self {
+            started: Instant::now(),
+            endpoints: DashMap::default(),
+            groups: DashMap::default(),
+            ejected: AtomicUsize::new(0),
+            recorder: recorder.clone(),
+        }
+    }
+
+    /// Never 0, so that 0 can stand for "not ejected".
+    fn now(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX) + 1
+    }
+
+    /// Counts a connection to an endpoint.
+    pub fn begin(&self, candidate: &Candidate) -> InFlight {
+        let upstream = self.upstream(candidate);
+        upstream.in_flight.fetch_add(1, Ordering::Relaxed);
+        upstream.used.store(self.now(), Ordering::Relaxed);
+        InFlight(upstream)
+    }
+
+    fn upstream(&self, candidate: &Candidate) -> Arc<Upstream> {
+        if let Some(known) = self.endpoints.get(&candidate.key) {
+            return known.clone();
+        }
+        let group = self.group(&candidate.key.group);
+        let new = || {
+            Arc::new(Upstream {
+                group,
+                in_flight: AtomicU32::new(0),
+                failures: AtomicU32::new(0),
+                ejected_until: AtomicU64::new(0),
+                used: AtomicU64::new(0),
+            })
+        };
+        self.endpoints.entry(candidate.key.clone()).or_insert_with(new).clone()
+    }
+
+    fn group(&self, name: &Arc<str>) -> Arc<Group> {
+        if let Some(known) = self.groups.get(name) {
+            return known.clone();
+        }
+        let new = || {
+            // The group of a service is `hostname:port`; its series is that of the service.
+            let service = name.split(':').next().unwrap_or(name);
+            let gauge = self.recorder.gauge("isthmus_endpoint_ejected", &[("service", service)]);
+            Arc::new(Group { ejected: AtomicU32::new(0), turn: AtomicU64::new(0), gauge })
+        };
+        self.groups.entry(name.clone()).or_insert_with(new).clone()
+    }
+
+    /// The endpoint has taken a connection.
+    pub fn succeeded(&self, in_flight: &InFlight) {
+        // Read first: in health the line is shared by all workers and never written.
+        if in_flight.0.failures.load(Ordering::Relaxed) != 0 {
+            in_flight.0.failures.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// The endpoint refused, was silent, unreachable, or reset before its first byte.
+    pub fn failed(&self, in_flight: &InFlight, candidates: &Candidates) -> Verdict {
+        let upstream = &in_flight.0;
+        let failures = upstream.failures.fetch_add(1, Ordering::Relaxed) + 1;
+        let Some(ejection) = candidates.tuning.ejection else {
+            return Verdict::Stays;
+        };
+        if failures < ejection.failures || !self.may_eject(candidates, &ejection) {
+            return Verdict::Stays;
+        }
+        let until = self.now().saturating_add(u64::try_from(ejection.time.as_millis()).unwrap_or(u64::MAX));
+        if upstream.ejected_until.compare_exchange(0, until, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+            return Verdict::Stays;
+        }
+        self.ejected.fetch_add(1, Ordering::Relaxed);
+        upstream.group.ejected.fetch_add(1, Ordering::Relaxed);
+        upstream.group.gauge.increment(1.0);
+        Verdict::Ejected
+    }
+
+    /// Never the only endpoint, and never more than the share allows; but one of several always may be.
+    fn may_eject(&self, candidates: &Candidates, ejection: &Ejection) -> bool {
+        let all = candidates.endpoints().len();
+        let ejected = candidates.endpoints().iter().filter(|candidate| self.ejected(candidate)).count();
+        let allowed = (all * usize::from(ejection.share_max_percent) / 100).max(1).min(all.saturating_sub(1));
+        ejected < allowed
+    }
+
+    /// Lets an endpoint back, if it was ejected.
+    fn let_back(&self, upstream: &Upstream, until: u64) {
+        if upstream.ejected_until.compare_exchange(until, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            upstream.failures.store(0, Ordering::Relaxed);
+            upstream.group.ejected.fetch_sub(1, Ordering::Relaxed);
+            upstream.group.gauge.decrement(1.0);
+            self.ejected.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Lets back whose time is over, and forgets endpoints that nobody uses. Called about once a second.
+    pub fn upkeep(&self) {
+        let now = self.now();
+        let forget = u64::try_from(FORGET_AFTER.as_millis()).unwrap_or(u64::MAX);
+        self.endpoints.retain(|_, upstream| {
+            let until = upstream.ejected_until.load(Ordering::Relaxed);
+            if until != 0 && until <= now {
+                self.let_back(upstream, until);
+            }
+            let unused = Arc::strong_count(upstream) == 1
+                && upstream.in_flight.load(Ordering::Relaxed) == 0
+                && upstream.ejected_until.load(Ordering::Relaxed) == 0;
+            !unused || now.saturating_sub(upstream.used.load(Ordering::Relaxed)) < forget
+        });
+        self.groups.retain(|_, group| Arc::strong_count(group) > 1);
+    }
+
+    /// Endpoints that are remembered.
+    pub fn len(&self) -> usize {
+        self.endpoints.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.endpoints.is_empty()
+    }
+}
+
+impl Load for Upstreams {
+    fn disturbed(&self, candidates: &Candidates) -> bool {
+        self.ejected.load(Ordering::Relaxed) != 0
+            && self
+                .groups
+                .get(&candidates.group)
+                .is_some_and(|group| group.ejected.load(Ordering::Relaxed) != 0)
+    }
+
+    fn ejected(&self, candidate: &Candidate) -> bool {
+        let Some(upstream) = self.endpoints.get(&candidate.key).map(|upstream| upstream.clone()) else {
+            return false;
+        };
+        let until = upstream.ejected_until.load(Ordering::Relaxed);
+        if until != 0 && until <= self.now() {
+            self.let_back(&upstream, until);
+            return false;
+        }
+        until != 0
+    }
+
+    fn in_flight(&self, candidate: &Candidate) -> u32 {
+        self.endpoints.get(&candidate.key).map_or(0, |upstream| upstream.in_flight.load(Ordering::Relaxed))
+    }
+
+    fn turn(&self, candidates: &Candidates) -> u64 {
+        self.group(&candidates.group).turn.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+/// The same state for those who ask what would be chosen: looking takes no turn.
+pub struct Looking<'a>(pub &'a Upstreams);
+
+impl Load for Looking<'_> {
+    fn disturbed(&self, candidates: &Candidates) -> bool {
+        self.0.disturbed(candidates)
+    }
+
+    fn ejected(&self, candidate: &Candidate) -> bool {
+        self.0.ejected(candidate)
+    }
+
+    fn in_flight(&self, candidate: &Candidate) -> u32 {
+        self.0.in_flight(candidate)
+    }
+
+    fn turn(&self, candidates: &Candidates) -> u64 {
+        self.0.groups.get(&candidates.group).map_or(0, |group| group.turn.load(Ordering::Relaxed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::endpoint::Health;
+    use crate::model::place::Distance;
+    use crate::snapshot::candidates::tests::candidate;
+    use crate::snapshot::policy::{Timeouts, Tuning};
+
+    fn set(endpoints: u16, ejection: Ejection) -> Candidates {
+        let tuning = Tuning { ejection: Some(ejection), ..Tuning::for_services(&Timeouts::default()) };
+        let list =
+            (1..=endpoints).map(|port| candidate(port, 1, Health::Healthy, Distance::Elsewhere)).collect();
+        Candidates::new("g".into(), tuning.into(), list)
+    }
+
+    fn upstreams() -> Upstreams {
+        Upstreams::new(&Arc::new(Recorder::default()))
+    }
+
+    #[test]
+    fn failures_in_a_row_eject_but_never_more_than_the_share() {
+        let upstreams = upstreams();
+        let set = set(4, Ejection { failures: 2, ..Ejection::default() });
+        let fail = |index: usize| {
+            let in_flight = upstreams.begin(&set.endpoints()[index]);
+            upstreams.failed(&in_flight, &set)
+        };
+        assert_eq!(fail(0), Verdict::Stays);
+        upstreams.succeeded(&upstreams.begin(&set.endpoints()[0]));
+        assert_eq!([fail(0), fail(0), fail(0)], [Verdict::Stays, Verdict::Ejected, Verdict::Stays]);
+        assert_eq!([fail(1), fail(1)], [Verdict::Stays, Verdict::Ejected]);
+        assert_eq!([fail(2), fail(2), fail(2)], [Verdict::Stays; 3]);
+        assert!(upstreams.disturbed(&set) && upstreams.ejected(&set.endpoints()[0]));
+        assert!(!upstreams.ejected(&set.endpoints()[2]));
+    }
+
+    #[test]
+    fn the_only_endpoint_is_never_ejected() {
+        let upstreams = upstreams();
+        let set = set(1, Ejection { failures: 1, share_max_percent: 100, ..Ejection::default() });
+        let in_flight = upstreams.begin(&set.endpoints()[0]);
+        assert_eq!(upstreams.failed(&in_flight, &set), Verdict::Stays);
+    }
+
+    #[test]
+    fn an_ejected_endpoint_comes_back_and_unused_ones_are_forgotten() {
+        let upstreams = upstreams();
+        let set = set(2, Ejection { failures: 1, time: Duration::ZERO, ..Ejection::default() });
+        let in_flight = upstreams.begin(&set.endpoints()[0]);
+        assert_eq!(upstreams.in_flight(&set.endpoints()[0]), 1);
+        assert_eq!(upstreams.failed(&in_flight, &set), Verdict::Ejected);
+        assert!(!upstreams.ejected(&set.endpoints()[0]), "its time was over at once");
+        assert!(!upstreams.disturbed(&set));
+        drop(in_flight);
+        assert_eq!(upstreams.in_flight(&set.endpoints()[0]), 0);
+        upstreams.upkeep();
+        assert_eq!(upstreams.len(), 1, "remembered for a minute");
+    }
+}

@@ -1,0 +1,305 @@
+//! One data-plane thread: its runtime, its connections, its mailbox.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use slab::Slab;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::MissedTickBehavior;
+
+use super::listener::OpenListener;
+use super::pending::Pending;
+use super::table::Entry;
+use super::tick::{self, Clock, TICK};
+use super::upstreams::Upstreams;
+use crate::model::address::Bind;
+use crate::model::alpn::Protocols;
+use crate::model::reason::Reason;
+use crate::model::record::ConnectionRecord;
+use crate::net::budget::Budget;
+use crate::net::pipe::Pipes;
+use crate::net::scope::LocalScope;
+use crate::snapshot::Snapshot;
+use crate::snapshot::admit::{Question, readmit};
+use crate::snapshot::service_view::network_of_address;
+use crate::telemetry::Telemetry;
+use crate::telemetry::local::Local;
+use crate::wire::client_hello;
+use crate::world::Reader;
+
+/// What one read may bring.
+const SCRATCH: usize = 64 * 1024;
+/// Pipes of one worker; beyond, bulk is copied. 64 large ones are all that an unprivileged user gets.
+const PIPES: usize = 16;
+/// Connections looked at in one go when a new config file may end some.
+const READMIT_AT_ONCE: usize = 256;
+/// Connections that one worker lists.
+const LISTED_MAX: usize = 10_000;
+
+/// What all workers share.
+pub(crate) struct Shared {
+    pub(crate) telemetry: Telemetry,
+    pub(crate) upstreams: Arc<Upstreams>,
+    pub(crate) connections: Budget,
+    /// Hellos not yet whole that one worker may hold.
+    pub(crate) pending_cap: AtomicUsize,
+    /// Where we listen ourselves.
+    pub(crate) own: arc_swap::ArcSwap<Vec<SocketAddr>>,
+    pub(crate) workers: usize,
+}
+
+/// What a worker is told. Each message is answered by doing it; none can fail.
+pub(crate) enum Message {
+    Open {
+        bind: Bind,
+        socket: OwnedFd,
+    },
+    /// Stops listening; the listener's connections may finish within the time.
+    Close {
+        bind: Bind,
+        listener: Arc<str>,
+        within: Duration,
+    },
+    /// A new config file may have taken back what admitted some connections.
+    Readmit,
+    Connections(oneshot::Sender<Vec<ConnectionRecord>>),
+    /// Stops listening, lets connections finish within the time, and ends the thread.
+    Drain {
+        within: Duration,
+    },
+    Alive(oneshot::Sender<()>),
+}
+
+/// Buffers that all connections of a worker use in turn.
+pub(crate) struct Scratch {
+    pub(crate) bytes: Box<[u8]>,
+    pub(crate) hello: client_hello::Scratch,
+}
+
+pub(crate) struct Worker {
+    index: usize,
+    pub(crate) shared: Arc<Shared>,
+    reader: RefCell<Reader>,
+    pub(crate) local: Local,
+    pub(crate) scratch: RefCell<Scratch>,
+    pub(crate) pipes: RefCell<Pipes>,
+    pub(crate) table: RefCell<Slab<Rc<Entry>>>,
+    pub(crate) pending: RefCell<Pending>,
+    pub(crate) clock: Clock,
+    pub(crate) scope: LocalScope,
+    listeners: RefCell<BTreeMap<Bind, OpenListener>>,
+    accepted: Cell<u64>,
+    random: Cell<u64>,
+}
+
+impl Worker {
+    pub(crate) fn new(index: usize, shared: Arc<Shared>, reader: Reader) -> Rc<Self> {
+        Rc::new(Self {
+            index,
+            reader: RefCell::new(reader),
+            local: Local::new(&shared.telemetry),
+            scratch: RefCell::new(Scratch {
+                bytes: vec![0; SCRATCH].into(),
+                hello: client_hello::Scratch::new(),
+            }),
+            pipes: RefCell::new(Pipes::new(PIPES)),
+            table: RefCell::default(),
+            pending: RefCell::default(),
+            clock: Clock::default(),
+            scope: LocalScope::default(),
+            listeners: RefCell::default(),
+            accepted: Cell::new(0),
+            random: Cell::new(RandomState::new().hash_one(index)),
+            shared,
+        })
+    }
+
+    /// The newest world.
+    pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
+        self.reader.borrow_mut().current().clone()
+    }
+
+    /// A random number (SplitMix64, seeded by the operating system): for choices, not for secrets.
+    pub(crate) fn random(&self) -> u64 {
+        let state = self.random.get().wrapping_add(0x9e37_79b9_7f4a_7c15);
+        self.random.set(state);
+        let mut mixed = state;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// An id that no other connection of this process has.
+    pub(crate) fn next_id(&self) -> u64 {
+        let count = self.accepted.get();
+        self.accepted.set(count + 1);
+        count * self.shared.workers as u64 + self.index as u64 + 1
+    }
+
+    /// Puts a connection into the table.
+    pub(crate) fn enter(&self, entry: &Rc<Entry>) {
+        entry.key.set(self.table.borrow_mut().insert(entry.clone()));
+    }
+
+    pub(crate) fn is_live(&self, entry: &Rc<Entry>) -> bool {
+        self.table.borrow().get(entry.key.get()).is_some_and(|known| Rc::ptr_eq(known, entry))
+    }
+
+    /// Tells the story of a connection, once. A probe is one that went before it sent a byte.
+    pub(crate) fn told(&self, entry: &Entry, reason: Reason, probe: bool) {
+        tick::tell(self, entry);
+        if let Some(destination) = &entry.story.borrow().destination {
+            destination.closed();
+        }
+        self.local.ended(Box::new(entry.record(Some(reason), self.source_network(entry))), probe);
+    }
+
+    /// Takes a connection out of the table.
+    pub(crate) fn leave(&self, entry: &Entry) {
+        self.clock.forget(entry);
+        self.table.borrow_mut().try_remove(entry.key.get());
+        self.shared.connections.give_back();
+    }
+
+    fn source_network(&self, entry: &Entry) -> Arc<str> {
+        let snapshot = self.snapshot();
+        let network = network_of_address(entry.source.ip(), &snapshot.policy.networks);
+        network.map(|network| network.shared()).unwrap_or_default()
+    }
+
+    /// Serves until drained.
+    pub(crate) async fn run(self: Rc<Self>, mut mailbox: mpsc::Receiver<Message>) {
+        let mut ticks = tokio::time::interval(TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            // The mailbox first: an order to stop must not wait behind ticks.
+            tokio::select! {
+                biased;
+                message = mailbox.recv() => match message {
+                    Some(Message::Drain { within }) => return self.drain(within).await,
+                    Some(message) => self.obey(message),
+                    None => return self.drain(Duration::ZERO).await,
+                },
+                _ = ticks.tick() => tick::tick(&self),
+            }
+        }
+    }
+
+    fn obey(self: &Rc<Self>, message: Message) {
+        match message {
+            Message::Open { bind, socket } => match OpenListener::start(self, bind, socket) {
+                Ok(open) => drop(self.listeners.borrow_mut().insert(bind, open)),
+                Err(error) => tracing::error!(%bind, %error, "a worker cannot watch its listening socket"),
+            },
+            Message::Close { bind, listener, within } => {
+                if let Some(open) = self.listeners.borrow_mut().remove(&bind) {
+                    open.stop();
+                }
+                self.scope.spawn(end_listener(self.clone(), listener, within));
+            }
+            Message::Readmit => self.scope.spawn(readmit_all(self.clone())),
+            Message::Connections(answer) => {
+                let table = self.table.borrow();
+                let live = table.iter().take(LISTED_MAX);
+                let list = live.map(|(_, entry)| entry.record(None, self.source_network(entry)));
+                // Whoever asked may have gone.
+                let _ = answer.send(list.collect());
+            }
+            Message::Alive(answer) => {
+                let _ = answer.send(());
+            }
+            Message::Drain { .. } => {}
+        }
+    }
+
+    /// Stops listening, waits for connections, cuts what is left.
+    async fn drain(self: &Rc<Self>, within: Duration) {
+        for (_, open) in std::mem::take(&mut *self.listeners.borrow_mut()) {
+            open.stop();
+        }
+        let deadline = tokio::time::Instant::now() + within;
+        while self.busy() && tokio::time::Instant::now() < deadline {
+            let rest = deadline - tokio::time::Instant::now();
+            tokio::time::sleep(rest.min(Duration::from_millis(20))).await;
+        }
+        self.cut_where(|_| true, Reason::Draining);
+        // What was cut ends by itself; alerts that wait to be read are given their second.
+        let deadline = tokio::time::Instant::now() + Duration::from_millis(1_500);
+        while self.busy() && tokio::time::Instant::now() < deadline {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Whether a connection lives, or one was accepted that is not in the table yet.
+    fn busy(&self) -> bool {
+        !self.table.borrow().is_empty()
+    }
+
+    fn cut_where(&self, which: impl Fn(&Entry) -> bool, reason: Reason) {
+        for (_, entry) in self.table.borrow().iter() {
+            if which(entry) {
+                entry.cut(reason);
+            }
+        }
+    }
+
+    pub(crate) fn pending_cap(&self) -> usize {
+        self.shared.pending_cap.load(Ordering::Relaxed)
+    }
+}
+
+/// Gives the connections of a removed listener their time, then cuts what is left, unless it came back.
+async fn end_listener(worker: Rc<Worker>, listener: Arc<str>, within: Duration) {
+    tokio::time::sleep(within).await;
+    if worker.snapshot().listener(&listener).is_none() {
+        worker.cut_where(|entry| entry.listener == listener, Reason::Draining);
+    }
+}
+
+/// Asks for each live connection whether the config file still lets it be; those of removed listeners drain.
+async fn readmit_all(worker: Rc<Worker>) {
+    let snapshot = worker.snapshot();
+    let entries: Vec<Rc<Entry>> = worker.table.borrow().iter().map(|(_, entry)| entry.clone()).collect();
+    for some in entries.chunks(READMIT_AT_ONCE) {
+        for entry in some {
+            if !still_admitted(&snapshot, entry) {
+                entry.cut(Reason::ConfigRemoved);
+            }
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+fn still_admitted(snapshot: &Snapshot, entry: &Entry) -> bool {
+    let story = entry.story.borrow();
+    let (Some(permit), Some(listener)) = (&story.permit, snapshot.listener(&entry.listener)) else {
+        return true;
+    };
+    let question = Question {
+        listener,
+        server_name: story.sni.as_deref(),
+        source: Some(entry.source.ip()),
+        alpn: None::<Protocols<'_>>,
+        identity: None,
+    };
+    readmit(snapshot, &question, permit)
+}
+
+/// The thread's whole life.
+pub(crate) fn thread(index: usize, shared: Arc<Shared>, reader: Reader, mailbox: mpsc::Receiver<Message>) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .build_local(tokio::runtime::LocalOptions::default());
+    match runtime {
+        Ok(runtime) => runtime.block_on(Worker::new(index, shared, reader).run(mailbox)),
+        Err(error) => tracing::error!(index, %error, "a data-plane thread cannot start"),
+    }
+}
