@@ -1,4 +1,6 @@
 //! Isthmus.
 
+pub mod config;
+pub mod document;
 pub mod model;
 pub mod snapshot;
