@@ -1,7 +1,10 @@
 //! Isthmus.
 
+pub mod aggregator;
 pub mod balance;
+pub mod config;
 pub mod dataplane;
+pub mod document;
 pub mod model;
 pub mod net;
 pub mod snapshot;

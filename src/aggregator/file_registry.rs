@@ -70,7 +70,8 @@ impl FileRegistry {
     fn join(&self, shard: &mut Shard, part: Shard, file: &Path, problems: &mut Vec<String>) {
         for (key, service) in part.services {
             if shard.services.contains_key(&key) {
-                problems.push(format!("{}: service {key} is in another file of this folder too", file.display()));
+                problems
+                    .push(format!("{}: service {key} is in another file of this folder too", file.display()));
             } else {
                 shard.services.insert(key, service);
             }

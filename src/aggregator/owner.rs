@@ -206,7 +206,10 @@ impl Owner {
 
     /// In order of precedence.
     fn shards(&self) -> Vec<Arc<ScopedShard>> {
-        std::iter::once(&self.own).chain(self.registries.iter().map(|registry| &registry.shard)).cloned().collect()
+        std::iter::once(&self.own)
+            .chain(self.registries.iter().map(|registry| &registry.shard))
+            .cloned()
+            .collect()
     }
 
     fn hear(&mut self, name: &str, word: Word) {
@@ -284,12 +287,7 @@ impl Owner {
     }
 
     /// Takes in an answer, and all others that wait.
-    fn resolve(
-        &mut self,
-        name: HostName,
-        answer: Answer,
-        answers: &mut mpsc::Receiver<(HostName, Answer)>,
-    ) {
+    fn resolve(&mut self, name: HostName, answer: Answer, answers: &mut mpsc::Receiver<(HostName, Answer)>) {
         let mut changed = Vec::new();
         let mut next = Some((name, answer));
         while let Some((name, answer)) = next {
@@ -351,7 +349,10 @@ impl Owner {
         let due = |registry: &Registry| registry.held.as_ref().is_some_and(|(_, until)| *until <= now);
         while let Some(at) = self.registries.iter().position(due) {
             if let Some((shard, _)) = self.registries[at].held.take() {
-                tracing::warn!(registry = &*self.registries[at].source.name, "the held update has persisted: applied");
+                tracing::warn!(
+                    registry = &*self.registries[at].source.name,
+                    "the held update has persisted: applied"
+                );
                 self.take_in(at, shard);
                 self.tell_status();
             }

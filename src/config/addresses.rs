@@ -1,0 +1,120 @@
+//! The addresses the gateway itself listens on: no two may collide, and nothing may be routed back to
+//! one of them, or connections would go round in circles.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr};
+
+use crate::document::problem::{Path, Position, Problems};
+use crate::document::services::Place;
+use crate::model::address::Bind;
+use crate::model::address::Host;
+use crate::model::service::ServiceKey;
+use crate::snapshot::shard::Shard;
+
+/// An address that is listened on.
+pub(super) struct Opened {
+    /// The key that says so.
+    pub(super) path: String,
+    pub(super) bind: Bind,
+    /// `None`: a default.
+    pub(super) position: Option<Position>,
+}
+
+/// Tells of addresses of which only one could be opened.
+pub(super) fn collisions(opened: &[Opened], problems: &mut Problems) {
+    for (index, one) in opened.iter().enumerate() {
+        for other in &opened[..index] {
+            if !collide(one.bind, other.bind) {
+                continue;
+            }
+            let (late, early) = if one.position >= other.position { (one, other) } else { (other, one) };
+            let place = match early.position {
+                Some(position) => problems.place(position),
+                None => "its default".to_owned(),
+            };
+            let Some(position) = late.position else { continue };
+            let fault = format!(
+                "found {}, which collides with {} of {} at {place}; each needs an address and port of its own",
+                shown(late.bind),
+                shown(early.bind),
+                early.path
+            );
+            problems.error(position, &late.path, fault);
+        }
+    }
+}
+
+fn shown(bind: Bind) -> String {
+    match bind {
+        Bind::Any { port } => format!(":{port}"),
+        Bind::Address(address) => address.to_string(),
+    }
+}
+
+fn collide(one: Bind, other: Bind) -> bool {
+    match (one, other) {
+        (Bind::Any { port }, Bind::Any { port: other }) => port == other,
+        (Bind::Any { port }, Bind::Address(address)) | (Bind::Address(address), Bind::Any { port }) => {
+            port == address.port()
+        }
+        (Bind::Address(one), Bind::Address(other)) => {
+            let wildcard = one.ip().is_unspecified() || other.ip().is_unspecified();
+            one.port() == other.port()
+                && one.port() != 0
+                && one.is_ipv4() == other.is_ipv4()
+                && (wildcard || one.ip() == other.ip())
+        }
+    }
+}
+
+/// Which of the addresses a connection to this one would reach. Of those bound to every address of a
+/// host only loopback is known to be the host's own.
+pub(super) fn own(opened: &[Opened], ip: IpAddr, port: u16) -> Option<&Opened> {
+    opened.iter().find(|opened| match opened.bind {
+        Bind::Any { port: own } => own == port && (ip.is_loopback() || ip.is_unspecified()),
+        Bind::Address(address) if address.port() != port => false,
+        Bind::Address(address) if address.ip().is_unspecified() => {
+            address.is_ipv4() == ip.is_ipv4() && (ip.is_loopback() || ip.is_unspecified())
+        }
+        // To connect to 0.0.0.0 is to connect to 127.0.0.1.
+        Bind::Address(address) => {
+            address.ip() == ip
+                || ip == Ipv4Addr::UNSPECIFIED && address.ip() == Ipv4Addr::LOCALHOST
+                || ip.is_ipv6() && ip.is_unspecified() && address.is_ipv6() && address.ip().is_loopback()
+        }
+    })
+}
+
+/// What is told of an endpoint that is one of our own addresses.
+pub(super) fn own_fault(ip: IpAddr, port: u16, own: &Opened) -> String {
+    let address = std::net::SocketAddr::new(ip, port);
+    format!("found {address}, which is our own {}; an endpoint has to be another process", own.path)
+}
+
+/// Tells of endpoints of the file's own services that are our own addresses. Those of other networks
+/// may have addresses equal to ours.
+pub(super) fn own_endpoints(
+    shard: &Shard,
+    places: &HashMap<ServiceKey, Place>,
+    opened: &[Opened],
+    problems: &mut Problems,
+) {
+    for (key, service) in &shard.services {
+        let Some(place) = places.get(key) else { continue };
+        for (at, endpoint) in service.endpoints.iter().enumerate() {
+            let near = endpoint.network.as_ref().is_none_or(|network| *network == shard.network);
+            let (Host::Ip(ip), true) = (&endpoint.host, near) else { continue };
+            let port_of = |name: &str| endpoint.ports.as_ref().and_then(|ports| ports.get(name)).copied();
+            let own = service.ports.iter().find_map(|port| {
+                let number = port_of(&port.name).unwrap_or(port.target_port);
+                own(opened, *ip, number).map(|own| own_fault(*ip, number, own))
+            });
+            let position = place.endpoints.get(at).copied().unwrap_or(place.position);
+            if let Some(fault) = own {
+                let path = Path::Root.key("services");
+                let path = path.index(place.index);
+                problems.error(position, &path.key("endpoints").index(at).key("address"), fault);
+            }
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! From the merged tree to the [`Config`]: checks the tree against the table, takes the values out,
+//! and looks at what only several of them together can tell.
+
+use std::collections::{HashMap, HashSet};
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ipnet::IpNet;
+
+use crate::document::nearest::nearest;
+use crate::document::problem::{Fault, Path, Position, Problem, Problems};
+use crate::document::reader::{Fields, check};
+use crate::document::scalar;
+use crate::document::services::Place;
+use crate::document::table::Kind;
+use crate::document::tree::Node as Tree;
+use crate::model::identity::TrustDomain;
+use crate::model::name::{HostName, NAME_BYTES_MAX};
+use crate::model::place::{ClusterId, Network};
+use crate::model::service::ServiceKey;
+use crate::snapshot::policy::{Limits, Mesh, Node, Policy, RouteTarget, Timeouts};
+use crate::snapshot::shard::Shard;
+
+use super::file::Files;
+use super::listeners::Listeners;
+use super::routes::{Placed, Surroundings};
+use super::table::{DRAIN, EXPORT, LIMITS, MESH, NETWORK, NODE, ROOT, TELEMETRY, TIMEOUTS};
+use super::{Config, Drain, Workers, addresses, exports, registries, routes, telemetry, tuning};
+
+/// The config of these files, or all that is wrong with them.
+pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
+    let Files { root, services, mut problems, watch, complete } = files;
+    let Some(tree) = root else { return Err(problems.finish().0) };
+    check(&tree, &Kind::Object(&ROOT), &Path::Root, &mut problems);
+    let root = Fields::new(Some(&tree), &ROOT);
+    let node = node(&root.fields("node", &NODE));
+    let (services, places) = services.finish(node.cluster.clone(), node.network.clone());
+    let telemetry = root.fields("telemetry", &TELEMETRY);
+    let mut opened = Vec::new();
+    let listeners = Listeners::read(&root, &mut opened, &mut problems);
+    let admin = telemetry::admin(&root, &mut opened);
+    let metrics = telemetry::metrics(&telemetry, &mut opened);
+    let health = telemetry::health(&telemetry, &mut opened);
+    let timeouts = timeouts(&root.fields("timeouts", &TIMEOUTS));
+    let around = Surroundings { listeners: &listeners, opened: &opened, timeouts: &timeouts };
+    let routes = routes::read(&root, &around, &mut problems);
+    let registries = registries::read(&root, &mut problems);
+    let clusters: Vec<ClusterId> = registries
+        .iter()
+        .map(|registry| registry.cluster.clone())
+        .chain([node.cluster.clone()])
+        .filter(|cluster| !cluster.as_str().is_empty())
+        .collect();
+    let policy = Policy {
+        node,
+        mesh: mesh(&root.fields("mesh", &MESH)),
+        exports: exports::read(&root, &listeners, &clusters, &mut problems),
+        tuning: tuning::services(&root, &timeouts, &mut problems),
+        networks: networks(&root, &mut problems),
+        limits: limits(&root.fields("limits", &LIMITS)),
+        timeouts,
+        routes: routes.iter().map(|placed| placed.route.clone()).collect(),
+        listeners: listeners.list,
+    };
+    something_to_do(&root, &tree, complete, &mut problems);
+    addresses::collisions(&opened, &mut problems);
+    addresses::own_endpoints(&services, &places, &opened, &mut problems);
+    warn_of_long_names(&services, &places, &mut problems);
+    if registries.is_empty() {
+        warn_of_unknown_services(&root, &routes, &services, &mut problems);
+    }
+    let config = Config {
+        policy: Arc::new(policy),
+        services,
+        registries,
+        admin,
+        metrics,
+        health,
+        access_log: telemetry::access_log(&telemetry, &problems),
+        log: telemetry::log(&telemetry),
+        drain: drain(&root.fields("drain", &DRAIN)),
+        workers: root.number("workers").and_then(NonZeroUsize::new).map_or(Workers::Auto, Workers::Count),
+        files: watch,
+        warnings: Vec::new(),
+    };
+    let clean = problems.is_empty();
+    let (errors, warnings) = problems.finish();
+    if clean { Ok(Config { warnings, ..config }) } else { Err(errors) }
+}
+
+/// Without a listener there is nothing to do, unless the listeners are in a file that was not read.
+fn something_to_do(root: &Fields<'_>, tree: &Tree, complete: bool, problems: &mut Problems) {
+    let listening = root.node("listen").is_some() || !root.items("listeners").is_empty();
+    if !listening && complete {
+        let fault =
+            "found neither listen nor listeners, so there is nothing to do; the least is listen: \":15443\"";
+        problems.error(tree.position, &Path::Root, fault);
+    }
+}
+
+fn node(fields: &Fields<'_>) -> Node {
+    let text = |key| Arc::from(fields.read(key, scalar::text).unwrap_or_default());
+    Node {
+        name: text("name"),
+        namespace: text("namespace"),
+        service_account: text("serviceAccount"),
+        cluster: fields.read("cluster", scalar::text).map(ClusterId::new).unwrap_or_default(),
+        network: fields.read("network", scalar::text).map(Network::new).unwrap_or_default(),
+        locality: fields.read("locality", scalar::locality).unwrap_or_default(),
+    }
+}
+
+fn mesh(fields: &Fields<'_>) -> Mesh {
+    let domain = fields.read("clusterDomain", scalar::host_name);
+    let trust = fields.read("trustDomain", scalar::trust_domain);
+    let default = "cluster.local";
+    let default_domain = || HostName::parse(default).expect("cluster.local is a legal name");
+    let default_trust = || TrustDomain::parse(default).expect("cluster.local is a legal trust domain");
+    Mesh {
+        cluster_domain: domain.unwrap_or_else(default_domain),
+        trust_domain: trust.unwrap_or_else(default_trust),
+    }
+}
+
+fn timeouts(fields: &Fields<'_>) -> Timeouts {
+    let default = Timeouts::default();
+    let read = |key| fields.read(key, scalar::duration);
+    let or_never = |key, default| match read(key) {
+        Some(Duration::ZERO) => None,
+        Some(duration) => Some(duration),
+        None => default,
+    };
+    Timeouts {
+        connect: read("connect").unwrap_or(default.connect),
+        connect_total: read("connectTotal").unwrap_or(default.connect_total),
+        idle: or_never("idle", default.idle),
+        half_close: or_never("halfClose", default.half_close),
+    }
+}
+
+fn limits(fields: &Fields<'_>) -> Limits {
+    let default = Limits::default();
+    Limits {
+        connections: fields.number("connections").unwrap_or(default.connections),
+        pending_hellos: fields.number("pendingHellos").or(default.pending_hellos),
+    }
+}
+
+fn drain(fields: &Fields<'_>) -> Drain {
+    let default = Drain::default();
+    Drain {
+        delay: fields.read("delay", scalar::duration).unwrap_or(default.delay),
+        timeout: fields.read("timeout", scalar::duration).unwrap_or(default.timeout),
+    }
+}
+
+/// The networks that have addresses; no block may be of two, or a source would be on both.
+fn networks(root: &Fields<'_>, problems: &mut Problems) -> Vec<(Network, Vec<IpNet>)> {
+    let list = Path::Root.key("networks");
+    let mut places: HashMap<IpNet, Position> = HashMap::new();
+    let mut networks = Vec::new();
+    for (name, node) in root.entries("networks") {
+        let mut cidrs = Vec::new();
+        for (at, node) in Fields::new(Some(node), &NETWORK).items("cidrs").iter().enumerate() {
+            let Some(Ok(cidr)) = node.text().map(scalar::cidr) else { continue };
+            match places.insert(cidr, node.position) {
+                None => cidrs.push(cidr),
+                Some(first) => {
+                    let fault = format!("{node} is there twice; first at {}", problems.place(first));
+                    problems.error(node.position, &list.key(&name.text).key("cidrs").index(at), fault);
+                }
+            }
+        }
+        if !cidrs.is_empty() {
+            networks.push((Network::new(&name.text), cidrs));
+        }
+    }
+    networks
+}
+
+/// Mesh names that no client can ask for, as a host name has 253 bytes at most.
+fn warn_of_long_names(shard: &Shard, places: &HashMap<ServiceKey, Place>, problems: &mut Problems) {
+    for (key, service) in &shard.services {
+        let Some(place) = places.get(key) else { continue };
+        let subset = service.subsets.keys().map(|name| name.len()).max().unwrap_or(0);
+        let port = service.ports.iter().map(|port| port.port).max().unwrap_or(0).to_string().len();
+        let bytes =
+            "outbound_.".len() + port + "_.".len() + subset + "_.".len() + key.hostname.as_str().len();
+        if bytes > NAME_BYTES_MAX {
+            let path = Path::Root.key("services");
+            let fault =
+                format!("its longest mesh name has {bytes} bytes; a host name has {NAME_BYTES_MAX} at most");
+            problems.warn(place.position, &path.index(place.index), fault);
+        }
+    }
+}
+
+/// Routes and exports of services that the file does not have, where it is the only registry.
+fn warn_of_unknown_services(root: &Fields<'_>, routes: &[Placed], shard: &Shard, problems: &mut Problems) {
+    let names: HashSet<&HostName> = shard.services.keys().map(|key| &key.hostname).collect();
+    let near = |text: &str| nearest(text, shard.services.keys().map(|key| key.hostname.as_str()));
+    for Placed { route, path, position } in routes {
+        let RouteTarget::Service { hostname, port, subset } = &route.to else { continue };
+        let services = || shard.services.values().filter(|service| service.key.hostname == *hostname);
+        let has_port = services().any(|service| service.ports.iter().any(|own| own.port == *port));
+        let has_subset = subset.is_empty() || services().any(|service| service.subsets.contains_key(subset));
+        let fault = match (names.contains(hostname), has_port, has_subset) {
+            (false, _, _) => {
+                let fault = format!("found {:?}, a service nobody has told of", hostname.as_str());
+                Fault::new(fault).hint(near(hostname.as_str()))
+            }
+            (true, false, _) => Fault::new(format!("found port {port}, which the service does not have")),
+            (true, true, false) => {
+                Fault::new(format!("found subset {subset:?}, which the service does not have"))
+            }
+            (true, true, true) => continue,
+        };
+        problems.warn(*position, path, fault);
+    }
+    let list = Path::Root.key("exports");
+    for (index, rule) in root.items("exports").iter().enumerate() {
+        let path = list.index(index);
+        for (at, node) in Fields::new(Some(rule), &EXPORT).items("services").iter().enumerate() {
+            let Some((text, Ok(pattern))) = node.text().map(|text| (text, scalar::pattern(text))) else {
+                continue;
+            };
+            if !names.iter().any(|name| pattern.matches(name.as_str())) {
+                let fault = Fault::new(format!("found {node}, which no service is called"));
+                problems.warn(node.position, &path.key("services").index(at), fault.hint(near(text)));
+            }
+        }
+    }
+}

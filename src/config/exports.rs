@@ -1,0 +1,65 @@
+//! `exports`: the rules that let the mesh's services be reached.
+
+use std::sync::Arc;
+
+use crate::document::nearest::nearest;
+use crate::document::problem::{Fault, Path, Problems};
+use crate::document::reader::Fields;
+use crate::document::scalar;
+use crate::model::place::ClusterId;
+use crate::snapshot::policy::{ExportRule, ExportScope};
+
+use super::listeners::Listeners;
+use super::table::{EXPORT, SCOPE};
+
+/// The rules in the order of the file. `clusters` are those that some registry speaks for.
+pub(super) fn read(
+    root: &Fields<'_>,
+    listeners: &Listeners,
+    clusters: &[ClusterId],
+    problems: &mut Problems,
+) -> Vec<Arc<ExportRule>> {
+    let list = Path::Root.key("exports");
+    let mut rules = Vec::new();
+    for (index, node) in root.items("exports").iter().enumerate() {
+        let fields = Fields::new(Some(node), &EXPORT);
+        let path = list.index(index);
+        let scope = fields.fields("to", &SCOPE);
+        let ports = fields.items("ports").iter();
+        rules.push(Arc::new(ExportRule {
+            name: path.to_string().into(),
+            services: fields.read_all("services", scalar::pattern),
+            except: fields.read_all("except", scalar::pattern),
+            ports: ports.filter_map(|port| port.text()?.parse().ok()).collect(),
+            clusters: known_clusters(&fields, &path, clusters, problems),
+            listeners: listeners.references(&fields, &path, problems),
+            to: ExportScope {
+                cidrs: scope.read_all("cidrs", scalar::cidr),
+                identities: scope.read_all("identities", scalar::identity_pattern),
+            },
+        }));
+    }
+    rules
+}
+
+/// The clusters of a rule; one that nobody speaks for is only doubtful, as it may be added later.
+fn known_clusters(
+    fields: &Fields<'_>,
+    path: &Path<'_>,
+    known: &[ClusterId],
+    problems: &mut Problems,
+) -> Vec<ClusterId> {
+    let list = path.key("clusters");
+    let mut clusters = Vec::new();
+    for (at, node) in fields.items("clusters").iter().enumerate() {
+        let Some(Ok(text)) = node.text().map(scalar::text) else { continue };
+        let cluster = ClusterId::new(text);
+        if !known.contains(&cluster) {
+            let fault = Fault::new(format!("found {node}, a cluster that no registry speaks for"));
+            let fault = fault.hint(nearest(text, known.iter().map(ClusterId::as_str)));
+            problems.warn(node.position, &list.index(at), fault);
+        }
+        clusters.push(cluster);
+    }
+    clusters
+}

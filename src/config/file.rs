@@ -1,0 +1,320 @@
+//! The files of a config: which there are, and their one merged tree. Services go straight from the
+//! text to their reader and are not in the tree.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::document::environment::Environment;
+use crate::document::problem::{self, FileId, Position, Problems};
+use crate::document::reader::check;
+use crate::document::scalar;
+use crate::document::services::{Keep, ServiceReader};
+use crate::document::tree::{Node, Source, Stream, Value, parse};
+
+use super::table::INCLUDE_ONLY;
+
+/// Largest file read.
+const FILE_BYTES_MAX: u64 = 256 << 20;
+/// Files of one config.
+const FILES_MAX: usize = 10_000;
+
+/// What the files of a config hold, merged.
+pub(super) struct Files {
+    /// `None`: nothing could be read.
+    pub(super) root: Option<Node>,
+    pub(super) services: ServiceReader,
+    pub(super) problems: Problems,
+    /// Files and directories, for a watcher.
+    pub(super) watch: Vec<PathBuf>,
+    /// Whether every file could be read to its end, so that what is not there is nowhere.
+    pub(super) complete: bool,
+}
+
+/// Reads the file with its includes, or all files of the directory.
+pub(super) fn read(path: &Path, environment: Environment<'_>) -> Files {
+    let mut reading = Reading {
+        environment,
+        files: Files {
+            root: None,
+            services: ServiceReader::new(Keep::Endpoints),
+            problems: Problems::new(),
+            watch: Vec::new(),
+            complete: true,
+        },
+        services: 0,
+        seen: BTreeSet::new(),
+    };
+    if path.is_dir() {
+        reading.directory(path);
+    } else {
+        reading.main(path);
+    }
+    reading.files
+}
+
+struct Reading<'e> {
+    environment: Environment<'e>,
+    files: Files,
+    /// Items of `services` so far, which number the next one.
+    services: usize,
+    /// Files read, by what they are whatever they are called.
+    seen: BTreeSet<PathBuf>,
+}
+
+impl Reading<'_> {
+    fn main(&mut self, path: &Path) {
+        let Some((file, text)) = self.text(path, None) else { return };
+        let Some(mut root) = self.tree(file, &text) else { return };
+        if matches!(root.value, Value::Null) {
+            let fault = "found an empty file; the least is a listen and a route";
+            return self.files.problems.error(root.position, &problem::Path::Root, fault);
+        }
+        let include = take(&mut root, "include");
+        self.files.root = Some(root);
+        let Some(include) = include else { return };
+        let at = problem::Path::Root.key("include");
+        if let Some(field) = INCLUDE_ONLY.field("include") {
+            check(&include, &field.kind, &at, &mut self.files.problems);
+        }
+        if include.text().is_some() {
+            self.include(path, &include, &at);
+        }
+        for (index, item) in include.items().iter().enumerate() {
+            self.include(path, item, &at.index(index));
+        }
+    }
+
+    fn directory(&mut self, path: &Path) {
+        self.files.watch.push(path.to_owned());
+        let id = self.files.problems.add_file(path);
+        let (Some(id), found) = (id, listing(path, "*.yaml")) else { return };
+        let whole = Position::whole(id);
+        match found {
+            Err(error) => self.whole_file(whole, format!("cannot be listed: {error}")),
+            Ok(found) if found.is_empty() => {
+                self.whole_file(whole, "found no *.yaml file in this directory".to_owned());
+            }
+            Ok(found) => {
+                for file in found {
+                    self.add(&file, None);
+                }
+                if self.files.root.is_none() && self.files.problems.is_empty() {
+                    self.whole_file(whole, "found only empty files in this directory".to_owned());
+                }
+            }
+        }
+    }
+
+    fn whole_file(&mut self, at: Position, message: String) {
+        self.files.problems.error(at, &problem::Path::Root, message);
+    }
+
+    /// The files of one include.
+    fn include(&mut self, from: &Path, node: &Node, path: &problem::Path<'_>) {
+        let Some(Ok(wanted)) = node.text().map(scalar::path) else { return };
+        let wanted = relative_to(from, wanted);
+        let (directory, name) = (wanted.parent().unwrap_or_else(|| Path::new("")), wanted.file_name());
+        if directory.to_string_lossy().contains('*') {
+            let fault = format!("found {node}; '*' may stand only in the last part of a path");
+            return self.files.problems.error(node.position, path, fault);
+        }
+        let pattern = name.map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        if !pattern.contains('*') {
+            return self.add(&wanted, Some((node, path)));
+        }
+        self.files.watch.push(directory.to_owned());
+        match listing(directory, &pattern) {
+            Ok(found) => {
+                for file in found.iter().filter(|file| !self.is_seen(file)).cloned().collect::<Vec<_>>() {
+                    self.add(&file, Some((node, path)));
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => {
+                let fault = format!("cannot list {}: {error}", directory.display());
+                self.files.problems.error(node.position, path, fault);
+            }
+        }
+    }
+
+    fn is_seen(&self, path: &Path) -> bool {
+        path.canonicalize().is_ok_and(|path| self.seen.contains(&path))
+    }
+
+    /// Reads a file and merges it with what there is.
+    fn add(&mut self, path: &Path, named: Option<(&Node, &problem::Path<'_>)>) {
+        if let Some((node, at)) = named.filter(|_| self.is_seen(path)) {
+            let fault = format!("{} is read twice", path.display());
+            return self.files.problems.error(node.position, at, fault);
+        }
+        let Some((file, text)) = self.text(path, named) else { return };
+        let Some(mut root) = self.tree(file, &text) else { return };
+        if let Value::Mapping(entries) = &root.value
+            && let Some((key, _)) = entries.iter().find(|(key, _)| &*key.text == "include")
+        {
+            let fault = "found an include in a file that is itself included; name all files in the first one";
+            let at = problem::Path::Root;
+            self.files.problems.error(key.position, &at.key("include"), fault);
+            take(&mut root, "include");
+        }
+        match (&mut self.files.root, &root.value) {
+            (_, Value::Null) => {}
+            (None, _) => self.files.root = Some(root),
+            (Some(into), _) => merge(into, root, &problem::Path::Root, &mut self.files.problems),
+        }
+    }
+
+    fn text(&mut self, path: &Path, named: Option<(&Node, &problem::Path<'_>)>) -> Option<(FileId, String)> {
+        let file = self.files.problems.add_file(path)?;
+        let text = match self.seen.len() {
+            0..FILES_MAX => read_text(path),
+            _ => Err((0, format!("is more than file {FILES_MAX} of this config"))),
+        };
+        match text {
+            Ok(text) => {
+                self.seen.insert(path.canonicalize().unwrap_or_else(|_| path.to_owned()));
+                self.files.watch.push(path.to_owned());
+                Some((file, text))
+            }
+            Err((line, message)) => {
+                let whole = Position { line, column: line.min(1), ..Position::whole(file) };
+                match named.filter(|_| line == 0) {
+                    Some((node, at)) => {
+                        let fault = format!("{}: {message}", path.display());
+                        self.files.problems.error(node.position, at, fault);
+                    }
+                    None => self.whole_file(whole, message),
+                }
+                self.files.complete = false;
+                None
+            }
+        }
+    }
+
+    fn tree(&mut self, file: FileId, text: &str) -> Option<Node> {
+        let (first, services) = (self.services, &mut self.files.services);
+        let mut last = first;
+        let mut item = |index: usize, node: Node, problems: &mut Problems| {
+            services.read(first + index, &node, problems);
+            last = first + index + 1;
+        };
+        let stream = Stream { key: "services", item: &mut item };
+        let source = Source { file, text, environment: Some(self.environment) };
+        let root = parse(source, Some(stream), &mut self.files.problems);
+        self.services = last;
+        self.files.complete &= root.is_some();
+        root
+    }
+}
+
+/// Where a path written in a file leads: relative ones start at the file.
+pub(super) fn relative_to(file: &Path, path: &Path) -> PathBuf {
+    file.parent().unwrap_or_else(|| Path::new("")).join(path)
+}
+
+/// The text of a file; else the line that is to blame, or 0, and what is wrong.
+fn read_text(path: &Path) -> Result<String, (u32, String)> {
+    let cannot = |error: io::Error| (0, format!("cannot be read: {error}"));
+    let length = fs::metadata(path).map_err(cannot)?.len();
+    if length > FILE_BYTES_MAX {
+        return Err((0, format!("is larger than {} MiB", FILE_BYTES_MAX >> 20)));
+    }
+    let bytes = fs::read(path).map_err(cannot)?;
+    String::from_utf8(bytes).map_err(|error| {
+        let before = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+        let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
+        (u32::try_from(line).unwrap_or(u32::MAX), "found a byte that is no UTF-8".to_owned())
+    })
+}
+
+/// The files of a directory whose names match, sorted; hidden ones only if the pattern is.
+fn listing(directory: &Path, pattern: &str) -> io::Result<Vec<PathBuf>> {
+    let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        let shown = !name.starts_with('.') || pattern.starts_with('.');
+        if shown && matches(pattern, &name) && entry.path().is_file() {
+            found.push(entry.path());
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Whether a name matches a pattern in which `*` stands for any characters.
+fn matches(pattern: &str, name: &str) -> bool {
+    let Some((prefix, rest)) = pattern.split_once('*') else {
+        return pattern == name;
+    };
+    let Some(mut name) = name.strip_prefix(prefix) else {
+        return false;
+    };
+    let parts: Vec<&str> = rest.split('*').collect();
+    let Some((suffix, middle)) = parts.split_last() else {
+        return true;
+    };
+    for part in middle {
+        let Some(at) = name.find(part) else {
+            return false;
+        };
+        name = &name[at + part.len()..];
+    }
+    name.ends_with(suffix)
+}
+
+fn take(root: &mut Node, wanted: &str) -> Option<Node> {
+    let Value::Mapping(entries) = &mut root.value else {
+        return None;
+    };
+    let at = entries.iter().position(|(key, _)| &*key.text == wanted)?;
+    Some(entries.remove(at).1)
+}
+
+/// Maps are united, lists appended; anything else is said twice.
+fn merge(into: &mut Node, from: Node, path: &problem::Path<'_>, problems: &mut Problems) {
+    let first = into.position;
+    match (&mut into.value, from.value) {
+        (Value::Mapping(into), Value::Mapping(from)) => {
+            let known: HashMap<Box<str>, usize> =
+                into.iter().enumerate().map(|(at, (key, _))| (key.text.clone(), at)).collect();
+            for (key, node) in from {
+                match known.get(&key.text) {
+                    Some(at) => merge(&mut into[*at].1, node, &path.key(&key.text), problems),
+                    None => into.push((key, node)),
+                }
+            }
+        }
+        (Value::Sequence(into), Value::Sequence(from)) => into.extend(from),
+        _ => {
+            let first = problems.place(first);
+            problems.error(from.position, path, format!("said twice; first at {first}"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::matches;
+
+    #[test]
+    fn a_star_stands_for_any_characters() {
+        for (pattern, name, fits) in [
+            ("*.yaml", "a.yaml", true),
+            ("*.yaml", ".yaml", true),
+            ("*.yaml", "a.yaml~", false),
+            ("a*b*c", "abc", true),
+            ("a*b*c", "a1b2b3c", true),
+            ("a*b*c", "acb", false),
+            ("ab*ba", "aba", false),
+            ("*", "", true),
+            ("plain", "plain", true),
+        ] {
+            assert_eq!(matches(pattern, name), fits, "{pattern} {name}");
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! The config file: one YAML file (or a directory of them, or one that includes others) becomes a
+//! checked [`Config`], or the list of all that is wrong with it. Nothing here opens a socket or keeps
+//! state; a reload is another [`load`].
+
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::document::environment::Environment;
+use crate::document::problem::Problem;
+use crate::model::address::Bind;
+use crate::model::place::{ClusterId, Network};
+use crate::snapshot::policy::{Policy, RegistryScope};
+use crate::snapshot::shard::Shard;
+
+mod addresses;
+mod assembly;
+mod exports;
+mod file;
+mod listeners;
+mod reference;
+mod registries;
+mod routes;
+mod schema;
+mod table;
+mod telemetry;
+mod tuning;
+
+pub use reference::reference;
+pub use schema::schema;
+
+/// Everything a config file says, checked.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub policy: Arc<Policy>,
+    /// The file's own `services`; cluster and network are the node's.
+    pub services: Shard,
+    /// In the order of the file.
+    pub registries: Vec<FileRegistry>,
+    /// `None`: `off`.
+    pub admin: Option<SocketAddr>,
+    /// `None`: not opened.
+    pub metrics: Option<Bind>,
+    /// `None`: not opened.
+    pub health: Option<Bind>,
+    pub access_log: AccessLog,
+    pub log: Log,
+    pub drain: Drain,
+    pub workers: Workers,
+    /// What to watch: every file read, and the directories in which files were looked for.
+    pub files: Vec<PathBuf>,
+    /// What is doubtful but does not fail the config.
+    pub warnings: Vec<Problem>,
+}
+
+/// A registry kept in a file, or in a directory of files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileRegistry {
+    /// The path as written, unless two are written alike; unique.
+    pub name: Arc<str>,
+    pub path: PathBuf,
+    pub cluster: ClusterId,
+    /// `""`: unknown.
+    pub network: Network,
+    pub scope: RegistryScope,
+}
+
+/// Whether and where connections are logged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AccessLog {
+    Off,
+    To { path: LogPath, format: AccessLogFormat },
+}
+
+/// Where log lines go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LogPath {
+    Stdout,
+    Stderr,
+    File(PathBuf),
+}
+
+/// How a connection is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AccessLogFormat {
+    Json,
+    Text,
+}
+
+/// The program's own log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Log {
+    pub level: LogLevel,
+    pub format: LogFormat,
+}
+
+/// The least grave lines that are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogLevel {
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+impl LogLevel {
+    pub const ALL: [Self; 5] = [Self::Error, Self::Warn, Self::Info, Self::Debug, Self::Trace];
+
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Warn => "warn",
+            Self::Info => "info",
+            Self::Debug => "debug",
+            Self::Trace => "trace",
+        }
+    }
+}
+
+/// How the program's own log is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+/// How the gateway stops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Drain {
+    /// Accepting goes on for this long after readiness is off.
+    pub delay: Duration,
+    /// Connections may finish within this; what is left is reset.
+    pub timeout: Duration,
+}
+
+impl Default for Drain {
+    fn default() -> Self {
+        Self { delay: Duration::ZERO, timeout: Duration::from_secs(30) }
+    }
+}
+
+/// Data-plane threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Workers {
+    /// As many as the CPU quota allows.
+    Auto,
+    /// From 1 to 1024.
+    Count(NonZeroUsize),
+}
+
+/// Reads and checks a config file, or a directory of them (all its `*.yaml` in the order of their
+/// names). On failure: all that is wrong, in the order of the files.
+pub fn load(path: &Path, environment: Environment<'_>) -> Result<Config, Vec<Problem>> {
+    let files = file::read(path, environment);
+    assembly::assemble(files)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,51 @@
+//! `registries`: files with more services. Only where they are is read here; what they hold is the
+//! business of those who watch them.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::document::problem::{Path, Position, Problems};
+use crate::document::reader::Fields;
+use crate::document::scalar;
+use crate::model::place::{ClusterId, Network};
+use crate::snapshot::policy::RegistryScope;
+
+use super::FileRegistry;
+use super::file::relative_to;
+use super::table::{ALLOW, REGISTRY, REGISTRY_PATH};
+
+/// The registries in the order of the file.
+pub(super) fn read(root: &Fields<'_>, problems: &mut Problems) -> Vec<FileRegistry> {
+    let list = Path::Root.key("registries");
+    let mut places: HashMap<PathBuf, Position> = HashMap::new();
+    let mut registries: Vec<FileRegistry> = Vec::new();
+    for (index, node) in root.items("registries").iter().enumerate() {
+        let fields = Fields::new(Some(node), &REGISTRY);
+        let file = fields.fields("file", &REGISTRY_PATH);
+        let Some((written, node)) = file.read("path", scalar::path).zip(file.node("path")) else { continue };
+        let path = relative_to(problems.file(node.position.file), written);
+        if let Some(first) = places.get(&path) {
+            let first = problems.place(*first);
+            let fault = format!("{node} is the file of two registries; first at {first}");
+            problems.error(node.position, &list.index(index).key("file").key("path"), fault);
+            continue;
+        }
+        places.insert(path.clone(), node.position);
+        let written: Arc<str> = written.to_string_lossy().into();
+        let taken = registries.iter().any(|other| other.name == written);
+        let allow = fields.fields("allow", &ALLOW);
+        let networks = allow.node("networks").map(|_| {
+            let texts = allow.read_all("networks", scalar::text);
+            texts.into_iter().map(Network::new).collect()
+        });
+        registries.push(FileRegistry {
+            name: if taken { path.to_string_lossy().into() } else { written },
+            path,
+            cluster: file.read("cluster", scalar::text).map(ClusterId::new).unwrap_or_default(),
+            network: file.read("network", scalar::text).map(Network::new).unwrap_or_default(),
+            scope: RegistryScope { services: allow.read_all("services", scalar::pattern), networks },
+        });
+    }
+    registries
+}

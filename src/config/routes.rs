@@ -1,0 +1,162 @@
+//! `routes`: names of the operator's own, and where their connections go.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::document::problem::{Fault, Path, Position, Problems};
+use crate::document::reader::Fields;
+use crate::document::scalar;
+use crate::document::tree::{Node, Value, shortened};
+use crate::model::address::Host;
+use crate::model::endpoint::Weight;
+use crate::snapshot::policy::{Route, RouteEndpoint, RouteName, RouteTarget, Timeouts, Tuning};
+
+use super::addresses::{Opened, own, own_fault};
+use super::listeners::Listeners;
+use super::table::{ROUTE, ROUTE_ENDPOINT};
+use super::tuning::tuning;
+
+/// Keys that tune a choice among a route's own endpoints.
+const TUNING_KEYS: [&str; 4] = ["loadBalancing", "ejection", "connectTimeout", "panic"];
+
+/// The key of a route.
+pub(super) fn route_name(text: &str) -> Result<RouteName, Fault> {
+    match text {
+        "-" => Ok(RouteName::NoSni),
+        _ => scalar::pattern(text).map(RouteName::Name),
+    }
+}
+
+/// What routes are checked against.
+pub(super) struct Surroundings<'c> {
+    pub(super) listeners: &'c Listeners,
+    pub(super) opened: &'c [Opened],
+    pub(super) timeouts: &'c Timeouts,
+}
+
+/// A route and where it stands, for warnings about its service.
+pub(super) struct Placed {
+    pub(super) route: Arc<Route>,
+    pub(super) path: String,
+    pub(super) position: Position,
+}
+
+/// The routes in the order of the file.
+pub(super) fn read(root: &Fields<'_>, around: &Surroundings<'_>, problems: &mut Problems) -> Vec<Placed> {
+    let list = Path::Root.key("routes");
+    let mut places: HashMap<RouteName, Position> = HashMap::new();
+    let mut routes = Vec::new();
+    for (key, node) in root.entries("routes") {
+        let path = list.key(&key.text);
+        let Ok(name) = route_name(&key.text) else { continue };
+        if let Some(first) = places.get(&name) {
+            let first = problems.place(*first);
+            let fault = format!(
+                "the route {:?} is there twice, as names are the same whatever their case and trailing dot; \
+                 first at {first}",
+                shortened(&key.text)
+            );
+            problems.error(key.position, &path, fault);
+            continue;
+        }
+        places.insert(name.clone(), key.position);
+        let fields = Fields::new(Some(node), &ROUTE);
+        let long = matches!(node.value, Value::Mapping(_));
+        let listeners = if long { around.listeners.references(&fields, &path, problems) } else { Vec::new() };
+        if let Some(to) = target(node, &fields, &path, around, problems) {
+            let route = Arc::new(Route { key: name, listeners, to });
+            let position = fields.node("service").map_or(key.position, |node| node.position);
+            routes.push(Placed { route, path: path.to_string(), position });
+        }
+    }
+    routes
+}
+
+fn target(
+    node: &Node,
+    fields: &Fields<'_>,
+    path: &Path<'_>,
+    around: &Surroundings<'_>,
+    problems: &mut Problems,
+) -> Option<RouteTarget> {
+    let base = Tuning::for_routes(around.timeouts);
+    let of = |endpoints: Vec<RouteEndpoint>, tuning: Tuning| {
+        (!endpoints.is_empty()).then(|| RouteTarget::Endpoints { endpoints, tuning: Arc::new(tuning) })
+    };
+    match &node.value {
+        Value::Null => None,
+        Value::Scalar(_) => of(endpoint(node, path, around, problems).into_iter().collect(), base),
+        Value::Sequence(items) => of(endpoints(items, path, around, problems), base),
+        Value::Mapping(_) if fields.node("service").is_some() => {
+            service(fields, path, node.position, problems)
+        }
+        Value::Mapping(_) => {
+            for key in ["port", "subset"] {
+                if let Some(node) = fields.node(key) {
+                    let fault = "this goes with service; the endpoints have ports of their own";
+                    problems.error(node.position, &path.key(key), fault);
+                }
+            }
+            let items = fields.items("endpoints");
+            of(endpoints(items, &path.key("endpoints"), around, problems), tuning(fields, base))
+        }
+    }
+}
+
+fn service(
+    fields: &Fields<'_>,
+    path: &Path<'_>,
+    position: Position,
+    problems: &mut Problems,
+) -> Option<RouteTarget> {
+    for key in TUNING_KEYS {
+        if let Some(node) = fields.node(key) {
+            let fault = "this goes with endpoints; a service is tuned by policies";
+            problems.error(node.position, &path.key(key), fault);
+        }
+    }
+    if fields.node("port").is_none() {
+        problems.error(position, path, "the key port is missing; expected the port of the service");
+    }
+    Some(RouteTarget::Service {
+        hostname: fields.read("service", scalar::host_name)?,
+        port: fields.number("port")?,
+        subset: fields.read("subset", scalar::subset).unwrap_or_default().into(),
+    })
+}
+
+fn endpoints(
+    items: &[Node],
+    path: &Path<'_>,
+    around: &Surroundings<'_>,
+    problems: &mut Problems,
+) -> Vec<RouteEndpoint> {
+    let items = items.iter().enumerate();
+    items.filter_map(|(index, node)| endpoint(node, &path.index(index), around, problems)).collect()
+}
+
+fn endpoint(
+    node: &Node,
+    path: &Path<'_>,
+    around: &Surroundings<'_>,
+    problems: &mut Problems,
+) -> Option<RouteEndpoint> {
+    let fields = Fields::new(Some(node), &ROUTE_ENDPOINT);
+    let below = path.key("address");
+    let (address, path) = match fields.node("address") {
+        Some(address) => (address, &below),
+        None => (node, path),
+    };
+    let (host, port) = scalar::target(address.text()?).ok()?;
+    if let Host::Ip(ip) = host
+        && let Some(own) = own(around.opened, ip, port)
+    {
+        problems.error(address.position, path, own_fault(ip, port, own));
+    }
+    Some(RouteEndpoint {
+        host,
+        port,
+        weight: fields.number("weight").and_then(Weight::new).unwrap_or(Weight::ONE),
+        locality: fields.read("locality", scalar::locality).unwrap_or_default(),
+    })
+}

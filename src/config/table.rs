@@ -1,0 +1,574 @@
+//! The keys of the config file. To add one: an entry here, and the line that takes it out.
+
+use crate::document::scalar;
+use crate::document::services::SERVICES;
+use crate::document::table::{Kind, Object, PORT, Union, default, list, optional, required, some};
+
+const DURATION: Kind = Kind::Text(&scalar::DURATION);
+const TIMEOUT: Kind = Kind::Text(&scalar::TIMEOUT);
+const TEXT: Kind = Kind::Text(&scalar::TEXT);
+const PATTERN: Kind = Kind::Text(&scalar::PATTERN);
+const CIDR: Kind = Kind::Text(&scalar::CIDR);
+const BIND: Kind = Kind::Text(&scalar::BIND);
+
+pub(super) static ROOT: Object = Object {
+    name: "config",
+    doc: "The config file of isthmus. `${NAME}` and `${NAME:-default}` in a value read the environment, `$${` is a \
+          literal `${`; `off` and `false` mean the same.",
+    one_of: &[],
+    fields: &[
+        optional(
+            "include",
+            Kind::Union(&INCLUDE),
+            "none",
+            "Files to merge into this one: maps are united, lists appended; anything said twice is an error. \
+             Relative to this file; `*` stands for any characters in the last part of the path. Included files \
+             cannot include others.",
+        ),
+        optional("node", Kind::Object(&NODE), "empty", "This gateway's own workload."),
+        optional("mesh", Kind::Object(&MESH), "defaults", "What is common to the whole mesh."),
+        optional(
+            "listen",
+            BIND,
+            "none",
+            "The short form of one SNI listener, named `default`; first of the `listeners` if there are others.",
+        ),
+        optional(
+            "listeners",
+            list(&Kind::Object(&LISTENER)),
+            "none",
+            "Where clients connect. There has to be one, here or as `listen`.",
+        ),
+        optional(
+            "routes",
+            Kind::Map { key: &ROUTE_KEY, of: &Kind::Union(&ROUTE_FORMS) },
+            "none",
+            "Names of your own beside the mesh's: a host name, `\"*.suffix\"`, `\"*\"`, or `\"-\"` for clients \
+             that give no name. The most specific name wins, whatever the order.",
+        ),
+        optional(
+            "services",
+            SERVICES,
+            "none",
+            "The registry kept in this file; its cluster and network are the node's.",
+        ),
+        optional(
+            "registries",
+            list(&Kind::Object(&REGISTRY)),
+            "none",
+            "More of the same list, from files that are watched. A later registry never overrules an earlier one.",
+        ),
+        optional(
+            "exports",
+            list(&Kind::Object(&EXPORT)),
+            "nothing",
+            "What of the mesh's services can be reached through a listener: only what a rule names.",
+        ),
+        optional(
+            "defaults",
+            Kind::Object(&DEFAULTS),
+            "defaults",
+            "How endpoints of the mesh's services are chosen and dialled.",
+        ),
+        optional(
+            "policies",
+            list(&Kind::Object(&POLICY)),
+            "none",
+            "The same for some services. The most specific name wins whole: keys it leaves out have their own \
+             default, not that of `defaults`.",
+        ),
+        optional(
+            "networks",
+            Kind::Map { key: &scalar::TEXT, of: &Kind::Object(&NETWORK) },
+            "none",
+            "The networks of the mesh, by name.",
+        ),
+        optional("limits", Kind::Object(&LIMITS), "defaults", "How much is taken on at once."),
+        optional("timeouts", Kind::Object(&TIMEOUTS), "defaults", "How long is waited."),
+        optional("drain", Kind::Object(&DRAIN), "defaults", "How the gateway stops."),
+        optional(
+            "admin",
+            Kind::OrOff(&Kind::Object(&ADMIN)),
+            "defaults",
+            "The HTTP API for operators; it has no authentication of its own.",
+        ),
+        optional("telemetry", Kind::Object(&TELEMETRY), "defaults", "Metrics, health and logs."),
+        default(
+            "workers",
+            Kind::Union(&WORKERS),
+            "auto",
+            "Data-plane threads; `auto` is the CPU quota. A change needs a restart.",
+        ),
+    ],
+};
+
+static INCLUDE: Union = Union {
+    name: "include",
+    expects: "a path such as conf.d/*.yaml, or a list of paths",
+    kinds: &[Kind::Text(&scalar::PATH), some(&Kind::Text(&scalar::PATH))],
+};
+
+static WORKERS: Union = Union {
+    name: "workers",
+    expects: "auto, or a whole number from 1 to 1024",
+    kinds: &[Kind::Choice(&["auto"]), Kind::Integer { min: 1, max: 1024 }],
+};
+
+pub(super) static INCLUDE_ONLY: Object = Object {
+    name: "config",
+    doc: "",
+    one_of: &[],
+    fields: &[optional("include", Kind::Union(&INCLUDE), "none", "")],
+};
+
+pub(super) static NODE: Object = Object {
+    name: "node",
+    doc: "This gateway's own workload, as logs and metrics name it.",
+    one_of: &[],
+    fields: &[
+        optional("name", TEXT, "empty", "Its name, as that of its pod."),
+        optional("namespace", TEXT, "empty", "Its namespace."),
+        optional("serviceAccount", TEXT, "empty", "Its service account."),
+        optional("cluster", TEXT, "empty", "The cluster it is in, which is that of this file's `services`."),
+        optional(
+            "network",
+            TEXT,
+            "unknown",
+            "The network it is on: it passes connections to endpoints of this network alone.",
+        ),
+        optional("locality", Kind::Text(&scalar::LOCALITY), "unknown", "Its region, zone and subzone."),
+    ],
+};
+
+pub(super) static MESH: Object = Object {
+    name: "mesh",
+    doc: "What is common to the whole mesh.",
+    one_of: &[],
+    fields: &[
+        default(
+            "clusterDomain",
+            Kind::Text(&scalar::HOST_NAME),
+            "cluster.local",
+            "The suffix of the hostnames of Kubernetes services.",
+        ),
+        default(
+            "trustDomain",
+            Kind::Text(&scalar::TRUST_DOMAIN),
+            "cluster.local",
+            "The SPIFFE trust domain of the mesh's identities.",
+        ),
+    ],
+};
+
+pub(super) static LISTENER: Object = Object {
+    name: "listener",
+    doc: "One address on which clients connect.",
+    one_of: &[],
+    fields: &[
+        required("name", TEXT, "Unique; routes, exports, logs and metrics call it so."),
+        required(
+            "bind",
+            BIND,
+            "`\":port\"` is dual stack (IPv4 alone where the host has no IPv6). Port 0 takes a free one, on a \
+             loopback address only.",
+        ),
+        default(
+            "protocol",
+            Kind::Choice(&["sni"]),
+            "sni",
+            "`sni`: TLS is routed by its server name and passed on as it is.",
+        ),
+        optional(
+            "alpn",
+            some(&Kind::Text(&scalar::ALPN)),
+            "no check",
+            "Protocols of which a client has to offer one.",
+        ),
+        optional(
+            "from",
+            some(&CIDR),
+            "everyone",
+            "Source addresses let in; others are closed before a byte of theirs is read.",
+        ),
+        optional("hello", Kind::Object(&HELLO), "defaults", "What a ClientHello may cost."),
+    ],
+};
+
+pub(super) static HELLO: Object = Object {
+    name: "hello",
+    doc: "What a ClientHello may cost.",
+    one_of: &[],
+    fields: &[
+        default("timeout", TIMEOUT, "10s", "From accept until the hello is whole."),
+        default("maxBytes", Kind::Text(&scalar::HELLO_BYTES), "16KiB", "Its size, record headers included."),
+        default("maxRecords", Kind::Integer { min: 1, max: 16_384 }, "64", "TLS records it may be cut into."),
+    ],
+};
+
+/// The key of a route.
+pub(super) static ROUTE_KEY: crate::document::table::Text = crate::document::table::Text {
+    name: "routeKey",
+    expects: "a host name, \"*.suffix\", \"*\", or \"-\" for clients that give no name",
+    pattern: "^(-|\\*|(\\*\\.)?[A-Za-z0-9_.-]+)$",
+    number: false,
+    check: |text| super::routes::route_name(text).map(drop),
+};
+
+static ROUTE_FORMS: Union = Union {
+    name: "routeForms",
+    expects: "an address with its port (\"10.0.0.1:443\"), a list of them, or a map with endpoints or service",
+    kinds: &[Kind::Text(&scalar::TARGET), some(&Kind::Union(&ROUTE_ENDPOINT_FORMS)), Kind::Object(&ROUTE)],
+};
+
+static ROUTE_ENDPOINT_FORMS: Union = Union {
+    name: "routeEndpointForms",
+    expects: "an address with its port (\"10.0.0.1:443\"), or a map with address, weight and locality",
+    kinds: &[Kind::Text(&scalar::TARGET), Kind::Object(&ROUTE_ENDPOINT)],
+};
+
+const LOAD_BALANCING: Kind = Kind::Object(&LOAD_BALANCING_OBJECT);
+const EJECTION_OR_OFF: Kind = Kind::OrOff(&Kind::Object(&EJECTION));
+const LISTENER_NAMES: Kind = Kind::List { of: &TEXT, min: 1 };
+
+pub(super) static ROUTE: Object = Object {
+    name: "route",
+    doc: "Where connections for a name go: to endpoints, or to a service of the mesh.",
+    one_of: &["endpoints", "service"],
+    fields: &[
+        optional(
+            "endpoints",
+            some(&Kind::Union(&ROUTE_ENDPOINT_FORMS)),
+            "none",
+            "Where connections go; either this or `service`.",
+        ),
+        optional("loadBalancing", LOAD_BALANCING, "defaults", "How one of the endpoints is chosen."),
+        optional(
+            "ejection",
+            EJECTION_OR_OFF,
+            "defaults",
+            "When an endpoint that fails is left out for a while.",
+        ),
+        optional("connectTimeout", TIMEOUT, "`timeouts.connect`", "How long an endpoint may take to accept."),
+        default("panic", Kind::Boolean, "true", "Whether all endpoints are tried when none is healthy."),
+        optional("listeners", LISTENER_NAMES, "all", "The listeners that have this route."),
+        optional(
+            "service",
+            Kind::Text(&scalar::HOST_NAME),
+            "none",
+            "The hostname of a service of the mesh that this is another name of; it is tuned by `defaults` and \
+             `policies`.",
+        ),
+        optional("port", PORT, "none", "The port of that service; needed with `service`."),
+        optional("subset", Kind::Text(&scalar::SUBSET), "all of it", "The subset of that service."),
+    ],
+};
+
+pub(super) static ROUTE_ENDPOINT: Object = Object {
+    name: "routeEndpoint",
+    doc: "One endpoint of a route.",
+    one_of: &[],
+    fields: &[
+        required(
+            "address",
+            Kind::Text(&scalar::TARGET),
+            "Where it is; a host name is resolved, and again by its TTL.",
+        ),
+        default(
+            "weight",
+            Kind::Integer { min: 1, max: u32::MAX as u64 },
+            "1",
+            "Its share of the connections.",
+        ),
+        optional("locality", Kind::Text(&scalar::LOCALITY), "unknown", "Region, zone and subzone."),
+    ],
+};
+
+pub(super) static LOAD_BALANCING_OBJECT: Object = Object {
+    name: "loadBalancing",
+    doc: "How one of several endpoints is chosen.",
+    one_of: &[],
+    fields: &[
+        default(
+            "policy",
+            Kind::Choice(&["leastRequest", "roundRobin", "random", "sourceHash"]),
+            "leastRequest",
+            "`leastRequest` takes the less busy of two, `sourceHash` keeps a source's endpoint.",
+        ),
+        optional(
+            "locality",
+            Kind::Choice(&["prefer", "ignore"]),
+            "`prefer` for routes, `ignore` for services",
+            "`prefer` fills the nearest endpoints first.",
+        ),
+    ],
+};
+
+pub(super) static EJECTION: Object = Object {
+    name: "ejection",
+    doc: "When an endpoint that fails is left out.",
+    one_of: &[],
+    fields: &[
+        default("failures", Kind::Integer { min: 1, max: 1_000_000 }, "5", "Failures in a row."),
+        default("time", TIMEOUT, "30s", "How long it is left out."),
+        default(
+            "maxShare",
+            Kind::Text(&scalar::PERCENT),
+            "50%",
+            "Of the endpoints, how many may be left out at once.",
+        ),
+    ],
+};
+
+pub(super) static REGISTRY: Object = Object {
+    name: "registry",
+    doc: "A source of services.",
+    one_of: &[],
+    fields: &[
+        required("file", Kind::Object(&REGISTRY_PATH), "The file that is the registry."),
+        optional(
+            "allow",
+            Kind::Object(&ALLOW),
+            "any service, its own network",
+            "What it may speak of; the rest is dropped and shown.",
+        ),
+    ],
+};
+
+pub(super) static REGISTRY_PATH: Object = Object {
+    name: "registryPath",
+    doc: "A registry kept in a file with a `services` list.",
+    one_of: &[],
+    fields: &[
+        required("path", Kind::Text(&scalar::PATH), "The file, or a directory of them."),
+        required("cluster", TEXT, "The cluster it speaks for."),
+        optional("network", TEXT, "unknown", "The network of endpoints that say none."),
+    ],
+};
+
+pub(super) static ALLOW: Object = Object {
+    name: "allow",
+    doc: "What a registry may speak of.",
+    one_of: &[],
+    fields: &[
+        optional("services", some(&PATTERN), "any", "Names of services."),
+        optional("networks", some(&TEXT), "its own", "Networks its endpoints may be on."),
+    ],
+};
+
+pub(super) static EXPORT: Object = Object {
+    name: "export",
+    doc: "A rule that lets services be reached.",
+    one_of: &[],
+    fields: &[
+        required("services", some(&PATTERN), "Names of services."),
+        optional("except", list(&PATTERN), "none", "Names taken out of these again."),
+        optional("ports", some(&PORT), "all", "Ports of the services."),
+        optional("clusters", some(&TEXT), "all", "The clusters whose endpoints the rule speaks of."),
+        optional("listeners", LISTENER_NAMES, "all", "The listeners through which they can be reached."),
+        optional(
+            "to",
+            Kind::Object(&SCOPE),
+            "everyone",
+            "Who may reach them; of the kinds given, all have to match.",
+        ),
+    ],
+};
+
+pub(super) static SCOPE: Object = Object {
+    name: "exportScope",
+    doc: "Who may use what a rule offers.",
+    one_of: &[],
+    fields: &[
+        optional("cidrs", some(&CIDR), "any", "Source addresses."),
+        optional(
+            "identities",
+            some(&Kind::Text(&scalar::IDENTITY_PATTERN)),
+            "any, or none",
+            "Identities; `/*` at the end stands for one or more further segments. Clients of an SNI listener \
+             have none.",
+        ),
+    ],
+};
+
+pub(super) static DEFAULTS: Object = Object {
+    name: "defaults",
+    doc: "How endpoints of the mesh's services are chosen and dialled.",
+    one_of: &[],
+    fields: &[
+        optional("loadBalancing", LOAD_BALANCING, "defaults", "How one of the endpoints is chosen."),
+        optional(
+            "ejection",
+            EJECTION_OR_OFF,
+            "defaults",
+            "When an endpoint that fails is left out for a while.",
+        ),
+        optional("connectTimeout", TIMEOUT, "`timeouts.connect`", "How long an endpoint may take to accept."),
+        default("panic", Kind::Boolean, "true", "Whether all endpoints are tried when none is healthy."),
+    ],
+};
+
+pub(super) static POLICY: Object = Object {
+    name: "policy",
+    doc: "How endpoints of some services are chosen and dialled.",
+    one_of: &[],
+    fields: &[
+        required("services", some(&PATTERN), "Names of services; no name may be in two policies."),
+        optional("loadBalancing", LOAD_BALANCING, "defaults", "How one of the endpoints is chosen."),
+        optional(
+            "ejection",
+            EJECTION_OR_OFF,
+            "defaults",
+            "When an endpoint that fails is left out for a while.",
+        ),
+        optional("connectTimeout", TIMEOUT, "`timeouts.connect`", "How long an endpoint may take to accept."),
+        default("panic", Kind::Boolean, "true", "Whether all endpoints are tried when none is healthy."),
+    ],
+};
+
+pub(super) static NETWORK: Object = Object {
+    name: "network",
+    doc: "One network.",
+    one_of: &[],
+    fields: &[optional("cidrs", list(&CIDR), "none", "Its addresses, by which a source's network is known.")],
+};
+
+pub(super) static LIMITS: Object = Object {
+    name: "limits",
+    doc: "How much is taken on at once.",
+    one_of: &[],
+    fields: &[
+        default(
+            "connections",
+            Kind::Integer { min: 1, max: 10_000_000 },
+            "100000",
+            "Connections at once: this, or what the descriptors allow, whichever is less.",
+        ),
+        optional(
+            "pendingHellos",
+            Kind::Integer { min: 1, max: 10_000_000 },
+            "10000, or a quarter of the descriptors",
+            "Connections at once whose hello is not yet whole.",
+        ),
+    ],
+};
+
+pub(super) static TIMEOUTS: Object = Object {
+    name: "timeouts",
+    doc: "How long is waited.",
+    one_of: &[],
+    fields: &[
+        default(
+            "connect",
+            TIMEOUT,
+            "3s",
+            "How long an endpoint may take to accept, where nothing else is said.",
+        ),
+        default(
+            "connectTotal",
+            TIMEOUT,
+            "10s",
+            "No further endpoint is tried later than this after the first.",
+        ),
+        default("idle", DURATION, "0s", "A connection ends after this long without a byte; `0s`: never."),
+        default(
+            "halfClose",
+            DURATION,
+            "5m",
+            "A connection of which one direction has ended ends after this long without a byte in the other; \
+             `0s`: never.",
+        ),
+    ],
+};
+
+pub(super) static DRAIN: Object = Object {
+    name: "drain",
+    doc: "How the gateway stops.",
+    one_of: &[],
+    fields: &[
+        default("delay", DURATION, "0s", "How long it goes on accepting when it is no longer ready."),
+        default("timeout", DURATION, "30s", "How long connections may take to finish before they are reset."),
+    ],
+};
+
+pub(super) static ADMIN: Object = Object {
+    name: "admin",
+    doc: "The HTTP API for operators.",
+    one_of: &[],
+    fields: &[default(
+        "bind",
+        Kind::OrOff(&Kind::Text(&scalar::BIND_ADDRESS)),
+        "127.0.0.1:15000",
+        "Where it listens; `off` closes it.",
+    )],
+};
+
+pub(super) static TELEMETRY: Object = Object {
+    name: "telemetry",
+    doc: "Metrics, health and logs.",
+    one_of: &[],
+    fields: &[
+        optional(
+            "metrics",
+            Kind::OrOff(&Kind::Object(&METRICS)),
+            "not opened",
+            "A listener for Prometheus; metrics are on the admin listener as well.",
+        ),
+        optional(
+            "health",
+            Kind::OrOff(&Kind::Object(&HEALTH)),
+            "not opened",
+            "A listener for readiness and liveness probes; they are on the admin listener as well.",
+        ),
+        optional(
+            "accessLog",
+            Kind::OrOff(&Kind::Object(&ACCESS_LOG)),
+            "defaults",
+            "One line per connection, at its end.",
+        ),
+        optional("log", Kind::Object(&LOG), "defaults", "The program's own log, on stderr."),
+    ],
+};
+
+pub(super) static METRICS: Object = Object {
+    name: "metrics",
+    doc: "A listener for Prometheus.",
+    one_of: &[],
+    fields: &[required("bind", BIND, "Where it listens.")],
+};
+
+pub(super) static HEALTH: Object = Object {
+    name: "health",
+    doc: "A listener for probes.",
+    one_of: &[],
+    fields: &[required("bind", BIND, "Where it listens.")],
+};
+
+pub(super) static ACCESS_LOG: Object = Object {
+    name: "accessLog",
+    doc: "One line per connection.",
+    one_of: &[],
+    fields: &[
+        default(
+            "path",
+            Kind::OrOff(&Kind::Text(&scalar::PATH)),
+            "stdout",
+            "`stdout`, `stderr`, or a file, which is opened again on SIGUSR1.",
+        ),
+        default("format", Kind::Choice(&["json", "text"]), "json", "How a line is written."),
+    ],
+};
+
+pub(super) static LOG: Object = Object {
+    name: "log",
+    doc: "The program's own log.",
+    one_of: &[],
+    fields: &[
+        default(
+            "level",
+            Kind::Choice(&["error", "warn", "info", "debug", "trace"]),
+            "info",
+            "The least grave lines that are written.",
+        ),
+        default("format", Kind::Choice(&["text", "json"]), "text", "How a line is written."),
+    ],
+};

@@ -1,0 +1,261 @@
+//! Holding a tree against its table ([`check`]), and taking values out of it ([`Fields`]). The check
+//! tells of everything that is wrong; taking out is silent about it, so that what needs several
+//! values at once can still be looked at in a document that has a fault elsewhere.
+
+use super::nearest::nearest;
+use super::problem::{Fault, Path, Position, Problems};
+use super::table::{Kind, Object, Presence, Text, Union};
+use super::tree::{Key, Node, Scalar, ScalarType, Style, Value, shortened};
+
+/// Tells of all in a value that its kind does not allow.
+pub fn check(node: &Node, kind: &Kind, path: &Path<'_>, problems: &mut Problems) {
+    match (&node.value, kind) {
+        (Value::Scalar(Scalar { style: Style::Unset, .. }), _) => {}
+        (Value::Sequence(items), Kind::List { of, min }) => {
+            if items.len() < *min {
+                let fault =
+                    "found an empty list, expected one item or more; leave the key out to set no bounds";
+                problems.error(node.position, path, fault);
+            }
+            for (index, item) in items.iter().enumerate() {
+                check(item, of, &path.index(index), problems);
+            }
+        }
+        (Value::Mapping(entries), Kind::Map { key, of }) => {
+            for (own, value) in entries {
+                let below = path.key(&own.text);
+                if let Err(fault) = (key.check)(&own.text) {
+                    problems.error(own.position, &below, refused(&quoted(&own.text), fault, &key.expects));
+                }
+                check(value, of, &below, problems);
+            }
+        }
+        (Value::Mapping(entries), Kind::Object(object)) => {
+            check_object(node.position, entries, object, path, problems);
+        }
+        (_, Kind::OrOff(_)) if is_off(node) => {}
+        (_, Kind::OrOff(inner)) => check_or_off(node, inner, path, problems),
+        (_, Kind::Union(union)) => check_union(node, union, path, problems),
+        (Value::Scalar(scalar), Kind::Text(_) | Kind::Boolean | Kind::Integer { .. } | Kind::Choice(_)) => {
+            if let Err(fault) = check_scalar(scalar, kind) {
+                problems.error(node.position, path, refused(node, fault, kind));
+            }
+        }
+        _ => problems.error(node.position, path, format!("found {node}, expected {kind}")),
+    }
+}
+
+/// The message of a value that is refused: what was found, why, what is expected.
+fn refused(found: &dyn std::fmt::Display, fault: Fault, expected: &dyn std::fmt::Display) -> Fault {
+    let why = if fault.message.is_empty() { String::new() } else { format!(": {}", fault.message) };
+    Fault { message: format!("found {found}{why}; expected {expected}"), hint: fault.hint }
+}
+
+fn quoted(text: &str) -> String {
+    format!("{:?}", shortened(text))
+}
+
+fn is_off(node: &Node) -> bool {
+    match &node.value {
+        Value::Scalar(scalar) => switch(scalar) == Some(false),
+        Value::Null | Value::Sequence(_) | Value::Mapping(_) => false,
+    }
+}
+
+/// `true` and `false`; `on` and `off` mean the same.
+fn switch(scalar: &Scalar) -> Option<bool> {
+    if scalar.style == Style::Quoted {
+        return None;
+    }
+    match &*scalar.text {
+        "true" | "True" | "TRUE" | "on" => Some(true),
+        "false" | "False" | "FALSE" | "off" => Some(false),
+        _ => None,
+    }
+}
+
+fn check_or_off(node: &Node, inner: &Kind, path: &Path<'_>, problems: &mut Problems) {
+    let fits = match &node.value {
+        Value::Null => false,
+        Value::Scalar(scalar) => !matches!(inner, Kind::Object(_)) && switch(scalar).is_none(),
+        Value::Sequence(_) => matches!(inner, Kind::List { .. } | Kind::Union(_)),
+        Value::Mapping(_) => matches!(inner, Kind::Object(_) | Kind::Map { .. } | Kind::Union(_)),
+    };
+    match fits {
+        true => check(node, inner, path, problems),
+        false => problems.error(node.position, path, format!("found {node}, expected {inner}, or off")),
+    }
+}
+
+/// Each form is told by its shape; only scalars can have several forms of one shape.
+fn check_union(node: &Node, union: &Union, path: &Path<'_>, problems: &mut Problems) {
+    let fits = |kind: &&Kind| match &node.value {
+        Value::Null => false,
+        Value::Sequence(_) => matches!(kind, Kind::List { .. }),
+        Value::Mapping(_) => matches!(kind, Kind::Object(_) | Kind::Map { .. }),
+        Value::Scalar(_) => {
+            matches!(kind, Kind::Text(_) | Kind::Boolean | Kind::Integer { .. } | Kind::Choice(_))
+        }
+    };
+    let fitting: Vec<&Kind> = union.kinds.iter().filter(fits).collect();
+    match (&node.value, fitting.as_slice()) {
+        (Value::Scalar(scalar), kinds) if !kinds.is_empty() => {
+            let faults: Vec<Fault> =
+                kinds.iter().filter_map(|kind| check_scalar(scalar, kind).err()).collect();
+            if faults.len() == kinds.len() {
+                let told = faults.into_iter().max_by_key(|fault| fault.hint.is_some());
+                let told = told.unwrap_or_else(|| "".into());
+                problems.error(node.position, path, refused(node, told, &union.expects));
+            }
+        }
+        (_, [kind]) => check(node, kind, path, problems),
+        _ => problems.error(node.position, path, format!("found {node}, expected {}", union.expects)),
+    }
+}
+
+fn check_scalar(scalar: &Scalar, kind: &Kind) -> Result<(), Fault> {
+    let text = &*scalar.text;
+    match kind {
+        Kind::Text(form) => check_text(scalar, form),
+        Kind::Boolean => match switch(scalar) {
+            Some(_) => Ok(()),
+            None => Err(Fault::new("").hint(match text.to_ascii_lowercase().as_str() {
+                "yes" | "y" | "true" | "on" => Some("true"),
+                "no" | "n" | "false" | "off" => Some("false"),
+                _ => None,
+            })),
+        },
+        Kind::Integer { min, max } => {
+            let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+            let number = text.parse::<u64>().ok().filter(|_| digits);
+            match number {
+                Some(_) if scalar.style == Style::Quoted => {
+                    Err(Fault::new("it is a text, as it is in quotes").hint(Some(text)))
+                }
+                Some(number) if (*min..=*max).contains(&number) => Ok(()),
+                _ => Err("".into()),
+            }
+        }
+        Kind::Choice(words) if words.contains(&text) => Ok(()),
+        Kind::Choice(words) => Err(Fault::new("").hint(nearest(text, words.iter().copied()))),
+        _ => Err("".into()),
+    }
+}
+
+fn check_text(scalar: &Scalar, form: &Text) -> Result<(), Fault> {
+    match scalar.scalar_type() {
+        ScalarType::Boolean => return Err("it is no text".into()),
+        ScalarType::Number if !form.number => {
+            // What is wrong with it as a text tells more, as the unit that a duration lacks.
+            let quoted = format!("write it in quotes: \"{}\"", shortened(&scalar.text));
+            return Err((form.check)(&scalar.text).err().unwrap_or_else(|| quoted.into()));
+        }
+        ScalarType::Number | ScalarType::Text | ScalarType::Open => {}
+    }
+    (form.check)(&scalar.text)
+}
+
+fn check_object(
+    at: Position,
+    entries: &[(Key, Node)],
+    object: &Object,
+    path: &Path<'_>,
+    problems: &mut Problems,
+) {
+    for (key, value) in entries {
+        let below = path.key(&key.text);
+        match object.field(&key.text) {
+            Some(field) => check(value, &field.kind, &below, problems),
+            None => problems.error(key.position, &below, unknown_key(&key.text, object)),
+        }
+    }
+    let has = |wanted: &str| entries.iter().any(|(key, _)| &*key.text == wanted);
+    for field in object.fields {
+        if matches!(field.presence, Presence::Required) && !has(field.key) {
+            problems.error(at, path, format!("the key {} is missing; expected {}", field.key, field.kind));
+        }
+    }
+    let given = object.one_of.iter().filter(|key| has(key)).count();
+    if !object.one_of.is_empty() && given != 1 {
+        let found = if given == 0 { "none" } else { "more than one" };
+        let keys = object.one_of.join(", ");
+        problems.error(at, path, format!("found {found} of the keys {keys}, expected exactly one of them"));
+    }
+}
+
+fn unknown_key(key: &str, object: &Object) -> Fault {
+    if key == "<<" {
+        return "found a merge key (<<), which is not supported; repeat the keys".into();
+    }
+    let keys: Vec<&str> = object.keys().collect();
+    let message = format!("found the unknown key {}, expected one of {}", quoted(key), keys.join(", "));
+    Fault::new(message).hint(nearest(key, keys))
+}
+
+/// A map as its table sees it. What is absent or wrong reads as absent.
+#[derive(Clone, Copy, Debug)]
+pub struct Fields<'n> {
+    node: Option<&'n Node>,
+    object: &'static Object,
+}
+
+impl<'n> Fields<'n> {
+    pub fn new(node: Option<&'n Node>, object: &'static Object) -> Self {
+        Self { node, object }
+    }
+
+    /// The value of a key that the table has.
+    pub fn node(&self, key: &str) -> Option<&'n Node> {
+        debug_assert!(self.object.field(key).is_some(), "{} has no key {key}", self.object.name);
+        self.node?.get(key)
+    }
+
+    /// The map under a key.
+    pub fn fields(&self, key: &str, object: &'static Object) -> Self {
+        Self::new(self.node(key), object)
+    }
+
+    /// The items of the list under a key.
+    pub fn items(&self, key: &str) -> &'n [Node] {
+        self.node(key).map_or(&[], Node::items)
+    }
+
+    /// The entries of the map under a key.
+    pub fn entries(&self, key: &str) -> &'n [(Key, Node)] {
+        self.node(key).map_or(&[], Node::entries)
+    }
+
+    /// The text under a key, parsed.
+    pub fn read<T>(&self, key: &str, parse: impl FnOnce(&'n str) -> Result<T, Fault>) -> Option<T> {
+        parse(self.node(key)?.text()?).ok()
+    }
+
+    /// The texts of the list under a key, parsed.
+    pub fn read_all<T>(&self, key: &str, parse: impl Fn(&'n str) -> Result<T, Fault>) -> Vec<T> {
+        self.items(key).iter().filter_map(|item| parse(item.text()?).ok()).collect()
+    }
+
+    /// The number under a key.
+    pub fn number<T: std::str::FromStr>(&self, key: &str) -> Option<T> {
+        self.node(key)?.text()?.parse().ok()
+    }
+
+    /// The truth value under a key.
+    pub fn flag(&self, key: &str) -> Option<bool> {
+        match &self.node(key)?.value {
+            Value::Scalar(scalar) => switch(scalar),
+            Value::Null | Value::Sequence(_) | Value::Mapping(_) => None,
+        }
+    }
+
+    /// Whether the key says `off`.
+    pub fn is_off(&self, key: &str) -> bool {
+        self.node(key).is_some_and(is_off)
+    }
+
+    /// The word under a key, as the value it stands for.
+    pub fn choice<T: Copy>(&self, key: &str, all: &[T], text: impl Fn(T) -> &'static str) -> Option<T> {
+        let word = self.node(key)?.text()?;
+        all.iter().copied().find(|value| text(*value) == word)
+    }
+}

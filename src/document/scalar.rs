@@ -1,0 +1,494 @@
+//! The forms a text can have in a document: how each is read, and what is told to one who misspells
+//! it. A text is parsed here once, into the model's own types.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use ipnet::IpNet;
+
+use crate::model::address::Bind;
+use crate::model::address::{Host, canonical_ip};
+use crate::model::identity::{Identity, IdentityError, IdentityPattern, TrustDomain};
+use crate::model::name::{HostName, NameError, NamePattern, PatternError};
+use crate::model::place::Locality;
+
+use super::problem::Fault;
+use super::table::Text;
+
+/// Longest duration, so that no sum of a clock and a duration can overflow: one year.
+const DURATION_MAX: Duration = Duration::from_secs(8760 * 3600);
+/// Longest free text in bytes.
+const TEXT_BYTES_MAX: usize = 253;
+
+pub static TEXT: Text = Text {
+    name: "text",
+    expects: "a text of 1 to 253 bytes without control characters (in quotes if it looks like a number)",
+    pattern: "^.+$",
+    number: false,
+    check: |text| checked(text).map(drop),
+};
+pub static LABEL_VALUE: Text = Text {
+    name: "label",
+    expects: "a text of up to 253 bytes without control characters (in quotes if it looks like a number)",
+    pattern: "",
+    number: false,
+    check: |text| if text.is_empty() { Ok(()) } else { checked(text).map(drop) },
+};
+pub static PATH: Text = Text {
+    name: "path",
+    expects: "a path of a file, absolute or relative to this one",
+    pattern: "^.+$",
+    number: false,
+    check: |text| path(text).map(drop),
+};
+pub static DURATION: Text = Text {
+    name: "duration",
+    expects: "a whole number with its unit: 250ms, 10s, 5m, 1h or 0s",
+    pattern: "^[0-9]+(ms|s|m|h)$",
+    number: false,
+    check: |text| duration(text).map(drop),
+};
+pub static TIMEOUT: Text = Text {
+    name: "timeout",
+    expects: "a whole number above 0 with its unit: 250ms, 10s, 5m or 1h",
+    pattern: "^0*[1-9][0-9]*(ms|s|m|h)$",
+    number: false,
+    check: |text| match duration(text)? {
+        Duration::ZERO => Err("this cannot wait for no time at all".into()),
+        _ => Ok(()),
+    },
+};
+pub static HELLO_BYTES: Text = Text {
+    name: "helloSize",
+    expects: "a size from 256 bytes to 1MiB: 4096, 16KiB or 1MiB",
+    pattern: "^[0-9]+(KiB|MiB|GiB)?$",
+    number: true,
+    check: |text| match size(text)? {
+        256..=0x10_0000 => Ok(()),
+        bytes => Err(Fault::new(format!("it is {bytes} bytes"))),
+    },
+};
+pub static PERCENT: Text = Text {
+    name: "percent",
+    expects: "a whole number of percent from 0% to 100%",
+    pattern: "^[0-9]+%$",
+    number: false,
+    check: |text| percent(text).map(drop),
+};
+pub static HOST_NAME: Text = Text {
+    name: "hostname",
+    expects: "a host name: labels of letters, digits, '-' and '_' with '.' between them, at most 253 bytes",
+    pattern: "^[A-Za-z0-9_.-]+$",
+    number: false,
+    check: |text| host_name(text).map(drop),
+};
+pub static PATTERN: Text = Text {
+    name: "pattern",
+    expects: "a host name, \"*.suffix\", or \"*\"",
+    pattern: "^(\\*|(\\*\\.)?[A-Za-z0-9_.-]+)$",
+    number: false,
+    check: |text| pattern(text).map(drop),
+};
+pub static CIDR: Text = Text {
+    name: "cidr",
+    expects: "a network such as 10.0.0.0/8 or fd00::/8",
+    pattern: "^[0-9A-Fa-f.:]+/[0-9]+$",
+    number: false,
+    check: |text| cidr(text).map(drop),
+};
+pub static IP: Text = Text {
+    name: "ip",
+    expects: "an IP address such as 10.0.0.1 or fd00::1",
+    pattern: "^[0-9A-Fa-f.:]+$",
+    number: false,
+    check: |text| ip(text).map(drop),
+};
+pub static HOST: Text = Text {
+    name: "host",
+    expects: "an IP address or a host name, without port",
+    pattern: "^[^/ ]+$",
+    number: false,
+    check: |text| host(text).map(drop),
+};
+pub static TARGET: Text = Text {
+    name: "target",
+    expects: "an address with its port: \"10.0.0.1:443\", \"[fd00::1]:443\" or \"db.internal:443\"",
+    pattern: "^.+:[0-9]+$",
+    number: false,
+    check: |text| target(text).map(drop),
+};
+pub static BIND: Text = Text {
+    name: "bind",
+    expects: "an address to listen on: \":15443\", \"10.0.0.1:15443\" or \"[::1]:15443\"",
+    pattern: "^.*:[0-9]+$",
+    number: false,
+    check: |text| bind(text).map(drop),
+};
+pub static BIND_ADDRESS: Text = Text {
+    name: "bindAddress",
+    expects: "an IP address and port to listen on: \"127.0.0.1:15000\" or \"[::1]:15000\"",
+    pattern: "^.+:[0-9]+$",
+    number: false,
+    check: |text| bind_address(text).map(drop),
+};
+pub static IDENTITY: Text = Text {
+    name: "identity",
+    expects: "a SPIFFE ID such as spiffe://cluster.local/ns/shop/sa/cart",
+    pattern: "^spiffe://[a-z0-9._-]+/.+$",
+    number: false,
+    check: |text| identity(text).map(drop),
+};
+pub static IDENTITY_PATTERN: Text = Text {
+    name: "identityPattern",
+    expects: "a SPIFFE ID, or one that ends in \"/*\": spiffe://cluster.local/ns/shop/*",
+    pattern: "^spiffe://[a-z0-9._-]+/.+$",
+    number: false,
+    check: |text| identity_pattern(text).map(drop),
+};
+pub static TRUST_DOMAIN: Text = Text {
+    name: "trustDomain",
+    expects: "a trust domain such as cluster.local: lower-case letters, digits, '-', '_' and '.'",
+    pattern: "^[a-z0-9._-]+$",
+    number: false,
+    check: |text| trust_domain(text).map(drop),
+};
+pub static LOCALITY: Text = Text {
+    name: "locality",
+    expects: "region, region/zone or region/zone/subzone",
+    pattern: "^[^/]+(/[^/]*){0,2}$",
+    number: false,
+    check: |text| locality(text).map(drop),
+};
+pub static SUBSET: Text = Text {
+    name: "subset",
+    expects: "1 to 63 lower-case letters, digits, '-' and '_', as it is part of an SNI name",
+    pattern: "^[a-z0-9_-]{1,63}$",
+    number: false,
+    check: |text| subset(text).map(drop),
+};
+pub static ALPN: Text = Text {
+    name: "alpn",
+    expects: "a protocol's name in 1 to 255 bytes, such as h2",
+    pattern: "^.+$",
+    number: false,
+    check: |text| alpn(text).map(drop),
+};
+
+fn checked(text: &str) -> Result<&str, Fault> {
+    if text.is_empty() {
+        Err("it is empty".into())
+    } else if text.len() > TEXT_BYTES_MAX {
+        Err(Fault::new(format!("it is longer than {TEXT_BYTES_MAX} bytes")))
+    } else if text.chars().any(char::is_control) {
+        Err("it has a control character".into())
+    } else {
+        Ok(text)
+    }
+}
+
+/// A non-empty text without control characters, as any name shown to people is.
+pub fn text(text: &str) -> Result<&str, Fault> {
+    checked(text)
+}
+
+/// A path as written.
+pub fn path(text: &str) -> Result<&std::path::Path, Fault> {
+    if text.is_empty() {
+        Err("it is empty".into())
+    } else if text.chars().any(char::is_control) {
+        Err("it has a control character".into())
+    } else {
+        Ok(std::path::Path::new(text))
+    }
+}
+
+/// A whole number and what follows it.
+fn quantity(text: &str) -> Result<(u64, &str), Fault> {
+    let end = text.bytes().position(|byte| !byte.is_ascii_digit()).unwrap_or(text.len());
+    let (digits, unit) = text.split_at(end);
+    if digits.is_empty() {
+        return Err("it does not begin with a number".into());
+    }
+    Ok((digits.parse().map_err(|_| Fault::new("its number is too large"))?, unit))
+}
+
+/// `250ms`, `10s`, `5m`, `1h`.
+pub fn duration(text: &str) -> Result<Duration, Fault> {
+    let (number, unit) = quantity(text)?;
+    let milliseconds = match unit {
+        "ms" => Some(number),
+        "s" => number.checked_mul(1000),
+        "m" => number.checked_mul(60_000),
+        "h" => number.checked_mul(3_600_000),
+        "" => return Err(Fault::new("it has no unit").hint(Some(format!("{text}s")))),
+        _ => {
+            let meant = match unit.trim().to_ascii_lowercase().as_str() {
+                "ms" | "msec" | "millis" | "milliseconds" => Some("ms"),
+                "s" | "sec" | "secs" | "second" | "seconds" => Some("s"),
+                "m" | "min" | "mins" | "minute" | "minutes" => Some("m"),
+                "h" | "hour" | "hours" => Some("h"),
+                _ => None,
+            };
+            let fault = Fault::new(format!("{unit:?} is no unit of it"));
+            return Err(fault.hint(meant.map(|unit| format!("{number}{unit}"))));
+        }
+    };
+    match milliseconds.map(Duration::from_millis) {
+        Some(duration) if duration <= DURATION_MAX => Ok(duration),
+        _ => Err("it is longer than a year (8760h)".into()),
+    }
+}
+
+/// `16KiB`, `1MiB`, or plain bytes.
+pub fn size(text: &str) -> Result<u64, Fault> {
+    let (number, unit) = quantity(text)?;
+    let factor = match unit {
+        "" => 1,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        _ => {
+            let meant = match unit.trim().to_ascii_lowercase().as_str() {
+                "k" | "kb" | "ki" | "kib" => Some("KiB"),
+                "m" | "mb" | "mi" | "mib" => Some("MiB"),
+                "g" | "gb" | "gi" | "gib" => Some("GiB"),
+                "b" | "bytes" => Some(""),
+                _ => None,
+            };
+            let fault = Fault::new(format!("{unit:?} is no unit of it"));
+            return Err(fault.hint(meant.map(|unit| format!("{number}{unit}"))));
+        }
+    };
+    number.checked_mul(factor).ok_or_else(|| "it is too large".into())
+}
+
+/// `50%`.
+pub fn percent(text: &str) -> Result<u8, Fault> {
+    match quantity(text)? {
+        (number, "%") => match u8::try_from(number) {
+            Ok(percent) if percent <= 100 => Ok(percent),
+            _ => Err("it is more than 100%".into()),
+        },
+        (number, "") => Err(Fault::new("it has no '%'").hint(Some(format!("{number}%")))),
+        _ => Err("it does not end in '%'".into()),
+    }
+}
+
+fn name_fault(text: &str, error: NameError) -> Fault {
+    let bare = text.split_once("://").map_or(text, |(_, rest)| rest).split(['/', ':']).next().unwrap_or("");
+    let meant = (bare != text).then(|| HostName::parse(bare).ok()).flatten();
+    Fault::new(error.to_string()).hint(meant.map(|name| name.to_string()))
+}
+
+/// A host name that is no IP address.
+pub fn host_name(text: &str) -> Result<HostName, Fault> {
+    let name = HostName::parse(text).map_err(|error| name_fault(text, error))?;
+    let last = name.as_str().rsplit('.').next().unwrap_or("");
+    if last.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err("its last label is a number, as in an IP address".into());
+    }
+    Ok(name)
+}
+
+/// A host name, `*.suffix` or `*`.
+pub fn pattern(text: &str) -> Result<NamePattern, Fault> {
+    match NamePattern::parse(text) {
+        Ok(NamePattern::Exact(_)) => host_name(text).map(NamePattern::Exact),
+        Ok(pattern) => Ok(pattern),
+        Err(PatternError::Name(error)) => Err(name_fault(text, error)),
+        Err(error @ PatternError::Star) => Err(Fault::new(error.to_string())),
+    }
+}
+
+/// An IP address; IPv4-mapped IPv6 becomes IPv4.
+pub fn ip(text: &str) -> Result<IpAddr, Fault> {
+    text.parse().map(canonical_ip).map_err(|_| "it is no IP address".into())
+}
+
+/// A network without host bits; an IPv4-mapped one becomes IPv4.
+pub fn cidr(text: &str) -> Result<IpNet, Fault> {
+    let Some((address, prefix)) = text.split_once('/') else {
+        return Err(match text.parse::<IpAddr>() {
+            Ok(address) => {
+                let own = IpNet::from(address);
+                Fault::new("it has no prefix length").hint(Some(own.to_string()))
+            }
+            Err(_) => "it has no prefix length".into(),
+        });
+    };
+    let address: IpAddr = address.parse().map_err(|_| Fault::new("its address is no IP address"))?;
+    let digits = !prefix.is_empty() && prefix.bytes().all(|byte| byte.is_ascii_digit());
+    let length = prefix.parse::<u8>().ok().filter(|_| digits);
+    let net = length.and_then(|length| IpNet::new(address, length).ok()).ok_or_else(|| {
+        let max = if address.is_ipv4() { 32 } else { 128 };
+        Fault::new(format!("its prefix length is no number from 0 to {max}"))
+    })?;
+    if net.trunc() != net {
+        let fault = Fault::new("it has bits set behind its prefix");
+        return Err(fault.hint(Some(net.trunc().to_string())));
+    }
+    match (canonical_ip(address), net.prefix_len().checked_sub(96)) {
+        (IpAddr::V4(mapped), Some(length)) if address.is_ipv6() => {
+            IpNet::new(mapped.into(), length).map_err(|_| "its prefix length is too long".into())
+        }
+        _ => Ok(net),
+    }
+}
+
+/// An IP address or host name without a port.
+pub fn host(text: &str) -> Result<Host, Fault> {
+    let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
+    if let Ok(ip) = bare.parse::<IpAddr>() {
+        return Ok(Host::Ip(canonical_ip(ip)));
+    }
+    if let Ok((host, _)) = target(text) {
+        return Err(Fault::new("it has a port, which is said elsewhere").hint(Some(host.to_string())));
+    }
+    host_name(text).map(Host::Name)
+}
+
+fn port(text: &str) -> Result<u16, Fault> {
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let port = text.parse().ok().filter(|_| digits);
+    port.ok_or_else(|| Fault::new("its port is no number from 1 to 65535"))
+}
+
+fn split_port(text: &str) -> Result<(&str, &str), Fault> {
+    if text.parse::<IpAddr>().is_ok_and(|ip| ip.is_ipv6()) {
+        return Err(
+            Fault::new("an IPv6 address with a port needs brackets").hint(Some(format!("[{text}]:443")))
+        );
+    }
+    let bare_v6 = text.starts_with('[') && text.ends_with(']');
+    match text.rsplit_once(':').filter(|_| !bare_v6) {
+        Some((host, port)) if !host.ends_with(':') => Ok((host, port)),
+        _ => Err("it has no port".into()),
+    }
+}
+
+/// An address or host name with its port.
+pub fn target(text: &str) -> Result<(Host, u16), Fault> {
+    if text.contains("://") || text.contains('/') {
+        return Err("it is no plain address".into());
+    }
+    let (host, digits) = split_port(text)?;
+    let port = port(digits)?;
+    if port == 0 {
+        return Err("its port is 0".into());
+    }
+    if host.is_empty() {
+        return Err("it has no address before the port".into());
+    }
+    let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    match bare {
+        Some(inside) => match inside.parse::<IpAddr>() {
+            Ok(ip @ IpAddr::V6(_)) => Ok((Host::Ip(canonical_ip(ip)), port)),
+            _ => Err("there is no IPv6 address in its brackets".into()),
+        },
+        None => match host.parse::<IpAddr>() {
+            Ok(ip) => Ok((Host::Ip(ip), port)),
+            Err(_) => host_name(host).map(|name| (Host::Name(name), port)),
+        },
+    }
+}
+
+/// `:port`, or an IP address and port. Port 0 (any free one) only on loopback, where nobody depends on it.
+pub fn bind(text: &str) -> Result<Bind, Fault> {
+    match text.strip_prefix(':').filter(|rest| !rest.contains(':')) {
+        Some(digits) => match port(digits)? {
+            0 => Err("port 0 is for loopback addresses alone".into()),
+            port => Ok(Bind::Any { port }),
+        },
+        None => bind_address(text).map(Bind::Address),
+    }
+}
+
+/// An IP address and port to listen on.
+pub fn bind_address(text: &str) -> Result<SocketAddr, Fault> {
+    let address = match text.parse::<SocketAddr>() {
+        Ok(SocketAddr::V6(v6)) if v6.ip().to_ipv4_mapped().is_some() => {
+            SocketAddr::new(canonical_ip(IpAddr::V6(*v6.ip())), v6.port())
+        }
+        Ok(address) => address,
+        Err(_) => return Err(bind_fault(text)),
+    };
+    if address.port() == 0 && !address.ip().is_loopback() {
+        return Err("port 0 is for loopback addresses alone".into());
+    }
+    Ok(address)
+}
+
+fn bind_fault(text: &str) -> Fault {
+    let (host, digits) = match split_port(text) {
+        Ok(parts) => parts,
+        Err(_) if port(text).is_ok() => return Fault::new("it has no ':'").hint(Some(format!(":{text}"))),
+        Err(fault) => return fault,
+    };
+    if let Err(fault) = port(digits) {
+        return fault;
+    }
+    let meant = match host {
+        "" => {
+            return Fault::new("it has no address before the port").hint(Some(format!("127.0.0.1:{digits}")));
+        }
+        "localhost" => Some(format!("127.0.0.1:{digits}")),
+        "*" => Some(format!(":{digits}")),
+        _ => None,
+    };
+    Fault::new("what stands before the port is no IP address").hint(meant)
+}
+
+fn identity_fault(text: &str, error: IdentityError) -> Fault {
+    let meant = format!("spiffe://{text}");
+    let bare =
+        error == IdentityError::Scheme && !text.contains("://") && IdentityPattern::parse(&meant).is_ok();
+    Fault::new(error.to_string()).hint(bare.then_some(meant))
+}
+
+/// A SPIFFE ID.
+pub fn identity(text: &str) -> Result<Identity, Fault> {
+    Identity::parse(text).map_err(|error| identity_fault(text, error))
+}
+
+/// A SPIFFE ID, or all below a path.
+pub fn identity_pattern(text: &str) -> Result<IdentityPattern, Fault> {
+    IdentityPattern::parse(text).map_err(|error| identity_fault(text, error))
+}
+
+/// A SPIFFE trust domain.
+pub fn trust_domain(text: &str) -> Result<TrustDomain, Fault> {
+    TrustDomain::parse(text).map_err(|_| {
+        let lower = text.to_ascii_lowercase();
+        let meant = TrustDomain::parse(lower.strip_prefix("spiffe://").unwrap_or(&lower)).ok();
+        Fault::new("it has another character, or is empty").hint(meant.map(|domain| domain.to_string()))
+    })
+}
+
+/// `region/zone/subzone`, the last two optional.
+pub fn locality(text: &str) -> Result<Locality, Fault> {
+    checked(text)?;
+    if text.starts_with('/') {
+        return Err("its region is empty".into());
+    }
+    Locality::parse(text).ok_or_else(|| "it has more than three parts".into())
+}
+
+/// The name of a subset.
+pub fn subset(text: &str) -> Result<&str, Fault> {
+    let legal = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_');
+    if (1..=63).contains(&text.len()) && text.bytes().all(legal) {
+        return Ok(text);
+    }
+    let lower = text.to_ascii_lowercase();
+    let meant = (1..=63).contains(&lower.len()) && lower.bytes().all(legal);
+    let fault = Fault::new("it has another character, or is empty or too long");
+    Err(fault.hint(meant.then_some(lower)))
+}
+
+/// The name of an application protocol (RFC 7301).
+pub fn alpn(text: &str) -> Result<Box<[u8]>, Fault> {
+    match text.len() {
+        1..=255 => Ok(text.as_bytes().into()),
+        _ => Err("it is empty or too long".into()),
+    }
+}

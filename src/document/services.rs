@@ -1,0 +1,329 @@
+//! The `services:` list, in the config file and in registry files alike, as a [`Shard`]. Read service
+//! by service: the tree of one is dropped before the next is parsed, and equal values are shared, so
+//! that what stays of a large document is its endpoints.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::path;
+use std::sync::Arc;
+
+use crate::model::endpoint::{Endpoint, Health, Labels, TlsMode, Weight};
+use crate::model::place::{ClusterId, Network};
+use crate::model::service::{Protocol, Service, ServiceKey, ServicePort};
+use crate::snapshot::shard::Shard;
+
+use super::intern::Interner;
+use super::nearest::nearest;
+use super::problem::{Fault, Path, Position, Problem, Problems};
+use super::reader::{Fields, check};
+use super::scalar;
+use super::table::{Kind, Object, PORT, default, list, optional, required, some};
+use super::tree::{Key, Node, Source, Stream, parse, shortened};
+
+/// The words of `protocol`, in the order of [`Protocol::ALL`].
+const PROTOCOLS: Kind = Kind::Choice(&["TCP", "HTTP", "HTTP2", "GRPC", "TLS", "HTTPS"]);
+
+/// A registry file.
+pub static REGISTRY_FILE: Object = Object {
+    name: "registryFile",
+    doc: "The services of one registry.",
+    one_of: &[],
+    fields: &[required("services", SERVICES, "The services and their endpoints.")],
+};
+
+/// What stands under `services`.
+pub const SERVICES: Kind = Kind::List { of: &Kind::Object(&SERVICE), min: 0 };
+
+pub static SERVICE: Object = Object {
+    name: "service",
+    doc: "A service of the mesh: what is behind a host name.",
+    one_of: &[],
+    fields: &[
+        required("hostname", Kind::Text(&scalar::HOST_NAME), "The name clients ask for."),
+        required("namespace", Kind::Text(&scalar::TEXT), "Namespace and hostname together are the service."),
+        optional("addresses", list(&Kind::Text(&scalar::IP)), "none", "Virtual addresses of the service."),
+        required("ports", some(&Kind::Object(&SERVICE_PORT)), "The ports clients ask for."),
+        optional(
+            "subsets",
+            Kind::Map { key: &scalar::SUBSET, of: &LABELS },
+            "none",
+            "Named parts of the service: the endpoints that have all these labels.",
+        ),
+        optional("endpoints", list(&Kind::Object(&ENDPOINT)), "none", "The instances of the service."),
+    ],
+};
+
+const LABELS: Kind = Kind::Map { key: &scalar::TEXT, of: &Kind::Text(&scalar::LABEL_VALUE) };
+
+pub static SERVICE_PORT: Object = Object {
+    name: "servicePort",
+    doc: "One port of a service.",
+    one_of: &[],
+    fields: &[
+        required("name", Kind::Text(&scalar::TEXT), "Unique in the service."),
+        required("port", PORT, "The number clients ask for; unique in the service."),
+        optional("targetPort", PORT, "as `port`", "Where endpoints listen that say no port of their own."),
+        default(
+            "protocol",
+            PROTOCOLS,
+            "TCP",
+            "What is spoken there. `TLS` and `HTTPS`: the application's own TLS, so the bare host name can be \
+             its SNI.",
+        ),
+    ],
+};
+
+pub static ENDPOINT: Object = Object {
+    name: "endpoint",
+    doc: "One instance of a service.",
+    one_of: &[],
+    fields: &[
+        required("address", Kind::Text(&scalar::HOST), "Where it is; a host name is resolved."),
+        optional(
+            "ports",
+            Kind::Map { key: &scalar::TEXT, of: &PORT },
+            "the port's `targetPort`",
+            "This endpoint's own port for a service port, by the name of that.",
+        ),
+        optional("labels", LABELS, "none", "Labels, which subsets choose by."),
+        optional("locality", Kind::Text(&scalar::LOCALITY), "unknown", "Region, zone and subzone."),
+        default(
+            "weight",
+            Kind::Integer { min: 1, max: u32::MAX as u64 },
+            "1",
+            "Its share of the connections.",
+        ),
+        default(
+            "health",
+            Kind::Choice(&["healthy", "unhealthy", "draining"]),
+            "healthy",
+            "`unhealthy` is chosen only when nothing better is left, `draining` takes no new connections.",
+        ),
+        optional(
+            "tls",
+            Kind::Choice(&["mesh", "own", "none"]),
+            "`own` on ports of protocol TLS or HTTPS, else `mesh`",
+            "Whose TLS it speaks: mutual TLS with mesh identities, the application's own, or none.",
+        ),
+        optional("identity", Kind::Text(&scalar::IDENTITY), "none", "Its SPIFFE ID."),
+        optional("network", Kind::Text(&scalar::TEXT), "the registry's", "The network it is on."),
+    ],
+};
+
+/// Reads a registry file of this text. What `${…}` stands there is text like any other.
+pub fn read_registry(
+    file: &path::Path,
+    text: &str,
+    cluster: &ClusterId,
+    network: &Network,
+) -> Result<Shard, Vec<Problem>> {
+    let mut problems = Problems::new();
+    let mut reader = ServiceReader::new(Keep::Services);
+    if let Some(file) = problems.add_file(file) {
+        let mut item = |index, node, problems: &mut Problems| reader.read(index, &node, problems);
+        let stream = Stream { key: "services", item: &mut item };
+        let source = Source { file, text, environment: None };
+        if let Some(root) = parse(source, Some(stream), &mut problems) {
+            check(&root, &Kind::Object(&REGISTRY_FILE), &Path::Root, &mut problems);
+        }
+    }
+    if problems.is_empty() {
+        return Ok(reader.finish(cluster.clone(), network.clone()).0);
+    }
+    Err(problems.finish().0)
+}
+
+/// What a reader remembers of where things stood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// The places of the services, as it must.
+    Services,
+    /// Those of the endpoints' addresses as well.
+    Endpoints,
+}
+
+/// Where a service stood.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// In the list, over all files.
+    pub index: usize,
+    pub position: Position,
+    /// Of the addresses, in the order of the endpoints; empty with [`Keep::Services`].
+    pub endpoints: Vec<Position>,
+}
+
+/// Collects the services of a list.
+#[derive(Debug)]
+pub struct ServiceReader {
+    keep: Keep,
+    interner: Interner,
+    services: BTreeMap<ServiceKey, Arc<Service>>,
+    places: HashMap<ServiceKey, Place>,
+}
+
+impl ServiceReader {
+    pub fn new(keep: Keep) -> Self {
+        Self { keep, interner: Interner::default(), services: BTreeMap::new(), places: HashMap::new() }
+    }
+
+    /// Reads the item at `index` of the list.
+    pub fn read(&mut self, index: usize, node: &Node, problems: &mut Problems) {
+        let list = Path::Root.key("services");
+        let path = list.index(index);
+        check(node, &Kind::Object(&SERVICE), &path, problems);
+        let fields = Fields::new(Some(node), &SERVICE);
+        let (Some(hostname), Some(namespace)) =
+            (fields.read("hostname", scalar::host_name), fields.read("namespace", scalar::text))
+        else {
+            return;
+        };
+        let key = ServiceKey { namespace: self.interner.text(namespace), hostname };
+        if let Some(first) = self.places.get(&key) {
+            let first = problems.place(first.position);
+            let fault = format!("the service {key} is there twice; first at {first}");
+            return problems.error(node.position, &path, fault);
+        }
+        let ports = self.ports(&fields, &path, problems);
+        let endpoints: Arc<[Endpoint]> = fields
+            .items("endpoints")
+            .iter()
+            .enumerate()
+            .filter_map(|(at, node)| self.endpoint(node, &ports, &path.key("endpoints").index(at), problems))
+            .collect();
+        let mut place = Place { index, position: node.position, endpoints: Vec::new() };
+        if self.keep == Keep::Endpoints {
+            let addresses = fields.items("endpoints").iter();
+            let accepted = addresses.filter_map(|node| node.get("address")).filter(|node| {
+                // Those that became endpoints, so that both lists stay in step.
+                node.text().is_some_and(|text| scalar::host(text).is_ok())
+            });
+            place.endpoints = accepted.map(|node| node.position).collect();
+        }
+        self.places.insert(key.clone(), place);
+        let addresses = self.addresses(&fields, &path, problems);
+        let subsets = self.subsets(&fields);
+        let service = Service { key: key.clone(), addresses, ports, subsets, endpoints };
+        self.services.insert(key, Arc::new(service));
+    }
+
+    /// The shard, and where its services stood.
+    pub fn finish(self, cluster: ClusterId, network: Network) -> (Shard, HashMap<ServiceKey, Place>) {
+        (Shard { cluster, network, services: self.services }, self.places)
+    }
+
+    fn ports(&mut self, fields: &Fields<'_>, path: &Path<'_>, problems: &mut Problems) -> Vec<ServicePort> {
+        let mut ports: Vec<(ServicePort, Position)> = Vec::new();
+        for (at, node) in fields.items("ports").iter().enumerate() {
+            let list = path.key("ports");
+            let path = list.index(at);
+            let fields = Fields::new(Some(node), &SERVICE_PORT);
+            let (Some(name), Some(port)) = (fields.read("name", scalar::text), fields.number("port")) else {
+                continue;
+            };
+            let twin = ports.iter().find(|(other, _)| &*other.name == name || other.port == port);
+            if let Some((other, first)) = twin {
+                let key = if &*other.name == name { "name" } else { "port" };
+                let found = fields.node(key).unwrap_or(node);
+                let first = problems.place(*first);
+                let fault = format!("{found} is there twice in this service; first at {first}");
+                problems.error(found.position, &path.key(key), fault);
+                continue;
+            }
+            let port = ServicePort {
+                name: self.interner.text(name),
+                port,
+                target_port: fields.number("targetPort").unwrap_or(port),
+                protocol: fields.choice("protocol", &Protocol::ALL, Protocol::text).unwrap_or_default(),
+            };
+            ports.push((port, node.position));
+        }
+        ports.into_iter().map(|(port, _)| port).collect()
+    }
+
+    fn addresses(&self, fields: &Fields<'_>, path: &Path<'_>, problems: &mut Problems) -> Vec<IpAddr> {
+        let mut seen = BTreeSet::new();
+        let mut addresses = Vec::new();
+        for (at, node) in fields.items("addresses").iter().enumerate() {
+            let Some(Ok(address)) = node.text().map(scalar::ip) else { continue };
+            match seen.insert(address) {
+                true => addresses.push(address),
+                false => {
+                    let fault = format!("{node} is there twice");
+                    problems.error(node.position, &path.key("addresses").index(at), fault);
+                }
+            }
+        }
+        addresses
+    }
+
+    fn subsets(&mut self, fields: &Fields<'_>) -> BTreeMap<Arc<str>, Labels> {
+        let entries = fields.entries("subsets").iter();
+        entries
+            .map(|(name, labels)| (self.interner.text(&name.text), self.labels(labels.entries())))
+            .collect()
+    }
+
+    fn labels(&mut self, entries: &[(Key, Node)]) -> Labels {
+        let text = |(key, node): &(Key, Node)| {
+            Some((self.interner.text(&key.text), self.interner.text(node.text()?)))
+        };
+        entries.iter().filter_map(text).collect()
+    }
+
+    fn endpoint(
+        &mut self,
+        node: &Node,
+        ports: &[ServicePort],
+        path: &Path<'_>,
+        problems: &mut Problems,
+    ) -> Option<Endpoint> {
+        let fields = Fields::new(Some(node), &ENDPOINT);
+        let labels = self.labels(fields.entries("labels"));
+        let own_ports = self.own_ports(&fields, ports, path, problems);
+        Some(Endpoint {
+            host: fields.read("address", scalar::host)?,
+            ports: (!own_ports.is_empty()).then(|| self.interner.ports(own_ports)),
+            labels: (!labels.is_empty()).then(|| self.interner.labels(labels)),
+            network: fields
+                .read("network", |text| scalar::text(text).map(|text| self.interner.network(text))),
+            locality: fields.read("locality", |text| self.interner.locality(text)).unwrap_or_default(),
+            weight: fields.number("weight").and_then(Weight::new).unwrap_or(Weight::ONE),
+            health: fields.choice("health", &Health::ALL, Health::text).unwrap_or_default(),
+            tls: fields.choice("tls", &TlsMode::ALL, TlsMode::text),
+            identity: fields.read("identity", |text| self.interner.identity(text)),
+        })
+    }
+
+    fn own_ports(
+        &self,
+        fields: &Fields<'_>,
+        ports: &[ServicePort],
+        path: &Path<'_>,
+        problems: &mut Problems,
+    ) -> BTreeMap<Arc<str>, u16> {
+        let mut own = BTreeMap::new();
+        for (key, node) in fields.entries("ports") {
+            match ports.iter().find(|port| *port.name == *key.text) {
+                Some(port) => {
+                    let number = node.text().and_then(|text| text.parse().ok());
+                    own.extend(number.map(|number| (port.name.clone(), number)));
+                }
+                None => {
+                    let names = || ports.iter().map(|port| &*port.name);
+                    let known = names().collect::<Vec<_>>().join(", ");
+                    let fault = Fault::new(format!(
+                        "found {:?}, expected the name of a port of the service: {known}",
+                        shortened(&key.text)
+                    ));
+                    let below = path.key("ports");
+                    let fault = fault.hint(nearest(&key.text, names()));
+                    problems.error(key.position, &below.key(&key.text), fault);
+                }
+            }
+        }
+        own
+    }
+}
+
+#[cfg(test)]
+mod tests;
