@@ -1,6 +1,8 @@
 //! Isthmus.
 
+pub mod admin;
 pub mod aggregator;
+pub mod app;
 pub mod balance;
 pub mod config;
 pub mod dataplane;

@@ -188,11 +188,8 @@ impl Owner {
 
     fn begin(&self, source: FileRegistry) -> Registry {
         let task = self.scope.spawn(follow(source.clone(), self.words.clone())).abort_handle();
-        let shard = ScopedShard {
-            cluster: source.cluster.clone(),
-            network: source.network.clone(),
-            ..ScopedShard::default()
-        };
+        let (cluster, network) = (source.cluster.clone(), source.network.clone());
+        let shard = ScopedShard::new(Shard { cluster, network, ..Shard::default() }, &source.scope);
         Registry {
             source,
             task,

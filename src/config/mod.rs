@@ -13,6 +13,7 @@ use crate::document::problem::Problem;
 use crate::model::address::Bind;
 use crate::model::place::{ClusterId, Network};
 use crate::snapshot::policy::{Policy, RegistryScope};
+use crate::telemetry::access_log::AccessLog;
 use crate::snapshot::shard::Shard;
 
 mod addresses;
@@ -65,28 +66,6 @@ pub struct FileRegistry {
     /// `""`: unknown.
     pub network: Network,
     pub scope: RegistryScope,
-}
-
-/// Whether and where connections are logged.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum AccessLog {
-    Off,
-    To { path: LogPath, format: AccessLogFormat },
-}
-
-/// Where log lines go.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum LogPath {
-    Stdout,
-    Stderr,
-    File(PathBuf),
-}
-
-/// How a connection is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AccessLogFormat {
-    Json,
-    Text,
 }
 
 /// The program's own log.

@@ -9,6 +9,7 @@ use tokio::net::TcpStream;
 
 use super::table::Entry;
 use super::worker::Worker;
+use crate::model::alpn::Protocols;
 use crate::model::reason::Reason;
 use crate::snapshot::admit::{Admission, Question, admit};
 use crate::snapshot::policy::Listener;
@@ -173,7 +174,7 @@ fn ask(worker: &Worker, entry: &Entry, listener: &Listener, hello: &Hello<'_>) -
         listener,
         server_name: hello.server_name,
         source: Some(entry.source.ip()),
-        alpn: hello.alpn,
+        alpn: Some(hello.alpn.unwrap_or(Protocols::from_entries(&[]))),
         identity: None,
     };
     match admit(&worker.snapshot(), &question, &mut ()) {

@@ -60,10 +60,6 @@ impl Pending {
         self.remove(&oldest);
         oldest.cut(Reason::LimitGlobal);
     }
-
-    pub(crate) fn len(&self) -> usize {
-        self.len
-    }
 }
 
 #[cfg(test)]
@@ -90,12 +86,12 @@ mod tests {
         }
         let newcomer = entry(9, 3);
         pending.insert(&newcomer, 5);
-        assert_eq!(pending.len(), 5);
+        assert_eq!(pending.len, 5);
         let cut: Vec<_> = entries.iter().filter(|entry| is_cut(entry)).map(|entry| entry.id).collect();
         assert_eq!(cut, [1]);
         for entry in entries.iter().chain([&newcomer]) {
             pending.remove(entry);
         }
-        assert!(pending.len() == 0 && pending.waiting.is_empty() && pending.ranking.is_empty());
+        assert!(pending.len == 0 && pending.waiting.is_empty() && pending.ranking.is_empty());
     }
 }

@@ -20,7 +20,6 @@ use super::table::Entry;
 use super::tick::{self, Clock, TICK};
 use super::upstreams::Upstreams;
 use crate::model::address::Bind;
-use crate::model::alpn::Protocols;
 use crate::model::reason::Reason;
 use crate::model::record::ConnectionRecord;
 use crate::net::budget::Budget;
@@ -286,7 +285,7 @@ fn still_admitted(snapshot: &Snapshot, entry: &Entry) -> bool {
         listener,
         server_name: story.sni.as_deref(),
         source: Some(entry.source.ip()),
-        alpn: None::<Protocols<'_>>,
+        alpn: None,
         identity: None,
     };
     readmit(snapshot, &question, permit)

@@ -25,6 +25,7 @@ pub struct Question<'a> {
     pub server_name: Option<&'a [u8]>,
     /// `None` only for an offline question: rules about sources are then shown, not applied.
     pub source: Option<IpAddr>,
+    /// What was offered, perhaps nothing; `None` only for an offline question: the check is then shown, not applied.
     pub alpn: Option<Protocols<'a>>,
     /// Known only of HBONE callers.
     pub identity: Option<&'a Identity>,
@@ -154,15 +155,17 @@ fn check_alpn(question: &Question<'_>, trace: &mut impl Trace) -> Result<(), Rea
     if wanted.is_empty() {
         return Ok(());
     }
-    let offered = question.alpn.unwrap_or(Protocols::from_entries(&[]));
+    let listed = || wanted.iter().map(|name| String::from_utf8_lossy(name)).collect::<Vec<_>>().join(", ");
+    let Some(offered) = question.alpn else {
+        trace.step(|| {
+            format!("the listener asks for one of the ALPN protocols {} (shown, not applied)", listed())
+        });
+        return Ok(());
+    };
     let found = offered.iter().any(|name| wanted.iter().any(|wanted| **wanted == *name));
     trace.step(|| {
-        let list = wanted.iter().map(|name| String::from_utf8_lossy(name)).collect::<Vec<_>>().join(", ");
         let verdict = if found { "one is offered" } else { "none is offered" };
-        format!(
-            "listener {:?} asks for one of the ALPN protocols {list}: {verdict}",
-            &*question.listener.name
-        )
+        format!("the listener asks for one of the ALPN protocols {}: {verdict}", listed())
     });
     if found { Ok(()) } else { Err(Reason::AlpnRefused) }
 }

@@ -1,0 +1,58 @@
+//! The admin API: status, readiness, explain. It reads the status values of the rest and changes nothing by itself;
+//! what changes something is a [`Command`] to whoever composed the program.
+
+pub mod explain;
+pub mod readiness;
+pub mod server;
+pub mod views;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Instant, SystemTime};
+
+use arc_swap::ArcSwap;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::aggregator::status::Status as AggregatorStatus;
+use crate::dataplane::handle::{Control, EffectiveLimits};
+use crate::telemetry::Telemetry;
+use crate::world::Reader;
+
+/// What an operator asks for through the API.
+pub enum Command {
+    /// Answered with what is wrong, a line each, or with what was done.
+    Reload(oneshot::Sender<Result<String, Vec<String>>>),
+    Drain,
+    /// A level or a filter, as `log.level` or `RUST_LOG` have it.
+    LogLevel(String, oneshot::Sender<Result<(), String>>),
+}
+
+/// How the program itself stands; replaced whole when that changes.
+#[derive(Clone, Debug)]
+pub struct ProgramStatus {
+    pub config: PathBuf,
+    pub config_since: SystemTime,
+    /// What was wrong with the file when it was last read, a line each; empty: it is what runs.
+    pub rejected: Vec<String>,
+    pub warnings: Vec<String>,
+    /// What a reload found changed that needs a restart.
+    pub restart: Vec<String>,
+    /// By listener name.
+    pub listening: Vec<(Arc<str>, SocketAddr)>,
+    pub limits: EffectiveLimits,
+    pub workers: usize,
+    pub draining: bool,
+}
+
+/// Everything the API reads.
+#[derive(Clone)]
+pub struct Sources {
+    pub reader: Reader,
+    pub dataplane: Control,
+    pub aggregator: watch::Receiver<Arc<AggregatorStatus>>,
+    pub telemetry: Telemetry,
+    pub program: Arc<ArcSwap<ProgramStatus>>,
+    pub commands: mpsc::Sender<Command>,
+    pub started: Instant,
+}

@@ -1,0 +1,80 @@
+//! Readiness: each gate by name, and whether it is open.
+
+use crate::aggregator::status::{RegistryState, Status};
+use crate::model::place::ClusterId;
+
+use super::ProgramStatus;
+
+/// One condition of readiness.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gate {
+    pub name: String,
+    /// `None`: open; else why not.
+    pub closed: Option<String>,
+}
+
+/// All gates. Registries of other clusters are none: they are shown, and hold nothing up.
+pub fn gates(program: &ProgramStatus, aggregator: &Status, own_cluster: &ClusterId) -> Vec<Gate> {
+    let gate = |name: &str, open: bool, why: &str| Gate {
+        name: name.to_owned(),
+        closed: (!open).then(|| why.to_owned()),
+    };
+    let mut gates = vec![
+        gate("listeners", !program.listening.is_empty(), "no listener is bound yet"),
+        gate("serving", !program.draining, "draining"),
+    ];
+    for registry in aggregator.registries.iter().filter(|registry| registry.cluster == *own_cluster) {
+        let heard = registry.state != RegistryState::Missing;
+        let why = registry.problems.first().map_or("not read yet", String::as_str);
+        gates.push(gate(&format!("registry {}", registry.name), heard, why));
+    }
+    gates
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::time::SystemTime;
+
+    use super::*;
+    use crate::aggregator::status::RegistryStatus;
+    use crate::dataplane::handle::EffectiveLimits;
+    use crate::model::place::Network;
+    use crate::snapshot::policy::Limits;
+
+    #[test]
+    fn only_registries_of_the_own_cluster_hold_readiness() {
+        let program = ProgramStatus {
+            config: PathBuf::new(),
+            config_since: SystemTime::UNIX_EPOCH,
+            rejected: Vec::new(),
+            warnings: Vec::new(),
+            restart: Vec::new(),
+            listening: vec![("l".into(), ([127, 0, 0, 1], 1).into())],
+            limits: EffectiveLimits::new(&Limits::default(), 1024),
+            workers: 1,
+            draining: false,
+        };
+        let registry = |cluster: &str, state| RegistryStatus {
+            name: cluster.into(),
+            cluster: ClusterId::new(cluster),
+            network: Network::default(),
+            state,
+            problems: vec!["no such file".to_owned()],
+            services: 0,
+            endpoints: 0,
+            denied_services: 0,
+            denied_endpoints: 0,
+            since: None,
+        };
+        let closed = |states: [RegistryState; 2]| {
+            let [own, other] = states;
+            let registries = vec![registry("east", own), registry("west", other)];
+            let status = Status { registries, unresolved: Vec::new() };
+            let gates = gates(&program, &status, &ClusterId::new("east"));
+            gates.into_iter().filter_map(|gate| gate.closed).collect::<Vec<_>>()
+        };
+        assert_eq!(closed([RegistryState::Stale, RegistryState::Missing]), Vec::<String>::new());
+        assert_eq!(closed([RegistryState::Missing, RegistryState::Live]), ["no such file"]);
+    }
+}

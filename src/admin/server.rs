@@ -1,0 +1,299 @@
+//! The HTTP servers: the admin API, and the listeners for metrics and health alone.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{Path, Query, Request, State};
+use axum::http::{HeaderMap, Method, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::sync::oneshot;
+
+use super::explain::{Inquiry, explain};
+use super::{Command, Sources, readiness, views};
+use crate::dataplane::upstreams::Looking;
+use crate::model::name::HostName;
+use crate::net::scope::Scope;
+use crate::telemetry::access_log;
+use crate::telemetry::process;
+
+/// The Prometheus text format.
+const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+/// How long `/livez` waits for the data plane before it says so (it stays 200: a restart would cut everyone).
+const ALIVE_WITHIN: Duration = Duration::from_secs(5);
+
+/// Which parts of the API an address serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    Admin,
+    Metrics,
+    Health,
+}
+
+/// Serves until the process ends.
+pub fn serve(part: Part, listener: TcpListener, sources: Sources, scope: &Scope) {
+    let app = match part {
+        Part::Admin => admin(sources),
+        Part::Metrics => metrics_only(sources),
+        Part::Health => health_only(sources),
+    };
+    scope.spawn(async move {
+        if let Err(error) = axum::serve(listener, app).await {
+            tracing::error!(%error, "the HTTP server ended");
+        }
+    });
+}
+
+fn metrics_routes() -> Router<Sources> {
+    Router::new().route("/metrics", get(metrics)).route("/stats/prometheus", get(metrics))
+}
+
+fn health_routes() -> Router<Sources> {
+    Router::new()
+        .route("/livez", get(livez))
+        .route("/readyz", get(readyz))
+        .route("/healthz/ready", get(readyz))
+}
+
+fn metrics_only(sources: Sources) -> Router {
+    metrics_routes().fallback(not_found).with_state(sources)
+}
+
+fn health_only(sources: Sources) -> Router {
+    health_routes().fallback(not_found).with_state(sources)
+}
+
+fn admin(sources: Sources) -> Router {
+    let api = Router::new()
+        .route("/status", get(async |State(sources): State<Sources>| json_response(&views::status(&sources))))
+        .route(
+            "/listeners",
+            get(async |State(sources): State<Sources>| json_response(&views::listeners(&sources))),
+        )
+        .route("/services", get(services))
+        .route("/services/{hostname}", get(service))
+        .route("/exposed", get(exposed))
+        .route("/connections", get(connections))
+        .route("/failures", get(failures))
+        .route("/explain", get(explain_name))
+        .route("/reload", post(reload))
+        .route("/drain", post(drain))
+        .route("/log-level", post(log_level));
+    Router::new()
+        .merge(metrics_routes())
+        .merge(health_routes())
+        .nest("/api/v1", api)
+        .route("/reload", post(reload))
+        .route("/drain", post(drain))
+        .fallback(not_found)
+        .layer(middleware::from_fn(guard))
+        .with_state(sources)
+}
+
+/// Keeps web pages out: a browser that was led here by a name of the attacker's, or that posts for another page.
+async fn guard(request: Request, next: Next) -> Response {
+    let headers = request.headers();
+    if !is_own_host(headers) {
+        return error(StatusCode::FORBIDDEN, "the Host header must be an address or localhost");
+    }
+    if request.method() != Method::GET && headers.contains_key(header::ORIGIN) {
+        return error(StatusCode::FORBIDDEN, "requests of web pages are not taken");
+    }
+    next.run(request).await
+}
+
+/// Whether `Host` is an address or `localhost`, with or without a port.
+fn is_own_host(headers: &HeaderMap) -> bool {
+    let mut hosts = headers.get_all(header::HOST).iter();
+    let (Some(host), None) = (hosts.next(), hosts.next()) else {
+        return false;
+    };
+    let Ok(host) = host.to_str() else {
+        return false;
+    };
+    if host.parse::<SocketAddr>().is_ok() || host.parse::<IpAddr>().is_ok() {
+        return true;
+    }
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let bare = name.trim_start_matches('[').trim_end_matches(']');
+    name.eq_ignore_ascii_case("localhost") || bare.parse::<IpAddr>().is_ok()
+}
+
+async fn metrics(State(sources): State<Sources>) -> Response {
+    let text = sources.telemetry.recorder.render() + &process::render();
+    ([(header::CONTENT_TYPE, METRICS_TYPE)], text).into_response()
+}
+
+/// Alive as long as this answers; a data plane that does not is shown, not punished.
+async fn livez(State(sources): State<Sources>, Query(query): Query<BTreeMap<String, String>>) -> Response {
+    if !query.contains_key("verbose") {
+        return "ok\n".into_response();
+    }
+    let alive = sources.dataplane.alive(ALIVE_WITHIN).await;
+    let text = if alive { "[+] data plane answers\nok\n" } else { "[-] data plane does not answer\nok\n" };
+    text.into_response()
+}
+
+async fn readyz(State(sources): State<Sources>, Query(query): Query<BTreeMap<String, String>>) -> Response {
+    let own = sources.reader.latest().policy.node.cluster.clone();
+    let gates = readiness::gates(&sources.program.load(), &sources.aggregator.borrow(), &own);
+    let ready = gates.iter().all(|gate| gate.closed.is_none());
+    let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let mut text = String::new();
+    for gate in &gates {
+        match &gate.closed {
+            None if query.contains_key("verbose") => text.push_str(&format!("[+] {}\n", gate.name)),
+            None => {}
+            Some(why) => text.push_str(&format!("[-] {}: {why}\n", gate.name)),
+        }
+    }
+    text.push_str(if ready { "ok\n" } else { "not ready\n" });
+    (status, text).into_response()
+}
+
+async fn services(State(sources): State<Sources>) -> Response {
+    json_response(&views::services(&sources.reader.latest()))
+}
+
+async fn service(State(sources): State<Sources>, Path(hostname): Path<String>) -> Response {
+    let name = HostName::parse(&hostname).ok();
+    let view = name.and_then(|name| views::service(&sources.reader.latest(), name.as_str()));
+    match view {
+        Some(view) => json_response(&view),
+        None => error(StatusCode::NOT_FOUND, "no registry has told of this service"),
+    }
+}
+
+async fn exposed(State(sources): State<Sources>) -> Response {
+    json_response(&views::exposed(&sources.reader.latest()))
+}
+
+async fn connections(State(sources): State<Sources>) -> Response {
+    let records = sources.dataplane.connections().await;
+    json_response(&records.iter().map(|record| Value::from(access_log::fields(record))).collect())
+}
+
+async fn failures(State(sources): State<Sources>) -> Response {
+    let records = sources.telemetry.failures.list();
+    json_response(&records.iter().map(|record| Value::from(access_log::fields(record))).collect())
+}
+
+async fn explain_name(
+    State(sources): State<Sources>,
+    Query(query): Query<BTreeMap<String, String>>,
+) -> Response {
+    let inquiry = match inquiry(query) {
+        Ok(inquiry) => inquiry,
+        Err(problem) => return error(StatusCode::BAD_REQUEST, &problem),
+    };
+    let snapshot = sources.reader.latest();
+    match explain(&snapshot, &inquiry, &Looking(sources.dataplane.upstreams())) {
+        Ok(explanation) => json_response(&explanation.to_json()),
+        Err(problem) => error(StatusCode::BAD_REQUEST, &problem),
+    }
+}
+
+fn inquiry(query: BTreeMap<String, String>) -> Result<Inquiry, String> {
+    let mut inquiry = Inquiry::default();
+    for (key, value) in query {
+        match key.as_str() {
+            "sni" => inquiry.name = (!value.is_empty()).then_some(value),
+            "listener" => inquiry.listener = Some(value),
+            "from" => {
+                let source: IpAddr =
+                    value.parse().map_err(|_| format!("from: {value:?} is no IP address"))?;
+                inquiry.source = Some(source.to_canonical());
+            }
+            "alpn" => {
+                let names = value.split(',').filter(|name| !name.is_empty());
+                inquiry.alpn = Some(names.map(str::to_owned).collect());
+            }
+            other => {
+                return Err(format!("unknown parameter {other:?}; there are: sni, listener, from, alpn"));
+            }
+        }
+    }
+    Ok(inquiry)
+}
+
+async fn reload(State(sources): State<Sources>) -> Response {
+    let (answer, wait) = oneshot::channel();
+    if sources.commands.send(Command::Reload(answer)).await.is_err() {
+        return error(StatusCode::SERVICE_UNAVAILABLE, "stopping");
+    }
+    match wait.await {
+        Ok(Ok(done)) => json_response(&json!({ "result": done })),
+        Ok(Err(problems)) => {
+            (StatusCode::BAD_REQUEST, json_response(&json!({ "problems": problems }))).into_response()
+        }
+        Err(_) => error(StatusCode::SERVICE_UNAVAILABLE, "stopping"),
+    }
+}
+
+async fn drain(State(sources): State<Sources>) -> Response {
+    match sources.commands.send(Command::Drain).await {
+        Ok(()) => (StatusCode::ACCEPTED, json_response(&json!({ "result": "draining" }))).into_response(),
+        Err(_) => error(StatusCode::SERVICE_UNAVAILABLE, "stopping"),
+    }
+}
+
+async fn log_level(
+    State(sources): State<Sources>,
+    Query(query): Query<BTreeMap<String, String>>,
+) -> Response {
+    let Some(level) = query.get("level").cloned() else {
+        return error(StatusCode::BAD_REQUEST, "say ?level=error, warn, info, debug or trace");
+    };
+    let (answer, wait) = oneshot::channel();
+    if sources.commands.send(Command::LogLevel(level.clone(), answer)).await.is_err() {
+        return error(StatusCode::SERVICE_UNAVAILABLE, "stopping");
+    }
+    match wait.await {
+        Ok(Ok(())) => json_response(&json!({ "result": level })),
+        Ok(Err(problem)) => error(StatusCode::BAD_REQUEST, &problem),
+        Err(_) => error(StatusCode::SERVICE_UNAVAILABLE, "stopping"),
+    }
+}
+
+async fn not_found() -> Response {
+    error(StatusCode::NOT_FOUND, "there is nothing here; see /api/v1/status")
+}
+
+fn json_response(value: &Value) -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], value.to_string() + "\n").into_response()
+}
+
+fn error(status: StatusCode, text: &str) -> Response {
+    (status, json_response(&json!({ "error": text }))).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_addresses_and_localhost_are_hosts_of_ours() {
+        let own = |host: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::HOST, host.parse().expect("a value"));
+            is_own_host(&headers)
+        };
+        for host in ["127.0.0.1:15000", "localhost", "LOCALHOST:1", "[::1]:15000", "[::1]", "10.0.0.1"] {
+            assert!(own(host), "{host}");
+        }
+        for host in
+            ["evil.example", "evil.example:15000", "localhost.evil.example", "127.0.0.1.evil.example", ""]
+        {
+            assert!(!own(host), "{host}");
+        }
+        assert!(!is_own_host(&HeaderMap::new()));
+    }
+}

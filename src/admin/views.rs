@@ -1,0 +1,236 @@
+//! What the API and the command line show, as JSON values.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::Sources;
+use crate::model::mesh_name::MeshName;
+use crate::model::place::ClusterId;
+use crate::snapshot::Snapshot;
+use crate::snapshot::policy::{ExportRule, Listener, RouteTarget};
+use crate::snapshot::service_view::{AskedBy, PortView, ServiceView};
+use crate::telemetry::clock::rfc3339;
+
+/// The program as a whole.
+pub fn status(sources: &Sources) -> Value {
+    let snapshot = sources.reader.latest();
+    let program = sources.program.load();
+    let aggregator = sources.aggregator.borrow().clone();
+    let gates = super::readiness::gates(&program, &aggregator, &snapshot.policy.node.cluster);
+    let conflicts: Vec<&String> =
+        snapshot.services().into_iter().flat_map(|service| &service.conflicts).collect();
+    let registries: Vec<Value> = aggregator
+        .registries
+        .iter()
+        .map(|registry| {
+            json!({
+                "name": &*registry.name,
+                "cluster": registry.cluster.as_str(),
+                "network": registry.network.as_str(),
+                "state": registry.state.text(),
+                "problems": registry.problems,
+                "services": registry.services,
+                "endpoints": registry.endpoints,
+                "denied_services": registry.denied_services,
+                "denied_endpoints": registry.denied_endpoints,
+                "since": registry.since.map(rfc3339),
+            })
+        })
+        .collect();
+    json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "node": {
+            "name": &*snapshot.policy.node.name,
+            "cluster": snapshot.policy.node.cluster.as_str(),
+            "network": snapshot.policy.node.network.as_str(),
+            "locality": snapshot.policy.node.locality.as_str(),
+        },
+        "uptime_seconds": sources.started.elapsed().as_secs(),
+        "ready": gates.iter().all(|gate| gate.closed.is_none()),
+        "not_ready": gates.iter().filter_map(|gate| gate.closed.as_ref().map(|why| format!("{}: {why}", gate.name)))
+            .collect::<Vec<_>>(),
+        "draining": program.draining,
+        "generation": snapshot.generation,
+        "config": {
+            "path": program.config.display().to_string(),
+            "since": rfc3339(program.config_since),
+            "generation": snapshot.policy_generation,
+            "file_is_running": program.rejected.is_empty(),
+            "rejected": program.rejected,
+            "warnings": program.warnings,
+            "needs_restart": program.restart,
+        },
+        "listeners": listeners(sources),
+        "limits": {
+            "descriptors": program.limits.descriptors,
+            "connections": program.limits.connections,
+            "pending_hellos": program.limits.pending_hellos,
+        },
+        "workers": program.workers,
+        "connections": sources.dataplane.connections_active(),
+        "services": snapshot.services().len(),
+        "routes": snapshot.policy.routes.len(),
+        "registries": registries,
+        "unresolved": aggregator.unresolved,
+        "conflicts": conflicts,
+    })
+}
+
+pub fn listeners(sources: &Sources) -> Value {
+    let program = sources.program.load();
+    let snapshot = sources.reader.latest();
+    let view = |listener: &Arc<Listener>| {
+        let address = program.listening.iter().find(|(name, _)| *name == listener.name);
+        json!({
+            "name": &*listener.name,
+            "bind": listener.bind.to_string(),
+            "address": address.map(|(_, address)| address.to_string()),
+            "protocol": "sni",
+            "alpn": listener.alpn.iter().map(|name| String::from_utf8_lossy(name)).collect::<Vec<_>>(),
+            "from": listener.from.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        })
+    };
+    snapshot.policy.listeners.iter().map(view).collect()
+}
+
+/// A line per service.
+pub fn services(snapshot: &Snapshot) -> Value {
+    let view = |service: &Arc<ServiceView>| {
+        json!({
+            "hostname": &*service.name,
+            "namespace": &*service.namespace,
+            "addresses": service.addresses.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            "ports": service.ports.iter().map(port).collect::<Vec<_>>(),
+            "clusters": clusters(service),
+            "conflicts": service.conflicts,
+        })
+    };
+    snapshot.services().into_iter().map(view).collect()
+}
+
+fn port(port: &PortView) -> Value {
+    let here = port.candidates("", AskedBy::MeshName).map_or(0, |candidates| candidates.endpoints().len());
+    json!({
+        "name": &*port.name,
+        "port": port.port,
+        "protocol": port.protocol.text(),
+        "exported_by": port.rules.iter().map(|rule| &*rule.name).collect::<Vec<_>>(),
+        "endpoints_here": here,
+    })
+}
+
+fn clusters(service: &ServiceView) -> Vec<String> {
+    let mut clusters: Vec<&ClusterId> = service.parts.iter().map(|part| &part.shard.cluster).collect();
+    clusters.sort();
+    clusters.dedup();
+    clusters.into_iter().map(ToString::to_string).collect()
+}
+
+/// One service, with all its endpoints.
+pub fn service(snapshot: &Snapshot, hostname: &str) -> Option<Value> {
+    let service = snapshot.service(hostname)?;
+    let mut endpoints = Vec::new();
+    for part in &service.parts {
+        for endpoint in part.service.endpoints.iter() {
+            endpoints.push(json!({
+                "address": endpoint.host.to_string(),
+                "cluster": part.shard.cluster.as_str(),
+                "network": endpoint.network.as_ref().unwrap_or(&part.shard.network).as_str(),
+                "locality": endpoint.locality.as_str(),
+                "weight": endpoint.weight.value(),
+                "health": endpoint.health.text(),
+                "tls": endpoint.tls.map(|tls| tls.text()),
+                "identity": endpoint.identity.as_ref().map(|identity| identity.as_str()),
+            }));
+        }
+    }
+    Some(json!({
+        "hostname": &*service.name,
+        "namespace": &*service.namespace,
+        "addresses": service.addresses.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "ports": service.ports.iter().map(port).collect::<Vec<_>>(),
+        "subsets": service.subsets.keys().map(|name| &**name).collect::<Vec<_>>(),
+        "clusters": clusters(service),
+        "conflicts": service.conflicts,
+        "endpoints": endpoints,
+    }))
+}
+
+/// Every name that can be reached, on which listener, by whom, and what lets it be reached.
+pub fn exposed(snapshot: &Snapshot) -> Value {
+    let mut rows = Vec::new();
+    for listener in &snapshot.policy.listeners {
+        exposed_routes(snapshot, listener, &mut rows);
+        for service in snapshot.services() {
+            for port in &service.ports {
+                exposed_port(listener, service, port, &mut rows);
+            }
+        }
+    }
+    rows.into()
+}
+
+fn exposed_routes(snapshot: &Snapshot, listener: &Listener, rows: &mut Vec<Value>) {
+    for route in &snapshot.policy.routes {
+        if !route.listeners.is_empty() && !route.listeners.contains(&listener.name) {
+            continue;
+        }
+        let leads_to = match &route.to {
+            RouteTarget::Endpoints { endpoints, .. } => {
+                endpoints.iter().map(|endpoint| format!("{}:{}", endpoint.host, endpoint.port)).collect()
+            }
+            RouteTarget::Service { hostname, port, subset } => {
+                let subset = if subset.is_empty() { String::new() } else { format!(" ({subset})") };
+                vec![format!("{hostname}:{port}{subset}")]
+            }
+        };
+        rows.push(json!({
+            "name": route.key.to_string(),
+            "listener": &*listener.name,
+            "by": "route",
+            "leads_to": leads_to,
+            "sources": sources_text(&[&listener.from]),
+            "identities": "not checked",
+        }));
+    }
+}
+
+fn exposed_port(listener: &Listener, service: &ServiceView, port: &PortView, rows: &mut Vec<Value>) {
+    for rule in port.rules.iter().filter(|rule| rule.on_listener(&listener.name)) {
+        let by_hostname = service.hostname_port(&listener.name).is_some_and(|only| only.port == port.port);
+        let mut names = vec![MeshName { port: port.port, subset: "", hostname: &service.name }.text()];
+        names.extend(by_hostname.then(|| service.name.to_string()));
+        for name in names {
+            rows.push(exposed_row(listener, service, port, rule, &name));
+        }
+    }
+}
+
+fn exposed_row(
+    listener: &Listener,
+    service: &ServiceView,
+    port: &PortView,
+    rule: &ExportRule,
+    name: &str,
+) -> Value {
+    let identities = match rule.to.identities.as_slice() {
+        [] => Value::from("not checked"),
+        list => list.iter().map(ToString::to_string).collect(),
+    };
+    json!({
+        "name": name,
+        "listener": &*listener.name,
+        "by": &*rule.name,
+        "leads_to": [format!("{}:{}", service.name, port.port)],
+        "sources": sources_text(&[&listener.from, &rule.to.cidrs]),
+        "identities": identities,
+    })
+}
+
+fn sources_text(all: &[&Vec<ipnet::IpNet>]) -> Value {
+    let lists = all.iter().filter(|blocks| !blocks.is_empty());
+    let texts: Vec<String> =
+        lists.map(|blocks| blocks.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")).collect();
+    if texts.is_empty() { "any".into() } else { texts.join(" and ").into() }
+}

@@ -1,0 +1,84 @@
+//! Which addresses are listened on: sockets are keyed by address, and never rebound for another change.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::dataplane::handle::Dataplane;
+use crate::model::address::Bind;
+use crate::net::listen::{Listening, listen};
+use crate::snapshot::policy::Policy;
+
+/// The open listeners.
+#[derive(Default)]
+pub(super) struct Listeners {
+    open: BTreeMap<Bind, Open>,
+}
+
+struct Open {
+    name: Arc<str>,
+    address: SocketAddr,
+}
+
+/// Addresses that are bound, and not accepted from yet.
+pub(super) struct Bound {
+    new: Vec<(Bind, Listening)>,
+    /// The name that each address of the policy has.
+    names: BTreeMap<Bind, Arc<str>>,
+}
+
+impl Listeners {
+    /// Binds what the policy has and we do not; where one cannot be bound, none is.
+    pub(super) fn bind(&self, policy: &Policy, workers: usize) -> Result<Bound, Vec<String>> {
+        let mut bound = Bound { new: Vec::new(), names: BTreeMap::new() };
+        let mut problems = Vec::new();
+        for listener in &policy.listeners {
+            bound.names.insert(listener.bind, listener.name.clone());
+            if self.open.contains_key(&listener.bind) {
+                continue;
+            }
+            match listen(listener.bind, workers) {
+                Ok(listening) => bound.new.push((listener.bind, listening)),
+                Err(error) => problems.push(format!(
+                    "listener {:?}: cannot listen on {}: {error}",
+                    &*listener.name, listener.bind
+                )),
+            }
+        }
+        if problems.is_empty() { Ok(bound) } else { Err(problems) }
+    }
+
+    /// Accepts on what was bound.
+    pub(super) async fn open(&mut self, bound: Bound, dataplane: &mut Dataplane) {
+        for (bind, listening) in bound.new {
+            let address = listening.address;
+            let name = bound.names.get(&bind).cloned().unwrap_or_default();
+            tracing::info!(listener = &*name, %address, "listening");
+            dataplane.open(bind, listening).await;
+            self.open.insert(bind, Open { name, address });
+        }
+        for (bind, name) in bound.names {
+            if let Some(open) = self.open.get_mut(&bind) {
+                open.name = name;
+            }
+        }
+    }
+
+    /// Stops listening on what the policy does not have.
+    pub(super) async fn close_others(&mut self, policy: &Policy, dataplane: &mut Dataplane, within: Duration) {
+        let wanted = |bind: &Bind| policy.listeners.iter().any(|listener| listener.bind == *bind);
+        let gone: Vec<Bind> = self.open.keys().filter(|bind| !wanted(bind)).copied().collect();
+        for bind in gone {
+            if let Some(open) = self.open.remove(&bind) {
+                tracing::info!(listener = &*open.name, address = %open.address, "listening no more");
+                dataplane.close(bind, &open.name, within).await;
+            }
+        }
+    }
+
+    /// By name.
+    pub(super) fn listening(&self) -> Vec<(Arc<str>, SocketAddr)> {
+        self.open.values().map(|open| (open.name.clone(), open.address)).collect()
+    }
+}

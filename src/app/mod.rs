@@ -1,0 +1,382 @@
+//! The composition root of `isthmus run`: makes every part, hands each what it needs, and carries out what signals,
+//! changed files and the admin API ask for.
+
+mod listeners;
+mod log;
+mod shutdown;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use arc_swap::ArcSwap;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
+
+use crate::admin::server::{self, Part};
+use crate::admin::{Command, ProgramStatus, Sources};
+use crate::aggregator::file_registry::FileRegistry;
+use crate::aggregator::owner::{self, Handle};
+use crate::aggregator::status::RegistryState;
+use crate::config::{self, Config, Workers};
+use crate::dataplane::handle::{Dataplane, EffectiveLimits};
+use crate::model::address::Bind;
+use crate::net::budget::raise_descriptor_limit;
+use crate::net::scope::Scope;
+use crate::net::watch::FileWatch;
+use crate::telemetry::Telemetry;
+use crate::telemetry::control::ReloadResult;
+use listeners::Listeners;
+use log::LogControl;
+
+/// How long registries are waited for before the gateway listens without them.
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+/// Commands of the admin API that may wait.
+const COMMANDS: usize = 16;
+/// Threads of the control side: admin, aggregator, look-ups.
+const CONTROL_THREADS: usize = 2;
+
+/// Runs the gateway until it is told to stop.
+pub fn run(path: &Path) -> ExitCode {
+    let config = match load(path) {
+        Ok(config) => config,
+        Err(problems) => {
+            for problem in problems {
+                log::complain(&problem);
+            }
+            return ExitCode::FAILURE;
+        }
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(CONTROL_THREADS)
+        .thread_name("isthmus-control")
+        .enable_all()
+        .build();
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            log::complain(&format!("cannot start the control threads: {error}"));
+            return ExitCode::FAILURE;
+        }
+    };
+    let telemetry = Telemetry::start(config.access_log.clone());
+    let result = runtime.block_on(async {
+        let log = log::start(&config.log, &telemetry.writer);
+        let program = Program::start(path, config, telemetry.clone(), log).await?;
+        program.serve().await;
+        Ok::<(), String>(())
+    });
+    if let Err(problem) = &result {
+        tracing::error!("{problem}");
+    }
+    telemetry.writer.flush();
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    if result.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Reads and checks the config file; what is wrong with it, a line each.
+fn load(path: &Path) -> Result<Config, Vec<String>> {
+    config::load(path, &|name| std::env::var(name).ok())
+        .map_err(|problems| problems.iter().map(ToString::to_string).collect())
+}
+
+struct Program {
+    path: PathBuf,
+    config: Config,
+    telemetry: Telemetry,
+    log: LogControl,
+    aggregator: Handle,
+    dataplane: Dataplane,
+    listeners: Listeners,
+    status: Arc<ArcSwap<ProgramStatus>>,
+    commands: mpsc::Receiver<Command>,
+    descriptors: usize,
+}
+
+/// What the program waits for.
+enum Event {
+    Stop(&'static str),
+    Reload(&'static str),
+    ReopenLogs,
+    Command(Command),
+}
+
+impl Program {
+    async fn start(path: &Path, config: Config, telemetry: Telemetry, log: LogControl) -> Result<Self, String> {
+        let descriptors = raise_descriptor_limit();
+        let workers = match config.workers {
+            Workers::Count(count) => count.get(),
+            // The standard library looks at the CPU quota of the cgroup and at the affinity of the process.
+            Workers::Auto => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+        };
+        let limits = EffectiveLimits::new(&config.policy.limits, descriptors);
+        tracing::info!(
+            version = env!("CARGO_PKG_VERSION"),
+            workers,
+            descriptors,
+            connections = limits.connections,
+            pending_hellos = limits.pending_hellos,
+            "isthmus starts"
+        );
+        // Bound first: an address in use is known before anything else is done.
+        let mut listeners = Listeners::default();
+        let bound = listeners.bind(&config.policy, workers).map_err(|problems| problems.join("; "))?;
+        let scope = Scope::default();
+        let (aggregator, reader) = owner::start(world_sources(&config), &telemetry.control, &scope);
+        let mut dataplane = Dataplane::start(workers, limits, &reader, &telemetry)
+            .map_err(|error| format!("cannot start the data plane: {error}"))?;
+        let (command, commands) = mpsc::channel(COMMANDS);
+        let status = Arc::new(ArcSwap::from_pointee(ProgramStatus {
+            config: path.to_owned(),
+            config_since: SystemTime::now(),
+            rejected: Vec::new(),
+            warnings: texts(&config.warnings),
+            restart: Vec::new(),
+            listening: Vec::new(),
+            limits,
+            workers,
+            draining: false,
+        }));
+        for warning in &config.warnings {
+            tracing::warn!("{warning}");
+        }
+        let sources = Sources {
+            reader,
+            dataplane: dataplane.control(),
+            aggregator: aggregator.status.clone(),
+            telemetry: telemetry.clone(),
+            program: status.clone(),
+            commands: command,
+            started: Instant::now(),
+        };
+        open_servers(&config, &sources, &scope).await?;
+        upkeep(&sources, &scope);
+        wait_for_registries(&aggregator).await;
+        listeners.open(bound, &mut dataplane).await;
+        let program =
+            Self { path: path.to_owned(), config, telemetry, log, aggregator, dataplane, listeners, status, commands, descriptors };
+        program.tell(|status| status.listening = program.listeners.listening());
+        Ok(program)
+    }
+
+    fn tell(&self, change: impl FnOnce(&mut ProgramStatus)) {
+        let mut status = (**self.status.load()).clone();
+        change(&mut status);
+        self.status.store(Arc::new(status));
+    }
+
+    async fn serve(mut self) {
+        let Ok(mut signals) = Signals::new() else {
+            tracing::error!("cannot listen to signals");
+            return;
+        };
+        let mut watch = FileWatch::new(self.config.files.clone());
+        loop {
+            let event = tokio::select! {
+                // Orders to stop come first.
+                biased;
+                event = signals.next() => event,
+                Some(command) = self.commands.recv() => Event::Command(command),
+                () = watch.changed() => Event::Reload("the config file changed"),
+            };
+            match event {
+                Event::Stop(why) => {
+                    tracing::info!(why, "stopping");
+                    break;
+                }
+                Event::Command(Command::Drain) => {
+                    tracing::info!(why = "POST /drain", "stopping");
+                    break;
+                }
+                Event::ReopenLogs => self.telemetry.writer.use_access_log(self.config.access_log.clone()),
+                Event::Reload(why) => {
+                    // Problems were logged, counted and put into the status.
+                    let _ = self.reload(why).await;
+                    watch = FileWatch::new(self.config.files.clone());
+                }
+                Event::Command(Command::Reload(answer)) => {
+                    let _ = answer.send(self.reload("POST /api/v1/reload").await);
+                    watch = FileWatch::new(self.config.files.clone());
+                }
+                Event::Command(Command::LogLevel(level, answer)) => {
+                    let _ = answer.send(self.log.set(&level));
+                }
+            }
+        }
+        self.tell(|status| status.draining = true);
+        shutdown::shutdown(self.dataplane, self.config.drain, signals).await;
+    }
+
+    /// Takes the file as it is now into use; on any error nothing changes.
+    async fn reload(&mut self, why: &str) -> Result<String, Vec<String>> {
+        let result = self.try_reload().await;
+        match &result {
+            Ok(done) => {
+                tracing::info!(why, "config taken into use: {done}");
+                self.telemetry.control.reloaded(ReloadResult::Applied);
+                self.tell(|status| {
+                    status.rejected.clear();
+                    status.config_since = SystemTime::now();
+                });
+            }
+            Err(problems) => {
+                for problem in problems {
+                    tracing::error!(why, "config rejected, nothing changed: {problem}");
+                }
+                self.telemetry.control.reloaded(ReloadResult::Rejected);
+                self.tell(|status| status.rejected.clone_from(problems));
+            }
+        }
+        result
+    }
+
+    async fn try_reload(&mut self) -> Result<String, Vec<String>> {
+        let path = self.path.clone();
+        let load = tokio::task::spawn_blocking(move || load(&path));
+        let config = load.await.map_err(|_| vec!["reading the config panicked".to_owned()])??;
+        // The last thing that can fail: from here on, everything is taken into use.
+        let bound = self.listeners.bind(&config.policy, self.dataplane.workers())?;
+        for warning in &config.warnings {
+            tracing::warn!("{warning}");
+        }
+        self.aggregator.configure(world_sources(&config)).await;
+        self.listeners.open(bound, &mut self.dataplane).await;
+        self.listeners.close_others(&config.policy, &mut self.dataplane, config.drain.timeout).await;
+        let limits = EffectiveLimits::new(&config.policy.limits, self.descriptors);
+        self.dataplane.set_limits(limits);
+        self.dataplane.readmit().await;
+        self.telemetry.writer.use_access_log(config.access_log.clone());
+        if config.log.level != self.config.log.level {
+            let _ = self.log.set(config.log.level.text());
+        }
+        let restart = needs_restart(&self.config, &config);
+        for what in &restart {
+            tracing::warn!("{what} has changed, which needs a restart; all else is in use");
+        }
+        self.config = config;
+        self.tell(|status| {
+            status.listening = self.listeners.listening();
+            status.limits = limits;
+            status.warnings = texts(&self.config.warnings);
+            status.restart = restart.iter().map(ToString::to_string).collect();
+        });
+        Ok(if restart.is_empty() {
+            "applied".to_owned()
+        } else {
+            format!("applied, but for {}, which needs a restart", restart.join(", "))
+        })
+    }
+}
+
+fn texts(problems: &[crate::document::problem::Problem]) -> Vec<String> {
+    problems.iter().map(ToString::to_string).collect()
+}
+
+/// What a running process keeps from its first config.
+fn needs_restart(running: &Config, next: &Config) -> Vec<&'static str> {
+    let changed = [
+        ("workers", running.workers != next.workers),
+        ("admin.bind", running.admin != next.admin),
+        ("telemetry.metrics.bind", running.metrics != next.metrics),
+        ("telemetry.health.bind", running.health != next.health),
+        ("telemetry.log.format", running.log.format != next.log.format),
+    ];
+    changed.into_iter().filter(|(_, changed)| *changed).map(|(name, _)| name).collect()
+}
+
+fn world_sources(config: &Config) -> owner::Sources {
+    let registries = config.registries.iter().map(|registry| FileRegistry {
+        name: registry.name.clone(),
+        path: registry.path.clone(),
+        cluster: registry.cluster.clone(),
+        network: registry.network.clone(),
+        scope: registry.scope.clone(),
+    });
+    owner::Sources {
+        policy: config.policy.clone(),
+        services: config.services.clone(),
+        registries: registries.collect(),
+    }
+}
+
+async fn open_servers(config: &Config, sources: &Sources, scope: &Scope) -> Result<(), String> {
+    let servers = [
+        (Part::Admin, "admin", config.admin.map(Bind::Address)),
+        (Part::Metrics, "metrics", config.metrics),
+        (Part::Health, "health", config.health),
+    ];
+    for (part, name, bind) in servers {
+        let Some(bind) = bind else {
+            continue;
+        };
+        let cannot = |error: std::io::Error| format!("cannot listen on {bind} ({name}): {error}");
+        let listening = crate::net::listen::listen(bind, 1).map_err(cannot)?;
+        tracing::info!(listener = name, address = %listening.address, "listening");
+        for socket in listening.sockets {
+            let listener = TcpListener::from_std(socket.into()).map_err(cannot)?;
+            server::serve(part, listener, sources.clone(), scope);
+        }
+    }
+    Ok(())
+}
+
+/// Lets ejected endpoints back in time, and forgets unused ones.
+fn upkeep(sources: &Sources, scope: &Scope) {
+    let upstreams = sources.dataplane.upstreams().clone();
+    scope.spawn(async move {
+        let mut every = tokio::time::interval(Duration::from_secs(1));
+        loop {
+            every.tick().await;
+            upstreams.upkeep();
+        }
+    });
+}
+
+/// Waits until each registry has said something, if only that it cannot be read.
+async fn wait_for_registries(aggregator: &Handle) {
+    let mut status = aggregator.status.clone();
+    let heard = status.wait_for(|status| {
+        status.registries.iter().all(|registry| {
+            registry.state != RegistryState::Missing || !registry.problems.is_empty()
+        })
+    });
+    if tokio::time::timeout(START_TIMEOUT, heard).await.is_err() {
+        tracing::warn!("some registries have not answered; listening without them");
+    }
+}
+
+/// The signals that mean something to us.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hang_up: Signal,
+    user: Signal,
+}
+
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hang_up: signal(SignalKind::hangup())?,
+            user: signal(SignalKind::user_defined1())?,
+        })
+    }
+
+    async fn next(&mut self) -> Event {
+        tokio::select! {
+            biased;
+            _ = self.terminate.recv() => Event::Stop("SIGTERM"),
+            _ = self.interrupt.recv() => Event::Stop("SIGINT"),
+            _ = self.hang_up.recv() => Event::Reload("SIGHUP"),
+            _ = self.user.recv() => Event::ReopenLogs,
+        }
+    }
+
+    /// Waits for one more order to stop.
+    async fn stop_again(&mut self) {
+        while !matches!(self.next().await, Event::Stop(_)) {}
+    }
+}
