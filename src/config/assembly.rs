@@ -38,7 +38,7 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
     let (services, places) = services.finish(node.cluster.clone(), node.network.clone());
     let telemetry = root.fields("telemetry", &TELEMETRY);
     let mut opened = Vec::new();
-    let listeners = Listeners::read(&root, &mut opened, &mut problems);
+    let listeners = Listeners::read(&root, complete, &mut opened, &mut problems);
     let admin = telemetry::admin(&root, &mut opened);
     let metrics = telemetry::metrics(&telemetry, &mut opened);
     let health = telemetry::health(&telemetry, &mut opened);

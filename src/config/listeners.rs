@@ -22,11 +22,18 @@ pub(super) struct Listeners {
     pub(super) list: Vec<Arc<Listener>>,
     /// Also of those that are wrong otherwise, so that a reference to them is not a second fault.
     names: Vec<Arc<str>>,
+    /// Whether all files could be read, so that a name not among these is nowhere.
+    complete: bool,
 }
 
 impl Listeners {
-    pub(super) fn read(root: &Fields<'_>, opened: &mut Vec<Opened>, problems: &mut Problems) -> Self {
-        let mut listeners = Self::default();
+    pub(super) fn read(
+        root: &Fields<'_>,
+        complete: bool,
+        opened: &mut Vec<Opened>,
+        problems: &mut Problems,
+    ) -> Self {
+        let mut listeners = Self { complete, ..Self::default() };
         let mut places = HashMap::new();
         if let Some(node) = root.node("listen") {
             let name: Arc<str> = DEFAULT_NAME.into();
@@ -84,6 +91,7 @@ impl Listeners {
             let Some(Ok(text)) = node.text().map(scalar::text) else { continue };
             match self.names.iter().find(|name| &***name == text) {
                 Some(name) => found.push(name.clone()),
+                None if !self.complete => {}
                 None => {
                     let names = || self.names.iter().map(|name| &**name);
                     let known = names().collect::<Vec<_>>().join(", ");

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::document::table::{Field, Kind, Object, Presence};
+use crate::document::table::{Field, Kind, Object, Presence, Text};
 
 use super::table::ROOT;
 
@@ -10,9 +10,8 @@ use super::table::ROOT;
 pub fn reference() -> String {
     let mut out = String::from(
         "# Configuration reference\n\n\
-         Written by the program from the table its reader uses (`config/src` is the source; see the test \
-         `generated_files_are_current`). An example with every key is `isthmus.yaml`, the JSON Schema \
-         `isthmus.schema.json`.\n",
+         Generated from the table the reader uses (`src/config/table.rs`). An example with every key is \
+         `isthmus.yaml`, the JSON Schema is `isthmus.schema.json`.\n",
     );
     let mut objects: Vec<&'static Object> = vec![&ROOT];
     let mut next = 0;
@@ -27,7 +26,35 @@ pub fn reference() -> String {
         }
         next += 1;
     }
+    let mut texts: Vec<&'static Text> = Vec::new();
+    for field in objects.iter().flat_map(|object| object.fields) {
+        texts_of(&field.kind, &mut texts);
+    }
+    texts.sort_by_key(|text| text.name);
+    out.push_str("\n## Values\n\n| value | is |\n|---|---|\n");
+    for text in texts {
+        // Writing to a String cannot fail.
+        let _ = writeln!(out, "| {} | {} |", text.name, cell(text.expects));
+    }
     out
+}
+
+fn cell(text: &str) -> String {
+    text.replace('|', "\\|")
+}
+
+fn texts_of(kind: &Kind, texts: &mut Vec<&'static Text>) {
+    match kind {
+        Kind::Text(text) if texts.iter().any(|known| known.name == text.name) => {}
+        Kind::Text(text) => texts.push(text),
+        Kind::Map { key, of } => {
+            texts_of(&Kind::Text(key), texts);
+            texts_of(of, texts);
+        }
+        Kind::List { of, .. } | Kind::OrOff(of) => texts_of(of, texts),
+        Kind::Union(union) => union.kinds.iter().for_each(|kind| texts_of(kind, texts)),
+        Kind::Boolean | Kind::Integer { .. } | Kind::Choice(_) | Kind::Object(_) => {}
+    }
 }
 
 fn section(object: &Object, out: &mut String) {
@@ -46,7 +73,7 @@ fn section(object: &Object, out: &mut String) {
             Presence::Default(default) => format!("`{default}`"),
             Presence::Absent(words) => (*words).to_owned(),
         };
-        put(format_args!("| `{key}` | {} | {absent} | {doc} |\n", form(kind)));
+        put(format_args!("| `{key}` | {} | {absent} | {} |\n", form(kind), cell(doc)));
     }
 }
 
@@ -54,7 +81,8 @@ fn section(object: &Object, out: &mut String) {
 fn form(kind: &Kind) -> String {
     match kind {
         Kind::List { of, .. } => format!("list of: {}", form(of)),
-        Kind::Map { key, of } => format!("map of {} to: {}", key.name, form(of)),
+        Kind::Map { key, of } => format!("map of [{}](#values) to: {}", key.name, form(of)),
+        Kind::Text(text) => format!("[{}](#values)", text.name),
         Kind::Object(object) => format!("[{0}](#{1})", object.name, object.name.to_lowercase()),
         Kind::OrOff(inner) => format!("{}, or `off`", form(inner)),
         Kind::Choice(words) => words.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", "),
@@ -62,7 +90,7 @@ fn form(kind: &Kind) -> String {
             let forms: Vec<String> = union.kinds.iter().map(form).collect();
             forms.join("; or ")
         }
-        Kind::Text(_) | Kind::Boolean | Kind::Integer { .. } => kind.to_string().replace('|', "\\|"),
+        Kind::Boolean | Kind::Integer { .. } => kind.to_string(),
     }
 }
 

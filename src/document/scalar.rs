@@ -127,14 +127,14 @@ pub static BIND: Text = Text {
 pub static BIND_ADDRESS: Text = Text {
     name: "bindAddress",
     expects: "an IP address and port to listen on: \"127.0.0.1:15000\" or \"[::1]:15000\"",
-    pattern: "^.+:[0-9]+$",
+    pattern: "^[0-9A-Fa-f.:\\[\\]]+:[0-9]+$",
     number: false,
     check: |text| bind_address(text).map(drop),
 };
 pub static IDENTITY: Text = Text {
     name: "identity",
     expects: "a SPIFFE ID such as spiffe://cluster.local/ns/shop/sa/cart",
-    pattern: "^spiffe://[a-z0-9._-]+/.+$",
+    pattern: "^spiffe://[a-z0-9._-]+/[^*]+$",
     number: false,
     check: |text| identity(text).map(drop),
 };

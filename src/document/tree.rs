@@ -13,10 +13,13 @@ use super::problem::{Fault, FileId, Path, Position, Problems};
 
 /// Lists and maps within one another.
 pub const DEPTH_MAX: usize = 64;
-/// Values of one document, or of one item of its streamed list.
+/// Values of one document, or of one item of its streamed list; keys are not counted.
 pub const NODES_MAX: usize = 2_000_000;
 /// Values that one document's aliases may stand for, together with those its anchors keep.
 pub const ALIASED_NODES_MAX: usize = 1_000_000;
+
+/// Keys of one map that are searched one by one; an index for each small map costs more than it saves.
+const KEYS_SEARCHED_MAX: usize = 16;
 
 /// One value and where it stands.
 #[derive(Clone, Debug)]
@@ -331,6 +334,8 @@ impl<'s> Builder<'s> {
         loop {
             let (event, span) = self.next()?;
             if event == Event::MappingEnd {
+                // Maps of a few keys are most of a large document.
+                entries.shrink_to_fit();
                 return Ok(entries);
             }
             let key = self.key(event, span, path)?;
@@ -345,23 +350,27 @@ impl<'s> Builder<'s> {
                 }
                 value
             };
-            match seen.get(&key.text) {
-                Some(first) => {
-                    let first = self.problems.place(*first);
-                    let fault =
-                        format!("the key {:?} is there twice; first at {first}", shortened(&key.text));
-                    self.problems.error(key.position, &below, fault);
-                }
-                None => {
-                    seen.insert(key.text.clone(), key.position);
-                    entries.push((key, value));
-                }
+            let first = match seen.is_empty() {
+                true => entries.iter().find(|(own, _)| own.text == key.text).map(|(own, _)| own.position),
+                false => seen.get(&key.text).copied(),
+            };
+            if let Some(first) = first {
+                let first = self.problems.place(first);
+                let fault = format!("the key {:?} is there twice; first at {first}", shortened(&key.text));
+                self.problems.error(key.position, &below, fault);
+                continue;
+            }
+            if !seen.is_empty() {
+                seen.insert(key.text.clone(), key.position);
+            }
+            entries.push((key, value));
+            if entries.len() == KEYS_SEARCHED_MAX {
+                seen = entries.iter().map(|(key, _)| (key.text.clone(), key.position)).collect();
             }
         }
     }
 
     fn key(&mut self, event: Event<'s>, span: Span, path: &Path<'_>) -> Result<Key, Stop> {
-        self.nodes += 1;
         match event {
             Event::Scalar(text, style, 0, None) if !(text.is_empty() && style == ScalarStyle::Plain) => {
                 Ok(Key { position: self.position(span), text: text.into() })
@@ -416,7 +425,7 @@ impl<'s> Builder<'s> {
     ) -> Value {
         let core = ["str", "int", "float", "bool", "null"];
         self.check_tag(tag, &core, span, path);
-        let is_text = tag.is_some_and(|tag| tag.suffix == "str" || tag.suffix.is_empty());
+        let is_text = tag.is_some_and(|tag| tag.suffix == "str" || is_non_specific(tag));
         let plain = style == ScalarStyle::Plain && !is_text;
         if plain && matches!(&*text, "" | "~" | "null" | "Null" | "NULL") {
             return Value::Null;
@@ -439,7 +448,7 @@ impl<'s> Builder<'s> {
     fn check_tag(&mut self, tag: Option<&Tag>, core: &[&str], span: Span, path: &Path<'_>) {
         let Some(tag) = tag else { return };
         let known = tag.is_yaml_core_schema() && core.contains(&&*tag.suffix);
-        let non_specific = tag.handle == "!" && tag.suffix.is_empty();
+        let non_specific = is_non_specific(tag);
         if !known && !non_specific {
             let position = self.position(span);
             let found = tag.to_string();
@@ -458,15 +467,18 @@ impl<'s> Builder<'s> {
         Stop
     }
 
-    /// The parser's complaint; tabs, the usual cause, by name.
+    /// The parser's complaint; tabs, the usual cause, by name. A tab can end a text that began on an
+    /// earlier line, which is what the parser then points to.
     fn unreadable(&mut self, error: &ScanError) -> Stop {
         let line = error.marker().line();
-        let text = self.source.text.lines().nth(line.saturating_sub(1)).unwrap_or("");
-        let indentation = text.chars().take_while(|sign| matches!(sign, ' ' | '\t'));
-        let tab = indentation.clone().position(|sign| sign == '\t');
-        let (column, fault) = match tab {
-            Some(column) => (column, "found a tab in the indentation; YAML is indented by spaces".into()),
-            None => (error.marker().col(), format!("found no valid YAML: {}", error.info())),
+        let later = if error.info().contains("tab") { usize::MAX } else { 1 };
+        let lines = self.source.text.lines().enumerate().skip(line.saturating_sub(1)).take(later);
+        let tab = lines.filter_map(|(at, text)| Some((at + 1, indenting_tab(text)?))).next();
+        let (line, column, fault) = match tab {
+            Some((line, column)) => {
+                (line, column, "found a tab in the indentation; YAML is indented by spaces".into())
+            }
+            None => (line, error.marker().col(), format!("found no valid YAML: {}", error.info())),
         };
         let position = position(self.source.file, line, column);
         self.problems.error(position, &Path::Root, fault);
@@ -480,6 +492,16 @@ fn position(file: FileId, line: usize, column: usize) -> Position {
     Position { file, line: clamped(line), column: clamped(column.saturating_add(1)) }
 }
 
+/// Whether a tag is `!` alone, which makes a plain scalar a text (YAML 1.2 §6.9.1).
+fn is_non_specific(tag: &Tag) -> bool {
+    matches!((&*tag.handle, &*tag.suffix), ("", "!") | ("!", ""))
+}
+
+/// The column of a tab before anything else on a line.
+fn indenting_tab(line: &str) -> Option<usize> {
+    line.chars().take_while(|sign| matches!(sign, ' ' | '\t')).position(|sign| sign == '\t')
+}
+
 /// Levels of lists and maps in a value.
 fn height(node: &Node) -> usize {
     let below = match &node.value {
@@ -489,3 +511,6 @@ fn height(node: &Node) -> usize {
     };
     1 + below.unwrap_or(0)
 }
+
+#[cfg(test)]
+mod tests;
