@@ -2,6 +2,7 @@
 
 pub mod aggregator;
 pub mod balance;
+pub mod cli;
 pub mod config;
 pub mod dataplane;
 pub mod document;
@@ -9,5 +10,6 @@ pub mod model;
 pub mod net;
 pub mod snapshot;
 pub mod telemetry;
+pub mod tls;
 pub mod wire;
 pub mod world;
