@@ -1,3 +1,5 @@
+//! The choice against what it must conserve: shares by weight, levels, spill, ejection.
+
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,0 +1,4 @@
+//! TLS of our own: who we are, whom we trust, and the certificates that say so. The workloads' own TLS,
+//! which passes through untouched, is none of its business.
+
+pub mod development;

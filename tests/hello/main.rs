@@ -1,0 +1,95 @@
+//! The verdict on a ClientHello: the corpus of `tests/corpus` however it is cut, and generated hellos
+//! against two other readers, rustls' `Acceptor` and tls-parser.
+
+mod corpus;
+mod differential;
+mod generate;
+mod judge;
+mod random;
+
+use judge::{Judged, judge, judge_pieces};
+use random::Random;
+
+/// A segment at an MTU of 1500 with TCP timestamps.
+const SEGMENT: usize = 1448;
+const RANDOM_CUTS: u64 = 200;
+
+#[test]
+fn the_corpus_gets_its_verdicts_however_it_is_cut() {
+    let cases = corpus::read();
+    let mut counts = std::collections::BTreeMap::new();
+    for case in &cases {
+        let whole = judge(&case.stream);
+        assert_eq!(whole, case.expected, "{}", case.name);
+        let (dripped, decided_at) = judge_pieces(&case.stream, 1..=case.stream.len());
+        assert_eq!(dripped, case.expected, "{}, byte by byte", case.name);
+
+        let check = |ends: Vec<usize>, how: &str| {
+            // A verdict may come only with the piece that holds the byte that decides it.
+            let expected_at =
+                ends.iter().copied().find(|end| *end >= decided_at).unwrap_or(case.stream.len());
+            let (judged, at) = judge_pieces(&case.stream, ends);
+            assert_eq!(judged, case.expected, "{}, {how}", case.name);
+            assert_eq!(at, expected_at, "{}, {how}: decided at another byte", case.name);
+        };
+        check(segments(case.stream.len()), "in segments");
+        for seed in 0..RANDOM_CUTS {
+            let ends = Random::new(seed).cuts(case.stream.len());
+            check(ends, &format!("random cuts of seed {seed}"));
+        }
+        *counts.entry(whole.word()).or_insert(0) += 1;
+    }
+    println!("{} hellos: {counts:?}", cases.len());
+    assert!(cases.len() >= 60);
+    for word in [
+        "admit",
+        "no_sni",
+        "bad_hello",
+        "sni_invalid",
+        "hello_too_large",
+        "hello_fragments",
+        "not_tls",
+        "hello_timeout",
+        "client_gone",
+    ] {
+        assert!(counts.contains_key(word), "no hello of the corpus is {word}");
+    }
+}
+
+#[test]
+fn a_verdict_is_final_whatever_follows() {
+    for case in corpus::read() {
+        if matches!(case.expected, Judged::Incomplete | Judged::Nothing) {
+            continue;
+        }
+        let (_, decided_at) = judge_pieces(&case.stream, 1..=case.stream.len());
+        let mut longer = case.stream[..decided_at].to_vec();
+        longer.extend(Random::new(7).bytes(3000));
+        assert_eq!(judge(&case.stream[..decided_at]), case.expected, "{}", case.name);
+        assert_eq!(judge_pieces(&longer, [decided_at, longer.len()]).0, case.expected, "{}", case.name);
+    }
+}
+
+#[test]
+fn generated_hellos_get_one_verdict_however_they_are_cut() {
+    for seed in 0..20_000 {
+        let stream = generate::stream(seed);
+        let whole = judge(&stream);
+        let ends = Random::new(!seed).cuts(stream.len());
+        assert_eq!(judge_pieces(&stream, ends.iter().copied()).0, whole, "seed {seed}, cut at {ends:?}");
+    }
+}
+
+#[test]
+fn generated_hellos_get_the_verdict_of_rustls_but_for_known_differences() {
+    println!("{}", differential::against_rustls());
+}
+
+#[test]
+fn tls_parser_finds_the_same_names_in_single_records() {
+    println!("{}", differential::against_tls_parser());
+}
+
+fn segments(length: usize) -> Vec<usize> {
+    (1..).map(|n| n * SEGMENT).take_while(|end| *end < length).chain([length]).collect()
+}
