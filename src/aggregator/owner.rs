@@ -116,7 +116,7 @@ pub fn start(sources: Sources, telemetry: &Arc<Control>, scope: &Scope) -> (Hand
     (Handle { configure, status: statuses }, reader)
 }
 
-fn own_shard(services: Shard) -> Arc<ScopedShard> {
+pub fn own_shard(services: Shard) -> Arc<ScopedShard> {
     // The config file may speak of everything.
     let mut networks: Vec<_> = services
         .services

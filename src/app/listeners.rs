@@ -66,7 +66,12 @@ impl Listeners {
     }
 
     /// Stops listening on what the policy does not have.
-    pub(super) async fn close_others(&mut self, policy: &Policy, dataplane: &mut Dataplane, within: Duration) {
+    pub(super) async fn close_others(
+        &mut self,
+        policy: &Policy,
+        dataplane: &mut Dataplane,
+        within: Duration,
+    ) {
         let wanted = |bind: &Bind| policy.listeners.iter().any(|listener| listener.bind == *bind);
         let gone: Vec<Bind> = self.open.keys().filter(|bind| !wanted(bind)).copied().collect();
         for bind in gone {

@@ -17,7 +17,8 @@ pub(super) struct LogControl {
 impl LogControl {
     /// Takes a level, or a filter as `RUST_LOG` has it, into use.
     pub(super) fn set(&self, level: &str) -> Result<(), String> {
-        let filter: EnvFilter = level.parse().map_err(|error| format!("{level:?} is no level or filter: {error}"))?;
+        let filter: EnvFilter =
+            level.parse().map_err(|error| format!("{level:?} is no level or filter: {error}"))?;
         self.filter.reload(filter).map_err(|error| error.to_string())
     }
 }
@@ -31,8 +32,12 @@ pub(super) fn start(log: &Log, writer: &Writer) -> LogControl {
     let subscriber = registry::Registry::default().with(filter);
     // Fails only where a log was started before in this process, which then goes on.
     let _ = match log.format {
-        LogFormat::Text => subscriber.with(fmt::layer().with_writer(writer).with_ansi(false).with_target(false)).try_init(),
-        LogFormat::Json => subscriber.with(fmt::layer().json().flatten_event(true).with_writer(writer)).try_init(),
+        LogFormat::Text => {
+            subscriber.with(fmt::layer().with_writer(writer).with_ansi(false).with_target(false)).try_init()
+        }
+        LogFormat::Json => {
+            subscriber.with(fmt::layer().json().flatten_event(true).with_writer(writer)).try_init()
+        }
     };
     LogControl { filter: handle }
 }

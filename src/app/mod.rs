@@ -104,7 +104,12 @@ enum Event {
 }
 
 impl Program {
-    async fn start(path: &Path, config: Config, telemetry: Telemetry, log: LogControl) -> Result<Self, String> {
+    async fn start(
+        path: &Path,
+        config: Config,
+        telemetry: Telemetry,
+        log: LogControl,
+    ) -> Result<Self, String> {
         let descriptors = raise_descriptor_limit();
         let workers = match config.workers {
             Workers::Count(count) => count.get(),
@@ -155,8 +160,18 @@ impl Program {
         upkeep(&sources, &scope);
         wait_for_registries(&aggregator).await;
         listeners.open(bound, &mut dataplane).await;
-        let program =
-            Self { path: path.to_owned(), config, telemetry, log, aggregator, dataplane, listeners, status, commands, descriptors };
+        let program = Self {
+            path: path.to_owned(),
+            config,
+            telemetry,
+            log,
+            aggregator,
+            dataplane,
+            listeners,
+            status,
+            commands,
+            descriptors,
+        };
         program.tell(|status| status.listening = program.listeners.listening());
         Ok(program)
     }
@@ -338,9 +353,10 @@ fn upkeep(sources: &Sources, scope: &Scope) {
 async fn wait_for_registries(aggregator: &Handle) {
     let mut status = aggregator.status.clone();
     let heard = status.wait_for(|status| {
-        status.registries.iter().all(|registry| {
-            registry.state != RegistryState::Missing || !registry.problems.is_empty()
-        })
+        status
+            .registries
+            .iter()
+            .all(|registry| registry.state != RegistryState::Missing || !registry.problems.is_empty())
     });
     if tokio::time::timeout(START_TIMEOUT, heard).await.is_err() {
         tracing::warn!("some registries have not answered; listening without them");

@@ -1,3 +1,252 @@
-//! The commands: each reads its arguments, calls the layers below and writes text to the writer it is given.
+//! The commands of `isthmus`.
 
 pub mod certs;
+pub mod client;
+pub mod demo;
+pub mod output;
+mod read;
+
+use std::io::{self, Write};
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Args, CommandFactory, Parser, Subcommand};
+
+use crate::{app, config};
+use output::Format;
+
+/// Something asked about is wrong: an invalid config, a refused name, a failed demo.
+const WRONG: u8 = 1;
+/// The admin API cannot be reached.
+const UNREACHABLE: u8 = 3;
+/// Where the config is looked for when nothing is said.
+const CONFIG_PATHS: [&str; 2] = ["isthmus.yaml", "/etc/isthmus/isthmus.yaml"];
+
+/// An east-west mesh gateway: routes TLS by SNI between networks, passes the bytes through, and says why it refused.
+#[derive(Debug, Parser)]
+#[command(name = "isthmus", version, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the gateway
+    Run {
+        /// The config file, or a directory of them [default: isthmus.yaml, then /etc/isthmus/isthmus.yaml]
+        #[arg(short, long, value_name = "FILE")]
+        config: Option<PathBuf>,
+    },
+    /// Check config files, as `run` would, without running
+    Validate {
+        /// Config files, or directories of them
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<PathBuf>,
+        /// Let warnings fail
+        #[arg(long)]
+        strict: bool,
+    },
+    /// Print the JSON Schema of the config, or its reference
+    Schema {
+        /// Print the reference (Markdown) instead
+        #[arg(long)]
+        reference: bool,
+    },
+    /// Explain what a name leads to, and why
+    Explain(Explain),
+    /// Show how the gateway stands
+    Status(Reading),
+    /// Show every name that can be reached, by whom, and what lets it be reached
+    Exposed(Reading),
+    /// Show the last refusals and errors
+    Failures(Reading),
+    /// List something
+    Get {
+        #[arg(value_enum)]
+        what: What,
+        #[command(flatten)]
+        reading: Reading,
+    },
+    /// Have the running gateway read its config again
+    Reload(Admin),
+    /// Make a development CA and workload certificates
+    Certs(certs::Args),
+    /// Two networks on loopback, a gateway each, services, clients: measured, and cleaned up
+    Demo(demo::Args),
+    /// Whether the gateway is ready; for containers
+    Healthcheck(Admin),
+    /// Print a completion script
+    Completion {
+        #[arg(value_enum)]
+        shell: clap_complete::Shell,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum What {
+    Services,
+    Connections,
+    Listeners,
+}
+
+#[derive(Debug, Args)]
+struct Admin {
+    /// The gateway's admin API
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:15000", env = "ISTHMUS_ADMIN")]
+    admin: String,
+}
+
+#[derive(Debug, Args)]
+struct Reading {
+    #[command(flatten)]
+    admin: Admin,
+    /// How to print
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Format,
+}
+
+#[derive(Debug, Args)]
+struct Explain {
+    /// The name as a client would send it; "" for a client that sends none
+    name: String,
+    /// The client's address; without it, rules about sources are shown, not applied
+    #[arg(long, value_name = "IP")]
+    from: Option<IpAddr>,
+    /// The ALPN protocols the client offers; without it, the listener's check is shown, not applied
+    #[arg(long, value_name = "A,B", value_delimiter = ',')]
+    alpn: Option<Vec<String>>,
+    /// The listener's name [default: the first]
+    #[arg(long)]
+    listener: Option<String>,
+    /// Answer from this config file instead of the running gateway
+    #[arg(short, long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    #[command(flatten)]
+    reading: Reading,
+}
+
+/// Why a command failed.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    /// All has been said.
+    #[error("")]
+    Told,
+    #[error("{0}")]
+    Wrong(String),
+    #[error(transparent)]
+    Client(#[from] client::ClientError),
+    #[error("cannot write: {0}")]
+    Output(#[from] io::Error),
+}
+
+/// Parses the command line and does what it says.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    if let Command::Run { config } = &cli.command {
+        return match config_path(config.as_deref()) {
+            Ok(path) => app::run(&path),
+            Err(failure) => exit(Err(failure)),
+        };
+    }
+    exit(dispatch(cli.command, &mut io::stdout().lock()))
+}
+
+fn exit(result: Result<(), Failure>) -> ExitCode {
+    let Err(failure) = result else {
+        return ExitCode::SUCCESS;
+    };
+    let code = match &failure {
+        // A reader that has gone (`| head`) has seen what it wanted.
+        Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => return ExitCode::SUCCESS,
+        Failure::Client(client::ClientError::Unreachable { .. }) => UNREACHABLE,
+        Failure::Told | Failure::Wrong(_) | Failure::Client(_) | Failure::Output(_) => WRONG,
+    };
+    let text = failure.to_string();
+    if !text.is_empty() {
+        // Nothing can be done about a stderr that is gone.
+        let _ = writeln!(io::stderr(), "{text}");
+    }
+    code.into()
+}
+
+fn dispatch(command: Command, out: &mut impl Write) -> Result<(), Failure> {
+    match command {
+        Command::Run { .. } => Ok(()),
+        Command::Validate { files, strict } => validate(&files, strict, out),
+        Command::Schema { reference: true } => Ok(write!(out, "{}", config::reference())?),
+        Command::Schema { reference: false } => Ok(writeln!(out, "{:#}", config::schema())?),
+        Command::Explain(explain) => read::explain(&explain, out),
+        Command::Status(reading) => read::status(&reading, out),
+        Command::Exposed(reading) => read::exposed(&reading, out),
+        Command::Failures(reading) => read::failures(&reading, out),
+        Command::Get { what, reading } => read::get(what, &reading, out),
+        Command::Reload(admin) => reload(&admin, out),
+        Command::Certs(args) => certs::run(&args, out).map_err(|error| Failure::Wrong(error.to_string())),
+        Command::Demo(args) => demo::run(&args, out),
+        Command::Healthcheck(admin) => healthcheck(&admin, out),
+        Command::Completion { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "isthmus", out);
+            Ok(())
+        }
+    }
+}
+
+fn config_path(given: Option<&Path>) -> Result<PathBuf, Failure> {
+    if let Some(path) = given {
+        return Ok(path.to_owned());
+    }
+    let found = CONFIG_PATHS.iter().map(PathBuf::from).find(|path| path.exists());
+    found.ok_or_else(|| {
+        Failure::Wrong(format!(
+            "there is no config: give one with -c FILE, or as {}",
+            CONFIG_PATHS.join(" or ")
+        ))
+    })
+}
+
+/// Reads a config as `run` does.
+fn load(path: &Path) -> Result<config::Config, Vec<crate::document::problem::Problem>> {
+    config::load(path, &|name| std::env::var(name).ok())
+}
+
+fn validate(files: &[PathBuf], strict: bool, out: &mut impl Write) -> Result<(), Failure> {
+    let mut failed = false;
+    for file in files {
+        match read::world(file) {
+            Ok(world) => {
+                for warning in &world.warnings {
+                    writeln!(out, "warning: {warning}")?;
+                }
+                failed |= strict && !world.warnings.is_empty();
+                let verdict = if world.warnings.is_empty() { "fine" } else { "fine, with warnings" };
+                writeln!(out, "{}: {verdict}", file.display())?;
+            }
+            Err(problems) => {
+                failed = true;
+                for problem in problems {
+                    writeln!(out, "{problem}")?;
+                }
+            }
+        }
+    }
+    if failed { Err(Failure::Told) } else { Ok(()) }
+}
+
+fn reload(admin: &Admin, out: &mut impl Write) -> Result<(), Failure> {
+    let value = client::post(&admin.admin, "/api/v1/reload")?.json()?;
+    if let Some(problems) = value["problems"].as_array() {
+        for problem in problems {
+            writeln!(out, "{}", output::cell(problem))?;
+        }
+        return Err(Failure::Told);
+    }
+    Ok(writeln!(out, "{}", output::cell(&value["result"]))?)
+}
+
+fn healthcheck(admin: &Admin, out: &mut impl Write) -> Result<(), Failure> {
+    let answer = client::get(&admin.admin, "/readyz?verbose")?;
+    write!(out, "{}", answer.body)?;
+    if answer.status == 200 { Ok(()) } else { Err(Failure::Told) }
+}

@@ -13,8 +13,8 @@ use crate::document::problem::Problem;
 use crate::model::address::Bind;
 use crate::model::place::{ClusterId, Network};
 use crate::snapshot::policy::{Policy, RegistryScope};
-use crate::telemetry::access_log::AccessLog;
 use crate::snapshot::shard::Shard;
+use crate::telemetry::access_log::AccessLog;
 
 mod addresses;
 mod assembly;

@@ -10,8 +10,9 @@ use crate::model::address::Bind;
 use super::addresses::Opened;
 use super::file::relative_to;
 use super::table::{ACCESS_LOG, ADMIN, HEALTH, LOG, METRICS};
-use super::{AccessLog, AccessLogFormat, Log, LogFormat, LogLevel, LogPath};
+use super::{Log, LogFormat, LogLevel};
 use crate::document::problem::Problems;
+use crate::telemetry::access_log::{AccessLog, Format, Sink};
 
 /// The address of the admin API that no key names.
 const ADMIN_DEFAULT: SocketAddr =
@@ -56,18 +57,18 @@ pub(super) fn access_log(telemetry: &Fields<'_>, problems: &Problems) -> AccessL
         return AccessLog::Off;
     }
     let path = fields.node("path").and_then(|node| Some((node.text()?, node.position.file)));
-    let path = match path {
-        None | Some(("stdout", _)) => LogPath::Stdout,
-        Some(("stderr", _)) => LogPath::Stderr,
-        Some((path, file)) => LogPath::File(relative_to(problems.file(file), path.as_ref())),
+    let sink = match path {
+        None | Some(("stdout", _)) => Sink::Stdout,
+        Some(("stderr", _)) => Sink::Stderr,
+        Some((path, file)) => Sink::File(relative_to(problems.file(file), path.as_ref())),
     };
-    let formats = [AccessLogFormat::Json, AccessLogFormat::Text];
+    let formats = [Format::Json, Format::Text];
     let text = |format| match format {
-        AccessLogFormat::Json => "json",
-        AccessLogFormat::Text => "text",
+        Format::Json => "json",
+        Format::Text => "text",
     };
-    let format = fields.choice("format", &formats, text).unwrap_or(AccessLogFormat::Json);
-    AccessLog::To { path, format }
+    let format = fields.choice("format", &formats, text).unwrap_or(Format::Json);
+    AccessLog::To { sink, format }
 }
 
 pub(super) fn log(telemetry: &Fields<'_>) -> Log {

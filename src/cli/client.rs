@@ -1,0 +1,121 @@
+//! Asks a running gateway's admin API.
+
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full};
+use hyper::Request;
+use hyper::body::Bytes;
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tokio::net::TcpStream;
+
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    #[error(
+        "cannot reach the admin API at {url}: {cause}; is isthmus running, and is this its `admin.bind`? (--admin URL)"
+    )]
+    Unreachable { url: String, cause: String },
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// An answer: status code and body.
+pub struct Answer {
+    pub status: u16,
+    pub body: String,
+}
+
+impl Answer {
+    /// The body as JSON, where the API has said yes.
+    pub fn json(self) -> Result<Value, ClientError> {
+        let value: Value = serde_json::from_str(&self.body)
+            .map_err(|error| ClientError::Refused(format!("the answer is no JSON: {error}")))?;
+        match value.get("error").and_then(Value::as_str) {
+            Some(text) if self.status >= 400 => Err(ClientError::Refused(text.to_owned())),
+            _ => Ok(value),
+        }
+    }
+}
+
+/// `GET` of a path below an admin URL (`http://host:port`, or `host:port`).
+pub fn get(admin: &str, path: &str) -> Result<Answer, ClientError> {
+    request(admin, "GET", path)
+}
+
+/// `POST` without a body.
+pub fn post(admin: &str, path: &str) -> Result<Answer, ClientError> {
+    request(admin, "POST", path)
+}
+
+fn request(admin: &str, method: &str, path: &str) -> Result<Answer, ClientError> {
+    let unreachable = |cause: String| ClientError::Unreachable { url: admin.to_owned(), cause };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| unreachable(error.to_string()))?;
+    runtime.block_on(async {
+        let exchange = exchange(admin, method, path);
+        match tokio::time::timeout(PATIENCE, exchange).await {
+            Ok(answer) => answer.map_err(|error| unreachable(error.to_string())),
+            Err(_) => Err(unreachable(format!("no answer within {} s", PATIENCE.as_secs()))),
+        }
+    })
+}
+
+async fn exchange(
+    admin: &str,
+    method: &str,
+    path: &str,
+) -> Result<Answer, Box<dyn std::error::Error + Send + Sync>> {
+    let host = admin.strip_prefix("http://").unwrap_or(admin).trim_end_matches('/');
+    let stream = TcpStream::connect(host).await?;
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    let request =
+        Request::builder().method(method).uri(path).header("host", host).body(Full::<Bytes>::default())?;
+    let answered = async {
+        let response = sender.send_request(request).await?;
+        let status = response.status().as_u16();
+        let body = response.into_body().collect().await?.to_bytes();
+        Ok::<_, hyper::Error>(Answer { status, body: String::from_utf8_lossy(&body).into_owned() })
+    };
+    // The connection is driven by the same task: whichever ends first has said all.
+    tokio::pin!(answered, connection);
+    tokio::select! {
+        biased;
+        answer = &mut answered => Ok(answer?),
+        ended = &mut connection => {
+            ended?;
+            Ok(answered.await?)
+        }
+    }
+}
+
+/// A query string of these parameters, percent-encoded.
+pub fn query(parameters: &[(&str, &str)]) -> String {
+    let encode = |text: &str| {
+        text.bytes().fold(String::new(), |mut out, byte| {
+            match byte {
+                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
+                    out.push(char::from(byte))
+                }
+                _ => out.push_str(&format!("%{byte:02X}")),
+            }
+            out
+        })
+    };
+    parameters.iter().map(|(key, value)| format!("{key}={}", encode(value))).collect::<Vec<_>>().join("&")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_are_percent_encoded() {
+        assert_eq!(query(&[("sni", "a_b.c"), ("alpn", "h2,é &")]), "sni=a_b.c&alpn=h2%2C%C3%A9%20%26");
+    }
+}

@@ -1,0 +1,331 @@
+//! The reading commands: what the admin API (or a config file) says, as tables, JSON or YAML.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::net::{IpAddr, ToSocketAddrs};
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::output::{Format, cell, structured, table};
+use super::{Explain, Failure, Reading, What, client};
+use crate::admin::explain::{Explanation, Inquiry, explain as explain_name};
+use crate::aggregator::file_registry::FileRegistry;
+use crate::balance::Idle;
+use crate::model::address::{Host, canonical_ip};
+use crate::model::name::HostName;
+use crate::snapshot::Snapshot;
+use crate::snapshot::build::{World, all};
+use crate::snapshot::policy::RouteTarget;
+use crate::snapshot::routes::Resolved;
+use crate::snapshot::shard::ScopedShard;
+
+/// A config file and its registries, read offline.
+pub(super) struct Offline {
+    pub(super) snapshot: Snapshot,
+    pub(super) warnings: Vec<String>,
+}
+
+/// Reads a config and its registries; what is wrong, a line each.
+pub(super) fn world(path: &Path) -> Result<Offline, Vec<String>> {
+    let config =
+        super::load(path).map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>())?;
+    let mut warnings: Vec<String> = config.warnings.iter().map(ToString::to_string).collect();
+    let mut problems = Vec::new();
+    let mut shards = vec![crate::aggregator::owner::own_shard(config.services.clone())];
+    for registry in &config.registries {
+        let source = FileRegistry {
+            name: registry.name.clone(),
+            path: registry.path.clone(),
+            cluster: registry.cluster.clone(),
+            network: registry.network.clone(),
+            scope: registry.scope.clone(),
+        };
+        match source.read() {
+            Ok(shard) => {
+                let denied = shard.denied_services.len();
+                if denied + shard.denied_endpoints > 0 {
+                    warnings.push(format!(
+                        "registry {}: {denied} services and {} endpoints are outside what `allow` lets it speak of",
+                        registry.name, shard.denied_endpoints
+                    ));
+                }
+                shards.push(Arc::new(shard));
+            }
+            // Another machine's file may be absent here; one that is here must be right.
+            Err(found) if !registry.path.exists() => warnings.extend(found),
+            Err(found) => problems.extend(found),
+        }
+    }
+    if !problems.is_empty() {
+        return Err(problems);
+    }
+    let resolved = resolve(&names(&config.policy.routes, &shards));
+    let world = World { policy: &config.policy, shards: &shards, resolved: &resolved };
+    let snapshot = all(world, 1, 1);
+    warnings.extend(snapshot.services().into_iter().flat_map(|service| service.conflicts.clone()));
+    Ok(Offline { snapshot, warnings })
+}
+
+/// The names that endpoints are given by.
+fn names(routes: &[Arc<crate::snapshot::policy::Route>], shards: &[Arc<ScopedShard>]) -> BTreeSet<HostName> {
+    let mut names = BTreeSet::new();
+    let mut want = |host: &Host| {
+        if let Host::Name(name) = host {
+            names.insert(name.clone());
+        }
+    };
+    for route in routes {
+        if let RouteTarget::Endpoints { endpoints, .. } = &route.to {
+            endpoints.iter().for_each(|endpoint| want(&endpoint.host));
+        }
+    }
+    for service in shards.iter().flat_map(|shard| shard.services()) {
+        service.endpoints.iter().for_each(|endpoint| want(&endpoint.host));
+    }
+    names
+}
+
+/// Asks the system's resolver; a name that it does not know has no addresses, as on the data path.
+fn resolve(names: &BTreeSet<HostName>) -> Resolved {
+    let look_up = |name: &HostName| {
+        let found = (name.as_str(), 0).to_socket_addrs().ok()?;
+        let mut addresses: Vec<IpAddr> = found.map(|address| canonical_ip(address.ip())).collect();
+        addresses.sort_unstable();
+        addresses.dedup();
+        Some((name.clone(), addresses.into()))
+    };
+    names.iter().filter_map(look_up).collect()
+}
+
+/// `isthmus explain`.
+pub(super) fn explain(args: &Explain, out: &mut impl Write) -> Result<(), Failure> {
+    let value = match &args.config {
+        Some(path) => explain_offline(args, path)?.to_json(),
+        None => explain_live(args)?,
+    };
+    match args.reading.output {
+        Format::Table => print_explanation(&value, out)?,
+        format => structured(out, &value, format)?,
+    }
+    if value["verdict"] == "admitted" { Ok(()) } else { Err(Failure::Told) }
+}
+
+fn explain_offline(args: &Explain, path: &Path) -> Result<Explanation, Failure> {
+    let offline = world(path).map_err(|problems| Failure::Wrong(problems.join("\n")))?;
+    let inquiry = Inquiry {
+        name: (!args.name.is_empty()).then(|| args.name.clone()),
+        listener: args.listener.clone(),
+        source: args.from.map(|source| source.to_canonical()),
+        alpn: args.alpn.clone().map(|names| names.into_iter().filter(|name| !name.is_empty()).collect()),
+    };
+    explain_name(&offline.snapshot, &inquiry, &Idle).map_err(Failure::Wrong)
+}
+
+fn explain_live(args: &Explain) -> Result<Value, Failure> {
+    let from = args.from.map(|source| source.to_string());
+    let alpn = args.alpn.as_ref().map(|names| names.join(","));
+    let mut parameters = vec![("sni", args.name.as_str())];
+    parameters.extend(from.as_deref().map(|source| ("from", source)));
+    parameters.extend(alpn.as_deref().map(|names| ("alpn", names)));
+    parameters.extend(args.listener.as_deref().map(|name| ("listener", name)));
+    let path = format!("/api/v1/explain?{}", client::query(&parameters));
+    Ok(client::get(&args.reading.admin.admin, &path)?.json()?)
+}
+
+fn print_explanation(value: &Value, out: &mut impl Write) -> Result<(), Failure> {
+    for (number, step) in value["steps"].as_array().into_iter().flatten().enumerate() {
+        writeln!(out, "{:>2}. {}", number + 1, cell(step))?;
+    }
+    let candidates = value["candidates"].as_array().map(Vec::as_slice).unwrap_or_default();
+    if !candidates.is_empty() {
+        writeln!(out)?;
+        let keys = ["address", "cluster", "locality", "weight", "health"];
+        let rows: Vec<Vec<String>> = candidates
+            .iter()
+            .map(|candidate| {
+                let odds = format!("{:.1} %", candidate["odds"].as_f64().unwrap_or_default() * 100.0);
+                keys.iter().map(|key| cell(&candidate[*key])).chain([odds]).collect()
+            })
+            .collect();
+        table(out, &["ENDPOINT", "CLUSTER", "LOCALITY", "WEIGHT", "HEALTH", "ODDS"], &rows)?;
+    }
+    let near = value["near"].as_array().map(Vec::as_slice).unwrap_or_default();
+    if !near.is_empty() {
+        writeln!(out, "\nDid you mean {}?", near.iter().map(cell).collect::<Vec<_>>().join(", or "))?;
+    }
+    writeln!(out, "\n{}: {}", cell(&value["verdict"]), cell(&value["reason"]))?;
+    Ok(())
+}
+
+/// Asks for a list, and prints it.
+fn list(
+    reading: &Reading,
+    path: &str,
+    columns: &[(&str, &str)],
+    out: &mut impl Write,
+) -> Result<(), Failure> {
+    let value = client::get(&reading.admin.admin, path)?.json()?;
+    if reading.output != Format::Table {
+        return Ok(structured(out, &value, reading.output)?);
+    }
+    let rows: Vec<Vec<String>> = value
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(|item| columns.iter().map(|(_, key)| cell(&item[*key])).collect())
+        .collect();
+    let heading: Vec<&str> = columns.iter().map(|(heading, _)| *heading).collect();
+    Ok(table(out, &heading, &rows)?)
+}
+
+/// `isthmus exposed`.
+pub(super) fn exposed(reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
+    let columns = [
+        ("NAME", "name"),
+        ("LISTENER", "listener"),
+        ("BY", "by"),
+        ("LEADS TO", "leads_to"),
+        ("SOURCES", "sources"),
+        ("IDENTITIES", "identities"),
+    ];
+    list(reading, "/api/v1/exposed", &columns, out)
+}
+
+const CONNECTION_COLUMNS: [(&str, &str); 8] = [
+    ("TIME", "time"),
+    ("REASON", "reason"),
+    ("LISTENER", "listener"),
+    ("SOURCE", "source"),
+    ("SNI", "sni"),
+    ("ROUTE", "route"),
+    ("ENDPOINT", "endpoint"),
+    ("MS", "duration_ms"),
+];
+
+/// `isthmus failures`.
+pub(super) fn failures(reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
+    list(reading, "/api/v1/failures", &CONNECTION_COLUMNS, out)
+}
+
+/// `isthmus get`.
+pub(super) fn get(what: What, reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
+    match what {
+        What::Services => services(reading, out),
+        What::Connections => {
+            let mut columns = CONNECTION_COLUMNS.to_vec();
+            columns.retain(|(heading, _)| *heading != "REASON");
+            columns.extend([("UP", "bytes_up"), ("DOWN", "bytes_down")]);
+            list(reading, "/api/v1/connections", &columns, out)
+        }
+        What::Listeners => {
+            let columns = [
+                ("NAME", "name"),
+                ("ADDRESS", "address"),
+                ("PROTOCOL", "protocol"),
+                ("FROM", "from"),
+                ("ALPN", "alpn"),
+            ];
+            list(reading, "/api/v1/listeners", &columns, out)
+        }
+    }
+}
+
+fn services(reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
+    let value = client::get(&reading.admin.admin, "/api/v1/services")?.json()?;
+    if reading.output != Format::Table {
+        return Ok(structured(out, &value, reading.output)?);
+    }
+    let mut rows = Vec::new();
+    for service in value.as_array().into_iter().flatten() {
+        for port in service["ports"].as_array().into_iter().flatten() {
+            let port_text = format!("{}/{}", cell(&port["port"]), cell(&port["protocol"]));
+            rows.push(vec![
+                cell(&service["hostname"]),
+                cell(&service["namespace"]),
+                port_text,
+                cell(&service["clusters"]),
+                cell(&port["endpoints_here"]),
+                cell(&port["exported_by"]),
+            ]);
+        }
+    }
+    Ok(table(out, &["HOSTNAME", "NAMESPACE", "PORT", "CLUSTERS", "ENDPOINTS HERE", "EXPORTED BY"], &rows)?)
+}
+
+/// `isthmus status`.
+pub(super) fn status(reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
+    let value = client::get(&reading.admin.admin, "/api/v1/status")?.json()?;
+    if reading.output != Format::Table {
+        return Ok(structured(out, &value, reading.output)?);
+    }
+    let ready = if value["ready"] == true {
+        "ready".to_owned()
+    } else {
+        format!("not ready ({})", cell(&value["not_ready"]))
+    };
+    let config = &value["config"];
+    let running = if config["file_is_running"] == true { "" } else { ", but the file on disk is rejected" };
+    writeln!(out, "isthmus {}, {ready}, up {} s", cell(&value["version"]), cell(&value["uptime_seconds"]))?;
+    writeln!(out, "config {} in use since {}{running}", cell(&config["path"]), cell(&config["since"]))?;
+    for (heading, key) in
+        [("rejected", "rejected"), ("warning", "warnings"), ("needs restart", "needs_restart")]
+    {
+        for line in config[key].as_array().into_iter().flatten() {
+            writeln!(out, "  {heading}: {}", cell(line))?;
+        }
+    }
+    let node = &value["node"];
+    writeln!(
+        out,
+        "node {}, cluster {}, network {}, locality {}",
+        cell(&node["name"]),
+        cell(&node["cluster"]),
+        cell(&node["network"]),
+        cell(&node["locality"])
+    )?;
+    let limits = &value["limits"];
+    writeln!(
+        out,
+        "{} connections of {} at most, {} workers, {} routes, {} services, generation {}",
+        cell(&value["connections"]),
+        cell(&limits["connections"]),
+        cell(&value["workers"]),
+        cell(&value["routes"]),
+        cell(&value["services"]),
+        cell(&value["generation"])
+    )?;
+    let part = |out: &mut dyn Write, key: &str, columns: &[(&str, &str)]| -> Result<(), Failure> {
+        let items = value[key].as_array().map(Vec::as_slice).unwrap_or_default();
+        if items.is_empty() {
+            return Ok(());
+        }
+        writeln!(out)?;
+        let rows: Vec<Vec<String>> =
+            items.iter().map(|item| columns.iter().map(|(_, key)| cell(&item[*key])).collect()).collect();
+        let heading: Vec<&str> = columns.iter().map(|(heading, _)| *heading).collect();
+        Ok(table(&mut &mut *out, &heading, &rows)?)
+    };
+    part(out, "listeners", &[("LISTENER", "name"), ("ADDRESS", "address"), ("PROTOCOL", "protocol")])?;
+    part(
+        out,
+        "registries",
+        &[
+            ("REGISTRY", "name"),
+            ("CLUSTER", "cluster"),
+            ("NETWORK", "network"),
+            ("STATE", "state"),
+            ("SERVICES", "services"),
+            ("ENDPOINTS", "endpoints"),
+            ("PROBLEMS", "problems"),
+        ],
+    )?;
+    for conflict in value["conflicts"].as_array().into_iter().flatten() {
+        writeln!(out, "conflict: {}", cell(conflict))?;
+    }
+    for name in value["unresolved"].as_array().into_iter().flatten() {
+        writeln!(out, "no address yet: {}", cell(name))?;
+    }
+    Ok(())
+}
