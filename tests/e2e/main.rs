@@ -1,1 +1,9 @@
+//! End-to-end tests: the real binary, real sockets, real peers.
 
+#[path = "../support/mod.rs"]
+mod support;
+
+mod endpoints;
+mod explain;
+mod lifecycle;
+mod relay;

@@ -1,0 +1,277 @@
+//! What the relay passes on: every byte, every end, every reset.
+
+use std::hash::{DefaultHasher, Hasher};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::mpsc;
+use std::thread;
+
+use crate::support::backend::{Backend, reset};
+use crate::support::client::{connect, hello};
+use crate::support::eventually;
+use crate::support::gateway::Gateway;
+
+fn gateway(backend: SocketAddr) -> Gateway {
+    Gateway::start(&format!("listen: \"127.0.0.1:0\"\nroutes: {{relay.test: \"{backend}\"}}\n"))
+}
+
+/// A connection through the gateway whose hello the backend has been sent.
+fn open(gateway: &Gateway) -> TcpStream {
+    let mut client = connect(gateway.listener("default"));
+    client.write_all(&hello("relay.test")).expect("sent");
+    client
+}
+
+/// Reads and drops a hello, however long.
+fn skip_hello(stream: &mut TcpStream) {
+    let mut header = [0; 5];
+    stream.read_exact(&mut header).expect("a record");
+    let mut body = vec![0; usize::from(u16::from_be_bytes([header[3], header[4]]))];
+    stream.read_exact(&mut body).expect("its body");
+}
+
+#[test]
+fn the_hello_and_all_after_it_arrive_once_and_in_order() {
+    let backend = Backend::echo();
+    let gateway = gateway(backend.address);
+    let mut client = connect(gateway.listener("default"));
+    let mut sent = hello("relay.test");
+    sent.extend((0..200_000_u32).flat_map(u32::to_be_bytes));
+    let mut writer = client.try_clone().expect("cloned");
+    let copy = sent.clone();
+    thread::spawn(move || {
+        writer.write_all(&copy).expect("sent");
+        writer.shutdown(Shutdown::Write).expect("shut");
+    });
+    let mut received = Vec::new();
+    client.read_to_end(&mut received).expect("echoed");
+    assert!(received == sent, "{} bytes came back of {}", received.len(), sent.len());
+    let line = gateway.logged("the end", |line| line["reason"] == "ok");
+    assert_eq!(
+        (line["bytes_up"].as_u64(), line["bytes_down"].as_u64()),
+        (Some(sent.len() as u64), Some(sent.len() as u64))
+    );
+}
+
+#[test]
+fn a_client_that_has_ended_still_gets_its_answer() {
+    let backend = Backend::start(|mut stream| {
+        let mut all = Vec::new();
+        stream.read_to_end(&mut all).expect("to the end");
+        stream.write_all(format!("got {}", all.len()).as_bytes()).expect("sent");
+    });
+    let gateway = gateway(backend.address);
+    let mut client = open(&gateway);
+    client.shutdown(Shutdown::Write).expect("shut");
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).expect("answered");
+    assert_eq!(answer, format!("got {}", hello("relay.test").len()));
+    gateway.logged("the end", |line| line["reason"] == "ok");
+}
+
+#[test]
+fn an_endpoint_that_has_ended_still_gets_what_the_client_sends() {
+    let (got, gets) = mpsc::channel();
+    let backend = Backend::start(move |mut stream| {
+        skip_hello(&mut stream);
+        stream.write_all(b"bye").expect("sent");
+        stream.shutdown(Shutdown::Write).expect("shut");
+        let mut all = Vec::new();
+        let _ = stream.read_to_end(&mut all);
+        got.send(all).expect("told");
+    });
+    let gateway = gateway(backend.address);
+    let mut client = open(&gateway);
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).expect("answered");
+    assert_eq!(answer, "bye");
+    client.write_all(b"more").expect("sent");
+    drop(client);
+    assert_eq!(gets.recv().expect("told"), b"more");
+}
+
+#[test]
+fn a_reset_of_the_endpoint_is_a_reset_for_the_client() {
+    let backend = Backend::start(|mut stream| {
+        skip_hello(&mut stream);
+        stream.write_all(b"half of it").expect("sent");
+        let _ = stream.read(&mut [0; 1]);
+        reset(&stream);
+    });
+    let gateway = gateway(backend.address);
+    let mut client = open(&gateway);
+    client.read_exact(&mut [0; 10]).expect("the first half");
+    client.write_all(b"x").expect("sent");
+    let error = client.read(&mut [0; 1]).expect_err("no orderly end");
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    gateway.logged("the end", |line| line["reason"] == "endpoint_reset");
+}
+
+#[test]
+fn a_reset_of_the_client_is_a_reset_for_the_endpoint() {
+    let (ended, ends) = mpsc::channel();
+    let backend = Backend::start(move |mut stream| {
+        skip_hello(&mut stream);
+        stream.write_all(b"!").expect("sent");
+        let end = stream.read(&mut [0; 1]).map_err(|error| error.kind());
+        ended.send(end).expect("told");
+    });
+    let gateway = gateway(backend.address);
+    let mut client = open(&gateway);
+    client.read_exact(&mut [0; 1]).expect("the first byte");
+    reset(&client);
+    drop(client);
+    assert_eq!(ends.recv().expect("told"), Err(ErrorKind::ConnectionReset));
+    gateway.logged("the end", |line| line["reason"] == "client_reset");
+}
+
+/// A gibibyte each way at once, with a hash over each.
+#[test]
+fn a_gibibyte_each_way_goes_over_splice() {
+    const TOTAL: usize = 1 << 30;
+    let backend = Backend::start(|mut stream| {
+        skip_hello(&mut stream);
+        let mut writer = stream.try_clone().expect("cloned");
+        let sender = thread::spawn(move || pour(&mut writer, TOTAL, 7));
+        let received = drain(&mut stream);
+        sender.join().expect("sent");
+        stream.shutdown(Shutdown::Write).expect("shut");
+        assert_eq!(received, expected(TOTAL, 3));
+    });
+    let gateway = gateway(backend.address);
+    let mut client = open(&gateway);
+    let mut writer = client.try_clone().expect("cloned");
+    let sender = thread::spawn(move || {
+        pour(&mut writer, TOTAL, 3);
+        writer.shutdown(Shutdown::Write).expect("shut");
+    });
+    let received = drain(&mut client);
+    sender.join().expect("sent");
+    assert_eq!(received, expected(TOTAL, 7));
+    let line = gateway.logged("the end", |line| line["reason"] == "ok");
+    assert_eq!(line["bytes_down"].as_u64(), Some(TOTAL as u64));
+    let spliced = gateway.metric("isthmus_relay_bytes_total", &["path=\"splice\""]);
+    let copied = gateway.metric("isthmus_relay_bytes_total", &["path=\"copy\""]);
+    assert!(spliced >= 0.95 * 2.0 * TOTAL as f64, "spliced {spliced}, copied {copied}");
+    eprintln!(
+        "spliced {spliced:.0} bytes, copied {copied:.0}: {:.3} % over splice",
+        spliced / (spliced + copied) * 100.0
+    );
+}
+
+fn block(seed: u8) -> Vec<u8> {
+    (0..1 << 16).map(|index: u32| (index.wrapping_mul(31) >> 3).to_le_bytes()[0] ^ seed).collect()
+}
+
+fn pour(stream: &mut TcpStream, total: usize, seed: u8) {
+    let block = block(seed);
+    for _ in 0..total / block.len() {
+        stream.write_all(&block).expect("sent");
+    }
+}
+
+/// The number of bytes to the end, and a hash over them.
+fn drain(stream: &mut TcpStream) -> (usize, u64) {
+    let mut bytes = vec![0; 1 << 18];
+    let (mut count, mut hasher, mut held) = (0, DefaultHasher::new(), Vec::new());
+    loop {
+        let read = stream.read(&mut bytes).expect("read");
+        if read == 0 {
+            break;
+        }
+        count += read;
+        held.extend_from_slice(&bytes[..read]);
+        // Hashed in blocks of one size: what a hasher makes of a text depends on how it is cut.
+        let whole = held.len() / (1 << 16) * (1 << 16);
+        held.drain(..whole).as_slice().chunks(1 << 16).for_each(|block| hasher.write(block));
+    }
+    hasher.write(&held);
+    (count, hasher.finish())
+}
+
+fn expected(total: usize, seed: u8) -> (usize, u64) {
+    let block = block(seed);
+    let mut hasher = DefaultHasher::new();
+    for _ in 0..total / block.len() {
+        hasher.write(&block);
+    }
+    hasher.write(&[]);
+    (total, hasher.finish())
+}
+
+/// A client that reads slowly holds up nobody, and what waits for it is bounded.
+#[test]
+fn a_slow_reader_gets_everything() {
+    const TOTAL: usize = 64 << 20;
+    let backend = Backend::start(|mut stream| {
+        skip_hello(&mut stream);
+        pour(&mut stream, TOTAL, 1);
+    });
+    let gateway = gateway(backend.address);
+    let mut slow = open(&gateway);
+    slow.read_exact(&mut [0; 1]).expect("it flows");
+    // Meanwhile another one is served in full.
+    let mut quick = open(&gateway);
+    assert_eq!(drain(&mut quick).0, TOTAL);
+    assert_eq!(drain(&mut slow).0, TOTAL - 1);
+}
+
+/// Idle connections cost no buffer and no pipe.
+#[test]
+fn idle_connections_cost_little() {
+    const COUNT: usize = 500;
+    let backend = Backend::echo();
+    let gateway = gateway(backend.address);
+    let descriptors = |gateway: &Gateway| {
+        std::fs::read_dir(format!("/proc/{}/fd", gateway.process())).expect("listed").count()
+    };
+    let resident = |gateway: &Gateway| {
+        let statm = std::fs::read_to_string(format!("/proc/{}/statm", gateway.process())).expect("read");
+        statm.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok()).expect("pages") * 4096
+    };
+    let length = hello("relay.test").len();
+    let mut warm: Vec<TcpStream> = (0..50).map(|_| open(&gateway)).collect();
+    warm.iter_mut().for_each(|client| client.read_exact(&mut vec![0; length]).expect("echoed"));
+    let (descriptors_before, resident_before) = (descriptors(&gateway), resident(&gateway));
+    let mut clients: Vec<TcpStream> = (0..COUNT).map(|_| open(&gateway)).collect();
+    clients.iter_mut().for_each(|client| client.read_exact(&mut vec![0; length]).expect("echoed"));
+    let descriptors_more = descriptors(&gateway) - descriptors_before;
+    let each = (resident(&gateway).saturating_sub(resident_before)) / COUNT;
+    eprintln!("{each} bytes resident and {} descriptors per idle connection", descriptors_more / COUNT);
+    assert_eq!(descriptors_more, 2 * COUNT, "two sockets each, and no pipe");
+    assert!(each <= 8 * 1024, "{each} bytes each");
+    drop(clients);
+    eventually("all closed", || (descriptors(&gateway) <= descriptors_before).then_some(()));
+}
+
+/// Connections end when nothing moves for as long as the config says, counted from the last byte.
+#[test]
+fn idle_and_half_closed_connections_end_in_time() {
+    let backend = Backend::start(|mut stream| {
+        let mut bytes = [0; 4096];
+        // Reads to the end and then keeps its own side open.
+        while let Ok(count) = stream.read(&mut bytes) {
+            if count == 0 {
+                thread::park();
+            }
+            let _ = stream.write_all(b".");
+        }
+    });
+    let config = |timeouts: &str| {
+        format!(
+            "listen: \"127.0.0.1:0\"\ntimeouts: {timeouts}\nroutes: {{relay.test: \"{}\"}}\n",
+            backend.address
+        )
+    };
+    let idle = Gateway::start(&config("{idle: 1s}"));
+    let mut client = open(&idle);
+    client.read_exact(&mut [0; 1]).expect("it flows");
+    assert_eq!(client.read(&mut [0; 1]).map_err(|error| error.kind()), Err(ErrorKind::ConnectionReset));
+    idle.logged("the end", |line| line["reason"] == "idle_timeout");
+    let half = Gateway::start(&config("{halfClose: 1s}"));
+    let mut client = open(&half);
+    client.read_exact(&mut [0; 1]).expect("it flows");
+    client.shutdown(Shutdown::Write).expect("shut");
+    assert_eq!(client.read(&mut [0; 1]).map_err(|error| error.kind()), Err(ErrorKind::ConnectionReset));
+    half.logged("the end", |line| line["reason"] == "half_close_timeout");
+}

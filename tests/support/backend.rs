@@ -1,0 +1,122 @@
+//! Backends that do what they are told, each on a port of its own.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
+
+/// A listening socket whose connections are handled by a function, each in a thread.
+pub struct Backend {
+    pub address: SocketAddr,
+    accepted: Arc<AtomicUsize>,
+}
+
+impl Backend {
+    /// Serves connections with `handle` until the process ends.
+    pub fn start(handle: impl Fn(TcpStream) + Send + Sync + 'static) -> Self {
+        Self::start_at("127.0.0.1:0".parse().expect("an address"), handle)
+    }
+
+    pub fn start_at(address: SocketAddr, handle: impl Fn(TcpStream) + Send + Sync + 'static) -> Self {
+        let listener = TcpListener::bind(address).expect("a port");
+        let address = listener.local_addr().expect("bound");
+        let accepted = Arc::new(AtomicUsize::new(0));
+        let count = accepted.clone();
+        let handle = Arc::new(handle);
+        thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                count.fetch_add(1, Ordering::SeqCst);
+                let handle = handle.clone();
+                thread::spawn(move || handle(stream));
+            }
+        });
+        Self { address, accepted }
+    }
+
+    /// How many connections it has had.
+    pub fn accepted(&self) -> usize {
+        self.accepted.load(Ordering::SeqCst)
+    }
+
+    /// Sends back what it gets, below TLS; FIN for FIN.
+    pub fn echo() -> Self {
+        Self::start(|mut stream| {
+            let mut bytes = [0; 16 * 1024];
+            while let Ok(count) = stream.read(&mut bytes) {
+                if count == 0 || stream.write_all(&bytes[..count]).is_err() {
+                    break;
+                }
+            }
+        })
+    }
+
+    /// Terminates TLS, and sends back what it gets with its own mark before each read.
+    pub fn tls_echo(config: Arc<ServerConfig>, mark: &'static str) -> Self {
+        Self::start(move |stream| tls_echo(stream, config.clone(), mark))
+    }
+
+    /// Resets each connection as soon as it has read something.
+    pub fn resetting() -> Self {
+        Self::start(|mut stream| {
+            let _ = stream.read(&mut [0; 16]);
+            reset(&stream);
+        })
+    }
+}
+
+/// Serves one TLS connection.
+pub fn tls_echo(stream: TcpStream, config: Arc<ServerConfig>, mark: &str) {
+    let connection = ServerConnection::new(config).expect("a connection");
+    let mut tls = StreamOwned::new(connection, stream);
+    let mut bytes = [0; 16 * 1024];
+    while let Ok(count) = tls.read(&mut bytes) {
+        if count == 0 {
+            tls.conn.send_close_notify();
+            let _ = tls.flush();
+            let _ = tls.sock.shutdown(Shutdown::Write);
+            break;
+        }
+        if tls.write_all(mark.as_bytes()).and_then(|()| tls.write_all(&bytes[..count])).is_err() {
+            break;
+        }
+    }
+}
+
+/// Closes with a reset.
+pub fn reset(stream: &TcpStream) {
+    socket2::SockRef::from(stream).set_linger(Some(std::time::Duration::ZERO)).expect("set");
+}
+
+/// An address that refuses connections: a port that was free a moment ago.
+pub fn refusing() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port")
+}
+
+/// An address that answers nothing: a listener whose queue is full.
+pub struct Silent {
+    pub address: SocketAddr,
+    _listener: socket2::Socket,
+    _queued: Vec<socket2::Socket>,
+}
+
+impl Silent {
+    pub fn new() -> Self {
+        use socket2::{Domain, Socket, Type};
+        let listener = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+        listener.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("bound");
+        listener.listen(0).expect("listening");
+        let address = listener.local_addr().expect("bound").as_socket().expect("an address");
+        let queued = (0..8)
+            .map(|_| {
+                let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+                socket.set_nonblocking(true).expect("set");
+                let _ = socket.connect(&address.into());
+                socket
+            })
+            .collect();
+        Self { address, _listener: listener, _queued: queued }
+    }
+}

@@ -1,0 +1,71 @@
+//! Clients: TLS by rustls, and hellos as bytes.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, ClientConnection, StreamOwned};
+
+use super::pki::PKI;
+
+/// A TLS connection through a gateway.
+pub type Tls = StreamOwned<ClientConnection, TcpStream>;
+
+/// Connects, with a time limit on every read.
+pub fn connect(address: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect_timeout(&address, Duration::from_secs(10)).expect("the gateway");
+    stream.set_read_timeout(Some(Duration::from_secs(30))).expect("set");
+    stream.set_nodelay(true).expect("set");
+    stream
+}
+
+/// A TLS handshake with this name; the error is what the client sees.
+pub fn tls_with(config: Arc<ClientConfig>, address: SocketAddr, name: &str) -> io::Result<Tls> {
+    let name = ServerName::try_from(name.to_owned()).map_err(io::Error::other)?;
+    let mut connection = ClientConnection::new(config, name).map_err(io::Error::other)?;
+    let mut stream = connect(address);
+    while connection.is_handshaking() {
+        connection.complete_io(&mut stream)?;
+    }
+    Ok(StreamOwned::new(connection, stream))
+}
+
+/// The same with the tests' own CA, offering no ALPN.
+pub fn tls(address: SocketAddr, name: &str) -> io::Result<Tls> {
+    tls_with(PKI.client(&[]), address, name)
+}
+
+/// Sends a line and reads what comes back, up to its line feed.
+pub fn call(stream: &mut (impl Read + Write), text: &str) -> io::Result<String> {
+    stream.write_all(text.as_bytes())?;
+    stream.write_all(b"\n")?;
+    stream.flush()?;
+    let mut answer = Vec::new();
+    let mut byte = [0];
+    while stream.read(&mut byte)? == 1 && byte[0] != b'\n' {
+        answer.push(byte[0]);
+    }
+    Ok(String::from_utf8_lossy(&answer).into_owned())
+}
+
+/// The bytes of a real client's hello, as rustls writes it for this name.
+pub fn hello(name: &str) -> Vec<u8> {
+    let name = ServerName::try_from(name.to_owned()).expect("a name");
+    let mut connection = ClientConnection::new(PKI.client(&[]), name).expect("a client");
+    let mut bytes = Vec::new();
+    connection.write_tls(&mut bytes).expect("memory takes it");
+    bytes
+}
+
+/// The description of the TLS alert that a refused client reads, and whether FIN (and no reset) follows it.
+pub fn read_alert(stream: &mut TcpStream) -> (Option<u8>, bool) {
+    let mut bytes = Vec::new();
+    let fin = stream.read_to_end(&mut bytes).is_ok();
+    let alert = match bytes.as_slice() {
+        [21, 3, _, 0, 2, 2, description] => Some(*description),
+        _ => None,
+    };
+    (alert, fin)
+}

@@ -1,0 +1,227 @@
+//! A gateway of the real binary, from a config text to its logs.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::{PATIENCE, eventually};
+
+/// The binary under test.
+pub const BINARY: &str = env!("CARGO_BIN_EXE_isthmus");
+
+/// A running gateway; killed when dropped.
+pub struct Gateway {
+    child: Child,
+    folder: TempDir,
+    admin: SocketAddr,
+    /// Lines of the program's log (stderr, JSON).
+    log: Arc<Mutex<Vec<String>>>,
+    /// Lines of the access log (stdout, JSON).
+    access: Arc<Mutex<Vec<Value>>>,
+}
+
+/// What every test's config gets: an admin port of its own, logs that can be read, two workers.
+const COMMON: &str = "admin: {bind: \"127.0.0.1:0\"}\ntelemetry: {log: {format: json}}\nworkers: 2\n";
+
+impl Gateway {
+    /// Starts with this config (the listeners should bind `127.0.0.1:0`), and waits until it is ready.
+    pub fn start(config: &str) -> Self {
+        Self::start_in(tempfile::tempdir().expect("a folder"), config, &[])
+    }
+
+    /// The same in a folder that may hold more files, with these variables set.
+    pub fn start_in(folder: TempDir, config: &str, environment: &[(&str, &str)]) -> Self {
+        std::fs::write(folder.path().join("isthmus.yaml"), with_common(config)).expect("a config");
+        let mut command = Command::new(BINARY);
+        command
+            .args(["run", "-c", "isthmus.yaml"])
+            .current_dir(folder.path())
+            .envs(environment.iter().copied());
+        Self::spawn(command, folder)
+    }
+
+    /// Runs a command that is a gateway in the end (a wrapper may stand before it).
+    pub fn spawn(mut command: Command, folder: TempDir) -> Self {
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).env_remove("RUST_LOG");
+        let mut child = command.spawn().expect("the binary starts");
+        let log = collect(child.stderr.take().expect("piped"), |line| Some(line.to_owned()));
+        let access = collect(child.stdout.take().expect("piped"), |line| serde_json::from_str(line).ok());
+        let admin = eventually("the admin address in the log", || {
+            if let Ok(Some(status)) = child.try_wait() {
+                panic!("the gateway ended with {status}: {:?}", log.lock().expect("not poisoned"));
+            }
+            listening(&log.lock().expect("not poisoned"), "admin")
+        });
+        let gateway = Self { child, folder, admin, log, access };
+        eventually("readiness", || (gateway.get("/readyz").0 == 200).then_some(()));
+        gateway
+    }
+
+    pub fn admin(&self) -> SocketAddr {
+        self.admin
+    }
+
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub fn config_path(&self) -> PathBuf {
+        self.folder.path().join("isthmus.yaml")
+    }
+
+    pub fn process(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Where a listener listens.
+    #[track_caller]
+    pub fn listener(&self, name: &str) -> SocketAddr {
+        let log = self.log.lock().expect("not poisoned");
+        listening(&log, name).unwrap_or_else(|| panic!("no listener {name:?} in {log:?}"))
+    }
+
+    /// `GET` of the admin API: status code and body.
+    pub fn get(&self, path: &str) -> (u16, String) {
+        http(self.admin, "GET", path)
+    }
+
+    /// `GET` of JSON.
+    #[track_caller]
+    pub fn json(&self, path: &str) -> Value {
+        let (status, body) = self.get(path);
+        assert_eq!(status, 200, "{path}: {body}");
+        serde_json::from_str(&body).expect("JSON")
+    }
+
+    pub fn post(&self, path: &str) -> (u16, String) {
+        http(self.admin, "POST", path)
+    }
+
+    /// Writes another config (with the common part), without telling the gateway.
+    pub fn write_config(&self, config: &str) {
+        // In place of the old file at once, as editors do.
+        let next = self.folder.path().join(".next");
+        std::fs::write(&next, with_common(config)).expect("written");
+        std::fs::rename(next, self.config_path()).expect("renamed");
+    }
+
+    /// Takes another config into use.
+    #[track_caller]
+    pub fn reload(&self, config: &str) {
+        self.write_config(config);
+        let (status, body) = self.post("/api/v1/reload");
+        assert_eq!(status, 200, "{body}");
+    }
+
+    /// The sum of the samples of a metric whose labels hold all of these texts.
+    pub fn metric(&self, name: &str, labels: &[&str]) -> f64 {
+        let (_, body) = self.get("/metrics");
+        body.lines()
+            .filter(|line| !line.starts_with('#'))
+            .filter(|line| line.split(['{', ' ']).next() == Some(name))
+            .filter(|line| labels.iter().all(|label| line.contains(label)))
+            .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
+            .sum()
+    }
+
+    /// Lines of the access log so far.
+    pub fn access_log(&self) -> Vec<Value> {
+        self.access.lock().expect("not poisoned").clone()
+    }
+
+    /// Waits for a line of the access log.
+    #[track_caller]
+    pub fn logged(&self, what: &str, matches: impl Fn(&Value) -> bool) -> Value {
+        eventually(what, || self.access_log().into_iter().find(|line| matches(line)))
+    }
+
+    /// The program's log so far.
+    pub fn log(&self) -> Vec<String> {
+        self.log.lock().expect("not poisoned").clone()
+    }
+
+    /// Sends a signal, by its name.
+    pub fn signal(&self, name: &str) {
+        let status = Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status();
+        assert!(status.expect("kill").success());
+    }
+
+    /// Waits until the process has ended.
+    #[track_caller]
+    pub fn ended(&mut self) -> ExitStatus {
+        let child = &mut self.child;
+        eventually("the end of the process", || child.try_wait().expect("a child"))
+    }
+
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("a child").is_none()
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            let log = self.log.lock().map(|log| log.join("\n")).unwrap_or_default();
+            eprintln!("--- log of the gateway\n{log}");
+            let access = self.access.lock().map(|lines| lines.clone()).unwrap_or_default();
+            eprintln!("--- its access log ({} lines, the last 20)", access.len());
+            access.iter().rev().take(20).for_each(|line| eprintln!("{line}"));
+        }
+    }
+}
+
+fn with_common(config: &str) -> String {
+    let has = |key: &str| config.lines().any(|line| line.starts_with(key));
+    let common = COMMON.lines().filter(|line| !has(line.split(':').next().unwrap_or(line)));
+    common.map(|line| format!("{line}\n")).chain([config.to_owned()]).collect()
+}
+
+/// The address of a listener, by the lines `listening` of a JSON log.
+fn listening(log: &[String], name: &str) -> Option<SocketAddr> {
+    log.iter().rev().filter_map(|line| serde_json::from_str::<Value>(line).ok()).find_map(|line| {
+        let ours = line["message"] == "listening" && line["listener"] == name;
+        ours.then(|| line["address"].as_str()?.parse().ok()).flatten()
+    })
+}
+
+fn collect<T: Send + 'static>(
+    from: impl Read + Send + 'static,
+    take: impl Fn(&str) -> Option<T> + Send + 'static,
+) -> Arc<Mutex<Vec<T>>> {
+    let lines = Arc::new(Mutex::new(Vec::new()));
+    let sink = lines.clone();
+    std::thread::spawn(move || {
+        for line in BufReader::new(from).lines().map_while(Result::ok) {
+            if let Some(value) = take(&line) {
+                sink.lock().expect("not poisoned").push(value);
+            }
+        }
+    });
+    lines
+}
+
+/// A request over a connection of its own (HTTP/1.0, so that the end of the body is the end of the stream).
+pub fn http(address: SocketAddr, method: &str, path: &str) -> (u16, String) {
+    raw_http(address, &format!("{method} {path} HTTP/1.0\r\nHost: {address}\r\nContent-Length: 0\r\n\r\n"))
+}
+
+/// The same with a request as written.
+pub fn raw_http(address: SocketAddr, request: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect_timeout(&address, PATIENCE).expect("the admin API");
+    stream.set_read_timeout(Some(Duration::from_secs(30))).expect("set");
+    stream.write_all(request.as_bytes()).expect("sent");
+    let mut response = Vec::new();
+    stream.read_to_end(&mut response).expect("an answer");
+    let response = String::from_utf8(response).expect("text");
+    let (head, body) = response.split_once("\r\n\r\n").expect("a head");
+    let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status");
+    (status, body.to_owned())
+}

@@ -1,0 +1,38 @@
+//! What the end-to-end tests share: a gateway of the real binary, a CA, backends that do what they are told, and
+//! waiting with a deadline. Clients and servers here are `rustls` and plain sockets, none of the gateway's own code.
+
+#![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
+
+pub mod backend;
+pub mod client;
+pub mod gateway;
+pub mod pki;
+
+use std::time::{Duration, Instant};
+
+/// How long anything may take that should take no time.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Waits until `ready` gives something; fails the test with `what` after [`PATIENCE`].
+#[track_caller]
+pub fn eventually<T>(what: &str, mut ready: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(value) = ready() {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "waited {PATIENCE:?} in vain: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Says that a test cannot be run here, where `tests/run` counts it.
+pub fn skip(reason: &str) {
+    use std::io::Write;
+    let line = format!("SKIPPED: {reason}");
+    eprintln!("{line}");
+    if let Some(path) = std::env::var_os("ISTHMUS_SKIPS") {
+        let file = std::fs::OpenOptions::new().append(true).create(true).open(path);
+        writeln!(file.expect("the list of skips"), "{line}").expect("written");
+    }
+}

@@ -1,0 +1,86 @@
+//! Certificates for tests, made with rcgen directly.
+
+use std::sync::{Arc, LazyLock};
+
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, SanType};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+
+/// A CA, and what it has issued.
+pub struct Pki {
+    issuer: CertifiedIssuer<'static, KeyPair>,
+}
+
+/// One CA for all tests of a process: keys are slow to make.
+pub static PKI: LazyLock<Pki> = LazyLock::new(Pki::new);
+
+/// A certificate and its key.
+pub struct Issued {
+    pub certificate: CertificateDer<'static>,
+    pub key: PrivateKeyDer<'static>,
+    pub certificate_pem: String,
+    pub key_pem: String,
+}
+
+impl Pki {
+    fn new() -> Self {
+        let mut params = CertificateParams::new(Vec::new()).expect("parameters");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().expect("a key");
+        Self { issuer: CertifiedIssuer::self_signed(params, key).expect("a CA") }
+    }
+
+    pub fn ca_pem(&self) -> String {
+        self.issuer.pem()
+    }
+
+    pub fn ca_der(&self) -> CertificateDer<'static> {
+        self.issuer.der().clone()
+    }
+
+    /// A certificate for DNS names, with a SPIFFE URI where one is given.
+    pub fn issue(&self, names: &[&str], uri: Option<&str>) -> Issued {
+        let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+        let mut params = CertificateParams::new(names).expect("parameters");
+        if let Some(uri) = uri {
+            params.subject_alt_names.push(SanType::URI(uri.try_into().expect("a URI")));
+        }
+        let key = KeyPair::generate().expect("a key");
+        let certificate = params.signed_by(&key, &self.issuer).expect("a certificate");
+        Issued {
+            certificate: certificate.der().clone(),
+            key: PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der())),
+            certificate_pem: certificate.pem(),
+            key_pem: key.serialize_pem(),
+        }
+    }
+
+    fn roots(&self) -> RootCertStore {
+        let mut roots = RootCertStore::empty();
+        roots.add(self.ca_der()).expect("a root");
+        roots
+    }
+
+    /// A server that proves a name and asks for nothing.
+    pub fn server(&self, name: &str) -> Arc<ServerConfig> {
+        let issued = self.issue(&[name], None);
+        let config = ServerConfig::builder().with_no_client_auth();
+        Arc::new(config.with_single_cert(vec![issued.certificate], issued.key).expect("a server"))
+    }
+
+    /// A server that proves a name and a client certificate of this CA is required by.
+    pub fn mutual_server(&self, name: &str, uri: &str) -> Arc<ServerConfig> {
+        let issued = self.issue(&[name], Some(uri));
+        let verifier = WebPkiClientVerifier::builder(Arc::new(self.roots())).build().expect("a verifier");
+        let config = ServerConfig::builder().with_client_cert_verifier(verifier);
+        Arc::new(config.with_single_cert(vec![issued.certificate], issued.key).expect("a server"))
+    }
+
+    /// A client that trusts this CA alone, and offers these ALPN protocols.
+    pub fn client(&self, alpn: &[&str]) -> Arc<ClientConfig> {
+        let mut config = ClientConfig::builder().with_root_certificates(self.roots()).with_no_client_auth();
+        config.alpn_protocols = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
+        Arc::new(config)
+    }
+}
