@@ -1,3 +1,5 @@
+//! Configuration files as users write them: what is read from good ones, and what is said of bad ones.
+
 use std::collections::BTreeSet;
 use std::fs;
 

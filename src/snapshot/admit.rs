@@ -414,7 +414,3 @@ fn rule_text(rule: &ExportRule, question: &Question<'_>) -> String {
     }
     text
 }
-
-#[cfg(test)]
-#[path = "admit_tests.rs"]
-mod tests;

@@ -1,3 +1,5 @@
+//! The `services:` document against the shard it becomes, and the places that its errors name.
+
 use std::fmt::Write as _;
 
 use super::*;

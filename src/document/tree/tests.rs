@@ -1,3 +1,5 @@
+//! The spanned tree: places, the core schema's types, aliases, and text that is no YAML.
+
 use std::path;
 
 use proptest::prelude::*;
