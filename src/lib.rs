@@ -1,4 +1,33 @@
-//! Isthmus.
+//! # Isthmus: the map
+//!
+//! The world is one immutable value, the [`snapshot::Snapshot`]. The [`aggregator`] is its only maker, the data plane
+//! its reader; they never meet otherwise. Admission ([`snapshot::admit`]) and the choice of an endpoint ([`balance`])
+//! are pure functions, each written once, called alike by the data path, by `explain` and by the tests.
+//!
+//! ```text
+//!  registries ──word──▶ aggregator ──publish──▶ Snapshot ──Reader──▶ dataplane
+//!  (config, files)          ▲                                           │
+//!                           └── config ◀── file, SIGHUP, POST           └──▶ telemetry
+//! ```
+//!
+//! Modules import only from lines above their own; `tests/architecture.rs` holds that.
+//!
+//! | layer | module | owns |
+//! |---|---|---|
+//! | 0 | [`model`] | the field's nouns as values |
+//! | 0 | [`wire`] | bytes ↔ values: ClientHello, TLS alerts |
+//! | 1 | [`snapshot`] | policy, shards, merged services, routes, exports; building, admission |
+//! | 1 | [`telemetry`] | events → metrics, access log, failures; the log writer |
+//! | 2 | [`balance`] | the choice among candidates, and its odds |
+//! | 2 | [`world`] | publisher and readers of snapshots |
+//! | 2 | [`document`] | YAML with positions, readers, the `services:` list |
+//! | 2 | [`net`] | sockets, pipes, budgets, scopes of tasks, file watching |
+//! | 3 | [`tls`] | certificates (of development, so far) |
+//! | 4 | [`dataplane`] | accept → peek → admit → choose → dial → relay |
+//! | 4 | [`aggregator`] | registries, name resolution, the one owner of the world |
+//! | 5 | [`admin`] | HTTP API, readiness, explain |
+//! | 5 | [`config`] | the file → checked `Config` |
+//! | 6 | [`app`], [`cli`] | composition, commands |
 
 pub mod admin;
 pub mod aggregator;

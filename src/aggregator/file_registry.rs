@@ -1,5 +1,6 @@
 //! A registry kept in a file, or in a folder of files.
 
+use std::collections::btree_map::Entry;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -69,11 +70,15 @@ impl FileRegistry {
     /// Adds the services of one more file; a service in two files is an error.
     fn join(&self, shard: &mut Shard, part: Shard, file: &Path, problems: &mut Vec<String>) {
         for (key, service) in part.services {
-            if shard.services.contains_key(&key) {
-                problems
-                    .push(format!("{}: service {key} is in another file of this folder too", file.display()));
-            } else {
-                shard.services.insert(key, service);
+            match shard.services.entry(key) {
+                Entry::Vacant(free) => drop(free.insert(service)),
+                Entry::Occupied(taken) => {
+                    let key = taken.key();
+                    problems.push(format!(
+                        "{}: service {key} is in another file of this folder too",
+                        file.display()
+                    ));
+                }
             }
         }
     }

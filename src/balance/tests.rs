@@ -85,7 +85,7 @@ fn the_odds_are_those_of_the_choice() {
         let set = with_policy(policies[case % 3], &set);
         let mut load = Scripted::default();
         for port in 1..=6 {
-            if random() % 5 == 0 {
+            if random().is_multiple_of(5) {
                 load.ejected.insert(port);
             }
             load.in_flight.insert(port, u32::try_from(random() % 3).expect("small"));

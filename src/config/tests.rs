@@ -10,6 +10,7 @@ use crate::document::problem::Path as KeyPath;
 use crate::document::scalar;
 use crate::model::endpoint::Weight;
 use crate::snapshot::policy::{LoadBalancing, LocalityMode, RouteName, RouteTarget};
+use crate::telemetry::access_log::{Format, Sink};
 
 mod bad;
 mod files;
@@ -58,8 +59,8 @@ fn the_smallest_file_is_four_lines() {
     assert_eq!(config.admin, Some(([127, 0, 0, 1], 15_000).into()));
     assert_eq!((config.metrics, config.health, config.workers), (None, None, Workers::Auto));
     assert_eq!(config.drain, Drain { delay: Duration::ZERO, timeout: Duration::from_secs(30) });
-    let path = LogPath::Stdout;
-    assert_eq!(config.access_log, AccessLog::To { path, format: AccessLogFormat::Json });
+    let sink = Sink::Stdout;
+    assert_eq!(config.access_log, AccessLog::To { sink, format: Format::Json });
     assert_eq!(config.log, Log { level: LogLevel::Info, format: LogFormat::Text });
     assert!(config.warnings.is_empty());
 }

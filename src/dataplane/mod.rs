@@ -6,7 +6,7 @@
 //! - the first read is tried when it is accepted, the first write when the endpoint was dialled: on a fast network
 //!   neither has to wait for the poller;
 //! - the hello is read in the worker's scratch buffer; a buffer of its own is made only for one that comes in pieces;
-//! - an idle connection holds two sockets, its [`table::Entry`] and its task: no buffer, no pipe, no timer.
+//! - an idle connection holds two sockets, its entry in the table and its task: no buffer, no pipe, no timer.
 
 pub(crate) mod connect;
 pub(crate) mod connection;

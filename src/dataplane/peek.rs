@@ -112,7 +112,7 @@ impl Peek<'_> {
                     client.try_io(Interest::READABLE, || Err::<(), _>(std::io::ErrorKind::WouldBlock.into()));
                 return None;
             }
-            Ok(0) | Err(_) if self.entry.up.get() == 0 && self.received.is_empty() => {
+            Ok(0) | Err(_) if self.received.is_empty() => {
                 return Some(Peeked::Probe);
             }
             Ok(0) | Err(_) => return Some(Peeked::Gone),
@@ -174,7 +174,7 @@ fn ask(worker: &Worker, entry: &Entry, listener: &Listener, hello: &Hello<'_>) -
         listener,
         server_name: hello.server_name,
         source: Some(entry.source.ip()),
-        alpn: Some(hello.alpn.unwrap_or(Protocols::from_entries(&[]))),
+        alpn: Some(hello.alpn.unwrap_or(Protocols::NONE)),
         identity: None,
     };
     match admit(&worker.snapshot(), &question, &mut ()) {

@@ -156,7 +156,7 @@ impl Relay<'_> {
     }
 
     /// A reset is passed on as a reset, so that a cut download never looks complete.
-    fn broken(&mut self, fault: Fault) -> End {
+    fn broken(&self, fault: Fault) -> End {
         match fault {
             Fault::Client => {
                 reset_on_close(&self.connected.socket);

@@ -5,6 +5,9 @@
 pub struct Protocols<'a>(&'a [u8]);
 
 impl<'a> Protocols<'a> {
+    /// Nothing is offered.
+    pub const NONE: Self = Self(&[]);
+
     /// From entries that are known to be well formed; what is malformed ends the list.
     pub fn from_entries(entries: &'a [u8]) -> Self {
         Self(entries)

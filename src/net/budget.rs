@@ -14,7 +14,7 @@ pub fn raise_descriptor_limit() -> usize {
     let mut limit = getrlimit(Resource::Nofile);
     let soft = limit.current;
     limit.current = limit.maximum;
-    if let Err(error) = setrlimit(Resource::Nofile, limit.clone()) {
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
         tracing::warn!(%error, "cannot raise the descriptor limit");
         limit.current = soft;
     }

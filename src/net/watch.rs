@@ -30,9 +30,12 @@ pub struct FileWatch {
 /// What a path looked like; for a folder, its entries as well.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Stamp {
-    file: Option<(u64, u64, u64, i64, i64)>,
-    entries: Vec<(PathBuf, Option<(u64, u64, u64, i64, i64)>)>,
+    file: Option<Look>,
+    entries: Vec<(PathBuf, Option<Look>)>,
 }
+
+/// Device, inode, size, and when it was last written to (seconds, nanoseconds).
+type Look = (u64, u64, u64, i64, i64);
 
 impl FileWatch {
     pub fn new(paths: Vec<PathBuf>) -> Self {
@@ -125,7 +128,7 @@ fn stamp(path: &Path) -> Stamp {
     Stamp { file, entries }
 }
 
-fn look(path: &Path) -> Option<(u64, u64, u64, i64, i64)> {
+fn look(path: &Path) -> Option<Look> {
     let data = std::fs::metadata(path).ok()?;
     Some((data.dev(), data.ino(), data.size(), data.mtime(), data.mtime_nsec()))
 }

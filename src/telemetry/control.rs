@@ -8,7 +8,6 @@ use super::recorder::Recorder;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReloadResult {
     Applied,
-    Unchanged,
     Rejected,
 }
 
@@ -16,7 +15,6 @@ pub enum ReloadResult {
 pub struct Control {
     generation: Gauge,
     applied: Counter,
-    unchanged: Counter,
     rejected: Counter,
 }
 
@@ -49,7 +47,6 @@ impl Control {
         Self {
             generation: recorder.gauge("isthmus_config_generation", &[]),
             applied: reloads("applied"),
-            unchanged: reloads("unchanged"),
             rejected: reloads("rejected"),
         }
     }
@@ -62,7 +59,6 @@ impl Control {
     pub fn reloaded(&self, result: ReloadResult) {
         match result {
             ReloadResult::Applied => self.applied.increment(1),
-            ReloadResult::Unchanged => self.unchanged.increment(1),
             ReloadResult::Rejected => self.rejected.increment(1),
         }
     }

@@ -15,6 +15,11 @@ use crate::model::record::ConnectionRecord;
 /// Rules whose series one worker keeps; beyond, they are counted together as `_other`.
 const RULES_MAX: usize = 20_000;
 
+/// Listener, service or route, reason.
+type EndedKey = (Arc<str>, Arc<str>, Reason);
+/// Service or route, cluster of the endpoint.
+type DestinationKey = (Arc<str>, Arc<str>);
+
 /// Which way bytes took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RelayPath {
@@ -30,8 +35,8 @@ pub struct Local {
     splice: Counter,
     copy: Counter,
     active: RefCell<HashMap<Arc<str>, Gauge>>,
-    ended: RefCell<HashMap<(Arc<str>, Arc<str>, Reason), Counter>>,
-    destinations: RefCell<HashMap<(Arc<str>, Arc<str>), Rc<Destination>>>,
+    ended: RefCell<HashMap<EndedKey, Counter>>,
+    destinations: RefCell<HashMap<DestinationKey, Rc<Destination>>>,
 }
 
 /// Where a connection leads, as Istio's metrics count it.

@@ -391,8 +391,10 @@ pub(crate) mod tests {
         stream
     }
 
+    type NameAndLength = (Option<Vec<u8>>, usize);
+
     /// The verdict on a stream, with the name owned; asserted to be the same byte by byte.
-    fn verdict(stream: &[u8]) -> Result<Option<(Option<Vec<u8>>, usize)>, Fault> {
+    fn verdict(stream: &[u8]) -> Result<Option<NameAndLength>, Fault> {
         let mut scratch = Scratch::new();
         let mut judge = |scanner: &mut Scanner, bytes: &[u8]| match scanner.scan(bytes, &mut scratch) {
             Verdict::NeedMore => Ok(None),

@@ -1,1 +1,137 @@
-//! To come.
+//! Endpoints that are dead, silent or resetting: no call is lost, the bad one is left out and comes back.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use crate::support::backend::{Backend, Silent, refusing, reset, tls_echo};
+use crate::support::client::{call, tls};
+use crate::support::eventually;
+use crate::support::gateway::Gateway;
+use crate::support::pki::PKI;
+
+const CALLS: usize = 200;
+
+fn config(good: std::net::SocketAddr, bad: std::net::SocketAddr, more: &str) -> String {
+    format!(
+        "listen: \"127.0.0.1:0\"\nroutes:\n  two.test:\n    endpoints: [\"{good}\", \"{bad}\"]\n    \
+         connectTimeout: 300ms\n    ejection: {{failures: 5, time: 2s}}\n{more}"
+    )
+}
+
+/// Makes 200 calls, a few at a time; every one must be answered by the good endpoint.
+fn call_200(gateway: &Gateway) {
+    let address = gateway.listener("default");
+    thread::scope(|scope| {
+        for _ in 0..10 {
+            scope.spawn(|| {
+                for _ in 0..CALLS / 10 {
+                    let mut stream = tls(address, "two.test").expect("a handshake");
+                    assert_eq!(call(&mut stream, "x").expect("an answer"), "good:x");
+                }
+            });
+        }
+    });
+}
+
+fn good() -> Backend {
+    Backend::tls_echo(PKI.server("two.test"), "good:")
+}
+
+fn ejected(gateway: &Gateway) -> bool {
+    gateway.metric("isthmus_endpoint_ejected", &["two.test"]) == 1.0
+}
+
+#[test]
+fn a_dead_endpoint_loses_no_call() {
+    let good = good();
+    let gateway = Gateway::start(&config(good.address, refusing(), ""));
+    call_200(&gateway);
+    assert_eq!(good.accepted(), CALLS);
+    let explained = gateway.json("/api/v1/explain?sni=two.test");
+    let health: Vec<_> =
+        explained["candidates"].as_array().expect("a list").iter().map(|one| &one["health"]).collect();
+    assert!(ejected(&gateway), "ejected after 5 failures in a row");
+    assert!(health.contains(&&"ejected".into()) && health.contains(&&"healthy".into()), "{explained}");
+    eventually("it is let back", || (!ejected(&gateway)).then_some(()));
+}
+
+#[test]
+fn a_silent_endpoint_loses_no_call() {
+    let (good, silent) = (good(), Silent::new());
+    let gateway = Gateway::start(&config(good.address, silent.address, ""));
+    call_200(&gateway);
+    assert_eq!(good.accepted(), CALLS);
+}
+
+#[test]
+fn a_resetting_endpoint_loses_no_call() {
+    let (good, resetting) = (good(), Backend::resetting());
+    let gateway = Gateway::start(&config(good.address, resetting.address, ""));
+    call_200(&gateway);
+    assert_eq!(good.accepted(), CALLS);
+    let tried = resetting.accepted();
+    assert!((5..60).contains(&tried), "the resetting endpoint was tried {tried} times");
+}
+
+#[test]
+fn an_endpoint_that_recovers_is_used_again() {
+    let broken = Arc::new(AtomicBool::new(true));
+    let (server, now) = (PKI.server("two.test"), broken.clone());
+    let flapping = Backend::start(move |stream| {
+        if now.load(Ordering::SeqCst) { reset(&stream) } else { tls_echo(stream, server.clone(), "back:") }
+    });
+    let good = good();
+    let gateway = Gateway::start(&config(good.address, flapping.address, ""));
+    let one_call = || {
+        let mut stream = tls(gateway.listener("default"), "two.test").expect("a handshake");
+        call(&mut stream, "x").expect("an answer")
+    };
+    eventually("it is ejected", || {
+        assert_eq!(one_call(), "good:x");
+        ejected(&gateway).then_some(())
+    });
+    broken.store(false, Ordering::SeqCst);
+    eventually("it is used again", || (one_call() == "back:x").then_some(()));
+}
+
+/// Every way in which no endpoint can be had, with its reason and the alert that the client reads.
+#[test]
+fn the_last_failure_is_the_reason() {
+    let silent = Silent::new();
+    let gateway = Gateway::start(&format!(
+        "listen: \"127.0.0.1:0\"\nroutes:\n  refused.test: \"{}\"\n  silent.test: {{endpoints: [\"{}\"], connectTimeout: 200ms}}\n  \
+         resetting.test: \"{}\"\n  nowhere.test: {{endpoints: [\"240.0.0.1:1\"], connectTimeout: 500ms}}\n",
+        refusing(),
+        silent.address,
+        Backend::resetting().address
+    ));
+    let cases = [
+        ("refused.test", "endpoint_refused"),
+        ("silent.test", "endpoint_timeout"),
+        ("resetting.test", "endpoint_reset"),
+        ("nowhere.test", "endpoint_unreachable"),
+    ];
+    for (name, reason) in cases {
+        let error = tls(gateway.listener("default"), name).expect_err("no endpoint");
+        assert!(error.to_string().contains("InternalError"), "{name}: {error}");
+        let line = gateway.logged(name, |line| line["sni"] == name);
+        assert_eq!(line["reason"], reason, "{line}");
+        assert!(line["endpoint"].is_string(), "{line}");
+    }
+}
+
+/// The gateway never dials itself, whatever a file says later.
+#[test]
+fn a_name_that_leads_back_to_the_gateway_is_unreachable() {
+    let gateway = Gateway::start("listen: \"127.0.0.1:0\"\nroutes: {other.test: \"127.0.0.1:9\"}\n");
+    let own = gateway.listener("default");
+    gateway
+        .reload(&format!("listen: \"127.0.0.1:0\"\nroutes: {{loop.test: \"localhost:{}\"}}\n", own.port()));
+    eventually("the name is looked up", || {
+        let explained = gateway.json("/api/v1/explain?sni=loop.test");
+        (!explained["candidates"].as_array().expect("a list").is_empty()).then_some(())
+    });
+    tls(own, "loop.test").expect_err("no endpoint");
+    gateway.logged("the refusal", |line| line["reason"] == "endpoint_unreachable");
+}

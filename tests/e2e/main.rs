@@ -1,5 +1,7 @@
 //! End-to-end tests: the real binary, real sockets, real peers.
 
+#![allow(clippy::print_stderr, reason = "figures of a test are for who reads its output")]
+
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -1,7 +1,7 @@
 //! What the end-to-end tests share: a gateway of the real binary, a CA, backends that do what they are told, and
 //! waiting with a deadline. Clients and servers here are `rustls` and plain sockets, none of the gateway's own code.
 
-#![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
+#![allow(dead_code, unreachable_pub, clippy::print_stderr, reason = "each test binary uses a part of it")]
 
 pub mod backend;
 pub mod client;

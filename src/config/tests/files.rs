@@ -145,7 +145,7 @@ fn relative_paths_start_at_the_file_that_names_them() {
         ),
     ]);
     let config = load_file(files.path(), "c.yaml").expect("good");
-    let path = LogPath::File(files.path().join("sub/logs/a.log"));
-    assert_eq!(config.access_log, AccessLog::To { path, format: AccessLogFormat::Text });
+    let sink = Sink::File(files.path().join("sub/logs/a.log"));
+    assert_eq!(config.access_log, AccessLog::To { sink, format: Format::Text });
     assert_eq!(config.registries[0].path, Path::new("/abs"));
 }
