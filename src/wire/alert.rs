@@ -31,6 +31,7 @@ impl Alert {
             | Reason::EndpointRefused
             | Reason::EndpointTimeout
             | Reason::EndpointUnreachable
+            | Reason::EndpointReset
             | Reason::LimitSource
             | Reason::LimitService
             | Reason::LimitGlobal
@@ -46,7 +47,6 @@ impl Alert {
             | Reason::IdentityDenied
             | Reason::BadRequest
             | Reason::ClientReset
-            | Reason::EndpointReset
             | Reason::Stalled
             | Reason::IdleTimeout
             | Reason::HalfCloseTimeout

@@ -101,7 +101,7 @@ fn the_last_failure_is_the_reason() {
     let silent = Silent::new();
     let gateway = Gateway::start(&format!(
         "listen: \"127.0.0.1:0\"\nroutes:\n  refused.test: \"{}\"\n  silent.test: {{endpoints: [\"{}\"], connectTimeout: 200ms}}\n  \
-         resetting.test: \"{}\"\n  nowhere.test: {{endpoints: [\"240.0.0.1:1\"], connectTimeout: 500ms}}\n",
+         resetting.test: \"{}\"\n  nowhere.test: {{endpoints: [\"[fe80::1]:1\"], connectTimeout: 500ms}}\n",
         refusing(),
         silent.address,
         Backend::resetting().address
@@ -121,17 +121,12 @@ fn the_last_failure_is_the_reason() {
     }
 }
 
-/// The gateway never dials itself, whatever a file says later.
+/// A port chosen by the kernel is not known when the file is checked; it is when the endpoint is dialled.
 #[test]
-fn a_name_that_leads_back_to_the_gateway_is_unreachable() {
+fn the_gateway_never_dials_itself() {
     let gateway = Gateway::start("listen: \"127.0.0.1:0\"\nroutes: {other.test: \"127.0.0.1:9\"}\n");
     let own = gateway.listener("default");
-    gateway
-        .reload(&format!("listen: \"127.0.0.1:0\"\nroutes: {{loop.test: \"localhost:{}\"}}\n", own.port()));
-    eventually("the name is looked up", || {
-        let explained = gateway.json("/api/v1/explain?sni=loop.test");
-        (!explained["candidates"].as_array().expect("a list").is_empty()).then_some(())
-    });
+    gateway.reload(&format!("listen: \"127.0.0.1:0\"\nroutes: {{loop.test: \"{own}\"}}\n"));
     tls(own, "loop.test").expect_err("no endpoint");
     gateway.logged("the refusal", |line| line["reason"] == "endpoint_unreachable");
 }

@@ -1,1 +1,374 @@
-//! To come.
+//! Reload, registries, drain: what changes takes effect, and nobody is cut who need not be.
+
+use std::io::{ErrorKind, Read};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::support::backend::Backend;
+use crate::support::client::{Tls, call, read_alert, tls};
+use crate::support::eventually;
+use crate::support::gateway::Gateway;
+use crate::support::pki::PKI;
+
+fn backend(name: &str) -> Backend {
+    Backend::tls_echo(PKI.server(name), "")
+}
+
+fn config(backend: &Backend, more: &str) -> String {
+    format!("listen: \"127.0.0.1:0\"\nroutes:\n  live.test: \"{}\"\n{more}", backend.address)
+}
+
+fn open(gateway: &Gateway, name: &str) -> Tls {
+    let mut stream = tls(gateway.listener("default"), name).expect("a handshake");
+    assert_eq!(call(&mut stream, "hello").expect("an answer"), "hello");
+    stream
+}
+
+/// How a connection that the gateway has ended looks to the client.
+fn end_of(stream: &mut Tls) -> Result<usize, ErrorKind> {
+    stream.sock.read(&mut [0; 16]).map_err(|error| error.kind())
+}
+
+#[test]
+fn two_hundred_reloads_under_load_fail_nobody() {
+    let backend = backend("live.test");
+    let gateway = Gateway::start(&config(&backend, ""));
+    let (stop, calls) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let mut standing = open(&gateway, "live.test");
+    thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::SeqCst) {
+                    let mut stream = open(&gateway, "live.test");
+                    assert_eq!(call(&mut stream, "again").expect("an answer"), "again");
+                    calls.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+        }
+        for round in 0..200 {
+            gateway.reload(&config(&backend, &format!("  other{round}.test: \"127.0.0.1:9\"\n")));
+            assert_eq!(call(&mut standing, "still here").expect("an answer"), "still here");
+            // At least one call was made under each of them.
+            eventually("a call", || (calls.load(Ordering::SeqCst) > round).then_some(()));
+        }
+        stop.store(true, Ordering::SeqCst);
+    });
+    let calls = calls.into_inner();
+    assert!(calls >= 200, "{calls} calls");
+    drop(standing);
+    let ok = eventually("all connections logged", || {
+        let lines = gateway.access_log();
+        (lines.len() == calls + 1).then_some(lines)
+    });
+    assert!(ok.iter().all(|line| line["reason"] == "ok"));
+    assert_eq!(gateway.metric("isthmus_config_reloads_total", &["result=\"applied\""]), 200.0);
+    assert_eq!(gateway.json("/api/v1/explain?sni=other199.test")["verdict"], "admitted");
+}
+
+#[test]
+fn a_broken_file_changes_nothing_and_says_so() {
+    let backend = backend("live.test");
+    let gateway = Gateway::start(&config(&backend, ""));
+    let mut standing = open(&gateway, "live.test");
+    gateway.write_config("listen: \"127.0.0.1:0\"\nrotues: {}\n");
+    let (status, body) = gateway.post("/api/v1/reload");
+    assert_eq!(status, 400, "{body}");
+    assert!(body.contains(":5:1: rotues"), "{body}");
+    let program = gateway.json("/api/v1/status");
+    assert_eq!(program["config"]["file_is_running"], false);
+    assert!(
+        program["config"]["rejected"][0].as_str().is_some_and(|text| text.contains("rotues")),
+        "{program}"
+    );
+    assert!(gateway.metric("isthmus_config_reloads_total", &["result=\"rejected\""]) >= 1.0);
+    assert!(gateway.log().iter().any(|line| line.contains("config rejected, nothing changed")));
+    assert_eq!(call(&mut standing, "x").expect("an answer"), "x");
+    open(&gateway, "live.test");
+    // Put right, it is taken into use by itself.
+    gateway.write_config(&config(&backend, "  more.test: \"127.0.0.1:9\"\n"));
+    eventually("the file is read again", || {
+        (gateway.json("/api/v1/explain?sni=more.test")["verdict"] == "admitted").then_some(())
+    });
+    assert_eq!(gateway.json("/api/v1/status")["config"]["file_is_running"], true);
+}
+
+#[test]
+fn a_signal_reloads() {
+    let backend = backend("live.test");
+    let gateway = Gateway::start(&config(&backend, ""));
+    gateway.write_config(&config(&backend, "  hup.test: \"127.0.0.1:9\"\n"));
+    gateway.signal("HUP");
+    eventually("the file is read", || {
+        (gateway.json("/api/v1/explain?sni=hup.test")["verdict"] == "admitted").then_some(())
+    });
+}
+
+#[test]
+fn only_what_the_file_takes_back_is_cut() {
+    let backend = backend("any.test");
+    let (ip, port) = (backend.address.ip(), backend.address.port());
+    let service = |exports: &str, from: &str, endpoints: &str| {
+        format!(
+            "listeners: [{{name: default, bind: \"127.0.0.1:0\"{from}}}]\nroutes: {{\"*.wild.test\": \"{}\"}}\nservices:\n  \
+             - hostname: api.test\n    namespace: shop\n    ports: [{{name: https, port: 443, targetPort: {port}, protocol: TLS}}]\n    \
+             endpoints: [{endpoints}]\n{exports}",
+            backend.address
+        )
+    };
+    let here = format!("{{address: {ip}}}");
+    let exports = "exports: [{services: [api.test]}]\n";
+    let gateway = Gateway::start(&service(exports, "", &here));
+    let open = |name: &str| {
+        let mut config = (*PKI.client(&[])).clone();
+        config.dangerous().set_certificate_verifier(Arc::new(crate::support::client::AnyCertificate));
+        let address = gateway.listener("default");
+        let mut stream =
+            crate::support::client::tls_with(Arc::new(config), address, name).expect("a handshake");
+        assert_eq!(call(&mut stream, "x").expect("an answer"), "x");
+        stream
+    };
+    let (mut exported, mut routed) = (open("api.test"), open("a.wild.test"));
+    // An endpoint that goes away, or draws back, cuts nobody.
+    gateway.reload(&service(exports, "", "{address: 10.9.9.9, network: elsewhere}"));
+    assert_eq!(call(&mut exported, "x").expect("an answer"), "x");
+    // A rule that is taken back does.
+    gateway.reload(&service("", "", &here));
+    assert_eq!(end_of(&mut exported), Err(ErrorKind::ConnectionReset));
+    gateway.logged("the cut", |line| line["reason"] == "config_removed" && line["sni"] == "api.test");
+    assert_eq!(call(&mut routed, "x").expect("an answer"), "x");
+    // So does a listener that is closed to the source.
+    gateway.reload(&service(exports, ", from: [10.0.0.0/8]", &here));
+    assert_eq!(end_of(&mut routed), Err(ErrorKind::ConnectionReset));
+    gateway.logged("the cut", |line| line["reason"] == "config_removed" && line["sni"] == "a.wild.test");
+}
+
+#[test]
+fn listeners_come_and_go_without_touching_the_others() {
+    let backend = backend("live.test");
+    let listeners = |list: &str| {
+        format!(
+            "listeners: [{list}]\ndrain: {{timeout: 500ms}}\nroutes: {{live.test: \"{}\"}}\n",
+            backend.address
+        )
+    };
+    let first = "{name: first, bind: \"127.0.0.1:0\"}";
+    let gateway = Gateway::start(&listeners(first));
+    let address = gateway.listener("first");
+    let mut standing = tls(address, "live.test").expect("a handshake");
+    gateway.reload(&listeners(&format!("{first}, {{name: second, bind: \"127.0.0.2:0\"}}")));
+    let second = gateway.listener("second");
+    let mut draining = tls(second, "live.test").expect("a handshake");
+    gateway.reload(&listeners(first));
+    assert_eq!(call(&mut standing, "x").expect("an answer"), "x");
+    eventually("the second listens no more", || std::net::TcpStream::connect(second).err());
+    // What it had accepted may finish within `drain.timeout`, and is then reset.
+    assert_eq!(call(&mut draining, "x").expect("an answer"), "x");
+    assert_eq!(end_of(&mut draining), Err(ErrorKind::ConnectionReset));
+    gateway.logged("the end", |line| line["reason"] == "draining" && line["listener"] == "second");
+    assert_eq!(call(&mut standing, "x").expect("an answer"), "x");
+    assert_eq!(gateway.listener("first"), address);
+}
+
+/// A reload that cannot bind changes nothing.
+#[test]
+fn an_address_in_use_rejects_the_whole_file() {
+    let backend = backend("live.test");
+    let taken = Backend::echo();
+    let gateway = Gateway::start(&config(&backend, ""));
+    gateway.write_config(&format!(
+        "listeners: [{{name: default, bind: \"127.0.0.1:0\"}}, {{name: taken, bind: \"{}\"}}]\nroutes: {{new.test: \"127.0.0.1:9\"}}\n",
+        taken.address
+    ));
+    let (status, body) = gateway.post("/api/v1/reload");
+    assert_eq!(status, 400);
+    assert!(body.contains("cannot listen") && body.contains(&taken.address.to_string()), "{body}");
+    assert_eq!(gateway.json("/api/v1/explain?sni=new.test")["verdict"], "refused");
+    open(&gateway, "live.test");
+}
+
+#[test]
+fn a_drain_cuts_nobody_before_its_time() {
+    const CONNECTIONS: usize = 200;
+    let backend = backend("live.test");
+    let mut gateway = Gateway::start(&config(&backend, "drain: {delay: 300ms, timeout: 2s}\n"));
+    let address = gateway.listener("default");
+    let mut streams: Vec<Tls> = (0..CONNECTIONS).map(|_| open(&gateway, "live.test")).collect();
+    let began = Instant::now();
+    gateway.signal("TERM");
+    eventually("not ready", || (gateway.get("/readyz").0 == 503).then_some(()));
+    // Within the delay it still accepts.
+    let late = open(&gateway, "live.test");
+    streams.push(late);
+    eventually("deaf", || std::net::TcpStream::connect(address).err());
+    assert!(began.elapsed() >= Duration::from_millis(300), "deaf after {:?}", began.elapsed());
+    // All of them work on for most of the time they were given.
+    let mut rounds = 0;
+    while began.elapsed() < Duration::from_millis(1_500) {
+        for stream in &mut streams {
+            assert_eq!(call(stream, "busy").expect("an answer while draining"), "busy");
+        }
+        rounds += 1;
+    }
+    assert!(rounds >= 1);
+    // Half of them finish in order; the rest are reset when the time is over.
+    streams.truncate(CONNECTIONS / 2);
+    for stream in &mut streams {
+        assert_eq!(end_of(stream), Err(ErrorKind::ConnectionReset));
+    }
+    assert!(gateway.ended().success());
+    assert!(began.elapsed() >= Duration::from_millis(2_300), "ended after {:?}", began.elapsed());
+    let lines = gateway.access_log();
+    let count = |reason: &str| lines.iter().filter(|line| line["reason"] == reason).count();
+    assert_eq!((count("draining"), lines.len()), (CONNECTIONS / 2, CONNECTIONS + 1));
+}
+
+#[test]
+fn an_idle_gateway_drains_at_once_and_a_second_signal_does_not_wait() {
+    let backend = backend("live.test");
+    let mut idle = Gateway::start(&config(&backend, ""));
+    let began = Instant::now();
+    idle.signal("TERM");
+    assert!(idle.ended().success());
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    let mut busy = Gateway::start(&config(&backend, "drain: {timeout: 1h}\n"));
+    let _standing = open(&busy, "live.test");
+    busy.signal("INT");
+    eventually("it drains", || busy.log().iter().any(|line| line.contains("\"draining\"")).then_some(()));
+    assert!(busy.is_running());
+    busy.signal("INT");
+    assert_eq!(busy.ended().code(), Some(1));
+}
+
+#[test]
+fn the_admin_api_drains_too() {
+    let backend = backend("live.test");
+    let mut gateway = Gateway::start(&config(&backend, "drain: {timeout: 1s}\n"));
+    assert_eq!(gateway.post("/drain").0, 202);
+    assert!(gateway.ended().success());
+}
+
+/// A registry of `count` services on `address`.
+fn registry(count: usize, address: std::net::SocketAddr) -> String {
+    let mut text = "services:\n".to_owned();
+    for index in 0..count {
+        text.push_str(&format!(
+            "  - hostname: s{index}.mesh\n    namespace: shop\n    ports: [{{name: https, port: 443, targetPort: {}, protocol: TLS}}]\n    \
+             endpoints: [{{address: {}}}]\n",
+            address.port(),
+            address.ip()
+        ));
+    }
+    text
+}
+
+fn registry_state(gateway: &Gateway) -> Value {
+    gateway.json("/api/v1/status")["registries"][0]["state"].clone()
+}
+
+fn admits(gateway: &Gateway, name: &str) -> bool {
+    gateway.json(&format!("/api/v1/explain?sni={name}"))["verdict"] == "admitted"
+}
+
+#[test]
+fn a_registry_file_may_be_rewritten_renamed_over_broken_or_gone() {
+    let backend = backend("s0.mesh");
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("west.yaml");
+    std::fs::write(&path, registry(20, backend.address)).expect("written");
+    let config = "listen: \"127.0.0.1:0\"\nnode: {cluster: west, network: net-west}\nregistries:\n  \
+                  - file: {path: west.yaml, cluster: west, network: net-west}\nexports: [{services: [\"*.mesh\"]}]\n";
+    let gateway = Gateway::start_in(folder, config, &[]);
+    assert_eq!(registry_state(&gateway), "live");
+    let mut standing = open(&gateway, "s0.mesh");
+    // Rewritten in place: one more.
+    std::fs::write(&path, registry(21, backend.address)).expect("written");
+    eventually("a rewrite is taken in", || admits(&gateway, "s20.mesh").then_some(()));
+    // Renamed over: one more still.
+    let next = path.with_extension("next");
+    std::fs::write(&next, registry(22, backend.address)).expect("written");
+    std::fs::rename(&next, &path).expect("renamed");
+    eventually("a rename is taken in", || admits(&gateway, "s21.mesh").then_some(()));
+    // Half written: not understood, the last good copy stays.
+    let text = registry(23, backend.address);
+    std::fs::write(&path, &text[..text.len() - 20]).expect("written");
+    eventually("a broken file is seen", || (registry_state(&gateway) == "stale").then_some(()));
+    assert!(admits(&gateway, "s21.mesh"));
+    let problem = gateway.json("/api/v1/status")["registries"][0]["problems"][0].clone();
+    assert!(problem.as_str().is_some_and(|text| text.contains("west.yaml:")), "{problem}");
+    // Legal, but most of it missing: held, not applied.
+    std::fs::write(&path, registry(3, backend.address)).expect("written");
+    eventually("a mass withdrawal is held", || (registry_state(&gateway) == "held").then_some(()));
+    assert!(admits(&gateway, "s21.mesh"));
+    // Whole again.
+    std::fs::write(&path, registry(24, backend.address)).expect("written");
+    eventually("it is taken in", || admits(&gateway, "s23.mesh").then_some(()));
+    assert_eq!(registry_state(&gateway), "live");
+    // Gone: the last good copy stays.
+    std::fs::remove_file(&path).expect("removed");
+    eventually("its absence is seen", || (registry_state(&gateway) == "stale").then_some(()));
+    open(&gateway, "s0.mesh");
+    assert!(admits(&gateway, "s23.mesh"));
+    // Nobody was cut by any of it.
+    assert_eq!(call(&mut standing, "x").expect("an answer"), "x");
+    assert_eq!(gateway.get("/readyz").0, 200);
+}
+
+#[test]
+fn a_folder_of_registry_files_is_one_registry() {
+    let backend = backend("s0.mesh");
+    let folder = tempfile::tempdir().expect("a folder");
+    let files = folder.path().join("west");
+    std::fs::create_dir(&files).expect("made");
+    std::fs::write(files.join("a.yaml"), registry(2, backend.address)).expect("written");
+    let config = "listen: \"127.0.0.1:0\"\nregistries: [{file: {path: west, cluster: west}}]\n\
+                  node: {cluster: west}\nexports: [{services: [\"*.mesh\"]}]\n";
+    let gateway = Gateway::start_in(folder, config, &[]);
+    assert!(admits(&gateway, "s1.mesh"));
+    let other = registry(3, backend.address).replace("s2.mesh", "more.mesh");
+    let other = format!("services:\n{}", &other[other.find("  - hostname: more").expect("there")..]);
+    std::fs::write(files.join("b.yaml"), other).expect("written");
+    eventually("the new file is read", || admits(&gateway, "more.mesh").then_some(()));
+    // One broken file keeps the last good copy of the whole folder.
+    std::fs::write(files.join("c.yaml"), "services: [{}]\n").expect("written");
+    eventually("it is seen", || (registry_state(&gateway) == "stale").then_some(()));
+    assert!(admits(&gateway, "more.mesh") && admits(&gateway, "s1.mesh"));
+}
+
+#[test]
+fn a_missing_registry_of_the_own_cluster_holds_readiness_and_says_which() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("own.yaml");
+    std::fs::write(&path, "services: []\n").expect("written");
+    let config = "listen: \"127.0.0.1:0\"\nnode: {cluster: east}\nregistries:\n  - file: {path: own.yaml, cluster: east}\n  \
+                  - file: {path: absent.yaml, cluster: west}\nexports: [{services: [\"*\"]}]\n";
+    let gateway = Gateway::start_in(folder, config, &[]);
+    let (status, body) = gateway.get("/readyz?verbose");
+    assert_eq!(status, 200, "{body}");
+    assert!(body.contains("[+] registry own.yaml"), "{body}");
+    let missing = gateway.json("/api/v1/status")["registries"][1].clone();
+    assert_eq!(missing["state"], "missing", "{missing}");
+    // The other way round it waits.
+    gateway.reload(&config.replace("cluster: east}\nregistries", "cluster: west}\nregistries"));
+    eventually("not ready", || {
+        let (status, body) = gateway.get("/readyz?verbose");
+        (status == 503 && body.contains("[-] registry absent.yaml")).then_some(())
+    });
+    std::fs::write(gateway.folder().join("absent.yaml"), "services: []\n").expect("written");
+    eventually("ready", || (gateway.get("/readyz").0 == 200).then_some(()));
+}
+
+/// Refusals while a drain is under way are told, too.
+#[test]
+fn a_hello_that_is_not_whole_when_the_drain_is_over_is_told_so() {
+    let backend = backend("live.test");
+    let mut gateway = Gateway::start(&config(&backend, "drain: {timeout: 300ms}\n"));
+    let mut client = crate::support::client::connect(gateway.listener("default"));
+    std::io::Write::write_all(&mut client, &[22, 3, 1]).expect("sent");
+    gateway.signal("TERM");
+    assert_eq!(read_alert(&mut client), (Some(80), true));
+    assert!(gateway.ended().success());
+}

@@ -39,8 +39,8 @@ pub fn tls(address: SocketAddr, name: &str) -> io::Result<Tls> {
 
 /// Sends a line and reads what comes back, up to its line feed.
 pub fn call(stream: &mut (impl Read + Write), text: &str) -> io::Result<String> {
-    stream.write_all(text.as_bytes())?;
-    stream.write_all(b"\n")?;
+    // In one record, so that it is read in one piece.
+    stream.write_all(format!("{text}\n").as_bytes())?;
     stream.flush()?;
     let mut answer = Vec::new();
     let mut byte = [0];
