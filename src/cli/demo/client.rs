@@ -137,19 +137,18 @@ pub(super) struct Session {
 pub(super) struct Head {
     text: String,
     body: u64,
+    asked: Instant,
 }
 
 impl Session {
     pub(super) async fn get(&mut self, path: &str) -> Result<Answer, CallError> {
-        let began = Instant::now();
         let head = self.ask(path).await?;
-        let mut answer = self.rest(head).await?;
-        answer.took = began.elapsed();
-        Ok(answer)
+        self.rest(head).await
     }
 
     /// Sends a request and reads the head of its answer.
     pub(super) async fn ask(&mut self, path: &str) -> Result<Head, CallError> {
+        let asked = Instant::now();
         let request = format!("GET {path} HTTP/1.1\r\nhost: demo\r\n\r\n");
         self.tls.write_all(request.as_bytes()).await?;
         self.tls.flush().await?;
@@ -157,7 +156,7 @@ impl Session {
         loop {
             if let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
                 let text = String::from_utf8_lossy(&bytes[..end]).into_owned();
-                return Ok(Head { text, body: (bytes.len() - end - 4) as u64 });
+                return Ok(Head { text, body: (bytes.len() - end - 4) as u64, asked });
             }
             if bytes.len() > HEAD_MAX || self.tls.read_buf(&mut bytes).await? == 0 {
                 return Err(CallError::Answer);
@@ -190,7 +189,7 @@ impl Session {
             post_quantum: connection
                 .negotiated_key_exchange_group()
                 .is_some_and(|group| group.name() == POST_QUANTUM),
-            took: Duration::ZERO,
+            took: head.asked.elapsed(),
             bytes,
         })
     }

@@ -79,19 +79,26 @@ pub(super) fn run(args: &Args, out: &mut impl Write) -> Result<(), Failure> {
     let result = runtime.block_on(async {
         let mut stop = Stop::new()?;
         // Whichever of the two is not finished is dropped, and with it the stage: processes, sockets and files.
-        tokio::select! {
+        let played = tokio::select! {
             biased;
             signal = stop.asked() => Err(DemoError::Stopped(signal)),
             result = Box::pin(play(args, out)) => result,
+        };
+        let (stage, report) = played?;
+        if args.keep {
+            // The end that was asked for; how the demo went has been said.
+            stop.asked().await;
         }
+        drop(stage);
+        Ok::<_, DemoError>(report.all_went_well())
     });
     // Tasks that wait for a connection are not worth waiting for.
     runtime.shutdown_background();
     if result? { Ok(()) } else { Err(Failure::Told) }
 }
 
-/// Whether everything went as it should.
-async fn play(args: &Args, out: &mut impl Write) -> Result<bool, DemoError> {
+/// Plays all steps and prints the report; what is left running.
+async fn play(args: &Args, out: &mut impl Write) -> Result<(Stage, Report), DemoError> {
     let mut report = Report::new(args.output);
     let limited = tokio::time::timeout(LIMIT, Box::pin(perform(args, &mut report, out)));
     let stage = limited.await.map_err(|_| DemoError::TimedOut)??;
@@ -99,10 +106,8 @@ async fn play(args: &Args, out: &mut impl Write) -> Result<bool, DemoError> {
     if args.keep && args.output == Format::Table {
         report::hints(&stage, out).map_err(DemoError::Output)?;
     }
-    if args.keep {
-        kept(out).await?;
-    }
-    Ok(report.all_went_well())
+    out.flush().map_err(DemoError::Output)?;
+    Ok((stage, report))
 }
 
 /// Sets the stage and plays the steps.
@@ -119,14 +124,6 @@ async fn perform(args: &Args, report: &mut Report, out: &mut impl Write) -> Resu
         report.add(outcome, out).map_err(DemoError::Output)?;
     }
     Ok(stage)
-}
-
-/// Waits until the user has seen enough.
-async fn kept(out: &mut impl Write) -> Result<(), DemoError> {
-    out.flush().map_err(DemoError::Output)?;
-    let mut stop = Stop::new()?;
-    stop.asked().await;
-    Ok(())
 }
 
 /// The signals that end the demo.

@@ -94,7 +94,7 @@ impl Outcome {
     fn row(&self) -> Vec<String> {
         let time =
             |percent| self.percentile(percent).map_or_else(|| "-".to_owned(), |time| format!("{time:.1}"));
-        let verdict = if self.failures.is_empty() { "yes" } else { "NO" };
+        let verdict = if self.failures.is_empty() { "ok" } else { "FAILED" };
         vec![
             self.step.title().to_owned(),
             self.calls.to_string(),
@@ -213,8 +213,7 @@ impl Report {
             );
         }
         writeln!(out)?;
-        let heading =
-            ["STEP", "CALLS", "OK", "REFUSED", "P50 MS", "P99 MS", "BYTES", "AS IT SHOULD", "SHOWN BY"];
+        let heading = ["STEP", "CALLS", "OK", "REFUSED", "P50 MS", "P99 MS", "BYTES", "VERDICT", "SHOWN BY"];
         let rows: Vec<Vec<String>> = self.outcomes.iter().map(Outcome::row).collect();
         table(out, &heading, &rows)?;
         writeln!(out)?;
