@@ -7,3 +7,4 @@ mod endpoints;
 mod explain;
 mod lifecycle;
 mod relay;
+mod standalone;
