@@ -19,7 +19,7 @@ pub(super) async fn dead_endpoint(stage: &mut Stage, outcome: &mut Outcome) -> R
     if let Some(victim) = stage.west.endpoint_mut(VICTIM) {
         victim.stop().await;
     }
-    let caller = stage.from_east(&Call::plain(CHECKOUT, CHECKOUT))?;
+    let caller = stage.caller_in_east(&Call::plain(CHECKOUT, CHECKOUT))?;
     let shares = answered_by(stage, &stage.west, &caller, CHECKOUT, CALLS, outcome).await?;
     outcome.check(!shares.contains_key(VICTIM), || format!("{VICTIM} has answered, dead as it is"));
     let health = health(&stage.west).await?;
@@ -42,7 +42,7 @@ pub(super) async fn recovery(stage: &mut Stage, outcome: &mut Outcome) -> Result
         Ok((health_of(&explanation, &address) == "healthy").then_some(()))
     });
     let_back.await?;
-    let caller = stage.from_east(&Call::plain(CHECKOUT, CHECKOUT))?;
+    let caller = stage.caller_in_east(&Call::plain(CHECKOUT, CHECKOUT))?;
     let shares = answered_by(stage, &stage.west, &caller, CHECKOUT, CALLS, outcome).await?;
     outcome.check(shares.contains_key(VICTIM), || format!("{VICTIM} is back, and gets no calls"));
     Ok(())
@@ -65,8 +65,8 @@ fn health_of(explanation: &serde_json::Value, address: &str) -> String {
     found.map_or_else(|| "unknown".to_owned(), |candidate| cell(&candidate["health"]))
 }
 
-pub(super) async fn reload(stage: &mut Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
-    let before = stage.from_east(&Call::plain(CHECKOUT, CHECKOUT))?.open().await;
+pub(super) async fn reload(stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
+    let before = stage.caller_in_east(&Call::plain(CHECKOUT, CHECKOUT))?.open().await;
     let mut open = match before {
         Ok(session) => session,
         Err(error) => {
@@ -78,7 +78,7 @@ pub(super) async fn reload(stage: &mut Stage, outcome: &mut Outcome) -> Result<(
     let config = stage.west.config.replacen("routes:\n", &route, 1);
     let answer = stage.west.gateway.reload(&config).await?;
     outcome.check(answer.status == 200, || format!("the reload was answered with {}", answer.body.trim()));
-    let caller = stage.from_east(&Call::plain(NEW_ROUTE, NEW_ROUTE))?;
+    let caller = stage.caller_in_east(&Call::plain(NEW_ROUTE, NEW_ROUTE))?;
     match caller.call("/").await {
         Ok(answer) => outcome.answered(&answer),
         Err(error) => outcome.lost(&error),
@@ -98,7 +98,7 @@ pub(super) async fn reload(stage: &mut Stage, outcome: &mut Outcome) -> Result<(
     Ok(())
 }
 
-pub(super) async fn bad_reload(stage: &mut Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
+pub(super) async fn bad_reload(stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
     let broken = stage.west.config.replacen("policies:", "polices:", 1);
     let answer = stage.west.gateway.reload(&broken).await?;
     let problems: serde_json::Value = serde_json::from_str(&answer.body).unwrap_or_default();
@@ -108,7 +108,7 @@ pub(super) async fn bad_reload(stage: &mut Stage, outcome: &mut Outcome) -> Resu
         format!("the problem is told as {problem:?}")
     });
     outcome.note(problem);
-    match stage.from_east(&Call::plain(NEW_ROUTE, NEW_ROUTE))?.call("/").await {
+    match stage.caller_in_east(&Call::plain(NEW_ROUTE, NEW_ROUTE))?.call("/").await {
         Ok(answer) => outcome.answered(&answer),
         Err(error) => outcome.lost(&error),
     }
@@ -124,7 +124,7 @@ pub(super) async fn bad_reload(stage: &mut Stage, outcome: &mut Outcome) -> Resu
 }
 
 pub(super) async fn drain(stage: &mut Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
-    let caller = stage.from_east(&Call::plain(CHECKOUT, CHECKOUT))?;
+    let caller = stage.caller_in_east(&Call::plain(CHECKOUT, CHECKOUT))?;
     let under_way = async {
         let mut session = caller.open().await?;
         let head = session.ask("/slow").await?;

@@ -1,13 +1,15 @@
 //! `isthmus demo`: two networks on loopback, a gateway on each (processes of this very binary), TLS services and
 //! clients, and steps that drive them. Every step measures and checks; nothing is installed, nothing is left behind.
 //!
-//! `stage` sets the two networks up, `steps` drives them, `report` prints; the other files are the actors.
+//! `stage` sets the two networks up, `steps` (with `refusals` and `changes`) drives them, `report` prints; the other
+//! files are the actors.
 
 mod certificates;
 mod changes;
 mod client;
 mod endpoint;
 mod gateway;
+mod refusals;
 mod report;
 mod stage;
 mod steps;

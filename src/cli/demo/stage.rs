@@ -86,12 +86,12 @@ impl Stage {
     }
 
     /// A client on net-east that calls through the gateway of net-west.
-    pub(super) fn from_east(&self, call: &Call<'_>) -> Result<Caller, DemoError> {
+    pub(super) fn caller_in_east(&self, call: &Call<'_>) -> Result<Caller, DemoError> {
         self.caller(call, &self.east, &self.west)
     }
 
     /// A client on net-west that calls through the gateway of net-east.
-    pub(super) fn from_west(&self, call: &Call<'_>) -> Result<Caller, DemoError> {
+    pub(super) fn caller_in_west(&self, call: &Call<'_>) -> Result<Caller, DemoError> {
         self.caller(call, &self.west, &self.east)
     }
 

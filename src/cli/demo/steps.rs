@@ -1,19 +1,17 @@
-//! The steps: calls that are answered, and calls that are refused. Each compares what the callers saw with what
-//! the gateway says. The steps that change something while it runs are in `changes`.
+//! The steps, and those of them whose calls are answered: what the callers saw is compared with what the gateway
+//! says. `refusals` has the calls that are refused, `changes` what changes something while it runs.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use rustls::AlertDescription;
-use serde_json::Value;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::DemoError;
 use super::certificates::Certificates;
-use super::changes;
 use super::client::{Answer, CallError, Caller};
 use super::report::Outcome;
-use super::stage::{CHECKOUT, Call, INTERNAL, MESH_ALPN, Network, PAYMENTS, REVIEWS, Stage, WEB, mesh_name};
+use super::stage::{CHECKOUT, Call, MESH_ALPN, Network, PAYMENTS, REVIEWS, Stage, WEB, mesh_name};
+use super::{changes, refusals};
 use crate::cli::output::cell;
 
 /// Calls of the step that compares shares.
@@ -29,11 +27,6 @@ const BULK: u64 = 256 << 20;
 const SPLICE_SHARE_MIN: f64 = 0.75;
 /// How long the gateway may take to hear of a connection's end after the caller, and to write it down.
 const SETTLED_WITHIN: Duration = Duration::from_secs(3);
-
-/// Alerts, by the names that RFC 8446 gives them.
-const UNRECOGNIZED_NAME: (AlertDescription, &str) = (AlertDescription::UnrecognisedName, "unrecognized_name");
-const NO_APPLICATION_PROTOCOL: (AlertDescription, &str) =
-    (AlertDescription::NoApplicationProtocol, "no_application_protocol");
 
 /// One thing that is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,11 +143,11 @@ impl Step {
         match self {
             Self::MeshName => by_weight(stage, &mut outcome).await?,
             Self::HostName => {
-                let caller = stage.from_east(&Call::plain(CHECKOUT, CHECKOUT))?;
+                let caller = stage.caller_in_east(&Call::plain(CHECKOUT, CHECKOUT))?;
                 answered_by(stage, &stage.west, &caller, CHECKOUT, CALLS, &mut outcome).await?;
             }
             Self::Alias => {
-                let caller = stage.from_east(&Call::plain("checkout.global", "checkout.global"))?;
+                let caller = stage.caller_in_east(&Call::plain("checkout.global", "checkout.global"))?;
                 answered_by(stage, &stage.west, &caller, CHECKOUT, CALLS, &mut outcome).await?;
                 routed(&stage.west, "checkout.global", &mut outcome).await?;
             }
@@ -163,28 +156,11 @@ impl Step {
             Self::MutualTls => mutual_tls(stage, &mut outcome).await?,
             Self::DeadEndpoint => changes::dead_endpoint(stage, &mut outcome).await?,
             Self::Recovery => changes::recovery(stage, &mut outcome).await?,
-            Self::NotExported => {
-                let call = Call::plain(INTERNAL, INTERNAL);
-                let expected = (UNRECOGNIZED_NAME, "not_exported");
-                let explanation = refused(stage, &call, expected, &mut outcome).await?;
-                for (number, step) in explanation["steps"].as_array().into_iter().flatten().enumerate() {
-                    outcome.note(format!("{:>2}. {}", number + 1, cell(step)));
-                }
-            }
-            Self::UnknownName => unknown_name(stage, &mut outcome).await?,
-            Self::WrongProtocol => {
-                let name = mesh_name(CHECKOUT);
-                let call = Call { alpn: &["http/1.1"], ..Call::mesh(&name, CHECKOUT) };
-                let expected = (NO_APPLICATION_PROTOCOL, "alpn_refused");
-                refused(stage, &call, expected, &mut outcome).await?;
-            }
-            Self::NoName => {
-                // An address is never sent as server name.
-                let call = Call::plain("127.2.0.2", CHECKOUT);
-                let expected = (UNRECOGNIZED_NAME, "no_sni");
-                refused(stage, &call, expected, &mut outcome).await?;
-            }
-            Self::NotTls => not_tls(stage, &mut outcome).await?,
+            Self::NotExported => refusals::not_exported(stage, &mut outcome).await?,
+            Self::UnknownName => refusals::unknown_name(stage, &mut outcome).await?,
+            Self::WrongProtocol => refusals::wrong_protocol(stage, &mut outcome).await?,
+            Self::NoName => refusals::no_name(stage, &mut outcome).await?,
+            Self::NotTls => refusals::not_tls(stage, &mut outcome).await?,
             Self::Bulk => bulk(stage, &mut outcome).await?,
             Self::Reload => changes::reload(stage, &mut outcome).await?,
             Self::BadReload => changes::bad_reload(stage, &mut outcome).await?,
@@ -196,7 +172,7 @@ impl Step {
 
 async fn by_weight(stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
     let name = mesh_name(CHECKOUT);
-    let caller = stage.from_east(&Call::mesh(&name, CHECKOUT))?;
+    let caller = stage.caller_in_east(&Call::mesh(&name, CHECKOUT))?;
     let explanation =
         stage.west.gateway.explain(&[("sni", &name), ("listener", "mesh"), ("alpn", MESH_ALPN)]).await?;
     let shares = answered_by(stage, &stage.west, &caller, CHECKOUT, SHARED_CALLS, outcome).await?;
@@ -230,7 +206,7 @@ async fn by_weight(stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoError
 }
 
 async fn nearest_zone(stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
-    let caller = stage.from_east(&Call::plain("cart.shop.example", "cart.shop.example"))?;
+    let caller = stage.caller_in_east(&Call::plain("cart.shop.example", "cart.shop.example"))?;
     let shares = answered_by(stage, &stage.west, &caller, "*.shop.example", CALLS, outcome).await?;
     let near = shares.get("checkout-1").copied().unwrap_or_default();
     outcome.check(near == CALLS, || format!("only {near} of {CALLS} calls stayed in the gateway's zone"));
@@ -238,9 +214,9 @@ async fn nearest_zone(stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoEr
 }
 
 async fn other_way(stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
-    let caller = stage.from_west(&Call::mesh(&mesh_name(REVIEWS), REVIEWS))?;
+    let caller = stage.caller_in_west(&Call::mesh(&mesh_name(REVIEWS), REVIEWS))?;
     answered_by(stage, &stage.east, &caller, REVIEWS, CALLS / 2, outcome).await?;
-    let caller = stage.from_west(&Call::plain(REVIEWS, REVIEWS))?;
+    let caller = stage.caller_in_west(&Call::plain(REVIEWS, REVIEWS))?;
     answered_by(stage, &stage.east, &caller, REVIEWS, CALLS / 2, outcome).await?;
     Ok(())
 }
@@ -248,7 +224,7 @@ async fn other_way(stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoError
 async fn mutual_tls(stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
     let name = mesh_name(PAYMENTS);
     let call = Call { certificate: Some(WEB), ..Call::mesh(&name, PAYMENTS) };
-    let caller = stage.from_east(&call)?;
+    let caller = stage.caller_in_east(&call)?;
     match caller.call("/").await {
         Ok(answer) => {
             outcome.answered(&answer);
@@ -262,7 +238,7 @@ async fn mutual_tls(stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoErro
         }
         Err(error) => outcome.lost(&error),
     }
-    match stage.from_east(&Call { certificate: None, ..call })?.call("/").await {
+    match stage.caller_in_east(&Call { certificate: None, ..call })?.call("/").await {
         Err(CallError::Alert(AlertDescription::CertificateRequired)) => {
             outcome.refused();
             outcome.note("without a certificate, it is payments that refuses, through the gateway: certificate_required");
@@ -273,43 +249,12 @@ async fn mutual_tls(stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoErro
     Ok(())
 }
 
-async fn unknown_name(stage: &mut Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
-    let name = CHECKOUT.replace("checkout", "chekcout");
-    let expected = (UNRECOGNIZED_NAME, "sni_unknown");
-    let explanation = refused(stage, &Call::plain(&name, CHECKOUT), expected, outcome).await?;
-    let near = cell(&explanation["near"]);
-    outcome.note(format!("isthmus explain {name} asks: did you mean {near}?"));
-    outcome.check(near.contains(CHECKOUT), || format!("explain does not suggest {CHECKOUT}"));
-    Ok(())
-}
-
-async fn not_tls(stage: &mut Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
-    let caller = stage.from_east(&Call::plain(CHECKOUT, CHECKOUT))?;
-    let sent = async {
-        let mut stream = caller.connect().await?;
-        stream.write_all(b"GET / HTTP/1.1\r\nhost: checkout\r\n\r\n").await?;
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).await?;
-        Ok::<_, std::io::Error>(answer)
-    };
-    match sent.await {
-        Ok(answer) if answer.is_empty() => outcome.refused(),
-        Ok(answer) => outcome.check(false, || format!("plain HTTP was answered with {} bytes", answer.len())),
-        // Closed with what it had not read.
-        Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => outcome.refused(),
-        Err(error) => outcome.check(false, || format!("plain HTTP led to: {error}")),
-    }
-    failure_listed(&mut stage.west, "not_tls", outcome).await?;
-    outcome.note("plain HTTP was sent; the connection was closed without a byte");
-    Ok(())
-}
-
 async fn bulk(stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
     let gateway = &stage.west.gateway;
     let moved = async |path| gateway.metric("isthmus_relay_bytes_total", &[path]).await;
     let (splice, copy) = ("path=\"splice\"", "path=\"copy\"");
     let before = (moved(splice).await?, moved(copy).await?);
-    let caller = stage.from_east(&Call::plain(CHECKOUT, CHECKOUT))?;
+    let caller = stage.caller_in_east(&Call::plain(CHECKOUT, CHECKOUT))?;
     match caller.call(&format!("/bytes/{BULK}")).await {
         Ok(answer) => {
             outcome.answered(&answer);
@@ -354,9 +299,10 @@ pub(super) async fn answered_by(
     }
     let counts: Vec<String> = shares.iter().map(|(endpoint, count)| format!("{endpoint} {count}")).collect();
     outcome.note(format!("{count} calls for {}: {}", caller.name, counts.join(", ")));
-    let counted =
-        settled(count, async || Ok((network.gateway.ended_well(service).await? - before) as usize)).await?;
-    outcome.check(counted == count, || {
+    // Counters are whole numbers, and small ones here: as floats they are exact.
+    let ended = async || Ok(network.gateway.ended_well(service).await? - before);
+    let counted = settled(count as f64, ended).await?;
+    outcome.check(counted == count as f64, || {
         format!("isthmus_connections_total{{service={service}, reason=ok}} went up by {counted} instead of {count}")
     });
     outcome.proof(format!("isthmus_connections_total +{counted} ok"));
@@ -364,10 +310,10 @@ pub(super) async fn answered_by(
 }
 
 /// Asks again until there are `enough`, or for [`SETTLED_WITHIN`]: how many there are.
-async fn settled(
-    enough: usize,
-    count: impl AsyncFn() -> Result<usize, DemoError>,
-) -> Result<usize, DemoError> {
+async fn settled<N: PartialOrd>(
+    enough: N,
+    count: impl AsyncFn() -> Result<N, DemoError>,
+) -> Result<N, DemoError> {
     let deadline = Instant::now() + SETTLED_WITHIN;
     loop {
         let counted = count().await?;
@@ -394,42 +340,6 @@ async fn routed(network: &Network, route: &str, outcome: &mut Outcome) -> Result
         format!("{lines} lines of the access log name the route {route}, not {CALLS}")
     });
     outcome.proof(format!("access log: route {route}"));
-    Ok(())
-}
-
-/// Makes a call that has to be refused with this alert and for this reason: as the client reads it, as `explain`
-/// has it, and as the gateway's list of failures has it. What `explain` says.
-async fn refused(
-    stage: &mut Stage,
-    call: &Call<'_>,
-    ((alert, alert_name), reason): ((AlertDescription, &str), &str),
-    outcome: &mut Outcome,
-) -> Result<Value, DemoError> {
-    match stage.from_east(call)?.call("/").await {
-        Err(CallError::Alert(read)) if read == alert => outcome.refused(),
-        other => outcome.check(false, || format!("the client read {} instead of {alert_name}", told(&other))),
-    }
-    let sni = if call.name.parse::<std::net::IpAddr>().is_ok() { "" } else { call.name };
-    let alpn = call.alpn.join(",");
-    let parameters = [("sni", sni), ("listener", call.listener), ("alpn", &alpn)];
-    let explanation = stage.west.gateway.explain(&parameters).await?;
-    let explained = cell(&explanation["reason"]);
-    outcome.check(explained == reason, || format!("explain says {explained} instead of {reason}"));
-    failure_listed(&mut stage.west, reason, outcome).await?;
-    outcome.note(format!("the client reads the TLS alert {alert_name}; isthmus explain says {explained}"));
-    outcome.proof(format!("alert {alert_name}, explain {explained}"));
-    Ok(explanation)
-}
-
-/// Waits until the gateway's list of failures has one for this reason.
-async fn failure_listed(network: &mut Network, reason: &str, outcome: &mut Outcome) -> Result<(), DemoError> {
-    let listed = network.gateway.until("does not list the refusal", async |gateway| {
-        let failures = gateway.json("/api/v1/failures").await?;
-        let found = failures.as_array().into_iter().flatten().any(|line| line["reason"] == reason);
-        Ok(found.then_some(()))
-    });
-    listed.await?;
-    outcome.proof(format!("isthmus failures: {reason}"));
     Ok(())
 }
 
