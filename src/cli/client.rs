@@ -52,18 +52,20 @@ pub fn post(admin: &str, path: &str) -> Result<Answer, ClientError> {
 }
 
 fn request(admin: &str, method: &str, path: &str) -> Result<Answer, ClientError> {
-    let unreachable = |cause: String| ClientError::Unreachable { url: admin.to_owned(), cause };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|error| unreachable(error.to_string()))?;
-    runtime.block_on(async {
-        let exchange = exchange(admin, method, path);
-        match tokio::time::timeout(PATIENCE, exchange).await {
-            Ok(answer) => answer.map_err(|error| unreachable(error.to_string())),
-            Err(_) => Err(unreachable(format!("no answer within {} s", PATIENCE.as_secs()))),
-        }
-    })
+        .map_err(|error| ClientError::Unreachable { url: admin.to_owned(), cause: error.to_string() })?;
+    runtime.block_on(ask(admin, method, path))
+}
+
+/// The same for those who have a runtime.
+pub(super) async fn ask(admin: &str, method: &str, path: &str) -> Result<Answer, ClientError> {
+    let unreachable = |cause: String| ClientError::Unreachable { url: admin.to_owned(), cause };
+    match tokio::time::timeout(PATIENCE, exchange(admin, method, path)).await {
+        Ok(answer) => answer.map_err(|error| unreachable(error.to_string())),
+        Err(_) => Err(unreachable(format!("no answer within {} s", PATIENCE.as_secs()))),
+    }
 }
 
 async fn exchange(

@@ -9,3 +9,4 @@ mod endpoints;
 mod explain;
 mod lifecycle;
 mod relay;
+mod standalone;

@@ -1,0 +1,167 @@
+//! The steps that change something while it runs: endpoints that die and come back, configs, the end of a gateway.
+
+use std::time::Duration;
+
+use super::DemoError;
+use super::report::Outcome;
+use super::stage::{CHECKOUT, Call, Network, Stage};
+use super::steps::{answered_by, told};
+use crate::cli::output::cell;
+
+/// The endpoint that dies.
+const VICTIM: &str = "checkout-3";
+/// Calls while it is dead, enough for it to be tried as often as ejection needs.
+const CALLS: usize = 80;
+/// The route that a reload adds.
+const NEW_ROUTE: &str = "new.shop.example";
+
+pub(super) async fn dead_endpoint(stage: &mut Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
+    if let Some(victim) = stage.west.endpoint_mut(VICTIM) {
+        victim.stop().await;
+    }
+    let caller = stage.caller_in_east(&Call::plain(CHECKOUT, CHECKOUT))?;
+    let shares = answered_by(stage, &stage.west, &caller, CHECKOUT, CALLS, outcome).await?;
+    outcome.check(!shares.contains_key(VICTIM), || format!("{VICTIM} has answered, dead as it is"));
+    let health = health(&stage.west).await?;
+    outcome.check(health == "ejected", || format!("explain calls {VICTIM} {health} instead of ejected"));
+    let label = format!("service=\"{CHECKOUT}\"");
+    let ejected = stage.west.gateway.metric("isthmus_endpoint_ejected", &[&label]).await?;
+    outcome.check(ejected == 1.0, || format!("isthmus_endpoint_ejected is {ejected} instead of 1"));
+    outcome.note(format!("no call was lost; isthmus explain calls {VICTIM} {health}"));
+    outcome.proof(format!("isthmus_endpoint_ejected {ejected}"));
+    Ok(())
+}
+
+pub(super) async fn recovery(stage: &mut Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
+    if let Some(victim) = stage.west.endpoint_mut(VICTIM) {
+        victim.resume().await?;
+    }
+    let address = victim_address(&stage.west);
+    let let_back = stage.west.gateway.until("does not let the endpoint back", async |gateway| {
+        let explanation = gateway.explain(&[("sni", CHECKOUT), ("listener", "plain")]).await?;
+        Ok((health_of(&explanation, &address) == "healthy").then_some(()))
+    });
+    let_back.await?;
+    let caller = stage.caller_in_east(&Call::plain(CHECKOUT, CHECKOUT))?;
+    let shares = answered_by(stage, &stage.west, &caller, CHECKOUT, CALLS, outcome).await?;
+    outcome.check(shares.contains_key(VICTIM), || format!("{VICTIM} is back, and gets no calls"));
+    Ok(())
+}
+
+fn victim_address(network: &Network) -> String {
+    let victim = network.endpoints.iter().find(|endpoint| endpoint.name == VICTIM);
+    victim.map(|victim| victim.address.to_string()).unwrap_or_default()
+}
+
+/// How the gateway takes the victim to be.
+async fn health(network: &Network) -> Result<String, DemoError> {
+    let explanation = network.gateway.explain(&[("sni", CHECKOUT), ("listener", "plain")]).await?;
+    Ok(health_of(&explanation, &victim_address(network)))
+}
+
+fn health_of(explanation: &serde_json::Value, address: &str) -> String {
+    let mut candidates = explanation["candidates"].as_array().into_iter().flatten();
+    let found = candidates.find(|candidate| candidate["address"] == address);
+    found.map_or_else(|| "unknown".to_owned(), |candidate| cell(&candidate["health"]))
+}
+
+pub(super) async fn reload(stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
+    let before = stage.caller_in_east(&Call::plain(CHECKOUT, CHECKOUT))?.open().await;
+    let mut open = match before {
+        Ok(session) => session,
+        Err(error) => {
+            outcome.lost(&error);
+            return Ok(());
+        }
+    };
+    let route = format!("routes:\n  {NEW_ROUTE}: {{service: {CHECKOUT}, port: 443}}\n");
+    let config = stage.west.config.replacen("routes:\n", &route, 1);
+    let answer = stage.west.gateway.reload(&config).await?;
+    outcome.check(answer.status == 200, || format!("the reload was answered with {}", answer.body.trim()));
+    let caller = stage.caller_in_east(&Call::plain(NEW_ROUTE, NEW_ROUTE))?;
+    match caller.call("/").await {
+        Ok(answer) => outcome.answered(&answer),
+        Err(error) => outcome.lost(&error),
+    }
+    let explained = stage.west.gateway.explain(&[("sni", NEW_ROUTE), ("listener", "plain")]).await?;
+    let matched = cell(&explained["match"]);
+    outcome.check(matched == "exact route", || format!("explain says that {NEW_ROUTE} meets {matched}"));
+    match open.get("/").await {
+        Ok(answer) => outcome.answered(&answer),
+        Err(error) => outcome.lost(&error),
+    }
+    open.close().await;
+    outcome.note(format!("{NEW_ROUTE} is answered; the connection from before has made one more call"));
+    let applied = stage.west.gateway.metric("isthmus_config_reloads_total", &["result=\"applied\""]).await?;
+    outcome.check(applied >= 1.0, || "isthmus_config_reloads_total has not moved".to_owned());
+    outcome.proof(format!("isthmus_config_reloads_total{{result=\"applied\"}} {applied}"));
+    Ok(())
+}
+
+pub(super) async fn bad_reload(stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
+    let broken = stage.west.config.replacen("policies:", "polices:", 1);
+    let answer = stage.west.gateway.reload(&broken).await?;
+    let problems: serde_json::Value = serde_json::from_str(&answer.body).unwrap_or_default();
+    let problem = cell(&problems["problems"][0]);
+    outcome.check(answer.status == 400, || format!("the broken config was answered with {}", answer.status));
+    outcome.check(problem.contains("west.yaml:") && problem.contains("policies"), || {
+        format!("the problem is told as {problem:?}")
+    });
+    outcome.note(problem);
+    match stage.caller_in_east(&Call::plain(NEW_ROUTE, NEW_ROUTE))?.call("/").await {
+        Ok(answer) => outcome.answered(&answer),
+        Err(error) => outcome.lost(&error),
+    }
+    let status = stage.west.gateway.json("/api/v1/status").await?;
+    let running = &status["config"]["file_is_running"];
+    outcome.check(*running == false, || "the status does not say that the file is rejected".to_owned());
+    outcome.proof(format!("status: file_is_running {running}"));
+    // For a user who goes on from here.
+    let answer = stage.west.gateway.reload(&stage.west.config).await?;
+    outcome
+        .check(answer.status == 200, || format!("the old config was answered with {}", answer.body.trim()));
+    Ok(())
+}
+
+pub(super) async fn drain(stage: &mut Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
+    let caller = stage.caller_in_east(&Call::plain(CHECKOUT, CHECKOUT))?;
+    let under_way = async {
+        let mut session = caller.open().await?;
+        let head = session.ask("/slow").await?;
+        Ok((session, head))
+    };
+    let (mut session, head) = match under_way.await {
+        Ok(both) => both,
+        Err(error) => {
+            outcome.lost(&error);
+            return Ok(());
+        }
+    };
+    stage.west.gateway.terminate()?;
+    // The signal needs a moment to arrive; from then on nobody listens.
+    let mut late = caller.connect().await;
+    for _ in 0..50 {
+        if late.is_err() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        late = caller.connect().await;
+    }
+    match late {
+        Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => outcome.refused(),
+        Err(error) => outcome.check(false, || format!("a new connection led to: {error}")),
+        Ok(_) => outcome.check(false, || "new connections are still taken".to_owned()),
+    }
+    match session.rest(head).await {
+        Ok(answer) => {
+            outcome.answered(&answer);
+            outcome.note(format!("the call under way was answered in full by {}", answer.endpoint));
+        }
+        failed => outcome.check(false, || format!("the call under way led to {}", told(&failed))),
+    }
+    session.close().await;
+    let status = stage.west.gateway.ended().await?;
+    outcome.check(status.success(), || format!("the gateway ended with {status}"));
+    outcome.proof(format!("{status}"));
+    Ok(())
+}

@@ -1,0 +1,158 @@
+//! `isthmus demo`: two networks on loopback, a gateway on each (processes of this very binary), TLS services and
+//! clients, and steps that drive them. Every step measures and checks; nothing is installed, nothing is left behind.
+//!
+//! `stage` sets the two networks up, `steps` (with `refusals` and `changes`) drives them, `report` prints; the other
+//! files are the actors.
+
+mod certificates;
+mod changes;
+mod client;
+mod endpoint;
+mod gateway;
+mod refusals;
+mod report;
+mod stage;
+mod steps;
+
+use std::io::{self, Write};
+use std::time::Duration;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use super::Failure;
+use super::client::ClientError;
+use super::output::Format;
+use crate::tls::development::DevelopmentError;
+use report::{Outcome, Report};
+use stage::Stage;
+use steps::Step;
+
+/// How long the whole may take; beyond it has failed.
+const LIMIT: Duration = Duration::from_secs(60);
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Leave everything running until Ctrl-C, to try commands of your own
+    #[arg(long)]
+    keep: bool,
+    /// How to print what was measured
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Format,
+}
+
+/// Why the demo could not be played to its end. What goes otherwise than it should is in the report instead.
+#[derive(Debug, thiserror::Error)]
+enum DemoError {
+    #[error("cannot {what}: {error}")]
+    Io { what: String, error: io::Error },
+    #[error("cannot make a certificate: {0}")]
+    Certificate(#[from] DevelopmentError),
+    #[error("cannot set TLS up: {0}")]
+    Tls(String),
+    #[error("{gateway} {what}; the last it said:\n{log}")]
+    Gateway { gateway: &'static str, what: String, log: String },
+    #[error(transparent)]
+    Admin(#[from] ClientError),
+    #[error("cannot write: {0}")]
+    Output(#[source] io::Error),
+    #[error("the demo took longer than {} s", LIMIT.as_secs())]
+    TimedOut,
+    #[error("stopped by {0}; everything was cleaned up")]
+    Stopped(&'static str),
+}
+
+impl From<DemoError> for Failure {
+    fn from(error: DemoError) -> Self {
+        match error {
+            DemoError::Output(error) => Self::Output(error),
+            other => Self::Wrong(other.to_string()),
+        }
+    }
+}
+
+/// Plays the demo. It is a failure when anything went otherwise than it should.
+pub(super) fn run(args: &Args, out: &mut impl Write) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name("isthmus-demo")
+        .enable_all()
+        .build()
+        .map_err(|error| DemoError::Io { what: "start threads".to_owned(), error })?;
+    let result = runtime.block_on(async {
+        let mut stop = Stop::new()?;
+        // Whichever of the two is not finished is dropped, and with it the stage: processes, sockets and files.
+        let played = tokio::select! {
+            biased;
+            signal = stop.asked() => Err(DemoError::Stopped(signal)),
+            result = Box::pin(play(args, out)) => result,
+        };
+        let (stage, report) = played?;
+        if args.keep {
+            // The end that was asked for; how the demo went has been said.
+            stop.asked().await;
+        }
+        drop(stage);
+        Ok::<_, DemoError>(report.all_went_well())
+    });
+    // Tasks that wait for a connection are not worth waiting for.
+    runtime.shutdown_background();
+    if result? { Ok(()) } else { Err(Failure::Told) }
+}
+
+/// Plays all steps and prints the report; what is left running.
+async fn play(args: &Args, out: &mut impl Write) -> Result<(Stage, Report), DemoError> {
+    let mut report = Report::new(args.output);
+    let limited = tokio::time::timeout(LIMIT, Box::pin(perform(args, &mut report, out)));
+    let stage = limited.await.map_err(|_| DemoError::TimedOut)??;
+    report.print(out).map_err(DemoError::Output)?;
+    if args.keep && args.output == Format::Table {
+        report::hints(&stage, out).map_err(DemoError::Output)?;
+    }
+    out.flush().map_err(DemoError::Output)?;
+    Ok((stage, report))
+}
+
+/// Sets the stage and plays the steps.
+async fn perform(args: &Args, report: &mut Report, out: &mut impl Write) -> Result<Stage, DemoError> {
+    let mut stage = Stage::set().await?;
+    report.introduce(&stage, out).map_err(DemoError::Output)?;
+    // The last step ends a gateway, which a user who wants to go on still needs.
+    let steps = Step::ALL.into_iter().filter(|step| !(args.keep && *step == Step::Drain));
+    for step in steps {
+        report.announce(step, out).map_err(DemoError::Output)?;
+        // A step that breaks off has failed; the next ones may still tell more.
+        let outcome =
+            Box::pin(step.play(&mut stage)).await.unwrap_or_else(|error| Outcome::broken(step, &error));
+        report.add(outcome, out).map_err(DemoError::Output)?;
+    }
+    Ok(stage)
+}
+
+/// The signals that end the demo.
+struct Stop {
+    interrupt: Signal,
+    terminate: Signal,
+    hang_up: Signal,
+}
+
+impl Stop {
+    fn new() -> Result<Self, DemoError> {
+        let listen = |kind| {
+            signal(kind).map_err(|error| DemoError::Io { what: "listen to signals".to_owned(), error })
+        };
+        Ok(Self {
+            interrupt: listen(SignalKind::interrupt())?,
+            terminate: listen(SignalKind::terminate())?,
+            hang_up: listen(SignalKind::hangup())?,
+        })
+    }
+
+    async fn asked(&mut self) -> &'static str {
+        // In any order: each means the same.
+        tokio::select! {
+            _ = self.interrupt.recv() => "Ctrl-C",
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.hang_up.recv() => "SIGHUP",
+        }
+    }
+}

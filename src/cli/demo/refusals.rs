@@ -1,0 +1,110 @@
+//! The steps whose calls are refused: the client reads an alert, and the gateway tells its operator why.
+
+use std::io;
+use std::net::IpAddr;
+
+use rustls::AlertDescription;
+use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::DemoError;
+use super::client::CallError;
+use super::report::Outcome;
+use super::stage::{CHECKOUT, Call, INTERNAL, Network, Stage, mesh_name};
+use super::steps::told;
+use crate::cli::output::cell;
+
+/// Alerts, by the names that RFC 8446 gives them.
+const UNRECOGNIZED_NAME: (AlertDescription, &str) = (AlertDescription::UnrecognisedName, "unrecognized_name");
+const NO_APPLICATION_PROTOCOL: (AlertDescription, &str) =
+    (AlertDescription::NoApplicationProtocol, "no_application_protocol");
+
+pub(super) async fn not_exported(stage: &mut Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
+    let expected = (UNRECOGNIZED_NAME, "not_exported");
+    let explanation = refused(stage, &Call::plain(INTERNAL, INTERNAL), expected, outcome).await?;
+    for (number, step) in explanation["steps"].as_array().into_iter().flatten().enumerate() {
+        outcome.note(format!("{:>2}. {}", number + 1, cell(step)));
+    }
+    Ok(())
+}
+
+pub(super) async fn unknown_name(stage: &mut Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
+    let name = CHECKOUT.replace("checkout", "chekcout");
+    let expected = (UNRECOGNIZED_NAME, "sni_unknown");
+    let explanation = refused(stage, &Call::plain(&name, CHECKOUT), expected, outcome).await?;
+    let near = cell(&explanation["near"]);
+    outcome.note(format!("isthmus explain {name} asks: did you mean {near}?"));
+    outcome.check(near.contains(CHECKOUT), || format!("explain does not suggest {CHECKOUT}"));
+    Ok(())
+}
+
+pub(super) async fn wrong_protocol(stage: &mut Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
+    let name = mesh_name(CHECKOUT);
+    let call = Call { alpn: &["http/1.1"], ..Call::mesh(&name, CHECKOUT) };
+    refused(stage, &call, (NO_APPLICATION_PROTOCOL, "alpn_refused"), outcome).await?;
+    Ok(())
+}
+
+pub(super) async fn no_name(stage: &mut Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
+    // An address is never sent as server name.
+    let call = Call::plain("127.2.0.2", CHECKOUT);
+    refused(stage, &call, (UNRECOGNIZED_NAME, "no_sni"), outcome).await?;
+    Ok(())
+}
+
+pub(super) async fn not_tls(stage: &mut Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
+    let caller = stage.caller_in_east(&Call::plain(CHECKOUT, CHECKOUT))?;
+    let sent = async {
+        let mut stream = caller.connect().await?;
+        stream.write_all(b"GET / HTTP/1.1\r\nhost: checkout\r\n\r\n").await?;
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).await?;
+        Ok::<_, io::Error>(answer)
+    };
+    match sent.await {
+        Ok(answer) if answer.is_empty() => outcome.refused(),
+        Ok(answer) => outcome.check(false, || format!("plain HTTP was answered with {} bytes", answer.len())),
+        // Closed with what it had not read.
+        Err(error) if error.kind() == io::ErrorKind::ConnectionReset => outcome.refused(),
+        Err(error) => outcome.check(false, || format!("plain HTTP led to: {error}")),
+    }
+    failure_listed(&mut stage.west, "not_tls", outcome).await?;
+    outcome.note("plain HTTP was sent; the connection was closed without a byte");
+    Ok(())
+}
+
+/// Makes a call that has to be refused with this alert and for this reason: as the client reads it, as `explain`
+/// has it, and as the gateway's list of failures has it. What `explain` says.
+async fn refused(
+    stage: &mut Stage,
+    call: &Call<'_>,
+    ((alert, alert_name), reason): ((AlertDescription, &str), &str),
+    outcome: &mut Outcome,
+) -> Result<Value, DemoError> {
+    match stage.caller_in_east(call)?.call("/").await {
+        Err(CallError::Alert(read)) if read == alert => outcome.refused(),
+        other => outcome.check(false, || format!("the client read {} instead of {alert_name}", told(&other))),
+    }
+    let sni = if call.name.parse::<IpAddr>().is_ok() { "" } else { call.name };
+    let alpn = call.alpn.join(",");
+    let parameters = [("sni", sni), ("listener", call.listener), ("alpn", &alpn)];
+    let explanation = stage.west.gateway.explain(&parameters).await?;
+    let explained = cell(&explanation["reason"]);
+    outcome.check(explained == reason, || format!("explain says {explained} instead of {reason}"));
+    failure_listed(&mut stage.west, reason, outcome).await?;
+    outcome.note(format!("the client reads the TLS alert {alert_name}; isthmus explain says {explained}"));
+    outcome.proof(format!("alert {alert_name}, explain {explained}"));
+    Ok(explanation)
+}
+
+/// Waits until the gateway's list of failures has one for this reason.
+async fn failure_listed(network: &mut Network, reason: &str, outcome: &mut Outcome) -> Result<(), DemoError> {
+    let listed = network.gateway.until("does not list the refusal", async |gateway| {
+        let failures = gateway.json("/api/v1/failures").await?;
+        let found = failures.as_array().into_iter().flatten().any(|line| line["reason"] == reason);
+        Ok(found.then_some(()))
+    });
+    listed.await?;
+    outcome.proof(format!("isthmus failures: {reason}"));
+    Ok(())
+}

@@ -1,0 +1,282 @@
+//! The two networks: their endpoints, their gateways, and the files that configure these.
+
+use std::fmt::Write as _;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::DemoError;
+use super::certificates::{Certificates, ClientAuth};
+use super::client::Caller;
+use super::endpoint::{Endpoint, Place};
+use super::gateway::Gateway;
+use crate::net::scope::Scope;
+
+pub(super) const CHECKOUT: &str = "checkout.shop.svc.cluster.local";
+pub(super) const PAYMENTS: &str = "payments.shop.svc.cluster.local";
+pub(super) const INTERNAL: &str = "internal-only.shop.svc.cluster.local";
+pub(super) const REVIEWS: &str = "reviews.shop.svc.cluster.local";
+/// The protocol that clients of the mesh offer.
+pub(super) const MESH_ALPN: &str = "istio";
+/// The client that has a certificate.
+pub(super) const WEB: &str = "web";
+
+/// Zones of net-west; its gateway stands in the first.
+const ZONES: [&str; 2] = ["demo-west/zone-a", "demo-west/zone-b"];
+const EAST_ZONE: &str = "demo-east/zone-a";
+
+/// Everything the steps act on.
+pub(super) struct Stage {
+    pub(super) east: Network,
+    pub(super) west: Network,
+    pub(super) certificates: Certificates,
+    // Last: processes are gone before the files that they read.
+    pub(super) folder: Folder,
+}
+
+/// One network.
+pub(super) struct Network {
+    pub(super) name: &'static str,
+    pub(super) cidr: &'static str,
+    pub(super) gateway: Gateway,
+    /// The config that the gateway was started with.
+    pub(super) config: String,
+    pub(super) endpoints: Vec<Endpoint>,
+    /// Where its clients are.
+    client: IpAddr,
+}
+
+/// How a caller goes about it.
+pub(super) struct Call<'a> {
+    /// The gateway's listener.
+    pub(super) listener: &'a str,
+    /// What it sends as SNI.
+    pub(super) name: &'a str,
+    /// The name that the server's certificate has to be for.
+    pub(super) server: &'a str,
+    pub(super) alpn: &'a [&'a str],
+    /// Whose certificate the caller has.
+    pub(super) certificate: Option<&'a str>,
+}
+
+impl<'a> Call<'a> {
+    /// As a client of the mesh: by mesh name, with the mesh's protocol.
+    pub(super) fn mesh(name: &'a str, server: &'a str) -> Self {
+        Self { listener: "mesh", name, server, alpn: &[MESH_ALPN], certificate: None }
+    }
+
+    /// As any TLS client.
+    pub(super) fn plain(name: &'a str, server: &'a str) -> Self {
+        Self { listener: "plain", name, server, alpn: &[], certificate: None }
+    }
+}
+
+impl Stage {
+    /// Starts everything.
+    pub(super) async fn set() -> Result<Self, DemoError> {
+        let folder = Folder::new()?;
+        let mut certificates = Certificates::new()?;
+        certificates.issue(WEB, "web", &[])?;
+        let scope = Scope::default();
+        let west = west(&folder, &mut certificates, &scope).await?;
+        let east = east(&folder, &mut certificates, &scope).await?;
+        folder.write("ca.pem", certificates.authority_pem())?;
+        Ok(Self { east, west, certificates, folder })
+    }
+
+    /// A client on net-east that calls through the gateway of net-west.
+    pub(super) fn caller_in_east(&self, call: &Call<'_>) -> Result<Caller, DemoError> {
+        self.caller(call, &self.east, &self.west)
+    }
+
+    /// A client on net-west that calls through the gateway of net-east.
+    pub(super) fn caller_in_west(&self, call: &Call<'_>) -> Result<Caller, DemoError> {
+        self.caller(call, &self.west, &self.east)
+    }
+
+    fn caller(&self, call: &Call<'_>, from: &Network, to: &Network) -> Result<Caller, DemoError> {
+        Ok(Caller {
+            source: from.client,
+            gateway: to.gateway.listener(call.listener)?,
+            name: call.name.to_owned(),
+            tls: self.certificates.client(call.server, call.alpn, call.certificate)?,
+        })
+    }
+}
+
+impl Network {
+    /// The endpoint at an address.
+    pub(super) fn endpoint_at(&self, address: &str) -> Option<&Endpoint> {
+        self.endpoints.iter().find(|endpoint| endpoint.address.to_string() == address)
+    }
+
+    pub(super) fn endpoint_mut(&mut self, name: &str) -> Option<&mut Endpoint> {
+        self.endpoints.iter_mut().find(|endpoint| endpoint.name == name)
+    }
+}
+
+/// The mesh name of a service's port 443.
+pub(super) fn mesh_name(hostname: &str) -> String {
+    format!("outbound_.443_._.{hostname}")
+}
+
+async fn west(folder: &Folder, certificates: &mut Certificates, scope: &Scope) -> Result<Network, DemoError> {
+    let mut endpoints = Vec::new();
+    let places = [("checkout-1", ZONES[0], 1), ("checkout-2", ZONES[0], 1), ("checkout-3", ZONES[1], 2)];
+    for (last, (name, locality, weight)) in (1..).zip(places) {
+        let names = [CHECKOUT, "*.shop.example", "checkout.global"];
+        certificates.issue(name, "checkout", &names)?;
+        let place = Place { name, address: address(2, 1, last), locality, weight };
+        endpoints.push(Endpoint::start(place, certificates.server(name, ClientAuth::None)?, scope).await?);
+    }
+    let place = Place { name: "payments-1", address: address(2, 2, 1), locality: ZONES[0], weight: 1 };
+    certificates.issue(place.name, "payments", &[PAYMENTS])?;
+    let tls = certificates.server(place.name, ClientAuth::Required)?;
+    endpoints.push(Endpoint::start(place, tls, scope).await?);
+    let place = Place { name: "internal-1", address: address(2, 3, 1), locality: ZONES[0], weight: 1 };
+    certificates.issue(place.name, "internal-only", &[INTERNAL])?;
+    let tls = certificates.server(place.name, ClientAuth::None)?;
+    endpoints.push(Endpoint::start(place, tls, scope).await?);
+
+    let registry =
+        format!("services:\n{}", service(PAYMENTS, "{name: tcp, port: 443}", "mesh", &endpoints[3..4]));
+    folder.write("west-registry.yaml", &registry)?;
+    let own = "{name: https, port: 443, protocol: TLS}";
+    let config = format!(
+        "{common}\
+         routes:\n\
+         \x20 checkout.global: {{service: {CHECKOUT}, port: 443}}\n\
+         \x20 \"*.shop.example\":\n\
+         \x20   endpoints:\n\
+         \x20     - {{address: \"{near}\", locality: {zone_a}}}\n\
+         \x20     - {{address: \"{far}\", locality: {zone_b}}}\n\
+         services:\n{checkout}{internal}\
+         policies:\n\
+         \x20 - services: [{CHECKOUT}]\n\
+         \x20   loadBalancing: {{policy: roundRobin}}\n\
+         \x20   ejection: {{failures: 3, time: 3s}}\n",
+        common = common("west", 2, ZONES[0]),
+        near = endpoints[0].address,
+        far = endpoints[2].address,
+        zone_a = ZONES[0],
+        zone_b = ZONES[1],
+        checkout = service(CHECKOUT, own, "own", &endpoints[..3]),
+        internal = service(INTERNAL, own, "own", &endpoints[4..]),
+    );
+    let gateway = Gateway::start("gateway-west", folder.path("west.yaml"), &config).await?;
+    Ok(Network {
+        name: "net-west",
+        cidr: "127.2.0.0/16",
+        gateway,
+        config,
+        endpoints,
+        client: address(2, 0, 9),
+    })
+}
+
+async fn east(folder: &Folder, certificates: &mut Certificates, scope: &Scope) -> Result<Network, DemoError> {
+    let mut endpoints = Vec::new();
+    for (last, name) in (1..).zip(["reviews-1", "reviews-2"]) {
+        certificates.issue(name, "reviews", &[REVIEWS])?;
+        let place = Place { name, address: address(1, 1, last), locality: EAST_ZONE, weight: 1 };
+        endpoints.push(Endpoint::start(place, certificates.server(name, ClientAuth::None)?, scope).await?);
+    }
+    let own = "{name: https, port: 443, protocol: TLS}";
+    folder
+        .write("east-registry.yaml", &format!("services:\n{}", service(REVIEWS, own, "own", &endpoints)))?;
+    let config = common("east", 1, EAST_ZONE);
+    let gateway = Gateway::start("gateway-east", folder.path("east.yaml"), &config).await?;
+    Ok(Network {
+        name: "net-east",
+        cidr: "127.1.0.0/16",
+        gateway,
+        config,
+        endpoints,
+        client: address(1, 0, 9),
+    })
+}
+
+/// What the configs of both gateways say.
+fn common(cluster: &str, network: u8, locality: &str) -> String {
+    format!(
+        "# Written by `isthmus demo`.\n\
+         node: {{name: gateway-{cluster}, cluster: {cluster}, network: net-{cluster}, locality: {locality}}}\n\
+         networks: {{net-east: {{cidrs: [127.1.0.0/16]}}, net-west: {{cidrs: [127.2.0.0/16]}}}}\n\
+         listeners:\n\
+         \x20 - {{name: mesh, bind: \"127.{network}.0.1:0\", alpn: [{MESH_ALPN}]}}\n\
+         \x20 - {{name: plain, bind: \"127.{network}.0.2:0\"}}\n\
+         registries:\n\
+         \x20 - file: {{path: {cluster}-registry.yaml, cluster: {cluster}, network: net-{cluster}}}\n\
+         exports:\n\
+         \x20 - services: [\"*.shop.svc.cluster.local\"]\n\
+         \x20   except: [{INTERNAL}]\n\
+         admin: {{bind: \"127.0.0.1:0\"}}\n\
+         telemetry: {{log: {{format: json}}}}\n\
+         workers: 2\n\
+         drain: {{timeout: 10s}}\n"
+    )
+}
+
+/// An item of a `services` list.
+fn service(hostname: &str, port: &str, tls: &str, endpoints: &[Endpoint]) -> String {
+    let port_name = if port.contains("https") { "https" } else { "tcp" };
+    let mut text =
+        format!("  - hostname: {hostname}\n    namespace: shop\n    ports: [{port}]\n    endpoints:\n");
+    for endpoint in endpoints {
+        let _ = writeln!(
+            text,
+            "      - {{address: {}, ports: {{{port_name}: {}}}, locality: {}, weight: {}, tls: {tls}}}",
+            endpoint.address.ip(),
+            endpoint.address.port(),
+            endpoint.locality,
+            endpoint.weight
+        );
+    }
+    text
+}
+
+/// An address of a network on loopback.
+fn address(network: u8, group: u8, last: u8) -> IpAddr {
+    Ipv4Addr::new(127, network, group, last).into()
+}
+
+/// A folder of our own for the demo's files; removed when dropped.
+pub(super) struct Folder {
+    path: PathBuf,
+}
+
+impl Folder {
+    fn new() -> Result<Self, DemoError> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let name = format!("isthmus-demo-{}-{}", std::process::id(), now.as_nanos());
+        let path = std::env::temp_dir().join(name);
+        // An error where it is there already: then it is not ours.
+        std::fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&path)
+            .map_err(|error| DemoError::Io { what: format!("make the folder {}", path.display()), error })?;
+        Ok(Self { path })
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    pub(super) fn root(&self) -> &Path {
+        &self.path
+    }
+
+    fn write(&self, name: &str, text: &str) -> Result<(), DemoError> {
+        let path = self.path(name);
+        std::fs::write(&path, text)
+            .map_err(|error| DemoError::Io { what: format!("write {}", path.display()), error })
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // What cannot be removed lies in the folder for temporary files.
+        let _ = std::fs::remove_dir_all(&self.path);
+    }
+}

@@ -1,0 +1,450 @@
+//! The newcomer's path: the demo, the examples, and what the commands say and exit with.
+
+use std::io::{BufRead, BufReader};
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::support::backend::Backend;
+use crate::support::client::{Tls, call, tls, tls_with};
+use crate::support::eventually;
+use crate::support::gateway::{BINARY, Gateway};
+use crate::support::pki::PKI;
+
+/// Runs a command to its end.
+fn isthmus(arguments: &[&str]) -> Output {
+    Command::new(BINARY).args(arguments).env_remove("ISTHMUS_ADMIN").output().expect("the binary starts")
+}
+
+fn out(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).expect("text")
+}
+
+fn err(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).expect("text")
+}
+
+#[track_caller]
+fn exits(output: &Output, code: i32) {
+    assert_eq!(output.status.code(), Some(code), "{}{}", out(output), err(output));
+}
+
+fn root(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("a path in UTF-8")
+}
+
+// The demo.
+
+/// A demo whose files are in a folder of the test's own.
+fn demo(folder: &TempDir, arguments: &[&str]) -> Command {
+    let mut command = Command::new(BINARY);
+    command.arg("demo").args(arguments).env("TMPDIR", folder.path()).stdin(Stdio::null());
+    command
+}
+
+/// Fails unless the demo has taken away its files and its processes.
+#[track_caller]
+fn nothing_is_left(folder: &TempDir) {
+    let files: Vec<_> = folder.path().read_dir().expect("listed").collect();
+    assert!(files.is_empty(), "{files:?}");
+    assert_eq!(gateways_of(folder), Vec::<String>::new());
+}
+
+/// The processes whose command line names the folder.
+fn gateways_of(folder: &TempDir) -> Vec<String> {
+    let processes = Path::new("/proc").read_dir().expect("listed").flatten();
+    let lines = processes.filter_map(|process| std::fs::read_to_string(process.path().join("cmdline")).ok());
+    lines.filter(|line| line.contains(text(folder.path()))).collect()
+}
+
+#[test]
+fn the_demo_goes_as_it_should_and_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let output = demo(&folder, &[]).output().expect("run");
+    exits(&output, 0);
+    let told = out(&output);
+    for expected in ["STEP", "SHOWN BY", "did you mean checkout.shop", "checkout-3 ejected", "exit status: 0"]
+    {
+        assert!(told.contains(expected), "no {expected:?} in:\n{told}");
+    }
+    assert!(told.trim_end().ends_with("steps went as they should."), "{told}");
+    assert!(!told.contains('\x1b'), "colours, and nobody has a terminal");
+    nothing_is_left(&folder);
+}
+
+#[test]
+fn the_demo_tells_what_it_measured_as_json() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let output = demo(&folder, &["-o", "json"]).output().expect("run");
+    exits(&output, 0);
+    let report: Value = serde_json::from_str(&out(&output)).expect("JSON and nothing else");
+    assert_eq!(report["as_it_should"], true);
+    let steps = report["steps"].as_array().expect("a list");
+    let step = |title: &str| steps.iter().find(|step| step["step"] == title).expect(title);
+    assert_eq!(step("mesh name, by weight")["ok"], 300);
+    assert_eq!(step("not exported")["refused"], 1);
+    assert_eq!(step("bulk")["bytes"], 256 << 20);
+}
+
+#[test]
+fn an_interrupted_demo_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut child =
+        demo(&folder, &[]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("started");
+    let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+    let first = lines.by_ref().map_while(Result::ok).find(|line| line.starts_with("1. "));
+    assert!(first.is_some(), "the first step was not announced");
+    assert_eq!(gateways_of(&folder).len(), 2);
+    let status = Command::new("kill").args(["-s", "INT", &child.id().to_string()]).status().expect("kill");
+    assert!(status.success());
+    // What is still written is read, so that nobody waits for us.
+    lines.for_each(drop);
+    let output = child.wait_with_output().expect("ended");
+    exits(&output, 1);
+    assert!(err(&output).contains("stopped by Ctrl-C"), "{}", err(&output));
+    nothing_is_left(&folder);
+}
+
+#[test]
+fn a_kept_demo_goes_on_until_it_is_interrupted() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut child = demo(&folder, &["--keep"]).stdout(Stdio::piped()).spawn().expect("started");
+    let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines().map_while(Result::ok);
+    let hint = lines.find(|line| line.contains("isthmus status --admin")).expect("hints");
+    let admin = hint.rsplit(' ').next().expect("a URL");
+    exits(&isthmus(&["healthcheck", "--admin", admin]), 0);
+    let status = Command::new("kill").args(["-s", "INT", &child.id().to_string()]).status().expect("kill");
+    assert!(status.success());
+    lines.for_each(drop);
+    assert!(child.wait().expect("ended").success());
+    nothing_is_left(&folder);
+}
+
+// The examples.
+
+/// Starts a gateway from a file of an example, in a copy of its folder, with these texts replaced in all its files.
+#[track_caller]
+fn start_example(name: &str, config: &str, replacements: &[(&str, &str)]) -> Gateway {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut missing: Vec<&str> = replacements.iter().map(|(old, _)| *old).collect();
+    for file in root("examples").join(name).read_dir().expect("an example").flatten() {
+        let mut content = std::fs::read_to_string(file.path()).expect("text");
+        for (old, new) in replacements {
+            missing.retain(|missing| !content.contains(missing));
+            content = content.replace(old, new);
+        }
+        if file.file_name() == config {
+            for (key, value) in [
+                ("admin", "admin: {bind: \"127.0.0.1:0\"}\n"),
+                ("telemetry", "telemetry: {log: {format: json}}\n"),
+            ] {
+                if !content.contains(&format!("\n{key}:")) {
+                    content.push_str(value);
+                }
+            }
+            content = content.replace("\ntelemetry:\n", "\ntelemetry:\n  log: {format: json}\n");
+        }
+        std::fs::write(folder.path().join(file.file_name()), content).expect("written");
+    }
+    assert!(missing.is_empty(), "not in the example {name}: {missing:?}");
+    let mut command = Command::new(BINARY);
+    command.args(["run", "-c", config]).current_dir(folder.path());
+    Gateway::spawn(command, folder)
+}
+
+/// Calls through a gateway, and fails unless the backend with this mark answers.
+#[track_caller]
+fn answered_by(mark: &str, listener: SocketAddr, name: &str) {
+    marked(mark, &mut tls(listener, name).expect("admitted"));
+}
+
+/// The backend sends its mark before each piece that it reads, however the call was cut.
+#[track_caller]
+fn marked(mark: &str, stream: &mut Tls) {
+    let answer = call(stream, "hello").expect("answered");
+    assert!(answer.starts_with(mark), "{answer} instead of {mark}");
+}
+
+#[test]
+fn every_example_is_valid() {
+    let mut checked = 0;
+    for example in root("examples").read_dir().expect("examples").flatten() {
+        for file in example.path().read_dir().expect("a folder").flatten() {
+            let path = file.path();
+            let registry = text(&path).ends_with("-services.yaml");
+            if path.extension().is_some_and(|extension| extension == "yaml") && !registry {
+                exits(&isthmus(&["validate", "--strict", text(&path)]), 0);
+                checked += 1;
+            }
+        }
+    }
+    assert_eq!(checked, 4);
+}
+
+#[test]
+fn the_smallest_example_passes_calls_on() {
+    let checkout = Backend::tls_echo(PKI.server("checkout.shop.mesh"), "checkout:");
+    let billing = Backend::tls_echo(PKI.server("invoices.billing.mesh"), "billing:");
+    let (checkout, billing) = (checkout.address.to_string(), billing.address.to_string());
+    let gateway = start_example(
+        "smallest",
+        "isthmus.yaml",
+        &[
+            (":15443", "127.0.0.1:0"),
+            ("10.0.1.5:8443", &checkout),
+            ("10.0.2.5:8443, 10.0.2.6:8443", &format!("\"{billing}\"")),
+        ],
+    );
+    answered_by("checkout:", gateway.listener("default"), "checkout.shop.mesh");
+    answered_by("billing:", gateway.listener("default"), "invoices.billing.mesh");
+    tls(gateway.listener("default"), "shop.mesh").expect_err("no route");
+}
+
+#[test]
+fn the_edge_example_passes_calls_on_as_its_comments_say() {
+    let site = |name: &str, mark| Backend::tls_echo(PKI.server(name), mark).address.to_string();
+    let www = site("www.example.com", "www:");
+    let customers = site("kim.customers.example.com", "customers:");
+    let admin = site("admin.example.com", "admin:");
+    let gateway = start_example(
+        "edge-sni-router",
+        "isthmus.yaml",
+        &[
+            ("bind: \":443\"", "bind: \"127.0.0.1:0\""),
+            ("bind: \":8443\"", "bind: \"127.0.0.2:0\""),
+            ("\":15021\"", "\"127.0.0.1:0\""),
+            ("127.0.0.1:15020", "127.0.0.1:0"),
+            ("10.0.1.10:443", &www),
+            ("10.0.1.30:443", &customers),
+            ("10.0.1.50:443", &admin),
+            ("delay: 5s", "delay: 0s"),
+        ],
+    );
+    let (public, office) = (gateway.listener("public"), gateway.listener("office"));
+    answered_by("www:", public, "www.example.com");
+    answered_by("customers:", public, "kim.customers.example.com");
+    answered_by("admin:", office, "admin.example.com");
+    tls(public, "admin.example.com").expect_err("for the office alone");
+    let line = gateway.logged("the call", |line| line["route"] == "*.customers.example.com");
+    assert_eq!((&line["reason"], &line["listener"]), (&"ok".into(), &"public".into()));
+}
+
+#[test]
+fn the_two_networks_example_passes_calls_on_to_each_side() {
+    for (side, hostname, network, endpoints) in [
+        ("west", "checkout.shop.svc.cluster.local", 2, &["127.2.1.1", "127.2.1.2"][..]),
+        ("east", "reviews.shop.svc.cluster.local", 1, &["127.1.1.1"][..]),
+    ] {
+        let mesh_name = format!("outbound_.443_._.{hostname}");
+        // One port for all endpoints of a service, as in a cluster.
+        let first = Backend::start_at(at(endpoints[0], 0), serve(&mesh_name));
+        let port = first.address.port();
+        for other in &endpoints[1..] {
+            Backend::start_at(at(other, port), serve(&mesh_name));
+        }
+        let gateway = start_example(
+            "two-networks",
+            &format!("{side}.yaml"),
+            &[
+                ("targetPort: 8443", &format!("targetPort: {port}")),
+                (&format!("127.{network}.0.1:15443"), &format!("127.{network}.0.1:0")),
+                (&format!("127.{network}.0.1:15444"), &format!("127.{network}.0.2:0")),
+                (&format!("admin: {{bind: \"127.{network}.0.1:15000\"}}"), "admin: {bind: \"127.0.0.1:0\"}"),
+            ],
+        );
+        let mesh = gateway.listener("mesh");
+        let mut stream = tls_with(PKI.client(&["istio"]), mesh, &mesh_name).expect("admitted");
+        marked("here:", &mut stream);
+        tls(mesh, &mesh_name).expect_err("without the mesh's protocol");
+        // The certificate is for the mesh name: that the endpoint is reached is what counts.
+        let error = tls(gateway.listener("plain"), hostname).expect_err("another name in the certificate");
+        assert!(error.to_string().contains("certificate"), "{error}");
+        tls(gateway.listener("plain"), "internal-only.shop.svc.cluster.local").expect_err("not exported");
+    }
+}
+
+fn at(address: &str, port: u16) -> SocketAddr {
+    SocketAddr::new(address.parse().expect("an address"), port)
+}
+
+fn serve(name: &str) -> impl Fn(std::net::TcpStream) + Send + Sync + 'static {
+    let config = PKI.server(name);
+    move |stream| crate::support::backend::tls_echo(stream, config.clone(), "here:")
+}
+
+// The commands.
+
+#[test]
+fn a_bad_file_is_told_with_its_place() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("isthmus.yaml");
+    std::fs::write(&path, "listen: \":15443\"\nroutes:\n  a.test: 10.0.1.5\nlisteners_: []\n")
+        .expect("written");
+    let output = isthmus(&["validate", text(&path)]);
+    exits(&output, 1);
+    let told = out(&output);
+    assert!(told.contains(&format!("{}:3:11: ", path.display())), "{told}");
+    assert!(told.contains(&format!("{}:4:1: ", path.display())), "{told}");
+    assert_eq!(told.lines().count(), 2, "{told}");
+    let absent = isthmus(&["validate", "/nonexistent/isthmus.yaml"]);
+    exits(&absent, 1);
+    assert!(out(&absent).contains("/nonexistent/isthmus.yaml"), "{}", out(&absent));
+}
+
+#[test]
+fn warnings_fail_only_when_strict() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("isthmus.yaml");
+    let config = "listen: \":15443\"\nnode: {cluster: a, network: a}\nexports: [{services: [nobody.test]}]\n";
+    std::fs::write(&path, config).expect("written");
+    let output = isthmus(&["validate", text(&path)]);
+    exits(&output, 0);
+    assert!(out(&output).contains("warning: "), "{}", out(&output));
+    exits(&isthmus(&["validate", "--strict", text(&path)]), 1);
+}
+
+#[test]
+fn wrong_usage_exits_with_2() {
+    for arguments in [&["validate"][..], &["no-such-command"], &["run", "--no-such-flag"], &[]] {
+        let output = isthmus(arguments);
+        exits(&output, 2);
+        assert!(err(&output).contains("Usage: isthmus"), "{}", err(&output));
+    }
+}
+
+#[test]
+fn an_admin_api_that_is_not_there_exits_with_3() {
+    let port =
+        TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port");
+    let admin = port.to_string();
+    for command in [&["status"][..], &["healthcheck"], &["reload"], &["explain", "a.test"]] {
+        let output = isthmus(&[command, &["--admin", &admin]].concat());
+        exits(&output, 3);
+        assert!(err(&output).contains(&format!("cannot reach the admin API at {admin}")), "{}", err(&output));
+    }
+}
+
+#[test]
+fn the_schema_in_the_repository_is_the_one_that_is_printed() {
+    let output = isthmus(&["schema"]);
+    exits(&output, 0);
+    let kept = std::fs::read_to_string(root("config/isthmus.schema.json")).expect("the schema");
+    assert_eq!(out(&output), kept, "write it anew: isthmus schema > config/isthmus.schema.json");
+    let output = isthmus(&["schema", "--reference"]);
+    exits(&output, 0);
+    let kept = std::fs::read_to_string(root("config/REFERENCE.md")).expect("the reference");
+    assert_eq!(out(&output), kept, "write it anew: isthmus schema --reference > config/REFERENCE.md");
+}
+
+#[test]
+fn certificates_come_from_the_same_ca_the_second_time() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let directory = folder.path().join("certs");
+    let arguments = ["certs", "--dir", text(&directory), "--workload", "shop/cart=cart.test"];
+    exits(&isthmus(&arguments), 0);
+    let read = |name: &str| std::fs::read_to_string(directory.join(name)).expect("written");
+    let (authority, workload) = (read("ca.pem"), read("shop_cart.pem"));
+    let output = isthmus(&arguments);
+    exits(&output, 0);
+    assert!(out(&output).starts_with("using "), "{}", out(&output));
+    assert_eq!(read("ca.pem"), authority);
+    assert_ne!(read("shop_cart.pem"), workload);
+}
+
+#[test]
+fn a_running_gateway_answers_the_reading_commands() {
+    let backend = Backend::echo();
+    let config = format!("listen: \"127.0.0.1:0\"\nroutes: {{a.test: \"{}\"}}\n", backend.address);
+    let gateway = Gateway::start(&config);
+    let admin = gateway.admin().to_string();
+    let ask = |arguments: &[&str]| isthmus(&[arguments, &["--admin", &admin]].concat());
+    let healthy = ask(&["healthcheck"]);
+    exits(&healthy, 0);
+    assert!(out(&healthy).ends_with("ok\n"), "{}", out(&healthy));
+    for command in [&["status"][..], &["exposed"], &["failures"], &["get", "listeners"], &["get", "services"]]
+    {
+        exits(&ask(command), 0);
+        let json = ask(&[command, &["-o", "json"]].concat());
+        exits(&json, 0);
+        serde_json::from_str::<Value>(&out(&json)).expect("JSON");
+    }
+    assert!(out(&ask(&["exposed"])).contains("a.test"));
+    exits(&ask(&["explain", "a.test"]), 0);
+    exits(&ask(&["explain", "b.test"]), 1);
+    exits(&ask(&["explain", "a.test", "--listener", "none"]), 1);
+}
+
+#[test]
+fn explanations_come_as_json_and_yaml() {
+    let path = root("examples/smallest/isthmus.yaml");
+    let explain = |name, format| isthmus(&["explain", name, "-c", text(&path), "-o", format]);
+    let output = explain("checkout.shop.mesh", "json");
+    exits(&output, 0);
+    let value: Value = serde_json::from_str(&out(&output)).expect("JSON");
+    assert_eq!(value["candidates"][0]["address"], "10.0.1.5:8443");
+    let output = explain("chekout.shop.mesh", "json");
+    exits(&output, 1);
+    let value: Value = serde_json::from_str(&out(&output)).expect("JSON");
+    assert_eq!((&value["reason"], &value["near"][0]), (&"sni_unknown".into(), &"checkout.shop.mesh".into()));
+    let output = explain("checkout.shop.mesh", "yaml");
+    exits(&output, 0);
+    assert!(out(&output).contains("\n\"verdict\": \"admitted\"\n"), "{}", out(&output));
+}
+
+#[test]
+fn the_completion_knows_the_commands() {
+    let output = isthmus(&["completion", "bash"]);
+    exits(&output, 0);
+    let script = out(&output);
+    assert!(script.contains("_isthmus()") && script.contains("healthcheck"), "{script}");
+}
+
+#[test]
+fn a_port_in_use_is_told_and_ends_the_start() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = taken.local_addr().expect("bound");
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("isthmus.yaml");
+    let config = format!("listen: \"{address}\"\nadmin: off\nroutes: {{a.test: 10.0.0.1:443}}\n");
+    std::fs::write(&path, config).expect("written");
+    let output = isthmus(&["run", "-c", text(&path)]);
+    exits(&output, 1);
+    let told = err(&output);
+    assert!(told.contains(&format!("cannot listen on {address}")), "{told}");
+    assert!(told.contains("in use"), "{told}");
+}
+
+#[test]
+fn a_missing_config_is_told_with_where_it_was_looked_for() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let output = Command::new(BINARY).arg("run").current_dir(folder.path()).output().expect("run");
+    exits(&output, 1);
+    let told = err(&output);
+    assert!(told.contains("isthmus.yaml or /etc/isthmus/isthmus.yaml"), "{told}");
+    let output = isthmus(&["run", "-c", "/nonexistent.yaml"]);
+    exits(&output, 1);
+    assert!(err(&output).contains("/nonexistent.yaml"), "{}", err(&output));
+}
+
+#[test]
+fn a_reload_says_what_came_of_it() {
+    let gateway = Gateway::start("listen: \"127.0.0.1:0\"\nroutes: {a.test: 10.0.0.1:443}\n");
+    let admin = gateway.admin().to_string();
+    exits(&isthmus(&["reload", "--admin", &admin]), 0);
+    gateway.write_config("listen: \"127.0.0.1:0\"\nroutes: {a.test: nonsense}\n");
+    let output = isthmus(&["reload", "--admin", &admin]);
+    exits(&output, 1);
+    assert!(out(&output).contains("isthmus.yaml:"), "{}", out(&output));
+    let status = eventually("the rejected file in the status", || {
+        let told = out(&isthmus(&["status", "--admin", &admin]));
+        told.contains("rejected").then_some(told)
+    });
+    assert!(status.contains("the file on disk is rejected"), "{status}");
+}
