@@ -5,5 +5,6 @@ mod support;
 
 mod endpoints;
 mod explain;
+mod hello;
 mod lifecycle;
 mod relay;

@@ -7,6 +7,7 @@ pub mod backend;
 pub mod client;
 pub mod gateway;
 pub mod pki;
+pub mod raw;
 
 use std::time::{Duration, Instant};
 
