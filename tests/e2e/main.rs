@@ -6,5 +6,6 @@ mod support;
 mod endpoints;
 mod explain;
 mod hello;
+mod interop;
 mod lifecycle;
 mod relay;
