@@ -7,6 +7,8 @@ mod support;
 
 mod endpoints;
 mod explain;
+mod hello;
+mod interop;
 mod lifecycle;
 mod relay;
 mod standalone;

@@ -5,8 +5,10 @@
 
 pub mod backend;
 pub mod client;
+pub mod envoy;
 pub mod gateway;
 pub mod pki;
+pub mod raw;
 
 use std::time::{Duration, Instant};
 

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, LazyLock};
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, SanType};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, SanType};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
@@ -13,7 +13,7 @@ pub struct Pki {
 }
 
 /// One CA for all tests of a process: keys are slow to make.
-pub static PKI: LazyLock<Pki> = LazyLock::new(Pki::new);
+pub static PKI: LazyLock<Pki> = LazyLock::new(|| Pki::new("the tests' CA"));
 
 /// A certificate and its key.
 pub struct Issued {
@@ -24,9 +24,12 @@ pub struct Issued {
 }
 
 impl Pki {
-    fn new() -> Self {
+    /// Another CA, which nobody knows.
+    pub fn new(name: &str) -> Self {
         let mut params = CertificateParams::new(Vec::new()).expect("parameters");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        // Unlike the subject of what it issues: OpenSSL takes a certificate whose issuer is its subject for self-signed.
+        params.distinguished_name.push(DnType::CommonName, name);
         let key = KeyPair::generate().expect("a key");
         Self { issuer: CertifiedIssuer::self_signed(params, key).expect("a CA") }
     }
@@ -80,6 +83,15 @@ impl Pki {
     /// A client that trusts this CA alone, and offers these ALPN protocols.
     pub fn client(&self, alpn: &[&str]) -> Arc<ClientConfig> {
         let mut config = ClientConfig::builder().with_root_certificates(self.roots()).with_no_client_auth();
+        config.alpn_protocols = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
+        Arc::new(config)
+    }
+
+    /// The same, and it proves who it is, by a certificate of whatever CA.
+    pub fn client_with(&self, issued: Issued, alpn: &[&str]) -> Arc<ClientConfig> {
+        let config = ClientConfig::builder().with_root_certificates(self.roots());
+        let config = config.with_client_auth_cert(vec![issued.certificate], issued.key);
+        let mut config = config.expect("a client");
         config.alpn_protocols = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
         Arc::new(config)
     }
