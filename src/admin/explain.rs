@@ -96,7 +96,7 @@ pub fn explain(snapshot: &Snapshot, inquiry: &Inquiry, load: &impl Load) -> Resu
     };
     explanation.reason = decide(snapshot, &question, load, &mut steps, &mut explanation);
     if let Some(alert) = Alert::of(explanation.reason) {
-        steps.step(|| format!("the client reads the TLS alert {alert:?} ({})", alert as u8));
+        steps.step(|| format!("the client reads the TLS alert {} ({})", alert.text(), alert as u8));
     }
     let looked_for = steps.canonical.as_deref().unwrap_or(&explanation.name);
     if matches!(explanation.reason, Reason::SniUnknown | Reason::NotExported) {

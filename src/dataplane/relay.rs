@@ -10,7 +10,7 @@
 //! ```
 //!
 //! Small messages are copied through the worker's scratch buffer; a read of 16 KiB or more switches the direction to
-//! `splice(2)` through a pooled pipe, a splice of less switches back. A direction holds bytes only while the other
+//! `splice(2)` through a pooled pipe, a few splices of less in a row switch back. A direction holds bytes only while the other
 //! side cannot take them: what is left of one read, or what is in one pipe. While it waits for bytes it holds nothing.
 //!
 //! A read that fills less than the buffer is taken to have emptied the socket, which saves a system call per
@@ -37,6 +37,8 @@ use crate::telemetry::local::RelayPath;
 
 /// From this size of read on, bytes stay in the kernel.
 const SPLICE_FROM: usize = 16 * 1024;
+/// So many smaller splices in a row end the splicing: one alone may only be the gap between two large writes.
+const SMALL_SPLICES_MAX: u8 = 4;
 /// What one direction may move before other connections have a turn.
 const TURN: usize = 1 << 20;
 
@@ -104,6 +106,8 @@ struct Direction {
     /// Bytes in the pipe.
     piped: usize,
     splicing: bool,
+    /// Splices below [`SPLICE_FROM`] since the last larger one.
+    small_splices: u8,
     /// The source has ended.
     read_out: bool,
     /// And the sink knows.
@@ -371,7 +375,8 @@ impl Relay<'_> {
         })?;
         let direction = self.direction(way);
         direction.piped = count;
-        direction.splicing = count >= SPLICE_FROM;
+        direction.small_splices = if count >= SPLICE_FROM { 0 } else { direction.small_splices + 1 };
+        direction.splicing = direction.small_splices < SMALL_SPLICES_MAX;
         Ok(count)
     }
 
@@ -398,7 +403,9 @@ impl Relay<'_> {
         }
         drop(scratch);
         self.count(way, RelayPath::Copy, written);
-        self.direction(way).splicing = count >= SPLICE_FROM;
+        let direction = self.direction(way);
+        direction.splicing = count >= SPLICE_FROM;
+        direction.small_splices = 0;
         Ok(count)
     }
 

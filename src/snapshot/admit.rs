@@ -189,7 +189,15 @@ fn admit_name(
         trace.step(|| format!("route {name:?} has this very name"));
         return follow(snapshot, entry, Match::ExactRoute, trace);
     }
-    trace.step(|| format!("no route on listener {listener:?} has this very name"));
+    trace.step(|| match snapshot.routes.exact(name) {
+        Some(entry) => {
+            format!(
+                "there is a route of this very name, but only on listeners {}",
+                entry.route.listeners.join(", ")
+            )
+        }
+        None => "no route has this very name".to_owned(),
+    });
     match read(name) {
         Dialect::Mesh(mesh) => admit_mesh_name(snapshot, question, &mesh, trace),
         Dialect::Malformed => {
@@ -274,9 +282,13 @@ fn admit_plain(
             return admit_service(question, service, port, "", AskedBy::Hostname, met, trace);
         }
         trace.step(|| {
+            let exported = |port: &PortView| port.rules.iter().any(|rule| rule.on_listener(listener));
+            if !service.ports.iter().any(exported) {
+                return format!("there is a service {name}, but no export rule names it on this listener");
+            }
             format!(
-                "there is a service {name}, but a bare host name means a service only if rules export exactly one \
-                 port of protocol TLS or HTTPS on this listener; it has {}",
+                "there is a service {name}, but its bare host name would have to mean exactly one exported port of \
+                 protocol TLS or HTTPS; it has {}",
                 ports_text(service)
             )
         });

@@ -55,6 +55,18 @@ impl Alert {
         }
     }
 
+    /// Its name in the registry of TLS alerts.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::DecodeError => "decode_error",
+            Self::IllegalParameter => "illegal_parameter",
+            Self::AccessDenied => "access_denied",
+            Self::InternalError => "internal_error",
+            Self::UnrecognizedName => "unrecognized_name",
+            Self::NoApplicationProtocol => "no_application_protocol",
+        }
+    }
+
     /// The record: a fatal alert in a plaintext record of version 3.3.
     pub const fn record(self) -> [u8; 7] {
         [21, 3, 3, 0, 2, 2, self as u8]
