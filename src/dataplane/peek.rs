@@ -105,13 +105,17 @@ impl Peek<'_> {
         if read == Err(Errno::INTR) {
             read = Err(Errno::AGAIN);
         }
+        let emptied = match read {
+            Ok(count) => count > 0 && count < scratch.bytes.len(),
+            Err(error) => error == Errno::AGAIN,
+        };
+        if emptied {
+            // Forgets that the socket was readable, without a system call that only says so: the poller is
+            // edge-triggered and reports what comes next.
+            let _ = client.try_io(Interest::READABLE, || Err::<(), _>(std::io::ErrorKind::WouldBlock.into()));
+        }
         match read {
-            Err(Errno::AGAIN) => {
-                // Tells the poller that there was nothing, so that it reports the next bytes.
-                let _ =
-                    client.try_io(Interest::READABLE, || Err::<(), _>(std::io::ErrorKind::WouldBlock.into()));
-                return None;
-            }
+            Err(Errno::AGAIN) => return None,
             Ok(0) | Err(_) if self.received.is_empty() => {
                 return Some(Peeked::Probe);
             }

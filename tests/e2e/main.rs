@@ -5,6 +5,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod cost;
 mod endpoints;
 mod explain;
 mod hello;

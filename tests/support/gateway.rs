@@ -79,11 +79,10 @@ impl Gateway {
         self.child.id()
     }
 
-    /// Where a listener listens.
+    /// Where a listener listens. Its line of the log may arrive after the process is ready.
     #[track_caller]
     pub fn listener(&self, name: &str) -> SocketAddr {
-        let log = self.log.lock().expect("not poisoned");
-        listening(&log, name).unwrap_or_else(|| panic!("no listener {name:?} in {log:?}"))
+        eventually(&format!("listener {name:?}"), || listening(&self.log(), name))
     }
 
     /// `GET` of the admin API: status code and body.
