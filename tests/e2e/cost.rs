@@ -28,15 +28,15 @@ impl Calls {
         self.worker.values().sum::<usize>() as f64 / count as f64
     }
 
-    fn tell(&self, what: &str, count: usize) {
+    fn table(&self, what: &str, count: usize) -> String {
         let list = |calls: &BTreeMap<String, usize>| {
             let each = |(name, calls): (&String, &usize)| {
                 (*calls * 20 >= count).then(|| format!("{name} {:.2}", *calls as f64 / count as f64))
             };
             calls.iter().filter_map(each).collect::<Vec<_>>().join(", ")
         };
-        eprintln!("{:.1} system calls per {what}: {}", self.per(count), list(&self.worker));
-        eprintln!("  of other threads: {}", list(&self.others));
+        let (total, worker, others) = (self.per(count), list(&self.worker), list(&self.others));
+        format!("{total:.1} system calls per {what}: {worker}\n  of other threads: {others}")
     }
 }
 
@@ -149,7 +149,7 @@ fn connections_and_round_trips_cost_few_system_calls() {
         }
         eventually("all ends", || (gateway.access_log().len() == CONNECTIONS + 1).then_some(()));
     });
-    connections.tell("connection (a hello, its echo, and the end)", CONNECTIONS);
+    eprintln!("{}", connections.table("connection (a hello, its echo, and the end)", CONNECTIONS));
 
     let mut client = connect(address);
     round_trip(&mut client, &hello);
@@ -158,7 +158,7 @@ fn connections_and_round_trips_cost_few_system_calls() {
             round_trip(&mut client, b"ping");
         }
     });
-    round_trips.tell("round trip", ROUND_TRIPS);
+    eprintln!("{}", round_trips.table("round trip", ROUND_TRIPS));
 
     assert_eq!(backend.accepted(), CONNECTIONS + 2);
     assert!(connections.per(CONNECTIONS) <= 24.0, "{connections:?}");

@@ -9,6 +9,7 @@ mod cost;
 mod endpoints;
 mod explain;
 mod hello;
+mod hostile;
 mod interop;
 mod lifecycle;
 mod relay;
