@@ -78,3 +78,28 @@ async fn run(worker: &Rc<Worker>, entry: &Rc<Entry>, listener: &Listener, client
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dataplane::connect::Connected;
+
+    fn of_connection<F>(_: impl FnOnce(Rc<Worker>, Rc<Entry>, Arc<Listener>, TcpStream) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    fn of_relay<'a, F>(
+        _: impl FnOnce(&'a Rc<Worker>, &'a Rc<Entry>, &'a TcpStream, &'a Connected, &'a mut Option<First>) -> F,
+    ) -> usize {
+        size_of::<F>()
+    }
+
+    #[test]
+    fn the_futures_of_a_connection_are_small() {
+        let (relay, connection) = (of_relay(relay), of_connection(serve));
+        assert!(
+            relay <= 192 && connection <= 960,
+            "relay: {relay} bytes, the whole connection: {connection}"
+        );
+    }
+}

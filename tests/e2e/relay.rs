@@ -125,38 +125,90 @@ fn a_reset_of_the_client_is_a_reset_for_the_endpoint() {
     gateway.logged("the end", |line| line["reason"] == "client_reset");
 }
 
-/// A gibibyte each way at once, with a hash over each.
-#[test]
-fn a_gibibyte_each_way_goes_over_splice() {
-    const TOTAL: usize = 1 << 30;
-    let backend = Backend::start(|mut stream| {
+const GIBIBYTE: usize = 1 << 30;
+
+/// Takes a gibibyte and sends another at the same time.
+fn gibibyte_backend() -> Backend {
+    Backend::start(|mut stream| {
         skip_hello(&mut stream);
         let mut writer = stream.try_clone().expect("cloned");
-        let sender = thread::spawn(move || pour(&mut writer, TOTAL, 7));
+        let sender = thread::spawn(move || pour(&mut writer, GIBIBYTE, 7));
         let received = drain(&mut stream);
         sender.join().expect("sent");
         stream.shutdown(Shutdown::Write).expect("shut");
-        assert_eq!(received, expected(TOTAL, 3));
-    });
-    let gateway = gateway(backend.address);
-    let mut client = open(&gateway);
+        assert_eq!(received, expected(GIBIBYTE, 3));
+    })
+}
+
+/// The client's side of it: with a hash over each, and the end of the connection logged as it was.
+fn exchange_a_gibibyte(gateway: &Gateway) {
+    let mut client = open(gateway);
     let mut writer = client.try_clone().expect("cloned");
     let sender = thread::spawn(move || {
-        pour(&mut writer, TOTAL, 3);
+        pour(&mut writer, GIBIBYTE, 3);
         writer.shutdown(Shutdown::Write).expect("shut");
     });
     let received = drain(&mut client);
     sender.join().expect("sent");
-    assert_eq!(received, expected(TOTAL, 7));
+    assert_eq!(received, expected(GIBIBYTE, 7));
     let line = gateway.logged("the end", |line| line["reason"] == "ok");
-    assert_eq!(line["bytes_down"].as_u64(), Some(TOTAL as u64));
-    let spliced = gateway.metric("isthmus_relay_bytes_total", &["path=\"splice\""]);
-    let copied = gateway.metric("isthmus_relay_bytes_total", &["path=\"copy\""]);
-    assert!(spliced >= 0.95 * 2.0 * TOTAL as f64, "spliced {spliced}, copied {copied}");
+    assert_eq!(line["bytes_down"].as_u64(), Some(GIBIBYTE as u64));
+}
+
+/// Bytes relayed so far by splicing, and by copying.
+fn relayed(gateway: &Gateway) -> (f64, f64) {
+    let by = |path: &str| gateway.metric("isthmus_relay_bytes_total", &[&format!("path=\"{path}\"")]);
+    (by("splice"), by("copy"))
+}
+
+#[test]
+fn a_gibibyte_each_way_goes_over_splice() {
+    let gateway = gateway(gibibyte_backend().address);
+    exchange_a_gibibyte(&gateway);
+    let (spliced, copied) = relayed(&gateway);
+    assert!(spliced >= 0.95 * 2.0 * GIBIBYTE as f64, "spliced {spliced}, copied {copied}");
     eprintln!(
         "spliced {spliced:.0} bytes, copied {copied:.0}: {:.3} % over splice",
         spliced / (spliced + copied) * 100.0
     );
+}
+
+/// A worker has 16 pipes. Where stalled connections hold them all, the others are copied.
+#[test]
+fn a_gibibyte_each_way_is_copied_where_all_pipes_are_taken() {
+    const PIPES: usize = 16;
+    let backend = gibibyte_backend();
+    let (stop, stopped) = mpsc::channel::<()>();
+    let stopped = std::sync::Mutex::new(stopped);
+    // Reads nothing, until the end of the test.
+    let stalled = Backend::start(move |stream| {
+        let _ = stopped.lock().expect("not poisoned").recv();
+        drop(stream);
+    });
+    let gateway = Gateway::start(&format!(
+        "listen: \"127.0.0.1:0\"\nworkers: 1\nroutes: {{relay.test: \"{}\", stalled.test: \"{}\"}}\n",
+        backend.address, stalled.address
+    ));
+    let pipes = || {
+        let folder = std::fs::read_dir(format!("/proc/{}/fd", gateway.process())).expect("listed");
+        let targets = folder.flatten().filter_map(|entry| std::fs::read_link(entry.path()).ok());
+        targets.filter(|target| target.to_string_lossy().starts_with("pipe:")).count()
+    };
+    let before = pipes();
+    for _ in 0..PIPES {
+        let mut client = connect(gateway.listener("default"));
+        client.write_all(&hello("stalled.test")).expect("sent");
+        // Blocks when nothing more fits, and fails when the gateway ends.
+        thread::spawn(move || while client.write_all(&[0; 1 << 16]).is_ok() {});
+    }
+    // Two descriptors a pipe.
+    eventually("all pipes to be taken", || (pipes() >= before + 2 * PIPES).then_some(()));
+    let (spliced_before, copied_before) = relayed(&gateway);
+    exchange_a_gibibyte(&gateway);
+    let (spliced, copied) = relayed(&gateway);
+    let (spliced, copied) = (spliced - spliced_before, copied - copied_before);
+    assert!(copied >= 0.95 * 2.0 * GIBIBYTE as f64, "spliced {spliced}, copied {copied}");
+    drop(stop);
 }
 
 fn block(seed: u8) -> Vec<u8> {
