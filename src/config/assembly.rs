@@ -19,7 +19,7 @@ use crate::model::identity::TrustDomain;
 use crate::model::name::{HostName, NAME_BYTES_MAX};
 use crate::model::place::{ClusterId, Network};
 use crate::model::service::ServiceKey;
-use crate::snapshot::policy::{Limits, Mesh, Node, Policy, RouteTarget, Timeouts};
+use crate::snapshot::policy::{Access, Limits, Mesh, NetworkPolicy, Node, Policy, RouteTarget, Timeouts};
 use crate::snapshot::shard::Shard;
 
 use super::file::Files;
@@ -155,8 +155,8 @@ fn drain(fields: &Fields<'_>) -> Drain {
     }
 }
 
-/// The networks that have addresses; no block may be of two, or a source would be on both.
-fn networks(root: &Fields<'_>, problems: &mut Problems) -> Vec<(Network, Vec<IpNet>)> {
+/// The networks; no block may be of two, or a source would be on both.
+fn networks(root: &Fields<'_>, problems: &mut Problems) -> Vec<NetworkPolicy> {
     let list = Path::Root.key("networks");
     let mut places: HashMap<IpNet, Position> = HashMap::new();
     let mut networks = Vec::new();
@@ -172,9 +172,8 @@ fn networks(root: &Fields<'_>, problems: &mut Problems) -> Vec<(Network, Vec<IpN
                 }
             }
         }
-        if !cidrs.is_empty() {
-            networks.push((Network::new(&name.text), cidrs));
-        }
+        let (access, gateways) = (Access::default(), Vec::new());
+        networks.push(NetworkPolicy { name: Network::new(&name.text), access, cidrs, gateways });
     }
     networks
 }

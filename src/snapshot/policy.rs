@@ -9,7 +9,7 @@ use ipnet::IpNet;
 
 use crate::model::address::{Bind, Host};
 use crate::model::endpoint::Weight;
-use crate::model::identity::{IdentityPattern, TrustDomain};
+use crate::model::identity::{Identity, IdentityPattern, TrustDomain};
 use crate::model::name::{HostName, NamePattern};
 use crate::model::place::{ClusterId, Locality, Network};
 
@@ -26,8 +26,8 @@ pub struct Policy {
     pub exports: Vec<Arc<ExportRule>>,
     /// Tuning of the mesh's services; the most specific name wins whole.
     pub tuning: ServiceTuning,
-    /// The `networks` that have CIDRs, for naming a source's network.
-    pub networks: Vec<(Network, Vec<IpNet>)>,
+    /// In the order of the file; names are unique.
+    pub networks: Vec<NetworkPolicy>,
     pub limits: Limits,
     pub timeouts: Timeouts,
 }
@@ -47,6 +47,42 @@ pub struct Node {
 pub struct Mesh {
     pub cluster_domain: HostName,
     pub trust_domain: TrustDomain,
+}
+
+/// What the operator says of a network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NetworkPolicy {
+    pub name: Network,
+    pub access: Access,
+    /// Where an address without a network of its own belongs; no block is of two networks.
+    pub cidrs: Vec<IpNet>,
+    pub gateways: Vec<Gateway>,
+}
+
+/// How endpoints of a network are reached from others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// Through its gateways alone.
+    #[default]
+    Gateway,
+    /// By address: it is routable from everywhere.
+    Direct,
+}
+
+/// Where a network is entered from others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gateway {
+    /// A name stands for all its addresses, each with an equal part of the weight.
+    pub host: Host,
+    /// Where it takes TLS by SNI. At least one of the two ports is there.
+    pub sni_port: Option<u16>,
+    /// Where it takes HBONE.
+    pub hbone_port: Option<u16>,
+    /// The cluster it belongs to; `""`: none in particular.
+    pub cluster: ClusterId,
+    pub locality: Locality,
+    pub weight: Weight,
+    pub identity: Option<Identity>,
 }
 
 /// One listener. Its socket is keyed by `bind`; all else can change without touching it.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::build::World;
 use super::candidates::{Candidate, Candidates, EndpointKey};
 use super::exports::ExportIndex;
-use super::policy::{ExportRule, Node, Policy, Tuning};
+use super::policy::{ExportRule, NetworkPolicy, Node, Policy, Tuning};
 use super::routes::{Resolved, addresses};
 use super::shard::ScopedShard;
 use crate::model::endpoint::{Endpoint, Health, Labels, TlsMode};
@@ -277,7 +277,7 @@ fn on_own_network(endpoint: &Endpoint, shard: &ScopedShard, policy: &Policy) -> 
 fn network_of<'a>(
     endpoint: &'a Endpoint,
     shard: &'a ScopedShard,
-    networks: &'a [(Network, Vec<ipnet::IpNet>)],
+    networks: &'a [NetworkPolicy],
 ) -> &'a Network {
     if let Some(network) = &endpoint.network {
         return network;
@@ -292,10 +292,10 @@ fn network_of<'a>(
 }
 
 /// The network with the longest CIDR that holds an address.
-pub fn network_of_address(ip: IpAddr, networks: &[(Network, Vec<ipnet::IpNet>)]) -> Option<&Network> {
+pub fn network_of_address(ip: IpAddr, networks: &[NetworkPolicy]) -> Option<&Network> {
     networks
         .iter()
-        .flat_map(|(network, blocks)| blocks.iter().map(move |block| (network, block)))
+        .flat_map(|network| network.cidrs.iter().map(move |block| (&network.name, block)))
         .filter(|(_, block)| block.contains(&ip))
         .max_by_key(|(_, block)| block.prefix_len())
         .map(|(network, _)| network)
