@@ -3,13 +3,14 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::Snapshot;
 use super::exports::ExportIndex;
 use super::name_index::NameMap;
+use super::networks::NetworkTable;
 use super::policy::Policy;
 use super::routes::{Resolved, RouteTable};
 use super::service_view::ServiceView;
 use super::shard::ScopedShard;
+use super::{Changed, Snapshot};
 use crate::model::address::Host;
 use crate::model::name::HostName;
 
@@ -32,7 +33,18 @@ pub fn all(world: World<'_>, generation: u64, policy_generation: u64) -> Snapsho
         }
     }
     let routes = Arc::new(RouteTable::new(world.policy, world.resolved));
-    Snapshot { generation, policy_generation, policy: world.policy.clone(), routes, exports, services }
+    let networks = Arc::new(NetworkTable::new(&world.policy.networks, world.resolved));
+    Snapshot {
+        generation,
+        policy_generation,
+        policy: world.policy.clone(),
+        routes,
+        exports,
+        services,
+        networks,
+        resolved: Arc::new(world.resolved.clone()),
+        changed: Changed::Everything,
+    }
 }
 
 /// The snapshot after `previous`, under the same policy, where registries spoke of the `changed` services
@@ -50,12 +62,21 @@ pub fn next(
             None => drop(services.remove(name.as_str())),
         }
     }
-    let routes = if resolved.is_empty() {
-        previous.routes.clone()
-    } else {
-        Arc::new(previous.routes.with_resolved(world.policy, world.resolved, resolved))
+    let mut next = Snapshot {
+        generation: previous.generation + 1,
+        services,
+        changed: Changed::Services(changed.iter().cloned().collect()),
+        ..previous.clone()
     };
-    Snapshot { generation: previous.generation + 1, services, routes, ..previous.clone() }
+    if !resolved.is_empty() {
+        next.routes = Arc::new(previous.routes.with_resolved(world.policy, world.resolved, resolved));
+        next.resolved = Arc::new(world.resolved.clone());
+    }
+    if previous.networks.uses(resolved) {
+        next.networks = Arc::new(NetworkTable::new(&world.policy.networks, world.resolved));
+        next.changed = Changed::Everything;
+    }
+    next
 }
 
 /// The services with an endpoint given by one of these names.

@@ -9,18 +9,24 @@ pub mod candidates;
 pub mod exports;
 pub mod name_index;
 pub mod near;
+pub mod networks;
 pub mod policy;
 pub mod routes;
 pub mod service_view;
 pub mod shard;
+pub mod view;
+pub mod weights;
 
 use std::sync::Arc;
 
 use exports::ExportIndex;
 use name_index::NameMap;
+use networks::NetworkTable;
 use policy::{Listener, Policy};
-use routes::RouteTable;
+use routes::{Resolved, RouteTable};
 use service_view::ServiceView;
+
+use crate::model::name::HostName;
 
 /// One state of the world.
 #[derive(Clone, Debug)]
@@ -33,6 +39,20 @@ pub struct Snapshot {
     pub(crate) routes: Arc<RouteTable>,
     pub(crate) exports: Arc<ExportIndex>,
     pub(crate) services: NameMap<Arc<ServiceView>>,
+    pub(crate) networks: Arc<NetworkTable>,
+    /// What names stood for when it was built.
+    pub(crate) resolved: Arc<Resolved>,
+    /// In what it differs from the generation before.
+    pub changed: Changed,
+}
+
+/// What of the world is not as it was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Changed {
+    /// Anything may be.
+    Everything,
+    /// Only these services, in order of name.
+    Services(Arc<[HostName]>),
 }
 
 impl Snapshot {
@@ -47,6 +67,10 @@ impl Snapshot {
     /// All services by host name.
     pub fn services(&self) -> Vec<&Arc<ServiceView>> {
         self.services.sorted().into_iter().map(|(_, service)| service).collect()
+    }
+
+    pub fn networks(&self) -> &NetworkTable {
+        &self.networks
     }
 
     pub fn routes(&self) -> &RouteTable {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::build::World;
 use super::candidates::{Candidate, Candidates, EndpointKey};
 use super::exports::ExportIndex;
-use super::policy::{ExportRule, NetworkPolicy, Node, Policy, Tuning};
+use super::policy::{ExportRule, NetworkPolicy, Node, Tuning};
 use super::routes::{Resolved, addresses};
 use super::shard::ScopedShard;
 use crate::model::endpoint::{Endpoint, Health, Labels, TlsMode};
@@ -64,6 +64,16 @@ pub enum AskedBy {
     Hostname,
 }
 
+impl AskedBy {
+    /// Of which mode endpoints are chosen, first come first.
+    pub fn preference(self) -> [TlsMode; 2] {
+        match self {
+            Self::MeshName => [TlsMode::Mesh, TlsMode::Own],
+            Self::Hostname => [TlsMode::Own, TlsMode::Mesh],
+        }
+    }
+}
+
 impl PortView {
     /// The endpoints on this network; `None` for a subset that the service does not have.
     pub fn candidates(&self, subset: &str, asked: AskedBy) -> Option<&Arc<Candidates>> {
@@ -91,6 +101,29 @@ impl ServiceView {
         });
         let first = offered.next()?;
         offered.next().is_none().then_some(first)
+    }
+
+    /// Whether the bare host name leads to this port where rules offer it to those who come by SNI.
+    pub fn routes_by_hostname(&self, port: &PortView) -> bool {
+        let offered = |view: &&PortView| {
+            view.protocol.is_tls() && view.rules.iter().any(|rule| rule.to.identities.is_empty())
+        };
+        let mut offered = self.ports.iter().filter(offered);
+        offered.next().is_some_and(|only| only.port == port.port) && offered.next().is_none()
+    }
+
+    /// All endpoints of a port and subset, wherever they are, in order of registry; `None` for a subset that the
+    /// service does not have.
+    pub fn endpoints_of<'a>(
+        &'a self,
+        port: &'a PortView,
+        subset: &str,
+        networks: &'a [NetworkPolicy],
+    ) -> Option<impl Iterator<Item = PortEndpoint<'a>>> {
+        let labels = if subset.is_empty() { None } else { Some(self.subsets.get(subset)?) };
+        let number = (&*port.name, port.port, port.protocol);
+        let all = self.parts.iter().flat_map(move |part| part.endpoints_of(number, networks));
+        Some(all.filter(move |found| labels.is_none_or(|labels| found.endpoint.has_labels(labels))))
     }
 
     /// Merges what the registries say of a host name; `None` where none says anything.
@@ -202,12 +235,16 @@ fn port_view(
     world: &World<'_>,
 ) -> PortView {
     let group: Arc<str> = format!("{}:{}", key.hostname, port.port).into();
-    let here: Vec<Here<'_>> =
-        parts.iter().flat_map(|part| endpoints_here(part, &port, world.policy, world.resolved)).collect();
+    let number = (&*port.name, port.port, port.protocol);
+    let here: Vec<PortEndpoint<'_>> = parts
+        .iter()
+        .flat_map(|part| part.endpoints_of(number, &world.policy.networks))
+        .filter(|found| on_own_network(found, &world.policy.node))
+        .collect();
     let everything = Labels::new();
     let subsets = std::iter::once((Arc::from(""), &everything))
         .chain(subsets.iter().map(|(name, labels)| (name.clone(), labels)))
-        .map(|(name, labels)| (name, subset_candidates(&here, labels, &group, tuning, &world.policy.node)))
+        .map(|(name, labels)| (name, subset_candidates(&here, labels, &group, tuning, world)))
         .collect();
     PortView {
         rules: exports.covering(key.hostname.as_str(), port.port),
@@ -218,59 +255,56 @@ fn port_view(
     }
 }
 
-/// An endpoint on this network, for one service port.
-struct Here<'a> {
-    endpoint: &'a Endpoint,
-    addresses: &'a [IpAddr],
-    port: u16,
-    tls: TlsMode,
-    shard: &'a ScopedShard,
+/// An endpoint as one service port has it.
+#[derive(Clone, Copy, Debug)]
+pub struct PortEndpoint<'a> {
+    pub endpoint: &'a Endpoint,
+    pub network: &'a Network,
+    pub shard: &'a ScopedShard,
+    /// Where it listens.
+    pub port: u16,
+    pub tls: TlsMode,
 }
 
-fn endpoints_here<'a>(
-    part: &'a Part,
-    port: &ServicePort,
-    policy: &'a Policy,
-    resolved: &'a Resolved,
-) -> Vec<Here<'a>> {
-    // The registry's own port of that name, whose target port its endpoints go by.
-    let own = part.service.ports.iter().find(|own| {
-        own.port == port.port
-            && own.protocol == port.protocol
-            && (own.name == port.name || !named(part, port))
-    });
-    let Some(own) = own else {
-        return Vec::new();
-    };
-    part.service
-        .endpoints
-        .iter()
-        .filter(|endpoint| on_own_network(endpoint, &part.shard, policy))
-        .map(|endpoint| Here {
-            endpoint,
-            addresses: addresses(&endpoint.host, resolved),
-            port: endpoint
-                .ports
-                .as_ref()
-                .and_then(|ports| ports.get(&own.name))
-                .copied()
-                .unwrap_or(own.target_port),
-            tls: endpoint.tls.unwrap_or_else(|| own.protocol.default_tls()),
-            shard: &part.shard,
+impl<'a> PortEndpoint<'a> {
+    /// Where it is: nowhere, as long as its name stands for nothing.
+    pub fn addresses(&self, resolved: &'a Resolved) -> &'a [IpAddr] {
+        addresses(&self.endpoint.host, resolved)
+    }
+}
+
+impl Part {
+    /// The endpoints of the merged service's port of this name, number and protocol. A registry that has another port
+    /// under the name, or none that fits, has no endpoints of it.
+    fn endpoints_of<'a>(
+        &'a self,
+        (name, number, protocol): (&str, u16, Protocol),
+        networks: &'a [NetworkPolicy],
+    ) -> impl Iterator<Item = PortEndpoint<'a>> {
+        let ports = &self.service.ports;
+        let named = ports.iter().any(|own| &*own.name == name);
+        // Its endpoints go by the registry's own port, which may have another name.
+        let own = ports
+            .iter()
+            .find(|own| own.port == number && own.protocol == protocol && (&*own.name == name || !named));
+        let endpoints = own.map_or(&[][..], |_| &self.service.endpoints);
+        endpoints.iter().filter_map(move |endpoint| {
+            let own = own?;
+            let port = endpoint.ports.as_ref().and_then(|ports| ports.get(&own.name)).copied();
+            Some(PortEndpoint {
+                endpoint,
+                network: network_of(endpoint, &self.shard, networks),
+                shard: &self.shard,
+                port: port.unwrap_or(own.target_port),
+                tls: endpoint.tls.unwrap_or_else(|| own.protocol.default_tls()),
+            })
         })
-        .collect()
-}
-
-/// Whether the registry itself uses the port's name (perhaps for another number).
-fn named(part: &Part, port: &ServicePort) -> bool {
-    part.service.ports.iter().any(|own| own.name == port.name)
+    }
 }
 
 /// Endpoints of the unknown network are reachable from it, and from their own cluster (SPEC §1).
-fn on_own_network(endpoint: &Endpoint, shard: &ScopedShard, policy: &Policy) -> bool {
-    let network = network_of(endpoint, shard, &policy.networks);
-    let node: &Node = &policy.node;
-    *network == node.network || (network.is_unknown() && shard.cluster == node.cluster)
+fn on_own_network(found: &PortEndpoint<'_>, node: &Node) -> bool {
+    *found.network == node.network || (found.network.is_unknown() && found.shard.cluster == node.cluster)
 }
 
 /// The network of an endpoint: its own, else its registry's, else that of the longest CIDR, else unknown.
@@ -302,36 +336,36 @@ pub fn network_of_address(ip: IpAddr, networks: &[NetworkPolicy]) -> Option<&Net
 }
 
 fn subset_candidates(
-    here: &[Here<'_>],
+    here: &[PortEndpoint<'_>],
     labels: &Labels,
     group: &Arc<str>,
     tuning: &Arc<Tuning>,
-    node: &Node,
+    world: &World<'_>,
 ) -> SubsetCandidates {
-    let chosen: Vec<&Here<'_>> = here.iter().filter(|here| here.endpoint.has_labels(labels)).collect();
+    let chosen: Vec<&PortEndpoint<'_>> =
+        here.iter().filter(|here| here.endpoint.has_labels(labels)).collect();
     let with = |mode: Option<TlsMode>| {
         let list = chosen.iter().filter(|here| Some(here.tls) == mode);
-        let list = list.flat_map(|here| candidates_of(here, group, node)).collect();
+        let list = list.flat_map(|here| candidates_of(here, group, world)).collect();
         Arc::new(Candidates::new(group.clone(), tuning.clone(), list))
     };
-    let (mesh, own) =
-        (mode_of(&chosen, [TlsMode::Mesh, TlsMode::Own]), mode_of(&chosen, [TlsMode::Own, TlsMode::Mesh]));
+    let (mesh, own) = (mode_of(&chosen, AskedBy::MeshName), mode_of(&chosen, AskedBy::Hostname));
     let by_mesh_name = with(mesh);
     let by_hostname = if mesh == own { by_mesh_name.clone() } else { with(own) };
     SubsetCandidates { by_mesh_name, by_hostname }
 }
 
 /// The first of the modes that a ready endpoint has, else the first that any has.
-fn mode_of(here: &[&Here<'_>], preference: [TlsMode; 2]) -> Option<TlsMode> {
+fn mode_of(here: &[&PortEndpoint<'_>], asked: AskedBy) -> Option<TlsMode> {
     let has = |mode, ready: bool| {
         here.iter().any(|here| here.tls == mode && (!ready || here.endpoint.health == Health::Healthy))
     };
-    let find = |ready| preference.into_iter().find(|mode| has(*mode, ready));
+    let find = |ready| asked.preference().into_iter().find(|mode| has(*mode, ready));
     find(true).or_else(|| find(false))
 }
 
-fn candidates_of(here: &Here<'_>, group: &Arc<str>, node: &Node) -> Vec<Candidate> {
-    here.addresses
+fn candidates_of(here: &PortEndpoint<'_>, group: &Arc<str>, world: &World<'_>) -> Vec<Candidate> {
+    here.addresses(world.resolved)
         .iter()
         .map(|ip| Candidate {
             key: EndpointKey { group: group.clone(), address: SocketAddr::new(*ip, here.port) },
@@ -339,7 +373,7 @@ fn candidates_of(here: &Here<'_>, group: &Arc<str>, node: &Node) -> Vec<Candidat
             health: here.endpoint.health,
             cluster: here.shard.cluster.clone(),
             locality: here.endpoint.locality.clone(),
-            distance: node.locality.distance(&here.endpoint.locality),
+            distance: world.policy.node.locality.distance(&here.endpoint.locality),
         })
         .collect()
 }

@@ -1,0 +1,109 @@
+//! Exact shares of traffic, and the whole numbers that stand for them on the wire (SPEC §9, rule 4).
+//!
+//! Shares are fractions of any size: gateways split what is behind them in the ratio of weights up to 2^32 − 1, so that
+//! common denominators outgrow machine words.
+
+use num_bigint::BigUint;
+use num_integer::Integer;
+use num_rational::Ratio;
+
+/// A share of traffic.
+pub type Share = Ratio<BigUint>;
+
+/// The largest weight given; larger ones are scaled.
+const WEIGHT_MAX: u32 = 1 << 20;
+/// What all weights of one assignment stay below together: clients refuse more.
+const SUM_MAX: u64 = u32::MAX as u64;
+
+/// The share of a whole weight.
+pub fn share(weight: u64) -> Share {
+    Ratio::from_integer(BigUint::from(weight))
+}
+
+/// The smallest whole numbers in the proportion of the shares, each given with how many entries have it. Where the
+/// largest would pass 2^20, or the sum 2^32 − 1, they are scaled down, rounded half up, to at least 1.
+///
+/// Shares must not be 0.
+pub fn whole(shares: &[(Share, usize)]) -> Vec<u32> {
+    let denominator = shares.iter().fold(BigUint::from(1_u8), |all, (share, _)| all.lcm(share.denom()));
+    let numbers: Vec<BigUint> =
+        shares.iter().map(|(share, _)| share.numer() * (&denominator / share.denom())).collect();
+    let divisor = numbers.iter().fold(BigUint::ZERO, |all, number| all.gcd(number));
+    let Some(largest) = numbers.iter().max().map(|largest| largest / &divisor) else {
+        return Vec::new();
+    };
+    let numbers: Vec<BigUint> = numbers.into_iter().map(|number| number / &divisor).collect();
+    let count: u64 = shares.iter().map(|(_, entries)| *entries as u64).sum();
+    let mut limit = u64::from(WEIGHT_MAX);
+    loop {
+        let weights: Vec<u32> = numbers.iter().map(|number| scaled(number, &largest, limit)).collect();
+        let sum: u64 = weights
+            .iter()
+            .zip(shares)
+            .map(|(weight, (_, entries))| u64::from(*weight) * *entries as u64)
+            .sum();
+        if sum <= SUM_MAX || limit <= 1 {
+            return weights;
+        }
+        // What rounding up may add is taken off first, so that the next round fits.
+        limit = (limit * SUM_MAX.saturating_sub(count) / sum).max(1).min(limit - 1);
+    }
+}
+
+/// `number`, where the largest is at most `limit`; else its part of `limit`.
+fn scaled(number: &BigUint, largest: &BigUint, limit: u64) -> u32 {
+    let limit_big = BigUint::from(limit);
+    let scaled = if *largest <= limit_big {
+        number.clone()
+    } else {
+        let two = BigUint::from(2_u8);
+        (number * &limit_big * &two + largest) / (largest * two)
+    };
+    // At most `limit`, which is at most 2^20.
+    u32::try_from(scaled).unwrap_or(WEIGHT_MAX).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(shares: &[(u64, u64)]) -> Vec<u32> {
+        let shares: Vec<_> = shares
+            .iter()
+            .map(|(numerator, denominator)| {
+                (Ratio::new(BigUint::from(*numerator), BigUint::from(*denominator)), 1)
+            })
+            .collect();
+        whole(&shares)
+    }
+
+    #[test]
+    fn proportions_are_exact_and_smallest() {
+        assert_eq!(of(&[]), [0_u32; 0]);
+        assert_eq!(of(&[(7, 1)]), [1]);
+        assert_eq!(of(&[(2, 1), (4, 1), (6, 1)]), [1, 2, 3]);
+        assert_eq!(of(&[(1, 1), (3, 2), (3, 2)]), [2, 3, 3]);
+        assert_eq!(of(&[(5, 7), (5, 8), (5, 9), (5, 11)]), [792, 693, 616, 504]);
+    }
+
+    #[test]
+    fn large_ones_are_scaled_to_the_largest_and_rounded_half_up() {
+        assert_eq!(of(&[(1 << 20, 1), (3, 1)]), [1 << 20, 3]);
+        assert_eq!(of(&[(1 << 21, 1), (1, 1), (3, 1)]), [1 << 20, 1, 2]);
+        assert_eq!(of(&[(u64::MAX, 1), (1, 1)]), [1 << 20, 1]);
+        // Denominators whose common one has more than 128 bits.
+        let primes = [4_294_967_291, 4_294_967_279, 4_294_967_231, 4_294_967_197, 4_294_967_189];
+        let shares: Vec<_> = primes.iter().map(|prime| (1, *prime)).collect();
+        assert_eq!(of(&shares), [1 << 20; 5]);
+    }
+
+    #[test]
+    fn the_sum_stays_below_what_clients_take() {
+        let shares = [(share(1 << 20), 10_000), (share((1 << 20) - 1), 10_000), (share(1), 10)];
+        let weights = whole(&shares);
+        let sum: u64 =
+            weights.iter().zip(&shares).map(|(weight, (_, count))| u64::from(*weight) * *count as u64).sum();
+        assert!(sum <= SUM_MAX && sum > SUM_MAX / 2, "{weights:?}: {sum}");
+        assert_eq!(weights[2], 1);
+    }
+}
