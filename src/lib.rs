@@ -16,6 +16,7 @@
 //! |---|---|---|
 //! | 0 | [`model`] | the field's nouns as values |
 //! | 0 | [`wire`] | bytes ↔ values: ClientHello, TLS alerts |
+//! | 0 | [`proto`] | the messages of xDS, generated |
 //! | 1 | [`snapshot`] | policy, shards, merged services, routes, exports; building, admission |
 //! | 1 | [`telemetry`] | events → metrics, access log, failures; the log writer |
 //! | 2 | [`balance`] | the choice among candidates, and its odds |
@@ -39,6 +40,7 @@ pub mod dataplane;
 pub mod document;
 pub mod model;
 pub mod net;
+pub mod proto;
 pub mod snapshot;
 pub mod telemetry;
 pub mod tls;

@@ -12,5 +12,6 @@ mod hello;
 mod hostile;
 mod interop;
 mod lifecycle;
+mod proto;
 mod relay;
 mod standalone;

@@ -8,6 +8,7 @@ pub mod client;
 pub mod envoy;
 pub mod gateway;
 pub mod pki;
+pub mod python;
 pub mod raw;
 
 use std::time::{Duration, Instant};
