@@ -37,6 +37,7 @@ pub mod balance;
 pub mod cli;
 pub mod config;
 pub mod dataplane;
+pub mod discovery;
 pub mod document;
 pub mod model;
 pub mod net;
