@@ -197,7 +197,9 @@ mod tests {
         assert_eq!(map.changed_since(&before, PartialEq::eq), [host("new.mesh"), host("s7.mesh")]);
         // Built apart, no bucket is shared.
         let mut apart = NameMap::new();
-        map.iter().for_each(|(name, value)| drop(apart.insert(name.clone(), *value)));
+        for (name, value) in map.iter() {
+            apart.insert(name.clone(), *value);
+        }
         assert!(apart.changed_since(&map, PartialEq::eq).is_empty());
         assert_eq!(apart.changed_since(&before, PartialEq::eq), [host("new.mesh"), host("s7.mesh")]);
     }

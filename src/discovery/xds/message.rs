@@ -109,7 +109,7 @@ fn length(resource: &Resource, protocol: Protocol) -> usize {
 fn not_found(name: &str) -> ResourceError {
     let text = format!("no registry has told of {name:?}");
     ResourceError {
-        resource_name: Some(ResourceName { name: name.to_owned(), ..ResourceName::default() }),
+        resource_name: Some(ResourceName { name: name.to_owned() }),
         error_detail: Some(rpc::Status { code: Code::NotFound as i32, message: text, details: Vec::new() }),
     }
 }

@@ -163,10 +163,7 @@ fn matchers(peers: &Peers) -> Vec<tls::SubjectAltNameMatcher> {
 
 fn mutual_tls(sni: String, peers: &Peers) -> tls::UpstreamTlsContext {
     let secret = |name: &str| tls::SdsSecretConfig { name: name.to_owned(), sds_config: None };
-    let names = tls::CertificateValidationContext {
-        match_typed_subject_alt_names: matchers(peers),
-        ..tls::CertificateValidationContext::default()
-    };
+    let names = tls::CertificateValidationContext { match_typed_subject_alt_names: matchers(peers) };
     let validation = tls::common_tls_context::CombinedCertificateValidationContext {
         default_validation_context: Some(names),
         validation_context_sds_secret_config: Some(secret(ROOTS_SECRET)),
@@ -181,7 +178,6 @@ fn mutual_tls(sni: String, peers: &Peers) -> tls::UpstreamTlsContext {
             ),
             ..tls::CommonTlsContext::default()
         }),
-        ..tls::UpstreamTlsContext::default()
     }
 }
 
@@ -264,10 +260,8 @@ fn lb_endpoint(entry: &Entry) -> endpoint::LbEndpoint {
         Health::Unhealthy => core::HealthStatus::Unhealthy,
         Health::Draining => core::HealthStatus::Draining,
     };
-    let metadata = (entry.tls == TlsMode::Mesh).then(|| core::Metadata {
-        filter_metadata: [(TRANSPORT_MATCH.to_owned(), mesh_mode())].into(),
-        ..core::Metadata::default()
-    });
+    let metadata = (entry.tls == TlsMode::Mesh)
+        .then(|| core::Metadata { filter_metadata: [(TRANSPORT_MATCH.to_owned(), mesh_mode())].into() });
     endpoint::LbEndpoint {
         host_identifier: Some(endpoint::lb_endpoint::HostIdentifier::Endpoint(endpoint::Endpoint {
             address: Some(address),
@@ -276,7 +270,6 @@ fn lb_endpoint(entry: &Entry) -> endpoint::LbEndpoint {
         health_status: health.into(),
         metadata,
         load_balancing_weight: Some(entry.weight),
-        ..endpoint::LbEndpoint::default()
     }
 }
 
@@ -288,7 +281,6 @@ fn listener_of(name: &Arc<str>) -> Resource {
             type_url: "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router".into(),
             ..any(&Router {})
         })),
-        ..http::HttpFilter::default()
     };
     let manager = http::HttpConnectionManager {
         route_specifier: Some(http::http_connection_manager::RouteSpecifier::Rds(http::Rds {
@@ -304,7 +296,6 @@ fn listener_of(name: &Arc<str>) -> Resource {
         api_listener: Some(listener::ApiListener {
             api_listener: Some(Any { type_url: url.into(), ..any(&manager) }),
         }),
-        ..listener::Listener::default()
     };
     Resource::new(Kind::Listener, name.clone(), &made)
 }
@@ -314,28 +305,17 @@ fn route_of(name: &Arc<str>, service: &ServiceView, port: &PortView) -> Resource
     let cluster = cluster_name(port.port, "", &service.name);
     let action = route::RouteAction {
         cluster_specifier: Some(route::route_action::ClusterSpecifier::Cluster(cluster)),
-        ..route::RouteAction::default()
     };
-    let all = route::RouteMatch {
-        path_specifier: Some(route::route_match::PathSpecifier::Prefix(String::new())),
-        ..route::RouteMatch::default()
-    };
+    let all =
+        route::RouteMatch { path_specifier: Some(route::route_match::PathSpecifier::Prefix(String::new())) };
     let route = route::Route {
         r#match: Some(all),
         action: Some(route::route::Action::Route(action)),
         ..route::Route::default()
     };
-    let host = route::VirtualHost {
-        name: name.to_string(),
-        domains: vec!["*".to_owned()],
-        routes: vec![route],
-        ..route::VirtualHost::default()
-    };
-    let made = route::RouteConfiguration {
-        name: name.to_string(),
-        virtual_hosts: vec![host],
-        ..route::RouteConfiguration::default()
-    };
+    let host =
+        route::VirtualHost { name: name.to_string(), domains: vec!["*".to_owned()], routes: vec![route] };
+    let made = route::RouteConfiguration { name: name.to_string(), virtual_hosts: vec![host] };
     Resource::new(Kind::Route, name.clone(), &made)
 }
 
