@@ -9,7 +9,7 @@ use super::candidates::{Candidate, Candidates, EndpointKey};
 use super::exports::ExportIndex;
 use super::policy::{ExportRule, NetworkPolicy, Node, Policy, Tuning};
 use super::routes::{Resolved, addresses};
-use super::shard::ScopedShard;
+use super::shard::{ScopedShard, Standing};
 use crate::model::endpoint::{Endpoint, Health, Labels, TlsMode};
 use crate::model::place::Network;
 use crate::model::service::{Protocol, Service, ServiceKey, ServicePort};
@@ -44,6 +44,8 @@ pub struct PortView {
     pub name: Arc<str>,
     pub port: u16,
     pub protocol: Protocol,
+    /// Whether parts of demoted shards count, as no live one has a ready endpoint for the port.
+    demoted_count: bool,
     /// The export rules that speak of it, in the order of the file.
     pub rules: Vec<Arc<ExportRule>>,
     /// Endpoints on this network by subset; `""` is all of them.
@@ -91,6 +93,15 @@ impl ServiceView {
         });
         let first = offered.next()?;
         offered.next().is_none().then_some(first)
+    }
+
+    /// The parts whose endpoints count for a port of this service, in order of registry, each with the registry's
+    /// own port, whose name and target port its endpoints go by ([`port_of`], [`tls_of`]). All who ask where a
+    /// service port is served ask this, so that they agree on what a demoted or expired registry counts for.
+    pub fn counting_parts(&self, port: &PortView) -> impl Iterator<Item = (&Part, &ServicePort)> {
+        let demoted_count = port.demoted_count;
+        serving_parts(&self.parts, &port.name, port.port, port.protocol)
+            .filter(move |(part, _)| counts(part, demoted_count))
     }
 
     /// Merges what the registries say of a host name; `None` where none says anything.
@@ -202,8 +213,12 @@ fn port_view(
     world: &World<'_>,
 ) -> PortView {
     let group: Arc<str> = format!("{}:{}", key.hostname, port.port).into();
-    let here: Vec<Here<'_>> =
-        parts.iter().flat_map(|part| endpoints_here(part, &port, world.policy, world.resolved)).collect();
+    let serving = || serving_parts(parts, &port.name, port.port, port.protocol);
+    let demoted_count = !serving().any(|(part, _)| is_ready(part, world.resolved));
+    let here: Vec<Here<'_>> = serving()
+        .filter(|(part, _)| counts(part, demoted_count))
+        .flat_map(|(part, own)| endpoints_here(part, own, world.policy, world.resolved))
+        .collect();
     let everything = Labels::new();
     let subsets = std::iter::once((Arc::from(""), &everything))
         .chain(subsets.iter().map(|(name, labels)| (name.clone(), labels)))
@@ -214,8 +229,54 @@ fn port_view(
         name: port.name,
         port: port.port,
         protocol: port.protocol,
+        demoted_count,
         subsets,
     }
+}
+
+/// The parts that have a port, whatever their standing, each with its own port of that name and number.
+fn serving_parts<'a>(
+    parts: &'a [Part],
+    name: &str,
+    port: u16,
+    protocol: Protocol,
+) -> impl Iterator<Item = (&'a Part, &'a ServicePort)> {
+    parts.iter().filter_map(move |part| {
+        let own = &part.service.ports;
+        // The registry may use the name for another number, or call this number by another name.
+        let named = own.iter().any(|own| *own.name == *name);
+        let fits = |own: &&ServicePort| {
+            own.port == port && own.protocol == protocol && (*own.name == *name || !named)
+        };
+        Some((part, own.iter().find(fits)?))
+    })
+}
+
+fn counts(part: &Part, demoted_count: bool) -> bool {
+    match part.shard.standing {
+        Standing::Live => true,
+        Standing::Demoted => demoted_count,
+        Standing::Expired => false,
+    }
+}
+
+/// Whether a live registry has a healthy endpoint here that stands for an address.
+fn is_ready(part: &Part, resolved: &Resolved) -> bool {
+    let ready = |endpoint: &Endpoint| {
+        endpoint.health == Health::Healthy && !addresses(&endpoint.host, resolved).is_empty()
+    };
+    part.shard.standing == Standing::Live && part.service.endpoints.iter().any(ready)
+}
+
+/// Where an endpoint listens for a port of its own registry.
+pub fn port_of(endpoint: &Endpoint, own: &ServicePort) -> u16 {
+    let ports = endpoint.ports.as_ref();
+    ports.and_then(|ports| ports.get(&own.name)).copied().unwrap_or(own.target_port)
+}
+
+/// Whose TLS an endpoint speaks on a port of its own registry.
+pub fn tls_of(endpoint: &Endpoint, own: &ServicePort) -> TlsMode {
+    endpoint.tls.unwrap_or_else(|| own.protocol.default_tls())
 }
 
 /// An endpoint on this network, for one service port.
@@ -229,41 +290,19 @@ struct Here<'a> {
 
 fn endpoints_here<'a>(
     part: &'a Part,
-    port: &ServicePort,
+    own: &'a ServicePort,
     policy: &'a Policy,
     resolved: &'a Resolved,
-) -> Vec<Here<'a>> {
-    // The registry's own port of that name, whose target port its endpoints go by.
-    let own = part.service.ports.iter().find(|own| {
-        own.port == port.port
-            && own.protocol == port.protocol
-            && (own.name == port.name || !named(part, port))
-    });
-    let Some(own) = own else {
-        return Vec::new();
-    };
-    part.service
-        .endpoints
-        .iter()
-        .filter(|endpoint| on_own_network(endpoint, &part.shard, policy))
-        .map(|endpoint| Here {
+) -> impl Iterator<Item = Here<'a>> {
+    part.service.endpoints.iter().filter(|endpoint| on_own_network(endpoint, &part.shard, policy)).map(
+        move |endpoint| Here {
             endpoint,
             addresses: addresses(&endpoint.host, resolved),
-            port: endpoint
-                .ports
-                .as_ref()
-                .and_then(|ports| ports.get(&own.name))
-                .copied()
-                .unwrap_or(own.target_port),
-            tls: endpoint.tls.unwrap_or_else(|| own.protocol.default_tls()),
+            port: port_of(endpoint, own),
+            tls: tls_of(endpoint, own),
             shard: &part.shard,
-        })
-        .collect()
-}
-
-/// Whether the registry itself uses the port's name (perhaps for another number).
-fn named(part: &Part, port: &ServicePort) -> bool {
-    part.service.ports.iter().any(|own| own.name == port.name)
+        },
+    )
 }
 
 /// Endpoints of the unknown network are reachable from it, and from their own cluster (SPEC §1).
@@ -343,3 +382,6 @@ fn candidates_of(here: &Here<'_>, group: &Arc<str>, node: &Node) -> Vec<Candidat
         })
         .collect()
 }
+
+#[cfg(test)]
+mod tests;
