@@ -25,6 +25,7 @@
 //! | 3 | [`tls`] | certificates (of development, so far) |
 //! | 4 | [`dataplane`] | accept → peek → admit → choose → dial → relay |
 //! | 4 | [`aggregator`] | registries, name resolution, the one owner of the world |
+//! | 4 | [`discovery`] | what clients of the control plane are given (its options, so far) |
 //! | 5 | [`admin`] | HTTP API, readiness, explain |
 //! | 5 | [`config`] | the file → checked `Config` |
 //! | 6 | [`app`], [`cli`] | composition, commands |
@@ -36,6 +37,7 @@ pub mod balance;
 pub mod cli;
 pub mod config;
 pub mod dataplane;
+pub mod discovery;
 pub mod document;
 pub mod model;
 pub mod net;

@@ -17,7 +17,6 @@ use tokio::sync::mpsc;
 
 use crate::admin::server::{self, Part};
 use crate::admin::{Command, ProgramStatus, Sources};
-use crate::aggregator::file_registry::FileRegistry;
 use crate::aggregator::owner::{self, Handle};
 use crate::aggregator::status::RegistryState;
 use crate::config::{self, Config, Workers};
@@ -31,8 +30,6 @@ use crate::telemetry::control::ReloadResult;
 use listeners::Listeners;
 use log::LogControl;
 
-/// How long registries are waited for before the gateway listens without them.
-const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// Commands of the admin API that may wait.
 const COMMANDS: usize = 16;
 /// Threads of the control side: admin, aggregator, look-ups.
@@ -158,7 +155,7 @@ impl Program {
         };
         open_servers(&config, &sources, &scope).await?;
         upkeep(&sources, &scope);
-        wait_for_registries(&aggregator).await;
+        wait_for_registries(&aggregator, config.aggregator.start_timeout).await;
         listeners.open(bound, &mut dataplane).await;
         let program = Self {
             path: path.to_owned(),
@@ -302,17 +299,11 @@ fn needs_restart(running: &Config, next: &Config) -> Vec<&'static str> {
 }
 
 fn world_sources(config: &Config) -> owner::Sources {
-    let registries = config.registries.iter().map(|registry| FileRegistry {
-        name: registry.name.clone(),
-        path: registry.path.clone(),
-        cluster: registry.cluster.clone(),
-        network: registry.network.clone(),
-        scope: registry.scope.clone(),
-    });
     owner::Sources {
         policy: config.policy.clone(),
         services: config.services.clone(),
-        registries: registries.collect(),
+        registries: config.registries.clone(),
+        options: config.aggregator.clone(),
     }
 }
 
@@ -349,8 +340,9 @@ fn upkeep(sources: &Sources, scope: &Scope) {
     });
 }
 
-/// Waits until each registry has said something, if only that it cannot be read.
-async fn wait_for_registries(aggregator: &Handle) {
+/// Waits until each registry has said something, if only that it cannot be read; the gateway then listens without
+/// those that have not.
+async fn wait_for_registries(aggregator: &Handle, timeout: Duration) {
     let mut status = aggregator.status.clone();
     let heard = status.wait_for(|status| {
         status
@@ -358,7 +350,7 @@ async fn wait_for_registries(aggregator: &Handle) {
             .iter()
             .all(|registry| registry.state != RegistryState::Missing || !registry.problems.is_empty())
     });
-    if tokio::time::timeout(START_TIMEOUT, heard).await.is_err() {
+    if tokio::time::timeout(timeout, heard).await.is_err() {
         tracing::warn!("some registries have not answered; listening without them");
     }
 }

@@ -1,0 +1,27 @@
+//! What the world tells its clients: xDS. So far only what the operator says of it.
+
+use std::net::SocketAddr;
+
+use ipnet::IpNet;
+
+use crate::model::place::{ClusterId, Network};
+
+/// Where xDS is offered, and who may ask for what.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// A loopback address; port 0 takes a free one.
+    pub bind: SocketAddr,
+    /// A client may claim what one of the rules allows; `None`: anything.
+    pub clients: Option<Vec<ClientRule>>,
+}
+
+/// What some clients may say they are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientRule {
+    /// Source addresses it speaks of; empty: any.
+    pub cidrs: Vec<IpNet>,
+    /// Networks that may be claimed; `None`: any.
+    pub networks: Option<Vec<Network>>,
+    /// Clusters that may be claimed; `None`: any.
+    pub clusters: Option<Vec<ClusterId>>,
+}
