@@ -12,5 +12,7 @@ mod hello;
 mod hostile;
 mod interop;
 mod lifecycle;
+mod names;
+mod registries;
 mod relay;
 mod standalone;
