@@ -26,6 +26,7 @@
 //! | 3 | [`tls`] | certificates (of development, so far) |
 //! | 4 | [`dataplane`] | accept → peek → admit → choose → dial → relay |
 //! | 4 | [`aggregator`] | registries, name resolution, the one owner of the world |
+//! | 4 | [`discovery`] | xDS: every client is told the endpoints as its network sees them |
 //! | 5 | [`admin`] | HTTP API, readiness, explain |
 //! | 5 | [`config`] | the file → checked `Config` |
 //! | 6 | [`app`], [`cli`] | composition, commands |

@@ -15,7 +15,7 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
 use super::explain::{Inquiry, explain};
-use super::{Command, Sources, readiness, views};
+use super::{Command, Sources, clients, readiness, views};
 use crate::dataplane::upstreams::Looking;
 use crate::model::name::HostName;
 use crate::net::scope::Scope;
@@ -79,6 +79,10 @@ fn admin(sources: Sources) -> Router {
         .route("/services/{hostname}", get(service))
         .route("/exposed", get(exposed))
         .route("/connections", get(connections))
+        .route(
+            "/clients",
+            get(async |State(sources): State<Sources>| json_response(&clients::clients(&sources.clients))),
+        )
         .route("/failures", get(failures))
         .route("/explain", get(explain_name))
         .route("/reload", post(reload))

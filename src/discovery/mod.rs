@@ -8,21 +8,22 @@ use ipnet::IpNet;
 
 use crate::model::place::{ClusterId, Network};
 
-/// Where clients of xDS are served, and what they may claim.
+/// Where xDS is offered, and who may ask for what.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
+    /// A loopback address; port 0 takes a free one.
     pub bind: SocketAddr,
-    /// `None`: anything.
+    /// A client may claim what one of the rules allows; `None`: anything.
     pub clients: Option<Vec<ClientRule>>,
 }
 
-/// What some clients may claim.
+/// What some clients may say they are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientRule {
-    /// Where they come from; empty: anywhere.
+    /// Source addresses it speaks of; empty: any.
     pub cidrs: Vec<IpNet>,
-    /// `None`: any.
+    /// Networks that may be claimed; `None`: any.
     pub networks: Option<Vec<Network>>,
-    /// `None`: any.
+    /// Clusters that may be claimed; `None`: any.
     pub clusters: Option<Vec<ClusterId>>,
 }

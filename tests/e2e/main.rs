@@ -12,6 +12,8 @@ mod hello;
 mod hostile;
 mod interop;
 mod lifecycle;
+mod names;
 mod proto;
+mod registries;
 mod relay;
 mod standalone;

@@ -5,6 +5,7 @@
 
 pub mod backend;
 pub mod client;
+pub mod dns;
 pub mod envoy;
 pub mod gateway;
 pub mod pki;
