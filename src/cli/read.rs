@@ -17,7 +17,7 @@ use crate::model::address::{Host, canonical_ip};
 use crate::model::name::HostName;
 use crate::snapshot::Snapshot;
 use crate::snapshot::build::{World, all};
-use crate::snapshot::policy::RouteTarget;
+use crate::snapshot::policy::{Policy, RouteTarget};
 use crate::snapshot::routes::Resolved;
 use crate::snapshot::shard::ScopedShard;
 
@@ -61,22 +61,25 @@ pub(super) fn world(path: &Path) -> Result<Offline, Vec<String>> {
     if !problems.is_empty() {
         return Err(problems);
     }
-    let resolved = resolve(&names(&config.policy.routes, &shards));
+    let resolved = resolve(&names(&config.policy, &shards));
     let world = World { policy: &config.policy, shards: &shards, resolved: &resolved };
     let snapshot = all(world, 1, 1);
     warnings.extend(snapshot.services().into_iter().flat_map(|service| service.conflicts.clone()));
     Ok(Offline { snapshot, warnings })
 }
 
-/// The names that endpoints are given by.
-fn names(routes: &[Arc<crate::snapshot::policy::Route>], shards: &[Arc<ScopedShard>]) -> BTreeSet<HostName> {
+/// The names that endpoints and gateways are given by.
+fn names(policy: &Policy, shards: &[Arc<ScopedShard>]) -> BTreeSet<HostName> {
     let mut names = BTreeSet::new();
     let mut want = |host: &Host| {
         if let Host::Name(name) = host {
             names.insert(name.clone());
         }
     };
-    for route in routes {
+    for gateway in policy.networks.iter().flat_map(|network| &network.gateways) {
+        want(&gateway.host);
+    }
+    for route in &policy.routes {
         if let RouteTarget::Endpoints { endpoints, .. } = &route.to {
             endpoints.iter().for_each(|endpoint| want(&endpoint.host));
         }
@@ -204,6 +207,19 @@ const CONNECTION_COLUMNS: [(&str, &str); 8] = [
     ("MS", "duration_ms"),
 ];
 
+const GATEWAY_COLUMNS: [(&str, &str); 10] = [
+    ("NETWORK", "network"),
+    ("ADDRESS", "address"),
+    ("STANDS FOR", "addresses"),
+    ("SNI", "sni_port"),
+    ("HBONE", "hbone_port"),
+    ("CLUSTER", "cluster"),
+    ("LOCALITY", "locality"),
+    ("WEIGHT", "weight"),
+    ("USABLE", "usable"),
+    ("WHY NOT", "why"),
+];
+
 /// `isthmus failures`.
 pub(super) fn failures(reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
     list(reading, "/api/v1/failures", &CONNECTION_COLUMNS, out)
@@ -213,6 +229,18 @@ pub(super) fn failures(reading: &Reading, out: &mut impl Write) -> Result<(), Fa
 pub(super) fn get(what: What, reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
     match what {
         What::Services => services(reading, out),
+        What::Gateways => list(reading, "/api/v1/gateways", &GATEWAY_COLUMNS, out),
+        What::Networks => {
+            let columns = [
+                ("NAME", "name"),
+                ("ACCESS", "access"),
+                ("CIDRS", "cidrs"),
+                ("GATEWAYS", "gateways"),
+                ("ENDPOINTS", "endpoints"),
+                ("READY WEIGHT", "ready_weight"),
+            ];
+            list(reading, "/api/v1/networks", &columns, out)
+        }
         What::Connections => {
             let mut columns = CONNECTION_COLUMNS.to_vec();
             columns.retain(|(heading, _)| *heading != "REASON");
