@@ -17,6 +17,7 @@
 //! |---|---|---|
 //! | 0 | [`model`] | the field's nouns as values |
 //! | 0 | [`wire`] | bytes ↔ values: ClientHello, TLS alerts |
+//! | 0 | [`proto`] | the messages of xDS, generated |
 //! | 1 | [`snapshot`] | policy, shards, merged services, routes, exports; building, admission, split horizon |
 //! | 1 | [`telemetry`] | events → metrics, access log, failures; the log writer |
 //! | 2 | [`balance`] | the choice among candidates, and its odds |
@@ -26,6 +27,7 @@
 //! | 3 | [`tls`] | certificates (of development, so far) |
 //! | 4 | [`dataplane`] | accept → peek → admit → choose → dial → relay |
 //! | 4 | [`aggregator`] | registries, name resolution, the one owner of the world |
+//! | 4 | [`discovery`] | xDS: every client is told the endpoints as its network sees them |
 //! | 5 | [`admin`] | HTTP API, readiness, explain, horizon |
 //! | 5 | [`config`] | the file → checked `Config` |
 //! | 6 | [`app`], [`cli`] | composition, commands |
@@ -37,9 +39,11 @@ pub mod balance;
 pub mod cli;
 pub mod config;
 pub mod dataplane;
+pub mod discovery;
 pub mod document;
 pub mod model;
 pub mod net;
+pub mod proto;
 pub mod snapshot;
 pub mod telemetry;
 pub mod tls;

@@ -72,8 +72,13 @@ const LAYERS: &[Layer] = &[
 ];
 
 /// What counts as `Options` though it has another name, below the crate's root.
-const OPTIONS: &[&str] =
-    &["telemetry::access_log::AccessLog", "telemetry::access_log::Format", "telemetry::access_log::Sink"];
+const OPTIONS: &[&str] = &[
+    "aggregator::file_registry::FileRegistry",
+    "discovery::ClientRule",
+    "telemetry::access_log::AccessLog",
+    "telemetry::access_log::Format",
+    "telemetry::access_log::Sink",
+];
 
 /// Paths, as consecutive segments, that a pure layer may not name.
 const FORBIDDEN_PATHS: &[&[&str]] = &[

@@ -1,6 +1,7 @@
 //! The admin API: status, readiness, explain, horizon. It reads the status values of the rest and changes nothing by itself;
 //! what changes something is a [`Command`] to whoever composed the program.
 
+pub mod clients;
 pub mod explain;
 pub mod horizon;
 pub mod networks;
@@ -18,6 +19,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::aggregator::status::Status as AggregatorStatus;
 use crate::dataplane::handle::{Control, EffectiveLimits};
+use crate::discovery::xds::status::Clients;
 use crate::telemetry::Telemetry;
 use crate::world::Reader;
 
@@ -51,6 +53,8 @@ pub struct ProgramStatus {
 #[derive(Clone)]
 pub struct Sources {
     pub reader: Reader,
+    /// Of the xDS server; nobody, where it is not opened.
+    pub clients: Arc<Clients>,
     pub dataplane: Control,
     pub aggregator: watch::Receiver<Arc<AggregatorStatus>>,
     pub telemetry: Telemetry,

@@ -10,6 +10,7 @@ use crate::snapshot::Snapshot;
 use crate::snapshot::networks::GatewayEntry;
 use crate::snapshot::policy::Access;
 use crate::snapshot::service_view::network_of;
+use crate::snapshot::shard::Standing;
 
 /// A line per gateway, in order of network, then as in the file.
 pub fn gateways(snapshot: &Snapshot) -> Value {
@@ -66,7 +67,7 @@ pub fn networks(snapshot: &Snapshot) -> Value {
             let network = network_of(endpoint, &part.shard, &snapshot.policy.networks);
             let count = counts.entry(network).or_default();
             count.endpoints += 1;
-            if endpoint.health == Health::Healthy {
+            if endpoint.health == Health::Healthy && part.shard.standing != Standing::Expired {
                 count.ready_weight += u64::from(endpoint.weight.value());
             }
         }

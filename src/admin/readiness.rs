@@ -26,7 +26,12 @@ pub fn gates(program: &ProgramStatus, aggregator: &Status, own_cluster: &Cluster
     for registry in aggregator.registries.iter().filter(|registry| registry.cluster == *own_cluster) {
         let heard = registry.state != RegistryState::Missing;
         let why = registry.problems.first().map_or("not read yet", String::as_str);
-        gates.push(gate(&format!("registry {}", registry.name), heard, why));
+        let name = match registry.state {
+            RegistryState::Missing | RegistryState::Live => format!("registry {}", registry.name),
+            // Open, but by a word that is not today's.
+            state => format!("registry {} ({})", registry.name, state.text()),
+        };
+        gates.push(gate(&name, heard, why));
     }
     gates
 }
@@ -65,7 +70,8 @@ mod tests {
             endpoints: 0,
             denied_services: 0,
             denied_endpoints: 0,
-            since: None,
+            since: SystemTime::UNIX_EPOCH,
+            read: None,
         };
         let closed = |states: [RegistryState; 2]| {
             let [own, other] = states;

@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 
 use super::explain::{Inquiry, explain};
 use super::horizon::{self, horizon};
-use super::{Command, Sources, networks, readiness, views};
+use super::{Command, Sources, clients, networks, readiness, views};
 use crate::dataplane::upstreams::Looking;
 use crate::model::name::HostName;
 use crate::net::scope::Scope;
@@ -80,6 +80,10 @@ fn admin(sources: Sources) -> Router {
         .route("/services/{hostname}", get(service))
         .route("/exposed", get(exposed))
         .route("/connections", get(connections))
+        .route(
+            "/clients",
+            get(async |State(sources): State<Sources>| json_response(&clients::clients(&sources.clients))),
+        )
         .route("/failures", get(failures))
         .route("/explain", get(explain_name))
         .route("/horizon", get(horizon_of))

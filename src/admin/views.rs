@@ -34,7 +34,8 @@ pub fn status(sources: &Sources) -> Value {
                 "endpoints": registry.endpoints,
                 "denied_services": registry.denied_services,
                 "denied_endpoints": registry.denied_endpoints,
-                "since": registry.since.map(rfc3339),
+                "since": rfc3339(registry.since),
+                "read": registry.read.map(rfc3339),
             })
         })
         .collect();
@@ -136,6 +137,7 @@ pub fn service(snapshot: &Snapshot, hostname: &str) -> Option<Value> {
             endpoints.push(json!({
                 "address": endpoint.host.to_string(),
                 "cluster": part.shard.cluster.as_str(),
+                "standing": part.shard.standing.text(),
                 "network": network_of(endpoint, &part.shard, &snapshot.policy.networks).as_str(),
                 "locality": endpoint.locality.as_str(),
                 "weight": endpoint.weight.value(),

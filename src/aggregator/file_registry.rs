@@ -3,9 +3,11 @@
 use std::collections::btree_map::Entry;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use tokio::sync::mpsc;
 
+use super::copies::Copies;
 use crate::document::services::read_registry;
 use crate::model::place::{ClusterId, Network};
 use crate::net::watch::FileWatch;
@@ -15,30 +17,56 @@ use crate::snapshot::shard::{ScopedShard, Shard};
 /// Where it is, and what it may speak of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileRegistry {
-    /// Unique among the registries.
+    /// The path as written in the config, unless two are written alike; unique among the registries.
     pub name: Arc<str>,
     pub path: PathBuf,
     pub cluster: ClusterId,
+    /// `""`: unknown.
     pub network: Network,
     pub scope: RegistryScope,
 }
 
-/// What a registry says: all it has, or why it cannot be understood (a line each).
-pub type Word = Result<ScopedShard, Vec<String>>;
+/// What one file of a registry holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Text {
+    pub path: PathBuf,
+    pub text: String,
+}
+
+/// All that a registry says, and the texts that say it.
+#[derive(Clone, Debug, Default)]
+pub struct Reading {
+    pub shard: ScopedShard,
+    pub texts: Vec<Text>,
+}
+
+/// What became of reading a registry.
+pub(super) enum Word {
+    /// The texts are there where copies are kept.
+    Good(Reading),
+    Bad {
+        /// Why it cannot be understood, a line each.
+        problems: Vec<String>,
+        /// The last good copy, looked for when the first reading fails, and when it was written.
+        copy: Option<(ScopedShard, SystemTime)>,
+    },
+}
 
 impl FileRegistry {
-    /// Reads all of it. Blocks.
-    pub fn read(&self) -> Word {
-        let mut shard =
-            Shard { cluster: self.cluster.clone(), network: self.network.clone(), ..Shard::default() };
+    /// Reads all of it, or says what is wrong, a line each. Blocks.
+    pub fn read(&self) -> Result<Reading, Vec<String>> {
+        let mut texts = Vec::new();
         let mut problems = Vec::new();
-        for file in self.files().map_err(|problem| vec![problem])? {
-            match self.read_file(&file) {
-                Ok(part) => self.join(&mut shard, part, &file, &mut problems),
-                Err(found) => problems.extend(found),
+        for path in self.files().map_err(|problem| vec![problem])? {
+            match std::fs::read_to_string(&path) {
+                Ok(text) => texts.push(Text { path, text }),
+                Err(error) => problems.push(format!("{}: cannot be read: {error}", path.display())),
             }
         }
-        if problems.is_empty() { Ok(ScopedShard::new(shard, &self.scope)) } else { Err(problems) }
+        match self.understand(&texts, problems) {
+            Ok(shard) => Ok(Reading { shard, texts }),
+            Err(problems) => Err(problems),
+        }
     }
 
     /// The file, or the `*.yaml`, `*.yml` and `*.json` of the folder in the order of their names.
@@ -60,39 +88,72 @@ impl FileRegistry {
         Ok(files)
     }
 
-    fn read_file(&self, file: &Path) -> Result<Shard, Vec<String>> {
-        let text = std::fs::read_to_string(file)
-            .map_err(|error| vec![format!("{}: cannot be read: {error}", file.display())])?;
-        read_registry(file, &text, &self.cluster, &self.network)
-            .map_err(|problems| problems.iter().map(ToString::to_string).collect())
+    /// The services of all texts together, unless there are problems.
+    fn understand(&self, texts: &[Text], mut problems: Vec<String>) -> Result<ScopedShard, Vec<String>> {
+        let mut shard =
+            Shard { cluster: self.cluster.clone(), network: self.network.clone(), ..Shard::default() };
+        for Text { path, text } in texts {
+            match read_registry(path, text, &self.cluster, &self.network) {
+                Ok(part) => join(&mut shard, part, path, &mut problems),
+                Err(found) => problems.extend(found.iter().map(ToString::to_string)),
+            }
+        }
+        if problems.is_empty() { Ok(ScopedShard::new(shard, &self.scope)) } else { Err(problems) }
     }
 
-    /// Adds the services of one more file; a service in two files is an error.
-    fn join(&self, shard: &mut Shard, part: Shard, file: &Path, problems: &mut Vec<String>) {
-        for (key, service) in part.services {
-            match shard.services.entry(key) {
-                Entry::Vacant(free) => drop(free.insert(service)),
-                Entry::Occupied(taken) => {
-                    let key = taken.key();
-                    problems.push(format!(
-                        "{}: service {key} is in another file of this folder too",
-                        file.display()
-                    ));
-                }
+    fn first_word(&self, copies: &Copies) -> Word {
+        let mut word = self.word(copies);
+        if let Word::Bad { problems, copy } = &mut word {
+            match self.read_copy(copies) {
+                Ok(found) => *copy = found,
+                Err(found) => problems.extend(found),
+            }
+        }
+        word
+    }
+
+    fn word(&self, copies: &Copies) -> Word {
+        match self.read() {
+            Ok(reading) if copies.are_kept() => Word::Good(reading),
+            Ok(reading) => Word::Good(Reading { texts: Vec::new(), ..reading }),
+            Err(problems) => Word::Bad { problems, copy: None },
+        }
+    }
+
+    fn read_copy(&self, copies: &Copies) -> Result<Option<(ScopedShard, SystemTime)>, Vec<String>> {
+        let copy = copies
+            .load(&self.name)
+            .map_err(|error| vec![format!("its last good copy cannot be read: {error}")])?;
+        let Some((texts, written)) = copy else { return Ok(None) };
+        Ok(Some((self.understand(&texts, Vec::new())?, written)))
+    }
+}
+
+/// Adds the services of one more file; a service in two files is an error.
+fn join(shard: &mut Shard, part: Shard, file: &Path, problems: &mut Vec<String>) {
+    for (key, service) in part.services {
+        match shard.services.entry(key) {
+            Entry::Vacant(free) => drop(free.insert(service)),
+            Entry::Occupied(taken) => {
+                let key = taken.key();
+                problems
+                    .push(format!("{}: service {key} is in another file of this folder too", file.display()));
             }
         }
     }
 }
 
 /// Reads the registry whenever it changes, and says what it found.
-pub(super) async fn follow(registry: FileRegistry, words: mpsc::Sender<(Arc<str>, Word)>) {
+pub(super) async fn follow(registry: FileRegistry, copies: Copies, words: mpsc::Sender<(Arc<str>, Word)>) {
     let mut watch = FileWatch::new(vec![registry.path.clone()]);
+    let mut read: fn(&FileRegistry, &Copies) -> Word = FileRegistry::first_word;
     loop {
-        let reader = registry.clone();
-        let Ok(word) = tokio::task::spawn_blocking(move || reader.read()).await else {
+        let (reader, kept) = (registry.clone(), copies.clone());
+        let Ok(word) = tokio::task::spawn_blocking(move || read(&reader, &kept)).await else {
             tracing::error!(registry = &*registry.name, "reading the registry panicked");
             return;
         };
+        read = FileRegistry::word;
         if words.send((registry.name.clone(), word)).await.is_err() {
             return;
         }

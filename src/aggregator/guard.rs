@@ -3,7 +3,7 @@
 
 use crate::model::endpoint::Health;
 use crate::model::service::Service;
-use crate::snapshot::shard::ScopedShard;
+use crate::snapshot::shard::{ScopedShard, Standing};
 
 /// Services that may lose their last ready endpoint at once.
 const LOST_MAX: usize = 10;
@@ -22,6 +22,10 @@ pub struct Withdrawal {
 impl Withdrawal {
     pub fn between(now: &ScopedShard, next: &ScopedShard) -> Self {
         let (mut lost, mut ready) = (0, 0);
+        if now.standing == Standing::Expired {
+            // Nothing of it is in use that could be taken away.
+            return Self { lost, ready };
+        }
         for service in now.services().filter(|service| is_ready(service)) {
             ready += 1;
             let same = next.services_of(service.key.hostname.as_str()).iter();

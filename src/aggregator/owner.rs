@@ -2,16 +2,18 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
+use super::copies::{Copies, Written};
 use super::file_registry::{FileRegistry, Word, follow};
-use super::guard::Withdrawal;
+use super::options::Options;
+use super::registry::{Change, Registry};
 use super::resolver::{self, Answer};
-use super::status::{RegistryState, RegistryStatus, Status};
+use super::status::Status;
 use crate::model::address::Host;
 use crate::model::name::HostName;
 use crate::net::scope::Scope;
@@ -22,9 +24,7 @@ use crate::snapshot::shard::{ScopedShard, Shard};
 use crate::telemetry::control::Control;
 use crate::world::{Publisher, Reader};
 
-/// How long a suspicious withdrawal must persist.
-const WITHDRAWAL_HOLD: Duration = Duration::from_secs(30);
-/// How often retired worlds are let go.
+/// How often it is looked whether a registry's time is over, and retired worlds are let go.
 const SWEEP: Duration = Duration::from_secs(1);
 /// Messages that may wait; whoever sends more waits.
 const QUEUE: usize = 256;
@@ -36,6 +36,7 @@ pub struct Sources {
     /// The file's own services.
     pub services: Shard,
     pub registries: Vec<FileRegistry>,
+    pub options: Options,
 }
 
 /// Talks to the owner task; cheap to clone.
@@ -55,15 +56,10 @@ impl Handle {
     }
 }
 
-/// One registry.
-struct Registry {
-    source: FileRegistry,
+/// A registry, and the task that reads it.
+struct Followed {
+    registry: Registry,
     task: AbortHandle,
-    shard: Arc<ScopedShard>,
-    state: RegistryState,
-    problems: Vec<String>,
-    since: Option<SystemTime>,
-    held: Option<(ScopedShard, Instant)>,
 }
 
 struct Owner {
@@ -73,12 +69,24 @@ struct Owner {
     policy: Arc<Policy>,
     policy_generation: u64,
     own: Arc<ScopedShard>,
-    registries: Vec<Registry>,
+    registries: Vec<Followed>,
+    options: Options,
+    copies: Copies,
     resolved: Resolved,
     unresolved: BTreeSet<HostName>,
     wanted: watch::Sender<BTreeSet<HostName>>,
+    answers: mpsc::Sender<(HostName, Answer)>,
+    resolver: AbortHandle,
     words: mpsc::Sender<(Arc<str>, Word)>,
     status: watch::Sender<Arc<Status>>,
+}
+
+/// What the owner listens to.
+struct Inbox {
+    configures: mpsc::Receiver<(Sources, oneshot::Sender<()>)>,
+    words: mpsc::Receiver<(Arc<str>, Word)>,
+    answers: mpsc::Receiver<(HostName, Answer)>,
+    written: mpsc::Receiver<Written>,
 }
 
 /// Publishes the first world, and goes on in a task of the scope.
@@ -86,7 +94,8 @@ pub fn start(sources: Sources, telemetry: &Arc<Control>, scope: &Scope) -> (Hand
     let own = own_shard(sources.services);
     let (configure, configures) = mpsc::channel(QUEUE);
     let (words, heard) = mpsc::channel(QUEUE);
-    let (answer, answers) = mpsc::channel(QUEUE);
+    let (answers, answered) = mpsc::channel(QUEUE);
+    let (write, written) = mpsc::channel(QUEUE);
     let (status, statuses) = watch::channel(Arc::default());
     let wanted = watch::Sender::new(BTreeSet::new());
     let resolved = Resolved::new();
@@ -94,7 +103,9 @@ pub fn start(sources: Sources, telemetry: &Arc<Control>, scope: &Scope) -> (Hand
     let world = World { policy: &sources.policy, shards: &shards, resolved: &resolved };
     let (publisher, reader) = Publisher::new(build::all(world, 1, 1));
     telemetry.published(1);
-    scope.spawn(resolver::run(wanted.subscribe(), answer));
+    let copies = Copies::default();
+    scope.spawn(copies.clone().run(write));
+    let resolver = resolver::run(sources.options.dns.clone(), wanted.subscribe(), answers.clone());
     let mut owner = Owner {
         publisher,
         telemetry: telemetry.clone(),
@@ -103,17 +114,38 @@ pub fn start(sources: Sources, telemetry: &Arc<Control>, scope: &Scope) -> (Hand
         policy_generation: 1,
         own,
         registries: Vec::new(),
+        options: sources.options,
+        copies,
         resolved,
         unresolved: BTreeSet::new(),
         wanted,
+        answers,
+        resolver: scope.spawn(resolver).abort_handle(),
         words,
         status,
     };
     owner.take_registries(sources.registries);
     owner.want_names();
     owner.tell_status();
-    scope.spawn(owner.run(configures, heard, answers));
+    scope.spawn(owner.run(Inbox { configures, words: heard, answers: answered, written }));
     (Handle { configure, status: statuses }, reader)
+}
+
+/// The names that are to be looked up: those of routes, of gateways, and of services' endpoints.
+pub fn names_in(policy: &Policy, shards: &[Arc<ScopedShard>]) -> BTreeSet<HostName> {
+    let routes = policy.routes.iter().filter_map(|route| match &route.to {
+        RouteTarget::Endpoints { endpoints, .. } => Some(endpoints),
+        RouteTarget::Service { .. } => None,
+    });
+    let services = shards.iter().flat_map(|shard| shard.services());
+    let hosts = (routes.flatten().map(|endpoint| &endpoint.host))
+        .chain(policy.networks.iter().flat_map(|network| &network.gateways).map(|gateway| &gateway.host))
+        .chain(services.flat_map(|service| service.endpoints.iter()).map(|endpoint| &endpoint.host));
+    let names = hosts.filter_map(|host| match host {
+        Host::Name(name) => Some(name.clone()),
+        Host::Ip(_) => None,
+    });
+    names.collect()
 }
 
 pub fn own_shard(services: Shard) -> Arc<ScopedShard> {
@@ -129,28 +161,24 @@ pub fn own_shard(services: Shard) -> Arc<ScopedShard> {
 }
 
 impl Owner {
-    async fn run(
-        mut self,
-        mut configures: mpsc::Receiver<(Sources, oneshot::Sender<()>)>,
-        mut heard: mpsc::Receiver<(Arc<str>, Word)>,
-        mut answers: mpsc::Receiver<(HostName, Answer)>,
-    ) {
+    async fn run(mut self, mut inbox: Inbox) {
         let mut sweep = tokio::time::interval(SWEEP);
         loop {
             // A new config first: it may change what the other messages mean.
             tokio::select! {
                 biased;
-                configure = configures.recv() => match configure {
+                configure = inbox.configures.recv() => match configure {
                     Some((sources, done)) => self.configure(sources, done),
                     None => break,
                 },
-                Some((name, word)) = heard.recv() => self.hear(&name, word),
-                Some((name, answer)) = answers.recv() => self.resolve(name, answer, &mut answers),
+                Some((name, word)) = inbox.words.recv() => self.hear(&name, word),
+                Some((name, answer)) = inbox.answers.recv() => self.resolve(name, answer, &mut inbox.answers),
+                Some((name, result)) = inbox.written.recv() => self.written(&name, result),
                 _ = sweep.tick() => self.sweep(),
             }
         }
-        for registry in &self.registries {
-            registry.task.abort();
+        for followed in &self.registries {
+            followed.task.abort();
         }
     }
 
@@ -158,7 +186,9 @@ impl Owner {
         self.own = own_shard(sources.services);
         self.policy = sources.policy;
         self.policy_generation += 1;
+        let before = std::mem::replace(&mut self.options, sources.options);
         self.take_registries(sources.registries);
+        self.take_options(&before);
         let wanted = self.want_names();
         self.resolved.retain(|name, _| wanted.contains(name));
         self.unresolved.retain(|name| wanted.contains(name));
@@ -170,103 +200,85 @@ impl Owner {
         let _ = done.send(());
     }
 
+    /// Starts again what was told other options before.
+    fn take_options(&mut self, before: &Options) {
+        if before.dns != self.options.dns {
+            self.resolver.abort();
+            let dns = self.options.dns.clone();
+            let resolver = resolver::run(dns, self.wanted.subscribe(), self.answers.clone());
+            // It looks all names up again; what they last stood for stays until it has.
+            self.resolver = self.scope.spawn(resolver).abort_handle();
+        }
+        if before.state != self.options.state {
+            // Read again, so that there are copies.
+            for at in 0..self.registries.len() {
+                let task = self.follow(&self.registries[at].registry.source);
+                let followed = &mut self.registries[at];
+                followed.registry.copy_problem = None;
+                std::mem::replace(&mut followed.task, task).abort();
+            }
+        }
+    }
+
     /// Goes on with these registries; those that are the same as before keep what they have said.
     fn take_registries(&mut self, sources: Vec<FileRegistry>) {
+        let names = sources.iter().map(|source| source.name.clone()).collect();
+        self.copies.keep(self.options.state.as_deref(), names);
         let mut before = std::mem::take(&mut self.registries);
         for source in sources {
-            let same = before.iter().position(|registry| registry.source == source);
-            let registry = match same {
+            let same = before.iter().position(|followed| followed.registry.source == source);
+            let followed = match same {
                 Some(at) => before.swap_remove(at),
-                None => self.begin(source),
+                None => Followed { task: self.follow(&source), registry: Registry::new(source) },
             };
-            self.registries.push(registry);
+            self.registries.push(followed);
         }
         for gone in before {
             gone.task.abort();
         }
     }
 
-    fn begin(&self, source: FileRegistry) -> Registry {
-        let task = self.scope.spawn(follow(source.clone(), self.words.clone())).abort_handle();
-        let (cluster, network) = (source.cluster.clone(), source.network.clone());
-        let shard = ScopedShard::new(Shard { cluster, network, ..Shard::default() }, &source.scope);
-        Registry {
-            source,
-            task,
-            shard: Arc::new(shard),
-            state: RegistryState::Missing,
-            problems: Vec::new(),
-            since: None,
-            held: None,
-        }
+    fn follow(&self, source: &FileRegistry) -> AbortHandle {
+        let follow = follow(source.clone(), self.copies.clone(), self.words.clone());
+        self.scope.spawn(follow).abort_handle()
     }
 
     /// In order of precedence.
     fn shards(&self) -> Vec<Arc<ScopedShard>> {
         std::iter::once(&self.own)
-            .chain(self.registries.iter().map(|registry| &registry.shard))
+            .chain(self.registries.iter().map(|followed| &followed.registry.shard))
             .cloned()
             .collect()
     }
 
-    fn hear(&mut self, name: &str, word: Word) {
-        let Some(at) = self.registries.iter().position(|registry| &*registry.source.name == name) else {
-            return;
-        };
-        let registry = &mut self.registries[at];
-        match word {
-            Ok(shard) => {
-                registry.problems.clear();
-                let withdrawal = Withdrawal::between(&registry.shard, &shard);
-                if withdrawal.is_suspicious() {
-                    let text = format!(
-                        "its last update takes the last ready endpoint from {} of {} services: held for {} s",
-                        withdrawal.lost,
-                        withdrawal.ready,
-                        WITHDRAWAL_HOLD.as_secs()
-                    );
-                    tracing::warn!(registry = name, "{text}");
-                    registry.problems.push(text);
-                    registry.state = RegistryState::Held;
-                    registry.held = Some((shard, Instant::now() + WITHDRAWAL_HOLD));
-                } else {
-                    self.take_in(at, shard);
-                }
-            }
-            Err(problems) => {
-                for problem in &problems {
-                    tracing::error!(registry = name, "{problem}");
-                }
-                registry.held = None;
-                registry.problems = problems;
-                if registry.since.is_some() {
-                    registry.state = RegistryState::Stale;
-                }
-            }
-        }
+    fn hear(&mut self, name: &Arc<str>, word: Word) {
+        let own = |followed: &&mut Followed| followed.registry.source.name == *name;
+        let Some(Followed { registry, .. }) = self.registries.iter_mut().find(own) else { return };
+        let change = registry.hear(word, Instant::now(), &self.options);
+        self.take_in(name, change);
         self.tell_status();
     }
 
-    /// Takes a registry's word into the world.
-    fn take_in(&mut self, at: usize, shard: ScopedShard) {
-        let registry = &mut self.registries[at];
-        let changed: BTreeSet<HostName> = registry.shard.changed(&shard).into_iter().collect();
-        tracing::info!(
-            registry = &*registry.source.name,
-            services = shard.len(),
-            endpoints = shard.endpoints,
-            changed = changed.len(),
-            "registry read"
-        );
-        registry.shard = Arc::new(shard);
-        registry.state = RegistryState::Live;
-        registry.since = Some(SystemTime::now());
-        registry.held = None;
-        registry.problems.clear();
-        if !changed.is_empty() {
-            self.want_names();
-            self.rebuild(&changed, &[]);
+    /// Takes what a registry has changed into the world.
+    fn take_in(&mut self, name: &Arc<str>, change: Change) {
+        if let Some(texts) = change.taken_in.filter(|_| self.copies.are_kept()) {
+            self.copies.store(name, texts);
         }
+        if !change.services.is_empty() {
+            self.want_names();
+            self.rebuild(&change.services, &[]);
+        }
+    }
+
+    fn written(&mut self, name: &Arc<str>, result: std::io::Result<()>) {
+        let own = |followed: &&mut Followed| followed.registry.source.name == *name;
+        let Some(Followed { registry, .. }) = self.registries.iter_mut().find(own) else { return };
+        let problem = result.err().map(|error| format!("its last good copy cannot be written: {error}"));
+        if let Some(problem) = &problem {
+            tracing::error!(registry = &**name, "{problem}");
+        }
+        registry.copy_problem = problem;
+        self.tell_status();
     }
 
     /// Publishes the world after these services and names have changed.
@@ -313,24 +325,9 @@ impl Owner {
         self.tell_status();
     }
 
-    /// Says which names are wanted: those of routes and of services' endpoints.
+    /// Says which names are wanted.
     fn want_names(&self) -> BTreeSet<HostName> {
-        let mut names = BTreeSet::new();
-        let mut want = |host: &Host| {
-            if let Host::Name(name) = host {
-                names.insert(name.clone());
-            }
-        };
-        for route in &self.policy.routes {
-            if let RouteTarget::Endpoints { endpoints, .. } = &route.to {
-                endpoints.iter().for_each(|endpoint| want(&endpoint.host));
-            }
-        }
-        for shard in self.shards() {
-            for service in shard.services() {
-                service.endpoints.iter().for_each(|endpoint| want(&endpoint.host));
-            }
-        }
+        let names = names_in(&self.policy, &self.shards());
         self.wanted.send_if_modified(|wanted| {
             let other = *wanted != names;
             wanted.clone_from(&names);
@@ -339,36 +336,22 @@ impl Owner {
         names
     }
 
-    /// Applies what was held long enough, and lets go of old worlds.
+    /// Does what time asks of registries, and lets go of old worlds.
     fn sweep(&mut self) {
         self.publisher.sweep();
         let now = Instant::now();
-        let due = |registry: &Registry| registry.held.as_ref().is_some_and(|(_, until)| *until <= now);
-        while let Some(at) = self.registries.iter().position(due) {
-            if let Some((shard, _)) = self.registries[at].held.take() {
-                tracing::warn!(
-                    registry = &*self.registries[at].source.name,
-                    "the held update has persisted: applied"
-                );
-                self.take_in(at, shard);
+        for at in 0..self.registries.len() {
+            let registry = &mut self.registries[at].registry;
+            if let Some(change) = registry.tick(now, &self.options) {
+                let name = registry.source.name.clone();
+                self.take_in(&name, change);
                 self.tell_status();
             }
         }
     }
 
     fn tell_status(&self) {
-        let registries = self.registries.iter().map(|registry| RegistryStatus {
-            name: registry.source.name.clone(),
-            cluster: registry.source.cluster.clone(),
-            network: registry.source.network.clone(),
-            state: registry.state.clone(),
-            problems: registry.problems.clone(),
-            services: registry.shard.len(),
-            endpoints: registry.shard.endpoints,
-            denied_services: registry.shard.denied_services.len(),
-            denied_endpoints: registry.shard.denied_endpoints,
-            since: registry.since,
-        });
+        let registries = self.registries.iter().map(|followed| followed.registry.status());
         let unresolved = self.unresolved.iter().map(ToString::to_string).collect();
         self.status.send_replace(Arc::new(Status { registries: registries.collect(), unresolved }));
     }

@@ -6,24 +6,30 @@ use std::time::SystemTime;
 use crate::model::place::{ClusterId, Network};
 
 /// A registry's state.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RegistryState {
     /// Not heard of yet.
     Missing,
     /// Its last word is in use.
     Live,
-    /// It cannot be read or understood now; its last word stays in use.
+    /// It cannot be read or understood; its last word stays in use.
     Stale,
+    /// The same for so long that its last word counts only where no live registry is ready.
+    Demoted,
+    /// The same for so long that its endpoints are withdrawn.
+    Expired,
     /// Its last word would take away too much at once, and waits.
     Held,
 }
 
 impl RegistryState {
-    pub fn text(&self) -> &'static str {
+    pub fn text(self) -> &'static str {
         match self {
             Self::Missing => "missing",
             Self::Live => "live",
             Self::Stale => "stale",
+            Self::Demoted => "demoted",
+            Self::Expired => "expired",
             Self::Held => "held",
         }
     }
@@ -36,6 +42,10 @@ pub struct RegistryStatus {
     pub cluster: ClusterId,
     pub network: Network,
     pub state: RegistryState,
+    /// Since when it is in this state; the word of a live one is that old.
+    pub since: SystemTime,
+    /// When its word in use was taken in, perhaps by an earlier process.
+    pub read: Option<SystemTime>,
     /// What is wrong, a line each.
     pub problems: Vec<String>,
     pub services: usize,
@@ -43,8 +53,6 @@ pub struct RegistryStatus {
     /// What its scope keeps out.
     pub denied_services: usize,
     pub denied_endpoints: usize,
-    /// When its word in use was taken in.
-    pub since: Option<SystemTime>,
 }
 
 /// The aggregator as a whole.

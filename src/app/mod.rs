@@ -5,6 +5,7 @@ mod listeners;
 mod log;
 mod shutdown;
 
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -17,22 +18,24 @@ use tokio::sync::mpsc;
 
 use crate::admin::server::{self, Part};
 use crate::admin::{Command, ProgramStatus, Sources};
-use crate::aggregator::file_registry::FileRegistry;
 use crate::aggregator::owner::{self, Handle};
 use crate::aggregator::status::RegistryState;
 use crate::config::{self, Config, Workers};
 use crate::dataplane::handle::{Dataplane, EffectiveLimits};
+use crate::discovery::xds::hub::Hub;
+use crate::discovery::xds::kind::Kind;
+use crate::discovery::xds::server::Service;
+use crate::discovery::{self, xds};
 use crate::model::address::Bind;
 use crate::net::budget::raise_descriptor_limit;
 use crate::net::scope::Scope;
 use crate::net::watch::FileWatch;
-use crate::telemetry::Telemetry;
 use crate::telemetry::control::ReloadResult;
+use crate::telemetry::{self, Telemetry};
+use crate::world::Reader;
 use listeners::Listeners;
 use log::LogControl;
 
-/// How long registries are waited for before the gateway listens without them.
-const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// Commands of the admin API that may wait.
 const COMMANDS: usize = 16;
 /// Threads of the control side: admin, aggregator, look-ups.
@@ -147,8 +150,11 @@ impl Program {
         for warning in &config.warnings {
             tracing::warn!("{warning}");
         }
+        let xds =
+            config.xds.clone().map(|options| Xds::bind(options, &reader, &telemetry, &scope)).transpose()?;
         let sources = Sources {
             reader,
+            clients: xds.as_ref().map(|xds| xds.service.clients()).unwrap_or_default(),
             dataplane: dataplane.control(),
             aggregator: aggregator.status.clone(),
             telemetry: telemetry.clone(),
@@ -158,8 +164,12 @@ impl Program {
         };
         open_servers(&config, &sources, &scope).await?;
         upkeep(&sources, &scope);
-        wait_for_registries(&aggregator).await;
+        wait_for_registries(&aggregator, config.aggregator.start_timeout).await;
         listeners.open(bound, &mut dataplane).await;
+        if let Some(xds) = xds {
+            // Only when registries have said what there is: a client that comes back would lose what they still list.
+            xds.serve()?;
+        }
         let program = Self {
             path: path.to_owned(),
             config,
@@ -296,23 +306,18 @@ fn needs_restart(running: &Config, next: &Config) -> Vec<&'static str> {
         ("admin.bind", running.admin != next.admin),
         ("telemetry.metrics.bind", running.metrics != next.metrics),
         ("telemetry.health.bind", running.health != next.health),
+        ("xds", running.xds != next.xds),
         ("telemetry.log.format", running.log.format != next.log.format),
     ];
     changed.into_iter().filter(|(_, changed)| *changed).map(|(name, _)| name).collect()
 }
 
 fn world_sources(config: &Config) -> owner::Sources {
-    let registries = config.registries.iter().map(|registry| FileRegistry {
-        name: registry.name.clone(),
-        path: registry.path.clone(),
-        cluster: registry.cluster.clone(),
-        network: registry.network.clone(),
-        scope: registry.scope.clone(),
-    });
     owner::Sources {
         policy: config.policy.clone(),
         services: config.services.clone(),
-        registries: registries.collect(),
+        registries: config.registries.clone(),
+        options: config.aggregator.clone(),
     }
 }
 
@@ -337,6 +342,36 @@ async fn open_servers(config: &Config, sources: &Sources, scope: &Scope) -> Resu
     Ok(())
 }
 
+/// The xDS server, bound and not yet serving.
+struct Xds {
+    service: Arc<Service>,
+    socket: OwnedFd,
+}
+
+impl Xds {
+    fn bind(
+        options: discovery::Options,
+        reader: &Reader,
+        telemetry: &Telemetry,
+        scope: &Scope,
+    ) -> Result<Self, String> {
+        let bind = options.bind;
+        let cannot = |error: std::io::Error| format!("cannot listen on {bind} (xds): {error}");
+        let mut listening = crate::net::listen::listen(Bind::Address(bind), 1).map_err(cannot)?;
+        let socket = listening.sockets.pop().ok_or_else(|| format!("cannot listen on {bind} (xds)"))?;
+        tracing::info!(listener = "xds", address = %listening.address, "listening");
+        let metrics = telemetry::discovery::Discovery::new(&telemetry.recorder, Kind::ALL.map(Kind::text));
+        let service = Service::new(Hub::new(reader.clone()), metrics, options, scope.clone());
+        Ok(Self { service, socket })
+    }
+
+    fn serve(self) -> Result<(), String> {
+        let listener = TcpListener::from_std(self.socket.into());
+        xds::server::serve(&self.service, listener.map_err(|error| format!("cannot serve xDS: {error}"))?);
+        Ok(())
+    }
+}
+
 /// Lets ejected endpoints back in time, and forgets unused ones.
 fn upkeep(sources: &Sources, scope: &Scope) {
     let upstreams = sources.dataplane.upstreams().clone();
@@ -349,8 +384,9 @@ fn upkeep(sources: &Sources, scope: &Scope) {
     });
 }
 
-/// Waits until each registry has said something, if only that it cannot be read.
-async fn wait_for_registries(aggregator: &Handle) {
+/// Waits until each registry has said something, if only that it cannot be read; the gateway then listens without
+/// those that have not.
+async fn wait_for_registries(aggregator: &Handle, timeout: Duration) {
     let mut status = aggregator.status.clone();
     let heard = status.wait_for(|status| {
         status
@@ -358,7 +394,7 @@ async fn wait_for_registries(aggregator: &Handle) {
             .iter()
             .all(|registry| registry.state != RegistryState::Missing || !registry.problems.is_empty())
     });
-    if tokio::time::timeout(START_TIMEOUT, heard).await.is_err() {
+    if tokio::time::timeout(timeout, heard).await.is_err() {
         tracing::warn!("some registries have not answered; listening without them");
     }
 }

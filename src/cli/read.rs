@@ -11,15 +11,13 @@ use serde_json::Value;
 use super::output::{Format, cell, structured, table};
 use super::{Explain, Failure, Reading, What, client};
 use crate::admin::explain::{Explanation, Inquiry, explain as explain_name};
-use crate::aggregator::file_registry::FileRegistry;
+use crate::aggregator::owner::names_in;
 use crate::balance::Idle;
-use crate::model::address::{Host, canonical_ip};
+use crate::model::address::canonical_ip;
 use crate::model::name::HostName;
 use crate::snapshot::Snapshot;
 use crate::snapshot::build::{World, all};
-use crate::snapshot::policy::{Policy, RouteTarget};
 use crate::snapshot::routes::Resolved;
-use crate::snapshot::shard::ScopedShard;
 
 /// A config file and its registries, read offline.
 pub(super) struct Offline {
@@ -35,15 +33,9 @@ pub(super) fn world(path: &Path) -> Result<Offline, Vec<String>> {
     let mut problems = Vec::new();
     let mut shards = vec![crate::aggregator::owner::own_shard(config.services.clone())];
     for registry in &config.registries {
-        let source = FileRegistry {
-            name: registry.name.clone(),
-            path: registry.path.clone(),
-            cluster: registry.cluster.clone(),
-            network: registry.network.clone(),
-            scope: registry.scope.clone(),
-        };
-        match source.read() {
-            Ok(shard) => {
+        match registry.read() {
+            Ok(reading) => {
+                let shard = reading.shard;
                 let denied = shard.denied_services.len();
                 if denied + shard.denied_endpoints > 0 {
                     warnings.push(format!(
@@ -61,33 +53,11 @@ pub(super) fn world(path: &Path) -> Result<Offline, Vec<String>> {
     if !problems.is_empty() {
         return Err(problems);
     }
-    let resolved = resolve(&names(&config.policy, &shards));
+    let resolved = resolve(&names_in(&config.policy, &shards));
     let world = World { policy: &config.policy, shards: &shards, resolved: &resolved };
     let snapshot = all(world, 1, 1);
     warnings.extend(snapshot.services().into_iter().flat_map(|service| service.conflicts.clone()));
     Ok(Offline { snapshot, warnings })
-}
-
-/// The names that endpoints and gateways are given by.
-fn names(policy: &Policy, shards: &[Arc<ScopedShard>]) -> BTreeSet<HostName> {
-    let mut names = BTreeSet::new();
-    let mut want = |host: &Host| {
-        if let Host::Name(name) = host {
-            names.insert(name.clone());
-        }
-    };
-    for gateway in policy.networks.iter().flat_map(|network| &network.gateways) {
-        want(&gateway.host);
-    }
-    for route in &policy.routes {
-        if let RouteTarget::Endpoints { endpoints, .. } = &route.to {
-            endpoints.iter().for_each(|endpoint| want(&endpoint.host));
-        }
-    }
-    for service in shards.iter().flat_map(|shard| shard.services()) {
-        service.endpoints.iter().for_each(|endpoint| want(&endpoint.host));
-    }
-    names
 }
 
 /// Asks the system's resolver; a name that it does not know has no addresses, as on the data path.
@@ -344,8 +314,10 @@ pub(super) fn status(reading: &Reading, out: &mut impl Write) -> Result<(), Fail
             ("CLUSTER", "cluster"),
             ("NETWORK", "network"),
             ("STATE", "state"),
+            ("SINCE", "since"),
             ("SERVICES", "services"),
             ("ENDPOINTS", "endpoints"),
+            ("DENIED", "denied_endpoints"),
             ("PROBLEMS", "problems"),
         ],
     )?;

@@ -6,10 +6,8 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ipnet::IpNet;
-
 use crate::document::nearest::nearest;
-use crate::document::problem::{Fault, Path, Position, Problem, Problems};
+use crate::document::problem::{Fault, Path, Problem, Problems};
 use crate::document::reader::{Fields, check};
 use crate::document::scalar;
 use crate::document::services::Place;
@@ -19,14 +17,16 @@ use crate::model::identity::TrustDomain;
 use crate::model::name::{HostName, NAME_BYTES_MAX};
 use crate::model::place::{ClusterId, Network};
 use crate::model::service::ServiceKey;
-use crate::snapshot::policy::{Access, Limits, Mesh, NetworkPolicy, Node, Policy, RouteTarget, Timeouts};
+use crate::snapshot::policy::{Limits, Mesh, Node, Policy, RouteTarget, Timeouts};
 use crate::snapshot::shard::Shard;
 
 use super::file::Files;
 use super::listeners::Listeners;
 use super::routes::{Placed, Surroundings};
-use super::table::{DRAIN, EXPORT, LIMITS, MESH, NETWORK, NODE, ROOT, TELEMETRY, TIMEOUTS};
-use super::{Config, Drain, Workers, addresses, exports, registries, routes, telemetry, tuning};
+use super::table::{DRAIN, EXPORT, LIMITS, MESH, NODE, ROOT, TELEMETRY, TIMEOUTS};
+use super::{
+    Config, Drain, Workers, addresses, aggregation, exports, networks, registries, routes, telemetry, tuning,
+};
 
 /// The config of these files, or all that is wrong with them.
 pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
@@ -42,6 +42,7 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
     let admin = telemetry::admin(&root, &mut opened);
     let metrics = telemetry::metrics(&telemetry, &mut opened);
     let health = telemetry::health(&telemetry, &mut opened);
+    let xds = aggregation::xds(&root, &mut opened);
     let timeouts = timeouts(&root.fields("timeouts", &TIMEOUTS));
     let around = Surroundings { listeners: &listeners, opened: &opened, timeouts: &timeouts };
     let routes = routes::read(&root, &around, &mut problems);
@@ -57,7 +58,7 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
         mesh: mesh(&root.fields("mesh", &MESH)),
         exports: exports::read(&root, &listeners, &clusters, &mut problems),
         tuning: tuning::services(&root, &timeouts, &mut problems),
-        networks: networks(&root, &mut problems),
+        networks: networks::read(&root, &mut problems),
         limits: limits(&root.fields("limits", &LIMITS)),
         timeouts,
         routes: routes.iter().map(|placed| placed.route.clone()).collect(),
@@ -74,6 +75,8 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
         policy: Arc::new(policy),
         services,
         registries,
+        aggregator: aggregation::options(&root, &mut problems),
+        xds,
         admin,
         metrics,
         health,
@@ -153,29 +156,6 @@ fn drain(fields: &Fields<'_>) -> Drain {
         delay: fields.read("delay", scalar::duration).unwrap_or(default.delay),
         timeout: fields.read("timeout", scalar::duration).unwrap_or(default.timeout),
     }
-}
-
-/// The networks; no block may be of two, or a source would be on both.
-fn networks(root: &Fields<'_>, problems: &mut Problems) -> Vec<NetworkPolicy> {
-    let list = Path::Root.key("networks");
-    let mut places: HashMap<IpNet, Position> = HashMap::new();
-    let mut networks = Vec::new();
-    for (name, node) in root.entries("networks") {
-        let mut cidrs = Vec::new();
-        for (at, node) in Fields::new(Some(node), &NETWORK).items("cidrs").iter().enumerate() {
-            let Some(Ok(cidr)) = node.text().map(scalar::cidr) else { continue };
-            match places.insert(cidr, node.position) {
-                None => cidrs.push(cidr),
-                Some(first) => {
-                    let fault = format!("{node} is there twice; first at {}", problems.place(first));
-                    problems.error(node.position, &list.key(&name.text).key("cidrs").index(at), fault);
-                }
-            }
-        }
-        let (access, gateways) = (Access::default(), Vec::new());
-        networks.push(NetworkPolicy { name: Network::new(&name.text), access, cidrs, gateways });
-    }
-    networks
 }
 
 /// Mesh names that no client can ask for, as a host name has 253 bytes at most.

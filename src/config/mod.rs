@@ -8,19 +8,23 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::aggregator::file_registry::FileRegistry;
+use crate::aggregator::options::Options as AggregatorOptions;
+use crate::discovery::Options as DiscoveryOptions;
 use crate::document::environment::Environment;
 use crate::document::problem::Problem;
 use crate::model::address::Bind;
-use crate::model::place::{ClusterId, Network};
-use crate::snapshot::policy::{Policy, RegistryScope};
+use crate::snapshot::policy::Policy;
 use crate::snapshot::shard::Shard;
 use crate::telemetry::access_log::AccessLog;
 
 mod addresses;
+mod aggregation;
 mod assembly;
 mod exports;
 mod file;
 mod listeners;
+mod networks;
 mod reference;
 mod registries;
 mod routes;
@@ -40,6 +44,9 @@ pub struct Config {
     pub services: Shard,
     /// In the order of the file.
     pub registries: Vec<FileRegistry>,
+    pub aggregator: AggregatorOptions,
+    /// `None`: not opened.
+    pub xds: Option<DiscoveryOptions>,
     /// `None`: `off`.
     pub admin: Option<SocketAddr>,
     /// `None`: not opened.
@@ -54,18 +61,6 @@ pub struct Config {
     pub files: Vec<PathBuf>,
     /// What is doubtful but does not fail the config.
     pub warnings: Vec<Problem>,
-}
-
-/// A registry kept in a file, or in a directory of files.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FileRegistry {
-    /// The path as written, unless two are written alike; unique.
-    pub name: Arc<str>,
-    pub path: PathBuf,
-    pub cluster: ClusterId,
-    /// `""`: unknown.
-    pub network: Network,
-    pub scope: RegistryScope,
 }
 
 /// The program's own log.

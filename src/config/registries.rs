@@ -5,13 +5,13 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::aggregator::file_registry::FileRegistry;
 use crate::document::problem::{Path, Position, Problems};
 use crate::document::reader::Fields;
 use crate::document::scalar;
 use crate::model::place::{ClusterId, Network};
 use crate::snapshot::policy::RegistryScope;
 
-use super::FileRegistry;
 use super::file::relative_to;
 use super::table::{ALLOW, REGISTRY, REGISTRY_PATH};
 

@@ -4,6 +4,10 @@ use crate::document::scalar;
 use crate::document::services::SERVICES;
 use crate::document::table::{Kind, Object, PORT, Union, default, list, optional, required, some};
 
+pub(super) mod mesh;
+
+use mesh::{AGGREGATOR, DNS, NETWORK, STATE, XDS};
+
 const DURATION: Kind = Kind::Text(&scalar::DURATION);
 const TIMEOUT: Kind = Kind::Text(&scalar::TIMEOUT);
 const TEXT: Kind = Kind::Text(&scalar::TEXT);
@@ -86,6 +90,25 @@ pub(super) static ROOT: Object = Object {
         optional("limits", Kind::Object(&LIMITS), "defaults", "How much is taken on at once."),
         optional("timeouts", Kind::Object(&TIMEOUTS), "defaults", "How long is waited."),
         optional("drain", Kind::Object(&DRAIN), "defaults", "How the gateway stops."),
+        optional(
+            "dns",
+            Kind::Object(&DNS),
+            "defaults",
+            "How host names of endpoints and gateways are looked up.",
+        ),
+        optional(
+            "aggregator",
+            Kind::Object(&AGGREGATOR),
+            "defaults",
+            "How registries are waited for, and doubted.",
+        ),
+        optional("state", Kind::Object(&STATE), "nothing on disk", "What is kept on disk."),
+        optional(
+            "xds",
+            Kind::OrOff(&Kind::Object(&XDS)),
+            "not opened",
+            "Endpoints as seen from each client's network, by xDS.",
+        ),
         optional(
             "admin",
             Kind::OrOff(&Kind::Object(&ADMIN)),
@@ -423,13 +446,6 @@ pub(super) static POLICY: Object = Object {
         optional("connectTimeout", TIMEOUT, "`timeouts.connect`", "How long an endpoint may take to accept."),
         default("panic", Kind::Boolean, "true", "Whether all endpoints are tried when none is healthy."),
     ],
-};
-
-pub(super) static NETWORK: Object = Object {
-    name: "network",
-    doc: "One network.",
-    one_of: &[],
-    fields: &[optional("cidrs", list(&CIDR), "none", "Its addresses, by which a source's network is known.")],
 };
 
 pub(super) static LIMITS: Object = Object {

@@ -12,6 +12,7 @@ use crate::model::endpoint::Weight;
 use crate::snapshot::policy::{LoadBalancing, LocalityMode, RouteName, RouteTarget};
 use crate::telemetry::access_log::{Format, Sink};
 
+mod aggregation;
 mod bad;
 mod files;
 mod generated;

@@ -1,7 +1,7 @@
 //! The forms a text can have in a document: how each is read, and what is told to one who misspells
 //! it. A text is parsed here once, into the model's own types.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -17,6 +17,8 @@ use super::table::Text;
 
 /// Longest duration, so that no sum of a clock and a duration can overflow: one year.
 const DURATION_MAX: Duration = Duration::from_secs(8760 * 3600);
+/// Where name servers listen.
+const NAME_SERVER_PORT: u16 = 53;
 /// Longest free text in bytes.
 const TEXT_BYTES_MAX: usize = 253;
 
@@ -130,6 +132,20 @@ pub static BIND_ADDRESS: Text = Text {
     pattern: "^[0-9A-Fa-f.:\\[\\]]+:[0-9]+$",
     number: false,
     check: |text| bind_address(text).map(drop),
+};
+pub static BIND_LOOPBACK: Text = Text {
+    name: "bindLoopback",
+    expects: "a loopback address and port to listen on: \"127.0.0.1:15010\" or \"[::1]:15010\"",
+    pattern: "^[0-9A-Fa-f.:\\[\\]]+:[0-9]+$",
+    number: false,
+    check: |text| bind_loopback(text).map(drop),
+};
+pub static NAME_SERVER: Text = Text {
+    name: "nameServer",
+    expects: "an IP address, with a port if that is not 53: 10.0.0.53, \"10.0.0.53:5353\" or \"[fd00::53]:5353\"",
+    pattern: "^[0-9A-Fa-f.:\\[\\]]+$",
+    number: false,
+    check: |text| name_server(text).map(drop),
 };
 pub static IDENTITY: Text = Text {
     name: "identity",
@@ -416,6 +432,30 @@ pub fn bind_address(text: &str) -> Result<SocketAddr, Fault> {
         return Err("port 0 is for loopback addresses alone".into());
     }
     Ok(address)
+}
+
+/// A loopback address and port to listen on.
+pub fn bind_loopback(text: &str) -> Result<SocketAddr, Fault> {
+    let address = bind_address(text)?;
+    if address.ip().is_loopback() {
+        return Ok(address);
+    }
+    let meant = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), address.port());
+    Err(Fault::new("it is no loopback address, and there is no TLS for others").hint(Some(meant.to_string())))
+}
+
+/// The address of a name server.
+pub fn name_server(text: &str) -> Result<SocketAddr, Fault> {
+    if let Ok(ip) = text.parse::<IpAddr>() {
+        return Ok(SocketAddr::new(canonical_ip(ip), NAME_SERVER_PORT));
+    }
+    let by_name = || Fault::new("a name server cannot be given by name");
+    match target(text) {
+        Ok((Host::Ip(ip), port)) => Ok(SocketAddr::new(ip, port)),
+        Ok((Host::Name(_), _)) => Err(by_name()),
+        Err(_) if host_name(text).is_ok() => Err(by_name()),
+        Err(fault) => Err(fault),
+    }
 }
 
 fn bind_fault(text: &str) -> Fault {

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use super::Snapshot;
 use super::exports::ExportIndex;
 use super::name_index::NameMap;
 use super::networks::NetworkTable;
@@ -10,7 +11,6 @@ use super::policy::Policy;
 use super::routes::{Resolved, RouteTable};
 use super::service_view::ServiceView;
 use super::shard::ScopedShard;
-use super::{Changed, Snapshot};
 use crate::model::address::Host;
 use crate::model::name::HostName;
 
@@ -43,7 +43,6 @@ pub fn all(world: World<'_>, generation: u64, policy_generation: u64) -> Snapsho
         services,
         networks,
         resolved: Arc::new(world.resolved.clone()),
-        changed: Changed::Everything,
     }
 }
 
@@ -62,19 +61,13 @@ pub fn next(
             None => drop(services.remove(name.as_str())),
         }
     }
-    let mut next = Snapshot {
-        generation: previous.generation + 1,
-        services,
-        changed: Changed::Services(changed.iter().cloned().collect()),
-        ..previous.clone()
-    };
+    let mut next = Snapshot { generation: previous.generation + 1, services, ..previous.clone() };
     if !resolved.is_empty() {
         next.routes = Arc::new(previous.routes.with_resolved(world.policy, world.resolved, resolved));
         next.resolved = Arc::new(world.resolved.clone());
     }
     if previous.networks.uses(resolved) {
         next.networks = Arc::new(NetworkTable::new(&world.policy.networks, world.resolved));
-        next.changed = Changed::Everything;
     }
     next
 }

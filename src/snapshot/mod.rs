@@ -45,17 +45,6 @@ pub struct Snapshot {
     pub(crate) networks: Arc<NetworkTable>,
     /// What names stood for when it was built.
     pub(crate) resolved: Arc<Resolved>,
-    /// In what it differs from the generation before.
-    pub changed: Changed,
-}
-
-/// What of the world is not as it was.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Changed {
-    /// Anything may be.
-    Everything,
-    /// Only these services, in order of name.
-    Services(Arc<[HostName]>),
 }
 
 impl Snapshot {
@@ -70,6 +59,12 @@ impl Snapshot {
     /// All services by host name.
     pub fn services(&self) -> Vec<&Arc<ServiceView>> {
         self.services.sorted().into_iter().map(|(_, service)| service).collect()
+    }
+
+    /// The services of which this world says other things than an older one; `None`: any, as policy or networks differ.
+    pub fn changed_since(&self, older: &Self) -> Option<Vec<HostName>> {
+        let same_rules = Arc::ptr_eq(&self.policy, &older.policy) && self.networks == older.networks;
+        same_rules.then(|| self.services.changed_since(&older.services, Arc::ptr_eq))
     }
 
     pub fn networks(&self) -> &NetworkTable {

@@ -73,6 +73,24 @@ impl<V: Clone> NameMap<V> {
         entries
     }
 
+    /// The names whose values differ between this map and an older one, in order. Buckets that both share are
+    /// not looked into.
+    pub fn changed_since(&self, older: &Self, same: impl Fn(&V, &V) -> bool) -> Vec<HostName> {
+        let mut changed = Vec::new();
+        for (bucket, old) in self.buckets.iter().zip(&older.buckets) {
+            if Arc::ptr_eq(bucket, old) {
+                continue;
+            }
+            let differs = |(name, value): &(&HostName, &V)| {
+                !older.get(name.as_str()).is_some_and(|old| same(old, value))
+            };
+            changed.extend(bucket.iter().filter(differs).map(|(name, _)| name.clone()));
+            changed.extend(old.keys().filter(|name| self.get(name.as_str()).is_none()).cloned());
+        }
+        changed.sort_unstable();
+        changed
+    }
+
     /// How many buckets two maps do not share.
     #[cfg(test)]
     fn buckets_apart(&self, other: &Self) -> usize {
@@ -172,7 +190,17 @@ mod tests {
         map.remove("absent.mesh");
         assert_eq!(map.buckets_apart(&before), 1);
         assert_eq!((before.get("s7.mesh"), map.get("s7.mesh"), map.len()), (Some(&7), Some(&8), 5_000));
+        assert_eq!(map.changed_since(&before, PartialEq::eq), [host("s7.mesh")]);
         assert_eq!(map.remove("s7.mesh"), Some(8));
         assert_eq!(map.len(), 4_999);
+        map.insert(host("new.mesh"), 1);
+        assert_eq!(map.changed_since(&before, PartialEq::eq), [host("new.mesh"), host("s7.mesh")]);
+        // Built apart, no bucket is shared.
+        let mut apart = NameMap::new();
+        for (name, value) in map.iter() {
+            apart.insert(name.clone(), *value);
+        }
+        assert!(apart.changed_since(&map, PartialEq::eq).is_empty());
+        assert_eq!(apart.changed_since(&before, PartialEq::eq), [host("new.mesh"), host("s7.mesh")]);
     }
 }

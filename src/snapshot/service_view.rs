@@ -9,7 +9,7 @@ use super::candidates::{Candidate, Candidates, EndpointKey};
 use super::exports::ExportIndex;
 use super::policy::{ExportRule, NetworkPolicy, Node, Tuning};
 use super::routes::{Resolved, addresses};
-use super::shard::ScopedShard;
+use super::shard::{ScopedShard, Standing};
 use crate::model::endpoint::{Endpoint, Health, Labels, TlsMode};
 use crate::model::place::Network;
 use crate::model::service::{Protocol, Service, ServiceKey, ServicePort};
@@ -44,6 +44,8 @@ pub struct PortView {
     pub name: Arc<str>,
     pub port: u16,
     pub protocol: Protocol,
+    /// Whether parts of demoted shards count, as no live one has a ready endpoint for the port.
+    demoted_count: bool,
     /// The export rules that speak of it, in the order of the file.
     pub rules: Vec<Arc<ExportRule>>,
     /// Endpoints on this network by subset; `""` is all of them.
@@ -121,9 +123,18 @@ impl ServiceView {
         networks: &'a [NetworkPolicy],
     ) -> Option<impl Iterator<Item = PortEndpoint<'a>>> {
         let labels = if subset.is_empty() { None } else { Some(self.subsets.get(subset)?) };
-        let number = (&*port.name, port.port, port.protocol);
-        let all = self.parts.iter().flat_map(move |part| part.endpoints_of(number, networks));
+        let counting = self.counting_parts(port);
+        let all = counting.flat_map(move |(part, own)| PortEndpoint::of(part, own, networks));
         Some(all.filter(move |found| labels.is_none_or(|labels| found.endpoint.has_labels(labels))))
+    }
+
+    /// The parts whose endpoints count for a port of this service, in order of registry, each with the registry's
+    /// own port, whose name and target port its endpoints go by. All who ask where a
+    /// service port is served ask this, so that they agree on what a demoted or expired registry counts for.
+    fn counting_parts<'a>(&'a self, port: &'a PortView) -> impl Iterator<Item = (&'a Part, &'a ServicePort)> {
+        let demoted_count = port.demoted_count;
+        serving_parts(&self.parts, &port.name, port.port, port.protocol)
+            .filter(move |(part, _)| counts(part, demoted_count))
     }
 
     /// Merges what the registries say of a host name; `None` where none says anything.
@@ -235,10 +246,11 @@ fn port_view(
     world: &World<'_>,
 ) -> PortView {
     let group: Arc<str> = format!("{}:{}", key.hostname, port.port).into();
-    let number = (&*port.name, port.port, port.protocol);
-    let here: Vec<PortEndpoint<'_>> = parts
-        .iter()
-        .flat_map(|part| part.endpoints_of(number, &world.policy.networks))
+    let serving = || serving_parts(parts, &port.name, port.port, port.protocol);
+    let demoted_count = !serving().any(|(part, _)| is_ready(part, world.resolved));
+    let here: Vec<PortEndpoint<'_>> = serving()
+        .filter(|(part, _)| counts(part, demoted_count))
+        .flat_map(|(part, own)| PortEndpoint::of(part, own, &world.policy.networks))
         .filter(|found| on_own_network(found, &world.policy.node))
         .collect();
     let everything = Labels::new();
@@ -251,8 +263,43 @@ fn port_view(
         name: port.name,
         port: port.port,
         protocol: port.protocol,
+        demoted_count,
         subsets,
     }
+}
+
+/// The parts that have a port, whatever their standing, each with its own port of that name and number.
+fn serving_parts<'a>(
+    parts: &'a [Part],
+    name: &str,
+    port: u16,
+    protocol: Protocol,
+) -> impl Iterator<Item = (&'a Part, &'a ServicePort)> {
+    parts.iter().filter_map(move |part| {
+        let own = &part.service.ports;
+        // The registry may use the name for another number, or call this number by another name.
+        let named = own.iter().any(|own| *own.name == *name);
+        let fits = |own: &&ServicePort| {
+            own.port == port && own.protocol == protocol && (*own.name == *name || !named)
+        };
+        Some((part, own.iter().find(fits)?))
+    })
+}
+
+fn counts(part: &Part, demoted_count: bool) -> bool {
+    match part.shard.standing {
+        Standing::Live => true,
+        Standing::Demoted => demoted_count,
+        Standing::Expired => false,
+    }
+}
+
+/// Whether a live registry has a healthy endpoint here that stands for an address.
+fn is_ready(part: &Part, resolved: &Resolved) -> bool {
+    let ready = |endpoint: &Endpoint| {
+        endpoint.health == Health::Healthy && !addresses(&endpoint.host, resolved).is_empty()
+    };
+    part.shard.standing == Standing::Live && part.service.endpoints.iter().any(ready)
 }
 
 /// An endpoint as one service port has it.
@@ -267,38 +314,27 @@ pub struct PortEndpoint<'a> {
 }
 
 impl<'a> PortEndpoint<'a> {
+    /// The endpoints of a part, for its own port.
+    fn of(
+        part: &'a Part,
+        own: &'a ServicePort,
+        networks: &'a [NetworkPolicy],
+    ) -> impl Iterator<Item = PortEndpoint<'a>> {
+        part.service.endpoints.iter().map(move |endpoint| {
+            let port = endpoint.ports.as_ref().and_then(|ports| ports.get(&own.name)).copied();
+            PortEndpoint {
+                endpoint,
+                network: network_of(endpoint, &part.shard, networks),
+                shard: &part.shard,
+                port: port.unwrap_or(own.target_port),
+                tls: endpoint.tls.unwrap_or_else(|| own.protocol.default_tls()),
+            }
+        })
+    }
+
     /// Where it is: nowhere, as long as its name stands for nothing.
     pub fn addresses(&self, resolved: &'a Resolved) -> &'a [IpAddr] {
         addresses(&self.endpoint.host, resolved)
-    }
-}
-
-impl Part {
-    /// The endpoints of the merged service's port of this name, number and protocol. A registry that has another port
-    /// under the name, or none that fits, has no endpoints of it.
-    fn endpoints_of<'a>(
-        &'a self,
-        (name, number, protocol): (&str, u16, Protocol),
-        networks: &'a [NetworkPolicy],
-    ) -> impl Iterator<Item = PortEndpoint<'a>> {
-        let ports = &self.service.ports;
-        let named = ports.iter().any(|own| &*own.name == name);
-        // Its endpoints go by the registry's own port, which may have another name.
-        let own = ports
-            .iter()
-            .find(|own| own.port == number && own.protocol == protocol && (&*own.name == name || !named));
-        let endpoints = own.map_or(&[][..], |_| &self.service.endpoints);
-        endpoints.iter().filter_map(move |endpoint| {
-            let own = own?;
-            let port = endpoint.ports.as_ref().and_then(|ports| ports.get(&own.name)).copied();
-            Some(PortEndpoint {
-                endpoint,
-                network: network_of(endpoint, &self.shard, networks),
-                shard: &self.shard,
-                port: port.unwrap_or(own.target_port),
-                tls: endpoint.tls.unwrap_or_else(|| own.protocol.default_tls()),
-            })
-        })
     }
 }
 
@@ -377,3 +413,6 @@ fn candidates_of(here: &PortEndpoint<'_>, group: &Arc<str>, world: &World<'_>) -
         })
         .collect()
 }
+
+#[cfg(test)]
+mod tests;

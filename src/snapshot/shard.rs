@@ -18,6 +18,28 @@ pub struct Shard {
     pub services: BTreeMap<ServiceKey, Arc<Service>>,
 }
 
+/// How much the endpoints of a shard count. Services and ports stay known whatever it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Standing {
+    /// Its registry can be read, or could a short time ago.
+    #[default]
+    Live,
+    /// Only for a service port that has no ready endpoint from a live shard.
+    Demoted,
+    /// Not at all.
+    Expired,
+}
+
+impl Standing {
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Live => "live",
+            Self::Demoted => "demoted",
+            Self::Expired => "expired",
+        }
+    }
+}
+
 /// A shard taken into the world: cut to what its registry may speak of, and findable by host name.
 #[derive(Clone, Debug, Default)]
 pub struct ScopedShard {
@@ -30,6 +52,7 @@ pub struct ScopedShard {
     /// Endpoints on networks that the registry may not speak of.
     pub denied_endpoints: usize,
     pub endpoints: usize,
+    pub standing: Standing,
 }
 
 impl ScopedShard {
@@ -63,6 +86,12 @@ impl ScopedShard {
         Arc::new(Service { endpoints: kept.into(), ..(*service).clone() })
     }
 
+    /// The same word with another standing.
+    #[must_use]
+    pub fn with_standing(&self, standing: Standing) -> Self {
+        Self { standing, ..self.clone() }
+    }
+
     /// What the registry says of a host name, in order of namespace.
     pub fn services_of(&self, hostname: &str) -> &[Arc<Service>] {
         self.services.get(hostname).map_or(&[], Vec::as_slice)
@@ -84,9 +113,11 @@ impl ScopedShard {
         self.services.is_empty()
     }
 
-    /// The host names of which two states of a registry do not say the same, in order.
+    /// The host names of which two states of a registry do not say the same, in order: all of them where
+    /// it is another place or has another standing.
     pub fn changed(&self, other: &Self) -> Vec<HostName> {
-        let same_place = self.cluster == other.cluster && self.network == other.network;
+        let same_place =
+            self.cluster == other.cluster && self.network == other.network && self.standing == other.standing;
         let mut changed: Vec<HostName> = self
             .hostnames()
             .chain(other.hostnames().filter(|name| self.services_of(name.as_str()).is_empty()))

@@ -17,7 +17,7 @@ use super::policy::{
     RegistryScope, Route, RouteEndpoint, RouteName, RouteTarget, ServiceTuning, Timeouts, Tuning,
 };
 use super::routes::Resolved;
-use super::shard::{ScopedShard, Shard};
+use super::shard::{ScopedShard, Shard, Standing};
 use super::view::{Client, Families, Viewer};
 use crate::model::address::Host;
 use crate::model::endpoint::{Endpoint, Health, TlsMode, Weight};
@@ -296,6 +296,10 @@ fn shards() -> impl Strategy<Value = Vec<Shard>> {
     (one("a"), one("b"), one("c"), one("")).prop_map(|(a, b, c, d)| vec![a, b, c, d])
 }
 
+pub(crate) fn standings() -> impl Strategy<Value = Standing> {
+    prop_oneof![8 => Just(Standing::Live), 2 => Just(Standing::Demoted), 1 => Just(Standing::Expired)]
+}
+
 fn exports() -> impl Strategy<Value = Vec<Arc<ExportRule>>> {
     let names = select(vec!["*", "*.shop.mesh", "s0.shop.mesh", "s2.mesh"]);
     let identity = prop::bool::weighted(0.15);
@@ -406,16 +410,18 @@ impl Numbering {
 
 /// Random meshes of four registries, up to four networks and three services.
 pub(crate) fn meshes(addresses: Addresses) -> impl Strategy<Value = Mesh> {
-    (networks(), shards(), exports(), resolved()).prop_map(move |(networks, shards, exports, resolved)| {
-        let mut numbering = Numbering::new(addresses, 0);
-        let shards = shards.into_iter().map(|mut shard| {
-            for service in shard.services.values_mut() {
-                numbering.number(Arc::make_mut(service));
-            }
-            scoped(shard)
-        });
-        Mesh { shards: shards.collect(), policy: policy(networks, exports, routes()).into(), resolved }
-    })
+    (networks(), shards(), vec(standings(), 4), exports(), resolved()).prop_map(
+        move |(networks, shards, standings, exports, resolved)| {
+            let mut numbering = Numbering::new(addresses, 0);
+            let shards = shards.into_iter().zip(standings).map(|(mut shard, standing)| {
+                for service in shard.services.values_mut() {
+                    numbering.number(Arc::make_mut(service));
+                }
+                Arc::new(scoped(shard).with_standing(standing))
+            });
+            Mesh { shards: shards.collect(), policy: policy(networks, exports, routes()).into(), resolved }
+        },
+    )
 }
 
 pub(crate) fn viewers() -> impl Strategy<Value = Viewer> {

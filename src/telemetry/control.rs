@@ -18,7 +18,7 @@ pub struct Control {
     rejected: Counter,
 }
 
-const DESCRIPTIONS: [(&str, &str); 16] = [
+const DESCRIPTIONS: [(&str, &str); 20] = [
     ("isthmus_connections_total", "Connections ended, by listener, by the rule that matched, and by reason."),
     ("isthmus_connections_active", "Connections now, from accept to the end."),
     ("isthmus_hello_seconds", "From accept to a whole hello."),
@@ -28,6 +28,10 @@ const DESCRIPTIONS: [(&str, &str); 16] = [
     ("isthmus_config_generation", "Counts up with each world taken into use."),
     ("isthmus_config_reloads_total", "Reloads of the config file, by result."),
     ("isthmus_access_log_dropped_total", "Log lines that the queue could not take."),
+    ("isthmus_xds_clients", "Streams of xDS clients now."),
+    ("isthmus_xds_pushes_total", "Responses sent to xDS clients, by resource type."),
+    ("isthmus_xds_rejects_total", "Responses that xDS clients refused, by resource type."),
+    ("isthmus_xds_convergence_seconds", "From a change of the world to the acknowledgement of a client."),
     ("isthmus_build_info", "1, with the version as label."),
     ("istio_tcp_connections_opened_total", "Connections passed on to an endpoint."),
     ("istio_tcp_connections_closed_total", "Connections to an endpoint that ended."),

@@ -1,25 +1,19 @@
 //! The one place where snapshots change hands: the aggregator publishes, everyone else reads.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 use tokio::sync::watch;
 
-use crate::snapshot::{Changed, Snapshot};
+use crate::snapshot::Snapshot;
 
 struct Shared {
     current: ArcSwap<Snapshot>,
     /// That of `current`; read once per connection, instead of the pointer.
     generation: AtomicU64,
     changed: watch::Sender<u64>,
-    /// What the newest generations changed, oldest first.
-    recent: Mutex<VecDeque<(u64, Changed)>>,
 }
-
-/// Generations whose changes are remembered; whoever is further behind looks at everything.
-const RECENT: usize = 256;
 
 /// Publishes snapshots. There is one.
 pub struct Publisher {
@@ -43,7 +37,6 @@ impl Publisher {
             generation: AtomicU64::new(first.generation),
             changed: watch::Sender::new(first.generation),
             current: ArcSwap::new(first.clone()),
-            recent: Mutex::default(),
         });
         (Self { shared: shared.clone(), retired: Vec::new() }, Reader { shared, held: first })
     }
@@ -56,13 +49,6 @@ impl Publisher {
     pub fn publish(&mut self, next: Snapshot) {
         let generation = next.generation;
         debug_assert!(generation > self.shared.generation.load(Ordering::Relaxed), "generations go up");
-        {
-            let mut recent = self.shared.recent.lock().unwrap_or_else(PoisonError::into_inner);
-            if recent.len() == RECENT {
-                recent.pop_front();
-            }
-            recent.push_back((generation, next.changed.clone()));
-        }
         self.retired.push(self.shared.current.swap(Arc::new(next)));
         self.shared.generation.store(generation, Ordering::Release);
         self.shared.changed.send_replace(generation);
@@ -87,23 +73,6 @@ impl Reader {
     /// The newest snapshot, for those who look once.
     pub fn latest(&self) -> Arc<Snapshot> {
         self.shared.current.load_full()
-    }
-
-    /// What has changed from the generation `from` to that of `to`.
-    pub fn changes(&self, from: u64, to: u64) -> Changed {
-        let recent = self.shared.recent.lock().unwrap_or_else(PoisonError::into_inner);
-        let wanted = usize::try_from(to.saturating_sub(from)).unwrap_or(usize::MAX);
-        let between = recent.iter().filter(|(generation, _)| (from + 1..=to).contains(generation));
-        let mut names = BTreeSet::new();
-        let mut found = 0;
-        for (_, changed) in between {
-            match changed {
-                Changed::Everything => return Changed::Everything,
-                Changed::Services(services) => names.extend(services.iter().cloned()),
-            }
-            found += 1;
-        }
-        if found == wanted { Changed::Services(names.into_iter().collect()) } else { Changed::Everything }
     }
 
     /// Waits until the generation is another than `seen`; false once there will be no more.

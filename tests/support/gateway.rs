@@ -145,6 +145,12 @@ impl Gateway {
         self.log.lock().expect("not poisoned").clone()
     }
 
+    /// Waits for a line of the program's log that has this text: it is written behind what it tells of.
+    #[track_caller]
+    pub fn told(&self, text: &str) {
+        eventually(text, || self.log().iter().any(|line| line.contains(text)).then_some(()));
+    }
+
     /// Sends a signal, by its name.
     pub fn signal(&self, name: &str) {
         let status = Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status();

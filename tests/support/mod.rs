@@ -5,9 +5,11 @@
 
 pub mod backend;
 pub mod client;
+pub mod dns;
 pub mod envoy;
 pub mod gateway;
 pub mod pki;
+pub mod python;
 pub mod raw;
 
 use std::time::{Duration, Instant};

@@ -5,7 +5,7 @@ use super::*;
 /// Asserts that the faults of a text are these, each by its place and fragments of its message
 /// (with `…` between them).
 #[track_caller]
-fn refused(text: &str, wanted: &[&str]) {
+pub(super) fn refused(text: &str, wanted: &[&str]) {
     let problems = load_text(text).err().unwrap_or_default();
     let told = problems.join("\n");
     assert_eq!(problems.len(), wanted.len(), "{text}\ngave\n{told}");
@@ -22,7 +22,7 @@ fn refused(text: &str, wanted: &[&str]) {
 
 /// The same for a config that is good but for these lines, which begin on line 2.
 #[track_caller]
-fn refused_with(lines: &str, wanted: &[&str]) {
+pub(super) fn refused_with(lines: &str, wanted: &[&str]) {
     refused(&format!("listen: ':15443'\n{lines}\n"), wanted);
 }
 
@@ -56,8 +56,8 @@ fn keys() {
         &[":2:13: listeners[0]: the key name is missing; expected a text"],
     );
     refused_with(
-        "xds: {}\nhbone: {}",
-        &[":2:1: xds: found the unknown key", ":3:1: hbone: found the unknown key"],
+        "trust: {}\nhbone: {}",
+        &[":2:1: trust: found the unknown key", ":3:1: hbone: found the unknown key"],
     );
 }
 

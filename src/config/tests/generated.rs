@@ -231,6 +231,8 @@ fn fits_pattern(pattern: &str, text: &str) -> bool {
         &scalar::TARGET,
         &scalar::BIND,
         &scalar::BIND_ADDRESS,
+        &scalar::BIND_LOOPBACK,
+        &scalar::NAME_SERVER,
         &scalar::IDENTITY,
         &scalar::IDENTITY_PATTERN,
         &scalar::TRUST_DOMAIN,

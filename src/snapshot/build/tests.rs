@@ -12,9 +12,10 @@ use crate::model::address::Host;
 use crate::model::service::{Service, ServiceKey};
 use crate::snapshot::policy::RouteName;
 use crate::snapshot::service_view::AskedBy;
-use crate::snapshot::shard::Shard;
+use crate::snapshot::shard::{Shard, Standing};
 use crate::snapshot::tests::{
-    Addresses, Mesh, NAMES, NETWORKS, Numbering, answers, host_name, meshes, scoped, services, shard, viewers,
+    Addresses, Mesh, NAMES, NETWORKS, Numbering, answers, host_name, meshes, scoped, services, shard,
+    standings, viewers,
 };
 use crate::snapshot::view::{Viewer, view};
 
@@ -81,6 +82,8 @@ enum Change {
     Move(Index, &'static str),
     /// A registry goes, with all that it told of.
     Forget(Index),
+    /// A registry falls silent, or is back.
+    Stand(Index, Standing),
     Resolve(usize, Option<Arc<[IpAddr]>>),
 }
 
@@ -94,6 +97,7 @@ fn changes() -> impl Strategy<Value = Change> {
         2 => (any::<Index>(), name).prop_map(|(at, name)| Change::Remove(at, name)),
         1 => (any::<Index>(), select(NETWORKS.to_vec())).prop_map(|(at, network)| Change::Move(at, network)),
         1 => any::<Index>().prop_map(Change::Forget),
+        2 => (any::<Index>(), standings()).prop_map(|(at, standing)| Change::Stand(at, standing)),
         3 => answer,
     ]
 }
@@ -135,12 +139,18 @@ fn apply(mesh: &mut Mesh, previous: &Snapshot, change: Change, numbering: &mut N
             let network = crate::model::place::Network::new(network);
             (at, Shard { network, ..told(&mesh.shards[at]) })
         }
+        Change::Stand(at, standing) => {
+            let at = at.index(mesh.shards.len());
+            let shard = mesh.shards[at].with_standing(standing);
+            return publish(mesh, previous, at, shard.into());
+        }
         Change::Forget(at) => {
             let at = at.index(mesh.shards.len());
             (at, Shard { services: [].into(), ..told(&mesh.shards[at]) })
         }
     };
-    publish(mesh, previous, at, scoped(shard))
+    let shard = scoped(shard).with_standing(mesh.shards[at].standing);
+    publish(mesh, previous, at, shard.into())
 }
 
 fn publish(mesh: &mut Mesh, previous: &Snapshot, at: usize, shard: Arc<ScopedShard>) -> Snapshot {
@@ -192,7 +202,7 @@ proptest! {
         let before = mesh.snapshot();
         let mut numbering = Numbering::new(Addresses::Shared, 10_000);
         let after = apply(&mut mesh, &before, change, &mut numbering);
-        let Changed::Services(changed) = &after.changed else { return Ok(()) };
+        let Some(changed) = after.changed_since(&before) else { return Ok(()) };
         for service in before.services().into_iter().filter(|service| !changed.contains(&service.key.hostname)) {
             let same = after.service(&service.name).expect("it is still there");
             prop_assert!(Arc::ptr_eq(service, same));
@@ -213,7 +223,7 @@ fn a_gateways_name_that_moves_changes_everything() {
     let name = host_name("g0.dns");
     mesh.resolved.insert(name.clone(), Arc::from([IpAddr::from([192, 0, 2, 1])]));
     let after = next(&before, mesh.world(), &BTreeSet::new(), &[name]);
-    assert_eq!(after.changed, Changed::Everything);
+    assert_eq!(after.changed_since(&before), None);
     let entry = after.networks().get(&crate::model::place::Network::new("n2")).expect("told of");
     assert!(
         matches!(entry.gateways[0].gateway.host, Host::Name(_)) && entry.gateways[0].addresses.len() == 1

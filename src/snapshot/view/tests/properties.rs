@@ -396,7 +396,8 @@ proptest! {
                 endpoints = order.into_iter().map(|at| endpoints[at].clone()).collect();
                 crate::model::service::Service { endpoints: endpoints.into(), ..(**service).clone() }
             });
-            scoped(crate::snapshot::tests::shard(shard.cluster.as_str(), shard.network.as_str(), services.collect()))
+            let other = crate::snapshot::tests::shard(shard.cluster.as_str(), shard.network.as_str(), services.collect());
+            Arc::new(scoped(other).with_standing(shard.standing))
         }).collect();
         let (one, other) = (mesh.snapshot(), other.snapshot());
         for ((service, port, subset), (service_2, port_2, _)) in questions(&one).iter().zip(&questions(&other)) {

@@ -1,0 +1,231 @@
+//! Responses as bodies of shared slices, made when they are sent.
+//!
+//! A response in the queue of a client that does not read holds references to resources that others hold too; large
+//! resources are never copied, small ones only chunk by chunk as the connection takes them.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use http_body::Frame;
+use prost::Message as _;
+use tokio::sync::mpsc;
+use tonic::{Code, Status};
+
+use super::resource::{Resource, field_length, put_field, put_head};
+use super::session::{Protocol, Response};
+use crate::proto::envoy::service::discovery::v3::{ResourceError, ResourceName};
+use crate::proto::google::rpc;
+
+/// From this size on a resource is sent as the slice that all share; below, a frame of its own costs more than a copy.
+const SHARED_FROM: usize = 4096;
+/// What is put together from small resources.
+const CHUNK: usize = 16 * 1024;
+/// Compression flag and length of a gRPC message.
+const PREFIX: usize = 5;
+
+/// Field numbers of `DiscoveryResponse`, and, where they differ, `DeltaDiscoveryResponse`.
+const VERSION: u32 = 1;
+const RESOURCES: u32 = 2;
+const TYPE_URL: u32 = 4;
+const NONCE: u32 = 5;
+const DELTA_REMOVED: u32 = 6;
+const WORLD_ERRORS: u32 = 7;
+
+/// What a stream is given to send.
+pub enum Outgoing {
+    Response(Response),
+    /// The last thing.
+    End(Status),
+}
+
+/// A response on its way out.
+struct Message {
+    protocol: Protocol,
+    head: Bytes,
+    resources: std::vec::IntoIter<Arc<Resource>>,
+    /// The slice of a large resource whose head was sent.
+    shared: Option<Bytes>,
+}
+
+impl Message {
+    fn new(response: Response) -> Self {
+        let Response { protocol, type_url, nonce, version, resources, removed, missing } = response;
+        let mut fields = BytesMut::new();
+        put_field(&mut fields, VERSION, version.text().as_bytes());
+        put_field(&mut fields, TYPE_URL, type_url.as_bytes());
+        put_field(&mut fields, NONCE, nonce.as_bytes());
+        for name in removed {
+            put_field(&mut fields, DELTA_REMOVED, name.as_bytes());
+        }
+        for name in missing {
+            put_field(&mut fields, WORLD_ERRORS, &not_found(&name).encode_to_vec());
+        }
+        let size: usize = resources.iter().map(|resource| field_length(length(resource, protocol))).sum();
+        let mut head = BytesMut::with_capacity(PREFIX + fields.len());
+        // Not compressed.
+        head.put_u8(0);
+        head.put_u32(u32::try_from(fields.len() + size).unwrap_or(u32::MAX));
+        head.put_slice(&fields);
+        Self { protocol, head: head.freeze(), resources: resources.into_iter(), shared: None }
+    }
+
+    /// The next piece; `None` at the end.
+    fn next(&mut self) -> Option<Bytes> {
+        if !self.head.is_empty() {
+            return Some(std::mem::take(&mut self.head));
+        }
+        if let Some(shared) = self.shared.take() {
+            return Some(shared);
+        }
+        let mut chunk = BytesMut::new();
+        while chunk.len() < CHUNK
+            && let Some(resource) = self.resources.next()
+        {
+            let length = length(&resource, self.protocol);
+            put_head(&mut chunk, RESOURCES, length);
+            let bytes = match self.protocol {
+                Protocol::Delta => resource.message().clone(),
+                Protocol::StateOfTheWorld => resource.any(),
+            };
+            if length >= SHARED_FROM {
+                self.shared = Some(bytes);
+                break;
+            }
+            chunk.put_slice(&bytes);
+        }
+        (!chunk.is_empty()).then(|| chunk.freeze())
+    }
+}
+
+fn length(resource: &Resource, protocol: Protocol) -> usize {
+    match protocol {
+        Protocol::Delta => resource.message().len(),
+        Protocol::StateOfTheWorld => resource.any_length(),
+    }
+}
+
+fn not_found(name: &str) -> ResourceError {
+    let text = format!("no registry has told of {name:?}");
+    ResourceError {
+        resource_name: Some(ResourceName { name: name.to_owned() }),
+        error_detail: Some(rpc::Status { code: Code::NotFound as i32, message: text, details: Vec::new() }),
+    }
+}
+
+/// The body of a stream's HTTP response.
+pub struct Body {
+    outgoing: mpsc::Receiver<Outgoing>,
+    message: Option<Message>,
+    ended: bool,
+}
+
+impl Body {
+    pub fn new(outgoing: mpsc::Receiver<Outgoing>) -> Self {
+        Self { outgoing, message: None, ended: false }
+    }
+}
+
+impl http_body::Body for Body {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        loop {
+            if let Some(message) = &mut self.message {
+                if let Some(piece) = message.next() {
+                    return Poll::Ready(Some(Ok(Frame::data(piece))));
+                }
+                self.message = None;
+            }
+            if self.ended {
+                return Poll::Ready(None);
+            }
+            match ready!(self.outgoing.poll_recv(context)) {
+                Some(Outgoing::Response(response)) => self.message = Some(Message::new(response)),
+                end => {
+                    let stopping = || Status::unavailable("the server stops");
+                    let status = match end {
+                        Some(Outgoing::End(status)) => status,
+                        _ => stopping(),
+                    };
+                    self.ended = true;
+                    let mut trailers = axum::http::HeaderMap::new();
+                    // Refused for a text that is no header: the client is told nothing rather than something wrong.
+                    let _ = status.add_header(&mut trailers);
+                    return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::discovery::xds::kind::Kind;
+    use crate::discovery::xds::resource::Version;
+    use crate::proto::envoy::config::cluster::v3::Cluster;
+    use crate::proto::envoy::service::discovery::v3::{DeltaDiscoveryResponse, DiscoveryResponse};
+
+    fn response(protocol: Protocol) -> Response {
+        let resource = |name: &str, size: usize| {
+            let value = Cluster { name: name.into(), alt_stat_name: "x".repeat(size), ..Cluster::default() };
+            Arc::new(Resource::new(Kind::Cluster, name.into(), &value))
+        };
+        Response {
+            protocol,
+            type_url: Kind::Cluster.type_url().into(),
+            nonce: "7".into(),
+            version: Version::of(b"v"),
+            resources: vec![resource("a", 3), resource("b", 100_000), resource("c", 9_000), resource("d", 0)],
+            removed: vec!["e".into()],
+            missing: Vec::new(),
+        }
+    }
+
+    fn bytes(response: Response) -> Vec<u8> {
+        let mut message = Message::new(response);
+        let mut all = Vec::new();
+        while let Some(piece) = message.next() {
+            all.extend_from_slice(&piece);
+        }
+        let length = u32::from_be_bytes(all[1..PREFIX].try_into().expect("four bytes"));
+        assert_eq!((all[0], length as usize), (0, all.len() - PREFIX));
+        all.split_off(PREFIX)
+    }
+
+    #[test]
+    fn bodies_read_as_the_messages() {
+        let given = response(Protocol::Delta);
+        let read = DeltaDiscoveryResponse::decode(&*bytes(given)).expect("a message");
+        assert_eq!((read.type_url.as_str(), read.nonce.as_str()), (Kind::Cluster.type_url(), "7"));
+        assert_eq!(read.removed_resources, ["e"]);
+        let names: Vec<_> = read.resources.iter().map(|resource| resource.name.as_str()).collect();
+        assert_eq!(names, ["a", "b", "c", "d"]);
+        let given = Response {
+            removed: Vec::new(),
+            missing: vec!["m".into()],
+            ..response(Protocol::StateOfTheWorld)
+        };
+        let read = DiscoveryResponse::decode(&*bytes(given.clone())).expect("a message");
+        assert_eq!((read.version_info, read.resources.len()), (given.version.text(), 4));
+        assert_eq!(read.resource_errors[0].resource_name.as_ref().map(|name| &*name.name), Some("m"));
+        let second = Cluster::decode(&*read.resources[1].value).expect("a cluster");
+        assert_eq!(second.alt_stat_name.len(), 100_000);
+    }
+
+    #[test]
+    fn large_resources_are_shared_slices() {
+        let given = response(Protocol::Delta);
+        let large = given.resources[1].clone();
+        let mut message = Message::new(given);
+        let shared =
+            std::iter::from_fn(|| message.next()).any(|piece| piece.as_ptr() == large.message().as_ptr());
+        assert!(shared);
+    }
+}

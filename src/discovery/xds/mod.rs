@@ -1,0 +1,29 @@
+//! The xDS server: every client is told the endpoints as its own network sees them.
+//!
+//! ```text
+//!  Snapshot ──Reader──▶ hub: one rendering of each resource for each class of viewers
+//!                        │ marks names in mailboxes
+//!  client ──request──▶ session: what this client wants, was sent, has acknowledged ──▶ messages of shared slices
+//! ```
+//!
+//! - [`kind`]: the resource types, and how their names are read.
+//! - [`node`]: who a client says it is, and what of that it may say.
+//! - [`peers`]: who may answer for a service by mutual TLS.
+//! - [`render`]: snapshot → resources, as Envoy and gRPC take them.
+//! - [`resource`]: one encoded resource, shared by all who are sent it.
+//! - [`hub`]: the cache of renderings, and who is to be told when one changes.
+//! - [`session`]: the protocol, state of the world and delta, as a state machine without sockets.
+//! - [`message`]: responses as bodies of shared slices, made when they are sent.
+//! - [`server`]: the gRPC methods.
+//! - [`status`]: what is known of each client.
+
+pub mod hub;
+pub mod kind;
+pub mod message;
+pub mod node;
+pub mod peers;
+pub mod render;
+pub mod resource;
+pub mod server;
+pub mod session;
+pub mod status;

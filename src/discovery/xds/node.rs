@@ -1,0 +1,160 @@
+//! Who a client says it is, and what of that it may say.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use prost_types::value::Kind as ValueKind;
+
+use crate::discovery::{ClientRule, Options};
+use crate::model::address::canonical_ip;
+use crate::model::place::{ClusterId, Network};
+use crate::proto::envoy::config::core::v3::Node;
+use crate::snapshot::policy::admits;
+use crate::snapshot::view::{Client, Families, Viewer};
+
+/// Networks that `REQUESTED_NETWORK_VIEW` may list.
+const SEES_MAX: usize = 64;
+
+/// What is kept of a client's node. Envoy sends hundreds of extensions, which nobody needs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Introduction {
+    pub id: String,
+    pub user_agent: String,
+    pub viewer: Viewer,
+}
+
+/// What a client claims that it may not.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{address} may not claim network {network:?} and cluster {cluster:?}: no rule of xds.clients lets it"
+)]
+pub struct Denied {
+    address: IpAddr,
+    network: String,
+    cluster: String,
+}
+
+impl Introduction {
+    pub fn of(node: &Node) -> Self {
+        let text = |key| metadata_text(node, key);
+        let list = |key| text(key).split(',').map(str::trim).filter(|item| !item.is_empty());
+        let mut sees: Vec<Network> =
+            list("REQUESTED_NETWORK_VIEW").take(SEES_MAX).map(Network::new).collect();
+        sees.sort_unstable();
+        sees.dedup();
+        let client = if node.user_agent_name.starts_with("gRPC") { Client::Grpc } else { Client::Envoy };
+        Self {
+            id: node.id.clone(),
+            user_agent: node.user_agent_name.clone(),
+            viewer: Viewer {
+                network: Network::new(text("NETWORK")),
+                cluster: ClusterId::new(text("CLUSTER_ID")),
+                families: families(list("INSTANCE_IPS").filter_map(|ip| ip.parse().ok())),
+                client,
+                sees: Arc::from(sees),
+            },
+        }
+    }
+
+    /// Whether the rules let a client from this address say so. Without rules anyone may claim anything: without TLS
+    /// that is only possible on loopback.
+    pub fn check(&self, address: IpAddr, options: &Options) -> Result<(), Denied> {
+        let viewer = &self.viewer;
+        let lets = |rule: &ClientRule| {
+            admits(&rule.cidrs, address)
+                && rule.networks.as_ref().is_none_or(|networks| networks.contains(&viewer.network))
+                && rule.clusters.as_ref().is_none_or(|clusters| clusters.contains(&viewer.cluster))
+        };
+        if options.clients.as_ref().is_none_or(|rules| rules.iter().any(lets)) {
+            return Ok(());
+        }
+        let (network, cluster) = (viewer.network.to_string(), viewer.cluster.to_string());
+        Err(Denied { address, network, cluster })
+    }
+}
+
+fn metadata_text<'a>(node: &'a Node, key: &str) -> &'a str {
+    let value = node.metadata.as_ref().and_then(|metadata| metadata.fields.get(key));
+    match value.and_then(|value| value.kind.as_ref()) {
+        Some(ValueKind::StringValue(text)) => text,
+        _ => "",
+    }
+}
+
+/// Of its addresses; a client that tells of none may have both.
+fn families(ips: impl Iterator<Item = IpAddr>) -> Families {
+    let (mut v4, mut v6) = (false, false);
+    for ip in ips.map(canonical_ip) {
+        match ip {
+            IpAddr::V4(_) => v4 = true,
+            // A link-local address reaches no gateway.
+            IpAddr::V6(ip) => v6 |= !ip.is_unicast_link_local(),
+        }
+    }
+    match (v4, v6) {
+        (true, false) => Families::V4,
+        (false, true) => Families::V6,
+        _ => Families::Both,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use prost_types::{Struct, Value};
+
+    use super::*;
+
+    fn node(metadata: &[(&str, &str)]) -> Node {
+        let fields = metadata.iter().map(|(key, value)| {
+            let kind = Some(ValueKind::StringValue((*value).to_owned()));
+            ((*key).to_owned(), Value { kind })
+        });
+        let metadata = Some(Struct { fields: fields.collect::<BTreeMap<_, _>>() });
+        Node { id: "n".into(), user_agent_name: "envoy".into(), metadata, ..Node::default() }
+    }
+
+    #[test]
+    fn metadata_says_who_asks() {
+        let said = Introduction::of(&node(&[
+            ("NETWORK", "east"),
+            ("CLUSTER_ID", "c1"),
+            ("REQUESTED_NETWORK_VIEW", "west, east,"),
+            ("INSTANCE_IPS", "10.0.0.1,fe80::1"),
+        ]));
+        let expected = Viewer {
+            network: Network::new("east"),
+            cluster: ClusterId::new("c1"),
+            families: Families::V4,
+            client: Client::Envoy,
+            sees: [Network::new("east"), Network::new("west")].into(),
+        };
+        assert_eq!(said.viewer, expected);
+        let grpc =
+            Node { user_agent_name: "gRPC C-core linux Python".into(), ..node(&[("INSTANCE_IPS", "::1,x")]) };
+        let said = Introduction::of(&grpc);
+        assert_eq!((said.viewer.client, said.viewer.families), (Client::Grpc, Families::V6));
+        assert_eq!(Introduction::of(&Node::default()).viewer, Viewer::default());
+    }
+
+    #[test]
+    fn a_client_may_claim_what_a_rule_lets_it() {
+        let rule = ClientRule {
+            cidrs: vec!["127.0.0.0/8".parse().expect("legal")],
+            networks: Some(vec![Network::new("east")]),
+            clusters: None,
+        };
+        let options = |clients| Options { bind: "127.0.0.1:0".parse().expect("legal"), clients };
+        let ask = |network: &str, from: &str, options: &Options| {
+            Introduction::of(&node(&[("NETWORK", network)])).check(from.parse().expect("legal"), options)
+        };
+        let rules = options(Some(vec![rule]));
+        assert_eq!(ask("east", "127.0.0.1", &rules), Ok(()));
+        for (network, from) in [("west", "127.0.0.1"), ("", "127.0.0.1"), ("east", "10.0.0.1")] {
+            assert!(ask(network, from, &rules).is_err(), "{network} {from}");
+        }
+        assert_eq!(ask("west", "10.0.0.1", &options(None)), Ok(()));
+        assert!(ask("east", "127.0.0.1", &options(Some(Vec::new()))).is_err());
+    }
+}

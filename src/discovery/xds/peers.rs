@@ -1,0 +1,73 @@
+//! Who may answer for a service port by mutual TLS: what Envoy matches the server's SPIFFE URI against.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use dashmap::DashMap;
+
+use crate::model::endpoint::TlsMode;
+use crate::model::name::HostName;
+use crate::snapshot::Snapshot;
+use crate::snapshot::service_view::{PortView, ServiceView};
+
+/// Those who answer for one service port, in whatever cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Peers {
+    /// Whether any endpoint speaks mutual TLS, or would by default.
+    pub any: bool,
+    pub identities: BTreeSet<Arc<str>>,
+    /// What the identity of those begins with whose identity nobody has told of.
+    pub prefix: Option<Arc<str>>,
+    endpoints: usize,
+}
+
+impl Peers {
+    pub fn of(snapshot: &Snapshot, service: &ServiceView, port: &PortView) -> Self {
+        let mut peers = Self { any: port.protocol.default_tls() == TlsMode::Mesh, ..Self::default() };
+        let mut nameless = false;
+        let endpoints = service.endpoints_of(port, "", &snapshot.policy.networks).into_iter().flatten();
+        for found in endpoints.filter(|found| found.tls == TlsMode::Mesh) {
+            peers.any = true;
+            peers.endpoints += 1;
+            match &found.endpoint.identity {
+                Some(identity) => drop(peers.identities.insert(identity.shared())),
+                None => nameless = true,
+            }
+        }
+        if nameless || peers.identities.is_empty() {
+            let domain = snapshot.policy.mesh.trust_domain.as_str();
+            peers.prefix = Some(format!("spiffe://{domain}/ns/{}/", service.namespace).into());
+        }
+        peers
+    }
+
+    /// Whether all of these were already allowed before.
+    fn are_known(&self, before: &Self) -> bool {
+        self.endpoints == 0 && before.endpoints > 0
+            || (self.any == before.any
+                && self.identities.is_subset(&before.identities)
+                && (self.prefix.is_none() || self.prefix == before.prefix))
+    }
+}
+
+/// What was last told of peers. Envoy drains the connections of a cluster that changes, so pods that go do not change
+/// it: an identity leaves together with the next one that comes.
+#[derive(Debug, Default)]
+pub struct Told(DashMap<HostName, BTreeMap<u16, Arc<Peers>>>);
+
+impl Told {
+    pub fn peers(&self, snapshot: &Snapshot, service: &ServiceView, port: &PortView) -> Arc<Peers> {
+        let peers = Peers::of(snapshot, service, port);
+        let mut ports = self.0.entry(service.key.hostname.clone()).or_default();
+        let told = ports.entry(port.port).or_default();
+        if !peers.are_known(told) {
+            *told = Arc::new(peers);
+        }
+        told.clone()
+    }
+
+    /// Forgets services that are no more.
+    pub fn keep_those_of(&self, snapshot: &Snapshot) {
+        self.0.retain(|hostname, _| snapshot.service(hostname.as_str()).is_some());
+    }
+}

@@ -1,0 +1,345 @@
+//! From the snapshot to resources, as Envoy and gRPC take them: the same world gives the same bytes.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use prost::Message;
+use prost_types::value::Kind as ValueKind;
+use prost_types::{Any, Struct, Value};
+
+use super::kind::{Kind, Target, cluster_name};
+use super::peers::{Peers, Told};
+use super::resource::Resource;
+use crate::model::endpoint::{Health, TlsMode};
+use crate::model::mesh_name::MeshName;
+use crate::model::name::HostName;
+use crate::proto::envoy::config::cluster::v3 as cluster;
+use crate::proto::envoy::config::core::v3 as core;
+use crate::proto::envoy::config::endpoint::v3 as endpoint;
+use crate::proto::envoy::config::listener::v3 as listener;
+use crate::proto::envoy::config::route::v3 as route;
+use crate::proto::envoy::extensions::filters::http::router::v3::Router;
+use crate::proto::envoy::extensions::filters::network::http_connection_manager::v3 as http;
+use crate::proto::envoy::extensions::transport_sockets::raw_buffer::v3::RawBuffer;
+use crate::proto::envoy::extensions::transport_sockets::tls::v3 as tls;
+use crate::proto::envoy::r#type::matcher::v3 as matcher;
+use crate::proto::envoy::r#type::v3::Percent;
+use crate::snapshot::Snapshot;
+use crate::snapshot::service_view::{PortView, ServiceView};
+use crate::snapshot::view::{Client, Entry, Viewer, view};
+
+/// The metadata namespace and key by which Envoy picks a transport socket for an endpoint.
+const TRANSPORT_MATCH: &str = "envoy.transport_socket_match";
+const TLS_MODE: (&str, &str) = ("tlsMode", "istio");
+/// The static secrets of the Envoy's own that mutual TLS in the mesh uses.
+const CERTIFICATE_SECRET: &str = "default";
+const ROOTS_SECRET: &str = "ROOTCA";
+/// What mesh endpoints and SNI gateways of Istio expect to be offered.
+const MESH_ALPN: &str = "istio";
+
+/// The resource of a name for a viewer; `None` where there is none. Every assignment there is: that of a service
+/// nobody has told of is empty.
+pub fn resource(
+    snapshot: &Snapshot,
+    kind: Kind,
+    name: &Arc<str>,
+    target: Option<&Target>,
+    viewer: &Viewer,
+    told: &Told,
+) -> Option<Resource> {
+    let found = target.and_then(|target| {
+        let service = snapshot.service(target.hostname.as_str())?;
+        Some((service, service.port(target.port)?, &*target.subset))
+    });
+    match (kind, found) {
+        (Kind::Assignment, found) => Some(assignment(snapshot, name, found, viewer)),
+        (Kind::Cluster, Some((service, port, subset))) => {
+            let known = subset.is_empty() || service.subsets.contains_key(subset);
+            known.then(|| cluster_of(snapshot, name, service, port, subset, (viewer.client, told)))
+        }
+        (Kind::Listener, Some(_)) => Some(listener_of(name)),
+        (Kind::Route, Some((service, port, _))) => Some(route_of(name, service, port)),
+        (Kind::Cluster | Kind::Listener | Kind::Route, None) => None,
+    }
+}
+
+/// The clusters of a service, one for each port and subset, for those who ask for all (Envoy).
+pub fn clusters(snapshot: &Snapshot, hostname: &HostName, told: &Told) -> Vec<Resource> {
+    let Some(service) = snapshot.service(hostname.as_str()) else {
+        return Vec::new();
+    };
+    let mut clusters = Vec::new();
+    for port in &service.ports {
+        let subsets = std::iter::once("").chain(service.subsets.keys().map(|subset| &**subset));
+        for subset in subsets {
+            let name = cluster_name(port.port, subset, &service.name).into();
+            clusters.push(cluster_of(snapshot, &name, service, port, subset, (Client::Envoy, told)));
+        }
+    }
+    clusters
+}
+
+fn cluster_of(
+    snapshot: &Snapshot,
+    name: &Arc<str>,
+    service: &ServiceView,
+    port: &PortView,
+    subset: &str,
+    (client, told): (Client, &Told),
+) -> Resource {
+    let tuning = snapshot.policy.tuning.of(&service.name);
+    let mut made = cluster::Cluster {
+        name: name.to_string(),
+        cluster_discovery_type: Some(cluster::cluster::ClusterDiscoveryType::Type(
+            cluster::cluster::DiscoveryType::Eds.into(),
+        )),
+        eds_cluster_config: Some(cluster::cluster::EdsClusterConfig {
+            eds_config: Some(from_this_stream()),
+            service_name: name.to_string(),
+        }),
+        connect_timeout: Some(duration(tuning.connect_timeout)),
+        lb_policy: cluster::cluster::LbPolicy::RoundRobin.into(),
+        ..cluster::Cluster::default()
+    };
+    if client == Client::Envoy {
+        // Endpoints that are not ready are told of as such; they get calls only where none is ready, and the policy
+        // lets them (a threshold of 0 never does).
+        let threshold = if tuning.panic { 0.01 } else { 0.0 };
+        made.common_lb_config = Some(cluster::cluster::CommonLbConfig {
+            healthy_panic_threshold: Some(Percent { value: threshold }),
+            ..cluster::cluster::CommonLbConfig::default()
+        });
+        let peers = told.peers(snapshot, service, port);
+        made.transport_socket_matches = transport_sockets(service, port, subset, &peers);
+    }
+    Resource::new(Kind::Cluster, name.clone(), &made)
+}
+
+/// Mutual TLS for endpoints and gateways that speak it, nothing of Envoy's own for the rest.
+fn transport_sockets(
+    service: &ServiceView,
+    port: &PortView,
+    subset: &str,
+    peers: &Peers,
+) -> Vec<cluster::cluster::TransportSocketMatch> {
+    let socket = |name: &str, kind: &str, config: Any| core::TransportSocket {
+        name: format!("envoy.transport_sockets.{name}"),
+        config_type: Some(core::transport_socket::ConfigType::TypedConfig(Any {
+            type_url: format!("type.googleapis.com/envoy.extensions.transport_sockets.{kind}"),
+            ..config
+        })),
+    };
+    let mesh = peers.any.then(|| cluster::cluster::TransportSocketMatch {
+        name: "mesh".into(),
+        r#match: Some(mesh_mode()),
+        transport_socket: Some(socket(
+            "tls",
+            "tls.v3.UpstreamTlsContext",
+            any(&mutual_tls(MeshName { port: port.port, subset, hostname: &service.name }.text(), peers)),
+        )),
+    });
+    let raw = cluster::cluster::TransportSocketMatch {
+        name: "raw".into(),
+        r#match: Some(Struct::default()),
+        transport_socket: Some(socket("raw_buffer", "raw_buffer.v3.RawBuffer", any(&RawBuffer {}))),
+    };
+    mesh.into_iter().chain([raw]).collect()
+}
+
+fn matchers(peers: &Peers) -> Vec<tls::SubjectAltNameMatcher> {
+    use matcher::string_matcher::MatchPattern;
+    let exact = peers.identities.iter().map(|identity| MatchPattern::Exact(identity.to_string()));
+    let prefix = peers.prefix.iter().map(|prefix| MatchPattern::Prefix(prefix.to_string()));
+    let of = |pattern| tls::SubjectAltNameMatcher {
+        san_type: tls::subject_alt_name_matcher::SanType::Uri.into(),
+        matcher: Some(matcher::StringMatcher {
+            match_pattern: Some(pattern),
+            ..matcher::StringMatcher::default()
+        }),
+    };
+    exact.chain(prefix).map(of).collect()
+}
+
+fn mutual_tls(sni: String, peers: &Peers) -> tls::UpstreamTlsContext {
+    let secret = |name: &str| tls::SdsSecretConfig { name: name.to_owned(), sds_config: None };
+    let names = tls::CertificateValidationContext { match_typed_subject_alt_names: matchers(peers) };
+    let validation = tls::common_tls_context::CombinedCertificateValidationContext {
+        default_validation_context: Some(names),
+        validation_context_sds_secret_config: Some(secret(ROOTS_SECRET)),
+    };
+    tls::UpstreamTlsContext {
+        sni,
+        common_tls_context: Some(tls::CommonTlsContext {
+            alpn_protocols: vec![MESH_ALPN.to_owned()],
+            tls_certificate_sds_secret_configs: vec![secret(CERTIFICATE_SECRET)],
+            validation_context_type: Some(
+                tls::common_tls_context::ValidationContextType::CombinedValidationContext(validation),
+            ),
+            ..tls::CommonTlsContext::default()
+        }),
+    }
+}
+
+fn assignment(
+    snapshot: &Snapshot,
+    name: &Arc<str>,
+    found: Option<(&Arc<ServiceView>, &PortView, &str)>,
+    viewer: &Viewer,
+) -> Resource {
+    let given = found.and_then(|(service, port, subset)| view(snapshot, service, port, subset, viewer));
+    let entries = given.map(|given| given.entries).unwrap_or_default();
+    let made = endpoint::ClusterLoadAssignment {
+        cluster_name: name.to_string(),
+        endpoints: match viewer.client {
+            Client::Envoy => for_envoy(&entries),
+            Client::Grpc => for_grpc(&entries),
+        },
+        ..endpoint::ClusterLoadAssignment::default()
+    };
+    Resource::new(Kind::Assignment, name.clone(), &made)
+}
+
+/// Each endpoint with its own weight.
+fn for_envoy(entries: &[Entry]) -> Vec<endpoint::LocalityLbEndpoints> {
+    let mut localities: BTreeMap<&str, Vec<&Entry>> = BTreeMap::new();
+    for entry in entries {
+        localities.entry(entry.locality.as_str()).or_default().push(entry);
+    }
+    let of = |entries: Vec<&Entry>| endpoint::LocalityLbEndpoints {
+        locality: locality(entries[0], None),
+        lb_endpoints: entries.into_iter().map(lb_endpoint).collect(),
+        ..endpoint::LocalityLbEndpoints::default()
+    };
+    localities.into_values().map(of).collect()
+}
+
+/// gRPC looks at the weights of localities alone, so endpoints of one locality that differ in weight are told of as
+/// localities of their own, told apart by their sub-zone.
+fn for_grpc(entries: &[Entry]) -> Vec<endpoint::LocalityLbEndpoints> {
+    let mut localities: BTreeMap<&str, BTreeMap<u32, Vec<&Entry>>> = BTreeMap::new();
+    for entry in entries {
+        localities.entry(entry.locality.as_str()).or_default().entry(entry.weight).or_default().push(entry);
+    }
+    let mut all = Vec::new();
+    for by_weight in localities.into_values() {
+        let several = by_weight.len() > 1;
+        for (weight, entries) in by_weight {
+            // The sum of all weights of an assignment is below 2^32.
+            let count = u32::try_from(entries.len()).unwrap_or(u32::MAX);
+            all.push(endpoint::LocalityLbEndpoints {
+                locality: locality(entries[0], several.then_some(weight)),
+                load_balancing_weight: Some(weight.saturating_mul(count)),
+                lb_endpoints: entries.into_iter().map(lb_endpoint).collect(),
+                ..endpoint::LocalityLbEndpoints::default()
+            });
+        }
+    }
+    all
+}
+
+fn locality(entry: &Entry, apart: Option<u32>) -> Option<core::Locality> {
+    let locality = &entry.locality;
+    let sub_zone = match apart {
+        None => locality.subzone().to_owned(),
+        Some(weight) => format!("{}/weight-{weight}", locality.subzone()),
+    };
+    Some(core::Locality { region: locality.region().to_owned(), zone: locality.zone().to_owned(), sub_zone })
+}
+
+fn lb_endpoint(entry: &Entry) -> endpoint::LbEndpoint {
+    let address = core::SocketAddress {
+        address: entry.address.ip().to_string(),
+        port_specifier: Some(core::socket_address::PortSpecifier::PortValue(entry.address.port().into())),
+        ..core::SocketAddress::default()
+    };
+    let address = core::Address { address: Some(core::address::Address::SocketAddress(address)) };
+    // Healthy is what is not said.
+    let health = match entry.health {
+        Health::Healthy => core::HealthStatus::Unknown,
+        Health::Unhealthy => core::HealthStatus::Unhealthy,
+        Health::Draining => core::HealthStatus::Draining,
+    };
+    let metadata = (entry.tls == TlsMode::Mesh)
+        .then(|| core::Metadata { filter_metadata: [(TRANSPORT_MATCH.to_owned(), mesh_mode())].into() });
+    endpoint::LbEndpoint {
+        host_identifier: Some(endpoint::lb_endpoint::HostIdentifier::Endpoint(endpoint::Endpoint {
+            address: Some(address),
+            ..endpoint::Endpoint::default()
+        })),
+        health_status: health.into(),
+        metadata,
+        load_balancing_weight: Some(entry.weight),
+    }
+}
+
+/// What gRPC asks for first: a listener that leads to the routes of the same name.
+fn listener_of(name: &Arc<str>) -> Resource {
+    let router = http::HttpFilter {
+        name: "envoy.filters.http.router".into(),
+        config_type: Some(http::http_filter::ConfigType::TypedConfig(Any {
+            type_url: "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router".into(),
+            ..any(&Router {})
+        })),
+    };
+    let manager = http::HttpConnectionManager {
+        route_specifier: Some(http::http_connection_manager::RouteSpecifier::Rds(http::Rds {
+            config_source: Some(from_this_stream()),
+            route_config_name: name.to_string(),
+        })),
+        http_filters: vec![router],
+        ..http::HttpConnectionManager::default()
+    };
+    let url = "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager";
+    let made = listener::Listener {
+        name: name.to_string(),
+        api_listener: Some(listener::ApiListener {
+            api_listener: Some(Any { type_url: url.into(), ..any(&manager) }),
+        }),
+    };
+    Resource::new(Kind::Listener, name.clone(), &made)
+}
+
+/// Everything goes to the cluster of the service port.
+fn route_of(name: &Arc<str>, service: &ServiceView, port: &PortView) -> Resource {
+    let cluster = cluster_name(port.port, "", &service.name);
+    let action = route::RouteAction {
+        cluster_specifier: Some(route::route_action::ClusterSpecifier::Cluster(cluster)),
+    };
+    let all =
+        route::RouteMatch { path_specifier: Some(route::route_match::PathSpecifier::Prefix(String::new())) };
+    let route = route::Route {
+        r#match: Some(all),
+        action: Some(route::route::Action::Route(action)),
+        ..route::Route::default()
+    };
+    let host =
+        route::VirtualHost { name: name.to_string(), domains: vec!["*".to_owned()], routes: vec![route] };
+    let made = route::RouteConfiguration { name: name.to_string(), virtual_hosts: vec![host] };
+    Resource::new(Kind::Route, name.clone(), &made)
+}
+
+fn from_this_stream() -> core::ConfigSource {
+    core::ConfigSource {
+        config_source_specifier: Some(core::config_source::ConfigSourceSpecifier::Ads(
+            core::AggregatedConfigSource {},
+        )),
+        resource_api_version: core::ApiVersion::V3.into(),
+        ..core::ConfigSource::default()
+    }
+}
+
+fn mesh_mode() -> Struct {
+    let (key, value) = TLS_MODE;
+    let value = Value { kind: Some(ValueKind::StringValue(value.to_owned())) };
+    Struct { fields: [(key.to_owned(), value)].into() }
+}
+
+/// The value alone; the type is for the caller to say.
+fn any(message: &impl Message) -> Any {
+    Any { type_url: String::new(), value: message.encode_to_vec() }
+}
+
+fn duration(duration: Duration) -> prost_types::Duration {
+    prost_types::Duration::try_from(duration).unwrap_or_default()
+}

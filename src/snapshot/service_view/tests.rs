@@ -1,0 +1,146 @@
+//! What counts for a service port when registries are demoted or expired.
+
+use std::collections::BTreeSet;
+
+use super::*;
+use crate::document::services::read_registry;
+use crate::model::identity::TrustDomain;
+use crate::model::name::HostName;
+use crate::model::place::ClusterId;
+use crate::snapshot::build;
+use crate::snapshot::policy::{Limits, Mesh, Policy, RegistryScope, ServiceTuning, Timeouts};
+
+const NETWORK: &str = "net";
+
+fn policy() -> Arc<Policy> {
+    let timeouts = Timeouts::default();
+    Arc::new(Policy {
+        node: Node { cluster: ClusterId::new("east"), network: Network::new(NETWORK), ..Node::default() },
+        mesh: Mesh {
+            cluster_domain: HostName::parse("cluster.local").expect("a name"),
+            trust_domain: TrustDomain::parse("cluster.local").expect("a domain"),
+        },
+        listeners: Vec::new(),
+        routes: Vec::new(),
+        exports: Vec::new(),
+        tuning: ServiceTuning { default: Arc::new(Tuning::for_services(&timeouts)), policies: Vec::new() },
+        networks: Vec::new(),
+        limits: Limits::default(),
+        timeouts,
+    })
+}
+
+/// A shard with the service `a.mesh`, of these ports and endpoints (YAML), on the gateway's network.
+fn shard(cluster: &str, ports: &str, endpoints: &str, standing: Standing) -> Arc<ScopedShard> {
+    let text =
+        format!("services: [{{hostname: a.mesh, namespace: n, ports: [{ports}], endpoints: [{endpoints}]}}]");
+    let shard = read_registry("x.yaml".as_ref(), &text, &ClusterId::new(cluster), &Network::new(NETWORK))
+        .expect("good");
+    let scope = RegistryScope { services: Vec::new(), networks: Some(vec![Network::new("other")]) };
+    Arc::new(ScopedShard::new(shard, &scope).with_standing(standing))
+}
+
+fn merged(shards: &[Arc<ScopedShard>], resolved: &Resolved) -> Arc<ServiceView> {
+    let policy = policy();
+    let snapshot = build::all(World { policy: &policy, shards, resolved }, 1, 1);
+    snapshot.service("a.mesh").expect("there").clone()
+}
+
+/// Clusters of the candidates on this network for a port, and those of the parts that count for it.
+fn counting(view: &ServiceView, port: u16) -> (Vec<&str>, Vec<&str>) {
+    let port = view.port(port).expect("a port");
+    let candidates = port.candidates("", AskedBy::MeshName).expect("all of them");
+    let here = candidates.endpoints().iter().map(|endpoint| endpoint.cluster.as_str()).collect();
+    let parts = view.counting_parts(port).map(|(part, _)| part.shard.cluster.as_str()).collect();
+    (here, parts)
+}
+
+const PORT: &str = "{name: tcp, port: 80}";
+
+#[test]
+fn a_demoted_registry_counts_where_no_live_one_is_ready() {
+    let stale = shard("east", PORT, "{address: 10.0.0.1}", Standing::Demoted);
+    for (endpoints, counted) in [
+        ("{address: 10.0.0.2}", vec!["west"]),
+        // Ready elsewhere is ready.
+        ("{address: 10.0.0.2, network: other}", vec!["west"]),
+        ("{address: 10.0.0.2, health: unhealthy}", vec!["east", "west"]),
+        ("{address: 10.0.0.2, health: draining}", vec!["east", "west"]),
+        // A name that stands for no address is no endpoint yet.
+        ("{address: unknown.test}", vec!["east", "west"]),
+        ("", vec!["east", "west"]),
+    ] {
+        let live = shard("west", PORT, endpoints, Standing::Live);
+        let view = merged(&[stale.clone(), live], &Resolved::new());
+        assert_eq!(counting(&view, 80).1, counted, "{endpoints}");
+        assert_eq!(counting(&view, 80).0.contains(&"east"), counted.contains(&"east"), "{endpoints}");
+    }
+    // Neither does another demoted one outdo it.
+    let other = shard("west", PORT, "{address: 10.0.0.2}", Standing::Demoted);
+    assert_eq!(counting(&merged(&[stale, other], &Resolved::new()), 80).0, ["east", "west"]);
+}
+
+#[test]
+fn it_is_decided_port_by_port() {
+    let stale = shard(
+        "east",
+        "{name: tcp, port: 80}, {name: more, port: 81}",
+        "{address: 10.0.0.1}",
+        Standing::Demoted,
+    );
+    let live = shard("west", PORT, "{address: 10.0.0.2}", Standing::Live);
+    let view = merged(&[stale, live], &Resolved::new());
+    assert_eq!(counting(&view, 80).0, ["west"]);
+    assert_eq!(counting(&view, 81).0, ["east"]);
+}
+
+#[test]
+fn an_expired_registry_leaves_its_ports_and_no_endpoints() {
+    let gone = shard("east", "{name: tcp, port: 80}, {name: more, port: 81}", "{address: 10.0.0.1}", {
+        Standing::Expired
+    });
+    let live = shard("west", PORT, "{address: 10.0.0.2, health: unhealthy}", Standing::Live);
+    let view = merged(&[gone, live], &Resolved::new());
+    assert_eq!(counting(&view, 80), (vec!["west"], vec!["west"]));
+    assert_eq!(counting(&view, 81), (vec![], vec![]));
+    assert_eq!(view.parts.len(), 2);
+}
+
+#[test]
+fn a_part_goes_by_its_own_port() {
+    let first =
+        shard("east", "{name: web, port: 80, targetPort: 8080}", "{address: 10.0.0.1}", Standing::Live);
+    let renamed =
+        shard("west", "{name: http, port: 80}", "{address: 10.0.0.2, ports: {http: 9090}}", Standing::Live);
+    // Its `web` is another port, so it has no part in this one.
+    let other =
+        shard("south", "{name: web, port: 81}, {name: x, port: 80}", "{address: 10.0.0.3}", Standing::Live);
+    let view = merged(&[first, renamed, other], &Resolved::new());
+    let port = view.port(80).expect("a port");
+    let listening: Vec<u16> =
+        view.endpoints_of(port, "", &[]).expect("all of it").map(|found| found.port).collect();
+    assert_eq!(listening, [8080, 9090]);
+}
+
+#[test]
+fn a_change_of_standing_changes_exactly_the_services_of_the_shard() {
+    let (stale, live) = (
+        shard("east", PORT, "{address: 10.0.0.1}", Standing::Live),
+        shard("west", PORT, "{address: 10.0.0.2}", Standing::Live),
+    );
+    let demoted = Arc::new(stale.with_standing(Standing::Demoted));
+    assert_eq!(stale.changed(&stale), []);
+    let changed: BTreeSet<HostName> = stale.changed(&demoted).into_iter().collect();
+    let names: Vec<&str> = changed.iter().map(HostName::as_str).collect();
+    assert_eq!(names, ["a.mesh"]);
+    let (policy, resolved) = (policy(), Resolved::new());
+    let world = |shards| World { policy: &policy, shards, resolved: &resolved };
+    let before = [stale, live.clone()];
+    let after = [demoted, live];
+    let first = build::all(world(&before), 1, 1);
+    assert_eq!(counting(first.service("a.mesh").expect("there"), 80).0, ["east", "west"]);
+    let second = build::next(&first, world(&after), &changed, &[]);
+    assert_eq!(counting(second.service("a.mesh").expect("there"), 80).0, ["west"]);
+    let third = build::next(&second, world(&before), &changed, &[]);
+    assert_eq!(counting(third.service("a.mesh").expect("there"), 80).0, ["east", "west"]);
+}

@@ -1,0 +1,53 @@
+//! Metrics of the xDS server.
+
+use std::time::Duration;
+
+use metrics::{Counter, Gauge, Histogram};
+
+use super::recorder::Recorder;
+
+/// Handles of the xDS server's metrics, one of a kind for each resource type.
+pub struct Discovery {
+    clients: Gauge,
+    types: Vec<(&'static str, Counter, Counter)>,
+    convergence: Histogram,
+}
+
+impl Discovery {
+    /// For these resource types.
+    pub fn new(recorder: &Recorder, types: impl IntoIterator<Item = &'static str>) -> Self {
+        let of = |name: &'static str| {
+            let labels = [("type", name)];
+            let pushes = recorder.counter("isthmus_xds_pushes_total", &labels);
+            (name, pushes, recorder.counter("isthmus_xds_rejects_total", &labels))
+        };
+        Self {
+            clients: recorder.gauge("isthmus_xds_clients", &[]),
+            types: types.into_iter().map(of).collect(),
+            convergence: recorder.histogram("isthmus_xds_convergence_seconds"),
+        }
+    }
+
+    pub fn clients(&self, count: usize) {
+        self.clients.set(count as f64);
+    }
+
+    /// A response was sent.
+    pub fn pushed(&self, kind: &str) {
+        if let Some((_, pushes, _)) = self.types.iter().find(|(name, ..)| *name == kind) {
+            pushes.increment(1);
+        }
+    }
+
+    /// A client refused a response.
+    pub fn rejected(&self, kind: &str) {
+        if let Some((.., rejects)) = self.types.iter().find(|(name, ..)| *name == kind) {
+            rejects.increment(1);
+        }
+    }
+
+    /// A client acknowledged a change this long after it was made.
+    pub fn converged(&self, after: Duration) {
+        self.convergence.record(after.as_secs_f64());
+    }
+}

@@ -1,0 +1,137 @@
+//! Endpoints and gateways given by name: looked up at the configured servers, again in time, and kept where nobody can
+//! say.
+
+use std::net::{IpAddr, SocketAddr};
+
+use crate::support::backend::Backend;
+use crate::support::client::{call, read_alert, tls};
+use crate::support::dns::{Answer, NameServer};
+use crate::support::eventually;
+use crate::support::gateway::Gateway;
+use crate::support::pki::PKI;
+
+const NAME: &str = "db.test";
+
+/// Two backends on one port of two addresses.
+fn backends() -> [Backend; 2] {
+    let config = PKI.server(NAME);
+    let first = Backend::tls_echo(config.clone(), "first ");
+    let second = SocketAddr::new([127, 0, 0, 2].into(), first.address.port());
+    let second = Backend::start_at(second, move |stream| {
+        crate::support::backend::tls_echo(stream, config.clone(), "second ");
+    });
+    [first, second]
+}
+
+fn config(servers: &NameServer, port: u16, more: &str) -> String {
+    format!(
+        "listen: \"127.0.0.1:0\"\nroutes: {{{NAME}: \"{NAME}:{port}\"}}\ndns: {{servers: [\"{}\"]}}\n{more}",
+        servers.address
+    )
+}
+
+/// Which backend a new connection reaches.
+fn reached(gateway: &Gateway) -> Option<String> {
+    let mut stream = tls(gateway.listener("default"), NAME).ok()?;
+    let answer = call(&mut stream, "x").expect("an answer");
+    Some(answer.split(' ').next().expect("a mark").to_owned())
+}
+
+/// Waits until the server was asked twice more, so that an answer to the first of these has been taken in.
+fn asked_again(servers: &NameServer, name: &str) {
+    let before = servers.asked(name);
+    // Each look-up asks for both kinds of addresses.
+    eventually("more questions", || (servers.asked(name) >= before + 4).then_some(()));
+}
+
+fn reach(gateway: &Gateway, backend: &str) {
+    eventually(backend, || (reached(gateway)? == backend).then_some(()));
+}
+
+#[test]
+fn a_name_is_looked_up_again_in_time_and_kept_when_nobody_can_say() {
+    let [first, second] = backends();
+    let servers = NameServer::start();
+    servers.points(NAME, first.address.ip());
+    let gateway = Gateway::start(&config(&servers, first.address.port(), ""));
+    reach(&gateway, "first");
+    // It changes: new connections go there, standing ones stay.
+    let mut standing = tls(gateway.listener("default"), NAME).expect("a handshake");
+    servers.points(NAME, second.address.ip());
+    reach(&gateway, "second");
+    assert_eq!(call(&mut standing, "x").expect("an answer"), "first x");
+    // Nobody can say: what was known stays.
+    servers.answer(NAME, Answer::Failure);
+    asked_again(&servers, NAME);
+    assert_eq!(reached(&gateway).as_deref(), Some("second"));
+    gateway.told("cannot look the name up");
+    // It is said that there is nothing: then there is nothing.
+    for nothing in [Answer::Empty, Answer::Unknown] {
+        servers.answer(NAME, nothing);
+        eventually("no address", || reached(&gateway).is_none().then_some(()));
+        let mut refused = crate::support::client::connect(gateway.listener("default"));
+        std::io::Write::write_all(&mut refused, &crate::support::client::hello(NAME)).expect("sent");
+        assert_eq!(read_alert(&mut refused), (Some(80), true));
+        gateway.logged("the refusal", |line| line["reason"] == "no_endpoints");
+        servers.points(NAME, first.address.ip());
+        reach(&gateway, "first");
+    }
+    assert_eq!(call(&mut standing, "x").expect("an answer"), "first x");
+}
+
+#[test]
+fn ttls_are_kept_within_bounds() {
+    let [first, _second] = backends();
+    let servers = NameServer::start();
+    let day = |address: IpAddr| Answer::Addresses { addresses: vec![address], ttl: 86_400 };
+    servers.answer(NAME, day(first.address.ip()));
+    servers.answer("patient.test", Answer::Addresses { addresses: vec![first.address.ip()], ttl: 0 });
+    let bounded = config(&servers, first.address.port(), "").replace("]}", "], maxTtl: 1s}");
+    let gateway = Gateway::start(&bounded);
+    reach(&gateway, "first");
+    asked_again(&servers, NAME);
+    // A long lower bound outlasts a short time to live.
+    let patient =
+        bounded.replace("maxTtl: 1s", "minTtl: 1h, maxTtl: 1h").replace("db.test:", "patient.test:");
+    gateway.reload(&patient);
+    eventually("a question", || (servers.asked("patient.test") > 0).then_some(()));
+    let before = servers.asked(NAME);
+    gateway.reload(&patient.replace("routes: {", "routes: {other.test: \"db.test:1\", "));
+    eventually("the other name's question", || (servers.asked(NAME) > before).then_some(()));
+    assert!(servers.asked("patient.test") <= 2, "asked once for each kind of address");
+}
+
+#[test]
+fn other_servers_take_over_and_what_was_known_is_kept() {
+    let [first, second] = backends();
+    let (old, new) = (NameServer::start(), NameServer::start());
+    old.points(NAME, first.address.ip());
+    new.answer(NAME, Answer::Failure);
+    let port = first.address.port();
+    let gateway = Gateway::start(&config(&old, port, ""));
+    reach(&gateway, "first");
+    gateway.reload(&config(&new, port, ""));
+    asked_again(&new, NAME);
+    assert_eq!(reached(&gateway).as_deref(), Some("first"));
+    new.points(NAME, second.address.ip());
+    reach(&gateway, "second");
+}
+
+#[test]
+fn names_of_gateways_are_looked_up() {
+    let [first, _second] = backends();
+    let servers = NameServer::start();
+    servers.points("gw.test", [192, 0, 2, 1].into());
+    let networks = "networks: {west: {gateways: [{address: gw.test, sniPort: 15443}]}}\n";
+    let gateway = Gateway::start(&config(&servers, first.address.port(), networks));
+    let generation = || gateway.json("/api/v1/status")["generation"].as_u64().expect("a number");
+    let before = eventually("a look-up", || {
+        let found = |line: &String| line.contains("name looked up") && line.contains("192.0.2.1");
+        gateway.log().iter().any(found).then(generation)
+    });
+    // Another address is another world.
+    servers.points("gw.test", [192, 0, 2, 2].into());
+    eventually("another generation", || (generation() > before).then_some(()));
+    let unresolved = gateway.json("/api/v1/status")["unresolved"].clone();
+    assert_eq!(unresolved, serde_json::json!([]));
+}

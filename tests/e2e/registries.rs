@@ -1,0 +1,405 @@
+//! Registries that vanish, break, shrink and come back: what they said is used for as long as it should be.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::support::backend::Backend;
+use crate::support::client::{Tls, call, tls};
+use crate::support::eventually;
+use crate::support::gateway::Gateway;
+use crate::support::pki::PKI;
+
+const NAME: &str = "s0.mesh";
+
+fn backend(mark: &'static str) -> Backend {
+    Backend::tls_echo(PKI.server(NAME), mark)
+}
+
+/// A service with one endpoint, as one line.
+fn service(name: &str, backend: &Backend) -> String {
+    format!(
+        "{{hostname: {name}, namespace: shop, ports: [{{name: https, port: 443, targetPort: {}, protocol: TLS}}], endpoints: \
+         [{{address: {}}}]}}",
+        backend.address.port(),
+        backend.address.ip()
+    )
+}
+
+fn registry(services: &[String]) -> String {
+    format!("services: [{}]\n", services.join(", "))
+}
+
+/// So many services, of which the first is [`NAME`].
+fn many(count: usize, backend: &Backend) -> String {
+    registry(&(0..count).map(|index| service(&format!("s{index}.mesh"), backend)).collect::<Vec<_>>())
+}
+
+/// A gateway of cluster `own` with registries, each its own cluster, in files of its folder.
+fn config(registries: &[&str], more: &str) -> String {
+    let list: Vec<String> = registries
+        .iter()
+        .map(|name| format!("{{file: {{path: {name}.yaml, cluster: {name}, network: net}}}}"))
+        .collect();
+    format!(
+        "listen: \"127.0.0.1:0\"\nnode: {{cluster: own, network: net}}\nexports: [{{services: [\"*.mesh\"]}}]\nregistries: \
+         [{}]\n{more}\n",
+        list.join(", ")
+    )
+}
+
+fn start(registries: &[(&str, String)], more: &str) -> Gateway {
+    let folder = tempfile::tempdir().expect("a folder");
+    for (name, text) in registries {
+        write(folder.path(), name, text);
+    }
+    let names: Vec<&str> = registries.iter().map(|(name, _)| *name).collect();
+    Gateway::start_in(folder, &config(&names, more), &[])
+}
+
+/// Writes a registry's file in one step.
+fn write(folder: &Path, name: &str, text: &str) {
+    let next = folder.join(format!(".{name}.next"));
+    std::fs::write(&next, text).expect("written");
+    std::fs::rename(next, folder.join(format!("{name}.yaml"))).expect("renamed");
+}
+
+fn remove(gateway: &Gateway, name: &str) {
+    std::fs::remove_file(gateway.folder().join(format!("{name}.yaml"))).expect("removed");
+}
+
+fn status(gateway: &Gateway, registry: usize) -> Value {
+    gateway.json("/api/v1/status")["registries"][registry].clone()
+}
+
+#[track_caller]
+fn becomes(gateway: &Gateway, registry: usize, state: &str) -> Value {
+    eventually(state, || {
+        let status = status(gateway, registry);
+        (status["state"] == state).then_some(status)
+    })
+}
+
+/// Why a name is refused, or `ok`.
+fn verdict(gateway: &Gateway, name: &str) -> String {
+    let explained = gateway.json(&format!("/api/v1/explain?sni={name}"));
+    if explained["verdict"] == "admitted" {
+        "ok".into()
+    } else {
+        explained["reason"].as_str().expect("a word").into()
+    }
+}
+
+/// The clusters of the endpoints that a name leads to.
+fn clusters(gateway: &Gateway, name: &str) -> Vec<String> {
+    let explained = gateway.json(&format!("/api/v1/explain?sni={name}"));
+    let candidates = explained["candidates"].as_array().cloned().unwrap_or_default();
+    let mut clusters: Vec<String> =
+        candidates.iter().map(|one| one["cluster"].as_str().expect("a name").to_owned()).collect();
+    clusters.sort();
+    clusters
+}
+
+fn open(gateway: &Gateway) -> Tls {
+    tls(gateway.listener("default"), NAME).expect("a handshake")
+}
+
+#[test]
+fn a_registry_that_vanishes_is_demoted_in_favour_of_others_and_comes_back() {
+    let (one, other) = (backend("one "), backend("other "));
+    let first = registry(&[service(NAME, &one), service("only.mesh", &one)]);
+    let registries = [("first", first.clone()), ("second", registry(&[service(NAME, &other)]))];
+    let gateway = start(&registries, "aggregator: {staleAfter: 1s}");
+    assert_eq!(clusters(&gateway, NAME), ["first", "second"]);
+    let mut standing = eventually("a connection to the first", || {
+        let mut stream = open(&gateway);
+        (call(&mut stream, "x").expect("an answer") == "one x").then_some(stream)
+    });
+    remove(&gateway, "first");
+    let stale = becomes(&gateway, 0, "stale");
+    assert!(stale["problems"][0].as_str().is_some_and(|text| text.contains("cannot be read")), "{stale}");
+    assert!(stale["since"].as_str() > stale["read"].as_str(), "{stale}");
+    let demoted = becomes(&gateway, 0, "demoted");
+    assert_eq!((&demoted["services"], &demoted["endpoints"]), (&2.into(), &2.into()));
+    assert_eq!(clusters(&gateway, NAME), ["second"]);
+    for _ in 0..10 {
+        assert_eq!(call(&mut open(&gateway), "x").expect("an answer"), "other x");
+    }
+    // Where nobody else is ready it still counts, and nobody is cut.
+    assert_eq!(clusters(&gateway, "only.mesh"), ["first"]);
+    assert_eq!(call(&mut standing, "x").expect("an answer"), "one x");
+    // The others have an unready endpoint at best: it counts again.
+    write(
+        gateway.folder(),
+        "second",
+        &registries[1].1.replace("[{address:", "[{health: unhealthy, address:"),
+    );
+    eventually("it counts", || (clusters(&gateway, NAME) == ["first", "second"]).then_some(()));
+    write(gateway.folder(), "second", &registries[1].1);
+    eventually("it does not", || (clusters(&gateway, NAME) == ["second"]).then_some(()));
+    write(gateway.folder(), "first", &first);
+    becomes(&gateway, 0, "live");
+    assert_eq!(clusters(&gateway, NAME), ["first", "second"]);
+    assert_eq!(call(&mut standing, "x").expect("an answer"), "one x");
+}
+
+#[test]
+fn the_endpoints_of_an_expired_registry_are_withdrawn_and_its_services_are_not() {
+    let one = backend("");
+    let text = many(2, &one);
+    let gateway = start(&[("west", text.clone())], "aggregator: {staleAfter: 1s, expireAfter: 2s}");
+    let mut standing = open(&gateway);
+    remove(&gateway, "west");
+    becomes(&gateway, 0, "expired");
+    assert_eq!(verdict(&gateway, NAME), "no_endpoints");
+    let service = gateway.json(&format!("/api/v1/services/{NAME}"));
+    assert_eq!(service["ports"][0]["port"], 443, "{service}");
+    assert_eq!(service["endpoints"][0]["standing"], "expired", "{service}");
+    assert_eq!(call(&mut standing, "x").expect("an answer"), "x");
+    write(gateway.folder(), "west", &text);
+    eventually("it is back", || (verdict(&gateway, NAME) == "ok").then_some(()));
+    becomes(&gateway, 0, "live");
+}
+
+#[test]
+fn the_times_may_change_with_a_reload() {
+    let one = backend("");
+    let gateway = start(&[("west", many(1, &one))], "aggregator: {expireAfter: 1h}");
+    remove(&gateway, "west");
+    becomes(&gateway, 0, "stale");
+    gateway.reload(&config(&["west"], "aggregator: {expireAfter: 1s}"));
+    becomes(&gateway, 0, "expired");
+    gateway.reload(&config(&["west"], ""));
+    becomes(&gateway, 0, "stale");
+    assert_eq!(verdict(&gateway, NAME), "ok");
+}
+
+#[test]
+fn a_start_goes_on_from_the_last_good_copy() {
+    let one = backend("");
+    let kept = tempfile::tempdir().expect("a folder");
+    let state = kept.path().join("state");
+    let more = format!("state: {{dir: {}}}", state.display());
+    let own = |gateway: &Gateway| gateway.get("/readyz?verbose").1;
+    let text = many(20, &one);
+    let gateway = start(&[("own", text.clone())], &more);
+    let copies = state.join("registries");
+    let copy = || {
+        std::fs::read_dir(&copies).ok()?.find_map(|entry| std::fs::read_dir(entry.ok()?.path()).ok()?.next())
+    };
+    let holds = |text: &str| {
+        let found = std::fs::read_to_string(copy()?.ok()?.path()).ok()?;
+        (found == text).then_some(())
+    };
+    eventually("a copy", || holds(&text));
+    // What is held, or broken, is no good copy.
+    write(gateway.folder(), "own", &many(1, &one));
+    becomes(&gateway, 0, "held");
+    write(gateway.folder(), "own", "services: [");
+    becomes(&gateway, 0, "stale");
+    holds(&text).expect("the same copy");
+    drop(gateway);
+    // The registry's file is not there: the gateway is ready by the copy, and says so.
+    let folder = tempfile::tempdir().expect("a folder");
+    let gateway = Gateway::start_in(folder, &config(&["own"], &more), &[]);
+    assert!(own(&gateway).contains("[+] registry own.yaml (stale)"), "{}", own(&gateway));
+    let status = status(&gateway, 0);
+    assert_eq!((&status["state"], &status["services"]), (&"stale".into(), &20.into()), "{status}");
+    assert_eq!(call(&mut open(&gateway), "x").expect("an answer"), "x");
+    write(gateway.folder(), "own", &many(19, &one));
+    becomes(&gateway, 0, "live");
+    assert!(!own(&gateway).contains("stale"), "{}", own(&gateway));
+    eventually("another copy", || holds(&many(19, &one)));
+    // The copy of a registry that is no longer configured goes.
+    gateway.reload(&config(&[], &more));
+    eventually("no copy", || (std::fs::read_dir(&copies).ok()?.count() == 0).then_some(()));
+}
+
+#[test]
+fn copies_that_cannot_be_written_are_a_problem_and_no_more() {
+    let one = backend("");
+    let gateway = start(&[("west", many(1, &one))], "state: {dir: west.yaml/state}");
+    let problem =
+        eventually("the problem", || status(&gateway, 0)["problems"][0].as_str().map(str::to_owned));
+    assert!(problem.starts_with("its last good copy cannot be written: "), "{problem}");
+    assert_eq!(status(&gateway, 0)["state"], "live");
+    assert_eq!(call(&mut open(&gateway), "x").expect("an answer"), "x");
+    // Put right, what is in use is written at once.
+    gateway.reload(&config(&["west"], "state: {dir: state}"));
+    eventually("a copy", || {
+        let mut copies = std::fs::read_dir(gateway.folder().join("state/registries")).ok()?;
+        copies.next().is_some().then_some(())
+    });
+    eventually("no problem", || (status(&gateway, 0)["problems"] == serde_json::json!([])).then_some(()));
+}
+
+#[test]
+fn a_mass_withdrawal_is_applied_when_it_persists() {
+    let one = backend("");
+    let gateway = start(&[("west", many(20, &one))], "aggregator: {withdrawalHold: 1s}");
+    let began = Instant::now();
+    write(gateway.folder(), "west", &many(10, &one));
+    // Half of them gone is more than 30 %, but not more than ten.
+    eventually("it is applied", || (verdict(&gateway, "s19.mesh") == "sni_unknown").then_some(()));
+    write(gateway.folder(), "west", &many(20, &one));
+    eventually("it is back", || (verdict(&gateway, "s19.mesh") == "ok").then_some(()));
+    let before = began.elapsed();
+    write(gateway.folder(), "west", &many(9, &one));
+    let held = becomes(&gateway, 0, "held");
+    assert!(
+        held["problems"][0].as_str().is_some_and(|text| text.contains("from 11 of 20 services")),
+        "{held}"
+    );
+    assert_eq!(verdict(&gateway, "s19.mesh"), "ok");
+    becomes(&gateway, 0, "live");
+    assert!(began.elapsed() >= before + Duration::from_secs(1));
+    assert_eq!((verdict(&gateway, "s19.mesh"), verdict(&gateway, NAME)), ("sni_unknown".into(), "ok".into()));
+}
+
+#[test]
+fn a_folder_may_lose_files_be_cut_short_and_vanish() {
+    let one = backend("");
+    let folder = tempfile::tempdir().expect("a folder");
+    let west = folder.path().join("west.yaml");
+    std::fs::create_dir(&west).expect("made");
+    let file = |index: usize| registry(&[service(&format!("s{index}.mesh"), &one)]);
+    let put = |index: usize, text: &str| write(&west, &format!("f{index:02}"), text);
+    (0..30).for_each(|index| put(index, &file(index)));
+    let gateway = Gateway::start_in(folder, &config(&["west"], ""), &[]);
+    assert_eq!(status(&gateway, 0)["services"], 30);
+    // A file goes: so do its services.
+    std::fs::remove_file(west.join("f29.yaml")).expect("removed");
+    eventually("one service less", || (verdict(&gateway, "s29.mesh") == "sni_unknown").then_some(()));
+    assert_eq!(status(&gateway, 0)["state"], "live");
+    // One is half written: all of the folder's last good state stays.
+    put(28, &file(28)[..40]);
+    becomes(&gateway, 0, "stale");
+    put(28, &file(28));
+    becomes(&gateway, 0, "live");
+    // Half of the files at once, then all of them, then the folder itself.
+    (14..29).for_each(|index| std::fs::remove_file(west.join(format!("f{index:02}.yaml"))).expect("removed"));
+    becomes(&gateway, 0, "held");
+    let all_there =
+        || (0..29).for_each(|index| assert_eq!(verdict(&gateway, &format!("s{index}.mesh")), "ok"));
+    all_there();
+    std::fs::remove_dir_all(&west).expect("removed");
+    becomes(&gateway, 0, "stale");
+    all_there();
+    assert_eq!(call(&mut open(&gateway), "x").expect("an answer"), "x");
+    std::fs::create_dir(&west).expect("made");
+    (0..29).for_each(|index| put(index, &file(index)));
+    becomes(&gateway, 0, "live");
+}
+
+#[test]
+fn ten_flapping_registries_lose_no_connection() {
+    const REGISTRIES: usize = 10;
+    let one = backend("");
+    let names: Vec<String> = (0..REGISTRIES).map(|index| format!("r{index}")).collect();
+    // Each with the service that is asked for and one of its own.
+    let text = |index: usize| registry(&[service(NAME, &one), service(&format!("own{index}.mesh"), &one)]);
+    let registries: Vec<(&str, String)> =
+        names.iter().enumerate().map(|(index, name)| (name.as_str(), text(index))).collect();
+    let gateway = start(&registries, "aggregator: {staleAfter: 1s, expireAfter: 2s, withdrawalHold: 1s}");
+    let (stop, calls) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let mut standing = open(&gateway);
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::SeqCst) {
+                    assert_eq!(call(&mut open(&gateway), "again").expect("an answer"), "again");
+                    calls.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+        }
+        // One stays as it is: somebody has to be there. The others are each broken in another way every time.
+        let until = Instant::now() + Duration::from_secs(5);
+        let mut round = 0;
+        while Instant::now() < until {
+            for (index, name) in names.iter().enumerate().skip(1) {
+                let path = gateway.folder().join(format!("r{index}.yaml"));
+                match (round + index) % 4 {
+                    0 => drop(std::fs::remove_file(&path)),
+                    1 => std::fs::write(&path, &text(index)[..50]).expect("written"),
+                    2 => write(gateway.folder(), name, "services: []\n"),
+                    _ => write(gateway.folder(), name, &text(index)),
+                }
+            }
+            let seen = calls.load(Ordering::SeqCst);
+            eventually("calls", || (calls.load(Ordering::SeqCst) > seen + 20).then_some(()));
+            round += 1;
+        }
+        assert_eq!(call(&mut standing, "x").expect("an answer"), "x");
+        stop.store(true, Ordering::SeqCst);
+    });
+    for (index, name) in names.iter().enumerate() {
+        write(gateway.folder(), name, &text(index));
+    }
+    for index in 0..REGISTRIES {
+        becomes(&gateway, index, "live");
+        assert_eq!(verdict(&gateway, &format!("own{index}.mesh")), "ok");
+    }
+    drop(standing);
+    let lines = eventually("all connections logged", || {
+        let lines = gateway.access_log();
+        (lines.len() == calls.load(Ordering::SeqCst) + 1).then_some(lines)
+    });
+    assert!(lines.iter().all(|line| line["reason"] == "ok"));
+}
+
+#[test]
+fn bad_services_are_told_of_with_their_place_and_good_ones_taken() {
+    let one = backend("");
+    let twice = many(1, &one).replace("ports: [{name: https", "ports: [{name: https, port: 1}, {name: https");
+    let nothing = many(1, &one).replace("{address:", "{weight: 0, address:");
+    let most = many(1, &one).replace("{address:", "{weight: 4294967295, address:");
+    let registries = [("twice", twice), ("nothing", nothing), ("most", most)];
+    let gateway = start(&registries, "");
+    for (registry, fragment) in [
+        (0, "ports[1].name: \"https\" is there twice in this service"),
+        (1, "endpoints[0].weight: found the number 0"),
+    ] {
+        let status = status(&gateway, registry);
+        assert_eq!(status["state"], "missing", "{status}");
+        let problem = status["problems"][0].as_str().expect("a problem");
+        assert!(problem.contains(".yaml:1:") && problem.contains(fragment), "{problem}");
+    }
+    assert_eq!(status(&gateway, 2)["state"], "live");
+    let candidate = gateway.json(&format!("/api/v1/explain?sni={NAME}"))["candidates"][0].clone();
+    assert_eq!((&candidate["weight"], &candidate["cluster"]), (&4_294_967_295_u32.into(), &"most".into()));
+}
+
+#[test]
+fn endpoints_on_networks_a_registry_may_not_speak_of_are_dropped_and_shown() {
+    let one = backend("");
+    let more =
+        |text: &str| text.replace("[{address:", "[{address: 192.0.2.1, network: undeclared}, {address:");
+    let gateway = start(&[("west", more(&many(1, &one)))], "");
+    let west = status(&gateway, 0);
+    assert_eq!((&west["endpoints"], &west["denied_endpoints"]), (&1.into(), &1.into()), "{west}");
+    assert_eq!(call(&mut open(&gateway), "x").expect("an answer"), "x");
+}
+
+/// A registry that neither answers nor fails, as a file on a hung mount: a pipe that nobody writes to.
+#[test]
+fn a_registry_that_does_not_answer_is_waited_for_so_long() {
+    let one = backend("");
+    let folder = tempfile::tempdir().expect("a folder");
+    let pipe = folder.path().join("hung.yaml");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo");
+    assert!(made.success());
+    write(folder.path(), "west", &many(1, &one));
+    let began = Instant::now();
+    let gateway =
+        Gateway::start_in(folder, &config(&["hung", "west"], "aggregator: {startTimeout: 1s}"), &[]);
+    assert!(began.elapsed() >= Duration::from_secs(1));
+    assert_eq!(status(&gateway, 0)["state"], "missing");
+    assert_eq!(call(&mut open(&gateway), "x").expect("an answer"), "x");
+    gateway.told("some registries have not answered");
+    // When it does answer, it is taken in.
+    std::fs::write(&pipe, registry(&[service("late.mesh", &one)])).expect("written");
+    eventually("it is taken in", || (verdict(&gateway, "late.mesh") == "ok").then_some(()));
+}

@@ -1,0 +1,118 @@
+//! A name server that says what it is told to, and counts what it is asked. UDP, RFC 1035; one question a packet.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+/// What a name is answered with.
+#[derive(Clone, Debug)]
+pub enum Answer {
+    /// These addresses, each kind to those who ask for it.
+    Addresses { addresses: Vec<IpAddr>, ttl: u32 },
+    /// The name exists, and has no address.
+    Empty,
+    /// NXDOMAIN, as for names nobody has told of.
+    Unknown,
+    /// SERVFAIL.
+    Failure,
+}
+
+#[derive(Default)]
+struct State {
+    answers: HashMap<String, Answer>,
+    asked: HashMap<String, usize>,
+}
+
+/// A running name server.
+pub struct NameServer {
+    pub address: SocketAddr,
+    state: Arc<Mutex<State>>,
+}
+
+impl NameServer {
+    pub fn start() -> Self {
+        let socket = UdpSocket::bind("127.0.0.1:0").expect("a port");
+        let address = socket.local_addr().expect("bound");
+        let state = Arc::new(Mutex::new(State::default()));
+        let own = state.clone();
+        thread::spawn(move || {
+            let mut packet = [0; 1500];
+            while let Ok((length, client)) = socket.recv_from(&mut packet) {
+                if let Some(response) = respond(&packet[..length], &own) {
+                    let _ = socket.send_to(&response, client);
+                }
+            }
+        });
+        Self { address, state }
+    }
+
+    pub fn answer(&self, name: &str, answer: Answer) {
+        self.state.lock().expect("not poisoned").answers.insert(name.to_owned(), answer);
+    }
+
+    /// Answers with one address, for a second.
+    pub fn points(&self, name: &str, address: IpAddr) {
+        self.answer(name, Answer::Addresses { addresses: vec![address], ttl: 1 });
+    }
+
+    /// How many questions there were about a name.
+    pub fn asked(&self, name: &str) -> usize {
+        self.state.lock().expect("not poisoned").asked.get(name).copied().unwrap_or(0)
+    }
+}
+
+const HEADER: usize = 12;
+/// Kinds of records.
+const A: u16 = 1;
+const AAAA: u16 = 28;
+
+fn respond(query: &[u8], state: &Mutex<State>) -> Option<Vec<u8>> {
+    let (name, end) = name(query)?;
+    let kind = u16::from_be_bytes([*query.get(end)?, *query.get(end + 1)?]);
+    let answer = {
+        let mut state = state.lock().expect("not poisoned");
+        *state.asked.entry(name.clone()).or_default() += 1;
+        state.answers.get(&name).cloned().unwrap_or(Answer::Unknown)
+    };
+    let (code, records, ttl) = match answer {
+        Answer::Failure => (2, Vec::new(), 0),
+        Answer::Unknown => (3, Vec::new(), 0),
+        Answer::Empty => (0, Vec::new(), 0),
+        Answer::Addresses { addresses, ttl } => (0, addresses, ttl),
+    };
+    let records = records.into_iter().filter_map(|address| match (address, kind) {
+        (IpAddr::V4(v4), A) => Some(v4.octets().to_vec()),
+        (IpAddr::V6(v6), AAAA) => Some(v6.octets().to_vec()),
+        _ => None,
+    });
+    let records: Vec<Vec<u8>> = records.collect();
+    let count = u8::try_from(records.len()).expect("few");
+    // The query's number; a response, recursion desired and available; one question, the answers, nothing else.
+    let mut response = vec![query[0], query[1], 0x81, 0x80 | code, 0, 1, 0, count, 0, 0, 0, 0];
+    response.extend_from_slice(&query[HEADER..end + 4]);
+    for record in records {
+        // The name of the question, the kind, class IN.
+        response.extend_from_slice(&[0xc0, 12]);
+        response.extend_from_slice(&kind.to_be_bytes());
+        response.extend_from_slice(&[0, 1]);
+        response.extend_from_slice(&ttl.to_be_bytes());
+        response.extend_from_slice(&u16::try_from(record.len()).expect("short").to_be_bytes());
+        response.extend_from_slice(&record);
+    }
+    Some(response)
+}
+
+/// The name in the question, and where it ends.
+fn name(query: &[u8]) -> Option<(String, usize)> {
+    let (mut at, mut labels) = (HEADER, Vec::new());
+    loop {
+        let length = usize::from(*query.get(at)?);
+        at += 1;
+        if length == 0 {
+            return Some((labels.join("."), at));
+        }
+        labels.push(String::from_utf8_lossy(query.get(at..at + length)?).to_ascii_lowercase());
+        at += length;
+    }
+}
