@@ -9,7 +9,7 @@ use crate::model::mesh_name::MeshName;
 use crate::model::place::ClusterId;
 use crate::snapshot::Snapshot;
 use crate::snapshot::policy::{ExportRule, Listener, RouteTarget};
-use crate::snapshot::service_view::{AskedBy, PortView, ServiceView};
+use crate::snapshot::service_view::{AskedBy, PortView, ServiceView, network_of};
 use crate::telemetry::clock::rfc3339;
 
 /// The program as a whole.
@@ -138,7 +138,7 @@ pub fn service(snapshot: &Snapshot, hostname: &str) -> Option<Value> {
                 "address": endpoint.host.to_string(),
                 "cluster": part.shard.cluster.as_str(),
                 "standing": part.shard.standing.text(),
-                "network": endpoint.network.as_ref().unwrap_or(&part.shard.network).as_str(),
+                "network": network_of(endpoint, &part.shard, &snapshot.policy.networks).as_str(),
                 "locality": endpoint.locality.as_str(),
                 "weight": endpoint.weight.value(),
                 "health": endpoint.health.text(),

@@ -86,3 +86,6 @@ pub fn users_of(names: &[HostName], shards: &[Arc<ScopedShard>]) -> BTreeSet<Hos
 fn hostnames(shards: &[Arc<ScopedShard>]) -> BTreeSet<&HostName> {
     shards.iter().flat_map(|shard| shard.hostnames()).collect()
 }
+
+#[cfg(test)]
+mod tests;

@@ -344,7 +344,7 @@ fn on_own_network(found: &PortEndpoint<'_>, node: &Node) -> bool {
 }
 
 /// The network of an endpoint: its own, else its registry's, else that of the longest CIDR, else unknown.
-fn network_of<'a>(
+pub fn network_of<'a>(
     endpoint: &'a Endpoint,
     shard: &'a ScopedShard,
     networks: &'a [NetworkPolicy],
