@@ -64,10 +64,10 @@ pub fn networks(snapshot: &Snapshot) -> Value {
         snapshot.policy.networks.iter().map(|network| (&network.name, Count::default())).collect();
     for part in snapshot.services().into_iter().flat_map(|service| &service.parts) {
         for endpoint in part.service.endpoints.iter() {
-            let network = network_of(endpoint, &part.shard, &snapshot.policy.networks);
+            let network = network_of(endpoint, &part.origin, &snapshot.policy.networks);
             let count = counts.entry(network).or_default();
             count.endpoints += 1;
-            if endpoint.health == Health::Healthy && part.shard.standing != Standing::Expired {
+            if endpoint.health == Health::Healthy && part.origin.standing != Standing::Expired {
                 count.ready_weight += u64::from(endpoint.weight.value());
             }
         }

@@ -102,15 +102,10 @@ pub fn names_in(policy: &Policy, shards: &[Arc<ScopedShard>]) -> BTreeSet<HostNa
         RouteTarget::Endpoints { endpoints, .. } => Some(endpoints),
         RouteTarget::Service { .. } => None,
     });
-    let services = shards.iter().flat_map(|shard| shard.services());
-    let hosts = (routes.flatten().map(|endpoint| &endpoint.host))
-        .chain(policy.networks.iter().flat_map(|network| &network.gateways).map(|gateway| &gateway.host))
-        .chain(services.flat_map(|service| service.endpoints.iter()).map(|endpoint| &endpoint.host));
-    let names = hosts.filter_map(|host| match host {
-        Host::Name(name) => Some(name.clone()),
-        Host::Ip(_) => None,
-    });
-    names.collect()
+    let routes = routes.flatten().map(|endpoint| &endpoint.host);
+    let gateways = policy.networks.iter().flat_map(|network| &network.gateways).map(|gateway| &gateway.host);
+    let names = routes.chain(gateways).filter_map(Host::name);
+    names.chain(shards.iter().flat_map(|shard| &shard.names)).cloned().collect()
 }
 
 pub fn own_shard(services: Shard) -> Arc<ScopedShard> {
@@ -293,9 +288,11 @@ impl Owner {
 
     /// Publishes the world after these services and names have changed.
     fn rebuild(&mut self, changed: &BTreeSet<HostName>, resolved: &[HostName]) {
+        let begun = Instant::now();
         let shards = self.shards();
         let world = World { policy: &self.policy, shards: &shards, resolved: &self.resolved };
         let next = build::next(&self.publisher.current(), world, changed, resolved);
+        tracing::debug!(services = changed.len(), took = ?begun.elapsed(), "world built");
         self.publish(next);
     }
 

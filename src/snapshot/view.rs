@@ -188,7 +188,7 @@ impl Horizon<'_> {
 
     /// Gives the endpoint by address, or counts it as behind gateways, or as missing.
     fn place(&mut self, endpoint: &PortEndpoint<'_>) {
-        let (network, cluster) = (endpoint.network, &endpoint.shard.cluster);
+        let (network, cluster) = (endpoint.network, &endpoint.origin.cluster);
         let weight = u64::from(endpoint.endpoint.weight.value());
         let seen = self.viewer.sees.is_empty() || network.is_unknown() || self.viewer.sees.contains(network);
         let placed = if !seen {
@@ -207,7 +207,11 @@ impl Horizon<'_> {
         if endpoint.endpoint.health != Health::Healthy {
             return Err(Why::Unready);
         }
-        let cluster = &endpoint.shard.cluster;
+        if endpoint.network.is_unknown() {
+            // It is nobody's to have gateways.
+            return Err(Why::NoUsableGateway);
+        }
+        let cluster = &endpoint.origin.cluster;
         let exported = self.is_exported(cluster);
         let behind = self.far.entry(endpoint.network.clone()).or_default();
         behind.modes.insert(endpoint.tls);
@@ -253,7 +257,7 @@ impl Horizon<'_> {
                 address,
                 kind: Kind::Endpoint,
                 network: endpoint.network.clone(),
-                cluster: endpoint.shard.cluster.clone(),
+                cluster: endpoint.origin.cluster.clone(),
                 locality: endpoint.endpoint.locality.clone(),
                 weight: 1,
                 stands_for: share(u64::from(endpoint.endpoint.weight.value())),

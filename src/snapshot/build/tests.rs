@@ -29,7 +29,7 @@ fn observe(snapshot: &Snapshot, viewers: &[Viewer]) -> String {
         writeln!(out, "{} {} {:?}", service.key, service.name, service.addresses).expect("memory");
         writeln!(out, "  {:?} {:?}", service.subsets, service.conflicts).expect("memory");
         for part in &service.parts {
-            writeln!(out, "  {} {} {:?}", part.shard.cluster, part.shard.network, part.service)
+            writeln!(out, "  {} {} {:?}", part.origin.cluster, part.origin.network, part.service)
                 .expect("memory");
         }
         for port in &service.ports {
@@ -105,7 +105,7 @@ fn changes() -> impl Strategy<Value = Change> {
 /// What a registry has told of.
 fn told(scoped: &ScopedShard) -> Shard {
     let services = scoped.services().map(|service| (**service).clone()).collect();
-    shard(scoped.cluster.as_str(), scoped.network.as_str(), services)
+    shard(scoped.origin.cluster.as_str(), scoped.origin.network.as_str(), services)
 }
 
 /// Makes the change, and the next snapshot from the one before as the aggregator does.
@@ -149,7 +149,7 @@ fn apply(mesh: &mut Mesh, previous: &Snapshot, change: Change, numbering: &mut N
             (at, Shard { services: [].into(), ..told(&mesh.shards[at]) })
         }
     };
-    let shard = scoped(shard).with_standing(mesh.shards[at].standing);
+    let shard = scoped(shard).with_standing(mesh.shards[at].origin.standing);
     publish(mesh, previous, at, shard.into())
 }
 

@@ -81,7 +81,7 @@ impl Rules<'_> {
     }
 
     fn is_near(&self, endpoint: &PortEndpoint<'_>) -> bool {
-        let cluster = &endpoint.shard.cluster;
+        let cluster = &endpoint.origin.cluster;
         if endpoint.network.as_str() == "" {
             let same = cluster.as_str() != "" && self.viewer.cluster == *cluster;
             return self.viewer.network.as_str() == "" || same;
@@ -105,7 +105,7 @@ impl Rules<'_> {
                 usable.push((gateway.clone(), port, ips));
             }
         }
-        let cluster = &endpoint.shard.cluster;
+        let cluster = &endpoint.origin.cluster;
         if cluster.as_str() != "" && usable.iter().any(|(gateway, ..)| gateway.cluster == *cluster) {
             usable.retain(|(gateway, ..)| gateway.cluster == *cluster);
         }
@@ -174,7 +174,7 @@ impl Rules<'_> {
                 self.give(&mut answer, endpoint);
             }
         }
-        far.sort_by_key(|endpoint| (endpoint.network, &endpoint.shard.cluster));
+        far.sort_by_key(|endpoint| (endpoint.network, &endpoint.origin.cluster));
         far.into_iter().for_each(|endpoint| self.send(&mut answer, endpoint));
         answer
     }
@@ -188,7 +188,7 @@ impl Rules<'_> {
             answer.entries.entry(SocketAddr::new(ip, endpoint.port)).or_insert_with(|| Given {
                 kind: Kind::Endpoint,
                 network: endpoint.network.clone(),
-                cluster: endpoint.shard.cluster.clone(),
+                cluster: endpoint.origin.cluster.clone(),
                 locality: endpoint.endpoint.locality.clone(),
                 stands_for: share(weight_of(endpoint)),
                 health: endpoint.endpoint.health,
@@ -204,7 +204,9 @@ impl Rules<'_> {
         };
         let why = if !is_ready(endpoint) {
             Some(Why::Unready)
-        } else if !self.is_exported(&endpoint.shard.cluster) {
+        } else if endpoint.network.as_str() == "" {
+            Some(Why::NoUsableGateway)
+        } else if !self.is_exported(&endpoint.origin.cluster) {
             Some(Why::NotExported)
         } else if self.viewer.client == Client::Grpc && !self.has_host_route() {
             Some(Why::NoHostRoute)
@@ -234,7 +236,7 @@ impl Rules<'_> {
 }
 
 fn miss(answer: &mut Answer, endpoint: &PortEndpoint<'_>, why: Why) {
-    let key = (endpoint.network.clone(), endpoint.shard.cluster.clone(), why);
+    let key = (endpoint.network.clone(), endpoint.origin.cluster.clone(), why);
     *answer.missing.entry(key).or_default() += weight_of(endpoint);
 }
 
@@ -396,8 +398,8 @@ proptest! {
                 endpoints = order.into_iter().map(|at| endpoints[at].clone()).collect();
                 crate::model::service::Service { endpoints: endpoints.into(), ..(**service).clone() }
             });
-            let other = crate::snapshot::tests::shard(shard.cluster.as_str(), shard.network.as_str(), services.collect());
-            Arc::new(scoped(other).with_standing(shard.standing))
+            let other = crate::snapshot::tests::shard(shard.origin.cluster.as_str(), shard.origin.network.as_str(), services.collect());
+            Arc::new(scoped(other).with_standing(shard.origin.standing))
         }).collect();
         let (one, other) = (mesh.snapshot(), other.snapshot());
         for ((service, port, subset), (service_2, port_2, _)) in questions(&one).iter().zip(&questions(&other)) {
