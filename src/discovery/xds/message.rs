@@ -154,7 +154,7 @@ impl http_body::Body for Body {
                         _ => stopping(),
                     };
                     self.ended = true;
-                    let mut trailers = axum::http::HeaderMap::new();
+                    let mut trailers = http::HeaderMap::new();
                     // Refused for a text that is no header: the client is told nothing rather than something wrong.
                     let _ = status.add_header(&mut trailers);
                     return Poll::Ready(Some(Ok(Frame::trailers(trailers))));

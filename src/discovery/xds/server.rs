@@ -174,8 +174,8 @@ fn open<R: DiscoveryRequest>(
         service_count(&service);
     });
     let mut response = HttpResponse::new(axum::body::Body::new(Body::new(body)));
-    let content = axum::http::HeaderValue::from_static("application/grpc");
-    response.headers_mut().insert(axum::http::header::CONTENT_TYPE, content);
+    let content = http::HeaderValue::from_static("application/grpc");
+    response.headers_mut().insert(http::header::CONTENT_TYPE, content);
     response
 }
 

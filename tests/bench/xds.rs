@@ -1,0 +1,532 @@
+//! What the aggregator and the xDS server cost at scale: `cargo bench --bench xds` (ISTHMUS_BENCH_SMALL=1 for a tenth).
+//!
+//! The real binary reads 50 registry files: 10,000 services, 1,000,000 endpoints. Clients are in another process (this
+//! program, started again), each with a TCP connection of its own, and acknowledge what they are sent. Nothing is judged
+//! here but that it went as it should; the figures are printed.
+//!
+//! Figures of time are of a machine that others use too: look at the medians, and at processor time.
+
+#![expect(clippy::print_stdout, reason = "it prints what it measures")]
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use prost::Message;
+use prost_types::value::Kind;
+use prost_types::{Struct, Value};
+
+use isthmus::proto::envoy::config::core::v3::Node;
+use isthmus::proto::envoy::service::discovery::v3::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
+
+type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+
+const CLUSTERS: usize = 50;
+const CLIENTS: usize = 1000;
+const CHANGES: usize = 100;
+const EDS: &str = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment";
+/// The service that changes, in a small registry of its own beside the large ones.
+const HOT: &str = "hot.bench.svc.cluster.local";
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().collect();
+    match arguments.iter().position(|argument| argument == "--clients") {
+        Some(at) => clients::run(arguments[at + 1].parse()?, arguments[at + 2].parse()?),
+        None => measure(),
+    }
+}
+
+/// What the mesh is made of.
+struct Mesh {
+    folder: tempfile::TempDir,
+    services: usize,
+    endpoints: usize,
+}
+
+impl Mesh {
+    fn write() -> Result<Self> {
+        let small = std::env::var_os("ISTHMUS_BENCH_SMALL").is_some();
+        let services = if small { 1_000 } else { 10_000 };
+        let each = services / 5;
+        let folder = tempfile::tempdir()?;
+        let mut config = String::from(
+            "node: {cluster: c00, network: n00}\nlisteners: [{name: sni, bind: \"127.0.0.1:0\"}]\n\
+             admin: {bind: \"127.0.0.1:0\"}\nxds: {bind: \"127.0.0.1:0\"}\nexports: [{services: [\"*\"]}]\n\
+             telemetry: {log: {level: debug, format: json}}\nregistries:\n",
+        );
+        for cluster in 0..CLUSTERS {
+            let mut text = String::from("services:\n");
+            for at in 0..each {
+                let service = (cluster * each / 10 + at) % services;
+                write_service(
+                    &mut text,
+                    &format!("s{service}.ns{}.svc.cluster.local", service % 100),
+                    |number| {
+                        let number = at * 10 + number;
+                        format!("10.{cluster}.{}.{}", number / 256, number % 256)
+                    },
+                )?;
+            }
+            std::fs::write(folder.path().join(format!("c{cluster:02}.yaml")), text)?;
+            writeln!(
+                config,
+                "- file: {{path: c{cluster:02}.yaml, cluster: c{cluster:02}, network: n{cluster:02}}}"
+            )?;
+        }
+        config += "- file: {path: hot.yaml, cluster: c01, network: n01}\n\
+                   - file: {path: anchor.yaml, cluster: c02, network: n02}\nnetworks:\n";
+        for network in 0..CLUSTERS {
+            writeln!(
+                config,
+                "  n{network:02}: {{gateways: [{{address: 192.168.{network}.1, sniPort: 15443}}]}}"
+            )?;
+        }
+        std::fs::write(folder.path().join("isthmus.yaml"), config)?;
+        let mesh = Self { folder, services, endpoints: CLUSTERS * each * 10 };
+        mesh.change_hot(100, 0)?;
+        // Some of it elsewhere, so that its weights differ where one endpoint more or less is behind a gateway.
+        let mut anchor = String::from("services:\n");
+        write_endpoints(&mut anchor, HOT, 7, |number| format!("10.201.0.{number}"))?;
+        mesh.replace("anchor.yaml", &anchor)?;
+        Ok(mesh)
+    }
+
+    fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Writes the small registry: so many endpoints, of which the first ones are others in each round.
+    fn change_hot(&self, endpoints: usize, round: usize) -> Result<()> {
+        let mut text = String::from("services:\n");
+        write_endpoints(&mut text, HOT, endpoints, |number| {
+            format!("10.200.{}.{}", (number + round) / 256, (number + round) % 256)
+        })?;
+        self.replace("hot.yaml", &text)
+    }
+
+    fn replace(&self, name: &str, text: &str) -> Result<()> {
+        let next = self.path().join(".next");
+        std::fs::write(&next, text)?;
+        Ok(std::fs::rename(next, self.path().join(name))?)
+    }
+}
+
+fn write_service(text: &mut String, hostname: &str, address: impl Fn(usize) -> String) -> Result<()> {
+    write_endpoints(text, hostname, 10, address)
+}
+
+fn write_endpoints(
+    text: &mut String,
+    hostname: &str,
+    count: usize,
+    address: impl Fn(usize) -> String,
+) -> Result<()> {
+    writeln!(
+        text,
+        "- hostname: {hostname}\n  namespace: n\n  ports: [{{name: http, port: 80, targetPort: 8080}}]\n  endpoints:"
+    )?;
+    for number in 0..count {
+        writeln!(
+            text,
+            "  - {{address: {}, locality: r/z{}, identity: \"spiffe://cluster.local/ns/n/sa/{hostname}\"}}",
+            address(number),
+            number % 3
+        )?;
+    }
+    Ok(())
+}
+
+/// The program under test.
+struct Gateway {
+    child: Child,
+    log: mpsc::Receiver<String>,
+    admin: SocketAddr,
+    xds: SocketAddr,
+    begun: Instant,
+    parsed: Vec<f64>,
+    built: Vec<f64>,
+}
+
+impl Gateway {
+    fn start(folder: &Path) -> Result<Self> {
+        let begun = Instant::now();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_isthmus"))
+            .args(["run", "-c", "isthmus.yaml"])
+            .current_dir(folder)
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        let (line, log) = mpsc::channel();
+        let stderr = child.stderr.take().ok_or("no stderr")?;
+        std::thread::spawn(move || {
+            for text in BufReader::new(stderr).lines().map_while(std::result::Result::ok) {
+                if line.send(text).is_err() {
+                    return;
+                }
+            }
+        });
+        let nowhere = SocketAddr::from(([127, 0, 0, 1], 0));
+        let mut gateway =
+            Self { child, log, admin: nowhere, xds: nowhere, begun, parsed: Vec::new(), built: Vec::new() };
+        gateway.wait_until_ready()?;
+        Ok(gateway)
+    }
+
+    /// The listener of connections is opened when all registries have answered.
+    fn wait_until_ready(&mut self) -> Result<()> {
+        let mut addresses = BTreeMap::new();
+        while !addresses.contains_key("sni") {
+            let line: serde_json::Value =
+                serde_json::from_str(&self.log.recv_timeout(Duration::from_secs(120))?)?;
+            self.note(&line);
+            if line["message"] == "listening" {
+                let name = line["listener"].as_str().unwrap_or_default().to_owned();
+                addresses.insert(name, line["address"].as_str().unwrap_or_default().parse::<SocketAddr>()?);
+            }
+        }
+        (self.admin, self.xds) = (addresses["admin"], addresses["xds"]);
+        Ok(())
+    }
+
+    fn note(&mut self, line: &serde_json::Value) {
+        let took = || milliseconds(line["took"].as_str().unwrap_or_default());
+        if line["message"] == "registry parsed" {
+            self.parsed.push(took());
+        } else if line["message"] == "world built" {
+            self.built.push(took());
+        }
+    }
+
+    /// Reads the log up to here.
+    fn catch_up(&mut self) -> Result<()> {
+        self.parsed.clear();
+        self.built.clear();
+        while let Ok(line) = self.log.try_recv() {
+            self.note(&serde_json::from_str(&line)?);
+        }
+        Ok(())
+    }
+
+    fn processor_time(&self) -> Result<Duration> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
+        let (_, fields) = stat.rsplit_once(") ").ok_or("no name")?;
+        let ticks: u64 =
+            fields.split(' ').skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
+        Ok(Duration::from_millis(ticks * 10))
+    }
+
+    /// A field of its status, in bytes.
+    fn memory(&self, field: &str) -> Result<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
+        let line = status.lines().find(|line| line.starts_with(field)).ok_or("no such field")?;
+        let kilobytes: u64 = line.split_whitespace().nth(1).ok_or("no value")?.parse()?;
+        Ok(kilobytes * 1024)
+    }
+
+    fn metric(&self, name: &str) -> Result<f64> {
+        let mut stream = TcpStream::connect(self.admin)?;
+        write!(stream, "GET /metrics HTTP/1.0\r\nHost: {}\r\n\r\n", self.admin)?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text)?;
+        let line = text.lines().find(|line| line.starts_with(name)).ok_or("no such metric")?;
+        Ok(line.rsplit(' ').next().ok_or("no value")?.parse()?)
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// From Rust's way of writing a duration.
+fn milliseconds(text: &str) -> f64 {
+    for (unit, factor) in [("ms", 1.0), ("µs", 1e-3), ("ns", 1e-6), ("s", 1e3)] {
+        if let Some(number) = text.strip_suffix(unit) {
+            return number.parse::<f64>().unwrap_or_default() * factor;
+        }
+    }
+    0.0
+}
+
+/// The clients' process.
+struct Fleet {
+    child: Child,
+    orders: ChildStdin,
+    events: mpsc::Receiver<(usize, f64)>,
+}
+
+impl Fleet {
+    fn start(xds: SocketAddr, stuck: usize) -> Result<Self> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .args(["--clients", &xds.to_string(), &stuck.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let orders = child.stdin.take().ok_or("no stdin")?;
+        let stdout = child.stdout.take().ok_or("no stdout")?;
+        let (event, events) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(std::result::Result::ok) {
+                let mut parts = line.split(' ');
+                let client = parts.next().and_then(|part| part.parse().ok());
+                let time = parts.next().and_then(|part| part.parse().ok());
+                if let (Some(client), Some(time)) = (client, time)
+                    && event.send((client, time)).is_err()
+                {
+                    return;
+                }
+            }
+        });
+        Ok(Self { child, orders, events })
+    }
+
+    /// Waits until so many clients have told of an acknowledgement; when each was.
+    fn acknowledged(&self, count: usize) -> Result<Vec<f64>> {
+        let all = (0..count).map(|_| Ok(self.events.recv_timeout(Duration::from_secs(60))?.1));
+        all.collect()
+    }
+
+    fn silent_for(&self, time: Duration) -> bool {
+        self.events.recv_timeout(time).is_err()
+    }
+}
+
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        let _ = self.orders.flush();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map(|time| time.as_secs_f64()).unwrap_or_default()
+}
+
+fn quantile(values: &mut [f64], q: f64) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let last = values.len().saturating_sub(1);
+    // In range by construction; a benchmark may round.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index")]
+    let at = (q * last as f64).round() as usize;
+    values.get(at).copied().unwrap_or_default()
+}
+
+fn measure() -> Result<()> {
+    let mesh = Mesh::write()?;
+    println!("{} endpoints, {} services, {CLUSTERS} registry files", mesh.endpoints, mesh.services);
+    let mut gateway = Gateway::start(mesh.path())?;
+    let ready = gateway.begun.elapsed();
+    println!(
+        "from start to ready {:.2} s; parsing {:.2} s in all, building {:.2} s in all; processor time {:.2} s",
+        ready.as_secs_f64(),
+        gateway.parsed.iter().sum::<f64>() / 1e3,
+        gateway.built.iter().sum::<f64>() / 1e3,
+        gateway.processor_time()?.as_secs_f64()
+    );
+    std::thread::sleep(Duration::from_secs(10));
+    let (resident, peak) = (gateway.memory("VmRSS")?, gateway.memory("VmHWM")?);
+    println!(
+        "resident 10 s after: {:.0} MiB, {:.0} B per endpoint; at its peak {:.0} MiB",
+        resident as f64 / 1048576.0,
+        resident as f64 / mesh.endpoints as f64,
+        peak as f64 / 1048576.0
+    );
+    let undisturbed = push(&mesh, &mut gateway, 0)?;
+    let disturbed = push(&mesh, &mut gateway, CLIENTS / 20)?;
+    println!("p99 with 5 % of the clients stuck: {:.2} of that without", disturbed / undisturbed);
+    restart(&mesh, &mut gateway)?;
+    large(&mesh, &mut gateway)?;
+    Ok(())
+}
+
+/// One endpoint more or less of a service that all clients have; gives the p99 of change → last acknowledgement.
+fn push(mesh: &Mesh, gateway: &mut Gateway, stuck: usize) -> Result<f64> {
+    let before = gateway.memory("VmRSS")?;
+    let fleet = Fleet::start(gateway.xds, stuck)?;
+    let live = CLIENTS - stuck;
+    fleet.acknowledged(live)?;
+    let resident = gateway.memory("VmRSS")?.saturating_sub(before);
+    let (mut last, mut spent) = (Vec::new(), Vec::new());
+    for change in 0..CHANGES {
+        let processor = gateway.processor_time()?;
+        let begun = now();
+        mesh.change_hot(99 - change % 2, 0)?;
+        let times = fleet.acknowledged(live)?;
+        last.push((times.into_iter().fold(begun, f64::max) - begun) * 1e3);
+        spent.push((gateway.processor_time()? - processor).as_secs_f64());
+    }
+    let each = spent.iter().sum::<f64>() / (CHANGES * live) as f64 * 1e6;
+    let (median, high) = (quantile(&mut last, 0.5), quantile(&mut last, 0.99));
+    println!(
+        "{CLIENTS} clients, {stuck} of them stuck: file renamed → last acknowledgement p50 {median:.1} ms, p99 {high:.1} \
+         ms; {each:.1} µs of processor time per client and push; {:.1} KiB per client",
+        resident as f64 / 1024.0 / CLIENTS as f64
+    );
+    mesh.change_hot(100, 0)?;
+    fleet.acknowledged(live)?;
+    Ok(high)
+}
+
+/// Every endpoint of one cluster replaced, bit by bit: nobody elsewhere hears of it.
+fn restart(mesh: &Mesh, gateway: &mut Gateway) -> Result<()> {
+    let fleet = Fleet::start(gateway.xds, 0)?;
+    fleet.acknowledged(CLIENTS)?;
+    let pushes = gateway.metric("isthmus_xds_pushes_total{type=\"eds\"}")?;
+    let processor = gateway.processor_time()?;
+    const ROUNDS: usize = 100;
+    for round in 1..=ROUNDS {
+        mesh.change_hot(100, round * 20)?;
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let silent = fleet.silent_for(Duration::from_secs(2));
+    let pushed = gateway.metric("isthmus_xds_pushes_total{type=\"eds\"}")? - pushes;
+    println!(
+        "rolling restart of {} endpoints in one cluster: {pushed:.0} pushes to {CLIENTS} clients ({} of them on its \
+         network); {:.2} s of processor time",
+        ROUNDS * 20,
+        CLIENTS / CLUSTERS,
+        (gateway.processor_time()? - processor).as_secs_f64()
+    );
+    println!("the 2 s after it were {}", if silent { "silent" } else { "not silent" });
+    mesh.change_hot(100, 0)
+}
+
+/// One endpoint changed in a file of 20,000.
+fn large(mesh: &Mesh, gateway: &mut Gateway) -> Result<()> {
+    let path: PathBuf = mesh.path().join("c07.yaml");
+    let text = std::fs::read_to_string(&path)?;
+    let (mut parsed, mut built) = (Vec::new(), Vec::new());
+    for round in 0..10 {
+        let other = text.replacen("10.7.0.0", &format!("10.7.255.{round}"), 1);
+        gateway.catch_up()?;
+        mesh.replace("c07.yaml", &other)?;
+        std::thread::sleep(Duration::from_millis(1500));
+        while let Ok(line) = gateway.log.try_recv() {
+            gateway.note(&serde_json::from_str(&line)?);
+        }
+        parsed.extend(gateway.parsed.iter().copied());
+        built.extend(gateway.built.iter().copied());
+    }
+    println!(
+        "one endpoint changed in a large registry file: parsing {:.0} ms, building {:.2} ms (medians of {})",
+        quantile(&mut parsed, 0.5),
+        quantile(&mut built, 0.5),
+        built.len()
+    );
+    Ok(())
+}
+
+mod clients {
+    //! The other process: raw HTTP/2 with gRPC frames, one connection for each client.
+
+    use super::*;
+
+    /// Clients until the process is ended; the first ones `stuck` never read their stream.
+    pub(super) fn run(xds: SocketAddr, stuck: usize) -> Result<()> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let local = tokio::task::LocalSet::new();
+        local.block_on(&runtime, async move {
+            #[expect(clippy::disallowed_methods, reason = "a program of its own, without a stop")]
+            let tasks: Vec<_> = (0..CLIENTS)
+                .map(|number| {
+                    tokio::task::spawn_local(async move {
+                        if let Err(error) = client(xds, number, number < stuck).await {
+                            println!("client {number} failed: {error}");
+                        }
+                    })
+                })
+                .collect();
+            for task in tasks {
+                task.await?;
+            }
+            Ok(())
+        })
+    }
+
+    async fn client(xds: SocketAddr, number: usize, stuck: bool) -> Result<()> {
+        let socket = tokio::net::TcpStream::connect(xds).await?;
+        socket.set_nodelay(true)?;
+        let (mut requests, connection) = h2::client::handshake(socket).await?;
+        #[expect(clippy::disallowed_methods, reason = "a program of its own, without a stop")]
+        tokio::task::spawn_local(async move {
+            let _ = connection.await;
+        });
+        let path = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
+        let request = http::Request::post(format!("http://{xds}{path}"))
+            .header("content-type", "application/grpc")
+            .header("te", "trailers")
+            .body(())?;
+        let (response, mut stream) = requests.send_request(request, false)?;
+        let name = format!("outbound|80||{HOT}");
+        let first = DeltaDiscoveryRequest {
+            node: Some(node(number)),
+            type_url: EDS.to_owned(),
+            resource_names_subscribe: vec![name],
+            ..DeltaDiscoveryRequest::default()
+        };
+        stream.send_data(frame(&first), false)?;
+        let mut body = response.await?.into_body();
+        if stuck {
+            std::future::pending::<()>().await;
+        }
+        let mut buffer = BytesMut::new();
+        while let Some(data) = body.data().await {
+            let data = data?;
+            body.flow_control().release_capacity(data.len())?;
+            buffer.extend_from_slice(&data);
+            while let Some(message) = take_frame(&mut buffer) {
+                let response = DeltaDiscoveryResponse::decode(message)?;
+                let ack = DeltaDiscoveryRequest {
+                    type_url: response.type_url,
+                    response_nonce: response.nonce,
+                    ..DeltaDiscoveryRequest::default()
+                };
+                stream.send_data(frame(&ack), false)?;
+                println!("{number} {:.6}", now());
+            }
+        }
+        Ok(())
+    }
+
+    fn node(number: usize) -> Node {
+        let text = |text: String| Value { kind: Some(Kind::StringValue(text)) };
+        let place = number % CLUSTERS;
+        let fields = [
+            ("NETWORK".to_owned(), text(format!("n{place:02}"))),
+            ("CLUSTER_ID".to_owned(), text(format!("c{place:02}"))),
+        ];
+        Node {
+            id: format!("client-{number}"),
+            user_agent_name: "envoy".to_owned(),
+            metadata: Some(Struct { fields: fields.into() }),
+            ..Node::default()
+        }
+    }
+
+    fn frame(message: &impl Message) -> Bytes {
+        let mut bytes = BytesMut::new();
+        bytes.put_u8(0);
+        bytes.put_u32(u32::try_from(message.encoded_len()).unwrap_or(u32::MAX));
+        bytes.extend_from_slice(&message.encode_to_vec());
+        bytes.freeze()
+    }
+
+    fn take_frame(buffer: &mut BytesMut) -> Option<Bytes> {
+        let length = buffer.get(1..5)?.get_u32() as usize;
+        if buffer.len() < 5 + length {
+            return None;
+        }
+        buffer.advance(5);
+        Some(buffer.split_to(length).freeze())
+    }
+}
