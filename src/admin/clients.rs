@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::discovery::xds::kind::Kind;
 use crate::discovery::xds::session::Protocol;
 use crate::discovery::xds::status::{ClientStatus, Clients, TypeStatus};
 use crate::snapshot::view::{Client, Families};
@@ -30,6 +31,8 @@ fn client(status: &ClientStatus) -> Value {
             Client::Envoy => "envoy",
             Client::Grpc => "grpc",
         },
+        "network": who.viewer.network.as_str(),
+        "cluster": who.viewer.cluster.as_str(),
         "view": {
             "network": who.viewer.network.as_str(),
             "cluster": who.viewer.cluster.as_str(),
@@ -40,8 +43,21 @@ fn client(status: &ClientStatus) -> Value {
             },
             "sees": who.viewer.sees.iter().map(ToString::to_string).collect::<Vec<_>>(),
         },
+        "subscriptions": status.types.iter().map(|(kind, of)| subscription(*kind, of)).collect::<Vec<_>>(),
+        "last_ack": status.types.values().filter_map(|of| of.acked).max().map(rfc3339),
+        "nacks": status.types.values().map(|of| of.nacks).sum::<u64>(),
+        "last_nack": status.types.values().filter_map(|of| of.nacked.as_ref()).max().map(|(_, text)| text),
         "types": types,
     })
+}
+
+/// As `eds 12` or `cds *`.
+fn subscription(kind: Kind, of: &TypeStatus) -> String {
+    match (of.overview.wildcard, of.overview.names) {
+        (true, 0) => format!("{kind} *"),
+        (true, names) => format!("{kind} * and {names}"),
+        (false, names) => format!("{kind} {names}"),
+    }
 }
 
 fn of_type(of: &TypeStatus) -> Value {

@@ -4,8 +4,8 @@
 mod listeners;
 mod log;
 mod shutdown;
+mod xds;
 
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -22,19 +22,15 @@ use crate::aggregator::owner::{self, Handle};
 use crate::aggregator::status::RegistryState;
 use crate::config::{self, Config, Workers};
 use crate::dataplane::handle::{Dataplane, EffectiveLimits};
-use crate::discovery::xds::hub::Hub;
-use crate::discovery::xds::kind::Kind;
-use crate::discovery::xds::server::Service;
-use crate::discovery::{self, xds};
 use crate::model::address::Bind;
 use crate::net::budget::raise_descriptor_limit;
 use crate::net::scope::Scope;
 use crate::net::watch::FileWatch;
+use crate::telemetry::Telemetry;
 use crate::telemetry::control::ReloadResult;
-use crate::telemetry::{self, Telemetry};
-use crate::world::Reader;
 use listeners::Listeners;
 use log::LogControl;
+use xds::Xds;
 
 /// Commands of the admin API that may wait.
 const COMMANDS: usize = 16;
@@ -154,7 +150,7 @@ impl Program {
             config.xds.clone().map(|options| Xds::bind(options, &reader, &telemetry, &scope)).transpose()?;
         let sources = Sources {
             reader,
-            clients: xds.as_ref().map(|xds| xds.service.clients()).unwrap_or_default(),
+            clients: xds.as_ref().map(Xds::clients).unwrap_or_default(),
             dataplane: dataplane.control(),
             aggregator: aggregator.status.clone(),
             telemetry: telemetry.clone(),
@@ -340,36 +336,6 @@ async fn open_servers(config: &Config, sources: &Sources, scope: &Scope) -> Resu
         }
     }
     Ok(())
-}
-
-/// The xDS server, bound and not yet serving.
-struct Xds {
-    service: Arc<Service>,
-    socket: OwnedFd,
-}
-
-impl Xds {
-    fn bind(
-        options: discovery::Options,
-        reader: &Reader,
-        telemetry: &Telemetry,
-        scope: &Scope,
-    ) -> Result<Self, String> {
-        let bind = options.bind;
-        let cannot = |error: std::io::Error| format!("cannot listen on {bind} (xds): {error}");
-        let mut listening = crate::net::listen::listen(Bind::Address(bind), 1).map_err(cannot)?;
-        let socket = listening.sockets.pop().ok_or_else(|| format!("cannot listen on {bind} (xds)"))?;
-        tracing::info!(listener = "xds", address = %listening.address, "listening");
-        let metrics = telemetry::discovery::Discovery::new(&telemetry.recorder, Kind::ALL.map(Kind::text));
-        let service = Service::new(Hub::new(reader.clone()), metrics, options, scope.clone());
-        Ok(Self { service, socket })
-    }
-
-    fn serve(self) -> Result<(), String> {
-        let listener = TcpListener::from_std(self.socket.into());
-        xds::server::serve(&self.service, listener.map_err(|error| format!("cannot serve xDS: {error}"))?);
-        Ok(())
-    }
 }
 
 /// Lets ejected endpoints back in time, and forgets unused ones.

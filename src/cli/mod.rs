@@ -91,6 +91,7 @@ enum Command {
 enum What {
     Services,
     Gateways,
+    Clients,
     Networks,
     Connections,
     Listeners,

@@ -190,6 +190,19 @@ const GATEWAY_COLUMNS: [(&str, &str); 10] = [
     ("WHY NOT", "why"),
 ];
 
+const CLIENT_COLUMNS: [(&str, &str); 10] = [
+    ("NODE", "node"),
+    ("PEER", "peer"),
+    ("CLIENT", "client"),
+    ("PROTOCOL", "protocol"),
+    ("NETWORK", "network"),
+    ("CLUSTER", "cluster"),
+    ("SUBSCRIPTIONS", "subscriptions"),
+    ("LAST ACK", "last_ack"),
+    ("NACKS", "nacks"),
+    ("LAST NACK", "last_nack"),
+];
+
 /// `isthmus failures`.
 pub(super) fn failures(reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
     list(reading, "/api/v1/failures", &CONNECTION_COLUMNS, out)
@@ -199,6 +212,7 @@ pub(super) fn failures(reading: &Reading, out: &mut impl Write) -> Result<(), Fa
 pub(super) fn get(what: What, reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
     match what {
         What::Services => services(reading, out),
+        What::Clients => list(reading, "/api/v1/clients", &CLIENT_COLUMNS, out),
         What::Gateways => list(reading, "/api/v1/gateways", &GATEWAY_COLUMNS, out),
         What::Networks => {
             let columns = [

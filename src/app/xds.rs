@@ -1,0 +1,52 @@
+//! The xDS server's start: its address is taken at once, clients are served when the world is known.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use tokio::net::TcpListener;
+
+use crate::discovery::Options;
+use crate::discovery::xds::hub::Hub;
+use crate::discovery::xds::kind::Kind;
+use crate::discovery::xds::server::{self, Service};
+use crate::discovery::xds::status::Clients;
+use crate::model::address::Bind;
+use crate::net::listen::listen;
+use crate::net::scope::Scope;
+use crate::telemetry::Telemetry;
+use crate::telemetry::discovery::Discovery;
+use crate::world::Reader;
+
+/// Bound, and not yet serving.
+pub(super) struct Xds {
+    service: Arc<Service>,
+    socket: OwnedFd,
+}
+
+impl Xds {
+    pub(super) fn bind(
+        options: Options,
+        reader: &Reader,
+        telemetry: &Telemetry,
+        scope: &Scope,
+    ) -> Result<Self, String> {
+        let bind = options.bind;
+        let cannot = |error: std::io::Error| format!("cannot listen on {bind} (xds): {error}");
+        let mut listening = listen(Bind::Address(bind), 1).map_err(cannot)?;
+        let socket = listening.sockets.pop().ok_or_else(|| format!("cannot listen on {bind} (xds)"))?;
+        tracing::info!(listener = "xds", address = %listening.address, "listening");
+        let metrics = Discovery::new(&telemetry.recorder, Kind::ALL.map(Kind::text));
+        let service = Service::new(Hub::new(reader.clone()), metrics, options, scope.clone());
+        Ok(Self { service, socket })
+    }
+
+    pub(super) fn clients(&self) -> Arc<Clients> {
+        self.service.clients()
+    }
+
+    pub(super) fn serve(self) -> Result<(), String> {
+        let listener = TcpListener::from_std(self.socket.into());
+        server::serve(&self.service, listener.map_err(|error| format!("cannot serve xDS: {error}"))?);
+        Ok(())
+    }
+}
