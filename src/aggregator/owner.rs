@@ -188,19 +188,31 @@ impl Owner {
     }
 
     fn configure(&mut self, sources: Sources, done: oneshot::Sender<()>) {
-        self.own = own_shard(sources.services);
+        let begun = Instant::now();
+        let before = self.shards();
+        let mut own = own_shard(sources.services);
+        Arc::make_mut(&mut own).share_with(&self.own);
+        self.own = own;
         self.policy = sources.policy;
         self.policy_generation += 1;
-        let before = std::mem::replace(&mut self.options, sources.options);
-        self.take_registries(sources.registries);
-        self.take_options(&before);
+        let old = std::mem::replace(&mut self.options, sources.options);
+        let same_registries = self.take_registries(sources.registries);
+        self.take_options(&old);
         let wanted = self.want_names();
         self.resolved.retain(|name, _| wanted.contains(name));
         self.unresolved.retain(|name| wanted.contains(name));
         let shards = self.shards();
         let world = World { policy: &self.policy, shards: &shards, resolved: &self.resolved };
-        let generation = self.publisher.current().generation + 1;
-        self.publish(build::all(world, generation, self.policy_generation));
+        let current = self.publisher.current();
+        let next = if same_registries {
+            // The registries said nothing meanwhile: only the file's own services can be others.
+            let changed = before[0].changed(&shards[0]).into_iter().collect();
+            build::under(&current, world, &changed, self.policy_generation)
+        } else {
+            build::all(world, current.generation + 1, self.policy_generation)
+        };
+        tracing::debug!(routes = self.policy.routes.len(), took = ?begun.elapsed(), "world built");
+        self.publish(next);
         // Whoever asked may have gone.
         let _ = done.send(());
     }
@@ -225,15 +237,17 @@ impl Owner {
         }
     }
 
-    /// Goes on with these registries; those that are the same as before keep what they have said.
-    fn take_registries(&mut self, sources: Vec<FileRegistry>) {
+    /// Goes on with these registries; those that are the same as before keep what they have said. Whether all are.
+    fn take_registries(&mut self, sources: Vec<FileRegistry>) -> bool {
         let names = sources.iter().map(|source| source.name.clone()).collect();
         self.copies.keep(self.options.state.as_deref(), names);
         let mut before = std::mem::take(&mut self.registries);
+        let known = before.iter().map(|followed| &followed.registry.source);
+        let all_known = known.eq(&sources);
         for source in sources {
             let same = before.iter().position(|followed| followed.registry.source == source);
             let followed = match same {
-                Some(at) => before.swap_remove(at),
+                Some(at) => before.remove(at),
                 None => Followed { task: self.follow(&source), registry: Registry::new(source) },
             };
             self.registries.push(followed);
@@ -241,6 +255,7 @@ impl Owner {
         for gone in before {
             gone.task.abort();
         }
+        all_known
     }
 
     fn follow(&self, source: &FileRegistry) -> AbortHandle {

@@ -72,6 +72,27 @@ pub fn next(
     next
 }
 
+/// The snapshot after `previous` under another policy, where registries spoke of the `changed` services. What both
+/// policies make the same of is shared; names stand for what they stood for.
+pub fn under(
+    previous: &Snapshot,
+    world: World<'_>,
+    changed: &BTreeSet<HostName>,
+    policy_generation: u64,
+) -> Snapshot {
+    if !world.policy.is_same_for_services(&previous.policy) {
+        return all(world, previous.generation + 1, policy_generation);
+    }
+    let routes = previous.routes.with_policy(&previous.policy, world.policy, world.resolved);
+    Snapshot {
+        policy: world.policy.clone(),
+        policy_generation,
+        routes: Arc::new(routes),
+        resolved: Arc::new(world.resolved.clone()),
+        ..next(previous, world, changed, &[])
+    }
+}
+
 /// The services with an endpoint given by one of these names.
 pub fn users_of(names: &[HostName], shards: &[Arc<ScopedShard>]) -> BTreeSet<HostName> {
     let uses = |endpoint: &Endpoint| endpoint.host.name().is_some_and(|name| names.contains(name));

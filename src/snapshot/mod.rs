@@ -63,7 +63,9 @@ impl Snapshot {
 
     /// The services of which this world says other things than an older one; `None`: any, as policy or networks differ.
     pub fn changed_since(&self, older: &Self) -> Option<Vec<HostName>> {
-        let same_rules = Arc::ptr_eq(&self.policy, &older.policy) && self.networks == older.networks;
+        let same_policy =
+            Arc::ptr_eq(&self.policy, &older.policy) || self.policy.is_same_for_services(&older.policy);
+        let same_rules = same_policy && self.networks == older.networks;
         same_rules.then(|| self.services.changed_since(&older.services, Arc::ptr_eq))
     }
 

@@ -127,6 +127,14 @@ impl<V: Clone> PatternMap<V> {
         }
     }
 
+    pub fn remove(&mut self, pattern: &NamePattern) {
+        match pattern {
+            NamePattern::Exact(name) => drop(self.exact.remove(name.as_str())),
+            NamePattern::Suffix(suffix) => drop(self.suffix.remove(suffix.as_str())),
+            NamePattern::Any => self.any = None,
+        }
+    }
+
     /// The value of exactly this pattern, for building up.
     pub fn get(&self, pattern: &NamePattern) -> Option<&V> {
         match pattern {

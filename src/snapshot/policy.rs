@@ -32,6 +32,17 @@ pub struct Policy {
     pub timeouts: Timeouts,
 }
 
+impl Policy {
+    /// Whether two policies make the same of what registries say: they may differ in listeners, routes, limits.
+    pub fn is_same_for_services(&self, other: &Self) -> bool {
+        self.node == other.node
+            && self.mesh == other.mesh
+            && self.exports == other.exports
+            && self.tuning == other.tuning
+            && self.networks == other.networks
+    }
+}
+
 /// This gateway's own workload.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Node {
@@ -265,7 +276,7 @@ impl Default for Ejection {
 }
 
 /// Tuning of the mesh's services by name.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ServiceTuning {
     pub default: Arc<Tuning>,
     pub policies: Vec<(NamePattern, Arc<Tuning>)>,

@@ -1,6 +1,6 @@
 //! The operator's own names, ready for look-up.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
@@ -50,6 +50,31 @@ impl RouteTable {
         match entry.route.key.clone() {
             RouteName::NoSni => self.no_sni = Some(entry),
             RouteName::Name(pattern) => self.by_name.insert(pattern, entry),
+        }
+    }
+
+    /// The routes of another policy with the same node: those that both have are shared.
+    pub fn with_policy(&self, old: &Policy, new: &Policy, resolved: &Resolved) -> Self {
+        let mut table = self.clone();
+        for route in &new.routes {
+            if table.get(&route.key).is_none_or(|known| known.route != *route) {
+                table.insert(entry(route, &new.node, resolved));
+            }
+        }
+        let kept: HashSet<&RouteName> = new.routes.iter().map(|route| &route.key).collect();
+        for gone in old.routes.iter().filter(|route| !kept.contains(&route.key)) {
+            match &gone.key {
+                RouteName::NoSni => table.no_sni = None,
+                RouteName::Name(pattern) => table.by_name.remove(pattern),
+            }
+        }
+        table
+    }
+
+    fn get(&self, key: &RouteName) -> Option<&Arc<RouteEntry>> {
+        match key {
+            RouteName::NoSni => self.no_sni.as_ref(),
+            RouteName::Name(pattern) => self.by_name.get(pattern),
         }
     }
 

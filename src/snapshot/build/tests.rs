@@ -192,6 +192,27 @@ proptest! {
         }
     }
 
+    /// Another policy, be it like the one before but for its routes, gives what it would give at once.
+    #[test]
+    fn another_policy_is_as_if_it_had_been_there_at_once(
+        mut mesh in meshes(Addresses::Shared),
+        other in meshes(Addresses::Shared),
+        all_of_it in any::<bool>(),
+        viewers in vec(viewers(), 2),
+        change in changes(),
+    ) {
+        let mut snapshot = mesh.snapshot();
+        let own = |routes: &[Arc<crate::snapshot::policy::Route>]| routes.to_vec();
+        let mut policy = if all_of_it { (*other.policy).clone() } else { (*mesh.policy).clone() };
+        policy.routes = own(&other.policy.routes);
+        mesh.policy = Arc::new(policy);
+        snapshot = under(&snapshot, mesh.world(), &BTreeSet::new(), 2);
+        prop_assert_eq!(observe(&snapshot, &viewers), observe(&mesh.snapshot(), &viewers));
+        let mut numbering = Numbering::new(Addresses::Shared, 10_000);
+        snapshot = apply(&mut mesh, &snapshot, change, &mut numbering);
+        prop_assert_eq!(observe(&snapshot, &viewers), observe(&mesh.snapshot(), &viewers));
+    }
+
     /// What a step says it left alone, it left alone: views of other services are the same, and shared.
     #[test]
     fn a_step_changes_what_it_says(
