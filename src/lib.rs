@@ -2,7 +2,8 @@
 //!
 //! The world is one immutable value, the [`snapshot::Snapshot`]. The [`aggregator`] is its only maker, the data plane
 //! its reader; they never meet otherwise. Admission ([`snapshot::admit`]) and the choice of an endpoint ([`balance`])
-//! are pure functions, each written once, called alike by the data path, by `explain` and by the tests.
+//! are pure functions, each written once, called alike by the data path, by `explain` and by the tests; so is split
+//! horizon ([`snapshot::view`]), called alike by whoever answers viewers, by `horizon` and by the tests.
 //!
 //! ```text
 //!  registries ──word──▶ aggregator ──publish──▶ Snapshot ──Reader──▶ dataplane
@@ -17,7 +18,7 @@
 //! | 0 | [`model`] | the field's nouns as values |
 //! | 0 | [`wire`] | bytes ↔ values: ClientHello, TLS alerts |
 //! | 0 | [`proto`] | the messages of xDS, generated |
-//! | 1 | [`snapshot`] | policy, shards, merged services, routes, exports; building, admission |
+//! | 1 | [`snapshot`] | policy, shards, merged services, routes, exports; building, admission, split horizon |
 //! | 1 | [`telemetry`] | events → metrics, access log, failures; the log writer |
 //! | 2 | [`balance`] | the choice among candidates, and its odds |
 //! | 2 | [`world`] | publisher and readers of snapshots |
@@ -27,7 +28,7 @@
 //! | 4 | [`dataplane`] | accept → peek → admit → choose → dial → relay |
 //! | 4 | [`aggregator`] | registries, name resolution, the one owner of the world |
 //! | 4 | [`discovery`] | xDS: every client is told the endpoints as its network sees them |
-//! | 5 | [`admin`] | HTTP API, readiness, explain |
+//! | 5 | [`admin`] | HTTP API, readiness, explain, horizon |
 //! | 5 | [`config`] | the file → checked `Config` |
 //! | 6 | [`app`], [`cli`] | composition, commands |
 

@@ -1,8 +1,10 @@
-//! The admin API: status, readiness, explain. It reads the status values of the rest and changes nothing by itself;
+//! The admin API: status, readiness, explain, horizon. It reads the status values of the rest and changes nothing by itself;
 //! what changes something is a [`Command`] to whoever composed the program.
 
 pub mod clients;
 pub mod explain;
+pub mod horizon;
+pub mod networks;
 pub mod readiness;
 pub mod server;
 pub mod views;

@@ -15,7 +15,8 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
 use super::explain::{Inquiry, explain};
-use super::{Command, Sources, clients, readiness, views};
+use super::horizon::{self, horizon};
+use super::{Command, Sources, clients, networks, readiness, views};
 use crate::dataplane::upstreams::Looking;
 use crate::model::name::HostName;
 use crate::net::scope::Scope;
@@ -85,6 +86,9 @@ fn admin(sources: Sources) -> Router {
         )
         .route("/failures", get(failures))
         .route("/explain", get(explain_name))
+        .route("/horizon", get(horizon_of))
+        .route("/gateways", get(gateways))
+        .route("/networks", get(networks_list))
         .route("/reload", post(reload))
         .route("/drain", post(drain))
         .route("/log-level", post(log_level));
@@ -226,6 +230,28 @@ fn inquiry(query: BTreeMap<String, String>) -> Result<Inquiry, String> {
         }
     }
     Ok(inquiry)
+}
+
+async fn horizon_of(
+    State(sources): State<Sources>,
+    Query(query): Query<BTreeMap<String, String>>,
+) -> Response {
+    let answer = horizon::Inquiry::from_parameters(query)
+        .map_err(horizon::Problem::Question)
+        .and_then(|inquiry| horizon(&sources.reader.latest(), &inquiry));
+    match answer {
+        Ok(value) => json_response(&value),
+        Err(horizon::Problem::Question(text)) => error(StatusCode::BAD_REQUEST, &text),
+        Err(horizon::Problem::Unknown(text)) => error(StatusCode::NOT_FOUND, &text),
+    }
+}
+
+async fn gateways(State(sources): State<Sources>) -> Response {
+    json_response(&networks::gateways(&sources.reader.latest()))
+}
+
+async fn networks_list(State(sources): State<Sources>) -> Response {
+    json_response(&networks::networks(&sources.reader.latest()))
 }
 
 async fn reload(State(sources): State<Sources>) -> Response {

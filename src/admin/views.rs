@@ -9,7 +9,7 @@ use crate::model::mesh_name::MeshName;
 use crate::model::place::ClusterId;
 use crate::snapshot::Snapshot;
 use crate::snapshot::policy::{ExportRule, Listener, RouteTarget};
-use crate::snapshot::service_view::{AskedBy, PortView, ServiceView};
+use crate::snapshot::service_view::{AskedBy, PortView, ServiceView, network_of};
 use crate::telemetry::clock::rfc3339;
 
 /// The program as a whole.
@@ -122,7 +122,7 @@ fn port(port: &PortView) -> Value {
 }
 
 fn clusters(service: &ServiceView) -> Vec<String> {
-    let mut clusters: Vec<&ClusterId> = service.parts.iter().map(|part| &part.shard.cluster).collect();
+    let mut clusters: Vec<&ClusterId> = service.parts.iter().map(|part| &part.origin.cluster).collect();
     clusters.sort();
     clusters.dedup();
     clusters.into_iter().map(ToString::to_string).collect()
@@ -136,9 +136,9 @@ pub fn service(snapshot: &Snapshot, hostname: &str) -> Option<Value> {
         for endpoint in part.service.endpoints.iter() {
             endpoints.push(json!({
                 "address": endpoint.host.to_string(),
-                "cluster": part.shard.cluster.as_str(),
-                "standing": part.shard.standing.text(),
-                "network": endpoint.network.as_ref().unwrap_or(&part.shard.network).as_str(),
+                "cluster": part.origin.cluster.as_str(),
+                "standing": part.origin.standing.text(),
+                "network": network_of(endpoint, &part.origin, &snapshot.policy.networks).as_str(),
                 "locality": endpoint.locality.as_str(),
                 "weight": endpoint.weight.value(),
                 "health": endpoint.health.text(),

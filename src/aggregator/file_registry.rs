@@ -3,9 +3,9 @@
 use std::collections::btree_map::Entry;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 
 use super::copies::Copies;
 use crate::document::services::read_registry;
@@ -13,6 +13,9 @@ use crate::model::place::{ClusterId, Network};
 use crate::net::watch::FileWatch;
 use crate::snapshot::policy::RegistryScope;
 use crate::snapshot::shard::{ScopedShard, Shard};
+
+/// Registries that are parsed at the same time: more would only be slower, and leave more memory in pieces.
+static READINGS: Semaphore = Semaphore::const_new(2);
 
 /// Where it is, and what it may speak of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -148,12 +151,17 @@ pub(super) async fn follow(registry: FileRegistry, copies: Copies, words: mpsc::
     let mut watch = FileWatch::new(vec![registry.path.clone()]);
     let mut read: fn(&FileRegistry, &Copies) -> Word = FileRegistry::first_word;
     loop {
+        // Fails only when it is closed, which nobody does.
+        let turn = READINGS.acquire().await;
         let (reader, kept) = (registry.clone(), copies.clone());
+        let begun = Instant::now();
         let Ok(word) = tokio::task::spawn_blocking(move || read(&reader, &kept)).await else {
             tracing::error!(registry = &*registry.name, "reading the registry panicked");
             return;
         };
+        drop(turn);
         read = FileRegistry::word;
+        tracing::debug!(registry = &*registry.name, took = ?begun.elapsed(), "registry parsed");
         if words.send((registry.name.clone(), word)).await.is_err() {
             return;
         }

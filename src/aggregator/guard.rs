@@ -22,7 +22,7 @@ pub struct Withdrawal {
 impl Withdrawal {
     pub fn between(now: &ScopedShard, next: &ScopedShard) -> Self {
         let (mut lost, mut ready) = (0, 0);
-        if now.standing == Standing::Expired {
+        if now.origin.standing == Standing::Expired {
             // Nothing of it is in use that could be taken away.
             return Self { lost, ready };
         }

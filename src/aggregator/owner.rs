@@ -91,44 +91,9 @@ struct Inbox {
 
 /// Publishes the first world, and goes on in a task of the scope.
 pub fn start(sources: Sources, telemetry: &Arc<Control>, scope: &Scope) -> (Handle, Reader) {
-    let own = own_shard(sources.services);
-    let (configure, configures) = mpsc::channel(QUEUE);
-    let (words, heard) = mpsc::channel(QUEUE);
-    let (answers, answered) = mpsc::channel(QUEUE);
-    let (write, written) = mpsc::channel(QUEUE);
-    let (status, statuses) = watch::channel(Arc::default());
-    let wanted = watch::Sender::new(BTreeSet::new());
-    let resolved = Resolved::new();
-    let shards = [own.clone()];
-    let world = World { policy: &sources.policy, shards: &shards, resolved: &resolved };
-    let (publisher, reader) = Publisher::new(build::all(world, 1, 1));
-    telemetry.published(1);
-    let copies = Copies::default();
-    scope.spawn(copies.clone().run(write));
-    let resolver = resolver::run(sources.options.dns.clone(), wanted.subscribe(), answers.clone());
-    let mut owner = Owner {
-        publisher,
-        telemetry: telemetry.clone(),
-        scope: scope.clone(),
-        policy: sources.policy,
-        policy_generation: 1,
-        own,
-        registries: Vec::new(),
-        options: sources.options,
-        copies,
-        resolved,
-        unresolved: BTreeSet::new(),
-        wanted,
-        answers,
-        resolver: scope.spawn(resolver).abort_handle(),
-        words,
-        status,
-    };
-    owner.take_registries(sources.registries);
-    owner.want_names();
-    owner.tell_status();
-    scope.spawn(owner.run(Inbox { configures, words: heard, answers: answered, written }));
-    (Handle { configure, status: statuses }, reader)
+    let (owner, inbox, handle, reader) = Owner::new(sources, telemetry, scope);
+    scope.spawn(owner.run(inbox));
+    (handle, reader)
 }
 
 /// The names that are to be looked up: those of routes, of gateways, and of services' endpoints.
@@ -137,15 +102,10 @@ pub fn names_in(policy: &Policy, shards: &[Arc<ScopedShard>]) -> BTreeSet<HostNa
         RouteTarget::Endpoints { endpoints, .. } => Some(endpoints),
         RouteTarget::Service { .. } => None,
     });
-    let services = shards.iter().flat_map(|shard| shard.services());
-    let hosts = (routes.flatten().map(|endpoint| &endpoint.host))
-        .chain(policy.networks.iter().flat_map(|network| &network.gateways).map(|gateway| &gateway.host))
-        .chain(services.flat_map(|service| service.endpoints.iter()).map(|endpoint| &endpoint.host));
-    let names = hosts.filter_map(|host| match host {
-        Host::Name(name) => Some(name.clone()),
-        Host::Ip(_) => None,
-    });
-    names.collect()
+    let routes = routes.flatten().map(|endpoint| &endpoint.host);
+    let gateways = policy.networks.iter().flat_map(|network| &network.gateways).map(|gateway| &gateway.host);
+    let names = routes.chain(gateways).filter_map(Host::name);
+    names.chain(shards.iter().flat_map(|shard| &shard.names)).cloned().collect()
 }
 
 pub fn own_shard(services: Shard) -> Arc<ScopedShard> {
@@ -161,6 +121,48 @@ pub fn own_shard(services: Shard) -> Arc<ScopedShard> {
 }
 
 impl Owner {
+    /// Publishes the first world, and follows the registries and names.
+    fn new(sources: Sources, telemetry: &Arc<Control>, scope: &Scope) -> (Self, Inbox, Handle, Reader) {
+        let own = own_shard(sources.services);
+        let (configure, configures) = mpsc::channel(QUEUE);
+        let (words, heard) = mpsc::channel(QUEUE);
+        let (answers, answered) = mpsc::channel(QUEUE);
+        let (write, written) = mpsc::channel(QUEUE);
+        let (status, statuses) = watch::channel(Arc::default());
+        let wanted = watch::Sender::new(BTreeSet::new());
+        let resolved = Resolved::new();
+        let shards = [own.clone()];
+        let world = World { policy: &sources.policy, shards: &shards, resolved: &resolved };
+        let (publisher, reader) = Publisher::new(build::all(world, 1, 1));
+        telemetry.published(1);
+        let copies = Copies::default();
+        scope.spawn(copies.clone().run(write));
+        let resolver = resolver::run(sources.options.dns.clone(), wanted.subscribe(), answers.clone());
+        let mut owner = Self {
+            publisher,
+            telemetry: telemetry.clone(),
+            scope: scope.clone(),
+            policy: sources.policy,
+            policy_generation: 1,
+            own,
+            registries: Vec::new(),
+            options: sources.options,
+            copies,
+            resolved,
+            unresolved: BTreeSet::new(),
+            wanted,
+            answers,
+            resolver: scope.spawn(resolver).abort_handle(),
+            words,
+            status,
+        };
+        owner.take_registries(sources.registries);
+        owner.want_names();
+        owner.tell_status();
+        let inbox = Inbox { configures, words: heard, answers: answered, written };
+        (owner, inbox, Handle { configure, status: statuses }, reader)
+    }
+
     async fn run(mut self, mut inbox: Inbox) {
         let mut sweep = tokio::time::interval(SWEEP);
         loop {
@@ -171,10 +173,13 @@ impl Owner {
                     Some((sources, done)) => self.configure(sources, done),
                     None => break,
                 },
-                Some((name, word)) = inbox.words.recv() => self.hear(&name, word),
-                Some((name, answer)) = inbox.answers.recv() => self.resolve(name, answer, &mut inbox.answers),
+                Some((name, word)) = inbox.words.recv() => self.hear(&name, word, Instant::now()),
+                Some(first) = inbox.answers.recv() => {
+                    let more = std::iter::from_fn(|| inbox.answers.try_recv().ok());
+                    self.resolve(std::iter::once(first).chain(more));
+                }
                 Some((name, result)) = inbox.written.recv() => self.written(&name, result),
-                _ = sweep.tick() => self.sweep(),
+                _ = sweep.tick() => self.sweep(Instant::now()),
             }
         }
         for followed in &self.registries {
@@ -251,10 +256,10 @@ impl Owner {
             .collect()
     }
 
-    fn hear(&mut self, name: &Arc<str>, word: Word) {
+    fn hear(&mut self, name: &Arc<str>, word: Word, now: Instant) {
         let own = |followed: &&mut Followed| followed.registry.source.name == *name;
         let Some(Followed { registry, .. }) = self.registries.iter_mut().find(own) else { return };
-        let change = registry.hear(word, Instant::now(), &self.options);
+        let change = registry.hear(word, now, &self.options);
         self.take_in(name, change);
         self.tell_status();
     }
@@ -283,9 +288,11 @@ impl Owner {
 
     /// Publishes the world after these services and names have changed.
     fn rebuild(&mut self, changed: &BTreeSet<HostName>, resolved: &[HostName]) {
+        let begun = Instant::now();
         let shards = self.shards();
         let world = World { policy: &self.policy, shards: &shards, resolved: &self.resolved };
         let next = build::next(&self.publisher.current(), world, changed, resolved);
+        tracing::debug!(services = changed.len(), took = ?begun.elapsed(), "world built");
         self.publish(next);
     }
 
@@ -295,11 +302,10 @@ impl Owner {
         self.tell_status();
     }
 
-    /// Takes in an answer, and all others that wait.
-    fn resolve(&mut self, name: HostName, answer: Answer, answers: &mut mpsc::Receiver<(HostName, Answer)>) {
+    /// Takes in what names stand for.
+    fn resolve(&mut self, answers: impl Iterator<Item = (HostName, Answer)>) {
         let mut changed = Vec::new();
-        let mut next = Some((name, answer));
-        while let Some((name, answer)) = next {
+        for (name, answer) in answers {
             match answer {
                 Answer::Failed(error) => {
                     tracing::warn!(%name, error, "cannot look the name up; its last addresses stay");
@@ -316,7 +322,6 @@ impl Owner {
                     }
                 }
             }
-            next = answers.try_recv().ok();
         }
         if !changed.is_empty() {
             let users = build::users_of(&changed, &self.shards());
@@ -337,9 +342,8 @@ impl Owner {
     }
 
     /// Does what time asks of registries, and lets go of old worlds.
-    fn sweep(&mut self) {
+    fn sweep(&mut self, now: Instant) {
         self.publisher.sweep();
-        let now = Instant::now();
         for at in 0..self.registries.len() {
             let registry = &mut self.registries[at].registry;
             if let Some(change) = registry.tick(now, &self.options) {
@@ -356,3 +360,6 @@ impl Owner {
         self.status.send_replace(Arc::new(Status { registries: registries.collect(), unresolved }));
     }
 }
+
+#[cfg(test)]
+mod simulation;

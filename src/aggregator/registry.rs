@@ -97,7 +97,7 @@ impl Registry {
             }
             Phase::Stale { since } => {
                 let standing = standing(now.duration_since(*since), options);
-                if standing == self.shard.standing {
+                if standing == self.shard.origin.standing {
                     return None;
                 }
                 self.stand(standing)
@@ -125,7 +125,7 @@ impl Registry {
     }
 
     fn state(&self) -> RegistryState {
-        match (&self.phase, self.shard.standing) {
+        match (&self.phase, self.shard.origin.standing) {
             (Phase::Missing, _) => RegistryState::Missing,
             (Phase::Live, _) => RegistryState::Live,
             (Phase::Held { .. }, _) => RegistryState::Held,
@@ -195,7 +195,8 @@ impl Registry {
         Change { taken_in: Some(reading.texts), ..self.put(reading.shard) }
     }
 
-    fn put(&mut self, shard: ScopedShard) -> Change {
+    fn put(&mut self, mut shard: ScopedShard) -> Change {
+        shard.share_with(&self.shard);
         let services: BTreeSet<HostName> = self.shard.changed(&shard).into_iter().collect();
         tracing::info!(
             registry = &*self.source.name,

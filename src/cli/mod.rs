@@ -3,6 +3,7 @@
 pub mod certs;
 pub mod client;
 pub mod demo;
+mod horizon;
 pub mod output;
 mod read;
 
@@ -56,6 +57,8 @@ enum Command {
     },
     /// Explain what a name leads to, and why
     Explain(Explain),
+    /// Show what a viewer on some network is given of a service, and what not and why
+    Horizon(horizon::Horizon),
     /// Show how the gateway stands
     Status(Reading),
     /// Show every name that can be reached, by whom, and what lets it be reached
@@ -87,6 +90,8 @@ enum Command {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum What {
     Services,
+    Gateways,
+    Networks,
     Connections,
     Listeners,
 }
@@ -178,6 +183,7 @@ fn dispatch(command: Command, out: &mut impl Write) -> Result<(), Failure> {
         Command::Schema { reference: true } => Ok(write!(out, "{}", config::reference())?),
         Command::Schema { reference: false } => Ok(writeln!(out, "{:#}", config::schema())?),
         Command::Explain(explain) => read::explain(&explain, out),
+        Command::Horizon(args) => horizon::run(&args, out),
         Command::Status(reading) => read::status(&reading, out),
         Command::Exposed(reading) => read::exposed(&reading, out),
         Command::Failures(reading) => read::failures(&reading, out),

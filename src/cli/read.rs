@@ -177,6 +177,19 @@ const CONNECTION_COLUMNS: [(&str, &str); 8] = [
     ("MS", "duration_ms"),
 ];
 
+const GATEWAY_COLUMNS: [(&str, &str); 10] = [
+    ("NETWORK", "network"),
+    ("ADDRESS", "address"),
+    ("STANDS FOR", "addresses"),
+    ("SNI", "sni_port"),
+    ("HBONE", "hbone_port"),
+    ("CLUSTER", "cluster"),
+    ("LOCALITY", "locality"),
+    ("WEIGHT", "weight"),
+    ("USABLE", "usable"),
+    ("WHY NOT", "why"),
+];
+
 /// `isthmus failures`.
 pub(super) fn failures(reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
     list(reading, "/api/v1/failures", &CONNECTION_COLUMNS, out)
@@ -186,6 +199,18 @@ pub(super) fn failures(reading: &Reading, out: &mut impl Write) -> Result<(), Fa
 pub(super) fn get(what: What, reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
     match what {
         What::Services => services(reading, out),
+        What::Gateways => list(reading, "/api/v1/gateways", &GATEWAY_COLUMNS, out),
+        What::Networks => {
+            let columns = [
+                ("NAME", "name"),
+                ("ACCESS", "access"),
+                ("CIDRS", "cidrs"),
+                ("GATEWAYS", "gateways"),
+                ("ENDPOINTS", "endpoints"),
+                ("READY WEIGHT", "ready_weight"),
+            ];
+            list(reading, "/api/v1/networks", &columns, out)
+        }
         What::Connections => {
             let mut columns = CONNECTION_COLUMNS.to_vec();
             columns.retain(|(heading, _)| *heading != "REASON");

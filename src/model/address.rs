@@ -45,6 +45,16 @@ impl Host {
     }
 }
 
+impl Host {
+    /// The name, if it is one.
+    pub fn name(&self) -> Option<&HostName> {
+        match self {
+            Self::Ip(_) => None,
+            Self::Name(name) => Some(name),
+        }
+    }
+}
+
 impl fmt::Display for Host {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -11,7 +11,7 @@ use super::policy::Policy;
 use super::routes::{Resolved, RouteTable};
 use super::service_view::ServiceView;
 use super::shard::ScopedShard;
-use crate::model::address::Host;
+use crate::model::endpoint::Endpoint;
 use crate::model::name::HostName;
 
 /// Everything a snapshot is made of.
@@ -74,11 +74,12 @@ pub fn next(
 
 /// The services with an endpoint given by one of these names.
 pub fn users_of(names: &[HostName], shards: &[Arc<ScopedShard>]) -> BTreeSet<HostName> {
-    let uses = |host: &Host| matches!(host, Host::Name(name) if names.contains(name));
+    let uses = |endpoint: &Endpoint| endpoint.host.name().is_some_and(|name| names.contains(name));
     shards
         .iter()
+        .filter(|shard| names.iter().any(|name| shard.names.contains(name)))
         .flat_map(|shard| shard.services())
-        .filter(|service| service.endpoints.iter().any(|endpoint| uses(&endpoint.host)))
+        .filter(|service| service.endpoints.iter().any(uses))
         .map(|service| service.key.hostname.clone())
         .collect()
 }
@@ -86,3 +87,6 @@ pub fn users_of(names: &[HostName], shards: &[Arc<ScopedShard>]) -> BTreeSet<Hos
 fn hostnames(shards: &[Arc<ScopedShard>]) -> BTreeSet<&HostName> {
     shards.iter().flat_map(|shard| shard.hostnames()).collect()
 }
+
+#[cfg(test)]
+mod tests;

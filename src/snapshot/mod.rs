@@ -17,6 +17,9 @@ pub mod shard;
 pub mod view;
 pub mod weights;
 
+#[cfg(test)]
+pub(crate) mod tests;
+
 use std::sync::Arc;
 
 use exports::ExportIndex;

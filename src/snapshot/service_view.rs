@@ -9,7 +9,7 @@ use super::candidates::{Candidate, Candidates, EndpointKey};
 use super::exports::ExportIndex;
 use super::policy::{ExportRule, NetworkPolicy, Node, Tuning};
 use super::routes::{Resolved, addresses};
-use super::shard::{ScopedShard, Standing};
+use super::shard::{Origin, ScopedShard, Standing};
 use crate::model::endpoint::{Endpoint, Health, Labels, TlsMode};
 use crate::model::place::Network;
 use crate::model::service::{Protocol, Service, ServiceKey, ServicePort};
@@ -34,7 +34,7 @@ pub struct ServiceView {
 /// What one registry says of a service.
 #[derive(Clone, Debug)]
 pub struct Part {
-    pub shard: Arc<ScopedShard>,
+    pub origin: Arc<Origin>,
     pub service: Arc<Service>,
 }
 
@@ -190,12 +190,12 @@ fn owned_parts(hostname: &str, shards: &[Arc<ScopedShard>], conflicts: &mut Vec<
         for service in shard.services_of(hostname) {
             let owner = *owner.get_or_insert(&service.key.namespace);
             if service.key.namespace == *owner {
-                parts.push(Part { shard: shard.clone(), service: service.clone() });
+                parts.push(Part { origin: shard.origin.clone(), service: service.clone() });
             } else {
                 conflicts.push(format!(
                     "cluster {:?} has {hostname} in namespace {:?}; the name belongs to namespace {owner:?}, so \
                      that one is not reachable",
-                    shard.cluster.as_str(),
+                    shard.origin.cluster.as_str(),
                     &*service.key.namespace
                 ));
             }
@@ -212,7 +212,7 @@ fn merge_ports(ports: &mut Vec<ServicePort>, part: &Part, conflicts: &mut Vec<St
             if (known.port, known.protocol) != (port.port, port.protocol) {
                 conflicts.push(format!(
                     "cluster {:?} has port {:?} as {} {}; an earlier registry has it as {} {}, which wins",
-                    part.shard.cluster.as_str(),
+                    part.origin.cluster.as_str(),
                     &*port.name,
                     port.protocol.text(),
                     port.port,
@@ -227,7 +227,7 @@ fn merge_ports(ports: &mut Vec<ServicePort>, part: &Part, conflicts: &mut Vec<St
             Some(known) if known.protocol == port.protocol => {}
             Some(known) => conflicts.push(format!(
                 "cluster {:?} has port {} as {}; an earlier registry has it as {}, which wins",
-                part.shard.cluster.as_str(),
+                part.origin.cluster.as_str(),
                 port.port,
                 port.protocol.text(),
                 known.protocol.text()
@@ -287,7 +287,7 @@ fn serving_parts<'a>(
 }
 
 fn counts(part: &Part, demoted_count: bool) -> bool {
-    match part.shard.standing {
+    match part.origin.standing {
         Standing::Live => true,
         Standing::Demoted => demoted_count,
         Standing::Expired => false,
@@ -299,7 +299,7 @@ fn is_ready(part: &Part, resolved: &Resolved) -> bool {
     let ready = |endpoint: &Endpoint| {
         endpoint.health == Health::Healthy && !addresses(&endpoint.host, resolved).is_empty()
     };
-    part.shard.standing == Standing::Live && part.service.endpoints.iter().any(ready)
+    part.origin.standing == Standing::Live && part.service.endpoints.iter().any(ready)
 }
 
 /// An endpoint as one service port has it.
@@ -307,7 +307,7 @@ fn is_ready(part: &Part, resolved: &Resolved) -> bool {
 pub struct PortEndpoint<'a> {
     pub endpoint: &'a Endpoint,
     pub network: &'a Network,
-    pub shard: &'a ScopedShard,
+    pub origin: &'a Origin,
     /// Where it listens.
     pub port: u16,
     pub tls: TlsMode,
@@ -324,8 +324,8 @@ impl<'a> PortEndpoint<'a> {
             let port = endpoint.ports.as_ref().and_then(|ports| ports.get(&own.name)).copied();
             PortEndpoint {
                 endpoint,
-                network: network_of(endpoint, &part.shard, networks),
-                shard: &part.shard,
+                network: network_of(endpoint, &part.origin, networks),
+                origin: &part.origin,
                 port: port.unwrap_or(own.target_port),
                 tls: endpoint.tls.unwrap_or_else(|| own.protocol.default_tls()),
             }
@@ -340,24 +340,24 @@ impl<'a> PortEndpoint<'a> {
 
 /// Endpoints of the unknown network are reachable from it, and from their own cluster (SPEC §1).
 fn on_own_network(found: &PortEndpoint<'_>, node: &Node) -> bool {
-    *found.network == node.network || (found.network.is_unknown() && found.shard.cluster == node.cluster)
+    *found.network == node.network || (found.network.is_unknown() && found.origin.cluster == node.cluster)
 }
 
 /// The network of an endpoint: its own, else its registry's, else that of the longest CIDR, else unknown.
-fn network_of<'a>(
+pub fn network_of<'a>(
     endpoint: &'a Endpoint,
-    shard: &'a ScopedShard,
+    origin: &'a Origin,
     networks: &'a [NetworkPolicy],
 ) -> &'a Network {
     if let Some(network) = &endpoint.network {
         return network;
     }
-    if !shard.network.is_unknown() {
-        return &shard.network;
+    if !origin.network.is_unknown() {
+        return &origin.network;
     }
     match &endpoint.host {
-        crate::model::address::Host::Ip(ip) => network_of_address(*ip, networks).unwrap_or(&shard.network),
-        crate::model::address::Host::Name(_) => &shard.network,
+        crate::model::address::Host::Ip(ip) => network_of_address(*ip, networks).unwrap_or(&origin.network),
+        crate::model::address::Host::Name(_) => &origin.network,
     }
 }
 
@@ -407,7 +407,7 @@ fn candidates_of(here: &PortEndpoint<'_>, group: &Arc<str>, world: &World<'_>) -
             key: EndpointKey { group: group.clone(), address: SocketAddr::new(*ip, here.port) },
             weight: here.endpoint.weight,
             health: here.endpoint.health,
-            cluster: here.shard.cluster.clone(),
+            cluster: here.origin.cluster.clone(),
             locality: here.endpoint.locality.clone(),
             distance: world.policy.node.locality.distance(&here.endpoint.locality),
         })

@@ -1,11 +1,12 @@
 //! All that one registry says.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use hashbrown::HashMap;
 
 use super::policy::RegistryScope;
+use crate::model::endpoint::Endpoint;
 use crate::model::name::HostName;
 use crate::model::place::{ClusterId, Network};
 use crate::model::service::{Service, ServiceKey};
@@ -40,11 +41,19 @@ impl Standing {
     }
 }
 
+/// What all endpoints of a shard have in common.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Origin {
+    pub cluster: ClusterId,
+    pub network: Network,
+    pub standing: Standing,
+}
+
 /// A shard taken into the world: cut to what its registry may speak of, and findable by host name.
 #[derive(Clone, Debug, Default)]
 pub struct ScopedShard {
-    pub cluster: ClusterId,
-    pub network: Network,
+    /// Held by itself, so that whoever knows where a service comes from does not hold all others of the shard.
+    pub origin: Arc<Origin>,
     /// By host name, then in order of namespace.
     services: HashMap<HostName, Vec<Arc<Service>>>,
     /// Services that the registry may not speak of, in order.
@@ -52,12 +61,15 @@ pub struct ScopedShard {
     /// Endpoints on networks that the registry may not speak of.
     pub denied_endpoints: usize,
     pub endpoints: usize,
-    pub standing: Standing,
+    /// The names by which endpoints are given.
+    pub names: BTreeSet<HostName>,
 }
 
 impl ScopedShard {
     pub fn new(shard: Shard, scope: &RegistryScope) -> Self {
-        let mut scoped = Self { cluster: shard.cluster, network: shard.network, ..Self::default() };
+        let (cluster, network) = (shard.cluster, shard.network);
+        let origin = Origin { cluster, network, standing: Standing::Live };
+        let mut scoped = Self { origin: Arc::new(origin), ..Self::default() };
         for (key, service) in shard.services {
             let name = key.hostname.as_str();
             if !scope.services.is_empty() && !scope.services.iter().any(|pattern| pattern.matches(name)) {
@@ -66,6 +78,9 @@ impl ScopedShard {
             }
             let service = scoped.cut_networks(service, scope);
             scoped.endpoints += service.endpoints.len();
+            scoped
+                .names
+                .extend(service.endpoints.iter().filter_map(|endpoint| endpoint.host.name().cloned()));
             scoped.services.entry(key.hostname).or_default().push(service);
         }
         scoped
@@ -73,15 +88,16 @@ impl ScopedShard {
 
     /// The service without endpoints on networks that the registry may not speak of.
     fn cut_networks(&mut self, service: Arc<Service>, scope: &RegistryScope) -> Arc<Service> {
-        let allowed = |network: &Network| match &scope.networks {
-            Some(networks) => networks.contains(network),
-            None => *network == self.network,
+        let own = &self.origin.network;
+        let allowed = |endpoint: &&Endpoint| match (&endpoint.network, &scope.networks) {
+            (None, _) => true,
+            (Some(network), Some(networks)) => networks.contains(network),
+            (Some(network), None) => network == own,
         };
-        let fine = service.endpoints.iter().filter(|endpoint| endpoint.network.as_ref().is_none_or(allowed));
-        let kept: Vec<_> = fine.cloned().collect();
-        if kept.len() == service.endpoints.len() {
+        if service.endpoints.iter().all(|endpoint| allowed(&endpoint)) {
             return service;
         }
+        let kept: Vec<_> = service.endpoints.iter().filter(allowed).cloned().collect();
         self.denied_endpoints += service.endpoints.len() - kept.len();
         Arc::new(Service { endpoints: kept.into(), ..(*service).clone() })
     }
@@ -89,7 +105,22 @@ impl ScopedShard {
     /// The same word with another standing.
     #[must_use]
     pub fn with_standing(&self, standing: Standing) -> Self {
-        Self { standing, ..self.clone() }
+        let origin = Arc::new(Origin { standing, ..(*self.origin).clone() });
+        Self { origin, ..self.clone() }
+    }
+
+    /// Shares with an earlier word of the same registry what both say: the world holds it once.
+    pub fn share_with(&mut self, earlier: &Self) {
+        for (hostname, services) in &mut self.services {
+            for (service, old) in services.iter_mut().zip(earlier.services_of(hostname.as_str())) {
+                if service == old {
+                    *service = old.clone();
+                }
+            }
+        }
+        if self.origin == earlier.origin {
+            self.origin = earlier.origin.clone();
+        }
     }
 
     /// What the registry says of a host name, in order of namespace.
@@ -116,15 +147,21 @@ impl ScopedShard {
     /// The host names of which two states of a registry do not say the same, in order: all of them where
     /// it is another place or has another standing.
     pub fn changed(&self, other: &Self) -> Vec<HostName> {
-        let same_place =
-            self.cluster == other.cluster && self.network == other.network && self.standing == other.standing;
+        let same_place = self.origin == other.origin;
         let mut changed: Vec<HostName> = self
             .hostnames()
             .chain(other.hostnames().filter(|name| self.services_of(name.as_str()).is_empty()))
-            .filter(|name| !same_place || self.services_of(name.as_str()) != other.services_of(name.as_str()))
+            .filter(|name| !same_place || !self.says_the_same(other, name.as_str()))
             .cloned()
             .collect();
         changed.sort_unstable();
         changed
+    }
+
+    fn says_the_same(&self, other: &Self, hostname: &str) -> bool {
+        let (own, others) = (self.services_of(hostname), other.services_of(hostname));
+        // What is shared is not compared.
+        let same = |(a, b): (&Arc<Service>, &Arc<Service>)| Arc::ptr_eq(a, b) || a == b;
+        own.len() == others.len() && own.iter().zip(others).all(same)
     }
 }

@@ -4,7 +4,7 @@
 //! The one place where this is decided: xDS, `horizon` and the tests call it alike. It looks at nothing but its
 //! arguments, and the same arguments give the same entries in the same order.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
@@ -108,6 +108,8 @@ pub enum Why {
     NotVisible,
     /// Unhealthy or draining, and behind a gateway or not of use to this viewer.
     Unready,
+    /// A neighbour given by a name that stands for nothing.
+    NoAddress,
     /// No export rule lets the gateway pass them on to those who come by SNI.
     NotExported,
     /// They speak no TLS, or not the kind that the gateway will choose for this port.
@@ -123,6 +125,7 @@ impl Why {
         match self {
             Self::NotVisible => "not visible",
             Self::Unready => "unready",
+            Self::NoAddress => "no address",
             Self::NotExported => "not exported",
             Self::OtherTls => "other TLS mode",
             Self::NoHostRoute => "no route by host name",
@@ -152,12 +155,21 @@ pub fn view(
     for endpoint in service.endpoints_of(port, subset, &snapshot.policy.networks)? {
         horizon.place(&endpoint);
     }
-    horizon.pass_through_gateways(service.routes_by_hostname(port));
+    let by_hostname = service.routes_by_hostname(port);
+    for (network, behind) in std::mem::take(&mut horizon.far) {
+        horizon.pass_through_gateways(&network, behind, by_hostname);
+    }
     Some(horizon.finish())
 }
 
-/// Ready weight of one network behind its gateways, by TLS mode.
-type Behind = BTreeMap<TlsMode, BTreeMap<ClusterId, u64>>;
+/// What is ready in one network behind its gateways.
+#[derive(Default)]
+struct Behind {
+    /// Of everything ready, exported or not: the gateway chooses a mode before it looks at exports.
+    modes: BTreeSet<TlsMode>,
+    /// What is exported, by mode.
+    exported: BTreeMap<TlsMode, BTreeMap<ClusterId, u64>>,
+}
 
 struct Horizon<'a> {
     snapshot: &'a Snapshot,
@@ -176,32 +188,38 @@ impl Horizon<'_> {
 
     /// Gives the endpoint by address, or counts it as behind gateways, or as missing.
     fn place(&mut self, endpoint: &PortEndpoint<'_>) {
-        let (network, cluster) = (endpoint.network, &endpoint.shard.cluster);
+        let (network, cluster) = (endpoint.network, &endpoint.origin.cluster);
         let weight = u64::from(endpoint.endpoint.weight.value());
-        let ready = endpoint.endpoint.health == Health::Healthy;
         let seen = self.viewer.sees.is_empty() || network.is_unknown() || self.viewer.sees.contains(network);
-        let why = if !seen {
-            Some(Why::NotVisible)
+        let placed = if !seen {
+            Err(Why::NotVisible)
         } else if self.is_near(network, cluster) {
-            if ready || self.viewer.client == Client::Envoy {
-                self.add_neighbour(endpoint);
-                return;
-            }
-            Some(Why::Unready)
-        } else if !ready {
-            Some(Why::Unready)
-        } else if !self.is_exported(cluster) {
-            Some(Why::NotExported)
+            self.add_neighbour(endpoint)
         } else {
-            None
+            self.add_behind(endpoint, weight)
         };
-        match why {
-            Some(why) => self.miss(network, cluster, weight, why),
-            None => {
-                let behind = self.far.entry(network.clone()).or_default();
-                *behind.entry(endpoint.tls).or_default().entry(cluster.clone()).or_default() += weight;
-            }
+        if let Err(why) = placed {
+            self.miss(network, cluster, weight, why);
         }
+    }
+
+    fn add_behind(&mut self, endpoint: &PortEndpoint<'_>, weight: u64) -> Result<(), Why> {
+        if endpoint.endpoint.health != Health::Healthy {
+            return Err(Why::Unready);
+        }
+        if endpoint.network.is_unknown() {
+            // It is nobody's to have gateways.
+            return Err(Why::NoUsableGateway);
+        }
+        let cluster = &endpoint.origin.cluster;
+        let exported = self.is_exported(cluster);
+        let behind = self.far.entry(endpoint.network.clone()).or_default();
+        behind.modes.insert(endpoint.tls);
+        if !exported {
+            return Err(Why::NotExported);
+        }
+        *behind.exported.entry(endpoint.tls).or_default().entry(cluster.clone()).or_default() += weight;
+        Ok(())
     }
 
     /// Whether the viewer can connect to endpoints there itself.
@@ -223,15 +241,23 @@ impl Horizon<'_> {
         })
     }
 
-    fn add_neighbour(&mut self, endpoint: &PortEndpoint<'_>) {
-        for ip in endpoint.addresses(&self.snapshot.resolved) {
+    fn add_neighbour(&mut self, endpoint: &PortEndpoint<'_>) -> Result<(), Why> {
+        if endpoint.endpoint.health != Health::Healthy && self.viewer.client != Client::Envoy {
+            return Err(Why::Unready);
+        }
+        let addresses = endpoint.addresses(&self.snapshot.resolved);
+        if addresses.is_empty() {
+            return Err(Why::NoAddress);
+        }
+        // As on the data path, a name stands for all its addresses, each with the whole weight.
+        for ip in addresses {
             let address = SocketAddr::new(*ip, endpoint.port);
             // Told of twice, it is the same endpoint: the earlier registry's word counts.
             self.near.entry(address).or_insert_with(|| Entry {
                 address,
                 kind: Kind::Endpoint,
                 network: endpoint.network.clone(),
-                cluster: endpoint.shard.cluster.clone(),
+                cluster: endpoint.origin.cluster.clone(),
                 locality: endpoint.endpoint.locality.clone(),
                 weight: 1,
                 stands_for: share(u64::from(endpoint.endpoint.weight.value())),
@@ -239,28 +265,27 @@ impl Horizon<'_> {
                 tls: endpoint.tls,
             });
         }
+        Ok(())
     }
 
-    fn pass_through_gateways(&mut self, by_hostname: bool) {
-        for (network, behind) in std::mem::take(&mut self.far) {
-            let asked = match self.viewer.client {
-                Client::Envoy => AskedBy::MeshName,
-                Client::Grpc => AskedBy::Hostname,
-            };
-            // The gateway chooses among its network's endpoints those of one mode.
-            let chosen = asked.preference().into_iter().find(|mode| behind.contains_key(mode));
-            for (mode, clusters) in behind {
-                for (cluster, weight) in clusters {
-                    let why = if asked == AskedBy::Hostname && !by_hostname {
-                        Some(Why::NoHostRoute)
-                    } else if Some(mode) != chosen {
-                        Some(Why::OtherTls)
-                    } else {
-                        self.split(&network, &cluster, mode, weight).err()
-                    };
-                    if let Some(why) = why {
-                        self.miss(&network, &cluster, weight, why);
-                    }
+    fn pass_through_gateways(&mut self, network: &Network, behind: Behind, by_hostname: bool) {
+        let asked = match self.viewer.client {
+            Client::Envoy => AskedBy::MeshName,
+            Client::Grpc => AskedBy::Hostname,
+        };
+        // The gateway chooses among its network's endpoints those of one mode.
+        let chosen = asked.preference().into_iter().find(|mode| behind.modes.contains(mode));
+        for (mode, clusters) in behind.exported {
+            for (cluster, weight) in clusters {
+                let passed = if asked == AskedBy::Hostname && !by_hostname {
+                    Err(Why::NoHostRoute)
+                } else if Some(mode) != chosen {
+                    Err(Why::OtherTls)
+                } else {
+                    self.split(network, &cluster, mode, weight)
+                };
+                if let Err(why) = passed {
+                    self.miss(network, &cluster, weight, why);
                 }
             }
         }
@@ -286,8 +311,9 @@ impl Horizon<'_> {
             return Err(Why::NoUsableGateway);
         }
         // One address can be entered for one kind of TLS alone: it is the client that has to know which.
+        let known = |address| self.near.get(&address).or_else(|| self.gateways.get(&address));
         let mut addresses = ways.iter().flat_map(|way| way.addresses());
-        if addresses.any(|address| self.gateways.get(&address).is_some_and(|entry| entry.tls != tls)) {
+        if addresses.any(|address| known(address).is_some_and(|entry| entry.tls != tls)) {
             return Err(Why::OtherTls);
         }
         for way in ways {
@@ -366,3 +392,6 @@ fn give_weights(entries: &mut [Entry]) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

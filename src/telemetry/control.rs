@@ -42,7 +42,7 @@ const DESCRIPTIONS: [(&str, &str); 20] = [
 ];
 
 impl Control {
-    pub(super) fn new(recorder: &Recorder) -> Self {
+    pub(crate) fn new(recorder: &Recorder) -> Self {
         for (name, text) in DESCRIPTIONS {
             recorder.describe_gauge(name.into(), None, text.into());
         }

@@ -9,6 +9,7 @@ mod cost;
 mod endpoints;
 mod explain;
 mod hello;
+mod horizon;
 mod hostile;
 mod interop;
 mod lifecycle;

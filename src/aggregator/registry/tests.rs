@@ -89,11 +89,11 @@ fn it_is_demoted_and_withdrawn_in_time_and_comes_back_at_once() {
     assert_eq!(story.pass(1), None);
     assert_eq!(story.pass(479), Some(3));
     story.is(RegistryState::Expired, 3);
-    assert_eq!(story.registry.shard.standing, Standing::Expired);
+    assert_eq!(story.registry.shard.origin.standing, Standing::Expired);
     // All of its services change when it comes back, as all count again.
     assert_eq!(story.good(3), 3);
     story.is(RegistryState::Live, 3);
-    assert_eq!(story.registry.shard.standing, Standing::Live);
+    assert_eq!(story.registry.shard.origin.standing, Standing::Live);
     assert_eq!((story.pass(10_000), story.registry.status().problems), (None, vec![]));
 }
 
@@ -155,7 +155,7 @@ fn what_is_held_is_forgotten_when_the_registry_cannot_be_read() {
     story.is(RegistryState::Demoted, 20);
     story.good(3);
     story.is(RegistryState::Held, 20);
-    assert_eq!(story.registry.shard.standing, Standing::Demoted);
+    assert_eq!(story.registry.shard.origin.standing, Standing::Demoted);
     story.bad();
     story.is(RegistryState::Demoted, 20);
     assert_eq!(story.pass(0), None);

@@ -51,7 +51,7 @@ fn counting(view: &ServiceView, port: u16) -> (Vec<&str>, Vec<&str>) {
     let port = view.port(port).expect("a port");
     let candidates = port.candidates("", AskedBy::MeshName).expect("all of them");
     let here = candidates.endpoints().iter().map(|endpoint| endpoint.cluster.as_str()).collect();
-    let parts = view.counting_parts(port).map(|(part, _)| part.shard.cluster.as_str()).collect();
+    let parts = view.counting_parts(port).map(|(part, _)| part.origin.cluster.as_str()).collect();
     (here, parts)
 }
 

@@ -1,0 +1,233 @@
+//! `horizon`: what a viewer is given of a service, by the function that xDS clients are answered with.
+
+use num_bigint::BigUint;
+use serde_json::{Value, json};
+
+use crate::model::endpoint::Health;
+use crate::model::name::HostName;
+use crate::model::place::{ClusterId, Network};
+use crate::snapshot::Snapshot;
+use crate::snapshot::near::near;
+use crate::snapshot::service_view::{PortView, ServiceView};
+use crate::snapshot::view::{Assignment, Client, Entry, Families, Kind, Missing, Viewer, view};
+use crate::snapshot::weights::Share;
+
+const PARAMETERS: &str = "network, cluster, service, port, subset, tunnel, families, client, sees";
+/// Parts that a fraction is shown in.
+const FRACTION: u32 = 1_000_000_000;
+
+/// What is asked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Inquiry {
+    pub viewer: Viewer,
+    /// Absent: all services.
+    pub service: Option<HostName>,
+    /// Absent: the service's only port, or all ports of all services.
+    pub port: Option<u16>,
+    /// As in a mesh name, lower case; `""`: everything.
+    pub subset: String,
+}
+
+/// Why there is no answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Problem {
+    /// The question is wrong.
+    Question(String),
+    /// It asks for something that is not there.
+    Unknown(String),
+}
+
+impl Inquiry {
+    /// From the parameters of a query; what is absent or empty is not asked for.
+    pub fn from_parameters(parameters: impl IntoIterator<Item = (String, String)>) -> Result<Self, String> {
+        let mut inquiry = Self::default();
+        for (key, value) in parameters {
+            if value.is_empty() && PARAMETERS.split(", ").any(|known| known == key) {
+                continue;
+            }
+            match key.as_str() {
+                "network" => inquiry.viewer.network = Network::new(&value),
+                "cluster" => inquiry.viewer.cluster = ClusterId::new(&value),
+                "families" => inquiry.viewer.families = families(&value)?,
+                "client" => inquiry.viewer.client = client(&value)?,
+                "sees" => inquiry.viewer.sees = networks(&value),
+                "tunnel" => check_tunnel(&value)?,
+                "service" => {
+                    let name =
+                        HostName::parse(&value).map_err(|error| format!("service: {value:?}: {error}"))?;
+                    inquiry.service = Some(name);
+                }
+                "port" => {
+                    let port = value.parse().ok().filter(|port| *port != 0);
+                    inquiry.port =
+                        Some(port.ok_or_else(|| format!("port: {value:?} is no number from 1 to 65535"))?);
+                }
+                "subset" => inquiry.subset = value.to_ascii_lowercase(),
+                other => return Err(format!("unknown parameter {other:?}; there are: {PARAMETERS}")),
+            }
+        }
+        Ok(inquiry)
+    }
+}
+
+fn families(text: &str) -> Result<Families, String> {
+    match text {
+        "4" => Ok(Families::V4),
+        "6" => Ok(Families::V6),
+        "4,6" | "6,4" => Ok(Families::Both),
+        other => Err(format!("families: {other:?} is none of 4, 6 and 4,6")),
+    }
+}
+
+fn client(text: &str) -> Result<Client, String> {
+    match text {
+        "envoy" => Ok(Client::Envoy),
+        "grpc" => Ok(Client::Grpc),
+        other => Err(format!("client: {other:?} is neither envoy nor grpc")),
+    }
+}
+
+fn check_tunnel(text: &str) -> Result<(), String> {
+    match text {
+        "sni" => Ok(()),
+        "hbone" => Err("tunnel: viewers by hbone are not served yet; there is: sni".to_owned()),
+        other => Err(format!("tunnel: {other:?} is unknown; there is: sni")),
+    }
+}
+
+fn networks(text: &str) -> std::sync::Arc<[Network]> {
+    let mut networks: Vec<Network> = text.split(',').map(|name| Network::new(name.trim())).collect();
+    networks.sort();
+    networks.dedup();
+    networks.into()
+}
+
+/// The answer for one service and port, or a list of answers for all.
+pub fn horizon(snapshot: &Snapshot, inquiry: &Inquiry) -> Result<Value, Problem> {
+    let Some(name) = &inquiry.service else {
+        return Ok(everything(snapshot, inquiry));
+    };
+    let service = snapshot.service(name.as_str()).ok_or_else(|| no_service(snapshot, name))?;
+    let port = port_of(service, inquiry.port)?;
+    let found = view(snapshot, service, port, &inquiry.subset, &inquiry.viewer);
+    let found = found.ok_or_else(|| no_subset(service, &inquiry.subset))?;
+    Ok(answer(inquiry, service, port, &found))
+}
+
+/// Every service and port that has what is asked for.
+fn everything(snapshot: &Snapshot, inquiry: &Inquiry) -> Value {
+    let mut answers = Vec::new();
+    for service in snapshot.services() {
+        for port in service.ports.iter().filter(|port| inquiry.port.is_none_or(|asked| asked == port.port)) {
+            let found = view(snapshot, service, port, &inquiry.subset, &inquiry.viewer);
+            answers.extend(found.map(|found| answer(inquiry, service, port, &found)));
+        }
+    }
+    answers.into()
+}
+
+fn no_service(snapshot: &Snapshot, name: &HostName) -> Problem {
+    let mut near = near(snapshot, name.as_str());
+    near.retain(|name| snapshot.service(name).is_some());
+    let meant = if near.is_empty() { String::new() } else { format!("; near it: {}", near.join(", ")) };
+    Problem::Unknown(format!("no registry has told of service {:?}{meant}", name.as_str()))
+}
+
+fn no_subset(service: &ServiceView, subset: &str) -> Problem {
+    let known: Vec<&str> = service.subsets.keys().map(|name| &**name).collect();
+    let known =
+        if known.is_empty() { "it has none".to_owned() } else { format!("it has: {}", known.join(", ")) };
+    Problem::Unknown(format!("service {} has no subset {subset:?}; {known}", service.name))
+}
+
+fn port_of(service: &ServiceView, asked: Option<u16>) -> Result<&PortView, Problem> {
+    let known = || service.ports.iter().map(|port| port.port.to_string()).collect::<Vec<_>>().join(", ");
+    match (asked, service.ports.as_slice()) {
+        (None, [only]) => Ok(only),
+        (_, []) => Err(Problem::Unknown(format!("service {} has no ports", service.name))),
+        (None, _) => Err(Problem::Question(format!(
+            "service {} has ports {}: say which (port)",
+            service.name,
+            known()
+        ))),
+        (Some(port), _) => service.port(port).ok_or_else(|| {
+            Problem::Unknown(format!("service {} has no port {port}; it has: {}", service.name, known()))
+        }),
+    }
+}
+
+/// The shape of SPEC §12.
+fn answer(inquiry: &Inquiry, service: &ServiceView, port: &PortView, found: &Assignment) -> Value {
+    json!({
+        "viewer": viewer(&inquiry.viewer),
+        "service": &*service.name,
+        "port": port.port,
+        "subset": inquiry.subset,
+        "entries": found.entries.iter().map(entry).collect::<Vec<_>>(),
+        "missing": found.missing.iter().map(missing).collect::<Vec<_>>(),
+    })
+}
+
+/// What is out of the ordinary is said; the rest goes without.
+fn viewer(viewer: &Viewer) -> Value {
+    let families: &[u8] = match viewer.families {
+        Families::V4 => &[4],
+        Families::V6 => &[6],
+        Families::Both => &[4, 6],
+    };
+    let mut value = json!({
+        "network": viewer.network.as_str(),
+        "cluster": viewer.cluster.as_str(),
+        "tunnel": "sni",
+        "families": families,
+    });
+    if viewer.client == Client::Grpc {
+        value["client"] = "grpc".into();
+    }
+    if !viewer.sees.is_empty() {
+        value["sees"] = viewer.sees.iter().map(Network::as_str).collect();
+    }
+    value
+}
+
+fn entry(entry: &Entry) -> Value {
+    let mut value = json!({
+        "address": entry.address.to_string(),
+        "kind": match entry.kind {
+            Kind::Endpoint => "endpoint",
+            Kind::Gateway => "gateway",
+        },
+        "network": entry.network.as_str(),
+        "cluster": entry.cluster.as_str(),
+        "locality": entry.locality.as_str(),
+        "weight": entry.weight,
+        "standsFor": number(&entry.stands_for),
+    });
+    if entry.health != Health::Healthy {
+        value["health"] = entry.health.text().into();
+    }
+    value
+}
+
+fn missing(missing: &Missing) -> Value {
+    json!({
+        "network": missing.network.as_str(),
+        "cluster": missing.cluster.as_str(),
+        "weight": missing.weight,
+        "why": missing.why.text(),
+    })
+}
+
+/// A share as a number: whole where it is, else rounded to billionths.
+fn number(share: &Share) -> Value {
+    if let Some(whole) = share.is_integer().then(|| u64::try_from(share.numer()).ok()).flatten() {
+        return whole.into();
+    }
+    let parts = (share * BigUint::from(FRACTION)).round().to_integer();
+    // Weights of 2^32 on 2^32 endpoints would fit.
+    let parts = u128::try_from(parts).unwrap_or(u128::MAX);
+    (parts as f64 / f64::from(FRACTION)).into()
+}
+
+#[cfg(test)]
+mod tests;

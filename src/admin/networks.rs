@@ -1,0 +1,93 @@
+//! Networks and their gateways, as the API shows them.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use crate::model::endpoint::Health;
+use crate::model::place::Network;
+use crate::snapshot::Snapshot;
+use crate::snapshot::networks::GatewayEntry;
+use crate::snapshot::policy::Access;
+use crate::snapshot::service_view::network_of;
+use crate::snapshot::shard::Standing;
+
+/// A line per gateway, in order of network, then as in the file.
+pub fn gateways(snapshot: &Snapshot) -> Value {
+    let networks = snapshot.networks().iter();
+    let all = networks.flat_map(|(name, network)| {
+        network.gateways.iter().map(move |entry| gateway(name, network.access, entry))
+    });
+    all.collect()
+}
+
+fn gateway(network: &Network, access: Access, entry: &GatewayEntry) -> Value {
+    let gateway = &entry.gateway;
+    let why = why_unusable(access, entry);
+    json!({
+        "network": network.as_str(),
+        "address": gateway.host.to_string(),
+        "addresses": entry.addresses.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "sni_port": gateway.sni_port,
+        "hbone_port": gateway.hbone_port,
+        "cluster": gateway.cluster.as_str(),
+        "locality": gateway.locality.as_str(),
+        "weight": gateway.weight.value(),
+        "usable": why.is_none(),
+        "why": why,
+    })
+}
+
+/// Why no viewer at all is given a gateway.
+fn why_unusable(access: Access, entry: &GatewayEntry) -> Option<&'static str> {
+    if access == Access::Direct {
+        Some("its network is given by address")
+    } else if entry.addresses.is_empty() {
+        Some("its name has no address")
+    } else if entry.gateway.sni_port.is_none() {
+        Some("it has no sniPort")
+    } else {
+        None
+    }
+}
+
+#[derive(Default)]
+struct Count {
+    endpoints: usize,
+    ready_weight: u64,
+}
+
+/// A line per network, in order of name: those that the operator has told of, and those that endpoints are on. An
+/// endpoint counts once for each service it is of.
+pub fn networks(snapshot: &Snapshot) -> Value {
+    let mut counts: BTreeMap<&Network, Count> =
+        snapshot.policy.networks.iter().map(|network| (&network.name, Count::default())).collect();
+    for part in snapshot.services().into_iter().flat_map(|service| &service.parts) {
+        for endpoint in part.service.endpoints.iter() {
+            let network = network_of(endpoint, &part.origin, &snapshot.policy.networks);
+            let count = counts.entry(network).or_default();
+            count.endpoints += 1;
+            if endpoint.health == Health::Healthy && part.origin.standing != Standing::Expired {
+                count.ready_weight += u64::from(endpoint.weight.value());
+            }
+        }
+    }
+    counts.into_iter().map(|(name, count)| network(snapshot, name, &count)).collect()
+}
+
+fn network(snapshot: &Snapshot, name: &Network, count: &Count) -> Value {
+    let policy = snapshot.policy.networks.iter().find(|network| network.name == *name);
+    let access = match policy.map(|policy| policy.access).unwrap_or_default() {
+        Access::Gateway => "gateway",
+        Access::Direct => "direct",
+    };
+    let cidrs = policy.map_or(&[][..], |policy| &policy.cidrs);
+    json!({
+        "name": name.as_str(),
+        "access": access,
+        "cidrs": cidrs.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "gateways": policy.map_or(0, |policy| policy.gateways.len()),
+        "endpoints": count.endpoints,
+        "ready_weight": count.ready_weight,
+    })
+}

@@ -1,0 +1,227 @@
+//! `isthmus horizon`: what a viewer on some network is given, live or from a config file.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use clap::Args;
+use serde_json::Value;
+
+use super::output::{Format, cell, structured, table};
+use super::{Failure, Reading, client, read};
+use crate::admin::horizon::{Inquiry, Problem, horizon};
+
+#[derive(Debug, Args)]
+pub(super) struct Horizon {
+    /// The service, and its port where it has several; without it: all services
+    #[arg(value_name = "SERVICE[:PORT]")]
+    service: Option<String>,
+    /// The viewer's network; "" for the unknown one
+    #[arg(long, value_name = "N")]
+    network: String,
+    /// The viewer's cluster
+    #[arg(long, value_name = "C")]
+    cluster: Option<String>,
+    /// A subset of the service
+    #[arg(long, value_name = "NAME")]
+    subset: Option<String>,
+    /// How the viewer calls gateways [default: sni]
+    #[arg(long, value_name = "T")]
+    tunnel: Option<String>,
+    /// The address families that the viewer can connect to [default: 4,6]
+    #[arg(long, value_name = "4,6")]
+    families: Option<String>,
+    /// What the viewer is: envoy or grpc [default: envoy]
+    #[arg(long, value_name = "KIND")]
+    client: Option<String>,
+    /// The only networks that the viewer asked for (`REQUESTED_NETWORK_VIEW`) [default: all]
+    #[arg(long, value_name = "N,N")]
+    sees: Option<String>,
+    /// Answer from this config file instead of the running gateway
+    #[arg(short, long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    #[command(flatten)]
+    reading: Reading,
+}
+
+impl Horizon {
+    /// The question as the API takes it: live and offline it is read by one function.
+    fn parameters(&self) -> Vec<(&'static str, &str)> {
+        let (service, port) = match self.service.as_deref() {
+            Some(text) => {
+                text.rsplit_once(':').map_or((Some(text), None), |(name, port)| (Some(name), Some(port)))
+            }
+            None => (None, None),
+        };
+        let all = [
+            ("network", Some(self.network.as_str())),
+            ("cluster", self.cluster.as_deref()),
+            ("service", service),
+            ("port", port),
+            ("subset", self.subset.as_deref()),
+            ("tunnel", self.tunnel.as_deref()),
+            ("families", self.families.as_deref()),
+            ("client", self.client.as_deref()),
+            ("sees", self.sees.as_deref()),
+        ];
+        all.into_iter().filter_map(|(key, value)| Some((key, value?))).collect()
+    }
+}
+
+/// `isthmus horizon`: 1 where nothing is given of the service that was asked for.
+pub(super) fn run(args: &Horizon, out: &mut impl Write) -> Result<(), Failure> {
+    let value = match &args.config {
+        Some(path) => {
+            let offline = read::world(path).map_err(|problems| Failure::Wrong(problems.join("\n")))?;
+            let parameters =
+                args.parameters().into_iter().map(|(key, value)| (key.to_owned(), value.to_owned()));
+            let inquiry = Inquiry::from_parameters(parameters).map_err(Failure::Wrong)?;
+            horizon(&offline.snapshot, &inquiry).map_err(|problem| match problem {
+                Problem::Question(text) | Problem::Unknown(text) => Failure::Wrong(text),
+            })?
+        }
+        None => {
+            let path = format!("/api/v1/horizon?{}", client::query(&args.parameters()));
+            client::get(&args.reading.admin.admin, &path)?.json()?
+        }
+    };
+    match args.reading.output {
+        Format::Table => print(&value, out)?,
+        format => structured(out, &value, format)?,
+    }
+    // A list, without a service, is an answer also where it is empty.
+    if value.is_object() && items(&value["entries"]).is_empty() { Err(Failure::Told) } else { Ok(()) }
+}
+
+fn items(value: &Value) -> &[Value] {
+    value.as_array().map(Vec::as_slice).unwrap_or_default()
+}
+
+fn print(value: &Value, out: &mut impl Write) -> Result<(), Failure> {
+    let answers = value.as_array().map_or_else(|| std::slice::from_ref(value), Vec::as_slice);
+    if answers.is_empty() {
+        writeln!(out, "no service has such a port and subset")?;
+    }
+    for (number, answer) in answers.iter().enumerate() {
+        if number == 0 {
+            print_viewer(&answer["viewer"], out)?;
+        }
+        writeln!(out)?;
+        print_answer(answer, out)?;
+    }
+    Ok(())
+}
+
+fn print_viewer(viewer: &Value, out: &mut impl Write) -> Result<(), Failure> {
+    let families = items(&viewer["families"]).iter().map(|family| format!("IPv{family}"));
+    let mut parts = vec![
+        format!("network {}", cell(&viewer["network"])),
+        format!("cluster {}", cell(&viewer["cluster"])),
+        format!("by {}", cell(&viewer["tunnel"])),
+        families.collect::<Vec<_>>().join(" and "),
+    ];
+    parts.extend(viewer["client"].as_str().map(str::to_owned));
+    parts.extend(viewer["sees"].is_array().then(|| format!("sees {} alone", cell(&viewer["sees"]))));
+    Ok(writeln!(out, "viewer: {}", parts.join(", "))?)
+}
+
+fn print_answer(answer: &Value, out: &mut impl Write) -> Result<(), Failure> {
+    let subset = match answer["subset"].as_str() {
+        None | Some("") => String::new(),
+        Some(subset) => format!(", subset {subset}"),
+    };
+    writeln!(out, "{}:{}{subset}", cell(&answer["service"]), cell(&answer["port"]))?;
+    let (entries, missing) = (items(&answer["entries"]), items(&answer["missing"]));
+    if entries.is_empty() {
+        writeln!(out, "nothing is given")?;
+    } else {
+        print_entries(entries, out)?;
+    }
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let keys = ["network", "cluster", "weight", "why"];
+    let rows: Vec<Vec<String>> =
+        missing.iter().map(|row| keys.iter().map(|key| cell(&row[*key])).collect()).collect();
+    writeln!(out, "missing:")?;
+    Ok(table(out, &["NETWORK", "CLUSTER", "WEIGHT", "WHY"], &rows)?)
+}
+
+fn print_entries(entries: &[Value], out: &mut impl Write) -> Result<(), Failure> {
+    let total: u64 = entries.iter().filter_map(|entry| entry["weight"].as_u64()).sum();
+    let keys = ["address", "kind", "network", "cluster", "locality", "weight"];
+    let row = |entry: &Value| {
+        let weight = entry["weight"].as_f64().unwrap_or_default();
+        let share = format!("{:.1} %", weight / total as f64 * 100.0);
+        let health = entry["health"].as_str().unwrap_or("healthy").to_owned();
+        let cells = keys.iter().map(|key| cell(&entry[*key]));
+        cells.chain([share, cell(&entry["standsFor"]), health]).collect()
+    };
+    let rows: Vec<Vec<String>> = entries.iter().map(row).collect();
+    let heading =
+        ["ADDRESS", "KIND", "NETWORK", "CLUSTER", "LOCALITY", "WEIGHT", "SHARE", "STANDS FOR", "HEALTH"];
+    table(out, &heading, &rows)?;
+    let stands_for: f64 = entries.iter().filter_map(|entry| entry["standsFor"].as_f64()).sum();
+    // Fractions come in billionths; their sum is shown without what rounding left.
+    let stands_for = (stands_for * 1e6).round() / 1e6;
+    Ok(writeln!(out, "in all: weight {total}, which stands for {stands_for}")?)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use serde_json::json;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        horizon: Horizon,
+    }
+
+    #[test]
+    fn the_question_is_the_one_of_the_api() {
+        let line = |line: &str| Line::try_parse_from(line.split(' ')).map(|line| line.horizon);
+        let asked = line("x --network n1 --families 4 a.test:443").expect("legal");
+        assert_eq!(
+            asked.parameters(),
+            [("network", "n1"), ("service", "a.test"), ("port", "443"), ("families", "4")]
+        );
+        let asked = line("x --network n1 --cluster c a.test").expect("legal");
+        assert_eq!(asked.parameters(), [("network", "n1"), ("cluster", "c"), ("service", "a.test")]);
+        line("x a.test").expect_err("the network is what it is about");
+    }
+
+    #[test]
+    fn tables_have_entries_sums_and_what_is_missing() {
+        let entry = |address: &str, kind: &str, weight: u32, stands_for: f64| {
+            json!({
+                "address": address, "kind": kind, "network": "n", "cluster": "", "locality": "r/1", "weight": weight,
+                "standsFor": stands_for
+            })
+        };
+        let mut sick = entry("10.1.0.1:1", "endpoint", 1, 1.0);
+        sick["health"] = "draining".into();
+        let value = json!({
+            "viewer": {"network": "n", "cluster": "", "tunnel": "sni", "families": [4, 6], "client": "grpc"},
+            "service": "a.test", "port": 443, "subset": "v1",
+            "entries": [sick, entry("192.0.2.1:2", "gateway", 3, 3.0)],
+            "missing": [{"network": "w", "cluster": "c", "weight": 4, "why": "unready"}]
+        });
+        let mut out = Vec::new();
+        print(&value, &mut out).expect("memory takes it");
+        let lines = [
+            "viewer: network n, cluster -, by sni, IPv4 and IPv6, grpc",
+            "",
+            "a.test:443, subset v1",
+            "ADDRESS      KIND      NETWORK  CLUSTER  LOCALITY  WEIGHT  SHARE   STANDS FOR  HEALTH",
+            "10.1.0.1:1   endpoint  n        -        r/1       1       25.0 %  1.0         draining",
+            "192.0.2.1:2  gateway   n        -        r/1       3       75.0 %  3.0         healthy",
+            "in all: weight 4, which stands for 4",
+            "missing:",
+            "NETWORK  CLUSTER  WEIGHT  WHY",
+            "w        c        4       unready\n",
+        ];
+        assert_eq!(String::from_utf8(out).expect("text"), lines.join("\n"));
+    }
+}

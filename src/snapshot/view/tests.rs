@@ -1,0 +1,367 @@
+//! Worked examples of split horizon, one rule of SPEC §9 each.
+
+mod properties;
+
+use super::*;
+use crate::model::endpoint::Endpoint;
+use crate::model::service::Protocol;
+use crate::snapshot::policy::Gateway;
+use crate::snapshot::tests::{
+    Mesh, endpoint, gateway, host_name, network, place, policy, port, service, shard,
+};
+
+const SERVICE: &str = "s.shop.mesh";
+
+/// West, as cluster `c` has it, behind these gateways.
+fn west(gateways: Vec<Gateway>, endpoints: Vec<Endpoint>) -> Mesh {
+    of(gateways, vec![("c", endpoints)])
+}
+
+/// West with several clusters.
+fn of(gateways: Vec<Gateway>, clusters: Vec<(&str, Vec<Endpoint>)>) -> Mesh {
+    let shards = clusters.into_iter().map(|(cluster, endpoints)| {
+        let service = service(SERVICE, vec![port(443, Protocol::Tcp)], endpoints);
+        shard(cluster, "west", vec![service])
+    });
+    Mesh::new(vec![network("west", gateways)], shards.collect())
+}
+
+fn viewer(network: &str, cluster: &str) -> Viewer {
+    Viewer { network: Network::new(network), cluster: ClusterId::new(cluster), ..Viewer::default() }
+}
+
+fn east() -> Viewer {
+    viewer("east", "a")
+}
+
+fn seen(mesh: &Mesh, viewer: &Viewer) -> Assignment {
+    let snapshot = mesh.snapshot();
+    let service = snapshot.service(SERVICE).expect("a service");
+    view(&snapshot, service, &service.ports[0], "", viewer).expect("all of it")
+}
+
+/// Address, weight and what it stands for.
+fn entries(mesh: &Mesh, viewer: &Viewer) -> Vec<(String, u32, String)> {
+    let text = |entry: &Entry| (entry.address.to_string(), entry.weight, entry.stands_for.to_string());
+    seen(mesh, viewer).entries.iter().map(text).collect()
+}
+
+fn entry(address: &str, weight: u32, stands_for: &str) -> (String, u32, String) {
+    (address.to_owned(), weight, stands_for.to_owned())
+}
+
+fn missing(mesh: &Mesh, viewer: &Viewer) -> Vec<(u64, Why)> {
+    seen(mesh, viewer).missing.iter().map(|missing| (missing.weight, missing.why)).collect()
+}
+
+fn at(host: &str, weight: u32, locality: &str) -> Endpoint {
+    Endpoint { locality: place(locality), ..endpoint(host, weight) }
+}
+
+#[test]
+fn a_cluster_of_three_zones_is_one_entry_of_its_total() {
+    let zones = ["us/a", "us/b", "us/c"];
+    let endpoints = zones.iter().enumerate().map(|(zone, place)| at(&format!("10.2.{zone}.1"), 2, place));
+    let entrance = Gateway { locality: place("us"), ..gateway("192.0.2.1", 1) };
+    let mut mesh = west(vec![entrance], endpoints.collect());
+    assert_eq!(entries(&mesh, &east()), [entry("192.0.2.1:15443", 1, "6")]);
+    assert_eq!(seen(&mesh, &east()).entries[0].locality, place("us"));
+    let near = service(SERVICE, vec![port(443, Protocol::Tcp)], vec![endpoint("10.1.0.1", 4)]);
+    mesh.shards.push(crate::snapshot::tests::scoped(shard("a", "east", vec![near])));
+    assert_eq!(entries(&mesh, &east()), [entry("10.1.0.1:8080", 2, "4"), entry("192.0.2.1:15443", 3, "6")]);
+}
+
+#[test]
+fn two_gateways_split_by_their_weights() {
+    let gateways = vec![gateway("192.0.2.1", 1), gateway("192.0.2.2", 2)];
+    let mesh = west(gateways, vec![endpoint("10.2.0.1", 1)]);
+    assert_eq!(
+        entries(&mesh, &east()),
+        [entry("192.0.2.1:15443", 1, "1/3"), entry("192.0.2.2:15443", 2, "2/3")]
+    );
+}
+
+#[test]
+fn a_name_shares_its_weight_among_its_addresses() {
+    let gateways = vec![gateway("gw.test", 1), gateway("192.0.2.9", 1)];
+    let mut mesh = west(gateways, vec![endpoint("10.2.0.1", 4)]);
+    let two = ["192.0.2.1", "192.0.2.2"].map(|ip| ip.parse::<IpAddr>().expect("legal"));
+    mesh.resolved.insert(host_name("gw.test"), Arc::from(two));
+    assert_eq!(
+        entries(&mesh, &east()),
+        [
+            entry("192.0.2.1:15443", 1, "1"),
+            entry("192.0.2.2:15443", 1, "1"),
+            entry("192.0.2.9:15443", 2, "2")
+        ]
+    );
+    mesh.resolved.clear();
+    assert_eq!(entries(&mesh, &east()), [entry("192.0.2.9:15443", 1, "4")]);
+}
+
+#[test]
+fn an_address_listed_twice_is_one_entry_of_the_sum() {
+    let gateways = vec![gateway("192.0.2.1", 1), gateway("192.0.2.2", 1), gateway("192.0.2.1", 1)];
+    let mesh = west(gateways, vec![endpoint("10.2.0.1", 3)]);
+    assert_eq!(entries(&mesh, &east()), [entry("192.0.2.1:15443", 2, "2"), entry("192.0.2.2:15443", 1, "1")]);
+}
+
+#[test]
+fn gateways_of_the_own_cluster_come_first() {
+    let own = |host, cluster| Gateway { cluster: ClusterId::new(cluster), ..gateway(host, 1) };
+    let gateways = vec![own("192.0.2.1", "c"), own("192.0.2.2", "d"), gateway("192.0.2.3", 1)];
+    let cluster = |cluster, last: u8| (cluster, vec![endpoint(&format!("10.2.0.{last}"), 3)]);
+    let mesh = of(gateways, vec![cluster("c", 1), cluster("d", 2), cluster("e", 3)]);
+    // What is of `e` may come in anywhere.
+    assert_eq!(
+        entries(&mesh, &east()),
+        [
+            entry("192.0.2.1:15443", 4, "4"),
+            entry("192.0.2.2:15443", 4, "4"),
+            entry("192.0.2.3:15443", 1, "1")
+        ]
+    );
+}
+
+#[test]
+fn a_gateway_of_another_family_is_of_no_use() {
+    let mesh = west(vec![gateway("2001:db8::1", 1)], vec![endpoint("10.2.0.1", 3)]);
+    let v4 = Viewer { families: Families::V4, ..east() };
+    assert_eq!((entries(&mesh, &v4), missing(&mesh, &v4)), (vec![], vec![(3, Why::NoUsableGateway)]));
+    assert_eq!(entries(&mesh, &east()), [entry("[2001:db8::1]:15443", 1, "3")]);
+}
+
+#[test]
+fn a_gateway_without_an_sni_port_is_of_no_use() {
+    let tunnel = Gateway { sni_port: None, hbone_port: Some(15008), ..gateway("192.0.2.1", 1) };
+    let mesh = west(vec![tunnel], vec![endpoint("10.2.0.1", 3)]);
+    assert_eq!((entries(&mesh, &east()), missing(&mesh, &east())), (vec![], vec![(3, Why::NoUsableGateway)]));
+}
+
+#[test]
+fn a_network_without_gateways_is_never_given_by_address() {
+    let mesh = Mesh::new(
+        Vec::new(),
+        west(Vec::new(), Vec::new())
+            .shards
+            .iter()
+            .map(|_| {
+                shard(
+                    "c",
+                    "nowhere",
+                    vec![service(SERVICE, vec![port(443, Protocol::Tcp)], vec![endpoint("10.3.0.1", 1)])],
+                )
+            })
+            .collect(),
+    );
+    assert_eq!((entries(&mesh, &east()), missing(&mesh, &east())), (vec![], vec![(1, Why::NoUsableGateway)]));
+}
+
+#[test]
+fn a_viewer_sees_the_networks_it_asked_for() {
+    let mesh = west(vec![gateway("192.0.2.1", 1)], vec![endpoint("10.2.0.1", 3)]);
+    let asking =
+        |network: &str, sees: &str| Viewer { sees: Arc::new([Network::new(sees)]), ..viewer(network, "a") };
+    assert_eq!(entries(&mesh, &asking("east", "west")).len(), 1);
+    assert_eq!(missing(&mesh, &asking("east", "east")), [(3, Why::NotVisible)]);
+    assert_eq!(missing(&mesh, &asking("west", "east")), [(3, Why::NotVisible)]);
+}
+
+#[test]
+fn the_unknown_network_is_for_its_own_and_its_cluster() {
+    let services = |endpoints| vec![service(SERVICE, vec![port(443, Protocol::Tcp)], endpoints)];
+    let lost = shard("c", "", services(vec![endpoint("10.2.0.1", 1)]));
+    let known = shard("d", "west", services(vec![endpoint("10.2.0.2", 1)]));
+    let mesh = Mesh::new(vec![network("west", vec![gateway("192.0.2.1", 1)])], vec![lost, known]);
+    let (by_address, by_gateway) = (entry("10.2.0.1:8080", 1, "1"), entry("192.0.2.1:15443", 1, "1"));
+    assert_eq!(entries(&mesh, &viewer("", "a")), [by_address.clone(), by_gateway.clone()]);
+    assert_eq!(entries(&mesh, &viewer("east", "c")), [by_address, by_gateway.clone()]);
+    assert_eq!(entries(&mesh, &viewer("east", "a")), [by_gateway]);
+    assert_eq!(missing(&mesh, &viewer("east", "a")), [(1, Why::NoUsableGateway)]);
+}
+
+#[test]
+fn a_direct_network_is_given_by_address() {
+    let mut mesh = west(vec![gateway("192.0.2.1", 1)], vec![endpoint("10.2.0.1", 3)]);
+    let mut networks = mesh.policy.networks.clone();
+    networks[0].access = Access::Direct;
+    mesh.policy = policy(networks, Vec::new(), Vec::new()).into();
+    assert_eq!(entries(&mesh, &east()), [entry("10.2.0.1:8080", 1, "3")]);
+}
+
+#[test]
+fn what_is_not_ready_counts_only_as_a_neighbour_of_envoy() {
+    let sick = |host, health| Endpoint { health, ..endpoint(host, 2) };
+    let endpoints = vec![
+        endpoint("10.2.0.1", 2),
+        sick("10.2.0.2", Health::Unhealthy),
+        sick("10.2.0.3", Health::Draining),
+    ];
+    let mesh = west(vec![gateway("192.0.2.1", 1)], endpoints);
+    assert_eq!(entries(&mesh, &east()), [entry("192.0.2.1:15443", 1, "2")]);
+    assert_eq!(missing(&mesh, &east()), [(4, Why::Unready)]);
+    let healths: Vec<Health> =
+        seen(&mesh, &viewer("west", "c")).entries.iter().map(|entry| entry.health).collect();
+    assert_eq!(healths, Health::ALL);
+    let grpc = Viewer { client: Client::Grpc, ..viewer("west", "c") };
+    assert_eq!((entries(&mesh, &grpc).len(), missing(&mesh, &grpc)), (1, vec![(4, Why::Unready)]));
+}
+
+fn speaking(host: &str, tls: TlsMode) -> Endpoint {
+    Endpoint { tls: Some(tls), ..endpoint(host, 1) }
+}
+
+#[test]
+fn a_gateway_passes_on_one_tls_mode_per_port() {
+    let mixed = vec![
+        speaking("10.2.0.1", TlsMode::Mesh),
+        speaking("10.2.0.2", TlsMode::Own),
+        speaking("10.2.0.3", TlsMode::None),
+    ];
+    let mesh = west(vec![gateway("192.0.2.1", 1)], mixed);
+    let all = seen(&mesh, &east());
+    assert_eq!((all.entries.len(), all.entries[0].tls), (1, TlsMode::Mesh));
+    assert_eq!(missing(&mesh, &east()), [(2, Why::OtherTls)]);
+    let own = west(vec![gateway("192.0.2.1", 1)], vec![speaking("10.2.0.2", TlsMode::Own)]);
+    assert_eq!(seen(&own, &east()).entries[0].tls, TlsMode::Own);
+    let none = west(vec![gateway("192.0.2.1", 1)], vec![speaking("10.2.0.3", TlsMode::None)]);
+    assert_eq!(missing(&none, &east()), [(1, Why::OtherTls)]);
+}
+
+/// The gateway chooses the mode before it asks whose endpoints the caller may have: `own` ones are not met there as
+/// long as one that speaks `mesh` is ready, exported or not.
+#[test]
+fn endpoints_that_are_not_exported_have_a_say_in_the_tls_mode() {
+    let mesh = of(
+        vec![gateway("192.0.2.1", 1)],
+        vec![
+            ("c", vec![speaking("10.2.0.1", TlsMode::Mesh)]),
+            ("d", vec![speaking("10.2.0.2", TlsMode::Own)]),
+        ],
+    );
+    let mut rule = (*mesh.policy.exports[0]).clone();
+    rule.clusters = vec![ClusterId::new("d")];
+    let mesh =
+        Mesh { policy: policy(mesh.policy.networks.clone(), vec![rule.into()], Vec::new()).into(), ..mesh };
+    assert_eq!(
+        (entries(&mesh, &east()), missing(&mesh, &east())),
+        (vec![], vec![(1, Why::NotExported), (1, Why::OtherTls)])
+    );
+}
+
+/// Two networks may share a gateway's address: a client knows one kind of TLS for it.
+#[test]
+fn an_address_is_entered_for_one_kind_of_tls() {
+    let services = |endpoint| vec![service(SERVICE, vec![port(443, Protocol::Tcp)], vec![endpoint])];
+    let networks = ["n1", "n2"].map(|name| network(name, vec![gateway("192.0.2.1", 1)]));
+    let mesh = |second| {
+        let shards = vec![
+            shard("c", "n1", services(speaking("10.1.0.1", TlsMode::Mesh))),
+            shard("d", "n2", services(speaking("10.2.0.1", second))),
+        ];
+        Mesh::new(networks.to_vec(), shards)
+    };
+    assert_eq!(entries(&mesh(TlsMode::Mesh), &east()), [entry("192.0.2.1:15443", 1, "2")]);
+    assert_eq!(entries(&mesh(TlsMode::Own), &east()), [entry("192.0.2.1:15443", 1, "1")]);
+    assert_eq!(missing(&mesh(TlsMode::Own), &east()), [(1, Why::OtherTls)]);
+}
+
+/// An endpoint of the service at the gateway's own address and port: what is behind joins it, if it speaks alike.
+#[test]
+fn a_neighbour_at_a_gateways_address_is_one_entry() {
+    let mesh = |tls| {
+        let ports = vec![port(443, Protocol::Tcp)];
+        let mut near = speaking("192.0.2.1", tls);
+        near.ports = Some(Arc::new([(Arc::from("p443"), 15443)].into()));
+        let mut mesh = west(vec![gateway("192.0.2.1", 1)], vec![endpoint("10.2.0.1", 3)]);
+        let near = shard("a", "east", vec![service(SERVICE, ports, vec![near])]);
+        mesh.shards.push(crate::snapshot::tests::scoped(near));
+        mesh
+    };
+    assert_eq!(entries(&mesh(TlsMode::Mesh), &east()), [entry("192.0.2.1:15443", 1, "4")]);
+    assert_eq!(entries(&mesh(TlsMode::None), &east()), [entry("192.0.2.1:15443", 1, "1")]);
+    assert_eq!(missing(&mesh(TlsMode::None), &east()), [(3, Why::OtherTls)]);
+}
+
+#[test]
+fn nothing_that_is_not_exported_is_behind_a_gateway() {
+    let mesh = west(vec![gateway("192.0.2.1", 1)], vec![endpoint("10.2.0.1", 3)]);
+    let silent = policy(mesh.policy.networks.clone(), Vec::new(), Vec::new());
+    let mesh = Mesh { policy: silent.into(), ..mesh };
+    assert_eq!((entries(&mesh, &east()), missing(&mesh, &east())), (vec![], vec![(3, Why::NotExported)]));
+    assert_eq!(entries(&mesh, &viewer("west", "c")).len(), 1, "neighbours need no rule");
+}
+
+#[test]
+fn grpc_is_given_gateways_only_where_the_host_name_leads_to_the_port() {
+    let mesh = |ports| {
+        let service = service(SERVICE, ports, vec![endpoint("10.2.0.1", 1)]);
+        let networks = vec![network("west", vec![gateway("192.0.2.1", 1)])];
+        Mesh::new(networks, vec![shard("c", "west", vec![service])])
+    };
+    let grpc = Viewer { client: Client::Grpc, ..east() };
+    let one = mesh(vec![port(443, Protocol::Tls)]);
+    assert_eq!(entries(&one, &grpc), [entry("192.0.2.1:15443", 1, "1")]);
+    for ports in [vec![port(443, Protocol::Tcp)], vec![port(443, Protocol::Tls), port(444, Protocol::Https)]]
+    {
+        let none = mesh(ports);
+        assert_eq!((entries(&none, &grpc), missing(&none, &grpc)), (vec![], vec![(1, Why::NoHostRoute)]));
+    }
+}
+
+#[test]
+fn a_neighbours_name_stands_for_all_its_addresses_with_the_whole_weight_each() {
+    let mut mesh = west(Vec::new(), vec![endpoint("pods.test", 3), endpoint("10.2.0.9", 1)]);
+    let near = viewer("west", "c");
+    assert_eq!(missing(&mesh, &near), [(3, Why::NoAddress)]);
+    let two = ["10.2.0.1", "10.2.0.2"].map(|ip| ip.parse::<IpAddr>().expect("legal"));
+    mesh.resolved.insert(host_name("pods.test"), Arc::from(two));
+    assert_eq!(
+        entries(&mesh, &near),
+        [entry("10.2.0.1:8080", 3, "3"), entry("10.2.0.2:8080", 3, "3"), entry("10.2.0.9:8080", 1, "1")]
+    );
+}
+
+#[test]
+fn the_largest_weights_are_scaled() {
+    let all = vec![endpoint("10.2.0.1", u32::MAX), endpoint("10.2.0.2", u32::MAX)];
+    let mut mesh = west(vec![gateway("192.0.2.1", u32::MAX), gateway("192.0.2.2", u32::MAX)], all);
+    let max = u32::MAX.to_string();
+    let near = |weight| {
+        let endpoints = vec![endpoint("10.1.0.1", weight)];
+        let near = shard("a", "east", vec![service(SERVICE, vec![port(443, Protocol::Tcp)], endpoints)]);
+        crate::snapshot::tests::scoped(near)
+    };
+    mesh.shards.push(near(1));
+    let gateways = |weight| [entry("192.0.2.1:15443", weight, &max), entry("192.0.2.2:15443", weight, &max)];
+    let with = |first, rest: [_; 2]| [vec![first], rest.to_vec()].concat();
+    assert_eq!(entries(&mesh, &east()), with(entry("10.1.0.1:8080", 1, "1"), gateways(1 << 20)));
+    mesh.shards[1] = near(u32::MAX);
+    assert_eq!(entries(&mesh, &east()), with(entry("10.1.0.1:8080", 1, &max), gateways(1)));
+}
+
+#[test]
+fn a_subset_is_viewed_alone_and_an_unknown_one_is_told() {
+    let mut of_one = service(
+        SERVICE,
+        vec![port(443, Protocol::Tcp)],
+        vec![
+            Endpoint {
+                labels: Some(Arc::new([("version".into(), "1".into())].into())),
+                ..endpoint("10.2.0.1", 1)
+            },
+            endpoint("10.2.0.2", 5),
+        ],
+    );
+    of_one.subsets = [("V1".into(), [("version".into(), "1".into())].into())].into();
+    let mesh = Mesh::new(
+        vec![network("west", vec![gateway("192.0.2.1", 1)])],
+        vec![shard("c", "west", vec![of_one])],
+    );
+    let snapshot = mesh.snapshot();
+    let service = snapshot.service(SERVICE).expect("a service");
+    let of = |subset| view(&snapshot, service, &service.ports[0], subset, &east());
+    assert_eq!(of("v1").map(|all| all.entries[0].stands_for.clone()), Some(share(1)));
+    assert_eq!(of("").map(|all| all.entries[0].stands_for.clone()), Some(share(6)));
+    assert_eq!(of("v2"), None);
+}

@@ -1,0 +1,441 @@
+//! Properties over random meshes, and the rules of SPEC §9 once more, endpoint by endpoint and without any thought of
+//! cost, to compare with.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+
+use super::*;
+use crate::model::address::Host;
+use crate::snapshot::policy::NetworkPolicy;
+use crate::snapshot::tests::{Addresses, meshes, scoped, viewers};
+
+const CASES: u32 = 600;
+
+/// Every service, port and subset of a snapshot.
+fn questions(snapshot: &Snapshot) -> Vec<(Arc<ServiceView>, PortView, String)> {
+    let mut questions = Vec::new();
+    for service in snapshot.services() {
+        for port in &service.ports {
+            for subset in std::iter::once("").chain(service.subsets.keys().map(|name| &**name)) {
+                questions.push((service.clone(), port.clone(), subset.to_owned()));
+            }
+        }
+    }
+    questions
+}
+
+fn endpoints<'a>(
+    snapshot: &'a Snapshot,
+    (service, port, subset): &'a (Arc<ServiceView>, PortView, String),
+) -> Vec<PortEndpoint<'a>> {
+    service.endpoints_of(port, subset, &snapshot.policy.networks).expect("a subset").collect()
+}
+
+fn weight_of(endpoint: &PortEndpoint<'_>) -> u64 {
+    endpoint.endpoint.weight.value().into()
+}
+
+fn is_ready(endpoint: &PortEndpoint<'_>) -> bool {
+    endpoint.endpoint.health == Health::Healthy
+}
+
+/// SPEC §9 as it is written.
+struct Rules<'a> {
+    snapshot: &'a Snapshot,
+    viewer: &'a Viewer,
+    service: &'a ServiceView,
+    port: &'a PortView,
+    all: Vec<PortEndpoint<'a>>,
+}
+
+/// An entry without its weight: whole numbers are compared apart.
+#[derive(Debug, PartialEq)]
+struct Given {
+    kind: Kind,
+    network: Network,
+    cluster: ClusterId,
+    locality: Locality,
+    stands_for: Share,
+    health: Health,
+    tls: TlsMode,
+}
+
+#[derive(Debug, Default, PartialEq)]
+struct Answer {
+    entries: BTreeMap<SocketAddr, Given>,
+    missing: BTreeMap<(Network, ClusterId, Why), u64>,
+}
+
+impl Rules<'_> {
+    fn network(&self, name: &Network) -> Option<&NetworkPolicy> {
+        self.snapshot.policy.networks.iter().find(|network| network.name == *name)
+    }
+
+    fn resolve(&self, host: &Host) -> Vec<IpAddr> {
+        match host {
+            Host::Ip(ip) => vec![*ip],
+            Host::Name(name) => self.snapshot.resolved.get(name).map(|all| all.to_vec()).unwrap_or_default(),
+        }
+    }
+
+    fn is_near(&self, endpoint: &PortEndpoint<'_>) -> bool {
+        let cluster = &endpoint.origin.cluster;
+        if endpoint.network.as_str() == "" {
+            let same = cluster.as_str() != "" && self.viewer.cluster == *cluster;
+            return self.viewer.network.as_str() == "" || same;
+        }
+        let direct = self.network(endpoint.network).is_some_and(|network| network.access == Access::Direct);
+        direct || *endpoint.network == self.viewer.network
+    }
+
+    /// Addresses of the gateways that an endpoint counts towards, each with its part of the endpoint.
+    fn ways(&self, endpoint: &PortEndpoint<'_>) -> Vec<(SocketAddr, Gateway, Share)> {
+        let Some(network) = self.network(endpoint.network) else { return Vec::new() };
+        let mut usable = Vec::new();
+        for gateway in &network.gateways {
+            let mut ips = self.resolve(&gateway.host);
+            ips.retain(|ip| match self.viewer.families {
+                Families::V4 => ip.is_ipv4(),
+                Families::V6 => ip.is_ipv6(),
+                Families::Both => true,
+            });
+            if let (Some(port), false) = (gateway.sni_port, ips.is_empty()) {
+                usable.push((gateway.clone(), port, ips));
+            }
+        }
+        let cluster = &endpoint.origin.cluster;
+        if cluster.as_str() != "" && usable.iter().any(|(gateway, ..)| gateway.cluster == *cluster) {
+            usable.retain(|(gateway, ..)| gateway.cluster == *cluster);
+        }
+        let total: u64 = usable.iter().map(|(gateway, ..)| u64::from(gateway.weight.value())).sum();
+        let mut ways = Vec::new();
+        for (gateway, port, ips) in usable {
+            let part = share(gateway.weight.value().into()) / share(total) / share(ips.len() as u64);
+            for ip in ips {
+                ways.push((
+                    SocketAddr::new(ip, port),
+                    gateway.clone(),
+                    part.clone() * share(weight_of(endpoint)),
+                ));
+            }
+        }
+        ways
+    }
+
+    fn is_exported(&self, cluster: &ClusterId) -> bool {
+        let covers = |port: &PortView, cluster: Option<&ClusterId>| {
+            self.snapshot.policy.exports.iter().any(|rule| {
+                rule.services.iter().any(|pattern| pattern.matches(&self.service.name))
+                    && (rule.ports.is_empty() || rule.ports.contains(&port.port))
+                    && (rule.clusters.is_empty()
+                        || cluster.is_none_or(|cluster| rule.clusters.contains(cluster)))
+                    && rule.to.identities.is_empty()
+            })
+        };
+        covers(self.port, Some(cluster))
+    }
+
+    fn has_host_route(&self) -> bool {
+        let offered = |port: &&PortView| {
+            port.protocol.is_tls() && port.rules.iter().any(|rule| rule.to.identities.is_empty())
+        };
+        let offered: Vec<u16> = self.service.ports.iter().filter(offered).map(|port| port.port).collect();
+        offered == [self.port.port]
+    }
+
+    /// The mode that the gateways of a network choose for the port.
+    fn mode(&self, network: &Network) -> Option<TlsMode> {
+        let preference = match self.viewer.client {
+            Client::Envoy => [TlsMode::Mesh, TlsMode::Own],
+            Client::Grpc => [TlsMode::Own, TlsMode::Mesh],
+        };
+        let speaks = |mode| {
+            self.all.iter().any(|other| other.network == network && is_ready(other) && other.tls == mode)
+        };
+        preference.into_iter().find(|mode| speaks(*mode))
+    }
+
+    fn answer(&self) -> Answer {
+        let mut answer = Answer::default();
+        let mut far = Vec::new();
+        for endpoint in &self.all {
+            let hidden = !self.viewer.sees.is_empty()
+                && endpoint.network.as_str() != ""
+                && !self.viewer.sees.contains(endpoint.network);
+            if hidden {
+                miss(&mut answer, endpoint, Why::NotVisible);
+            } else if !self.is_near(endpoint) {
+                far.push(endpoint);
+            } else if !is_ready(endpoint) && self.viewer.client == Client::Grpc {
+                miss(&mut answer, endpoint, Why::Unready);
+            } else {
+                self.give(&mut answer, endpoint);
+            }
+        }
+        far.sort_by_key(|endpoint| (endpoint.network, &endpoint.origin.cluster));
+        far.into_iter().for_each(|endpoint| self.send(&mut answer, endpoint));
+        answer
+    }
+
+    fn give(&self, answer: &mut Answer, endpoint: &PortEndpoint<'_>) {
+        let ips = self.resolve(&endpoint.endpoint.host);
+        if ips.is_empty() {
+            miss(answer, endpoint, Why::NoAddress);
+        }
+        for ip in ips {
+            answer.entries.entry(SocketAddr::new(ip, endpoint.port)).or_insert_with(|| Given {
+                kind: Kind::Endpoint,
+                network: endpoint.network.clone(),
+                cluster: endpoint.origin.cluster.clone(),
+                locality: endpoint.endpoint.locality.clone(),
+                stands_for: share(weight_of(endpoint)),
+                health: endpoint.endpoint.health,
+                tls: endpoint.tls,
+            });
+        }
+    }
+
+    fn send(&self, answer: &mut Answer, endpoint: &PortEndpoint<'_>) {
+        let ways = self.ways(endpoint);
+        let other_tls = |(address, ..): &(SocketAddr, Gateway, Share)| {
+            answer.entries.get(address).is_some_and(|entry| entry.tls != endpoint.tls)
+        };
+        let why = if !is_ready(endpoint) {
+            Some(Why::Unready)
+        } else if endpoint.network.as_str() == "" {
+            Some(Why::NoUsableGateway)
+        } else if !self.is_exported(&endpoint.origin.cluster) {
+            Some(Why::NotExported)
+        } else if self.viewer.client == Client::Grpc && !self.has_host_route() {
+            Some(Why::NoHostRoute)
+        } else if self.mode(endpoint.network) != Some(endpoint.tls) {
+            Some(Why::OtherTls)
+        } else if ways.is_empty() {
+            Some(Why::NoUsableGateway)
+        } else {
+            ways.iter().any(other_tls).then_some(Why::OtherTls)
+        };
+        if let Some(why) = why {
+            return miss(answer, endpoint, why);
+        }
+        for (address, gateway, part) in ways {
+            let entry = answer.entries.entry(address).or_insert_with(|| Given {
+                kind: Kind::Gateway,
+                network: endpoint.network.clone(),
+                cluster: gateway.cluster,
+                locality: gateway.locality,
+                stands_for: Share::default(),
+                health: Health::Healthy,
+                tls: endpoint.tls,
+            });
+            entry.stands_for += part;
+        }
+    }
+}
+
+fn miss(answer: &mut Answer, endpoint: &PortEndpoint<'_>, why: Why) {
+    let key = (endpoint.network.clone(), endpoint.origin.cluster.clone(), why);
+    *answer.missing.entry(key).or_default() += weight_of(endpoint);
+}
+
+fn as_answer(assignment: &Assignment) -> Answer {
+    let given = |entry: &Entry| Given {
+        kind: entry.kind,
+        network: entry.network.clone(),
+        cluster: entry.cluster.clone(),
+        locality: entry.locality.clone(),
+        stands_for: entry.stands_for.clone(),
+        health: entry.health,
+        tls: entry.tls,
+    };
+    let key = |missing: &Missing| (missing.network.clone(), missing.cluster.clone(), missing.why);
+    Answer {
+        entries: assignment.entries.iter().map(|entry| (entry.address, given(entry))).collect(),
+        missing: assignment.missing.iter().map(|missing| (key(missing), missing.weight)).collect(),
+    }
+}
+
+/// Whole numbers in proportion to shares, by multiplying with all denominators.
+fn check_weights(entries: &[Entry]) {
+    let shares: Vec<Share> = entries.iter().map(|entry| entry.stands_for.clone()).collect();
+    let all = shares.iter().fold(BigUint::from(1_u8), |all, share| all * share.denom());
+    let numbers: Vec<BigUint> = shares.iter().map(|share| (share * &all).to_integer()).collect();
+    let gcd = numbers.iter().cloned().reduce(num_integer::gcd).expect("entries");
+    let numbers: Vec<BigUint> = numbers.into_iter().map(|number| number / &gcd).collect();
+    let largest = numbers.iter().max().cloned().expect("entries");
+    let limit = BigUint::from(1_u32 << 20);
+    let sum: u64 = entries.iter().map(|entry| u64::from(entry.weight)).sum();
+    assert!(sum <= u64::from(u32::MAX));
+    for (entry, number) in entries.iter().zip(numbers) {
+        let weight = BigUint::from(entry.weight);
+        if largest <= limit {
+            assert_eq!(weight, number, "{entries:?}");
+        } else {
+            let exact = Ratio::new(number * &limit, largest.clone());
+            let rounded = (exact + Ratio::new(1_u8.into(), 2_u8.into())).to_integer();
+            assert_eq!(weight, rounded.max(1_u8.into()), "{entries:?}");
+        }
+    }
+}
+
+/// The addresses that are in one network's gateways alone, and not of endpoints.
+fn unshared(snapshot: &Snapshot, entries: &[Entry], network: &Network) -> bool {
+    let of = |name: &Network| -> BTreeSet<IpAddr> {
+        let gateways = snapshot.networks.get(name).map_or(&[][..], |entry| &entry.gateways);
+        gateways.iter().flat_map(|gateway| gateway.addresses.iter().copied()).collect()
+    };
+    let own = of(network);
+    snapshot.networks.iter().all(|(name, _)| name == network || of(name).is_disjoint(&own))
+        && entries.iter().all(|entry| entry.kind == Kind::Gateway || !own.contains(&entry.address.ip()))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: CASES, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_view_is_what_the_rules_say(mesh in meshes(Addresses::Shared), viewer in viewers()) {
+        let snapshot = mesh.snapshot();
+        for question in questions(&snapshot) {
+            let (service, port, subset) = &question;
+            let found = view(&snapshot, service, port, subset, &viewer).expect("a subset");
+            let rules = Rules {
+                snapshot: &snapshot,
+                viewer: &viewer,
+                service,
+                port,
+                all: endpoints(&snapshot, &question),
+            };
+            prop_assert_eq!(as_answer(&found), rules.answer(), "{}:{} {:?}", service.name, port.port, subset);
+            prop_assert_eq!(found.entries.len(), as_answer(&found).entries.len(), "one entry per address");
+            prop_assert!(found.entries.is_sorted_by_key(|entry| entry.address));
+            if !found.entries.is_empty() {
+                check_weights(&found.entries);
+            }
+        }
+    }
+
+    /// Each network's share is its share of ready weight, and nothing is lost without a word.
+    #[test]
+    fn what_is_given_and_what_is_missing_add_up(mesh in meshes(Addresses::Distinct), viewer in viewers()) {
+        let snapshot = mesh.snapshot();
+        for question in questions(&snapshot) {
+            let (service, port, subset) = &question;
+            let found = view(&snapshot, service, port, subset, &viewer).expect("a subset");
+            let all = endpoints(&snapshot, &question);
+            let networks: BTreeSet<&Network> = all.iter().map(|endpoint| endpoint.network).collect();
+            for network in networks {
+                let missing: u64 = found
+                    .missing
+                    .iter()
+                    .filter(|missing| missing.network == *network)
+                    .map(|missing| missing.weight)
+                    .sum();
+                // A neighbour's name counts once for each of its addresses.
+                let count = |endpoint: &PortEndpoint<'_>| {
+                    let near = found.entries.iter().filter(|entry| {
+                        let own = endpoint.addresses(&snapshot.resolved);
+                        entry.kind == Kind::Endpoint && own.contains(&entry.address.ip())
+                    });
+                    weight_of(endpoint) * (near.count() as u64).max(1)
+                };
+                let total: u64 = all.iter().filter(|endpoint| endpoint.network == network).map(count).sum();
+                if unshared(&snapshot, &found.entries, network) {
+                    let given = found.entries.iter().filter(|entry| entry.network == *network);
+                    let given = given.fold(Share::default(), |sum, entry| sum + &entry.stands_for);
+                    prop_assert_eq!(given + share(missing), share(total));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_is_given_that_cannot_be_reached(mesh in meshes(Addresses::Shared), viewer in viewers()) {
+        let snapshot = mesh.snapshot();
+        for question in questions(&snapshot) {
+            let (service, port, subset) = &question;
+            let found = view(&snapshot, service, port, subset, &viewer).expect("a subset");
+            for entry in &found.entries {
+                if entry.kind == Kind::Gateway {
+                    prop_assert!(viewer.families.has(entry.address.ip()));
+                    prop_assert!(entry.network != viewer.network && !entry.network.is_unknown());
+                    prop_assert!(snapshot.networks.get(&entry.network).is_some_and(|network| !network.gateways.is_empty()));
+                    continue;
+                }
+                let direct = snapshot.networks.get(&entry.network).map(|network| network.access);
+                let own = entry.network == viewer.network || direct == Some(Access::Direct);
+                prop_assert!(own || (entry.network.is_unknown() && entry.cluster == viewer.cluster));
+            }
+            let sees = |network: &Network| viewer.sees.is_empty() || viewer.sees.contains(network);
+            for endpoint in endpoints(&snapshot, &question) {
+                if *endpoint.network == viewer.network && sees(endpoint.network) && is_ready(&endpoint) {
+                    for ip in endpoint.addresses(&snapshot.resolved) {
+                        let address = SocketAddr::new(*ip, endpoint.port);
+                        let given = |entry: &Entry| entry.address == address && entry.kind == Kind::Endpoint;
+                        // Told of twice, another registry may have called it not ready.
+                        let dropped = viewer.client == Client::Grpc;
+                        prop_assert!(dropped || found.entries.iter().any(given), "{address}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn endpoints_in_any_order_give_the_same(
+        mesh in meshes(Addresses::Distinct),
+        viewer in viewers(),
+        seed in any::<u64>(),
+    ) {
+        let mut other = mesh.clone();
+        other.shards = mesh.shards.iter().map(|shard| {
+            let services = shard.services().map(|service| {
+                let mut endpoints = service.endpoints.to_vec();
+                let by = |at: usize| seed.wrapping_mul(2 * at as u64 + 1).rotate_left(17);
+                let mut order: Vec<usize> = (0..endpoints.len()).collect();
+                order.sort_by_key(|at| by(*at));
+                endpoints = order.into_iter().map(|at| endpoints[at].clone()).collect();
+                crate::model::service::Service { endpoints: endpoints.into(), ..(**service).clone() }
+            });
+            let other = crate::snapshot::tests::shard(shard.origin.cluster.as_str(), shard.origin.network.as_str(), services.collect());
+            Arc::new(scoped(other).with_standing(shard.origin.standing))
+        }).collect();
+        let (one, other) = (mesh.snapshot(), other.snapshot());
+        for ((service, port, subset), (service_2, port_2, _)) in questions(&one).iter().zip(&questions(&other)) {
+            let first = view(&one, service, port, subset, &viewer);
+            prop_assert_eq!(first, view(&other, service_2, port_2, subset, &viewer));
+        }
+    }
+}
+
+/// The properties say something only of what the random meshes have in them.
+#[test]
+fn random_meshes_have_everything_in_them() {
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    let (mut whys, mut seen) = (BTreeSet::new(), BTreeMap::<&str, usize>::new());
+    for _ in 0..400 {
+        let draw = (meshes(Addresses::Shared), viewers()).new_tree(&mut runner).expect("a mesh");
+        let (mesh, viewer) = draw.current();
+        let snapshot = mesh.snapshot();
+        for (service, port, subset) in questions(&snapshot) {
+            let found = view(&snapshot, &service, &port, &subset, &viewer).expect("a subset");
+            whys.extend(found.missing.iter().map(|missing| missing.why));
+            let count = |kind| found.entries.iter().filter(|entry| entry.kind == kind).count();
+            let largest = found.entries.iter().map(|entry| entry.weight).max().unwrap_or_default();
+            let mixed = count(Kind::Endpoint) > 0 && count(Kind::Gateway) > 0;
+            for (name, met) in [
+                ("both kinds", mixed),
+                ("many gateways", count(Kind::Gateway) > 2),
+                ("fractions", found.entries.iter().any(|entry| !entry.stands_for.is_integer())),
+                ("scaled", largest == 1 << 20),
+                ("not scaled", (2..1 << 20).contains(&largest)),
+                ("empty", found.entries.is_empty() && !found.missing.is_empty()),
+            ] {
+                *seen.entry(name).or_default() += usize::from(met);
+            }
+        }
+    }
+    assert_eq!(whys.len(), 7, "{whys:?}");
+    assert!(seen.values().all(|count| *count >= 20), "{seen:?}");
+}
