@@ -64,7 +64,7 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
         routes: routes.iter().map(|placed| placed.route.clone()).collect(),
         listeners: listeners.list,
     };
-    something_to_do(&root, &tree, complete, &mut problems);
+    something_to_do(&root, &tree, complete && xds.is_none(), &mut problems);
     addresses::collisions(&opened, &mut problems);
     addresses::own_endpoints(&services, &places, &opened, &mut problems);
     warn_of_long_names(&services, &places, &mut problems);
@@ -92,12 +92,12 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
     if clean { Ok(Config { warnings, ..config }) } else { Err(errors) }
 }
 
-/// Without a listener there is nothing to do, unless the listeners are in a file that was not read.
-fn something_to_do(root: &Fields<'_>, tree: &Tree, complete: bool, problems: &mut Problems) {
+/// Without a listener there is nothing to do, but for a control plane, and unless the listeners are in a file that was
+/// not read: then they are not `needed`.
+fn something_to_do(root: &Fields<'_>, tree: &Tree, needed: bool, problems: &mut Problems) {
     let listening = root.node("listen").is_some() || !root.items("listeners").is_empty();
-    if !listening && complete {
-        let fault =
-            "found neither listen nor listeners, so there is nothing to do; the least is listen: \":15443\"";
+    if !listening && needed {
+        let fault = "found none of listen, listeners and xds, so there is nothing to do; the least is listen: \":15443\"";
         problems.error(tree.position, &Path::Root, fault);
     }
 }

@@ -8,21 +8,54 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use notify::{RecommendedWatcher, RecursiveMode, Watcher};
+use notify::event::{AccessKind, AccessMode, ModifyKind};
+use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 use tokio::sync::mpsc;
 
-/// After a hint, files are looked at once they have been quiet for this long.
+/// Files that are being written are looked at once they have been quiet for this long.
 const QUIET: Duration = Duration::from_millis(100);
+/// A file that was closed or put in its place is whole: only a few more like it are waited for.
+const QUIET_WHEN_WHOLE: Duration = Duration::from_millis(20);
 /// But no later than this after the first hint.
 const QUIET_WITHIN: Duration = Duration::from_secs(2);
 /// How often files are looked at without a hint.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// Hints that wait to be heard; when some are lost, the last one counts as if it were of a file that is being written.
+const HINTS: usize = 64;
+
+/// What the kernel has noticed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hint {
+    /// More may follow, so that a look could see half of it.
+    Begun,
+    /// A file was closed by its writer, or renamed.
+    Whole,
+}
+
+impl Hint {
+    /// `None` of what changes nothing.
+    fn of(kind: EventKind) -> Option<Self> {
+        match kind {
+            EventKind::Access(AccessKind::Close(AccessMode::Write))
+            | EventKind::Modify(ModifyKind::Name(_)) => Some(Self::Whole),
+            EventKind::Access(_) => None,
+            _ => Some(Self::Begun),
+        }
+    }
+
+    fn quiet(self) -> Duration {
+        match self {
+            Self::Begun => QUIET,
+            Self::Whole => QUIET_WHEN_WHOLE,
+        }
+    }
+}
 
 /// Watches some files and folders.
 pub struct FileWatch {
     paths: Vec<PathBuf>,
     seen: Vec<Stamp>,
-    hints: mpsc::Receiver<()>,
+    hints: mpsc::Receiver<Hint>,
     /// Without one (no inotify instances left, say), looking now and then has to do.
     _watcher: Option<RecommendedWatcher>,
 }
@@ -39,8 +72,8 @@ type Look = (u64, u64, u64, i64, i64);
 
 impl FileWatch {
     pub fn new(paths: Vec<PathBuf>) -> Self {
-        let (hint, hints) = mpsc::channel(1);
-        let watcher = watcher(&paths, hint);
+        let (sender, hints) = mpsc::channel(HINTS);
+        let watcher = watcher(&paths, sender);
         let seen = paths.iter().map(|path| stamp(path)).collect();
         Self { paths, seen, hints, _watcher: watcher }
     }
@@ -51,7 +84,7 @@ impl FileWatch {
             // Which comes first does not matter: both lead to a look.
             tokio::select! {
                 hint = self.hints.recv() => match hint {
-                    Some(()) => self.quiet().await,
+                    Some(hint) => self.quiet(hint).await,
                     None => tokio::time::sleep(LOOK_EVERY).await,
                 },
                 () = tokio::time::sleep(LOOK_EVERY) => {}
@@ -65,22 +98,22 @@ impl FileWatch {
     }
 
     /// Waits until hints have stopped for a moment.
-    async fn quiet(&mut self) {
+    async fn quiet(&mut self, mut last: Hint) {
         let latest = tokio::time::Instant::now() + QUIET_WITHIN;
         while tokio::time::Instant::now() < latest {
-            match tokio::time::timeout(QUIET, self.hints.recv()).await {
-                Ok(Some(())) => {}
+            match tokio::time::timeout(last.quiet(), self.hints.recv()).await {
+                Ok(Some(hint)) => last = hint,
                 Ok(None) | Err(_) => return,
             }
         }
     }
 }
 
-fn watcher(paths: &[PathBuf], hint: mpsc::Sender<()>) -> Option<RecommendedWatcher> {
+fn watcher(paths: &[PathBuf], hints: mpsc::Sender<Hint>) -> Option<RecommendedWatcher> {
     let notice = move |event: notify::Result<notify::Event>| {
-        // Being read is no change; a full queue holds a hint already.
-        if event.is_ok_and(|event| !event.kind.is_access()) {
-            let _ = hint.try_send(());
+        if let Some(hint) = event.ok().and_then(|event| Hint::of(event.kind)) {
+            // A full queue holds hints enough.
+            let _ = hints.try_send(hint);
         }
     };
     let mut watcher = match notify::recommended_watcher(notice) {
@@ -158,5 +191,39 @@ mod tests {
         std::os::unix::fs::symlink("two", folder.path().join("next")).expect("linked");
         std::fs::rename(folder.path().join("next"), folder.path().join("..data")).expect("renamed");
         seen().await.expect("a link is seen");
+    }
+
+    #[test]
+    fn a_file_is_whole_when_it_is_closed_or_put_in_its_place() {
+        use notify::event::{CreateKind, DataChange, RenameMode};
+        for (kind, hint) in [
+            (EventKind::Modify(ModifyKind::Name(RenameMode::To)), Some(Hint::Whole)),
+            (EventKind::Access(AccessKind::Close(AccessMode::Write)), Some(Hint::Whole)),
+            (EventKind::Create(CreateKind::File), Some(Hint::Begun)),
+            (EventKind::Modify(ModifyKind::Data(DataChange::Any)), Some(Hint::Begun)),
+            (EventKind::Access(AccessKind::Open(AccessMode::Any)), None),
+            (EventKind::Access(AccessKind::Close(AccessMode::Read)), None),
+        ] {
+            assert_eq!(Hint::of(kind), hint, "{kind:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_file_put_in_its_place_is_looked_at_at_once() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (file, next) = (folder.path().join("a.yaml"), folder.path().join("next"));
+        std::fs::write(&file, "1").expect("written");
+        std::fs::write(&next, "2").expect("written");
+        let mut watch = FileWatch::new(vec![file.clone()]);
+        let mut fastest = Duration::MAX;
+        // More than once, as the machine may be busy; the wait for writers would be too long every time.
+        for size in 3..8 {
+            let began = std::time::Instant::now();
+            std::fs::rename(&next, &file).expect("renamed");
+            tokio::time::timeout(Duration::from_secs(10), watch.changed()).await.expect("seen");
+            fastest = fastest.min(began.elapsed());
+            std::fs::write(&next, "x".repeat(size)).expect("written");
+        }
+        assert!(fastest < QUIET, "{fastest:?}");
     }
 }

@@ -10,6 +10,7 @@ mod endpoints;
 mod explain;
 mod hello;
 mod horizon;
+mod horizon_envoy;
 mod hostile;
 mod interop;
 mod lifecycle;

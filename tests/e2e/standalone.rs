@@ -1,5 +1,6 @@
 //! The newcomer's path: the demo, the examples, and what the commands say and exit with.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::support::backend::Backend;
-use crate::support::client::{Tls, call, tls, tls_with};
+use crate::support::client::{Tls, call, connect, tls, tls_with};
 use crate::support::eventually;
 use crate::support::gateway::{BINARY, Gateway};
 use crate::support::pki::PKI;
@@ -70,8 +71,15 @@ fn the_demo_goes_as_it_should_and_leaves_nothing_behind() {
     let output = demo(&folder, &[]).output().expect("run");
     exits(&output, 0);
     let told = out(&output);
-    for expected in ["STEP", "SHOWN BY", "did you mean checkout.shop", "checkout-3 ejected", "exit status: 0"]
-    {
+    for expected in [
+        "STEP",
+        "SHOWN BY",
+        "seen from net-east, by weight: catalog-5 1, catalog-6 1, the gateway of net-west 4",
+        "the gateway of net-east 2, catalog-1 1, catalog-2 1, catalog-3 1, catalog-4 1",
+        "did you mean checkout.shop",
+        "checkout-3 ejected",
+        "exit status: 0",
+    ] {
         assert!(told.contains(expected), "no {expected:?} in:\n{told}");
     }
     assert!(told.trim_end().ends_with("steps went as they should."), "{told}");
@@ -178,14 +186,15 @@ fn every_example_is_valid() {
     for example in root("examples").read_dir().expect("examples").flatten() {
         for file in example.path().read_dir().expect("a folder").flatten() {
             let path = file.path();
-            let registry = text(&path).ends_with("-services.yaml");
-            if path.extension().is_some_and(|extension| extension == "yaml") && !registry {
+            // Registries, and what is for Envoy, are no configs of ours.
+            let other = ["-services.yaml", "envoy-east.yaml"].iter().any(|end| text(&path).ends_with(end));
+            if path.extension().is_some_and(|extension| extension == "yaml") && !other {
                 exits(&isthmus(&["validate", "--strict", text(&path)]), 0);
                 checked += 1;
             }
         }
     }
-    assert_eq!(checked, 4);
+    assert_eq!(checked, 6);
 }
 
 #[test]
@@ -268,6 +277,92 @@ fn the_two_networks_example_passes_calls_on_to_each_side() {
         assert!(error.to_string().contains("certificate"), "{error}");
         tls(gateway.listener("plain"), "internal-only.shop.svc.cluster.local").expect_err("not exported");
     }
+}
+
+const CLIENT_ID: &str = "spiffe://cluster.local/ns/front/sa/web";
+const CATALOG_ID: &str = "spiffe://cluster.local/ns/shop/sa/catalog";
+
+/// The places of the split-horizon example, from which its endpoints answer.
+const EAST: [&str; 2] = ["127.1.1.1", "127.1.1.2"];
+const WEST: [&str; 4] = ["127.2.1.1", "127.2.1.2", "127.2.1.3", "127.2.2.1"];
+
+#[test]
+fn the_split_horizon_example_tells_each_side_of_the_other_and_serves_envoy() {
+    let config = PKI.mutual_server("catalog.shop.svc.cluster.local", CATALOG_ID);
+    let serve = |address: &'static str| {
+        let config = config.clone();
+        // What it is asked for does not matter; it answers with where it is.
+        move |stream| crate::support::backend::tls_echo(stream, config.clone(), address)
+    };
+    let first = Backend::start_at(at(EAST[0], 0), serve(EAST[0]));
+    let port = first.address.port();
+    for address in EAST[1..].iter().chain(&WEST) {
+        Backend::start_at(at(address, port), serve(address));
+    }
+    let port = format!("targetPort: {port}");
+    // The gateway of the west takes a port of its own, at which the east has to look for it.
+    let common = [
+        ("targetPort: 8443", &*port),
+        ("127.1.0.1:15443", "127.1.0.1:0"),
+        ("127.2.0.1:15443", "127.2.0.1:0"),
+    ];
+    let admins = ["127.1.0.1:15000", "127.2.0.1:15000"].map(|admin| (admin, "127.0.0.1:0"));
+    let clients = ["127.1.0.1:15010\"\n", "127.2.0.1:15010\"\n"].map(|bind| (bind, "127.0.0.1:0\"\n"));
+    let replaced = [&common[..], &admins, &clients].concat();
+    let west = start_example("split-horizon", "west.yaml", &replaced);
+    let gateway = west.listener("mesh");
+    let door = format!("address: 127.2.0.1, sniPort: {}", gateway.port());
+    let replaced = [&replaced[..], &[("address: 127.2.0.1, sniPort: 15443", &*door)]].concat();
+    let east = start_example("split-horizon", "east.yaml", &replaced);
+
+    let seen = |gateway: &Gateway, network: &str| {
+        let query = format!("/api/v1/horizon?network={network}&service=catalog.shop.svc.cluster.local");
+        let horizon = gateway.json(&query);
+        let entries = horizon["entries"].as_array().expect("a list").iter().map(|entry| {
+            let address: SocketAddr =
+                entry["address"].as_str().and_then(|text| text.parse().ok()).expect("an address");
+            (address.ip().to_string(), entry["weight"].as_u64().expect("a weight"))
+        });
+        entries.collect::<Vec<_>>()
+    };
+    let told = |entries: &[(&str, u64)]| -> Vec<(String, u64)> {
+        entries.iter().map(|(address, weight)| ((*address).to_owned(), *weight)).collect()
+    };
+    assert_eq!(seen(&east, "net-east"), told(&[(EAST[0], 1), (EAST[1], 1), ("127.2.0.1", 4)]));
+    let [a, b, c, d] = WEST.map(|address| (address, 1));
+    assert_eq!(seen(&west, "net-west"), told(&[("127.1.0.1", 2), a, b, c, d]));
+
+    let Some(binary) = crate::support::envoy::installed() else {
+        crate::support::skip("examples: there is no Envoy (tests/run installs one)");
+        return;
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let issued = PKI.issue(&[], Some(CLIENT_ID));
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).expect("written");
+    write("ca.pem", &PKI.ca_pem());
+    write("front_web.pem", &issued.certificate_pem);
+    write("front_web-key.pem", &issued.key_pem);
+    let xds = east.listener("xds");
+    let config = std::fs::read_to_string(root("examples/split-horizon/envoy-east.yaml")).expect("text");
+    let config = config
+        .replace("/tmp/isthmus-certs/", "")
+        .replace("address: 127.1.0.9, port_value: 8080", "address: 127.1.0.9, port_value: 0")
+        .replace("address: 127.1.0.9, port_value: 9901", "address: 127.0.0.1, port_value: 0")
+        .replace(
+            "address: 127.1.0.1, port_value: 15010",
+            &format!("address: {}, port_value: {}", xds.ip(), xds.port()),
+        );
+    let envoy = crate::support::envoy::Envoy::start(&binary, folder, &config);
+    let mut answered = BTreeMap::new();
+    for _ in 0..30 {
+        let mut stream = connect(envoy.listener("catalog"));
+        let answer = call(&mut stream, "/").expect("answered");
+        let address = answer.split('/').next().unwrap_or_default().to_owned();
+        *answered.entry(address).or_insert(0) += 1;
+    }
+    let west: i32 = WEST.iter().filter_map(|address| answered.get(*address)).sum();
+    assert_eq!(west, 20, "{answered:?}");
+    assert_eq!(answered.values().sum::<i32>(), 30, "{answered:?}");
 }
 
 fn at(address: &str, port: u16) -> SocketAddr {

@@ -1,5 +1,6 @@
 //! A real Envoy, on ports that the kernel chooses.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -62,10 +63,21 @@ impl Envoy {
         address.unwrap_or_else(|| panic!("no listener {name:?} in {list}"))
     }
 
+    /// The weights of a cluster's hosts, as it has them for its workers.
+    pub fn weights(&self, cluster: &str) -> BTreeMap<SocketAddr, u32> {
+        let (_, clusters) = get(self.admin, "/clusters");
+        let host = |line: &str| {
+            let (address, rest) = line.strip_prefix(cluster)?.strip_prefix("::")?.split_once("::")?;
+            Some((address.parse().ok()?, rest.strip_prefix("weight::")?.parse().ok()?))
+        };
+        clusters.lines().filter_map(host).collect()
+    }
+
     /// The value of a counter or gauge.
     #[track_caller]
     pub fn stat(&self, name: &str) -> u64 {
-        let (_, stats) = get(self.admin, &format!("/stats?filter=^{name}$"));
+        // The filter is a regular expression, and names of clusters may hold what means something there.
+        let (_, stats) = get(self.admin, &format!("/stats?filter=^{}$", name.replace('|', ".")));
         let value = stats.lines().find_map(|line| line.strip_prefix(&format!("{name}: "))?.parse().ok());
         value.unwrap_or_else(|| panic!("no {name} in {stats:?}"))
     }

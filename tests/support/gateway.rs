@@ -157,6 +157,11 @@ impl Gateway {
         assert!(status.expect("kill").success());
     }
 
+    /// Ends the process without a word.
+    pub fn kill(&mut self) {
+        self.child.kill().and_then(|()| self.child.wait()).expect("it ends");
+    }
+
     /// Waits until the process has ended.
     #[track_caller]
     pub fn ended(&mut self) -> ExitStatus {

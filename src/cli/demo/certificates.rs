@@ -32,6 +32,9 @@ pub(super) struct Held {
     pub(super) identity: String,
     certificate: CertificateDer<'static>,
     key: PrivateKeyDer<'static>,
+    /// The same for programs that read files.
+    pub(super) certificate_pem: String,
+    pub(super) key_pem: String,
 }
 
 /// What a server asks of its clients.
@@ -71,6 +74,8 @@ impl Certificates {
             certificate: certificate(&issued.certificate_pem)?,
             key: PrivateKeyDer::from_pem_slice(issued.key_pem.as_bytes())
                 .map_err(|error| DemoError::Tls(error.to_string()))?,
+            certificate_pem: issued.certificate_pem,
+            key_pem: issued.key_pem,
         });
         Ok(())
     }

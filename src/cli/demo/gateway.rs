@@ -16,6 +16,8 @@ use crate::cli::client::{self, Answer, ClientError};
 
 /// How long it may take to be ready, to change, or to end.
 const PATIENCE: Duration = Duration::from_secs(15);
+/// What the demo's gateways open besides the admin API.
+const LISTENERS: [&str; 3] = ["mesh", "plain", "xds"];
 /// How often is looked while waiting.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// Lines that are kept of each log.
@@ -62,6 +64,11 @@ impl Gateway {
             Ok(answer.is_ok_and(|answer| answer.status == 200).then_some(()))
         };
         gateway.until("does not become ready", ready).await?;
+        // What it says of them may be read only after it has said that it is ready.
+        let open = async |gateway: &Self| {
+            Ok(LISTENERS.iter().all(|name| gateway.listener_if_open(name).is_some()).then_some(()))
+        };
+        gateway.until("does not say where its listeners are", open).await?;
         Ok(gateway)
     }
 

@@ -1,14 +1,16 @@
 //! `isthmus demo`: two networks on loopback, a gateway on each (processes of this very binary), TLS services and
 //! clients, and steps that drive them. Every step measures and checks; nothing is installed, nothing is left behind.
 //!
-//! `stage` sets the two networks up, `steps` (with `refusals` and `changes`) drives them, `report` prints; the other
+//! `stage` sets the two networks up, `steps` (with `horizon`, `refusals` and `changes`) drives them, `report` prints; the other
 //! files are the actors.
 
 mod certificates;
 mod changes;
 mod client;
 mod endpoint;
+mod envoy;
 mod gateway;
+mod horizon;
 mod refusals;
 mod report;
 mod stage;
@@ -51,6 +53,8 @@ enum DemoError {
     Tls(String),
     #[error("{gateway} {what}; the last it said:\n{log}")]
     Gateway { gateway: &'static str, what: String, log: String },
+    #[error("Envoy {what}; the last it said:\n{log}")]
+    Envoy { what: String, log: String },
     #[error(transparent)]
     Admin(#[from] ClientError),
     #[error("cannot write: {0}")]

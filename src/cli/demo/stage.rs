@@ -11,19 +11,22 @@ use super::certificates::{Certificates, ClientAuth};
 use super::client::Caller;
 use super::endpoint::{Endpoint, Place};
 use super::gateway::Gateway;
+use crate::cli::client::ClientError;
 use crate::net::scope::Scope;
 
 pub(super) const CHECKOUT: &str = "checkout.shop.svc.cluster.local";
 pub(super) const PAYMENTS: &str = "payments.shop.svc.cluster.local";
 pub(super) const INTERNAL: &str = "internal-only.shop.svc.cluster.local";
 pub(super) const REVIEWS: &str = "reviews.shop.svc.cluster.local";
+/// What runs on both networks.
+pub(super) const CATALOG: &str = "catalog.shop.svc.cluster.local";
 /// The protocol that clients of the mesh offer.
 pub(super) const MESH_ALPN: &str = "istio";
 /// The client that has a certificate.
 pub(super) const WEB: &str = "web";
 
 /// Zones of net-west; its gateway stands in the first.
-const ZONES: [&str; 2] = ["demo-west/zone-a", "demo-west/zone-b"];
+const ZONES: [&str; 3] = ["demo-west/zone-a", "demo-west/zone-b", "demo-west/zone-c"];
 const EAST_ZONE: &str = "demo-east/zone-a";
 
 /// Everything the steps act on.
@@ -44,7 +47,7 @@ pub(super) struct Network {
     pub(super) config: String,
     pub(super) endpoints: Vec<Endpoint>,
     /// Where its clients are.
-    client: IpAddr,
+    pub(super) client: IpAddr,
 }
 
 /// How a caller goes about it.
@@ -79,8 +82,17 @@ impl Stage {
         let mut certificates = Certificates::new()?;
         certificates.issue(WEB, "web", &[])?;
         let scope = Scope::default();
-        let west = west(&folder, &mut certificates, &scope).await?;
-        let east = east(&folder, &mut certificates, &scope).await?;
+        // Each of the gateways reads what there is on both networks.
+        let in_the_west = endpoints_in_the_west(&folder, &mut certificates, &scope).await?;
+        let in_the_east = endpoints_in_the_east(&folder, &mut certificates, &scope).await?;
+        let mut west = west(&folder, in_the_west).await?;
+        let east = east(&folder, in_the_east, &west).await?;
+        // The west was started before there was a gateway in the east that it could know of.
+        west.config.push_str(&reached_through(&east)?);
+        let answer = west.gateway.reload(&west.config).await?;
+        if answer.status != 200 {
+            return Err(ClientError::Refused(answer.body).into());
+        }
         folder.write("ca.pem", certificates.authority_pem())?;
         Ok(Self { east, west, certificates, folder })
     }
@@ -111,6 +123,11 @@ impl Network {
         self.endpoints.iter().find(|endpoint| endpoint.address.to_string() == address)
     }
 
+    /// Its endpoints whose names begin so.
+    pub(super) fn running(&self, prefix: &str) -> impl Iterator<Item = &Endpoint> {
+        self.endpoints.iter().filter(move |endpoint| endpoint.name.starts_with(prefix))
+    }
+
     pub(super) fn endpoint_mut(&mut self, name: &str) -> Option<&mut Endpoint> {
         self.endpoints.iter_mut().find(|endpoint| endpoint.name == name)
     }
@@ -121,7 +138,11 @@ pub(super) fn mesh_name(hostname: &str) -> String {
     format!("outbound_.443_._.{hostname}")
 }
 
-async fn west(folder: &Folder, certificates: &mut Certificates, scope: &Scope) -> Result<Network, DemoError> {
+async fn endpoints_in_the_west(
+    folder: &Folder,
+    certificates: &mut Certificates,
+    scope: &Scope,
+) -> Result<Vec<Endpoint>, DemoError> {
     let mut endpoints = Vec::new();
     let places = [("checkout-1", ZONES[0], 1), ("checkout-2", ZONES[0], 1), ("checkout-3", ZONES[1], 2)];
     for (last, (name, locality, weight)) in (1..).zip(places) {
@@ -138,10 +159,24 @@ async fn west(folder: &Folder, certificates: &mut Certificates, scope: &Scope) -
     certificates.issue(place.name, "internal-only", &[INTERNAL])?;
     let tls = certificates.server(place.name, ClientAuth::None)?;
     endpoints.push(Endpoint::start(place, tls, scope).await?);
+    // Three in the cluster of the others, each in a zone of its own, and one in a second cluster on the same network.
+    let catalog = [("catalog-1", ZONES[0]), ("catalog-2", ZONES[1]), ("catalog-3", ZONES[2])];
+    for (last, (name, locality)) in (1..).zip(catalog.into_iter().chain([("catalog-4", ZONES[0])])) {
+        certificates.issue(name, "catalog", &[CATALOG])?;
+        let place = Place { name, address: address(2, 4, last), locality, weight: 1 };
+        let tls = certificates.server(name, ClientAuth::Required)?;
+        endpoints.push(Endpoint::start(place, tls, scope).await?);
+    }
+    let mesh = "{name: tcp, port: 443}";
+    let payments = service(PAYMENTS, mesh, "mesh", &endpoints[3..4]);
+    let catalog = service(CATALOG, mesh, "mesh", &endpoints[5..8]);
+    folder.write("west-registry.yaml", &format!("services:\n{payments}{catalog}"))?;
+    let catalog = service(CATALOG, mesh, "mesh", &endpoints[8..]);
+    folder.write("west-2-registry.yaml", &format!("services:\n{catalog}"))?;
+    Ok(endpoints)
+}
 
-    let registry =
-        format!("services:\n{}", service(PAYMENTS, "{name: tcp, port: 443}", "mesh", &endpoints[3..4]));
-    folder.write("west-registry.yaml", &registry)?;
+async fn west(folder: &Folder, endpoints: Vec<Endpoint>) -> Result<Network, DemoError> {
     let own = "{name: https, port: 443, protocol: TLS}";
     let config = format!(
         "{common}\
@@ -162,7 +197,7 @@ async fn west(folder: &Folder, certificates: &mut Certificates, scope: &Scope) -
         zone_a = ZONES[0],
         zone_b = ZONES[1],
         checkout = service(CHECKOUT, own, "own", &endpoints[..3]),
-        internal = service(INTERNAL, own, "own", &endpoints[4..]),
+        internal = service(INTERNAL, own, "own", &endpoints[4..5]),
     );
     let gateway = Gateway::start("gateway-west", folder.path("west.yaml"), &config).await?;
     Ok(Network {
@@ -175,17 +210,31 @@ async fn west(folder: &Folder, certificates: &mut Certificates, scope: &Scope) -
     })
 }
 
-async fn east(folder: &Folder, certificates: &mut Certificates, scope: &Scope) -> Result<Network, DemoError> {
+async fn endpoints_in_the_east(
+    folder: &Folder,
+    certificates: &mut Certificates,
+    scope: &Scope,
+) -> Result<Vec<Endpoint>, DemoError> {
     let mut endpoints = Vec::new();
     for (last, name) in (1..).zip(["reviews-1", "reviews-2"]) {
         certificates.issue(name, "reviews", &[REVIEWS])?;
         let place = Place { name, address: address(1, 1, last), locality: EAST_ZONE, weight: 1 };
         endpoints.push(Endpoint::start(place, certificates.server(name, ClientAuth::None)?, scope).await?);
     }
-    let own = "{name: https, port: 443, protocol: TLS}";
-    folder
-        .write("east-registry.yaml", &format!("services:\n{}", service(REVIEWS, own, "own", &endpoints)))?;
-    let config = common("east", 1, EAST_ZONE);
+    for (last, name) in (1..).zip(["catalog-5", "catalog-6"]) {
+        certificates.issue(name, "catalog", &[CATALOG])?;
+        let place = Place { name, address: address(1, 4, last), locality: EAST_ZONE, weight: 1 };
+        let tls = certificates.server(name, ClientAuth::Required)?;
+        endpoints.push(Endpoint::start(place, tls, scope).await?);
+    }
+    let reviews = service(REVIEWS, "{name: https, port: 443, protocol: TLS}", "own", &endpoints[..2]);
+    let catalog = service(CATALOG, "{name: tcp, port: 443}", "mesh", &endpoints[2..]);
+    folder.write("east-registry.yaml", &format!("services:\n{reviews}{catalog}"))?;
+    Ok(endpoints)
+}
+
+async fn east(folder: &Folder, endpoints: Vec<Endpoint>, west: &Network) -> Result<Network, DemoError> {
+    let config = common("east", 1, EAST_ZONE) + &reached_through(west)?;
     let gateway = Gateway::start("gateway-east", folder.path("east.yaml"), &config).await?;
     Ok(Network {
         name: "net-east",
@@ -197,20 +246,35 @@ async fn east(folder: &Folder, certificates: &mut Certificates, scope: &Scope) -
     })
 }
 
+/// What a config says of the networks: which addresses are where, and how one of them is reached.
+fn reached_through(network: &Network) -> Result<String, DemoError> {
+    let gateway = network.gateway.listener("mesh")?;
+    let networks = [("net-east", "127.1.0.0/16"), ("net-west", "127.2.0.0/16")].map(|(name, cidr)| {
+        let gateways = match name == network.name {
+            true => format!(", gateways: [{{address: {}, sniPort: {}}}]", gateway.ip(), gateway.port()),
+            false => String::new(),
+        };
+        format!("  {name}: {{cidrs: [{cidr}]{gateways}}}\n")
+    });
+    Ok(format!("networks:\n{}", networks.concat()))
+}
+
 /// What the configs of both gateways say.
 fn common(cluster: &str, network: u8, locality: &str) -> String {
     format!(
         "# Written by `isthmus demo`.\n\
          node: {{name: gateway-{cluster}, cluster: {cluster}, network: net-{cluster}, locality: {locality}}}\n\
-         networks: {{net-east: {{cidrs: [127.1.0.0/16]}}, net-west: {{cidrs: [127.2.0.0/16]}}}}\n\
          listeners:\n\
          \x20 - {{name: mesh, bind: \"127.{network}.0.1:0\", alpn: [{MESH_ALPN}]}}\n\
          \x20 - {{name: plain, bind: \"127.{network}.0.2:0\"}}\n\
          registries:\n\
-         \x20 - file: {{path: {cluster}-registry.yaml, cluster: {cluster}, network: net-{cluster}}}\n\
+         \x20 - file: {{path: east-registry.yaml, cluster: east, network: net-east}}\n\
+         \x20 - file: {{path: west-registry.yaml, cluster: west, network: net-west}}\n\
+         \x20 - file: {{path: west-2-registry.yaml, cluster: west-2, network: net-west}}\n\
          exports:\n\
          \x20 - services: [\"*.shop.svc.cluster.local\"]\n\
          \x20   except: [{INTERNAL}]\n\
+         xds: {{bind: \"127.0.0.1:0\"}}\n\
          admin: {{bind: \"127.0.0.1:0\"}}\n\
          telemetry: {{log: {{format: json}}}}\n\
          workers: 2\n\
@@ -267,7 +331,7 @@ impl Folder {
         &self.path
     }
 
-    fn write(&self, name: &str, text: &str) -> Result<(), DemoError> {
+    pub(super) fn write(&self, name: &str, text: &str) -> Result<(), DemoError> {
         let path = self.path(name);
         std::fs::write(&path, text)
             .map_err(|error| DemoError::Io { what: format!("write {}", path.display()), error })

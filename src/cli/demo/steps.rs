@@ -1,5 +1,6 @@
 //! The steps, and those of them whose calls are answered: what the callers saw is compared with what the gateway
-//! says. `refusals` has the calls that are refused, `changes` what changes something while it runs.
+//! says. `horizon` has what each side is told of
+//! the other, `refusals` the calls that are refused, `changes` what changes something while it runs.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -11,15 +12,15 @@ use super::certificates::Certificates;
 use super::client::{Answer, CallError, Caller};
 use super::report::Outcome;
 use super::stage::{CHECKOUT, Call, MESH_ALPN, Network, PAYMENTS, REVIEWS, Stage, WEB, mesh_name};
-use super::{changes, refusals};
+use super::{changes, horizon, refusals};
 use crate::cli::output::cell;
 
 /// Calls of the step that compares shares.
-const SHARED_CALLS: usize = 300;
+pub(super) const SHARED_CALLS: usize = 300;
 /// Calls of other steps.
 const CALLS: usize = 40;
 /// How far a measured share may be from what `explain` says.
-const SHARE_TOLERANCE: f64 = 0.05;
+pub(super) const SHARE_TOLERANCE: f64 = 0.05;
 /// Bytes of the bulk transfer.
 const BULK: u64 = 256 << 20;
 /// The share of bulk that has to stay in the kernel. Where the endpoint encrypts no faster than the gateway passes
@@ -37,6 +38,7 @@ pub(super) enum Step {
     Zones,
     OtherWay,
     MutualTls,
+    SplitHorizon,
     DeadEndpoint,
     Recovery,
     NotExported,
@@ -51,13 +53,14 @@ pub(super) enum Step {
 }
 
 impl Step {
-    pub(super) const ALL: [Self; 17] = [
+    pub(super) const ALL: [Self; 18] = [
         Self::MeshName,
         Self::HostName,
         Self::Alias,
         Self::Zones,
         Self::OtherWay,
         Self::MutualTls,
+        Self::SplitHorizon,
         Self::DeadEndpoint,
         Self::Recovery,
         Self::NotExported,
@@ -79,6 +82,7 @@ impl Step {
             Self::Zones => "wildcard, nearest zone",
             Self::OtherWay => "west to east",
             Self::MutualTls => "mutual TLS",
+            Self::SplitHorizon => "split horizon",
             Self::DeadEndpoint => "dead endpoint",
             Self::Recovery => "endpoint is back",
             Self::NotExported => "not exported",
@@ -109,6 +113,9 @@ impl Step {
             Self::OtherWay => "The other way: west calls reviews in the east, by mesh name and by host name.",
             Self::MutualTls => {
                 "Mutual TLS from end to end: payments asks for a certificate; the gateway holds no key and is not part of it."
+            }
+            Self::SplitHorizon => {
+                "catalog runs in three clusters, one of them in three zones: each side is given its own endpoints, and the rest as one gateway."
             }
             Self::DeadEndpoint => {
                 "checkout-3 dies. Its calls go to the others, and soon nobody tries it any more."
@@ -154,6 +161,7 @@ impl Step {
             Self::Zones => nearest_zone(stage, &mut outcome).await?,
             Self::OtherWay => other_way(stage, &mut outcome).await?,
             Self::MutualTls => mutual_tls(stage, &mut outcome).await?,
+            Self::SplitHorizon => horizon::split(stage, &mut outcome).await?,
             Self::DeadEndpoint => changes::dead_endpoint(stage, &mut outcome).await?,
             Self::Recovery => changes::recovery(stage, &mut outcome).await?,
             Self::NotExported => refusals::not_exported(stage, &mut outcome).await?,
@@ -310,7 +318,7 @@ pub(super) async fn answered_by(
 }
 
 /// Asks again until there are `enough`, or for [`SETTLED_WITHIN`]: how many there are.
-async fn settled<N: PartialOrd>(
+pub(super) async fn settled<N: PartialOrd>(
     enough: N,
     count: impl AsyncFn() -> Result<N, DemoError>,
 ) -> Result<N, DemoError> {

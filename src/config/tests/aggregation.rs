@@ -176,6 +176,8 @@ fn bad_resolvers() {
 fn xds_is_opened_where_it_is_named() {
     assert_eq!(loaded("listen: ':15443'").xds, None);
     assert_eq!(loaded_with("xds: off").xds, None);
+    // A control plane need not be a gateway.
+    assert!(loaded("xds: {bind: '127.0.0.1:15010'}").xds.is_some());
     let xds = |lines: &str| loaded_with(lines).xds.expect("opened");
     let bind = ([127, 0, 0, 1], 15_010).into();
     assert_eq!(xds("xds: {bind: '127.0.0.1:15010'}"), Discovery { bind, clients: None });

@@ -32,7 +32,7 @@ fn keys() {
         "lisen: ':1'",
         &[
             ":1:1: lisen: found the unknown key \"lisen\", expected one of include, node, …(did you mean \"listen\"?)",
-            ":1:1: found neither listen nor listeners",
+            ":1:1: found none of listen, listeners and xds",
         ],
     );
     refused_with(
@@ -419,10 +419,14 @@ fn texts_that_are_no_config() {
     refused("---\n", &[":…found an empty file"]);
     refused(
         "listen",
-        &[":1:1: found \"listen\", expected a map with the keys", ":1:1: found neither listen nor listeners"],
+        &[
+            ":1:1: found \"listen\", expected a map with the keys",
+            ":1:1: found none of listen, listeners and xds",
+        ],
     );
-    refused("mesh: {}", &[":1:1: found neither listen nor listeners, so there is nothing to do"]);
-    refused("listeners: []", &[":1:1: found neither"]);
+    refused("mesh: {}", &[":1:1: found none of listen, listeners and xds, so there is nothing to do"]);
+    refused("listeners: []", &[":1:1: found none of"]);
+    refused("xds: off", &[":1:1: found none of"]);
     refused("listen: ':1'\n---\nlisten: ':1'\n", &[":2:1: found a second document"]);
     refused("mesh:\n\tclusterDomain: a.b\n", &[":2:1: found a tab in the indentation"]);
     refused("mesh:\n  clusterDomain: a.b\n \t trustDomain: c\n", &[":3:2: found a tab in the indentation"]);

@@ -1,0 +1,498 @@
+//! Split horizon with a real client: an Envoy on net-east that learns by delta ADS where a service is, in the east by
+//! address and in the west behind its gateway. Two processes of ours: the control plane, and the gateway of the west.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::io::{self, BufRead, BufReader, Read, Write as _};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
+use tempfile::TempDir;
+
+use crate::support::backend::Backend;
+use crate::support::client::{call, connect, tls};
+use crate::support::envoy::{Envoy, installed};
+use crate::support::gateway::Gateway;
+use crate::support::pki::PKI;
+use crate::support::{eventually, skip};
+
+const CLIENT_ID: &str = "spiffe://cluster.local/ns/front/sa/web";
+const SERVER_ID: &str = "spiffe://cluster.local/ns/shop/sa/checkout";
+const CHECKOUT: &str = "outbound|443||checkout.shop.svc.cluster.local";
+/// Services that nobody calls, so that there is something to be told of that does not change.
+const OTHERS: usize = 20;
+/// Calls over which the split is measured.
+const CALLS: usize = 2000;
+/// Of calls that go on while something happens: how many at once, and how long each caller rests.
+const CALLERS: (usize, Duration) = (2, Duration::from_millis(4));
+
+fn envoy() -> Option<OsString> {
+    let envoy = installed();
+    if envoy.is_none() {
+        skip("horizon: there is no Envoy (tests/run installs one)");
+    }
+    envoy
+}
+
+// The endpoints.
+
+/// An endpoint of the mesh that wants a client certificate, and answers a line with its name and the identity it saw.
+fn endpoint(name: &'static str, identity: &str) -> Backend {
+    let config = PKI.mutual_server("checkout.shop.svc.cluster.local", identity);
+    Backend::start(move |stream| {
+        // How a connection ends is the caller's to judge.
+        let _ = answer(stream, config.clone(), name);
+    })
+}
+
+fn answer(stream: std::net::TcpStream, config: Arc<ServerConfig>, name: &str) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let connection = ServerConnection::new(config).map_err(io::Error::other)?;
+    let mut tls = BufReader::new(StreamOwned::new(connection, stream));
+    let mut line = String::new();
+    while tls.read_line(&mut line)? > 0 {
+        let certificates = tls.get_ref().conn.peer_certificates().unwrap_or_default();
+        let client = certificates.first().and_then(|certificate| uri(certificate));
+        let said = format!("{name} {}\n", client.unwrap_or_default());
+        tls.get_mut().write_all(said.as_bytes())?;
+        line.clear();
+    }
+    Ok(())
+}
+
+/// The URI in a certificate: a general name with tag 6 (RFC 5280 §4.2.1.6), short enough for a length of one byte.
+fn uri(certificate: &[u8]) -> Option<String> {
+    let at = certificate.windows(9).position(|window| window == b"spiffe://")?;
+    let length = usize::from(certificate[at - 1]);
+    (certificate[at - 2] == 0x86).then(|| String::from_utf8_lossy(&certificate[at..at + length]).into_owned())
+}
+
+/// An endpoint as a registry tells of it.
+#[derive(Clone, Copy)]
+struct Told {
+    address: SocketAddr,
+    zone: &'static str,
+    weight: u32,
+    health: &'static str,
+}
+
+fn told(backend: &Backend, zone: &'static str, weight: u32) -> Told {
+    Told { address: backend.address, zone, weight, health: "healthy" }
+}
+
+/// An item of a registry's list; `more` goes to every endpoint.
+fn service(name: &str, port: &str, endpoints: &[Told], more: &str) -> String {
+    let mut text = format!(
+        "  - hostname: {name}.shop.svc.cluster.local\n    namespace: shop\n    ports: [{{name: p, port: 443, {port}}}]\n    endpoints:\n"
+    );
+    for Told { address, zone, weight, health } in endpoints {
+        let (ip, port) = (address.ip(), address.port());
+        writeln!(
+            text,
+            "      - {{address: {ip}, ports: {{p: {port}}}, locality: {zone}, weight: {weight}, health: {health}, {more}}}"
+        )
+        .expect("memory takes it");
+    }
+    text
+}
+
+fn checkout(endpoints: &[Told]) -> String {
+    service("checkout", "protocol: TCP", endpoints, &format!("identity: \"{SERVER_ID}\""))
+}
+
+// The mesh.
+
+/// What runs: the registries' folder, the two gateways, and the client.
+struct Mesh {
+    envoy: Envoy,
+    control: Gateway,
+    west: Gateway,
+    registries: TempDir,
+}
+
+impl Mesh {
+    /// Starts everything with what the registries list, and an Envoy with a listener for each of these services.
+    fn start(binary: &OsString, east: &str, west: &str, services: &[&str]) -> Self {
+        let registries = tempfile::tempdir().expect("a folder");
+        put(registries.path(), "east.yaml", east);
+        put(registries.path(), "west.yaml", west);
+        let west = west_gateway(registries.path());
+        let control = Gateway::start(&control_plane(registries.path(), west.listener("mesh"), "127.0.0.1:0"));
+        let envoy = client(binary, control.listener("xds"), services);
+        Self { envoy, control, west, registries }
+    }
+
+    /// Ends the control plane without a word, and starts another in its place.
+    fn restart_control(&mut self) {
+        let address = self.control.listener("xds").to_string();
+        let config = control_plane(self.registries.path(), self.west.listener("mesh"), &address);
+        self.control.kill();
+        self.control = Gateway::start(&config);
+    }
+
+    /// Puts another registry of the west in place of the one there is; when that was.
+    fn tell_west(&self, endpoints: &[Told]) -> Instant {
+        put(self.registries.path(), "west.yaml", &checkout(endpoints));
+        Instant::now()
+    }
+
+    /// How long from `since` until Envoy has these weights for the service's hosts.
+    #[track_caller]
+    fn shown_after(&self, since: Instant, expected: &BTreeMap<SocketAddr, u32>) -> Duration {
+        let deadline = since + Duration::from_secs(10);
+        loop {
+            let weights = self.envoy.weights(CHECKOUT);
+            let elapsed = since.elapsed();
+            if weights == *expected {
+                return elapsed;
+            }
+            assert!(Instant::now() < deadline, "{weights:?} instead of {expected:?}");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn pushes(&self, kind: &str) -> f64 {
+        self.control.metric("isthmus_xds_pushes_total", &[&format!("type=\"{kind}\"")])
+    }
+}
+
+fn put(folder: &Path, name: &str, services: &str) {
+    let next = folder.join(".next");
+    std::fs::write(&next, format!("services:\n{services}")).expect("written");
+    std::fs::rename(next, folder.join(name)).expect("renamed");
+}
+
+fn west_gateway(registries: &Path) -> Gateway {
+    Gateway::start(&format!(
+        "node: {{network: net-west, cluster: west}}\n\
+         listeners: [{{name: mesh, bind: \"127.0.0.1:0\"}}]\n\
+         registries: [{{file: {{path: {}/west.yaml, cluster: west, network: net-west}}}}]\n\
+         exports: [{{services: [\"*.shop.svc.cluster.local\"]}}]\n",
+        registries.display()
+    ))
+}
+
+fn control_plane(registries: &Path, gateway: SocketAddr, xds: &str) -> String {
+    let folder = registries.display();
+    format!(
+        "node: {{network: net-east, cluster: east}}\n\
+         listeners: [{{name: mesh, bind: \"127.0.0.1:0\"}}]\n\
+         xds: {{bind: \"{xds}\"}}\n\
+         registries:\n\
+         \x20 - file: {{path: {folder}/east.yaml, cluster: east, network: net-east}}\n\
+         \x20 - file: {{path: {folder}/west.yaml, cluster: west, network: net-west}}\n\
+         networks:\n\
+         \x20 net-west: {{gateways: [{{address: {}, sniPort: {}}}]}}\n\
+         exports: [{{services: [\"*.shop.svc.cluster.local\"]}}]\n",
+        gateway.ip(),
+        gateway.port()
+    )
+}
+
+fn client(binary: &OsString, control: SocketAddr, services: &[&str]) -> Envoy {
+    let folder = tempfile::tempdir().expect("a folder");
+    let issued = PKI.issue(&[], Some(CLIENT_ID));
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).expect("written");
+    write("ca.pem", &PKI.ca_pem());
+    write("client.pem", &issued.certificate_pem);
+    write("client.key", &issued.key_pem);
+    let listeners: Vec<String> = services.iter().map(|name| LISTENER.replace("{NAME}", name)).collect();
+    let config = include_str!("../interop/envoy-horizon.yaml")
+        .replace("{CONTROL_IP}", &control.ip().to_string())
+        .replace("{CONTROL_PORT}", &control.port().to_string())
+        .replace("{LISTENERS}", &listeners.concat());
+    Envoy::start(binary, folder, &config)
+}
+
+const LISTENER: &str = r#"
+    - name: {NAME}
+      address: {socket_address: {address: 127.0.0.1, port_value: 0}}
+      filter_chains:
+        - filters:
+            - name: envoy.filters.network.tcp_proxy
+              typed_config:
+                "@type": type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy
+                stat_prefix: {NAME}
+                cluster: "outbound|443||{NAME}.shop.svc.cluster.local"
+"#;
+
+// Calls.
+
+struct Call {
+    began: Instant,
+    /// The endpoint, where the call was answered by one that saw Envoy's certificate.
+    endpoint: Result<String, String>,
+}
+
+fn call_once(listener: SocketAddr) -> Call {
+    let began = Instant::now();
+    let endpoint = match call(&mut connect(listener), "hello") {
+        Ok(answer) => match answer.split_once(' ') {
+            Some((endpoint, CLIENT_ID)) => Ok(endpoint.to_owned()),
+            _ => Err(format!("answered with {answer:?}")),
+        },
+        Err(error) => Err(error.to_string()),
+    };
+    Call { began, endpoint }
+}
+
+/// Calls that go on in the background.
+struct Traffic {
+    stop: Arc<AtomicBool>,
+    callers: Vec<JoinHandle<Vec<Call>>>,
+}
+
+impl Traffic {
+    fn start(listener: SocketAddr) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let caller = |_| {
+            let stop = stop.clone();
+            thread::spawn(move || {
+                let mut calls = Vec::new();
+                while !stop.load(Ordering::Relaxed) {
+                    calls.push(call_once(listener));
+                    thread::sleep(CALLERS.1);
+                }
+                calls
+            })
+        };
+        let callers = (0..CALLERS.0).map(caller).collect();
+        Self { stop, callers }
+    }
+
+    /// Ends them; all of them, of which none has failed.
+    #[track_caller]
+    fn end(self) -> Vec<Call> {
+        self.stop.store(true, Ordering::Relaxed);
+        let calls: Vec<Call> = self
+            .callers
+            .into_iter()
+            .flat_map(|caller| caller.join().expect("callers do not panic"))
+            .collect();
+        let failed: Vec<&String> = calls.iter().filter_map(|call| call.endpoint.as_ref().err()).collect();
+        assert!(failed.is_empty(), "{} of {} calls failed: {failed:?}", failed.len(), calls.len());
+        assert!(calls.len() > 20, "only {} calls", calls.len());
+        calls
+    }
+}
+
+// The tests.
+
+#[test]
+fn envoy_splits_its_calls_by_what_stands_behind_each_of_its_hosts() {
+    let Some(binary) = envoy() else { return };
+    let [near, far] = [["east-1", "east-2"].as_slice(), &["west-a", "west-b", "west-c"]]
+        .map(|names| names.iter().map(|name| endpoint(name, SERVER_ID)).collect::<Vec<_>>());
+    let mesh = Mesh::start(
+        &binary,
+        &checkout(&[told(&near[0], "east/a", 3), told(&near[1], "east/b", 2)]),
+        &checkout(&[told(&far[0], "west/a", 1), told(&far[1], "west/b", 1), told(&far[2], "west/c", 3)]),
+        &["checkout"],
+    );
+    // Three zones behind one gateway are one host, with the weight of all of them.
+    let gateway = mesh.west.listener("mesh");
+    let expected = BTreeMap::from([(near[0].address, 3), (near[1].address, 2), (gateway, 5)]);
+    assert_eq!(mesh.envoy.weights(CHECKOUT), expected);
+
+    let listener = mesh.envoy.listener("checkout");
+    let began = Instant::now();
+    let lane = |_| thread::spawn(move || (0..CALLS / 4).map(|_| call_once(listener)).collect::<Vec<_>>());
+    let lanes: Vec<_> = (0..4).map(lane).collect();
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    for call in lanes.into_iter().flat_map(|lane| lane.join().expect("callers do not panic")) {
+        *counts.entry(call.endpoint.expect("answered, and the client was seen")).or_default() += 1;
+    }
+    let share = |names: &[&str]| {
+        names.iter().map(|name| counts.get(*name).copied().unwrap_or_default()).sum::<usize>() as f64
+            / CALLS as f64
+    };
+    let west = share(&["west-a", "west-b", "west-c"]);
+    eprintln!("{CALLS} calls in {:?}: {counts:?}, west {:.1} %", began.elapsed(), west * 100.0);
+    for (names, weight) in
+        [(&["east-1"][..], 0.3), (&["east-2"], 0.2), (&["west-a", "west-b", "west-c"], 0.5)]
+    {
+        assert!((share(names) - weight).abs() < 0.03, "{names:?}: {} instead of {weight}", share(names));
+    }
+    assert_eq!(counts.len(), 5, "{counts:?}");
+    // Who is in the west was met by the gateway alone, by the mesh name.
+    let through = (west * CALLS as f64).round();
+    let ended = || mesh.west.metric("isthmus_connections_total", &["reason=\"ok\""]);
+    eventually("the ends of the calls", || (ended() == through).then_some(()));
+    let line = mesh.west.access_log().pop().expect("a line");
+    assert_eq!(line["sni"], "outbound_.443_._.checkout.shop.svc.cluster.local", "{line}");
+    assert_eq!(line["alpn"], "istio", "{line}");
+}
+
+#[test]
+fn what_changes_in_the_west_shows_at_envoy_at_once_and_no_call_fails() {
+    let Some(binary) = envoy() else { return };
+    let near = endpoint("east", SERVER_ID);
+    let far = ["west-a", "west-b", "west-c", "west-d"].map(|name| endpoint(name, SERVER_ID));
+    let west = [told(&far[0], "west/a", 1), told(&far[1], "west/b", 1), told(&far[2], "west/c", 3)];
+    let mesh = Mesh::start(&binary, &checkout(&[told(&near, "east/a", 3)]), &checkout(&west), &["checkout"]);
+    let gateway = mesh.west.listener("mesh");
+    let weights = |behind| BTreeMap::from([(near.address, 3), (gateway, behind)]);
+    assert_eq!(mesh.envoy.weights(CHECKOUT), weights(5));
+    let traffic = Traffic::start(mesh.envoy.listener("checkout"));
+
+    let ready = told(&far[3], "west/a", 2);
+    let unready = Told { health: "unhealthy", ..ready };
+    let with = |one: Told| [&west[..], &[one]].concat();
+    let steps = [
+        ("added", with(ready), 7),
+        ("unhealthy", with(unready), 5),
+        ("healthy", with(ready), 7),
+        ("removed", west.to_vec(), 5),
+    ];
+    let mut times: BTreeMap<&str, Vec<Duration>> = BTreeMap::new();
+    let mut withdrawn = Vec::new();
+    for (what, endpoints, behind) in steps.iter().cycle().take(3 * steps.len()) {
+        let since = mesh.tell_west(endpoints);
+        times.entry(what).or_default().push(mesh.shown_after(since, &weights(*behind)));
+        let (wanted, others) = (*behind == 7, far[..3].iter().map(Backend::accepted).sum::<usize>());
+        let met = far[3].accepted();
+        eventually("a few more calls", || match wanted {
+            true => (far[3].accepted() > met).then_some(()),
+            false => (far[..3].iter().map(Backend::accepted).sum::<usize>() > others + 8).then_some(()),
+        });
+        if !wanted {
+            withdrawn.push((since, Instant::now()));
+        }
+    }
+    // Weights that follow closely upon one another are not held back from Envoy's workers.
+    assert_eq!(mesh.envoy.stat("cluster_manager.cluster_updated_via_merge"), 0);
+    for (what, times) in &times {
+        eprintln!("{what}: shown after {times:?}");
+        // One look is enough to see that nothing waits; the machine may be busy at the others.
+        assert!(times.iter().min() < Some(&Duration::from_millis(100)), "{what}: {times:?}");
+        assert!(times.iter().max() < Some(&Duration::from_secs(3)), "{what}: {times:?}");
+    }
+
+    // One endpoint in place of another: those in the east have no news of it.
+    let pushes = (mesh.pushes("eds"), mesh.pushes("cds"));
+    let last = west.map(|one| if one.address == far[0].address { told(&far[3], "west/a", 1) } else { one });
+    let (left, met) = (far[0].address.to_string(), far[3].accepted());
+    mesh.tell_west(&last);
+    eventually("the control plane's own view", || {
+        let service = mesh.control.get("/api/v1/services/checkout.shop.svc.cluster.local").1;
+        (!service.contains(&left)).then_some(())
+    });
+    eventually("calls of the replacement", || (far[3].accepted() > met).then_some(()));
+    assert_eq!((mesh.pushes("eds"), mesh.pushes("cds")), pushes);
+
+    let calls = traffic.end();
+    // The gateway has heard of it too: how much later than the file a call still met an endpoint that was withdrawn.
+    let late = |(since, until): &(Instant, Instant)| {
+        let meant = calls.iter().filter(|call| call.endpoint.as_deref() == Ok("west-d"));
+        let while_withdrawn = meant.filter(|call| call.began > *since && call.began < *until);
+        while_withdrawn.map(|call| call.began - *since).max().unwrap_or_default()
+    };
+    let late: Vec<Duration> = withdrawn.iter().map(late).collect();
+    eprintln!("{} calls; withdrawn, called for {late:?} yet", calls.len());
+    assert!(late.iter().min() < Some(&Duration::from_millis(100)), "{late:?}");
+    assert!(late.iter().max() < Some(&Duration::from_secs(3)), "{late:?}");
+}
+
+#[test]
+fn a_restart_of_the_control_plane_costs_no_call_and_resends_nothing() {
+    let Some(binary) = envoy() else { return };
+    let (near, far) = (endpoint("east", SERVER_ID), endpoint("west", SERVER_ID));
+    let mut east = checkout(&[told(&near, "east/a", 1)]);
+    for other in 0..OTHERS {
+        east += &service(&format!("other-{other}"), "protocol: TCP", &[told(&near, "east/a", 1)], "");
+    }
+    let west = told(&far, "west/a", 1);
+    let mut mesh = Mesh::start(&binary, &east, &checkout(&[west]), &["checkout"]);
+    let traffic = Traffic::start(mesh.envoy.listener("checkout"));
+    let stats = |mesh: &Mesh| {
+        let updates = format!("cluster.{CHECKOUT}.update_success");
+        let others = "cluster.outbound|443||other-7.shop.svc.cluster.local.update_success";
+        let changes = ["added", "modified", "removed"].map(|what| format!("cluster_manager.cluster_{what}"));
+        [&updates, others, &changes[0], &changes[1], &changes[2]].map(|name| mesh.envoy.stat(name))
+    };
+    let received = |mesh: &Mesh| mesh.envoy.stat("cluster.control.upstream_cx_rx_bytes_total");
+    let (before, sent_at_first) = (stats(&mesh), received(&mesh));
+    mesh.restart_control();
+    let subscribed = eventually("Envoy, back with all that it wants", || {
+        let clients = mesh.control.json("/api/v1/clients");
+        let types = &clients[0]["types"];
+        let settled = types["eds"]["names"] == OTHERS + 1 && types["cds"]["last_ack"].is_string();
+        settled.then(|| clients.clone())
+    });
+    let sent_again = received(&mesh) - sent_at_first;
+    eprintln!("{sent_at_first} bytes at first, {sent_again} after the restart: {subscribed}");
+    assert!(sent_again < sent_at_first / 10, "{sent_again} of {sent_at_first} bytes again");
+    assert_eq!(stats(&mesh), before);
+    assert_eq!(mesh.pushes("eds"), 0.0);
+
+    // It is heard of what does change.
+    let since = mesh.tell_west(&[Told { weight: 2, ..west }]);
+    let expected = BTreeMap::from([(near.address, 1), (mesh.west.listener("mesh"), 2)]);
+    mesh.shown_after(since, &expected);
+    assert_eq!(mesh.pushes("eds"), 1.0);
+    let calls = traffic.end();
+    eprintln!("{} calls", calls.len());
+}
+
+#[test]
+fn envoy_refuses_an_endpoint_that_is_somebody_else() {
+    let Some(binary) = envoy() else { return };
+    // Two that nobody has told the identity of: the namespace has to be the service's.
+    let own = endpoint("east", "spiffe://cluster.local/ns/shop/sa/whoever");
+    let other = endpoint("east", "spiffe://cluster.local/ns/elsewhere/sa/checkout");
+    // And one that is told of with another identity than it has.
+    let wrong = endpoint("west", "spiffe://cluster.local/ns/shop/sa/whoever");
+    let list = |name, backend| service(name, "protocol: TCP", &[told(backend, "a/a", 1)], "");
+    let east = list("right", &own) + &list("stranger", &other);
+    let mesh = Mesh::start(
+        &binary,
+        &east,
+        &checkout(&[told(&wrong, "west/a", 1)]),
+        &["right", "stranger", "checkout"],
+    );
+    let answer = call_once(mesh.envoy.listener("right"));
+    assert_eq!(answer.endpoint.as_deref(), Ok("east"));
+    for name in ["stranger", "checkout"] {
+        call_once(mesh.envoy.listener(name)).endpoint.expect_err("refused");
+        let refused = format!("cluster.outbound|443||{name}.shop.svc.cluster.local.ssl.fail_verify_san");
+        assert!(mesh.envoy.stat(&refused) > 0, "{name}");
+    }
+}
+
+#[test]
+fn envoy_reaches_endpoints_outside_the_mesh_as_they_are() {
+    let Some(binary) = envoy() else { return };
+    let plain = Backend::start(|mut stream| {
+        let mut said = [0; 16];
+        // A caller that has gone is seen by the caller.
+        let _ = stream.read(&mut said).and_then(|_| stream.write_all(b"plain\n"));
+    });
+    let name = "own.shop.svc.cluster.local";
+    let [near, far] = ["east:", "west:"].map(|mark| Backend::tls_echo(PKI.server(name), mark));
+    let none = service("plain", "protocol: TCP", &[told(&plain, "a/a", 1)], "tls: none");
+    let own = |backend| service("own", "protocol: TLS", &[told(backend, "a/a", 1)], "");
+    let mesh = Mesh::start(&binary, &(none + &own(&near)), &own(&far), &["plain", "own"]);
+    let answer = call(&mut connect(mesh.envoy.listener("plain")), "hello").expect("answered");
+    assert_eq!(answer, "plain");
+    // The TLS is the application's own, also through the gateway, which routes by the host name.
+    let mut marks: Vec<String> = (0..4)
+        .map(|_| {
+            let mut tls = tls(mesh.envoy.listener("own"), name).expect("a handshake");
+            call(&mut tls, "hello")
+                .expect("answered")
+                .split_inclusive(':')
+                .next()
+                .unwrap_or_default()
+                .to_owned()
+        })
+        .collect();
+    marks.sort_unstable();
+    assert_eq!(marks, ["east:", "east:", "west:", "west:"]);
+    assert_eq!(far.accepted(), 2);
+}
