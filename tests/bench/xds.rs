@@ -59,7 +59,7 @@ impl Mesh {
         let mut config = String::from(
             "node: {cluster: c00, network: n00}\nlisteners: [{name: sni, bind: \"127.0.0.1:0\"}]\n\
              admin: {bind: \"127.0.0.1:0\"}\nxds: {bind: \"127.0.0.1:0\"}\nexports: [{services: [\"*\"]}]\n\
-             telemetry: {log: {level: debug, format: json}}\nregistries:\n",
+             telemetry: {log: {format: json}}\nregistries:\n",
         );
         for cluster in 0..CLUSTERS {
             let mut text = String::from("services:\n");
@@ -160,6 +160,8 @@ impl Gateway {
         let mut child = Command::new(env!("CARGO_BIN_EXE_isthmus"))
             .args(["run", "-c", "isthmus.yaml"])
             .current_dir(folder)
+            // How long parsing and building took is said at this level, and what the HTTP/2 library does is not asked.
+            .env("RUST_LOG", "info,isthmus::aggregator=debug")
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()?;
@@ -204,14 +206,12 @@ impl Gateway {
         }
     }
 
-    /// Reads the log up to here.
-    fn catch_up(&mut self) -> Result<()> {
-        self.parsed.clear();
-        self.built.clear();
+    /// Reads the log up to here; what it tells of parsing and building.
+    fn take_log(&mut self) -> Result<(Vec<f64>, Vec<f64>)> {
         while let Ok(line) = self.log.try_recv() {
             self.note(&serde_json::from_str(&line)?);
         }
-        Ok(())
+        Ok((std::mem::take(&mut self.parsed), std::mem::take(&mut self.built)))
     }
 
     fn processor_time(&self) -> Result<Duration> {
@@ -295,8 +295,9 @@ impl Fleet {
         all.collect()
     }
 
-    fn silent_for(&self, time: Duration) -> bool {
-        self.events.recv_timeout(time).is_err()
+    /// Which clients tell of acknowledgements, until none does for so long.
+    fn until_silent(&self, time: Duration) -> Vec<usize> {
+        std::iter::from_fn(|| self.events.recv_timeout(time).ok()).map(|(client, _)| client).collect()
     }
 }
 
@@ -374,6 +375,12 @@ fn push(mesh: &Mesh, gateway: &mut Gateway, stuck: usize) -> Result<f64> {
     );
     mesh.change_hot(100, 0)?;
     fleet.acknowledged(live)?;
+    let within = gateway.metric("isthmus_xds_convergence_seconds_bucket{le=\"0.05\"}")?;
+    let all = gateway.metric("isthmus_xds_convergence_seconds_count")?;
+    println!(
+        "  by its own metric, {:.1} % of the acknowledgements came within 50 ms of the change of the world",
+        within / all * 100.0
+    );
     Ok(high)
 }
 
@@ -386,18 +393,19 @@ fn restart(mesh: &Mesh, gateway: &mut Gateway) -> Result<()> {
     const ROUNDS: usize = 100;
     for round in 1..=ROUNDS {
         mesh.change_hot(100, round * 20)?;
-        std::thread::sleep(Duration::from_millis(20));
+        // Long enough for each to be read by itself.
+        std::thread::sleep(Duration::from_millis(100));
     }
-    let silent = fleet.silent_for(Duration::from_secs(2));
-    let pushed = gateway.metric("isthmus_xds_pushes_total{type=\"eds\"}")? - pushes;
+    let clients = fleet.until_silent(Duration::from_secs(2));
+    let elsewhere = clients.iter().filter(|client| *client % CLUSTERS != 1).count();
     println!(
-        "rolling restart of {} endpoints in one cluster: {pushed:.0} pushes to {CLIENTS} clients ({} of them on its \
-         network); {:.2} s of processor time",
+        "rolling restart of {} endpoints in one cluster: {:.0} pushes, {elsewhere} of them to the {} clients on other \
+         networks; {:.2} s of processor time",
         ROUNDS * 20,
-        CLIENTS / CLUSTERS,
+        gateway.metric("isthmus_xds_pushes_total{type=\"eds\"}")? - pushes,
+        CLIENTS - CLIENTS / CLUSTERS,
         (gateway.processor_time()? - processor).as_secs_f64()
     );
-    println!("the 2 s after it were {}", if silent { "silent" } else { "not silent" });
     mesh.change_hot(100, 0)
 }
 
@@ -408,14 +416,12 @@ fn large(mesh: &Mesh, gateway: &mut Gateway) -> Result<()> {
     let (mut parsed, mut built) = (Vec::new(), Vec::new());
     for round in 0..10 {
         let other = text.replacen("10.7.0.0", &format!("10.7.255.{round}"), 1);
-        gateway.catch_up()?;
+        gateway.take_log()?;
         mesh.replace("c07.yaml", &other)?;
         std::thread::sleep(Duration::from_millis(1500));
-        while let Ok(line) = gateway.log.try_recv() {
-            gateway.note(&serde_json::from_str(&line)?);
-        }
-        parsed.extend(gateway.parsed.iter().copied());
-        built.extend(gateway.built.iter().copied());
+        let (parsing, building) = gateway.take_log()?;
+        parsed.extend(parsing);
+        built.extend(building);
     }
     println!(
         "one endpoint changed in a large registry file: parsing {:.0} ms, building {:.2} ms (medians of {})",
