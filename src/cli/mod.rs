@@ -90,6 +90,7 @@ enum Command {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum What {
     Services,
+    Endpoints,
     Gateways,
     Clients,
     Networks,

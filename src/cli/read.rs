@@ -139,9 +139,18 @@ fn list(
     columns: &[(&str, &str)],
     out: &mut impl Write,
 ) -> Result<(), Failure> {
-    let value = client::get(&reading.admin.admin, path)?.json()?;
+    show(reading, &client::get(&reading.admin.admin, path)?.json()?, columns, out)
+}
+
+/// A list as a table of these columns, or as it is.
+fn show(
+    reading: &Reading,
+    value: &Value,
+    columns: &[(&str, &str)],
+    out: &mut impl Write,
+) -> Result<(), Failure> {
     if reading.output != Format::Table {
-        return Ok(structured(out, &value, reading.output)?);
+        return Ok(structured(out, value, reading.output)?);
     }
     let rows: Vec<Vec<String>> = value
         .as_array()
@@ -212,6 +221,7 @@ pub(super) fn failures(reading: &Reading, out: &mut impl Write) -> Result<(), Fa
 pub(super) fn get(what: What, reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
     match what {
         What::Services => services(reading, out),
+        What::Endpoints => endpoints(reading, out),
         What::Clients => list(reading, "/api/v1/clients", &CLIENT_COLUMNS, out),
         What::Gateways => list(reading, "/api/v1/gateways", &GATEWAY_COLUMNS, out),
         What::Networks => {
@@ -242,6 +252,32 @@ pub(super) fn get(what: What, reading: &Reading, out: &mut impl Write) -> Result
             list(reading, "/api/v1/listeners", &columns, out)
         }
     }
+}
+
+/// The endpoints of all services, wherever they are.
+fn endpoints(reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
+    let services = client::get(&reading.admin.admin, "/api/v1/services")?.json()?;
+    let mut all = Vec::new();
+    for service in services.as_array().into_iter().flatten() {
+        let hostname = cell(&service["hostname"]);
+        let details = client::get(&reading.admin.admin, &format!("/api/v1/services/{hostname}"))?.json()?;
+        for endpoint in details["endpoints"].as_array().into_iter().flatten() {
+            let mut endpoint = endpoint.clone();
+            endpoint["service"] = hostname.as_str().into();
+            all.push(endpoint);
+        }
+    }
+    let columns = [
+        ("SERVICE", "service"),
+        ("ADDRESS", "address"),
+        ("CLUSTER", "cluster"),
+        ("NETWORK", "network"),
+        ("LOCALITY", "locality"),
+        ("WEIGHT", "weight"),
+        ("HEALTH", "health"),
+        ("STANDING", "standing"),
+    ];
+    show(reading, &all.into(), &columns, out)
 }
 
 fn services(reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {

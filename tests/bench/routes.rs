@@ -17,6 +17,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+#[path = "process.rs"]
+mod process;
+
+use process::{memory, processor_time};
+
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
 const CONNECTIONS: usize = 5_000;
@@ -30,7 +35,7 @@ fn main() -> Result<()> {
     let endpoint = echo()?;
     let (few, lot) = (Gateway::start(10, endpoint)?, Gateway::start(many, endpoint)?);
     println!("{many} routes: ready after {:.2} s", lot.ready.as_secs_f64());
-    let resident = lot.memory()?.saturating_sub(few.memory()?);
+    let resident = memory(&lot.child, "VmRSS")?.saturating_sub(memory(&few.child, "VmRSS")?);
     println!("{:.0} B resident per route", resident as f64 / many as f64);
     // In turns, so that what else the machine does falls on both.
     let (mut with_few, mut with_many) = (Vec::new(), Vec::new());
@@ -107,27 +112,13 @@ impl Gateway {
         Ok(Self { folder, child, admin, sni, ready: begun.elapsed() })
     }
 
-    fn memory(&self) -> Result<u64> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
-        let line = status.lines().find(|line| line.starts_with("VmRSS")).ok_or("no such field")?;
-        Ok(line.split_whitespace().nth(1).ok_or("no value")?.parse::<u64>()? * 1024)
-    }
-
-    fn processor_time(&self) -> Result<Duration> {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
-        let (_, fields) = stat.rsplit_once(") ").ok_or("no name")?;
-        let ticks: u64 =
-            fields.split(' ').skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
-        Ok(Duration::from_millis(ticks * 10))
-    }
-
     /// Microseconds of processor time per connection: hello, echo, end.
     fn cost_of_connections(&self) -> Result<f64> {
-        let before = self.processor_time()?;
+        let before = processor_time(&self.child)?;
         for _ in 0..CONNECTIONS {
             self.open()?;
         }
-        Ok((self.processor_time()? - before).as_secs_f64() / CONNECTIONS as f64 * 1e6)
+        Ok((processor_time(&self.child)? - before).as_secs_f64() / CONNECTIONS as f64 * 1e6)
     }
 
     /// A connection whose hello has come back.

@@ -26,6 +26,11 @@ use prost_types::{Struct, Value};
 use isthmus::proto::envoy::config::core::v3::Node;
 use isthmus::proto::envoy::service::discovery::v3::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
 
+#[path = "process.rs"]
+mod process;
+
+use process::{memory, processor_time};
+
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
 const CLUSTERS: usize = 50;
@@ -214,22 +219,6 @@ impl Gateway {
         Ok((std::mem::take(&mut self.parsed), std::mem::take(&mut self.built)))
     }
 
-    fn processor_time(&self) -> Result<Duration> {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
-        let (_, fields) = stat.rsplit_once(") ").ok_or("no name")?;
-        let ticks: u64 =
-            fields.split(' ').skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
-        Ok(Duration::from_millis(ticks * 10))
-    }
-
-    /// A field of its status, in bytes.
-    fn memory(&self, field: &str) -> Result<u64> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
-        let line = status.lines().find(|line| line.starts_with(field)).ok_or("no such field")?;
-        let kilobytes: u64 = line.split_whitespace().nth(1).ok_or("no value")?.parse()?;
-        Ok(kilobytes * 1024)
-    }
-
     fn metric(&self, name: &str) -> Result<f64> {
         let mut stream = TcpStream::connect(self.admin)?;
         write!(stream, "GET /metrics HTTP/1.0\r\nHost: {}\r\n\r\n", self.admin)?;
@@ -332,10 +321,10 @@ fn measure() -> Result<()> {
         ready.as_secs_f64(),
         gateway.parsed.iter().sum::<f64>() / 1e3,
         gateway.built.iter().sum::<f64>() / 1e3,
-        gateway.processor_time()?.as_secs_f64()
+        processor_time(&gateway.child)?.as_secs_f64()
     );
     std::thread::sleep(Duration::from_secs(10));
-    let (resident, peak) = (gateway.memory("VmRSS")?, gateway.memory("VmHWM")?);
+    let (resident, peak) = (memory(&gateway.child, "VmRSS")?, memory(&gateway.child, "VmHWM")?);
     println!(
         "resident 10 s after: {:.0} MiB, {:.0} B per endpoint; at its peak {:.0} MiB",
         resident as f64 / 1048576.0,
@@ -352,19 +341,19 @@ fn measure() -> Result<()> {
 
 /// One endpoint more or less of a service that all clients have; gives the p99 of change → last acknowledgement.
 fn push(mesh: &Mesh, gateway: &mut Gateway, stuck: usize) -> Result<f64> {
-    let before = gateway.memory("VmRSS")?;
+    let before = memory(&gateway.child, "VmRSS")?;
     let fleet = Fleet::start(gateway.xds, stuck)?;
     let live = CLIENTS - stuck;
     fleet.acknowledged(live)?;
-    let resident = gateway.memory("VmRSS")?.saturating_sub(before);
+    let resident = memory(&gateway.child, "VmRSS")?.saturating_sub(before);
     let (mut last, mut spent) = (Vec::new(), Vec::new());
     for change in 0..CHANGES {
-        let processor = gateway.processor_time()?;
+        let processor = processor_time(&gateway.child)?;
         let begun = now();
         mesh.change_hot(99 - change % 2, 0)?;
         let times = fleet.acknowledged(live)?;
         last.push((times.into_iter().fold(begun, f64::max) - begun) * 1e3);
-        spent.push((gateway.processor_time()? - processor).as_secs_f64());
+        spent.push((processor_time(&gateway.child)? - processor).as_secs_f64());
     }
     let each = spent.iter().sum::<f64>() / (CHANGES * live) as f64 * 1e6;
     let (median, high) = (quantile(&mut last, 0.5), quantile(&mut last, 0.99));
@@ -389,7 +378,7 @@ fn restart(mesh: &Mesh, gateway: &mut Gateway) -> Result<()> {
     let fleet = Fleet::start(gateway.xds, 0)?;
     fleet.acknowledged(CLIENTS)?;
     let pushes = gateway.metric("isthmus_xds_pushes_total{type=\"eds\"}")?;
-    let processor = gateway.processor_time()?;
+    let processor = processor_time(&gateway.child)?;
     const ROUNDS: usize = 100;
     for round in 1..=ROUNDS {
         mesh.change_hot(100, round * 20)?;
@@ -404,7 +393,7 @@ fn restart(mesh: &Mesh, gateway: &mut Gateway) -> Result<()> {
         ROUNDS * 20,
         gateway.metric("isthmus_xds_pushes_total{type=\"eds\"}")? - pushes,
         CLIENTS - CLIENTS / CLUSTERS,
-        (gateway.processor_time()? - processor).as_secs_f64()
+        (processor_time(&gateway.child)? - processor).as_secs_f64()
     );
     mesh.change_hot(100, 0)
 }
