@@ -463,8 +463,15 @@ fn a_running_gateway_answers_the_reading_commands() {
     let healthy = ask(&["healthcheck"]);
     exits(&healthy, 0);
     assert!(out(&healthy).ends_with("ok\n"), "{}", out(&healthy));
-    for command in [&["status"][..], &["exposed"], &["failures"], &["get", "listeners"], &["get", "services"]]
-    {
+    for command in [
+        &["status"][..],
+        &["exposed"],
+        &["failures"],
+        &["get", "listeners"],
+        &["get", "services"],
+        &["get", "endpoints"],
+        &["get", "clients"],
+    ] {
         exits(&ask(command), 0);
         let json = ask(&[command, &["-o", "json"]].concat());
         exits(&json, 0);
