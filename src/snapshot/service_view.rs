@@ -134,7 +134,7 @@ impl ServiceView {
     fn counting_parts<'a>(&'a self, port: &'a PortView) -> impl Iterator<Item = (&'a Part, &'a ServicePort)> {
         let demoted_count = port.demoted_count;
         serving_parts(&self.parts, &port.name, port.port, port.protocol)
-            .filter(move |(part, _)| counts(part, demoted_count))
+            .filter(move |(part, _)| counts(&part.origin, demoted_count))
     }
 
     /// Merges what the registries say of a host name; `None` where none says anything.
@@ -247,12 +247,14 @@ fn port_view(
 ) -> PortView {
     let group: Arc<str> = format!("{}:{}", key.hostname, port.port).into();
     let serving = || serving_parts(parts, &port.name, port.port, port.protocol);
-    let demoted_count = !serving().any(|(part, _)| is_ready(part, world.resolved));
-    let here: Vec<PortEndpoint<'_>> = serving()
-        .filter(|(part, _)| counts(part, demoted_count))
-        .flat_map(|(part, own)| PortEndpoint::of(part, own, &world.policy.networks))
-        .filter(|found| on_own_network(found, &world.policy.node))
-        .collect();
+    let all: Vec<PortEndpoint<'_>> =
+        serving().flat_map(|(part, own)| PortEndpoint::of(part, own, &world.policy.networks)).collect();
+    let demoted_count = !all.iter().any(|found| found.is_live_and_ready(world.resolved));
+    let on_own_network = |found: &&PortEndpoint<'_>| on_own_network(found, &world.policy.node);
+    // Ready elsewhere is of no use to a gateway, which passes on to its own network alone.
+    let none_here = !all.iter().filter(on_own_network).any(|found| found.is_live_and_ready(world.resolved));
+    let here: Vec<PortEndpoint<'_>> =
+        all.iter().filter(on_own_network).filter(|found| counts(found.origin, none_here)).copied().collect();
     let everything = Labels::new();
     let subsets = std::iter::once((Arc::from(""), &everything))
         .chain(subsets.iter().map(|(name, labels)| (name.clone(), labels)))
@@ -286,20 +288,12 @@ fn serving_parts<'a>(
     })
 }
 
-fn counts(part: &Part, demoted_count: bool) -> bool {
-    match part.origin.standing {
+fn counts(origin: &Origin, demoted_count: bool) -> bool {
+    match origin.standing {
         Standing::Live => true,
         Standing::Demoted => demoted_count,
         Standing::Expired => false,
     }
-}
-
-/// Whether a live registry has a healthy endpoint here that stands for an address.
-fn is_ready(part: &Part, resolved: &Resolved) -> bool {
-    let ready = |endpoint: &Endpoint| {
-        endpoint.health == Health::Healthy && !addresses(&endpoint.host, resolved).is_empty()
-    };
-    part.origin.standing == Standing::Live && part.service.endpoints.iter().any(ready)
 }
 
 /// An endpoint as one service port has it.
@@ -332,8 +326,18 @@ impl<'a> PortEndpoint<'a> {
         })
     }
 
+    /// Whether a live registry says that it is healthy, and it stands for an address.
+    fn is_live_and_ready(&self, resolved: &Resolved) -> bool {
+        self.origin.standing == Standing::Live
+            && self.endpoint.health == Health::Healthy
+            && !self.addresses(resolved).is_empty()
+    }
+
     /// Where it is: nowhere, as long as its name stands for nothing.
-    pub fn addresses(&self, resolved: &'a Resolved) -> &'a [IpAddr] {
+    pub fn addresses<'r>(&self, resolved: &'r Resolved) -> &'r [IpAddr]
+    where
+        'a: 'r,
+    {
         addresses(&self.endpoint.host, resolved)
     }
 }
