@@ -13,6 +13,7 @@ use crate::model::name::{HostName, NamePattern};
 #[derive(Clone, Debug)]
 pub struct NameMap<V> {
     hasher: DefaultHashBuilder,
+    /// None until something is in it: an empty map costs nothing.
     buckets: Box<[Arc<HashMap<HostName, V>>]>,
     len: usize,
 }
@@ -21,8 +22,7 @@ const BUCKETS: usize = 1 << 10;
 
 impl<V: Clone> NameMap<V> {
     pub fn new() -> Self {
-        let empty = Arc::new(HashMap::default());
-        Self { hasher: DefaultHashBuilder::default(), buckets: vec![empty; BUCKETS].into(), len: 0 }
+        Self { hasher: DefaultHashBuilder::default(), buckets: Box::default(), len: 0 }
     }
 
     fn bucket(&self, name: &str) -> usize {
@@ -32,11 +32,14 @@ impl<V: Clone> NameMap<V> {
 
     pub fn get(&self, name: &str) -> Option<&V> {
         // A mesh of a few names leaves most buckets empty: those answer without a second hash.
-        let bucket = &self.buckets[self.bucket(name)];
+        let bucket = self.buckets.get(self.bucket(name))?;
         if bucket.is_empty() { None } else { bucket.get(name) }
     }
 
     pub fn insert(&mut self, name: HostName, value: V) -> Option<V> {
+        if self.buckets.is_empty() {
+            self.buckets = vec![Arc::new(HashMap::default()); BUCKETS].into();
+        }
         let bucket = self.bucket(name.as_str());
         let old = Arc::make_mut(&mut self.buckets[bucket]).insert(name, value);
         self.len += usize::from(old.is_none());
@@ -45,7 +48,7 @@ impl<V: Clone> NameMap<V> {
 
     pub fn remove(&mut self, name: &str) -> Option<V> {
         let bucket = self.bucket(name);
-        if !self.buckets[bucket].contains_key(name) {
+        if !self.buckets.get(bucket)?.contains_key(name) {
             return None;
         }
         let old = Arc::make_mut(&mut self.buckets[bucket]).remove(name);
@@ -76,16 +79,20 @@ impl<V: Clone> NameMap<V> {
     /// The names whose values differ between this map and an older one, in order. Buckets that both share are
     /// not looked into.
     pub fn changed_since(&self, older: &Self, same: impl Fn(&V, &V) -> bool) -> Vec<HostName> {
+        let shared = |at: usize| matches!((self.buckets.get(at), older.buckets.get(at)), (Some(a), Some(b)) if Arc::ptr_eq(a, b));
+        let apart = |map: &'_ Self| {
+            let buckets = map.buckets.iter().enumerate().filter(|(at, _)| !shared(*at));
+            buckets.map(|(_, bucket)| bucket.clone()).collect::<Vec<_>>()
+        };
         let mut changed = Vec::new();
-        for (bucket, old) in self.buckets.iter().zip(&older.buckets) {
-            if Arc::ptr_eq(bucket, old) {
-                continue;
-            }
+        for bucket in apart(self) {
             let differs = |(name, value): &(&HostName, &V)| {
                 !older.get(name.as_str()).is_some_and(|old| same(old, value))
             };
             changed.extend(bucket.iter().filter(differs).map(|(name, _)| name.clone()));
-            changed.extend(old.keys().filter(|name| self.get(name.as_str()).is_none()).cloned());
+        }
+        for bucket in apart(older) {
+            changed.extend(bucket.keys().filter(|name| self.get(name.as_str()).is_none()).cloned());
         }
         changed.sort_unstable();
         changed
@@ -203,6 +210,12 @@ mod tests {
         assert_eq!(map.len(), 4_999);
         map.insert(host("new.mesh"), 1);
         assert_eq!(map.changed_since(&before, PartialEq::eq), [host("new.mesh"), host("s7.mesh")]);
+        let empty = NameMap::new();
+        assert_eq!(
+            (empty.changed_since(&map, PartialEq::eq).len(), map.changed_since(&empty, PartialEq::eq).len()),
+            (5_000, 5_000)
+        );
+        assert_eq!((empty.get("s7.mesh"), empty.clone().remove("s7.mesh"), empty.len()), (None, None, 0));
         // Built apart, no bucket is shared.
         let mut apart = NameMap::new();
         for (name, value) in map.iter() {
