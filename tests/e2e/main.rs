@@ -19,3 +19,4 @@ mod proto;
 mod registries;
 mod relay;
 mod standalone;
+mod xds;

@@ -1,0 +1,116 @@
+//! The xDS server against peers that share none of its code: the official messages over grpcio, gRPC's own xDS client,
+//! and clients that mean it harm. The scripts are in `tests/interop`; here are the servers that they are run against.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::support::gateway::Gateway;
+use crate::support::{python, skip};
+
+#[test]
+fn delta_keeps_to_the_protocol() {
+    conformance("delta");
+}
+
+#[test]
+fn state_of_the_world_keeps_to_the_protocol() {
+    conformance("sotw");
+}
+
+#[test]
+fn grpc_clients_are_led_to_their_servers() {
+    let Some(python) = python() else {
+        return;
+    };
+    let gateway = server();
+    run(&python, "xds_grpc.py", &gateway, &[]);
+}
+
+#[test]
+fn clients_that_misbehave_harm_nobody_else() {
+    let Some(python) = python() else {
+        return;
+    };
+    let mut gateway = server();
+    run(&python, "xds_hostile.py", &gateway, &["--pid", &gateway.process().to_string()]);
+    assert!(gateway.is_running());
+}
+
+/// Its memory is compared with that of another server, whose clients are as many and ask for nothing.
+#[test]
+fn clients_that_do_not_read_cost_next_to_nothing() {
+    let Some(python) = python() else {
+        return;
+    };
+    let gateway = server();
+    let idle = replica_of(&gateway);
+    let (xds, admin) = (idle.listener("xds").to_string(), idle.admin().to_string());
+    let processes = [gateway.process().to_string(), idle.process().to_string()];
+    let more = ["--pid", &processes[0], "--idle", &xds, &admin, &processes[1]];
+    run(&python, "xds_hostile.py", &gateway, &more);
+}
+
+fn conformance(form: &str) {
+    let Some(python) = python() else {
+        return;
+    };
+    let gateway = server();
+    let replica = replica_of(&gateway);
+    let address = replica.listener("xds").to_string();
+    run(&python, "xds_conformance.py", &gateway, &["--form", form, "--replica", &address]);
+}
+
+fn python() -> Option<OsString> {
+    let python = python::installed();
+    if python.is_none() {
+        skip("interop: there is no Python with gRPC and the official xDS messages (tests/run installs them)");
+    }
+    python
+}
+
+/// A gateway with the registries `east` and `west` in its folder, for the script to write.
+fn server() -> Gateway {
+    let folder = tempfile::tempdir().expect("a folder");
+    for registry in ["east", "west"] {
+        std::fs::write(folder.path().join(format!("{registry}.yaml")), "services: []\n").expect("written");
+    }
+    let config = config(folder.path());
+    Gateway::start_in(folder, &config, &MEMORY)
+}
+
+/// Another server of the same registries.
+fn replica_of(gateway: &Gateway) -> Gateway {
+    let folder = tempfile::tempdir().expect("a folder");
+    Gateway::start_in(folder, &config(gateway.folder()), &MEMORY)
+}
+
+/// The allocator gives back at once what it can, so that figures of memory are of what is used.
+const MEMORY: [(&str, &str); 1] = [("MIMALLOC_PURGE_DELAY", "0")];
+
+fn config(registries: &Path) -> String {
+    let path = registries.display();
+    format!(
+        "listen: \"127.0.0.1:0\"\nnode: {{cluster: east, network: east}}\nregistries:\n\
+         - file: {{path: {path}/east.yaml, cluster: east, network: east}}\n\
+         - file: {{path: {path}/west.yaml, cluster: west, network: west}}\n\
+         networks:\n  east: {{gateways: [{{address: 192.0.2.1, sniPort: 15443}}]}}\n  \
+         west: {{gateways: [{{address: 192.0.2.2, sniPort: 15443}}]}}\n\
+         exports: [{{services: [\"*.mesh\"]}}]\n\
+         xds: {{bind: \"127.0.0.1:0\", clients: [{{networks: [east, west], clusters: [east, west]}}]}}\n"
+    )
+}
+
+/// Runs a script to its end; what it said is shown.
+#[track_caller]
+fn run(python: &OsString, script: &str, gateway: &Gateway, more: &[&str]) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop").join(script);
+    let mut command = Command::new(python);
+    command.arg(path).arg("--folder").arg(gateway.folder());
+    command.args(["--xds", &gateway.listener("xds").to_string(), "--admin", &gateway.admin().to_string()]);
+    let output = command.args(more).env("PYTHONDONTWRITEBYTECODE", "1").stdin(Stdio::null()).output();
+    let output = output.expect("Python starts");
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    eprint!("{said}");
+    assert!(output.status.success(), "{script}: {said}");
+}
