@@ -1,12 +1,12 @@
 //! # Isthmus: the map
 //!
-//! The world is one immutable value, the [`snapshot::Snapshot`]. The [`aggregator`] is its only maker, the data plane
-//! its reader; they never meet otherwise. Admission ([`snapshot::admit`]) and the choice of an endpoint ([`balance`])
+//! The world is one immutable value, the [`snapshot::Snapshot`]. The [`aggregator`] is its only maker, the data plane and
+//! the [`discovery`] servers its readers; they never meet otherwise. Admission ([`snapshot::admit`]) and the choice of an endpoint ([`balance`])
 //! are pure functions, each written once, called alike by the data path, by `explain` and by the tests; so is split
 //! horizon ([`snapshot::view`]), called alike by whoever answers viewers, by `horizon` and by the tests.
 //!
 //! ```text
-//!  registries ──word──▶ aggregator ──publish──▶ Snapshot ──Reader──▶ dataplane
+//!  registries ──word──▶ aggregator ──publish──▶ Snapshot ──Reader──▶ dataplane, discovery
 //!  (config, files)          ▲                                           │
 //!                           └── config ◀── file, SIGHUP, POST           └──▶ telemetry
 //! ```
