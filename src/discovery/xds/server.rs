@@ -208,7 +208,8 @@ impl Stream {
             let heard = match request {
                 None => Ok(()),
                 Some(Ok(Some(request))) => self.hear(request).await,
-                Some(Ok(None)) => return,
+                // It asks for nothing more, and is not told that something was wrong.
+                Some(Ok(None)) => Err(Status::new(Code::Ok, "")),
                 Some(Err(status)) => Err(as_clients_expect(status)),
             };
             if let Err(status) = heard {
