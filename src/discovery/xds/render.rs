@@ -39,7 +39,8 @@ const ROOTS_SECRET: &str = "ROOTCA";
 const MESH_ALPN: &str = "istio";
 
 /// The resource of a name for a viewer; `None` where there is none. Every assignment there is: that of a service
-/// nobody has told of is empty.
+/// nobody has told of is empty. Of nothing at all there is nothing: clients refuse an assignment without a name, and
+/// some give up all names by asking for an empty one.
 pub fn resource(
     snapshot: &Snapshot,
     kind: Kind,
@@ -48,6 +49,9 @@ pub fn resource(
     viewer: &Viewer,
     told: &Told,
 ) -> Option<Resource> {
+    if name.is_empty() {
+        return None;
+    }
     let found = target.and_then(|target| {
         let service = snapshot.service(target.hostname.as_str())?;
         Some((service, service.port(target.port)?, &*target.subset))

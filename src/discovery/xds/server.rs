@@ -296,15 +296,21 @@ impl Stream {
         let Some(session) = &mut self.session else {
             return Ok(());
         };
-        while let Some(response) = session.response() {
-            let kind = Kind::of_type_url(&response.type_url);
-            self.outgoing.send(Outgoing::Response(response)).await.map_err(drop)?;
-            if let Some(kind) = kind {
-                self.service.metrics.pushed(kind.text());
-                self.place.note(kind, session.overview(kind), &Answer::None);
+        loop {
+            while let Some(response) = session.response() {
+                let kind = Kind::of_type_url(&response.type_url);
+                self.outgoing.send(Outgoing::Response(response)).await.map_err(drop)?;
+                if let Some(kind) = kind {
+                    self.service.metrics.pushed(kind.text());
+                    self.place.note(kind, session.overview(kind), &Answer::None);
+                }
             }
+            if !session.is_unfinished() {
+                return Ok(());
+            }
+            // Others have a turn.
+            tokio::task::yield_now().await;
         }
-        Ok(())
     }
 }
 

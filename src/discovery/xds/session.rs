@@ -23,9 +23,9 @@ use crate::snapshot::view::Viewer;
 
 /// Names that a client may subscribe to, of one type.
 pub const NAMES_MAX: usize = 1 << 17;
-/// Bytes of resources after which a delta response is closed: clients refuse messages of over 4 MiB.
+/// Bytes of resources after which a response is closed that need not hold all: clients refuse messages of over 4 MiB.
 const RESPONSE_BYTES: usize = 1 << 20;
-/// Names looked at for one delta response.
+/// Names looked at for one such response.
 const RESPONSE_NAMES: usize = 10_000;
 /// Of the text of a NACK, which may hold whole resources.
 const ERROR_BYTES_MAX: usize = 4096;
@@ -98,6 +98,7 @@ pub struct Session {
     protocol: Protocol,
     types: [Type; Kind::ALL.len()],
     responses: u64,
+    unfinished: bool,
 }
 
 /// A type of which the client may have asked.
@@ -117,7 +118,7 @@ struct Type {
     all_sent: Arc<Clusters>,
     /// Whether `all_sent` may be behind.
     all_changed: bool,
-    /// What the client said it has and there is no more.
+    /// What the client said it has, and there is not.
     gone: BTreeSet<Arc<str>>,
     since: Option<Instant>,
     in_flight: Option<InFlight>,
@@ -147,7 +148,7 @@ enum Sent {
 impl Session {
     pub fn new(hub: Arc<Hub>, viewer: Viewer, protocol: Protocol) -> Self {
         let (mailbox, types) = (Mailbox::new(), Default::default());
-        Self { hub, mailbox, viewer: Arc::new(viewer), protocol, types, responses: 0 }
+        Self { hub, mailbox, viewer: Arc::new(viewer), protocol, types, responses: 0, unfinished: false }
     }
 
     pub fn protocol(&self) -> Protocol {
@@ -186,11 +187,26 @@ impl Session {
     /// The next thing to say, if there is any.
     pub fn response(&mut self) -> Option<Response> {
         self.gather();
+        self.unfinished = false;
         // Clusters before assignments before listeners before routes.
-        Kind::ALL.into_iter().find_map(|kind| match self.protocol {
-            Protocol::Delta => self.delta_response(kind),
-            Protocol::StateOfTheWorld => self.world_response(kind),
-        })
+        for kind in Kind::ALL {
+            if self.types[kind as usize].in_flight.is_some() {
+                continue;
+            }
+            let response = match self.protocol {
+                Protocol::Delta => self.delta_response(kind),
+                Protocol::StateOfTheWorld => self.world_response(kind),
+            };
+            if response.is_some() || self.unfinished {
+                return response;
+            }
+        }
+        None
+    }
+
+    /// Whether there was no response because there is more to look at than one turn allows.
+    pub fn is_unfinished(&self) -> bool {
+        self.unfinished
     }
 
     /// Takes the marks out of the mailbox.
@@ -223,9 +239,9 @@ impl Session {
         }
         of.wildcard = wants;
         of.all_sent = Arc::default();
-        of.all_changed = wants;
         // Of listeners there is none that anybody could ask for without its name.
         if kind == Kind::Cluster {
+            of.all_changed = wants;
             match wants {
                 true => self.hub.subscribe_all(&self.mailbox),
                 false => self.hub.unsubscribe_all(&self.mailbox),
@@ -285,10 +301,10 @@ impl Session {
 
     /// Takes what the client says it has as sent, where it is what there is.
     fn seed(&mut self, kind: Kind, has: BTreeMap<Arc<str>, Option<Version>>) {
-        if kind != Kind::Cluster || has.is_empty() {
+        if has.is_empty() {
             return;
         }
-        let all = self.hub.all_clusters();
+        let all = if kind == Kind::Cluster { self.hub.all_clusters() } else { Arc::default() };
         let mut sent = Clusters::new();
         let mut known: BTreeSet<&Arc<str>> = BTreeSet::new();
         for (hostname, resources) in all.iter() {
@@ -303,7 +319,9 @@ impl Session {
             }
         }
         let of = &mut self.types[kind as usize];
-        of.gone = has.into_keys().filter(|name| !known.contains(name)).collect();
+        // Names it asks for are answered as such.
+        let is_gone = |name: &Arc<str>| !known.contains(name) && !of.named.contains_key(name);
+        of.gone = has.into_keys().filter(is_gone).collect();
         of.all_sent = Arc::new(sent);
     }
 
@@ -329,17 +347,18 @@ impl Session {
         let first = !std::mem::replace(&mut self.types[kind as usize].asked, true);
         let ever_named = self.types[kind as usize].ever_named;
         let star = request.names.iter().any(|name| name == "*") || request.names.is_empty() && !ever_named;
+        self.types[kind as usize].ever_named |= !request.names.is_empty();
         let names: BTreeSet<Arc<str>> =
             request.names.into_iter().filter(|name| name != "*").map(Into::into).collect();
+        let wanted_all = self.types[kind as usize].wildcard;
         if kind.has_wildcard() {
             self.want_all(kind, star);
         }
         let of = &mut self.types[kind as usize];
-        of.ever_named |= !names.is_empty();
         of.named.retain(|name, _| names.contains(name));
         of.pending.retain(|name| names.contains(name));
         of.owed.retain(|name| names.contains(name));
-        of.must_answer |= first && kind.has_wildcard();
+        of.must_answer |= kind.has_wildcard() && (first || !wanted_all && star);
         for name in names {
             if !self.types[kind as usize].named.contains_key(&name) {
                 self.add(kind, name.clone(), Sent::Nothing)?;
@@ -350,20 +369,17 @@ impl Session {
     }
 
     fn delta_response(&mut self, kind: Kind) -> Option<Response> {
-        if self.types[kind as usize].in_flight.is_some() {
-            return None;
-        }
         let mut told = Told::default();
+        told.removed.append(&mut self.types[kind as usize].gone);
         self.tell_all_delta(kind, &mut told);
-        let of = &mut self.types[kind as usize];
+        let [clusters, others @ ..] = &mut self.types;
+        let (of, assignments) = match kind {
+            Kind::Cluster => (clusters, others.first()),
+            Kind::Assignment | Kind::Listener | Kind::Route => (&mut others[kind as usize - 1], None),
+        };
+        let mut waiting = Vec::new();
         while told.has_room() {
-            let (name, owed) = match of.owed.pop_first() {
-                Some(name) => (name, true),
-                None => match of.pending.pop_first() {
-                    Some(name) => (name, false),
-                    None => break,
-                },
-            };
+            let Some((name, owed)) = of.next_name() else { break };
             told.looked_at += 1;
             match of.named.get_mut(&name) {
                 Some(named) => match named.subscription.current() {
@@ -372,6 +388,9 @@ impl Session {
                         told.tell(resource);
                     }
                     Some(_) => {}
+                    None if !owed && assignments.is_some_and(|of| !of.is_emptied(&name)) => {
+                        waiting.push(name);
+                    }
                     None => {
                         if owed || matches!(named.sent, Sent::Version(_)) {
                             told.removed.insert(name);
@@ -387,7 +406,9 @@ impl Session {
                 None => {}
             }
         }
+        of.pending.extend(waiting);
         if told.is_empty() && !of.must_answer {
+            self.unfinished = !told.has_room();
             of.since = if of.pending.is_empty() { None } else { of.since };
             return None;
         }
@@ -397,16 +418,12 @@ impl Session {
     /// Adds what those who want all do not have yet.
     fn tell_all_delta(&mut self, kind: Kind, told: &mut Told) {
         let [clusters, assignments, ..] = &mut self.types;
-        if kind != Kind::Cluster || !clusters.wildcard {
-            return;
-        }
-        told.removed.append(&mut clusters.gone);
-        if !clusters.all_changed {
+        if kind != Kind::Cluster || !clusters.wildcard || !clusters.all_changed {
             return;
         }
         let all = self.hub.all_clusters();
         let mut complete = true;
-        for hostname in all.changed_since(&clusters.all_sent, Arc::ptr_eq) {
+        for hostname in all.changed_since(&clusters.all_sent, same) {
             if !told.has_room() {
                 complete = false;
                 break;
@@ -419,17 +436,10 @@ impl Session {
                     told.tell(resource.clone());
                 }
             }
-            let gone = sent.iter().filter(|old| !next.iter().any(|new| new.name == old.name));
-            let mut kept = Vec::new();
-            for old in gone {
-                // A client that gets no more endpoints first has nothing to lose with the cluster.
-                if assignments.is_emptied(&old.name) {
-                    told.removed.insert(old.name.clone());
-                } else {
-                    kept.push(old.clone());
-                    complete = false;
-                }
-            }
+            let kept = kept(&sent, &next, assignments);
+            let gone = sent.iter().filter(|old| !next.iter().chain(&kept).any(|new| new.name == old.name));
+            told.removed.extend(gone.map(|old| old.name.clone()));
+            complete &= kept.is_empty();
             note_sent(&mut clusters.all_sent, hostname, next.iter().cloned().chain(kept).collect());
         }
         if complete {
@@ -440,68 +450,87 @@ impl Session {
     }
 
     fn world_response(&mut self, kind: Kind) -> Option<Response> {
-        let of = &mut self.types[kind as usize];
-        if of.in_flight.is_some() || !of.asked {
+        if !self.types[kind as usize].asked {
             return None;
         }
         let mut told = Told::default();
-        let mut changed = std::mem::take(&mut of.must_answer);
-        let all_names: Vec<Arc<str>> = if kind.has_wildcard() {
-            // Listeners and clusters are told of all together: what is left out is gone.
-            let looked = of.owed.iter().chain(&of.pending);
-            changed |= looked.filter_map(|name| of.named.get(name)).any(|named| {
-                named.subscription.current().map(|resource| resource.version) != named.version()
-            }) || of.all_changed
-                || !of.owed.is_empty();
-            if !changed {
-                of.pending.clear();
-                of.since = None;
-                return None;
-            }
-            of.owed.clear();
-            of.pending.clear();
-            of.named.keys().cloned().collect()
+        let tells = if kind.has_wildcard() {
+            self.tell_whole_world(kind, &mut told)
         } else {
-            let mut names = std::mem::take(&mut of.owed);
-            names.append(&mut of.pending);
-            names.into_iter().collect()
+            self.types[kind as usize].tell_some_of_world(&mut told);
+            !told.is_empty()
         };
-        for name in all_names {
-            let Some(named) = of.named.get_mut(&name) else { continue };
+        if !tells {
+            self.unfinished = !told.has_room();
+            let of = &mut self.types[kind as usize];
+            of.since = if of.pending.is_empty() { None } else { of.since };
+            return None;
+        }
+        Some(self.send(kind, told))
+    }
+
+    /// Listeners and clusters are told of all together: what is left out is gone. Whether there is any news.
+    fn tell_whole_world(&mut self, kind: Kind, told: &mut Told) -> bool {
+        let all = self.all_of_world(kind);
+        let of = &mut self.types[kind as usize];
+        let version = |named: &Named| named.subscription.current().map(|resource| resource.version);
+        let looked = std::mem::take(&mut of.pending);
+        let changed = of.must_answer
+            || !of.owed.is_empty()
+            || all.is_some()
+            || looked
+                .iter()
+                .filter_map(|name| of.named.get(name))
+                .any(|named| version(named) != named.version());
+        if !changed {
+            return false;
+        }
+        of.owed.clear();
+        for (name, named) in &mut of.named {
             match named.subscription.current() {
                 Some(resource) => {
-                    let new = named.sent != Sent::Version(resource.version);
-                    if new || kind.has_wildcard() {
-                        told.tell_as(resource.clone(), new);
-                    }
+                    told.tell_as(resource.clone(), named.sent != Sent::Version(resource.version));
                     named.sent = Sent::Version(resource.version);
                 }
                 None => {
                     if named.sent != Sent::Absence {
-                        told.missing.insert(name);
+                        told.missing.insert(name.clone());
                     }
                     named.sent = Sent::Absence;
                 }
             }
         }
-        if kind == Kind::Cluster && of.wildcard {
-            of.all_changed = false;
-            let all = self.hub.all_clusters();
-            for (hostname, resources) in all.sorted() {
-                let sent = of.all_sent.get(hostname.as_str());
-                for resource in resources.iter().filter(|resource| !of.named.contains_key(&resource.name)) {
-                    let new =
-                        !sent.is_some_and(|sent| sent.iter().any(|old| old.version == resource.version));
-                    told.tell_as(resource.clone(), new);
-                }
+        let all = all.unwrap_or_else(|| of.all_sent.clone());
+        for (hostname, resources) in all.sorted() {
+            let sent = of.all_sent.get(hostname.as_str());
+            for resource in resources.iter().filter(|resource| !of.named.contains_key(&resource.name)) {
+                let new = !sent.is_some_and(|sent| sent.iter().any(|old| old.version == resource.version));
+                told.tell_as(resource.clone(), new);
             }
-            of.all_sent = all;
         }
-        if told.is_empty() && !changed {
-            of.since = None;
+        of.all_sent = all;
+        true
+    }
+
+    /// What those who want all have next, if it is not what they have.
+    fn all_of_world(&mut self, kind: Kind) -> Option<Arc<Clusters>> {
+        let [clusters, assignments, ..] = &mut self.types;
+        if kind != Kind::Cluster || !clusters.all_changed {
             return None;
         }
-        Some(self.send(kind, told))
+        let mut all = self.hub.all_clusters();
+        let mut complete = true;
+        for hostname in all.changed_since(&clusters.all_sent, same) {
+            let next = all.get(hostname.as_str()).cloned().unwrap_or_default();
+            let sent = clusters.all_sent.get(hostname.as_str()).cloned().unwrap_or_default();
+            let kept = kept(&sent, &next, assignments);
+            if !kept.is_empty() {
+                complete = false;
+                note_sent(&mut all, hostname, next.iter().cloned().chain(kept).collect());
+            }
+        }
+        clusters.all_changed = !complete;
+        (!all.changed_since(&clusters.all_sent, same).is_empty()).then_some(all)
     }
 
     /// Makes the response, and notes that it is in flight.
@@ -514,11 +543,6 @@ impl Session {
                     assignments.owed.insert(name.clone());
                 }
             }
-        }
-        if kind == Kind::Assignment {
-            // Clusters may have waited for it to be removed.
-            let clusters = &mut self.types[Kind::Cluster as usize];
-            clusters.all_changed |= clusters.wildcard && !clusters.all_sent.is_empty();
         }
         let nonce = self.next_nonce();
         let of = &mut self.types[kind as usize];
@@ -545,6 +569,35 @@ impl Drop for Session {
 }
 
 impl Type {
+    /// Of the other types, what has changed is told, as much as one response may hold.
+    fn tell_some_of_world(&mut self, told: &mut Told) {
+        while told.has_room() {
+            let Some((name, owed)) = self.next_name() else { break };
+            told.looked_at += 1;
+            let Some(named) = self.named.get_mut(&name) else { continue };
+            match named.subscription.current() {
+                Some(resource) => {
+                    if owed || named.sent != Sent::Version(resource.version) {
+                        told.tell(resource.clone());
+                    }
+                    named.sent = Sent::Version(resource.version);
+                }
+                None => {
+                    if named.sent != Sent::Absence {
+                        told.missing.insert(name);
+                    }
+                    named.sent = Sent::Absence;
+                }
+            }
+        }
+    }
+
+    /// The next name to look at, and whether it has to be answered.
+    fn next_name(&mut self) -> Option<(Arc<str>, bool)> {
+        let owed = self.owed.pop_first().map(|name| (name, true));
+        owed.or_else(|| Some((self.pending.pop_first()?, false)))
+    }
+
     /// Whether the client is sent no endpoints of a name any more, so far as it asked for any.
     fn is_emptied(&self, name: &Arc<str>) -> bool {
         self.named.get(name).is_none_or(|named| {
@@ -603,6 +656,18 @@ impl Told {
     }
 }
 
+/// Of the clusters that are no more those that stay for now: a client that is sent no endpoints any more first has
+/// nothing to lose with the cluster.
+fn kept(sent: &[Arc<Resource>], next: &[Arc<Resource>], assignments: &Type) -> Vec<Arc<Resource>> {
+    let gone = sent.iter().filter(|old| !next.iter().any(|new| new.name == old.name));
+    gone.filter(|old| !assignments.is_emptied(&old.name)).cloned().collect()
+}
+
+fn same(one: &Arc<[Arc<Resource>]>, other: &Arc<[Arc<Resource>]>) -> bool {
+    Arc::ptr_eq(one, other)
+        || one.len() == other.len() && one.iter().zip(&**other).all(|(a, b)| Arc::ptr_eq(a, b))
+}
+
 /// The resource of a name among all.
 fn find(all: &Clusters, kind: Kind, name: &str) -> Option<Arc<Resource>> {
     let resources = all.get(kind.read(name)?.hostname.as_str())?;
@@ -625,3 +690,6 @@ fn shortened(text: &str) -> &str {
     }
     &text[..end]
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,274 @@
+//! What a client is told, request by request and world by world.
+
+use super::*;
+use crate::document::services::read_registry;
+use crate::model::identity::TrustDomain;
+use crate::model::place::{ClusterId, Network};
+use crate::snapshot::Snapshot;
+use crate::snapshot::build;
+use crate::snapshot::build::World;
+use crate::snapshot::policy::{Limits, Mesh, Node, Policy, RegistryScope, ServiceTuning, Timeouts, Tuning};
+use crate::snapshot::routes::Resolved;
+use crate::snapshot::shard::ScopedShard;
+use crate::world::Publisher;
+
+const BOTH: [Protocol; 2] = [Protocol::Delta, Protocol::StateOfTheWorld];
+
+/// A world that can be made another.
+struct Stage {
+    policy: Arc<Policy>,
+    publisher: Publisher,
+    hub: Arc<Hub>,
+}
+
+impl Stage {
+    /// Services by name, each with the hosts of its endpoints; a host from 100 on has an identity of its own.
+    fn new(services: &[(&str, &[u8])]) -> Self {
+        let timeouts = Timeouts::default();
+        let policy = Arc::new(Policy {
+            node: Node { cluster: ClusterId::new("east"), network: Network::new("east"), ..Node::default() },
+            mesh: Mesh {
+                cluster_domain: HostName::parse("cluster.local").expect("a name"),
+                trust_domain: TrustDomain::parse("cluster.local").expect("a domain"),
+            },
+            listeners: Vec::new(),
+            routes: Vec::new(),
+            exports: Vec::new(),
+            tuning: ServiceTuning {
+                default: Arc::new(Tuning::for_services(&timeouts)),
+                policies: Vec::new(),
+            },
+            networks: Vec::new(),
+            limits: Limits::default(),
+            timeouts,
+        });
+        let (publisher, reader) = Publisher::new(snapshot(&policy, 1, services));
+        Self { policy, publisher, hub: Hub::new(reader) }
+    }
+
+    fn becomes(&mut self, services: &[(&str, &[u8])]) {
+        let seen = self.publisher.current();
+        self.publisher.publish(snapshot(&self.policy, seen.generation + 1, services));
+        self.hub.step(&seen, &self.publisher.current());
+    }
+
+    fn client(&self, protocol: Protocol) -> Client {
+        let viewer = Viewer { network: Network::new("east"), ..Viewer::default() };
+        let session = Session::new(self.hub.clone(), viewer, protocol);
+        Client { session, names: BTreeMap::new(), nonces: BTreeMap::new(), has: BTreeMap::new() }
+    }
+}
+
+fn snapshot(policy: &Arc<Policy>, generation: u64, services: &[(&str, &[u8])]) -> Snapshot {
+    let endpoint = |host: &u8| match host {
+        0..100 => format!("{{address: 10.0.0.{host}}}"),
+        100.. => format!("{{address: 10.0.0.{host}, identity: \"spiffe://cluster.local/ns/n/sa/s{host}\"}}"),
+    };
+    let service = |(name, hosts): &(&str, &[u8])| {
+        let endpoints: Vec<_> = hosts.iter().map(endpoint).collect();
+        format!(
+            "{{hostname: {name}, namespace: n, ports: [{{name: p, port: 80}}], endpoints: [{}]}}",
+            endpoints.join(", ")
+        )
+    };
+    let services: Vec<_> = services.iter().map(service).collect();
+    let text = format!("services: [{}]", services.join(", "));
+    let (cluster, network) = (ClusterId::new("east"), Network::new("east"));
+    let shard = read_registry("x.yaml".as_ref(), &text, &cluster, &network).expect("good");
+    let scope = RegistryScope { services: Vec::new(), networks: None };
+    let shards = [Arc::new(ScopedShard::new(shard, &scope))];
+    build::all(World { policy, shards: &shards, resolved: &Resolved::default() }, generation, 1)
+}
+
+/// One that acknowledges all it is told.
+struct Client {
+    session: Session,
+    names: BTreeMap<Kind, Vec<String>>,
+    nonces: BTreeMap<Kind, String>,
+    has: BTreeMap<Kind, Vec<(String, String)>>,
+}
+
+impl Client {
+    /// Delta: these too. State of the world: these.
+    fn ask(&mut self, kind: Kind, names: &[&str]) {
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        self.names.insert(kind, names.clone());
+        let nonce = match self.session.protocol() {
+            Protocol::Delta => String::new(),
+            Protocol::StateOfTheWorld => self.nonces.get(&kind).cloned().unwrap_or_default(),
+        };
+        let has = self.has.get(&kind).cloned().unwrap_or_default();
+        self.session.request(kind, Request { names, nonce, has, ..Request::default() }).expect("taken");
+    }
+
+    /// All it is told until there is no more, each response as `type: names -removed !missing`.
+    fn hears(&mut self) -> Vec<String> {
+        let mut heard = Vec::new();
+        while let Some(response) = self.next() {
+            let kind = Kind::of_type_url(&response.type_url).expect("a type");
+            let names = response.resources.iter().map(|resource| resource.name.to_string());
+            let removed = response.removed.iter().map(|name| format!("-{name}"));
+            let missing = response.missing.iter().map(|name| format!("!{name}"));
+            let text: Vec<_> = names.chain(removed).chain(missing).collect();
+            heard.push(format!("{kind}: {}", text.join(" ")).replace("outbound|80||", ""));
+            assert!(heard.len() < 100, "there is no end to it: {heard:?}");
+            self.nonces.insert(kind, response.nonce.clone());
+            let names = match self.session.protocol() {
+                Protocol::Delta => Vec::new(),
+                Protocol::StateOfTheWorld => self.names[&kind].clone(),
+            };
+            let has = self.has.entry(kind).or_default();
+            has.extend(response.resources.iter().map(|one| (one.name.to_string(), one.version.text())));
+            let answer = Request { names, nonce: response.nonce, ..Request::default() };
+            self.session.request(kind, answer).expect("taken");
+        }
+        heard
+    }
+
+    fn next(&mut self) -> Option<Response> {
+        loop {
+            let response = self.session.response();
+            if response.is_some() || !self.session.is_unfinished() {
+                return response;
+            }
+        }
+    }
+}
+
+const A: &str = "outbound|80||a";
+const B: &str = "outbound|80||b";
+
+#[test]
+fn a_wildcard_is_answered_once() {
+    for protocol in BOTH {
+        let mut stage = Stage::new(&[("a", &[1])]);
+        let mut client = stage.client(protocol);
+        client.ask(Kind::Listener, &[]);
+        client.ask(Kind::Cluster, &[]);
+        assert_eq!(client.hears(), ["cds: a", "lds: "], "{protocol:?}");
+        client.ask(Kind::Assignment, &[A]);
+        assert_eq!(client.hears(), ["eds: a"], "{protocol:?}");
+        stage.becomes(&[("a", &[2])]);
+        assert_eq!(client.hears(), ["eds: a"], "{protocol:?}");
+    }
+}
+
+#[test]
+fn no_names_after_an_explicit_wildcard_are_no_names() {
+    let mut stage = Stage::new(&[("a", &[1])]);
+    let mut client = stage.client(Protocol::StateOfTheWorld);
+    client.ask(Kind::Cluster, &["*"]);
+    assert_eq!(client.hears(), ["cds: a"]);
+    client.ask(Kind::Cluster, &[]);
+    stage.becomes(&[("a", &[1]), ("b", &[1])]);
+    assert!(client.hears().is_empty());
+    client.ask(Kind::Cluster, &["*"]);
+    assert_eq!(client.hears(), ["cds: a b"]);
+}
+
+#[test]
+fn an_assignment_follows_the_cluster_that_changed() {
+    for protocol in BOTH {
+        let mut stage = Stage::new(&[("a", &[101])]);
+        let mut client = stage.client(protocol);
+        client.ask(Kind::Assignment, &[A]);
+        assert_eq!(client.hears(), ["eds: a"], "{protocol:?}");
+        client.ask(Kind::Cluster, &[]);
+        assert_eq!(client.hears(), ["cds: a", "eds: a"], "{protocol:?}");
+        // Another identity.
+        stage.becomes(&[("a", &[102])]);
+        assert_eq!(client.hears(), ["cds: a", "eds: a"], "{protocol:?}");
+        assert!(client.hears().is_empty());
+    }
+}
+
+#[test]
+fn a_cluster_is_emptied_before_it_is_removed() {
+    for (protocol, by_name, removed) in [
+        (Protocol::Delta, &[][..], "cds: -a"),
+        (Protocol::Delta, &[A, B][..], "cds: -a"),
+        (Protocol::StateOfTheWorld, &[][..], "cds: b"),
+    ] {
+        let mut stage = Stage::new(&[("a", &[1]), ("b", &[1])]);
+        let mut client = stage.client(protocol);
+        client.ask(Kind::Cluster, by_name);
+        client.ask(Kind::Assignment, &[A, B]);
+        client.hears();
+        client.hears();
+        stage.becomes(&[("b", &[1])]);
+        assert_eq!(client.hears(), ["eds: a", removed], "{protocol:?} {by_name:?}");
+        stage.becomes(&[("a", &[1]), ("b", &[1])]);
+        let back = if protocol == Protocol::Delta { "cds: a" } else { "cds: a b" };
+        assert_eq!(client.hears(), [back, "eds: a"], "{protocol:?} {by_name:?}");
+    }
+}
+
+#[test]
+fn a_cluster_that_waits_for_its_removal_holds_up_no_other() {
+    let mut stage = Stage::new(&[("a", &[1])]);
+    let mut client = stage.client(Protocol::StateOfTheWorld);
+    client.ask(Kind::Cluster, &[]);
+    client.ask(Kind::Assignment, &[A]);
+    client.hears();
+    stage.becomes(&[("a", &[2])]);
+    // The assignment is not acknowledged, so that the empty one has to wait.
+    let assignment = client.session.response().expect("the assignment");
+    stage.becomes(&[("b", &[1])]);
+    assert_eq!(client.hears(), ["cds: a b"]);
+    let answer = Request { names: vec![A.into()], nonce: assignment.nonce, ..Request::default() };
+    client.session.request(Kind::Assignment, answer).expect("taken");
+    assert_eq!(client.hears(), ["eds: a", "cds: b"]);
+}
+
+#[test]
+fn who_comes_back_is_told_of_what_went_and_not_of_what_is_there() {
+    let stage = Stage::new(&[("a", &[1])]);
+    let mut before = stage.client(Protocol::Delta);
+    before.ask(Kind::Cluster, &["*", "outbound_.80_._.a"]);
+    assert_eq!(before.hears(), ["cds: a outbound_.80_._.a"]);
+    let mut client = stage.client(Protocol::Delta);
+    client.has = before.has.clone();
+    client.has.entry(Kind::Cluster).or_default().push((B.into(), "0".into()));
+    client.has.insert(Kind::Listener, vec![("x".into(), "0".into())]);
+    client.ask(Kind::Cluster, &["*", "outbound_.80_._.a"]);
+    client.ask(Kind::Listener, &[]);
+    assert_eq!(client.hears(), ["cds: -b", "lds: -x"]);
+}
+
+#[test]
+fn the_last_of_very_many_names_is_looked_at() {
+    let mut stage = Stage::new(&[("z", &[1])]);
+    let names: Vec<String> = (0..RESPONSE_NAMES * 3).map(|number| format!("{number:06}")).collect();
+    let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
+    names.push("outbound|80||z");
+    let mut before = stage.client(Protocol::Delta);
+    before.ask(Kind::Assignment, &names);
+    before.hears();
+    stage.becomes(&[("z", &[2])]);
+    let mut client = stage.client(Protocol::Delta);
+    client.has = before.has.clone();
+    client.ask(Kind::Assignment, &names);
+    assert_eq!(client.hears(), ["eds: z"]);
+}
+
+#[test]
+fn a_response_need_not_hold_all_assignments() {
+    let stage = Stage::new(&[]);
+    let names: Vec<String> = (0..RESPONSE_NAMES + 1).map(|number| format!("{number}")).collect();
+    for protocol in BOTH {
+        let mut client = stage.client(protocol);
+        client.ask(Kind::Assignment, &names.iter().map(String::as_str).collect::<Vec<_>>());
+        assert_eq!(client.hears().len(), 2, "{protocol:?}");
+        assert_eq!(client.has[&Kind::Assignment].len(), names.len(), "{protocol:?}");
+    }
+}
+
+#[test]
+fn of_an_empty_name_there_is_nothing() {
+    let stage = Stage::new(&[("a", &[1])]);
+    for (protocol, heard) in [(Protocol::Delta, "eds: -"), (Protocol::StateOfTheWorld, "eds: !")] {
+        let mut client = stage.client(protocol);
+        client.ask(Kind::Assignment, &[""]);
+        assert_eq!(client.hears(), [heard], "{protocol:?}");
+    }
+}
