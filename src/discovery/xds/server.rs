@@ -9,11 +9,11 @@ use axum::response::Response as HttpResponse;
 use axum::routing::post;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
-use tonic::Status;
 use tonic::codec::{Codec, Streaming};
 use tonic::service::Routes;
 use tonic::transport::Server;
 use tonic::transport::server::{TcpConnectInfo, TcpIncoming};
+use tonic::{Code, Status};
 use tonic_prost::ProstCodec;
 
 use super::hub::{Hub, Mailbox};
@@ -30,8 +30,9 @@ use crate::proto::envoy::config::core::v3::Node;
 use crate::proto::envoy::service::discovery::v3 as discovery;
 use crate::telemetry::discovery::Discovery as Metrics;
 
-/// The size of a request: what a client of 10,000 clusters says when it comes back is under 1 MiB.
-const REQUEST_BYTES_MAX: usize = 4 << 20;
+/// The size of a request: a client of as many names as it may have gives each with its version when it comes back, which
+/// is some 120 bytes.
+const REQUEST_BYTES_MAX: usize = 16 << 20;
 /// Streams at once.
 const STREAMS_MAX: usize = 20_000;
 /// Streams of one connection: one, or one for each type, is what clients have.
@@ -208,7 +209,7 @@ impl Stream {
                 None => Ok(()),
                 Some(Ok(Some(request))) => self.hear(request).await,
                 Some(Ok(None)) => return,
-                Some(Err(status)) => Err(status),
+                Some(Err(status)) => Err(as_clients_expect(status)),
             };
             if let Err(status) = heard {
                 break status;
@@ -311,6 +312,14 @@ impl Stream {
             // Others have a turn.
             tokio::task::yield_now().await;
         }
+    }
+}
+
+/// Too large a request is `OUT_OF_RANGE` to tonic, and `RESOURCE_EXHAUSTED` to all other implementations of gRPC.
+fn as_clients_expect(status: Status) -> Status {
+    match status.code() {
+        Code::OutOfRange => Status::resource_exhausted(status.message()),
+        _ => status,
     }
 }
 
