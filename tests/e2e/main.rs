@@ -17,3 +17,4 @@ mod proto;
 mod registries;
 mod relay;
 mod standalone;
+mod xds;

@@ -1,0 +1,85 @@
+//! The xDS server against peers that share none of its code: the official messages over grpcio, gRPC's own xDS client,
+//! and clients that mean it harm. The scripts are in `tests/interop`; here are the servers that they are run against.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread;
+
+use crate::support::gateway::Gateway;
+use crate::support::{python, skip};
+
+/// Both at once, as they wait for changes of files most of the time.
+#[test]
+fn both_forms_keep_to_the_protocol() {
+    let Some(python) = python() else {
+        return;
+    };
+    let form = |form| {
+        let gateway = server();
+        let replica = replica_of(&gateway);
+        let address = replica.listener("xds").to_string();
+        run(&python, "xds_conformance.py", gateway, &["--form", form, "--replica", &address]);
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| form("delta"));
+        form("sotw");
+    });
+}
+
+fn python() -> Option<OsString> {
+    let python = python::installed();
+    if python.is_none() {
+        skip("interop: there is no Python with gRPC and the official xDS messages (tests/run installs them)");
+    }
+    python
+}
+
+/// A gateway with the registries `east` and `west` in its folder, for the script to write.
+fn server() -> Gateway {
+    let folder = tempfile::tempdir().expect("a folder");
+    for registry in ["east", "west"] {
+        std::fs::write(folder.path().join(format!("{registry}.yaml")), "services: []\n").expect("written");
+    }
+    let config = config(folder.path());
+    Gateway::start_in(folder, &config, &MEMORY)
+}
+
+/// Another server of the same registries.
+fn replica_of(gateway: &Gateway) -> Gateway {
+    let folder = tempfile::tempdir().expect("a folder");
+    Gateway::start_in(folder, &config(gateway.folder()), &MEMORY)
+}
+
+/// The allocator gives back at once what it can, so that figures of memory are of what is used.
+const MEMORY: [(&str, &str); 1] = [("MIMALLOC_PURGE_DELAY", "0")];
+
+fn config(registries: &Path) -> String {
+    let path = registries.display();
+    format!(
+        "listen: \"127.0.0.1:0\"\nnode: {{cluster: east, network: east}}\nregistries:\n\
+         - file: {{path: {path}/east.yaml, cluster: east, network: east}}\n\
+         - file: {{path: {path}/west.yaml, cluster: west, network: west}}\n\
+         networks:\n  east: {{gateways: [{{address: 192.0.2.1, sniPort: 15443}}]}}\n  \
+         west: {{gateways: [{{address: 192.0.2.2, sniPort: 15443}}]}}\n\
+         exports: [{{services: [\"*.mesh\"]}}]\n\
+         xds: {{bind: \"127.0.0.1:0\", clients: [{{networks: [east, west], clusters: [east, west]}}]}}\n"
+    )
+}
+
+/// Runs a script to its end, which the gateway has to outlive; what it said is shown.
+#[track_caller]
+fn run(python: &OsString, script: &str, mut gateway: Gateway, more: &[&str]) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop").join(script);
+    let mut command = Command::new(python);
+    command.arg(path).arg("--folder").arg(gateway.folder());
+    command.args(["--xds", &gateway.listener("xds").to_string(), "--admin", &gateway.admin().to_string()]);
+    let output = command.args(more).env("PYTHONDONTWRITEBYTECODE", "1").stdin(Stdio::null()).output();
+    let output = output.expect("Python starts");
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    eprint!("{said}");
+    if !gateway.is_running() {
+        panic!("{script}: the gateway has ended with {}: {said}", gateway.ended());
+    }
+    assert!(output.status.success(), "{script}: {said}");
+}
