@@ -27,6 +27,15 @@ fn both_forms_keep_to_the_protocol() {
     });
 }
 
+#[test]
+fn grpc_clients_are_led_to_their_servers() {
+    let Some(python) = python() else {
+        return;
+    };
+    let gateway = server();
+    run(&python, "xds_grpc.py", gateway, &[]);
+}
+
 fn python() -> Option<OsString> {
     let python = python::installed();
     if python.is_none() {
