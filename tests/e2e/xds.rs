@@ -36,6 +36,30 @@ fn grpc_clients_are_led_to_their_servers() {
     run(&python, "xds_grpc.py", gateway, &[]);
 }
 
+#[test]
+fn clients_that_misbehave_harm_nobody_else() {
+    let Some(python) = python() else {
+        return;
+    };
+    let gateway = server();
+    let process = gateway.process().to_string();
+    run(&python, "xds_hostile.py", gateway, &["--pid", &process]);
+}
+
+/// Its memory is compared with that of another server, whose clients are as many and ask for nothing.
+#[test]
+fn clients_that_do_not_read_cost_next_to_nothing() {
+    let Some(python) = python() else {
+        return;
+    };
+    let gateway = server();
+    let idle = replica_of(&gateway);
+    let (xds, admin) = (idle.listener("xds").to_string(), idle.admin().to_string());
+    let processes = [gateway.process().to_string(), idle.process().to_string()];
+    let more = ["--pid", &processes[0], "--idle", &xds, &admin, &processes[1]];
+    run(&python, "xds_hostile.py", gateway, &more);
+}
+
 fn python() -> Option<OsString> {
     let python = python::installed();
     if python.is_none() {
