@@ -4,18 +4,27 @@
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::thread;
 
 use crate::support::gateway::Gateway;
 use crate::support::{python, skip};
 
+/// Both at once, as they wait for changes of files most of the time.
 #[test]
-fn delta_keeps_to_the_protocol() {
-    conformance("delta");
-}
-
-#[test]
-fn state_of_the_world_keeps_to_the_protocol() {
-    conformance("sotw");
+fn both_forms_keep_to_the_protocol() {
+    let Some(python) = python() else {
+        return;
+    };
+    let form = |form| {
+        let gateway = server();
+        let replica = replica_of(&gateway);
+        let address = replica.listener("xds").to_string();
+        run(&python, "xds_conformance.py", gateway, &["--form", form, "--replica", &address]);
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| form("delta"));
+        form("sotw");
+    });
 }
 
 #[test]
@@ -24,7 +33,7 @@ fn grpc_clients_are_led_to_their_servers() {
         return;
     };
     let gateway = server();
-    run(&python, "xds_grpc.py", &gateway, &[]);
+    run(&python, "xds_grpc.py", gateway, &[]);
 }
 
 #[test]
@@ -32,9 +41,9 @@ fn clients_that_misbehave_harm_nobody_else() {
     let Some(python) = python() else {
         return;
     };
-    let mut gateway = server();
-    run(&python, "xds_hostile.py", &gateway, &["--pid", &gateway.process().to_string()]);
-    assert!(gateway.is_running());
+    let gateway = server();
+    let process = gateway.process().to_string();
+    run(&python, "xds_hostile.py", gateway, &["--pid", &process]);
 }
 
 /// Its memory is compared with that of another server, whose clients are as many and ask for nothing.
@@ -48,17 +57,7 @@ fn clients_that_do_not_read_cost_next_to_nothing() {
     let (xds, admin) = (idle.listener("xds").to_string(), idle.admin().to_string());
     let processes = [gateway.process().to_string(), idle.process().to_string()];
     let more = ["--pid", &processes[0], "--idle", &xds, &admin, &processes[1]];
-    run(&python, "xds_hostile.py", &gateway, &more);
-}
-
-fn conformance(form: &str) {
-    let Some(python) = python() else {
-        return;
-    };
-    let gateway = server();
-    let replica = replica_of(&gateway);
-    let address = replica.listener("xds").to_string();
-    run(&python, "xds_conformance.py", &gateway, &["--form", form, "--replica", &address]);
+    run(&python, "xds_hostile.py", gateway, &more);
 }
 
 fn python() -> Option<OsString> {
@@ -101,9 +100,9 @@ fn config(registries: &Path) -> String {
     )
 }
 
-/// Runs a script to its end; what it said is shown.
+/// Runs a script to its end, which the gateway has to outlive; what it said is shown.
 #[track_caller]
-fn run(python: &OsString, script: &str, gateway: &Gateway, more: &[&str]) {
+fn run(python: &OsString, script: &str, mut gateway: Gateway, more: &[&str]) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop").join(script);
     let mut command = Command::new(python);
     command.arg(path).arg("--folder").arg(gateway.folder());
@@ -112,5 +111,8 @@ fn run(python: &OsString, script: &str, gateway: &Gateway, more: &[&str]) {
     let output = output.expect("Python starts");
     let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
     eprint!("{said}");
+    if !gateway.is_running() {
+        panic!("{script}: the gateway has ended with {}: {said}", gateway.ended());
+    }
     assert!(output.status.success(), "{script}: {said}");
 }

@@ -114,7 +114,6 @@ def unborn(world, xds, clients, protocol, **_):
         client.is_silent(world)
         world.put("east", simple("z", 9))
         client.response(kind, [name])
-        client.is_silent(world)
         world.remove("east", "z.mesh")
         if protocol == DELTA:
             client.response(kind, [], removed=[name])
@@ -473,7 +472,7 @@ def late(world, xds, clients, protocol, **_):
     client = opened(clients, xds, protocol)
     client.ask(EDS, [A, B])
     response = client.response(EDS, [A, B], acknowledge=False)
-    for host in range(10, 20):
+    for host in range(15, 20):
         world.put("east", simple("a", host), simple("b", 2 if host == 19 else host))
     client.acknowledge(response)
     found = client.response(EDS, [A])

@@ -20,9 +20,6 @@ from envoy.config.core.v3 import base_pb2
 from envoy.config.endpoint.v3 import endpoint_pb2
 from envoy.config.listener.v3 import listener_pb2
 from envoy.config.route.v3 import route_pb2
-from envoy.extensions.filters.http.router.v3 import router_pb2  # noqa: F401 (read out of listeners)
-from envoy.extensions.filters.network.http_connection_manager.v3 import http_connection_manager_pb2  # noqa: F401
-from envoy.extensions.transport_sockets.raw_buffer.v3 import raw_buffer_pb2  # noqa: F401
 from envoy.extensions.transport_sockets.tls.v3 import tls_pb2
 from envoy.service.discovery.v3 import discovery_pb2
 
@@ -386,6 +383,13 @@ def admin(address, path):
     """JSON of the admin API."""
     with urllib.request.urlopen(f"http://{address}{path}", timeout=PATIENCE) as answer:
         return json.load(answer)
+
+
+def metric(address, name):
+    """The sum of a metric's samples."""
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=PATIENCE) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.replace("{", " ").split(" ")[0] == name)
 
 
 def eventually(what, ready):
