@@ -38,7 +38,8 @@ impl<V: Clone> NameMap<V> {
 
     pub fn insert(&mut self, name: HostName, value: V) -> Option<V> {
         if self.buckets.is_empty() {
-            self.buckets = vec![Arc::new(HashMap::default()); BUCKETS].into();
+            let empty = Arc::new(HashMap::default());
+            self.buckets = vec![empty; BUCKETS].into();
         }
         let bucket = self.bucket(name.as_str());
         let old = Arc::make_mut(&mut self.buckets[bucket]).insert(name, value);

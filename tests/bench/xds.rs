@@ -331,16 +331,16 @@ fn measure() -> Result<()> {
         resident as f64 / mesh.endpoints as f64,
         peak as f64 / 1048576.0
     );
-    let undisturbed = push(&mesh, &mut gateway, 0)?;
-    let disturbed = push(&mesh, &mut gateway, CLIENTS / 20)?;
+    let undisturbed = push(&mesh, &gateway, 0)?;
+    let disturbed = push(&mesh, &gateway, CLIENTS / 20)?;
     println!("p99 with 5 % of the clients stuck: {:.2} of that without", disturbed / undisturbed);
-    restart(&mesh, &mut gateway)?;
+    restart(&mesh, &gateway)?;
     large(&mesh, &mut gateway)?;
     Ok(())
 }
 
 /// One endpoint more or less of a service that all clients have; gives the p99 of change → last acknowledgement.
-fn push(mesh: &Mesh, gateway: &mut Gateway, stuck: usize) -> Result<f64> {
+fn push(mesh: &Mesh, gateway: &Gateway, stuck: usize) -> Result<f64> {
     let before = memory(&gateway.child, "VmRSS")?;
     let fleet = Fleet::start(gateway.xds, stuck)?;
     let live = CLIENTS - stuck;
@@ -374,7 +374,7 @@ fn push(mesh: &Mesh, gateway: &mut Gateway, stuck: usize) -> Result<f64> {
 }
 
 /// Every endpoint of one cluster replaced, bit by bit: nobody elsewhere hears of it.
-fn restart(mesh: &Mesh, gateway: &mut Gateway) -> Result<()> {
+fn restart(mesh: &Mesh, gateway: &Gateway) -> Result<()> {
     let fleet = Fleet::start(gateway.xds, 0)?;
     fleet.acknowledged(CLIENTS)?;
     let pushes = gateway.metric("isthmus_xds_pushes_total{type=\"eds\"}")?;

@@ -167,7 +167,16 @@ fn open<R: DiscoveryRequest>(
     let decoder = ProstCodec::<R, R>::default().decoder();
     let requests: Streaming<R> =
         Streaming::new_request(decoder, request.into_body(), None, Some(REQUEST_BYTES_MAX));
-    let stream = Stream { service: service.clone(), peer, protocol, only, place, session: None, outgoing };
+    let stream = Stream {
+        service: service.clone(),
+        peer,
+        protocol,
+        only,
+        place,
+        session: None,
+        outgoing,
+        refused: [false; Kind::ALL.len()],
+    };
     service.scope.spawn(async move {
         service_count(&stream.service);
         let service = stream.service.clone();
@@ -194,6 +203,8 @@ struct Stream {
     /// Made by the first request.
     session: Option<Session>,
     outgoing: mpsc::Sender<Outgoing>,
+    /// Types of which it has refused a response.
+    refused: [bool; Kind::ALL.len()],
 }
 
 impl Stream {
@@ -263,7 +274,10 @@ impl Stream {
             }
             Answer::Nack(text) => {
                 self.service.metrics.rejected(kind.text());
-                tracing::warn!(peer = %self.peer, kind = kind.text(), text, "an xDS client refused a response");
+                // Once for each type: a client that refuses everything would fill the log.
+                if !std::mem::replace(&mut self.refused[kind as usize], true) {
+                    tracing::warn!(peer = %self.peer, kind = kind.text(), text, "an xDS client refused a response");
+                }
             }
         }
         self.place.note(kind, session.overview(kind), &answer);
