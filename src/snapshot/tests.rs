@@ -59,33 +59,34 @@ pub(crate) fn scoped(shard: Shard) -> Arc<ScopedShard> {
     ScopedShard::new(shard, &RegistryScope { services: Vec::new(), networks: Some(networks) }).into()
 }
 
-pub(crate) fn policy(
-    networks: Vec<NetworkPolicy>,
-    exports: Vec<Arc<ExportRule>>,
-    routes: Vec<Arc<Route>>,
-) -> Policy {
-    let timeouts = Timeouts::default();
-    let own = |timeout: Duration| Arc::new(Tuning { connect_timeout: timeout, ..tuning() });
-    let policies = vec![(pattern("s1.shop.mesh"), own(Duration::from_secs(1)))];
+/// A policy that says nothing but which node it is of.
+pub(crate) fn policy_of(cluster: &str, network: &str) -> Policy {
     Policy {
-        node: Node {
-            cluster: ClusterId::new("a"),
-            network: Network::new("n1"),
-            locality: place("r/1"),
-            ..Node::default()
-        },
+        node: Node { cluster: ClusterId::new(cluster), network: Network::new(network), ..Node::default() },
         mesh: MeshNames {
             cluster_domain: host_name("cluster.local"),
             trust_domain: TrustDomain::parse("cluster.local").expect("legal"),
         },
         listeners: Vec::new(),
-        routes,
-        exports,
-        tuning: ServiceTuning { default: tuning().into(), policies },
-        networks,
+        routes: Vec::new(),
+        exports: Vec::new(),
+        tuning: ServiceTuning { default: tuning().into(), policies: Vec::new() },
+        networks: Vec::new(),
         limits: Limits::default(),
-        timeouts,
+        timeouts: Timeouts::default(),
     }
+}
+
+pub(crate) fn policy(
+    networks: Vec<NetworkPolicy>,
+    exports: Vec<Arc<ExportRule>>,
+    routes: Vec<Arc<Route>>,
+) -> Policy {
+    let own = |timeout: Duration| Arc::new(Tuning { connect_timeout: timeout, ..tuning() });
+    let mut policy = Policy { networks, exports, routes, ..policy_of("a", "n1") };
+    policy.node.locality = place("r/1");
+    policy.tuning.policies.push((pattern("s1.shop.mesh"), own(Duration::from_secs(1))));
+    policy
 }
 
 fn tuning() -> Tuning {

@@ -14,13 +14,10 @@ use crate::discovery::xds::render;
 use crate::discovery::xds::resource::Version;
 use crate::discovery::xds::session::{Protocol, Request, Response, Session};
 use crate::document::services::read_registry;
-use crate::model::identity::TrustDomain;
 use crate::model::place::{ClusterId, Network};
 use crate::snapshot::Snapshot;
-use crate::snapshot::policy::{
-    Access, ExportRule, ExportScope, Gateway, Limits, Mesh, NetworkPolicy, Node, ServiceTuning, Timeouts,
-    Tuning,
-};
+use crate::snapshot::policy::Gateway;
+use crate::snapshot::tests::{gateway, network as network_of, policy_of, rule};
 use crate::snapshot::view::{Client as ClientKind, Families, Viewer};
 use crate::telemetry::recorder::Recorder;
 
@@ -55,50 +52,13 @@ fn network(at: usize) -> Network {
 }
 
 fn policy() -> Arc<Policy> {
-    let timeouts = Timeouts::default();
-    let gateway = |host: &str, cluster: &str, weight: u32| Gateway {
-        host: Host::parse(host).expect("a host"),
-        sni_port: Some(15443),
-        hbone_port: None,
-        cluster: ClusterId::new(cluster),
-        locality: crate::model::place::Locality::default(),
-        weight: crate::model::endpoint::Weight::new(weight).expect("not 0"),
-        identity: None,
-    };
-    let networks = [
-        (network(0), vec![gateway("192.168.0.1", "", 1)]),
-        (network(1), vec![gateway("192.168.1.1", "c1", 1), gateway("192.168.1.2", "", 2)]),
-        (network(2), vec![gateway("gateway.north", "", 1)]),
+    let of_cluster = |gateway: Gateway| Gateway { cluster: ClusterId::new("c1"), ..gateway };
+    let networks = vec![
+        network_of("east", vec![gateway("192.168.0.1", 1)]),
+        network_of("west", vec![of_cluster(gateway("192.168.1.1", 1)), gateway("192.168.1.2", 2)]),
+        network_of("north", vec![gateway("gateway.north", 1)]),
     ];
-    let networks = networks.into_iter().map(|(name, gateways)| NetworkPolicy {
-        name,
-        access: Access::Gateway,
-        cidrs: Vec::new(),
-        gateways,
-    });
-    let everything = ExportRule {
-        name: "exports[0]".into(),
-        services: vec![crate::model::name::NamePattern::Any],
-        except: Vec::new(),
-        ports: Vec::new(),
-        clusters: Vec::new(),
-        listeners: Vec::new(),
-        to: ExportScope::default(),
-    };
-    Arc::new(Policy {
-        node: Node { cluster: ClusterId::new("c0"), network: network(0), ..Node::default() },
-        mesh: Mesh {
-            cluster_domain: HostName::parse("cluster.local").expect("a name"),
-            trust_domain: TrustDomain::parse("cluster.local").expect("a domain"),
-        },
-        listeners: Vec::new(),
-        routes: Vec::new(),
-        exports: vec![Arc::new(everything)],
-        tuning: ServiceTuning { default: Arc::new(Tuning::for_services(&timeouts)), policies: Vec::new() },
-        networks: networks.collect(),
-        limits: Limits::default(),
-        timeouts,
-    })
+    Arc::new(Policy { networks, exports: vec![rule("*")], ..policy_of("c0", "east") })
 }
 
 /// A registry's next word: some services with some endpoints.
@@ -368,7 +328,8 @@ impl Story {
 
     fn dispatch(&mut self) {
         let next = self.reader.latest();
-        self.hub.step(&self.seen, &next);
+        // Of the owner's own tasks none runs meanwhile: this drives the future alone.
+        tokio::runtime::Handle::current().block_on(self.hub.step(&self.seen, &next));
         self.seen = next;
     }
 

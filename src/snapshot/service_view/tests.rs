@@ -4,31 +4,13 @@ use std::collections::BTreeSet;
 
 use super::*;
 use crate::document::services::read_registry;
-use crate::model::identity::TrustDomain;
 use crate::model::name::HostName;
 use crate::model::place::ClusterId;
 use crate::snapshot::build;
-use crate::snapshot::policy::{Limits, Mesh, Policy, RegistryScope, ServiceTuning, Timeouts};
+use crate::snapshot::policy::RegistryScope;
+use crate::snapshot::tests::policy_of;
 
 const NETWORK: &str = "net";
-
-fn policy() -> Arc<Policy> {
-    let timeouts = Timeouts::default();
-    Arc::new(Policy {
-        node: Node { cluster: ClusterId::new("east"), network: Network::new(NETWORK), ..Node::default() },
-        mesh: Mesh {
-            cluster_domain: HostName::parse("cluster.local").expect("a name"),
-            trust_domain: TrustDomain::parse("cluster.local").expect("a domain"),
-        },
-        listeners: Vec::new(),
-        routes: Vec::new(),
-        exports: Vec::new(),
-        tuning: ServiceTuning { default: Arc::new(Tuning::for_services(&timeouts)), policies: Vec::new() },
-        networks: Vec::new(),
-        limits: Limits::default(),
-        timeouts,
-    })
-}
 
 /// A shard with the service `a.mesh`, of these ports and endpoints (YAML), on the gateway's network.
 fn shard(cluster: &str, ports: &str, endpoints: &str, standing: Standing) -> Arc<ScopedShard> {
@@ -41,7 +23,7 @@ fn shard(cluster: &str, ports: &str, endpoints: &str, standing: Standing) -> Arc
 }
 
 fn merged(shards: &[Arc<ScopedShard>], resolved: &Resolved) -> Arc<ServiceView> {
-    let policy = policy();
+    let policy = policy_of("east", NETWORK).into();
     let snapshot = build::all(World { policy: &policy, shards, resolved }, 1, 1);
     snapshot.service("a.mesh").expect("there").clone()
 }
@@ -133,7 +115,7 @@ fn a_change_of_standing_changes_exactly_the_services_of_the_shard() {
     let changed: BTreeSet<HostName> = stale.changed(&demoted).into_iter().collect();
     let names: Vec<&str> = changed.iter().map(HostName::as_str).collect();
     assert_eq!(names, ["a.mesh"]);
-    let (policy, resolved) = (policy(), Resolved::new());
+    let (policy, resolved) = (Arc::new(policy_of("east", NETWORK)), Resolved::new());
     let world = |shards| World { policy: &policy, shards, resolved: &resolved };
     let before = [stale, live.clone()];
     let after = [demoted, live];
