@@ -28,6 +28,27 @@ const TURN: usize = 64;
 /// All clusters, by the host name of their service.
 pub type Clusters = NameMap<Arc<[Arc<Resource>]>>;
 
+/// The clusters of one service.
+pub(super) fn clusters_of(all: &Clusters, hostname: &HostName) -> Arc<[Arc<Resource>]> {
+    all.get(hostname.as_str()).cloned().unwrap_or_default()
+}
+
+/// Makes these the clusters of a service; the list is copied only as far as others hold it.
+pub(super) fn put_clusters(all: &mut Arc<Clusters>, hostname: HostName, clusters: Arc<[Arc<Resource>]>) {
+    let all = Arc::make_mut(all);
+    if clusters.is_empty() {
+        all.remove(hostname.as_str());
+    } else {
+        all.insert(hostname, clusters);
+    }
+}
+
+/// Whether two lists share all that they hold.
+pub(super) fn are_same(one: &Arc<[Arc<Resource>]>, other: &Arc<[Arc<Resource>]>) -> bool {
+    Arc::ptr_eq(one, other)
+        || one.len() == other.len() && one.iter().zip(&**other).all(|(a, b)| Arc::ptr_eq(a, b))
+}
+
 /// What sessions are served from.
 pub struct Hub {
     reader: Reader,
@@ -71,10 +92,14 @@ struct All {
 pub struct Subscription {
     hub: Arc<Hub>,
     mailbox: Arc<Mailbox>,
-    /// `None`: the name means nothing, and never will.
-    rendering: Option<Arc<Rendering>>,
-    /// What there is of a name that means nothing.
-    nothing: Option<Arc<Resource>>,
+    subject: Subject,
+}
+
+/// What a name stands for.
+enum Subject {
+    Rendering(Arc<Rendering>),
+    /// It means nothing, and never will: what there is of it stays as it is.
+    Nothing(Option<Arc<Resource>>),
 }
 
 impl Hub {
@@ -88,31 +113,30 @@ impl Hub {
         let mut seen = self.reader.latest();
         while self.reader.changed(seen.generation).await {
             let next = self.reader.latest();
-            let mut news = self.update_all(&seen, &next);
-            for some in self.concerned(&seen, &next).chunks(TURN) {
-                some.iter().for_each(|rendering| news.extend(self.refresh(rendering, &next)));
-                tokio::task::yield_now().await;
-            }
-            tell(&news);
+            self.step(&seen, &next).await;
             seen = next;
         }
     }
 
-    /// The same at once, for one step of the world.
-    pub fn step(&self, seen: &Snapshot, next: &Snapshot) {
-        let mut news = self.update_all(seen, next);
-        news.extend(self.concerned(seen, next).iter().filter_map(|rendering| self.refresh(rendering, next)));
+    /// Renders again what may come out otherwise in another world, and then tells of what does.
+    pub async fn step(&self, seen: &Snapshot, next: &Snapshot) {
+        self.told.keep_those_of(next);
+        let changed = next.changed_since(seen);
+        let mut news = Vec::from_iter(self.update_all(seen, next, changed.as_deref()));
+        for some in self.concerned(changed.as_deref()).chunks(TURN) {
+            news.extend(some.iter().filter_map(|rendering| self.refresh(rendering, next)));
+            tokio::task::yield_now().await;
+        }
         tell(&news);
     }
 
-    /// The renderings that may come out otherwise.
-    fn concerned(&self, seen: &Snapshot, next: &Snapshot) -> Vec<Arc<Rendering>> {
-        self.told.keep_those_of(next);
+    /// The renderings of these services; `None`: of all.
+    fn concerned(&self, changed: Option<&[HostName]>) -> Vec<Arc<Rendering>> {
         let list = |renderings: &HashMap<Key, Arc<Rendering>>| {
             #[expect(clippy::disallowed_methods, reason = "who is rendered first does not matter")]
             renderings.values().cloned().collect::<Vec<_>>()
         };
-        match next.changed_since(seen) {
+        match changed {
             None => self.renderings.iter().flat_map(|entry| list(entry.value())).collect(),
             Some(names) => {
                 let known = |name: &HostName| self.renderings.get(name).map(|entry| list(entry.value()));
@@ -150,67 +174,56 @@ impl Hub {
         true
     }
 
-    /// Brings the list of all clusters up to a world; who is to be told of it.
-    fn update_all(&self, seen: &Snapshot, world: &Snapshot) -> Vec<News> {
+    /// Brings the list of all clusters up to a world, of which these services are `changed` (`None`: any may be); who is
+    /// to be told of it.
+    fn update_all(&self, seen: &Snapshot, world: &Snapshot, changed: Option<&[HostName]>) -> Option<News> {
         let mut all = lock(&self.all);
         if all.generation == 0 || all.generation >= world.generation {
-            return Vec::new();
+            return None;
         }
-        let names: BTreeSet<HostName> = match world.changed_since(seen) {
-            Some(names) if all.generation == seen.generation => names.into_iter().collect(),
+        let names: BTreeSet<HostName> = match changed {
+            Some(names) if all.generation == seen.generation => names.iter().cloned().collect(),
             _ => {
                 let now = world.services().into_iter().map(|service| service.key.hostname.clone());
                 now.chain(all.clusters.iter().map(|(name, _)| name.clone())).collect()
             }
         };
-        let mut clusters = (*all.clusters).clone();
         let mut differs = false;
-        for name in &names {
-            differs |= self.update_clusters(&mut clusters, world, name);
+        for name in names {
+            differs |= self.update_clusters(&mut all.clusters, world, name);
         }
         all.generation = world.generation;
-        if !differs {
-            return Vec::new();
-        }
-        all.clusters = Arc::new(clusters);
-        vec![News { kind: Kind::Cluster, name: None, subscribers: all.subscribers.clone() }]
+        differs.then(|| News { kind: Kind::Cluster, name: None, subscribers: all.subscribers.clone() })
     }
 
     /// Whether a service's clusters are others than before.
-    fn update_clusters(&self, clusters: &mut Clusters, world: &Snapshot, name: &HostName) -> bool {
-        let before = clusters.get(name.as_str()).cloned();
-        let made = render::clusters(world, name, &self.told);
-        if made.is_empty() {
-            return clusters.remove(name.as_str()).is_some();
-        }
-        let old = before.unwrap_or_default();
+    fn update_clusters(&self, all: &mut Arc<Clusters>, world: &Snapshot, name: HostName) -> bool {
+        let old = clusters_of(all, &name);
         let keep = |made: Resource| match old.iter().find(|old| old.name == made.name) {
             Some(old) if old.version == made.version => old.clone(),
             _ => Arc::new(made),
         };
-        let made: Arc<[Arc<Resource>]> = made.into_iter().map(keep).collect();
-        let same = made.len() == old.len() && made.iter().zip(old.iter()).all(|(a, b)| Arc::ptr_eq(a, b));
-        if !same {
-            clusters.insert(name.clone(), made);
+        let made: Arc<[Arc<Resource>]> =
+            render::clusters(world, &name, &self.told).into_iter().map(keep).collect();
+        let differs = !are_same(&made, &old);
+        if differs {
+            put_clusters(all, name, made);
         }
-        !same
+        differs
     }
 
-    /// All clusters, and to be told when one changes.
+    /// All clusters, and to be told when one changes; once at a time.
     pub fn subscribe_all(&self, mailbox: &Arc<Mailbox>) {
         let mut all = lock(&self.all);
         if all.generation == 0 {
             // Not before: a mesh without such clients does not pay for it.
             let world = self.reader.latest();
-            let mut clusters = Clusters::new();
             for service in world.services() {
-                self.update_clusters(&mut clusters, &world, &service.key.hostname);
+                self.update_clusters(&mut all.clusters, &world, service.key.hostname.clone());
             }
-            (all.generation, all.clusters) = (world.generation, Arc::new(clusters));
+            all.generation = world.generation;
         }
-        if !all.subscribers.iter().any(|other| other.id == mailbox.id) {
-            all.subscribers.push(mailbox.clone());
-        }
+        all.subscribers.push(mailbox.clone());
     }
 
     pub fn unsubscribe_all(&self, mailbox: &Mailbox) {
@@ -234,7 +247,7 @@ impl Hub {
         let Some(target) = kind.read(name) else {
             let world = self.reader.latest();
             let nothing = render::resource(&world, kind, name, None, viewer, &self.told).map(Arc::new);
-            return Subscription { hub, mailbox, rendering: None, nothing };
+            return Subscription { hub, mailbox, subject: Subject::Nothing(nothing) };
         };
         // Only assignments depend on where the viewer is.
         let viewer = match kind {
@@ -251,7 +264,7 @@ impl Hub {
             .clone();
         // While nobody else can take the rendering out.
         lock(&rendering.state).subscribers.push(mailbox.clone());
-        Subscription { hub, mailbox, rendering: Some(rendering), nothing: None }
+        Subscription { hub, mailbox, subject: Subject::Rendering(rendering) }
     }
 
     /// Renderings that are kept.
@@ -263,8 +276,9 @@ impl Hub {
 impl Subscription {
     /// The resource as the newest world has it.
     pub fn current(&self) -> Option<Arc<Resource>> {
-        let Some(rendering) = &self.rendering else {
-            return self.nothing.clone();
+        let rendering = match &self.subject {
+            Subject::Rendering(rendering) => rendering,
+            Subject::Nothing(nothing) => return nothing.clone(),
         };
         let mut state = lock(&rendering.state);
         if state.generation == 0 {
@@ -277,7 +291,7 @@ impl Subscription {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        let Some(rendering) = &self.rendering else {
+        let Subject::Rendering(rendering) = &self.subject else {
             return;
         };
         let hostname = &rendering.target.hostname;

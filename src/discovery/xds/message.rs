@@ -145,21 +145,19 @@ impl http_body::Body for Body {
             if self.ended {
                 return Poll::Ready(None);
             }
-            match ready!(self.outgoing.poll_recv(context)) {
-                Some(Outgoing::Response(response)) => self.message = Some(Message::new(response)),
-                end => {
-                    let stopping = || Status::unavailable("the server stops");
-                    let status = match end {
-                        Some(Outgoing::End(status)) => status,
-                        _ => stopping(),
-                    };
-                    self.ended = true;
-                    let mut trailers = http::HeaderMap::new();
-                    // Refused for a text that is no header: the client is told nothing rather than something wrong.
-                    let _ = status.add_header(&mut trailers);
-                    return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
+            let status = match ready!(self.outgoing.poll_recv(context)) {
+                Some(Outgoing::Response(response)) => {
+                    self.message = Some(Message::new(response));
+                    continue;
                 }
-            }
+                Some(Outgoing::End(status)) => status,
+                None => Status::unavailable("the server stops"),
+            };
+            self.ended = true;
+            let mut trailers = http::HeaderMap::new();
+            // Refused for a text that is no header: the client is told nothing rather than something wrong.
+            let _ = status.add_header(&mut trailers);
+            return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
         }
     }
 }

@@ -38,6 +38,14 @@ const ROOTS_SECRET: &str = "ROOTCA";
 /// What mesh endpoints and SNI gateways of Istio expect to be offered.
 const MESH_ALPN: &str = "istio";
 
+/// What a name speaks of.
+#[derive(Clone, Copy)]
+struct Found<'a> {
+    service: &'a ServiceView,
+    port: &'a PortView,
+    subset: &'a str,
+}
+
 /// The resource of a name for a viewer; `None` where there is none. Every assignment there is: that of a service
 /// nobody has told of is empty. Of nothing at all there is nothing: clients refuse an assignment without a name, and
 /// some give up all names by asking for an empty one.
@@ -54,16 +62,18 @@ pub fn resource(
     }
     let found = target.and_then(|target| {
         let service = snapshot.service(target.hostname.as_str())?;
-        Some((service, service.port(target.port)?, &*target.subset))
+        Some(Found { service, port: service.port(target.port)?, subset: &target.subset })
     });
     match (kind, found) {
         (Kind::Assignment, found) => Some(assignment(snapshot, name, found, viewer)),
-        (Kind::Cluster, Some((service, port, subset))) => {
-            let known = subset.is_empty() || service.subsets.contains_key(subset);
-            known.then(|| cluster_of(snapshot, name, service, port, subset, (viewer.client, told)))
+        (Kind::Cluster, Some(found)) => {
+            let known = found.subset.is_empty() || found.service.subsets.contains_key(found.subset);
+            let peers = (known && viewer.client == Client::Envoy)
+                .then(|| told.peers(snapshot, found.service, found.port));
+            known.then(|| cluster_of(snapshot, name, found, peers.as_deref()))
         }
         (Kind::Listener, Some(_)) => Some(listener_of(name)),
-        (Kind::Route, Some((service, port, _))) => Some(route_of(name, service, port)),
+        (Kind::Route, Some(found)) => Some(route_of(name, found)),
         (Kind::Cluster | Kind::Listener | Kind::Route, None) => None,
     }
 }
@@ -75,24 +85,19 @@ pub fn clusters(snapshot: &Snapshot, hostname: &HostName, told: &Told) -> Vec<Re
     };
     let mut clusters = Vec::new();
     for port in &service.ports {
+        let peers = told.peers(snapshot, service, port);
         let subsets = std::iter::once("").chain(service.subsets.keys().map(|subset| &**subset));
         for subset in subsets {
             let name = cluster_name(port.port, subset, &service.name).into();
-            clusters.push(cluster_of(snapshot, &name, service, port, subset, (Client::Envoy, told)));
+            clusters.push(cluster_of(snapshot, &name, Found { service, port, subset }, Some(&peers)));
         }
     }
     clusters
 }
 
-fn cluster_of(
-    snapshot: &Snapshot,
-    name: &Arc<str>,
-    service: &ServiceView,
-    port: &PortView,
-    subset: &str,
-    (client, told): (Client, &Told),
-) -> Resource {
-    let tuning = snapshot.policy.tuning.of(&service.name);
+/// For Envoy, which is told of peers, or for gRPC, which brings its own credentials.
+fn cluster_of(snapshot: &Snapshot, name: &Arc<str>, found: Found<'_>, peers: Option<&Peers>) -> Resource {
+    let tuning = snapshot.policy.tuning.of(&found.service.name);
     let mut made = cluster::Cluster {
         name: name.to_string(),
         cluster_discovery_type: Some(cluster::cluster::ClusterDiscoveryType::Type(
@@ -106,7 +111,7 @@ fn cluster_of(
         lb_policy: cluster::cluster::LbPolicy::RoundRobin.into(),
         ..cluster::Cluster::default()
     };
-    if client == Client::Envoy {
+    if let Some(peers) = peers {
         // Endpoints that are not ready are told of as such; they get calls only where none is ready, and the policy
         // lets them (a threshold of 0 never does).
         let threshold = if tuning.panic { 0.01 } else { 0.0 };
@@ -114,19 +119,14 @@ fn cluster_of(
             healthy_panic_threshold: Some(Percent { value: threshold }),
             ..cluster::cluster::CommonLbConfig::default()
         });
-        let peers = told.peers(snapshot, service, port);
-        made.transport_socket_matches = transport_sockets(service, port, subset, &peers);
+        made.transport_socket_matches = transport_sockets(found, peers);
     }
     Resource::new(Kind::Cluster, name.clone(), &made)
 }
 
 /// Mutual TLS for endpoints and gateways that speak it, nothing of Envoy's own for the rest.
-fn transport_sockets(
-    service: &ServiceView,
-    port: &PortView,
-    subset: &str,
-    peers: &Peers,
-) -> Vec<cluster::cluster::TransportSocketMatch> {
+fn transport_sockets(found: Found<'_>, peers: &Peers) -> Vec<cluster::cluster::TransportSocketMatch> {
+    let Found { service, port, subset } = found;
     let socket = |name: &str, kind: &str, config: Any| core::TransportSocket {
         name: format!("envoy.transport_sockets.{name}"),
         config_type: Some(core::transport_socket::ConfigType::TypedConfig(Any {
@@ -185,13 +185,8 @@ fn mutual_tls(sni: String, peers: &Peers) -> tls::UpstreamTlsContext {
     }
 }
 
-fn assignment(
-    snapshot: &Snapshot,
-    name: &Arc<str>,
-    found: Option<(&Arc<ServiceView>, &PortView, &str)>,
-    viewer: &Viewer,
-) -> Resource {
-    let given = found.and_then(|(service, port, subset)| view(snapshot, service, port, subset, viewer));
+fn assignment(snapshot: &Snapshot, name: &Arc<str>, found: Option<Found<'_>>, viewer: &Viewer) -> Resource {
+    let given = found.and_then(|found| view(snapshot, found.service, found.port, found.subset, viewer));
     let entries = given.map(|given| given.entries).unwrap_or_default();
     let made = endpoint::ClusterLoadAssignment {
         cluster_name: name.to_string(),
@@ -305,8 +300,8 @@ fn listener_of(name: &Arc<str>) -> Resource {
 }
 
 /// Everything goes to the cluster of the service port.
-fn route_of(name: &Arc<str>, service: &ServiceView, port: &PortView) -> Resource {
-    let cluster = cluster_name(port.port, "", &service.name);
+fn route_of(name: &Arc<str>, found: Found<'_>) -> Resource {
+    let cluster = cluster_name(found.port.port, "", &found.service.name);
     let action = route::RouteAction {
         cluster_specifier: Some(route::route_action::ClusterSpecifier::Cluster(cluster)),
     };

@@ -1,15 +1,16 @@
 //! What a client is told, request by request and world by world.
 
+use super::draft::RESPONSE_NAMES;
 use super::*;
 use crate::document::services::read_registry;
-use crate::model::identity::TrustDomain;
 use crate::model::place::{ClusterId, Network};
 use crate::snapshot::Snapshot;
 use crate::snapshot::build;
 use crate::snapshot::build::World;
-use crate::snapshot::policy::{Limits, Mesh, Node, Policy, RegistryScope, ServiceTuning, Timeouts, Tuning};
+use crate::snapshot::policy::{Policy, RegistryScope};
 use crate::snapshot::routes::Resolved;
 use crate::snapshot::shard::ScopedShard;
+use crate::snapshot::tests::policy_of;
 use crate::world::Publisher;
 
 const BOTH: [Protocol; 2] = [Protocol::Delta, Protocol::StateOfTheWorld];
@@ -24,24 +25,7 @@ struct Stage {
 impl Stage {
     /// Services by name, each with the hosts of its endpoints; a host from 100 on has an identity of its own.
     fn new(services: &[(&str, &[u8])]) -> Self {
-        let timeouts = Timeouts::default();
-        let policy = Arc::new(Policy {
-            node: Node { cluster: ClusterId::new("east"), network: Network::new("east"), ..Node::default() },
-            mesh: Mesh {
-                cluster_domain: HostName::parse("cluster.local").expect("a name"),
-                trust_domain: TrustDomain::parse("cluster.local").expect("a domain"),
-            },
-            listeners: Vec::new(),
-            routes: Vec::new(),
-            exports: Vec::new(),
-            tuning: ServiceTuning {
-                default: Arc::new(Tuning::for_services(&timeouts)),
-                policies: Vec::new(),
-            },
-            networks: Vec::new(),
-            limits: Limits::default(),
-            timeouts,
-        });
+        let policy = Arc::new(policy_of("east", "east"));
         let (publisher, reader) = Publisher::new(snapshot(&policy, 1, services));
         Self { policy, publisher, hub: Hub::new(reader) }
     }
@@ -49,7 +33,8 @@ impl Stage {
     fn becomes(&mut self, services: &[(&str, &[u8])]) {
         let seen = self.publisher.current();
         self.publisher.publish(snapshot(&self.policy, seen.generation + 1, services));
-        self.hub.step(&seen, &self.publisher.current());
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        runtime.block_on(self.hub.step(&seen, &self.publisher.current()));
     }
 
     fn client(&self, protocol: Protocol) -> Client {
@@ -93,7 +78,7 @@ impl Client {
     fn ask(&mut self, kind: Kind, names: &[&str]) {
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         self.names.insert(kind, names.clone());
-        let nonce = match self.session.protocol() {
+        let nonce = match self.session.protocol {
             Protocol::Delta => String::new(),
             Protocol::StateOfTheWorld => self.nonces.get(&kind).cloned().unwrap_or_default(),
         };
@@ -113,7 +98,7 @@ impl Client {
             heard.push(format!("{kind}: {}", text.join(" ")).replace("outbound|80||", ""));
             assert!(heard.len() < 100, "there is no end to it: {heard:?}");
             self.nonces.insert(kind, response.nonce.clone());
-            let names = match self.session.protocol() {
+            let names = match self.session.protocol {
                 Protocol::Delta => Vec::new(),
                 Protocol::StateOfTheWorld => self.names[&kind].clone(),
             };

@@ -1,0 +1,142 @@
+//! State of the world: each request gives all names; of listeners and clusters a response holds all, of the other types
+//! what has changed.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use super::draft::Draft;
+use super::{Answer, Named, Refusal, Request, Sent, Session, Type, held_next};
+use crate::discovery::xds::hub::{Clusters, are_same, clusters_of, put_clusters};
+use crate::discovery::xds::kind::Kind;
+
+impl Session {
+    pub(super) fn world_request(&mut self, kind: Kind, request: Request) -> Result<Answer, Refusal> {
+        let of = &self.types[kind as usize];
+        // A stale request was sent before the client had seen our last response: the one that answers it follows.
+        if of.last_nonce.as_ref().is_some_and(|last| *last != request.nonce) {
+            return Ok(Answer::None);
+        }
+        let answer = self.answer(kind, &request);
+        let first = !std::mem::replace(&mut self.types[kind as usize].asked, true);
+        let ever_named = self.types[kind as usize].ever_named;
+        let star = request.names.iter().any(|name| name == "*") || request.names.is_empty() && !ever_named;
+        self.types[kind as usize].ever_named |= !request.names.is_empty();
+        let names: BTreeSet<Arc<str>> =
+            request.names.into_iter().filter(|name| name != "*").map(Into::into).collect();
+        let wanted_all = self.types[kind as usize].wildcard;
+        if kind.has_wildcard() {
+            self.want_all(kind, star);
+        }
+        let of = &mut self.types[kind as usize];
+        of.named.retain(|name, _| names.contains(name));
+        of.pending.retain(|name| names.contains(name));
+        of.owed.retain(|name| names.contains(name));
+        of.must_answer |= kind.has_wildcard() && (first || !wanted_all && star);
+        for name in names {
+            if !self.types[kind as usize].named.contains_key(&name) {
+                self.add(kind, name.clone(), Sent::Nothing)?;
+                self.types[kind as usize].owed.insert(name);
+            }
+        }
+        Ok(answer)
+    }
+
+    /// What there is to say of a type.
+    pub(super) fn draft_world(&mut self, kind: Kind) -> Draft {
+        let mut draft = Draft::default();
+        if kind.has_wildcard() {
+            self.tell_whole_world(kind, &mut draft);
+        } else {
+            self.types[kind as usize].tell_some_of_world(&mut draft);
+        }
+        draft
+    }
+
+    /// Listeners and clusters are told of all together: what is left out is gone, so that where there is news it is told
+    /// even if nothing is left.
+    fn tell_whole_world(&mut self, kind: Kind, draft: &mut Draft) {
+        let all = self.all_of_world(kind);
+        let of = &mut self.types[kind as usize];
+        let version = |named: &Named| named.subscription.current().map(|resource| resource.version);
+        let looked = std::mem::take(&mut of.pending);
+        of.must_answer |= !of.owed.is_empty()
+            || all.is_some()
+            || looked
+                .iter()
+                .filter_map(|name| of.named.get(name))
+                .any(|named| version(named) != named.version());
+        if !of.must_answer {
+            return;
+        }
+        of.owed.clear();
+        for (name, named) in &mut of.named {
+            match named.subscription.current() {
+                Some(resource) => {
+                    draft.tell_as(resource.clone(), named.sent != Sent::Version(resource.version));
+                    named.sent = Sent::Version(resource.version);
+                }
+                None => {
+                    if named.sent != Sent::Absence {
+                        draft.missing.insert(name.clone());
+                    }
+                    named.sent = Sent::Absence;
+                }
+            }
+        }
+        let all = all.unwrap_or_else(|| of.all_sent.clone());
+        for (hostname, resources) in all.sorted() {
+            let sent = of.all_sent.get(hostname.as_str());
+            for resource in resources.iter().filter(|resource| !of.named.contains_key(&resource.name)) {
+                let new = !sent.is_some_and(|sent| sent.iter().any(|old| old.version == resource.version));
+                draft.tell_as(resource.clone(), new);
+            }
+        }
+        of.all_sent = all;
+    }
+
+    /// What those who want all have next, if it is not what they have.
+    fn all_of_world(&mut self, kind: Kind) -> Option<Arc<Clusters>> {
+        let [clusters, assignments, ..] = &mut self.types;
+        if kind != Kind::Cluster || !clusters.all_changed {
+            return None;
+        }
+        let mut all = self.hub.all_clusters();
+        let (mut complete, mut differs) = (true, false);
+        for hostname in all.changed_since(&clusters.all_sent, are_same) {
+            let sent = clusters_of(&clusters.all_sent, &hostname);
+            let (held, whole) = held_next(&clusters_of(&all, &hostname), &sent, assignments);
+            differs |= !are_same(&held, &sent);
+            if !whole {
+                complete = false;
+                put_clusters(&mut all, hostname, held);
+            }
+        }
+        clusters.all_changed = !complete;
+        differs.then_some(all)
+    }
+}
+
+impl Type {
+    /// Of the other types, what has changed is told, as much as one response may hold.
+    fn tell_some_of_world(&mut self, draft: &mut Draft) {
+        while draft.has_room() {
+            let Some((name, owed)) = self.next_name() else { break };
+            draft.looked_at += 1;
+            let Some(named) = self.named.get_mut(&name) else { continue };
+            match named.subscription.current() {
+                Some(resource) => {
+                    if owed || named.sent != Sent::Version(resource.version) {
+                        draft.tell(resource.clone());
+                    }
+                    named.sent = Sent::Version(resource.version);
+                }
+                None => {
+                    if named.sent != Sent::Absence {
+                        draft.missing.insert(name);
+                    }
+                    named.sent = Sent::Absence;
+                }
+            }
+        }
+    }
+}
