@@ -78,6 +78,9 @@ const OPTIONS: &[&str] = &[
     "telemetry::access_log::AccessLog",
     "telemetry::access_log::Format",
     "telemetry::access_log::Sink",
+    "tls::source::IstioCa",
+    "tls::source::Source",
+    "tls::source::TrustFile",
 ];
 
 /// Paths, as consecutive segments, that a pure layer may not name.

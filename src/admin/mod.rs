@@ -1,6 +1,7 @@
 //! The admin API: status, readiness, explain, horizon. It reads the status values of the rest and changes nothing by itself;
 //! what changes something is a [`Command`] to whoever composed the program.
 
+pub mod certificates;
 pub mod clients;
 pub mod explain;
 pub mod horizon;
@@ -15,11 +16,13 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use arc_swap::ArcSwap;
+use certificates::Identities;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::aggregator::status::Status as AggregatorStatus;
 use crate::dataplane::handle::{Control, EffectiveLimits};
 use crate::discovery::xds::status::Clients;
+use crate::model::place::ClusterId;
 use crate::telemetry::Telemetry;
 use crate::world::Reader;
 
@@ -58,7 +61,15 @@ pub struct Sources {
     pub dataplane: Control,
     pub aggregator: watch::Receiver<Arc<AggregatorStatus>>,
     pub telemetry: Telemetry,
+    pub identities: Identities,
     pub program: Arc<ArcSwap<ProgramStatus>>,
     pub commands: mpsc::Sender<Command>,
     pub started: Instant,
+}
+
+impl Sources {
+    /// The gates of readiness.
+    pub fn gates(&self, own_cluster: &ClusterId) -> Vec<readiness::Gate> {
+        readiness::gates(&self.program.load(), &self.aggregator.borrow(), own_cluster, self.identities.gate())
+    }
 }

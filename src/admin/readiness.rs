@@ -13,8 +13,13 @@ pub struct Gate {
     pub closed: Option<String>,
 }
 
-/// All gates. Registries of other clusters are none: they are shown, and hold nothing up.
-pub fn gates(program: &ProgramStatus, aggregator: &Status, own_cluster: &ClusterId) -> Vec<Gate> {
+/// All gates, that of our identity among them where the config wants one. Registries of other clusters are none: they are shown, and hold nothing up.
+pub fn gates(
+    program: &ProgramStatus,
+    aggregator: &Status,
+    own_cluster: &ClusterId,
+    identity: Option<Gate>,
+) -> Vec<Gate> {
     let gate = |name: &str, open: bool, why: &str| Gate {
         name: name.to_owned(),
         closed: (!open).then(|| why.to_owned()),
@@ -23,6 +28,7 @@ pub fn gates(program: &ProgramStatus, aggregator: &Status, own_cluster: &Cluster
         gate("listeners", !program.listening.is_empty(), "no listener is bound yet"),
         gate("serving", !program.draining, "draining"),
     ];
+    gates.extend(identity);
     for registry in aggregator.registries.iter().filter(|registry| registry.cluster == *own_cluster) {
         let heard = registry.state != RegistryState::Missing;
         let why = registry.problems.first().map_or("not read yet", String::as_str);
@@ -77,7 +83,7 @@ mod tests {
             let [own, other] = states;
             let registries = vec![registry("east", own), registry("west", other)];
             let status = Status { registries, unresolved: Vec::new() };
-            let gates = gates(&program, &status, &ClusterId::new("east"));
+            let gates = gates(&program, &status, &ClusterId::new("east"), None);
             gates.into_iter().filter_map(|gate| gate.closed).collect::<Vec<_>>()
         };
         assert_eq!(closed([RegistryState::Stale, RegistryState::Missing]), Vec::<String>::new());

@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 
 use super::explain::{Inquiry, explain};
 use super::horizon::{self, horizon};
-use super::{Command, Sources, clients, networks, readiness, views};
+use super::{Command, Sources, clients, networks, views};
 use crate::dataplane::upstreams::Looking;
 use crate::model::name::HostName;
 use crate::net::scope::Scope;
@@ -83,6 +83,10 @@ fn admin(sources: Sources) -> Router {
         .route(
             "/clients",
             get(async |State(sources): State<Sources>| json_response(&clients::clients(&sources.clients))),
+        )
+        .route(
+            "/certificates",
+            get(async |State(sources): State<Sources>| json_response(&sources.identities.certificates())),
         )
         .route("/failures", get(failures))
         .route("/explain", get(explain_name))
@@ -152,7 +156,7 @@ async fn livez(State(sources): State<Sources>, Query(query): Query<BTreeMap<Stri
 
 async fn readyz(State(sources): State<Sources>, Query(query): Query<BTreeMap<String, String>>) -> Response {
     let own = sources.reader.latest().policy.node.cluster.clone();
-    let gates = readiness::gates(&sources.program.load(), &sources.aggregator.borrow(), &own);
+    let gates = sources.gates(&own);
     let ready = gates.iter().all(|gate| gate.closed.is_none());
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let mut text = String::new();

@@ -17,7 +17,7 @@ pub fn status(sources: &Sources) -> Value {
     let snapshot = sources.reader.latest();
     let program = sources.program.load();
     let aggregator = sources.aggregator.borrow().clone();
-    let gates = super::readiness::gates(&program, &aggregator, &snapshot.policy.node.cluster);
+    let gates = sources.gates(&snapshot.policy.node.cluster);
     let conflicts: Vec<&String> =
         snapshot.services().into_iter().flat_map(|service| &service.conflicts).collect();
     let registries: Vec<Value> = aggregator
@@ -72,6 +72,7 @@ pub fn status(sources: &Sources) -> Value {
         "connections": sources.dataplane.connections_active(),
         "services": snapshot.services().len(),
         "routes": snapshot.policy.routes.len(),
+        "identity": sources.identities.source(),
         "registries": registries,
         "unresolved": aggregator.unresolved,
         "conflicts": conflicts,
@@ -87,7 +88,7 @@ pub fn listeners(sources: &Sources) -> Value {
             "name": &*listener.name,
             "bind": listener.bind.to_string(),
             "address": address.map(|(_, address)| address.to_string()),
-            "protocol": "sni",
+            "protocol": listener.protocol.text(),
             "alpn": listener.alpn.iter().map(|name| String::from_utf8_lossy(name)).collect::<Vec<_>>(),
             "from": listener.from.iter().map(ToString::to_string).collect::<Vec<_>>(),
         })

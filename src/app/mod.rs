@@ -16,6 +16,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
+use crate::admin::certificates::Identities;
 use crate::admin::server::{self, Part};
 use crate::admin::{Command, ProgramStatus, Sources};
 use crate::aggregator::owner::{self, Handle};
@@ -28,6 +29,7 @@ use crate::net::scope::Scope;
 use crate::net::watch::FileWatch;
 use crate::telemetry::Telemetry;
 use crate::telemetry::control::ReloadResult;
+use crate::tls::context::Keeper;
 use listeners::Listeners;
 use log::LogControl;
 use xds::Xds;
@@ -86,6 +88,7 @@ struct Program {
     config: Config,
     telemetry: Telemetry,
     log: LogControl,
+    identity: Keeper,
     aggregator: Handle,
     dataplane: Dataplane,
     listeners: Listeners,
@@ -98,6 +101,8 @@ struct Program {
 enum Event {
     Stop(&'static str),
     Reload(&'static str),
+    /// Other roots are trusted than before.
+    Trust,
     ReopenLogs,
     Command(Command),
 }
@@ -129,6 +134,8 @@ impl Program {
         let bound = listeners.bind(&config.policy, workers).map_err(|problems| problems.join("; "))?;
         let scope = Scope::default();
         let (aggregator, reader) = owner::start(world_sources(&config), &telemetry.control, &scope);
+        let mut identity = Keeper::start(&telemetry, &scope);
+        identity.configure(config.identity.clone()).await;
         let mut dataplane = Dataplane::start(workers, limits, &reader, &telemetry)
             .map_err(|error| format!("cannot start the data plane: {error}"))?;
         let (command, commands) = mpsc::channel(COMMANDS);
@@ -154,6 +161,7 @@ impl Program {
             dataplane: dataplane.control(),
             aggregator: aggregator.status.clone(),
             telemetry: telemetry.clone(),
+            identities: Identities { context: identity.context(), status: identity.status() },
             program: status.clone(),
             commands: command,
             started: Instant::now(),
@@ -171,6 +179,7 @@ impl Program {
             config,
             telemetry,
             log,
+            identity,
             aggregator,
             dataplane,
             listeners,
@@ -194,6 +203,7 @@ impl Program {
             return;
         };
         let mut watch = FileWatch::new(self.config.files.clone());
+        let mut trust = self.identity.context().trust;
         loop {
             let event = tokio::select! {
                 // Orders to stop come first.
@@ -201,6 +211,7 @@ impl Program {
                 event = signals.next() => event,
                 Some(command) = self.commands.recv() => Event::Command(command),
                 () = watch.changed() => Event::Reload("the config file changed"),
+                _ = trust.changed() => Event::Trust,
             };
             match event {
                 Event::Stop(why) => {
@@ -211,6 +222,7 @@ impl Program {
                     tracing::info!(why = "POST /drain", "stopping");
                     break;
                 }
+                Event::Trust => self.dataplane.readmit().await,
                 Event::ReopenLogs => self.telemetry.writer.use_access_log(self.config.access_log.clone()),
                 Event::Reload(why) => {
                     // Problems were logged, counted and put into the status.
@@ -262,6 +274,7 @@ impl Program {
         for warning in &config.warnings {
             tracing::warn!("{warning}");
         }
+        self.identity.configure(config.identity.clone()).await;
         self.aggregator.configure(world_sources(&config)).await;
         self.listeners.open(bound, &mut self.dataplane).await;
         self.listeners.close_others(&config.policy, &mut self.dataplane, config.drain.timeout).await;

@@ -96,6 +96,7 @@ enum What {
     Networks,
     Connections,
     Listeners,
+    Certificates,
 }
 
 #[derive(Debug, Args)]

@@ -18,6 +18,7 @@ use crate::model::name::HostName;
 use crate::snapshot::Snapshot;
 use crate::snapshot::build::{World, all};
 use crate::snapshot::routes::Resolved;
+use crate::tls::files;
 
 /// A config file and its registries, read offline.
 pub(super) struct Offline {
@@ -30,6 +31,9 @@ pub(super) fn world(path: &Path) -> Result<Offline, Vec<String>> {
     let config =
         super::load(path).map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>())?;
     let mut warnings: Vec<String> = config.warnings.iter().map(ToString::to_string).collect();
+    let of_files = files::problems(&config.identity);
+    // Secrets of another machine are not here, and a renewal may be under way: none of it fails the config.
+    warnings.extend(of_files.into_iter().map(|(of, problem)| format!("{of}: {problem}")));
     let mut problems = Vec::new();
     let mut shards = vec![crate::aggregator::owner::own_shard(config.services.clone())];
     for registry in &config.registries {
@@ -240,6 +244,17 @@ pub(super) fn get(what: What, reading: &Reading, out: &mut impl Write) -> Result
             columns.retain(|(heading, _)| *heading != "REASON");
             columns.extend([("UP", "bytes_up"), ("DOWN", "bytes_down")]);
             list(reading, "/api/v1/connections", &columns, out)
+        }
+        What::Certificates => {
+            let columns = [
+                ("KIND", "kind"),
+                ("TRUST DOMAIN", "trust_domain"),
+                ("IDENTITY", "identity"),
+                ("STATE", "state"),
+                ("NOT AFTER", "not_after"),
+                ("SERIAL", "serial"),
+            ];
+            list(reading, "/api/v1/certificates", &columns, out)
         }
         What::Listeners => {
             let columns = [

@@ -25,7 +25,8 @@ use super::listeners::Listeners;
 use super::routes::{Placed, Surroundings};
 use super::table::{DRAIN, EXPORT, LIMITS, MESH, NODE, ROOT, TELEMETRY, TIMEOUTS};
 use super::{
-    Config, Drain, Workers, addresses, aggregation, exports, networks, registries, routes, telemetry, tuning,
+    Config, Drain, Workers, addresses, aggregation, exports, identity, networks, registries, routes,
+    telemetry, tuning,
 };
 
 /// The config of these files, or all that is wrong with them.
@@ -53,9 +54,13 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
         .chain([node.cluster.clone()])
         .filter(|cluster| !cluster.as_str().is_empty())
         .collect();
+    let mesh = mesh(&root.fields("mesh", &MESH));
+    let identity = identity::options(&root, &node, &mesh, &mut problems);
+    identity::needed(&root, &listeners.list, &identity, &mut problems);
     let policy = Policy {
         node,
-        mesh: mesh(&root.fields("mesh", &MESH)),
+        mesh,
+        hbone: identity::hbone(&root),
         exports: exports::read(&root, &listeners, &clusters, &mut problems),
         tuning: tuning::services(&root, &timeouts, &mut problems),
         networks: networks::read(&root, &mut problems),
@@ -76,6 +81,7 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
         services,
         registries,
         aggregator: aggregation::options(&root, &mut problems),
+        identity,
         xds,
         admin,
         metrics,

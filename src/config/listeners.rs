@@ -8,7 +8,7 @@ use crate::document::nearest::nearest;
 use crate::document::problem::{Fault, Path, Problems};
 use crate::document::reader::Fields;
 use crate::document::scalar;
-use crate::snapshot::policy::{HelloLimits, Listener};
+use crate::snapshot::policy::{HelloLimits, Listener, ListenerProtocol};
 
 use super::addresses::Opened;
 use super::table::{HELLO, LISTENER};
@@ -41,8 +41,7 @@ impl Listeners {
             listeners.names.push(name.clone());
             if let Some(bind) = root.read("listen", scalar::bind) {
                 opened.push(Opened { path: "listen".to_owned(), bind, position: Some(node.position) });
-                let (alpn, from, hello) = (Vec::new(), Vec::new(), HelloLimits::default());
-                listeners.list.push(Arc::new(Listener { name, bind, alpn, from, hello }));
+                listeners.list.push(Arc::new(Listener::sni(name, bind)));
             }
         }
         for (index, node) in root.items("listeners").iter().enumerate() {
@@ -67,9 +66,16 @@ impl Listeners {
             places.insert(name.clone(), named.position);
             listeners.names.push(name.clone());
             let Some(bind) = bind else { continue };
+            let protocol = fields.choice("protocol", &ListenerProtocol::ALL, ListenerProtocol::text);
+            let protocol = protocol.unwrap_or_default();
+            if let (ListenerProtocol::Hbone, Some(node)) = (protocol, fields.node("alpn")) {
+                let fault = "found alpn on a listener of protocol hbone, which asks for h2 and nothing else";
+                problems.error(node.position, &path.key("alpn"), fault);
+            }
             listeners.list.push(Arc::new(Listener {
                 name,
                 bind,
+                protocol,
                 alpn: fields.read_all("alpn", scalar::alpn),
                 from: fields.read_all("from", scalar::cidr),
                 hello: hello(&fields.fields("hello", &HELLO)),

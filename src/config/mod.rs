@@ -17,12 +17,14 @@ use crate::model::address::Bind;
 use crate::snapshot::policy::Policy;
 use crate::snapshot::shard::Shard;
 use crate::telemetry::access_log::AccessLog;
+use crate::tls::source::Options as IdentityOptions;
 
 mod addresses;
 mod aggregation;
 mod assembly;
 mod exports;
 mod file;
+mod identity;
 mod listeners;
 mod networks;
 mod reference;
@@ -45,6 +47,8 @@ pub struct Config {
     /// In the order of the file.
     pub registries: Vec<FileRegistry>,
     pub aggregator: AggregatorOptions,
+    /// Who we are, and whom we trust.
+    pub identity: IdentityOptions,
     /// `None`: not opened.
     pub xds: Option<DiscoveryOptions>,
     /// `None`: `off`.

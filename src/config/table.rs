@@ -4,8 +4,10 @@ use crate::document::scalar;
 use crate::document::services::SERVICES;
 use crate::document::table::{Kind, Object, PORT, Union, default, list, optional, required, some};
 
+pub(super) mod identity;
 pub(super) mod mesh;
 
+use identity::{HBONE, IDENTITY, TRUST};
 use mesh::{AGGREGATOR, DNS, NETWORK, STATE, XDS};
 
 const DURATION: Kind = Kind::Text(&scalar::DURATION);
@@ -87,6 +89,19 @@ pub(super) static ROOT: Object = Object {
             "none",
             "The networks of the mesh, by name.",
         ),
+        optional(
+            "identity",
+            Kind::Object(&IDENTITY),
+            "none",
+            "The certificate by which this gateway identifies itself; listeners that take HBONE need one.",
+        ),
+        optional(
+            "trust",
+            list(&Kind::Object(&TRUST)),
+            "none",
+            "Whom it believes: the roots of trust domains, each apart.",
+        ),
+        optional("hbone", Kind::Object(&HBONE), "defaults", "What HBONE connections and streams may cost."),
         optional("limits", Kind::Object(&LIMITS), "defaults", "How much is taken on at once."),
         optional("timeouts", Kind::Object(&TIMEOUTS), "defaults", "How long is waited."),
         optional("drain", Kind::Object(&DRAIN), "defaults", "How the gateway stops."),
@@ -197,15 +212,16 @@ pub(super) static LISTENER: Object = Object {
         ),
         default(
             "protocol",
-            Kind::Choice(&["sni"]),
+            Kind::Choice(&["sni", "hbone", "auto"]),
             "sni",
-            "`sni`: TLS is routed by its server name and passed on as it is.",
+            "`sni`: TLS is routed by its server name and passed on as it is. `hbone`: HTTP/2 CONNECT over mutual TLS, \
+             ended here. `auto`: both; a hello without server name that offers `h2` alone is HBONE.",
         ),
         optional(
             "alpn",
             some(&Kind::Text(&scalar::ALPN)),
             "no check",
-            "Protocols of which a client has to offer one.",
+            "Protocols of which a client has to offer one, where it is routed by SNI; HBONE always asks for `h2`.",
         ),
         optional(
             "from",

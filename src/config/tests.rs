@@ -16,6 +16,7 @@ mod aggregation;
 mod bad;
 mod files;
 mod generated;
+mod identity;
 
 /// Loads a text as the file `c.yaml`.
 fn load_text(text: &str) -> Result<Config, Vec<String>> {

@@ -65,10 +65,42 @@ pub static HELLO_BYTES: Text = Text {
     expects: "a size from 256 bytes to 1MiB: 4096, 16KiB or 1MiB",
     pattern: "^[0-9]+(KiB|MiB|GiB)?$",
     number: true,
-    check: |text| match size(text)? {
-        256..=0x10_0000 => Ok(()),
-        bytes => Err(Fault::new(format!("it is {bytes} bytes"))),
-    },
+    check: |text| within(text, 256, 1 << 20),
+};
+pub static WINDOW: Text = Text {
+    name: "window",
+    expects: "a size from 16KiB to 1GiB: 65536, 256KiB or 16MiB",
+    pattern: "^[0-9]+(KiB|MiB|GiB)?$",
+    number: true,
+    check: |text| within(text, 16 << 10, 1 << 30),
+};
+pub static FRAME_SIZE: Text = Text {
+    name: "frameSize",
+    expects: "a size from 16KiB to 1MiB: 16384, 64KiB or 1MiB",
+    pattern: "^[0-9]+(KiB|MiB|GiB)?$",
+    number: true,
+    check: |text| within(text, 16 << 10, 1 << 20),
+};
+pub static HEADER_BYTES: Text = Text {
+    name: "headerSize",
+    expects: "a size from 1KiB to 1MiB: 4096, 16KiB or 1MiB",
+    pattern: "^[0-9]+(KiB|MiB|GiB)?$",
+    number: true,
+    check: |text| within(text, 1 << 10, 1 << 20),
+};
+pub static HTTPS: Text = Text {
+    name: "https",
+    expects: "an address such as https://istiod.istio-system.svc:15012",
+    pattern: "^https://[^/ ]+$",
+    number: false,
+    check: |text| https(text).map(drop),
+};
+pub static UNIX_SOCKET: Text = Text {
+    name: "unixSocket",
+    expects: "a socket such as unix:///run/spire/agent.sock",
+    pattern: "^unix:.+$",
+    number: false,
+    check: |text| unix_socket(text).map(drop),
 };
 pub static PERCENT: Text = Text {
     name: "percent",
@@ -276,6 +308,30 @@ pub fn size(text: &str) -> Result<u64, Fault> {
         }
     };
     number.checked_mul(factor).ok_or_else(|| "it is too large".into())
+}
+
+fn within(text: &str, min: u64, max: u64) -> Result<(), Fault> {
+    match size(text)? {
+        bytes if (min..=max).contains(&bytes) => Ok(()),
+        bytes => Err(Fault::new(format!("it is {bytes} bytes"))),
+    }
+}
+
+/// `https://host:port`, without a path.
+pub fn https(text: &str) -> Result<&str, Fault> {
+    let rest = text.strip_prefix("https://").ok_or("it does not begin with https://")?;
+    target(rest)?;
+    Ok(text)
+}
+
+/// The path of a unix socket, as `unix:///path` or `unix:/path`.
+pub fn unix_socket(text: &str) -> Result<&std::path::Path, Fault> {
+    let rest = text.strip_prefix("unix:").ok_or("it does not begin with unix:")?;
+    let path = rest.strip_prefix("//").unwrap_or(rest);
+    match path.starts_with('/') {
+        true => Ok(std::path::Path::new(path)),
+        false => Err("the path of the socket does not begin with /".into()),
+    }
 }
 
 /// `50%`.

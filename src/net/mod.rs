@@ -2,6 +2,7 @@
 //! tasks are started in.
 
 pub mod budget;
+pub mod fetch;
 pub mod listen;
 pub mod pipe;
 pub mod scope;

@@ -29,6 +29,7 @@ pub struct Policy {
     /// In the order of the file; names are unique.
     pub networks: Vec<NetworkPolicy>,
     pub limits: Limits,
+    pub hbone: HboneLimits,
     pub timeouts: Timeouts,
 }
 
@@ -101,11 +102,103 @@ pub struct Gateway {
 pub struct Listener {
     pub name: Arc<str>,
     pub bind: Bind,
-    /// Any one must be offered; empty: no check.
+    pub protocol: ListenerProtocol,
+    /// Any one must be offered by those who are routed by SNI; empty: no check.
     pub alpn: Vec<Box<[u8]>>,
     /// Source addresses let in; empty: all.
     pub from: Vec<IpNet>,
     pub hello: HelloLimits,
+}
+
+impl Listener {
+    /// A listener of protocol SNI that lets everyone in.
+    pub fn sni(name: Arc<str>, bind: Bind) -> Self {
+        let (protocol, hello) = (ListenerProtocol::Sni, HelloLimits::default());
+        Self { name, bind, protocol, alpn: Vec::new(), from: Vec::new(), hello }
+    }
+}
+
+/// What a listener takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ListenerProtocol {
+    /// TLS, routed by its server name and passed on as it is.
+    #[default]
+    Sni,
+    /// HTTP/2 CONNECT over mutual TLS, ended here.
+    Hbone,
+    /// Either: a hello without server name that offers `h2` alone is HBONE.
+    Auto,
+}
+
+impl ListenerProtocol {
+    pub const ALL: [Self; 3] = [Self::Sni, Self::Hbone, Self::Auto];
+
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Sni => "sni",
+            Self::Hbone => "hbone",
+            Self::Auto => "auto",
+        }
+    }
+}
+
+/// What HBONE connections and their streams may cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HboneLimits {
+    /// Streams of a connection at once.
+    pub streams: u32,
+    /// What a client may send on a stream ahead of what its endpoint has taken, in bytes.
+    pub stream_window: u32,
+    /// The same for all streams of a connection together.
+    pub connection_window: u32,
+    /// Largest frame taken, in bytes.
+    pub frame_size: u32,
+    /// Largest header list taken, in bytes (RFC 9113 §6.5.2).
+    pub header_bytes: u32,
+    /// What streams of a connection may hold together before one that stands still is reset, in bytes.
+    pub held_per_connection: usize,
+    /// The same for all connections of a worker.
+    pub held_per_worker: usize,
+    /// How long a stream may stand still while too much is held.
+    pub stalled: Duration,
+    /// From accept until TLS and HTTP/2 are agreed on.
+    pub handshake_timeout: Duration,
+    pub ping_interval: Duration,
+    pub ping_timeout: Duration,
+    /// How long a connection may be without a stream.
+    pub idle: Duration,
+    /// Per second and connection: streams given up before they were answered.
+    pub resets: u32,
+    /// Per second and connection: PING frames.
+    pub pings: u32,
+    /// Per second and connection: SETTINGS frames.
+    pub settings: u32,
+    /// Per second and connection: frames that carry nothing.
+    pub empty_frames: u32,
+}
+
+impl Default for HboneLimits {
+    fn default() -> Self {
+        let (streams, stream_window) = (1_000, 256 * 1024);
+        Self {
+            streams,
+            stream_window,
+            connection_window: streams * stream_window,
+            frame_size: 64 * 1024,
+            header_bytes: 16 * 1024,
+            held_per_connection: 16 << 20,
+            held_per_worker: 128 << 20,
+            stalled: Duration::from_secs(10),
+            handshake_timeout: Duration::from_secs(10),
+            ping_interval: Duration::from_secs(10),
+            ping_timeout: Duration::from_secs(20),
+            idle: Duration::from_secs(3600),
+            resets: 100,
+            pings: 100,
+            settings: 50,
+            empty_frames: 1_000,
+        }
+    }
 }
 
 /// What a ClientHello may cost.

@@ -13,8 +13,8 @@ use proptest::sample::select;
 use super::Snapshot;
 use super::build::{World, all};
 use super::policy::{
-    Access, ExportRule, ExportScope, Gateway, Limits, Mesh as MeshNames, NetworkPolicy, Node, Policy,
-    RegistryScope, Route, RouteEndpoint, RouteName, RouteTarget, ServiceTuning, Timeouts, Tuning,
+    Access, ExportRule, ExportScope, Gateway, HboneLimits, Limits, Mesh as MeshNames, NetworkPolicy, Node,
+    Policy, RegistryScope, Route, RouteEndpoint, RouteName, RouteTarget, ServiceTuning, Timeouts, Tuning,
 };
 use super::routes::Resolved;
 use super::shard::{ScopedShard, Shard, Standing};
@@ -72,6 +72,7 @@ pub(crate) fn policy_of(cluster: &str, network: &str) -> Policy {
         exports: Vec::new(),
         tuning: ServiceTuning { default: tuning().into(), policies: Vec::new() },
         networks: Vec::new(),
+        hbone: HboneLimits::default(),
         limits: Limits::default(),
         timeouts: Timeouts::default(),
     }

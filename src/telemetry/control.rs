@@ -11,6 +11,24 @@ pub enum ReloadResult {
     Rejected,
 }
 
+/// Which certificate of ours a time of expiry is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CertificateKind {
+    /// Our own.
+    Workload,
+    /// The last to expire of a trust domain's roots.
+    Roots,
+}
+
+impl CertificateKind {
+    fn text(self) -> &'static str {
+        match self {
+            Self::Workload => "workload",
+            Self::Roots => "roots",
+        }
+    }
+}
+
 /// Handles of the control side's metrics.
 pub struct Control {
     generation: Gauge,
@@ -18,7 +36,7 @@ pub struct Control {
     rejected: Counter,
 }
 
-const DESCRIPTIONS: [(&str, &str); 20] = [
+const DESCRIPTIONS: [(&str, &str); 21] = [
     ("isthmus_connections_total", "Connections ended, by listener, by the rule that matched, and by reason."),
     ("isthmus_connections_active", "Connections now, from accept to the end."),
     ("isthmus_hello_seconds", "From accept to a whole hello."),
@@ -32,6 +50,10 @@ const DESCRIPTIONS: [(&str, &str); 20] = [
     ("isthmus_xds_pushes_total", "Responses sent to xDS clients, by resource type."),
     ("isthmus_xds_rejects_total", "Responses that xDS clients refused, by resource type."),
     ("isthmus_xds_convergence_seconds", "From a change of the world to the acknowledgement of a client."),
+    (
+        "isthmus_certificate_expiry_seconds",
+        "Seconds until a certificate of ours expires, negative after, by kind (workload, roots) and trust domain.",
+    ),
     ("isthmus_build_info", "1, with the version as label."),
     ("istio_tcp_connections_opened_total", "Connections passed on to an endpoint."),
     ("istio_tcp_connections_closed_total", "Connections to an endpoint that ended."),
@@ -65,5 +87,18 @@ impl Control {
             ReloadResult::Applied => self.applied.increment(1),
             ReloadResult::Rejected => self.rejected.increment(1),
         }
+    }
+
+    /// A certificate is valid for so many more seconds. Trust domains are those of the config and of our own sources,
+    /// so they cannot be many.
+    pub fn certificate_expires(
+        &self,
+        recorder: &Recorder,
+        kind: CertificateKind,
+        trust_domain: &str,
+        seconds: f64,
+    ) {
+        let labels = [("kind", kind.text()), ("trust_domain", trust_domain)];
+        recorder.gauge("isthmus_certificate_expiry_seconds", &labels).set(seconds);
     }
 }

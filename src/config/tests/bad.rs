@@ -56,8 +56,11 @@ fn keys() {
         &[":2:13: listeners[0]: the key name is missing; expected a text"],
     );
     refused_with(
-        "trust: {}\nhbone: {}",
-        &[":2:1: trust: found the unknown key", ":3:1: hbone: found the unknown key"],
+        "trust: {}\nhobne: {}",
+        &[
+            ":2:8: trust: found a map, expected a list",
+            ":3:1: hobne: found the unknown key…(did you mean \"hbone\"?)",
+        ],
     );
 }
 
@@ -110,8 +113,8 @@ fn types() {
     );
     refused_with("node: !thing {name: a}", &[":2:7: node: found the tag \"!thing\""]);
     refused_with(
-        "listeners: [{name: a, bind: ':2', protocol: hbone}]",
-        &[":2:45: listeners[0].protocol: found \"hbone\"; expected sni"],
+        "listeners: [{name: a, bind: ':2', protocol: hbnoe}]",
+        &[":2:45: listeners[0].protocol: found \"hbnoe\"; expected one of sni, hbone, auto"],
     );
 }
 

@@ -239,12 +239,17 @@ fn fits_pattern(pattern: &str, text: &str) -> bool {
         &scalar::LOCALITY,
         &scalar::SUBSET,
         &scalar::ALPN,
+        &scalar::WINDOW,
+        &scalar::FRAME_SIZE,
+        &scalar::HEADER_BYTES,
+        &scalar::HTTPS,
+        &scalar::UNIX_SOCKET,
         &table::ROUTE_KEY,
     ];
     if pattern == "\\$\\{" {
         return text.contains("${");
     }
-    let form = forms.iter().find(|form| form.pattern == pattern);
-    let form = form.unwrap_or_else(|| panic!("a pattern of no form: {pattern}"));
-    (form.check)(text).is_ok()
+    let of_pattern: Vec<_> = forms.iter().filter(|form| form.pattern == pattern).collect();
+    assert!(!of_pattern.is_empty(), "a pattern of no form: {pattern}");
+    of_pattern.iter().any(|form| (form.check)(text).is_ok())
 }

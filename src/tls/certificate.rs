@@ -1,0 +1,124 @@
+//! A workload's certificate (X.509-SVID) with its key, read from PEM or DER and checked once.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::sign::CertifiedKey;
+use webpki::EndEntityCert;
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+use crate::model::identity::{Identity, IdentityError};
+
+/// A certificate that can be shown to peers.
+#[derive(Debug)]
+pub struct Certificate {
+    pub identity: Identity,
+    pub validity: Validity,
+    /// As hexadecimal digits.
+    pub serial: String,
+    /// The chain, leaf first, and the key.
+    pub key: Arc<CertifiedKey>,
+}
+
+/// When a certificate is valid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Validity {
+    pub not_before: SystemTime,
+    pub not_after: SystemTime,
+}
+
+/// Why a certificate cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum CertificateFault {
+    #[error("it is no PEM text with certificates: {0}")]
+    Pem(rustls::pki_types::pem::Error),
+    #[error("there is no certificate in it")]
+    Empty,
+    #[error("the key is no PEM text with one private key: {0}")]
+    Key(rustls::pki_types::pem::Error),
+    #[error("the certificate and the key do not belong together, or the key cannot be used: {0}")]
+    Pair(rustls::Error),
+    #[error("the certificate cannot be read")]
+    Malformed,
+    #[error("the certificate {0}")]
+    Identity(#[from] IdentityFault),
+}
+
+/// Why a certificate says of nobody who they are (X.509-SVID §2: exactly one URI, a SPIFFE ID).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum IdentityFault {
+    #[error("cannot be read")]
+    Malformed,
+    #[error("has no URI among its names, so it says no SPIFFE identity")]
+    None,
+    #[error("has several URIs among its names, so it is not clear whose it is")]
+    Several,
+    #[error("has a URI that is no SPIFFE identity: {0}")]
+    Illegal(IdentityError),
+}
+
+impl Certificate {
+    pub fn from_pem(chain: &[u8], key: &[u8], provider: &CryptoProvider) -> Result<Self, CertificateFault> {
+        let key = PrivateKeyDer::from_pem_slice(key).map_err(CertificateFault::Key)?;
+        Self::from_der(certificates(chain)?, key, provider)
+    }
+
+    /// From a chain, leaf first.
+    pub fn from_der(
+        chain: Vec<CertificateDer<'static>>,
+        key: PrivateKeyDer<'static>,
+        provider: &CryptoProvider,
+    ) -> Result<Self, CertificateFault> {
+        let leaf = chain.first().ok_or(CertificateFault::Empty)?;
+        let identity = identity_of(leaf)?;
+        let (_, parsed) = X509Certificate::from_der(leaf).map_err(|_| CertificateFault::Malformed)?;
+        let serial = parsed.raw_serial().iter().fold(String::new(), |mut text, byte| {
+            // Writing to a string cannot fail.
+            let _ = write!(text, "{byte:02x}");
+            text
+        });
+        let validity = validity(&parsed);
+        let key = CertifiedKey::from_der(chain, key, provider).map_err(CertificateFault::Pair)?;
+        Ok(Self { identity, validity, serial, key: Arc::new(key) })
+    }
+}
+
+/// All certificates of a PEM text, of which there has to be one.
+pub fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, CertificateFault> {
+    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    let all = all.map_err(CertificateFault::Pem)?;
+    if all.is_empty() { Err(CertificateFault::Empty) } else { Ok(all) }
+}
+
+/// Whose certificate it is.
+pub fn identity_of(certificate: &CertificateDer<'_>) -> Result<Identity, IdentityFault> {
+    let parsed = EndEntityCert::try_from(certificate).map_err(|_| IdentityFault::Malformed)?;
+    let mut uris = parsed.valid_uri_names();
+    let uri = uris.next().ok_or(IdentityFault::None)?;
+    if uris.next().is_some() {
+        return Err(IdentityFault::Several);
+    }
+    Identity::parse(uri).map_err(IdentityFault::Illegal)
+}
+
+/// When a certificate is valid; `None` where it cannot be read.
+pub fn validity_of(certificate: &CertificateDer<'_>) -> Option<Validity> {
+    X509Certificate::from_der(certificate).ok().map(|(_, parsed)| validity(&parsed))
+}
+
+fn validity(certificate: &X509Certificate<'_>) -> Validity {
+    let validity = certificate.validity();
+    let time = |seconds: i64| match u64::try_from(seconds) {
+        Ok(seconds) => UNIX_EPOCH.checked_add(Duration::from_secs(seconds)).unwrap_or(UNIX_EPOCH),
+        // Before 1970: as good as always.
+        Err(_) => UNIX_EPOCH,
+    };
+    Validity {
+        not_before: time(validity.not_before.timestamp()),
+        not_after: time(validity.not_after.timestamp()),
+    }
+}

@@ -1,0 +1,120 @@
+//! Certificates and roots kept in PEM files: read when they change, however they are replaced.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use rustls::pki_types::CertificateDer;
+
+use super::certificate::{Certificate, certificates};
+use super::source::{CERTIFICATE, Options, Sink, Source, TrustFile};
+use crate::net::watch::FileWatch;
+
+/// Largest PEM file read.
+const BYTES_MAX: u64 = 4 << 20;
+
+/// The files that options name.
+pub(super) fn paths(options: &Options) -> Vec<PathBuf> {
+    let mut paths: Vec<PathBuf> = options.trust.iter().map(|trust| trust.roots.clone()).collect();
+    if let Some(Source::Files { certificate, key }) = &options.source {
+        paths.extend([certificate.clone(), key.clone()]);
+    }
+    paths
+}
+
+/// Reads the files, and again whenever they change.
+pub(super) async fn run(options: Options, sink: Sink) {
+    let mut watch = FileWatch::new(paths(&options));
+    loop {
+        watch.changed().await;
+        let (options, sink) = (options.clone(), sink.clone());
+        // Only a panic ends it early; the next change tries again.
+        let _ = tokio::task::spawn_blocking(move || take_all(&options, &sink)).await;
+    }
+}
+
+/// Takes what the files hold now into use. What cannot be read stays as it was.
+pub(super) fn take_all(options: &Options, sink: &Sink) {
+    if let Some(Source::Files { certificate, key }) = &options.source {
+        match read_pair(certificate, key, sink) {
+            Ok(certificate) => drop(sink.offer(certificate)),
+            Err(problem) => sink.failed(problem),
+        }
+    }
+    let mut configured = BTreeMap::new();
+    for TrustFile { trust_domain, roots } in &options.trust {
+        let of = format!("trust of {trust_domain}");
+        match read_roots(roots) {
+            Ok(roots) => {
+                sink.solved(&of);
+                configured.insert(trust_domain.clone(), roots);
+            }
+            Err(problem) => {
+                if let Some(last) = sink.roots.borrow().configured.get(trust_domain) {
+                    configured.insert(trust_domain.clone(), last.clone());
+                }
+                sink.problem(&of, problem);
+            }
+        }
+    }
+    let changed = sink.roots.send_if_modified(|known| {
+        let changed = known.configured != configured;
+        known.configured = configured;
+        changed
+    });
+    if changed || sink.trust.newest().is_none() {
+        sink.publish_trust();
+    }
+}
+
+/// What is wrong with the files now, each with what it is of.
+pub fn problems(options: &Options) -> Vec<(String, String)> {
+    let mut problems = Vec::new();
+    if let Some(Source::Files { certificate, key }) = &options.source {
+        let found = read_files(certificate, key).and_then(|(chain, secret)| {
+            let found = Certificate::from_pem(&chain, &secret, &super::server::provider());
+            found.map_err(|fault| format!("{}: {fault}", certificate.display()))
+        });
+        match (found, &options.expected) {
+            (Err(problem), _) => problems.push((CERTIFICATE.to_owned(), problem)),
+            (Ok(found), Some(expected)) if found.identity != *expected => {
+                let problem = format!("it is of {}, but the node is {expected}", found.identity);
+                problems.push((CERTIFICATE.to_owned(), problem));
+            }
+            (Ok(_), _) => {}
+        }
+    }
+    for TrustFile { trust_domain, roots } in &options.trust {
+        if let Err(problem) = read_roots(roots) {
+            problems.push((format!("trust of {trust_domain}"), problem));
+        }
+    }
+    problems
+}
+
+fn read_pair(certificate: &Path, key: &Path, sink: &Sink) -> Result<Certificate, String> {
+    let (chain, secret) = read_files(certificate, key)?;
+    Certificate::from_pem(&chain, &secret, sink.provider())
+        .map_err(|fault| format!("{} with {}: {fault}", certificate.display(), key.display()))
+}
+
+fn read_files(certificate: &Path, key: &Path) -> Result<(Vec<u8>, Vec<u8>), String> {
+    Ok((read(certificate)?, read(key)?))
+}
+
+pub(super) fn read_roots(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+    certificates(&read(path)?).map_err(|fault| format!("{}: {fault}", path.display()))
+}
+
+/// The bytes of a small file.
+pub(super) fn read(path: &Path) -> Result<Vec<u8>, String> {
+    let cannot = |error: std::io::Error| format!("{}: cannot be read: {error}", path.display());
+    let mut bytes = Vec::new();
+    let file = File::open(path).map_err(cannot)?;
+    file.take(BYTES_MAX + 1).read_to_end(&mut bytes).map_err(cannot)?;
+    if bytes.len() as u64 > BYTES_MAX {
+        return Err(format!("{}: is larger than {} MiB", path.display(), BYTES_MAX >> 20));
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,202 @@
+//! Whom we trust: the roots of each trust domain, apart. A certificate is verified against the roots of the domain that
+//! its own SPIFFE ID names, so that one domain's authority can never speak for another's workloads.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::{CertificateDer, UnixTime};
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::ClientCertVerifier;
+use rustls::{CertificateError, Error, OtherError, RootCertStore};
+
+use super::certificate::{IdentityFault, identity_of, validity_of};
+use crate::model::identity::{Identity, TrustDomain};
+
+/// The roots of all trust domains.
+#[derive(Debug, Default)]
+pub struct TrustBundles {
+    domains: BTreeMap<TrustDomain, Bundle>,
+}
+
+/// The roots of one trust domain.
+#[derive(Debug)]
+pub struct Bundle {
+    pub roots: Vec<CertificateDer<'static>>,
+    /// When the last of the roots ceases to be valid.
+    pub not_after: Option<SystemTime>,
+    verifier: Arc<dyn ClientCertVerifier>,
+}
+
+/// Why roots cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TrustFault {
+    #[error("root certificate {0} of the trust domain {1} cannot be used: {2}")]
+    Root(usize, TrustDomain, Error),
+    #[error("the roots of the trust domain {0} cannot be used: {1}")]
+    Roots(TrustDomain, rustls::server::VerifierBuilderError),
+}
+
+/// Why a peer is not believed to be who it says; the text goes into the log.
+#[derive(Clone, Debug, thiserror::Error)]
+enum Distrust {
+    #[error("the certificate {0}")]
+    Identity(IdentityFault),
+    #[error("the trust domain of {0} is not among those trusted here")]
+    Domain(Identity),
+}
+
+impl From<Distrust> for Error {
+    fn from(distrust: Distrust) -> Self {
+        Self::InvalidCertificate(CertificateError::Other(OtherError(Arc::new(distrust))))
+    }
+}
+
+/// What a failed handshake was about, in words for the operator.
+pub fn why(error: &Error) -> String {
+    match error {
+        Error::InvalidCertificate(CertificateError::Other(OtherError(distrust))) => distrust.to_string(),
+        Error::InvalidCertificate(error) => format!("the certificate is not to be trusted: {error}"),
+        error => error.to_string(),
+    }
+}
+
+impl TrustBundles {
+    pub fn new(
+        domains: impl IntoIterator<Item = (TrustDomain, Vec<CertificateDer<'static>>)>,
+        provider: &Arc<CryptoProvider>,
+    ) -> Result<Self, TrustFault> {
+        let bundles = domains.into_iter().map(|(domain, roots)| {
+            let bundle = Bundle::new(&domain, roots, provider)?;
+            Ok((domain, bundle))
+        });
+        Ok(Self { domains: bundles.collect::<Result<_, _>>()? })
+    }
+
+    pub fn domains(&self) -> impl Iterator<Item = (&TrustDomain, &Bundle)> {
+        self.domains.iter()
+    }
+
+    /// Who a peer is, if its certificate chains to the roots of its own trust domain.
+    pub fn verify(
+        &self,
+        leaf: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<Identity, Error> {
+        let identity = identity_of(leaf).map_err(Distrust::Identity)?;
+        let bundle = TrustDomain::parse(identity.trust_domain()).ok();
+        let Some(bundle) = bundle.and_then(|domain| self.domains.get(&domain)) else {
+            return Err(Distrust::Domain(identity).into());
+        };
+        bundle.verifier.verify_client_cert(leaf, intermediates, now)?;
+        Ok(identity)
+    }
+}
+
+impl Bundle {
+    fn new(
+        domain: &TrustDomain,
+        roots: Vec<CertificateDer<'static>>,
+        provider: &Arc<CryptoProvider>,
+    ) -> Result<Self, TrustFault> {
+        let mut store = RootCertStore::empty();
+        for (index, root) in roots.iter().enumerate() {
+            let cannot = |error| TrustFault::Root(index + 1, domain.clone(), error);
+            store.add(root.clone()).map_err(cannot)?;
+        }
+        let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(store), provider.clone());
+        let verifier = builder.build().map_err(|error| TrustFault::Roots(domain.clone(), error))?;
+        let not_after = roots.iter().filter_map(validity_of).map(|validity| validity.not_after).max();
+        Ok(Self { roots, not_after, verifier })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustls::pki_types::pem::PemObject;
+
+    use super::*;
+    use crate::tls::development::Authority;
+    use crate::tls::server::provider;
+
+    fn authority(domain: &str) -> Authority {
+        Authority::new(TrustDomain::parse(domain).expect("legal")).expect("a CA")
+    }
+
+    fn certificate(pem: &str) -> CertificateDer<'static> {
+        CertificateDer::from_pem_slice(pem.as_bytes()).expect("PEM")
+    }
+
+    fn leaf(authority: &Authority) -> CertificateDer<'static> {
+        let identity = authority.identity("shop", "cart").expect("legal");
+        certificate(&authority.issue(&identity, &[], 1).expect("issued").certificate_pem)
+    }
+
+    fn bundles(domains: &[(&str, &Authority)]) -> TrustBundles {
+        let domains = domains.iter().map(|(domain, authority)| {
+            (TrustDomain::parse(domain).expect("legal"), vec![certificate(authority.certificate_pem())])
+        });
+        TrustBundles::new(domains, &provider()).expect("usable")
+    }
+
+    fn text(result: Result<Identity, Error>) -> String {
+        match result {
+            Ok(identity) => identity.to_string(),
+            Err(error) => why(&error),
+        }
+    }
+
+    #[test]
+    fn an_authority_speaks_for_its_own_trust_domain_alone() {
+        let (east, west) = (authority("east"), authority("west"));
+        let trust = bundles(&[("east", &east), ("west", &west)]);
+        let now = UnixTime::now();
+        assert_eq!(text(trust.verify(&leaf(&east), &[], now)), "spiffe://east/ns/shop/sa/cart");
+        assert_eq!(text(trust.verify(&leaf(&west), &[], now)), "spiffe://west/ns/shop/sa/cart");
+        // Each domain's certificate, held against the other's roots.
+        let swapped = bundles(&[("east", &west), ("west", &east)]);
+        for own in [&east, &west] {
+            let error = text(swapped.verify(&leaf(own), &[], now));
+            assert!(error.contains("UnknownIssuer") || error.contains("BadSignature"), "{error}");
+        }
+        let error = text(bundles(&[("east", &east)]).verify(&leaf(&west), &[], now));
+        assert!(error.contains("not among those trusted here"), "{error}");
+    }
+
+    #[test]
+    fn a_certificate_is_of_its_time() {
+        let east = authority("east");
+        let trust = bundles(&[("east", &east)]);
+        let at = |days: i64| {
+            let now = UnixTime::now().as_secs().saturating_add_signed(days * 86_400);
+            text(trust.verify(
+                &leaf(&east),
+                &[],
+                UnixTime::since_unix_epoch(std::time::Duration::from_secs(now)),
+            ))
+        };
+        assert!(at(2).contains("expired"), "{}", at(2));
+        assert!(at(-2).contains("not valid yet"), "{}", at(-2));
+    }
+
+    #[test]
+    fn a_certificate_without_one_spiffe_id_is_of_nobody() {
+        let authority_key = rcgen::KeyPair::generate().expect("a key");
+        let params = rcgen::CertificateParams::default();
+        let issuer = rcgen::Issuer::new(params, authority_key);
+        let with = |uris: &[&str]| {
+            let mut params = rcgen::CertificateParams::default();
+            for uri in uris {
+                params.subject_alt_names.push(rcgen::SanType::URI((*uri).try_into().expect("ASCII")));
+            }
+            let key = rcgen::KeyPair::generate().expect("a key");
+            identity_of(params.signed_by(&key, &issuer).expect("signed").der())
+        };
+        assert_eq!(with(&[]), Err(IdentityFault::None));
+        assert_eq!(with(&["spiffe://a/b", "spiffe://a/c"]), Err(IdentityFault::Several));
+        assert!(matches!(with(&["https://a/b"]), Err(IdentityFault::Illegal(_))));
+        assert!(with(&["spiffe://a/b"]).is_ok());
+    }
+}
