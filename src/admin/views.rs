@@ -135,6 +135,7 @@ pub fn service(snapshot: &Snapshot, hostname: &str) -> Option<Value> {
     let mut endpoints = Vec::new();
     for part in &service.parts {
         for endpoint in part.service.endpoints.iter() {
+            let workload = &endpoint.workload;
             endpoints.push(json!({
                 "address": endpoint.host.to_string(),
                 "cluster": part.origin.cluster.as_str(),
@@ -143,8 +144,8 @@ pub fn service(snapshot: &Snapshot, hostname: &str) -> Option<Value> {
                 "locality": endpoint.locality.as_str(),
                 "weight": endpoint.weight.value(),
                 "health": endpoint.health.text(),
-                "tls": endpoint.tls.map(|tls| tls.text()),
-                "identity": endpoint.identity.as_ref().map(|identity| identity.as_str()),
+                "tls": workload.tls.map(|tls| tls.text()),
+                "identity": workload.identity.as_ref().map(|identity| identity.as_str()),
             }));
         }
     }

@@ -113,7 +113,7 @@ pub fn own_shard(services: Shard) -> Arc<ScopedShard> {
     let mut networks: Vec<_> = services
         .services
         .values()
-        .flat_map(|service| service.endpoints.iter().filter_map(|endpoint| endpoint.network.clone()))
+        .flat_map(|service| service.endpoints.iter().filter_map(|endpoint| endpoint.workload.network.clone()))
         .collect();
     networks.sort_unstable();
     networks.dedup();

@@ -102,9 +102,9 @@ pub(super) fn own_endpoints(
     for (key, service) in &shard.services {
         let Some(place) = places.get(key) else { continue };
         for (at, endpoint) in service.endpoints.iter().enumerate() {
-            let near = endpoint.network.as_ref().is_none_or(|network| *network == shard.network);
+            let near = endpoint.workload.network.as_ref().is_none_or(|network| *network == shard.network);
             let (Host::Ip(ip), true) = (&endpoint.host, near) else { continue };
-            let port_of = |name: &str| endpoint.ports.as_ref().and_then(|ports| ports.get(name)).copied();
+            let port_of = |name: &str| endpoint.workload.ports.get(name).copied();
             let own = service.ports.iter().find_map(|port| {
                 let number = port_of(&port.name).unwrap_or(port.target_port);
                 own(opened, *ip, number).map(|own| own_fault(*ip, number, own))

@@ -1,10 +1,9 @@
 //! One copy of equal values: what 100,000 endpoints have in common is held once.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::hash::Hash;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use crate::model::endpoint::Labels;
+use crate::model::endpoint::Workload;
 use crate::model::identity::Identity;
 use crate::model::place::{Locality, Network};
 
@@ -14,8 +13,7 @@ use super::problem::Fault;
 #[derive(Debug, Default)]
 pub struct Interner {
     texts: HashSet<Arc<str>>,
-    labels: HashSet<Arc<Labels>>,
-    ports: HashSet<Arc<BTreeMap<Arc<str>, u16>>>,
+    workloads: HashSet<Arc<Workload>>,
     networks: HashMap<Box<str>, Network>,
     localities: HashMap<Box<str>, Locality>,
     identities: HashMap<Box<str>, Identity>,
@@ -33,12 +31,15 @@ impl Interner {
         }
     }
 
-    pub fn labels(&mut self, labels: Labels) -> Arc<Labels> {
-        shared(&mut self.labels, labels)
-    }
-
-    pub fn ports(&mut self, ports: BTreeMap<Arc<str>, u16>) -> Arc<BTreeMap<Arc<str>, u16>> {
-        shared(&mut self.ports, ports)
+    pub fn workload(&mut self, workload: Workload) -> Arc<Workload> {
+        match self.workloads.get(&workload) {
+            Some(known) => known.clone(),
+            None => {
+                let new = Arc::new(workload);
+                self.workloads.insert(new.clone());
+                new
+            }
+        }
     }
 
     pub fn network(&mut self, text: &str) -> Network {
@@ -58,17 +59,6 @@ impl Interner {
 
     pub fn identity(&mut self, text: &str) -> Result<Identity, Fault> {
         parsed(&mut self.identities, text, super::scalar::identity)
-    }
-}
-
-fn shared<T: Eq + Hash>(known: &mut HashSet<Arc<T>>, value: T) -> Arc<T> {
-    match known.get(&value) {
-        Some(known) => known.clone(),
-        None => {
-            let new = Arc::new(value);
-            known.insert(new.clone());
-            new
-        }
     }
 }
 

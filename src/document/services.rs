@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::path;
 use std::sync::Arc;
 
-use crate::model::endpoint::{Endpoint, Health, Labels, TlsMode, Weight};
+use crate::model::endpoint::{Endpoint, Health, Labels, OwnPorts, TlsMode, Tunnel, Weight, Workload};
 use crate::model::place::{ClusterId, Network};
 use crate::model::service::{Protocol, Service, ServiceKey, ServicePort};
 use crate::snapshot::shard::Shard;
@@ -278,19 +278,21 @@ impl ServiceReader {
         problems: &mut Problems,
     ) -> Option<Endpoint> {
         let fields = Fields::new(Some(node), &ENDPOINT);
-        let labels = self.labels(fields.entries("labels"));
-        let own_ports = self.own_ports(&fields, ports, path, problems);
-        Some(Endpoint {
-            host: fields.read("address", scalar::host)?,
-            ports: (!own_ports.is_empty()).then(|| self.interner.ports(own_ports)),
-            labels: (!labels.is_empty()).then(|| self.interner.labels(labels)),
+        let workload = Workload {
+            ports: self.own_ports(&fields, ports, path, problems),
+            labels: self.labels(fields.entries("labels")),
             network: fields
                 .read("network", |text| scalar::text(text).map(|text| self.interner.network(text))),
+            tls: fields.choice("tls", &TlsMode::ALL, TlsMode::text),
+            tunnel: Tunnel::None,
+            identity: fields.read("identity", |text| self.interner.identity(text)),
+        };
+        Some(Endpoint {
+            host: fields.read("address", scalar::host)?,
             locality: fields.read("locality", |text| self.interner.locality(text)).unwrap_or_default(),
             weight: fields.number("weight").and_then(Weight::new).unwrap_or(Weight::ONE),
             health: fields.choice("health", &Health::ALL, Health::text).unwrap_or_default(),
-            tls: fields.choice("tls", &TlsMode::ALL, TlsMode::text),
-            identity: fields.read("identity", |text| self.interner.identity(text)),
+            workload: self.interner.workload(workload),
         })
     }
 
@@ -300,8 +302,8 @@ impl ServiceReader {
         ports: &[ServicePort],
         path: &Path<'_>,
         problems: &mut Problems,
-    ) -> BTreeMap<Arc<str>, u16> {
-        let mut own = BTreeMap::new();
+    ) -> OwnPorts {
+        let mut own = OwnPorts::new();
         for (key, node) in fields.entries("ports") {
             match ports.iter().find(|port| *port.name == *key.text) {
                 Some(port) => {

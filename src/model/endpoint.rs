@@ -77,32 +77,72 @@ impl TlsMode {
     }
 }
 
+/// In what an endpoint takes connections beside plain TCP.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Tunnel {
+    #[default]
+    None,
+    /// HTTP/2 CONNECT over mutual TLS.
+    Hbone,
+}
+
+impl Tunnel {
+    pub const ALL: [Self; 2] = [Self::None, Self::Hbone];
+
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Hbone => "hbone",
+        }
+    }
+}
+
 /// Labels of a workload, or those a subset asks for.
 pub type Labels = BTreeMap<Arc<str>, Arc<str>>;
 
+/// Own ports by the names of service ports.
+pub type OwnPorts = BTreeMap<Arc<str>, u16>;
+
 /// One instance. What a registry gives its whole shard (cluster, default network) is not repeated here.
+///
+/// A world has up to millions of them, so what is its own is small, and what it has in common with others is shared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     /// A name only in a shard; the aggregator resolves it to addresses.
     pub host: Host,
-    /// This endpoint's own port for a service port, by its name; absent: the service port's target port.
-    pub ports: Option<Arc<BTreeMap<Arc<str>, u16>>>,
-    pub labels: Option<Arc<Labels>>,
-    /// Absent: the registry's.
-    pub network: Option<Network>,
     pub locality: Locality,
     pub weight: Weight,
     pub health: Health,
+    pub workload: Arc<Workload>,
+}
+
+/// What the instances of one software, deployed in one way, have in common; held once for each shard.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Workload {
+    /// Of a service port that is not here, the instances listen on the target port.
+    pub ports: OwnPorts,
+    pub labels: Labels,
+    /// Absent: the registry's.
+    pub network: Option<Network>,
     /// Absent: `own` on ports of protocol TLS or HTTPS, else `mesh`.
     pub tls: Option<TlsMode>,
+    pub tunnel: Tunnel,
     pub identity: Option<Identity>,
 }
 
-impl Endpoint {
+impl Workload {
     /// Whether it has all the labels a subset asks for.
     pub fn has_labels(&self, wanted: &Labels) -> bool {
-        wanted.iter().all(|(key, value)| {
-            self.labels.as_ref().and_then(|labels| labels.get(key)).is_some_and(|own| own == value)
-        })
+        wanted.iter().all(|(key, value)| self.labels.get(key).is_some_and(|own| own == value))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_endpoint_is_small() {
+        assert_eq!(size_of::<Endpoint>(), 56);
     }
 }

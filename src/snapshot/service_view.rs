@@ -125,7 +125,7 @@ impl ServiceView {
         let labels = if subset.is_empty() { None } else { Some(self.subsets.get(subset)?) };
         let counting = self.counting_parts(port);
         let all = counting.flat_map(move |(part, own)| PortEndpoint::of(part, own, networks));
-        Some(all.filter(move |found| labels.is_none_or(|labels| found.endpoint.has_labels(labels))))
+        Some(all.filter(move |found| labels.is_none_or(|labels| found.endpoint.workload.has_labels(labels))))
     }
 
     /// The parts whose endpoints count for a port of this service, in order of registry, each with the registry's
@@ -315,13 +315,13 @@ impl<'a> PortEndpoint<'a> {
         networks: &'a [NetworkPolicy],
     ) -> impl Iterator<Item = PortEndpoint<'a>> {
         part.service.endpoints.iter().map(move |endpoint| {
-            let port = endpoint.ports.as_ref().and_then(|ports| ports.get(&own.name)).copied();
+            let port = endpoint.workload.ports.get(&own.name).copied();
             PortEndpoint {
                 endpoint,
                 network: network_of(endpoint, &part.origin, networks),
                 origin: &part.origin,
                 port: port.unwrap_or(own.target_port),
-                tls: endpoint.tls.unwrap_or_else(|| own.protocol.default_tls()),
+                tls: endpoint.workload.tls.unwrap_or_else(|| own.protocol.default_tls()),
             }
         })
     }
@@ -353,7 +353,7 @@ pub fn network_of<'a>(
     origin: &'a Origin,
     networks: &'a [NetworkPolicy],
 ) -> &'a Network {
-    if let Some(network) = &endpoint.network {
+    if let Some(network) = &endpoint.workload.network {
         return network;
     }
     if !origin.network.is_unknown() {
@@ -383,7 +383,7 @@ fn subset_candidates(
     world: &World<'_>,
 ) -> SubsetCandidates {
     let chosen: Vec<&PortEndpoint<'_>> =
-        here.iter().filter(|here| here.endpoint.has_labels(labels)).collect();
+        here.iter().filter(|here| here.endpoint.workload.has_labels(labels)).collect();
     let with = |mode: Option<TlsMode>| {
         let list = chosen.iter().filter(|here| Some(here.tls) == mode);
         let list = list.flat_map(|here| candidates_of(here, group, world)).collect();

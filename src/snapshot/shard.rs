@@ -92,7 +92,7 @@ impl ScopedShard {
     /// The service without endpoints on networks that the registry may not speak of.
     fn cut_networks(&mut self, service: Arc<Service>, scope: &RegistryScope) -> Arc<Service> {
         let own = &self.origin.network;
-        let allowed = |endpoint: &&Endpoint| match (&endpoint.network, &scope.networks) {
+        let allowed = |endpoint: &&Endpoint| match (&endpoint.workload.network, &scope.networks) {
             (None, _) => true,
             (Some(network), Some(networks)) => networks.contains(network),
             (Some(network), None) => network == own,

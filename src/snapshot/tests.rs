@@ -20,7 +20,7 @@ use super::routes::Resolved;
 use super::shard::{ScopedShard, Shard, Standing};
 use super::view::{Client, Families, Viewer};
 use crate::model::address::Host;
-use crate::model::endpoint::{Endpoint, Health, TlsMode, Weight};
+use crate::model::endpoint::{Endpoint, Health, TlsMode, Weight, Workload};
 use crate::model::identity::{IdentityPattern, TrustDomain};
 use crate::model::name::{HostName, NamePattern};
 use crate::model::place::{ClusterId, Locality, Network};
@@ -54,7 +54,7 @@ impl Mesh {
 pub(crate) fn scoped(shard: Shard) -> Arc<ScopedShard> {
     let mut networks: Vec<Network> = NETWORKS.iter().map(|name| Network::new(name)).collect();
     networks.extend(shard.services.values().flat_map(|service| {
-        service.endpoints.iter().filter_map(|endpoint| endpoint.network.clone()).collect::<Vec<_>>()
+        service.endpoints.iter().filter_map(|endpoint| endpoint.workload.network.clone()).collect::<Vec<_>>()
     }));
     ScopedShard::new(shard, &RegistryScope { services: Vec::new(), networks: Some(networks) }).into()
 }
@@ -144,14 +144,10 @@ pub(crate) fn gateway(host: &str, weight_value: u32) -> Gateway {
 pub(crate) fn endpoint(host: &str, weight_value: u32) -> Endpoint {
     Endpoint {
         host: Host::parse(host).expect("legal"),
-        ports: None,
-        labels: None,
-        network: None,
         locality: Locality::default(),
         weight: weight(weight_value),
         health: Health::Healthy,
-        tls: None,
-        identity: None,
+        workload: Arc::default(),
     }
 }
 
@@ -244,16 +240,11 @@ fn endpoints() -> impl Strategy<Value = Endpoint> {
     let labels = prop_oneof![2 => Just(None), 1 => Just(Some("1")), 1 => Just(Some("2"))];
     let ports = option::weighted(0.2, select(vec![15443_u16, 9443]));
     (host, network, health, tls, labels, ports, localities(), weights()).prop_map(
-        |(host, network, health, tls, label, port, locality, weight)| Endpoint {
-            host,
-            ports: port.map(|port| Arc::new([(Arc::from("x"), port)].into())),
-            labels: label.map(|value| Arc::new([(Arc::from("version"), Arc::from(value))].into())),
-            network,
-            locality,
-            weight,
-            health,
-            tls,
-            identity: None,
+        |(host, network, health, tls, label, port, locality, weight)| {
+            let ports = port.into_iter().map(|port| (Arc::from("x"), port)).collect();
+            let labels = label.into_iter().map(|value| (Arc::from("version"), Arc::from(value))).collect();
+            let workload = Workload { ports, labels, network, tls, ..Workload::default() };
+            Endpoint { host, locality, weight, health, workload: workload.into() }
         },
     )
 }
@@ -405,7 +396,8 @@ impl Numbering {
             endpoint.host = own;
         }
         if self.addresses == Addresses::Distinct && matches!(endpoint.host, Host::Name(_)) {
-            endpoint.ports = Some(Arc::new(["x", "y", "z"].map(|name| (Arc::from(name), 7777)).into()));
+            let ports = ["x", "y", "z"].map(|name| (Arc::from(name), 7777));
+            Arc::make_mut(&mut endpoint.workload).ports = ports.into();
         }
     }
 }

@@ -29,7 +29,7 @@ impl Peers {
         for found in endpoints.filter(|found| found.tls == TlsMode::Mesh) {
             peers.any = true;
             peers.endpoints += 1;
-            match &found.endpoint.identity {
+            match &found.endpoint.workload.identity {
                 Some(identity) => drop(peers.identities.insert(identity.shared())),
                 None => nameless = true,
             }

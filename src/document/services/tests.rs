@@ -27,13 +27,16 @@ fn a_registry_file_becomes_a_shard() {
     assert_eq!((port.target_port, port.protocol), (80, Protocol::Tcp));
     assert_eq!(service.ports[0].protocol, Protocol::Tls);
     let [first, second] = &*service.endpoints else { panic!("two endpoints") };
-    assert!(first.has_labels(&service.subsets["v1"]) && !second.has_labels(&service.subsets["v1"]));
-    assert_eq!(first.ports.as_ref().map(|ports| ports["https"]), Some(9443));
-    assert_eq!((first.health, first.tls, first.weight.value()), (Health::Draining, Some(TlsMode::None), 3));
-    assert_eq!(first.network, Some(Network::new("n")));
-    assert_eq!((second.health, second.tls, second.weight), (Health::Healthy, None, Weight::ONE));
+    assert_eq!((first.health, first.weight.value()), (Health::Draining, 3));
+    let workload = &first.workload;
+    let v1 = &service.subsets["v1"];
+    assert!(workload.has_labels(v1) && !second.workload.has_labels(v1));
+    assert_eq!((workload.ports.get("https"), workload.tls), (Some(&9443), Some(TlsMode::None)));
+    assert_eq!(workload.network, Some(Network::new("n")));
+    assert!(workload.identity.as_ref().is_some_and(|identity| identity.as_str() == "spiffe://td/ns/a"));
+    assert_eq!((second.health, second.weight), (Health::Healthy, Weight::ONE));
     assert!(matches!(&second.host, Host::Name(name) if name.as_str() == "pod.local"));
-    assert!(second.ports.is_none() && second.labels.is_none() && second.network.is_none());
+    assert_eq!(*second.workload, Workload::default());
 }
 
 #[test]
@@ -102,10 +105,8 @@ fn a_large_document_is_read_service_by_service_and_shares_equal_values() {
         shard.services.values().flat_map(|service| service.endpoints.iter()).collect();
     assert_eq!(endpoints.len(), 20_000);
     let distinct = |pointers: Vec<usize>| pointers.into_iter().collect::<BTreeSet<_>>().len();
-    let labels = endpoints.iter().filter_map(|endpoint| endpoint.labels.as_ref());
-    assert_eq!(distinct(labels.map(|labels| Arc::as_ptr(labels).addr()).collect()), 40);
-    let ports = endpoints.iter().filter_map(|endpoint| endpoint.ports.as_ref());
-    assert_eq!(distinct(ports.map(|ports| Arc::as_ptr(ports).addr()).collect()), 1);
+    let workloads = endpoints.iter().map(|endpoint| Arc::as_ptr(&endpoint.workload).addr());
+    assert_eq!(distinct(workloads.collect()), 40);
     let localities = endpoints.iter().map(|endpoint| endpoint.locality.as_str().as_ptr().addr());
     assert_eq!(distinct(localities.collect()), 3);
     let problems = registry(&text.replacen("10.7.3.9\n", "10.7.3.999\n", 1)).expect_err("bad");

@@ -3,7 +3,7 @@
 mod properties;
 
 use super::*;
-use crate::model::endpoint::Endpoint;
+use crate::model::endpoint::{Endpoint, Workload};
 use crate::model::service::Protocol;
 use crate::snapshot::policy::Gateway;
 use crate::snapshot::tests::{
@@ -208,7 +208,8 @@ fn what_is_not_ready_counts_only_as_a_neighbour_of_envoy() {
 }
 
 fn speaking(host: &str, tls: TlsMode) -> Endpoint {
-    Endpoint { tls: Some(tls), ..endpoint(host, 1) }
+    let workload = Workload { tls: Some(tls), ..Workload::default() };
+    Endpoint { workload: workload.into(), ..endpoint(host, 1) }
 }
 
 #[test]
@@ -272,7 +273,7 @@ fn a_neighbour_at_a_gateways_address_is_one_entry() {
     let mesh = |tls| {
         let ports = vec![port(443, Protocol::Tcp)];
         let mut near = speaking("192.0.2.1", tls);
-        near.ports = Some(Arc::new([(Arc::from("p443"), 15443)].into()));
+        Arc::make_mut(&mut near.workload).ports = [(Arc::from("p443"), 15443)].into();
         let mut mesh = west(vec![gateway("192.0.2.1", 1)], vec![endpoint("10.2.0.1", 3)]);
         let near = shard("a", "east", vec![service(SERVICE, ports, vec![near])]);
         mesh.shards.push(crate::snapshot::tests::scoped(near));
@@ -342,16 +343,11 @@ fn the_largest_weights_are_scaled() {
 
 #[test]
 fn a_subset_is_viewed_alone_and_an_unknown_one_is_told() {
+    let version = Workload { labels: [("version".into(), "1".into())].into(), ..Workload::default() };
     let mut of_one = service(
         SERVICE,
         vec![port(443, Protocol::Tcp)],
-        vec![
-            Endpoint {
-                labels: Some(Arc::new([("version".into(), "1".into())].into())),
-                ..endpoint("10.2.0.1", 1)
-            },
-            endpoint("10.2.0.2", 5),
-        ],
+        vec![Endpoint { workload: version.into(), ..endpoint("10.2.0.1", 1) }, endpoint("10.2.0.2", 5)],
     );
     of_one.subsets = [("V1".into(), [("version".into(), "1".into())].into())].into();
     let mesh = Mesh::new(
