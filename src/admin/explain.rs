@@ -6,19 +6,26 @@ use serde_json::{Value, json};
 
 use crate::balance::{Ask, Load, choose, health_text, odds};
 use crate::model::alpn::Protocols;
+use crate::model::authority::Authority;
+use crate::model::identity::Identity;
 use crate::model::reason::Reason;
 use crate::snapshot::Snapshot;
-use crate::snapshot::admit::{Admission, Question, Trace, admit, admit_source};
+use crate::snapshot::admit::{Admission, Asked, Question, Trace, admit, admit_source};
 use crate::snapshot::near::near;
-use crate::snapshot::policy::Listener;
+use crate::snapshot::policy::{Listener, ListenerProtocol};
 use crate::wire::alert::Alert;
+use crate::wire::connect::status_of;
 
 /// What is asked.
 #[derive(Clone, Debug, Default)]
 pub struct Inquiry {
     /// As a client would send it; absent: none.
     pub name: Option<String>,
-    /// Absent: the first listener.
+    /// Whether `name` is the authority of a CONNECT, not a server name.
+    pub authority: bool,
+    /// Who calls, by HBONE; absent: somebody without an identity.
+    pub identity: Option<Identity>,
+    /// Absent: the first listener that takes such names.
     pub listener: Option<String>,
     /// Absent: rules about sources are shown, not applied.
     pub source: Option<IpAddr>,
@@ -71,15 +78,23 @@ impl Trace for Steps {
 
 /// Explains, or says what is wrong with the question.
 pub fn explain(snapshot: &Snapshot, inquiry: &Inquiry, load: &impl Load) -> Result<Explanation, String> {
-    let listener = find_listener(snapshot, inquiry.listener.as_deref())?;
+    let listener = find_listener(snapshot, inquiry)?;
+    let authority = match (inquiry.authority, &inquiry.name) {
+        (false, _) => None,
+        (true, Some(name)) => Some(Authority::parse(name).map_err(|fault| fault.to_string())),
+        (true, None) => return Err("an authority is hostname:port or address:port".to_owned()),
+    };
     let entries =
         inquiry.alpn.as_ref().map(|names| Protocols::entries_of(names.iter().map(String::as_bytes)));
     let question = Question {
         listener,
-        server_name: inquiry.name.as_deref().map(str::as_bytes),
+        asked: match &authority {
+            Some(Ok(authority)) => Asked::Authority(authority),
+            Some(Err(_)) | None => Asked::ServerName(inquiry.name.as_deref().map(str::as_bytes)),
+        },
         source: inquiry.source,
         alpn: entries.as_deref().map(Protocols::from_entries),
-        identity: None,
+        identity: inquiry.identity.as_ref(),
     };
     let mut steps = Steps::default();
     steps.step(|| format!("listener {:?} on {}", &*listener.name, listener.bind));
@@ -94,12 +109,21 @@ pub fn explain(snapshot: &Snapshot, inquiry: &Inquiry, load: &impl Load) -> Resu
         candidates: Vec::new(),
         near: Vec::new(),
     };
-    explanation.reason = decide(snapshot, &question, load, &mut steps, &mut explanation);
-    if let Some(alert) = Alert::of(explanation.reason) {
+    explanation.reason = match &authority {
+        Some(Err(fault)) => {
+            steps.step(|| format!("the authority cannot be read: {fault}"));
+            Reason::BadRequest
+        }
+        Some(Ok(_)) | None => decide(snapshot, &question, load, &mut steps, &mut explanation),
+    };
+    if authority.is_some() {
+        let (status, told) = status_of(explanation.reason);
+        steps.step(|| format!("the caller reads the status {} and isthmus-reason {told}", status.as_u16()));
+    } else if let Some(alert) = Alert::of(explanation.reason) {
         steps.step(|| format!("the client reads the TLS alert {} ({})", alert.text(), alert as u8));
     }
     let looked_for = steps.canonical.as_deref().unwrap_or(&explanation.name);
-    if matches!(explanation.reason, Reason::SniUnknown | Reason::NotExported) {
+    if matches!(explanation.reason, Reason::SniUnknown | Reason::AuthorityUnknown | Reason::NotExported) {
         explanation.near = near(snapshot, looked_for);
     }
     explanation.canonical = steps.canonical;
@@ -107,16 +131,27 @@ pub fn explain(snapshot: &Snapshot, inquiry: &Inquiry, load: &impl Load) -> Resu
     Ok(explanation)
 }
 
-fn find_listener<'a>(snapshot: &'a Snapshot, name: Option<&str>) -> Result<&'a Listener, String> {
+fn find_listener<'a>(snapshot: &'a Snapshot, inquiry: &Inquiry) -> Result<&'a Listener, String> {
     let listeners = &snapshot.policy.listeners;
-    let found = match name {
-        Some(name) => listeners.iter().find(|listener| &*listener.name == name),
-        None => listeners.first(),
+    let (other, way) = match inquiry.authority {
+        true => (ListenerProtocol::Sni, "HBONE"),
+        false => (ListenerProtocol::Hbone, "SNI"),
     };
-    found.map(|listener| &**listener).ok_or_else(|| {
+    let Some(name) = inquiry.listener.as_deref() else {
+        let found = listeners.iter().find(|listener| listener.protocol != other);
+        return found
+            .map(|listener| &**listener)
+            .ok_or_else(|| format!("there is no listener that takes {way}"));
+    };
+    let found = listeners.iter().find(|listener| &*listener.name == name).ok_or_else(|| {
         let names: Vec<&str> = listeners.iter().map(|listener| &*listener.name).collect();
-        format!("there is no listener {:?}; there are: {}", name.unwrap_or_default(), names.join(", "))
-    })
+        format!("there is no listener {name:?}; there are: {}", names.join(", "))
+    })?;
+    if found.protocol == other {
+        Err(format!("the listener {name:?} does not take {way}"))
+    } else {
+        Ok(found)
+    }
 }
 
 /// Decides in the order of the data path: source, ALPN, name, export, endpoints.

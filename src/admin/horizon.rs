@@ -9,7 +9,7 @@ use crate::model::place::{ClusterId, Network};
 use crate::snapshot::Snapshot;
 use crate::snapshot::near::near;
 use crate::snapshot::service_view::{PortView, ServiceView};
-use crate::snapshot::view::{Assignment, Client, Entry, Families, Kind, Missing, Viewer, view};
+use crate::snapshot::view::{Assignment, Client, Entry, Families, Kind, Missing, Passage, Viewer, view};
 use crate::snapshot::weights::Share;
 
 const PARAMETERS: &str = "network, cluster, service, port, subset, tunnel, families, client, sees";
@@ -51,7 +51,7 @@ impl Inquiry {
                 "families" => inquiry.viewer.families = families(&value)?,
                 "client" => inquiry.viewer.client = client(&value)?,
                 "sees" => inquiry.viewer.sees = networks(&value),
-                "tunnel" => check_tunnel(&value)?,
+                "tunnel" => inquiry.viewer.passage = passage(&value)?,
                 "service" => {
                     let name =
                         HostName::parse(&value).map_err(|error| format!("service: {value:?}: {error}"))?;
@@ -87,12 +87,9 @@ fn client(text: &str) -> Result<Client, String> {
     }
 }
 
-fn check_tunnel(text: &str) -> Result<(), String> {
-    match text {
-        "sni" => Ok(()),
-        "hbone" => Err("tunnel: viewers by hbone are not served yet; there is: sni".to_owned()),
-        other => Err(format!("tunnel: {other:?} is unknown; there is: sni")),
-    }
+fn passage(text: &str) -> Result<Passage, String> {
+    let found = Passage::ALL.into_iter().find(|passage| passage.text() == text);
+    found.ok_or_else(|| format!("tunnel: {text:?} is neither sni nor hbone"))
 }
 
 fn networks(text: &str) -> std::sync::Arc<[Network]> {
@@ -178,7 +175,7 @@ fn viewer(viewer: &Viewer) -> Value {
     let mut value = json!({
         "network": viewer.network.as_str(),
         "cluster": viewer.cluster.as_str(),
-        "tunnel": "sni",
+        "tunnel": viewer.passage.text(),
         "families": families,
     });
     if viewer.client == Client::Grpc {

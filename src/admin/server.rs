@@ -18,6 +18,7 @@ use super::explain::{Inquiry, explain};
 use super::horizon::{self, horizon};
 use super::{Command, Sources, clients, networks, views};
 use crate::dataplane::upstreams::Looking;
+use crate::model::identity::Identity;
 use crate::model::name::HostName;
 use crate::net::scope::Scope;
 use crate::telemetry::access_log;
@@ -217,7 +218,19 @@ fn inquiry(query: BTreeMap<String, String>) -> Result<Inquiry, String> {
     let mut inquiry = Inquiry::default();
     for (key, value) in query {
         match key.as_str() {
+            "sni" | "authority" if inquiry.name.is_some() => {
+                return Err("say either sni or authority".to_owned());
+            }
             "sni" => inquiry.name = (!value.is_empty()).then_some(value),
+            "authority" => {
+                inquiry.authority = true;
+                inquiry.name = Some(value);
+            }
+            "identity" => {
+                let identity =
+                    Identity::parse(&value).map_err(|error| format!("identity: {value:?}: {error}"))?;
+                inquiry.identity = Some(identity);
+            }
             "listener" => inquiry.listener = Some(value),
             "from" => {
                 let source: IpAddr =
@@ -229,7 +242,10 @@ fn inquiry(query: BTreeMap<String, String>) -> Result<Inquiry, String> {
                 inquiry.alpn = Some(names.map(str::to_owned).collect());
             }
             other => {
-                return Err(format!("unknown parameter {other:?}; there are: sni, listener, from, alpn"));
+                return Err(format!(
+                    "unknown parameter {other:?}; there are: sni, authority, listener, from, alpn, \
+                     identity"
+                ));
             }
         }
     }

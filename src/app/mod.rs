@@ -136,7 +136,7 @@ impl Program {
         let (aggregator, reader) = owner::start(world_sources(&config), &telemetry.control, &scope);
         let mut identity = Keeper::start(&telemetry, &scope);
         identity.configure(config.identity.clone()).await;
-        let mut dataplane = Dataplane::start(workers, limits, &reader, &telemetry)
+        let mut dataplane = Dataplane::start(workers, limits, &reader, &telemetry, identity.context())
             .map_err(|error| format!("cannot start the data plane: {error}"))?;
         let (command, commands) = mpsc::channel(COMMANDS);
         let status = Arc::new(ArcSwap::from_pointee(ProgramStatus {

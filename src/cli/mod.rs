@@ -14,6 +14,7 @@ use std::process::ExitCode;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
+use crate::model::identity::Identity;
 use crate::{app, config};
 use output::Format;
 
@@ -119,13 +120,19 @@ struct Reading {
 struct Explain {
     /// The name as a client would send it; "" for a client that sends none
     name: String,
+    /// The name is the authority of an HBONE CONNECT: `hostname:port` or `address:port`
+    #[arg(long)]
+    authority: bool,
+    /// Who calls by HBONE: a SPIFFE ID
+    #[arg(long, value_name = "ID", requires = "authority", value_parser = Identity::parse)]
+    identity: Option<Identity>,
     /// The client's address; without it, rules about sources are shown, not applied
     #[arg(long, value_name = "IP")]
     from: Option<IpAddr>,
     /// The ALPN protocols the client offers; without it, the listener's check is shown, not applied
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     alpn: Option<Vec<String>>,
-    /// The listener's name [default: the first]
+    /// The listener's name [default: the first that takes such names]
     #[arg(long)]
     listener: Option<String>,
     /// Answer from this config file instead of the running gateway

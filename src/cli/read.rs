@@ -93,6 +93,8 @@ fn explain_offline(args: &Explain, path: &Path) -> Result<Explanation, Failure> 
     let offline = world(path).map_err(|problems| Failure::Wrong(problems.join("\n")))?;
     let inquiry = Inquiry {
         name: (!args.name.is_empty()).then(|| args.name.clone()),
+        authority: args.authority,
+        identity: args.identity.clone(),
         listener: args.listener.clone(),
         source: args.from.map(|source| source.to_canonical()),
         alpn: args.alpn.clone().map(|names| names.into_iter().filter(|name| !name.is_empty()).collect()),
@@ -103,7 +105,8 @@ fn explain_offline(args: &Explain, path: &Path) -> Result<Explanation, Failure> 
 fn explain_live(args: &Explain) -> Result<Value, Failure> {
     let from = args.from.map(|source| source.to_string());
     let alpn = args.alpn.as_ref().map(|names| names.join(","));
-    let mut parameters = vec![("sni", args.name.as_str())];
+    let mut parameters = vec![(if args.authority { "authority" } else { "sni" }, args.name.as_str())];
+    parameters.extend(args.identity.as_ref().map(|identity| ("identity", identity.as_str())));
     parameters.extend(from.as_deref().map(|source| ("from", source)));
     parameters.extend(alpn.as_deref().map(|names| ("alpn", names)));
     parameters.extend(args.listener.as_deref().map(|name| ("listener", name)));

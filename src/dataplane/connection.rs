@@ -6,6 +6,7 @@ use std::sync::Arc;
 use tokio::net::TcpStream;
 
 use super::connect::{Attempts, connect};
+use super::hbone;
 use super::peek::{First, Peeked, peek};
 use super::refuse;
 use super::relay::{self, relay};
@@ -25,12 +26,13 @@ enum Ending {
     Refused(Reason),
     /// It was passed on, and both sides know.
     Relayed(Reason),
+    /// It is of the other kind; these are the bytes read so far.
+    Hbone(Box<[u8]>),
 }
 
 /// Serves an accepted connection.
 pub(crate) async fn serve(worker: Rc<Worker>, entry: Rc<Entry>, listener: Arc<Listener>, client: TcpStream) {
-    // The table is left also where this task is dropped half-way, or panics.
-    let _leave = Leave(&worker, &entry);
+    let leave = Leave(&worker, &entry);
     match run(&worker, &entry, &listener, &client).await {
         Ending::Probe => worker.told(&entry, Reason::ClientGone, true),
         Ending::Silent(reason) | Ending::Relayed(reason) => worker.told(&entry, reason, false),
@@ -38,10 +40,22 @@ pub(crate) async fn serve(worker: Rc<Worker>, entry: Rc<Entry>, listener: Arc<Li
             worker.told(&entry, reason, false);
             refuse::refuse(&worker, &client, reason).await;
         }
+        Ending::Hbone(hello) => {
+            leave.stay();
+            hbone::take_over(&worker, &entry, &listener, client, hello);
+        }
     }
 }
 
-struct Leave<'a>(&'a Rc<Worker>, &'a Rc<Entry>);
+/// Leaves the table at its end, also where the task is dropped half-way, or panics.
+pub(super) struct Leave<'a>(pub(super) &'a Rc<Worker>, pub(super) &'a Rc<Entry>);
+
+impl Leave<'_> {
+    /// Somebody else goes on with the connection.
+    fn stay(self) {
+        std::mem::forget(self);
+    }
+}
 
 impl Drop for Leave<'_> {
     fn drop(&mut self) {
@@ -55,6 +69,7 @@ async fn run(worker: &Rc<Worker>, entry: &Rc<Entry>, listener: &Listener, client
     }
     let (admission, first) = match peek(worker, entry, listener, client).await {
         Peeked::Admitted(admission, first) => (admission, first),
+        Peeked::Hbone(hello) => return Ending::Hbone(hello),
         Peeked::Probe => return Ending::Probe,
         Peeked::Gone => return Ending::Silent(Reason::ClientGone),
         Peeked::Refused(reason @ (Reason::NotTls | Reason::HelloTimeout)) => return Ending::Silent(reason),
@@ -98,7 +113,7 @@ mod tests {
     fn the_futures_of_a_connection_are_small() {
         let (relay, connection) = (of_relay(relay), of_connection(serve));
         assert!(
-            relay <= 192 && connection <= 960,
+            relay <= 192 && connection <= 976,
             "relay: {relay} bytes, the whole connection: {connection}"
         );
     }

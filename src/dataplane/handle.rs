@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
@@ -12,13 +12,15 @@ use arc_swap::ArcSwap;
 use tokio::sync::{mpsc, oneshot};
 
 use super::upstreams::Upstreams;
-use super::worker::{self, Message, Shared};
+use super::worker::{self, Hbone, Message, Shared};
 use crate::model::address::Bind;
 use crate::model::record::ConnectionRecord;
 use crate::net::budget::Budget;
 use crate::net::listen::Listening;
 use crate::snapshot::policy::Limits;
 use crate::telemetry::Telemetry;
+use crate::tls::context::NodeContext;
+use crate::tls::server::mutual;
 use crate::world::Reader;
 
 /// Messages that a worker may have waiting; whoever sends more waits.
@@ -62,7 +64,10 @@ impl Dataplane {
         limits: EffectiveLimits,
         reader: &Reader,
         telemetry: &Telemetry,
+        context: NodeContext,
     ) -> std::io::Result<Self> {
+        let tls = mutual(context.certificate.clone(), context.trust.clone(), &[b"h2"]);
+        let tls = Arc::new(tls.map_err(std::io::Error::other)?);
         let shared = Arc::new(Shared {
             upstreams: Arc::new(Upstreams::new(&telemetry.recorder)),
             telemetry: telemetry.clone(),
@@ -70,6 +75,9 @@ impl Dataplane {
             pending_cap: AtomicUsize::new(0),
             own: ArcSwap::default(),
             workers,
+            tunnels: (0..workers).map(|_| AtomicUsize::new(0)).collect(),
+            mailboxes: OnceLock::new(),
+            hbone: Hbone { tls, context },
         });
         let mut dataplane =
             Self { shared, mailboxes: Vec::new(), threads: Vec::new(), open: BTreeMap::new() };
@@ -82,6 +90,8 @@ impl Dataplane {
             dataplane.mailboxes.push(mailbox);
             dataplane.threads.push(thread);
         }
+        // Nobody else sets it.
+        let _ = dataplane.shared.mailboxes.set(dataplane.mailboxes.clone());
         Ok(dataplane)
     }
 

@@ -1,4 +1,4 @@
-//! The data plane: accept → peek → admit → choose → dial → relay.
+//! The data plane: accept → peek → admit → choose → dial → relay; [`hbone`] does the same for each CONNECT stream.
 //!
 //! One thread per core, each with a single-threaded runtime, its own `SO_REUSEPORT` sockets and its own table of
 //! connections; no lock is shared on the way of a connection. What a connection costs, and why:
@@ -11,6 +11,7 @@
 pub(crate) mod connect;
 pub(crate) mod connection;
 pub mod handle;
+pub(crate) mod hbone;
 pub(crate) mod listener;
 pub(crate) mod peek;
 pub(crate) mod pending;

@@ -11,14 +11,16 @@ use super::table::Entry;
 use super::worker::Worker;
 use crate::model::alpn::Protocols;
 use crate::model::reason::Reason;
-use crate::snapshot::admit::{Admission, Question, admit};
-use crate::snapshot::policy::Listener;
+use crate::snapshot::admit::{Admission, Asked, Question, admit};
+use crate::snapshot::policy::{Listener, ListenerProtocol};
 use crate::wire::client_hello::{Fault, Hello, Scanner, Verdict};
 
 /// What came of the first bytes.
 pub(crate) enum Peeked {
     /// The client may connect; the bytes read so far go to the endpoint first.
     Admitted(Admission, First),
+    /// It is HBONE; these are the bytes read so far.
+    Hbone(Box<[u8]>),
     Refused(Reason),
     /// Gone before its first byte.
     Probe,
@@ -54,13 +56,19 @@ pub(crate) async fn peek(
     if let Some(peeked) = peek.read(client) {
         return peeked;
     }
-    worker.pending.borrow_mut().insert(entry, worker.pending_cap());
-    let _waiting = Waiting(worker, entry);
+    let _waiting = Waiting::begin(worker, entry);
     peek.wait(client).await
 }
 
 /// Stands in the list of pending hellos for as long as it lives.
-struct Waiting<'a>(&'a Worker, &'a Entry);
+pub(crate) struct Waiting<'a>(&'a Worker, &'a Entry);
+
+impl<'a> Waiting<'a> {
+    pub(crate) fn begin(worker: &'a Worker, entry: &'a Rc<Entry>) -> Self {
+        worker.pending.borrow_mut().insert(entry, worker.pending_cap());
+        Self(worker, entry)
+    }
+}
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
@@ -161,6 +169,13 @@ fn conclude(
     let after = entry.accepted.elapsed();
     worker.local.hello(after);
     entry.story.borrow_mut().hello = Some(after);
+    if is_hbone(listener.protocol, hello) {
+        let mut offered = hello.alpn.unwrap_or(Protocols::NONE).iter();
+        return Some(match offered.any(|name| name == b"h2") {
+            true => Peeked::Hbone(bytes.into()),
+            false => Peeked::Refused(Reason::AlpnRefused),
+        });
+    }
     Some(match ask(worker, entry, listener, hello) {
         Ok(admission) => {
             let first = First { bytes: bytes.into(), sent: 0, repeatable: bytes.len() == hello.length };
@@ -170,13 +185,25 @@ fn conclude(
     })
 }
 
+/// Where a port takes both, HBONE is what gives no server name and offers `h2` alone (SPEC §4).
+fn is_hbone(protocol: ListenerProtocol, hello: &Hello<'_>) -> bool {
+    match protocol {
+        ListenerProtocol::Sni => false,
+        ListenerProtocol::Hbone => true,
+        ListenerProtocol::Auto => {
+            let mut offered = hello.alpn.unwrap_or(Protocols::NONE).iter();
+            hello.server_name.is_none() && offered.next() == Some(b"h2") && offered.next().is_none()
+        }
+    }
+}
+
 fn ask(worker: &Worker, entry: &Entry, listener: &Listener, hello: &Hello<'_>) -> Result<Admission, Reason> {
     let mut story = entry.story.borrow_mut();
     story.sni = hello.server_name.map(Into::into);
     story.alpn = hello.alpn.map(|protocols| protocols.joined());
     let question = Question {
         listener,
-        server_name: hello.server_name,
+        asked: Asked::ServerName(hello.server_name),
         source: Some(entry.source.ip()),
         alpn: Some(hello.alpn.unwrap_or(Protocols::NONE)),
         identity: None,

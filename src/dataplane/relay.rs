@@ -13,15 +13,15 @@
 //! `splice(2)` through a pooled pipe, a few splices of less in a row switch back. A direction holds bytes only while the other
 //! side cannot take them: what is left of one read, or what is in one pipe. While it waits for bytes it holds nothing.
 //!
-//! A read that fills less than the buffer is taken to have emptied the socket, which saves a system call per
-//! message: the poller is edge-triggered, and reports what comes later (and has reported a close that came before).
+//! A read that fills less than the buffer is taken to have emptied the socket ([`receive`]), which saves a system call
+//! per message; a close that came before it has been reported by then.
 
 use std::future::poll_fn;
 use std::io;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
-use rustix::net::{RecvFlags, SendFlags, Shutdown};
+use rustix::net::{SendFlags, Shutdown};
 use rustix::pipe::{SpliceFlags, splice};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
@@ -32,7 +32,7 @@ use super::table::Entry;
 use super::worker::Worker;
 use crate::model::reason::Reason;
 use crate::net::pipe::Pipe;
-use crate::net::socket::{keep_alive, reset_on_close};
+use crate::net::socket::{keep_alive, receive, reset_on_close};
 use crate::telemetry::local::RelayPath;
 
 /// From this size of read on, bytes stay in the kernel.
@@ -382,18 +382,8 @@ impl Relay<'_> {
 
     fn fill_scratch(&mut self, way: Way) -> io::Result<usize> {
         let mut scratch = self.worker.scratch.borrow_mut();
-        let bytes = &mut scratch.bytes;
         let (source, _) = self.source(way);
-        let mut read = None;
-        let result = source.try_io(Interest::READABLE, || {
-            let (count, _) = rustix::net::recv(source, &mut **bytes, RecvFlags::empty())?;
-            read = Some(count);
-            // A short read has emptied the socket: forget that it was readable without asking it again.
-            if count > 0 && count < bytes.len() { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
-        });
-        let Some(count) = read else {
-            return result.map(|()| 0);
-        };
+        let count = receive(source, &mut scratch.bytes)?;
         let bytes = &scratch.bytes[..count];
         // Tried at once; an error shows again when the rest is flushed.
         let written = if count == 0 { 0 } else { self.write(way, bytes).unwrap_or(0) };

@@ -2,16 +2,23 @@
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant, SystemTime};
 
+use rustls::pki_types::{CertificateDer, UnixTime};
+
+use super::hbone::held::Held;
+use crate::model::identity::Identity;
 use crate::model::reason::Reason;
-use crate::model::record::ConnectionRecord;
+use crate::model::record::{ConnectionRecord, Protocol};
 use crate::snapshot::admit::{Met, Permit};
 use crate::snapshot::candidates::Candidate;
+use crate::snapshot::policy::Listener;
 use crate::telemetry::local::{Destination, RelayPath};
+use crate::wire::connect::Claims;
 
 /// One live connection. The task that serves it holds the sockets; all else is here.
 pub(crate) struct Entry {
@@ -35,6 +42,10 @@ pub(crate) struct Entry {
     pub(crate) opened: Cell<u32>,
     /// Whether one direction has ended and the other has not.
     pub(crate) half_closed: Cell<bool>,
+    /// What it holds that somebody does not take, in bytes; of a CONNECT stream.
+    pub(crate) held: Cell<usize>,
+    /// Whether it shall end when its streams have.
+    retiring: Cell<bool>,
     /// Its place in the worker's table.
     pub(crate) key: Cell<usize>,
     /// The tick at which the worker looks whether it was idle for too long; 0: none.
@@ -48,7 +59,15 @@ pub(crate) struct Entry {
 #[derive(Default)]
 pub(crate) struct Story {
     pub(crate) sni: Option<Box<[u8]>>,
+    /// Of a CONNECT stream.
+    pub(crate) call: Option<Box<Call>>,
+    /// Of a connection that carries CONNECT streams.
+    pub(crate) peer: Option<Rc<Peer>>,
     pub(crate) alpn: Option<Box<[u8]>>,
+    /// Whether TLS is ended here.
+    pub(crate) handshake: bool,
+    /// What exactly was wrong.
+    pub(crate) detail: Option<Box<str>>,
     pub(crate) met: Met,
     pub(crate) permit: Option<Permit>,
     pub(crate) endpoint: Option<SocketAddr>,
@@ -57,6 +76,64 @@ pub(crate) struct Story {
     pub(crate) hello: Option<Duration>,
     pub(crate) connect: Option<Duration>,
     pub(crate) destination: Option<Rc<Destination>>,
+}
+
+/// What is learnt of a CONNECT stream.
+pub(crate) struct Call {
+    pub(crate) peer: Rc<Peer>,
+    /// What all streams of its connection hold.
+    held: Rc<Held>,
+    /// As received.
+    pub(crate) authority: Box<str>,
+    pub(crate) claims: Claims,
+}
+
+/// Who is at the other end of a connection that carries CONNECT streams.
+pub(crate) struct Peer {
+    pub(crate) identity: Identity,
+    /// The certificates that say so, leaf first.
+    pub(crate) chain: Vec<CertificateDer<'static>>,
+    /// When they were verified.
+    pub(crate) verified: UnixTime,
+    /// Whether the roots that are trusted now still vouch for it.
+    pub(crate) trusted: Cell<bool>,
+}
+
+impl Call {
+    pub(crate) fn new(peer: Rc<Peer>, held: Rc<Held>, authority: Box<str>) -> Self {
+        Self { peer, held, authority, claims: Claims::default() }
+    }
+}
+
+impl Peer {
+    pub(crate) fn new(identity: Identity, chain: Vec<CertificateDer<'static>>, verified: UnixTime) -> Self {
+        Self { identity, chain, verified, trusted: Cell::new(true) }
+    }
+}
+
+/// A connection on its way from one worker to another.
+pub(crate) struct Arrival {
+    id: u64,
+    listener: Arc<Listener>,
+    source: SocketAddr,
+    accepted: Instant,
+    time: SystemTime,
+    socket: OwnedFd,
+    /// The bytes read so far.
+    hello: Box<[u8]>,
+}
+
+impl Arrival {
+    pub(crate) fn of(entry: &Entry, listener: Arc<Listener>, socket: OwnedFd, hello: Box<[u8]>) -> Self {
+        let (accepted, time) = (entry.accepted, entry.time);
+        Self { id: entry.id, listener, source: entry.source, accepted, time, socket, hello }
+    }
+
+    pub(crate) fn into_entry(self, tick: u32) -> (Entry, Arc<Listener>, OwnedFd, Box<[u8]>) {
+        let Self { id, listener, source, accepted, time, socket, hello } = self;
+        let entry = Entry { accepted, time, ..Entry::new(id, listener.name.clone(), source, tick) };
+        (entry, listener, socket, hello)
+    }
 }
 
 impl Story {
@@ -83,6 +160,8 @@ impl Entry {
             moved: Cell::new(tick),
             opened: Cell::new(tick),
             half_closed: Cell::new(false),
+            held: Cell::new(0),
+            retiring: Cell::new(false),
             key: Cell::new(usize::MAX),
             deadline: Cell::new(0),
             order: Cell::new(None),
@@ -96,6 +175,21 @@ impl Entry {
             self.order.set(Some(reason));
             self.wake();
         }
+    }
+
+    /// Has a connection that carries streams take no new ones, and end with the last.
+    pub(crate) fn retire(&self) {
+        self.retiring.set(true);
+        self.wake();
+    }
+
+    pub(crate) fn is_retiring(&self) -> bool {
+        self.retiring.get()
+    }
+
+    /// What all streams of its connection hold, if it is one.
+    pub(crate) fn tunnel_held(&self) -> Option<Rc<Held>> {
+        self.story.borrow().call.as_ref().map(|call| call.held.clone())
     }
 
     /// Has its task look around.
@@ -142,13 +236,18 @@ impl Entry {
     pub(crate) fn record(&self, reason: Option<Reason>, source_network: Arc<str>) -> ConnectionRecord {
         let story = self.story.borrow();
         let service = story.met.service.as_ref();
+        let call = story.call.as_deref();
+        let peer = call.map(|call| &call.peer).or(story.peer.as_ref());
+        let hbone = peer.is_some() || story.handshake;
         ConnectionRecord {
             id: self.id,
             time: self.time,
             listener: self.listener.clone(),
+            protocol: if hbone { Protocol::Hbone } else { Protocol::Sni },
             source: self.source,
             source_network,
             sni: story.sni.clone(),
+            authority: call.map(|call| call.authority.clone()),
             alpn: story.alpn.clone(),
             route: story.met.rule.clone(),
             service: service.map(|service| service.hostname.clone()),
@@ -158,7 +257,10 @@ impl Entry {
             endpoint: story.endpoint,
             endpoint_cluster: story.endpoint_cluster.clone().unwrap_or_default(),
             endpoint_locality: story.endpoint_locality.clone().unwrap_or_default(),
-            source_identity: None,
+            source_identity: peer.map(|peer| peer.identity.shared()),
+            source_claimed: call.and_then(|call| call.claims.workload.clone()),
+            trace: call.and_then(|call| call.claims.trace),
+            detail: story.detail.clone(),
             reason,
             duration: self.accepted.elapsed(),
             hello: story.hello,

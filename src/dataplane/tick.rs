@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
+use super::hbone::held::relieve;
 use super::table::Entry;
 use super::worker::Worker;
 use crate::model::reason::Reason;
@@ -77,7 +78,8 @@ impl Clock {
 
 /// One tick of a worker.
 pub(crate) fn tick(worker: &Worker) {
-    let timeouts = worker.snapshot().policy.timeouts;
+    let policy = worker.snapshot().policy.clone();
+    let timeouts = policy.timeouts;
     let (touched, due) = worker.clock.advance();
     for entry in &touched {
         tell(worker, entry);
@@ -93,6 +95,7 @@ pub(crate) fn tick(worker: &Worker) {
             look(worker, &entry, &timeouts);
         }
     }
+    relieve(worker, &policy.hbone);
 }
 
 /// Tells the metrics what a connection has moved since they last heard of it.
@@ -103,6 +106,10 @@ pub(crate) fn tell(worker: &Worker, entry: &Entry) {
     }
     if let Some(destination) = &entry.story.borrow().destination {
         destination.moved(up, down);
+    }
+    if entry.story.borrow().call.is_some() {
+        worker.local.relayed(RelayPath::Hbone, up + down);
+        return;
     }
     worker.local.relayed(RelayPath::Splice, spliced);
     worker.local.relayed(RelayPath::Copy, up + down - spliced);

@@ -6,30 +6,36 @@ use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::Waker;
 use std::time::Duration;
 
 use slab::Slab;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
 
+use super::hbone;
+use super::hbone::held::Held;
+use super::hbone::lane::Lane;
 use super::listener::OpenListener;
 use super::pending::Pending;
-use super::table::Entry;
+use super::table::{Arrival, Entry};
 use super::tick::{self, Clock, TICK};
 use super::upstreams::Upstreams;
 use crate::model::address::Bind;
+use crate::model::authority::Authority;
 use crate::model::reason::Reason;
 use crate::model::record::ConnectionRecord;
 use crate::net::budget::Budget;
 use crate::net::pipe::Pipes;
 use crate::net::scope::LocalScope;
 use crate::snapshot::Snapshot;
-use crate::snapshot::admit::{Question, readmit};
+use crate::snapshot::admit::{Asked, Question, admit_source, readmit};
 use crate::snapshot::service_view::network_of_address;
 use crate::telemetry::Telemetry;
 use crate::telemetry::local::Local;
+use crate::tls::context::NodeContext;
 use crate::wire::client_hello;
 use crate::world::Reader;
 
@@ -52,6 +58,17 @@ pub(crate) struct Shared {
     /// Where we listen ourselves.
     pub(crate) own: arc_swap::ArcSwap<Vec<SocketAddr>>,
     pub(crate) workers: usize,
+    /// HBONE connections of each worker.
+    pub(crate) tunnels: Box<[AtomicUsize]>,
+    /// Of all workers, by their index.
+    pub(crate) mailboxes: OnceLock<Vec<mpsc::Sender<Message>>>,
+    pub(crate) hbone: Hbone,
+}
+
+/// What HBONE connections of all workers need.
+pub(crate) struct Hbone {
+    pub(crate) tls: Arc<rustls::ServerConfig>,
+    pub(crate) context: NodeContext,
 }
 
 /// What a worker is told. Each message is answered by doing it; none can fail.
@@ -66,6 +83,8 @@ pub(crate) enum Message {
         listener: Arc<str>,
         within: Duration,
     },
+    /// A connection that another worker has accepted.
+    Arrive(Box<Arrival>),
     /// A new config file may have taken back what admitted some connections.
     Readmit,
     Connections(oneshot::Sender<Vec<ConnectionRecord>>),
@@ -83,7 +102,7 @@ pub(crate) struct Scratch {
 }
 
 pub(crate) struct Worker {
-    index: usize,
+    pub(crate) index: usize,
     pub(crate) shared: Arc<Shared>,
     reader: RefCell<Reader>,
     pub(crate) local: Local,
@@ -93,6 +112,15 @@ pub(crate) struct Worker {
     pub(crate) pending: RefCell<Pending>,
     pub(crate) clock: Clock,
     pub(crate) scope: LocalScope,
+    /// Where handshakes wait for their turn.
+    pub(crate) lane: Lane,
+    /// What all CONNECT streams hold.
+    pub(crate) held: Rc<Held>,
+    /// Whether those of one connection may hold too much.
+    pub(crate) crowded: Cell<bool>,
+    /// HBONE connections that are not read until less is held.
+    braked: RefCell<Vec<Waker>>,
+    draining: Cell<bool>,
     listeners: RefCell<BTreeMap<Bind, OpenListener>>,
     accepted: Cell<u64>,
     random: Cell<u64>,
@@ -113,6 +141,11 @@ impl Worker {
             pending: RefCell::default(),
             clock: Clock::default(),
             scope: LocalScope::default(),
+            lane: Lane::default(),
+            held: Rc::default(),
+            crowded: Cell::new(false),
+            braked: RefCell::default(),
+            draining: Cell::new(false),
             listeners: RefCell::default(),
             accepted: Cell::new(0),
             random: Cell::new(RandomState::new().hash_one(index)),
@@ -160,11 +193,41 @@ impl Worker {
         self.local.ended(Box::new(entry.record(Some(reason), self.source_network(entry))), probe);
     }
 
+    /// The end of a connection that carried streams. It has a line of its own only where it had none of them.
+    pub(crate) fn tunnel_ended(&self, entry: &Entry, reason: Reason) {
+        if reason == Reason::BadRequest {
+            self.told(entry, reason, false);
+        } else {
+            self.local.tunnel_ended(&entry.listener, reason);
+        }
+    }
+
     /// Takes a connection out of the table.
     pub(crate) fn leave(&self, entry: &Entry) {
+        self.forget(entry);
+        self.shared.connections.give_back();
+    }
+
+    /// Takes a connection out of the table that goes on elsewhere.
+    pub(crate) fn forget(&self, entry: &Entry) {
         self.clock.forget(entry);
         self.table.borrow_mut().try_remove(entry.key.get());
-        self.shared.connections.give_back();
+    }
+
+    /// The worker with the fewest HBONE connections; this one where none has fewer.
+    pub(crate) fn least_tunnels(&self) -> usize {
+        let count =
+            |index: &usize| (self.shared.tunnels[*index].load(Ordering::Relaxed), *index != self.index);
+        (0..self.shared.tunnels.len()).min_by_key(count).unwrap_or(self.index)
+    }
+
+    /// Has a connection woken once less is held.
+    pub(crate) fn brake(&self, waker: &Waker) {
+        self.braked.borrow_mut().push(waker.clone());
+    }
+
+    pub(crate) fn wake_braked(&self) {
+        self.braked.take().into_iter().for_each(Waker::wake);
     }
 
     fn source_network(&self, entry: &Entry) -> Arc<str> {
@@ -203,6 +266,7 @@ impl Worker {
                 }
                 self.scope.spawn(end_listener(self.clone(), listener, within));
             }
+            Message::Arrive(arrival) => hbone::arrive(self, *arrival),
             Message::Readmit => self.scope.spawn(readmit_all(self.clone())),
             Message::Connections(answer) => {
                 let table = self.table.borrow();
@@ -223,6 +287,8 @@ impl Worker {
         for (_, open) in std::mem::take(&mut *self.listeners.borrow_mut()) {
             open.stop();
         }
+        self.draining.set(true);
+        self.retire_where(|_| true);
         let deadline = tokio::time::Instant::now() + within;
         while self.busy() && tokio::time::Instant::now() < deadline {
             let rest = deadline - tokio::time::Instant::now();
@@ -241,6 +307,19 @@ impl Worker {
         !self.table.borrow().is_empty()
     }
 
+    /// Whether connections that carry streams shall end with those they have.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.get()
+    }
+
+    fn retire_where(&self, which: impl Fn(&Entry) -> bool) {
+        for (_, entry) in self.table.borrow().iter() {
+            if which(entry) {
+                entry.retire();
+            }
+        }
+    }
+
     fn cut_where(&self, which: impl Fn(&Entry) -> bool, reason: Reason) {
         for (_, entry) in self.table.borrow().iter() {
             if which(entry) {
@@ -256,6 +335,7 @@ impl Worker {
 
 /// Gives the connections of a removed listener their time, then cuts what is left, unless it came back.
 async fn end_listener(worker: Rc<Worker>, listener: Arc<str>, within: Duration) {
+    worker.retire_where(|entry| entry.listener == listener);
     tokio::time::sleep(within).await;
     if worker.snapshot().listener(&listener).is_none() {
         worker.cut_where(|entry| entry.listener == listener, Reason::Draining);
@@ -266,6 +346,7 @@ async fn end_listener(worker: Rc<Worker>, listener: Arc<str>, within: Duration) 
 async fn readmit_all(worker: Rc<Worker>) {
     let snapshot = worker.snapshot();
     let entries: Vec<Rc<Entry>> = worker.table.borrow().iter().map(|(_, entry)| entry.clone()).collect();
+    doubt_peers(&worker, &entries).await;
     for some in entries.chunks(READMIT_AT_ONCE) {
         for entry in some {
             if !still_admitted(&snapshot, entry) {
@@ -276,17 +357,42 @@ async fn readmit_all(worker: Rc<Worker>) {
     }
 }
 
+/// Holds those who have shown a certificate against the roots that are trusted now; one by one, as each costs as much
+/// as a handshake.
+async fn doubt_peers(worker: &Rc<Worker>, entries: &[Rc<Entry>]) {
+    let Some(trust) = worker.shared.hbone.context.trust.newest() else { return };
+    for entry in entries {
+        let Some(peer) = entry.story.borrow().peer.clone() else { continue };
+        let Some((leaf, intermediates)) = peer.chain.split_first() else { continue };
+        // As of when it was shown: that a certificate has expired since ends no connection.
+        peer.trusted.set(trust.verify(leaf, intermediates, peer.verified).is_ok());
+        tokio::task::yield_now().await;
+    }
+}
+
 fn still_admitted(snapshot: &Snapshot, entry: &Entry) -> bool {
     let story = entry.story.borrow();
-    let (Some(permit), Some(listener)) = (&story.permit, snapshot.listener(&entry.listener)) else {
+    let call = story.call.as_deref();
+    if call.map(|call| &call.peer).or(story.peer.as_ref()).is_some_and(|peer| !peer.trusted.get()) {
+        return false;
+    }
+    let authority = call.and_then(|call| Authority::parse(&call.authority).ok());
+    let Some(listener) = snapshot.listener(&entry.listener) else {
         return true;
+    };
+    let Some(permit) = &story.permit else {
+        // It waits to be admitted, but for those who carry streams, which are asked for each of them.
+        return story.peer.is_none() || admit_source(listener, entry.source.ip()).is_ok();
     };
     let question = Question {
         listener,
-        server_name: story.sni.as_deref(),
+        asked: match &authority {
+            Some(authority) => Asked::Authority(authority),
+            None => Asked::ServerName(story.sni.as_deref()),
+        },
         source: Some(entry.source.ip()),
         alpn: None,
-        identity: None,
+        identity: call.map(|call| &call.peer.identity),
     };
     readmit(snapshot, &question, permit)
 }

@@ -3,13 +3,15 @@
 //! that what stays of a large document is its endpoints.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path;
 use std::sync::Arc;
 
-use crate::model::endpoint::{Endpoint, Health, Labels, OwnPorts, TlsMode, Tunnel, Weight, Workload};
+use crate::model::endpoint::{
+    Endpoint, HBONE_PORT, Health, Labels, OwnPorts, TlsMode, Tunnel, Weight, Workload,
+};
 use crate::model::place::{ClusterId, Network};
-use crate::model::service::{Protocol, Service, ServiceKey, ServicePort};
+use crate::model::service::{Protocol, Service, ServiceKey, ServicePort, Waypoint};
 use crate::snapshot::shard::Shard;
 
 use super::intern::Interner;
@@ -49,7 +51,30 @@ pub static SERVICE: Object = Object {
             "none",
             "Named parts of the service: the endpoints that have all these labels.",
         ),
+        optional(
+            "waypoint",
+            Kind::Object(&WAYPOINT),
+            "none",
+            "A proxy that takes connections by HBONE before the endpoints do.",
+        ),
         optional("endpoints", list(&Kind::Object(&ENDPOINT)), "none", "The instances of the service."),
+    ],
+};
+
+pub static WAYPOINT: Object = Object {
+    name: "waypoint",
+    doc: "A proxy that takes a service's connections first. It is passed over for callers who are it.",
+    one_of: &[],
+    fields: &[
+        required("address", Kind::Text(&scalar::IP), "Where it is."),
+        default("port", PORT, "15008", "Where it takes HBONE."),
+        optional(
+            "identity",
+            Kind::Text(&scalar::IDENTITY),
+            "none",
+            "Its SPIFFE ID: a caller with this identity goes on to the endpoints. Without it every caller is sent to \
+             the waypoint.",
+        ),
     ],
 };
 
@@ -104,6 +129,12 @@ pub static ENDPOINT: Object = Object {
             Kind::Choice(&["mesh", "own", "none"]),
             "`own` on ports of protocol TLS or HTTPS, else `mesh`",
             "Whose TLS it speaks: mutual TLS with mesh identities, the application's own, or none.",
+        ),
+        default(
+            "tunnel",
+            Kind::Choice(&["none", "hbone"]),
+            "none",
+            "`hbone`: its node takes HBONE on port 15008, to which the streams of HBONE callers are passed as they are.",
         ),
         optional("identity", Kind::Text(&scalar::IDENTITY), "none", "Its SPIFFE ID."),
         optional("network", Kind::Text(&scalar::TEXT), "the registry's", "The network it is on."),
@@ -202,7 +233,8 @@ impl ServiceReader {
         self.places.insert(key.clone(), place);
         let addresses = self.addresses(&fields, &path, problems);
         let subsets = self.subsets(&fields);
-        let service = Service { key: key.clone(), addresses, ports, subsets, endpoints };
+        let waypoint = fields.node("waypoint").and_then(|node| waypoint(&Fields::new(Some(node), &WAYPOINT)));
+        let service = Service { key: key.clone(), addresses, ports, subsets, waypoint, endpoints };
         self.services.insert(key, Arc::new(service));
     }
 
@@ -284,7 +316,7 @@ impl ServiceReader {
             network: fields
                 .read("network", |text| scalar::text(text).map(|text| self.interner.network(text))),
             tls: fields.choice("tls", &TlsMode::ALL, TlsMode::text),
-            tunnel: Tunnel::None,
+            tunnel: fields.choice("tunnel", &Tunnel::ALL, Tunnel::text).unwrap_or_default(),
             identity: fields.read("identity", |text| self.interner.identity(text)),
         };
         Some(Endpoint {
@@ -325,6 +357,12 @@ impl ServiceReader {
         }
         own
     }
+}
+
+fn waypoint(fields: &Fields<'_>) -> Option<Waypoint> {
+    let port = fields.number("port").unwrap_or(HBONE_PORT);
+    let address = SocketAddr::new(fields.read("address", scalar::ip)?, port);
+    Some(Waypoint { address, identity: fields.read("identity", scalar::identity) })
 }
 
 #[cfg(test)]

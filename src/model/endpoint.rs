@@ -77,6 +77,9 @@ impl TlsMode {
     }
 }
 
+/// Where workloads take HBONE.
+pub const HBONE_PORT: u16 = 15_008;
+
 /// In what an endpoint takes connections beside plain TCP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Tunnel {

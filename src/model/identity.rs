@@ -64,8 +64,17 @@ impl Identity {
     }
 
     pub fn trust_domain(&self) -> &str {
-        let rest = self.0.strip_prefix("spiffe://").unwrap_or(&self.0);
-        rest.split('/').next().unwrap_or(rest)
+        trust_domain(&self.0)
+    }
+
+    /// Namespace and service account, where the path has the form of Kubernetes: `/ns/<namespace>/sa/<account>`.
+    pub fn workload(&self) -> Option<(&str, &str)> {
+        let mut segments = self.0.strip_prefix("spiffe://")?.split('/').skip(1);
+        let found = match (segments.next(), segments.next(), segments.next(), segments.next()) {
+            (Some("ns"), Some(namespace), Some("sa"), Some(account)) => (namespace, account),
+            _ => return None,
+        };
+        segments.next().is_none().then_some(found)
     }
 }
 
@@ -93,6 +102,15 @@ impl IdentityPattern {
             check_path(path)?;
         }
         Ok(Self::Below(format!("{prefix}/").into()))
+    }
+
+    /// Whose identities it speaks of.
+    pub fn trust_domain(&self) -> &str {
+        let text = match self {
+            Self::Exact(identity) => identity.as_str(),
+            Self::Below(prefix) => prefix,
+        };
+        trust_domain(text)
     }
 
     pub fn matches(&self, identity: &Identity) -> bool {
@@ -124,6 +142,11 @@ fn split(text: &str) -> Result<(TrustDomain, &str), IdentityError> {
     Ok((TrustDomain::parse(domain)?, path))
 }
 
+fn trust_domain(text: &str) -> &str {
+    let rest = text.strip_prefix("spiffe://").unwrap_or(text);
+    rest.split('/').next().unwrap_or(rest)
+}
+
 fn check_path(path: &str) -> Result<(), IdentityError> {
     let legal = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     let fine =
@@ -139,6 +162,9 @@ mod tests {
     fn identities_are_parsed_strictly() {
         let identity = Identity::parse("spiffe://td.example/ns/shop/sa/cart").expect("legal");
         assert_eq!(identity.trust_domain(), "td.example");
+        assert_eq!(identity.workload(), Some(("shop", "cart")));
+        let other = Identity::parse("spiffe://td.example/ns/shop/sa/cart/more").expect("legal");
+        assert_eq!(other.workload(), None);
         assert_eq!(Identity::parse("https://a/b"), Err(IdentityError::Scheme));
         assert_eq!(Identity::parse("spiffe://TD/b"), Err(IdentityError::TrustDomain));
         for path in ["", "a//b", "a/../b", "a%20b", "a/"] {
@@ -156,5 +182,6 @@ mod tests {
         assert!(!at("spiffe://other/ns/shop/sa/cart"));
         assert!(!at("spiffe://td/ns/shop"));
         assert_eq!(pattern.to_string(), "spiffe://td/ns/shop/*");
+        assert_eq!(pattern.trust_domain(), "td");
     }
 }

@@ -3,6 +3,7 @@
 
 pub mod address;
 pub mod alpn;
+pub mod authority;
 pub mod endpoint;
 pub mod identity;
 pub mod mesh_name;
@@ -11,3 +12,4 @@ pub mod place;
 pub mod reason;
 pub mod record;
 pub mod service;
+pub mod trace;

@@ -6,8 +6,26 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::reason::Reason;
+use super::trace::TraceParent;
 
-/// What is known of a connection; fields stay empty where it ended before they were known.
+/// How a connection came.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Protocol {
+    #[default]
+    Sni,
+    Hbone,
+}
+
+impl Protocol {
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Sni => "sni",
+            Self::Hbone => "hbone",
+        }
+    }
+}
+
+/// What is known of a connection, or of one CONNECT stream; fields stay empty where it ended before they were known.
 #[derive(Clone, Debug)]
 pub struct ConnectionRecord {
     /// Unique in this process.
@@ -15,10 +33,13 @@ pub struct ConnectionRecord {
     /// When it was accepted.
     pub time: SystemTime,
     pub listener: Arc<str>,
+    pub protocol: Protocol,
     pub source: SocketAddr,
     pub source_network: Arc<str>,
     /// As received; may hold any byte.
     pub sni: Option<Box<[u8]>>,
+    /// As received, of a CONNECT.
+    pub authority: Option<Box<str>>,
     /// The protocols the client offered, comma-separated, as received; may hold any byte.
     pub alpn: Option<Box<[u8]>>,
     /// The rule that matched: a route's key, or the service's host name.
@@ -30,7 +51,14 @@ pub struct ConnectionRecord {
     pub endpoint: Option<SocketAddr>,
     pub endpoint_cluster: Arc<str>,
     pub endpoint_locality: Arc<str>,
+    /// From the caller's certificate.
     pub source_identity: Option<Arc<str>>,
+    /// What the caller says of itself, unproven: `cluster/namespace/workload`.
+    pub source_claimed: Option<Box<str>>,
+    /// Where the caller stands in a trace.
+    pub trace: Option<TraceParent>,
+    /// What exactly was wrong, where one word is not enough.
+    pub detail: Option<Box<str>>,
     /// `None` while the connection lives.
     pub reason: Option<Reason>,
     /// From accept to the end, or to now.

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use super::endpoint::{Endpoint, Labels, TlsMode};
+use super::identity::Identity;
 use super::name::HostName;
 
 /// The same key in two clusters is the same service.
@@ -68,6 +69,15 @@ pub struct ServicePort {
     pub protocol: Protocol,
 }
 
+/// A proxy that takes a service's connections before its endpoints do.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Waypoint {
+    /// Where it takes HBONE.
+    pub address: SocketAddr,
+    /// Its own SPIFFE ID, by which it is known when it calls; absent: it is not known.
+    pub identity: Option<Identity>,
+}
+
 /// All that one registry says of one service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
@@ -76,5 +86,6 @@ pub struct Service {
     pub addresses: Vec<IpAddr>,
     pub ports: Vec<ServicePort>,
     pub subsets: BTreeMap<Arc<str>, Labels>,
+    pub waypoint: Option<Waypoint>,
     pub endpoints: Arc<[Endpoint]>,
 }

@@ -6,8 +6,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, ipproto, sockopt};
 use socket2::{SockRef, TcpKeepalive};
+use tokio::io::Interest;
+use tokio::net::TcpStream;
 
 use crate::model::reason::Reason;
 
@@ -32,6 +34,23 @@ pub fn keep_alive(socket: &impl AsFd) -> io::Result<()> {
 pub fn reset_on_close(socket: &impl AsFd) {
     // Fails only on a socket that has no peer any more, where there is nobody to tell.
     let _ = SockRef::from(socket).set_linger(Some(Duration::ZERO));
+}
+
+/// Reads what is there, as far as it fits; 0 at the end.
+///
+/// A short read has emptied the socket: that it was readable is forgotten without a system call that would only say so,
+/// as the poller is edge-triggered and reports what comes next.
+pub fn receive(socket: &TcpStream, bytes: &mut [u8]) -> io::Result<usize> {
+    let mut read = None;
+    let result = socket.try_io(Interest::READABLE, || {
+        let (count, _) = rustix::net::recv(socket, &mut *bytes, RecvFlags::empty())?;
+        read = Some(count);
+        if count > 0 && count < bytes.len() { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
+    });
+    match read {
+        Some(count) => Ok(count),
+        None => result.map(|()| 0),
+    }
 }
 
 /// Begins to connect; the socket is not waited for.

@@ -1,7 +1,7 @@
 //! Admission: may this caller reach what it names here, and what endpoints does that mean? Called alike by
 //! the data path, by `explain` and by the tests; there is no second matcher.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use super::Snapshot;
@@ -10,10 +10,12 @@ use super::exports::grant;
 use super::policy::{ExportRule, Listener, RouteTarget, admits};
 use super::routes::RouteEntry;
 use super::service_view::{AskedBy, PortView, ServiceView};
+use crate::model::address::Host;
 use crate::model::alpn::Protocols;
+use crate::model::authority::Authority;
 use crate::model::identity::Identity;
 use crate::model::mesh_name::{Dialect, MeshName, read};
-use crate::model::name::{NameBuffer, canonical, is_ip_literal};
+use crate::model::name::{HostName, NameBuffer, canonical, is_ip_literal};
 use crate::model::place::ClusterId;
 use crate::model::reason::Reason;
 
@@ -21,14 +23,22 @@ use crate::model::reason::Reason;
 #[derive(Clone, Copy, Debug)]
 pub struct Question<'a> {
     pub listener: &'a Listener,
-    /// As received.
-    pub server_name: Option<&'a [u8]>,
+    pub asked: Asked<'a>,
     /// `None` only for an offline question: rules about sources are then shown, not applied.
     pub source: Option<IpAddr>,
     /// What was offered, perhaps nothing; `None` only for an offline question: the check is then shown, not applied.
     pub alpn: Option<Protocols<'a>>,
     /// Known only of HBONE callers.
     pub identity: Option<&'a Identity>,
+}
+
+/// What the caller names.
+#[derive(Clone, Copy, Debug)]
+pub enum Asked<'a> {
+    /// The server name of a hello, as received.
+    ServerName(Option<&'a [u8]>),
+    /// The authority of a CONNECT.
+    Authority(&'a Authority),
 }
 
 /// Told of each step of a decision. `()` is the data path's, and costs nothing.
@@ -51,6 +61,10 @@ pub enum Match {
     Hostname,
     WildcardRoute,
     NoSniRoute,
+    /// An authority with a host name.
+    Authority,
+    VirtualAddress,
+    EndpointAddress,
 }
 
 impl Match {
@@ -61,6 +75,9 @@ impl Match {
             Self::Hostname => "service hostname",
             Self::WildcardRoute => "wildcard route",
             Self::NoSniRoute => "route for no SNI",
+            Self::Authority => "service port by authority",
+            Self::VirtualAddress => "virtual address of a service",
+            Self::EndpointAddress => "endpoint of a service",
         }
     }
 }
@@ -127,8 +144,10 @@ pub fn admit(
     question: &Question<'_>,
     trace: &mut impl Trace,
 ) -> Result<Admission, Refusal> {
-    check_alpn(question, trace)?;
-    admit_name(snapshot, question, trace)
+    if let Asked::ServerName(_) = question.asked {
+        check_alpn(question, trace)?;
+    }
+    admit_asked(snapshot, question, trace)
 }
 
 /// Whether a live connection may go on under a new config file: only that file's `from`, routes and
@@ -137,7 +156,7 @@ pub fn readmit(snapshot: &Snapshot, question: &Question<'_>, permit: &Permit) ->
     if question.source.is_some_and(|source| admit_source(question.listener, source).is_err()) {
         return false;
     }
-    match admit_name(snapshot, question, &mut ()) {
+    match admit_asked(snapshot, question, &mut ()) {
         Ok(_) => true,
         Err(refusal) if refusal.reason == Reason::NoEndpoints => true,
         Err(_) => match permit {
@@ -170,12 +189,95 @@ fn check_alpn(question: &Question<'_>, trace: &mut impl Trace) -> Result<(), Rea
     if found { Ok(()) } else { Err(Reason::AlpnRefused) }
 }
 
-fn admit_name(
+fn admit_asked(
     snapshot: &Snapshot,
     question: &Question<'_>,
     trace: &mut impl Trace,
 ) -> Result<Admission, Refusal> {
-    let Some(raw) = question.server_name.filter(|raw| !is_ip_literal(raw)) else {
+    match question.asked {
+        Asked::ServerName(name) => admit_name(snapshot, question, name, trace),
+        Asked::Authority(authority) => match &authority.host {
+            Host::Name(name) => admit_hostname(snapshot, question, name, authority.port, trace),
+            Host::Ip(ip) => admit_address(snapshot, question, SocketAddr::new(*ip, authority.port), trace),
+        },
+    }
+}
+
+/// An authority `hostname:port`: a service port of the mesh, and nothing else.
+fn admit_hostname(
+    snapshot: &Snapshot,
+    question: &Question<'_>,
+    name: &HostName,
+    port: u16,
+    trace: &mut impl Trace,
+) -> Result<Admission, Refusal> {
+    trace.canonical(name.as_str());
+    let Some(service) = snapshot.service(name.as_str()) else {
+        trace.step(|| format!("no registry has told of a service {name}"));
+        return Err(Reason::AuthorityUnknown.into());
+    };
+    let met = |port: Option<u16>| Met {
+        matched: Some(Match::Authority),
+        rule: Some(service.name.clone()),
+        service: port.map(|port| target(service, Some(port), "")),
+    };
+    let Some(view) = service.port(port) else {
+        trace.step(|| format!("the service has no port {port}; it has {}", ports_text(service)));
+        return Err(Refusal { reason: Reason::AuthorityUnknown, met: met(None) });
+    };
+    admit_service(question, service, view, "", AskedBy::Authority, met(Some(port)), trace)
+}
+
+/// An authority `address:port`: the virtual address of a service, or an endpoint on this network of one. Nothing
+/// that no registry has told of is ever dialled.
+fn admit_address(
+    snapshot: &Snapshot,
+    question: &Question<'_>,
+    address: SocketAddr,
+    trace: &mut impl Trace,
+) -> Result<Admission, Refusal> {
+    let mut refusal = Refusal::from(Reason::AuthorityUnknown);
+    for name in snapshot.addresses.get(address.ip()) {
+        let Some(service) = snapshot.service(name.as_str()) else { continue };
+        let met = |matched, port| Met {
+            matched: Some(matched),
+            rule: Some(service.name.clone()),
+            service: Some(target(service, Some(port), "")),
+        };
+        let virtual_port = service.port(address.port()).filter(|_| service.addresses.contains(&address.ip()));
+        if let Some(port) = virtual_port {
+            trace.step(|| format!("{address} is a virtual address and port of the service {name}"));
+            let met = met(Match::VirtualAddress, port.port);
+            match admit_service(question, service, port, "", AskedBy::Authority, met, trace) {
+                Ok(admission) => return Ok(admission),
+                Err(refused) => refusal = refused,
+            }
+        }
+        for (port, endpoint) in service.endpoints_at(address, &snapshot.policy, &snapshot.resolved) {
+            trace.step(|| {
+                format!("{address} is an endpoint on this network of the service {name}, port {}", port.port)
+            });
+            let met = met(Match::EndpointAddress, port.port);
+            let only = || port.only(&endpoint, address, &service.name, snapshot);
+            match admit_to(question, service, port, only, met, trace) {
+                Ok(admission) => return Ok(admission),
+                Err(refused) => refusal = refused,
+            }
+        }
+    }
+    if refusal.reason == Reason::AuthorityUnknown {
+        trace.step(|| format!("{address} is neither a virtual address nor an endpoint on this network"));
+    }
+    Err(refusal)
+}
+
+fn admit_name(
+    snapshot: &Snapshot,
+    question: &Question<'_>,
+    name: Option<&[u8]>,
+    trace: &mut impl Trace,
+) -> Result<Admission, Refusal> {
+    let Some(raw) = name.filter(|raw| !is_ip_literal(raw)) else {
         return admit_nameless(snapshot, question, trace);
     };
     let mut buffer = NameBuffer::new();
@@ -318,6 +420,18 @@ fn admit_service(
     met: Met,
     trace: &mut impl Trace,
 ) -> Result<Admission, Refusal> {
+    admit_to(question, service, port, || port.candidates(subset, asked).cloned(), met, trace)
+}
+
+/// The same for candidates that are looked up once the rules let the caller in.
+fn admit_to(
+    question: &Question<'_>,
+    service: &Arc<ServiceView>,
+    port: &PortView,
+    candidates: impl FnOnce() -> Option<Arc<Candidates>>,
+    met: Met,
+    trace: &mut impl Trace,
+) -> Result<Admission, Refusal> {
     for rule in &port.rules {
         trace.step(|| rule_text(rule, question));
     }
@@ -332,8 +446,16 @@ fn admit_service(
     };
     trace.step(|| format!("{} lets the caller in", granted.rule.name));
     let permit = Permit::Export { hostname: service.name.clone(), port: port.port };
-    let candidates = port.candidates(subset, asked);
-    connectable(candidates, granted.clusters, permit, met, trace)
+    if let (Asked::Authority(_), Some(waypoint)) = (question.asked, &service.waypoint) {
+        // Known by its certificate alone: what a header says of its sender anybody can write.
+        if waypoint.identity.is_some() && waypoint.identity.as_ref() == question.identity {
+            trace.step(|| "the caller is the service's waypoint, so it goes on to the endpoints".to_owned());
+        } else {
+            trace.step(|| "the service's waypoint takes the connection first".to_owned());
+            return connectable(Some(waypoint.candidates.clone()), None, permit, met, trace);
+        }
+    }
+    connectable(candidates(), granted.clusters, permit, met, trace)
 }
 
 /// What a route leads to.
@@ -345,7 +467,7 @@ fn follow(
 ) -> Result<Admission, Refusal> {
     let mut met = Met { matched: Some(matched), rule: Some(entry.key.clone()), service: None };
     let RouteTarget::Service { hostname, port, subset } = &entry.route.to else {
-        return connectable(entry.candidates.as_ref(), None, Permit::Route, met, trace);
+        return connectable(entry.candidates.clone(), None, Permit::Route, met, trace);
     };
     trace
         .step(|| format!("the route is another name for {hostname}, service port {port}, subset {subset:?}"));
@@ -357,11 +479,11 @@ fn follow(
     };
     met.service = Some(target(service, Some(*port), subset));
     let candidates = view.candidates(&subset.to_ascii_lowercase(), AskedBy::Hostname);
-    connectable(candidates, None, Permit::Route, met, trace)
+    connectable(candidates.cloned(), None, Permit::Route, met, trace)
 }
 
 fn connectable(
-    candidates: Option<&Arc<Candidates>>,
+    candidates: Option<Arc<Candidates>>,
     clusters: Option<Arc<[ClusterId]>>,
     permit: Permit,
     met: Met,
@@ -375,7 +497,7 @@ fn connectable(
                     candidates.endpoints().iter().filter(|endpoint| spoken_of(&endpoint.cluster)).count();
                 format!("endpoints on this gateway's own network: {count}")
             });
-            Ok(Admission { met, candidates: candidates.clone(), clusters, permit })
+            Ok(Admission { met, candidates, clusters, permit })
         }
         _ => {
             trace.step(|| "no endpoint on this gateway's own network can be chosen".to_owned());
@@ -418,7 +540,14 @@ fn rule_text(rule: &ExportRule, question: &Question<'_>) -> String {
     }
     if !rule.to.identities.is_empty() {
         let list = rule.to.identities.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-        text.push_str(&format!("; identities {list} (only an HBONE caller has one)"));
+        let verdict = match question.identity {
+            None => "only an HBONE caller has one",
+            Some(identity) if rule.to.identities.iter().any(|pattern| pattern.matches(identity)) => {
+                "the caller is among them"
+            }
+            Some(_) => "the caller is not among them",
+        };
+        text.push_str(&format!("; identities {list} ({verdict})"));
     }
     if !rule.clusters.is_empty() {
         let list = rule.clusters.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");

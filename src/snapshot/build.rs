@@ -1,9 +1,11 @@
 //! Makes snapshots: all at once, or the next from the previous one and what has changed.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::Snapshot;
+use super::address_index::AddressIndex;
 use super::exports::ExportIndex;
 use super::name_index::NameMap;
 use super::networks::NetworkTable;
@@ -27,8 +29,12 @@ pub struct World<'a> {
 pub fn all(world: World<'_>, generation: u64, policy_generation: u64) -> Snapshot {
     let exports = Arc::new(ExportIndex::new(&world.policy.exports));
     let mut services = NameMap::new();
+    let mut addresses = AddressIndex::default();
     for name in hostnames(world.shards) {
         if let Some(view) = ServiceView::merge(name.as_str(), &world, &exports) {
+            if world.policy.takes_hbone() {
+                enter(&mut addresses, &view);
+            }
             services.insert(name.clone(), Arc::new(view));
         }
     }
@@ -41,6 +47,7 @@ pub fn all(world: World<'_>, generation: u64, policy_generation: u64) -> Snapsho
         routes,
         exports,
         services,
+        addresses,
         networks,
         resolved: Arc::new(world.resolved.clone()),
     }
@@ -55,13 +62,19 @@ pub fn next(
     resolved: &[HostName],
 ) -> Snapshot {
     let mut services = previous.services.clone();
+    let mut addresses = previous.addresses.clone();
+    let indexed = previous.policy.takes_hbone();
     for name in changed {
-        match ServiceView::merge(name.as_str(), &world, &previous.exports) {
-            Some(view) => drop(services.insert(name.clone(), Arc::new(view))),
-            None => drop(services.remove(name.as_str())),
+        let view = ServiceView::merge(name.as_str(), &world, &previous.exports).map(Arc::new);
+        let old = match view.clone() {
+            Some(view) => services.insert(name.clone(), view),
+            None => services.remove(name.as_str()),
+        };
+        if indexed {
+            reenter(&mut addresses, old.as_deref(), view.as_deref());
         }
     }
-    let mut next = Snapshot { generation: previous.generation + 1, services, ..previous.clone() };
+    let mut next = Snapshot { generation: previous.generation + 1, services, addresses, ..previous.clone() };
     if !resolved.is_empty() {
         next.routes = Arc::new(previous.routes.with_resolved(world.policy, world.resolved, resolved));
         next.resolved = Arc::new(world.resolved.clone());
@@ -84,12 +97,39 @@ pub fn under(
         return all(world, previous.generation + 1, policy_generation);
     }
     let routes = previous.routes.with_policy(&previous.policy, world.policy, world.resolved);
+    let mut next = next(previous, world, changed, &[]);
+    if world.policy.takes_hbone() != previous.policy.takes_hbone() {
+        next.addresses = AddressIndex::default();
+        let indexed = next.services.iter().filter(|_| world.policy.takes_hbone());
+        indexed.for_each(|(_, view)| enter(&mut next.addresses, view));
+    }
     Snapshot {
         policy: world.policy.clone(),
         policy_generation,
         routes: Arc::new(routes),
         resolved: Arc::new(world.resolved.clone()),
-        ..next(previous, world, changed, &[])
+        ..next
+    }
+}
+
+/// Enters the addresses of a service.
+fn enter(addresses: &mut AddressIndex, view: &ServiceView) {
+    for address in view.addresses_here() {
+        addresses.insert(address, &view.key.hostname);
+    }
+}
+
+/// Takes the addresses out that a service had, and enters those that it has.
+fn reenter(addresses: &mut AddressIndex, old: Option<&ServiceView>, new: Option<&ServiceView>) {
+    let of = |view: Option<&ServiceView>| -> BTreeSet<IpAddr> {
+        view.map(|view| view.addresses_here().collect()).unwrap_or_default()
+    };
+    let (before, after) = (of(old), of(new));
+    if let Some(old) = old {
+        before.difference(&after).for_each(|address| addresses.remove(*address, &old.key.hostname));
+    }
+    if let Some(new) = new {
+        after.difference(&before).for_each(|address| addresses.insert(*address, &new.key.hostname));
     }
 }
 

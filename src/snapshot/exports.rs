@@ -10,7 +10,7 @@ use crate::model::reason::Reason;
 
 use std::net::IpAddr;
 
-use crate::model::identity::Identity;
+use crate::model::identity::{Identity, IdentityPattern};
 
 /// The rules, and by name which of them might speak of a service.
 #[derive(Clone, Debug, Default)]
@@ -100,7 +100,11 @@ pub fn grant(
                 continue;
             };
             if !rule.to.identities.iter().any(|pattern| pattern.matches(identity)) {
-                refusal = Reason::IdentityDenied;
+                // That it is offered to others is told to those of their own trust domain alone.
+                let mut domains = rule.to.identities.iter().map(IdentityPattern::trust_domain);
+                if domains.any(|domain| domain == identity.trust_domain()) {
+                    refusal = Reason::IdentityDenied;
+                }
                 continue;
             }
         }
@@ -119,7 +123,6 @@ pub fn grant(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::identity::IdentityPattern;
     use crate::snapshot::policy::ExportScope;
 
     fn rule(services: &[&str]) -> ExportRule {
@@ -173,6 +176,7 @@ mod tests {
         };
         assert_eq!(ask(None), Err(Reason::IdentityRequired));
         assert_eq!(ask(Some("spiffe://td/ns/other/sa/a")), Err(Reason::IdentityDenied));
+        assert_eq!(ask(Some("spiffe://other/ns/shop/sa/a")), Err(Reason::NotExported));
         assert_eq!(ask(Some("spiffe://td/ns/shop/sa/a")), Ok(()));
     }
 }

@@ -3,6 +3,7 @@
 //! A [`Snapshot`] is the operator's policy, the services of all registries merged, and tables that make
 //! admission a few hash look-ups. It is built by [`build`] and read by everyone; nothing in it changes.
 
+pub mod address_index;
 pub mod admit;
 pub mod build;
 pub mod candidates;
@@ -22,6 +23,7 @@ pub(crate) mod tests;
 
 use std::sync::Arc;
 
+use address_index::AddressIndex;
 use exports::ExportIndex;
 use name_index::NameMap;
 use networks::NetworkTable;
@@ -42,6 +44,8 @@ pub struct Snapshot {
     pub(crate) routes: Arc<RouteTable>,
     pub(crate) exports: Arc<ExportIndex>,
     pub(crate) services: NameMap<Arc<ServiceView>>,
+    /// Empty where no listener takes HBONE.
+    pub(crate) addresses: AddressIndex,
     pub(crate) networks: Arc<NetworkTable>,
     /// What names stood for when it was built.
     pub(crate) resolved: Arc<Resolved>,

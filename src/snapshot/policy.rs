@@ -34,6 +34,11 @@ pub struct Policy {
 }
 
 impl Policy {
+    /// Whether a listener takes HBONE, so that services are asked for by address too.
+    pub fn takes_hbone(&self) -> bool {
+        self.listeners.iter().any(|listener| listener.protocol != ListenerProtocol::Sni)
+    }
+
     /// Whether two policies make the same of what registries say: they may differ in listeners, routes, limits.
     pub fn is_same_for_services(&self, other: &Self) -> bool {
         self.node == other.node

@@ -4,15 +4,17 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use super::Snapshot;
 use super::build::World;
 use super::candidates::{Candidate, Candidates, EndpointKey};
 use super::exports::ExportIndex;
-use super::policy::{ExportRule, NetworkPolicy, Node, Tuning};
+use super::policy::{ExportRule, NetworkPolicy, Node, Policy, Tuning};
 use super::routes::{Resolved, addresses};
 use super::shard::{Origin, ScopedShard, Standing};
-use crate::model::endpoint::{Endpoint, Health, Labels, TlsMode};
-use crate::model::place::Network;
-use crate::model::service::{Protocol, Service, ServiceKey, ServicePort};
+use crate::model::endpoint::{Endpoint, HBONE_PORT, Health, Labels, TlsMode, Tunnel, Weight};
+use crate::model::identity::Identity;
+use crate::model::place::{Distance, Locality, Network};
+use crate::model::service::{Protocol, Service, ServiceKey, ServicePort, Waypoint};
 
 /// A merged service.
 #[derive(Clone, Debug)]
@@ -25,10 +27,20 @@ pub struct ServiceView {
     pub ports: Vec<PortView>,
     /// By name, ASCII-lower-cased as it comes in a mesh name; the first registry that has one wins.
     pub subsets: BTreeMap<Arc<str>, Labels>,
+    /// Who takes connections by HBONE first; the first registry that names one wins.
+    pub waypoint: Option<WaypointView>,
     /// What registries say of it, in order of registry; endpoints are shared with the shards.
     pub parts: Vec<Part>,
     /// What could not be merged, in words.
     pub conflicts: Vec<String>,
+}
+
+/// Who takes connections by HBONE first.
+#[derive(Clone, Debug)]
+pub struct WaypointView {
+    /// Of itself, when it calls.
+    pub identity: Option<Identity>,
+    pub candidates: Arc<Candidates>,
 }
 
 /// What one registry says of a service.
@@ -57,6 +69,7 @@ pub struct PortView {
 struct SubsetCandidates {
     by_mesh_name: Arc<Candidates>,
     by_hostname: Arc<Candidates>,
+    by_authority: Arc<Candidates>,
 }
 
 /// How a service was asked for, which decides whose TLS is expected behind it.
@@ -64,17 +77,14 @@ struct SubsetCandidates {
 pub enum AskedBy {
     MeshName,
     Hostname,
+    /// The authority of a CONNECT, which takes bytes of any kind.
+    Authority,
 }
 
-impl AskedBy {
-    /// Of which mode endpoints are chosen, first come first.
-    pub fn preference(self) -> [TlsMode; 2] {
-        match self {
-            Self::MeshName => [TlsMode::Mesh, TlsMode::Own],
-            Self::Hostname => [TlsMode::Own, TlsMode::Mesh],
-        }
-    }
-}
+/// Of which mode those who come by mesh name are given endpoints, first come first.
+pub const MESH_NAME_PREFERENCE: [TlsMode; 2] = [TlsMode::Mesh, TlsMode::Own];
+/// The same of those who come by host name.
+pub const HOSTNAME_PREFERENCE: [TlsMode; 2] = [TlsMode::Own, TlsMode::Mesh];
 
 impl PortView {
     /// The endpoints on this network; `None` for a subset that the service does not have.
@@ -83,7 +93,23 @@ impl PortView {
         Some(match asked {
             AskedBy::MeshName => &candidates.by_mesh_name,
             AskedBy::Hostname => &candidates.by_hostname,
+            AskedBy::Authority => &candidates.by_authority,
         })
+    }
+
+    /// One endpoint alone, for those who ask for it by the address at which it is.
+    pub fn only(
+        &self,
+        endpoint: &PortEndpoint<'_>,
+        address: SocketAddr,
+        service: &Arc<str>,
+        snapshot: &Snapshot,
+    ) -> Option<Arc<Candidates>> {
+        let (group, node) = (format!("{service}:{}", self.port).into(), &snapshot.policy.node);
+        let port = if endpoint.tunnel() == Tunnel::Hbone { HBONE_PORT } else { address.port() };
+        let only = candidate(endpoint, SocketAddr::new(address.ip(), port), &group, &node.locality);
+        let tuning = snapshot.policy.tuning.of(service).clone();
+        Some(Arc::new(Candidates::new(group, tuning, vec![only])))
     }
 
     pub fn subsets(&self) -> impl Iterator<Item = &Arc<str>> {
@@ -94,6 +120,33 @@ impl PortView {
 impl ServiceView {
     pub fn port(&self, port: u16) -> Option<&PortView> {
         self.ports.iter().find(|view| view.port == port)
+    }
+
+    /// Its virtual addresses, and those of its endpoints on this network; some of them may come twice.
+    pub fn addresses_here(&self) -> impl Iterator<Item = IpAddr> {
+        let here = self.ports.iter().filter_map(|port| port.candidates("", AskedBy::Authority));
+        let here =
+            here.flat_map(|candidates| candidates.endpoints()).map(|endpoint| endpoint.key.address.ip());
+        self.addresses.iter().copied().chain(here)
+    }
+
+    /// Those who can be asked for by address: the endpoints on this network that listen there for one of the ports.
+    pub fn endpoints_at<'a>(
+        &'a self,
+        address: SocketAddr,
+        policy: &'a Policy,
+        resolved: &'a Resolved,
+    ) -> impl Iterator<Item = (&'a PortView, PortEndpoint<'a>)> {
+        self.ports.iter().flat_map(move |port| {
+            let all = self.counting_parts(port);
+            let all = all.flat_map(move |(part, own)| PortEndpoint::of(part, own, &policy.networks));
+            all.filter(move |found| {
+                found.port == address.port()
+                    && on_own_network(found, &policy.node)
+                    && found.addresses(resolved).contains(&address.ip())
+            })
+            .map(move |found| (port, found))
+        })
     }
 
     /// The one port of protocol TLS or HTTPS that rules offer on a listener: what the bare host name means.
@@ -156,12 +209,16 @@ impl ServiceView {
         vips.sort_unstable();
         vips.dedup();
         let tuning = world.policy.tuning.of(hostname);
+        let waypoint = parts.iter().find_map(|part| {
+            let told = part.service.waypoint.as_ref()?;
+            Some(WaypointView::new(told, hostname, &part.origin, tuning))
+        });
         let ports = ports
             .into_iter()
             .map(|port| port_view(port, &key, &parts, &subsets, exports, tuning, world))
             .collect();
         let (name, namespace) = (key.hostname.shared(), key.namespace.clone());
-        Some(Self { key, name, namespace, addresses: vips, ports, subsets, parts, conflicts })
+        Some(Self { key, name, namespace, addresses: vips, ports, subsets, waypoint, parts, conflicts })
     }
 }
 
@@ -333,6 +390,10 @@ impl<'a> PortEndpoint<'a> {
             && !self.addresses(resolved).is_empty()
     }
 
+    pub fn tunnel(&self) -> Tunnel {
+        self.endpoint.workload.tunnel
+    }
+
     /// Where it is: nowhere, as long as its name stands for nothing.
     pub fn addresses<'r>(&self, resolved: &'r Resolved) -> &'r [IpAddr]
     where
@@ -389,33 +450,80 @@ fn subset_candidates(
         let list = list.flat_map(|here| candidates_of(here, group, world)).collect();
         Arc::new(Candidates::new(group.clone(), tuning.clone(), list))
     };
-    let (mesh, own) = (mode_of(&chosen, AskedBy::MeshName), mode_of(&chosen, AskedBy::Hostname));
+    let (mesh, own) = (mode_of(&chosen, MESH_NAME_PREFERENCE), mode_of(&chosen, HOSTNAME_PREFERENCE));
     let by_mesh_name = with(mesh);
     let by_hostname = if mesh == own { by_mesh_name.clone() } else { with(own) };
-    SubsetCandidates { by_mesh_name, by_hostname }
+    let alike = chosen.iter().all(|here| Some(here.tls) == mesh && here.tunnel() == Tunnel::None);
+    let by_authority = if alike {
+        by_mesh_name.clone()
+    } else {
+        let tunnel = tunnel_of(&chosen);
+        let list = chosen.iter().filter(|here| here.tunnel() == tunnel);
+        let list = list.flat_map(|here| {
+            let mut candidates = candidates_of(here, group, world);
+            if tunnel == Tunnel::Hbone {
+                candidates.iter_mut().for_each(|candidate| candidate.key.address.set_port(HBONE_PORT));
+            }
+            candidates
+        });
+        Arc::new(Candidates::new(group.clone(), tuning.clone(), list.collect()))
+    };
+    SubsetCandidates { by_mesh_name, by_hostname, by_authority }
+}
+
+/// Where a ready endpoint has a tunnel only those are chosen; else those without (SPEC §4).
+fn tunnel_of(here: &[&PortEndpoint<'_>]) -> Tunnel {
+    let has = |tunnel, ready: bool| {
+        here.iter().any(|here| here.tunnel() == tunnel && (!ready || here.endpoint.health == Health::Healthy))
+    };
+    if has(Tunnel::Hbone, true) || !has(Tunnel::None, false) { Tunnel::Hbone } else { Tunnel::None }
 }
 
 /// The first of the modes that a ready endpoint has, else the first that any has.
-fn mode_of(here: &[&PortEndpoint<'_>], asked: AskedBy) -> Option<TlsMode> {
+fn mode_of(here: &[&PortEndpoint<'_>], preference: [TlsMode; 2]) -> Option<TlsMode> {
     let has = |mode, ready: bool| {
         here.iter().any(|here| here.tls == mode && (!ready || here.endpoint.health == Health::Healthy))
     };
-    let find = |ready| asked.preference().into_iter().find(|mode| has(*mode, ready));
+    let find = |ready| preference.into_iter().find(|mode| has(*mode, ready));
     find(true).or_else(|| find(false))
 }
 
+impl WaypointView {
+    fn new(told: &Waypoint, hostname: &str, origin: &Origin, tuning: &Arc<Tuning>) -> Self {
+        let group: Arc<str> = format!("{hostname}:waypoint").into();
+        let candidate = Candidate {
+            key: EndpointKey { group: group.clone(), address: told.address },
+            weight: Weight::ONE,
+            health: Health::Healthy,
+            cluster: origin.cluster.clone(),
+            locality: Locality::default(),
+            distance: Distance::Elsewhere,
+        };
+        let candidates = Arc::new(Candidates::new(group, tuning.clone(), vec![candidate]));
+        Self { identity: told.identity.clone(), candidates }
+    }
+}
+
 fn candidates_of(here: &PortEndpoint<'_>, group: &Arc<str>, world: &World<'_>) -> Vec<Candidate> {
-    here.addresses(world.resolved)
-        .iter()
-        .map(|ip| Candidate {
-            key: EndpointKey { group: group.clone(), address: SocketAddr::new(*ip, here.port) },
-            weight: here.endpoint.weight,
-            health: here.endpoint.health,
-            cluster: here.origin.cluster.clone(),
-            locality: here.endpoint.locality.clone(),
-            distance: world.policy.node.locality.distance(&here.endpoint.locality),
-        })
-        .collect()
+    let own = &world.policy.node.locality;
+    let addresses = here.addresses(world.resolved).iter();
+    addresses.map(|ip| candidate(here, SocketAddr::new(*ip, here.port), group, own)).collect()
+}
+
+fn candidate(
+    endpoint: &PortEndpoint<'_>,
+    address: SocketAddr,
+    group: &Arc<str>,
+    own: &Locality,
+) -> Candidate {
+    Candidate {
+        key: EndpointKey { group: group.clone(), address },
+        weight: endpoint.endpoint.weight,
+        health: endpoint.endpoint.health,
+        cluster: endpoint.origin.cluster.clone(),
+        locality: endpoint.endpoint.locality.clone(),
+        distance: own.distance(&endpoint.endpoint.locality),
+    }
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use super::policy::{
 };
 use super::routes::Resolved;
 use super::shard::{ScopedShard, Shard, Standing};
-use super::view::{Client, Families, Viewer};
+use super::view::{Client, Families, Passage, Viewer};
 use crate::model::address::Host;
 use crate::model::endpoint::{Endpoint, Health, TlsMode, Weight, Workload};
 use crate::model::identity::{IdentityPattern, TrustDomain};
@@ -157,7 +157,14 @@ pub(crate) fn port(number: u16, protocol: Protocol) -> ServicePort {
 
 pub(crate) fn service(name: &str, ports: Vec<ServicePort>, endpoints: Vec<Endpoint>) -> Service {
     let key = ServiceKey { namespace: "shop".into(), hostname: host_name(name) };
-    Service { key, addresses: Vec::new(), ports, subsets: BTreeMap::new(), endpoints: endpoints.into() }
+    Service {
+        key,
+        addresses: Vec::new(),
+        ports,
+        subsets: BTreeMap::new(),
+        waypoint: None,
+        endpoints: endpoints.into(),
+    }
 }
 
 pub(crate) fn shard(cluster: &str, network: &str, services: Vec<Service>) -> Shard {
@@ -424,6 +431,6 @@ pub(crate) fn viewers() -> impl Strategy<Value = Viewer> {
     let client = prop_oneof![3 => Just(Client::Envoy), 1 => Just(Client::Grpc)];
     let sees = prop_oneof![4 => Just(BTreeSet::new()), 1 => btree_set(network.clone(), 1..3)];
     (network, clusters(), families, client, sees).prop_map(|(network, cluster, families, client, sees)| {
-        Viewer { network, cluster, families, client, sees: sees.into_iter().collect() }
+        Viewer { network, cluster, families, client, passage: Passage::Sni, sees: sees.into_iter().collect() }
     })
 }

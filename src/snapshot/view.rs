@@ -14,9 +14,9 @@ use num_rational::Ratio;
 use super::Snapshot;
 use super::networks::{GatewayEntry, NetworkTable};
 use super::policy::Access;
-use super::service_view::{AskedBy, PortEndpoint, PortView, ServiceView};
+use super::service_view::{HOSTNAME_PREFERENCE, MESH_NAME_PREFERENCE, PortEndpoint, PortView, ServiceView};
 use super::weights::{Share, share, whole};
-use crate::model::endpoint::{Health, TlsMode};
+use crate::model::endpoint::{Health, TlsMode, Tunnel};
 use crate::model::place::{ClusterId, Locality, Network};
 
 /// Who asks for endpoints. Viewers that are equal are given the same.
@@ -26,6 +26,7 @@ pub struct Viewer {
     pub cluster: ClusterId,
     pub families: Families,
     pub client: Client,
+    pub passage: Passage,
     /// The only networks it wants to see, sorted; empty: all.
     pub sees: Arc<[Network]>,
 }
@@ -57,6 +58,27 @@ pub enum Client {
     Envoy,
     /// Calls gateways by host name, so that only ports with a route by host name have any.
     Grpc,
+}
+
+/// How a viewer calls gateways.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Passage {
+    /// By the server name of a TLS hello.
+    #[default]
+    Sni,
+    /// By the authority of an HBONE CONNECT.
+    Hbone,
+}
+
+impl Passage {
+    pub const ALL: [Self; 2] = [Self::Sni, Self::Hbone];
+
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Sni => "sni",
+            Self::Hbone => "hbone",
+        }
+    }
 }
 
 /// What a viewer is given.
@@ -110,8 +132,10 @@ pub enum Why {
     Unready,
     /// A neighbour given by a name that stands for nothing.
     NoAddress,
-    /// No export rule lets the gateway pass them on to those who come by SNI.
+    /// No export rule lets the gateway pass them on to those who come this way.
     NotExported,
+    /// Their node takes no HBONE.
+    NoTunnel,
     /// They speak no TLS, or not the kind that the gateway will choose for this port.
     OtherTls,
     /// The gateway cannot tell the port by its host name, which is all that this viewer sends.
@@ -127,6 +151,7 @@ impl Why {
             Self::Unready => "unready",
             Self::NoAddress => "no address",
             Self::NotExported => "not exported",
+            Self::NoTunnel => "no tunnel",
             Self::OtherTls => "other TLS mode",
             Self::NoHostRoute => "no route by host name",
             Self::NoUsableGateway => "no usable gateway",
@@ -211,14 +236,20 @@ impl Horizon<'_> {
             // It is nobody's to have gateways.
             return Err(Why::NoUsableGateway);
         }
+        let mode = match self.viewer.passage {
+            Passage::Sni => endpoint.tls,
+            Passage::Hbone if endpoint.tunnel() == Tunnel::None => return Err(Why::NoTunnel),
+            // The tunnel is the mesh's, whatever is spoken in it.
+            Passage::Hbone => TlsMode::Mesh,
+        };
         let cluster = &endpoint.origin.cluster;
         let exported = self.is_exported(cluster);
         let behind = self.far.entry(endpoint.network.clone()).or_default();
-        behind.modes.insert(endpoint.tls);
+        behind.modes.insert(mode);
         if !exported {
             return Err(Why::NotExported);
         }
-        *behind.exported.entry(endpoint.tls).or_default().entry(cluster.clone()).or_default() += weight;
+        *behind.exported.entry(mode).or_default().entry(cluster.clone()).or_default() += weight;
         Ok(())
     }
 
@@ -234,10 +265,13 @@ impl Horizon<'_> {
         *network == self.viewer.network || direct(&self.snapshot.networks)
     }
 
-    /// Whether gateways pass SNI connections on to endpoints of the cluster.
+    /// Whether gateways pass those who come as the viewer does on to endpoints of the cluster. Who comes by SNI has no
+    /// identity, so that rules which ask for one are not for them.
     fn is_exported(&self, cluster: &ClusterId) -> bool {
+        let anyone = self.viewer.passage == Passage::Hbone;
         self.port.rules.iter().any(|rule| {
-            rule.to.identities.is_empty() && (rule.clusters.is_empty() || rule.clusters.contains(cluster))
+            (anyone || rule.to.identities.is_empty())
+                && (rule.clusters.is_empty() || rule.clusters.contains(cluster))
         })
     }
 
@@ -269,15 +303,15 @@ impl Horizon<'_> {
     }
 
     fn pass_through_gateways(&mut self, network: &Network, behind: Behind, by_hostname: bool) {
-        let asked = match self.viewer.client {
-            Client::Envoy => AskedBy::MeshName,
-            Client::Grpc => AskedBy::Hostname,
+        let (preference, names_hosts) = match (self.viewer.passage, self.viewer.client) {
+            (Passage::Hbone, _) | (Passage::Sni, Client::Envoy) => (MESH_NAME_PREFERENCE, false),
+            (Passage::Sni, Client::Grpc) => (HOSTNAME_PREFERENCE, true),
         };
         // The gateway chooses among its network's endpoints those of one mode.
-        let chosen = asked.preference().into_iter().find(|mode| behind.modes.contains(mode));
+        let chosen = preference.into_iter().find(|mode| behind.modes.contains(mode));
         for (mode, clusters) in behind.exported {
             for (cluster, weight) in clusters {
-                let passed = if asked == AskedBy::Hostname && !by_hostname {
+                let passed = if names_hosts && !by_hostname {
                     Err(Why::NoHostRoute)
                 } else if Some(mode) != chosen {
                     Err(Why::OtherTls)
@@ -302,7 +336,7 @@ impl Horizon<'_> {
         let snapshot = self.snapshot;
         let all = snapshot.networks.get(network).map_or(&[][..], |network| &network.gateways);
         let usable: Vec<Usable<'_>> =
-            all.iter().filter_map(|entry| Usable::new(entry, self.viewer.families)).collect();
+            all.iter().filter_map(|entry| Usable::new(entry, self.viewer)).collect();
         let own = |usable: &&Usable<'_>| usable.entry.gateway.cluster == *cluster;
         let has_own = !cluster.as_str().is_empty() && usable.iter().any(|usable| own(&usable));
         let ways: Vec<&Usable<'_>> = usable.iter().filter(|usable| !has_own || own(usable)).collect();
@@ -366,9 +400,13 @@ struct Usable<'a> {
 }
 
 impl<'a> Usable<'a> {
-    fn new(entry: &'a GatewayEntry, families: Families) -> Option<Self> {
-        let port = entry.gateway.sni_port?;
-        let ips: Vec<IpAddr> = entry.addresses.iter().copied().filter(|ip| families.has(*ip)).collect();
+    fn new(entry: &'a GatewayEntry, viewer: &Viewer) -> Option<Self> {
+        let port = match viewer.passage {
+            Passage::Sni => entry.gateway.sni_port?,
+            Passage::Hbone => entry.gateway.hbone_port?,
+        };
+        let usable = entry.addresses.iter().copied().filter(|ip| viewer.families.has(*ip));
+        let ips: Vec<IpAddr> = usable.collect();
         (!ips.is_empty()).then_some(Self { entry, port, ips })
     }
 

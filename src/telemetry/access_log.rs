@@ -43,10 +43,11 @@ pub fn fields(record: &ConnectionRecord) -> Map<String, Value> {
     put("time", Some(rfc3339(record.time).into()));
     put("id", Some(record.id.into()));
     put("listener", text(&record.listener));
-    put("protocol", Some("sni".into()));
+    put("protocol", Some(record.protocol.text().into()));
     put("source", Some(record.source.to_string().into()));
     put("source_network", text(&record.source_network));
     put("sni", bytes(&record.sni));
+    put("authority", record.authority.as_deref().and_then(text));
     put("alpn", bytes(&record.alpn));
     put("route", record.route.as_deref().and_then(text));
     put("service", record.service.as_deref().and_then(text));
@@ -56,12 +57,15 @@ pub fn fields(record: &ConnectionRecord) -> Map<String, Value> {
     put("endpoint_cluster", text(&record.endpoint_cluster));
     put("endpoint_locality", text(&record.endpoint_locality));
     put("source_identity", record.source_identity.as_deref().and_then(text));
+    put("source_claimed", record.source_claimed.as_deref().and_then(text));
     put("reason", record.reason.map(|reason| reason.text().into()));
     put("duration_ms", Some(milliseconds(record.duration)));
     put("hello_ms", record.hello.map(milliseconds));
     put("connect_ms", record.connect.map(milliseconds));
     put("bytes_up", Some(record.bytes_up.into()));
     put("bytes_down", Some(record.bytes_down.into()));
+    put("trace_id", record.trace.map(|parent| parent.trace.to_string().into()));
+    put("detail", record.detail.as_deref().and_then(text));
     fields
 }
 
@@ -90,12 +94,18 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::model::reason::Reason;
+    use crate::model::record::Protocol;
 
     pub(crate) fn record(reason: Reason, sni: &[u8]) -> ConnectionRecord {
         ConnectionRecord {
             id: 7,
             time: UNIX_EPOCH,
             listener: "l".into(),
+            protocol: Protocol::Sni,
+            authority: None,
+            source_claimed: None,
+            trace: None,
+            detail: None,
             source: SocketAddr::from(([10, 0, 0, 1], 4000)),
             source_network: "".into(),
             sni: Some(sni.into()),

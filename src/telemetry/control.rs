@@ -36,9 +36,14 @@ pub struct Control {
     rejected: Counter,
 }
 
-const DESCRIPTIONS: [(&str, &str); 21] = [
+const DESCRIPTIONS: [(&str, &str); 22] = [
     ("isthmus_connections_total", "Connections ended, by listener, by the rule that matched, and by reason."),
-    ("isthmus_connections_active", "Connections now, from accept to the end."),
+    ("isthmus_connections_active", "Connections and CONNECT streams now, from accept to the end."),
+    (
+        "isthmus_hbone_connections_total",
+        "Connections ended that carried CONNECT streams, by listener and reason; the streams are in \
+         isthmus_connections_total.",
+    ),
     ("isthmus_hello_seconds", "From accept to a whole hello."),
     ("isthmus_connect_seconds", "From the first dial to the endpoint that took the connection."),
     ("isthmus_relay_bytes_total", "Bytes passed on, by the path they took."),

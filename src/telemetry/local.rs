@@ -17,6 +17,8 @@ const RULES_MAX: usize = 20_000;
 
 /// Listener, service or route, reason.
 type EndedKey = (Arc<str>, Arc<str>, Reason);
+/// Listener, reason.
+type EndedTunnelKey = (Arc<str>, Reason);
 /// Service or route, cluster of the endpoint.
 type DestinationKey = (Arc<str>, Arc<str>);
 
@@ -25,6 +27,8 @@ type DestinationKey = (Arc<str>, Arc<str>);
 pub enum RelayPath {
     Splice,
     Copy,
+    /// Through the frames of a CONNECT stream.
+    Hbone,
 }
 
 /// One worker's telemetry.
@@ -34,6 +38,8 @@ pub struct Local {
     connect: Histogram,
     splice: Counter,
     copy: Counter,
+    hbone: Counter,
+    tunnels_ended: RefCell<HashMap<EndedTunnelKey, Counter>>,
     active: RefCell<HashMap<Arc<str>, Gauge>>,
     ended: RefCell<HashMap<EndedKey, Counter>>,
     destinations: RefCell<HashMap<DestinationKey, Rc<Destination>>>,
@@ -72,6 +78,8 @@ impl Local {
             connect: recorder.histogram("isthmus_connect_seconds"),
             splice: path("splice"),
             copy: path("copy"),
+            hbone: path("hbone"),
+            tunnels_ended: RefCell::default(),
             active: RefCell::default(),
             ended: RefCell::default(),
             destinations: RefCell::default(),
@@ -99,6 +107,7 @@ impl Local {
         match path {
             RelayPath::Splice => self.splice.increment(bytes),
             RelayPath::Copy => self.copy.increment(bytes),
+            RelayPath::Hbone => self.hbone.increment(bytes),
         }
     }
 
@@ -109,6 +118,17 @@ impl Local {
         if !probe {
             self.telemetry.writer.connection(record);
         }
+    }
+
+    /// A connection ended that carried CONNECT streams, each of which has told its own story.
+    pub fn tunnel_ended(&self, listener: &Arc<str>, reason: Reason) {
+        self.active(listener, |gauge| gauge.decrement(1.0));
+        let new = || {
+            let labels = [("listener", &**listener), ("reason", reason.text())];
+            self.telemetry.recorder.counter("isthmus_hbone_connections_total", &labels)
+        };
+        let mut ended = self.tunnels_ended.borrow_mut();
+        ended.entry((listener.clone(), reason)).or_insert_with(new).increment(1);
     }
 
     /// The counters of a destination: its service (or route) and the cluster of the endpoint.

@@ -2,3 +2,5 @@
 
 pub mod alert;
 pub mod client_hello;
+pub mod connect;
+pub mod frames;

@@ -8,6 +8,7 @@ mod support;
 mod cost;
 mod endpoints;
 mod explain;
+mod hbone;
 mod hello;
 mod horizon;
 mod horizon_envoy;

@@ -8,6 +8,7 @@ pub mod client;
 pub mod dns;
 pub mod envoy;
 pub mod gateway;
+pub mod hbone;
 pub mod pki;
 pub mod python;
 pub mod raw;

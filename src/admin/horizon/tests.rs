@@ -120,8 +120,7 @@ fn wrong_questions_are_told_from_unknown_things() {
     for (asked, text) in [
         (&[("netwrk", "a")][..], "unknown parameter \"netwrk\"; there are: network, cluster"),
         (&[("netwrk", "")], "unknown parameter"),
-        (&[("tunnel", "hbone")], "not served yet; there is: sni"),
-        (&[("tunnel", "gre")], "\"gre\" is unknown"),
+        (&[("tunnel", "gre")], "\"gre\" is neither sni nor hbone"),
         (&[("families", "46")], "none of 4, 6 and 4,6"),
         (&[("client", "curl")], "neither envoy nor grpc"),
         (&[("port", "0")], "no number from 1 to 65535"),

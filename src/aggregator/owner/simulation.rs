@@ -18,7 +18,7 @@ use crate::model::place::{ClusterId, Network};
 use crate::snapshot::Snapshot;
 use crate::snapshot::policy::Gateway;
 use crate::snapshot::tests::{gateway, network as network_of, policy_of, rule};
-use crate::snapshot::view::{Client as ClientKind, Families, Viewer};
+use crate::snapshot::view::{Client as ClientKind, Families, Passage, Viewer};
 use crate::telemetry::recorder::Recorder;
 
 const STEPS: usize = 10_000;
@@ -116,6 +116,7 @@ struct Client {
 impl Client {
     fn join(hub: &Arc<Hub>, random: &mut Random) -> Self {
         let viewer = Viewer {
+            passage: Passage::Sni,
             network: if random.percent(10) { Network::default() } else { network(random.index(3)) },
             cluster: ClusterId::new(&format!("c{}", random.below(4))),
             families: Families::Both,

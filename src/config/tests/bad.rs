@@ -348,8 +348,8 @@ fn services() {
         "25: services[0].endpoints[0].address: found 127.0.0.1:15443, which is our own listen",
     );
     endpoint(
-        "{address: 10.0.0.1, tunnel: hbone}",
-        "35: services[0].endpoints[0].tunnel: found the unknown key",
+        "{address: 10.0.0.1, tunnel: gre}",
+        "43: services[0].endpoints[0].tunnel: found \"gre\"; expected one of none, hbone",
     );
     service(
         "addresses: [240.0.0.1, '::ffff:240.0.0.1']",

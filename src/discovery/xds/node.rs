@@ -10,7 +10,7 @@ use crate::model::address::canonical_ip;
 use crate::model::place::{ClusterId, Network};
 use crate::proto::envoy::config::core::v3::Node;
 use crate::snapshot::policy::admits;
-use crate::snapshot::view::{Client, Families, Viewer};
+use crate::snapshot::view::{Client, Families, Passage, Viewer};
 
 /// Networks that `REQUESTED_NETWORK_VIEW` may list.
 const SEES_MAX: usize = 64;
@@ -47,6 +47,7 @@ impl Introduction {
             id: node.id.clone(),
             user_agent: node.user_agent_name.clone(),
             viewer: Viewer {
+                passage: Passage::Sni,
                 network: Network::new(text("NETWORK")),
                 cluster: ClusterId::new(text("CLUSTER_ID")),
                 families: families(list("INSTANCE_IPS").filter_map(|ip| ip.parse().ok())),
@@ -124,6 +125,7 @@ mod tests {
             ("INSTANCE_IPS", "10.0.0.1,fe80::1"),
         ]));
         let expected = Viewer {
+            passage: Passage::Sni,
             network: Network::new("east"),
             cluster: ClusterId::new("c1"),
             families: Families::V4,

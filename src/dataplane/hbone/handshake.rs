@@ -1,0 +1,138 @@
+//! From a peeked hello to an HTTP/2 connection with somebody whose identity is known.
+
+use std::io;
+use std::rc::Rc;
+
+use bytes::Bytes;
+use h2::server;
+use rustls::pki_types::UnixTime;
+use tokio::time::Instant;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+use super::meter::{Metered, Seen};
+use super::transport::Transport;
+use crate::dataplane::peek::Waiting;
+use crate::dataplane::table::{Entry, Peer};
+use crate::dataplane::worker::Worker;
+use crate::model::reason::Reason;
+use crate::snapshot::policy::HboneLimits;
+use crate::tls::certificate::identity_of;
+use crate::tls::trust::why;
+
+/// Streams that a client may reset before we have looked at them; more is an attack (CVE-2023-44487).
+const PENDING_RESETS_MAX: usize = 20;
+/// Streams that may be reset because of the client's own mistakes before its connection ends.
+const ERROR_RESETS_MAX: usize = 100;
+/// What a stream may have waiting to be sent to the client, in bytes.
+const SEND_BUFFER_MAX: usize = 256 * 1024;
+
+/// An HTTP/2 connection with somebody known.
+pub(super) struct Agreed {
+    pub(super) connection: server::Connection<Metered, Bytes>,
+    pub(super) seen: Rc<Seen>,
+    pub(super) peer: Rc<Peer>,
+}
+
+/// Why there is none.
+pub(super) struct Failed {
+    pub(super) reason: Reason,
+    /// In words, for the operator.
+    pub(super) detail: Option<Box<str>>,
+}
+
+impl Failed {
+    fn new(reason: Reason, detail: impl Into<String>) -> Self {
+        Self { reason, detail: Some(detail.into().into()) }
+    }
+}
+
+impl From<Reason> for Failed {
+    fn from(reason: Reason) -> Self {
+        Self { reason, detail: None }
+    }
+}
+
+/// Agrees on TLS and HTTP/2 before the deadline.
+pub(super) async fn handshake(
+    worker: &Rc<Worker>,
+    entry: &Rc<Entry>,
+    limits: &HboneLimits,
+    transport: Transport,
+) -> Result<Agreed, Failed> {
+    // One of those whose hellos are not whole yet, as nobody knows who it is.
+    let _waiting = Waiting::begin(worker, entry);
+    let deadline = Instant::from_std(entry.accepted + limits.handshake_timeout);
+    let agree = Box::pin(async {
+        let stream = secure(worker, transport).await?;
+        let peer = peer(&stream)?;
+        agree(worker, limits, stream, peer).await
+    });
+    // An order to end and the deadline win: a client that drips cannot outrun them.
+    tokio::select! {
+        biased;
+        reason = entry.cut_ordered() => Err(reason.into()),
+        () = tokio::time::sleep_until(deadline) => {
+            Err(Failed::new(Reason::HelloTimeout, "TLS and HTTP/2 were not agreed on within hbone.handshakeTimeout"))
+        }
+        agreed = agree => agreed,
+    }
+}
+
+async fn secure(worker: &Rc<Worker>, transport: Transport) -> Result<TlsStream<Transport>, Failed> {
+    let hbone = &worker.shared.hbone;
+    if hbone.context.certificate.newest().is_none() {
+        return Err(Failed::new(Reason::TlsFailed, "this gateway has no certificate yet"));
+    }
+    let accept = TlsAcceptor::from(hbone.tls.clone()).accept(transport);
+    worker.lane.paced(&worker.scope, accept).await.map_err(|error| tls_failed(&error))
+}
+
+fn tls_failed(error: &io::Error) -> Failed {
+    let fault = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+    match fault {
+        Some(fault @ rustls::Error::InvalidCertificate(_)) => {
+            Failed::new(Reason::IdentityUntrusted, why(fault))
+        }
+        Some(fault) => Failed::new(Reason::TlsFailed, why(fault)),
+        None => Failed::new(Reason::ClientGone, "during the TLS handshake"),
+    }
+}
+
+/// Who the client has proven to be.
+fn peer(stream: &TlsStream<Transport>) -> Result<Peer, Failed> {
+    let (_, session) = stream.get_ref();
+    let chain = session.peer_certificates().unwrap_or_default();
+    let identity = chain.first().ok_or_else(|| "it showed no certificate".to_owned());
+    let identity = identity.and_then(|leaf| identity_of(leaf).map_err(|fault| fault.to_string()));
+    let identity = identity.map_err(|fault| Failed::new(Reason::IdentityUntrusted, fault))?;
+    let chain = chain.iter().map(|certificate| certificate.clone().into_owned()).collect();
+    Ok(Peer::new(identity, chain, UnixTime::now()))
+}
+
+async fn agree(
+    worker: &Rc<Worker>,
+    limits: &HboneLimits,
+    tls: TlsStream<Transport>,
+    peer: Peer,
+) -> Result<Agreed, Failed> {
+    let seen = Seen::new(worker.clock.now());
+    let mut builder = server::Builder::new();
+    builder
+        .max_concurrent_streams(limits.streams)
+        .initial_window_size(limits.stream_window)
+        .initial_connection_window_size(limits.connection_window)
+        .max_frame_size(limits.frame_size)
+        .max_header_list_size(limits.header_bytes)
+        .max_pending_accept_reset_streams(PENDING_RESETS_MAX)
+        .max_local_error_reset_streams(Some(ERROR_RESETS_MAX))
+        .max_send_buffer_size(SEND_BUFFER_MAX)
+        // Small frames of one stream must not end the others: each is read at once, which gives its share back.
+        .data_frame_budget(usize::try_from(limits.connection_window).unwrap_or(usize::MAX));
+    let io = Metered { tls, seen: seen.clone() };
+    let connection = builder.handshake(io).await.map_err(|error| match error.is_io() {
+        true => Failed::new(Reason::ClientGone, "before HTTP/2 was agreed on"),
+        false => Failed::new(Reason::BadRequest, format!("HTTP/2 was not agreed on: {error}")),
+    })?;
+    Ok(Agreed { connection, seen, peer: Rc::new(peer) })
+}

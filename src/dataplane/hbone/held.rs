@@ -1,0 +1,95 @@
+//! What streams hold that somebody does not take: counted by worker and by connection. Above the limits, the stream that
+//! holds most and stands still is ended (SPEC §4), so that memory is bounded by what is held, not by what windows allow.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use crate::dataplane::table::Entry;
+use crate::dataplane::worker::Worker;
+use crate::model::reason::Reason;
+use crate::snapshot::policy::HboneLimits;
+
+/// What the streams of one worker, or of one connection, hold.
+#[derive(Debug, Default)]
+pub(crate) struct Held {
+    bytes: Cell<usize>,
+}
+
+impl Held {
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes.get()
+    }
+}
+
+/// What one stream holds, counted for as long as it lives.
+pub(super) struct Holding {
+    worker: Rc<Worker>,
+    tunnel: Rc<Held>,
+    limit: usize,
+    entry: Rc<Entry>,
+}
+
+impl Holding {
+    pub(super) fn new(worker: Rc<Worker>, tunnel: Rc<Held>, limit: usize, entry: Rc<Entry>) -> Self {
+        Self { worker, tunnel, limit, entry }
+    }
+
+    /// The stream holds so much now.
+    pub(super) fn set(&self, bytes: usize) {
+        let before = self.entry.held.replace(bytes);
+        if before == bytes {
+            return;
+        }
+        for held in [&self.tunnel, &self.worker.held] {
+            held.bytes.set(held.bytes.get() - before + bytes);
+        }
+        if self.tunnel.bytes() > self.limit {
+            self.worker.crowded.set(true);
+        }
+    }
+}
+
+impl Drop for Holding {
+    fn drop(&mut self) {
+        self.set(0);
+    }
+}
+
+/// Whether so much is held that no more is read until some of it is gone. Twice the limit leaves streams the time
+/// that `hbone.stalled` gives them.
+pub(super) fn is_full(worker: &Worker, limits: &HboneLimits) -> bool {
+    worker.held.bytes() > limits.held_per_worker.saturating_mul(2)
+}
+
+/// Ends streams that stand still where too much is held. Called with each tick.
+pub(crate) fn relieve(worker: &Worker, limits: &HboneLimits) {
+    let over = worker.held.bytes() > limits.held_per_worker;
+    if !over && !worker.crowded.replace(false) {
+        return;
+    }
+    let table = worker.table.borrow();
+    let still = |entry: &Entry, patience: Duration| {
+        let ticks = u32::try_from(patience.as_secs().max(1)).unwrap_or(u32::MAX);
+        entry.moved.get().saturating_add(ticks) < worker.clock.now()
+    };
+    let mut holders: Vec<&Rc<Entry>> =
+        table.iter().map(|(_, entry)| entry).filter(|entry| entry.held.get() > 0).collect();
+    holders.sort_by_key(|entry| std::cmp::Reverse(entry.held.get()));
+    let patience = if is_full(worker, limits) { Duration::ZERO } else { limits.stalled };
+    let mut left = worker.held.bytes();
+    for entry in &holders {
+        let Some(tunnel) = entry.tunnel_held() else { continue };
+        if tunnel.bytes() > limits.held_per_connection {
+            worker.crowded.set(true);
+        }
+        let crowded = left > limits.held_per_worker || tunnel.bytes() > limits.held_per_connection;
+        if crowded && still(entry, patience) {
+            left -= entry.held.get();
+            tunnel.bytes.set(tunnel.bytes() - entry.held.get());
+            worker.held.bytes.set(worker.held.bytes() - entry.held.replace(0));
+            entry.cut(Reason::Stalled);
+        }
+    }
+    worker.wake_braked();
+}

@@ -1,0 +1,165 @@
+//! One CONNECT: head → admission → endpoint → 200 → relay. The endpoint is dialled, and another tried when that fails,
+//! before the caller is answered: it will not ask again.
+
+use std::future::poll_fn;
+use std::rc::Rc;
+
+use bytes::Bytes;
+use h2::server::SendResponse;
+use h2::{RecvStream, SendStream};
+use http::{Request, StatusCode};
+
+use super::relay::relay;
+use super::tunnel::Tunnel;
+use crate::dataplane::connect::{Attempts, Connected, connect};
+use crate::dataplane::connection::Leave;
+use crate::dataplane::table::{Call, Entry};
+use crate::dataplane::worker::Worker;
+use crate::model::reason::Reason;
+use crate::snapshot::admit::{Admission, Asked, Question, admit};
+use crate::wire::connect::{ConnectHead, answer, read_head, status_of};
+
+/// Counts a stream among those of its connection for as long as it lives.
+struct Counted(Rc<Tunnel>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.streams.set(self.0.streams.get().saturating_sub(1));
+    }
+}
+
+/// Serves a stream to its end.
+pub(super) async fn serve(
+    worker: Rc<Worker>,
+    tunnel: Rc<Tunnel>,
+    request: Request<RecvStream>,
+    respond: SendResponse<Bytes>,
+) {
+    let counted = Counted(tunnel.clone());
+    let name = tunnel.listener.name.clone();
+    let entry = Rc::new(Entry::new(worker.next_id(), name, tunnel.source, worker.clock.now()));
+    worker.local.accepted(&entry.listener);
+    if !worker.shared.connections.take() {
+        refuse(respond, status_of(Reason::LimitGlobal));
+        worker.told(&entry, Reason::LimitGlobal, false);
+        return;
+    }
+    worker.enter(&entry);
+    let _leave = Leave(&worker, &entry);
+    let reason = run(&worker, &entry, &tunnel, request, respond).await;
+    drop(counted);
+    worker.told(&entry, reason, false);
+}
+
+/// Says no, in a header and by the end of the stream. A caller that is gone does not hear it.
+fn refuse(mut respond: SendResponse<Bytes>, (status, reason): (StatusCode, Reason)) {
+    let _ = respond.send_response(answer(status, reason), true);
+}
+
+async fn run(
+    worker: &Rc<Worker>,
+    entry: &Rc<Entry>,
+    tunnel: &Rc<Tunnel>,
+    request: Request<RecvStream>,
+    respond: SendResponse<Bytes>,
+) -> Reason {
+    let (head, receive) = request.into_parts();
+    let received = head.uri.authority().map_or("", http::uri::Authority::as_str).into();
+    let read = read_head(&head);
+    drop(head);
+    let mut call = Call::new(tunnel.peer.clone(), tunnel.held.clone(), received);
+    let head = match read {
+        Ok(head) => head,
+        Err(fault) => {
+            let mut story = entry.story.borrow_mut();
+            story.call = Some(Box::new(call));
+            story.detail = Some(fault.to_string().into());
+            refuse(respond, (fault.status(), Reason::BadRequest));
+            return Reason::BadRequest;
+        }
+    };
+    call.claims = head.claims.clone();
+    entry.story.borrow_mut().call = Some(Box::new(call));
+    match ask(worker, entry, tunnel, &head) {
+        Ok(admission) => Box::pin(pass_on(worker, entry, tunnel, admission, receive, respond)).await,
+        Err(reason) => {
+            refuse(respond, status_of(reason));
+            reason
+        }
+    }
+}
+
+fn ask(worker: &Worker, entry: &Entry, tunnel: &Tunnel, head: &ConnectHead) -> Result<Admission, Reason> {
+    let snapshot = worker.snapshot();
+    // What the listener is called now decides; one that is gone is on its way out.
+    let listener = snapshot.listener(&tunnel.listener.name).unwrap_or(&tunnel.listener);
+    let question = Question {
+        listener,
+        asked: Asked::Authority(&head.authority),
+        source: Some(tunnel.source.ip()),
+        alpn: None,
+        identity: Some(&tunnel.peer.identity),
+    };
+    let mut story = entry.story.borrow_mut();
+    match admit(&snapshot, &question, &mut ()) {
+        Ok(admission) => {
+            story.met = admission.met.clone();
+            story.permit = Some(admission.permit.clone());
+            Ok(admission)
+        }
+        Err(refusal) => {
+            story.met = refusal.met;
+            Err(refusal.reason)
+        }
+    }
+}
+
+async fn pass_on(
+    worker: &Rc<Worker>,
+    entry: &Rc<Entry>,
+    tunnel: &Rc<Tunnel>,
+    admission: Admission,
+    receive: RecvStream,
+    mut respond: SendResponse<Bytes>,
+) -> Reason {
+    let mut attempts = Attempts::new(admission);
+    let connected = match dial(worker, entry, tunnel, &mut attempts, &mut respond).await {
+        Ok(connected) => connected,
+        Err(Reason::ClientReset) => return Reason::ClientReset,
+        Err(reason) => {
+            refuse(respond, status_of(reason));
+            return reason;
+        }
+    };
+    let answered: Result<SendStream<Bytes>, _> =
+        respond.send_response(answer(StatusCode::OK, Reason::Ok), false);
+    let Ok(send) = answered else {
+        return Reason::ClientReset;
+    };
+    let (reason, taken) = relay(worker, entry, tunnel, &connected, receive, send).await;
+    if reason == Reason::EndpointReset && !taken {
+        attempts.failed(worker, &connected.in_flight, reason);
+    }
+    reason
+}
+
+/// Connects to an endpoint, unless the caller gives up first.
+async fn dial(
+    worker: &Rc<Worker>,
+    entry: &Rc<Entry>,
+    tunnel: &Tunnel,
+    attempts: &mut Attempts,
+    respond: &mut SendResponse<Bytes>,
+) -> Result<Connected, Reason> {
+    let mut nothing_read = None;
+    let connect = Box::pin(connect(worker, entry, attempts, &mut nothing_read));
+    // The caller first: for one that is gone nothing is dialled any more.
+    tokio::select! {
+        biased;
+        _ = poll_fn(|context| respond.poll_reset(context)) => {
+            tunnel.seen.gave_up();
+            Err(Reason::ClientReset)
+        }
+        connected = connect => connected,
+    }
+}

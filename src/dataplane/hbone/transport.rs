@@ -1,0 +1,89 @@
+//! The socket below TLS: first the bytes of the hello that were read to tell what the connection is, then the socket,
+//! read in large pieces. (The TLS library asks for 4 KiB at a time; a system call for each would cost more than the
+//! decryption.)
+
+use std::io;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+
+use crate::dataplane::worker::Worker;
+use crate::net::socket::receive;
+
+pub(crate) struct Transport {
+    worker: Rc<Worker>,
+    socket: TcpStream,
+    /// Read and not asked for yet; empty while the connection is quiet.
+    ahead: Bytes,
+}
+
+impl Transport {
+    pub(crate) fn new(worker: Rc<Worker>, socket: TcpStream, first: Box<[u8]>) -> Self {
+        Self { worker, socket, ahead: first.into() }
+    }
+}
+
+impl AsyncRead for Transport {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        while this.ahead.is_empty() {
+            ready!(this.socket.poll_read_ready(context))?;
+            let mut scratch = this.worker.scratch.borrow_mut();
+            match receive(&this.socket, &mut scratch.bytes) {
+                Ok(count) => {
+                    let now = count.min(buffer.remaining());
+                    buffer.put_slice(&scratch.bytes[..now]);
+                    if count > now {
+                        this.ahead = Bytes::copy_from_slice(&scratch.bytes[now..count]);
+                    }
+                    return Poll::Ready(Ok(()));
+                }
+                Err(error)
+                    if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+        let now = this.ahead.len().min(buffer.remaining());
+        buffer.put_slice(&this.ahead[..now]);
+        this.ahead.advance(now);
+        if this.ahead.is_empty() {
+            // Lets the memory go.
+            this.ahead = Bytes::new();
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Transport {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().socket).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        pieces: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().socket).poll_write_vectored(context, pieces)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().socket).poll_flush(context)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().socket).poll_shutdown(context)
+    }
+}

@@ -1,0 +1,214 @@
+//! One HTTP/2 connection: hands out its streams, asks whether the client still lives, and ends in order.
+//!
+//! ```text
+//!          retire, idle                      streams ended, or time over
+//! serving ──────────────▶ GOAWAY, GOAWAY ─────────────────────────────────▶ closed
+//!    └── cut, flood, silence ──▶ GOAWAY with the error ───────────────────────┘
+//! ```
+
+use std::cell::Cell;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::server::{Connection, SendResponse};
+use h2::{Ping, PingPong, RecvStream};
+use http::Request;
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use super::handshake::Agreed;
+use super::held::{Held, is_full};
+use super::meter::{Metered, Seen};
+use super::stream;
+use crate::dataplane::table::{Entry, Peer};
+use crate::dataplane::worker::Worker;
+use crate::model::reason::Reason;
+use crate::snapshot::policy::{HboneLimits, Listener};
+
+/// Streams taken before other tasks have a turn.
+const STREAMS_AT_ONCE: u32 = 64;
+/// How long an error may take to reach the client.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// What the streams of one connection have in common.
+pub(super) struct Tunnel {
+    pub(super) source: std::net::SocketAddr,
+    pub(super) listener: Arc<Listener>,
+    pub(super) limits: HboneLimits,
+    pub(super) peer: Rc<Peer>,
+    pub(super) seen: Rc<Seen>,
+    pub(super) held: Rc<Held>,
+    /// Streams now.
+    pub(super) streams: Cell<u32>,
+}
+
+/// Serves a connection to its end.
+pub(super) async fn drive(
+    worker: &Rc<Worker>,
+    entry: &Rc<Entry>,
+    listener: Arc<Listener>,
+    limits: HboneLimits,
+    agreed: Agreed,
+) -> Reason {
+    let Agreed { mut connection, seen, peer } = agreed;
+    entry.story.borrow_mut().peer = Some(peer.clone());
+    let held = Rc::new(Held::default());
+    let tunnel =
+        Rc::new(Tunnel { source: entry.source, listener, limits, peer, seen, held, streams: Cell::new(0) });
+    let timer = Box::pin(sleep_until(tunnel.seen.heard() + limits.ping_interval));
+    let mut driver = Driver {
+        worker,
+        entry,
+        pings: connection.ping_pong(),
+        connection,
+        tunnel: tunnel.clone(),
+        timer,
+        asked: false,
+        quiet_since: Instant::now(),
+        retired: false,
+        ending: None,
+    };
+    while let Some((request, respond)) = poll_fn(|context| driver.poll(context)).await {
+        tunnel.streams.set(tunnel.streams.get() + 1);
+        worker.scope.spawn(stream::serve(worker.clone(), tunnel.clone(), request, respond));
+    }
+    driver.ending.unwrap_or(Reason::Ok)
+}
+
+type Taken = (Request<RecvStream>, SendResponse<Bytes>);
+
+struct Driver<'a> {
+    worker: &'a Rc<Worker>,
+    entry: &'a Rc<Entry>,
+    connection: Connection<Metered, Bytes>,
+    pings: Option<PingPong>,
+    tunnel: Rc<Tunnel>,
+    /// When the client is looked after next.
+    timer: Pin<Box<Sleep>>,
+    /// Whether the client was asked if it lives, and has not answered.
+    asked: bool,
+    /// Since when there is no stream.
+    quiet_since: Instant,
+    /// Whether it was told to go elsewhere with new streams.
+    retired: bool,
+    /// Why it ends; what is left is to tell the client.
+    ending: Option<Reason>,
+}
+
+impl Driver<'_> {
+    /// The next stream; `None` at the end.
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Taken>> {
+        self.obey(context);
+        if self.look_after(context) {
+            return Poll::Ready(None);
+        }
+        if self.ending.is_none() && is_full(self.worker, &self.tunnel.limits) {
+            self.worker.brake(context.waker());
+            return Poll::Pending;
+        }
+        let mut left = STREAMS_AT_ONCE;
+        let polled = loop {
+            match self.connection.poll_accept(context) {
+                // Streams of a connection that is being closed are none of ours any more.
+                Poll::Ready(Some(Ok(_))) if self.ending.is_some() && left > 0 => left -= 1,
+                Poll::Ready(Some(Ok(_))) if self.ending.is_some() => {
+                    context.waker().wake_by_ref();
+                    break Poll::Pending;
+                }
+                Poll::Ready(Some(Ok(taken))) => break Poll::Ready(Some(taken)),
+                Poll::Ready(Some(Err(error))) => {
+                    let reason = if error.is_io() { Reason::ClientGone } else { Reason::BadRequest };
+                    self.ending.get_or_insert(reason);
+                    tracing::debug!(source = %self.entry.source, %error, "HBONE connection ends");
+                    break Poll::Ready(None);
+                }
+                Poll::Ready(None) => break Poll::Ready(None),
+                Poll::Pending => break Poll::Pending,
+            }
+        };
+        self.judge(context);
+        polled
+    }
+
+    /// Orders to end, at once or in time.
+    fn obey(&mut self, context: &Context<'_>) {
+        if self.ending.is_some() {
+            return;
+        }
+        if let Poll::Ready(reason) = self.entry.poll_cut(context) {
+            self.end(reason, h2::Reason::NO_ERROR);
+        } else if !self.retired && (self.entry.is_retiring() || self.worker.is_draining()) {
+            self.retire();
+        }
+    }
+
+    /// Says that new streams have to go elsewhere; those that are on their way are still taken (RFC 9113 §6.8).
+    fn retire(&mut self) {
+        self.retired = true;
+        self.connection.graceful_shutdown();
+    }
+
+    fn end(&mut self, reason: Reason, error: h2::Reason) {
+        self.ending = Some(reason);
+        self.connection.abrupt_shutdown(error);
+        self.timer.as_mut().reset(Instant::now() + LINGER);
+    }
+
+    /// Ends a client that sends more of what costs us than it may.
+    fn judge(&mut self, context: &Context<'_>) {
+        if self.ending.is_some() {
+            return;
+        }
+        if let Some(what) = self.tunnel.seen.excess(self.worker.clock.now(), &self.tunnel.limits) {
+            let (source, identity) = (self.entry.source, &self.tunnel.peer.identity);
+            tracing::info!(%source, %identity, "HBONE connection closed: too many {what} in a second");
+            self.entry.story.borrow_mut().detail = Some(format!("too many {what} in a second").into());
+            self.end(Reason::BadRequest, h2::Reason::ENHANCE_YOUR_CALM);
+            context.waker().wake_by_ref();
+        }
+    }
+
+    /// Asks a silent client whether it lives; true once it is not waited for any more.
+    fn look_after(&mut self, context: &mut Context<'_>) -> bool {
+        let limits = self.tunnel.limits;
+        if let Some(pings) = &mut self.pings
+            && self.asked
+            && pings.poll_pong(context).is_ready()
+        {
+            self.asked = false;
+        }
+        if self.tunnel.streams.get() > 0 {
+            self.quiet_since = Instant::now();
+        }
+        while self.timer.as_mut().poll(context).is_ready() {
+            let now = Instant::now();
+            let heard = self.tunnel.seen.heard();
+            if self.ending.is_some() {
+                return true;
+            }
+            if self.asked && heard + limits.ping_timeout <= now {
+                self.ending = Some(Reason::ClientGone);
+                return true;
+            }
+            if !self.retired && self.quiet_since + limits.idle <= now {
+                self.retire();
+            }
+            if heard + limits.ping_interval > now {
+                self.timer.as_mut().reset(heard + limits.ping_interval);
+                continue;
+            }
+            if let Some(pings) = self.pings.as_mut().filter(|_| !self.asked) {
+                // Fails only while another ping is on its way, which says the same.
+                let _ = pings.send_ping(Ping::opaque());
+                self.asked = true;
+            }
+            let next = if self.asked { heard + limits.ping_timeout } else { now + limits.ping_interval };
+            self.timer.as_mut().reset(next.max(now + Duration::from_millis(10)));
+        }
+        false
+    }
+}

@@ -1,0 +1,117 @@
+//! Services by address: whose virtual address, or whose endpoint on this network, an address is.
+//!
+//! Kept only where a listener takes HBONE, whose callers may ask by address. Copied on write by bucket, as the
+//! services are.
+
+use std::collections::BTreeSet;
+use std::hash::BuildHasher;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use hashbrown::{DefaultHashBuilder, HashMap};
+
+use crate::model::name::HostName;
+
+const BUCKETS: usize = 1 << 10;
+
+/// A map from addresses to the services that have them.
+#[derive(Clone, Debug, Default)]
+pub struct AddressIndex {
+    hasher: DefaultHashBuilder,
+    /// None until something is in it.
+    buckets: Box<[Arc<HashMap<IpAddr, Owners>>]>,
+}
+
+/// Mostly an address is of one service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Owners {
+    One(HostName),
+    /// In order.
+    Many(BTreeSet<HostName>),
+}
+
+impl AddressIndex {
+    /// The services that have an address, in the order of their names.
+    pub fn get(&self, address: IpAddr) -> impl Iterator<Item = &HostName> {
+        let owners = self.buckets.get(self.bucket(address)).and_then(|bucket| bucket.get(&address));
+        let (one, many) = match owners {
+            None => (None, None),
+            Some(Owners::One(name)) => (Some(name), None),
+            Some(Owners::Many(names)) => (None, Some(names)),
+        };
+        one.into_iter().chain(many.into_iter().flatten())
+    }
+
+    pub(super) fn insert(&mut self, address: IpAddr, service: &HostName) {
+        if self.get(address).any(|known| known == service) {
+            return;
+        }
+        if self.buckets.is_empty() {
+            self.buckets = vec![Arc::default(); BUCKETS].into();
+        }
+        let bucket = self.bucket(address);
+        let owners = Arc::make_mut(&mut self.buckets[bucket]);
+        match owners.get_mut(&address) {
+            None => drop(owners.insert(address, Owners::One(service.clone()))),
+            Some(Owners::Many(names)) => drop(names.insert(service.clone())),
+            Some(one @ Owners::One(_)) => {
+                let Owners::One(first) = &*one else { return };
+                *one = Owners::Many([first.clone(), service.clone()].into());
+            }
+        }
+    }
+
+    pub(super) fn remove(&mut self, address: IpAddr, service: &HostName) {
+        if !self.get(address).any(|known| known == service) {
+            return;
+        }
+        let bucket = self.bucket(address);
+        let owners = Arc::make_mut(&mut self.buckets[bucket]);
+        if let Some(Owners::Many(names)) = owners.get_mut(&address) {
+            names.remove(service);
+            if !names.is_empty() {
+                return;
+            }
+        }
+        owners.remove(&address);
+    }
+
+    /// All entries by address.
+    #[cfg(test)]
+    pub(super) fn sorted(&self) -> Vec<(IpAddr, Vec<HostName>)> {
+        let all = self.buckets.iter().flat_map(|bucket| bucket.keys());
+        let mut all: Vec<_> = all.map(|address| (*address, self.get(*address).cloned().collect())).collect();
+        all.sort();
+        all
+    }
+
+    fn bucket(&self, address: IpAddr) -> usize {
+        // The low bits of the hash; the modulus makes the conversion exact.
+        usize::try_from(self.hasher.hash_one(address) % BUCKETS as u64).unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_can_be_of_several_services() {
+        let name = |text: &str| HostName::parse(text).expect("legal");
+        let address = IpAddr::from([10, 0, 0, 1]);
+        let mut index = AddressIndex::default();
+        let names = |index: &AddressIndex| index.get(address).map(ToString::to_string).collect::<Vec<_>>();
+        index.insert(address, &name("b.mesh"));
+        index.insert(address, &name("a.mesh"));
+        index.insert(address, &name("b.mesh"));
+        let before = index.clone();
+        index.remove(address, &name("b.mesh"));
+        index.remove(address, &name("c.mesh"));
+        assert_eq!(
+            (names(&before), names(&index)),
+            (vec!["a.mesh".into(), "b.mesh".into()], vec!["a.mesh".to_owned()])
+        );
+        index.remove(address, &name("a.mesh"));
+        assert_eq!(index.sorted(), []);
+    }
+}

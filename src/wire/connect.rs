@@ -1,0 +1,158 @@
+//! The head of an HBONE CONNECT (RFC 9113 §8.5), and the answers to one.
+
+use http::header::{HeaderName, HeaderValue};
+use http::request::Parts;
+use http::{HeaderMap, Method, Response, StatusCode};
+
+use crate::model::authority::{Authority, AuthorityFault};
+use crate::model::reason::Reason;
+use crate::model::trace::TraceParent;
+
+/// The reason of an answer, as one word of the closed list.
+pub const REASON_HEADER: HeaderName = HeaderName::from_static("isthmus-reason");
+
+/// What a caller says of itself. Nothing of it is believed: it is for telemetry alone.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Claims {
+    pub trace: Option<TraceParent>,
+    /// `cluster/namespace/workload`, as far as `baggage` has them.
+    pub workload: Option<Box<str>>,
+}
+
+/// A CONNECT that can be understood.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConnectHead {
+    pub authority: Authority,
+    pub claims: Claims,
+}
+
+/// Why a request cannot be understood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HeadFault {
+    #[error("its method is not CONNECT")]
+    Method,
+    #[error("it has no authority")]
+    NoAuthority,
+    #[error("its authority cannot be read: {0}")]
+    Authority(AuthorityFault),
+    #[error("it has the header {0} more than once")]
+    Repeated(&'static str),
+}
+
+impl HeadFault {
+    pub fn status(self) -> StatusCode {
+        match self {
+            Self::Method => StatusCode::METHOD_NOT_ALLOWED,
+            Self::NoAuthority | Self::Authority(_) | Self::Repeated(_) => StatusCode::BAD_REQUEST,
+        }
+    }
+}
+
+/// Headers of which a second one could make two readers disagree. `baggage` may come in parts (W3C Baggage §3.2).
+const SINGLE: [&str; 4] = ["traceparent", "forwarded", "x-istio-source", "x-forwarded-network"];
+/// Longest text kept of a claim, in bytes.
+const CLAIM_BYTES_MAX: usize = 253;
+
+/// Reads the head of a request.
+pub fn read_head(head: &Parts) -> Result<ConnectHead, HeadFault> {
+    if head.method != Method::CONNECT {
+        return Err(HeadFault::Method);
+    }
+    let authority = head.uri.authority().ok_or(HeadFault::NoAuthority)?;
+    let authority = Authority::parse(authority.as_str()).map_err(HeadFault::Authority)?;
+    let repeated = |name: &&&str| head.headers.get_all(**name).iter().nth(1).is_some();
+    if let Some(name) = SINGLE.iter().find(repeated) {
+        return Err(HeadFault::Repeated(name));
+    }
+    Ok(ConnectHead { authority, claims: claims(&head.headers) })
+}
+
+fn claims(headers: &HeaderMap) -> Claims {
+    let trace = headers.get("traceparent").and_then(|value| value.to_str().ok());
+    Claims { trace: trace.and_then(TraceParent::parse), workload: workload(headers) }
+}
+
+/// `cluster/namespace/workload` of the `baggage` that ztunnel and waypoints send; parts that are not there are empty.
+fn workload(headers: &HeaderMap) -> Option<Box<str>> {
+    let (mut cluster, mut namespace, mut name) = ("", "", "");
+    let values = headers.get_all("baggage").iter().filter_map(|value| value.to_str().ok());
+    for (key, value) in values.flat_map(|value| value.split(',')).filter_map(|entry| entry.split_once('=')) {
+        match key.trim() {
+            "k8s.cluster.name" => cluster = value.trim(),
+            "k8s.namespace.name" => namespace = value.trim(),
+            "k8s.deployment.name" | "k8s.cronjob.name" | "k8s.job.name" | "k8s.pod.name" => {
+                name = value.trim()
+            }
+            _ => {}
+        }
+    }
+    if cluster.is_empty() && namespace.is_empty() && name.is_empty() {
+        return None;
+    }
+    // Header values that are text are ASCII, so that any byte is a boundary.
+    let mut text = format!("{cluster}/{namespace}/{name}");
+    text.truncate(CLAIM_BYTES_MAX);
+    Some(text.into())
+}
+
+/// The status a caller reads, and the reason it is told: of what is not exported it learns no more than of what is
+/// not there.
+pub fn status_of(reason: Reason) -> (StatusCode, Reason) {
+    match reason {
+        Reason::Ok => (StatusCode::OK, reason),
+        Reason::BadRequest => (StatusCode::BAD_REQUEST, reason),
+        Reason::AuthorityUnknown | Reason::NotExported => (StatusCode::NOT_FOUND, Reason::AuthorityUnknown),
+        Reason::IdentityDenied | Reason::SourceDenied => (StatusCode::FORBIDDEN, reason),
+        _ => (StatusCode::SERVICE_UNAVAILABLE, reason),
+    }
+}
+
+/// An answer with its reason.
+pub fn answer(status: StatusCode, reason: Reason) -> Response<()> {
+    let mut response = Response::new(());
+    *response.status_mut() = status;
+    response.headers_mut().insert(REASON_HEADER, HeaderValue::from_static(reason.text()));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Request;
+
+    use super::*;
+
+    fn read(method: &str, authority: &str, headers: &[(&str, &str)]) -> Result<ConnectHead, HeadFault> {
+        let mut request = Request::builder().method(method).uri(authority);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        read_head(&request.body(()).expect("a request").into_parts().0)
+    }
+
+    #[test]
+    fn a_head_is_a_connect_to_an_authority_with_a_port() {
+        let head = read("CONNECT", "Echo.default.svc:80", &[]).expect("good");
+        assert_eq!((head.authority.host.to_string(), head.authority.port), ("echo.default.svc".into(), 80));
+        assert_eq!(read("GET", "http://echo:80/", &[]), Err(HeadFault::Method));
+        assert_eq!(read("CONNECT", "/", &[]), Err(HeadFault::NoAuthority));
+        assert_eq!(read("CONNECT", "echo", &[]), Err(HeadFault::Authority(AuthorityFault::NoPort)));
+        assert_eq!(read("CONNECT", "a@echo:80", &[]), Err(HeadFault::Authority(AuthorityFault::Host)));
+        for name in SINGLE {
+            assert_eq!(read("CONNECT", "e:80", &[(name, "a"), (name, "b")]), Err(HeadFault::Repeated(name)));
+        }
+    }
+
+    #[test]
+    fn what_a_caller_claims_is_kept_short() {
+        let baggage = "k8s.cluster.name=c1, k8s.namespace.name=shop,k8s.deployment.name=cart,service.name=x";
+        let parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+        let claims = |headers: &[(&str, &str)]| read("CONNECT", "e:80", headers).expect("good").claims;
+        let of = claims(&[("baggage", baggage), ("traceparent", parent)]);
+        assert_eq!((of.workload.as_deref(), of.trace), (Some("c1/shop/cart"), TraceParent::parse(parent)));
+        let parts = claims(&[("baggage", "k8s.namespace.name=shop"), ("baggage", "k8s.job.name=j")]);
+        assert_eq!(parts.workload.as_deref(), Some("/shop/j"));
+        assert_eq!(claims(&[("baggage", "a=b,,=,k8s"), ("traceparent", "x")]), Claims::default());
+        let long = format!("k8s.job.name={}", "j".repeat(500));
+        assert_eq!(claims(&[("baggage", &long)]).workload.map(|text| text.len()), Some(CLAIM_BYTES_MAX));
+    }
+}

@@ -1,0 +1,109 @@
+//! Counts the frames of an HTTP/2 connection that cost their receiver more than their sender, from the bytes as they
+//! come (RFC 9113 §4.1). It understands nothing else of them: the HTTP/2 library does.
+
+/// What comes first (RFC 9113 §3.4).
+const PREFACE: usize = 24;
+const HEADER: usize = 9;
+
+const DATA: u8 = 0x0;
+const HEADERS: u8 = 0x1;
+const RST_STREAM: u8 = 0x3;
+const SETTINGS: u8 = 0x4;
+const PING: u8 = 0x6;
+const GOAWAY: u8 = 0x7;
+const WINDOW_UPDATE: u8 = 0x8;
+const CONTINUATION: u8 = 0x9;
+const END_STREAM: u8 = 0x1;
+
+/// Frames since the counts were last taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub pings: u32,
+    pub settings: u32,
+    /// Frames that carry nothing: empty DATA that ends no stream, PRIORITY, unknown types.
+    pub empty: u32,
+}
+
+/// Follows one direction of a connection.
+#[derive(Clone, Debug)]
+pub struct FrameMeter {
+    /// Bytes to pass over before the next frame header.
+    skip: usize,
+    header: [u8; HEADER],
+    /// How many bytes of the header have come.
+    have: usize,
+    pub counts: Counts,
+}
+
+impl Default for FrameMeter {
+    /// Before the preface of a client.
+    fn default() -> Self {
+        Self { skip: PREFACE, header: [0; HEADER], have: 0, counts: Counts::default() }
+    }
+}
+
+impl FrameMeter {
+    pub fn feed(&mut self, mut bytes: &[u8]) {
+        loop {
+            let skipped = self.skip.min(bytes.len());
+            self.skip -= skipped;
+            bytes = &bytes[skipped..];
+            if bytes.is_empty() {
+                return;
+            }
+            let taken = (HEADER - self.have).min(bytes.len());
+            self.header[self.have..self.have + taken].copy_from_slice(&bytes[..taken]);
+            self.have += taken;
+            bytes = &bytes[taken..];
+            if self.have == HEADER {
+                self.have = 0;
+                self.frame();
+            }
+        }
+    }
+
+    fn frame(&mut self) {
+        let [high, middle, low, kind, flags, ..] = self.header;
+        let length = usize::from(high) << 16 | usize::from(middle) << 8 | usize::from(low);
+        self.skip = length;
+        let count = match kind {
+            PING => &mut self.counts.pings,
+            SETTINGS => &mut self.counts.settings,
+            DATA if length == 0 && flags & END_STREAM == 0 => &mut self.counts.empty,
+            DATA | HEADERS | RST_STREAM | GOAWAY | WINDOW_UPDATE | CONTINUATION => return,
+            _ => &mut self.counts.empty,
+        };
+        *count = count.saturating_add(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(kind: u8, flags: u8, length: u8) -> Vec<u8> {
+        let mut frame = vec![0, 0, length, kind, flags, 0, 0, 0, 1];
+        frame.extend(vec![0x6; length.into()]);
+        frame
+    }
+
+    #[test]
+    fn frames_are_counted_however_they_are_cut() {
+        let mut stream = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+        let frames = [(SETTINGS, 0, 12), (PING, 0, 8), (PING, 1, 8), (DATA, 0, 0), (DATA, END_STREAM, 0)];
+        let frames = frames.into_iter().chain([
+            (DATA, 0, 200),
+            (0x2, 0, 5),
+            (0xbe, 0, 0),
+            (HEADERS, 4, 30),
+            (CONTINUATION, 4, 3),
+        ]);
+        stream.extend(frames.flat_map(|(kind, flags, length)| frame(kind, flags, length)));
+        for step in 1..stream.len() {
+            let mut meter = FrameMeter::default();
+            stream.chunks(step).for_each(|piece| meter.feed(piece));
+            assert_eq!(meter.counts, Counts { pings: 2, settings: 1, empty: 3 }, "in pieces of {step}");
+            assert_eq!((meter.skip, meter.have), (0, 0));
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! Callers by HBONE: HTTP/2 CONNECT over mutual TLS, by the `h2` crate; the interop tests call with other libraries.
+
+use std::future::poll_fn;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::client::{Builder, SendRequest};
+use h2::{Ping, RecvStream, SendStream};
+use http::{HeaderMap, Request, StatusCode};
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use tokio::net::TcpStream;
+use tokio::runtime::Runtime;
+use tokio_rustls::TlsConnector;
+
+use super::PATIENCE;
+use super::client::AnyCertificate;
+use super::pki::Issued;
+
+/// One connection, whose streams are CONNECTs. Its frames flow also between calls.
+pub struct Hbone {
+    runtime: Runtime,
+    send: SendRequest<Bytes>,
+    /// How the connection ended.
+    ended: tokio::sync::watch::Receiver<Option<String>>,
+}
+
+/// A stream that was answered with 200.
+pub struct Stream {
+    handle: tokio::runtime::Handle,
+    pub send: SendStream<Bytes>,
+    pub receive: RecvStream,
+    /// Received and not read yet.
+    ahead: Bytes,
+    pub headers: HeaderMap,
+}
+
+/// A client with this certificate, which takes whatever the server shows.
+pub fn client(issued: Option<Issued>, alpn: &[&str]) -> Arc<ClientConfig> {
+    let config =
+        ClientConfig::builder().dangerous().with_custom_certificate_verifier(Arc::new(AnyCertificate));
+    let mut config = match issued {
+        Some(issued) => config.with_client_auth_cert(vec![issued.certificate], issued.key).expect("a client"),
+        None => config.with_no_client_auth(),
+    };
+    config.alpn_protocols = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
+    config.enable_sni = false;
+    Arc::new(config)
+}
+
+impl Hbone {
+    /// With the settings of a ztunnel (windows of 4 and 16 MiB, frames of 1 MiB).
+    pub fn connect(address: SocketAddr, config: Arc<ClientConfig>) -> io::Result<Self> {
+        let mut builder = Builder::new();
+        builder
+            .initial_window_size(4 << 20)
+            .initial_connection_window_size(16 << 20)
+            .max_frame_size(1 << 20)
+            .initial_max_send_streams(1_000);
+        Self::connect_with(address, config, &builder)
+    }
+
+    pub fn connect_with(
+        address: SocketAddr,
+        config: Arc<ClientConfig>,
+        builder: &Builder,
+    ) -> io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        let (sender, ended) = tokio::sync::watch::channel(None);
+        let send = runtime.block_on(async {
+            let socket = TcpStream::connect(address).await?;
+            socket.set_nodelay(true)?;
+            let tls = TlsConnector::from(config).connect(ServerName::from(address.ip()), socket).await?;
+            let (send, mut connection) = builder.handshake(tls).await.map_err(io::Error::other)?;
+            // TLS 1.3 clients are done before the server has looked at their certificate: an answer tells.
+            let mut pings = connection.ping_pong().expect("not taken");
+            #[expect(
+                clippy::disallowed_methods,
+                reason = "the runtime is the client's own, and ends with it"
+            )]
+            tokio::spawn(async move {
+                let result = poll_fn(|context| std::pin::Pin::new(&mut connection).poll(context)).await;
+                let _ = sender.send(Some(
+                    result.err().map_or_else(|| "in order".to_owned(), |error| error.to_string()),
+                ));
+            });
+            let answer = pings.ping(Ping::opaque());
+            tokio::time::timeout(PATIENCE, answer)
+                .await
+                .map_err(io::Error::other)?
+                .map_err(io::Error::other)?;
+            Ok::<_, io::Error>(send)
+        })?;
+        Ok(Self { runtime, send, ended })
+    }
+
+    /// A CONNECT; the status and `isthmus-reason` where it is refused.
+    pub fn open(&self, authority: &str) -> Result<Stream, (StatusCode, String)> {
+        self.ask(Request::connect(authority).body(()).expect("a request"))
+    }
+
+    /// Any request; the end of the connection or stream is status 599 with its error.
+    pub fn ask(&self, request: Request<()>) -> Result<Stream, (StatusCode, String)> {
+        let broken = |error: h2::Error| (StatusCode::from_u16(599).expect("a code"), error.to_string());
+        let handle = self.runtime.handle().clone();
+        let mut send = self.send.clone();
+        let asked = self.runtime.block_on(async {
+            tokio::time::timeout(PATIENCE, async {
+                poll_fn(|context| send.poll_ready(context)).await?;
+                let (response, body) = send.send_request(request, false)?;
+                Ok((response.await?, body))
+            })
+            .await
+            .expect("an answer in time")
+        });
+        let (response, send) = asked.map_err(broken)?;
+        let (head, receive) = response.into_parts();
+        let reason = head.headers.get("isthmus-reason").map_or("", |reason| reason.to_str().expect("text"));
+        if head.status != StatusCode::OK {
+            return Err((head.status, reason.to_owned()));
+        }
+        assert_eq!(reason, "ok");
+        Ok(Stream { handle, send, receive, ahead: Bytes::new(), headers: head.headers })
+    }
+
+    /// Whether the connection has ended, and how.
+    pub fn ended(&self) -> Option<String> {
+        self.ended.borrow().clone()
+    }
+
+    pub fn runtime(&self) -> &Runtime {
+        &self.runtime
+    }
+
+    pub fn sender(&self) -> SendRequest<Bytes> {
+        self.send.clone()
+    }
+}
+
+impl Stream {
+    /// Sends as the windows allow; an error is the end of the stream.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), String> {
+        let send = &mut self.send;
+        self.handle.block_on(async {
+            let taken = tokio::time::timeout(PATIENCE, write(send, bytes)).await.expect("taken in time");
+            taken.map_err(|error| error.to_string())
+        })
+    }
+
+    /// What comes next, up to `count` bytes; fewer at the end.
+    pub fn read(&mut self, count: usize) -> Result<Vec<u8>, String> {
+        let mut all = Vec::new();
+        while all.len() < count {
+            if self.ahead.is_empty() {
+                let receive = &mut self.receive;
+                let next = self.handle.block_on(async {
+                    tokio::time::timeout(PATIENCE, receive.data()).await.expect("data in time")
+                });
+                match next {
+                    None => break,
+                    Some(bytes) => self.ahead = bytes.map_err(|error| error.to_string())?,
+                }
+                let count = self.ahead.len();
+                self.receive.flow_control().release_capacity(count).map_err(|error| error.to_string())?;
+            }
+            let wanted = self.ahead.len().min(count - all.len());
+            all.extend_from_slice(&self.ahead.split_to(wanted));
+        }
+        Ok(all)
+    }
+
+    /// Sends and reads as much back.
+    pub fn echo(&mut self, text: &str) -> Result<String, String> {
+        self.write(text.as_bytes())?;
+        self.read(text.len()).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// Ends its own direction.
+    pub fn end(&mut self) {
+        self.send.send_data(Bytes::new(), true).expect("sent");
+    }
+
+    /// Waits for the reset of the stream.
+    pub fn reset(&mut self) -> h2::Reason {
+        let send = &mut self.send;
+        self.handle.block_on(async {
+            tokio::time::timeout(PATIENCE, poll_fn(|context| send.poll_reset(context)))
+                .await
+                .expect("a reset")
+                .expect("a reset")
+        })
+    }
+}
+
+/// Sends as the windows allow.
+pub async fn write(send: &mut SendStream<Bytes>, bytes: &[u8]) -> Result<(), h2::Error> {
+    let mut rest = Bytes::copy_from_slice(bytes);
+    while !rest.is_empty() {
+        send.reserve_capacity(rest.len());
+        while send.capacity() == 0 {
+            if poll_fn(|context| send.poll_capacity(context)).await.transpose()?.is_none() {
+                return Err(h2::Reason::STREAM_CLOSED.into());
+            }
+        }
+        let piece = rest.split_to(send.capacity().min(rest.len()));
+        send.send_data(piece, false)?;
+    }
+    Ok(())
+}
+
+/// How long a test waits to see that something does not happen.
+pub const MOMENT: Duration = Duration::from_millis(200);
