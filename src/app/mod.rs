@@ -226,12 +226,10 @@ impl Program {
                 Event::ReopenLogs => self.telemetry.writer.use_access_log(self.config.access_log.clone()),
                 Event::Reload(why) => {
                     // Problems were logged, counted and put into the status.
-                    let _ = self.reload(why).await;
-                    watch = FileWatch::new(self.config.files.clone());
+                    let _ = self.reload(why, &mut watch).await;
                 }
                 Event::Command(Command::Reload(answer)) => {
-                    let _ = answer.send(self.reload("POST /api/v1/reload").await);
-                    watch = FileWatch::new(self.config.files.clone());
+                    let _ = answer.send(self.reload("POST /api/v1/reload", &mut watch).await);
                 }
                 Event::Command(Command::LogLevel(level, answer)) => {
                     let _ = answer.send(self.log.set(&level));
@@ -243,8 +241,11 @@ impl Program {
     }
 
     /// Takes the file as it is now into use; on any error nothing changes.
-    async fn reload(&mut self, why: &str) -> Result<String, Vec<String>> {
+    async fn reload(&mut self, why: &str, watch: &mut FileWatch) -> Result<String, Vec<String>> {
+        // Before it is read, which takes time: what changes meanwhile is to be read again.
+        watch.look();
         let result = self.try_reload().await;
+        watch.follow(self.config.files.clone());
         match &result {
             Ok(done) => {
                 tracing::info!(why, "config taken into use: {done}");

@@ -78,6 +78,24 @@ impl FileWatch {
         Self { paths, seen, hints, _watcher: watcher }
     }
 
+    /// Notes how the files are. Who reads them next has read all that was before.
+    pub fn look(&mut self) {
+        self.seen = self.paths.iter().map(|path| stamp(path)).collect();
+    }
+
+    /// Watches these from here on. What has happened since the last look to those that were watched already counts.
+    pub fn follow(&mut self, paths: Vec<PathBuf>) {
+        let (sender, hints) = mpsc::channel(HINTS);
+        // The hints of what has happened meanwhile are lost: have a look without one.
+        let _ = sender.try_send(Hint::Begun);
+        // Links may lead elsewhere, so that even for the same paths there are other folders to watch.
+        self._watcher = watcher(&paths, sender);
+        self.hints = hints;
+        let known = |path| self.paths.iter().position(|known| known == path).map(|at| self.seen[at].clone());
+        self.seen = paths.iter().map(|path| known(path).unwrap_or_else(|| stamp(path))).collect();
+        self.paths = paths;
+    }
+
     /// Waits until a file is another than when it was last looked at.
     pub async fn changed(&mut self) {
         loop {
@@ -191,6 +209,22 @@ mod tests {
         std::os::unix::fs::symlink("two", folder.path().join("next")).expect("linked");
         std::fs::rename(folder.path().join("next"), folder.path().join("..data")).expect("renamed");
         seen().await.expect("a link is seen");
+    }
+
+    #[tokio::test]
+    async fn what_changes_while_files_are_read_is_seen() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (file, more) = (folder.path().join("a.yaml"), folder.path().join("b.yaml"));
+        std::fs::write(&file, "1").expect("written");
+        let mut watch = FileWatch::new(vec![file.clone()]);
+        std::fs::write(&file, "22").expect("written");
+        watch.look();
+        // Here a reader is at work, who has read 22.
+        std::fs::write(&file, "333").expect("written");
+        watch.follow(vec![file, more]);
+        tokio::time::timeout(Duration::from_secs(10), watch.changed()).await.expect("seen");
+        let again = tokio::time::timeout(QUIET * 3, watch.changed());
+        assert!(again.await.is_err(), "seen twice");
     }
 
     #[test]

@@ -65,7 +65,8 @@ fn two_hundred_reloads_under_load_fail_nobody() {
         (lines.len() == calls + 1).then_some(lines)
     });
     assert!(ok.iter().all(|line| line["reason"] == "ok"));
-    assert_eq!(gateway.metric("isthmus_config_reloads_total", &["result=\"applied\""]), 200.0);
+    // More where the gateway had noticed the file before it was told to read it.
+    assert!(gateway.metric("isthmus_config_reloads_total", &["result=\"applied\""]) >= 200.0);
     assert_eq!(gateway.json("/api/v1/explain?sni=other199.test")["verdict"], "admitted");
 }
 
