@@ -12,7 +12,6 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -146,14 +145,27 @@ impl Gateway {
 
     fn reload_while_relaying(&self, routes: usize, endpoint: SocketAddr) -> Result<()> {
         let mut calm = self.round_trips(&AtomicBool::new(true), 20_000)?;
-        let stop = Arc::new(AtomicBool::new(false));
+        let (stop, reloading) = (AtomicBool::new(false), AtomicBool::new(false));
         let (mut busy, times) = thread::scope(|scope| {
-            let pings = scope.spawn(|| self.round_trips(&stop, usize::MAX));
+            let pings = scope.spawn(|| {
+                let mut all = Vec::new();
+                while !stop.load(Ordering::Relaxed) {
+                    // Not while we write the file, which takes a processor as well.
+                    match reloading.load(Ordering::Relaxed) {
+                        true => all.extend(self.round_trips(&reloading, usize::MAX)?),
+                        false => thread::sleep(Duration::from_millis(1)),
+                    }
+                }
+                Ok::<_, Box<dyn Error + Send + Sync>>(all)
+            });
             let times: Result<Vec<Duration>> = (0..RELOADS)
                 .map(|reload| {
                     let other = SocketAddr::from(([127, 0, 0, 1], 10 + u16::try_from(reload)?));
                     write_config(self.folder.path(), routes, endpoint, other)?;
-                    self.reload()
+                    reloading.store(true, Ordering::Relaxed);
+                    let took = self.reload();
+                    reloading.store(false, Ordering::Relaxed);
+                    took
                 })
                 .collect();
             stop.store(true, Ordering::Relaxed);
@@ -179,12 +191,11 @@ impl Gateway {
         Ok(())
     }
 
-    /// Milliseconds of round trips through the relay, until told to stop but at most so many.
-    fn round_trips(&self, stop: &AtomicBool, most: usize) -> Result<Vec<f64>> {
-        let endless = most == usize::MAX;
+    /// Milliseconds of round trips through the relay, as long as this holds but at most so many.
+    fn round_trips(&self, go_on: &AtomicBool, most: usize) -> Result<Vec<f64>> {
         let mut stream = self.open()?;
         let mut times = Vec::new();
-        while times.len() < most && (!endless || !stop.load(Ordering::Relaxed)) {
+        while times.len() < most && go_on.load(Ordering::Relaxed) {
             let begun = Instant::now();
             stream.write_all(b"ping")?;
             stream.read_exact(&mut [0; 4])?;
