@@ -10,6 +10,7 @@ use tokio::sync::{Semaphore, mpsc};
 use super::copies::Copies;
 use crate::document::services::read_registry;
 use crate::model::place::{ClusterId, Network};
+use crate::net::labour::labour;
 use crate::net::watch::FileWatch;
 use crate::snapshot::policy::RegistryScope;
 use crate::snapshot::shard::{ScopedShard, Shard};
@@ -155,7 +156,7 @@ pub(super) async fn follow(registry: FileRegistry, copies: Copies, words: mpsc::
         let turn = READINGS.acquire().await;
         let (reader, kept) = (registry.clone(), copies.clone());
         let begun = Instant::now();
-        let Ok(word) = tokio::task::spawn_blocking(move || read(&reader, &kept)).await else {
+        let Ok(word) = labour(move || read(&reader, &kept)).await else {
             tracing::error!(registry = &*registry.name, "reading the registry panicked");
             return;
         };

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
-use tokio::time::Instant;
+use tokio::time::{Instant, Interval};
 
 use super::copies::{Copies, Written};
 use super::file_registry::{FileRegistry, Word, follow};
@@ -16,6 +16,7 @@ use super::resolver::{self, Answer};
 use super::status::Status;
 use crate::model::address::Host;
 use crate::model::name::HostName;
+use crate::net::labour::labour;
 use crate::net::scope::Scope;
 use crate::snapshot::build::{self, World};
 use crate::snapshot::policy::{Policy, RegistryScope, RouteTarget};
@@ -87,6 +88,33 @@ struct Inbox {
     words: mpsc::Receiver<(Arc<str>, Word)>,
     answers: mpsc::Receiver<(HostName, Answer)>,
     written: mpsc::Receiver<Written>,
+}
+
+/// What it hears; each may be the cause of a new world, which for a large mesh is long work.
+enum Message {
+    Configure(Sources, oneshot::Sender<()>),
+    Word(Arc<str>, Word),
+    Answers(Vec<(HostName, Answer)>),
+    Written(Arc<str>, std::io::Result<()>),
+    Sweep,
+}
+
+impl Inbox {
+    /// `None` when nobody is left to configure the owner. No message is lost where this is dropped.
+    async fn next(&mut self, sweep: &mut Interval) -> Option<Message> {
+        // A new config first: it may change what the other messages mean.
+        tokio::select! {
+            biased;
+            configure = self.configures.recv() => configure.map(|(sources, done)| Message::Configure(sources, done)),
+            Some((name, word)) = self.words.recv() => Some(Message::Word(name, word)),
+            Some(first) = self.answers.recv() => {
+                let more = std::iter::from_fn(|| self.answers.try_recv().ok());
+                Some(Message::Answers(std::iter::once(first).chain(more).collect()))
+            }
+            Some((name, result)) = self.written.recv() => Some(Message::Written(name, result)),
+            _ = sweep.tick() => Some(Message::Sweep),
+        }
+    }
 }
 
 /// Publishes the first world, and goes on in a task of the scope.
@@ -165,25 +193,28 @@ impl Owner {
 
     async fn run(mut self, mut inbox: Inbox) {
         let mut sweep = tokio::time::interval(SWEEP);
-        loop {
-            // A new config first: it may change what the other messages mean.
-            tokio::select! {
-                biased;
-                configure = inbox.configures.recv() => match configure {
-                    Some((sources, done)) => self.configure(sources, done),
-                    None => break,
-                },
-                Some((name, word)) = inbox.words.recv() => self.hear(&name, word, Instant::now()),
-                Some(first) = inbox.answers.recv() => {
-                    let more = std::iter::from_fn(|| inbox.answers.try_recv().ok());
-                    self.resolve(std::iter::once(first).chain(more));
-                }
-                Some((name, result)) = inbox.written.recv() => self.written(&name, result),
-                _ = sweep.tick() => self.sweep(Instant::now()),
-            }
+        while let Some(message) = inbox.next(&mut sweep).await {
+            let work = move || {
+                self.take(message);
+                self
+            };
+            self = match labour(work).await {
+                Ok(owner) => owner,
+                Err(_) => return tracing::error!("building the world panicked: it stays as it is"),
+            };
         }
         for followed in &self.registries {
             followed.task.abort();
+        }
+    }
+
+    fn take(&mut self, message: Message) {
+        match message {
+            Message::Configure(sources, done) => self.configure(sources, done),
+            Message::Word(name, word) => self.hear(&name, word, Instant::now()),
+            Message::Answers(answers) => self.resolve(answers.into_iter()),
+            Message::Written(name, result) => self.written(&name, result),
+            Message::Sweep => self.sweep(Instant::now()),
         }
     }
 

@@ -25,6 +25,7 @@ use crate::config::{self, Config, Workers};
 use crate::dataplane::handle::{Dataplane, EffectiveLimits};
 use crate::model::address::Bind;
 use crate::net::budget::raise_descriptor_limit;
+use crate::net::labour::labour;
 use crate::net::scope::Scope;
 use crate::net::watch::FileWatch;
 use crate::telemetry::Telemetry;
@@ -268,8 +269,9 @@ impl Program {
 
     async fn try_reload(&mut self) -> Result<String, Vec<String>> {
         let path = self.path.clone();
-        let load = tokio::task::spawn_blocking(move || load(&path));
-        let config = load.await.map_err(|_| vec!["reading the config panicked".to_owned()])??;
+        let config = labour(move || load(&path))
+            .await
+            .map_err(|_| vec!["reading the config panicked".to_owned()])??;
         // The last thing that can fail: from here on, everything is taken into use.
         let bound = self.listeners.bind(&config.policy, self.dataplane.workers())?;
         for warning in &config.warnings {

@@ -1,8 +1,9 @@
-//! Sockets and their upkeep: listening, dialling, resetting, pipes, descriptor budgets, and the scopes that
-//! tasks are started in.
+//! Sockets and their upkeep: listening, dialling, resetting, pipes, descriptor budgets, the scopes that
+//! tasks are started in, and the threads for long work.
 
 pub mod budget;
 pub mod fetch;
+pub mod labour;
 pub mod listen;
 pub mod pipe;
 pub mod scope;
