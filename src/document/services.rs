@@ -269,7 +269,10 @@ impl ServiceReader {
             };
             ports.push((port, node.position));
         }
-        ports.into_iter().map(|(port, _)| port).collect()
+        let mut ports: Vec<ServicePort> = ports.into_iter().map(|(port, _)| port).collect();
+        // Collected in place: the room of the positions is still theirs.
+        ports.shrink_to_fit();
+        ports
     }
 
     fn addresses(&self, fields: &Fields<'_>, path: &Path<'_>, problems: &mut Problems) -> Vec<IpAddr> {
