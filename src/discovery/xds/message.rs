@@ -43,7 +43,8 @@ pub enum Outgoing {
 /// A response on its way out.
 struct Message {
     protocol: Protocol,
-    head: Bytes,
+    /// What comes before the resources, until it was sent.
+    head: BytesMut,
     resources: std::vec::IntoIter<Arc<Resource>>,
     /// The slice of a large resource whose head was sent.
     shared: Option<Bytes>,
@@ -63,23 +64,21 @@ impl Message {
             put_field(&mut fields, WORLD_ERRORS, &not_found(&name).encode_to_vec());
         }
         let size: usize = resources.iter().map(|resource| field_length(length(resource, protocol))).sum();
-        let mut head = BytesMut::with_capacity(PREFIX + fields.len());
+        let mut head = BytesMut::with_capacity(PREFIX + fields.len() + size.min(SHARED_FROM));
         // Not compressed.
         head.put_u8(0);
         head.put_u32(u32::try_from(fields.len() + size).unwrap_or(u32::MAX));
         head.put_slice(&fields);
-        Self { protocol, head: head.freeze(), resources: resources.into_iter(), shared: None }
+        Self { protocol, head, resources: resources.into_iter(), shared: None }
     }
 
     /// The next piece; `None` at the end.
     fn next(&mut self) -> Option<Bytes> {
-        if !self.head.is_empty() {
-            return Some(std::mem::take(&mut self.head));
-        }
         if let Some(shared) = self.shared.take() {
             return Some(shared);
         }
-        let mut chunk = BytesMut::new();
+        // A response of small resources is one piece: each has its way through the connection.
+        let mut chunk = std::mem::take(&mut self.head);
         while chunk.len() < CHUNK
             && let Some(resource) = self.resources.next()
         {
