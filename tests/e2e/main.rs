@@ -9,6 +9,7 @@ mod cost;
 mod endpoints;
 mod explain;
 mod hbone;
+mod hbone_hostile;
 mod hello;
 mod horizon;
 mod horizon_envoy;

@@ -7,6 +7,7 @@ pub mod backend;
 pub mod client;
 pub mod dns;
 pub mod envoy;
+pub mod frames;
 pub mod gateway;
 pub mod hbone;
 pub mod pki;
