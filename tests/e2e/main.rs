@@ -14,6 +14,7 @@ mod hello;
 mod horizon;
 mod horizon_envoy;
 mod hostile;
+mod identity;
 mod interop;
 mod lifecycle;
 mod names;
