@@ -12,7 +12,7 @@ use crate::support::hbone::{Hbone, client};
 use crate::support::pki::{PKI, Pki};
 
 pub(crate) const CALLER: &str = "spiffe://cluster.local/ns/shop/sa/cart";
-const OWN: &str = "spiffe://cluster.local/ns/istio-system/sa/eastwest";
+pub(crate) const OWN: &str = "spiffe://cluster.local/ns/istio-system/sa/eastwest";
 
 /// A folder with the gateway's identity and roots.
 pub(crate) fn folder() -> TempDir {

@@ -10,6 +10,7 @@ mod endpoints;
 mod explain;
 mod hbone;
 mod hbone_hostile;
+mod hbone_life;
 mod hello;
 mod horizon;
 mod horizon_envoy;
