@@ -13,14 +13,15 @@ use proptest::sample::select;
 use super::Snapshot;
 use super::build::{World, all};
 use super::policy::{
-    Access, ExportRule, ExportScope, Gateway, HboneLimits, Limits, Mesh as MeshNames, NetworkPolicy, Node,
-    Policy, RegistryScope, Route, RouteEndpoint, RouteName, RouteTarget, ServiceTuning, Timeouts, Tuning,
+    Access, ExportRule, ExportScope, Gateway, HboneLimits, Limits, Listener, ListenerProtocol,
+    Mesh as MeshNames, NetworkPolicy, Node, Policy, RegistryScope, Route, RouteEndpoint, RouteName,
+    RouteTarget, ServiceTuning, Timeouts, Tuning,
 };
 use super::routes::Resolved;
 use super::shard::{ScopedShard, Shard, Standing};
 use super::view::{Client, Families, Passage, Viewer};
-use crate::model::address::Host;
-use crate::model::endpoint::{Endpoint, Health, TlsMode, Weight, Workload};
+use crate::model::address::{Bind, Host};
+use crate::model::endpoint::{Endpoint, Health, TlsMode, Tunnel, Weight, Workload};
 use crate::model::identity::{IdentityPattern, TrustDomain};
 use crate::model::name::{HostName, NamePattern};
 use crate::model::place::{ClusterId, Locality, Network};
@@ -86,6 +87,8 @@ pub(crate) fn policy(
     let own = |timeout: Duration| Arc::new(Tuning { connect_timeout: timeout, ..tuning() });
     let mut policy = Policy { networks, exports, routes, ..policy_of("a", "n1") };
     policy.node.locality = place("r/1");
+    let listener = Listener::sni("hbone".into(), Bind::Any { port: 15_008 });
+    policy.listeners = vec![Arc::new(Listener { protocol: ListenerProtocol::Hbone, ..listener })];
     policy.tuning.policies.push((pattern("s1.shop.mesh"), own(Duration::from_secs(1))));
     policy
 }
@@ -246,11 +249,12 @@ fn endpoints() -> impl Strategy<Value = Endpoint> {
     let tls = prop_oneof![7 => Just(None), 3 => select(TlsMode::ALL.to_vec()).prop_map(Some)];
     let labels = prop_oneof![2 => Just(None), 1 => Just(Some("1")), 1 => Just(Some("2"))];
     let ports = option::weighted(0.2, select(vec![15443_u16, 9443]));
-    (host, network, health, tls, labels, ports, localities(), weights()).prop_map(
-        |(host, network, health, tls, label, port, locality, weight)| {
+    let tunnel = prop_oneof![2 => Just(Tunnel::None), 1 => Just(Tunnel::Hbone)];
+    (host, network, health, (tls, tunnel), labels, ports, localities(), weights()).prop_map(
+        |(host, network, health, (tls, tunnel), label, port, locality, weight)| {
             let ports = port.into_iter().map(|port| (Arc::from("x"), port)).collect();
             let labels = label.into_iter().map(|value| (Arc::from("version"), Arc::from(value))).collect();
-            let workload = Workload { ports, labels, network, tls, ..Workload::default() };
+            let workload = Workload { ports, labels, network, tls, tunnel, identity: None };
             Endpoint { host, locality, weight, health, workload: workload.into() }
         },
     )
@@ -430,7 +434,15 @@ pub(crate) fn viewers() -> impl Strategy<Value = Viewer> {
     let families = prop_oneof![1 => Just(Families::V4), 1 => Just(Families::V6), 2 => Just(Families::Both)];
     let client = prop_oneof![3 => Just(Client::Envoy), 1 => Just(Client::Grpc)];
     let sees = prop_oneof![4 => Just(BTreeSet::new()), 1 => btree_set(network.clone(), 1..3)];
-    (network, clusters(), families, client, sees).prop_map(|(network, cluster, families, client, sees)| {
-        Viewer { network, cluster, families, client, passage: Passage::Sni, sees: sees.into_iter().collect() }
-    })
+    let passage = prop_oneof![2 => Just(Passage::Sni), 1 => Just(Passage::Hbone)];
+    (network, clusters(), families, client, passage, sees).prop_map(
+        |(network, cluster, families, client, passage, sees)| Viewer {
+            network,
+            cluster,
+            families,
+            client,
+            passage,
+            sees: sees.into_iter().collect(),
+        },
+    )
 }

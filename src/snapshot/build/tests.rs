@@ -49,6 +49,7 @@ fn observe(snapshot: &Snapshot, viewers: &[Viewer]) -> String {
         writeln!(out, "{}: {:?}", route.key, candidates.map(|all| all.endpoints().to_vec())).expect("memory");
     }
     writeln!(out, "{:?}\n{:?}", snapshot.networks, snapshot.resolved).expect("memory");
+    writeln!(out, "{:?}", snapshot.addresses.sorted()).expect("memory");
     out
 }
 
@@ -62,7 +63,7 @@ fn observe_port(
     let rules: Vec<_> = port.rules.iter().map(|rule| &rule.name).collect();
     writeln!(out, "  port {} {} {:?} {rules:?}", port.name, port.port, port.protocol).expect("memory");
     for subset in port.subsets() {
-        for asked in [AskedBy::MeshName, AskedBy::Hostname] {
+        for asked in [AskedBy::MeshName, AskedBy::Hostname, AskedBy::Authority] {
             let found = port.candidates(subset, asked).expect("a subset");
             writeln!(out, "    {subset:?} {asked:?} {} {:?}", found.group, found.tuning).expect("memory");
             writeln!(out, "      {:?} {:?}", found.endpoints(), found.levels()).expect("memory");

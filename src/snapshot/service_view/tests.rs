@@ -126,3 +126,23 @@ fn a_change_of_standing_changes_exactly_the_services_of_the_shard() {
     let third = build::next(&second, world(&before), &changed, &[]);
     assert_eq!(counting(third.service("a.mesh").expect("there"), 80).0, ["east", "west"]);
 }
+
+#[test]
+fn callers_by_authority_go_into_tunnels_where_one_is_ready() {
+    let chosen = |endpoints: &str| {
+        let shard = shard("east", "{name: tcp, port: 80, targetPort: 8080}", endpoints, Standing::Live);
+        let view = merged(&[shard], &Resolved::new());
+        let candidates = view.port(80).and_then(|port| port.candidates("", AskedBy::Authority)).cloned();
+        let candidates = candidates.expect("a port");
+        candidates.endpoints().iter().map(|endpoint| endpoint.key.address.to_string()).collect::<Vec<_>>()
+    };
+    let (plain, tunnel) = ("{address: 10.0.0.1, tls: none}", "{address: 10.0.0.2, tunnel: hbone}");
+    let unready = "{address: 10.0.0.3, tunnel: hbone, health: unhealthy}";
+    assert_eq!(chosen(&format!("{plain}, {tunnel}, {unready}")), ["10.0.0.2:15008", "10.0.0.3:15008"]);
+    assert_eq!(chosen(&format!("{plain}, {unready}")), ["10.0.0.1:8080"]);
+    assert_eq!(chosen(unready), ["10.0.0.3:15008"]);
+    assert_eq!(
+        chosen("{address: 10.0.0.4, tls: own}, {address: 10.0.0.5}"),
+        ["10.0.0.4:8080", "10.0.0.5:8080"]
+    );
+}

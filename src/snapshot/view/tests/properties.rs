@@ -80,6 +80,10 @@ impl Rules<'_> {
         }
     }
 
+    fn by_hbone(&self) -> bool {
+        self.viewer.passage == Passage::Hbone
+    }
+
     fn is_near(&self, endpoint: &PortEndpoint<'_>) -> bool {
         let cluster = &endpoint.origin.cluster;
         if endpoint.network.as_str() == "" {
@@ -101,7 +105,8 @@ impl Rules<'_> {
                 Families::V6 => ip.is_ipv6(),
                 Families::Both => true,
             });
-            if let (Some(port), false) = (gateway.sni_port, ips.is_empty()) {
+            let port = if self.by_hbone() { gateway.hbone_port } else { gateway.sni_port };
+            if let (Some(port), false) = (port, ips.is_empty()) {
                 usable.push((gateway.clone(), port, ips));
             }
         }
@@ -131,7 +136,7 @@ impl Rules<'_> {
                     && (rule.ports.is_empty() || rule.ports.contains(&port.port))
                     && (rule.clusters.is_empty()
                         || cluster.is_none_or(|cluster| rule.clusters.contains(cluster)))
-                    && rule.to.identities.is_empty()
+                    && (self.by_hbone() || rule.to.identities.is_empty())
             })
         };
         covers(self.port, Some(cluster))
@@ -199,18 +204,22 @@ impl Rules<'_> {
 
     fn send(&self, answer: &mut Answer, endpoint: &PortEndpoint<'_>) {
         let ways = self.ways(endpoint);
+        // What is spoken with a gateway's endpoints: in a tunnel, that of the mesh.
+        let tls = if self.by_hbone() { TlsMode::Mesh } else { endpoint.tls };
         let other_tls = |(address, ..): &(SocketAddr, Gateway, Share)| {
-            answer.entries.get(address).is_some_and(|entry| entry.tls != endpoint.tls)
+            answer.entries.get(address).is_some_and(|entry| entry.tls != tls)
         };
         let why = if !is_ready(endpoint) {
             Some(Why::Unready)
         } else if endpoint.network.as_str() == "" {
             Some(Why::NoUsableGateway)
+        } else if self.by_hbone() && endpoint.endpoint.workload.tunnel == Tunnel::None {
+            Some(Why::NoTunnel)
         } else if !self.is_exported(&endpoint.origin.cluster) {
             Some(Why::NotExported)
-        } else if self.viewer.client == Client::Grpc && !self.has_host_route() {
+        } else if !self.by_hbone() && self.viewer.client == Client::Grpc && !self.has_host_route() {
             Some(Why::NoHostRoute)
-        } else if self.mode(endpoint.network) != Some(endpoint.tls) {
+        } else if !self.by_hbone() && self.mode(endpoint.network) != Some(endpoint.tls) {
             Some(Why::OtherTls)
         } else if ways.is_empty() {
             Some(Why::NoUsableGateway)
@@ -228,7 +237,7 @@ impl Rules<'_> {
                 locality: gateway.locality,
                 stands_for: Share::default(),
                 health: Health::Healthy,
-                tls: endpoint.tls,
+                tls,
             });
             entry.stands_for += part;
         }
@@ -436,6 +445,6 @@ fn random_meshes_have_everything_in_them() {
             }
         }
     }
-    assert_eq!(whys.len(), 7, "{whys:?}");
+    assert_eq!(whys.len(), 8, "{whys:?}");
     assert!(seen.values().all(|count| *count >= 20), "{seen:?}");
 }
