@@ -42,7 +42,7 @@ pub(crate) struct Entry {
     pub(crate) opened: Cell<u32>,
     /// Whether one direction has ended and the other has not.
     pub(crate) half_closed: Cell<bool>,
-    /// What it holds that somebody does not take, in bytes; of a CONNECT stream.
+    /// What it holds that somebody does not take, in bytes; of a CONNECT stream, or of a connection that carries some.
     pub(crate) held: Cell<usize>,
     /// Whether it shall end when its streams have.
     retiring: Cell<bool>,
@@ -81,8 +81,6 @@ pub(crate) struct Story {
 /// What is learnt of a CONNECT stream.
 pub(crate) struct Call {
     pub(crate) peer: Rc<Peer>,
-    /// What all streams of its connection hold.
-    held: Rc<Held>,
     /// As received.
     pub(crate) authority: Box<str>,
     pub(crate) claims: Claims,
@@ -97,17 +95,19 @@ pub(crate) struct Peer {
     pub(crate) verified: UnixTime,
     /// Whether the roots that are trusted now still vouch for it.
     pub(crate) trusted: Cell<bool>,
+    /// What the connection and its streams hold that somebody does not take.
+    pub(crate) held: Rc<Held>,
 }
 
 impl Call {
-    pub(crate) fn new(peer: Rc<Peer>, held: Rc<Held>, authority: Box<str>) -> Self {
-        Self { peer, held, authority, claims: Claims::default() }
+    pub(crate) fn new(peer: Rc<Peer>, authority: Box<str>) -> Self {
+        Self { peer, authority, claims: Claims::default() }
     }
 }
 
 impl Peer {
     pub(crate) fn new(identity: Identity, chain: Vec<CertificateDer<'static>>, verified: UnixTime) -> Self {
-        Self { identity, chain, verified, trusted: Cell::new(true) }
+        Self { identity, chain, verified, trusted: Cell::new(true), held: Rc::default() }
     }
 }
 
@@ -187,9 +187,10 @@ impl Entry {
         self.retiring.get()
     }
 
-    /// What all streams of its connection hold, if it is one.
+    /// What its whole connection holds, if it is HBONE's.
     pub(crate) fn tunnel_held(&self) -> Option<Rc<Held>> {
-        self.story.borrow().call.as_ref().map(|call| call.held.clone())
+        let story = self.story.borrow();
+        story.call.as_ref().map(|call| &call.peer).or(story.peer.as_ref()).map(|peer| peer.held.clone())
     }
 
     /// Has its task look around.

@@ -299,3 +299,26 @@ fn old_client() -> Arc<ClientConfig> {
     config.alpn_protocols = vec![b"h2".to_vec()];
     Arc::new(config)
 }
+
+#[test]
+fn a_client_that_reads_nothing_of_its_downloads_is_bounded() {
+    const STREAMS: u32 = 100;
+    let endless = Backend::start(|mut stream| while stream.write_all(&[b'z'; 65536]).is_ok() {});
+    let echo = Backend::echo();
+    let gateway = gateway("heldPerConnection: 2MiB, stalled: 1s", &echo, &endless);
+    let address = gateway.listener("hbone");
+    let innocent = Hbone::connect(address, caller()).expect("let in");
+    let mut stream = innocent.open("echo.shop.mesh:80").expect("admitted");
+    let mut raw = Frames::connect(address, caller()).expect("let in");
+    // Windows as large as they can be, so that nothing but our own bounds stops the gateway.
+    raw.send(&frame(SETTINGS, 0, 0, &[0, 4, 0x7f, 0xff, 0xff, 0xff])).expect("sent");
+    raw.send(&frame(WINDOW_UPDATE, 0, 0, &0x7fff_0000_u32.to_be_bytes())).expect("sent");
+    for id in 0..STREAMS {
+        raw.send(&connect(2 * id + 1, "stalled.shop.mesh:80")).expect("sent");
+    }
+    // A read from each endpoint is 64 KiB at most, beside what waits for the client's socket.
+    gateway.logged("what stands still", |line| line["reason"] == "stalled");
+    let resident = gateway.metric("process_resident_memory_bytes", &[]);
+    assert!(resident < 120e6, "{resident} bytes");
+    echoes(&mut stream, 50);
+}

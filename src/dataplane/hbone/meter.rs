@@ -1,11 +1,11 @@
-//! Watches what a client sends between TLS and HTTP/2: when it last sent anything, and whether it sends more than its
-//! share of frames that cost us more than it.
+//! Watches a connection between TLS and HTTP/2: when the client last sent anything, whether it sends more than its share
+//! of frames that cost us more than it, and how much waits for it to read.
 
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
@@ -25,7 +25,17 @@ pub(crate) struct Seen {
     resets: Cell<u32>,
     /// What may still be read in this turn, in bytes.
     left: Cell<usize>,
+    /// Given to HTTP/2 and not written yet, in bytes.
+    queued: Cell<usize>,
+    /// Whether the client's socket was full when it was last written to.
+    blocked: Cell<bool>,
+    /// Streams that wait for less to be queued.
+    waiting: RefCell<Vec<Waker>>,
 }
+
+/// What may be queued for a client that does not read, in bytes. Its streams share one socket: more of it queued
+/// would bring none of them forward, and let a large download delay all others.
+const QUEUED_MAX: usize = 1 << 20;
 
 /// What a connection may read before its streams, and others, have a turn: so many frames wait for their streams at
 /// most, each of which costs more than its bytes.
@@ -39,6 +49,9 @@ impl Seen {
             second: Cell::new(second),
             resets: Cell::new(0),
             left: Cell::new(TURN),
+            queued: Cell::new(0),
+            blocked: Cell::new(false),
+            waiting: RefCell::default(),
         })
     }
 
@@ -50,6 +63,49 @@ impl Seen {
     /// When the client last sent something.
     pub(crate) fn heard(&self) -> Instant {
         self.heard.get()
+    }
+
+    /// What waits for the client to read.
+    pub(crate) fn queued(&self) -> usize {
+        self.queued.get()
+    }
+
+    /// A stream has given so much to HTTP/2.
+    pub(crate) fn queue(&self, bytes: usize) {
+        self.queued.set(self.queued.get() + bytes);
+    }
+
+    /// Waits until there is room for more.
+    pub(crate) fn poll_room(&self, context: &Context<'_>) -> Poll<()> {
+        if self.queued.get() < QUEUED_MAX {
+            return Poll::Ready(());
+        }
+        self.waiting.borrow_mut().push(context.waker().clone());
+        Poll::Pending
+    }
+
+    /// The connection has been driven: what it was given is written, unless the client's socket is full. (What of it
+    /// was dropped with its stream is known to nobody.)
+    pub(crate) fn driven(&self) {
+        if !self.blocked.get() {
+            self.written(self.queued.get());
+        }
+    }
+
+    fn written(&self, bytes: usize) {
+        self.queued.set(self.queued.get().saturating_sub(bytes));
+        if self.queued.get() < QUEUED_MAX {
+            self.waiting.take().into_iter().for_each(Waker::wake);
+        }
+    }
+
+    /// What came of a write.
+    fn tried(&self, result: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        self.blocked.set(result.is_pending());
+        if let Poll::Ready(Ok(bytes)) = &result {
+            self.written(*bytes);
+        }
+        result
     }
 
     /// The client gave up a stream before it was answered.
@@ -106,7 +162,8 @@ impl AsyncRead for Metered {
 
 impl AsyncWrite for Metered {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().tls).poll_write(context, bytes)
+        let this = self.get_mut();
+        this.seen.tried(Pin::new(&mut this.tls).poll_write(context, bytes))
     }
 
     fn poll_write_vectored(
@@ -114,7 +171,8 @@ impl AsyncWrite for Metered {
         context: &mut Context<'_>,
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().tls).poll_write_vectored(context, pieces)
+        let this = self.get_mut();
+        this.seen.tried(Pin::new(&mut this.tls).poll_write_vectored(context, pieces))
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -122,7 +180,10 @@ impl AsyncWrite for Metered {
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().tls).poll_flush(context)
+        let this = self.get_mut();
+        let flushed = Pin::new(&mut this.tls).poll_flush(context);
+        this.seen.blocked.set(flushed.is_pending());
+        flushed
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -16,6 +16,7 @@ use rustix::net::Shutdown;
 use tokio::net::TcpStream;
 
 use super::held::Holding;
+use super::meter::Seen;
 use super::tunnel::Tunnel;
 use crate::dataplane::connect::Connected;
 use crate::dataplane::table::Entry;
@@ -43,11 +44,12 @@ pub(super) async fn relay(
     send: SendStream<Bytes>,
 ) -> (Reason, bool) {
     worker.clock.begin(entry);
-    let holding =
-        Holding::new(worker.clone(), tunnel.held.clone(), tunnel.limits.held_per_connection, entry.clone());
+    let limit = tunnel.limits.held_per_connection;
+    let holding = Holding::new(worker.clone(), tunnel.peer.held.clone(), limit, entry.clone());
     let mut relay = StreamRelay {
         worker,
         entry,
+        seen: &tunnel.seen,
         connected,
         receive,
         send,
@@ -64,6 +66,7 @@ pub(super) async fn relay(
 struct StreamRelay<'a> {
     worker: &'a Rc<Worker>,
     entry: &'a Rc<Entry>,
+    seen: &'a Seen,
     connected: &'a Connected,
     receive: RecvStream,
     send: SendStream<Bytes>,
@@ -271,6 +274,7 @@ impl StreamRelay<'_> {
     /// Passes on what was read, as far as the client's windows let it; ready once nothing is held.
     fn pass_down(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Fault>> {
         while !self.down.held.is_empty() {
+            ready!(self.seen.poll_room(context));
             // Asked for only when there is something to send: what one stream has and does not use, others lack.
             self.send.reserve_capacity(self.down.held.len());
             let mut room = self.send.capacity();
@@ -284,6 +288,7 @@ impl StreamRelay<'_> {
             let count = piece.len();
             if count > 0 {
                 self.send.send_data(piece, false).map_err(|_| Fault::Client)?;
+                self.seen.queue(count);
                 self.entry.count(false, RelayPath::Hbone, count);
                 self.worker.clock.touch(self.entry);
             }

@@ -67,7 +67,7 @@ async fn run(
     let received = head.uri.authority().map_or("", http::uri::Authority::as_str).into();
     let read = read_head(&head);
     drop(head);
-    let mut call = Call::new(tunnel.peer.clone(), tunnel.held.clone(), received);
+    let mut call = Call::new(tunnel.peer.clone(), received);
     let head = match read {
         Ok(head) => head,
         Err(fault) => {

@@ -21,7 +21,7 @@ use http::Request;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::handshake::Agreed;
-use super::held::{Held, is_full};
+use super::held::{Holding, is_full};
 use super::meter::{Metered, Seen};
 use super::stream;
 use crate::dataplane::refuse;
@@ -42,7 +42,6 @@ pub(super) struct Tunnel {
     pub(super) limits: HboneLimits,
     pub(super) peer: Rc<Peer>,
     pub(super) seen: Rc<Seen>,
-    pub(super) held: Rc<Held>,
     /// Streams now.
     pub(super) streams: Cell<u32>,
 }
@@ -57,9 +56,10 @@ pub(super) async fn drive(
 ) -> Reason {
     let Agreed { mut connection, seen, peer, socket } = agreed;
     entry.story.borrow_mut().peer = Some(peer.clone());
-    let held = Rc::new(Held::default());
+    let limit = limits.held_per_connection;
+    let holding = Holding::new(worker.clone(), peer.held.clone(), limit, entry.clone());
     let tunnel =
-        Rc::new(Tunnel { source: entry.source, listener, limits, peer, seen, held, streams: Cell::new(0) });
+        Rc::new(Tunnel { source: entry.source, listener, limits, peer, seen, streams: Cell::new(0) });
     let timer = Box::pin(sleep_until(tunnel.seen.heard() + limits.ping_interval));
     let mut driver = Driver {
         worker,
@@ -67,6 +67,7 @@ pub(super) async fn drive(
         pings: connection.ping_pong(),
         connection,
         tunnel: tunnel.clone(),
+        holding,
         timer,
         asked: false,
         quiet_since: Instant::now(),
@@ -94,6 +95,8 @@ struct Driver<'a> {
     connection: Connection<Metered, Bytes>,
     pings: Option<PingPong>,
     tunnel: Rc<Tunnel>,
+    /// What waits for the client to read.
+    holding: Holding,
     /// When the client is looked after next.
     timer: Pin<Box<Sleep>>,
     /// Whether the client was asked if it lives, and has not answered.
@@ -141,8 +144,19 @@ impl Driver<'_> {
                 Poll::Pending => break Poll::Pending,
             }
         };
+        self.tunnel.seen.driven();
+        self.hold();
         self.judge(context);
         polled
+    }
+
+    /// Counts what waits for the client; it moves as long as some of it goes.
+    fn hold(&self) {
+        let queued = self.tunnel.seen.queued();
+        if queued < self.entry.held.get() || queued == 0 {
+            self.entry.moved.set(self.worker.clock.now());
+        }
+        self.holding.set(queued);
     }
 
     /// Orders to end, at once or in time.
