@@ -119,7 +119,7 @@ fn what_is_not_there_is_said_with_what_is_near() {
         ("service=card.shop.mesh", 404, "near it: cart.shop.mesh"),
         ("service=cart.shop.mesh&port=80", 404, "it has: 443"),
         ("service=cart.shop.mesh&subset=v9", 404, "it has none"),
-        ("service=cart.shop.mesh&tunnel=hbone", 400, "not served yet"),
+        ("service=cart.shop.mesh&tunnel=gre", 400, "neither sni nor hbone"),
         ("servise=cart.shop.mesh", 400, "unknown parameter"),
     ] {
         let (found, body) = gateway.get(&format!("/api/v1/horizon?network=net-east&{query}"));
