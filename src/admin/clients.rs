@@ -19,7 +19,8 @@ fn client(status: &ClientStatus) -> Value {
         status.types.iter().map(|(kind, of)| (kind.text().to_owned(), of_type(of))).collect();
     json!({
         "id": status.id,
-        "peer": status.peer.to_string(),
+        "peer": status.caller.peer.to_string(),
+        "identity": status.caller.identity.as_ref().map(ToString::to_string),
         "since": rfc3339(status.since),
         "protocol": match status.protocol {
             Protocol::Delta => "delta",

@@ -163,8 +163,11 @@ impl Program {
         for warning in &config.warnings {
             tracing::warn!("{warning}");
         }
-        let xds =
-            config.xds.clone().map(|options| Xds::bind(options, &reader, &telemetry, &scope)).transpose()?;
+        let xds = config
+            .xds
+            .clone()
+            .map(|options| Xds::bind(options, &reader, identity.context(), &telemetry, &scope))
+            .transpose()?;
         let sources = Sources {
             reader,
             clients: xds.as_ref().map(Xds::clients).unwrap_or_default(),

@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use rustls::ServerConfig;
 use tokio::net::TcpListener;
 
 use crate::discovery::Options;
@@ -15,29 +16,35 @@ use crate::net::listen::listen;
 use crate::net::scope::Scope;
 use crate::telemetry::Telemetry;
 use crate::telemetry::discovery::Discovery;
+use crate::tls::context::NodeContext;
+use crate::tls::server::mutual;
 use crate::world::Reader;
 
 /// Bound, and not yet serving.
 pub(super) struct Xds {
     service: Arc<Service>,
     socket: OwnedFd,
+    tls: Option<Arc<ServerConfig>>,
 }
 
 impl Xds {
     pub(super) fn bind(
         options: Options,
         reader: &Reader,
+        context: NodeContext,
         telemetry: &Telemetry,
         scope: &Scope,
     ) -> Result<Self, String> {
         let bind = options.bind;
+        let tls = options.tls.then(|| mutual(context.certificate, context.trust, &[b"h2"])).transpose();
+        let tls = tls.map_err(|error| format!("cannot make TLS for xds: {error}"))?.map(Arc::new);
         let cannot = |error: std::io::Error| format!("cannot listen on {bind} (xds): {error}");
         let mut listening = listen(Bind::Address(bind), 1).map_err(cannot)?;
         let socket = listening.sockets.pop().ok_or_else(|| format!("cannot listen on {bind} (xds)"))?;
         tracing::info!(listener = "xds", address = %listening.address, "listening");
         let metrics = Discovery::new(&telemetry.recorder, Kind::ALL.map(Kind::text));
         let service = Service::new(Hub::new(reader.clone()), metrics, options, scope.clone());
-        Ok(Self { service, socket })
+        Ok(Self { service, socket, tls })
     }
 
     pub(super) fn clients(&self) -> Arc<Clients> {
@@ -46,7 +53,8 @@ impl Xds {
 
     pub(super) fn serve(self) -> Result<(), String> {
         let listener = TcpListener::from_std(self.socket.into());
-        server::serve(&self.service, listener.map_err(|error| format!("cannot serve xDS: {error}"))?);
+        let listener = listener.map_err(|error| format!("cannot serve xDS: {error}"))?;
+        server::serve(&self.service, listener, self.tls);
         Ok(())
     }
 }

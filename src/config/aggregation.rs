@@ -1,9 +1,11 @@
 //! `aggregator`, `dns`, `state` and `xds`: how the world is put together, and who is told of it.
 
+use std::net::{Ipv4Addr, SocketAddr};
+
 use crate::aggregator::options::Options;
 use crate::aggregator::resolver::Options as DnsOptions;
 use crate::discovery::{ClientRule, Options as DiscoveryOptions};
-use crate::document::problem::{Path, Problems};
+use crate::document::problem::{Fault, Path, Problems};
 use crate::document::reader::Fields;
 use crate::document::scalar;
 use crate::model::address::Bind;
@@ -47,18 +49,40 @@ fn dns(fields: &Fields<'_>, problems: &mut Problems) -> DnsOptions {
     options
 }
 
-pub(super) fn xds(root: &Fields<'_>, opened: &mut Vec<Opened>) -> Option<DiscoveryOptions> {
+pub(super) fn xds(
+    root: &Fields<'_>,
+    opened: &mut Vec<Opened>,
+    problems: &mut Problems,
+) -> Option<DiscoveryOptions> {
     let fields = root.fields("xds", &XDS);
-    let bind = fields.read("bind", scalar::bind_loopback)?;
-    let position = fields.node("bind").map(|node| node.position);
+    let bind = fields.read("bind", scalar::bind_address)?;
+    let (tls, node) = (fields.node("tls").is_some(), fields.node("bind"));
+    let position = node.map(|node| node.position);
     opened.push(Opened { path: "xds.bind".to_owned(), bind: Bind::Address(bind), position });
     let rules = fields.items("clients").iter().map(|node| client(&Fields::new(Some(node), &XDS_CLIENT)));
-    Some(DiscoveryOptions { bind, clients: fields.node("clients").map(|_| rules.collect()) })
+    let clients = fields.node("clients").map(|_| rules.collect());
+    let missing = match (tls, &clients) {
+        (false, _) => Some("xds.tls"),
+        (true, None) => Some("xds.clients, which says who may claim what"),
+        (true, Some(_)) => None,
+    };
+    if let (false, Some(node), Some(missing)) = (bind.ip().is_loopback(), node, missing) {
+        let meant = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), bind.port());
+        let fault =
+            Fault::new(format!("found {node}, which is no loopback address, and there is no {missing}"));
+        problems.error(
+            node.position,
+            &Path::Root.key("xds").key("bind"),
+            fault.hint(Some(meant.to_string())),
+        );
+    }
+    Some(DiscoveryOptions { bind, tls, clients })
 }
 
 fn client(fields: &Fields<'_>) -> ClientRule {
     let texts = |key| fields.node(key).map(|_| fields.read_all(key, scalar::text));
     ClientRule {
+        identities: fields.read_all("identities", scalar::identity_pattern),
         cidrs: fields.read_all("cidrs", scalar::cidr),
         networks: texts("networks").map(|list| list.into_iter().map(Network::new).collect()),
         clusters: texts("clusters").map(|list| list.into_iter().map(ClusterId::new).collect()),

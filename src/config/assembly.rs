@@ -43,7 +43,7 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
     let admin = telemetry::admin(&root, &mut opened);
     let metrics = telemetry::metrics(&telemetry, &mut opened);
     let health = telemetry::health(&telemetry, &mut opened);
-    let xds = aggregation::xds(&root, &mut opened);
+    let xds = aggregation::xds(&root, &mut opened, &mut problems);
     let timeouts = timeouts(&root.fields("timeouts", &TIMEOUTS));
     let around = Surroundings { listeners: &listeners, opened: &opened, timeouts: &timeouts };
     let routes = routes::read(&root, &around, &mut problems);
@@ -56,7 +56,8 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
         .collect();
     let mesh = mesh(&root.fields("mesh", &MESH));
     let identity = identity::options(&root, &node, &mesh, &mut problems);
-    identity::needed(&root, &listeners.list, &identity, &mut problems);
+    let secure_xds = xds.as_ref().is_some_and(|options| options.tls);
+    identity::needed(&root, &listeners.list, secure_xds, &identity, &mut problems);
     let policy = Policy {
         node,
         mesh,

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::document::problem::{Path, Position, Problems};
@@ -121,26 +122,29 @@ pub(super) fn hbone(root: &Fields<'_>) -> HboneLimits {
     }
 }
 
-/// A listener that takes HBONE has to know who it is, and whom it trusts.
+/// Whoever ends TLS has to know who it is, and whom it trusts: listeners that take HBONE, and xDS with `tls`.
 pub(super) fn needed(
     root: &Fields<'_>,
-    listeners: &[std::sync::Arc<Listener>],
+    listeners: &[Arc<Listener>],
+    secure_xds: bool,
     options: &Options,
     problems: &mut Problems,
 ) {
-    let takes = |listener: &&std::sync::Arc<Listener>| listener.protocol != ListenerProtocol::Sni;
-    let Some(listener) = listeners.iter().find(takes) else { return };
+    let takes = |listener: &&Arc<Listener>| listener.protocol != ListenerProtocol::Sni;
+    let of_listener = listeners.iter().find(takes).map(|listener| {
+        ("listeners", format!("the listener {:?} has protocol {}", &*listener.name, listener.protocol.text()))
+    });
+    let of_xds = secure_xds.then(|| ("xds", "xds has tls".to_owned()));
     let brings_trust = options.source.as_ref().is_some_and(Source::brings_trust);
     let missing = match (root.node("identity"), options.trust.is_empty() && root.items("trust").is_empty()) {
         (None, _) => "identity, so it has no certificate to show",
         (Some(_), true) if !brings_trust => "trust, so no caller could be believed",
         (Some(_), _) => return,
     };
-    let position = root.node("listeners").map(|node| node.position);
-    let protocol = listener.protocol.text();
-    let fault =
-        format!("the listener {:?} has protocol {protocol}, but there is no {missing}", &*listener.name);
-    if let Some(position) = position {
-        problems.error(position, &Path::Root.key("listeners"), fault);
+    for (key, who) in of_listener.into_iter().chain(of_xds) {
+        if let Some(node) = root.node(key) {
+            let fault = format!("{who}, but there is no {missing}");
+            problems.error(node.position, &Path::Root.key(key), fault);
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! The forms a text can have in a document: how each is read, and what is told to one who misspells
 //! it. A text is parsed here once, into the model's own types.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -164,13 +164,6 @@ pub static BIND_ADDRESS: Text = Text {
     pattern: "^[0-9A-Fa-f.:\\[\\]]+:[0-9]+$",
     number: false,
     check: |text| bind_address(text).map(drop),
-};
-pub static BIND_LOOPBACK: Text = Text {
-    name: "bindLoopback",
-    expects: "a loopback address and port to listen on: \"127.0.0.1:15010\" or \"[::1]:15010\"",
-    pattern: "^[0-9A-Fa-f.:\\[\\]]+:[0-9]+$",
-    number: false,
-    check: |text| bind_loopback(text).map(drop),
 };
 pub static NAME_SERVER: Text = Text {
     name: "nameServer",
@@ -488,16 +481,6 @@ pub fn bind_address(text: &str) -> Result<SocketAddr, Fault> {
         return Err("port 0 is for loopback addresses alone".into());
     }
     Ok(address)
-}
-
-/// A loopback address and port to listen on.
-pub fn bind_loopback(text: &str) -> Result<SocketAddr, Fault> {
-    let address = bind_address(text)?;
-    if address.ip().is_loopback() {
-        return Ok(address);
-    }
-    let meant = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), address.port());
-    Err(Fault::new("it is no loopback address, and there is no TLS for others").hint(Some(meant.to_string())))
 }
 
 /// The address of a name server.

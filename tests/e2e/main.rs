@@ -24,3 +24,4 @@ mod registries;
 mod relay;
 mod standalone;
 mod xds;
+mod xds_tls;

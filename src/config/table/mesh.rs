@@ -128,7 +128,17 @@ pub(in crate::config) static XDS: Object = Object {
     doc: "Endpoints as seen from each client's network, by xDS.",
     one_of: &[],
     fields: &[
-        required("bind", Kind::Text(&scalar::BIND_LOOPBACK), "Where it listens: on loopback alone."),
+        required(
+            "bind",
+            Kind::Text(&scalar::BIND_ADDRESS),
+            "Where it listens; on anything but loopback with `tls` and `clients` alone.",
+        ),
+        optional(
+            "tls",
+            Kind::Object(&XDS_TLS),
+            "none",
+            "Mutual TLS 1.3 by this gateway's own `identity`; clients are held against `trust`.",
+        ),
         optional(
             "clients",
             some(&Kind::Object(&XDS_CLIENT)),
@@ -138,11 +148,20 @@ pub(in crate::config) static XDS: Object = Object {
     ],
 };
 
+pub(in crate::config) static XDS_TLS: Object =
+    Object { name: "xdsTls", doc: "TLS for xDS clients; it has no keys yet.", one_of: &[], fields: &[] };
+
 pub(in crate::config) static XDS_CLIENT: Object = Object {
     name: "xdsClient",
     doc: "What some clients may say they are.",
     one_of: &[],
     fields: &[
+        optional(
+            "identities",
+            some(&Kind::Text(&scalar::IDENTITY_PATTERN)),
+            "any, or none",
+            "Who the clients have to be, by their certificates: a SPIFFE ID, or all below a path (`…/*`).",
+        ),
         optional("cidrs", list(&CIDR), "any", "Source addresses of the clients."),
         optional("networks", some(&TEXT), "any", "Networks they may be on."),
         optional("clusters", some(&TEXT), "any", "Clusters they may be in."),

@@ -180,17 +180,18 @@ fn xds_is_opened_where_it_is_named() {
     assert!(loaded("xds: {bind: '127.0.0.1:15010'}").xds.is_some());
     let xds = |lines: &str| loaded_with(lines).xds.expect("opened");
     let bind = ([127, 0, 0, 1], 15_010).into();
-    assert_eq!(xds("xds: {bind: '127.0.0.1:15010'}"), Discovery { bind, clients: None });
+    assert_eq!(xds("xds: {bind: '127.0.0.1:15010'}"), Discovery { bind, tls: false, clients: None });
     assert_eq!(xds("xds: {bind: '[::1]:0'}").bind.to_string(), "[::1]:0");
     let rules = xds(
         "xds: {bind: '127.0.0.1:15010', clients: [{cidrs: [10.0.0.0/8], networks: [a, b], clusters: [c]}, {cidrs: []}]}",
     );
     let rule = ClientRule {
+        identities: Vec::new(),
         cidrs: vec!["10.0.0.0/8".parse().expect("a block")],
         networks: Some(vec![Network::new("a"), Network::new("b")]),
         clusters: Some(vec![ClusterId::new("c")]),
     };
-    let any = ClientRule { cidrs: Vec::new(), networks: None, clusters: None };
+    let any = ClientRule { identities: Vec::new(), cidrs: Vec::new(), networks: None, clusters: None };
     assert_eq!(rules.clients, Some(vec![rule, any]));
 }
 
@@ -199,12 +200,12 @@ fn bad_xds() {
     refused_with(
         "xds: {bind: '10.0.0.1:15010'}",
         &[
-            ":2:13: xds.bind: found \"10.0.0.1:15010\": it is no loopback address, and there is no TLS…(did you mean \"127.0.0.1:15010\"?)",
+            ":2:13: xds.bind: found \"10.0.0.1:15010\", which is no loopback address, and there is no xds.tls…(did you mean \"127.0.0.1:15010\"?)",
         ],
     );
     refused_with(
         "xds: {bind: '0.0.0.0:15010'}",
-        &[":2:13: xds.bind: found \"0.0.0.0:15010\": it is no loopback"],
+        &[":2:13: xds.bind: found \"0.0.0.0:15010\", which is no loopback"],
     );
     refused_with(
         "xds: {bind: ':15010'}",
@@ -212,6 +213,21 @@ fn bad_xds() {
             ":2:13: xds.bind: found \":15010\": it has no address before the port…(did you mean \"127.0.0.1:15010\"?)",
         ],
     );
+    let secure = "identity: {files: {certificate: c, key: k}}\ntrust: [{trustDomain: td, roots: r}]";
+    refused_with(
+        &format!("xds: {{bind: '10.0.0.1:15010', tls: {{}}}}\n{secure}"),
+        &[
+            ":2:13: xds.bind: found \"10.0.0.1:15010\", which is no loopback address, and there is no xds.clients",
+        ],
+    );
+    refused_with(
+        "xds: {bind: '127.0.0.1:15010', tls: {}}",
+        &[":2:6: xds: xds has tls, but there is no identity"],
+    );
+    let open = "xds: {bind: '0.0.0.0:15010', tls: {}, clients: [{identities: ['spiffe://td/ns/a/*'], networks: [a]}]}";
+    let options = loaded_with(&format!("{open}\n{secure}")).xds.expect("opened");
+    let rules = options.clients.expect("rules");
+    assert!(options.tls && rules[0].identities[0].to_string() == "spiffe://td/ns/a/*");
     refused_with("xds: {}", &[":2:6: xds: the key bind is missing"]);
     refused_with(
         "xds: {bind: '127.0.0.1:15000'}",

@@ -231,7 +231,6 @@ fn fits_pattern(pattern: &str, text: &str) -> bool {
         &scalar::TARGET,
         &scalar::BIND,
         &scalar::BIND_ADDRESS,
-        &scalar::BIND_LOOPBACK,
         &scalar::NAME_SERVER,
         &scalar::IDENTITY,
         &scalar::IDENTITY_PATTERN,

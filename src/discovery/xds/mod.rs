@@ -6,6 +6,7 @@
 //!  client ──request──▶ session: what this client wants, was sent, has acknowledged ──▶ messages of shared slices
 //! ```
 //!
+//! - [`incoming`]: connections, past TLS where that is asked for.
 //! - [`kind`]: the resource types, and how their names are read.
 //! - [`node`]: who a client says it is, and what of that it may say.
 //! - [`peers`]: who may answer for a service by mutual TLS.
@@ -18,6 +19,7 @@
 //! - [`status`]: what is known of each client.
 
 pub mod hub;
+pub mod incoming;
 pub mod kind;
 pub mod message;
 pub mod node;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use prost_types::value::Kind as ValueKind;
 
+use super::incoming::Caller;
 use crate::discovery::{ClientRule, Options};
 use crate::model::address::canonical_ip;
 use crate::model::place::{ClusterId, Network};
@@ -25,11 +26,10 @@ pub struct Introduction {
 
 /// What a client claims that it may not.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{address} may not claim network {network:?} and cluster {cluster:?}: no rule of xds.clients lets it"
-)]
+#[error("{who} may not claim network {network:?} and cluster {cluster:?}: no rule of xds.clients lets it")]
 pub struct Denied {
-    address: IpAddr,
+    /// Its identity, or its address.
+    who: String,
     network: String,
     cluster: String,
 }
@@ -57,12 +57,18 @@ impl Introduction {
         }
     }
 
-    /// Whether the rules let a client from this address say so. Without rules anyone may claim anything: without TLS
+    /// Whether the rules let this client say so. Without rules anyone may claim anything: without TLS
     /// that is only possible on loopback.
-    pub fn check(&self, address: IpAddr, options: &Options) -> Result<(), Denied> {
+    pub fn check(&self, caller: &Caller, options: &Options) -> Result<(), Denied> {
         let viewer = &self.viewer;
+        let is_one = |rule: &ClientRule| {
+            let mut patterns = rule.identities.iter();
+            rule.identities.is_empty()
+                || caller.identity.as_ref().is_some_and(|own| patterns.any(|pattern| pattern.matches(own)))
+        };
         let lets = |rule: &ClientRule| {
-            admits(&rule.cidrs, address)
+            is_one(rule)
+                && admits(&rule.cidrs, caller.peer.ip())
                 && rule.networks.as_ref().is_none_or(|networks| networks.contains(&viewer.network))
                 && rule.clusters.as_ref().is_none_or(|clusters| clusters.contains(&viewer.cluster))
         };
@@ -70,7 +76,8 @@ impl Introduction {
             return Ok(());
         }
         let (network, cluster) = (viewer.network.to_string(), viewer.cluster.to_string());
-        Err(Denied { address, network, cluster })
+        let who = caller.identity.as_ref().map_or_else(|| caller.peer.ip().to_string(), ToString::to_string);
+        Err(Denied { who, network, cluster })
     }
 }
 
@@ -102,10 +109,12 @@ fn families(ips: impl Iterator<Item = IpAddr>) -> Families {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+    use std::net::SocketAddr;
 
     use prost_types::{Struct, Value};
 
     use super::*;
+    use crate::model::identity::{Identity, IdentityPattern};
 
     fn node(metadata: &[(&str, &str)]) -> Node {
         let fields = metadata.iter().map(|(key, value)| {
@@ -143,19 +152,30 @@ mod tests {
     #[test]
     fn a_client_may_claim_what_a_rule_lets_it() {
         let rule = ClientRule {
+            identities: Vec::new(),
             cidrs: vec!["127.0.0.0/8".parse().expect("legal")],
             networks: Some(vec![Network::new("east")]),
             clusters: None,
         };
-        let options = |clients| Options { bind: "127.0.0.1:0".parse().expect("legal"), clients };
+        let options = |clients| Options { bind: "127.0.0.1:0".parse().expect("legal"), tls: false, clients };
         let ask = |network: &str, from: &str, options: &Options| {
-            Introduction::of(&node(&[("NETWORK", network)])).check(from.parse().expect("legal"), options)
+            let peer = SocketAddr::new(from.parse().expect("legal"), 1);
+            let caller =
+                Caller { peer, identity: Some(Identity::parse("spiffe://td/ns/a/sa/b").expect("legal")) };
+            Introduction::of(&node(&[("NETWORK", network)])).check(&caller, options)
         };
         let rules = options(Some(vec![rule]));
         assert_eq!(ask("east", "127.0.0.1", &rules), Ok(()));
         for (network, from) in [("west", "127.0.0.1"), ("", "127.0.0.1"), ("east", "10.0.0.1")] {
             assert!(ask(network, from, &rules).is_err(), "{network} {from}");
         }
+        let of = |pattern: &str| {
+            let identities = vec![IdentityPattern::parse(pattern).expect("legal")];
+            options(Some(vec![ClientRule { identities, cidrs: Vec::new(), networks: None, clusters: None }]))
+        };
+        assert_eq!(ask("west", "10.0.0.1", &of("spiffe://td/ns/a/*")), Ok(()));
+        let denied = ask("west", "10.0.0.1", &of("spiffe://td/ns/b/*")).expect_err("not one of them");
+        assert!(denied.to_string().starts_with("spiffe://td/ns/a/sa/b may not claim"), "{denied}");
         assert_eq!(ask("west", "10.0.0.1", &options(None)), Ok(()));
         assert!(ask("east", "127.0.0.1", &options(Some(Vec::new()))).is_err());
     }

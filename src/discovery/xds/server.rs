@@ -1,22 +1,22 @@
 //! The gRPC methods: all types over one stream (ADS), and each type's own, in both forms of the protocol.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::extract::{Extension, Request};
 use axum::response::Response as HttpResponse;
 use axum::routing::post;
+use rustls::ServerConfig;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tonic::codec::{Codec, Streaming};
 use tonic::service::Routes;
 use tonic::transport::Server;
-use tonic::transport::server::{TcpConnectInfo, TcpIncoming};
 use tonic::{Code, Status};
 use tonic_prost::ProstCodec;
 
 use super::hub::{Hub, Mailbox};
+use super::incoming::{Caller, Incoming};
 use super::kind::Kind;
 use super::message::{Body, Outgoing};
 use super::node::Introduction;
@@ -24,7 +24,6 @@ use super::resource::Version;
 use super::session::{Answer, Protocol, Refusal, Request as Asked, Response, Session};
 use super::status::{Clients, Place};
 use crate::discovery::Options;
-use crate::model::address::canonical_socket;
 use crate::net::scope::Scope;
 use crate::proto::envoy::config::core::v3::Node;
 use crate::proto::envoy::service::discovery::v3 as discovery;
@@ -62,8 +61,8 @@ impl Service {
 }
 
 /// Serves clients until the process ends.
-pub fn serve(service: &Arc<Service>, listener: TcpListener) {
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(Some(KEEP_ALIVE.0));
+pub fn serve(service: &Arc<Service>, listener: TcpListener, tls: Option<Arc<ServerConfig>>) {
+    let incoming = Incoming::new(listener, tls, &service.scope);
     let server = Server::builder()
         .http2_keepalive_interval(Some(KEEP_ALIVE.0))
         .http2_keepalive_timeout(Some(KEEP_ALIVE.1))
@@ -157,10 +156,10 @@ fn open<R: DiscoveryRequest>(
     protocol: Protocol,
     only: Option<Kind>,
 ) -> HttpResponse {
-    let peer = request.extensions().get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr);
-    let peer = peer.unwrap_or(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0));
-    let peer = canonical_socket(peer);
-    let Some(place) = service.clients.enter(peer, protocol, STREAMS_MAX) else {
+    let Some(caller) = request.extensions().get::<Caller>().cloned() else {
+        return Status::internal("nobody knows who calls").into_http();
+    };
+    let Some(place) = service.clients.enter(&caller, protocol, STREAMS_MAX) else {
         return Status::resource_exhausted("too many clients").into_http();
     };
     let (outgoing, body) = mpsc::channel(OUTGOING);
@@ -169,7 +168,7 @@ fn open<R: DiscoveryRequest>(
         Streaming::new_request(decoder, request.into_body(), None, Some(REQUEST_BYTES_MAX));
     let stream = Stream {
         service: service.clone(),
-        peer,
+        caller,
         protocol,
         only,
         place,
@@ -196,7 +195,7 @@ fn service_count(service: &Service) {
 /// One client.
 struct Stream {
     service: Arc<Service>,
-    peer: SocketAddr,
+    caller: Caller,
     protocol: Protocol,
     only: Option<Kind>,
     place: Place,
@@ -230,7 +229,7 @@ impl Stream {
                 return;
             }
         };
-        tracing::debug!(peer = %self.peer, status = %end, "xDS stream ended");
+        tracing::debug!(peer = %self.caller.peer, status = %end, "xDS stream ended");
         // The client may have gone.
         let _ = self.outgoing.send(Outgoing::End(end)).await;
     }
@@ -240,7 +239,7 @@ impl Stream {
         if self.session.is_none() {
             let introduction = Introduction::of(&node.unwrap_or_default());
             introduction
-                .check(self.peer.ip(), &self.service.options)
+                .check(&self.caller, &self.service.options)
                 .map_err(|denied| Status::permission_denied(denied.to_string()))?;
             let viewer = introduction.viewer.clone();
             self.place.introduced(introduction);
@@ -276,7 +275,7 @@ impl Stream {
                 self.service.metrics.rejected(kind.text());
                 // Once for each type: a client that refuses everything would fill the log.
                 if !std::mem::replace(&mut self.refused[kind as usize], true) {
-                    tracing::warn!(peer = %self.peer, kind = kind.text(), text, "an xDS client refused a response");
+                    tracing::warn!(peer = %self.caller.peer, kind = kind.text(), text, "an xDS client refused a response");
                 }
             }
         }

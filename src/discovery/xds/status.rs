@@ -1,11 +1,11 @@
 //! What is known of each client, for operators.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
+use super::incoming::Caller;
 use super::kind::Kind;
 use super::node::Introduction;
 use super::session::{Answer, Overview, Protocol};
@@ -23,7 +23,7 @@ pub struct Clients {
 pub struct ClientStatus {
     /// Counts up with each stream of this process.
     pub id: u64,
-    pub peer: SocketAddr,
+    pub caller: Caller,
     pub since: SystemTime,
     pub protocol: Protocol,
     /// `None` before its first request.
@@ -50,13 +50,19 @@ pub struct Place {
 
 impl Clients {
     /// A place for one more, of at most `most`.
-    pub fn enter(self: &Arc<Self>, peer: SocketAddr, protocol: Protocol, most: usize) -> Option<Place> {
+    pub fn enter(self: &Arc<Self>, caller: &Caller, protocol: Protocol, most: usize) -> Option<Place> {
         let room = |count: usize| (count < most).then_some(count + 1);
         self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room).ok()?;
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let (since, types) = (SystemTime::now(), BTreeMap::new());
-        let status =
-            Arc::new(Mutex::new(ClientStatus { id, peer, since, protocol, introduction: None, types }));
+        let status = Arc::new(Mutex::new(ClientStatus {
+            id,
+            caller: caller.clone(),
+            since,
+            protocol,
+            introduction: None,
+            types,
+        }));
         self.streams.lock().unwrap_or_else(PoisonError::into_inner).insert(id, status.clone());
         Some(Place { clients: self.clone(), id, status })
     }
