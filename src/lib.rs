@@ -17,14 +17,14 @@
 //! |---|---|---|
 //! | 0 | [`model`] | the field's nouns as values |
 //! | 0 | [`wire`] | bytes ↔ values: ClientHello, TLS alerts |
-//! | 0 | [`proto`] | the messages of xDS, generated |
+//! | 0 | [`proto`] | the messages of xDS and of those who certify us, generated |
 //! | 1 | [`snapshot`] | policy, shards, merged services, routes, exports; building, admission, split horizon |
 //! | 1 | [`telemetry`] | events → metrics, access log, failures; the log writer |
 //! | 2 | [`balance`] | the choice among candidates, and its odds |
 //! | 2 | [`world`] | publisher and readers of snapshots |
 //! | 2 | [`document`] | YAML with positions, readers, the `services:` list |
-//! | 2 | [`net`] | sockets, pipes, budgets, scopes of tasks, file watching |
-//! | 3 | [`tls`] | certificates (of development, so far) |
+//! | 2 | [`net`] | sockets, pipes, budgets, scopes of tasks, file watching, back-off |
+//! | 3 | [`tls`] | who we are and whom we trust: certificates, their sources, roots by trust domain |
 //! | 4 | [`dataplane`] | accept → peek → admit → choose → dial → relay |
 //! | 4 | [`aggregator`] | registries, name resolution, the one owner of the world |
 //! | 4 | [`discovery`] | xDS: every client is told the endpoints as its network sees them |

@@ -1,8 +1,9 @@
-//! The messages of xDS, generated from `proto/` by `build.rs`: types only, no services and no decisions.
+//! The messages of xDS, of Istio's certificate authority and of the SPIFFE Workload API, generated from `proto/` by
+//! `build.rs`: types only, no services and no decisions.
 //!
-//! The modules are the packages: `envoy.config.core.v3` is `envoy::config::core::v3`. The `.proto` files hold the part
-//! of the official ones that we speak, under the same paths, names and numbers; a test compares them. Decoding skips the
-//! fields that are not there, so what a peer sent is never to be encoded again and passed on.
+//! The modules are the packages: `envoy.config.core.v3` is `envoy::config::core::v3`; the Workload API has none. The
+//! `.proto` files hold the part of the official ones that we speak, under the same names and numbers; a test compares
+//! them. Decoding skips the fields that are not there, so what a peer sent is never to be encoded again and passed on.
 
 include!(concat!(env!("OUT_DIR"), "/proto.rs"));
 

@@ -21,7 +21,7 @@ const CONNECTION_WINDOW_MAX: u64 = 1 << 30;
 
 /// Who we are and whom we trust.
 pub(super) fn options(root: &Fields<'_>, node: &Node, mesh: &Mesh, problems: &mut Problems) -> Options {
-    let source = source(&root.fields("identity", &IDENTITY), problems);
+    let source = source(&root.fields("identity", &IDENTITY), node, problems);
     let expected = expected(node, mesh);
     if let (Some(Source::IstioCa(_)), None) = (&source, &expected)
         && let Some(found) = root.node("identity")
@@ -42,7 +42,7 @@ fn expected(node: &Node, mesh: &Mesh) -> Option<Identity> {
     Identity::parse(&format!("spiffe://{domain}/ns/{namespace}/sa/{account}")).ok()
 }
 
-fn source(identity: &Fields<'_>, problems: &Problems) -> Option<Source> {
+fn source(identity: &Fields<'_>, node: &Node, problems: &Problems) -> Option<Source> {
     let path = |fields: &Fields<'_>, key| -> Option<PathBuf> {
         let (path, node) = fields.read(key, scalar::path).zip(fields.node(key))?;
         Some(relative_to(problems.file(node.position.file), path))
@@ -58,6 +58,7 @@ fn source(identity: &Fields<'_>, problems: &Problems) -> Option<Source> {
             roots: path(&authority, "roots")?,
             token: path(&authority, "token")?,
             validity: authority.read("validity", scalar::duration).unwrap_or(VALIDITY),
+            cluster: node.cluster.clone(),
         }));
     }
     let socket = identity.fields("workloadApi", &WORKLOAD_API).read("socket", scalar::unix_socket)?;
@@ -129,7 +130,7 @@ pub(super) fn needed(
 ) {
     let takes = |listener: &&std::sync::Arc<Listener>| listener.protocol != ListenerProtocol::Sni;
     let Some(listener) = listeners.iter().find(takes) else { return };
-    let brings_trust = matches!(options.source, Some(Source::WorkloadApi { .. }));
+    let brings_trust = options.source.as_ref().is_some_and(Source::brings_trust);
     let missing = match (root.node("identity"), options.trust.is_empty() && root.items("trust").is_empty()) {
         (None, _) => "identity, so it has no certificate to show",
         (Some(_), true) if !brings_trust => "trust, so no caller could be believed",

@@ -19,9 +19,13 @@ const LINGER: Duration = Duration::from_secs(1);
 
 /// Tells the client, and waits until it has had a chance to hear.
 pub(crate) async fn refuse(worker: &Worker, client: &TcpStream, reason: Reason) {
-    if !tell(client, reason) {
-        return;
+    if tell(client, reason) {
+        linger(worker, client).await;
     }
+}
+
+/// Discards what a client still sends, so that it can read what it was told before FIN.
+pub(crate) async fn linger(worker: &Worker, client: &TcpStream) {
     let deadline = tokio::time::Instant::now() + LINGER;
     let mut discarded = 0;
     while discarded < DISCARDED_MAX {

@@ -1,6 +1,7 @@
-//! Sockets and their upkeep: listening, dialling, resetting, pipes, descriptor budgets, the scopes that
-//! tasks are started in, and the threads for long work.
+//! Sockets and their upkeep: listening, dialling, resetting, pipes, descriptor budgets, waits between attempts, the
+//! scopes that tasks are started in, and the threads for long work.
 
+pub mod backoff;
 pub mod budget;
 pub mod fetch;
 pub mod labour;

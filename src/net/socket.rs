@@ -1,12 +1,14 @@
 //! Options and endings of TCP sockets, and non-blocking dialling.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, ipproto, sockopt};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, SocketType, ipproto, sockopt,
+};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
@@ -48,6 +50,28 @@ pub fn receive(socket: &TcpStream, bytes: &mut [u8]) -> io::Result<usize> {
         if count > 0 && count < bytes.len() { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
     });
     match read {
+        Some(count) => Ok(count),
+        None => result.map(|()| 0),
+    }
+}
+
+/// Writes what the socket takes of these pieces, which are as many as one call takes.
+///
+/// A short write has filled the socket: that it was writable is forgotten without asking it again, as [`receive`] does.
+pub fn send_all(socket: &TcpStream, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+    let wanted: usize = pieces.iter().map(|piece| piece.len()).sum();
+    let mut written = None;
+    let result = socket.try_io(Interest::WRITABLE, || {
+        let count = match pieces {
+            [only] => rustix::net::send(socket, only, SendFlags::NOSIGNAL)?,
+            many => {
+                rustix::net::sendmsg(socket, many, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL)?
+            }
+        };
+        written = Some(count);
+        if count < wanted { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
+    });
+    match written {
         Some(count) => Ok(count),
         None => result.map(|()| 0),
     }

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use tokio::sync::watch;
-use tokio::task::AbortHandle;
+use tokio::task::JoinHandle;
 
 use super::certificate::Certificate;
-use super::files;
 use super::server::provider;
 use super::source::{Options, Roots, Sink, Source, SourceStatus};
 use super::trust::TrustBundles;
+use super::{files, istio_ca, workload_api};
 use crate::net::fetch::{Fetch, Slot};
 use crate::net::scope::Scope;
 use crate::telemetry::Telemetry;
@@ -35,7 +35,7 @@ pub struct Keeper {
     roots: watch::Sender<Roots>,
     scope: Scope,
     options: Option<Options>,
-    tasks: Vec<AbortHandle>,
+    tasks: Vec<JoinHandle<()>>,
 }
 
 impl Keeper {
@@ -69,12 +69,15 @@ impl Keeper {
         }
         for task in self.tasks.drain(..) {
             task.abort();
+            // So that the last word of the old source is not said after the first of the new one.
+            let _ = task.await;
         }
         let sink = Sink {
             certificate: self.certificate.clone(),
             trust: self.trust.clone(),
             status: self.status.clone(),
             expected: options.expected.clone(),
+            configured: options.trust.iter().map(|trust| trust.trust_domain.clone()).collect(),
             roots: self.roots.clone(),
             provider: provider(),
         };
@@ -83,14 +86,35 @@ impl Keeper {
             status.next = None;
             status.problems.clear();
         });
-        if !matches!(options.source, Some(Source::WorkloadApi { .. })) {
-            self.roots.send_modify(|roots| roots.supplied.clear());
-        }
+        let brings_trust = options.source.as_ref().is_some_and(Source::brings_trust);
+        let withdrawn = self.roots.send_if_modified(|roots| {
+            let before = roots.supplied.len();
+            roots.supplied.retain(|domain, _| brings_trust && !sink.configured.contains(domain));
+            roots.supplied.len() != before
+        });
         let (first, at) = (options.clone(), sink.clone());
         // Only a panic ends it early; the files are read again when they change.
         let _ = tokio::task::spawn_blocking(move || files::take_all(&first, &at)).await;
-        self.tasks.push(self.scope.spawn(files::run(options.clone(), sink.clone())).abort_handle());
+        if withdrawn {
+            sink.publish_trust();
+        }
+        self.begin(files::run(options.clone(), sink.clone()));
+        match (&options.source, &options.expected) {
+            (Some(Source::IstioCa(authority)), Some(identity)) => {
+                self.begin(istio_ca::run(authority.clone(), identity.clone(), sink, self.scope.clone()));
+            }
+            (Some(Source::WorkloadApi { socket }), _) => {
+                self.begin(workload_api::run(socket.clone(), sink, self.scope.clone()));
+            }
+            // Files were read above; and the authority has to be told whom to certify.
+            (Some(Source::Files { .. } | Source::IstioCa(_)) | None, _) => {}
+        }
         self.options = Some(options);
+    }
+
+    /// Starts a task that ends with the options it was started for.
+    fn begin(&mut self, task: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.push(self.scope.spawn(task));
     }
 }
 
@@ -100,6 +124,14 @@ impl Source {
             Self::Files { .. } => "files",
             Self::IstioCa(_) => "istioCa",
             Self::WorkloadApi { .. } => "workloadApi",
+        }
+    }
+
+    /// Whether roots come with the certificate, so that the config need not name any.
+    pub fn brings_trust(&self) -> bool {
+        match self {
+            Self::Files { .. } => false,
+            Self::IstioCa(_) | Self::WorkloadApi { .. } => true,
         }
     }
 }

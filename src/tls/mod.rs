@@ -2,9 +2,12 @@
 //! which passes through untouched, is none of its business.
 
 pub mod certificate;
+mod channel;
 pub mod context;
 pub mod development;
 pub mod files;
+mod istio_ca;
 pub mod server;
 pub mod source;
 pub mod trust;
+mod workload_api;

@@ -101,16 +101,21 @@ impl Bundle {
         roots: Vec<CertificateDer<'static>>,
         provider: &Arc<CryptoProvider>,
     ) -> Result<Self, TrustFault> {
-        let mut store = RootCertStore::empty();
-        for (index, root) in roots.iter().enumerate() {
-            let cannot = |error| TrustFault::Root(index + 1, domain.clone(), error);
-            store.add(root.clone()).map_err(cannot)?;
-        }
+        let store = anchors(&roots).map_err(|(at, error)| TrustFault::Root(at, domain.clone(), error))?;
         let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(store), provider.clone());
         let verifier = builder.build().map_err(|error| TrustFault::Roots(domain.clone(), error))?;
         let not_after = roots.iter().filter_map(validity_of).map(|validity| validity.not_after).max();
         Ok(Self { roots, not_after, verifier })
     }
+}
+
+/// Roots to verify against; or which of them, counted from 1, cannot be used, and why.
+pub(super) fn anchors(roots: &[CertificateDer<'static>]) -> Result<RootCertStore, (usize, Error)> {
+    let mut store = RootCertStore::empty();
+    for (index, root) in roots.iter().enumerate() {
+        store.add(root.clone()).map_err(|error| (index + 1, error))?;
+    }
+    Ok(store)
 }
 
 #[cfg(test)]

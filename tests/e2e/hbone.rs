@@ -11,11 +11,11 @@ use crate::support::gateway::Gateway;
 use crate::support::hbone::{Hbone, client};
 use crate::support::pki::{PKI, Pki};
 
-const CALLER: &str = "spiffe://cluster.local/ns/shop/sa/cart";
+pub(crate) const CALLER: &str = "spiffe://cluster.local/ns/shop/sa/cart";
 const OWN: &str = "spiffe://cluster.local/ns/istio-system/sa/eastwest";
 
 /// A folder with the gateway's identity and roots.
-fn folder() -> TempDir {
+pub(crate) fn folder() -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     let own = PKI.issue(&[], Some(OWN));
     for (name, text) in
@@ -26,7 +26,7 @@ fn folder() -> TempDir {
     folder
 }
 
-const BASE: &str = "\
+pub(crate) const BASE: &str = "\
 node: {namespace: istio-system, serviceAccount: eastwest, network: east, cluster: c1}
 listeners: [{name: hbone, bind: \"127.0.0.1:0\", protocol: hbone}]
 identity: {files: {certificate: cert.pem, key: key.pem}}
@@ -34,7 +34,7 @@ trust: [{trustDomain: cluster.local, roots: roots.pem}]
 exports: [{services: [\"*\"]}]
 ";
 
-fn service(name: &str, port: u16, backend: &Backend, more: &str) -> String {
+pub(crate) fn service(name: &str, port: u16, backend: &Backend, more: &str) -> String {
     let (ip, target) = (backend.address.ip(), backend.address.port());
     format!(
         "  - hostname: {name}\n    namespace: shop\n    ports: [{{name: p, port: {port}, targetPort: {target}}}]\n    \
@@ -42,7 +42,7 @@ fn service(name: &str, port: u16, backend: &Backend, more: &str) -> String {
     )
 }
 
-fn caller() -> std::sync::Arc<rustls::ClientConfig> {
+pub(crate) fn caller() -> std::sync::Arc<rustls::ClientConfig> {
     client(Some(PKI.issue(&[], Some(CALLER))), &["h2"])
 }
 

@@ -1,4 +1,4 @@
-//! The generated messages of xDS against the official ones, compared by `tests/interop/descriptors.py`.
+//! The generated messages against the official ones, compared by `tests/interop/descriptors.py`.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -83,9 +83,9 @@ fn field(set: &mut FileDescriptorSet) -> &mut FieldDescriptorProto {
 }
 
 fn python() -> Option<OsString> {
-    let python = python::installed();
+    let python = python::with_authorities();
     if python.is_none() {
-        skip("interop: there are no official xDS messages (tests/run installs them)");
+        skip("interop: there are no official messages (tests/run installs them)");
     }
     python
 }

@@ -21,7 +21,11 @@ impl Backend {
     }
 
     pub fn start_at(address: SocketAddr, handle: impl Fn(TcpStream) + Send + Sync + 'static) -> Self {
-        let listener = TcpListener::bind(address).expect("a port");
+        Self::serve(TcpListener::bind(address).expect("a port"), handle)
+    }
+
+    /// The same on a socket that listens already.
+    pub fn serve(listener: TcpListener, handle: impl Fn(TcpStream) + Send + Sync + 'static) -> Self {
         let address = listener.local_addr().expect("bound");
         let accepted = Arc::new(AtomicUsize::new(0));
         let count = accepted.clone();

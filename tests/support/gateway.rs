@@ -46,8 +46,22 @@ impl Gateway {
         Self::spawn(command, folder)
     }
 
-    /// Runs a command that is a gateway in the end (a wrapper may stand before it).
-    pub fn spawn(mut command: Command, folder: TempDir) -> Self {
+    /// Runs a command that is a gateway in the end (a wrapper may stand before it), and waits until it is ready.
+    pub fn spawn(command: Command, folder: TempDir) -> Self {
+        let gateway = Self::launch(command, folder);
+        gateway.ready();
+        gateway
+    }
+
+    /// Starts with this config in a folder, and does not wait until it is ready.
+    pub fn start_unready(folder: TempDir, config: &str) -> Self {
+        std::fs::write(folder.path().join("isthmus.yaml"), with_common(config)).expect("a config");
+        let mut command = Command::new(BINARY);
+        command.args(["run", "-c", "isthmus.yaml"]).current_dir(folder.path());
+        Self::launch(command, folder)
+    }
+
+    fn launch(mut command: Command, folder: TempDir) -> Self {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).env_remove("RUST_LOG");
         let mut child = command.spawn().expect("the binary starts");
         let log = collect(child.stderr.take().expect("piped"), |line| Some(line.to_owned()));
@@ -58,9 +72,13 @@ impl Gateway {
             }
             listening(&log.lock().expect("not poisoned"), "admin")
         });
-        let gateway = Self { child, folder, admin, log, access };
-        eventually("readiness", || (gateway.get("/readyz").0 == 200).then_some(()));
-        gateway
+        Self { child, folder, admin, log, access }
+    }
+
+    /// Waits until it is ready.
+    #[track_caller]
+    pub fn ready(&self) {
+        eventually("readiness", || (self.get("/readyz").0 == 200).then_some(()));
     }
 
     pub fn admin(&self) -> SocketAddr {

@@ -59,7 +59,10 @@ impl Hbone {
             .initial_window_size(4 << 20)
             .initial_connection_window_size(16 << 20)
             .max_frame_size(1 << 20)
-            .initial_max_send_streams(1_000);
+            .initial_max_send_streams(1_000)
+            // What comes for streams that the test has dropped is no fault of the gateway's.
+            .max_concurrent_reset_streams(100_000)
+            .max_local_error_reset_streams(None);
         Self::connect_with(address, config, &builder)
     }
 
@@ -182,6 +185,40 @@ impl Stream {
         self.read(text.len()).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
     }
 
+    /// Sends all of it, and reads as much at the same time; how much came back.
+    pub fn echo_while_reading(&mut self, text: &str) -> Result<usize, String> {
+        let Self { handle, send, receive, .. } = self;
+        handle.block_on(async {
+            let read = async {
+                let mut count = 0;
+                while count < text.len() {
+                    let Some(bytes) = receive.data().await else { break };
+                    let bytes = bytes.map_err(|error| error.to_string())?;
+                    receive
+                        .flow_control()
+                        .release_capacity(bytes.len())
+                        .map_err(|error| error.to_string())?;
+                    count += bytes.len();
+                }
+                Ok(count)
+            };
+            let both = async { tokio::join!(write(send, text.as_bytes()), read) };
+            let (written, read) = tokio::time::timeout(PATIENCE, both).await.expect("in time");
+            written.map_err(|error| error.to_string())?;
+            read
+        })
+    }
+
+    /// Waits for room to send; whether there is some in time.
+    pub fn wait_for_capacity(&mut self, within: Duration) -> bool {
+        let send = &mut self.send;
+        let room = poll_fn(|context| match send.capacity() {
+            0 => send.poll_capacity(context).map(|room| matches!(room, Some(Ok(_)))),
+            _ => std::task::Poll::Ready(true),
+        });
+        self.handle.block_on(async { tokio::time::timeout(within, room).await.unwrap_or(false) })
+    }
+
     /// Ends its own direction.
     pub fn end(&mut self) {
         self.send.send_data(Bytes::new(), true).expect("sent");
@@ -214,6 +251,3 @@ pub async fn write(send: &mut SendStream<Bytes>, bytes: &[u8]) -> Result<(), h2:
     }
     Ok(())
 }
-
-/// How long a test waits to see that something does not happen.
-pub const MOMENT: Duration = Duration::from_millis(200);

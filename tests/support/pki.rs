@@ -49,6 +49,10 @@ impl Pki {
         if let Some(uri) = uri {
             params.subject_alt_names.push(SanType::URI(uri.try_into().expect("a URI")));
         }
+        self.sign(params)
+    }
+
+    fn sign(&self, params: CertificateParams) -> Issued {
         let key = KeyPair::generate().expect("a key");
         let certificate = params.signed_by(&key, &self.issuer).expect("a certificate");
         Issued {
@@ -57,6 +61,17 @@ impl Pki {
             certificate_pem: certificate.pem(),
             key_pem: key.serialize_pem(),
         }
+    }
+
+    /// A certificate with these URIs, valid from the first day of a year to that of another.
+    pub fn issue_for(&self, uris: &[&str], from: i32, until: i32) -> Issued {
+        let mut params = CertificateParams::default();
+        let day = |year| rcgen::date_time_ymd(year, 1, 1);
+        (params.not_before, params.not_after) = (day(from), day(until));
+        params
+            .subject_alt_names
+            .extend(uris.iter().map(|uri| SanType::URI((*uri).try_into().expect("a URI"))));
+        self.sign(params)
     }
 
     fn roots(&self) -> RootCertStore {

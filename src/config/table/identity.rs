@@ -25,13 +25,15 @@ pub(in crate::config) static IDENTITY: Object = Object {
             "istioCa",
             Kind::Object(&ISTIO_CA),
             "none",
-            "Istio's certificate authority: the key is made here, and the certificate renewed at half its life.",
+            "Istio's certificate authority: the key is made here, and the certificate renewed at half its life. The \
+             roots that come with it are believed for `mesh.trustDomain` alone, and not where `trust` names that.",
         ),
         optional(
             "workloadApi",
             Kind::Object(&WORKLOAD_API),
             "none",
-            "The SPIFFE Workload API, which brings the roots of trust domains too.",
+            "The SPIFFE Workload API, which brings the roots of trust domains too; those that `trust` names are not \
+             taken from it.",
         ),
     ],
 };
@@ -48,11 +50,16 @@ pub(in crate::config) static IDENTITY_FILES: Object = Object {
 
 pub(in crate::config) static ISTIO_CA: Object = Object {
     name: "istioCa",
-    doc: "Istio's certificate authority, as istiod serves it.",
+    doc: "Istio's certificate authority, as istiod serves it. It is asked to certify `node.namespace` and \
+          `node.serviceAccount`, which have to be there, and told `node.cluster`.",
     one_of: &[],
     fields: &[
         required("address", Kind::Text(&scalar::HTTPS), "Where it is: `https://host:port`."),
-        required("roots", PATH, "PEM file of the roots that its own certificate chains to."),
+        required(
+            "roots",
+            PATH,
+            "PEM file of the roots that its own certificate chains to, read for each request.",
+        ),
         required("token", PATH, "File of the token that says who asks; read again for each request."),
         default("validity", TIMEOUT, "24h", "How long the certificates asked for are valid."),
     ],

@@ -14,7 +14,8 @@ fn with_listener(protocol: &str, rest: &str) -> String {
 #[test]
 fn an_identity_has_one_of_three_sources() {
     let of = |source: &str| {
-        let node = "node: {namespace: istio-system, serviceAccount: eastwest}\nmesh: {trustDomain: td}";
+        let node =
+            "node: {namespace: istio-system, serviceAccount: eastwest, cluster: c1}\nmesh: {trustDomain: td}";
         loaded(&with_listener("hbone", &format!("{node}\nidentity: {{{source}}}\n{TRUST}"))).identity
     };
     let options = of("files: {certificate: c.pem, key: tls/k.pem}");
@@ -27,9 +28,10 @@ fn an_identity_has_one_of_three_sources() {
     let [trust] = options.trust.as_slice() else { panic!("one") };
     assert!(trust.trust_domain.as_str() == "td" && trust.roots.ends_with("r.pem"));
     let options = of("istioCa: {address: 'https://istiod:15012', roots: r.pem, token: /t, validity: 1h}");
-    let Some(Source::IstioCa(IstioCa { address, validity, token, .. })) = options.source else {
+    let Some(Source::IstioCa(IstioCa { address, validity, token, cluster, .. })) = options.source else {
         panic!("istioCa")
     };
+    assert_eq!(cluster.as_str(), "c1");
     assert_eq!((&*address, validity.as_secs()), ("https://istiod:15012", 3600));
     assert!(token.ends_with("t"));
     let options = of("workloadApi: {socket: 'unix:///run/a.sock'}");
@@ -48,11 +50,14 @@ fn a_listener_of_hbone_needs_identity_and_trust() {
         let config = loaded(&with_listener(protocol, &format!("{files}\n{TRUST}")));
         assert_eq!(config.policy.listeners[0].protocol.text(), protocol);
     }
-    let bring_their_own = "identity: {workloadApi: {socket: 'unix:/s'}}";
-    assert_eq!(
-        loaded(&with_listener("hbone", bring_their_own)).policy.listeners[0].protocol,
-        ListenerProtocol::Hbone
-    );
+    let bring_their_own = [
+        "identity: {workloadApi: {socket: 'unix:/s'}}",
+        "identity: {istioCa: {address: 'https://a:1', roots: r, token: t}}\nnode: {namespace: a, serviceAccount: b}",
+    ];
+    for source in bring_their_own {
+        let config = loaded(&with_listener("hbone", source));
+        assert_eq!(config.policy.listeners[0].protocol, ListenerProtocol::Hbone);
+    }
     refused(
         &format!("listeners: [{{name: a, bind: ':1', protocol: hbone, alpn: [h2]}}]\n{files}\n{TRUST}"),
         &[":1:58: listeners[0].alpn: found alpn on a listener of protocol hbone"],

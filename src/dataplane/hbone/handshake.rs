@@ -2,10 +2,12 @@
 
 use std::io;
 use std::rc::Rc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use h2::server;
 use rustls::pki_types::UnixTime;
+use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
@@ -23,7 +25,9 @@ use crate::tls::trust::why;
 /// Streams that a client may reset before we have looked at them; more is an attack (CVE-2023-44487).
 const PENDING_RESETS_MAX: usize = 20;
 /// Streams that may be reset because of the client's own mistakes before its connection ends.
-const ERROR_RESETS_MAX: usize = 100;
+const ERROR_RESETS_MAX: usize = 1_000;
+/// How long frames of a stream that we have reset are expected and passed over, as they were on their way.
+const RESET_REMEMBERED: Duration = Duration::from_secs(10);
 /// What a stream may have waiting to be sent to the client, in bytes.
 const SEND_BUFFER_MAX: usize = 256 * 1024;
 
@@ -32,6 +36,8 @@ pub(super) struct Agreed {
     pub(super) connection: server::Connection<Metered, Bytes>,
     pub(super) seen: Rc<Seen>,
     pub(super) peer: Rc<Peer>,
+    /// The socket below, to let the client read why it was closed.
+    pub(super) socket: Rc<TcpStream>,
 }
 
 /// Why there is none.
@@ -117,6 +123,7 @@ async fn agree(
     peer: Peer,
 ) -> Result<Agreed, Failed> {
     let seen = Seen::new(worker.clock.now());
+    let socket = tls.get_ref().0.socket().clone();
     let mut builder = server::Builder::new();
     builder
         .max_concurrent_streams(limits.streams)
@@ -125,6 +132,10 @@ async fn agree(
         .max_frame_size(limits.frame_size)
         .max_header_list_size(limits.header_bytes)
         .max_pending_accept_reset_streams(PENDING_RESETS_MAX)
+        // All its streams may be reset at once, as when an endpoint dies, with frames of each still on their way: that
+        // is no mistake of the client's.
+        .max_concurrent_reset_streams(usize::try_from(limits.streams).unwrap_or(usize::MAX).saturating_mul(2))
+        .reset_stream_duration(RESET_REMEMBERED)
         .max_local_error_reset_streams(Some(ERROR_RESETS_MAX))
         .max_send_buffer_size(SEND_BUFFER_MAX)
         // Small frames of one stream must not end the others: each is read at once, which gives its share back.
@@ -134,5 +145,5 @@ async fn agree(
         true => Failed::new(Reason::ClientGone, "before HTTP/2 was agreed on"),
         false => Failed::new(Reason::BadRequest, format!("HTTP/2 was not agreed on: {error}")),
     })?;
-    Ok(Agreed { connection, seen, peer: Rc::new(peer) })
+    Ok(Agreed { connection, seen, peer: Rc::new(peer), socket })
 }

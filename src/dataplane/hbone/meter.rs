@@ -23,7 +23,13 @@ pub(crate) struct Seen {
     second: Cell<u32>,
     /// In that second.
     resets: Cell<u32>,
+    /// What may still be read in this turn, in bytes.
+    left: Cell<usize>,
 }
+
+/// What a connection may read before its streams, and others, have a turn: so many frames wait for their streams at
+/// most, each of which costs more than its bytes.
+const TURN: usize = 256 * 1024;
 
 impl Seen {
     pub(crate) fn new(second: u32) -> Rc<Self> {
@@ -32,7 +38,13 @@ impl Seen {
             heard: Cell::new(Instant::now()),
             second: Cell::new(second),
             resets: Cell::new(0),
+            left: Cell::new(TURN),
         })
+    }
+
+    /// Another turn begins.
+    pub(crate) fn turn(&self) {
+        self.left.set(TURN);
     }
 
     /// When the client last sent something.
@@ -76,11 +88,16 @@ impl AsyncRead for Metered {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
+        if this.seen.left.get() == 0 {
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         let before = buffer.filled().len();
         ready!(Pin::new(&mut this.tls).poll_read(context, buffer))?;
         let new = &buffer.filled()[before..];
         if !new.is_empty() {
             this.seen.heard.set(Instant::now());
+            this.seen.left.set(this.seen.left.get().saturating_sub(new.len()));
             this.seen.meter.borrow_mut().feed(new);
         }
         Poll::Ready(Ok(()))

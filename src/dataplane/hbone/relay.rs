@@ -12,8 +12,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
 use h2::{RecvStream, SendStream};
-use rustix::net::{SendAncillaryBuffer, SendFlags, Shutdown};
-use tokio::io::Interest;
+use rustix::net::Shutdown;
 use tokio::net::TcpStream;
 
 use super::held::Holding;
@@ -22,7 +21,7 @@ use crate::dataplane::connect::Connected;
 use crate::dataplane::table::Entry;
 use crate::dataplane::worker::Worker;
 use crate::model::reason::Reason;
-use crate::net::socket::{keep_alive, receive, reset_on_close};
+use crate::net::socket::{keep_alive, receive, reset_on_close, send_all};
 use crate::telemetry::local::RelayPath;
 
 /// What one direction may move before others have a turn, in bytes.
@@ -202,21 +201,15 @@ impl StreamRelay<'_> {
                 self.up.queue.unpin();
                 break;
             }
-            let wanted = self.up.queue.settle();
-            let mut written = 0;
-            let result = socket.try_io(Interest::WRITABLE, || {
-                written = self.up.queue.write(socket)?;
-                // A short write has filled the socket: forget that it was writable without asking it again.
-                if written < wanted { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
-            });
-            match result {
+            let written = match self.up.queue.write(socket) {
+                Ok(written) => written,
                 Err(error)
-                    if !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) =>
+                    if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) =>
                 {
-                    return Err(Fault::Endpoint);
+                    0
                 }
-                Ok(()) | Err(_) => {}
-            }
+                Err(_) => return Err(Fault::Endpoint),
+            };
             if written > 0 {
                 total += written;
                 self.up.queue.advance(written);
@@ -343,12 +336,6 @@ impl Queue {
         }
     }
 
-    /// Makes ready for a write; how many bytes it will try.
-    fn settle(&mut self) -> usize {
-        self.close_tail();
-        self.pieces.iter().take(PIECES).map(Bytes::len).sum()
-    }
-
     /// Before a wait: a small piece alone would keep the whole buffer that it was read into.
     fn unpin(&mut self) {
         if let Some(first) = self.pieces.front_mut().filter(|first| first.len() < SMALL) {
@@ -356,22 +343,16 @@ impl Queue {
         }
     }
 
-    fn write(&self, socket: &TcpStream) -> io::Result<usize> {
-        if let (Some(only), 1) = (self.pieces.front(), self.pieces.len()) {
-            return Ok(rustix::net::send(socket, only, SendFlags::NOSIGNAL)?);
-        }
+    /// Writes what the socket takes at once.
+    fn write(&mut self, socket: &TcpStream) -> io::Result<usize> {
+        self.close_tail();
         let mut slices = [IoSlice::new(&[]); PIECES];
         let mut count = 0;
         for (slice, piece) in slices.iter_mut().zip(&self.pieces) {
             *slice = IoSlice::new(piece);
             count += 1;
         }
-        Ok(rustix::net::sendmsg(
-            socket,
-            &slices[..count],
-            &mut SendAncillaryBuffer::default(),
-            SendFlags::NOSIGNAL,
-        )?)
+        send_all(socket, &slices[..count])
     }
 
     fn advance(&mut self, mut count: usize) {

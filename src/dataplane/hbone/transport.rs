@@ -8,22 +8,27 @@ use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
+use rustix::net::Shutdown;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
 use crate::dataplane::worker::Worker;
-use crate::net::socket::receive;
+use crate::net::socket::{receive, send_all};
 
 pub(crate) struct Transport {
     worker: Rc<Worker>,
-    socket: TcpStream,
+    socket: Rc<TcpStream>,
     /// Read and not asked for yet; empty while the connection is quiet.
     ahead: Bytes,
 }
 
 impl Transport {
     pub(crate) fn new(worker: Rc<Worker>, socket: TcpStream, first: Box<[u8]>) -> Self {
-        Self { worker, socket, ahead: first.into() }
+        Self { worker, socket: Rc::new(socket), ahead: first.into() }
+    }
+
+    pub(crate) fn socket(&self) -> &Rc<TcpStream> {
+        &self.socket
     }
 }
 
@@ -64,7 +69,7 @@ impl AsyncRead for Transport {
 
 impl AsyncWrite for Transport {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().socket).poll_write(context, bytes)
+        self.poll_write_vectored(context, &[io::IoSlice::new(bytes)])
     }
 
     fn poll_write_vectored(
@@ -72,18 +77,25 @@ impl AsyncWrite for Transport {
         context: &mut Context<'_>,
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().socket).poll_write_vectored(context, pieces)
+        loop {
+            ready!(self.socket.poll_write_ready(context))?;
+            match send_all(&self.socket, pieces) {
+                Err(error)
+                    if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+                result => return Poll::Ready(result),
+            }
+        }
     }
 
     fn is_write_vectored(&self) -> bool {
         true
     }
 
-    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().socket).poll_flush(context)
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
     }
 
-    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().socket).poll_shutdown(context)
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(rustix::net::shutdown(&self.socket, Shutdown::Write).map_err(Into::into))
     }
 }

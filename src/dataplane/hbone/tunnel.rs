@@ -24,6 +24,7 @@ use super::handshake::Agreed;
 use super::held::{Held, is_full};
 use super::meter::{Metered, Seen};
 use super::stream;
+use crate::dataplane::refuse;
 use crate::dataplane::table::{Entry, Peer};
 use crate::dataplane::worker::Worker;
 use crate::model::reason::Reason;
@@ -54,7 +55,7 @@ pub(super) async fn drive(
     limits: HboneLimits,
     agreed: Agreed,
 ) -> Reason {
-    let Agreed { mut connection, seen, peer } = agreed;
+    let Agreed { mut connection, seen, peer, socket } = agreed;
     entry.story.borrow_mut().peer = Some(peer.clone());
     let held = Rc::new(Held::default());
     let tunnel =
@@ -76,7 +77,13 @@ pub(super) async fn drive(
         tunnel.streams.set(tunnel.streams.get() + 1);
         worker.scope.spawn(stream::serve(worker.clone(), tunnel.clone(), request, respond));
     }
-    driver.ending.unwrap_or(Reason::Ok)
+    let reason = driver.ending.unwrap_or(Reason::Ok);
+    drop(driver);
+    if reason == Reason::BadRequest {
+        // Closing on unread bytes would be a reset, which takes the error with it.
+        refuse::linger(worker, &socket).await;
+    }
+    reason
 }
 
 type Taken = (Request<RecvStream>, SendResponse<Bytes>);
@@ -102,6 +109,7 @@ struct Driver<'a> {
 impl Driver<'_> {
     /// The next stream; `None` at the end.
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Taken>> {
+        self.tunnel.seen.turn();
         self.obey(context);
         if self.look_after(context) {
             return Poll::Ready(None);
@@ -123,6 +131,9 @@ impl Driver<'_> {
                 Poll::Ready(Some(Err(error))) => {
                     let reason = if error.is_io() { Reason::ClientGone } else { Reason::BadRequest };
                     self.ending.get_or_insert(reason);
+                    if reason == Reason::BadRequest {
+                        self.entry.story.borrow_mut().detail = Some(error.to_string().into());
+                    }
                     tracing::debug!(source = %self.entry.source, %error, "HBONE connection ends");
                     break Poll::Ready(None);
                 }

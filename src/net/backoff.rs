@@ -1,0 +1,56 @@
+//! How long to wait before what failed is tried again: twice as long each time, and not at the same moment as everybody
+//! else. Time and chance are arguments, so that a test can call it.
+
+use std::time::Duration;
+
+/// The first wait, give or take a fifth.
+const FIRST: Duration = Duration::from_millis(500);
+/// With the fifth that may come on top of it, 150 s.
+const LONGEST: Duration = Duration::from_secs(125);
+
+/// Waits between attempts that fail.
+#[derive(Clone, Copy, Debug)]
+pub struct Backoff {
+    next: Duration,
+}
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Self { next: FIRST }
+    }
+}
+
+impl Backoff {
+    /// How long to wait after one more failure: about 0.5 s, 1 s, 2 s and so on, at most 150 s. Any number does for
+    /// `random`; it moves the wait by up to a fifth.
+    pub fn wait(&mut self, random: u64) -> Duration {
+        let wait = self.next;
+        self.next = (wait * 2).min(LONGEST);
+        // From 800 to 1200 thousandths.
+        let thousandths = u32::try_from(random % 401).unwrap_or(200) + 800;
+        wait * thousandths / 1000
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_double_up_to_a_limit_and_begin_anew() {
+        let mut backoff = Backoff::default();
+        let middle: Vec<u128> = (0..10).map(|_| backoff.wait(200).as_millis()).collect();
+        assert_eq!(middle, [500, 1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000, 125_000, 125_000]);
+        backoff = Backoff::default();
+        assert_eq!(backoff.wait(200).as_millis(), 500);
+    }
+
+    #[test]
+    fn chance_moves_a_wait_by_a_fifth_either_way() {
+        let at = |random| Backoff::default().wait(random).as_millis();
+        assert_eq!((at(0), at(400), at(401)), (400, 600, 400));
+        assert!((400..=600).contains(&at(u64::MAX)));
+        let mut late = Backoff { next: LONGEST };
+        assert_eq!(late.wait(400), Duration::from_secs(150));
+    }
+}

@@ -1,0 +1,252 @@
+//! Istio's certificate authority: a fresh key for each request, which never leaves this process, and the certificate
+//! renewed at half of its life.
+//!
+//! What is asked and what an answer says are functions of their arguments; [`run`] reads files, connects and waits. A
+//! failure leaves the valid certificate in use. The roots at the end of an answer are believed for the trust domain of
+//! our own identity and for no other.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use http::Uri;
+use rcgen::{CertificateParams, DistinguishedName, KeyPair, SanType};
+use rustls::ClientConfig;
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::{CertificateDer, InvalidDnsNameError, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tonic::Request;
+use tonic::metadata::{Ascii, MetadataValue};
+
+use super::certificate::{Certificate, CertificateFault, Validity, certificates};
+use super::channel::{CallFault, Channel};
+use super::files;
+use super::source::{IstioCa, Sink, random, until};
+use super::trust::{anchors, why};
+use crate::model::identity::{Identity, TrustDomain};
+use crate::net::backoff::Backoff;
+use crate::net::scope::Scope;
+use crate::proto::istio::v1::auth::{IstioCertificateRequest, IstioCertificateResponse};
+use crate::telemetry::clock::rfc3339;
+
+/// From the look-up of the name until the answer.
+const ATTEMPT: Duration = Duration::from_secs(10);
+/// Certificates from ours to just below the root, and roots.
+const CHAIN_MAX: usize = 16;
+const ROOTS_MAX: usize = 256;
+
+const METHOD: &str = "/istio.v1.auth.IstioCertificateService/CreateCertificate";
+
+/// Why there was no certificate.
+#[derive(Debug, thiserror::Error)]
+enum Fault {
+    #[error("{0}")]
+    File(String),
+    #[error("the token in {0} is empty, or has characters that cannot be sent")]
+    Token(String),
+    #[error("the name of the cluster cannot be sent")]
+    Cluster,
+    #[error("its address has no name to verify")]
+    Address(#[from] InvalidDnsNameError),
+    #[error("making a key failed: {0}")]
+    Key(#[from] rcgen::Error),
+    #[error("it cannot be reached: {0}")]
+    Unreachable(io::Error),
+    #[error("TLS with it failed: {0}")]
+    Tls(String),
+    #[error("there was no answer within {} s", ATTEMPT.as_secs())]
+    Late,
+    #[error("{0}")]
+    Call(#[from] CallFault),
+    #[error("its answer is of no use: {0}")]
+    Answer(#[from] AnswerFault),
+}
+
+/// What is wrong with an answer.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+enum AnswerFault {
+    #[error("it holds {0} items, where there have to be a certificate and a root")]
+    NoRoot(usize),
+    #[error("it holds more than {CHAIN_MAX} certificates and {ROOTS_MAX} roots")]
+    TooLong,
+    #[error("item {0}: {1}")]
+    Item(usize, String),
+    #[error("root {0} cannot be used: {1}")]
+    Root(usize, String),
+    #[error("{0}")]
+    Certificate(String),
+    #[error("the certificate expired at {0}")]
+    Expired(String),
+}
+
+/// A certificate, and the roots that it came with.
+#[derive(Debug)]
+struct Issued {
+    certificate: Certificate,
+    roots: Vec<CertificateDer<'static>>,
+}
+
+/// Has `identity` certified, again and again.
+pub(super) async fn run(authority: IstioCa, identity: Identity, sink: Sink, scope: Scope) {
+    let mut backoff = Backoff::default();
+    loop {
+        // Nothing is lost where it is dropped: the next attempt begins anew.
+        let attempt = tokio::time::timeout(ATTEMPT, attempt(&authority, &identity, &sink, &scope));
+        let renewal = match attempt.await.unwrap_or(Err(Fault::Late)) {
+            Ok(issued) => take(issued, &identity, &sink),
+            Err(fault) => {
+                sink.failed(format!("{} was asked to certify {identity}: {fault}", authority.address));
+                None
+            }
+        };
+        let now = SystemTime::now();
+        let next = match renewal.filter(|renewal| *renewal > now) {
+            Some(renewal) => {
+                backoff = Backoff::default();
+                renewal
+            }
+            None => now + backoff.wait(random()),
+        };
+        sink.next(next);
+        until(next).await;
+    }
+}
+
+/// Takes what was issued into use, and says when to renew it; `None` where it is somebody else's.
+fn take(issued: Issued, identity: &Identity, sink: &Sink) -> Option<SystemTime> {
+    let renewal = middle(issued.certificate.validity);
+    let domain = TrustDomain::parse(identity.trust_domain()).ok()?;
+    let roots = BTreeMap::from([(domain, issued.roots)]);
+    sink.offer_with(issued.certificate, roots).then_some(renewal)
+}
+
+/// When half of the life is over.
+fn middle(validity: Validity) -> SystemTime {
+    let life = validity.not_after.duration_since(validity.not_before).unwrap_or_default();
+    validity.not_before + life / 2
+}
+
+async fn attempt(
+    authority: &IstioCa,
+    identity: &Identity,
+    sink: &Sink,
+    scope: &Scope,
+) -> Result<Issued, Fault> {
+    let (token, roots) = read(authority).await?;
+    let (key, csr) = request(identity)?;
+    let authorization = bearer(&token).ok_or_else(|| Fault::Token(authority.token.display().to_string()))?;
+    let mut request = Request::new(IstioCertificateRequest {
+        csr,
+        validity_duration: i64::try_from(authority.validity.as_secs()).unwrap_or(i64::MAX),
+    });
+    request.metadata_mut().insert("authorization", authorization);
+    if !authority.cluster.as_str().is_empty() {
+        let cluster = authority.cluster.as_str().parse().map_err(|_| Fault::Cluster)?;
+        request.metadata_mut().insert("clusterid", cluster);
+    }
+    let origin: Uri = authority.address.parse().unwrap_or_default();
+    let stream = connect(&origin, roots, sink.provider()).await?;
+    let mut channel = Channel::open(stream, origin, scope).await?;
+    let response: IstioCertificateResponse = channel.unary(METHOD, request).await?;
+    Ok(read_answer(&response.cert_chain, &key, SystemTime::now(), sink.provider())?)
+}
+
+/// The token and the roots, as the files hold them now.
+async fn read(authority: &IstioCa) -> Result<(Vec<u8>, Vec<CertificateDer<'static>>), Fault> {
+    let (token, roots) = (authority.token.clone(), authority.roots.clone());
+    let read = move || Ok((files::read(&token)?, files::read_roots(&roots)?));
+    let panicked = |_| Err("reading files panicked".to_owned());
+    tokio::task::spawn_blocking(read).await.unwrap_or_else(panicked).map_err(Fault::File)
+}
+
+fn bearer(token: &[u8]) -> Option<MetadataValue<Ascii>> {
+    let token = std::str::from_utf8(token).ok()?.trim_ascii();
+    if token.is_empty() {
+        return None;
+    }
+    let mut value: MetadataValue<Ascii> = format!("Bearer {token}").parse().ok()?;
+    value.set_sensitive(true);
+    Some(value)
+}
+
+/// A new key, and the request (PKCS #10 in PEM) to certify that it is of `identity`: no subject, one URI.
+fn request(identity: &Identity) -> Result<(KeyPair, String), rcgen::Error> {
+    // ECDSA on P-256 with SHA-256.
+    let key = KeyPair::generate()?;
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.subject_alt_names.push(SanType::URI(identity.as_str().try_into()?));
+    let csr = params.serialize_request(&key)?.pem()?;
+    Ok((key, csr))
+}
+
+async fn connect(
+    origin: &Uri,
+    roots: Vec<CertificateDer<'static>>,
+    provider: &Arc<CryptoProvider>,
+) -> Result<TlsStream<TcpStream>, Fault> {
+    let host = origin.host().unwrap_or_default().trim_matches(['[', ']']);
+    let name = ServerName::try_from(host.to_owned())?;
+    let store = anchors(&roots)
+        .map_err(|(at, error)| Fault::Tls(format!("root {at} of its file cannot be used: {error}")))?;
+    let config = ClientConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions();
+    let config = config.map_err(|error| Fault::Tls(error.to_string()))?;
+    let mut config = config.with_root_certificates(store).with_no_client_auth();
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    let port = origin.port_u16().unwrap_or_default();
+    let stream = TcpStream::connect((host, port)).await.map_err(Fault::Unreachable)?;
+    let connected = TlsConnector::from(Arc::new(config)).connect(name, stream).await;
+    connected.map_err(|error| {
+        let inner = error.get_ref().and_then(|inner| inner.downcast_ref());
+        Fault::Tls(inner.map_or_else(|| error.to_string(), why))
+    })
+}
+
+/// The certificate for `key`, and the roots, of an answer.
+fn read_answer(
+    items: &[String],
+    key: &KeyPair,
+    now: SystemTime,
+    provider: &CryptoProvider,
+) -> Result<Issued, AnswerFault> {
+    let (chain, roots) = split(items)?;
+    anchors(&roots).map_err(|(at, error)| AnswerFault::Root(at, error.to_string()))?;
+    let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.serialize_der()));
+    let unusable = |fault: CertificateFault| AnswerFault::Certificate(fault.to_string());
+    let certificate = Certificate::from_der(chain, key, provider).map_err(unusable)?;
+    if certificate.validity.not_after <= now {
+        return Err(AnswerFault::Expired(rfc3339(certificate.validity.not_after)));
+    }
+    Ok(Issued { certificate, roots })
+}
+
+/// The chain, leaf first, and the roots: all that the last item holds. Each item holds one certificate or several.
+fn split(
+    items: &[String],
+) -> Result<(Vec<CertificateDer<'static>>, Vec<CertificateDer<'static>>), AnswerFault> {
+    let Some((last, [_, ..])) = items.split_last() else {
+        return Err(AnswerFault::NoRoot(items.len()));
+    };
+    if items.len() > CHAIN_MAX + 1 {
+        return Err(AnswerFault::TooLong);
+    }
+    let read = |at: usize, item: &String| {
+        let found = certificates(item.as_bytes());
+        found.map_err(|fault| AnswerFault::Item(at + 1, fault.to_string()))
+    };
+    let mut chain = Vec::new();
+    for (at, item) in items[..items.len() - 1].iter().enumerate() {
+        chain.extend(read(at, item)?);
+    }
+    let roots = read(items.len() - 1, last)?;
+    if chain.len() > CHAIN_MAX || roots.len() > ROOTS_MAX {
+        return Err(AnswerFault::TooLong);
+    }
+    Ok((chain, roots))
+}
+
+#[cfg(test)]
+mod tests;

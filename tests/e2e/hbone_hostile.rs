@@ -1,0 +1,301 @@
+//! Callers by HBONE that stand still, flood, or break the protocol: each is bounded and counted, and an innocent one
+//! beside it goes on, on the same connection where the fault is a stream's, on another where it is a connection's.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use rustls::ClientConfig;
+
+use crate::hbone::{BASE, CALLER, caller, folder, service};
+use crate::support::backend::Backend;
+use crate::support::frames::{
+    ACK, CONTINUATION, DATA, END_HEADERS, Frames, HEADERS, PING, PRIORITY, RST_STREAM, SETTINGS,
+    WINDOW_UPDATE, block, connect, frame,
+};
+use crate::support::gateway::Gateway;
+use crate::support::hbone::{Hbone, Stream, client};
+use crate::support::pki::PKI;
+use crate::support::{PATIENCE, eventually};
+
+const ENHANCE_YOUR_CALM: u32 = 0xb;
+
+/// Takes connections and reads nothing, with as small a buffer as the kernel gives.
+fn stalled() -> Backend {
+    use socket2::{Domain, Socket, Type};
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+    socket.set_recv_buffer_size(4096).expect("set");
+    socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("bound");
+    socket.listen(128).expect("listening");
+    Backend::serve(socket.into(), |stream| {
+        std::thread::park_timeout(PATIENCE * 10);
+        drop(stream);
+    })
+}
+
+fn gateway(hbone: &str, echo: &Backend, stalled: &Backend) -> Gateway {
+    let services = service("echo.shop.mesh", 80, echo, "") + &service("stalled.shop.mesh", 80, stalled, "");
+    Gateway::start_in(folder(), &format!("{BASE}hbone: {{{hbone}}}\nservices:\n{services}"), &[])
+}
+
+#[track_caller]
+fn echoes(stream: &mut Stream, times: usize) {
+    for round in 0..times {
+        let text = format!("round {round}");
+        assert_eq!(stream.echo(&text), Ok(text));
+    }
+}
+
+/// Sends until nothing more is taken for a while; the bytes sent.
+fn fill(stream: &mut Stream) -> usize {
+    let piece = Bytes::from(vec![b'x'; 64 * 1024]);
+    let mut sent = 0;
+    loop {
+        stream.send.reserve_capacity(piece.len());
+        let more = stream.wait_for_capacity(Duration::from_millis(300));
+        let room = stream.send.capacity().min(piece.len());
+        if !more || room == 0 {
+            return sent;
+        }
+        stream.send.send_data(piece.slice(..room), false).expect("open");
+        sent += room;
+    }
+}
+
+#[test]
+fn streams_that_stand_still_do_not_stop_their_neighbour() {
+    let (echo, stalled) = (Backend::echo(), stalled());
+    let gateway = gateway("", &echo, &stalled);
+    let hbone = Hbone::connect(gateway.listener("hbone"), caller()).expect("let in");
+    let mut neighbour = hbone.open("echo.shop.mesh:80").expect("admitted");
+    let mut still: Vec<Stream> =
+        (0..16).map(|_| hbone.open("stalled.shop.mesh:80").expect("admitted")).collect();
+    for stream in &mut still {
+        assert!(fill(stream) >= 256 * 1024, "the whole window");
+        echoes(&mut neighbour, 5);
+    }
+    echoes(&mut neighbour, 200);
+    let large = "y".repeat(1 << 20);
+    assert_eq!(neighbour.echo_while_reading(&large), Ok(large.len()));
+}
+
+#[test]
+fn a_stream_of_tiny_frames_that_stands_still_is_reset_alone() {
+    const FRAMES: usize = 1_000_000;
+    let (echo, stalled) = (Backend::echo(), stalled());
+    let limits = "streamWindow: 4MiB, heldPerConnection: 64KiB, stalled: 1s";
+    let gateway = gateway(limits, &echo, &stalled);
+    let mut raw = Frames::connect(gateway.listener("hbone"), caller()).expect("let in");
+    raw.send(&connect(1, "echo.shop.mesh:80")).expect("sent");
+    raw.send(&connect(3, "stalled.shop.mesh:80")).expect("sent");
+    // What the kernel takes goes first, in large frames; the tiny ones are held.
+    let large = frame(DATA, 0, 3, &[b'x'; 16 * 1024]);
+    (0..160).for_each(|_| raw.send(&large).expect("sent"));
+    let tiny = frame(DATA, 0, 3, b"x").repeat(1_000);
+    for _ in 0..FRAMES / 1_000 {
+        raw.send(&tiny).expect("the connection lives");
+    }
+    let reset = loop {
+        let frame = raw.next().expect("the connection lives");
+        if frame.kind == RST_STREAM {
+            break frame;
+        }
+    };
+    assert_eq!((reset.stream, reset.payload), (3, ENHANCE_YOUR_CALM.to_be_bytes().to_vec()));
+    let line = gateway.logged("the stalled stream", |line| line["reason"] == "stalled");
+    assert_eq!(line["service"], "stalled.shop.mesh");
+    raw.send(&frame(DATA, 0, 1, b"still here")).expect("sent");
+    let answer = raw.until(DATA).expect("an answer");
+    assert_eq!((answer.stream, answer.payload), (1, b"still here".to_vec()));
+    let resident = gateway.metric("process_resident_memory_bytes", &[]);
+    assert!(resident < 200e6, "{resident} bytes");
+}
+
+/// What a hostile connection gets for its trouble, while an innocent one goes on.
+#[track_caller]
+fn ends(gateway: &Gateway, attack: impl FnOnce(&mut Frames)) -> Option<u32> {
+    let address = gateway.listener("hbone");
+    let innocent = Hbone::connect(address, caller()).expect("let in");
+    let mut stream = innocent.open("echo.shop.mesh:80").expect("admitted");
+    let mut hostile = Frames::connect(address, caller()).expect("let in");
+    echoes(&mut stream, 1);
+    attack(&mut hostile);
+    echoes(&mut stream, 20);
+    let code = hostile.go_away();
+    echoes(&mut stream, 1);
+    code
+}
+
+#[test]
+fn floods_of_frames_end_the_connection_that_sends_them() {
+    let (echo, stalled) = (Backend::echo(), stalled());
+    let gateway = gateway("pings: 50, settings: 20, emptyFrames: 100, resets: 50", &echo, &stalled);
+    let flood = |bytes: Vec<u8>, times: usize| {
+        move |hostile: &mut Frames| {
+            for _ in 0..times {
+                // It may be closed before all of it is sent.
+                if hostile.send(&bytes).is_err() {
+                    return;
+                }
+            }
+        }
+    };
+    let ping = frame(PING, 0, 0, &[0; 8]);
+    assert_eq!(ends(&gateway, flood(ping.repeat(100), 20)), Some(ENHANCE_YOUR_CALM), "pings");
+    let settings = frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0xff, 0xff]);
+    assert_eq!(ends(&gateway, flood(settings.repeat(100), 20)), Some(ENHANCE_YOUR_CALM), "settings");
+    let priority = frame(PRIORITY, 0, 1, &[0, 0, 0, 3, 7]);
+    assert_eq!(ends(&gateway, flood(priority.repeat(100), 20)), Some(ENHANCE_YOUR_CALM), "priorities");
+    let empty = [connect(1, "echo.shop.mesh:80"), frame(DATA, 0, 1, &[]).repeat(2_000)].concat();
+    assert_eq!(ends(&gateway, flood(empty, 1)), Some(ENHANCE_YOUR_CALM), "empty DATA");
+    let rapid = |hostile: &mut Frames| {
+        for stream in 0..5_000 {
+            let id = 2 * stream + 1;
+            let bytes =
+                [connect(id, "echo.shop.mesh:80"), frame(RST_STREAM, 0, id, &8_u32.to_be_bytes())].concat();
+            if hostile.send(&bytes).is_err() {
+                return;
+            }
+        }
+    };
+    // It goes on sending, so that the error may be lost to a reset of TCP.
+    assert!(ends(&gateway, rapid).is_none_or(|code| code == ENHANCE_YOUR_CALM), "rapid reset");
+    gateway.logged("rapid reset", |line| {
+        line["detail"]
+            .as_str()
+            .is_some_and(|text| text.contains("excessive load") || text.contains("given up"))
+    });
+    let line = gateway
+        .logged("what it was", |line| line["detail"].as_str().is_some_and(|text| text.contains("PING")));
+    assert_eq!((&line["reason"], &line["source_identity"]), (&"bad_request".into(), &CALLER.into()));
+}
+
+#[test]
+fn frames_that_break_the_protocol_cost_their_connection_alone() {
+    let (echo, stalled) = (Backend::echo(), stalled());
+    let gateway = gateway("headerBytes: 16KiB", &echo, &stalled);
+    let send = |bytes: Vec<u8>| move |hostile: &mut Frames| drop(hostile.send(&bytes));
+    let large = "h".repeat(16_000);
+    let first = block(&[(":method", "CONNECT"), (":authority", "echo.shop.mesh:80"), ("a", &large)]);
+    let continued = frame(CONTINUATION, 0, 1, &block(&[("b", &large)]));
+    let headers = [frame(HEADERS, 0, 1, &first), continued.repeat(1_000)].concat();
+    assert!(ends(&gateway, send(headers)).is_none_or(|code| code != 0), "a flood of CONTINUATION");
+    let overflow = frame(WINDOW_UPDATE, 0, 0, &0x7fff_ffff_u32.to_be_bytes());
+    assert!(ends(&gateway, send(overflow)).is_some_and(|code| code != 0), "a window beyond its bits");
+    let nothing = frame(WINDOW_UPDATE, 0, 0, &0_u32.to_be_bytes());
+    assert!(ends(&gateway, send(nothing)).is_some_and(|code| code != 0), "a window opened by nothing");
+    let on_zero = frame(DATA, 0, 0, b"x");
+    assert!(ends(&gateway, send(on_zero)).is_some_and(|code| code != 0), "data on stream 0");
+    let unasked = frame(SETTINGS, ACK, 0, &[0; 6]);
+    assert!(ends(&gateway, send(unasked)).is_some_and(|code| code != 0), "an acknowledgement with settings");
+    let huge = [[0x10, 0, 0, DATA, 0], [0, 0, 0, 1, 0]].concat();
+    assert!(ends(&gateway, send(huge)).is_some_and(|code| code != 0), "a frame beyond the limit");
+}
+
+#[test]
+fn a_head_that_is_too_large_costs_its_stream_alone() {
+    let (echo, stalled) = (Backend::echo(), stalled());
+    let gateway = gateway("headerBytes: 16KiB", &echo, &stalled);
+    let mut raw = Frames::connect(gateway.listener("hbone"), caller()).expect("let in");
+    let large = "h".repeat(17_000);
+    let block = block(&[(":method", "CONNECT"), (":authority", "echo.shop.mesh:80"), ("a", &large)]);
+    let (first, rest) = block.split_at(16_000);
+    raw.send(&[frame(HEADERS, 0, 1, first), frame(CONTINUATION, END_HEADERS, 1, rest)].concat())
+        .expect("sent");
+    raw.send(&connect(3, "echo.shop.mesh:80")).expect("sent");
+    raw.send(&frame(DATA, 0, 3, b"here")).expect("sent");
+    let answer = raw.until(DATA).expect("the connection lives");
+    assert_eq!((answer.stream, answer.payload), (3, b"here".to_vec()));
+}
+
+#[test]
+fn downloads_that_are_broken_off_leave_nothing_behind() {
+    const DOWNLOADS: u32 = 10_000;
+    let endless = Backend::start(|mut stream| while stream.write_all(&[b'z'; 4096]).is_ok() {});
+    let echo = Backend::echo();
+    let gateway = gateway("", &echo, &endless);
+    let hbone = Hbone::connect(gateway.listener("hbone"), caller()).expect("let in");
+    let mut neighbour = hbone.open("echo.shop.mesh:80").expect("admitted");
+    for download in 0..DOWNLOADS {
+        let mut stream = hbone.open("stalled.shop.mesh:80").expect("admitted");
+        if download % 4 == 0 {
+            stream.read(1).expect("a byte");
+        }
+        drop(stream);
+        if download % 500 == 0 {
+            echoes(&mut neighbour, 1);
+        }
+    }
+    echoes(&mut neighbour, 50);
+    eventually("the end of the downloads", || {
+        (gateway.metric("isthmus_connections_active", &[]) == 2.0).then_some(())
+    });
+    assert_eq!(
+        gateway.metric("isthmus_connections_total", &["reason=\"client_reset\""]),
+        f64::from(DOWNLOADS)
+    );
+    let resident = gateway.metric("process_resident_memory_bytes", &[]);
+    assert!(resident < 150e6, "{resident} bytes");
+}
+
+#[test]
+fn a_client_that_is_silent_is_asked_and_given_up() {
+    let (echo, stalled) = (Backend::echo(), stalled());
+    let gateway = gateway("pingInterval: 200ms, pingTimeout: 600ms, handshakeTimeout: 1s", &echo, &stalled);
+    let address = gateway.listener("hbone");
+    let alive = Hbone::connect(address, caller()).expect("let in");
+    let mut raw = Frames::connect(address, caller()).expect("let in");
+    raw.until(PING).expect("asked whether it lives");
+    eventually("the end of the silent one", || {
+        (gateway.metric("isthmus_hbone_connections_total", &["reason=\"client_gone\""]) == 1.0).then_some(())
+    });
+    assert_eq!(alive.ended(), None, "who answers is left alone");
+    // One that begins TLS and goes no further.
+    let mut half = TcpStream::connect(address).expect("connected");
+    let mut connection =
+        rustls::ClientConnection::new(caller(), rustls::pki_types::ServerName::from(address.ip()))
+            .expect("a client");
+    connection.write_tls(&mut half).expect("sent");
+    gateway.logged("the half handshake", |line| line["reason"] == "hello_timeout");
+    let _ = half.read(&mut [0; 4096]);
+}
+
+#[test]
+fn certificates_out_of_their_time_and_old_versions_are_refused() {
+    let (echo, stalled) = (Backend::echo(), stalled());
+    let gateway = gateway("", &echo, &stalled);
+    let address = gateway.listener("hbone");
+    let cases: [(&str, Arc<ClientConfig>, &str); 4] = [
+        ("expired", client(Some(PKI.issue_for(&[CALLER], 2001, 2002)), &["h2"]), "identity_untrusted"),
+        ("not yet valid", client(Some(PKI.issue_for(&[CALLER], 3001, 3002)), &["h2"]), "identity_untrusted"),
+        (
+            "two identities",
+            client(
+                Some(PKI.issue_for(&[CALLER, "spiffe://cluster.local/ns/bank/sa/vault"], 2001, 3000)),
+                &["h2"],
+            ),
+            "identity_untrusted",
+        ),
+        ("TLS 1.2", old_client(), "tls_failed"),
+    ];
+    for (index, (what, config, reason)) in cases.into_iter().enumerate() {
+        assert!(Hbone::connect(address, config).is_err(), "{what}");
+        let line = eventually(what, || gateway.access_log().get(index).cloned());
+        assert_eq!(line["reason"], reason, "{what}: {line}");
+        assert!(line["detail"].is_string(), "{what}: {line}");
+    }
+    assert!(Hbone::connect(address, caller()).is_ok());
+}
+
+fn old_client() -> Arc<ClientConfig> {
+    use crate::support::client::AnyCertificate;
+    let issued = PKI.issue(&[], Some(CALLER));
+    let config = ClientConfig::builder_with_protocol_versions(&[&rustls::version::TLS12])
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(AnyCertificate));
+    let mut config = config.with_client_auth_cert(vec![issued.certificate], issued.key).expect("a client");
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    Arc::new(config)
+}
