@@ -1,6 +1,6 @@
 //! The two gateways: the same certificate, windows, limits and endpoints, one worker each, no access log.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use crate::Result;
 use crate::backends::KINDS;
 use crate::support::envoy::Envoy;
-use crate::support::gateway::Gateway;
+use crate::support::gateway::{BINARY, Gateway};
 use crate::support::pki::PKI;
 
 /// The port of `:authority`.
@@ -70,11 +70,33 @@ pub(crate) fn folder() -> Result<TempDir> {
     Ok(folder)
 }
 
-/// Which of the two.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A gateway's program.
 pub(crate) enum Kind {
     Isthmus,
-    Envoy,
+    /// Another build of it.
+    Other(OsString),
+    Envoy(OsString),
+}
+
+impl Kind {
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Isthmus => "isthmus",
+            Self::Other(_) => "other isthmus",
+            Self::Envoy(_) => "Envoy",
+        }
+    }
+
+    pub(crate) fn version(&self) -> String {
+        let program: &OsStr = match self {
+            Self::Isthmus => BINARY.as_ref(),
+            Self::Other(program) | Self::Envoy(program) => program,
+        };
+        let told = Command::new(program).arg("--version").output().map(|output| output.stdout);
+        let told = String::from_utf8_lossy(&told.unwrap_or_default()).trim().to_owned();
+        let told = told.rsplit_once("version: ").map_or(told.as_str(), |(_, version)| version);
+        format!("{}: {told}", self.name())
+    }
 }
 
 enum Running {
@@ -89,15 +111,18 @@ pub(crate) struct Side {
 }
 
 impl Side {
-    pub(crate) fn start(kind: Kind, envoy: Option<&OsString>, backends: &Backends) -> Result<Self> {
-        let running: Result<Running> = on_processor(0, || match (kind, envoy) {
-            (Kind::Isthmus, _) => Ok(Running::Isthmus(Gateway::start_in(folder()?, &isthmus(backends), &[]))),
-            (Kind::Envoy, Some(binary)) => {
-                Ok(Running::Envoy(Envoy::start(binary, folder()?, &envoy_yaml(backends))))
+    pub(crate) fn start(kind: &Kind, backends: &Backends) -> Result<Self> {
+        let folder = folder()?;
+        let running = on_processor(0, || match kind {
+            Kind::Isthmus => Running::Isthmus(Gateway::start_in(folder, &isthmus(backends), &[])),
+            Kind::Other(program) => {
+                std::fs::write(folder.path().join("isthmus.yaml"), isthmus(backends)).expect("written");
+                let mut command = Command::new(program);
+                command.args(["run", "-c", "isthmus.yaml"]).current_dir(folder.path());
+                Running::Isthmus(Gateway::spawn(command, folder))
             }
-            (Kind::Envoy, None) => Err("no Envoy".into()),
+            Kind::Envoy(program) => Running::Envoy(Envoy::start(program, folder, &envoy_yaml(backends))),
         });
-        let running = running?;
         let address = match &running {
             Running::Isthmus(gateway) => gateway.listener("hbone"),
             Running::Envoy(envoy) => envoy.listener("hbone"),
@@ -177,7 +202,7 @@ fn isthmus(backends: &Backends) -> String {
         })
         .collect();
     format!(
-        "workers: 1\n\
+        "workers: 1\nadmin: {{bind: \"127.0.0.1:0\"}}\n\
          telemetry: {{accessLog: off, log: {{format: json}}}}\n\
          node: {{namespace: istio-system, serviceAccount: eastwest, network: east, cluster: c1}}\n\
          listeners: [{{name: hbone, bind: \"127.0.0.1:0\", protocol: hbone}}]\n\

@@ -26,7 +26,7 @@ const IDLE_CONNECTIONS: usize = 5;
 /// Round trips begun every millisecond where they are not waited for.
 const PER_MILLISECOND: usize = 5;
 
-type Measured = Vec<(String, f64)>;
+pub(crate) type Measured = Vec<(String, f64)>;
 
 /// Names of measurements, and their values by side and round.
 #[derive(Default)]
@@ -44,8 +44,8 @@ impl Figures {
     }
 
     #[expect(clippy::print_stdout, reason = "what it is for")]
-    pub(crate) fn print(&mut self) {
-        println!("| median (range) | isthmus | Envoy | ratio |\n|---|---:|---:|---:|");
+    pub(crate) fn print(&mut self, names: [&str; 2]) {
+        println!("| median (range) | {} | {} | ratio |\n|---|---:|---:|---:|", names[0], names[1]);
         for (name, columns) in &mut self.rows {
             let mut cells = columns.iter_mut().map(|values| {
                 values.sort_by(f64::total_cmp);
@@ -283,8 +283,8 @@ pub(crate) async fn open_loop(
     Ok(latency(&format!("{streams} streams, {PER_MILLISECOND} every ms"), processor, times))
 }
 
-/// The p99 of round trips, in microseconds, of somebody who makes one now and then.
-pub(crate) async fn innocent(side: &Side, identity: &Identity, seconds: f64) -> Result<f64> {
+/// Round trips of somebody who makes one now and then.
+pub(crate) async fn innocent(side: &Side, identity: &Identity, seconds: f64, when: &str) -> Result<Measured> {
     let caller = identity.call(side.address).await?;
     let mut stream = caller.open(&authority("echo")).await?;
     let (mut times, begun) = (Vec::new(), Instant::now());
@@ -296,7 +296,10 @@ pub(crate) async fn innocent(side: &Side, identity: &Identity, seconds: f64) -> 
         std::thread::sleep(Duration::from_micros(200));
     }
     stream.close().await?;
-    Ok(per_mille(&mut times, 990))
+    Ok(vec![
+        (format!("innocent p50 {when}, µs"), per_mille(&mut times, 500)),
+        (format!("innocent p99 {when}, µs"), per_mille(&mut times, 990)),
+    ])
 }
 
 /// Bytes resident per connection without streams.
