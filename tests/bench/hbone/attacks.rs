@@ -29,7 +29,7 @@ const PINGS: usize = 9;
 const DRIPS: usize = 4096;
 /// Downloads at once, and their size in bytes.
 const DOWNLOADS: usize = 8;
-pub(crate) const DOWNLOAD: u64 = 256 * 1024;
+const DOWNLOAD: u64 = 128 * 1024;
 
 pub(crate) const KINDS: [&str; 4] =
     ["handshakes", "PINGs", "1-byte frames on stalled streams", "aborted downloads"];
