@@ -55,6 +55,10 @@ impl Envoy {
         self.folder.path()
     }
 
+    pub fn process(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Where a listener listens.
     #[track_caller]
     pub fn listener(&self, name: &str) -> SocketAddr {

@@ -27,6 +27,9 @@ use crate::telemetry::local::RelayPath;
 
 /// What one direction may move before others have a turn, in bytes.
 const TURN: usize = 256 * 1024;
+/// What is read from the endpoint at once, and becomes a frame, in bytes: with the frame's header it fills four records
+/// of TLS, which are written with one system call. A byte more would cost a record and a system call of its own.
+const FRAME: usize = 64 * 1024 - 9;
 /// Frames are gathered up to this many bytes before they are written.
 const GATHER: usize = 64 * 1024;
 /// Pieces smaller than this are copied together while they wait, as each pins the buffer it was read into.
@@ -256,7 +259,8 @@ impl StreamRelay<'_> {
             }
             ready!(self.connected.socket.poll_read_ready(context)).map_err(|_| Fault::Endpoint)?;
             let mut scratch = self.worker.scratch.borrow_mut();
-            match receive(&self.connected.socket, &mut scratch.bytes) {
+            let most = scratch.bytes.len().min(FRAME);
+            match receive(&self.connected.socket, &mut scratch.bytes[..most]) {
                 Ok(0) => self.down.read_out = true,
                 Ok(count) => {
                     self.down.held = Bytes::copy_from_slice(&scratch.bytes[..count]);

@@ -1,0 +1,244 @@
+//! The two gateways: the same certificate, windows, limits and endpoints, one worker each, no access log.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use rustix::thread::{CpuSet, sched_setaffinity};
+use tempfile::TempDir;
+
+use crate::Result;
+use crate::backends::KINDS;
+use crate::support::envoy::Envoy;
+use crate::support::gateway::{BINARY, Gateway};
+use crate::support::pki::PKI;
+
+/// The port of `:authority`.
+const PORT: u16 = 80;
+
+/// `:authority` of one of the endpoints.
+pub(crate) fn authority(kind: &str) -> String {
+    format!("{kind}.bench.mesh:{PORT}")
+}
+
+/// The endpoints' process; killed when dropped.
+pub(crate) struct Backends {
+    child: Child,
+    addresses: Vec<SocketAddr>,
+}
+
+impl Backends {
+    pub(crate) fn start() -> Result<Self> {
+        let mut child = again("backends").stdout(Stdio::piped()).spawn()?;
+        let lines = BufReader::new(child.stdout.take().ok_or("no stdout")?).lines();
+        let addresses: Result<Vec<_>> = lines.take(KINDS.len()).map(|line| Ok(line?.parse()?)).collect();
+        Ok(Self { child, addresses: addresses? })
+    }
+}
+
+impl Drop for Backends {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// This program in another role.
+pub(crate) fn again(role: &str) -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.env(crate::ROLE, role).stdin(Stdio::piped());
+    command
+}
+
+/// What a folder needs to be that of a gateway or a caller.
+pub(crate) fn folder() -> Result<TempDir> {
+    let folder = tempfile::tempdir()?;
+    let own = PKI.issue(&[], Some("spiffe://cluster.local/ns/istio-system/sa/eastwest"));
+    let caller = PKI.issue(&[], Some("spiffe://cluster.local/ns/shop/sa/cart"));
+    for (name, text) in [
+        ("cert.pem", own.certificate_pem),
+        ("key.pem", own.key_pem),
+        ("roots.pem", PKI.ca_pem()),
+        ("caller.pem", caller.certificate_pem),
+        ("caller.key", caller.key_pem),
+    ] {
+        std::fs::write(folder.path().join(name), text)?;
+    }
+    Ok(folder)
+}
+
+/// A gateway's program.
+pub(crate) enum Kind {
+    Isthmus,
+    /// Another build of it.
+    Other(OsString),
+    Envoy(OsString),
+}
+
+impl Kind {
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Isthmus => "isthmus",
+            Self::Other(_) => "other isthmus",
+            Self::Envoy(_) => "Envoy",
+        }
+    }
+
+    pub(crate) fn version(&self) -> String {
+        let program: &OsStr = match self {
+            Self::Isthmus => BINARY.as_ref(),
+            Self::Other(program) | Self::Envoy(program) => program,
+        };
+        let told = Command::new(program).arg("--version").output().map(|output| output.stdout);
+        let told = String::from_utf8_lossy(&told.unwrap_or_default()).trim().to_owned();
+        let told = told.rsplit_once("version: ").map_or(told.as_str(), |(_, version)| version);
+        format!("{}: {told}", self.name())
+    }
+}
+
+enum Running {
+    Isthmus(Gateway),
+    Envoy(Envoy),
+}
+
+/// A gateway at work, on the first processor where there are two.
+pub(crate) struct Side {
+    running: Running,
+    pub(crate) address: SocketAddr,
+}
+
+impl Side {
+    pub(crate) fn start(kind: &Kind, backends: &Backends) -> Result<Self> {
+        let folder = folder()?;
+        let running = on_processor(0, || match kind {
+            Kind::Isthmus => Running::Isthmus(Gateway::start_in(folder, &isthmus(backends), &[])),
+            Kind::Other(program) => {
+                std::fs::write(folder.path().join("isthmus.yaml"), isthmus(backends)).expect("written");
+                let mut command = Command::new(program);
+                command.args(["run", "-c", "isthmus.yaml"]).current_dir(folder.path());
+                Running::Isthmus(Gateway::spawn(command, folder))
+            }
+            Kind::Envoy(program) => Running::Envoy(Envoy::start(program, folder, &envoy_yaml(backends))),
+        });
+        let address = match &running {
+            Running::Isthmus(gateway) => gateway.listener("hbone"),
+            Running::Envoy(envoy) => envoy.listener("hbone"),
+        };
+        Ok(Self { running, address })
+    }
+
+    pub(crate) fn folder(&self) -> PathBuf {
+        match &self.running {
+            Running::Isthmus(gateway) => gateway.folder().to_owned(),
+            Running::Envoy(envoy) => envoy.folder().to_owned(),
+        }
+    }
+
+    fn process(&self) -> u32 {
+        match &self.running {
+            Running::Isthmus(gateway) => gateway.process(),
+            Running::Envoy(envoy) => envoy.process(),
+        }
+    }
+
+    /// Processor time of all its threads, as the scheduler counts it.
+    pub(crate) fn processor_time(&self) -> Result<Duration> {
+        let mut total = 0;
+        for task in std::fs::read_dir(format!("/proc/{}/task", self.process()))? {
+            let text = std::fs::read_to_string(task?.path().join("schedstat"))?;
+            total += text.split(' ').next().ok_or("no time")?.parse::<u64>()?;
+        }
+        Ok(Duration::from_nanos(total))
+    }
+
+    /// Resident memory, in bytes.
+    pub(crate) fn memory(&self) -> Result<f64> {
+        let status =
+            std::fs::read_to_string(Path::new("/proc").join(self.process().to_string()).join("status"))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).ok_or("no VmRSS")?;
+        Ok(line.trim().trim_end_matches(" kB").parse::<f64>()? * 1024.0)
+    }
+
+    /// Connections and streams it says it has.
+    pub(crate) fn live(&self) -> u64 {
+        match &self.running {
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count")]
+            Running::Isthmus(gateway) => gateway.metric("isthmus_connections_active", &[]) as u64,
+            Running::Envoy(envoy) => {
+                envoy.stat("http.hbone.downstream_rq_active") + envoy.stat("http.hbone.downstream_cx_active")
+            }
+        }
+    }
+}
+
+/// Does something on one processor of two: what it starts stays there.
+pub(crate) fn on_processor<T>(processor: usize, act: impl FnOnce() -> T) -> T {
+    let pin = |processor| {
+        let mut set = CpuSet::new();
+        set.set(processor);
+        // Where it is not allowed the kernel chooses.
+        let _ = sched_setaffinity(None, &set);
+    };
+    pin(processor);
+    let done = act();
+    pin(1);
+    done
+}
+
+fn isthmus(backends: &Backends) -> String {
+    let services: String = KINDS
+        .iter()
+        .zip(&backends.addresses)
+        .map(|(kind, address)| {
+            format!(
+                "  - hostname: {kind}.bench.mesh\n    namespace: shop\n    \
+                 ports: [{{name: p, port: {PORT}, targetPort: {}}}]\n    endpoints: [{{address: {}}}]\n",
+                address.port(),
+                address.ip()
+            )
+        })
+        .collect();
+    format!(
+        "workers: 1\nadmin: {{bind: \"127.0.0.1:0\"}}\n\
+         telemetry: {{accessLog: off, log: {{format: json}}}}\n\
+         node: {{namespace: istio-system, serviceAccount: eastwest, network: east, cluster: c1}}\n\
+         listeners: [{{name: hbone, bind: \"127.0.0.1:0\", protocol: hbone}}]\n\
+         identity: {{files: {{certificate: cert.pem, key: key.pem}}}}\n\
+         trust: [{{trustDomain: cluster.local, roots: roots.pem}}]\n\
+         exports: [{{services: [\"*\"]}}]\n\
+         services:\n{services}"
+    )
+}
+
+fn envoy_yaml(backends: &Backends) -> String {
+    let hosts: String = KINDS
+        .iter()
+        .map(|kind| {
+            format!(
+                "                    - name: {kind}\n                      domains: [\"{}\"]\n                      \
+                 routes:\n                        - match: {{connect_matcher: {{}}}}\n                          \
+                 route: {{cluster: {kind}, timeout: 0s, upgrade_configs: [{{upgrade_type: CONNECT, connect_config: {{}}}}]}}\n",
+                authority(kind)
+            )
+        })
+        .collect();
+    let clusters: String = KINDS
+        .iter()
+        .zip(&backends.addresses)
+        .map(|(kind, address)| {
+            let many = "max_connections: 1000000, max_pending_requests: 1000000, max_requests: 1000000";
+            format!(
+                "    - name: {kind}\n      type: STATIC\n      connect_timeout: 5s\n      \
+                 circuit_breakers: {{thresholds: [{{{many}}}]}}\n      \
+                 load_assignment:\n        cluster_name: {kind}\n        endpoints:\n          - lb_endpoints:\n              \
+                 - endpoint: {{address: {{socket_address: {{address: {}, port_value: {}}}}}}}\n",
+                address.ip(),
+                address.port()
+            )
+        })
+        .collect();
+    include_str!("envoy.yaml").replace("{HOSTS}\n", &hosts).replace("{CLUSTERS}\n", &clusters)
+}

@@ -1,0 +1,194 @@
+//! What HBONE costs, beside Envoy doing the same: `cargo bench --bench hbone` (ISTHMUS_BENCH_SMALL=1 for a quick look,
+//! ISTHMUS_BENCH_OTHER=path for another build of isthmus in Envoy's place, `-- memory connects` for parts of it).
+//!
+//! Both gateways run one worker on the first processor; the caller, the endpoints and the attackers are other processes
+//! on the second. Measurements alternate between the two, so that what else the machine does falls on both; a figure is
+//! the median of the rounds, with their range. Costs are processor time of the gateway's whole process. The figures are
+//! printed, and nothing is judged here but that it went as it should.
+
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "it prints what it measures")]
+
+#[path = "../../support/mod.rs"]
+mod support;
+
+mod attacks;
+mod backends;
+mod caller;
+mod gateways;
+mod work;
+
+use std::env;
+use std::error::Error;
+use std::time::Instant;
+
+use attacks::Attack;
+use caller::Identity;
+use gateways::{Backends, Kind, Side, on_processor};
+use work::{Figures, Measured};
+
+type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+
+/// Which part of the benchmark a process is; none is the one that measures.
+const ROLE: &str = "ISTHMUS_BENCH_ROLE";
+
+/// How much of everything.
+struct Plan {
+    rounds: usize,
+    connects: usize,
+    handshakes: usize,
+    bytes: usize,
+    round_trips: usize,
+    seconds: f64,
+    idle_streams: usize,
+    idle_connections: usize,
+    aborts: u64,
+}
+
+const WHOLE: Plan = Plan {
+    rounds: 5,
+    connects: 3_000,
+    handshakes: 200,
+    bytes: 256 << 20,
+    round_trips: 5_000,
+    seconds: 1.0,
+    idle_streams: 1_000,
+    idle_connections: 500,
+    aborts: 100_000,
+};
+
+const SMALL: Plan = Plan { rounds: 3, bytes: 128 << 20, aborts: 10_000, ..WHOLE };
+
+fn main() -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    match env::var(ROLE) {
+        Err(_) => on_processor(1, || runtime.block_on(measure())),
+        Ok(role) if role == "backends" => runtime.block_on(backends::serve()),
+        Ok(attack) => {
+            let ended = runtime.block_on(attacks::run(&attack));
+            // What still attacks is not waited for.
+            runtime.shutdown_background();
+            ended
+        }
+    }
+}
+
+/// What is measured of gateways that run all the time, in this order.
+const WORKS: [&str; 10] = [
+    "connects",
+    "handshakes",
+    "up, 1 stream",
+    "down, 1 stream",
+    "up, 16 streams",
+    "down, 16 streams",
+    "ping-pong",
+    "100 streams",
+    "1000 streams",
+    "neighbours",
+];
+
+async fn measure() -> Result<()> {
+    let plan = if env::var_os("ISTHMUS_BENCH_SMALL").is_some() { SMALL } else { WHOLE };
+    let wanted: Vec<String> = env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
+    let is_wanted = |work: &str| wanted.is_empty() || wanted.iter().any(|part| work.contains(part.as_str()));
+    let begun = Instant::now();
+    // Or other work of the machine would be in the latencies. Where it is not allowed it is.
+    let _ = rustix::process::nice(-10);
+    let backends = Backends::start()?;
+    let kinds = kinds();
+    println!("{}", kinds.iter().map(Kind::version).collect::<Vec<_>>().join(" | "));
+    println!(
+        "1 worker each on processor 0, callers and endpoints on processor 1; {} rounds; TLS 1.3, AES-256-GCM, X25519, \
+         P-256 certificates of both sides",
+        plan.rounds
+    );
+    let start = || -> Result<Vec<Side>> { kinds.iter().map(|kind| Side::start(kind, &backends)).collect() };
+    let mut figures = Figures::default();
+    if is_wanted("memory") {
+        memory(&plan, &start, &mut figures).await?;
+    }
+    let sides = start()?;
+    for work in WORKS.into_iter().filter(|work| is_wanted(work)) {
+        for round in 0..plan.rounds {
+            for (column, side) in in_turn(&sides, round) {
+                let identity = Identity::read(&side.folder())?;
+                let all = perform(work, &plan, side, &identity).await?;
+                all.into_iter().for_each(|(name, value)| figures.add(&name, column, value));
+            }
+        }
+    }
+    for (column, side) in in_turn(&sides, 0).into_iter().filter(|_| is_wanted("aborts")) {
+        let identity = Identity::read(&side.folder())?;
+        let all = work::aborts(side, &identity, plan.aborts).await?;
+        all.into_iter().for_each(|(name, value)| figures.add(&name, column, value));
+    }
+    figures.print([0, 1].map(|column| kinds.get(column).map_or("–", Kind::name)));
+    println!("took {:.0} s", begun.elapsed().as_secs_f64());
+    Ok(())
+}
+
+/// Isthmus, and what it is compared with.
+fn kinds() -> Vec<Kind> {
+    let other = env::var_os("ISTHMUS_BENCH_OTHER").map(Kind::Other);
+    let other = other.or_else(|| support::envoy::installed().map(Kind::Envoy));
+    if other.is_none() {
+        support::skip("the comparison with Envoy: set ISTHMUS_ENVOY, or run tests/run once");
+    }
+    [Kind::Isthmus].into_iter().chain(other).collect()
+}
+
+async fn perform(work: &str, plan: &Plan, side: &Side, identity: &Identity) -> Result<Measured> {
+    match work {
+        "connects" => work::connects(side, identity, plan.connects).await,
+        "handshakes" => work::handshakes(side, identity, plan.handshakes).await,
+        "up, 1 stream" => work::upload(side, identity, plan.bytes, 1).await,
+        "up, 16 streams" => work::upload(side, identity, plan.bytes, 16).await,
+        "down, 1 stream" => work::download(side, identity, plan.bytes, 1).await,
+        "down, 16 streams" => work::download(side, identity, plan.bytes, 16).await,
+        "ping-pong" => work::ping_pong(side, identity, plan.round_trips).await,
+        "100 streams" => work::open_loop(side, identity, 100, plan.seconds).await,
+        "1000 streams" => work::open_loop(side, identity, 1_000, plan.seconds).await,
+        _ => neighbours(side, identity, plan.seconds).await,
+    }
+}
+
+/// Somebody's round trips while others misbehave.
+async fn neighbours(side: &Side, identity: &Identity, seconds: f64) -> Result<Measured> {
+    let mut all = work::innocent(side, identity, seconds, "in calm").await?;
+    for kind in attacks::KINDS {
+        let attack = Attack::start(kind, side)?;
+        let innocent = work::innocent(side, identity, seconds, &format!("during {kind}")).await?;
+        all.push((format!("  {kind} per second"), attack.end()?));
+        all.extend(innocent);
+    }
+    Ok(all)
+}
+
+/// Each with its column, the other one first in every second round.
+fn in_turn(sides: &[Side], round: usize) -> Vec<(usize, &Side)> {
+    let mut all: Vec<_> = sides.iter().enumerate().collect();
+    if round % 2 == 1 {
+        all.reverse();
+    }
+    all
+}
+
+/// In gateways that have done nothing else: what was used and let go would hide what is needed.
+async fn memory(plan: &Plan, start: &dyn Fn() -> Result<Vec<Side>>, figures: &mut Figures) -> Result<()> {
+    for (column, side) in start()?.iter().enumerate() {
+        let identity = Identity::read(&side.folder())?;
+        figures.add(
+            "bytes per idle connection",
+            column,
+            work::idle_connections(side, &identity, plan.idle_connections).await?,
+        );
+    }
+    for (column, side) in start()?.iter().enumerate() {
+        let identity = Identity::read(&side.folder())?;
+        figures.add(
+            "bytes per idle stream",
+            column,
+            work::idle_streams(side, &identity, plan.idle_streams).await?,
+        );
+    }
+    Ok(())
+}
