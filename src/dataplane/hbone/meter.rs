@@ -55,8 +55,8 @@ impl Seen {
         })
     }
 
-    /// Another turn begins.
-    pub(crate) fn turn(&self) {
+    /// Others have a turn before this connection is driven again.
+    pub(crate) fn end_turn(&self) {
         self.left.set(TURN);
     }
 

@@ -30,8 +30,6 @@ use crate::dataplane::worker::Worker;
 use crate::model::reason::Reason;
 use crate::snapshot::policy::{HboneLimits, Listener};
 
-/// Streams taken before other tasks have a turn.
-const STREAMS_AT_ONCE: u32 = 64;
 /// How long an error may take to reach the client.
 const LINGER: Duration = Duration::from_secs(1);
 
@@ -112,7 +110,6 @@ struct Driver<'a> {
 impl Driver<'_> {
     /// The next stream; `None` at the end.
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Taken>> {
-        self.tunnel.seen.turn();
         self.obey(context);
         if self.look_after(context) {
             return Poll::Ready(None);
@@ -121,33 +118,39 @@ impl Driver<'_> {
             self.worker.brake(context.waker());
             return Poll::Pending;
         }
-        let mut left = STREAMS_AT_ONCE;
-        let polled = loop {
-            match self.connection.poll_accept(context) {
-                // Streams of a connection that is being closed are none of ours any more.
-                Poll::Ready(Some(Ok(_))) if self.ending.is_some() && left > 0 => left -= 1,
-                Poll::Ready(Some(Ok(_))) if self.ending.is_some() => {
-                    context.waker().wake_by_ref();
-                    break Poll::Pending;
-                }
-                Poll::Ready(Some(Ok(taken))) => break Poll::Ready(Some(taken)),
-                Poll::Ready(Some(Err(error))) => {
-                    let reason = if error.is_io() { Reason::ClientGone } else { Reason::BadRequest };
-                    self.ending.get_or_insert(reason);
-                    if reason == Reason::BadRequest {
-                        self.entry.story.borrow_mut().detail = Some(error.to_string().into());
-                    }
-                    tracing::debug!(source = %self.entry.source, %error, "HBONE connection ends");
-                    break Poll::Ready(None);
-                }
-                Poll::Ready(None) => break Poll::Ready(None),
-                Poll::Pending => break Poll::Pending,
-            }
-        };
+        let polled = self.accept(context);
         self.tunnel.seen.driven();
         self.hold();
         self.judge(context);
+        if polled.is_pending() {
+            self.tunnel.seen.end_turn();
+        }
         polled
+    }
+
+    fn accept(&mut self, context: &mut Context<'_>) -> Poll<Option<Taken>> {
+        loop {
+            match self.connection.poll_accept(context) {
+                // Streams of a connection that is being closed are none of ours any more.
+                Poll::Ready(Some(Ok(_))) if self.ending.is_some() => {}
+                Poll::Ready(Some(Ok(taken))) => return Poll::Ready(Some(taken)),
+                Poll::Ready(Some(Err(error))) => {
+                    self.broken(&error);
+                    return Poll::Ready(None);
+                }
+                Poll::Ready(None) => return Poll::Ready(None),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+
+    fn broken(&mut self, error: &h2::Error) {
+        tracing::debug!(source = %self.entry.source, %error, "HBONE connection ends");
+        let reason = if error.is_io() { Reason::ClientGone } else { Reason::BadRequest };
+        if *self.ending.get_or_insert(reason) == Reason::BadRequest {
+            let mut story = self.entry.story.borrow_mut();
+            story.detail.get_or_insert_with(|| error.to_string().into());
+        }
     }
 
     /// Counts what waits for the client; it moves as long as some of it goes.
