@@ -22,4 +22,5 @@ mod proto;
 mod registries;
 mod relay;
 mod standalone;
+mod tracing;
 mod xds;
