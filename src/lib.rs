@@ -19,7 +19,7 @@
 //! | 0 | [`wire`] | bytes ↔ values: ClientHello, TLS alerts, CONNECT heads, HTTP/2 frame headers |
 //! | 0 | [`proto`] | the messages of xDS and of those who certify us, generated |
 //! | 1 | [`snapshot`] | policy, shards, merged services, routes, exports; building, admission, split horizon |
-//! | 1 | [`telemetry`] | events → metrics, access log, failures; the log writer |
+//! | 1 | [`telemetry`] | events → metrics, access log, failures, spans; the log writer |
 //! | 2 | [`balance`] | the choice among candidates, and its odds |
 //! | 2 | [`world`] | publisher and readers of snapshots |
 //! | 2 | [`document`] | YAML with positions, readers, the `services:` list |
@@ -30,7 +30,7 @@
 //! | 4 | [`discovery`] | xDS: every client is told the endpoints as its network sees them |
 //! | 5 | [`admin`] | HTTP API, readiness, explain, horizon |
 //! | 5 | [`config`] | the file → checked `Config` |
-//! | 6 | [`app`], [`cli`] | composition, commands |
+//! | 6 | [`app`], [`cli`] | composition, commands, spans over OTLP |
 
 pub mod admin;
 pub mod aggregator;

@@ -3,7 +3,11 @@
 
 mod listeners;
 mod log;
+#[cfg(feature = "otlp")]
+mod otlp;
 mod shutdown;
+#[cfg(not(feature = "otlp"))]
+mod untraced;
 mod xds;
 
 use std::path::{Path, PathBuf};
@@ -33,6 +37,10 @@ use crate::telemetry::control::ReloadResult;
 use crate::tls::context::Keeper;
 use listeners::Listeners;
 use log::LogControl;
+#[cfg(feature = "otlp")]
+use otlp::Exporter;
+#[cfg(not(feature = "otlp"))]
+use untraced::Exporter;
 use xds::Xds;
 
 /// Commands of the admin API that may wait.
@@ -102,6 +110,7 @@ struct Program {
     aggregator: Handle,
     dataplane: Dataplane,
     listeners: Listeners,
+    exporter: Exporter,
     status: Arc<ArcSwap<ProgramStatus>>,
     commands: mpsc::Receiver<Command>,
     descriptors: usize,
@@ -146,6 +155,8 @@ impl Program {
         let (aggregator, reader) = owner::start(world_sources(&config), &telemetry.control, &scope);
         let mut identity = Keeper::start(&telemetry, &scope);
         identity.configure(config.identity.clone()).await;
+        let exporter = Exporter::start(&telemetry.spans, &scope);
+        exporter.configure(config.tracing.as_ref(), &config.policy.node);
         let mut dataplane = Dataplane::start(workers, limits, &reader, &telemetry, identity.context())
             .map_err(|error| format!("cannot start the data plane: {error}"))?;
         let (command, commands) = mpsc::channel(COMMANDS);
@@ -196,6 +207,7 @@ impl Program {
             aggregator,
             dataplane,
             listeners,
+            exporter,
             status,
             commands,
             descriptors,
@@ -251,6 +263,7 @@ impl Program {
         }
         self.tell(|status| status.draining = true);
         shutdown::shutdown(self.dataplane, self.config.drain, signals).await;
+        self.exporter.finish().await;
     }
 
     /// Takes the file as it is now into use; on any error nothing changes.
@@ -297,6 +310,7 @@ impl Program {
         self.dataplane.set_limits(limits);
         self.dataplane.readmit().await;
         self.telemetry.writer.use_access_log(config.access_log.clone());
+        self.exporter.configure(config.tracing.as_ref(), &config.policy.node);
         if config.log.level != self.config.log.level {
             let _ = self.log.set(config.log.level.text());
         }

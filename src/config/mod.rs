@@ -17,6 +17,7 @@ use crate::model::address::Bind;
 use crate::snapshot::policy::Policy;
 use crate::snapshot::shard::Shard;
 use crate::telemetry::access_log::AccessLog;
+use crate::telemetry::spans::TracingOptions;
 use crate::tls::source::Options as IdentityOptions;
 
 mod addresses;
@@ -59,6 +60,8 @@ pub struct Config {
     pub health: Option<Bind>,
     pub access_log: AccessLog,
     pub log: Log,
+    /// `None`: off.
+    pub tracing: Option<TracingOptions>,
     pub drain: Drain,
     pub workers: Workers,
     /// What to watch: every file read, and the directories in which files were looked for.

@@ -53,7 +53,7 @@ fn texts_of(kind: &Kind, texts: &mut Vec<&'static Text>) {
         }
         Kind::List { of, .. } | Kind::OrOff(of) => texts_of(of, texts),
         Kind::Union(union) => union.kinds.iter().for_each(|kind| texts_of(kind, texts)),
-        Kind::Boolean | Kind::Integer { .. } | Kind::Choice(_) | Kind::Object(_) => {}
+        Kind::Boolean | Kind::Integer { .. } | Kind::Share | Kind::Choice(_) | Kind::Object(_) => {}
     }
 }
 
@@ -90,7 +90,7 @@ fn form(kind: &Kind) -> String {
             let forms: Vec<String> = union.kinds.iter().map(form).collect();
             forms.join("; or ")
         }
-        Kind::Boolean | Kind::Integer { .. } => kind.to_string(),
+        Kind::Boolean | Kind::Integer { .. } | Kind::Share => kind.to_string(),
     }
 }
 
@@ -99,6 +99,6 @@ fn objects_of(kind: &Kind) -> Vec<&'static Object> {
         Kind::List { of, .. } | Kind::Map { of, .. } | Kind::OrOff(of) => objects_of(of),
         Kind::Object(object) => vec![object],
         Kind::Union(union) => union.kinds.iter().flat_map(objects_of).collect(),
-        Kind::Text(_) | Kind::Boolean | Kind::Integer { .. } | Kind::Choice(_) => Vec::new(),
+        Kind::Text(_) | Kind::Boolean | Kind::Integer { .. } | Kind::Share | Kind::Choice(_) => Vec::new(),
     }
 }

@@ -78,6 +78,7 @@ impl Definitions {
             Kind::Integer { min, max } => {
                 json!({ "anyOf": [{ "type": "integer", "minimum": min, "maximum": max }, variable] })
             }
+            Kind::Share => json!({ "anyOf": [{ "type": "number", "minimum": 0, "maximum": 1 }, variable] }),
             Kind::Choice(words) => json!({ "anyOf": [{ "enum": words }, variable] }),
             Kind::OrOff(inner) => json!({ "anyOf": [{ "enum": ["off", false] }, self.kind(inner)] }),
             Kind::List { of, min } => json!({ "type": "array", "items": self.kind(of), "minItems": min }),
@@ -126,6 +127,9 @@ fn default_value(default: &str) -> Value {
     match default {
         "true" => json!(true),
         "false" => json!(false),
-        _ => default.parse::<u64>().map_or_else(|_| json!(default), |number| json!(number)),
+        _ => match default.parse::<serde_json::Number>() {
+            Ok(number) => json!(number),
+            Err(_) => json!(default),
+        },
     }
 }

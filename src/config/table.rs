@@ -130,7 +130,7 @@ pub(super) static ROOT: Object = Object {
             "defaults",
             "The HTTP API for operators; it has no authentication of its own.",
         ),
-        optional("telemetry", Kind::Object(&TELEMETRY), "defaults", "Metrics, health and logs."),
+        optional("telemetry", Kind::Object(&TELEMETRY), "defaults", "Metrics, health, logs and traces."),
         default(
             "workers",
             Kind::Union(&WORKERS),
@@ -536,7 +536,7 @@ pub(super) static ADMIN: Object = Object {
 
 pub(super) static TELEMETRY: Object = Object {
     name: "telemetry",
-    doc: "Metrics, health and logs.",
+    doc: "Metrics, health, logs and traces.",
     one_of: &[],
     fields: &[
         optional(
@@ -558,6 +558,12 @@ pub(super) static TELEMETRY: Object = Object {
             "One line per connection, at its end.",
         ),
         optional("log", Kind::Object(&LOG), "defaults", "The program's own log, on stderr."),
+        optional(
+            "tracing",
+            Kind::OrOff(&Kind::Object(&TRACING)),
+            "off",
+            "A span per connection and per CONNECT stream, at its end, sent to a collector.",
+        ),
     ],
 };
 
@@ -587,6 +593,26 @@ pub(super) static ACCESS_LOG: Object = Object {
             "`stdout`, `stderr`, or a file, which is opened again on SIGUSR1.",
         ),
         default("format", Kind::Choice(&["json", "text"]), "json", "How a line is written."),
+    ],
+};
+
+pub(super) static TRACING: Object = Object {
+    name: "tracing",
+    doc: "Spans over OTLP. One that the collector does not take in time is lost and counted; connections never wait.",
+    one_of: &[],
+    fields: &[
+        required(
+            "otlp",
+            Kind::Text(&scalar::COLLECTOR),
+            "The collector, which takes OTLP over gRPC without TLS.",
+        ),
+        default(
+            "sample",
+            Kind::Share,
+            "0.01",
+            "The share of traces, by their ids, that are told of where the caller has not chosen: those that it sends \
+             no `traceparent` of, or one without the flag `sampled`. With the flag all are.",
+        ),
     ],
 };
 

@@ -9,14 +9,19 @@ use crate::model::address::Bind;
 
 use super::addresses::Opened;
 use super::file::relative_to;
-use super::table::{ACCESS_LOG, ADMIN, HEALTH, LOG, METRICS};
+use super::table::{ACCESS_LOG, ADMIN, HEALTH, LOG, METRICS, TRACING};
 use super::{Log, LogFormat, LogLevel};
-use crate::document::problem::Problems;
+use crate::document::problem::{Path, Problems};
+use crate::model::trace::Sampling;
 use crate::telemetry::access_log::{AccessLog, Format, Sink};
+use crate::telemetry::spans::TracingOptions;
 
 /// The address of the admin API that no key names.
 const ADMIN_DEFAULT: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 15_000);
+
+/// The share of traces where nothing is said.
+const SAMPLE: f64 = 0.01;
 
 /// Where the admin API listens.
 pub(super) fn admin(root: &Fields<'_>, opened: &mut Vec<Opened>) -> Option<SocketAddr> {
@@ -81,4 +86,24 @@ pub(super) fn log(telemetry: &Fields<'_>) -> Log {
         level: fields.choice("level", &LogLevel::ALL, LogLevel::text).unwrap_or(LogLevel::Info),
         format: fields.choice("format", &[LogFormat::Text, LogFormat::Json], text).unwrap_or(LogFormat::Text),
     }
+}
+
+/// Where spans are sent; `None`: nowhere.
+pub(super) fn tracing(telemetry: &Fields<'_>, problems: &mut Problems) -> Option<TracingOptions> {
+    if telemetry.is_off("tracing") {
+        return None;
+    }
+    let node = telemetry.node("tracing")?;
+    if cfg!(not(feature = "otlp")) {
+        let path = Path::Root.key("telemetry");
+        let fault =
+            "this isthmus was built without the feature otlp, so it cannot send spans; leave the key out";
+        problems.error(node.position, &path.key("tracing"), fault);
+    }
+    let fields = telemetry.fields("tracing", &TRACING);
+    let sample = fields.read("sample", scalar::share).unwrap_or(SAMPLE);
+    Some(TracingOptions {
+        otlp: fields.read("otlp", scalar::collector)?.to_owned(),
+        sample: Sampling::of(sample),
+    })
 }

@@ -17,6 +17,7 @@ mod bad;
 mod files;
 mod generated;
 mod identity;
+mod tracing;
 
 /// Loads a text as the file `c.yaml`.
 fn load_text(text: &str) -> Result<Config, Vec<String>> {

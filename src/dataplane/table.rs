@@ -261,6 +261,7 @@ impl Entry {
             source_identity: peer.map(|peer| peer.identity.shared()),
             source_claimed: call.and_then(|call| call.claims.workload.clone()),
             trace: call.and_then(|call| call.claims.trace),
+            span: None,
             detail: story.detail.clone(),
             reason,
             duration: self.accepted.elapsed(),

@@ -190,7 +190,8 @@ impl Worker {
         if let Some(destination) = &entry.story.borrow().destination {
             destination.closed();
         }
-        self.local.ended(Box::new(entry.record(Some(reason), self.source_network(entry))), probe);
+        let record = entry.record(Some(reason), self.source_network(entry));
+        self.local.ended(record, probe, || self.random());
     }
 
     /// The end of a connection that carried streams. It has a line of its own only where it had none of them.

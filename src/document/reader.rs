@@ -4,6 +4,7 @@
 
 use super::nearest::nearest;
 use super::problem::{Fault, Path, Position, Problems};
+use super::scalar;
 use super::table::{Kind, Object, Presence, Text, Union};
 use super::tree::{Key, Node, Scalar, ScalarType, Style, Value, shortened};
 
@@ -36,7 +37,10 @@ pub fn check(node: &Node, kind: &Kind, path: &Path<'_>, problems: &mut Problems)
         (_, Kind::OrOff(_)) if is_off(node) => {}
         (_, Kind::OrOff(inner)) => check_or_off(node, inner, path, problems),
         (_, Kind::Union(union)) => check_union(node, union, path, problems),
-        (Value::Scalar(scalar), Kind::Text(_) | Kind::Boolean | Kind::Integer { .. } | Kind::Choice(_)) => {
+        (
+            Value::Scalar(scalar),
+            Kind::Text(_) | Kind::Boolean | Kind::Integer { .. } | Kind::Share | Kind::Choice(_),
+        ) => {
             if let Err(fault) = check_scalar(scalar, kind) {
                 problems.error(node.position, path, refused(node, fault, kind));
             }
@@ -94,7 +98,10 @@ fn check_union(node: &Node, union: &Union, path: &Path<'_>, problems: &mut Probl
         Value::Sequence(_) => matches!(kind, Kind::List { .. }),
         Value::Mapping(_) => matches!(kind, Kind::Object(_) | Kind::Map { .. }),
         Value::Scalar(_) => {
-            matches!(kind, Kind::Text(_) | Kind::Boolean | Kind::Integer { .. } | Kind::Choice(_))
+            matches!(
+                kind,
+                Kind::Text(_) | Kind::Boolean | Kind::Integer { .. } | Kind::Share | Kind::Choice(_)
+            )
         }
     };
     let fitting: Vec<&Kind> = union.kinds.iter().filter(fits).collect();
@@ -136,6 +143,12 @@ fn check_scalar(scalar: &Scalar, kind: &Kind) -> Result<(), Fault> {
                 _ => Err("".into()),
             }
         }
+        Kind::Share => match scalar::share(text) {
+            Ok(_) if scalar.style == Style::Quoted => {
+                Err(Fault::new("it is a text, as it is in quotes").hint(Some(text)))
+            }
+            result => result.map(drop),
+        },
         Kind::Choice(words) if words.contains(&text) => Ok(()),
         Kind::Choice(words) => Err(Fault::new("").hint(nearest(text, words.iter().copied()))),
         _ => Err("".into()),

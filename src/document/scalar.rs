@@ -19,6 +19,8 @@ use super::table::Text;
 const DURATION_MAX: Duration = Duration::from_secs(8760 * 3600);
 /// Where name servers listen.
 const NAME_SERVER_PORT: u16 = 53;
+/// Where collectors take OTLP over gRPC.
+const OTLP_PORT: u16 = 4317;
 /// Longest free text in bytes.
 const TEXT_BYTES_MAX: usize = 253;
 
@@ -94,6 +96,13 @@ pub static HTTPS: Text = Text {
     pattern: "^https://[^/ ]+$",
     number: false,
     check: |text| https(text).map(drop),
+};
+pub static COLLECTOR: Text = Text {
+    name: "collector",
+    expects: "an address such as http://collector:4317, where OTLP is spoken over gRPC",
+    pattern: "^http://[^/ ]+:[0-9]+$",
+    number: false,
+    check: |text| collector(text).map(drop),
 };
 pub static UNIX_SOCKET: Text = Text {
     name: "unixSocket",
@@ -315,6 +324,44 @@ pub fn https(text: &str) -> Result<&str, Fault> {
     let rest = text.strip_prefix("https://").ok_or("it does not begin with https://")?;
     target(rest)?;
     Ok(text)
+}
+
+/// `http://host:port`, without a path.
+pub fn collector(text: &str) -> Result<&str, Fault> {
+    let meant = |host: &str| {
+        let host = host.split('/').next().unwrap_or_default();
+        let ported = if split_port(host).is_ok() { host.to_owned() } else { format!("{host}:{OTLP_PORT}") };
+        target(&ported).is_ok().then(|| format!("http://{ported}"))
+    };
+    if let Some(rest) = text.strip_prefix("https://") {
+        return Err(Fault::new("it asks for TLS, which spans are not sent over").hint(meant(rest)));
+    }
+    let Some(rest) = text.strip_prefix("http://") else {
+        return Err(Fault::new("it does not begin with http://").hint(meant(text)));
+    };
+    if rest.contains('/') {
+        return Err(Fault::new("it has a path, which OTLP over gRPC does not have").hint(meant(rest)));
+    }
+    target(rest).map_err(|fault| match meant(rest) {
+        Some(meant) => fault.hint(Some(meant)),
+        None => fault,
+    })?;
+    Ok(text)
+}
+
+/// A share of all, from 0 to 1.
+pub fn share(text: &str) -> Result<f64, Fault> {
+    if let Some(number) = text.strip_suffix('%') {
+        let meant = number.parse::<f64>().ok().filter(|percent| (0.0..=100.0).contains(percent));
+        let fault = Fault::new("it is in percent");
+        return Err(fault.hint(meant.map(|percent| (percent / 100.0).to_string())));
+    }
+    let plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    match text.parse::<f64>().ok().filter(|_| plain) {
+        Some(share) if share <= 1.0 => Ok(share),
+        Some(_) => Err("it is more than 1".into()),
+        None => Err("".into()),
+    }
 }
 
 /// The path of a unix socket, as `unix:///path` or `unix:/path`.

@@ -46,6 +46,8 @@ pub enum Kind {
         min: u64,
         max: u64,
     },
+    /// A number from 0 to 1.
+    Share,
     Choice(&'static [&'static str]),
     /// `off` or `false`, or else.
     OrOff(&'static Self),
@@ -136,6 +138,7 @@ impl fmt::Display for Kind {
             Self::Text(text) => f.write_str(text.expects),
             Self::Boolean => f.write_str("true or false"),
             Self::Integer { min, max } => write!(f, "a whole number from {min} to {max}"),
+            Self::Share => f.write_str("a number from 0 to 1"),
             Self::Choice([only]) => f.write_str(only),
             Self::Choice(words) => write!(f, "one of {}", words.join(", ")),
             Self::OrOff(kind) => write!(f, "{kind}, or off"),

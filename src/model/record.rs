@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::reason::Reason;
-use super::trace::TraceParent;
+use super::trace::{Span, TraceParent};
 
 /// How a connection came.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -57,6 +57,8 @@ pub struct ConnectionRecord {
     pub source_claimed: Option<Box<str>>,
     /// Where the caller stands in a trace.
     pub trace: Option<TraceParent>,
+    /// Where it stands there itself, if it is told of.
+    pub span: Option<Span>,
     /// What exactly was wrong, where one word is not enough.
     pub detail: Option<Box<str>>,
     /// `None` while the connection lives.

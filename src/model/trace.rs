@@ -1,4 +1,4 @@
-//! The place of a connection in a distributed trace (W3C Trace Context §3.2).
+//! The place of a connection in a distributed trace (W3C Trace Context §3.2), and which connections are told of there.
 
 use std::fmt;
 
@@ -8,6 +8,23 @@ pub struct TraceParent {
     pub trace: TraceId,
     pub span: SpanId,
     pub sampled: bool,
+}
+
+/// The span that a connection is in a trace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    pub trace: TraceId,
+    pub id: SpanId,
+    /// The caller's; `None`: the trace begins here.
+    pub parent: Option<SpanId>,
+}
+
+/// Which of the traces that nobody has chosen yet are chosen: those whose last 63 bits are below a number, so that all
+/// who ask the same of a trace agree. OpenTelemetry's `TraceIdRatioBased` samplers choose the same ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sampling {
+    /// 0: none; 2^63 and more: all.
+    pub below: u64,
 }
 
 /// Not all zeroes.
@@ -34,6 +51,33 @@ impl TraceParent {
         let [flags] = hex::<1>(&rest[51..53])?;
         let zeroes = trace == [0; 16] || span == [0; 8];
         (!zeroes).then_some(Self { trace: TraceId(trace), span: SpanId(span), sampled: flags & 1 == 1 })
+    }
+}
+
+impl Sampling {
+    /// Chooses a share of all traces, from 0 to 1.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is from 0 to 2^63")]
+    pub fn of(share: f64) -> Self {
+        Self { below: (share.clamp(0.0, 1.0) * (1_u64 << 63) as f64) as u64 }
+    }
+
+    fn chooses(self, trace: TraceId) -> bool {
+        let last = u128::from_be_bytes(trace.0) & u128::from(u64::MAX >> 1);
+        last < u128::from(self.below)
+    }
+
+    /// The span of a connection, if it gets one: where the caller has chosen the trace, or else by the trace. Without
+    /// a caller's it begins one of its own.
+    pub fn span(self, caller: Option<TraceParent>, mut random: impl FnMut() -> u64) -> Option<Span> {
+        let trace = match caller {
+            Some(caller) => caller.trace,
+            None => TraceId((u128::from(random()) << 64 | u128::from(random().max(1))).to_be_bytes()),
+        };
+        if !caller.is_some_and(|caller| caller.sampled) && !self.chooses(trace) {
+            return None;
+        }
+        let id = SpanId(random().max(1).to_be_bytes());
+        Some(Span { trace, id, parent: caller.map(|caller| caller.span) })
     }
 }
 
@@ -81,6 +125,50 @@ impl fmt::Debug for SpanId {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Counts up.
+    fn numbers() -> impl FnMut() -> u64 {
+        let mut last = 0;
+        move || {
+            last += 1;
+            last
+        }
+    }
+
+    #[test]
+    fn a_trace_is_chosen_by_its_caller_or_by_its_id() {
+        let caller = |last: u64, sampled| TraceParent {
+            trace: TraceId((7 << 64 | u128::from(last)).to_be_bytes()),
+            span: SpanId([9; 8]),
+            sampled,
+        };
+        let (none, half, all) = (Sampling::of(0.0), Sampling::of(0.5), Sampling::of(1.0));
+        let (low, high) = ((1 << 62) - 1, 1 << 62);
+        let chosen = |sampling: Sampling, caller| sampling.span(Some(caller), numbers()).is_some();
+        assert!(chosen(none, caller(high, true)) && !chosen(none, caller(low, false)));
+        assert!(chosen(half, caller(low, false)) && !chosen(half, caller(high, false)));
+        // The first of the last 64 bits does not count.
+        assert!(chosen(half, caller(1 << 63, false)));
+        assert!(chosen(all, caller(u64::MAX, false)));
+        assert_eq!(
+            none.span(Some(caller(1, true)), numbers()),
+            Some(Span {
+                trace: caller(1, true).trace,
+                id: SpanId(1_u64.to_be_bytes()),
+                parent: Some(SpanId([9; 8]))
+            })
+        );
+    }
+
+    #[test]
+    fn without_a_caller_a_trace_begins() {
+        let root = Sampling::of(1.0).span(None, numbers()).expect("all are chosen");
+        assert_eq!(root.trace, TraceId((1 << 64 | 2_u128).to_be_bytes()));
+        assert_eq!((root.id, root.parent), (SpanId(3_u64.to_be_bytes()), None));
+        assert_eq!(Sampling::of(0.0).span(None, numbers()), None);
+        let zeroes = Sampling::of(1.0).span(None, || 0).expect("all are chosen");
+        assert!(zeroes.trace.0 != [0; 16] && zeroes.id.0 != [0; 8]);
+    }
 
     #[test]
     fn a_traceparent_is_read_strictly() {

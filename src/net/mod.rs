@@ -1,8 +1,9 @@
-//! Sockets and their upkeep: listening, dialling, resetting, pipes, descriptor budgets, waits between attempts, the
+//! Sockets and their upkeep: listening, dialling, resetting, pipes, descriptor budgets, gRPC, waits between attempts, the
 //! scopes that tasks are started in, and the threads for long work.
 
 pub mod backoff;
 pub mod budget;
+pub mod channel;
 pub mod fetch;
 pub mod labour;
 pub mod listen;

@@ -64,7 +64,8 @@ pub fn fields(record: &ConnectionRecord) -> Map<String, Value> {
     put("connect_ms", record.connect.map(milliseconds));
     put("bytes_up", Some(record.bytes_up.into()));
     put("bytes_down", Some(record.bytes_down.into()));
-    put("trace_id", record.trace.map(|parent| parent.trace.to_string().into()));
+    let trace = record.span.map(|span| span.trace).or_else(|| record.trace.map(|parent| parent.trace));
+    put("trace_id", trace.map(|trace| trace.to_string().into()));
     put("detail", record.detail.as_deref().and_then(text));
     fields
 }
@@ -105,6 +106,7 @@ pub(crate) mod tests {
             authority: None,
             source_claimed: None,
             trace: None,
+            span: None,
             detail: None,
             source: SocketAddr::from(([10, 0, 0, 1], 4000)),
             source_network: "".into(),

@@ -36,7 +36,7 @@ pub struct Control {
     rejected: Counter,
 }
 
-const DESCRIPTIONS: [(&str, &str); 22] = [
+const DESCRIPTIONS: [(&str, &str); 24] = [
     ("isthmus_connections_total", "Connections ended, by listener, by the rule that matched, and by reason."),
     ("isthmus_connections_active", "Connections and CONNECT streams now, from accept to the end."),
     (
@@ -51,6 +51,8 @@ const DESCRIPTIONS: [(&str, &str); 22] = [
     ("isthmus_config_generation", "Counts up with each world taken into use."),
     ("isthmus_config_reloads_total", "Reloads of the config file, by result."),
     ("isthmus_access_log_dropped_total", "Log lines that the queue could not take."),
+    ("isthmus_spans_sent_total", "Spans that the collector has taken."),
+    ("isthmus_spans_dropped_total", "Spans that the queue could not take, or that the collector did not."),
     ("isthmus_xds_clients", "Streams of xDS clients now."),
     ("isthmus_xds_pushes_total", "Responses sent to xDS clients, by resource type."),
     ("isthmus_xds_rejects_total", "Responses that xDS clients refused, by resource type."),

@@ -111,13 +111,21 @@ impl Local {
         }
     }
 
-    /// A connection ended. Probes (gone before their first byte) are counted, neither logged nor listed.
-    pub fn ended(&self, record: Box<ConnectionRecord>, probe: bool) {
+    /// A connection ended. Probes (gone before their first byte) are counted, neither logged nor listed nor traced.
+    /// `random` makes the ids of its span, if it gets one.
+    pub fn ended(&self, mut record: ConnectionRecord, probe: bool, random: impl FnMut() -> u64) {
         self.active(&record.listener, |gauge| gauge.decrement(1.0));
         self.count_ended(&record);
-        if !probe {
-            self.telemetry.writer.connection(record);
+        if probe {
+            return;
         }
+        record.span =
+            self.telemetry.spans.sampling().and_then(|sampling| sampling.span(record.trace, random));
+        let record = Arc::new(record);
+        if record.span.is_some() {
+            self.telemetry.spans.offer(&record);
+        }
+        self.telemetry.writer.connection(record);
     }
 
     /// A connection ended that carried CONNECT streams, each of which has told its own story.

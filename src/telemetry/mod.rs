@@ -1,4 +1,4 @@
-//! What the gateway says of itself: metrics, the access log, the program's log, the last failures.
+//! What the gateway says of itself: metrics, the access log, the program's log, the last failures, spans.
 //!
 //! Code elsewhere tells of typed events ([`local::Local`], [`control`]); only this module knows metric names and labels.
 //! One [`crate::model::record::ConnectionRecord`] per connection is finished once, and every output is written from it.
@@ -11,6 +11,7 @@ pub mod failures;
 pub mod local;
 pub mod process;
 pub mod recorder;
+pub mod spans;
 pub mod writer;
 
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use std::sync::Arc;
 use control::Control;
 use failures::Failures;
 use recorder::Recorder;
+use spans::Spans;
 use writer::Writer;
 
 /// Everything that tells; shared by all threads.
@@ -27,6 +29,7 @@ pub struct Telemetry {
     pub control: Arc<Control>,
     pub failures: Failures,
     pub writer: Writer,
+    pub spans: Spans,
 }
 
 impl Telemetry {
@@ -36,6 +39,7 @@ impl Telemetry {
         let control = Arc::new(Control::new(&recorder));
         let failures = Failures::default();
         let writer = Writer::start(access_log, failures.clone(), &recorder);
-        Self { recorder, control, failures, writer }
+        let spans = Spans::new(&recorder);
+        Self { recorder, control, failures, writer, spans }
     }
 }

@@ -20,7 +20,7 @@ const QUEUE: usize = 16_384;
 const REST: Duration = Duration::from_millis(5);
 
 enum Message {
-    Connection(Box<ConnectionRecord>),
+    Connection(Arc<ConnectionRecord>),
     /// A line of the program's own log.
     Line(Vec<u8>),
     Use(AccessLog),
@@ -48,7 +48,7 @@ impl Writer {
     }
 
     /// Logs a finished connection.
-    pub fn connection(&self, record: Box<ConnectionRecord>) {
+    pub fn connection(&self, record: Arc<ConnectionRecord>) {
         if self.queue.try_send(Message::Connection(record)).is_err() {
             self.dropped.increment(1);
         }
@@ -129,7 +129,7 @@ impl Output {
 
     fn take(&mut self, message: Message) {
         match message {
-            Message::Connection(record) => self.connection(record.into()),
+            Message::Connection(record) => self.connection(record),
             Message::Line(line) => {
                 // Nothing can be done about a stderr that is gone.
                 let _ = io::stderr().write_all(&line);

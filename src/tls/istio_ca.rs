@@ -22,12 +22,13 @@ use tonic::Request;
 use tonic::metadata::{Ascii, MetadataValue};
 
 use super::certificate::{Certificate, CertificateFault, Validity, certificates};
-use super::channel::{CallFault, Channel};
+
 use super::files;
 use super::source::{IstioCa, Sink, random, until};
 use super::trust::{anchors, why};
 use crate::model::identity::{Identity, TrustDomain};
 use crate::net::backoff::Backoff;
+use crate::net::channel::{CallFault, Channel};
 use crate::net::scope::Scope;
 use crate::proto::istio::v1::auth::{IstioCertificateRequest, IstioCertificateResponse};
 use crate::telemetry::clock::rfc3339;

@@ -2,7 +2,6 @@
 //! which passes through untouched, is none of its business.
 
 pub mod certificate;
-mod channel;
 pub mod context;
 pub mod development;
 pub mod files;

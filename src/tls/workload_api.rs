@@ -19,11 +19,12 @@ use tonic::{Request, Streaming};
 use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::certificate::{Certificate, CertificateFault, Validity};
-use super::channel::{CallFault, Channel};
+
 use super::source::{Sink, random, until};
 use super::trust::anchors;
 use crate::model::identity::{Identity, IdentityError, TrustDomain};
 use crate::net::backoff::Backoff;
+use crate::net::channel::{CallFault, Channel};
 use crate::net::scope::Scope;
 use crate::proto::{X509svid, X509svidRequest, X509svidResponse};
 use crate::telemetry::clock::rfc3339;

@@ -239,7 +239,7 @@ fn a_waypoint_takes_the_stream_first_unless_the_caller_is_it() {
 
 /// A Python peer of `tests/interop/hbone_peer.py`; `None` where there is none, which is told.
 fn peer(arguments: &[&str]) -> Option<Child> {
-    let Some(python) = python::installed() else {
+    let Some(python) = python::with_http2() else {
         skip("HBONE with other libraries: no Python with h2");
         return None;
     };

@@ -23,5 +23,6 @@ mod proto;
 mod registries;
 mod relay;
 mod standalone;
+mod tracing;
 mod xds;
 mod xds_tls;

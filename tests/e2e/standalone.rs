@@ -13,7 +13,8 @@ use crate::support::backend::Backend;
 use crate::support::client::{Tls, call, connect, tls, tls_with};
 use crate::support::eventually;
 use crate::support::gateway::{BINARY, Gateway};
-use crate::support::pki::PKI;
+use crate::support::hbone::{Hbone, client};
+use crate::support::pki::{Issued, PKI};
 
 /// Runs a command to its end.
 fn isthmus(arguments: &[&str]) -> Output {
@@ -78,6 +79,9 @@ fn the_demo_goes_as_it_should_and_leaves_nothing_behind() {
         "the gateway of net-east 2, catalog-1 1, catalog-2 1, catalog-3 1, catalog-4 1",
         "did you mean checkout.shop",
         "checkout-3 ejected",
+        "within the tunnel, spiffe://cluster.local/ns/shop/sa/web and ledger-1 have verified each other",
+        "--identity spiffe://cluster.local/ns/bank/sa/teller: admitted",
+        "403 identity_denied, explain identity_denied",
         "exit status: 0",
     ] {
         assert!(told.contains(expected), "no {expected:?} in:\n{told}");
@@ -98,6 +102,9 @@ fn the_demo_tells_what_it_measured_as_json() {
     let step = |title: &str| steps.iter().find(|step| step["step"] == title).expect(title);
     assert_eq!(step("mesh name, by weight")["ok"], 300);
     assert_eq!(step("not exported")["refused"], 1);
+    // 40 streams and as many calls by server name.
+    assert_eq!((&step("HBONE beside SNI")["ok"], &step("double HBONE")["ok"]), (&80.into(), &1.into()));
+    assert_eq!(step("identity denied")["refused"], 1);
     assert_eq!(step("bulk")["bytes"], 256 << 20);
 }
 
@@ -183,18 +190,28 @@ fn marked(mark: &str, stream: &mut Tls) {
 #[test]
 fn every_example_is_valid() {
     let mut checked = 0;
+    // A config that names certificates is only whole where these are.
+    let folder = tempfile::tempdir().expect("a folder");
+    let certs = folder.path().join("certs");
+    exits(&isthmus(&["certs", "--dir", text(&certs), "--workload", "istio-system/eastwest"]), 0);
     for example in root("examples").read_dir().expect("examples").flatten() {
         for file in example.path().read_dir().expect("a folder").flatten() {
-            let path = file.path();
+            let path = folder.path().join(file.file_name());
+            let content = std::fs::read_to_string(file.path()).expect("text");
+            std::fs::write(&path, content.replace("/tmp/isthmus-certs", text(&certs))).expect("written");
+        }
+        for file in example.path().read_dir().expect("a folder").flatten() {
+            let (path, name) = (folder.path().join(file.file_name()), file.file_name());
             // Registries, and what is for Envoy, are no configs of ours.
-            let other = ["-services.yaml", "envoy-east.yaml"].iter().any(|end| text(&path).ends_with(end));
+            let other =
+                text(&path).ends_with("-services.yaml") || name.to_string_lossy().starts_with("envoy-");
             if path.extension().is_some_and(|extension| extension == "yaml") && !other {
                 exits(&isthmus(&["validate", "--strict", text(&path)]), 0);
                 checked += 1;
             }
         }
     }
-    assert_eq!(checked, 6);
+    assert_eq!(checked, 7);
 }
 
 #[test]
@@ -363,6 +380,63 @@ fn the_split_horizon_example_tells_each_side_of_the_other_and_serves_envoy() {
     let west: i32 = WEST.iter().filter_map(|address| answered.get(*address)).sum();
     assert_eq!(west, 20, "{answered:?}");
     assert_eq!(answered.values().sum::<i32>(), 30, "{answered:?}");
+}
+
+#[test]
+fn the_hbone_example_knows_its_callers() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let certs = folder.path().join("certs");
+    let workloads =
+        ["istio-system/eastwest", "front/web", "bank/teller"].map(|name| ["--workload", name]).concat();
+    exits(&isthmus(&[&["certs", "--dir", text(&certs)], &*workloads].concat()), 0);
+    let greeter = Backend::start_at(at("127.2.1.1", 0), |mut stream| {
+        let mut from = stream.try_clone().expect("a socket");
+        let _ = std::io::copy(&mut from, &mut stream);
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+    });
+    let gateway = start_example(
+        "hbone",
+        "isthmus.yaml",
+        &[
+            ("bind: \"127.2.0.1:15008\"", "bind: \"127.2.0.1:0\""),
+            ("admin: {bind: \"127.2.0.1:15000\"}", "admin: {bind: \"127.0.0.1:0\"}"),
+            ("targetPort: 8080", &format!("targetPort: {}", greeter.address.port())),
+            ("/tmp/isthmus-certs", text(&certs)),
+        ],
+    );
+    let address = gateway.listener("mesh");
+    let enter = |stem: &str| {
+        let issued = Issued::read(&certs.join(format!("{stem}.pem")), &certs.join(format!("{stem}-key.pem")));
+        Hbone::connect(address, client(Some(issued), &["h2"])).expect("let in")
+    };
+    let (web, teller) = (enter("front_web"), enter("bank_teller"));
+    let (greeter, vault) = ("greeter.shop.svc.cluster.local:80", "vault.shop.svc.cluster.local:80");
+    assert_eq!(web.open(greeter).expect("admitted").echo("hello"), Ok("hello".to_owned()));
+    assert_eq!(web.open(vault).err(), Some((http::StatusCode::FORBIDDEN, "identity_denied".to_owned())));
+    assert_eq!(teller.open(vault).expect("admitted").echo("hello"), Ok("hello".to_owned()));
+    // On the same port, clients with a server name are routed by it.
+    tls(address, "greeter.shop.svc.cluster.local").expect_err("it has no TLS of its own");
+    gateway.logged("the other protocol", |line| line["protocol"] == "sni" && line["listener"] == "mesh");
+
+    let Some(binary) = crate::support::envoy::installed() else {
+        crate::support::skip("examples: there is no Envoy (tests/run installs one)");
+        return;
+    };
+    let config = std::fs::read_to_string(root("examples/hbone/envoy-caller.yaml")).expect("text");
+    let config = config
+        .replace("/tmp/isthmus-certs", text(&certs))
+        .replace("address: 127.1.0.9, port_value: 8080", "address: 127.0.0.1, port_value: 0")
+        .replace("address: 127.1.0.9, port_value: 8081", "address: 127.0.0.1, port_value: 0")
+        .replace("address: 127.1.0.9, port_value: 9901", "address: 127.0.0.1, port_value: 0")
+        .replace("port_value: 15008", &format!("port_value: {}", address.port()));
+    let envoy = crate::support::envoy::Envoy::start(&binary, tempfile::tempdir().expect("a folder"), &config);
+    assert_eq!(call(&mut connect(envoy.listener("greeter")), "from Envoy").expect("answered"), "from Envoy");
+    assert_eq!(call(&mut connect(envoy.listener("vault")), "from Envoy").unwrap_or_default(), "");
+    let line = gateway.logged("the refusal", |line| {
+        line["reason"] == "identity_denied"
+            && line["source_identity"] == "spiffe://cluster.local/ns/front/sa/web"
+    });
+    assert_eq!(line["authority"], vault);
 }
 
 fn at(address: &str, port: u16) -> SocketAddr {

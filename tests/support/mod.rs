@@ -6,6 +6,7 @@
 pub mod authority;
 pub mod backend;
 pub mod client;
+pub mod collector;
 pub mod dns;
 pub mod envoy;
 pub mod frames;

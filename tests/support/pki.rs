@@ -1,8 +1,10 @@
 //! Certificates for tests, made with rcgen directly.
 
+use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, SanType};
+use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
@@ -21,6 +23,19 @@ pub struct Issued {
     pub key: PrivateKeyDer<'static>,
     pub certificate_pem: String,
     pub key_pem: String,
+}
+
+impl Issued {
+    /// From PEM files.
+    pub fn read(certificate: &Path, key: &Path) -> Self {
+        let text = |path| std::fs::read_to_string(path).expect("a file");
+        Self {
+            certificate: CertificateDer::from_pem_file(certificate).expect("a certificate"),
+            key: PrivateKeyDer::from_pem_file(key).expect("a key"),
+            certificate_pem: text(certificate),
+            key_pem: text(key),
+        }
+    }
 }
 
 impl Pki {

@@ -1,7 +1,15 @@
-//! A Python that has the official messages of xDS, and of those who certify us.
+//! A Python that has the official messages of xDS, of those who certify us, and of OTLP; and peers written in it, which are
+//! told what to do line by line.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::{Arc, Mutex};
+
+use serde_json::Value;
+
+use super::eventually;
 
 /// The one with the messages of xDS: `ISTHMUS_PYTHON`, or where `tests/run` has put it.
 pub fn installed() -> Option<OsString> {
@@ -13,9 +21,86 @@ pub fn with_authorities() -> Option<OsString> {
     with(&["xds.txt", "identity.txt"])
 }
 
+/// The same with HTTP/2.
+pub fn with_http2() -> Option<OsString> {
+    with(&["xds.txt", "hbone.txt"])
+}
+
+/// The same with the messages of OTLP.
+pub fn with_otlp() -> Option<OsString> {
+    with(&["xds.txt", "otlp.txt"]).filter(|python| {
+        let import = ["-c", "import grpc, opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc"];
+        let tried = Command::new(python).args(import).stderr(Stdio::null()).status();
+        tried.is_ok_and(|status| status.success())
+    })
+}
+
 fn with(lists: &[&str]) -> Option<OsString> {
     let venv = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/interop/venv");
     // The interpreter is there without the packages too; the stamps say that they are.
     let stamped = lists.iter().all(|list| venv.join(format!("{list}.installed")).exists());
     std::env::var_os("ISTHMUS_PYTHON").or_else(|| stamped.then(|| venv.join("bin/python").into_os_string()))
+}
+
+/// A running script of `tests/interop`; killed when dropped. It says that it is ready, answers each line with an object
+/// that has `done`, and may say more.
+pub struct Peer {
+    child: Child,
+    input: ChildStdin,
+    lines: Arc<Mutex<Vec<Value>>>,
+}
+
+impl Peer {
+    pub fn start(python: OsString, script: &str, arguments: &[&OsStr]) -> Self {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop").join(script);
+        let mut child = Command::new(python)
+            .arg(script)
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("Python starts");
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        let (output, sink) = (child.stdout.take().expect("piped"), lines.clone());
+        std::thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                let line = serde_json::from_str(&line).expect("JSON");
+                sink.lock().expect("not poisoned").push(line);
+            }
+        });
+        let input = child.stdin.take().expect("piped");
+        Self { child, input, lines }
+    }
+
+    /// Tells it what to do; returns once it does so, with its answer.
+    #[track_caller]
+    pub fn tell(&mut self, what: &Value) -> Value {
+        let before = self.of("done").len();
+        writeln!(self.input, "{what}").expect("it listens");
+        eventually("the peer does as it is told", || {
+            assert!(self.child.try_wait().expect("a child").is_none(), "the peer has ended");
+            self.lines().into_iter().filter(|line| line.get("done").is_some()).nth(before)
+        })
+    }
+
+    /// Where it listens.
+    pub fn port(&self) -> u64 {
+        self.lines()[0]["port"].as_u64().expect("a port")
+    }
+
+    /// The values of a key in what it has said so far.
+    pub fn of(&self, key: &str) -> Vec<Value> {
+        self.lines().iter().filter_map(|line| line.get(key).cloned()).collect()
+    }
+
+    fn lines(&self) -> Vec<Value> {
+        self.lines.lock().expect("not poisoned").clone()
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }

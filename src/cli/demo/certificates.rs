@@ -66,7 +66,18 @@ impl Certificates {
         service_account: &str,
         names: &[&str],
     ) -> Result<(), DemoError> {
-        let identity = self.authority.identity(NAMESPACE, service_account).map_err(DevelopmentError::from)?;
+        self.issue_in(NAMESPACE, holder, service_account, names)
+    }
+
+    /// The same in a namespace other than that of the workloads.
+    pub(super) fn issue_in(
+        &mut self,
+        namespace: &str,
+        holder: &'static str,
+        service_account: &str,
+        names: &[&str],
+    ) -> Result<(), DemoError> {
+        let identity = self.authority.identity(namespace, service_account).map_err(DevelopmentError::from)?;
         let issued = self.authority.issue(&identity, names, 1)?;
         self.issued.push(Held {
             holder,

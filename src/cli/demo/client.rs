@@ -43,6 +43,8 @@ pub(super) enum CallError {
     Alert(AlertDescription),
     #[error("{0}")]
     Io(io::Error),
+    #[error("HTTP/2: {0}")]
+    Http2(#[from] h2::Error),
     #[error("{0:?} is no server name")]
     Name(String),
     #[error("no readable answer")]

@@ -1,7 +1,7 @@
 //! `isthmus demo`: two networks on loopback, a gateway on each (processes of this very binary), TLS services and
 //! clients, and steps that drive them. Every step measures and checks; nothing is installed, nothing is left behind.
 //!
-//! `stage` sets the two networks up, `steps` (with `horizon`, `refusals` and `changes`) drives them, `report` prints; the other
+//! `stage` sets the two networks up, `steps` (with `horizon`, `tunnels`, `refusals` and `changes`) drives them, `report` prints; the other
 //! files are the actors.
 
 mod certificates;
@@ -10,11 +10,13 @@ mod client;
 mod endpoint;
 mod envoy;
 mod gateway;
+mod hbone;
 mod horizon;
 mod refusals;
 mod report;
 mod stage;
 mod steps;
+mod tunnels;
 
 use std::io::{self, Write};
 use std::time::Duration;

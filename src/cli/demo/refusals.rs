@@ -98,7 +98,11 @@ async fn refused(
 }
 
 /// Waits until the gateway's list of failures has one for this reason.
-async fn failure_listed(network: &mut Network, reason: &str, outcome: &mut Outcome) -> Result<(), DemoError> {
+pub(super) async fn failure_listed(
+    network: &mut Network,
+    reason: &str,
+    outcome: &mut Outcome,
+) -> Result<(), DemoError> {
     let listed = network.gateway.until("does not list the refusal", async |gateway| {
         let failures = gateway.json("/api/v1/failures").await?;
         let found = failures.as_array().into_iter().flatten().any(|line| line["reason"] == reason);

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::DemoError;
 use super::client::{Answer, CallError};
-use super::stage::{CHECKOUT, Network, Stage};
+use super::stage::{CHECKOUT, Network, Stage, VAULT};
 use super::steps::Step;
 use crate::cli::output::{Format, structured, table};
 
@@ -244,6 +244,10 @@ pub(super) fn hints(stage: &Stage, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "\nEverything is left running until Ctrl-C. In another terminal, try:\n")?;
     writeln!(out, "  curl --cacert {folder}/ca.pem --connect-to ::{address} https://{CHECKOUT}/")?;
     writeln!(out, "  isthmus explain {CHECKOUT} --listener plain --admin {admin}")?;
+    writeln!(
+        out,
+        "  isthmus explain {VAULT}:80 --authority --identity spiffe://cluster.local/ns/shop/sa/web --admin {admin}"
+    )?;
     for command in ["status", "exposed", "failures"] {
         writeln!(out, "  isthmus {command} --admin {admin}")?;
     }

@@ -11,6 +11,7 @@ use super::certificates::{Certificates, ClientAuth};
 use super::client::Caller;
 use super::endpoint::{Endpoint, Place};
 use super::gateway::Gateway;
+use super::hbone;
 use crate::cli::client::ClientError;
 use crate::net::scope::Scope;
 
@@ -20,6 +21,12 @@ pub(super) const INTERNAL: &str = "internal-only.shop.svc.cluster.local";
 pub(super) const REVIEWS: &str = "reviews.shop.svc.cluster.local";
 /// What runs on both networks.
 pub(super) const CATALOG: &str = "catalog.shop.svc.cluster.local";
+/// Sends back what comes; it has no TLS of its own, so that only callers by HBONE get to it.
+pub(super) const ECHO: &str = "echo.shop.svc.cluster.local";
+/// Takes HBONE itself.
+pub(super) const LEDGER: &str = "ledger.shop.svc.cluster.local";
+/// The same endpoint as that of [`ECHO`], for callers of another namespace alone.
+pub(super) const VAULT: &str = "vault.shop.svc.cluster.local";
 /// The protocol that clients of the mesh offer.
 pub(super) const MESH_ALPN: &str = "istio";
 /// The client that has a certificate.
@@ -34,6 +41,8 @@ pub(super) struct Stage {
     pub(super) east: Network,
     pub(super) west: Network,
     pub(super) certificates: Certificates,
+    /// Where [`LEDGER`] takes HBONE, if there is room.
+    pub(super) node: Option<IpAddr>,
     // Last: processes are gone before the files that they read.
     pub(super) folder: Folder,
 }
@@ -81,11 +90,13 @@ impl Stage {
         let folder = Folder::new()?;
         let mut certificates = Certificates::new()?;
         certificates.issue(WEB, "web", &[])?;
+        gateways(&folder, &mut certificates)?;
         let scope = Scope::default();
         // Each of the gateways reads what there is on both networks.
         let in_the_west = endpoints_in_the_west(&folder, &mut certificates, &scope).await?;
         let in_the_east = endpoints_in_the_east(&folder, &mut certificates, &scope).await?;
-        let mut west = west(&folder, in_the_west).await?;
+        let (tunnelled, node) = tunnelled(&mut certificates, &scope).await?;
+        let mut west = west(&folder, in_the_west, &tunnelled).await?;
         let east = east(&folder, in_the_east, &west).await?;
         // The west was started before there was a gateway in the east that it could know of.
         west.config.push_str(&reached_through(&east)?);
@@ -93,8 +104,7 @@ impl Stage {
         if answer.status != 200 {
             return Err(ClientError::Refused(answer.body).into());
         }
-        folder.write("ca.pem", certificates.authority_pem())?;
-        Ok(Self { east, west, certificates, folder })
+        Ok(Self { east, west, certificates, node, folder })
     }
 
     /// A client on net-east that calls through the gateway of net-west.
@@ -131,6 +141,47 @@ impl Network {
     pub(super) fn endpoint_mut(&mut self, name: &str) -> Option<&mut Endpoint> {
         self.endpoints.iter_mut().find(|endpoint| endpoint.name == name)
     }
+}
+
+/// The certificates of the gateways, and the roots that they believe.
+fn gateways(folder: &Folder, certificates: &mut Certificates) -> Result<(), DemoError> {
+    folder.write("ca.pem", certificates.authority_pem())?;
+    for network in ["net-east", "net-west"] {
+        let name = gateway_name(network);
+        certificates.issue_in("istio-system", name, name, &[name])?;
+        let held = certificates.held_by(name)?;
+        folder.write(&format!("{name}.pem"), &held.certificate_pem)?;
+        folder.write(&format!("{name}-key.pem"), &held.key_pem)?;
+    }
+    Ok(())
+}
+
+/// What the gateway of a network is called, also in its certificate.
+pub(super) fn gateway_name(network: &str) -> &'static str {
+    if network == "net-east" { "gateway-east" } else { "gateway-west" }
+}
+
+/// Starts what is reached by HBONE alone: the items of a `services` list, and where the one that takes HBONE is.
+async fn tunnelled(
+    certificates: &mut Certificates,
+    scope: &Scope,
+) -> Result<(String, Option<IpAddr>), DemoError> {
+    let echo = hbone::echo(address(2, 5, 1), scope).await?;
+    certificates.issue("ledger-1", "ledger", &[LEDGER])?;
+    let tls = certificates.server("ledger-1", ClientAuth::Required)?;
+    let node = hbone::workload((1..=250).map(|last| address(2, 6, last)), &tls, scope).await;
+    let item = |hostname: &str, endpoint: &str| {
+        format!(
+            "  - hostname: {hostname}\n    namespace: shop\n    ports: [{{name: tcp, port: 80}}]\n    \
+             endpoints: [{endpoint}]\n"
+        )
+    };
+    let plain = format!("{{address: {}, ports: {{tcp: {}}}, tls: none}}", echo.ip(), echo.port());
+    let mut items = item(ECHO, &plain) + &item(VAULT, &plain);
+    if let Some(node) = node {
+        items.push_str(&item(LEDGER, &format!("{{address: {node}, tunnel: hbone}}")));
+    }
+    Ok((items, node))
 }
 
 /// The mesh name of a service's port 443.
@@ -176,7 +227,7 @@ async fn endpoints_in_the_west(
     Ok(endpoints)
 }
 
-async fn west(folder: &Folder, endpoints: Vec<Endpoint>) -> Result<Network, DemoError> {
+async fn west(folder: &Folder, endpoints: Vec<Endpoint>, tunnelled: &str) -> Result<Network, DemoError> {
     let own = "{name: https, port: 443, protocol: TLS}";
     let config = format!(
         "{common}\
@@ -186,7 +237,7 @@ async fn west(folder: &Folder, endpoints: Vec<Endpoint>) -> Result<Network, Demo
          \x20   endpoints:\n\
          \x20     - {{address: \"{near}\", locality: {zone_a}}}\n\
          \x20     - {{address: \"{far}\", locality: {zone_b}}}\n\
-         services:\n{checkout}{internal}\
+         services:\n{checkout}{internal}{tunnelled}\
          policies:\n\
          \x20 - services: [{CHECKOUT}]\n\
          \x20   loadBalancing: {{policy: roundRobin}}\n\
@@ -263,9 +314,12 @@ fn reached_through(network: &Network) -> Result<String, DemoError> {
 fn common(cluster: &str, network: u8, locality: &str) -> String {
     format!(
         "# Written by `isthmus demo`.\n\
-         node: {{name: gateway-{cluster}, cluster: {cluster}, network: net-{cluster}, locality: {locality}}}\n\
+         node: {{name: gateway-{cluster}, namespace: istio-system, serviceAccount: gateway-{cluster}, \
+         cluster: {cluster}, network: net-{cluster}, locality: {locality}}}\n\
+         identity: {{files: {{certificate: gateway-{cluster}.pem, key: gateway-{cluster}-key.pem}}}}\n\
+         trust: [{{trustDomain: cluster.local, roots: ca.pem}}]\n\
          listeners:\n\
-         \x20 - {{name: mesh, bind: \"127.{network}.0.1:0\", alpn: [{MESH_ALPN}]}}\n\
+         \x20 - {{name: mesh, bind: \"127.{network}.0.1:0\", protocol: auto, alpn: [{MESH_ALPN}]}}\n\
          \x20 - {{name: plain, bind: \"127.{network}.0.2:0\"}}\n\
          registries:\n\
          \x20 - file: {{path: east-registry.yaml, cluster: east, network: net-east}}\n\
@@ -273,7 +327,8 @@ fn common(cluster: &str, network: u8, locality: &str) -> String {
          \x20 - file: {{path: west-2-registry.yaml, cluster: west-2, network: net-west}}\n\
          exports:\n\
          \x20 - services: [\"*.shop.svc.cluster.local\"]\n\
-         \x20   except: [{INTERNAL}]\n\
+         \x20   except: [{INTERNAL}, {VAULT}]\n\
+         \x20 - {{services: [{VAULT}], to: {{identities: [\"spiffe://cluster.local/ns/bank/*\"]}}}}\n\
          xds: {{bind: \"127.0.0.1:0\"}}\n\
          admin: {{bind: \"127.0.0.1:0\"}}\n\
          telemetry: {{log: {{format: json}}}}\n\

@@ -1,6 +1,6 @@
 //! The steps, and those of them whose calls are answered: what the callers saw is compared with what the gateway
 //! says. `horizon` has what each side is told of
-//! the other, `refusals` the calls that are refused, `changes` what changes something while it runs.
+//! the other, `tunnels` the calls by HBONE, `refusals` the calls that are refused, `changes` what changes something while it runs.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use super::certificates::Certificates;
 use super::client::{Answer, CallError, Caller};
 use super::report::Outcome;
 use super::stage::{CHECKOUT, Call, MESH_ALPN, Network, PAYMENTS, REVIEWS, Stage, WEB, mesh_name};
-use super::{changes, horizon, refusals};
+use super::{changes, horizon, refusals, tunnels};
 use crate::cli::output::cell;
 
 /// Calls of the step that compares shares.
@@ -38,6 +38,8 @@ pub(super) enum Step {
     Zones,
     OtherWay,
     MutualTls,
+    Hbone,
+    DoubleHbone,
     SplitHorizon,
     DeadEndpoint,
     Recovery,
@@ -46,6 +48,7 @@ pub(super) enum Step {
     WrongProtocol,
     NoName,
     NotTls,
+    IdentityDenied,
     Bulk,
     Reload,
     BadReload,
@@ -53,13 +56,15 @@ pub(super) enum Step {
 }
 
 impl Step {
-    pub(super) const ALL: [Self; 18] = [
+    pub(super) const ALL: [Self; 21] = [
         Self::MeshName,
         Self::HostName,
         Self::Alias,
         Self::Zones,
         Self::OtherWay,
         Self::MutualTls,
+        Self::Hbone,
+        Self::DoubleHbone,
         Self::SplitHorizon,
         Self::DeadEndpoint,
         Self::Recovery,
@@ -68,6 +73,7 @@ impl Step {
         Self::WrongProtocol,
         Self::NoName,
         Self::NotTls,
+        Self::IdentityDenied,
         Self::Bulk,
         Self::Reload,
         Self::BadReload,
@@ -82,6 +88,8 @@ impl Step {
             Self::Zones => "wildcard, nearest zone",
             Self::OtherWay => "west to east",
             Self::MutualTls => "mutual TLS",
+            Self::Hbone => "HBONE beside SNI",
+            Self::DoubleHbone => "double HBONE",
             Self::SplitHorizon => "split horizon",
             Self::DeadEndpoint => "dead endpoint",
             Self::Recovery => "endpoint is back",
@@ -90,6 +98,7 @@ impl Step {
             Self::WrongProtocol => "wrong protocol",
             Self::NoName => "no name",
             Self::NotTls => "not TLS",
+            Self::IdentityDenied => "identity denied",
             Self::Bulk => "bulk",
             Self::Reload => "reload",
             Self::BadReload => "broken config",
@@ -114,6 +123,12 @@ impl Step {
             Self::MutualTls => {
                 "Mutual TLS from end to end: payments asks for a certificate; the gateway holds no key and is not part of it."
             }
+            Self::Hbone => {
+                "HBONE calls beside SNI calls: on the mesh's port, one connection of web carries streams to echo, while others come by server name."
+            }
+            Self::DoubleHbone => {
+                "A tunnel in the tunnel: ledger takes HBONE itself, so its caller's mutual TLS ends there, and the gateway passes on what it cannot read."
+            }
             Self::SplitHorizon => {
                 "catalog runs in three clusters, one of them in three zones: each side is given its own endpoints, and the rest as one gateway."
             }
@@ -132,6 +147,9 @@ impl Step {
             }
             Self::NoName => "A client that sends no server name has no route here.",
             Self::NotTls => "What is not TLS is closed at once.",
+            Self::IdentityDenied => {
+                "vault is for callers of the namespace bank: web is told 403 over HBONE, and explain says why, as the gateway itself decides."
+            }
             Self::Bulk => {
                 "256 MiB down one connection: bulk stays in the kernel (splice), whatever its size."
             }
@@ -161,6 +179,8 @@ impl Step {
             Self::Zones => nearest_zone(stage, &mut outcome).await?,
             Self::OtherWay => other_way(stage, &mut outcome).await?,
             Self::MutualTls => mutual_tls(stage, &mut outcome).await?,
+            Self::Hbone => tunnels::beside(stage, &mut outcome).await?,
+            Self::DoubleHbone => tunnels::double(stage, &mut outcome).await?,
             Self::SplitHorizon => horizon::split(stage, &mut outcome).await?,
             Self::DeadEndpoint => changes::dead_endpoint(stage, &mut outcome).await?,
             Self::Recovery => changes::recovery(stage, &mut outcome).await?,
@@ -169,6 +189,7 @@ impl Step {
             Self::WrongProtocol => refusals::wrong_protocol(stage, &mut outcome).await?,
             Self::NoName => refusals::no_name(stage, &mut outcome).await?,
             Self::NotTls => refusals::not_tls(stage, &mut outcome).await?,
+            Self::IdentityDenied => tunnels::denied(stage, &mut outcome).await?,
             Self::Bulk => bulk(stage, &mut outcome).await?,
             Self::Reload => changes::reload(stage, &mut outcome).await?,
             Self::BadReload => changes::bad_reload(stage, &mut outcome).await?,

@@ -21,6 +21,7 @@ fn generated_files_are_current() {
     }
 }
 
+#[cfg(feature = "otlp")]
 #[test]
 fn the_example_loads_without_warnings_and_fits_the_schema() {
     let config = load(&root().join(EXAMPLE), &|_| None).expect("good");
@@ -77,6 +78,11 @@ fn schema_and_reader_agree_on_what_is_wrong() {
         ("listen: ':1'\nnode: {name: 5}", false),
         ("listen: ':1'\ntimeouts: {connect: 10}", false),
         ("listeners: [{name: a, bind: ':1', hello: {maxBytes: 4096}}]", true),
+        ("listen: ':1'\ntelemetry: {tracing: off}", true),
+        ("listen: ':1'\ntelemetry: {tracing: {sample: 1}}", false),
+        ("listen: ':1'\ntelemetry: {tracing: {otlp: 'http://c:4317', sample: 1.5}}", false),
+        ("listen: ':1'\ntelemetry: {tracing: {otlp: 'http://c:4317', sample: 'all'}}", false),
+        ("listen: ':1'\ntelemetry: {tracing: {otlp: 'https://c:4317'}}", false),
     ] {
         let schema = schema();
         let misfits = misfits(&as_json(text), &schema, &schema, "config");
@@ -162,6 +168,7 @@ fn misfits(value: &Value, schema: &Value, root: &Value, path: &str) -> Vec<Strin
         Some("array") => value.is_array(),
         Some("string") => value.is_string(),
         Some("integer") => value.is_u64(),
+        Some("number") => value.is_number(),
         Some("boolean") => value.is_boolean(),
         Some(other) => panic!("{other}"),
         None => true,
@@ -172,7 +179,7 @@ fn misfits(value: &Value, schema: &Value, root: &Value, path: &str) -> Vec<Strin
     if schema["enum"].as_array().is_some_and(|words| !words.contains(value)) {
         fail("enum");
     }
-    let below = |bound: &str, low: bool| match (schema[bound].as_u64(), value.as_u64()) {
+    let below = |bound: &str, low: bool| match (schema[bound].as_f64(), value.as_f64()) {
         (Some(bound), Some(value)) if low => value < bound,
         (Some(bound), Some(value)) => value > bound,
         _ => false,
@@ -243,6 +250,7 @@ fn fits_pattern(pattern: &str, text: &str) -> bool {
         &scalar::HEADER_BYTES,
         &scalar::HTTPS,
         &scalar::UNIX_SOCKET,
+        &scalar::COLLECTOR,
         &table::ROUTE_KEY,
     ];
     if pattern == "\\$\\{" {

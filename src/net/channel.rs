@@ -1,5 +1,4 @@
-//! One gRPC connection to an authority that says who we are, over a stream that was opened for it; and what can go wrong
-//! in a call, in words for the operator.
+//! One gRPC connection, over a stream that was opened for it; and what can go wrong in a call, in words for the operator.
 
 use std::error::Error;
 use std::fmt;
@@ -17,7 +16,7 @@ use tonic::client::{Grpc, GrpcService};
 use tonic::{Code, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
-use crate::net::scope::Scope;
+use super::scope::Scope;
 
 /// The size of a message that is taken.
 const MESSAGE_BYTES_MAX: usize = 4 << 20;
@@ -25,7 +24,7 @@ const MESSAGE_BYTES_MAX: usize = 4 << 20;
 const WORDS_MAX: usize = 300;
 
 /// A connection on which calls are made; it ends when it is dropped together with their answers.
-pub(super) struct Channel {
+pub struct Channel {
     grpc: Grpc<Sender>,
 }
 
@@ -33,7 +32,7 @@ struct Sender(SendRequest<Body>);
 
 /// Why a call had no answer.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum CallFault {
+pub enum CallFault {
     #[error("the connection broke: {0}")]
     Broken(String),
     #[error("refused with {code:?}: {message}")]
@@ -52,7 +51,7 @@ impl<F: Future<Output: Send> + Send + 'static> hyper::rt::Executor<F> for Tasks 
 
 impl Channel {
     /// `origin` is what the requests say they are sent to.
-    pub(super) async fn open<S>(stream: S, origin: Uri, scope: &Scope) -> Result<Self, CallFault>
+    pub async fn open<S>(stream: S, origin: Uri, scope: &Scope) -> Result<Self, CallFault>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -64,11 +63,7 @@ impl Channel {
         Ok(Self { grpc })
     }
 
-    pub(super) async fn unary<Q, A>(
-        &mut self,
-        method: &'static str,
-        request: Request<Q>,
-    ) -> Result<A, CallFault>
+    pub async fn unary<Q, A>(&mut self, method: &'static str, request: Request<Q>) -> Result<A, CallFault>
     where
         Q: prost::Message + 'static,
         A: prost::Message + Default + 'static,
@@ -78,7 +73,7 @@ impl Channel {
         Ok(self.grpc.unary(request, path, codec).await?.into_inner())
     }
 
-    pub(super) async fn stream<Q, A>(
+    pub async fn stream<Q, A>(
         &mut self,
         method: &'static str,
         request: Request<Q>,

@@ -1,0 +1,133 @@
+//! What a collector is told: each connection as a span, and who tells. A span has the fields of the access log under their
+//! own names, with `isthmus.` before them, and beside them the few that OpenTelemetry has names for.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue};
+use opentelemetry_proto::tonic::resource::v1::Resource;
+use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
+use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
+use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span, SpanFlags, Status};
+
+use crate::model::reason::Reason;
+use crate::model::record::{ConnectionRecord, Protocol};
+use crate::snapshot::policy::Node;
+use crate::telemetry::access_log::fields;
+
+/// Bytes kept of a text: a client chooses how long some are.
+const TEXT_BYTES_MAX: usize = 1_024;
+/// What the access log has and a span says in its own way.
+const NOT_ATTRIBUTES: [&str; 3] = ["time", "duration_ms", "trace_id"];
+/// The trace was chosen (W3C Trace Context §3.3).
+const SAMPLED: u32 = 1;
+
+/// All that a batch says.
+pub(super) fn request<'r>(
+    node: &Node,
+    records: impl Iterator<Item = &'r Arc<ConnectionRecord>>,
+) -> ExportTraceServiceRequest {
+    let scope = InstrumentationScope {
+        name: "isthmus".to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        ..InstrumentationScope::default()
+    };
+    let spans = records.filter_map(|record| span(record, node)).collect();
+    let scope_spans = vec![ScopeSpans { scope: Some(scope), spans, schema_url: String::new() }];
+    let resource = Some(resource(node));
+    let resource_spans = vec![ResourceSpans { resource, scope_spans, schema_url: String::new() }];
+    ExportTraceServiceRequest { resource_spans }
+}
+
+/// Who tells.
+fn resource(node: &Node) -> Resource {
+    let attributes = [
+        ("service.name", "isthmus"),
+        ("service.version", env!("CARGO_PKG_VERSION")),
+        ("service.instance.id", &node.name),
+        ("k8s.cluster.name", node.cluster.as_str()),
+        ("k8s.namespace.name", &node.namespace),
+        ("isthmus.network", node.network.as_str()),
+    ];
+    let known = attributes.into_iter().filter(|(_, value)| !value.is_empty());
+    Resource { attributes: known.map(|(key, value)| text(key, value)).collect(), ..Resource::default() }
+}
+
+/// A connection as a span; `None` for one that was not chosen.
+fn span(record: &ConnectionRecord, node: &Node) -> Option<Span> {
+    let place = record.span?;
+    let name = match record.protocol {
+        Protocol::Sni => "isthmus sni",
+        Protocol::Hbone => "isthmus hbone",
+    };
+    let remote = if place.parent.is_some() { SpanFlags::ContextIsRemoteMask as u32 } else { 0 };
+    Some(Span {
+        trace_id: place.trace.0.into(),
+        span_id: place.id.0.into(),
+        parent_span_id: place.parent.map(|parent| parent.0.into()).unwrap_or_default(),
+        flags: SAMPLED | SpanFlags::ContextHasIsRemoteMask as u32 | remote,
+        name: name.to_owned(),
+        kind: SpanKind::Server.into(),
+        start_time_unix_nano: nanoseconds(record.time),
+        end_time_unix_nano: nanoseconds(record.time + record.duration),
+        attributes: attributes(record, node),
+        status: status(record.reason),
+        ..Span::default()
+    })
+}
+
+/// Without a word where all went well, as servers are asked to leave it.
+fn status(reason: Option<Reason>) -> Option<Status> {
+    let reason = reason.filter(|reason| *reason != Reason::Ok)?;
+    Some(Status { code: StatusCode::Error.into(), message: reason.text().to_owned() })
+}
+
+fn attributes(record: &ConnectionRecord, node: &Node) -> Vec<KeyValue> {
+    let own = fields(record).into_iter().filter(|(name, _)| !NOT_ATTRIBUTES.contains(&name.as_str()));
+    let own = own.filter_map(|(name, value)| {
+        let value = match value {
+            serde_json::Value::String(text) => Value::StringValue(shortened(text)),
+            serde_json::Value::Number(number) => match number.as_i64() {
+                Some(whole) => Value::IntValue(whole),
+                None => Value::DoubleValue(number.as_f64()?),
+            },
+            _ => return None,
+        };
+        Some(attribute(&format!("isthmus.{name}"), value))
+    });
+    let network = (!node.network.as_str().is_empty()).then(|| text("isthmus.network", node.network.as_str()));
+    own.chain(network).chain(conventional(record)).collect()
+}
+
+/// What OpenTelemetry's semantic conventions have names for.
+fn conventional(record: &ConnectionRecord) -> Vec<KeyValue> {
+    let mut all = vec![
+        text("network.transport", "tcp"),
+        text("client.address", &record.source.ip().to_string()),
+        attribute("client.port", Value::IntValue(record.source.port().into())),
+    ];
+    all.extend(record.service.as_deref().map(|service| text("server.address", service)));
+    all.extend(record.port.map(|port| attribute("server.port", Value::IntValue(port.into()))));
+    all
+}
+
+fn text(key: &str, value: &str) -> KeyValue {
+    attribute(key, Value::StringValue(value.to_owned()))
+}
+
+fn attribute(key: &str, value: Value) -> KeyValue {
+    KeyValue { key: key.to_owned(), value: Some(AnyValue { value: Some(value) }), ..KeyValue::default() }
+}
+
+fn shortened(mut text: String) -> String {
+    let end = (0..=TEXT_BYTES_MAX.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+    text.truncate(end.unwrap_or_default());
+    text
+}
+
+fn nanoseconds(time: SystemTime) -> u64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,251 @@
+//! HBONE from both ends: a connection of CONNECT streams, each a connection of its own, as a caller opens them; and a workload
+//! that takes such a connection itself, as the node of an ambient mesh does. Neither knows of gateways.
+
+use std::future::poll_fn;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::client::SendRequest;
+use h2::{RecvStream, SendStream};
+use http::{HeaderMap, Request, Response, StatusCode};
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, ServerConfig};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+use super::DemoError;
+use super::client::{CallError, Caller};
+use crate::net::scope::Scope;
+use crate::tls::certificate::identity_of;
+
+/// Where a node of an ambient mesh takes HBONE.
+pub(super) const PORT: u16 = 15_008;
+/// The header in which the workload says who called it.
+const CALLER_HEADER: &str = "x-caller";
+/// How long a call may take.
+const CALL_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// A connection whose streams are CONNECTs.
+pub(super) struct Tunnel {
+    send: SendRequest<Bytes>,
+    /// The certificate that the other end proved to have the key of.
+    pub(super) certificate: CertificateDer<'static>,
+}
+
+/// A stream that was answered with 200.
+pub(super) struct Stream {
+    send: SendStream<Bytes>,
+    receive: RecvStream,
+    /// Received and not read yet.
+    ahead: Bytes,
+}
+
+/// How a CONNECT was answered.
+pub(super) struct Answered {
+    pub(super) status: StatusCode,
+    headers: HeaderMap,
+    /// Has something to say where the status is 200.
+    stream: Stream,
+}
+
+impl Tunnel {
+    /// Connects to the gateway.
+    pub(super) async fn open(caller: &Caller, scope: &Scope) -> Result<Self, CallError> {
+        let within = async { Self::over(caller.connect().await?, &caller.name, &caller.tls, scope).await };
+        tokio::time::timeout(CALL_TIMEOUT, within).await.unwrap_or(Err(CallError::TimedOut))
+    }
+
+    /// Shakes hands over what is there, which may be a stream of another tunnel.
+    pub(super) async fn over<S>(
+        below: S,
+        name: &str,
+        tls: &Arc<ClientConfig>,
+        scope: &Scope,
+    ) -> Result<Self, CallError>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let name = ServerName::try_from(name.to_owned()).map_err(|_| CallError::Name(name.to_owned()))?;
+        let tls = TlsConnector::from(tls.clone()).connect(name, below).await?;
+        let certificate = tls.get_ref().1.peer_certificates().and_then(<[_]>::first);
+        let certificate = certificate.ok_or(CallError::Answer)?.clone().into_owned();
+        let (send, connection) = h2::client::handshake(tls).await?;
+        // It ends with the last stream; how is told to those who wait for an answer.
+        scope.spawn(async move { drop(connection.await) });
+        Ok(Self { send, certificate })
+    }
+
+    /// Asks for a connection to `authority`.
+    pub(super) async fn connect(&self, authority: &str) -> Result<Answered, CallError> {
+        let request = Request::connect(authority).body(()).map_err(|_| CallError::Answer)?;
+        let mut send = self.send.clone();
+        let within = async {
+            poll_fn(|context| send.poll_ready(context)).await?;
+            let (response, send) = send.send_request(request, false)?;
+            let (head, receive) = response.await?.into_parts();
+            let stream = Stream { send, receive, ahead: Bytes::new() };
+            Ok(Answered { status: head.status, headers: head.headers, stream })
+        };
+        tokio::time::timeout(CALL_TIMEOUT, within).await.unwrap_or(Err(CallError::TimedOut))
+    }
+}
+
+impl Answered {
+    /// The gateway's word for why.
+    pub(super) fn reason(&self) -> &str {
+        self.header("isthmus-reason")
+    }
+
+    /// Whom the workload takes the caller for.
+    pub(super) fn caller(&self) -> &str {
+        self.header(CALLER_HEADER)
+    }
+
+    fn header(&self, name: &str) -> &str {
+        self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+    }
+
+    /// Status and reason in one.
+    pub(super) fn told(&self) -> String {
+        format!("{} {}", self.status.as_u16(), self.reason())
+    }
+
+    pub(super) fn into_stream(self) -> Stream {
+        self.stream
+    }
+}
+
+impl Stream {
+    /// Sends, and reads as much back; what came, and then the end of both directions.
+    pub(super) async fn echo(mut self, text: &[u8]) -> Result<Vec<u8>, CallError> {
+        let within = async {
+            self.write_all(text).await?;
+            self.shutdown().await?;
+            let mut back = Vec::new();
+            self.read_to_end(&mut back).await?;
+            Ok(back)
+        };
+        tokio::time::timeout(CALL_TIMEOUT, within).await.unwrap_or(Err(CallError::TimedOut))
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        while self.ahead.is_empty() {
+            match ready!(self.receive.poll_data(context)) {
+                None => return Poll::Ready(Ok(())),
+                Some(bytes) => self.ahead = bytes.map_err(io::Error::other)?,
+            }
+        }
+        let count = self.ahead.len().min(buffer.remaining());
+        buffer.put_slice(&self.ahead.split_to(count));
+        self.receive.flow_control().release_capacity(count).map_err(io::Error::other)?;
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.send.reserve_capacity(bytes.len());
+        while self.send.capacity() == 0 && !bytes.is_empty() {
+            match ready!(self.send.poll_capacity(context)) {
+                None => return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into())),
+                Some(room) => drop(room.map_err(io::Error::other)?),
+            }
+        }
+        let count = bytes.len().min(self.send.capacity());
+        self.send.send_data(Bytes::copy_from_slice(&bytes[..count]), false).map_err(io::Error::other)?;
+        Poll::Ready(Ok(count))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // The connection sends what it was given.
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(self.send.send_data(Bytes::new(), true).map_err(io::Error::other))
+    }
+}
+
+/// Serves TCP connections by sending back what comes; where.
+pub(super) async fn echo(address: IpAddr, scope: &Scope) -> Result<SocketAddr, DemoError> {
+    let cannot = |error| DemoError::Io { what: format!("listen on {address} for an echo"), error };
+    let listener = TcpListener::bind((address, 0)).await.map_err(cannot)?;
+    let bound = listener.local_addr().map_err(cannot)?;
+    let each = scope.clone();
+    scope.spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            // How a connection ends is the caller's to judge.
+            each.spawn(async move { send_back(stream).await.ok() });
+        }
+    });
+    Ok(bound)
+}
+
+/// Takes HBONE on port 15008 of the first address where that is free, and sends back what comes in its streams; the
+/// address, if there is one.
+pub(super) async fn workload(
+    addresses: impl Iterator<Item = IpAddr>,
+    tls: &ServerConfig,
+    scope: &Scope,
+) -> Option<IpAddr> {
+    let mut free = None;
+    for address in addresses {
+        // Another demo may be there.
+        if let Ok(listener) = TcpListener::bind((address, PORT)).await {
+            free = Some((address, listener));
+            break;
+        }
+    }
+    let (address, listener) = free?;
+    let mut tls = tls.clone();
+    tls.alpn_protocols = vec![b"h2".to_vec()];
+    let acceptor = TlsAcceptor::from(Arc::new(tls));
+    let each = scope.clone();
+    scope.spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let (acceptor, streams) = (acceptor.clone(), each.clone());
+            each.spawn(async move { take(stream, &acceptor, &streams).await.ok() });
+        }
+    });
+    Some(address)
+}
+
+/// Serves one connection of CONNECT streams.
+async fn take(stream: TcpStream, acceptor: &TlsAcceptor, scope: &Scope) -> Result<(), CallError> {
+    let tls = acceptor.accept(stream).await?;
+    let leaf = tls.get_ref().1.peer_certificates().and_then(<[_]>::first);
+    let caller = leaf.and_then(|leaf| identity_of(leaf).ok()).map(|identity| identity.to_string());
+    let mut connection = h2::server::handshake(tls).await?;
+    while let Some(asked) = connection.accept().await {
+        let (request, mut respond) = asked?;
+        let answer = Response::builder().header(CALLER_HEADER, caller.as_deref().unwrap_or("nobody"));
+        let answer = answer.body(()).map_err(|_| CallError::Answer)?;
+        let send = respond.send_response(answer, false)?;
+        let stream = Stream { send, receive: request.into_body(), ahead: Bytes::new() };
+        scope.spawn(async move { send_back(stream).await.ok() });
+    }
+    Ok(())
+}
+
+/// Sends back what comes, to its end.
+async fn send_back(stream: impl AsyncRead + AsyncWrite) -> io::Result<()> {
+    let (mut from, mut to) = tokio::io::split(stream);
+    tokio::io::copy(&mut from, &mut to).await?;
+    to.shutdown().await
+}
