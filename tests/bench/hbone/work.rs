@@ -343,8 +343,9 @@ pub(crate) async fn aborts(side: &Side, identity: &Identity, count: u64) -> Resu
     while side.live() > 0 && Instant::now() < deadline {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    let what = format!("{count} aborted downloads");
+    let what = "aborted downloads";
     Ok(vec![
+        (what.to_owned(), count as f64),
         (format!("{what}: processor µs each"), processor / count as f64 * 1e6),
         (format!("{what}: per second"), count as f64 / wall),
         (format!("{what}: connections that the gateway ended"), ended as f64),
