@@ -50,7 +50,7 @@ impl<F: Future<Output: Send> + Send + 'static> hyper::rt::Executor<F> for Tasks 
 }
 
 impl Channel {
-    /// `origin` is what the requests say they are sent to.
+    /// Agrees on HTTP/2 over the stream. `origin` is what the requests say they are sent to.
     pub async fn open<S>(stream: S, origin: Uri, scope: &Scope) -> Result<Self, CallFault>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -63,6 +63,7 @@ impl Channel {
         Ok(Self { grpc })
     }
 
+    /// A call with one answer.
     pub async fn unary<Q, A>(&mut self, method: &'static str, request: Request<Q>) -> Result<A, CallFault>
     where
         Q: prost::Message + 'static,
@@ -73,6 +74,7 @@ impl Channel {
         Ok(self.grpc.unary(request, path, codec).await?.into_inner())
     }
 
+    /// A call with answers one after another.
     pub async fn stream<Q, A>(
         &mut self,
         method: &'static str,
