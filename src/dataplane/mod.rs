@@ -1,4 +1,4 @@
-//! The data plane: accept → peek → admit → choose → dial → relay; [`hbone`] does the same for each CONNECT stream.
+//! The data plane: accept → peek → admit → choose → dial → relay; `hbone` does the same for each CONNECT stream.
 //!
 //! One thread per core, each with a single-threaded runtime, its own `SO_REUSEPORT` sockets and its own table of
 //! connections; no lock is shared on the way of a connection. What a connection costs, and why:

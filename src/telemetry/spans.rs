@@ -1,6 +1,6 @@
 //! The queue of connections that become spans: filled by the data plane as they end, emptied by whoever exports.
 //!
-//! It holds [`SPANS_MAX`] connections and [`BYTES_MAX`] bytes, also while the exporter cannot get rid of what it has
+//! It holds `SPANS_MAX` connections and `BYTES_MAX` bytes, also while the exporter cannot get rid of what it has
 //! taken; what it cannot take is counted, never waited for. A connection that is not chosen costs one relaxed load.
 
 use std::mem::size_of;
