@@ -20,11 +20,20 @@ pub(super) struct Opened {
     pub(super) position: Option<Position>,
 }
 
+impl Opened {
+    /// Listeners are told apart by their address as it is written, so that no two of them can take a free port of one.
+    fn is_listener(&self) -> bool {
+        self.path.starts_with("listen")
+    }
+}
+
 /// Tells of addresses of which only one could be opened.
 pub(super) fn collisions(opened: &[Opened], problems: &mut Problems) {
     for (index, one) in opened.iter().enumerate() {
         for other in &opened[..index] {
-            if !collide(one.bind, other.bind) {
+            if !collide(one.bind, other.bind)
+                && !(one.bind == other.bind && one.is_listener() && other.is_listener())
+            {
                 continue;
             }
             let (late, early) = if one.position >= other.position { (one, other) } else { (other, one) };

@@ -133,8 +133,8 @@ fn tuning_is_the_routes_own_or_the_most_specific_policy() {
 #[test]
 fn port_0_may_be_bound_on_loopback_more_than_once() {
     let config = loaded(
-        "listeners: [{name: a, bind: '127.0.0.1:0'}, {name: b, bind: '127.0.0.1:0'}, {name: c, bind: '[::1]:0'}]\n\
-         admin: {bind: '127.0.0.1:0'}\n",
+        "listeners: [{name: a, bind: '127.0.0.1:0'}, {name: b, bind: '127.0.0.2:0'}, {name: c, bind: '[::1]:0'}]\n\
+         admin: {bind: '127.0.0.1:0'}\nxds: {bind: '127.0.0.1:0'}\n",
     );
     assert_eq!(config.policy.listeners.len(), 3);
 }

@@ -322,3 +322,35 @@ fn a_client_that_reads_nothing_of_its_downloads_is_bounded() {
     assert!(resident < 120e6, "{resident} bytes");
     echoes(&mut stream, 50);
 }
+
+#[test]
+fn requests_that_are_none_cost_their_stream_alone() {
+    let (echo, stalled) = (Backend::echo(), stalled());
+    let gateway = gateway("", &echo, &stalled);
+    let mut raw = Frames::connect(gateway.listener("hbone"), caller()).expect("let in");
+    let head = |id: u32, headers: &[(&str, &str)]| frame(HEADERS, END_HEADERS, id, &block(headers));
+    let echo_at = (":authority", "echo.shop.mesh:80");
+    for (id, headers) in [
+        // RFC 8441, which we do not speak.
+        (
+            1,
+            &[
+                (":method", "CONNECT"),
+                (":protocol", "websocket"),
+                (":scheme", "https"),
+                (":path", "/"),
+                echo_at,
+            ][..],
+        ),
+        (3, &[(":method", "CONNECT"), (":authority", "echo shop:80")][..]),
+        (5, &[(":method", "CONNECT"), (":scheme", "https"), (":path", "/"), echo_at][..]),
+        (7, &[(":method", "CONNECT"), echo_at, ("connection", "close")][..]),
+    ] {
+        raw.send(&head(id, headers)).expect("sent");
+    }
+    raw.send(&connect(9, "echo.shop.mesh:80")).expect("sent");
+    raw.send(&frame(DATA, 0, 9, b"here")).expect("the connection lives");
+    let answer = raw.until(DATA).expect("the connection lives");
+    assert_eq!((answer.stream, answer.payload), (9, b"here".to_vec()));
+    assert_eq!(echo.accepted(), 1, "for none of the others was an endpoint dialled");
+}

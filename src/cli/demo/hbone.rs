@@ -228,6 +228,7 @@ pub(super) async fn workload(
 
 /// Serves one connection of CONNECT streams.
 async fn take(stream: TcpStream, acceptor: &TlsAcceptor, scope: &Scope) -> Result<(), CallError> {
+    stream.set_nodelay(true)?;
     let tls = acceptor.accept(stream).await?;
     let leaf = tls.get_ref().1.peer_certificates().and_then(<[_]>::first);
     let caller = leaf.and_then(|leaf| identity_of(leaf).ok()).map(|identity| identity.to_string());

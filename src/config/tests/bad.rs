@@ -549,3 +549,14 @@ fn the_key_path_is_written_as_operators_write_it() {
         "routes[\"api.example.com\"].endpoints[1].address"
     );
 }
+
+#[test]
+fn two_listeners_cannot_take_a_free_port_of_one_address() {
+    refused(
+        "listeners: [{name: a, bind: '127.0.0.1:0'}, {name: b, bind: '127.0.0.1:0'}]",
+        &[
+            ":1:61: listeners[1].bind: found 127.0.0.1:0, which collides with 127.0.0.1:0 of listeners[0].bind",
+        ],
+    );
+    assert!(load_text("listeners: [{name: a, bind: '127.0.0.1:0'}, {name: b, bind: '127.0.0.2:0'}]").is_ok());
+}
