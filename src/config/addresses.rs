@@ -21,9 +21,10 @@ pub(super) struct Opened {
 }
 
 impl Opened {
-    /// Listeners are told apart by their address as it is written, so that no two of them can take a free port of one.
-    fn is_listener(&self) -> bool {
-        self.path.starts_with("listen")
+    fn collides_with(&self, other: &Self) -> bool {
+        // Listeners are told apart by their address as it is written: no two of them can take a free port of one.
+        let listeners = self.path.starts_with("listen") && other.path.starts_with("listen");
+        collide(self.bind, other.bind) || (listeners && self.bind == other.bind)
     }
 }
 
@@ -31,9 +32,7 @@ impl Opened {
 pub(super) fn collisions(opened: &[Opened], problems: &mut Problems) {
     for (index, one) in opened.iter().enumerate() {
         for other in &opened[..index] {
-            if !collide(one.bind, other.bind)
-                && !(one.bind == other.bind && one.is_listener() && other.is_listener())
-            {
+            if !one.collides_with(other) {
                 continue;
             }
             let (late, early) = if one.position >= other.position { (one, other) } else { (other, one) };
