@@ -18,6 +18,7 @@ use crate::snapshot::admit::{Met, Permit};
 use crate::snapshot::candidates::Candidate;
 use crate::snapshot::policy::Listener;
 use crate::telemetry::local::{Destination, RelayPath};
+use crate::tls::trust::TrustBundles;
 use crate::wire::connect::Claims;
 
 /// One live connection. The task that serves it holds the sockets; all else is here.
@@ -108,6 +109,12 @@ impl Call {
 impl Peer {
     pub(crate) fn new(identity: Identity, chain: Vec<CertificateDer<'static>>, verified: UnixTime) -> Self {
         Self { identity, chain, verified, trusted: Cell::new(true), held: Rc::default() }
+    }
+
+    /// Whether these roots vouch for it, as of when its certificate was shown: that it has expired since ends nothing.
+    pub(crate) fn vouched_by(&self, trust: &TrustBundles) -> Result<(), rustls::Error> {
+        let (leaf, intermediates) = self.chain.split_first().ok_or(rustls::Error::NoCertificatesPresented)?;
+        trust.verify(leaf, intermediates, self.verified).map(drop)
     }
 }
 

@@ -36,6 +36,7 @@ use crate::snapshot::service_view::network_of_address;
 use crate::telemetry::Telemetry;
 use crate::telemetry::local::Local;
 use crate::tls::context::NodeContext;
+use crate::tls::trust::TrustBundles;
 use crate::wire::client_hello;
 use crate::world::Reader;
 
@@ -121,6 +122,8 @@ pub(crate) struct Worker {
     /// HBONE connections that are not read until less is held.
     braked: RefCell<Vec<Waker>>,
     draining: Cell<bool>,
+    /// The roots that all who have shown a certificate were last held against.
+    doubted: RefCell<Option<Arc<TrustBundles>>>,
     listeners: RefCell<BTreeMap<Bind, OpenListener>>,
     accepted: Cell<u64>,
     random: Cell<u64>,
@@ -146,6 +149,7 @@ impl Worker {
             crowded: Cell::new(false),
             braked: RefCell::default(),
             draining: Cell::new(false),
+            doubted: RefCell::default(),
             listeners: RefCell::default(),
             accepted: Cell::new(0),
             random: Cell::new(RandomState::new().hash_one(index)),
@@ -358,16 +362,23 @@ async fn readmit_all(worker: Rc<Worker>) {
     }
 }
 
-/// Holds those who have shown a certificate against the roots that are trusted now; one by one, as each costs as much
-/// as a handshake.
+/// Holds those who have shown a certificate against the roots that are trusted now, where these are not the ones that
+/// it was last done with: who came later was held against newer ones. One by one, as each costs as much as a handshake.
 async fn doubt_peers(worker: &Rc<Worker>, entries: &[Rc<Entry>]) {
     let Some(trust) = worker.shared.hbone.context.trust.newest() else { return };
+    let by_these = || worker.doubted.borrow().as_ref().is_some_and(|doubted| Arc::ptr_eq(doubted, &trust));
+    if by_these() {
+        return;
+    }
+    *worker.doubted.borrow_mut() = Some(trust.clone());
     for entry in entries {
         let Some(peer) = entry.story.borrow().peer.clone() else { continue };
-        let Some((leaf, intermediates)) = peer.chain.split_first() else { continue };
-        // As of when it was shown: that a certificate has expired since ends no connection.
-        peer.trusted.set(trust.verify(leaf, intermediates, peer.verified).is_ok());
+        peer.trusted.set(peer.vouched_by(&trust).is_ok());
         tokio::task::yield_now().await;
+        if !by_these() {
+            // Newer roots have the say, and whoever took up with them looks at everybody.
+            return;
+        }
     }
 }
 

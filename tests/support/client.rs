@@ -32,6 +32,30 @@ pub fn tls_with(config: Arc<ClientConfig>, address: SocketAddr, name: &str) -> i
     Ok(StreamOwned::new(connection, stream))
 }
 
+/// A TLS handshake but for the last bytes of the client's, which are given back to be sent later: the server has read its
+/// certificate by then.
+pub fn tls_almost(config: &ClientConfig, address: SocketAddr) -> (TcpStream, Vec<u8>) {
+    let mut config = config.clone();
+    // In many records, so that a server can read some of them.
+    config.max_fragment_size = Some(64);
+    let mut connection = ClientConnection::new(Arc::new(config), address.ip().into()).expect("a client");
+    let mut stream = connect(address);
+    while connection.is_handshaking() {
+        while connection.wants_write() && connection.is_handshaking() {
+            connection.write_tls(&mut stream).expect("sent");
+        }
+        connection.read_tls(&mut stream).expect("read");
+        connection.process_new_packets().expect("a server's handshake");
+    }
+    let mut flight = Vec::new();
+    while connection.wants_write() {
+        connection.write_tls(&mut flight).expect("in memory");
+    }
+    let rest = flight.split_off(flight.len() - 1);
+    stream.write_all(&flight).expect("sent");
+    (stream, rest)
+}
+
 /// The same with the tests' own CA, offering no ALPN.
 pub fn tls(address: SocketAddr, name: &str) -> io::Result<Tls> {
     tls_with(PKI.client(&[]), address, name)

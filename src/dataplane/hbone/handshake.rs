@@ -2,6 +2,7 @@
 
 use std::io;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -20,7 +21,7 @@ use crate::dataplane::worker::Worker;
 use crate::model::reason::Reason;
 use crate::snapshot::policy::HboneLimits;
 use crate::tls::certificate::identity_of;
-use crate::tls::trust::why;
+use crate::tls::trust::{TrustBundles, why};
 
 /// Streams that a client may reset before we have looked at them; more is an attack (CVE-2023-44487).
 const PENDING_RESETS_MAX: usize = 20;
@@ -71,8 +72,12 @@ pub(super) async fn handshake(
     let _waiting = Waiting::begin(worker, entry);
     let deadline = Instant::from_std(entry.accepted + limits.handshake_timeout);
     let agree = Box::pin(async {
+        let trust = worker.shared.hbone.context.trust.newest();
         let stream = secure(worker, transport).await?;
-        let peer = peer(&stream)?;
+        let peer = Rc::new(peer(&stream)?);
+        still_trusted(worker, trust, &peer)?;
+        // Without a wait since: roots that are taken away from here on find it in the table.
+        entry.story.borrow_mut().peer = Some(peer.clone());
         agree(worker, limits, stream, peer).await
     });
     // An order to end and the deadline win: a client that drips cannot outrun them.
@@ -117,11 +122,23 @@ fn peer(stream: &TlsStream<Transport>) -> Result<Peer, Failed> {
     Ok(Peer::new(identity, chain, UnixTime::now()))
 }
 
+/// Refuses a peer whose roots were taken away in the middle of its handshake: the certificate is verified when it comes,
+/// and a client may take its time to finish after that.
+fn still_trusted(worker: &Worker, before: Option<Arc<TrustBundles>>, peer: &Peer) -> Result<(), Failed> {
+    let now = worker.shared.hbone.context.trust.newest();
+    match now {
+        Some(now) if !before.is_some_and(|before| Arc::ptr_eq(&before, &now)) => {
+            peer.vouched_by(&now).map_err(|error| Failed::new(Reason::IdentityUntrusted, why(&error)))
+        }
+        _ => Ok(()),
+    }
+}
+
 async fn agree(
     worker: &Rc<Worker>,
     limits: &HboneLimits,
     tls: TlsStream<Transport>,
-    peer: Peer,
+    peer: Rc<Peer>,
 ) -> Result<Agreed, Failed> {
     let seen = Seen::new(worker.clock.now());
     let socket = tls.get_ref().0.socket().clone();
@@ -146,5 +163,5 @@ async fn agree(
         true => Failed::new(Reason::ClientGone, "before HTTP/2 was agreed on"),
         false => Failed::new(Reason::BadRequest, format!("HTTP/2 was not agreed on: {error}")),
     })?;
-    Ok(Agreed { connection, seen, peer: Rc::new(peer), socket })
+    Ok(Agreed { connection, seen, peer, socket })
 }

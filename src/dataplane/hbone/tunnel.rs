@@ -53,7 +53,6 @@ pub(super) async fn drive(
     agreed: Agreed,
 ) -> Reason {
     let Agreed { mut connection, seen, peer, socket } = agreed;
-    entry.story.borrow_mut().peer = Some(peer.clone());
     let limit = limits.held_per_connection;
     let holding = Holding::new(worker.clone(), peer.held.clone(), limit, entry.clone());
     let tunnel =
