@@ -3,14 +3,13 @@
 //! The kernel's notice of a change in a file's folder is only a hint to look; whether something changed is decided by what
 //! the files look like. Looking also happens now and then without a hint, for file systems that give none.
 
-use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use notify::event::{AccessKind, AccessMode, ModifyKind};
-use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher};
-use tokio::sync::mpsc;
+use self::notices::{Hint, Listening};
+
+mod notices;
 
 /// Files that are being written are looked at once they have been quiet for this long.
 const QUIET: Duration = Duration::from_millis(100);
@@ -20,44 +19,14 @@ const QUIET_WHEN_WHOLE: Duration = Duration::from_millis(20);
 const QUIET_WITHIN: Duration = Duration::from_secs(2);
 /// How often files are looked at without a hint.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// Hints that wait to be heard; when some are lost, the last one counts as if it were of a file that is being written.
-const HINTS: usize = 64;
-
-/// What the kernel has noticed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Hint {
-    /// More may follow, so that a look could see half of it.
-    Begun,
-    /// A file was closed by its writer, or renamed.
-    Whole,
-}
-
-impl Hint {
-    /// `None` of what changes nothing.
-    fn of(kind: EventKind) -> Option<Self> {
-        match kind {
-            EventKind::Access(AccessKind::Close(AccessMode::Write))
-            | EventKind::Modify(ModifyKind::Name(_)) => Some(Self::Whole),
-            EventKind::Access(_) => None,
-            _ => Some(Self::Begun),
-        }
-    }
-
-    fn quiet(self) -> Duration {
-        match self {
-            Self::Begun => QUIET,
-            Self::Whole => QUIET_WHEN_WHOLE,
-        }
-    }
-}
 
 /// Watches some files and folders.
 pub struct FileWatch {
     paths: Vec<PathBuf>,
     seen: Vec<Stamp>,
-    hints: mpsc::Receiver<Hint>,
-    /// Without one (no inotify instances left, say), looking now and then has to do.
-    _watcher: Option<RecommendedWatcher>,
+    notices: Listening,
+    /// Heard, and not looked at yet.
+    hint: Option<Hint>,
 }
 
 /// What a path looked like; for a folder, its entries as well.
@@ -72,98 +41,66 @@ type Look = (u64, u64, u64, i64, i64);
 
 impl FileWatch {
     pub fn new(paths: Vec<PathBuf>) -> Self {
-        let (sender, hints) = mpsc::channel(HINTS);
-        let watcher = watcher(&paths, sender);
-        let seen = paths.iter().map(|path| stamp(path)).collect();
-        Self { paths, seen, hints, _watcher: watcher }
+        let notices = Listening::to(&paths);
+        let seen = stamps(&paths);
+        Self { paths, seen, notices, hint: None }
     }
 
     /// Notes how the files are. Who reads them next has read all that was before.
     pub fn look(&mut self) {
-        self.seen = self.paths.iter().map(|path| stamp(path)).collect();
+        self.seen = stamps(&self.paths);
     }
 
     /// Watches these from here on. What has happened since the last look to those that were watched already counts.
     pub fn follow(&mut self, paths: Vec<PathBuf>) {
-        let (sender, hints) = mpsc::channel(HINTS);
-        // The hints of what has happened meanwhile are lost: have a look without one.
-        let _ = sender.try_send(Hint::Begun);
-        // Links may lead elsewhere, so that even for the same paths there are other folders to watch.
-        self._watcher = watcher(&paths, sender);
-        self.hints = hints;
+        self.notices.follow(&paths);
         let known = |path| self.paths.iter().position(|known| known == path).map(|at| self.seen[at].clone());
         self.seen = paths.iter().map(|path| known(path).unwrap_or_else(|| stamp(path))).collect();
         self.paths = paths;
     }
 
-    /// Waits until a file is another than when it was last looked at.
+    /// Waits until a file is another than when it was last looked at. Nothing is lost where the wait is given up.
     pub async fn changed(&mut self) {
         loop {
-            // Which comes first does not matter: both lead to a look.
-            tokio::select! {
-                hint = self.hints.recv() => match hint {
-                    Some(hint) => self.quiet(hint).await,
-                    None => tokio::time::sleep(LOOK_EVERY).await,
-                },
-                () = tokio::time::sleep(LOOK_EVERY) => {}
+            if self.hint.is_none() {
+                // Which comes first does not matter: both lead to a look.
+                tokio::select! {
+                    hint = self.notices.next() => self.hint = Some(hint),
+                    () = tokio::time::sleep(LOOK_EVERY) => {}
+                }
             }
-            let now: Vec<Stamp> = self.paths.iter().map(|path| stamp(path)).collect();
+            self.quiet().await;
+            self.hint = None;
+            let now = stamps(&self.paths);
             if now != self.seen {
                 self.seen = now;
+                // Links may lead elsewhere now.
+                self.notices.follow(&self.paths);
                 return;
             }
         }
     }
 
     /// Waits until hints have stopped for a moment.
-    async fn quiet(&mut self, mut last: Hint) {
+    async fn quiet(&mut self) {
         let latest = tokio::time::Instant::now() + QUIET_WITHIN;
-        while tokio::time::Instant::now() < latest {
-            match tokio::time::timeout(last.quiet(), self.hints.recv()).await {
-                Ok(Some(hint)) => last = hint,
-                Ok(None) | Err(_) => return,
+        while let Some(last) = self.hint
+            && tokio::time::Instant::now() < latest
+        {
+            let rest = match last {
+                Hint::Begun => QUIET,
+                Hint::Whole => QUIET_WHEN_WHOLE,
+            };
+            match tokio::time::timeout(rest, self.notices.next()).await {
+                Ok(hint) => self.hint = Some(hint),
+                Err(_) => return,
             }
         }
     }
 }
 
-fn watcher(paths: &[PathBuf], hints: mpsc::Sender<Hint>) -> Option<RecommendedWatcher> {
-    let notice = move |event: notify::Result<notify::Event>| {
-        if let Some(hint) = event.ok().and_then(|event| Hint::of(event.kind)) {
-            // A full queue holds hints enough.
-            let _ = hints.try_send(hint);
-        }
-    };
-    let mut watcher = match notify::recommended_watcher(notice) {
-        Ok(watcher) => watcher,
-        Err(error) => {
-            tracing::warn!(%error, "files are looked at every 5 s: the kernel gives no notice of changes");
-            return None;
-        }
-    };
-    for folder in folders(paths) {
-        if let Err(error) = watcher.watch(&folder, RecursiveMode::NonRecursive) {
-            tracing::debug!(folder = %folder.display(), %error, "cannot watch a folder");
-        }
-    }
-    Some(watcher)
-}
-
-/// The folders in which a change of the paths shows: their own, and those that links lead to.
-fn folders(paths: &[PathBuf]) -> BTreeSet<PathBuf> {
-    let mut folders = BTreeSet::new();
-    for path in paths {
-        let ends = [Some(path.clone()), std::fs::canonicalize(path).ok()];
-        for end in ends.into_iter().flatten() {
-            if end.is_dir() {
-                folders.insert(end);
-            } else if let Some(parent) = end.parent() {
-                let here = parent.as_os_str().is_empty();
-                folders.insert(if here { PathBuf::from(".") } else { parent.to_owned() });
-            }
-        }
-    }
-    folders
+fn stamps(paths: &[PathBuf]) -> Vec<Stamp> {
+    paths.iter().map(|path| stamp(path)).collect()
 }
 
 fn stamp(path: &Path) -> Stamp {
@@ -212,6 +149,39 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn links_on_the_way_are_watched_wherever_they_lead() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| folder.path().join(name);
+        for name in ["one", "two"] {
+            std::fs::create_dir_all(at(name).join("inner")).expect("a folder");
+            std::fs::write(at(name).join("inner/a.yaml"), name).expect("written");
+        }
+        let link = |to: &str| {
+            std::os::unix::fs::symlink(to, at("next")).expect("linked");
+            std::fs::rename(at("next"), at("current")).expect("renamed");
+        };
+        link("one");
+        let mut watch = FileWatch::new(vec![at("current/inner/a.yaml")]);
+        // Sooner than without a notice.
+        let mut seen = async || tokio::time::timeout(LOOK_EVERY / 2, watch.changed()).await.expect("seen");
+        link("two");
+        seen().await;
+        std::fs::write(at("two/inner/a.yaml"), "where it leads now").expect("written");
+        seen().await;
+    }
+
+    #[tokio::test]
+    async fn a_wait_that_is_given_up_loses_nothing() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("a.yaml");
+        let mut watch = FileWatch::new(vec![file.clone()]);
+        std::fs::write(&file, "1").expect("written");
+        let given_up = tokio::time::timeout(QUIET_WHEN_WHOLE / 2, watch.changed()).await;
+        assert!(given_up.is_err() && watch.hint.is_some());
+        tokio::time::timeout(LOOK_EVERY / 2, watch.changed()).await.expect("seen");
+    }
+
+    #[tokio::test]
     async fn what_changes_while_files_are_read_is_seen() {
         let folder = tempfile::tempdir().expect("a folder");
         let (file, more) = (folder.path().join("a.yaml"), folder.path().join("b.yaml"));
@@ -225,21 +195,6 @@ mod tests {
         tokio::time::timeout(Duration::from_secs(10), watch.changed()).await.expect("seen");
         let again = tokio::time::timeout(QUIET * 3, watch.changed());
         assert!(again.await.is_err(), "seen twice");
-    }
-
-    #[test]
-    fn a_file_is_whole_when_it_is_closed_or_put_in_its_place() {
-        use notify::event::{CreateKind, DataChange, RenameMode};
-        for (kind, hint) in [
-            (EventKind::Modify(ModifyKind::Name(RenameMode::To)), Some(Hint::Whole)),
-            (EventKind::Access(AccessKind::Close(AccessMode::Write)), Some(Hint::Whole)),
-            (EventKind::Create(CreateKind::File), Some(Hint::Begun)),
-            (EventKind::Modify(ModifyKind::Data(DataChange::Any)), Some(Hint::Begun)),
-            (EventKind::Access(AccessKind::Open(AccessMode::Any)), None),
-            (EventKind::Access(AccessKind::Close(AccessMode::Read)), None),
-        ] {
-            assert_eq!(Hint::of(kind), hint, "{kind:?}");
-        }
     }
 
     #[tokio::test]
