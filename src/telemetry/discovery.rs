@@ -28,8 +28,12 @@ impl Discovery {
         }
     }
 
-    pub fn clients(&self, count: usize) {
-        self.clients.set(count as f64);
+    pub fn come(&self) {
+        self.clients.increment(1.0);
+    }
+
+    pub fn gone(&self) {
+        self.clients.decrement(1.0);
     }
 
     /// A response was sent.

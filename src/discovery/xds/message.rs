@@ -10,7 +10,7 @@ use std::task::{Context, Poll, ready};
 use bytes::{BufMut, Bytes, BytesMut};
 use http_body::Frame;
 use prost::Message as _;
-use tokio::sync::mpsc;
+use tokio_stream::Stream;
 use tonic::{Code, Status};
 
 use super::resource::{Resource, field_length, put_field, put_head};
@@ -24,6 +24,8 @@ const SHARED_FROM: usize = 4096;
 const CHUNK: usize = 16 * 1024;
 /// Compression flag and length of a gRPC message.
 const PREFIX: usize = 5;
+/// Room for the version, the type and the nonce of a response.
+const FIELDS: usize = 128;
 
 /// Field numbers of `DiscoveryResponse`, and, where they differ, `DeltaDiscoveryResponse`.
 const VERSION: u32 = 1;
@@ -32,13 +34,6 @@ const TYPE_URL: u32 = 4;
 const NONCE: u32 = 5;
 const DELTA_REMOVED: u32 = 6;
 const WORLD_ERRORS: u32 = 7;
-
-/// What a stream is given to send.
-pub enum Outgoing {
-    Response(Response),
-    /// The last thing.
-    End(Status),
-}
 
 /// A response on its way out.
 struct Message {
@@ -53,22 +48,21 @@ struct Message {
 impl Message {
     fn new(response: Response) -> Self {
         let Response { protocol, type_url, nonce, version, resources, removed, missing } = response;
-        let mut fields = BytesMut::new();
-        put_field(&mut fields, VERSION, version.text().as_bytes());
-        put_field(&mut fields, TYPE_URL, type_url.as_bytes());
-        put_field(&mut fields, NONCE, nonce.as_bytes());
+        let size: usize = resources.iter().map(|resource| field_length(length(resource, protocol))).sum();
+        let mut head = BytesMut::with_capacity(PREFIX + FIELDS + size.min(SHARED_FROM));
+        // Not compressed; and the length, once it is known.
+        head.put_bytes(0, PREFIX);
+        put_field(&mut head, VERSION, version.text().as_bytes());
+        put_field(&mut head, TYPE_URL, type_url.as_bytes());
+        put_field(&mut head, NONCE, nonce.as_bytes());
         for name in removed {
-            put_field(&mut fields, DELTA_REMOVED, name.as_bytes());
+            put_field(&mut head, DELTA_REMOVED, name.as_bytes());
         }
         for name in missing {
-            put_field(&mut fields, WORLD_ERRORS, &not_found(&name).encode_to_vec());
+            put_field(&mut head, WORLD_ERRORS, &not_found(&name).encode_to_vec());
         }
-        let size: usize = resources.iter().map(|resource| field_length(length(resource, protocol))).sum();
-        let mut head = BytesMut::with_capacity(PREFIX + fields.len() + size.min(SHARED_FROM));
-        // Not compressed.
-        head.put_u8(0);
-        head.put_u32(u32::try_from(fields.len() + size).unwrap_or(u32::MAX));
-        head.put_slice(&fields);
+        let length = u32::try_from(head.len() - PREFIX + size).unwrap_or(u32::MAX);
+        head[1..PREFIX].copy_from_slice(&length.to_be_bytes());
         Self { protocol, head, resources: resources.into_iter(), shared: None }
     }
 
@@ -113,16 +107,18 @@ fn not_found(name: &str) -> ResourceError {
     }
 }
 
-/// The body of a stream's HTTP response.
+type Responses = dyn Stream<Item = Result<Response, Status>> + Send;
+
+/// The body of a stream's HTTP response: one response after another, the next one asked for when the one before is on its
+/// way; an error is the end, and is what the client is told.
 pub struct Body {
-    outgoing: mpsc::Receiver<Outgoing>,
+    responses: Option<Pin<Box<Responses>>>,
     message: Option<Message>,
-    ended: bool,
 }
 
 impl Body {
-    pub fn new(outgoing: mpsc::Receiver<Outgoing>) -> Self {
-        Self { outgoing, message: None, ended: false }
+    pub fn new(responses: impl Stream<Item = Result<Response, Status>> + Send + 'static) -> Self {
+        Self { responses: Some(Box::pin(responses)), message: None }
     }
 }
 
@@ -141,18 +137,18 @@ impl http_body::Body for Body {
                 }
                 self.message = None;
             }
-            if self.ended {
+            let Some(responses) = &mut self.responses else {
                 return Poll::Ready(None);
-            }
-            let status = match ready!(self.outgoing.poll_recv(context)) {
-                Some(Outgoing::Response(response)) => {
+            };
+            let status = match ready!(responses.as_mut().poll_next(context)) {
+                Some(Ok(response)) => {
                     self.message = Some(Message::new(response));
                     continue;
                 }
-                Some(Outgoing::End(status)) => status,
-                None => Status::unavailable("the server stops"),
+                Some(Err(status)) => status,
+                None => Status::ok(""),
             };
-            self.ended = true;
+            self.responses = None;
             let mut trailers = http::HeaderMap::new();
             // Refused for a text that is no header: the client is told nothing rather than something wrong.
             let _ = status.add_header(&mut trailers);

@@ -8,17 +8,16 @@ use axum::response::Response as HttpResponse;
 use axum::routing::post;
 use rustls::ServerConfig;
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
 use tonic::codec::{Codec, Streaming};
 use tonic::service::Routes;
 use tonic::transport::Server;
 use tonic::{Code, Status};
 use tonic_prost::ProstCodec;
 
-use super::hub::{Hub, Mailbox};
+use super::hub::Hub;
 use super::incoming::{Caller, Incoming};
 use super::kind::Kind;
-use super::message::{Body, Outgoing};
+use super::message::Body;
 use super::node::Introduction;
 use super::resource::Version;
 use super::session::{Answer, Protocol, Refusal, Request as Asked, Response, Session};
@@ -36,8 +35,6 @@ const REQUEST_BYTES_MAX: usize = 16 << 20;
 const STREAMS_MAX: usize = 20_000;
 /// Streams of one connection: one, or one for each type, is what clients have.
 const STREAMS_OF_CONNECTION: u32 = 128;
-/// Responses made and not yet sent: one of each type, and room for answers to unknown types.
-const OUTGOING: usize = 8;
 /// How often a silent connection is asked whether it lives, and how long it may take to say so.
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
 
@@ -104,52 +101,44 @@ fn routes(service: Arc<Service>) -> axum::Router {
 
 /// A request of either form.
 trait DiscoveryRequest: prost::Message + Default + 'static {
-    fn take_node(&mut self) -> Option<Node>;
+    fn take_apart(self) -> Parts;
+}
+
+/// What a request says: of the client, and of a type.
+struct Parts {
+    node: Option<Node>,
     /// Empty on a type's own stream.
-    fn type_url(&self) -> &str;
-    fn asked(self) -> Asked;
+    type_url: String,
+    asked: Asked,
 }
 
 impl DiscoveryRequest for discovery::DeltaDiscoveryRequest {
-    fn take_node(&mut self) -> Option<Node> {
-        self.node.take()
-    }
-
-    fn type_url(&self) -> &str {
-        &self.type_url
-    }
-
-    fn asked(self) -> Asked {
-        Asked {
+    fn take_apart(self) -> Parts {
+        let asked = Asked {
             names: self.resource_names_subscribe,
             unsubscribe: self.resource_names_unsubscribe,
             has: self.initial_resource_versions.into_iter().collect(),
             nonce: self.response_nonce,
             error: self.error_detail.map(|status| status.message),
-        }
+        };
+        Parts { node: self.node, type_url: self.type_url, asked }
     }
 }
 
 impl DiscoveryRequest for discovery::DiscoveryRequest {
-    fn take_node(&mut self) -> Option<Node> {
-        self.node.take()
-    }
-
-    fn type_url(&self) -> &str {
-        &self.type_url
-    }
-
-    fn asked(self) -> Asked {
-        Asked {
+    fn take_apart(self) -> Parts {
+        let asked = Asked {
             names: self.resource_names,
             nonce: self.response_nonce,
             error: self.error_detail.map(|status| status.message),
             ..Asked::default()
-        }
+        };
+        Parts { node: self.node, type_url: self.type_url, asked }
     }
 }
 
-/// Opens a stream: its requests are read by a task of its own, its responses are the body that is given back.
+/// Opens a stream. Its responses are the body that is given back; making the next one is also what reads its requests, so
+/// that a client that does not read is not heard either.
 fn open<R: DiscoveryRequest>(
     service: &Arc<Service>,
     request: Request,
@@ -162,171 +151,171 @@ fn open<R: DiscoveryRequest>(
     let Some(place) = service.clients.enter(&caller, protocol, STREAMS_MAX) else {
         return Status::resource_exhausted("too many clients").into_http();
     };
-    let (outgoing, body) = mpsc::channel(OUTGOING);
     let decoder = ProstCodec::<R, R>::default().decoder();
-    let requests: Streaming<R> =
-        Streaming::new_request(decoder, request.into_body(), None, Some(REQUEST_BYTES_MAX));
-    let stream = Stream {
-        service: service.clone(),
+    let client = Box::new(Client {
+        counted: Counted::new(service),
+        requests: Streaming::new_request(decoder, request.into_body(), None, Some(REQUEST_BYTES_MAX)),
         caller,
         protocol,
         only,
         place,
         session: None,
-        outgoing,
+        unknown: None,
         refused: [false; Kind::ALL.len()],
-    };
-    service.scope.spawn(async move {
-        service_count(&stream.service);
-        let service = stream.service.clone();
-        stream.run(requests).await;
-        service_count(&service);
     });
-    let mut response = HttpResponse::new(axum::body::Body::new(Body::new(body)));
+    let responses = futures_util::stream::unfold(client, async |mut client| {
+        let next = client.next().await;
+        Some((next, client))
+    });
+    let mut response = HttpResponse::new(axum::body::Body::new(Body::new(responses)));
     let content = http::HeaderValue::from_static("application/grpc");
     response.headers_mut().insert(http::header::CONTENT_TYPE, content);
     response
 }
 
-fn service_count(service: &Service) {
-    service.metrics.clients(service.clients.count());
+/// A client in the metrics, for as long as its stream lives.
+struct Counted(Arc<Service>);
+
+impl Counted {
+    fn new(service: &Arc<Service>) -> Self {
+        service.metrics.come();
+        Self(service.clone())
+    }
 }
 
-/// One client.
-struct Stream {
-    service: Arc<Service>,
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.metrics.gone();
+    }
+}
+
+/// One client's stream.
+struct Client<R> {
+    counted: Counted,
+    requests: Streaming<R>,
     caller: Caller,
     protocol: Protocol,
     only: Option<Kind>,
     place: Place,
     /// Made by the first request.
     session: Option<Session>,
-    outgoing: mpsc::Sender<Outgoing>,
+    /// An answer of which no session knows.
+    unknown: Option<Response>,
     /// Types of which it has refused a response.
     refused: [bool; Kind::ALL.len()],
 }
 
-impl Stream {
-    async fn run<R: DiscoveryRequest>(mut self, mut requests: Streaming<R>) {
+impl<R: DiscoveryRequest> Client<R> {
+    /// The next thing to say; an error is the last.
+    async fn next(&mut self) -> Result<Response, Status> {
         let end = loop {
+            if let Some(response) = self.say().await {
+                return Ok(response);
+            }
             let request = tokio::select! {
                 // What the client says comes first: it may not want any more what has changed.
                 biased;
-                request = requests.message() => Some(request),
-                () = changed(self.session.as_ref().map(Session::mailbox)) => None,
+                request = self.requests.message() => Some(request),
+                () = changed(self.session.as_ref()) => None,
             };
             let heard = match request {
                 None => Ok(()),
-                Some(Ok(Some(request))) => self.hear(request).await,
+                Some(Ok(Some(request))) => self.hear(request),
                 // It asks for nothing more, and is not told that something was wrong.
-                Some(Ok(None)) => Err(Status::new(Code::Ok, "")),
+                Some(Ok(None)) => Err(Status::ok("")),
                 Some(Err(status)) => Err(as_clients_expect(status)),
             };
             if let Err(status) = heard {
                 break status;
             }
-            if self.say().await.is_err() {
-                return;
-            }
         };
         tracing::debug!(peer = %self.caller.peer, status = %end, "xDS stream ended");
-        // The client may have gone.
-        let _ = self.outgoing.send(Outgoing::End(end)).await;
+        Err(end)
     }
 
-    async fn hear<R: DiscoveryRequest>(&mut self, mut request: R) -> Result<(), Status> {
-        let node = request.take_node();
-        if self.session.is_none() {
-            let introduction = Introduction::of(&node.unwrap_or_default());
-            introduction
-                .check(&self.caller, &self.service.options)
-                .map_err(|denied| Status::permission_denied(denied.to_string()))?;
-            let viewer = introduction.viewer.clone();
-            self.place.introduced(introduction);
-            self.session = Some(Session::new(self.service.hub.clone(), viewer, self.protocol));
-        }
-        let Some(session) = &mut self.session else {
-            return Ok(());
+    fn hear(&mut self, request: R) -> Result<(), Status> {
+        let Self { counted: Counted(service), place, session, .. } = self;
+        let Parts { node, type_url, asked } = request.take_apart();
+        let session = match session {
+            Some(session) => session,
+            None => {
+                let introduction = Introduction::of(&node.unwrap_or_default());
+                introduction
+                    .check(&self.caller, &service.options)
+                    .map_err(|denied| Status::permission_denied(denied.to_string()))?;
+                let viewer = introduction.viewer.clone();
+                place.introduced(introduction);
+                session.insert(Session::new(service.hub.clone(), viewer, self.protocol))
+            }
         };
         let kind = match self.only {
-            Some(only) if request.type_url().is_empty() || request.type_url() == only.type_url() => {
-                Some(only)
-            }
+            Some(only) if type_url.is_empty() || type_url == only.type_url() => Some(only),
             Some(only) => {
                 return Err(Status::invalid_argument(format!("this stream is for {}", only.type_url())));
             }
-            None => Kind::of_type_url(request.type_url()),
+            None => Kind::of_type_url(&type_url),
         };
         let Some(kind) = kind else {
-            let type_url: Arc<str> = request.type_url().into();
-            return self.answer_unknown(type_url, request.asked()).await;
+            self.unknown = unknown(session, self.protocol, type_url, asked);
+            return Ok(());
         };
         let answer = session
-            .request(kind, request.asked())
+            .request(kind, asked)
             .map_err(|refusal @ Refusal::TooManyNames| Status::resource_exhausted(refusal.to_string()))?;
         match &answer {
             Answer::None => {}
             Answer::Ack(since) => {
                 if let Some(since) = since {
-                    self.service.metrics.converged(Instant::now() - *since);
+                    service.metrics.converged(Instant::now() - *since);
                 }
             }
             Answer::Nack(text) => {
-                self.service.metrics.rejected(kind.text());
+                service.metrics.rejected(kind.text());
                 // Once for each type: a client that refuses everything would fill the log.
                 if !std::mem::replace(&mut self.refused[kind as usize], true) {
                     tracing::warn!(peer = %self.caller.peer, kind = kind.text(), text, "an xDS client refused a response");
                 }
             }
         }
-        self.place.note(kind, session.overview(kind), &answer);
+        place.note(kind, session.overview(kind), &answer);
         Ok(())
     }
 
-    /// Of a type that we do not have there is nothing: delta clients are told, others wait.
-    async fn answer_unknown(&mut self, type_url: Arc<str>, asked: Asked) -> Result<(), Status> {
-        let Some(session) = &mut self.session else {
-            return Ok(());
-        };
-        let names: Vec<Arc<str>> =
-            asked.names.iter().filter(|name| *name != "*").map(|name| (**name).into()).collect();
-        if self.protocol == Protocol::StateOfTheWorld || names.is_empty() {
-            return Ok(());
+    /// What there is to say, if anything.
+    async fn say(&mut self) -> Option<Response> {
+        let session = self.session.as_mut()?;
+        if let Some(response) = self.unknown.take() {
+            return Some(response);
         }
-        let response = Response {
-            protocol: self.protocol,
-            type_url,
-            nonce: session.next_nonce(),
-            version: Version::of_all(std::iter::empty()),
-            resources: Vec::new(),
-            removed: names,
-            missing: Vec::new(),
-        };
-        // Waits where the client does not read: it is not heard any further then.
-        self.outgoing.send(Outgoing::Response(response)).await.map_err(|_| Status::cancelled("gone"))
-    }
-
-    /// Says all that there is to say; fails where nobody listens.
-    async fn say(&mut self) -> Result<(), ()> {
-        let Some(session) = &mut self.session else {
-            return Ok(());
-        };
         loop {
-            while let Some(response) = session.response() {
-                let kind = Kind::of_type_url(&response.type_url);
-                self.outgoing.send(Outgoing::Response(response)).await.map_err(drop)?;
-                if let Some(kind) = kind {
-                    self.service.metrics.pushed(kind.text());
+            if let Some(response) = session.response() {
+                if let Some(kind) = Kind::of_type_url(&response.type_url) {
+                    self.counted.0.metrics.pushed(kind.text());
                     self.place.note(kind, session.overview(kind), &Answer::None);
                 }
+                return Some(response);
             }
             if !session.is_unfinished() {
-                return Ok(());
+                return None;
             }
             // Others have a turn.
             tokio::task::yield_now().await;
         }
     }
+}
+
+/// Of a type that we do not have there is nothing: delta clients are told, others wait.
+fn unknown(session: &mut Session, protocol: Protocol, type_url: String, asked: Asked) -> Option<Response> {
+    let names: Vec<Arc<str>> = asked.names.into_iter().filter(|name| name != "*").map(Into::into).collect();
+    (protocol == Protocol::Delta && !names.is_empty()).then(|| Response {
+        protocol,
+        type_url: type_url.into(),
+        nonce: session.next_nonce(),
+        version: Version::of_all(std::iter::empty()),
+        resources: Vec::new(),
+        removed: names,
+        missing: Vec::new(),
+    })
 }
 
 /// Too large a request is `OUT_OF_RANGE` to tonic, and `RESOURCE_EXHAUSTED` to all other implementations of gRPC.
@@ -338,9 +327,9 @@ fn as_clients_expect(status: Status) -> Status {
 }
 
 /// Waits for news; forever before the first request.
-async fn changed(mailbox: Option<Arc<Mailbox>>) {
-    match mailbox {
-        Some(mailbox) => mailbox.changed().await,
+async fn changed(session: Option<&Session>) {
+    match session {
+        Some(session) => session.changed().await,
         None => std::future::pending().await,
     }
 }

@@ -13,6 +13,7 @@
 //! Here is what both forms of the protocol have in common; what a request means and what a response holds in each is in
 //! `delta` and `world`.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
@@ -57,7 +58,7 @@ pub struct Request {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Response {
     pub protocol: Protocol,
-    pub type_url: Arc<str>,
+    pub type_url: Cow<'static, str>,
     pub nonce: String,
     pub version: Version,
     pub resources: Vec<Arc<Resource>>,
@@ -157,9 +158,9 @@ impl Session {
         Self { hub, mailbox, viewer: Arc::new(viewer), protocol, types, responses: 0, unfinished: false }
     }
 
-    /// Where it is told of changes.
-    pub fn mailbox(&self) -> Arc<Mailbox> {
-        self.mailbox.clone()
+    /// Waits until something changes, or has.
+    pub async fn changed(&self) {
+        self.mailbox.changed().await;
     }
 
     pub fn overview(&self, kind: Kind) -> Overview {
@@ -192,7 +193,8 @@ impl Session {
         self.unfinished = false;
         // Clusters before assignments before listeners before routes.
         for kind in Kind::ALL {
-            if self.types[kind as usize].in_flight.is_some() {
+            let of = &self.types[kind as usize];
+            if !of.asked || of.in_flight.is_some() {
                 continue;
             }
             let draft = match self.protocol {
