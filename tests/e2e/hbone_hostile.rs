@@ -3,8 +3,8 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use rustls::ClientConfig;
@@ -111,6 +111,42 @@ fn a_stream_of_tiny_frames_that_stands_still_is_reset_alone() {
     assert_eq!((answer.stream, answer.payload), (1, b"still here".to_vec()));
     let resident = gateway.metric("process_resident_memory_bytes", &[]);
     assert!(resident < 200e6, "{resident} bytes");
+}
+
+/// Takes connections, and reads nothing until it is told to; then everything.
+fn late() -> (Backend, Arc<Barrier>) {
+    let told = Arc::new(Barrier::new(2));
+    let wait = told.clone();
+    let backend = Backend::start(move |mut stream| {
+        wait.wait();
+        let _ = std::io::copy(&mut stream, &mut std::io::sink());
+    });
+    (backend, told)
+}
+
+#[test]
+fn what_a_worker_holds_is_bounded_and_its_connections_go_on_once_it_is_gone() {
+    let (echo, (late, told)) = (Backend::echo(), late());
+    // So long between pings that none has the connection looked after.
+    let limits = "streamWindow: 4MiB, connectionWindow: 16MiB, heldPerWorker: 64KiB, pingInterval: 10m";
+    let workers = "workers: 1\n";
+    let services = service("echo.shop.mesh", 80, &echo, "") + &service("late.shop.mesh", 80, &late, "");
+    let config = format!("{BASE}{workers}hbone: {{{limits}}}\nservices:\n{services}");
+    let gateway = Gateway::start_in(folder(), &config, &[]);
+    let full = Hbone::connect(gateway.listener("hbone"), caller()).expect("let in");
+    let other = Hbone::connect(gateway.listener("hbone"), caller()).expect("let in");
+    let mut stream = full.open("late.shop.mesh:80").expect("admitted");
+    assert!(fill(&mut stream) >= 4 << 20, "the whole window");
+    std::thread::scope(|scope| {
+        let asked = scope.spawn(|| other.open("echo.shop.mesh:80").map(drop));
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!asked.is_finished(), "read although too much is held");
+        told.wait();
+        let began = Instant::now();
+        assert!(asked.join().expect("no panic").is_ok());
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    });
+    assert!(stream.write(b"more").is_ok());
 }
 
 /// What a hostile connection gets for its trouble, while an innocent one goes on.

@@ -37,16 +37,17 @@ impl Holding {
 
     /// The stream holds so much now.
     pub(super) fn set(&self, bytes: usize) {
-        let before = self.entry.held.replace(bytes);
-        if before == bytes {
-            return;
-        }
-        for held in [&self.tunnel, &self.worker.held] {
-            held.bytes.set(held.bytes.get() - before + bytes);
-        }
+        count(&self.worker, &self.tunnel, &self.entry, bytes);
         if self.tunnel.bytes() > self.limit {
             self.worker.crowded.set(true);
         }
+    }
+}
+
+fn count(worker: &Worker, tunnel: &Held, entry: &Entry, bytes: usize) {
+    let before = entry.held.replace(bytes);
+    for held in [tunnel, &worker.held] {
+        held.bytes.set(held.bytes.get() - before + bytes);
     }
 }
 
@@ -62,34 +63,32 @@ pub(super) fn is_full(worker: &Worker, limits: &HboneLimits) -> bool {
     worker.held.bytes() > limits.held_per_worker.saturating_mul(2)
 }
 
-/// Ends streams that stand still where too much is held. Called with each tick.
+/// Ends streams that stand still where too much is held, and lets those be read that were not. Called with each tick.
 pub(crate) fn relieve(worker: &Worker, limits: &HboneLimits) {
-    let over = worker.held.bytes() > limits.held_per_worker;
-    if !over && !worker.crowded.replace(false) {
-        return;
+    if worker.crowded.take() || worker.held.bytes() > limits.held_per_worker {
+        end_stalled(worker, limits);
     }
+    // Also where what was held has gone by itself; who must still wait finds that out.
+    worker.wake_braked();
+}
+
+fn end_stalled(worker: &Worker, limits: &HboneLimits) {
     let table = worker.table.borrow();
-    let still = |entry: &Entry, patience: Duration| {
-        let ticks = u32::try_from(patience.as_secs().max(1)).unwrap_or(u32::MAX);
-        entry.moved.get().saturating_add(ticks) < worker.clock.now()
-    };
+    let patience = if is_full(worker, limits) { Duration::ZERO } else { limits.stalled };
+    let ticks = u32::try_from(patience.as_secs().max(1)).unwrap_or(u32::MAX);
+    let stands_still = |entry: &Entry| entry.moved.get().saturating_add(ticks) < worker.clock.now();
     let mut holders: Vec<&Rc<Entry>> =
         table.iter().map(|(_, entry)| entry).filter(|entry| entry.held.get() > 0).collect();
     holders.sort_by_key(|entry| std::cmp::Reverse(entry.held.get()));
-    let patience = if is_full(worker, limits) { Duration::ZERO } else { limits.stalled };
-    let mut left = worker.held.bytes();
-    for entry in &holders {
+    for entry in holders {
         let Some(tunnel) = entry.tunnel_held() else { continue };
-        if tunnel.bytes() > limits.held_per_connection {
+        let too_much_here = tunnel.bytes() > limits.held_per_connection;
+        if too_much_here {
             worker.crowded.set(true);
         }
-        let crowded = left > limits.held_per_worker || tunnel.bytes() > limits.held_per_connection;
-        if crowded && still(entry, patience) {
-            left -= entry.held.get();
-            tunnel.bytes.set(tunnel.bytes() - entry.held.get());
-            worker.held.bytes.set(worker.held.bytes() - entry.held.replace(0));
+        if (too_much_here || worker.held.bytes() > limits.held_per_worker) && stands_still(entry) {
+            count(worker, &tunnel, entry, 0);
             entry.cut(Reason::Stalled);
         }
     }
-    worker.wake_braked();
 }

@@ -25,6 +25,8 @@ pub(crate) struct Seen {
     resets: Cell<u32>,
     /// What may still be read in this turn, in bytes.
     left: Cell<usize>,
+    /// Whether nothing is read until its driver says so.
+    braked: Cell<bool>,
     /// Given to HTTP/2 and not written yet, in bytes.
     queued: Cell<usize>,
     /// Whether the client's socket was full when it was last written to.
@@ -49,6 +51,7 @@ impl Seen {
             second: Cell::new(second),
             resets: Cell::new(0),
             left: Cell::new(TURN),
+            braked: Cell::new(false),
             queued: Cell::new(0),
             blocked: Cell::new(false),
             waiting: RefCell::default(),
@@ -58,6 +61,14 @@ impl Seen {
     /// Others have a turn before this connection is driven again.
     pub(crate) fn end_turn(&self) {
         self.left.set(TURN);
+    }
+
+    /// Whether nothing is to be read while the connection is driven; its driver knows when it may go on.
+    pub(crate) fn brake(&self, on: bool) {
+        if self.braked.replace(on) {
+            // Who is not read is not silent.
+            self.heard.set(Instant::now());
+        }
     }
 
     /// When the client last sent something.
@@ -144,6 +155,9 @@ impl AsyncRead for Metered {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
+        if this.seen.braked.get() {
+            return Poll::Pending;
+        }
         if this.seen.left.get() == 0 {
             context.waker().wake_by_ref();
             return Poll::Pending;

@@ -113,10 +113,12 @@ impl Driver<'_> {
         if self.look_after(context) {
             return Poll::Ready(None);
         }
-        if self.ending.is_none() && is_full(self.worker, &self.tunnel.limits) {
+        let braked = self.ending.is_none() && is_full(self.worker, &self.tunnel.limits);
+        if braked {
             self.worker.brake(context.waker());
-            return Poll::Pending;
         }
+        // What waits to be written still goes, or it would be held for as long as nothing is read.
+        self.tunnel.seen.brake(braked);
         let polled = self.accept(context);
         self.tunnel.seen.driven();
         self.hold();
