@@ -5,12 +5,13 @@
 //! mark in their mailbox: a set of names, however long they do not look.
 
 use std::collections::{BTreeSet, HashMap};
+use std::future::poll_fn;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
 use std::time::Instant;
 
 use dashmap::DashMap;
-use tokio::sync::Notify;
 
 use super::kind::{Kind, Target};
 use super::peers::Told;
@@ -334,8 +335,16 @@ fn tell(news: &[News]) {
 /// What a session has not looked at yet.
 pub struct Mailbox {
     id: usize,
-    marks: Mutex<[Marks; Kind::ALL.len()]>,
-    news: Notify,
+    inside: Mutex<Inside>,
+}
+
+#[derive(Default)]
+struct Inside {
+    marks: [Marks; Kind::ALL.len()],
+    /// Whether there is any mark.
+    news: bool,
+    /// Who waits for one.
+    waiting: Option<Waker>,
 }
 
 /// Changes of one type.
@@ -352,28 +361,43 @@ impl Mailbox {
     pub fn new() -> Arc<Self> {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        Arc::new(Self { id, marks: Mutex::default(), news: Notify::new() })
+        Arc::new(Self { id, inside: Mutex::default() })
     }
 
     fn mark(&self, kind: Kind, name: Option<&Arc<str>>, now: Instant) {
-        let mut marks = lock(&self.marks);
-        let marks = &mut marks[kind as usize];
+        let mut inside = lock(&self.inside);
+        let marks = &mut inside.marks[kind as usize];
         match name {
             Some(name) => drop(marks.names.insert(name.clone())),
             None => marks.all = true,
         }
         marks.since.get_or_insert(now);
-        self.news.notify_one();
+        inside.news = true;
+        let waiting = inside.waiting.take();
+        drop(inside);
+        waiting.into_iter().for_each(Waker::wake);
     }
 
     /// What has changed since it was last taken, by type; of all types at one moment, so that their order holds.
     pub fn take(&self) -> [Marks; Kind::ALL.len()] {
-        std::mem::take(&mut *lock(&self.marks))
+        let mut inside = lock(&self.inside);
+        match std::mem::take(&mut inside.news) {
+            true => std::mem::take(&mut inside.marks),
+            false => Default::default(),
+        }
     }
 
-    /// Waits until something changes, or has.
+    /// Waits until there is something to take. Only one waits at a time.
     pub async fn changed(&self) {
-        self.news.notified().await;
+        poll_fn(|context| {
+            let mut inside = lock(&self.inside);
+            if inside.news {
+                return Poll::Ready(());
+            }
+            inside.waiting = Some(context.waker().clone());
+            Poll::Pending
+        })
+        .await;
     }
 }
 
