@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use arc_swap::ArcSwap;
 use tokio::sync::{mpsc, oneshot};
 
 use super::upstreams::Upstreams;
-use super::worker::{self, Hbone, Message, Shared};
+use super::worker::{self, Desk, Hbone, Message, Shared};
 use crate::model::address::Bind;
 use crate::model::record::ConnectionRecord;
 use crate::net::budget::Budget;
@@ -29,7 +29,6 @@ const MAILBOX: usize = 64;
 /// The running data plane.
 pub struct Dataplane {
     shared: Arc<Shared>,
-    mailboxes: Vec<mpsc::Sender<Message>>,
     threads: Vec<thread::JoinHandle<()>>,
     open: BTreeMap<Bind, SocketAddr>,
 }
@@ -38,7 +37,6 @@ pub struct Dataplane {
 #[derive(Clone)]
 pub struct Control {
     shared: Arc<Shared>,
-    mailboxes: Vec<mpsc::Sender<Message>>,
 }
 
 /// Limits that hold, after what the descriptors allow.
@@ -68,44 +66,38 @@ impl Dataplane {
     ) -> std::io::Result<Self> {
         let tls = mutual(context.certificate.clone(), context.trust.clone(), &[b"h2"]);
         let tls = Arc::new(tls.map_err(std::io::Error::other)?);
+        let (mailboxes, messages): (Vec<_>, Vec<_>) = (0..workers).map(|_| mpsc::channel(MAILBOX)).unzip();
         let shared = Arc::new(Shared {
             upstreams: Arc::new(Upstreams::new(&telemetry.recorder)),
             telemetry: telemetry.clone(),
             connections: Budget::new(0),
             pending_cap: AtomicUsize::new(0),
             own: ArcSwap::default(),
-            workers,
-            tunnels: (0..workers).map(|_| AtomicUsize::new(0)).collect(),
-            mailboxes: OnceLock::new(),
+            desks: mailboxes.into_iter().map(Desk::new).collect(),
             hbone: Hbone { tls, context },
         });
-        let mut dataplane =
-            Self { shared, mailboxes: Vec::new(), threads: Vec::new(), open: BTreeMap::new() };
+        let mut dataplane = Self { shared, threads: Vec::new(), open: BTreeMap::new() };
         dataplane.set_limits(limits);
-        for index in 0..workers {
-            let (mailbox, messages) = mpsc::channel(MAILBOX);
+        for (index, messages) in messages.into_iter().enumerate() {
             let (shared, reader) = (dataplane.shared.clone(), reader.clone());
             let builder = thread::Builder::new().name(format!("isthmus-{index}"));
             let thread = builder.spawn(move || worker::thread(index, shared, reader, messages))?;
-            dataplane.mailboxes.push(mailbox);
             dataplane.threads.push(thread);
         }
-        // Nobody else sets it.
-        let _ = dataplane.shared.mailboxes.set(dataplane.mailboxes.clone());
         Ok(dataplane)
     }
 
     pub fn control(&self) -> Control {
-        Control { shared: self.shared.clone(), mailboxes: self.mailboxes.clone() }
+        Control { shared: self.shared.clone() }
     }
 
     pub fn workers(&self) -> usize {
-        self.shared.workers
+        self.shared.desks.len()
     }
 
     pub fn set_limits(&self, limits: EffectiveLimits) {
         self.shared.connections.set_limit(limits.connections);
-        let each = limits.pending_hellos.div_ceil(self.shared.workers);
+        let each = limits.pending_hellos.div_ceil(self.workers());
         self.shared.pending_cap.store(each, Ordering::Relaxed);
     }
 
@@ -119,9 +111,9 @@ impl Dataplane {
         self.open.insert(bind, listening.address);
         self.tell_own();
         let sockets: Vec<OwnedFd> = listening.sockets;
-        for (mailbox, socket) in self.mailboxes.iter().zip(sockets) {
+        for (desk, socket) in self.shared.desks.iter().zip(sockets) {
             // Fails only for a thread that has ended, which nothing can be opened on.
-            let _ = mailbox.send(Message::Open { bind, socket }).await;
+            let _ = desk.mailbox.send(Message::Open { bind, socket }).await;
         }
     }
 
@@ -129,7 +121,7 @@ impl Dataplane {
     pub async fn close(&mut self, bind: Bind, listener: &Arc<str>, within: Duration) {
         self.open.remove(&bind);
         self.tell_own();
-        for mailbox in &self.mailboxes {
+        for Desk { mailbox, .. } in &self.shared.desks {
             let _ = mailbox.send(Message::Close { bind, listener: listener.clone(), within }).await;
         }
     }
@@ -140,14 +132,14 @@ impl Dataplane {
 
     /// Ends connections that the newest config file does not admit any more.
     pub async fn readmit(&self) {
-        for mailbox in &self.mailboxes {
+        for Desk { mailbox, .. } in &self.shared.desks {
             let _ = mailbox.send(Message::Readmit).await;
         }
     }
 
     /// Stops listening, lets connections finish within the time, resets what is left, and ends the threads.
     pub async fn drain(self, within: Duration) {
-        for mailbox in &self.mailboxes {
+        for Desk { mailbox, .. } in &self.shared.desks {
             let _ = mailbox.send(Message::Drain { within }).await;
         }
         let join = tokio::task::spawn_blocking(move || {
@@ -174,7 +166,7 @@ impl Control {
     /// All live connections, oldest first; at most 10,000 of each worker.
     pub async fn connections(&self) -> Vec<ConnectionRecord> {
         let mut all = Vec::new();
-        for mailbox in &self.mailboxes {
+        for Desk { mailbox, .. } in &self.shared.desks {
             let (answer, list) = oneshot::channel();
             if mailbox.send(Message::Connections(answer)).await.is_ok() {
                 all.extend(list.await.unwrap_or_default());
@@ -187,7 +179,7 @@ impl Control {
     /// Whether every worker answers within the time.
     pub async fn alive(&self, within: Duration) -> bool {
         let all = async {
-            for mailbox in &self.mailboxes {
+            for Desk { mailbox, .. } in &self.shared.desks {
                 let (answer, alive) = oneshot::channel();
                 if mailbox.send(Message::Alive(answer)).await.is_err() || alive.await.is_err() {
                     return false;

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use rustls::pki_types::{CertificateDer, UnixTime};
 
+use super::hbone::Counted;
 use super::hbone::held::Held;
 use crate::model::identity::Identity;
 use crate::model::reason::Reason;
@@ -121,25 +122,32 @@ impl Peer {
 /// A connection on its way from one worker to another.
 pub(crate) struct Arrival {
     id: u64,
-    listener: Arc<Listener>,
     source: SocketAddr,
     accepted: Instant,
     time: SystemTime,
     socket: OwnedFd,
+    opening: Opening,
+}
+
+/// What is known of an HBONE connection before anything is agreed on.
+pub(crate) struct Opening {
+    pub(crate) listener: Arc<Listener>,
     /// The bytes read so far.
-    hello: Box<[u8]>,
+    pub(crate) hello: Box<[u8]>,
+    pub(crate) counted: Counted,
 }
 
 impl Arrival {
-    pub(crate) fn of(entry: &Entry, listener: Arc<Listener>, socket: OwnedFd, hello: Box<[u8]>) -> Self {
+    pub(crate) fn of(entry: &Entry, socket: OwnedFd, opening: Opening) -> Self {
         let (accepted, time) = (entry.accepted, entry.time);
-        Self { id: entry.id, listener, source: entry.source, accepted, time, socket, hello }
+        Self { id: entry.id, source: entry.source, accepted, time, socket, opening }
     }
 
-    pub(crate) fn into_entry(self, tick: u32) -> (Entry, Arc<Listener>, OwnedFd, Box<[u8]>) {
-        let Self { id, listener, source, accepted, time, socket, hello } = self;
-        let entry = Entry { accepted, time, ..Entry::new(id, listener.name.clone(), source, tick) };
-        (entry, listener, socket, hello)
+    pub(crate) fn into_entry(self, tick: u32) -> (Entry, OwnedFd, Opening) {
+        let Self { id, source, accepted, time, socket, opening } = self;
+        let listener = opening.listener.name.clone();
+        let entry = Entry { accepted, time, ..Entry::new(id, listener, source, tick) };
+        (entry, socket, opening)
     }
 }
 

@@ -6,8 +6,8 @@ use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 use std::time::Duration;
 
@@ -58,12 +58,22 @@ pub(crate) struct Shared {
     pub(crate) pending_cap: AtomicUsize,
     /// Where we listen ourselves.
     pub(crate) own: arc_swap::ArcSwap<Vec<SocketAddr>>,
-    pub(crate) workers: usize,
-    /// HBONE connections of each worker.
-    pub(crate) tunnels: Box<[AtomicUsize]>,
-    /// Of all workers, by their index.
-    pub(crate) mailboxes: OnceLock<Vec<mpsc::Sender<Message>>>,
+    /// Of the workers, by their index.
+    pub(crate) desks: Box<[Desk]>,
     pub(crate) hbone: Hbone,
+}
+
+/// A worker as others see it.
+pub(crate) struct Desk {
+    pub(crate) mailbox: mpsc::Sender<Message>,
+    /// Its HBONE connections.
+    pub(crate) tunnels: AtomicUsize,
+}
+
+impl Desk {
+    pub(crate) fn new(mailbox: mpsc::Sender<Message>) -> Self {
+        Self { mailbox, tunnels: AtomicUsize::new(0) }
+    }
 }
 
 /// What HBONE connections of all workers need.
@@ -176,7 +186,7 @@ impl Worker {
     pub(crate) fn next_id(&self) -> u64 {
         let count = self.accepted.get();
         self.accepted.set(count + 1);
-        count * self.shared.workers as u64 + self.index as u64 + 1
+        count * self.shared.desks.len() as u64 + self.index as u64 + 1
     }
 
     /// Puts a connection into the table.
@@ -217,13 +227,6 @@ impl Worker {
     pub(crate) fn forget(&self, entry: &Entry) {
         self.clock.forget(entry);
         self.table.borrow_mut().try_remove(entry.key.get());
-    }
-
-    /// The worker with the fewest HBONE connections; this one where none has fewer.
-    pub(crate) fn least_tunnels(&self) -> usize {
-        let count =
-            |index: &usize| (self.shared.tunnels[*index].load(Ordering::Relaxed), *index != self.index);
-        (0..self.shared.tunnels.len()).min_by_key(count).unwrap_or(self.index)
     }
 
     /// Has a connection woken once less is held.

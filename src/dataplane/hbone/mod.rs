@@ -25,12 +25,31 @@ use std::sync::atomic::Ordering;
 use tokio::net::TcpStream;
 
 use super::connection::Leave;
-use super::table::{Arrival, Entry};
-use super::worker::{Message, Worker};
+use super::table::{Arrival, Entry, Opening};
+use super::worker::{Desk, Message, Shared, Worker};
 use crate::model::reason::Reason;
 use crate::snapshot::policy::Listener;
 use handshake::{Failed, handshake};
 use transport::Transport;
+
+/// A connection's place among those of a worker, for as long as it lives.
+pub(crate) struct Counted {
+    shared: Arc<Shared>,
+    worker: usize,
+}
+
+impl Counted {
+    fn with(shared: &Arc<Shared>, worker: usize) -> Self {
+        shared.desks[worker].tunnels.fetch_add(1, Ordering::Relaxed);
+        Self { shared: shared.clone(), worker }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.shared.desks[self.worker].tunnels.fetch_sub(1, Ordering::Relaxed);
+    }
+}
 
 /// Takes a connection over whose hello has been read: to the worker that has fewest of them, before the costly part
 /// begins, as few connections carry many streams and stay for long.
@@ -41,80 +60,54 @@ pub(super) fn take_over(
     client: TcpStream,
     hello: Box<[u8]>,
 ) {
-    let to = worker.least_tunnels();
-    worker.shared.tunnels[to].fetch_add(1, Ordering::Relaxed);
-    let client = match to == worker.index {
-        true => Some(client),
-        false => send_over(worker, entry, listener, client, &hello, to),
+    let fewest = with_fewest(worker);
+    let room =
+        (fewest != worker.index).then(|| worker.shared.desks[fewest].mailbox.try_reserve().ok()).flatten();
+    // Where the other takes none, it stays here.
+    let at = if room.is_some() { fewest } else { worker.index };
+    let counted = Counted::with(&worker.shared, at);
+    let opening = Opening { listener: listener.clone(), hello, counted };
+    let Some(room) = room else {
+        worker.scope.spawn(serve(worker.clone(), entry.clone(), client, opening));
+        return;
     };
-    if let Some(client) = client {
-        worker.scope.spawn(serve(worker.clone(), entry.clone(), listener.clone(), client, hello, to));
+    match client.into_std() {
+        Ok(socket) => {
+            let arrival = Arrival::of(entry, socket.into(), opening);
+            worker.forget(entry);
+            room.send(Message::Arrive(Box::new(arrival)));
+        }
+        Err(_) => lost(worker, entry),
     }
 }
 
-/// Sends a connection to another worker; given back where that takes none.
-fn send_over(
-    worker: &Rc<Worker>,
-    entry: &Rc<Entry>,
-    listener: &Arc<Listener>,
-    client: TcpStream,
-    hello: &[u8],
-    to: usize,
-) -> Option<TcpStream> {
-    let Some(mailbox) = worker.shared.mailboxes.get().and_then(|all| all.get(to)) else {
-        return Some(client);
-    };
-    let Ok(permit) = mailbox.try_reserve() else {
-        return Some(client);
-    };
-    let Ok(socket) = client.into_std() else {
-        worker.shared.tunnels[to].fetch_sub(1, Ordering::Relaxed);
-        worker.told(entry, Reason::Internal, false);
-        worker.leave(entry);
-        return None;
-    };
-    let arrival = Arrival::of(entry, listener.clone(), socket.into(), hello.into());
-    worker.forget(entry);
-    permit.send(Message::Arrive(Box::new(arrival)));
-    None
+/// The worker with the fewest HBONE connections; this one where none has fewer.
+fn with_fewest(worker: &Worker) -> usize {
+    let count =
+        |(index, desk): &(usize, &Desk)| (desk.tunnels.load(Ordering::Relaxed), *index != worker.index);
+    worker.shared.desks.iter().enumerate().min_by_key(count).map_or(worker.index, |(index, _)| index)
 }
 
 /// Takes in a connection that another worker has sent.
 pub(super) fn arrive(worker: &Rc<Worker>, arrival: Arrival) {
-    let (entry, listener, socket, hello) = arrival.into_entry(worker.clock.now());
+    let (entry, socket, opening) = arrival.into_entry(worker.clock.now());
     let entry = Rc::new(entry);
     worker.enter(&entry);
     match TcpStream::from_std(socket.into()) {
-        Ok(client) => {
-            worker.scope.spawn(serve(worker.clone(), entry, listener, client, hello, worker.index));
-        }
-        Err(_) => {
-            worker.shared.tunnels[worker.index].fetch_sub(1, Ordering::Relaxed);
-            worker.told(&entry, Reason::Internal, false);
-            worker.leave(&entry);
-        }
+        Ok(client) => worker.scope.spawn(serve(worker.clone(), entry, client, opening)),
+        Err(_) => lost(worker, &entry),
     }
 }
 
-/// Counts a connection among those of a worker for as long as it lives.
-struct Counted<'a>(&'a Worker, usize);
-
-impl Drop for Counted<'_> {
-    fn drop(&mut self) {
-        self.0.shared.tunnels[self.1].fetch_sub(1, Ordering::Relaxed);
-    }
+/// The socket could not be taken from one worker's runtime into that of another.
+fn lost(worker: &Worker, entry: &Entry) {
+    worker.told(entry, Reason::Internal, false);
+    worker.leave(entry);
 }
 
-async fn serve(
-    worker: Rc<Worker>,
-    entry: Rc<Entry>,
-    listener: Arc<Listener>,
-    client: TcpStream,
-    hello: Box<[u8]>,
-    counted: usize,
-) {
+async fn serve(worker: Rc<Worker>, entry: Rc<Entry>, client: TcpStream, opening: Opening) {
     let _leave = Leave(&worker, &entry);
-    let _counted = Counted(&worker, counted);
+    let Opening { listener, hello, counted: _counted } = opening;
     entry.story.borrow_mut().handshake = true;
     let limits = worker.snapshot().policy.hbone;
     let transport = Transport::new(worker.clone(), client, hello);
