@@ -13,7 +13,7 @@ mod notices;
 
 /// Files that are being written are looked at once they have been quiet for this long.
 const QUIET: Duration = Duration::from_millis(100);
-/// A file that was closed or put in its place is whole: only a few more like it are waited for.
+/// A file that was closed is mostly whole, and one that was put in its place is; but others may follow that belong to it.
 const QUIET_WHEN_WHOLE: Duration = Duration::from_millis(20);
 /// But no later than this after the first hint.
 const QUIET_WITHIN: Duration = Duration::from_secs(2);
@@ -84,12 +84,15 @@ impl FileWatch {
     /// Waits until hints have stopped for a moment.
     async fn quiet(&mut self) {
         let latest = tokio::time::Instant::now() + QUIET_WITHIN;
+        let alone = matches!(*self.seen, [Stamp { file: Some(_), .. }]);
         while let Some(last) = self.hint
             && tokio::time::Instant::now() < latest
         {
             let rest = match last {
                 Hint::Begun => QUIET,
-                Hint::Whole => QUIET_WHEN_WHOLE,
+                // Nothing else belongs to it.
+                Hint::Placed if alone => return,
+                Hint::Placed | Hint::Closed => QUIET_WHEN_WHOLE,
             };
             match tokio::time::timeout(rest, self.notices.next()).await {
                 Ok(hint) => self.hint = Some(hint),
@@ -213,6 +216,6 @@ mod tests {
             fastest = fastest.min(began.elapsed());
             std::fs::write(&next, "x".repeat(size)).expect("written");
         }
-        assert!(fastest < QUIET, "{fastest:?}");
+        assert!(fastest < QUIET_WHEN_WHOLE, "{fastest:?}");
     }
 }

@@ -6,7 +6,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
-use notify::event::{AccessKind, AccessMode, ModifyKind};
+use notify::event::{AccessKind, AccessMode, ModifyKind, RenameMode};
 use notify::{Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 use tokio::sync::mpsc;
 
@@ -22,16 +22,19 @@ static NOTICES: LazyLock<Notices> = LazyLock::new(Notices::new);
 pub(super) enum Hint {
     /// More may follow, so that a look could see half of it.
     Begun,
-    /// A file was closed by its writer, or renamed.
-    Whole,
+    /// A file was closed by its writer, or taken from its place; more may follow at once.
+    Closed,
+    /// A file, or a link, was put in its place, whole.
+    Placed,
 }
 
 impl Hint {
     /// `None` of what changes nothing.
     fn of(kind: EventKind) -> Option<Self> {
         match kind {
+            EventKind::Modify(ModifyKind::Name(RenameMode::To | RenameMode::Both)) => Some(Self::Placed),
             EventKind::Access(AccessKind::Close(AccessMode::Write))
-            | EventKind::Modify(ModifyKind::Name(_)) => Some(Self::Whole),
+            | EventKind::Modify(ModifyKind::Name(_)) => Some(Self::Closed),
             EventKind::Access(_) => None,
             _ => Some(Self::Begun),
         }
@@ -221,10 +224,11 @@ mod tests {
 
     #[test]
     fn a_file_is_whole_when_it_is_closed_or_put_in_its_place() {
-        use notify::event::{CreateKind, DataChange, RenameMode};
+        use notify::event::{CreateKind, DataChange};
         for (kind, hint) in [
-            (EventKind::Modify(ModifyKind::Name(RenameMode::To)), Some(Hint::Whole)),
-            (EventKind::Access(AccessKind::Close(AccessMode::Write)), Some(Hint::Whole)),
+            (EventKind::Modify(ModifyKind::Name(RenameMode::To)), Some(Hint::Placed)),
+            (EventKind::Modify(ModifyKind::Name(RenameMode::From)), Some(Hint::Closed)),
+            (EventKind::Access(AccessKind::Close(AccessMode::Write)), Some(Hint::Closed)),
             (EventKind::Create(CreateKind::File), Some(Hint::Begun)),
             (EventKind::Modify(ModifyKind::Data(DataChange::Any)), Some(Hint::Begun)),
             (EventKind::Access(AccessKind::Open(AccessMode::Any)), None),
