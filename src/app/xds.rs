@@ -3,11 +3,11 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use rustls::ServerConfig;
 use tokio::net::TcpListener;
 
 use crate::discovery::Options;
 use crate::discovery::xds::hub::Hub;
+use crate::discovery::xds::incoming::Tls;
 use crate::discovery::xds::kind::Kind;
 use crate::discovery::xds::server::{self, Service};
 use crate::discovery::xds::status::Clients;
@@ -24,7 +24,7 @@ use crate::world::Reader;
 pub(super) struct Xds {
     service: Arc<Service>,
     socket: OwnedFd,
-    tls: Option<Arc<ServerConfig>>,
+    tls: Option<Tls>,
 }
 
 impl Xds {
@@ -36,8 +36,10 @@ impl Xds {
         scope: &Scope,
     ) -> Result<Self, String> {
         let bind = options.bind;
-        let tls = options.tls.then(|| mutual(context.certificate, context.trust, &[b"h2"])).transpose();
-        let tls = tls.map_err(|error| format!("cannot make TLS for xds: {error}"))?.map(Arc::new);
+        let trust = context.trust.clone();
+        let config = options.tls.then(|| mutual(context.certificate, context.trust, &[b"h2"])).transpose();
+        let config = config.map_err(|error| format!("cannot make TLS for xds: {error}"))?;
+        let tls = config.map(|config| Tls { config: Arc::new(config), trust });
         let cannot = |error: std::io::Error| format!("cannot listen on {bind} (xds): {error}");
         let mut listening = listen(Bind::Address(bind), 1).map_err(cannot)?;
         let socket = listening.sockets.pop().ok_or_else(|| format!("cannot listen on {bind} (xds)"))?;

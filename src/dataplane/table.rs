@@ -8,18 +8,15 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant, SystemTime};
 
-use rustls::pki_types::{CertificateDer, UnixTime};
-
 use super::hbone::Counted;
 use super::hbone::held::Held;
-use crate::model::identity::Identity;
 use crate::model::reason::Reason;
 use crate::model::record::{ConnectionRecord, Protocol};
 use crate::snapshot::admit::{Met, Permit};
 use crate::snapshot::candidates::Candidate;
 use crate::snapshot::policy::Listener;
 use crate::telemetry::local::{Destination, RelayPath};
-use crate::tls::trust::TrustBundles;
+use crate::tls::proof::Proof;
 use crate::wire::connect::Claims;
 
 /// One live connection. The task that serves it holds the sockets; all else is here.
@@ -90,11 +87,7 @@ pub(crate) struct Call {
 
 /// Who is at the other end of a connection that carries CONNECT streams.
 pub(crate) struct Peer {
-    pub(crate) identity: Identity,
-    /// The certificates that say so, leaf first.
-    pub(crate) chain: Vec<CertificateDer<'static>>,
-    /// When they were verified.
-    pub(crate) verified: UnixTime,
+    pub(crate) proof: Proof,
     /// Whether the roots that are trusted now still vouch for it.
     pub(crate) trusted: Cell<bool>,
     /// What the connection and its streams hold that somebody does not take.
@@ -108,14 +101,8 @@ impl Call {
 }
 
 impl Peer {
-    pub(crate) fn new(identity: Identity, chain: Vec<CertificateDer<'static>>, verified: UnixTime) -> Self {
-        Self { identity, chain, verified, trusted: Cell::new(true), held: Rc::default() }
-    }
-
-    /// Whether these roots vouch for it, as of when its certificate was shown: that it has expired since ends nothing.
-    pub(crate) fn vouched_by(&self, trust: &TrustBundles) -> Result<(), rustls::Error> {
-        let (leaf, intermediates) = self.chain.split_first().ok_or(rustls::Error::NoCertificatesPresented)?;
-        trust.verify(leaf, intermediates, self.verified).map(drop)
+    pub(crate) fn new(proof: Proof) -> Self {
+        Self { proof, trusted: Cell::new(true), held: Rc::default() }
     }
 }
 
@@ -273,7 +260,7 @@ impl Entry {
             endpoint: story.endpoint,
             endpoint_cluster: story.endpoint_cluster.clone().unwrap_or_default(),
             endpoint_locality: story.endpoint_locality.clone().unwrap_or_default(),
-            source_identity: peer.map(|peer| peer.identity.shared()),
+            source_identity: peer.map(|peer| peer.proof.identity.shared()),
             source_claimed: call.and_then(|call| call.claims.workload.clone()),
             trace: call.and_then(|call| call.claims.trace),
             span: None,

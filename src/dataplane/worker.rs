@@ -376,7 +376,7 @@ async fn doubt_peers(worker: &Rc<Worker>, entries: &[Rc<Entry>]) {
     *worker.doubted.borrow_mut() = Some(trust.clone());
     for entry in entries {
         let Some(peer) = entry.story.borrow().peer.clone() else { continue };
-        peer.trusted.set(peer.vouched_by(&trust).is_ok());
+        peer.trusted.set(peer.proof.vouched_by(&trust).is_ok());
         tokio::task::yield_now().await;
         if !by_these() {
             // Newer roots have the say, and whoever took up with them looks at everybody.
@@ -407,7 +407,7 @@ fn still_admitted(snapshot: &Snapshot, entry: &Entry) -> bool {
         },
         source: Some(entry.source.ip()),
         alpn: None,
-        identity: call.map(|call| &call.peer.identity),
+        identity: call.map(|call| &call.peer.proof.identity),
     };
     readmit(snapshot, &question, permit)
 }

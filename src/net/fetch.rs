@@ -56,6 +56,11 @@ impl<T> Fetch<T> {
         self.receiver.borrow().clone()
     }
 
+    /// The same, after which this handle has seen it.
+    pub fn see(&mut self) -> Option<Arc<T>> {
+        self.receiver.borrow_and_update().clone()
+    }
+
     /// The newest value; waits for the first.
     pub async fn get(&mut self) -> Arc<T> {
         if let Ok(value) = self.receiver.wait_for(Option::is_some).await

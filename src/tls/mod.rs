@@ -6,6 +6,7 @@ pub mod context;
 pub mod development;
 pub mod files;
 mod istio_ca;
+pub mod proof;
 pub mod server;
 pub mod source;
 pub mod trust;

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use h2::server;
-use rustls::pki_types::UnixTime;
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
@@ -20,7 +19,7 @@ use crate::dataplane::table::{Entry, Peer};
 use crate::dataplane::worker::Worker;
 use crate::model::reason::Reason;
 use crate::snapshot::policy::HboneLimits;
-use crate::tls::certificate::identity_of;
+use crate::tls::proof::{Proof, fault_of};
 use crate::tls::trust::{TrustBundles, why};
 
 /// Streams that a client may reset before we have looked at them; more is an attack (CVE-2023-44487).
@@ -74,8 +73,9 @@ pub(super) async fn handshake(
     let agree = Box::pin(async {
         let trust = worker.shared.hbone.context.trust.newest();
         let stream = secure(worker, transport).await?;
-        let peer = Rc::new(peer(&stream)?);
-        still_trusted(worker, trust, &peer)?;
+        let proof = Proof::of(stream.get_ref().1).map_err(untrusted)?;
+        still_trusted(worker, trust, &proof)?;
+        let peer = Rc::new(Peer::new(proof));
         // Without a wait since: roots that are taken away from here on find it in the table.
         entry.story.borrow_mut().peer = Some(peer.clone());
         agree(worker, limits, stream, peer).await
@@ -101,34 +101,23 @@ async fn secure(worker: &Rc<Worker>, transport: Transport) -> Result<TlsStream<T
 }
 
 fn tls_failed(error: &io::Error) -> Failed {
-    let fault = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
-    match fault {
-        Some(fault @ rustls::Error::InvalidCertificate(_)) => {
-            Failed::new(Reason::IdentityUntrusted, why(fault))
-        }
+    match fault_of(error) {
+        Some(fault @ rustls::Error::InvalidCertificate(_)) => untrusted(why(fault)),
         Some(fault) => Failed::new(Reason::TlsFailed, why(fault)),
         None => Failed::new(Reason::ClientGone, "during the TLS handshake"),
     }
 }
 
-/// Who the client has proven to be.
-fn peer(stream: &TlsStream<Transport>) -> Result<Peer, Failed> {
-    let (_, session) = stream.get_ref();
-    let chain = session.peer_certificates().unwrap_or_default();
-    let identity = chain.first().ok_or_else(|| "it showed no certificate".to_owned());
-    let identity = identity.and_then(|leaf| identity_of(leaf).map_err(|fault| fault.to_string()));
-    let identity = identity.map_err(|fault| Failed::new(Reason::IdentityUntrusted, fault))?;
-    let chain = chain.iter().map(|certificate| certificate.clone().into_owned()).collect();
-    Ok(Peer::new(identity, chain, UnixTime::now()))
+fn untrusted(why: String) -> Failed {
+    Failed::new(Reason::IdentityUntrusted, why)
 }
 
 /// Refuses a peer whose roots were taken away in the middle of its handshake: the certificate is verified when it comes,
 /// and a client may take its time to finish after that.
-fn still_trusted(worker: &Worker, before: Option<Arc<TrustBundles>>, peer: &Peer) -> Result<(), Failed> {
-    let now = worker.shared.hbone.context.trust.newest();
-    match now {
+fn still_trusted(worker: &Worker, before: Option<Arc<TrustBundles>>, proof: &Proof) -> Result<(), Failed> {
+    match worker.shared.hbone.context.trust.newest() {
         Some(now) if !before.is_some_and(|before| Arc::ptr_eq(&before, &now)) => {
-            peer.vouched_by(&now).map_err(|error| Failed::new(Reason::IdentityUntrusted, why(&error)))
+            proof.vouched_by(&now).map_err(|error| untrusted(why(&error)))
         }
         _ => Ok(()),
     }

@@ -98,7 +98,7 @@ fn ask(worker: &Worker, entry: &Entry, tunnel: &Tunnel, head: &ConnectHead) -> R
         asked: Asked::Authority(&head.authority),
         source: Some(tunnel.source.ip()),
         alpn: None,
-        identity: Some(&tunnel.peer.identity),
+        identity: Some(&tunnel.peer.proof.identity),
     };
     let mut story = entry.story.borrow_mut();
     match admit(&snapshot, &question, &mut ()) {

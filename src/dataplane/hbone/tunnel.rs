@@ -193,7 +193,7 @@ impl Driver<'_> {
             return;
         }
         if let Some(what) = self.tunnel.seen.excess(self.worker.clock.now(), &self.tunnel.limits) {
-            let (source, identity) = (self.entry.source, &self.tunnel.peer.identity);
+            let (source, identity) = (self.entry.source, &self.tunnel.peer.proof.identity);
             tracing::info!(%source, %identity, "HBONE connection closed: too many {what} in a second");
             self.entry.story.borrow_mut().detail = Some(format!("too many {what} in a second").into());
             self.end(Reason::BadRequest, h2::Reason::ENHANCE_YOUR_CALM);

@@ -13,15 +13,15 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc};
 use tokio_rustls::TlsAcceptor;
-use tokio_rustls::server::TlsStream;
 use tokio_stream::Stream;
 use tonic::transport::server::Connected;
 
 use crate::model::address::canonical_socket;
 use crate::model::identity::Identity;
+use crate::net::fetch::Fetch;
 use crate::net::scope::Scope;
-use crate::tls::certificate::identity_of;
-use crate::tls::trust::why;
+use crate::tls::proof::{Proof, fault_of};
+use crate::tls::trust::{TrustBundles, why};
 
 /// How long TLS may take.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -40,16 +40,24 @@ pub struct Caller {
     pub identity: Option<Identity>,
 }
 
-/// A connection that can be served.
-pub struct Connection {
-    stream: Plain,
-    caller: Caller,
+/// How clients prove who they are.
+#[derive(Clone)]
+pub struct Tls {
+    pub config: Arc<ServerConfig>,
+    pub trust: Fetch<TrustBundles>,
 }
 
-enum Plain {
-    Tcp(TcpStream),
-    Tls(Box<TlsStream<TcpStream>>),
+/// A connection that can be served.
+pub struct Connection {
+    io: Pin<Box<dyn Io>>,
+    caller: Caller,
+    /// Waits until its client is believed no more.
+    doubted: Option<Pin<Box<dyn Future<Output = rustls::Error> + Send>>>,
 }
+
+trait Io: AsyncRead + AsyncWrite + Send {}
+
+impl<T: AsyncRead + AsyncWrite + Send> Io for T {}
 
 /// Connections as they become ready.
 pub struct Incoming {
@@ -58,9 +66,9 @@ pub struct Incoming {
 
 impl Incoming {
     /// Accepts until it is dropped.
-    pub fn new(listener: TcpListener, tls: Option<Arc<ServerConfig>>, scope: &Scope) -> Self {
+    pub fn new(listener: TcpListener, tls: Option<Tls>, scope: &Scope) -> Self {
         let (sender, ready) = mpsc::channel(WAITING);
-        scope.spawn(accept(listener, tls.map(TlsAcceptor::from), sender, scope.clone()));
+        scope.spawn(accept(listener, tls, sender, scope.clone()));
         Self { ready }
     }
 }
@@ -73,12 +81,7 @@ impl Stream for Incoming {
     }
 }
 
-async fn accept(
-    listener: TcpListener,
-    tls: Option<TlsAcceptor>,
-    ready: mpsc::Sender<Connection>,
-    scope: Scope,
-) {
+async fn accept(listener: TcpListener, tls: Option<Tls>, ready: mpsc::Sender<Connection>, scope: Scope) {
     let handshakes = Arc::new(Semaphore::new(HANDSHAKES_MAX));
     loop {
         let accepted = tokio::select! {
@@ -97,7 +100,7 @@ async fn accept(
         let Some(tls) = tls.clone() else {
             let caller = Caller { peer, identity: None };
             // Fails only where nobody serves any more.
-            let _ = ready.send(Connection { stream: Plain::Tcp(socket), caller }).await;
+            let _ = ready.send(Connection { io: Box::pin(socket), caller, doubted: None }).await;
             continue;
         };
         // Fails only where the semaphore is closed, which nobody does.
@@ -114,16 +117,29 @@ async fn accept(
     }
 }
 
-async fn secure(tls: TlsAcceptor, socket: TcpStream, peer: SocketAddr) -> Result<Connection, String> {
-    let stream = tls.accept(socket).await.map_err(|error| {
-        let fault = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
-        fault.map_or_else(|| error.to_string(), why)
-    })?;
-    let leaf = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
-    let identity =
-        leaf.map(identity_of).ok_or("it showed no certificate")?.map_err(|fault| fault.to_string())?;
-    let caller = Caller { peer, identity: Some(identity) };
-    Ok(Connection { stream: Plain::Tls(Box::new(stream)), caller })
+async fn secure(tls: Tls, socket: TcpStream, peer: SocketAddr) -> Result<Connection, String> {
+    let Tls { config, mut trust } = tls;
+    // What changes from here on is asked again.
+    trust.see();
+    let accepted = TlsAcceptor::from(config).accept(socket).await;
+    let stream = accepted.map_err(|error| fault_of(&error).map_or_else(|| error.to_string(), why))?;
+    let proof = Proof::of(stream.get_ref().1)?;
+    let caller = Caller { peer, identity: Some(proof.identity.clone()) };
+    let doubted = async move { proof.doubted(trust).await };
+    Ok(Connection { io: Box::pin(stream), caller, doubted: Some(Box::pin(doubted)) })
+}
+
+impl Connection {
+    /// Fails once its client is believed no more.
+    fn poll_believed(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        let Some(doubted) = &mut self.doubted else { return Ok(()) };
+        let Poll::Ready(error) = doubted.as_mut().poll(context) else { return Ok(()) };
+        let Caller { peer, identity } = &self.caller;
+        let identity = identity.as_ref().map(tracing::field::display);
+        tracing::info!(%peer, identity, "an xDS client is cut off: {}", why(&error));
+        self.doubted = Some(Box::pin(std::future::ready(error.clone())));
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, error))
+    }
 }
 
 impl Connected for Connection {
@@ -140,19 +156,15 @@ impl AsyncRead for Connection {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        match &mut self.get_mut().stream {
-            Plain::Tcp(stream) => Pin::new(stream).poll_read(context, buffer),
-            Plain::Tls(stream) => Pin::new(&mut **stream).poll_read(context, buffer),
-        }
+        let this = self.get_mut();
+        this.poll_believed(context)?;
+        this.io.as_mut().poll_read(context, buffer)
     }
 }
 
 impl AsyncWrite for Connection {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        match &mut self.get_mut().stream {
-            Plain::Tcp(stream) => Pin::new(stream).poll_write(context, bytes),
-            Plain::Tls(stream) => Pin::new(&mut **stream).poll_write(context, bytes),
-        }
+        self.get_mut().io.as_mut().poll_write(context, bytes)
     }
 
     fn poll_write_vectored(
@@ -160,27 +172,18 @@ impl AsyncWrite for Connection {
         context: &mut Context<'_>,
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        match &mut self.get_mut().stream {
-            Plain::Tcp(stream) => Pin::new(stream).poll_write_vectored(context, pieces),
-            Plain::Tls(stream) => Pin::new(&mut **stream).poll_write_vectored(context, pieces),
-        }
+        self.get_mut().io.as_mut().poll_write_vectored(context, pieces)
     }
 
     fn is_write_vectored(&self) -> bool {
-        true
+        self.io.is_write_vectored()
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut self.get_mut().stream {
-            Plain::Tcp(stream) => Pin::new(stream).poll_flush(context),
-            Plain::Tls(stream) => Pin::new(&mut **stream).poll_flush(context),
-        }
+        self.get_mut().io.as_mut().poll_flush(context)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut self.get_mut().stream {
-            Plain::Tcp(stream) => Pin::new(stream).poll_shutdown(context),
-            Plain::Tls(stream) => Pin::new(&mut **stream).poll_shutdown(context),
-        }
+        self.get_mut().io.as_mut().poll_shutdown(context)
     }
 }

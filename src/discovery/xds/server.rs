@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use axum::extract::{Extension, Request};
 use axum::response::Response as HttpResponse;
 use axum::routing::post;
-use rustls::ServerConfig;
 use tokio::net::TcpListener;
 use tonic::codec::{Codec, Streaming};
 use tonic::service::Routes;
@@ -15,7 +14,7 @@ use tonic::{Code, Status};
 use tonic_prost::ProstCodec;
 
 use super::hub::Hub;
-use super::incoming::{Caller, Incoming};
+use super::incoming::{Caller, Incoming, Tls};
 use super::kind::Kind;
 use super::message::Body;
 use super::node::Introduction;
@@ -58,7 +57,7 @@ impl Service {
 }
 
 /// Serves clients until the process ends.
-pub fn serve(service: &Arc<Service>, listener: TcpListener, tls: Option<Arc<ServerConfig>>) {
+pub fn serve(service: &Arc<Service>, listener: TcpListener, tls: Option<Tls>) {
     let incoming = Incoming::new(listener, tls, &service.scope);
     let server = Server::builder()
         .http2_keepalive_interval(Some(KEEP_ALIVE.0))
