@@ -208,15 +208,5 @@ fn ask(worker: &Worker, entry: &Entry, listener: &Listener, hello: &Hello<'_>) -
         alpn: Some(hello.alpn.unwrap_or(Protocols::NONE)),
         identity: None,
     };
-    match admit(&worker.snapshot(), &question, &mut ()) {
-        Ok(admission) => {
-            story.met = admission.met.clone();
-            story.permit = Some(admission.permit.clone());
-            Ok(admission)
-        }
-        Err(refusal) => {
-            story.met = refusal.met;
-            Err(refusal.reason)
-        }
-    }
+    story.admitted(admit(&worker.snapshot(), &question, &mut ()))
 }

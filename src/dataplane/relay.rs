@@ -32,7 +32,7 @@ use super::table::Entry;
 use super::worker::Worker;
 use crate::model::reason::Reason;
 use crate::net::pipe::Pipe;
-use crate::net::socket::{keep_alive, receive, reset_on_close};
+use crate::net::socket::{is_again, keep_alive, receive, reset_on_close};
 use crate::telemetry::local::RelayPath;
 
 /// From this size of read on, bytes stay in the kernel.
@@ -330,9 +330,7 @@ impl Relay<'_> {
                 self.heard(way);
                 Poll::Ready(Ok(count))
             }
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
-                Poll::Ready(Ok(0))
-            }
+            Err(error) if is_again(&error) => Poll::Ready(Ok(0)),
             Err(_) => Poll::Ready(Err(fault)),
         }
     }
@@ -411,8 +409,7 @@ impl Relay<'_> {
 
     fn count(&self, way: Way, path: RelayPath, bytes: usize) {
         if bytes > 0 {
-            self.entry.count(way == Way::Up, path, bytes);
-            self.worker.clock.touch(self.entry);
+            self.worker.moved(self.entry, way == Way::Up, path, bytes);
         }
     }
 

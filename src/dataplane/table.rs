@@ -12,7 +12,7 @@ use super::hbone::Counted;
 use super::hbone::held::Held;
 use crate::model::reason::Reason;
 use crate::model::record::{ConnectionRecord, Protocol};
-use crate::snapshot::admit::{Met, Permit};
+use crate::snapshot::admit::{Admission, Met, Permit, Refusal};
 use crate::snapshot::candidates::Candidate;
 use crate::snapshot::policy::Listener;
 use crate::telemetry::local::{Destination, RelayPath};
@@ -139,6 +139,26 @@ impl Arrival {
 }
 
 impl Story {
+    /// Who has proven to be whom: the caller of a stream, or the client of a connection that carries them.
+    pub(crate) fn peer(&self) -> Option<&Rc<Peer>> {
+        self.call.as_ref().map(|call| &call.peer).or(self.peer.as_ref())
+    }
+
+    /// Notes what came of asking to be let in.
+    pub(crate) fn admitted(&mut self, answer: Result<Admission, Refusal>) -> Result<Admission, Reason> {
+        match answer {
+            Ok(admission) => {
+                self.met = admission.met.clone();
+                self.permit = Some(admission.permit.clone());
+                Ok(admission)
+            }
+            Err(refusal) => {
+                self.met = refusal.met;
+                Err(refusal.reason)
+            }
+        }
+    }
+
     pub(crate) fn dialled(&mut self, candidate: &Candidate) {
         self.endpoint = Some(candidate.key.address);
         self.endpoint_cluster = Some(candidate.cluster.shared());
@@ -192,7 +212,7 @@ impl Entry {
     /// What its whole connection holds, if it is HBONE's.
     pub(crate) fn tunnel_held(&self) -> Option<Rc<Held>> {
         let story = self.story.borrow();
-        story.call.as_ref().map(|call| &call.peer).or(story.peer.as_ref()).map(|peer| peer.held.clone())
+        story.peer().map(|peer| peer.held.clone())
     }
 
     /// Has its task look around.
@@ -240,7 +260,7 @@ impl Entry {
         let story = self.story.borrow();
         let service = story.met.service.as_ref();
         let call = story.call.as_deref();
-        let peer = call.map(|call| &call.peer).or(story.peer.as_ref());
+        let peer = story.peer();
         let hbone = peer.is_some() || story.handshake;
         ConnectionRecord {
             id: self.id,

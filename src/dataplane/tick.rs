@@ -104,10 +104,11 @@ pub(crate) fn tell(worker: &Worker, entry: &Entry) {
     if up + down == 0 {
         return;
     }
-    if let Some(destination) = &entry.story.borrow().destination {
+    let story = entry.story.borrow();
+    if let Some(destination) = &story.destination {
         destination.moved(up, down);
     }
-    if entry.story.borrow().call.is_some() {
+    if story.call.is_some() {
         worker.local.relayed(RelayPath::Hbone, up + down);
         return;
     }

@@ -34,7 +34,7 @@ use crate::snapshot::Snapshot;
 use crate::snapshot::admit::{Asked, Question, admit_source, readmit};
 use crate::snapshot::service_view::network_of_address;
 use crate::telemetry::Telemetry;
-use crate::telemetry::local::Local;
+use crate::telemetry::local::{Local, RelayPath};
 use crate::tls::context::NodeContext;
 use crate::tls::trust::TrustBundles;
 use crate::wire::client_hello;
@@ -189,6 +189,12 @@ impl Worker {
         count * self.shared.desks.len() as u64 + self.index as u64 + 1
     }
 
+    /// Counts bytes that a connection has passed on.
+    pub(crate) fn moved(&self, entry: &Rc<Entry>, up: bool, path: RelayPath, bytes: usize) {
+        entry.count(up, path, bytes);
+        self.clock.touch(entry);
+    }
+
     /// Puts a connection into the table.
     pub(crate) fn enter(&self, entry: &Rc<Entry>) {
         entry.key.set(self.table.borrow_mut().insert(entry.clone()));
@@ -208,7 +214,8 @@ impl Worker {
         self.local.ended(record, probe, || self.random());
     }
 
-    /// The end of a connection that carried streams. It has a line of its own only where it had none of them.
+    /// The end of a connection that carried streams, each of which had a line of its own. It has one only where the client
+    /// broke the protocol.
     pub(crate) fn tunnel_ended(&self, entry: &Entry, reason: Reason) {
         if reason == Reason::BadRequest {
             self.told(entry, reason, false);
@@ -388,7 +395,7 @@ async fn doubt_peers(worker: &Rc<Worker>, entries: &[Rc<Entry>]) {
 fn still_admitted(snapshot: &Snapshot, entry: &Entry) -> bool {
     let story = entry.story.borrow();
     let call = story.call.as_deref();
-    if call.map(|call| &call.peer).or(story.peer.as_ref()).is_some_and(|peer| !peer.trusted.get()) {
+    if story.peer().is_some_and(|peer| !peer.trusted.get()) {
         return false;
     }
     let authority = call.and_then(|call| Authority::parse(&call.authority).ok());

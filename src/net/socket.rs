@@ -38,6 +38,11 @@ pub fn reset_on_close(socket: &impl AsFd) {
     let _ = SockRef::from(socket).set_linger(Some(Duration::ZERO));
 }
 
+/// Whether an error only says to try again when the socket is ready.
+pub fn is_again(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
 /// Reads what is there, as far as it fits; 0 at the end.
 ///
 /// A short read has emptied the socket: that it was readable is forgotten without a system call that would only say so,
@@ -58,7 +63,7 @@ pub fn receive(socket: &TcpStream, bytes: &mut [u8]) -> io::Result<usize> {
 /// Writes what the socket takes of these pieces, which are as many as one call takes.
 ///
 /// A short write has filled the socket: that it was writable is forgotten without asking it again, as [`receive`] does.
-pub fn send_all(socket: &TcpStream, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+pub fn send(socket: &TcpStream, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
     let wanted: usize = pieces.iter().map(|piece| piece.len()).sum();
     let mut written = None;
     let result = socket.try_io(Interest::WRITABLE, || {

@@ -22,7 +22,7 @@ use crate::dataplane::connect::Connected;
 use crate::dataplane::table::Entry;
 use crate::dataplane::worker::Worker;
 use crate::model::reason::Reason;
-use crate::net::socket::{keep_alive, receive, reset_on_close, send_all};
+use crate::net::socket::{is_again, keep_alive, receive, reset_on_close, send};
 use crate::telemetry::local::RelayPath;
 
 /// What one direction may move before others have a turn, in bytes.
@@ -209,11 +209,7 @@ impl StreamRelay<'_> {
             }
             let written = match self.up.queue.write(socket) {
                 Ok(written) => written,
-                Err(error)
-                    if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) =>
-                {
-                    0
-                }
+                Err(error) if is_again(&error) => 0,
                 Err(_) => return Err(Fault::Endpoint),
             };
             if written > 0 {
@@ -221,8 +217,7 @@ impl StreamRelay<'_> {
                 self.up.queue.advance(written);
                 // Fails only if more is given back than was taken.
                 let _ = self.receive.flow_control().release_capacity(written);
-                self.entry.count(true, RelayPath::Hbone, written);
-                self.worker.clock.touch(self.entry);
+                self.worker.moved(self.entry, true, RelayPath::Hbone, written);
             }
         }
         Ok(total)
@@ -268,8 +263,7 @@ impl StreamRelay<'_> {
                     drop(scratch);
                     self.heard();
                 }
-                Err(error)
-                    if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+                Err(error) if is_again(&error) => {}
                 Err(_) => return Poll::Ready(Err(Fault::Endpoint)),
             }
         }
@@ -293,8 +287,7 @@ impl StreamRelay<'_> {
             if count > 0 {
                 self.send.send_data(piece, false).map_err(|_| Fault::Client)?;
                 self.seen.queue(count);
-                self.entry.count(false, RelayPath::Hbone, count);
-                self.worker.clock.touch(self.entry);
+                self.worker.moved(self.entry, false, RelayPath::Hbone, count);
             }
         }
         self.down.held = Bytes::new();
@@ -361,7 +354,7 @@ impl Queue {
             *slice = IoSlice::new(piece);
             count += 1;
         }
-        send_all(socket, &slices[..count])
+        send(socket, &slices[..count])
     }
 
     fn advance(&mut self, mut count: usize) {

@@ -100,18 +100,7 @@ fn ask(worker: &Worker, entry: &Entry, tunnel: &Tunnel, head: &ConnectHead) -> R
         alpn: None,
         identity: Some(&tunnel.peer.proof.identity),
     };
-    let mut story = entry.story.borrow_mut();
-    match admit(&snapshot, &question, &mut ()) {
-        Ok(admission) => {
-            story.met = admission.met.clone();
-            story.permit = Some(admission.permit.clone());
-            Ok(admission)
-        }
-        Err(refusal) => {
-            story.met = refusal.met;
-            Err(refusal.reason)
-        }
-    }
+    entry.story.borrow_mut().admitted(admit(&snapshot, &question, &mut ()))
 }
 
 async fn pass_on(

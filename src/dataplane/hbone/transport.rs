@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
 use crate::dataplane::worker::Worker;
-use crate::net::socket::{receive, send_all};
+use crate::net::socket::{is_again, receive, send};
 
 pub(crate) struct Transport {
     worker: Rc<Worker>,
@@ -51,8 +51,7 @@ impl AsyncRead for Transport {
                     }
                     return Poll::Ready(Ok(()));
                 }
-                Err(error)
-                    if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+                Err(error) if is_again(&error) => {}
                 Err(error) => return Poll::Ready(Err(error)),
             }
         }
@@ -79,9 +78,8 @@ impl AsyncWrite for Transport {
     ) -> Poll<io::Result<usize>> {
         loop {
             ready!(self.socket.poll_write_ready(context))?;
-            match send_all(&self.socket, pieces) {
-                Err(error)
-                    if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            match send(&self.socket, pieces) {
+                Err(error) if is_again(&error) => {}
                 result => return Poll::Ready(result),
             }
         }
