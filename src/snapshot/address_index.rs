@@ -1,25 +1,17 @@
 //! Services by address: whose virtual address, or whose endpoint on this network, an address is.
 //!
-//! Kept only where a listener takes HBONE, whose callers may ask by address. Copied on write by bucket, as the
-//! services are.
+//! Kept only where a listener takes HBONE, whose callers may ask by address.
 
 use std::collections::BTreeSet;
-use std::hash::BuildHasher;
 use std::net::IpAddr;
-use std::sync::Arc;
 
-use hashbrown::{DefaultHashBuilder, HashMap};
-
+use super::bucket_map::BucketMap;
 use crate::model::name::HostName;
-
-const BUCKETS: usize = 1 << 10;
 
 /// A map from addresses to the services that have them.
 #[derive(Clone, Debug, Default)]
 pub struct AddressIndex {
-    hasher: DefaultHashBuilder,
-    /// None until something is in it.
-    buckets: Box<[Arc<HashMap<IpAddr, Owners>>]>,
+    owners: BucketMap<IpAddr, Owners>,
 }
 
 /// Mostly an address is of one service.
@@ -33,8 +25,7 @@ enum Owners {
 impl AddressIndex {
     /// The services that have an address, in the order of their names.
     pub fn get(&self, address: IpAddr) -> impl Iterator<Item = &HostName> {
-        let owners = self.buckets.get(self.bucket(address)).and_then(|bucket| bucket.get(&address));
-        let (one, many) = match owners {
+        let (one, many) = match self.owners.get(&address) {
             None => (None, None),
             Some(Owners::One(name)) => (Some(name), None),
             Some(Owners::Many(names)) => (None, Some(names)),
@@ -46,13 +37,8 @@ impl AddressIndex {
         if self.get(address).any(|known| known == service) {
             return;
         }
-        if self.buckets.is_empty() {
-            self.buckets = vec![Arc::default(); BUCKETS].into();
-        }
-        let bucket = self.bucket(address);
-        let owners = Arc::make_mut(&mut self.buckets[bucket]);
-        match owners.get_mut(&address) {
-            None => drop(owners.insert(address, Owners::One(service.clone()))),
+        match self.owners.get_mut(&address) {
+            None => drop(self.owners.insert(address, Owners::One(service.clone()))),
             Some(Owners::Many(names)) => drop(names.insert(service.clone())),
             Some(one @ Owners::One(_)) => {
                 let Owners::One(first) = &*one else { return };
@@ -65,29 +51,20 @@ impl AddressIndex {
         if !self.get(address).any(|known| known == service) {
             return;
         }
-        let bucket = self.bucket(address);
-        let owners = Arc::make_mut(&mut self.buckets[bucket]);
-        if let Some(Owners::Many(names)) = owners.get_mut(&address) {
+        if let Some(Owners::Many(names)) = self.owners.get_mut(&address) {
             names.remove(service);
             if !names.is_empty() {
                 return;
             }
         }
-        owners.remove(&address);
+        self.owners.remove(&address);
     }
 
     /// All entries by address.
     #[cfg(test)]
     pub(super) fn sorted(&self) -> Vec<(IpAddr, Vec<HostName>)> {
-        let all = self.buckets.iter().flat_map(|bucket| bucket.keys());
-        let mut all: Vec<_> = all.map(|address| (*address, self.get(*address).cloned().collect())).collect();
-        all.sort();
-        all
-    }
-
-    fn bucket(&self, address: IpAddr) -> usize {
-        // The low bits of the hash; the modulus makes the conversion exact.
-        usize::try_from(self.hasher.hash_one(address) % BUCKETS as u64).unwrap_or(0)
+        let all = self.owners.sorted().into_iter();
+        all.map(|(address, _)| (*address, self.get(*address).cloned().collect())).collect()
     }
 }
 

@@ -28,7 +28,7 @@ pub struct World<'a> {
 /// The first snapshot, or the one after a new config file.
 pub fn all(world: World<'_>, generation: u64, policy_generation: u64) -> Snapshot {
     let exports = Arc::new(ExportIndex::new(&world.policy.exports));
-    let mut services = NameMap::new();
+    let mut services = NameMap::default();
     let mut addresses = AddressIndex::default();
     for name in hostnames(world.shards) {
         if let Some(view) = ServiceView::merge(name.as_str(), &world, &exports) {
@@ -61,20 +61,18 @@ pub fn next(
     changed: &BTreeSet<HostName>,
     resolved: &[HostName],
 ) -> Snapshot {
-    let mut services = previous.services.clone();
-    let mut addresses = previous.addresses.clone();
+    let mut next = Snapshot { generation: previous.generation + 1, ..previous.clone() };
     let indexed = previous.policy.takes_hbone();
     for name in changed {
         let view = ServiceView::merge(name.as_str(), &world, &previous.exports).map(Arc::new);
         let old = match view.clone() {
-            Some(view) => services.insert(name.clone(), view),
-            None => services.remove(name.as_str()),
+            Some(view) => next.services.insert(name.clone(), view),
+            None => next.services.remove(name.as_str()),
         };
         if indexed {
-            reenter(&mut addresses, old.as_deref(), view.as_deref());
+            reenter(&mut next.addresses, old.as_deref(), view.as_deref());
         }
     }
-    let mut next = Snapshot { generation: previous.generation + 1, services, addresses, ..previous.clone() };
     if !resolved.is_empty() {
         next.routes = Arc::new(previous.routes.with_resolved(world.policy, world.resolved, resolved));
         next.resolved = Arc::new(world.resolved.clone());

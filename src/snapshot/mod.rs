@@ -5,6 +5,7 @@
 
 pub mod address_index;
 pub mod admit;
+pub mod bucket_map;
 pub mod build;
 pub mod candidates;
 pub mod exports;

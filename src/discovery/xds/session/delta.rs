@@ -66,7 +66,7 @@ impl Session {
             return;
         }
         let all = if kind == Kind::Cluster { self.hub.all_clusters() } else { Arc::default() };
-        let mut sent = Clusters::new();
+        let mut sent = Clusters::default();
         let mut known: BTreeSet<&Arc<str>> = BTreeSet::new();
         for (hostname, resources) in all.iter() {
             let same: Arc<[Arc<Resource>]> = resources
