@@ -56,9 +56,15 @@ impl<T> Fetch<T> {
         self.receiver.borrow().clone()
     }
 
-    /// The same, after which this handle has seen it.
-    pub fn see(&mut self) -> Option<Arc<T>> {
-        self.receiver.borrow_and_update().clone()
+    /// From here on, this handle has seen what there is now.
+    pub fn see(&mut self) {
+        self.receiver.mark_unchanged();
+    }
+
+    /// The newest value, if this handle has not seen it.
+    pub fn unseen(&mut self) -> Option<Arc<T>> {
+        let changed = self.receiver.has_changed().unwrap_or(false);
+        changed.then(|| self.receiver.borrow_and_update().clone()).flatten()
     }
 
     /// The newest value; waits for the first.

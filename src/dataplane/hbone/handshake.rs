@@ -2,7 +2,6 @@
 
 use std::io;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -20,7 +19,7 @@ use crate::dataplane::worker::Worker;
 use crate::model::reason::Reason;
 use crate::snapshot::policy::HboneLimits;
 use crate::tls::proof::{Proof, fault_of};
-use crate::tls::trust::{TrustBundles, why};
+use crate::tls::trust::why;
 
 /// Streams that a client may reset before we have looked at them; more is an attack (CVE-2023-44487).
 const PENDING_RESETS_MAX: usize = 20;
@@ -71,10 +70,14 @@ pub(super) async fn handshake(
     let _waiting = Waiting::begin(worker, entry);
     let deadline = Instant::from_std(entry.accepted + limits.handshake_timeout);
     let agree = Box::pin(async {
-        let trust = worker.shared.hbone.context.trust.newest();
+        let mut trust = worker.shared.hbone.context.trust.clone();
+        trust.see();
         let stream = secure(worker, transport).await?;
         let proof = Proof::of(stream.get_ref().1).map_err(untrusted)?;
-        still_trusted(worker, trust, &proof)?;
+        // The certificate is verified when it comes, and a client may take its time to finish after that.
+        if let Some(changed) = trust.unseen() {
+            proof.vouched_by(&changed).map_err(|error| untrusted(why(&error)))?;
+        }
         let peer = Rc::new(Peer::new(proof));
         // Without a wait since: roots that are taken away from here on find it in the table.
         entry.story.borrow_mut().peer = Some(peer.clone());
@@ -110,17 +113,6 @@ fn tls_failed(error: &io::Error) -> Failed {
 
 fn untrusted(why: String) -> Failed {
     Failed::new(Reason::IdentityUntrusted, why)
-}
-
-/// Refuses a peer whose roots were taken away in the middle of its handshake: the certificate is verified when it comes,
-/// and a client may take its time to finish after that.
-fn still_trusted(worker: &Worker, before: Option<Arc<TrustBundles>>, proof: &Proof) -> Result<(), Failed> {
-    match worker.shared.hbone.context.trust.newest() {
-        Some(now) if !before.is_some_and(|before| Arc::ptr_eq(&before, &now)) => {
-            proof.vouched_by(&now).map_err(|error| untrusted(why(&error)))
-        }
-        _ => Ok(()),
-    }
 }
 
 async fn agree(

@@ -125,7 +125,11 @@ async fn secure(tls: Tls, socket: TcpStream, peer: SocketAddr) -> Result<Connect
     let stream = accepted.map_err(|error| fault_of(&error).map_or_else(|| error.to_string(), why))?;
     let proof = Proof::of(stream.get_ref().1)?;
     let caller = Caller { peer, identity: Some(proof.identity.clone()) };
-    let doubted = async move { proof.doubted(trust).await };
+    let doubted = async move {
+        let error = proof.doubted(trust).await;
+        tracing::info!(%peer, identity = %proof.identity, "an xDS client is cut off: {}", why(&error));
+        error
+    };
     Ok(Connection { io: Box::pin(stream), caller, doubted: Some(Box::pin(doubted)) })
 }
 
@@ -134,9 +138,7 @@ impl Connection {
     fn poll_believed(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         let Some(doubted) = &mut self.doubted else { return Ok(()) };
         let Poll::Ready(error) = doubted.as_mut().poll(context) else { return Ok(()) };
-        let Caller { peer, identity } = &self.caller;
-        let identity = identity.as_ref().map(tracing::field::display);
-        tracing::info!(%peer, identity, "an xDS client is cut off: {}", why(&error));
+        // Whoever asks again hears the same.
         self.doubted = Some(Box::pin(std::future::ready(error.clone())));
         Err(io::Error::new(io::ErrorKind::PermissionDenied, error))
     }
