@@ -151,8 +151,9 @@ fn open<R: DiscoveryRequest>(
         return Status::resource_exhausted("too many clients").into_http();
     };
     let decoder = ProstCodec::<R, R>::default().decoder();
+    service.metrics.come();
     let client = Box::new(Client {
-        counted: Counted::new(service),
+        service: service.clone(),
         requests: Streaming::new_request(decoder, request.into_body(), None, Some(REQUEST_BYTES_MAX)),
         caller,
         protocol,
@@ -172,25 +173,9 @@ fn open<R: DiscoveryRequest>(
     response
 }
 
-/// A client in the metrics, for as long as its stream lives.
-struct Counted(Arc<Service>);
-
-impl Counted {
-    fn new(service: &Arc<Service>) -> Self {
-        service.metrics.come();
-        Self(service.clone())
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.metrics.gone();
-    }
-}
-
 /// One client's stream.
 struct Client<R> {
-    counted: Counted,
+    service: Arc<Service>,
     requests: Streaming<R>,
     caller: Caller,
     protocol: Protocol,
@@ -202,6 +187,12 @@ struct Client<R> {
     unknown: Option<Response>,
     /// Types of which it has refused a response.
     refused: [bool; Kind::ALL.len()],
+}
+
+impl<R> Drop for Client<R> {
+    fn drop(&mut self) {
+        self.service.metrics.gone();
+    }
 }
 
 impl<R: DiscoveryRequest> Client<R> {
@@ -233,7 +224,7 @@ impl<R: DiscoveryRequest> Client<R> {
     }
 
     fn hear(&mut self, request: R) -> Result<(), Status> {
-        let Self { counted: Counted(service), place, session, .. } = self;
+        let Self { service, place, session, .. } = self;
         let Parts { node, type_url, asked } = request.take_apart();
         let session = match session {
             Some(session) => session,
@@ -289,7 +280,7 @@ impl<R: DiscoveryRequest> Client<R> {
         loop {
             if let Some(response) = session.response() {
                 if let Some(kind) = Kind::of_type_url(&response.type_url) {
-                    self.counted.0.metrics.pushed(kind.text());
+                    self.service.metrics.pushed(kind.text());
                     self.place.note(kind, session.overview(kind), &Answer::None);
                 }
                 return Some(response);
