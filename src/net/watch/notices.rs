@@ -263,6 +263,21 @@ mod tests {
         assert_eq!(shown("loop").len(), LINKS_MAX + 1);
     }
 
+    #[test]
+    fn where_the_kernel_has_lost_notices_everybody_looks() {
+        let listen = |name: Option<&str>| {
+            let (hints, heard) = mpsc::channel(HINTS);
+            (Listener { name: name.map(Into::into), hints }, heard)
+        };
+        let (one, mut one_heard) = listen(Some("a.yaml"));
+        let (other, mut other_heard) = listen(None);
+        let listeners = [("/a".into(), vec![one]), ("/b".into(), vec![other])].into();
+        tell(&listeners, &Event::new(EventKind::Other).set_flag(notify::event::Flag::Rescan));
+        assert_eq!((one_heard.try_recv(), other_heard.try_recv()), (Ok(Hint::Begun), Ok(Hint::Begun)));
+        tell(&listeners, &Event::new(EventKind::Other).add_path("/a/b.yaml".into()));
+        assert!(one_heard.try_recv().is_err() && other_heard.try_recv().is_err());
+    }
+
     #[tokio::test]
     async fn one_instance_tells_each_listener_of_its_own() {
         let folder = tempfile::tempdir().expect("a folder");
