@@ -46,14 +46,16 @@ pub(crate) fn caller() -> std::sync::Arc<rustls::ClientConfig> {
     client(Some(PKI.issue(&[], Some(CALLER))), &["h2"])
 }
 
+/// Serves `echo.shop.mesh:80` alone.
+pub(crate) fn gateway(echo: &Backend) -> Gateway {
+    let services = service("echo.shop.mesh", 80, echo, "");
+    Gateway::start_in(folder(), &format!("{BASE}services:\n{services}"), &[])
+}
+
 #[test]
 fn a_stream_is_an_end_to_end_connection() {
     let backend = Backend::echo();
-    let gateway = Gateway::start_in(
-        folder(),
-        &format!("{BASE}services:\n{}", service("echo.shop.mesh", 80, &backend, "")),
-        &[],
-    );
+    let gateway = gateway(&backend);
     let hbone = Hbone::connect(gateway.listener("hbone"), caller()).expect("let in");
     let mut first = hbone.open("Echo.shop.mesh.:80").expect("admitted");
     let mut second = hbone.open("echo.shop.mesh:80").expect("admitted");

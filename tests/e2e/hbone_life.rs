@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::hbone::{BASE, CALLER, OWN, caller, folder, service};
+use crate::hbone::{BASE, CALLER, OWN, caller, folder, gateway, service};
 use crate::support::backend::Backend;
 use crate::support::frames::{self, Frames, GOAWAY};
 use crate::support::gateway::Gateway;
@@ -68,11 +68,7 @@ impl Drop for Stop<'_> {
 #[test]
 fn certificates_and_roots_are_replaced_under_load_without_a_failure() {
     let echo = Backend::echo();
-    let gateway = Gateway::start_in(
-        folder(),
-        &format!("{BASE}services:\n{}", service("echo.shop.mesh", 80, &echo, "")),
-        &[],
-    );
+    let gateway = gateway(&echo);
     let address = gateway.listener("hbone");
     let old = Hbone::connect(address, caller()).expect("let in");
     let mut kept = old.open("echo.shop.mesh:80").expect("admitted");
@@ -306,11 +302,7 @@ fn workload_folder(identity: &str) -> tempfile::TempDir {
 #[test]
 fn a_caller_of_another_library_is_served() {
     let echo = Backend::echo();
-    let gateway = Gateway::start_in(
-        folder(),
-        &format!("{BASE}services:\n{}", service("echo.shop.mesh", 80, &echo, "")),
-        &[],
-    );
+    let gateway = gateway(&echo);
     let (address, who) = (gateway.listener("hbone").to_string(), workload_folder(CALLER));
     let at = who.path().to_str().expect("text");
     let input: Vec<u8> = (0..3_000_000_u32).map(|number| number.to_le_bytes()[0]).collect();

@@ -51,19 +51,24 @@ pub fn client(issued: Option<Issued>, alpn: &[&str]) -> Arc<ClientConfig> {
     Arc::new(config)
 }
 
+/// The settings of a ztunnel: windows of 4 and 16 MiB, frames of 1 MiB.
+pub fn ztunnel() -> Builder {
+    let mut builder = Builder::new();
+    builder
+        .initial_window_size(4 << 20)
+        .initial_connection_window_size(16 << 20)
+        .max_frame_size(1 << 20)
+        .initial_max_send_streams(1_000)
+        // What comes for streams that the caller has dropped is no fault of the gateway's.
+        .max_concurrent_reset_streams(100_000)
+        .max_local_error_reset_streams(None);
+    builder
+}
+
 impl Hbone {
-    /// With the settings of a ztunnel (windows of 4 and 16 MiB, frames of 1 MiB).
+    /// With the settings of a ztunnel.
     pub fn connect(address: SocketAddr, config: Arc<ClientConfig>) -> io::Result<Self> {
-        let mut builder = Builder::new();
-        builder
-            .initial_window_size(4 << 20)
-            .initial_connection_window_size(16 << 20)
-            .max_frame_size(1 << 20)
-            .initial_max_send_streams(1_000)
-            // What comes for streams that the test has dropped is no fault of the gateway's.
-            .max_concurrent_reset_streams(100_000)
-            .max_local_error_reset_streams(None);
-        Self::connect_with(address, config, &builder)
+        Self::connect_with(address, config, &ztunnel())
     }
 
     pub fn connect_with(

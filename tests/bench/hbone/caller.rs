@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use h2::client::{Builder, SendRequest};
+use h2::client::SendRequest;
 use h2::{RecvStream, SendStream};
 use http::{Request, StatusCode};
 use rustls::ClientConfig;
@@ -24,6 +24,7 @@ use tokio_rustls::client::TlsStream;
 
 use crate::Result;
 use crate::support::client::AnyCertificate;
+use crate::support::hbone::ztunnel;
 
 /// Who calls; its certificate and key are files of a folder.
 #[derive(Clone)]
@@ -60,16 +61,8 @@ impl Identity {
     }
 
     pub(crate) async fn call(&self, gateway: SocketAddr) -> Result<Caller> {
-        let mut builder = Builder::new();
-        builder
-            .initial_window_size(4 << 20)
-            .initial_connection_window_size(16 << 20)
-            .max_frame_size(1 << 20)
-            .initial_max_send_streams(1_000)
-            .max_send_buffer_size(4 << 20)
-            // What still comes for streams that were given up is no mistake of the gateway's.
-            .max_concurrent_reset_streams(10_000)
-            .max_local_error_reset_streams(None);
+        let mut builder = ztunnel();
+        builder.max_send_buffer_size(4 << 20).max_concurrent_reset_streams(10_000);
         let (send, mut connection) = builder.handshake(self.secure(gateway).await?).await?;
         let mut driver = JoinSet::new();
         driver.spawn(async move { poll_fn(|context| Pin::new(&mut connection).poll(context)).await });

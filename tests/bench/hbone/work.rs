@@ -161,6 +161,20 @@ fn throughput(what: &str, streams: usize, bytes: usize, (processor, wall): (f64,
     ]
 }
 
+/// Has each of so many streams move its share, given the caller and its bytes.
+async fn bulk<F: Future<Output = Result<()>> + Send + 'static>(
+    what: &str,
+    (side, identity): (&Side, &Identity),
+    bytes: usize,
+    streams: usize,
+    share: impl Fn(Arc<Caller>, usize) -> F,
+) -> Result<Measured> {
+    let caller = Arc::new(identity.call(side.address).await?);
+    let before = begin(side)?;
+    at_once(streams, |_| share(caller.clone(), bytes / streams)).await?;
+    Ok(throughput(what, streams, bytes, spent(side, before)?))
+}
+
 pub(crate) async fn upload(
     side: &Side,
     identity: &Identity,
@@ -168,29 +182,22 @@ pub(crate) async fn upload(
     streams: usize,
 ) -> Result<Measured> {
     static BYTES: [u8; PIECE] = [7; PIECE];
-    let caller = Arc::new(identity.call(side.address).await?);
-    let each = bytes / streams;
-    let before = begin(side)?;
-    at_once(streams, |_| {
-        let caller = caller.clone();
-        async move {
-            let mut stream = caller.open(&authority("sink")).await?;
-            let mut left = each;
-            while left > 0 {
-                let piece = left.min(PIECE);
-                stream.write(Bytes::from_static(&BYTES[..piece])).await?;
-                left -= piece;
-            }
-            stream.end()?;
-            let told = stream.read().await?.ok_or("no answer")?;
-            if told.as_ref() != (each as u64).to_be_bytes() {
-                return Err("not all has arrived".into());
-            }
-            stream.drain().await.map(drop)
+    bulk("up", (side, identity), bytes, streams, async |caller, each| {
+        let mut stream = caller.open(&authority("sink")).await?;
+        let mut left = each;
+        while left > 0 {
+            let piece = left.min(PIECE);
+            stream.write(Bytes::from_static(&BYTES[..piece])).await?;
+            left -= piece;
         }
+        stream.end()?;
+        let told = stream.read().await?.ok_or("no answer")?;
+        if told.as_ref() != (each as u64).to_be_bytes() {
+            return Err("not all has arrived".into());
+        }
+        stream.drain().await.map(drop)
     })
-    .await?;
-    Ok(throughput("up", streams, bytes, spent(side, before)?))
+    .await
 }
 
 pub(crate) async fn download(
@@ -199,20 +206,13 @@ pub(crate) async fn download(
     bytes: usize,
     streams: usize,
 ) -> Result<Measured> {
-    let caller = Arc::new(identity.call(side.address).await?);
-    let each = bytes / streams;
-    let before = begin(side)?;
-    at_once(streams, |_| {
-        let caller = caller.clone();
-        async move {
-            let mut stream = caller.open(&authority("source")).await?;
-            stream.write(Bytes::copy_from_slice(&(each as u64).to_be_bytes())).await?;
-            stream.take(each).await?;
-            stream.close().await
-        }
+    bulk("down", (side, identity), bytes, streams, async |caller, each| {
+        let mut stream = caller.open(&authority("source")).await?;
+        stream.write(Bytes::copy_from_slice(&(each as u64).to_be_bytes())).await?;
+        stream.take(each).await?;
+        stream.close().await
     })
-    .await?;
-    Ok(throughput("down", streams, bytes, spent(side, before)?))
+    .await
 }
 
 /// One stream, each round trip after the other.
