@@ -207,6 +207,7 @@ def unsubscribe(world, xds, clients, protocol, **_):
             client.ask(EDS, drop=[B])
         else:
             client.ask(EDS, [A])
+        client.is_heard()
         world.put("east", simple("a", 11), simple("b", 12))
         client.response(EDS, [A])
         if protocol == DELTA:
@@ -215,6 +216,7 @@ def unsubscribe(world, xds, clients, protocol, **_):
             client.ask(EDS, nothing)
             if nothing:
                 client.response(EDS, [], errors=nothing)
+        client.is_heard()
         world.put("east", simple("a", 1), simple("b", 2))
         client.is_silent(world)
 
@@ -308,6 +310,7 @@ def star_given_up(world, xds, clients, protocol, **_):
     client.ask(CDS)
     client.response(CDS, all_of(A))
     client.ask(CDS, drop=["*"])
+    client.is_heard()
     world.put("east", simple("b", 2))
     client.is_silent(world)
     client.ask(CDS, ["*"])

@@ -63,6 +63,9 @@ def cluster_name(service, port=80, subset=""):
     return f"outbound|{port}|{subset}|{service}"
 
 
+NOBODY = cluster_name("nobody.mesh")
+
+
 def endpoint(address, **more):
     """An endpoint, as registry files tell of it."""
     return {"address": address, **more}
@@ -311,8 +314,20 @@ class Client:
         self.response(EDS, [beat])
         world.beat(self.home)
         self.response(EDS, [beat])
+        self.give_up(beat, others)
+        self.is_heard()
+
+    def is_heard(self):
+        """The server knows what was given up: it has answered to what was asked after that, a name that nobody has."""
+        others = self.names.get(EDS, [])
+        self.ask(EDS, [NOBODY] if self.protocol == DELTA else [*others, NOBODY])
+        self.response(EDS, [NOBODY])
+        self.give_up(NOBODY, others)
+
+    def give_up(self, name, others):
+        """Of assignments; state of the world names those that are left."""
         if self.protocol == DELTA:
-            self.ask(EDS, drop=[beat])
+            self.ask(EDS, drop=[name])
         else:
             self.ask(EDS, others)
 
