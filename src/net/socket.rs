@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
+use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, SocketType, ipproto, sockopt,
@@ -48,11 +49,26 @@ pub fn is_again(error: &io::Error) -> bool {
 /// A short read has emptied the socket: that it was readable is forgotten without a system call that would only say so,
 /// as the poller is edge-triggered and reports what comes next.
 pub fn receive(socket: &TcpStream, bytes: &mut [u8]) -> io::Result<usize> {
+    let room = bytes.len();
+    received(socket, room, || Ok(rustix::net::recv(socket, bytes, RecvFlags::empty())?.0))
+}
+
+/// As [`receive`], into what the buffer has room for.
+pub fn receive_more(socket: &TcpStream, buffer: &mut Vec<u8>) -> io::Result<usize> {
+    let room = buffer.capacity() - buffer.len();
+    received(socket, room, || Ok(rustix::net::recv(socket, spare_capacity(buffer), RecvFlags::empty())?.0))
+}
+
+fn received(
+    socket: &TcpStream,
+    room: usize,
+    receive: impl FnOnce() -> io::Result<usize>,
+) -> io::Result<usize> {
     let mut read = None;
     let result = socket.try_io(Interest::READABLE, || {
-        let (count, _) = rustix::net::recv(socket, &mut *bytes, RecvFlags::empty())?;
+        let count = receive()?;
         read = Some(count);
-        if count > 0 && count < bytes.len() { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
+        if count > 0 && count < room { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
     });
     match read {
         Some(count) => Ok(count),

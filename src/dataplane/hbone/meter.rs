@@ -33,7 +33,13 @@ pub(crate) struct Seen {
     blocked: Cell<bool>,
     /// Streams that wait for less to be queued.
     waiting: RefCell<Vec<Waker>>,
+    /// How often they were woken.
+    rounds: Cell<u64>,
 }
+
+/// A stream's place among those that wait for less to be queued: in which round it took one.
+#[derive(Debug, Default)]
+pub(crate) struct Place(Option<u64>);
 
 /// What may be queued for a client that does not read, in bytes. Its streams share one socket: more of it queued
 /// would bring none of them forward, and let a large download delay all others.
@@ -55,6 +61,7 @@ impl Seen {
             queued: Cell::new(0),
             blocked: Cell::new(false),
             waiting: RefCell::default(),
+            rounds: Cell::new(0),
         })
     }
 
@@ -86,12 +93,16 @@ impl Seen {
         self.queued.set(self.queued.get() + bytes);
     }
 
-    /// Waits until there is room for more.
-    pub(crate) fn poll_room(&self, context: &Context<'_>) -> Poll<()> {
+    /// Waits until there is room for more. A stream has one place, however often it asks; it asks from one task.
+    pub(crate) fn poll_room(&self, place: &mut Place, context: &Context<'_>) -> Poll<()> {
         if self.queued.get() < QUEUED_MAX {
             return Poll::Ready(());
         }
-        self.waiting.borrow_mut().push(context.waker().clone());
+        let round = Some(self.rounds.get());
+        if place.0 != round {
+            place.0 = round;
+            self.waiting.borrow_mut().push(context.waker().clone());
+        }
         Poll::Pending
     }
 
@@ -106,6 +117,7 @@ impl Seen {
     fn written(&self, bytes: usize) {
         self.queued.set(self.queued.get().saturating_sub(bytes));
         if self.queued.get() < QUEUED_MAX {
+            self.rounds.set(self.rounds.get().wrapping_add(1));
             self.waiting.take().into_iter().for_each(Waker::wake);
         }
     }
@@ -202,5 +214,31 @@ impl AsyncWrite for Metered {
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.get_mut().tls).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A client that reads nothing can have a stream polled by what it sends on it, without end.
+    #[test]
+    fn a_stream_that_asks_again_for_room_waits_once() {
+        let seen = Seen::new(0);
+        let context = Context::from_waker(Waker::noop());
+        let (mut one, mut other) = (Place::default(), Place::default());
+        assert!(seen.poll_room(&mut one, &context).is_ready());
+        seen.queue(QUEUED_MAX);
+        for _ in 0..1_000 {
+            assert!(seen.poll_room(&mut one, &context).is_pending());
+            assert!(seen.poll_room(&mut other, &context).is_pending());
+        }
+        assert_eq!(seen.waiting.borrow().len(), 2);
+        seen.written(1);
+        assert!(seen.waiting.borrow().is_empty());
+        assert!(seen.poll_room(&mut one, &context).is_ready());
+        seen.queue(1);
+        assert!(seen.poll_room(&mut one, &context).is_pending(), "full again");
+        assert_eq!(seen.waiting.borrow().len(), 1, "and it waits again");
     }
 }

@@ -42,6 +42,8 @@ pub(super) struct Tunnel {
     pub(super) seen: Rc<Seen>,
     /// Streams now.
     pub(super) streams: Cell<u32>,
+    /// Why the connection ends; what is left is to tell the client.
+    pub(super) ending: Cell<Option<Reason>>,
 }
 
 /// Serves a connection to its end.
@@ -55,8 +57,15 @@ pub(super) async fn drive(
     let Agreed { mut connection, seen, peer, socket } = agreed;
     let limit = limits.held_per_connection;
     let holding = Holding::new(worker.clone(), peer.held.clone(), limit, entry.clone());
-    let tunnel =
-        Rc::new(Tunnel { source: entry.source, listener, limits, peer, seen, streams: Cell::new(0) });
+    let tunnel = Rc::new(Tunnel {
+        source: entry.source,
+        listener,
+        limits,
+        peer,
+        seen,
+        streams: Cell::new(0),
+        ending: Cell::new(None),
+    });
     let timer = Box::pin(sleep_until(tunnel.seen.heard() + limits.ping_interval));
     let mut driver = Driver {
         worker,
@@ -69,13 +78,12 @@ pub(super) async fn drive(
         asked: false,
         quiet_since: Instant::now(),
         retired: false,
-        ending: None,
     };
     while let Some((request, respond)) = poll_fn(|context| driver.poll(context)).await {
         tunnel.streams.set(tunnel.streams.get() + 1);
         worker.scope.spawn(stream::serve(worker.clone(), tunnel.clone(), request, respond));
     }
-    let reason = driver.ending.unwrap_or(Reason::Ok);
+    let reason = tunnel.ending.get().unwrap_or(Reason::Ok);
     drop(driver);
     if reason == Reason::BadRequest {
         // Closing on unread bytes would be a reset, which takes the error with it.
@@ -102,8 +110,6 @@ struct Driver<'a> {
     quiet_since: Instant,
     /// Whether it was told to go elsewhere with new streams.
     retired: bool,
-    /// Why it ends; what is left is to tell the client.
-    ending: Option<Reason>,
 }
 
 impl Driver<'_> {
@@ -113,7 +119,7 @@ impl Driver<'_> {
         if self.look_after(context) {
             return Poll::Ready(None);
         }
-        let braked = self.ending.is_none() && is_full(self.worker, &self.tunnel.limits);
+        let braked = !self.is_ending() && is_full(self.worker, &self.tunnel.limits);
         if braked {
             self.worker.brake(context.waker());
         }
@@ -129,11 +135,15 @@ impl Driver<'_> {
         polled
     }
 
+    fn is_ending(&self) -> bool {
+        self.tunnel.ending.get().is_some()
+    }
+
     fn accept(&mut self, context: &mut Context<'_>) -> Poll<Option<Taken>> {
         loop {
             match self.connection.poll_accept(context) {
                 // Streams of a connection that is being closed are none of ours any more.
-                Poll::Ready(Some(Ok(_))) if self.ending.is_some() => {}
+                Poll::Ready(Some(Ok(_))) if self.is_ending() => {}
                 Poll::Ready(Some(Ok(taken))) => return Poll::Ready(Some(taken)),
                 Poll::Ready(Some(Err(error))) => {
                     self.broken(&error);
@@ -145,10 +155,12 @@ impl Driver<'_> {
         }
     }
 
-    fn broken(&mut self, error: &h2::Error) {
+    fn broken(&self, error: &h2::Error) {
         tracing::debug!(source = %self.entry.source, %error, "HBONE connection ends");
         let reason = if error.is_io() { Reason::ClientGone } else { Reason::BadRequest };
-        if *self.ending.get_or_insert(reason) == Reason::BadRequest {
+        let reason = self.tunnel.ending.get().unwrap_or(reason);
+        self.tunnel.ending.set(Some(reason));
+        if reason == Reason::BadRequest {
             let mut story = self.entry.story.borrow_mut();
             story.detail.get_or_insert_with(|| error.to_string().into());
         }
@@ -165,7 +177,7 @@ impl Driver<'_> {
 
     /// Orders to end, at once or in time.
     fn obey(&mut self, context: &Context<'_>) {
-        if self.ending.is_some() {
+        if self.is_ending() {
             return;
         }
         if let Poll::Ready(reason) = self.entry.poll_cut(context) {
@@ -182,14 +194,14 @@ impl Driver<'_> {
     }
 
     fn end(&mut self, reason: Reason, error: h2::Reason) {
-        self.ending = Some(reason);
+        self.tunnel.ending.set(Some(reason));
         self.connection.abrupt_shutdown(error);
         self.timer.as_mut().reset(Instant::now() + LINGER);
     }
 
     /// Ends a client that sends more of what costs us than it may.
     fn judge(&mut self, context: &Context<'_>) {
-        if self.ending.is_some() {
+        if self.is_ending() {
             return;
         }
         if let Some(what) = self.tunnel.seen.excess(self.worker.clock.now(), &self.tunnel.limits) {
@@ -216,11 +228,11 @@ impl Driver<'_> {
         while self.timer.as_mut().poll(context).is_ready() {
             let now = Instant::now();
             let heard = self.tunnel.seen.heard();
-            if self.ending.is_some() {
+            if self.is_ending() {
                 return true;
             }
             if self.asked && heard + limits.ping_timeout <= now {
-                self.ending = Some(Reason::ClientGone);
+                self.tunnel.ending.set(Some(Reason::ClientGone));
                 return true;
             }
             if !self.retired && self.quiet_since + limits.idle <= now {
