@@ -47,27 +47,29 @@ impl Figures {
     pub(crate) fn print(&mut self, names: [&str; 2]) {
         println!("| median (range) | {} | {} | ratio |\n|---|---:|---:|---:|", names[0], names[1]);
         for (name, columns) in &mut self.rows {
-            let mut cells = columns.iter_mut().map(|values| {
-                values.sort_by(f64::total_cmp);
-                let median = values.get(values.len() / 2).copied();
-                let text = match (values.as_slice(), median) {
-                    ([_], Some(only)) => number(only),
-                    ([least, .., most], Some(median)) => {
+            let [ours, theirs] = &*columns;
+            // Within a round, as what else the machine does changes from one to the next.
+            let ratios = ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs);
+            let mut ratios: Vec<f64> = ratios.filter(|ratio| ratio.is_finite()).collect();
+            let ratio = median(&mut ratios).map_or_else(|| "–".to_owned(), |ratio| format!("{ratio:.2}"));
+            let [our_text, their_text] = columns.each_mut().map(|values| {
+                let Some(median) = median(values) else { return "–".to_owned() };
+                match values.as_slice() {
+                    [least, .., most] => {
                         format!("{} ({}–{})", number(median), number(*least), number(*most))
                     }
-                    _ => "–".to_owned(),
-                };
-                (median, text)
+                    _ => number(median),
+                }
             });
-            let (Some((ours, our_text)), Some((theirs, their_text))) = (cells.next(), cells.next()) else {
-                return;
-            };
-            let ratio = ours.zip(theirs).filter(|(_, theirs)| *theirs != 0.0);
-            let ratio =
-                ratio.map_or_else(|| "–".to_owned(), |(ours, theirs)| format!("{:.2}", ours / theirs));
             println!("| {name} | {our_text} | {their_text} | {ratio} |");
         }
     }
+}
+
+/// The middle one, once they are in order.
+fn median(values: &mut [f64]) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
 }
 
 /// With three digits that count.
