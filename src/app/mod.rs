@@ -51,6 +51,8 @@ const CONTROL_THREADS: usize = 2;
 /// Runs the gateway until it is told to stop.
 pub fn run(path: &Path) -> ExitCode {
     use_small_pages();
+    // Before the config is read, and a start may take long after that: what changes meanwhile is to be read again.
+    let mut watch = FileWatch::new(vec![path.to_owned()]);
     let config = match load(path) {
         Ok(config) => config,
         Err(problems) => {
@@ -60,6 +62,7 @@ pub fn run(path: &Path) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    watch.follow(config.files.clone());
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(CONTROL_THREADS)
         .thread_name("isthmus-control")
@@ -75,7 +78,7 @@ pub fn run(path: &Path) -> ExitCode {
     let telemetry = Telemetry::start(config.access_log.clone());
     let result = runtime.block_on(async {
         let log = log::start(&config.log, &telemetry.writer);
-        let program = Program::start(path, config, telemetry.clone(), log).await?;
+        let program = Program::start(path, config, watch, telemetry.clone(), log).await?;
         program.serve().await;
         Ok::<(), String>(())
     });
@@ -104,6 +107,8 @@ fn load(path: &Path) -> Result<Config, Vec<String>> {
 struct Program {
     path: PathBuf,
     config: Config,
+    /// Of the files that the config came from.
+    watch: FileWatch,
     telemetry: Telemetry,
     log: LogControl,
     identity: Keeper,
@@ -130,6 +135,7 @@ impl Program {
     async fn start(
         path: &Path,
         config: Config,
+        watch: FileWatch,
         telemetry: Telemetry,
         log: LogControl,
     ) -> Result<Self, String> {
@@ -201,6 +207,7 @@ impl Program {
         let program = Self {
             path: path.to_owned(),
             config,
+            watch,
             telemetry,
             log,
             identity,
@@ -227,7 +234,6 @@ impl Program {
             tracing::error!("cannot listen to signals");
             return;
         };
-        let mut watch = FileWatch::new(self.config.files.clone());
         let mut trust = self.identity.context().trust;
         loop {
             let event = tokio::select! {
@@ -235,7 +241,7 @@ impl Program {
                 biased;
                 event = signals.next() => event,
                 Some(command) = self.commands.recv() => Event::Command(command),
-                () = watch.changed() => Event::Reload("the config file changed"),
+                () = self.watch.changed() => Event::Reload("the config file changed"),
                 _ = trust.changed() => Event::Trust,
             };
             match event {
@@ -251,10 +257,10 @@ impl Program {
                 Event::ReopenLogs => self.telemetry.writer.use_access_log(self.config.access_log.clone()),
                 Event::Reload(why) => {
                     // Problems were logged, counted and put into the status.
-                    let _ = self.reload(why, &mut watch).await;
+                    let _ = self.reload(why).await;
                 }
                 Event::Command(Command::Reload(answer)) => {
-                    let _ = answer.send(self.reload("POST /api/v1/reload", &mut watch).await);
+                    let _ = answer.send(self.reload("POST /api/v1/reload").await);
                 }
                 Event::Command(Command::LogLevel(level, answer)) => {
                     let _ = answer.send(self.log.set(&level));
@@ -267,11 +273,11 @@ impl Program {
     }
 
     /// Takes the file as it is now into use; on any error nothing changes.
-    async fn reload(&mut self, why: &str, watch: &mut FileWatch) -> Result<String, Vec<String>> {
+    async fn reload(&mut self, why: &str) -> Result<String, Vec<String>> {
         // Before it is read, which takes time: what changes meanwhile is to be read again.
-        watch.look();
+        self.watch.look();
         let result = self.try_reload().await;
-        watch.follow(self.config.files.clone());
+        self.watch.follow(self.config.files.clone());
         match &result {
             Ok(done) => {
                 tracing::info!(why, "config taken into use: {done}");

@@ -14,6 +14,7 @@ use super::trust::TrustBundles;
 use super::{files, istio_ca, workload_api};
 use crate::net::fetch::{Fetch, Slot};
 use crate::net::scope::Scope;
+use crate::net::watch::FileWatch;
 use crate::telemetry::Telemetry;
 use crate::telemetry::control::CertificateKind;
 
@@ -92,13 +93,15 @@ impl Keeper {
             roots.supplied.retain(|domain, _| brings_trust && !sink.configured.contains(domain));
             roots.supplied.len() != before
         });
+        // Before the files are read: what changes meanwhile is to be read again.
+        let watch = FileWatch::new(files::paths(&options));
         let (first, at) = (options.clone(), sink.clone());
         // Only a panic ends it early; the files are read again when they change.
         let _ = tokio::task::spawn_blocking(move || files::take_all(&first, &at)).await;
         if withdrawn {
             sink.publish_trust();
         }
-        self.begin(files::run(options.clone(), sink.clone()));
+        self.begin(files::run(watch, options.clone(), sink.clone()));
         match (&options.source, &options.expected) {
             (Some(Source::IstioCa(authority)), Some(identity)) => {
                 self.begin(istio_ca::run(authority.clone(), identity.clone(), sink, self.scope.clone()));
@@ -170,5 +173,37 @@ fn seconds_until(time: SystemTime) -> f64 {
     match time.duration_since(SystemTime::now()) {
         Ok(left) => left.as_secs_f64(),
         Err(passed) => -passed.duration().as_secs_f64(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::model::identity::TrustDomain;
+    use crate::telemetry::access_log::AccessLog;
+    use crate::tls::development::Authority;
+    use crate::tls::source::TrustFile;
+
+    #[tokio::test]
+    async fn files_that_change_just_after_they_were_read_are_read_again() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let roots = folder.path().join("roots.pem");
+        let domain = || TrustDomain::parse("mesh").expect("legal");
+        let write = |path: &Path, many: usize| {
+            let all = (0..many).map(|_| Authority::new(domain()).expect("made").certificate_pem().to_owned());
+            std::fs::write(path, all.collect::<String>()).expect("written");
+        };
+        write(&roots, 1);
+        let trust = vec![TrustFile { trust_domain: domain(), roots: roots.clone() }];
+        let scope = Scope::default();
+        let mut keeper = Keeper::start(&Telemetry::start(AccessLog::Off), &scope);
+        keeper.configure(Options { source: None, trust, expected: None }).await;
+        // On this one thread, nothing else has run since the files were read.
+        write(&roots, 2);
+        let mut changed = keeper.context().trust;
+        changed.see();
+        tokio::time::timeout(Duration::from_secs(10), changed.changed()).await.expect("read again");
     }
 }

@@ -23,9 +23,8 @@ pub(super) fn paths(options: &Options) -> Vec<PathBuf> {
     paths
 }
 
-/// Reads the files, and again whenever they change.
-pub(super) async fn run(options: Options, sink: Sink) {
-    let mut watch = FileWatch::new(paths(&options));
+/// Reads the files whenever they change.
+pub(super) async fn run(mut watch: FileWatch, options: Options, sink: Sink) {
     loop {
         watch.changed().await;
         let (options, sink) = (options.clone(), sink.clone());

@@ -1,6 +1,6 @@
 //! Registries that vanish, break, shrink and come back: what they said is used for as long as it should be.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -386,13 +386,30 @@ fn endpoints_on_networks_a_registry_may_not_speak_of_are_dropped_and_shown() {
 }
 
 /// A registry that neither answers nor fails, as a file on a hung mount: a pipe that nobody writes to.
+fn hung(folder: &Path) -> PathBuf {
+    let pipe = folder.join("hung.yaml");
+    let made = std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo");
+    assert!(made.success());
+    pipe
+}
+
+#[test]
+fn a_config_that_changes_during_the_start_is_read_again() {
+    let one = backend("");
+    let folder = tempfile::tempdir().expect("a folder");
+    hung(folder.path());
+    let text = config(&["hung"], "aggregator: {startTimeout: 1s}");
+    let gateway = Gateway::start_unready(folder, &text);
+    assert_eq!(gateway.get("/readyz").0, 503);
+    gateway.write_config(&format!("{text}services: [{}]\n", service("new.mesh", &one)));
+    eventually("it is taken in", || (verdict(&gateway, "new.mesh") == "ok").then_some(()));
+}
+
 #[test]
 fn a_registry_that_does_not_answer_is_waited_for_so_long() {
     let one = backend("");
     let folder = tempfile::tempdir().expect("a folder");
-    let pipe = folder.path().join("hung.yaml");
-    let made = std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo");
-    assert!(made.success());
+    let pipe = hung(folder.path());
     write(folder.path(), "west", &many(1, &one));
     let began = Instant::now();
     let gateway =
