@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use h2::client::SendRequest;
+use h2::client::{Builder, SendRequest};
 use h2::{RecvStream, SendStream};
 use http::{Request, StatusCode};
 use rustls::ClientConfig;
@@ -61,7 +61,17 @@ impl Identity {
     }
 
     pub(crate) async fn call(&self, gateway: SocketAddr) -> Result<Caller> {
+        self.call_with(ztunnel(), gateway).await
+    }
+
+    /// As one that leaves the size of frames at what HTTP/2 begins with, as Envoy does.
+    pub(crate) async fn call_for_small_frames(&self, gateway: SocketAddr) -> Result<Caller> {
         let mut builder = ztunnel();
+        builder.max_frame_size(16 * 1024);
+        self.call_with(builder, gateway).await
+    }
+
+    async fn call_with(&self, mut builder: Builder, gateway: SocketAddr) -> Result<Caller> {
         builder.max_send_buffer_size(4 << 20).max_concurrent_reset_streams(10_000);
         let (send, mut connection) = builder.handshake(self.secure(gateway).await?).await?;
         let mut driver = JoinSet::new();

@@ -76,13 +76,14 @@ fn main() -> Result<()> {
 }
 
 /// What is measured of gateways that run all the time, in this order.
-const WORKS: [&str; 10] = [
+const WORKS: [&str; 11] = [
     "connects",
     "handshakes",
     "up, 1 stream",
     "down, 1 stream",
     "up, 16 streams",
     "down, 16 streams",
+    "down in frames of 16 KiB",
     "ping-pong",
     "100 streams",
     "1000 streams",
@@ -150,6 +151,7 @@ async fn perform(work: &str, plan: &Plan, side: &Side, identity: &Identity) -> R
         "up, 16 streams" => work::upload(side, identity, plan.bytes, 16).await,
         "down, 1 stream" => work::download(side, identity, plan.bytes, 1).await,
         "down, 16 streams" => work::download(side, identity, plan.bytes, 16).await,
+        "down in frames of 16 KiB" => work::download_in_small_frames(side, identity, plan.bytes, 16).await,
         "ping-pong" => work::ping_pong(side, identity, plan.round_trips).await,
         "100 streams" => work::open_loop(side, identity, 100, plan.seconds).await,
         "1000 streams" => work::open_loop(side, identity, 1_000, plan.seconds).await,

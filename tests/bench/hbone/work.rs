@@ -166,12 +166,12 @@ fn throughput(what: &str, streams: usize, bytes: usize, (processor, wall): (f64,
 /// Has each of so many streams move its share, given the caller and its bytes.
 async fn bulk<F: Future<Output = Result<()>> + Send + 'static>(
     what: &str,
-    (side, identity): (&Side, &Identity),
+    (side, caller): (&Side, Caller),
     bytes: usize,
     streams: usize,
     share: impl Fn(Arc<Caller>, usize) -> F,
 ) -> Result<Measured> {
-    let caller = Arc::new(identity.call(side.address).await?);
+    let caller = Arc::new(caller);
     let before = begin(side)?;
     at_once(streams, |_| share(caller.clone(), bytes / streams)).await?;
     Ok(throughput(what, streams, bytes, spent(side, before)?))
@@ -184,7 +184,8 @@ pub(crate) async fn upload(
     streams: usize,
 ) -> Result<Measured> {
     static BYTES: [u8; PIECE] = [7; PIECE];
-    bulk("up", (side, identity), bytes, streams, async |caller, each| {
+    let caller = identity.call(side.address).await?;
+    bulk("up", (side, caller), bytes, streams, async |caller, each| {
         let mut stream = caller.open(&authority("sink")).await?;
         let mut left = each;
         while left > 0 {
@@ -208,7 +209,22 @@ pub(crate) async fn download(
     bytes: usize,
     streams: usize,
 ) -> Result<Measured> {
-    bulk("down", (side, identity), bytes, streams, async |caller, each| {
+    let caller = identity.call(side.address).await?;
+    drain("down", (side, caller), bytes, streams).await
+}
+
+pub(crate) async fn download_in_small_frames(
+    side: &Side,
+    identity: &Identity,
+    bytes: usize,
+    streams: usize,
+) -> Result<Measured> {
+    let caller = identity.call_for_small_frames(side.address).await?;
+    drain("down in frames of 16 KiB", (side, caller), bytes, streams).await
+}
+
+async fn drain(what: &str, by: (&Side, Caller), bytes: usize, streams: usize) -> Result<Measured> {
+    bulk(what, by, bytes, streams, async |caller, each| {
         let mut stream = caller.open(&authority("source")).await?;
         stream.write(Bytes::copy_from_slice(&(each as u64).to_be_bytes())).await?;
         stream.take(each).await?;
