@@ -23,7 +23,8 @@ use crate::snapshot::shard::Shard;
 use super::file::Files;
 use super::listeners::Listeners;
 use super::routes::{Placed, Surroundings};
-use super::table::{DRAIN, EXPORT, LIMITS, MESH, NODE, ROOT, TELEMETRY, TIMEOUTS};
+use super::table::telemetry::TELEMETRY;
+use super::table::{DRAIN, EXPORT, LIMITS, MESH, NODE, ROOT, TIMEOUTS};
 use super::{
     Config, Drain, Workers, addresses, aggregation, exports, identity, networks, registries, routes,
     telemetry, tuning,

@@ -13,7 +13,7 @@ use crate::snapshot::policy::{Route, RouteEndpoint, RouteName, RouteTarget, Time
 
 use super::addresses::{Opened, own, own_fault};
 use super::listeners::Listeners;
-use super::table::{ROUTE, ROUTE_ENDPOINT};
+use super::table::routes::{ROUTE, ROUTE_ENDPOINT};
 use super::tuning::tuning;
 
 /// Keys that tune a choice among a route's own endpoints.

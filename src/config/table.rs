@@ -6,9 +6,13 @@ use crate::document::table::{Kind, Object, PORT, Union, default, list, optional,
 
 pub(super) mod identity;
 pub(super) mod mesh;
+pub(super) mod routes;
+pub(super) mod telemetry;
 
 use identity::{HBONE, IDENTITY, TRUST};
 use mesh::{AGGREGATOR, DNS, NETWORK, STATE, XDS};
+use routes::{EJECTION_OR_OFF, LISTENER_NAMES, LOAD_BALANCING, ROUTE_FORMS, ROUTE_KEY};
+use telemetry::{ADMIN, TELEMETRY};
 
 const DURATION: Kind = Kind::Text(&scalar::DURATION);
 const TIMEOUT: Kind = Kind::Text(&scalar::TIMEOUT);
@@ -244,120 +248,6 @@ pub(super) static HELLO: Object = Object {
     ],
 };
 
-/// The key of a route.
-pub(super) static ROUTE_KEY: crate::document::table::Text = crate::document::table::Text {
-    name: "routeKey",
-    expects: "a host name, \"*.suffix\", \"*\", or \"-\" for clients that give no name",
-    pattern: "^(-|\\*|(\\*\\.)?[A-Za-z0-9_.-]+)$",
-    number: false,
-    check: |text| super::routes::route_name(text).map(drop),
-};
-
-static ROUTE_FORMS: Union = Union {
-    name: "routeForms",
-    expects: "an address with its port (\"10.0.0.1:443\"), a list of them, or a map with endpoints or service",
-    kinds: &[Kind::Text(&scalar::TARGET), some(&Kind::Union(&ROUTE_ENDPOINT_FORMS)), Kind::Object(&ROUTE)],
-};
-
-static ROUTE_ENDPOINT_FORMS: Union = Union {
-    name: "routeEndpointForms",
-    expects: "an address with its port (\"10.0.0.1:443\"), or a map with address, weight and locality",
-    kinds: &[Kind::Text(&scalar::TARGET), Kind::Object(&ROUTE_ENDPOINT)],
-};
-
-const LOAD_BALANCING: Kind = Kind::Object(&LOAD_BALANCING_OBJECT);
-const EJECTION_OR_OFF: Kind = Kind::OrOff(&Kind::Object(&EJECTION));
-const LISTENER_NAMES: Kind = Kind::List { of: &TEXT, min: 1 };
-
-pub(super) static ROUTE: Object = Object {
-    name: "route",
-    doc: "Where connections for a name go: to endpoints, or to a service of the mesh.",
-    one_of: &["endpoints", "service"],
-    fields: &[
-        optional(
-            "endpoints",
-            some(&Kind::Union(&ROUTE_ENDPOINT_FORMS)),
-            "none",
-            "Where connections go; either this or `service`.",
-        ),
-        optional("loadBalancing", LOAD_BALANCING, "defaults", "How one of the endpoints is chosen."),
-        optional(
-            "ejection",
-            EJECTION_OR_OFF,
-            "defaults",
-            "When an endpoint that fails is left out for a while.",
-        ),
-        optional("connectTimeout", TIMEOUT, "`timeouts.connect`", "How long an endpoint may take to accept."),
-        default("panic", Kind::Boolean, "true", "Whether all endpoints are tried when none is healthy."),
-        optional("listeners", LISTENER_NAMES, "all", "The listeners that have this route."),
-        optional(
-            "service",
-            Kind::Text(&scalar::HOST_NAME),
-            "none",
-            "The hostname of a service of the mesh that this is another name of; it is tuned by `defaults` and \
-             `policies`.",
-        ),
-        optional("port", PORT, "none", "The port of that service; needed with `service`."),
-        optional("subset", Kind::Text(&scalar::SUBSET), "all of it", "The subset of that service."),
-    ],
-};
-
-pub(super) static ROUTE_ENDPOINT: Object = Object {
-    name: "routeEndpoint",
-    doc: "One endpoint of a route.",
-    one_of: &[],
-    fields: &[
-        required(
-            "address",
-            Kind::Text(&scalar::TARGET),
-            "Where it is; a host name is resolved, and again by its TTL.",
-        ),
-        default(
-            "weight",
-            Kind::Integer { min: 1, max: u32::MAX as u64 },
-            "1",
-            "Its share of the connections.",
-        ),
-        optional("locality", Kind::Text(&scalar::LOCALITY), "unknown", "Region, zone and subzone."),
-    ],
-};
-
-pub(super) static LOAD_BALANCING_OBJECT: Object = Object {
-    name: "loadBalancing",
-    doc: "How one of several endpoints is chosen.",
-    one_of: &[],
-    fields: &[
-        default(
-            "policy",
-            Kind::Choice(&["leastRequest", "roundRobin", "random", "sourceHash"]),
-            "leastRequest",
-            "`leastRequest` takes the less busy of two, `sourceHash` keeps a source's endpoint.",
-        ),
-        optional(
-            "locality",
-            Kind::Choice(&["prefer", "ignore"]),
-            "`prefer` for routes, `ignore` for services",
-            "`prefer` fills the nearest endpoints first.",
-        ),
-    ],
-};
-
-pub(super) static EJECTION: Object = Object {
-    name: "ejection",
-    doc: "When an endpoint that fails is left out.",
-    one_of: &[],
-    fields: &[
-        default("failures", Kind::Integer { min: 1, max: 1_000_000 }, "5", "Failures in a row."),
-        default("time", TIMEOUT, "30s", "How long it is left out."),
-        default(
-            "maxShare",
-            Kind::Text(&scalar::PERCENT),
-            "50%",
-            "Of the endpoints, how many may be left out at once.",
-        ),
-    ],
-};
-
 pub(super) static REGISTRY: Object = Object {
     name: "registry",
     doc: "A source of services.",
@@ -519,114 +409,5 @@ pub(super) static DRAIN: Object = Object {
     fields: &[
         default("delay", DURATION, "0s", "How long it goes on accepting when it is no longer ready."),
         default("timeout", DURATION, "30s", "How long connections may take to finish before they are reset."),
-    ],
-};
-
-pub(super) static ADMIN: Object = Object {
-    name: "admin",
-    doc: "The HTTP API for operators.",
-    one_of: &[],
-    fields: &[default(
-        "bind",
-        Kind::OrOff(&Kind::Text(&scalar::BIND_ADDRESS)),
-        "127.0.0.1:15000",
-        "Where it listens; `off` closes it.",
-    )],
-};
-
-pub(super) static TELEMETRY: Object = Object {
-    name: "telemetry",
-    doc: "Metrics, health, logs and traces.",
-    one_of: &[],
-    fields: &[
-        optional(
-            "metrics",
-            Kind::OrOff(&Kind::Object(&METRICS)),
-            "not opened",
-            "A listener for Prometheus; metrics are on the admin listener as well.",
-        ),
-        optional(
-            "health",
-            Kind::OrOff(&Kind::Object(&HEALTH)),
-            "not opened",
-            "A listener for readiness and liveness probes; they are on the admin listener as well.",
-        ),
-        optional(
-            "accessLog",
-            Kind::OrOff(&Kind::Object(&ACCESS_LOG)),
-            "defaults",
-            "One line per connection, at its end.",
-        ),
-        optional("log", Kind::Object(&LOG), "defaults", "The program's own log, on stderr."),
-        optional(
-            "tracing",
-            Kind::OrOff(&Kind::Object(&TRACING)),
-            "off",
-            "A span per connection and per CONNECT stream, at its end, sent to a collector.",
-        ),
-    ],
-};
-
-pub(super) static METRICS: Object = Object {
-    name: "metrics",
-    doc: "A listener for Prometheus.",
-    one_of: &[],
-    fields: &[required("bind", BIND, "Where it listens.")],
-};
-
-pub(super) static HEALTH: Object = Object {
-    name: "health",
-    doc: "A listener for probes.",
-    one_of: &[],
-    fields: &[required("bind", BIND, "Where it listens.")],
-};
-
-pub(super) static ACCESS_LOG: Object = Object {
-    name: "accessLog",
-    doc: "One line per connection.",
-    one_of: &[],
-    fields: &[
-        default(
-            "path",
-            Kind::OrOff(&Kind::Text(&scalar::PATH)),
-            "stdout",
-            "`stdout`, `stderr`, or a file, which is opened again on SIGUSR1.",
-        ),
-        default("format", Kind::Choice(&["json", "text"]), "json", "How a line is written."),
-    ],
-};
-
-pub(super) static TRACING: Object = Object {
-    name: "tracing",
-    doc: "Spans over OTLP. One that the collector does not take in time is lost and counted; connections never wait.",
-    one_of: &[],
-    fields: &[
-        required(
-            "otlp",
-            Kind::Text(&scalar::COLLECTOR),
-            "The collector, which takes OTLP over gRPC without TLS.",
-        ),
-        default(
-            "sample",
-            Kind::Share,
-            "0.01",
-            "The share of traces, by their ids, that are told of where the caller has not chosen: those that it sends \
-             no `traceparent` of, or one without the flag `sampled`. With the flag all are.",
-        ),
-    ],
-};
-
-pub(super) static LOG: Object = Object {
-    name: "log",
-    doc: "The program's own log.",
-    one_of: &[],
-    fields: &[
-        default(
-            "level",
-            Kind::Choice(&["error", "warn", "info", "debug", "trace"]),
-            "info",
-            "The least grave lines that are written.",
-        ),
-        default("format", Kind::Choice(&["text", "json"]), "text", "How a line is written."),
     ],
 };

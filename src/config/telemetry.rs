@@ -9,7 +9,7 @@ use crate::model::address::Bind;
 
 use super::addresses::Opened;
 use super::file::relative_to;
-use super::table::{ACCESS_LOG, ADMIN, HEALTH, LOG, METRICS, TRACING};
+use super::table::telemetry::{ACCESS_LOG, ADMIN, HEALTH, LOG, METRICS, TRACING};
 use super::{Log, LogFormat, LogLevel};
 use crate::document::problem::{Path, Problems};
 use crate::model::trace::Sampling;

@@ -10,7 +10,8 @@ use crate::document::scalar;
 use crate::model::name::NamePattern;
 use crate::snapshot::policy::{Ejection, LoadBalancing, LocalityMode, ServiceTuning, Timeouts, Tuning};
 
-use super::table::{DEFAULTS, EJECTION, LOAD_BALANCING_OBJECT, POLICY};
+use super::table::routes::{EJECTION, LOAD_BALANCING_OBJECT};
+use super::table::{DEFAULTS, POLICY};
 
 /// The tuning of a map, with `base` for what it leaves out.
 pub(super) fn tuning(fields: &Fields<'_>, base: Tuning) -> Tuning {

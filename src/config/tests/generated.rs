@@ -251,7 +251,7 @@ fn fits_pattern(pattern: &str, text: &str) -> bool {
         &scalar::HTTPS,
         &scalar::UNIX_SOCKET,
         &scalar::COLLECTOR,
-        &table::ROUTE_KEY,
+        &table::routes::ROUTE_KEY,
     ];
     if pattern == "\\$\\{" {
         return text.contains("${");
