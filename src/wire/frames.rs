@@ -43,13 +43,15 @@ impl Default for FrameMeter {
 }
 
 impl FrameMeter {
-    pub fn feed(&mut self, mut bytes: &[u8]) {
+    /// Follows these bytes; how many frames began in them.
+    pub fn feed(&mut self, mut bytes: &[u8]) -> usize {
+        let mut frames = 0;
         loop {
             let skipped = self.skip.min(bytes.len());
             self.skip -= skipped;
             bytes = &bytes[skipped..];
             if bytes.is_empty() {
-                return;
+                return frames;
             }
             let taken = (HEADER - self.have).min(bytes.len());
             self.header[self.have..self.have + taken].copy_from_slice(&bytes[..taken]);
@@ -57,6 +59,7 @@ impl FrameMeter {
             bytes = &bytes[taken..];
             if self.have == HEADER {
                 self.have = 0;
+                frames += 1;
                 self.frame();
             }
         }
@@ -101,7 +104,8 @@ mod tests {
         stream.extend(frames.flat_map(|(kind, flags, length)| frame(kind, flags, length)));
         for step in 1..stream.len() {
             let mut meter = FrameMeter::default();
-            stream.chunks(step).for_each(|piece| meter.feed(piece));
+            let began: usize = stream.chunks(step).map(|piece| meter.feed(piece)).sum();
+            assert_eq!(began, 10, "in pieces of {step}");
             assert_eq!(meter.counts, Counts { pings: 2, settings: 1, empty: 3 }, "in pieces of {step}");
             assert_eq!((meter.skip, meter.have), (0, 0));
         }

@@ -45,9 +45,10 @@ pub(crate) struct Place(Option<u64>);
 /// would bring none of them forward, and let a large download delay all others.
 const QUEUED_MAX: usize = 1 << 20;
 
-/// What a connection may read before its streams, and others, have a turn: so many frames wait for their streams at
-/// most, each of which costs more than its bytes.
+/// What a connection may read before its streams, and others, have a turn, in bytes.
 const TURN: usize = 256 * 1024;
+/// What a frame costs, in bytes of a large one that cost as much: small ones use up a turn by their number.
+const FRAME_COST: usize = 256;
 
 impl Seen {
     pub(crate) fn new(second: u32) -> Rc<Self> {
@@ -179,8 +180,9 @@ impl AsyncRead for Metered {
         let new = &buffer.filled()[before..];
         if !new.is_empty() {
             this.seen.heard.set(Instant::now());
-            this.seen.left.set(this.seen.left.get().saturating_sub(new.len()));
-            this.seen.meter.borrow_mut().feed(new);
+            let frames = this.seen.meter.borrow_mut().feed(new);
+            let cost = new.len().max(frames * FRAME_COST);
+            this.seen.left.set(this.seen.left.get().saturating_sub(cost));
         }
         Poll::Ready(Ok(()))
     }
