@@ -154,8 +154,11 @@ impl StreamRelay<'_> {
         match fault {
             Fault::Client => {
                 reset_on_close(&self.connected.socket);
-                // Where all of the connection ends, the stream ends for the same reason.
-                self.tunnel.ending.get().unwrap_or(Reason::ClientReset)
+                match self.tunnel.ending.get() {
+                    // All of the connection was ordered to end, and the stream ends for the same reason.
+                    Some(reason) if !matches!(reason, Reason::ClientGone | Reason::BadRequest) => reason,
+                    _ => Reason::ClientReset,
+                }
             }
             Fault::Endpoint => {
                 self.send.send_reset(h2::Reason::CONNECT_ERROR);
