@@ -283,6 +283,7 @@ impl Entry {
             source_identity: peer.map(|peer| peer.proof.identity.shared()),
             source_claimed: call.and_then(|call| call.claims.workload.clone()),
             trace: call.and_then(|call| call.claims.trace),
+            trace_state: call.and_then(|call| call.claims.trace_state.clone()),
             span: None,
             detail: story.detail.clone(),
             reason,

@@ -57,6 +57,8 @@ pub struct ConnectionRecord {
     pub source_claimed: Option<Box<str>>,
     /// Where the caller stands in a trace.
     pub trace: Option<TraceParent>,
+    /// What others have noted of that trace (`tracestate`).
+    pub trace_state: Option<Box<str>>,
     /// Where it stands there itself, if it is told of.
     pub span: Option<Span>,
     /// What exactly was wrong, where one word is not enough.

@@ -106,6 +106,7 @@ pub(crate) mod tests {
             authority: None,
             source_claimed: None,
             trace: None,
+            trace_state: None,
             span: None,
             detail: None,
             source: SocketAddr::from(([10, 0, 0, 1], 4000)),

@@ -15,6 +15,8 @@ pub const REASON_HEADER: HeaderName = HeaderName::from_static("isthmus-reason");
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claims {
     pub trace: Option<TraceParent>,
+    /// `tracestate`, which goes with it: what others on the way have noted of the trace.
+    pub trace_state: Option<Box<str>>,
     /// `cluster/namespace/workload`, as far as `baggage` has them.
     pub workload: Option<Box<str>>,
 }
@@ -52,6 +54,8 @@ impl HeadFault {
 const SINGLE: [&str; 4] = ["traceparent", "forwarded", "x-istio-source", "x-forwarded-network"];
 /// Longest text kept of a claim, in bytes.
 const CLAIM_BYTES_MAX: usize = 253;
+/// Longest `tracestate` kept, in bytes; nobody has to keep a longer one (W3C Trace Context §3.3.1.5).
+const TRACE_STATE_BYTES_MAX: usize = 512;
 
 /// Reads the head of a request.
 pub fn read_head(head: &Parts) -> Result<ConnectHead, HeadFault> {
@@ -69,7 +73,24 @@ pub fn read_head(head: &Parts) -> Result<ConnectHead, HeadFault> {
 
 fn claims(headers: &HeaderMap) -> Claims {
     let trace = headers.get("traceparent").and_then(|value| value.to_str().ok());
-    Claims { trace: trace.and_then(TraceParent::parse), workload: workload(headers) }
+    let trace = trace.and_then(TraceParent::parse);
+    Claims { trace, trace_state: trace.and_then(|_| trace_state(headers)), workload: workload(headers) }
+}
+
+/// `tracestate`, which may come in parts; all of it or nothing.
+fn trace_state(headers: &HeaderMap) -> Option<Box<str>> {
+    let mut whole = String::new();
+    for part in headers.get_all("tracestate") {
+        let part = part.to_str().ok()?.trim();
+        if whole.len() + 1 + part.len() > TRACE_STATE_BYTES_MAX {
+            return None;
+        }
+        if !whole.is_empty() && !part.is_empty() {
+            whole.push(',');
+        }
+        whole.push_str(part);
+    }
+    (!whole.is_empty()).then(|| whole.into())
 }
 
 /// `cluster/namespace/workload` of the `baggage` that ztunnel and waypoints send; parts that are not there are empty.
@@ -152,6 +173,13 @@ mod tests {
         let parts = claims(&[("baggage", "k8s.namespace.name=shop"), ("baggage", "k8s.job.name=j")]);
         assert_eq!(parts.workload.as_deref(), Some("/shop/j"));
         assert_eq!(claims(&[("baggage", "a=b,,=,k8s"), ("traceparent", "x")]), Claims::default());
+        let state = |parts: &[&str]| {
+            let parts = parts.iter().map(|part| ("tracestate", *part)).chain([("traceparent", parent)]);
+            claims(&parts.collect::<Vec<_>>()).trace_state
+        };
+        assert_eq!(state(&["a=1, b=2", "", "c=3"]).as_deref(), Some("a=1, b=2,c=3"));
+        assert_eq!((state(&[]), state(&["a=1", &"b".repeat(509)])), (None, None));
+        assert_eq!(claims(&[("tracestate", "a=1")]), Claims::default(), "of no trace");
         let long = format!("k8s.job.name={}", "j".repeat(500));
         assert_eq!(claims(&[("baggage", &long)]).workload.map(|text| text.len()), Some(CLAIM_BYTES_MAX));
     }

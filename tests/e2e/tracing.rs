@@ -42,6 +42,8 @@ fn config(collector: &Collector, sample: f64, backend: &Backend) -> String {
 fn ask(hbone: &Hbone, authority: &str, trace: &str, flags: &str) -> Result<Stream, String> {
     let request = Request::connect(authority)
         .header("traceparent", format!("00-{trace}-{PARENT}-{flags}"))
+        .header("tracestate", "a=1")
+        .header("tracestate", "b=2")
         .header("baggage", "k8s.cluster.name=c9,k8s.namespace.name=shop,k8s.deployment.name=cart");
     hbone.ask(request.body(()).expect("a request")).map_err(|(_, reason)| reason)
 }
@@ -92,6 +94,7 @@ fn a_stream_is_a_child_of_its_callers_span() {
     let line = gateway.logged("its line", |line| line["trace_id"] == TRACE);
     for (key, value) in [
         ("parent", json!(PARENT)),
+        ("state", json!("a=1,b=2")),
         ("name", json!("isthmus hbone")),
         ("kind", json!("SPAN_KIND_SERVER")),
         ("status", json!("STATUS_CODE_UNSET")),

@@ -46,6 +46,7 @@ def span(span, scope):
         "trace": span.trace_id.hex(),
         "id": span.span_id.hex(),
         "parent": span.parent_span_id.hex(),
+        "state": span.trace_state,
         "flags": span.flags,
         "name": span.name,
         "kind": type(span).SpanKind.Name(span.kind),

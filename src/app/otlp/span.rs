@@ -66,6 +66,7 @@ fn span(record: &ConnectionRecord, node: &Node) -> Option<Span> {
     Some(Span {
         trace_id: place.trace.0.into(),
         span_id: place.id.0.into(),
+        trace_state: record.trace_state.as_deref().unwrap_or_default().to_owned(),
         parent_span_id: place.parent.map(|parent| parent.0.into()).unwrap_or_default(),
         flags: SAMPLED | SpanFlags::ContextHasIsRemoteMask as u32 | remote,
         name: name.to_owned(),

@@ -47,6 +47,7 @@ fn a_span_has_its_place_its_times_and_the_fields_of_the_access_log() {
     let parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     let mut record = record(Reason::IdentityDenied, b"a.test");
     record.trace = TraceParent::parse(parent);
+    record.trace_state = Some("a=1".into());
     record.span = Sampling::of(0.0).span(record.trace, || 7);
     record.protocol = Protocol::Hbone;
     record.service = Some("a.test".into());
@@ -62,6 +63,7 @@ fn a_span_has_its_place_its_times_and_the_fields_of_the_access_log() {
     assert_eq!((&*span.span_id, span.flags), (&[0, 0, 0, 0, 0, 0, 0, 7][..], 0x301));
     assert_eq!((&*span.name, span.kind), ("isthmus hbone", 2));
     assert_eq!(span.end_time_unix_nano - span.start_time_unix_nano, 5_000_000);
+    assert_eq!(span.trace_state, "a=1");
     let status = span.status.clone().unwrap_or_default();
     assert_eq!((status.code, &*status.message), (2, "identity_denied"));
     for (key, wanted) in [
