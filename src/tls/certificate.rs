@@ -24,6 +24,14 @@ pub struct Certificate {
     pub key: Arc<CertifiedKey>,
 }
 
+impl Certificate {
+    /// What is wrong if it has to be somebody's.
+    pub(super) fn is_not_of(&self, expected: Option<&Identity>) -> Option<String> {
+        let expected = expected.filter(|expected| **expected != self.identity)?;
+        Some(format!("it is of {}, but the node is {expected}", self.identity))
+    }
+}
+
 /// When a certificate is valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Validity {

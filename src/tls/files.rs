@@ -4,10 +4,13 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use rustls::crypto::CryptoProvider;
 use rustls::pki_types::CertificateDer;
 
 use super::certificate::{Certificate, certificates};
+use super::server::provider;
 use super::source::{CERTIFICATE, Options, Sink, Source, TrustFile};
 use crate::net::watch::FileWatch;
 
@@ -36,7 +39,7 @@ pub(super) async fn run(mut watch: FileWatch, options: Options, sink: Sink) {
 /// Takes what the files hold now into use. What cannot be read stays as it was.
 pub(super) fn take_all(options: &Options, sink: &Sink) {
     if let Some(Source::Files { certificate, key }) = &options.source {
-        match read_pair(certificate, key, sink) {
+        match read_pair(certificate, key, sink.provider()) {
             Ok(certificate) => drop(sink.offer(certificate)),
             Err(problem) => sink.failed(problem),
         }
@@ -71,18 +74,11 @@ pub(super) fn take_all(options: &Options, sink: &Sink) {
 pub fn problems(options: &Options) -> Vec<(String, String)> {
     let mut problems = Vec::new();
     if let Some(Source::Files { certificate, key }) = &options.source {
-        let found = read_files(certificate, key).and_then(|(chain, secret)| {
-            let found = Certificate::from_pem(&chain, &secret, &super::server::provider());
-            found.map_err(|fault| format!("{}: {fault}", certificate.display()))
-        });
-        match (found, &options.expected) {
-            (Err(problem), _) => problems.push((CERTIFICATE.to_owned(), problem)),
-            (Ok(found), Some(expected)) if found.identity != *expected => {
-                let problem = format!("it is of {}, but the node is {expected}", found.identity);
-                problems.push((CERTIFICATE.to_owned(), problem));
-            }
-            (Ok(_), _) => {}
-        }
+        let problem = match read_pair(certificate, key, &provider()) {
+            Ok(found) => found.is_not_of(options.expected.as_ref()),
+            Err(problem) => Some(problem),
+        };
+        problems.extend(problem.map(|problem| (CERTIFICATE.to_owned(), problem)));
     }
     for TrustFile { trust_domain, roots } in &options.trust {
         if let Err(problem) = read_roots(roots) {
@@ -92,14 +88,10 @@ pub fn problems(options: &Options) -> Vec<(String, String)> {
     problems
 }
 
-fn read_pair(certificate: &Path, key: &Path, sink: &Sink) -> Result<Certificate, String> {
-    let (chain, secret) = read_files(certificate, key)?;
-    Certificate::from_pem(&chain, &secret, sink.provider())
+fn read_pair(certificate: &Path, key: &Path, provider: &Arc<CryptoProvider>) -> Result<Certificate, String> {
+    let (chain, secret) = (read(certificate)?, read(key)?);
+    Certificate::from_pem(&chain, &secret, provider)
         .map_err(|fault| format!("{} with {}: {fault}", certificate.display(), key.display()))
-}
-
-fn read_files(certificate: &Path, key: &Path) -> Result<(Vec<u8>, Vec<u8>), String> {
-    Ok((read(certificate)?, read(key)?))
 }
 
 pub(super) fn read_roots(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {

@@ -135,11 +135,8 @@ impl Sink {
     }
 
     fn is_ours(&self, certificate: &Certificate) -> bool {
-        if let Some(expected) = self.expected.as_ref().filter(|expected| **expected != certificate.identity) {
-            self.failed(format!(
-                "it is of {}, but the node is {expected}; the last good one stays in use",
-                certificate.identity
-            ));
+        if let Some(problem) = certificate.is_not_of(self.expected.as_ref()) {
+            self.failed(format!("{problem}; the last good one stays in use"));
             return false;
         }
         true

@@ -21,11 +21,10 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::DemoError;
 use super::client::{CallError, Caller};
+use crate::model::endpoint::HBONE_PORT;
 use crate::net::scope::Scope;
 use crate::tls::certificate::identity_of;
 
-/// Where a node of an ambient mesh takes HBONE.
-pub(super) const PORT: u16 = 15_008;
 /// The header in which the workload says who called it.
 const CALLER_HEADER: &str = "x-caller";
 /// How long a call may take.
@@ -207,7 +206,7 @@ pub(super) async fn workload(
     let mut free = None;
     for address in addresses {
         // Another demo may be there.
-        if let Ok(listener) = TcpListener::bind((address, PORT)).await {
+        if let Ok(listener) = TcpListener::bind((address, HBONE_PORT)).await {
             free = Some((address, listener));
             break;
         }

@@ -7,11 +7,12 @@ use serde_json::Value;
 
 use super::DemoError;
 use super::client::{CallError, Caller};
-use super::hbone::{PORT, Stream, Tunnel};
+use super::hbone::{Stream, Tunnel};
 use super::report::Outcome;
 use super::stage::{CHECKOUT, Call, ECHO, LEDGER, Stage, VAULT, WEB, gateway_name, mesh_name};
 use super::steps::settled;
 use crate::cli::output::cell;
+use crate::model::endpoint::HBONE_PORT;
 use crate::net::scope::Scope;
 
 /// Streams of one connection, and calls by server name beside them.
@@ -83,7 +84,7 @@ async fn echo(stream: Stream, message: &[u8], began: Instant, outcome: &mut Outc
 pub(super) async fn double(stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
     let Some(node) = stage.node else {
         outcome.note(format!(
-            "port {PORT} is free nowhere on net-west: that a workload takes HBONE was left out"
+            "port {HBONE_PORT} is free nowhere on net-west: that a workload takes HBONE was left out"
         ));
         return Ok(());
     };
@@ -121,7 +122,7 @@ pub(super) async fn double(stage: &Stage, outcome: &mut Outcome) -> Result<(), D
     logged(stage, LEDGER, 1, &["ok", "client_reset"], outcome).await?;
     let lines = stage.west.gateway.access(|line| line["service"] == LEDGER);
     let endpoint = lines.first().map(|line| cell(&line["endpoint"])).unwrap_or_default();
-    outcome.check(endpoint == format!("{node}:{PORT}"), || {
+    outcome.check(endpoint == format!("{node}:{HBONE_PORT}"), || {
         format!("the access log names the endpoint {endpoint}")
     });
     outcome.proof(format!("endpoint {endpoint}"));
