@@ -82,13 +82,13 @@ fn trace_state(headers: &HeaderMap) -> Option<Box<str>> {
     let mut whole = String::new();
     for part in headers.get_all("tracestate") {
         let part = part.to_str().ok()?.trim();
-        if whole.len() + 1 + part.len() > TRACE_STATE_BYTES_MAX {
-            return None;
-        }
         if !whole.is_empty() && !part.is_empty() {
             whole.push(',');
         }
         whole.push_str(part);
+        if whole.len() > TRACE_STATE_BYTES_MAX {
+            return None;
+        }
     }
     (!whole.is_empty()).then(|| whole.into())
 }
@@ -179,6 +179,7 @@ mod tests {
         };
         assert_eq!(state(&["a=1, b=2", "", "c=3"]).as_deref(), Some("a=1, b=2,c=3"));
         assert_eq!((state(&[]), state(&["a=1", &"b".repeat(509)])), (None, None));
+        assert_eq!(state(&["a=1", &"b".repeat(508), ""]).map(|state| state.len()), Some(512));
         assert_eq!(claims(&[("tracestate", "a=1")]), Claims::default(), "of no trace");
         let long = format!("k8s.job.name={}", "j".repeat(500));
         assert_eq!(claims(&[("baggage", &long)]).workload.map(|text| text.len()), Some(CLAIM_BYTES_MAX));
