@@ -31,7 +31,7 @@ use crate::model::address::Bind;
 use crate::net::budget::raise_descriptor_limit;
 use crate::net::labour::labour;
 use crate::net::scope::Scope;
-use crate::net::watch::FileWatch;
+use crate::net::watch::{FileWatch, Sightings};
 use crate::telemetry::Telemetry;
 use crate::telemetry::control::ReloadResult;
 use crate::tls::context::Keeper;
@@ -51,9 +51,10 @@ const CONTROL_THREADS: usize = 2;
 /// Runs the gateway until it is told to stop.
 pub fn run(path: &Path) -> ExitCode {
     use_small_pages();
-    // Before the config is read, and a start may take long after that: what changes meanwhile is to be read again.
-    let mut watch = FileWatch::new(vec![path.to_owned()]);
-    let config = match load(path) {
+    let (config, seen) = load(path);
+    // A start may take long: what changes meanwhile is to be read again.
+    let watch = FileWatch::since(seen);
+    let config = match config {
         Ok(config) => config,
         Err(problems) => {
             for problem in problems {
@@ -62,7 +63,6 @@ pub fn run(path: &Path) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    watch.follow(config.files.clone());
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(CONTROL_THREADS)
         .thread_name("isthmus-control")
@@ -98,10 +98,11 @@ fn use_small_pages() {
     }
 }
 
-/// Reads and checks the config file; what is wrong with it, a line each.
-fn load(path: &Path) -> Result<Config, Vec<String>> {
-    config::load(path, &|name| std::env::var(name).ok())
-        .map_err(|problems| problems.iter().map(ToString::to_string).collect())
+/// Reads and checks the config file; what is wrong with it, a line each. And how the files were before they were read.
+fn load(path: &Path) -> (Result<Config, Vec<String>>, Sightings) {
+    let mut seen = Sightings::default();
+    let config = config::load(path, &|name| std::env::var(name).ok(), &mut |path| seen.note(path));
+    (config.map_err(|problems| problems.iter().map(ToString::to_string).collect()), seen)
 }
 
 struct Program {
@@ -277,9 +278,9 @@ impl Program {
         // Before it is read, which takes time: what changes meanwhile is to be read again.
         self.watch.look();
         let result = self.try_reload().await;
-        self.watch.follow(self.config.files.clone());
         match &result {
             Ok(done) => {
+                self.watch.retain(&self.config.files);
                 tracing::info!(why, "config taken into use: {done}");
                 self.telemetry.control.reloaded(ReloadResult::Applied);
                 self.tell(|status| {
@@ -300,9 +301,11 @@ impl Program {
 
     async fn try_reload(&mut self) -> Result<String, Vec<String>> {
         let path = self.path.clone();
-        let config = labour(move || load(&path))
-            .await
-            .map_err(|_| vec!["reading the config panicked".to_owned()])??;
+        let (config, seen) =
+            labour(move || load(&path)).await.map_err(|_| vec!["reading the config panicked".to_owned()])?;
+        // Also of a config that is rejected: what mends it may be in a file that is new to it.
+        self.watch.add(seen);
+        let config = config?;
         // The last thing that can fail: from here on, everything is taken into use.
         let bound = self.listeners.bind(&config.policy, self.dataplane.workers())?;
         for warning in &config.warnings {

@@ -224,7 +224,7 @@ fn config_path(given: Option<&Path>) -> Result<PathBuf, Failure> {
 
 /// Reads a config as `run` does.
 fn load(path: &Path) -> Result<config::Config, Vec<crate::document::problem::Problem>> {
-    config::load(path, &|name| std::env::var(name).ok())
+    config::load(path, &|name| std::env::var(name).ok(), &mut |_| {})
 }
 
 fn validate(files: &[PathBuf], strict: bool, out: &mut impl Write) -> Result<(), Failure> {

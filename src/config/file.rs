@@ -33,9 +33,10 @@ pub(super) struct Files {
 }
 
 /// Reads the file with its includes, or all files of the directory.
-pub(super) fn read(path: &Path, environment: Environment<'_>) -> Files {
+pub(super) fn read(path: &Path, environment: Environment<'_>, before: &mut dyn FnMut(&Path)) -> Files {
     let mut reading = Reading {
         environment,
+        before,
         files: Files {
             root: None,
             services: ServiceReader::new(Keep::Endpoints),
@@ -56,6 +57,8 @@ pub(super) fn read(path: &Path, environment: Environment<'_>) -> Files {
 
 struct Reading<'e> {
     environment: Environment<'e>,
+    /// Told of each file and directory before it is read.
+    before: &'e mut dyn FnMut(&Path),
     files: Files,
     /// Items of `services` so far, which number the next one.
     services: usize,
@@ -87,6 +90,7 @@ impl Reading<'_> {
     }
 
     fn directory(&mut self, path: &Path) {
+        (self.before)(path);
         self.files.watch.push(path.to_owned());
         let id = self.files.problems.add_file(path);
         let (Some(id), found) = (id, listing(path, "*.yaml")) else { return };
@@ -115,7 +119,9 @@ impl Reading<'_> {
     fn include(&mut self, from: &Path, node: &Node, path: &problem::Path<'_>) {
         let Some(Ok(wanted)) = node.text().map(scalar::path) else { return };
         let wanted = relative_to(from, wanted);
-        let (directory, name) = (wanted.parent().unwrap_or_else(|| Path::new("")), wanted.file_name());
+        // The parent of a bare name is empty, which is no folder's name.
+        let directory = wanted.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let (directory, name) = (directory.unwrap_or_else(|| Path::new(".")), wanted.file_name());
         if directory.to_string_lossy().contains('*') {
             let fault = format!("found {node}; '*' may stand only in the last part of a path");
             return self.files.problems.error(node.position, path, fault);
@@ -124,6 +130,7 @@ impl Reading<'_> {
         if !pattern.contains('*') {
             return self.add(&wanted, Some((node, path)));
         }
+        (self.before)(directory);
         self.files.watch.push(directory.to_owned());
         match listing(directory, &pattern) {
             Ok(found) => {
@@ -168,6 +175,7 @@ impl Reading<'_> {
 
     fn text(&mut self, path: &Path, named: Option<(&Node, &problem::Path<'_>)>) -> Option<(FileId, String)> {
         let file = self.files.problems.add_file(path)?;
+        (self.before)(path);
         let text = match self.seen.len() {
             0..FILES_MAX => read_text(path),
             _ => Err((0, format!("is more than file {FILES_MAX} of this config"))),

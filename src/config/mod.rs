@@ -133,9 +133,14 @@ pub enum Workers {
 }
 
 /// Reads and checks a config file, or a directory of them (all its `*.yaml` in the order of their
-/// names). On failure: all that is wrong, in the order of the files.
-pub fn load(path: &Path, environment: Environment<'_>) -> Result<Config, Vec<Problem>> {
-    let files = file::read(path, environment);
+/// names). `before` is told of each file and directory before it is read, for a watcher. On failure: all that is wrong, in
+/// the order of the files.
+pub fn load(
+    path: &Path,
+    environment: Environment<'_>,
+    before: &mut dyn FnMut(&Path),
+) -> Result<Config, Vec<Problem>> {
+    let files = file::read(path, environment, before);
     assembly::assemble(files)
 }
 

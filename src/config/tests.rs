@@ -35,7 +35,7 @@ fn load_file(directory: &Path, file: &str) -> Result<Config, Vec<String>> {
         _ => None,
     };
     let prefix = format!("{}/", directory.display());
-    load(&directory.join(file), &environment)
+    load(&directory.join(file), &environment, &mut |_| {})
         .map_err(|list| list.iter().map(|problem| problem.to_string().replace(&prefix, "")).collect())
 }
 

@@ -24,7 +24,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 pub struct FileWatch {
     paths: Vec<PathBuf>,
     seen: Vec<Stamp>,
-    notices: Listening,
+    /// From the first wait on.
+    notices: Option<Listening>,
     /// Heard, and not looked at yet.
     hint: Option<Hint>,
 }
@@ -39,11 +40,30 @@ struct Stamp {
 /// Device, inode, size, and when it was last written to (seconds, nanoseconds).
 type Look = (u64, u64, u64, i64, i64);
 
+/// Files and folders, each as it was before it was read.
+#[derive(Debug, Default)]
+pub struct Sightings {
+    paths: Vec<PathBuf>,
+    seen: Vec<Stamp>,
+}
+
+impl Sightings {
+    /// Notes how this is now.
+    pub fn note(&mut self, path: &Path) {
+        self.paths.push(path.to_owned());
+        self.seen.push(stamp(path));
+    }
+}
+
 impl FileWatch {
     pub fn new(paths: Vec<PathBuf>) -> Self {
-        let notices = Listening::to(&paths);
         let seen = stamps(&paths);
-        Self { paths, seen, notices, hint: None }
+        Self::since(Sightings { paths, seen })
+    }
+
+    /// Watches these. What has happened since they were noted counts.
+    pub fn since(Sightings { paths, seen }: Sightings) -> Self {
+        Self { paths, seen, notices: None, hint: None }
     }
 
     /// Notes how the files are. Who reads them next has read all that was before.
@@ -51,21 +71,45 @@ impl FileWatch {
         self.seen = stamps(&self.paths);
     }
 
-    /// Watches these from here on. What has happened since the last look to those that were watched already counts.
-    pub fn follow(&mut self, paths: Vec<PathBuf>) {
-        self.notices.follow(&paths);
-        let known = |path| self.paths.iter().position(|known| known == path).map(|at| self.seen[at].clone());
-        self.seen = paths.iter().map(|path| known(path).unwrap_or_else(|| stamp(path))).collect();
-        self.paths = paths;
+    /// Watches these as well. What has happened since they were noted counts, and since the last look to those that are
+    /// watched already.
+    pub fn add(&mut self, more: Sightings) {
+        for (path, seen) in more.paths.into_iter().zip(more.seen) {
+            if !self.paths.contains(&path) {
+                self.paths.push(path);
+                self.seen.push(seen);
+            }
+        }
+        self.listen();
+    }
+
+    /// Watches none but these any more.
+    pub fn retain(&mut self, paths: &[PathBuf]) {
+        let (all, seen) = (std::mem::take(&mut self.paths), std::mem::take(&mut self.seen));
+        let kept = all.into_iter().zip(seen).filter(|(path, _)| paths.contains(path));
+        (self.paths, self.seen) = kept.unzip();
+        self.listen();
+    }
+
+    /// Listens to where the paths lead now.
+    fn listen(&mut self) {
+        if let Some(notices) = &mut self.notices {
+            notices.follow(&self.paths);
+        }
     }
 
     /// Waits until a file is another than when it was last looked at. Nothing is lost where the wait is given up.
     pub async fn changed(&mut self) {
         loop {
+            if self.notices.is_none() {
+                // Of what was before this nobody gives notice.
+                self.hint = Some(Hint::Begun);
+            }
+            let notices = self.notices.get_or_insert_with(|| Listening::to(&self.paths));
             if self.hint.is_none() {
                 // Which comes first does not matter: both lead to a look.
                 tokio::select! {
-                    hint = self.notices.next() => self.hint = Some(hint),
+                    hint = notices.next() => self.hint = Some(hint),
                     () = tokio::time::sleep(LOOK_EVERY) => {}
                 }
             }
@@ -75,7 +119,7 @@ impl FileWatch {
             if now != self.seen {
                 self.seen = now;
                 // Links may lead elsewhere now.
-                self.notices.follow(&self.paths);
+                self.listen();
                 return;
             }
         }
@@ -85,7 +129,7 @@ impl FileWatch {
     async fn quiet(&mut self) {
         let latest = tokio::time::Instant::now() + QUIET_WITHIN;
         let alone = matches!(*self.seen, [Stamp { file: Some(_), .. }]);
-        while let Some(last) = self.hint
+        while let (Some(last), Some(notices)) = (self.hint, &mut self.notices)
             && tokio::time::Instant::now() < latest
         {
             let rest = match last {
@@ -94,7 +138,7 @@ impl FileWatch {
                 Hint::Placed if alone => return,
                 Hint::Placed | Hint::Closed => QUIET_WHEN_WHOLE,
             };
-            match tokio::time::timeout(rest, self.notices.next()).await {
+            match tokio::time::timeout(rest, notices.next()).await {
                 Ok(hint) => self.hint = Some(hint),
                 Err(_) => return,
             }
@@ -194,7 +238,9 @@ mod tests {
         watch.look();
         // Here a reader is at work, who has read 22.
         std::fs::write(&file, "333").expect("written");
-        watch.follow(vec![file, more]);
+        let mut seen = Sightings::default();
+        [file, more].iter().for_each(|path| seen.note(path));
+        watch.add(seen);
         tokio::time::timeout(Duration::from_secs(10), watch.changed()).await.expect("seen");
         let again = tokio::time::timeout(QUIET * 3, watch.changed());
         assert!(again.await.is_err(), "seen twice");

@@ -406,6 +406,23 @@ fn a_config_that_changes_during_the_start_is_read_again() {
 }
 
 #[test]
+fn included_files_are_watched_that_are_new_or_have_made_the_config_a_bad_one() {
+    let one = backend("");
+    let text = config(&[], "");
+    let gateway = Gateway::start(&text);
+    let write = |name: &str, text: &str| std::fs::write(gateway.folder().join(name), text).expect("written");
+    write("more.yaml", "services: bad");
+    gateway.write_config(&format!("{text}include: [more.yaml, \"part-*.yaml\"]\n"));
+    eventually("it is rejected", || {
+        (!gateway.json("/api/v1/status")["config"]["rejected"].as_array()?.is_empty()).then_some(())
+    });
+    write("more.yaml", &registry(&[service("mended.mesh", &one)]));
+    eventually("it is mended", || (verdict(&gateway, "mended.mesh") == "ok").then_some(()));
+    write("part-1.yaml", &registry(&[service("new.mesh", &one)]));
+    eventually("it is found", || (verdict(&gateway, "new.mesh") == "ok").then_some(()));
+}
+
+#[test]
 fn a_registry_that_does_not_answer_is_waited_for_so_long() {
     let one = backend("");
     let folder = tempfile::tempdir().expect("a folder");

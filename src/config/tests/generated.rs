@@ -24,7 +24,7 @@ fn generated_files_are_current() {
 #[cfg(feature = "otlp")]
 #[test]
 fn the_example_loads_without_warnings_and_fits_the_schema() {
-    let config = load(&root().join(EXAMPLE), &|_| None).expect("good");
+    let config = load(&root().join(EXAMPLE), &|_| None, &mut |_| {}).expect("good");
     assert_eq!(config.warnings, []);
     let text = fs::read_to_string(root().join(EXAMPLE)).expect("the example");
     let value = as_json(&text);
@@ -90,7 +90,7 @@ fn schema_and_reader_agree_on_what_is_wrong() {
         let environment = |name: &str| Some(if name == "X" { ":1" } else { "2" }.to_owned());
         let directory = tempfile::tempdir().expect("a directory");
         fs::write(directory.path().join("c.yaml"), text).expect("a file");
-        let read = load(&directory.path().join("c.yaml"), &environment);
+        let read = load(&directory.path().join("c.yaml"), &environment, &mut |_| {});
         assert_eq!(read.is_ok(), fits, "{text}: {read:?}");
     }
 }
