@@ -217,10 +217,11 @@ impl Worker {
     /// The end of a connection that carried streams, each of which had a line of its own. It has one only where the client
     /// broke the protocol, or did not read what it had asked for.
     pub(crate) fn tunnel_ended(&self, entry: &Entry, reason: Reason) {
+        self.local.tunnel_ended(&entry.listener, reason);
         if matches!(reason, Reason::BadRequest | Reason::Stalled) {
             self.told(entry, reason, false);
         } else {
-            self.local.tunnel_ended(&entry.listener, reason);
+            self.local.ended_silently(&entry.listener);
         }
     }
 

@@ -42,7 +42,7 @@ const DESCRIPTIONS: [(&str, &str); 24] = [
     (
         "isthmus_hbone_connections_total",
         "Connections ended that carried CONNECT streams, by listener and reason; the streams are in \
-         isthmus_connections_total.",
+         isthmus_connections_total, with connections that failed.",
     ),
     ("isthmus_hello_seconds", "From accept to a whole hello."),
     ("isthmus_connect_seconds", "From the first dial to the endpoint that took the connection."),

@@ -128,9 +128,13 @@ impl Local {
         self.telemetry.writer.connection(record);
     }
 
-    /// A connection ended that carried CONNECT streams, each of which has told its own story.
-    pub fn tunnel_ended(&self, listener: &Arc<str>, reason: Reason) {
+    /// A connection ended of which nothing is told.
+    pub fn ended_silently(&self, listener: &Arc<str>) {
         self.active(listener, |gauge| gauge.decrement(1.0));
+    }
+
+    /// Counts a connection that carried CONNECT streams, each of which has told its own story.
+    pub fn tunnel_ended(&self, listener: &Arc<str>, reason: Reason) {
         let new = || {
             let labels = [("listener", &**listener), ("reason", reason.text())];
             self.telemetry.recorder.counter("isthmus_hbone_connections_total", &labels)

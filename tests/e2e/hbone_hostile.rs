@@ -4,6 +4,7 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::{Arc, Barrier};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -30,7 +31,7 @@ fn stalled() -> Backend {
     socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("bound");
     socket.listen(128).expect("listening");
     Backend::serve(socket.into(), |stream| {
-        std::thread::park_timeout(PATIENCE * 10);
+        thread::park_timeout(PATIENCE * 10);
         drop(stream);
     })
 }
@@ -137,9 +138,9 @@ fn what_a_worker_holds_is_bounded_and_its_connections_go_on_once_it_is_gone() {
     let other = Hbone::connect(gateway.listener("hbone"), caller()).expect("let in");
     let mut stream = full.open("late.shop.mesh:80").expect("admitted");
     assert!(fill(&mut stream) >= 4 << 20, "the whole window");
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         let asked = scope.spawn(|| other.open("echo.shop.mesh:80").map(drop));
-        std::thread::sleep(Duration::from_millis(100));
+        thread::sleep(Duration::from_millis(100));
         assert!(!asked.is_finished(), "read although too much is held");
         told.wait();
         let began = Instant::now();
@@ -358,6 +359,28 @@ fn a_client_that_reads_nothing_of_its_downloads_is_bounded() {
     let resident = gateway.metric("process_resident_memory_bytes", &[]);
     assert!(resident < 45e6, "{resident} bytes");
     echoes(&mut stream, 50);
+}
+
+#[test]
+fn an_upload_that_is_given_up_is_noticed_while_its_endpoint_takes_nothing() {
+    const END_STREAM: u8 = 0x1;
+    let (echo, stalled) = (Backend::echo(), stalled());
+    let gateway = gateway("streamWindow: 4MiB, connectionWindow: 16MiB", &echo, &stalled);
+    let mut raw = Frames::connect(gateway.listener("hbone"), caller()).expect("let in");
+    raw.send(&connect(1, "stalled.shop.mesh:80")).expect("sent");
+    raw.until(HEADERS).expect("admitted");
+    // More than the kernel takes for an endpoint that does not read.
+    let piece = frame(DATA, 0, 1, &[b'u'; 16_384]);
+    for _ in 0..200 {
+        raw.send(&piece).expect("sent");
+    }
+    raw.send(&frame(DATA, END_STREAM, 1, b"")).expect("sent");
+    // So that the end is read before the reset comes.
+    thread::sleep(Duration::from_millis(300));
+    raw.send(&frame(RST_STREAM, 0, 1, &8_u32.to_be_bytes())).expect("sent");
+    let line = gateway.logged("the end", |line| line["authority"] == "stalled.shop.mesh:80");
+    assert_eq!(line["reason"], "client_reset");
+    assert!(line["bytes_up"].as_u64() < Some(200 * 16_384), "{line}");
 }
 
 #[test]

@@ -101,12 +101,24 @@ struct Up {
 struct Down {
     /// Read and not passed on yet.
     held: Bytes,
+    /// Bytes of memory that this keeps, which may be more.
+    pinned: usize,
     /// Whether the last read was bulk.
     bulk: bool,
     /// In the line of those that wait for the client to read.
     place: Place,
     read_out: bool,
     ended: bool,
+}
+
+impl Down {
+    /// Before a wait: a small rest alone would keep the whole buffer.
+    fn unpin(&mut self) {
+        if self.pinned > 2 * self.held.len() {
+            self.held = Bytes::copy_from_slice(&self.held);
+            self.pinned = self.held.len();
+        }
+    }
 }
 
 /// Which side broke.
@@ -124,7 +136,7 @@ impl StreamRelay<'_> {
         self.tune();
         let down = self.pump_down(context);
         let up = self.pump_up(context);
-        self.holding.set(self.up.queue.bytes + self.down.held.len());
+        self.holding.set(self.up.queue.bytes + self.down.pinned);
         match (up, down) {
             (_, Poll::Ready(Err(fault))) | (Poll::Ready(Err(fault)), _) => Poll::Ready(self.broken(fault)),
             (Poll::Ready(Ok(())), Poll::Ready(Ok(()))) => Poll::Ready(Reason::Ok),
@@ -154,11 +166,7 @@ impl StreamRelay<'_> {
         match fault {
             Fault::Client => {
                 reset_on_close(&self.connected.socket);
-                match self.tunnel.ending.get() {
-                    // All of the connection was ordered to end, and the stream ends for the same reason.
-                    Some(reason) if !matches!(reason, Reason::ClientGone | Reason::BadRequest) => reason,
-                    _ => Reason::ClientReset,
-                }
+                self.tunnel.client_fault()
             }
             Fault::Endpoint => {
                 self.send.send_reset(h2::Reason::CONNECT_ERROR);
@@ -174,6 +182,10 @@ impl StreamRelay<'_> {
                 Poll::Ready(_) if !self.down.ended => Poll::Ready(Err(Fault::Client)),
                 Poll::Ready(_) | Poll::Pending => Poll::Ready(Ok(())),
             };
+        }
+        if self.up.read_out && self.send.poll_reset(context).is_ready() {
+            // Nor does anything else say so while the endpoint takes nothing.
+            return Poll::Ready(Err(Fault::Client));
         }
         let mut left = TURN;
         loop {
@@ -290,13 +302,16 @@ impl StreamRelay<'_> {
             let count = receive_more(socket, &mut buffer)?;
             self.down.bulk = count >= BULK;
             if self.down.bulk {
+                self.down.pinned = buffer.capacity();
                 return Ok(Bytes::from(buffer).split_off(HEADROOM));
             }
+            self.down.pinned = count;
             return Ok(Bytes::copy_from_slice(&buffer[HEADROOM..]));
         }
         let mut scratch = self.worker.scratch.borrow_mut();
         let count = receive(socket, &mut scratch.bytes)?;
         self.down.bulk = count >= BULK;
+        self.down.pinned = count;
         Ok(Bytes::copy_from_slice(&scratch.bytes[..count]))
     }
 
@@ -307,7 +322,11 @@ impl StreamRelay<'_> {
             self.send.reserve_capacity(self.down.held.len());
             let mut room = self.send.capacity();
             if room == 0 {
-                match ready!(self.send.poll_capacity(context)) {
+                let asked = self.send.poll_capacity(context);
+                if asked.is_pending() {
+                    self.down.unpin();
+                }
+                match ready!(asked) {
                     Some(Ok(now)) => room = now,
                     Some(Err(_)) | None => return Poll::Ready(Err(Fault::Client)),
                 }
@@ -321,6 +340,7 @@ impl StreamRelay<'_> {
             }
         }
         self.down.held = Bytes::new();
+        self.down.pinned = 0;
         Poll::Ready(Ok(()))
     }
 

@@ -113,17 +113,17 @@ async fn pass_on(
 ) -> Reason {
     let mut attempts = Attempts::new(admission);
     let connected = match dial(worker, entry, tunnel, &mut attempts, &mut respond).await {
-        Ok(connected) => connected,
-        Err(Reason::ClientReset) => return Reason::ClientReset,
-        Err(reason) => {
+        Ok(Ok(connected)) => connected,
+        Ok(Err(reason)) => {
             refuse(respond, status_of(reason));
             return reason;
         }
+        Err(GivenUp) => return tunnel.client_fault(),
     };
     let answered: Result<SendStream<Bytes>, _> =
         respond.send_response(answer(StatusCode::OK, Reason::Ok), false);
     let Ok(send) = answered else {
-        return Reason::ClientReset;
+        return tunnel.client_fault();
     };
     let (reason, taken) = relay(worker, entry, tunnel, &connected, receive, send).await;
     if reason == Reason::EndpointReset && !taken {
@@ -132,6 +132,9 @@ async fn pass_on(
     reason
 }
 
+/// The caller does not wait for the endpoint any more.
+struct GivenUp;
+
 /// Connects to an endpoint, unless the caller gives up first.
 async fn dial(
     worker: &Rc<Worker>,
@@ -139,16 +142,18 @@ async fn dial(
     tunnel: &Tunnel,
     attempts: &mut Attempts,
     respond: &mut SendResponse<Bytes>,
-) -> Result<Connected, Reason> {
+) -> Result<Result<Connected, Reason>, GivenUp> {
     let mut nothing_read = None;
     let connect = Box::pin(connect(worker, entry, attempts, &mut nothing_read));
     // The caller first: for one that is gone nothing is dialled any more.
     tokio::select! {
         biased;
         _ = poll_fn(|context| respond.poll_reset(context)) => {
-            tunnel.seen.gave_up();
-            Err(Reason::ClientReset)
+            if tunnel.ending.get().is_none() {
+                tunnel.seen.gave_up();
+            }
+            Err(GivenUp)
         }
-        connected = connect => connected,
+        connected = connect => Ok(connected),
     }
 }

@@ -46,6 +46,15 @@ pub(super) struct Tunnel {
     pub(super) ending: Cell<Option<Reason>>,
 }
 
+impl Tunnel {
+    /// Why a stream has ended that its client takes no part in any more: where all of the connection was ordered to end,
+    /// for the same reason.
+    pub(super) fn client_fault(&self) -> Reason {
+        let ordered = |reason: &Reason| !matches!(reason, Reason::ClientGone | Reason::BadRequest);
+        self.ending.get().filter(ordered).unwrap_or(Reason::ClientReset)
+    }
+}
+
 /// Serves a connection to its end.
 pub(super) async fn drive(
     worker: &Rc<Worker>,
