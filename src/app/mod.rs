@@ -280,7 +280,6 @@ impl Program {
         let result = self.try_reload().await;
         match &result {
             Ok(done) => {
-                self.watch.retain(&self.config.files);
                 tracing::info!(why, "config taken into use: {done}");
                 self.telemetry.control.reloaded(ReloadResult::Applied);
                 self.tell(|status| {
@@ -304,7 +303,7 @@ impl Program {
         let (config, seen) =
             labour(move || load(&path)).await.map_err(|_| vec!["reading the config panicked".to_owned()])?;
         // Also of a config that is rejected: what mends it may be in a file that is new to it.
-        self.watch.add(seen);
+        self.watch.add(&seen);
         let config = config?;
         // The last thing that can fail: from here on, everything is taken into use.
         let bound = self.listeners.bind(&config.policy, self.dataplane.workers())?;
@@ -328,6 +327,7 @@ impl Program {
             tracing::warn!("{what} has changed, which needs a restart; all else is in use");
         }
         self.config = config;
+        self.watch.retain(&seen);
         self.tell(|status| {
             status.listening = self.listeners.listening();
             status.limits = limits;

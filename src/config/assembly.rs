@@ -32,7 +32,7 @@ use super::{
 
 /// The config of these files, or all that is wrong with them.
 pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
-    let Files { root, services, mut problems, watch, complete } = files;
+    let Files { root, services, mut problems, complete } = files;
     let Some(tree) = root else { return Err(problems.finish().0) };
     check(&tree, &Kind::Object(&ROOT), &Path::Root, &mut problems);
     let root = Fields::new(Some(&tree), &ROOT);
@@ -93,7 +93,6 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
         tracing: telemetry::tracing(&telemetry, &mut problems),
         drain: drain(&root.fields("drain", &DRAIN)),
         workers: root.number("workers").and_then(NonZeroUsize::new).map_or(Workers::Auto, Workers::Count),
-        files: watch,
         warnings: Vec::new(),
     };
     let clean = problems.is_empty();

@@ -26,8 +26,6 @@ pub(super) struct Files {
     pub(super) root: Option<Node>,
     pub(super) services: ServiceReader,
     pub(super) problems: Problems,
-    /// Files and directories, for a watcher.
-    pub(super) watch: Vec<PathBuf>,
     /// Whether every file could be read to its end, so that what is not there is nowhere.
     pub(super) complete: bool,
 }
@@ -41,7 +39,6 @@ pub(super) fn read(path: &Path, environment: Environment<'_>, before: &mut dyn F
             root: None,
             services: ServiceReader::new(Keep::Endpoints),
             problems: Problems::new(),
-            watch: Vec::new(),
             complete: true,
         },
         services: 0,
@@ -91,7 +88,6 @@ impl Reading<'_> {
 
     fn directory(&mut self, path: &Path) {
         (self.before)(path);
-        self.files.watch.push(path.to_owned());
         let id = self.files.problems.add_file(path);
         let (Some(id), found) = (id, listing(path, "*.yaml")) else { return };
         let whole = Position::whole(id);
@@ -131,7 +127,6 @@ impl Reading<'_> {
             return self.add(&wanted, Some((node, path)));
         }
         (self.before)(directory);
-        self.files.watch.push(directory.to_owned());
         match listing(directory, &pattern) {
             Ok(found) => {
                 for file in found.iter().filter(|file| !self.is_seen(file)).cloned().collect::<Vec<_>>() {
@@ -183,7 +178,6 @@ impl Reading<'_> {
         match text {
             Ok(text) => {
                 self.seen.insert(path.canonicalize().unwrap_or_else(|_| path.to_owned()));
-                self.files.watch.push(path.to_owned());
                 Some((file, text))
             }
             Err((line, message)) => {

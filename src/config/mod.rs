@@ -4,7 +4,7 @@
 
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -64,8 +64,6 @@ pub struct Config {
     pub tracing: Option<TracingOptions>,
     pub drain: Drain,
     pub workers: Workers,
-    /// What to watch: every file read, and the directories in which files were looked for.
-    pub files: Vec<PathBuf>,
     /// What is doubtful but does not fail the config.
     pub warnings: Vec<Problem>,
 }

@@ -3,6 +3,7 @@
 //! The kernel's notice of a change in a file's folder is only a hint to look; whether something changed is decided by what
 //! the files look like. Looking also happens now and then without a hint, for file systems that give none.
 
+use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -22,8 +23,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// Watches some files and folders.
 pub struct FileWatch {
-    paths: Vec<PathBuf>,
-    seen: Vec<Stamp>,
+    seen: Sightings,
     /// From the first wait on.
     notices: Option<Listening>,
     /// Heard, and not looked at yet.
@@ -40,61 +40,58 @@ struct Stamp {
 /// Device, inode, size, and when it was last written to (seconds, nanoseconds).
 type Look = (u64, u64, u64, i64, i64);
 
-/// Files and folders, each as it was before it was read.
-#[derive(Debug, Default)]
-pub struct Sightings {
-    paths: Vec<PathBuf>,
-    seen: Vec<Stamp>,
-}
+/// Files and folders, each as it was when it was looked at.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sightings(BTreeMap<PathBuf, Stamp>);
 
 impl Sightings {
-    /// Notes how this is now.
+    /// Notes how this is now, unless it was noted before.
     pub fn note(&mut self, path: &Path) {
-        self.paths.push(path.to_owned());
-        self.seen.push(stamp(path));
+        self.0.entry(path.to_owned()).or_insert_with(|| stamp(path));
+    }
+
+    /// How the same are now.
+    fn now(&self) -> Self {
+        Self(self.0.keys().map(|path| (path.clone(), stamp(path))).collect())
     }
 }
 
 impl FileWatch {
     pub fn new(paths: Vec<PathBuf>) -> Self {
-        let seen = stamps(&paths);
-        Self::since(Sightings { paths, seen })
+        let mut seen = Sightings::default();
+        paths.iter().for_each(|path| seen.note(path));
+        Self::since(seen)
     }
 
     /// Watches these. What has happened since they were noted counts.
-    pub fn since(Sightings { paths, seen }: Sightings) -> Self {
-        Self { paths, seen, notices: None, hint: None }
+    pub fn since(seen: Sightings) -> Self {
+        Self { seen, notices: None, hint: None }
     }
 
     /// Notes how the files are. Who reads them next has read all that was before.
     pub fn look(&mut self) {
-        self.seen = stamps(&self.paths);
+        self.seen = self.seen.now();
     }
 
     /// Watches these as well. What has happened since they were noted counts, and since the last look to those that are
     /// watched already.
-    pub fn add(&mut self, more: Sightings) {
-        for (path, seen) in more.paths.into_iter().zip(more.seen) {
-            if !self.paths.contains(&path) {
-                self.paths.push(path);
-                self.seen.push(seen);
-            }
+    pub fn add(&mut self, more: &Sightings) {
+        for (path, stamp) in &more.0 {
+            self.seen.0.entry(path.clone()).or_insert_with(|| stamp.clone());
         }
         self.listen();
     }
 
     /// Watches none but these any more.
-    pub fn retain(&mut self, paths: &[PathBuf]) {
-        let (all, seen) = (std::mem::take(&mut self.paths), std::mem::take(&mut self.seen));
-        let kept = all.into_iter().zip(seen).filter(|(path, _)| paths.contains(path));
-        (self.paths, self.seen) = kept.unzip();
+    pub fn retain(&mut self, these: &Sightings) {
+        self.seen.0.retain(|path, _| these.0.contains_key(path));
         self.listen();
     }
 
     /// Listens to where the paths lead now.
     fn listen(&mut self) {
         if let Some(notices) = &mut self.notices {
-            notices.follow(&self.paths);
+            notices.follow(self.seen.0.keys());
         }
     }
 
@@ -105,7 +102,7 @@ impl FileWatch {
                 // Of what was before this nobody gives notice.
                 self.hint = Some(Hint::Begun);
             }
-            let notices = self.notices.get_or_insert_with(|| Listening::to(&self.paths));
+            let notices = self.notices.get_or_insert_with(|| Listening::to(self.seen.0.keys()));
             if self.hint.is_none() {
                 // Which comes first does not matter: both lead to a look.
                 tokio::select! {
@@ -115,7 +112,7 @@ impl FileWatch {
             }
             self.quiet().await;
             self.hint = None;
-            let now = stamps(&self.paths);
+            let now = self.seen.now();
             if now != self.seen {
                 self.seen = now;
                 // Links may lead elsewhere now.
@@ -128,7 +125,7 @@ impl FileWatch {
     /// Waits until hints have stopped for a moment.
     async fn quiet(&mut self) {
         let latest = tokio::time::Instant::now() + QUIET_WITHIN;
-        let alone = matches!(*self.seen, [Stamp { file: Some(_), .. }]);
+        let alone = self.seen.0.len() == 1 && self.seen.0.values().all(|stamp| stamp.file.is_some());
         while let (Some(last), Some(notices)) = (self.hint, &mut self.notices)
             && tokio::time::Instant::now() < latest
         {
@@ -144,10 +141,6 @@ impl FileWatch {
             }
         }
     }
-}
-
-fn stamps(paths: &[PathBuf]) -> Vec<Stamp> {
-    paths.iter().map(|path| stamp(path)).collect()
 }
 
 fn stamp(path: &Path) -> Stamp {
@@ -240,7 +233,7 @@ mod tests {
         std::fs::write(&file, "333").expect("written");
         let mut seen = Sightings::default();
         [file, more].iter().for_each(|path| seen.note(path));
-        watch.add(seen);
+        watch.add(&seen);
         tokio::time::timeout(Duration::from_secs(10), watch.changed()).await.expect("seen");
         let again = tokio::time::timeout(QUIET * 3, watch.changed());
         assert!(again.await.is_err(), "seen twice");

@@ -1,5 +1,7 @@
 //! What is made from the table: the schema and the reference, and the example that goes with them.
 
+use std::path::PathBuf;
+
 use super::*;
 
 const EXAMPLE: &str = "config/isthmus.yaml";

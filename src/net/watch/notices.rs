@@ -59,7 +59,7 @@ struct Place {
 }
 
 impl Listening {
-    pub(super) fn to(paths: &[PathBuf]) -> Self {
+    pub(super) fn to<'p>(paths: impl IntoIterator<Item = &'p PathBuf>) -> Self {
         let (own, heard) = mpsc::channel(HINTS);
         let places = places_of(paths);
         NOTICES.begin(&places, &own);
@@ -68,7 +68,7 @@ impl Listening {
 
     /// Listens at other paths, or at where the links of the same ones lead now. Folders that cannot be watched give no
     /// notice.
-    pub(super) fn follow(&mut self, paths: &[PathBuf]) {
+    pub(super) fn follow<'p>(&mut self, paths: impl IntoIterator<Item = &'p PathBuf>) {
         let places = places_of(paths);
         // The new ones first, so that what is among both is heard all the time. Those among both again, as a folder that
         // was removed and made again is another.
@@ -175,8 +175,8 @@ fn tell(listeners: &BTreeMap<PathBuf, Vec<Listener>>, event: &Event) {
     }
 }
 
-fn places_of(paths: &[PathBuf]) -> BTreeSet<Place> {
-    paths.iter().flat_map(|path| places(path)).collect()
+fn places_of<'p>(paths: impl IntoIterator<Item = &'p PathBuf>) -> BTreeSet<Place> {
+    paths.into_iter().flat_map(|path| places(path)).collect()
 }
 
 /// Where a change may show of what is at a path: there, in the folder if it is one, and at each link on the way.
