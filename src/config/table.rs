@@ -11,7 +11,7 @@ pub(super) mod telemetry;
 
 use identity::{HBONE, IDENTITY, TRUST};
 use mesh::{AGGREGATOR, DNS, NETWORK, STATE, XDS};
-use routes::{EJECTION_OR_OFF, LISTENER_NAMES, LOAD_BALANCING, ROUTE_FORMS, ROUTE_KEY};
+use routes::{DEFAULTS, LISTENER_NAMES, POLICY, ROUTE_FORMS, ROUTE_KEY};
 use telemetry::{ADMIN, TELEMETRY};
 
 const DURATION: Kind = Kind::Text(&scalar::DURATION);
@@ -316,41 +316,6 @@ pub(super) static SCOPE: Object = Object {
             "Identities; `/*` at the end stands for one or more further segments. Clients of an SNI listener \
              have none.",
         ),
-    ],
-};
-
-pub(super) static DEFAULTS: Object = Object {
-    name: "defaults",
-    doc: "How endpoints of the mesh's services are chosen and dialled.",
-    one_of: &[],
-    fields: &[
-        optional("loadBalancing", LOAD_BALANCING, "defaults", "How one of the endpoints is chosen."),
-        optional(
-            "ejection",
-            EJECTION_OR_OFF,
-            "defaults",
-            "When an endpoint that fails is left out for a while.",
-        ),
-        optional("connectTimeout", TIMEOUT, "`timeouts.connect`", "How long an endpoint may take to accept."),
-        default("panic", Kind::Boolean, "true", "Whether all endpoints are tried when none is healthy."),
-    ],
-};
-
-pub(super) static POLICY: Object = Object {
-    name: "policy",
-    doc: "How endpoints of some services are chosen and dialled.",
-    one_of: &[],
-    fields: &[
-        required("services", some(&PATTERN), "Names of services; no name may be in two policies."),
-        optional("loadBalancing", LOAD_BALANCING, "defaults", "How one of the endpoints is chosen."),
-        optional(
-            "ejection",
-            EJECTION_OR_OFF,
-            "defaults",
-            "When an endpoint that fails is left out for a while.",
-        ),
-        optional("connectTimeout", TIMEOUT, "`timeouts.connect`", "How long an endpoint may take to accept."),
-        default("panic", Kind::Boolean, "true", "Whether all endpoints are tried when none is healthy."),
     ],
 };
 

@@ -10,8 +10,7 @@ use crate::document::scalar;
 use crate::model::name::NamePattern;
 use crate::snapshot::policy::{Ejection, LoadBalancing, LocalityMode, ServiceTuning, Timeouts, Tuning};
 
-use super::table::routes::{EJECTION, LOAD_BALANCING_OBJECT};
-use super::table::{DEFAULTS, POLICY};
+use super::table::routes::{DEFAULTS, EJECTION, LOAD_BALANCING_OBJECT, POLICY};
 
 /// The tuning of a map, with `base` for what it leaves out.
 pub(super) fn tuning(fields: &Fields<'_>, base: Tuning) -> Tuning {

@@ -1,9 +1,9 @@
 //! The keys of routes, and of how endpoints are chosen for them and ejected.
 
 use crate::document::scalar;
-use crate::document::table::{Kind, Object, PORT, Text, Union, default, optional, required, some};
+use crate::document::table::{Field, Kind, Object, PORT, Text, Union, default, optional, required, some};
 
-use super::{TEXT, TIMEOUT};
+use super::{PATTERN, TEXT, TIMEOUT};
 
 /// The key of a route.
 pub(in crate::config) static ROUTE_KEY: Text = Text {
@@ -26,8 +26,25 @@ static ROUTE_ENDPOINT_FORMS: Union = Union {
     kinds: &[Kind::Text(&scalar::TARGET), Kind::Object(&ROUTE_ENDPOINT)],
 };
 
-pub(super) const LOAD_BALANCING: Kind = Kind::Object(&LOAD_BALANCING_OBJECT);
-pub(super) const EJECTION_OR_OFF: Kind = Kind::OrOff(&Kind::Object(&EJECTION));
+/// How endpoints are chosen: of a route, of all services, of some.
+const LOAD_BALANCING: Field = optional(
+    "loadBalancing",
+    Kind::Object(&LOAD_BALANCING_OBJECT),
+    "defaults",
+    "How one of the endpoints is chosen.",
+);
+const EJECTION_KEYS: Kind = Kind::Object(&EJECTION);
+const EJECTION_OR_OFF: Field = optional(
+    "ejection",
+    Kind::OrOff(&EJECTION_KEYS),
+    "defaults",
+    "When an endpoint that fails is left out for a while.",
+);
+const CONNECT_TIMEOUT: Field =
+    optional("connectTimeout", TIMEOUT, "`timeouts.connect`", "How long an endpoint may take to accept.");
+const PANIC: Field =
+    default("panic", Kind::Boolean, "true", "Whether all endpoints are tried when none is healthy.");
+
 pub(super) const LISTENER_NAMES: Kind = Kind::List { of: &TEXT, min: 1 };
 
 pub(in crate::config) static ROUTE: Object = Object {
@@ -41,15 +58,10 @@ pub(in crate::config) static ROUTE: Object = Object {
             "none",
             "Where connections go; either this or `service`.",
         ),
-        optional("loadBalancing", LOAD_BALANCING, "defaults", "How one of the endpoints is chosen."),
-        optional(
-            "ejection",
-            EJECTION_OR_OFF,
-            "defaults",
-            "When an endpoint that fails is left out for a while.",
-        ),
-        optional("connectTimeout", TIMEOUT, "`timeouts.connect`", "How long an endpoint may take to accept."),
-        default("panic", Kind::Boolean, "true", "Whether all endpoints are tried when none is healthy."),
+        LOAD_BALANCING,
+        EJECTION_OR_OFF,
+        CONNECT_TIMEOUT,
+        PANIC,
         optional("listeners", LISTENER_NAMES, "all", "The listeners that have this route."),
         optional(
             "service",
@@ -80,6 +92,26 @@ pub(in crate::config) static ROUTE_ENDPOINT: Object = Object {
             "Its share of the connections.",
         ),
         optional("locality", Kind::Text(&scalar::LOCALITY), "unknown", "Region, zone and subzone."),
+    ],
+};
+
+pub(in crate::config) static DEFAULTS: Object = Object {
+    name: "defaults",
+    doc: "How endpoints of the mesh's services are chosen and dialled.",
+    one_of: &[],
+    fields: &[LOAD_BALANCING, EJECTION_OR_OFF, CONNECT_TIMEOUT, PANIC],
+};
+
+pub(in crate::config) static POLICY: Object = Object {
+    name: "policy",
+    doc: "How endpoints of some services are chosen and dialled.",
+    one_of: &[],
+    fields: &[
+        required("services", some(&PATTERN), "Names of services; no name may be in two policies."),
+        LOAD_BALANCING,
+        EJECTION_OR_OFF,
+        CONNECT_TIMEOUT,
+        PANIC,
     ],
 };
 
