@@ -50,30 +50,15 @@ pub fn is_again(error: &io::Error) -> bool {
 /// as the poller is edge-triggered and reports what comes next.
 pub fn receive(socket: &TcpStream, bytes: &mut [u8]) -> io::Result<usize> {
     let room = bytes.len();
-    received(socket, room, || Ok(rustix::net::recv(socket, bytes, RecvFlags::empty())?.0))
+    at_once(socket, Interest::READABLE, room, || Ok(rustix::net::recv(socket, bytes, RecvFlags::empty())?.0))
 }
 
 /// As [`receive`], into what the buffer has room for.
 pub fn receive_more(socket: &TcpStream, buffer: &mut Vec<u8>) -> io::Result<usize> {
     let room = buffer.capacity() - buffer.len();
-    received(socket, room, || Ok(rustix::net::recv(socket, spare_capacity(buffer), RecvFlags::empty())?.0))
-}
-
-fn received(
-    socket: &TcpStream,
-    room: usize,
-    receive: impl FnOnce() -> io::Result<usize>,
-) -> io::Result<usize> {
-    let mut read = None;
-    let result = socket.try_io(Interest::READABLE, || {
-        let count = receive()?;
-        read = Some(count);
-        if count > 0 && count < room { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
-    });
-    match read {
-        Some(count) => Ok(count),
-        None => result.map(|()| 0),
-    }
+    at_once(socket, Interest::READABLE, room, || {
+        Ok(rustix::net::recv(socket, spare_capacity(buffer), RecvFlags::empty())?.0)
+    })
 }
 
 /// Writes what the socket takes of these pieces, which are as many as one call takes.
@@ -81,18 +66,30 @@ fn received(
 /// A short write has filled the socket: that it was writable is forgotten without asking it again, as [`receive`] does.
 pub fn send(socket: &TcpStream, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
     let wanted: usize = pieces.iter().map(|piece| piece.len()).sum();
-    let mut written = None;
-    let result = socket.try_io(Interest::WRITABLE, || {
-        let count = match pieces {
+    at_once(socket, Interest::WRITABLE, wanted, || {
+        Ok(match pieces {
             [only] => rustix::net::send(socket, only, SendFlags::NOSIGNAL)?,
             many => {
                 rustix::net::sendmsg(socket, many, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL)?
             }
-        };
-        written = Some(count);
-        if count < wanted { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
+        })
+    })
+}
+
+/// Moves up to so many bytes with one system call, and forgets that the socket was ready where it moved fewer.
+fn at_once(
+    socket: &TcpStream,
+    interest: Interest,
+    most: usize,
+    call: impl FnOnce() -> io::Result<usize>,
+) -> io::Result<usize> {
+    let mut moved = None;
+    let result = socket.try_io(interest, || {
+        let count = call()?;
+        moved = Some(count);
+        if count > 0 && count < most { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
     });
-    match written {
+    match moved {
         Some(count) => Ok(count),
         None => result.map(|()| 0),
     }
