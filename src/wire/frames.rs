@@ -3,7 +3,8 @@
 
 /// What comes first (RFC 9113 §3.4).
 const PREFACE: usize = 24;
-const HEADER: usize = 9;
+/// What every frame begins with, in bytes (RFC 9113 §4.1).
+pub const HEADER: usize = 9;
 
 const DATA: u8 = 0x0;
 const HEADERS: u8 = 0x1;

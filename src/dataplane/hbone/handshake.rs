@@ -12,7 +12,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::meter::{Metered, Seen};
-use super::relay::FRAME;
+use super::relay::{FRAME, RECORDS};
 use super::transport::Transport;
 use crate::dataplane::peek::Waiting;
 use crate::dataplane::table::{Entry, Peer};
@@ -30,8 +30,6 @@ const ERROR_RESETS_MAX: usize = 1_000;
 const RESET_REMEMBERED: Duration = Duration::from_secs(10);
 /// What a stream may have waiting to be sent to the client, in bytes: a frame.
 const SEND_BUFFER_MAX: usize = FRAME;
-/// What TLS may have waiting to be sent, in bytes: the records of a frame.
-const TLS_BUFFER_MAX: usize = 128 * 1024;
 
 /// An HTTP/2 connection with somebody known.
 pub(super) struct Agreed {
@@ -141,7 +139,8 @@ async fn agree(
         .max_send_buffer_size(SEND_BUFFER_MAX)
         // Small frames of one stream must not end the others: each is read at once, which gives its share back.
         .data_frame_budget(usize::try_from(limits.connection_window).unwrap_or(usize::MAX));
-    tls.get_mut().1.set_buffer_limit(Some(TLS_BUFFER_MAX));
+    // What waits there is bounded by what one call writes.
+    tls.get_mut().1.set_buffer_limit(Some(RECORDS));
     let io = Metered { tls, seen: seen.clone() };
     let connection = builder.handshake(io).await.map_err(|error| match error.is_io() {
         true => Failed::new(Reason::ClientGone, "before HTTP/2 was agreed on"),

@@ -24,12 +24,14 @@ use crate::dataplane::worker::Worker;
 use crate::model::reason::Reason;
 use crate::net::socket::{is_again, keep_alive, receive, receive_more, reset_on_close, send};
 use crate::telemetry::local::RelayPath;
+use crate::wire::frames::HEADER;
 
 /// What one direction may move before others have a turn, in bytes.
 const TURN: usize = 256 * 1024;
-/// What is read from the endpoint at once, and becomes a frame, in bytes: with the frame's header it fills eight records
-/// of TLS, which are written with one system call.
-pub(super) const FRAME: usize = 128 * 1024 - 9;
+/// What is written to the client with one system call, in bytes: eight full records of TLS.
+pub(super) const RECORDS: usize = 128 * 1024;
+/// What is read from the endpoint at once, and becomes a frame, in bytes: with its header it fills those records.
+pub(super) const FRAME: usize = RECORDS - HEADER;
 /// A read of this many bytes is bulk: the next is made into a buffer that becomes the frame, instead of being copied.
 const BULK: usize = FRAME / 2;
 /// What such a buffer leaves empty before the frame, in bytes. Large buffers begin with a page, those that TLS encrypts
@@ -112,7 +114,7 @@ struct Down {
 }
 
 impl Down {
-    /// Before a wait: a small rest alone would keep the whole buffer.
+    /// Copies what is small beside the buffer that it would keep.
     fn unpin(&mut self) {
         if self.pinned > 2 * self.held.len() {
             self.held = Bytes::copy_from_slice(&self.held);
@@ -176,16 +178,13 @@ impl StreamRelay<'_> {
     }
 
     fn pump_up(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Fault>> {
-        if self.up.ended {
-            // A reset of the stream shows here alone once its own end was read.
-            return match self.send.poll_reset(context) {
-                Poll::Ready(_) if !self.down.ended => Poll::Ready(Err(Fault::Client)),
-                Poll::Ready(_) | Poll::Pending => Poll::Ready(Ok(())),
-            };
-        }
-        if self.up.read_out && self.send.poll_reset(context).is_ready() {
-            // Nor does anything else say so while the endpoint takes nothing.
+        let over = self.up.ended && self.down.ended;
+        // A reset of the stream shows here alone once its own end was read.
+        if self.up.read_out && !over && self.send.poll_reset(context).is_ready() {
             return Poll::Ready(Err(Fault::Client));
+        }
+        if self.up.ended {
+            return Poll::Ready(Ok(()));
         }
         let mut left = TURN;
         loop {
@@ -281,10 +280,9 @@ impl StreamRelay<'_> {
             ready!(self.tunnel.seen.poll_room(&mut self.down.place, context));
             ready!(self.connected.socket.poll_read_ready(context)).map_err(|_| Fault::Endpoint)?;
             match self.read() {
-                Ok(read) if read.is_empty() => self.down.read_out = true,
-                Ok(read) => {
-                    left = left.saturating_sub(read.len());
-                    self.down.held = read;
+                Ok(()) if self.down.held.is_empty() => self.down.read_out = true,
+                Ok(()) => {
+                    left = left.saturating_sub(self.down.held.len());
                     self.heard();
                 }
                 Err(error) if is_again(&error) => {}
@@ -293,26 +291,24 @@ impl StreamRelay<'_> {
         }
     }
 
-    /// Reads from the endpoint; nothing at its end.
-    fn read(&mut self) -> io::Result<Bytes> {
-        let socket = &self.connected.socket;
-        if self.down.bulk {
+    /// Reads from the endpoint what is held then; nothing at its end.
+    fn read(&mut self) -> io::Result<()> {
+        let (socket, down) = (&self.connected.socket, &mut self.down);
+        if down.bulk {
             let mut buffer = Vec::with_capacity(HEADROOM + FRAME);
             buffer.resize(HEADROOM, 0);
-            let count = receive_more(socket, &mut buffer)?;
-            self.down.bulk = count >= BULK;
-            if self.down.bulk {
-                self.down.pinned = buffer.capacity();
-                return Ok(Bytes::from(buffer).split_off(HEADROOM));
-            }
-            self.down.pinned = count;
-            return Ok(Bytes::copy_from_slice(&buffer[HEADROOM..]));
+            receive_more(socket, &mut buffer)?;
+            down.pinned = buffer.capacity();
+            down.held = Bytes::from(buffer).split_off(HEADROOM);
+            down.unpin();
+        } else {
+            let mut scratch = self.worker.scratch.borrow_mut();
+            let count = receive(socket, &mut scratch.bytes)?;
+            down.pinned = count;
+            down.held = Bytes::copy_from_slice(&scratch.bytes[..count]);
         }
-        let mut scratch = self.worker.scratch.borrow_mut();
-        let count = receive(socket, &mut scratch.bytes)?;
-        self.down.bulk = count >= BULK;
-        self.down.pinned = count;
-        Ok(Bytes::copy_from_slice(&scratch.bytes[..count]))
+        down.bulk = down.held.len() >= BULK;
+        Ok(())
     }
 
     /// Passes on what was read, as far as the client's windows let it; ready once nothing is held.
