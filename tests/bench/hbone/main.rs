@@ -113,7 +113,8 @@ async fn measure() -> Result<()> {
     let sides = start()?;
     for work in WORKS.into_iter().filter(|work| is_wanted(work)) {
         let is_bulk = work.starts_with("up") || work.starts_with("down");
-        for round in 0..if is_bulk { plan.bulk_rounds } else { plan.rounds } {
+        let rounds = if is_bulk { plan.bulk_rounds } else { plan.rounds };
+        for round in 0..rounds {
             for (column, side) in in_turn(&sides, round) {
                 let identity = Identity::read(&side.folder())?;
                 let all = perform(work, &plan, side, &identity).await?;
@@ -144,14 +145,18 @@ fn kinds() -> Vec<Kind> {
 }
 
 async fn perform(work: &str, plan: &Plan, side: &Side, identity: &Identity) -> Result<Measured> {
+    let called = identity.call(side.address);
     match work {
         "connects" => work::connects(side, identity, plan.connects).await,
         "handshakes" => work::handshakes(side, identity, plan.handshakes).await,
-        "up, 1 stream" => work::upload(side, identity, plan.bytes, 1).await,
-        "up, 16 streams" => work::upload(side, identity, plan.bytes, 16).await,
-        "down, 1 stream" => work::download(side, identity, plan.bytes, 1).await,
-        "down, 16 streams" => work::download(side, identity, plan.bytes, 16).await,
-        "down in frames of 16 KiB" => work::download_in_small_frames(side, identity, plan.bytes, 16).await,
+        "up, 1 stream" => work::upload((side, called.await?), plan.bytes, 1).await,
+        "up, 16 streams" => work::upload((side, called.await?), plan.bytes, 16).await,
+        "down, 1 stream" => work::download("down", (side, called.await?), plan.bytes, 1).await,
+        "down, 16 streams" => work::download("down", (side, called.await?), plan.bytes, 16).await,
+        "down in frames of 16 KiB" => {
+            let caller = identity.call_for_small_frames(side.address).await?;
+            work::download(work, (side, caller), plan.bytes, 16).await
+        }
         "ping-pong" => work::ping_pong(side, identity, plan.round_trips).await,
         "100 streams" => work::open_loop(side, identity, 100, plan.seconds).await,
         "1000 streams" => work::open_loop(side, identity, 1_000, plan.seconds).await,

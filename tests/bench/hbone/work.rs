@@ -177,15 +177,9 @@ async fn bulk<F: Future<Output = Result<()>> + Send + 'static>(
     Ok(throughput(what, streams, bytes, spent(side, before)?))
 }
 
-pub(crate) async fn upload(
-    side: &Side,
-    identity: &Identity,
-    bytes: usize,
-    streams: usize,
-) -> Result<Measured> {
+pub(crate) async fn upload(by: (&Side, Caller), bytes: usize, streams: usize) -> Result<Measured> {
     static BYTES: [u8; PIECE] = [7; PIECE];
-    let caller = identity.call(side.address).await?;
-    bulk("up", (side, caller), bytes, streams, async |caller, each| {
+    bulk("up", by, bytes, streams, async |caller, each| {
         let mut stream = caller.open(&authority("sink")).await?;
         let mut left = each;
         while left > 0 {
@@ -204,26 +198,11 @@ pub(crate) async fn upload(
 }
 
 pub(crate) async fn download(
-    side: &Side,
-    identity: &Identity,
+    what: &str,
+    by: (&Side, Caller),
     bytes: usize,
     streams: usize,
 ) -> Result<Measured> {
-    let caller = identity.call(side.address).await?;
-    drain("down", (side, caller), bytes, streams).await
-}
-
-pub(crate) async fn download_in_small_frames(
-    side: &Side,
-    identity: &Identity,
-    bytes: usize,
-    streams: usize,
-) -> Result<Measured> {
-    let caller = identity.call_for_small_frames(side.address).await?;
-    drain("down in frames of 16 KiB", (side, caller), bytes, streams).await
-}
-
-async fn drain(what: &str, by: (&Side, Caller), bytes: usize, streams: usize) -> Result<Measured> {
     bulk(what, by, bytes, streams, async |caller, each| {
         let mut stream = caller.open(&authority("source")).await?;
         stream.write(Bytes::copy_from_slice(&(each as u64).to_be_bytes())).await?;
