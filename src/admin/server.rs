@@ -191,12 +191,14 @@ async fn exposed(State(sources): State<Sources>) -> Response {
 
 async fn connections(State(sources): State<Sources>) -> Response {
     let records = sources.dataplane.connections().await;
-    json_response(&records.iter().map(|record| Value::from(access_log::fields(record))).collect())
+    let gateway = sources.telemetry.gateway.load();
+    json_response(&records.iter().map(|record| Value::from(access_log::fields(record, &gateway))).collect())
 }
 
 async fn failures(State(sources): State<Sources>) -> Response {
     let records = sources.telemetry.failures.list();
-    json_response(&records.iter().map(|record| Value::from(access_log::fields(record))).collect())
+    let gateway = sources.telemetry.gateway.load();
+    json_response(&records.iter().map(|record| Value::from(access_log::fields(record, &gateway))).collect())
 }
 
 async fn explain_name(

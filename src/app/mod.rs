@@ -33,6 +33,7 @@ use crate::net::labour::labour;
 use crate::net::scope::Scope;
 use crate::net::watch::{FileWatch, Sightings};
 use crate::telemetry::Telemetry;
+use crate::telemetry::access_log::GatewayName;
 use crate::telemetry::control::ReloadResult;
 use crate::tls::context::Keeper;
 use listeners::Listeners;
@@ -76,6 +77,7 @@ pub fn run(path: &Path) -> ExitCode {
         }
     };
     let telemetry = Telemetry::start(config.access_log.clone());
+    telemetry.gateway.store(gateway_name(&config));
     let result = runtime.block_on(async {
         let log = log::start(&config.log, &telemetry.writer);
         let program = Program::start(path, config, watch, telemetry.clone(), log).await?;
@@ -317,6 +319,7 @@ impl Program {
         let limits = EffectiveLimits::new(&config.policy.limits, self.descriptors);
         self.dataplane.set_limits(limits);
         self.dataplane.readmit().await;
+        self.telemetry.gateway.store(gateway_name(&config));
         self.telemetry.writer.use_access_log(config.access_log.clone());
         self.exporter.configure(config.tracing.as_ref(), &config.policy.node);
         if config.log.level != self.config.log.level {
@@ -340,6 +343,16 @@ impl Program {
             format!("applied, but for {}, which needs a restart", restart.join(", "))
         })
     }
+}
+
+/// How the access log names this gateway.
+fn gateway_name(config: &Config) -> Arc<GatewayName> {
+    let node = &config.policy.node;
+    Arc::new(GatewayName {
+        name: node.name.clone(),
+        network: node.network.shared(),
+        cluster: node.cluster.shared(),
+    })
 }
 
 fn texts(problems: &[crate::document::problem::Problem]) -> Vec<String> {

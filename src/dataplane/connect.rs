@@ -29,6 +29,8 @@ pub(crate) struct Attempts {
     tried: Vec<SocketAddr>,
     /// Why the last one failed.
     last: Option<Reason>,
+    /// The endpoints that failed before the present one.
+    failed: Vec<(Option<SocketAddr>, Reason)>,
 }
 
 /// An endpoint that has accepted the connection.
@@ -39,17 +41,28 @@ pub(crate) struct Connected {
 
 impl Attempts {
     pub(crate) fn new(admission: Admission) -> Self {
-        Self { admission, started: Instant::now(), tried: Vec::new(), last: None }
+        Self { admission, started: Instant::now(), tried: Vec::new(), last: None, failed: Vec::new() }
     }
 
     /// The endpoint of the last attempt failed before it had taken the connection.
     pub(crate) fn failed(&mut self, worker: &Worker, in_flight: &InFlight, reason: Reason) {
         self.last = Some(reason);
+        self.failed.push((self.tried.last().copied(), reason));
         let candidates = &self.admission.candidates;
         if worker.shared.upstreams.failed(in_flight, candidates) == Verdict::Ejected {
             let endpoint = self.tried.last().map(ToString::to_string);
             tracing::info!(service = &*candidates.group, endpoint, %reason, "endpoint ejected");
         }
+    }
+
+    /// Returns the endpoints that failed and why, in words, for a connection that another endpoint took.
+    fn failures(&self) -> Option<Box<str>> {
+        let failed = self.failed.iter().map(|(endpoint, reason)| match endpoint {
+            Some(endpoint) => format!("{endpoint}: {reason}"),
+            None => reason.to_string(),
+        });
+        let texts: Vec<String> = failed.collect();
+        (!texts.is_empty()).then(|| texts.join(", ").into())
     }
 
     /// The next endpoint to try, by its index among the candidates.
@@ -105,7 +118,7 @@ pub(crate) async fn connect(
         };
         match dialled {
             Ok(socket) => {
-                taken_up(worker, entry, attempts.started);
+                taken_up(worker, entry, attempts);
                 return Ok(Connected { socket, in_flight });
             }
             // A fault of our own says nothing about the endpoint.
@@ -115,10 +128,13 @@ pub(crate) async fn connect(
     }
 }
 
-fn taken_up(worker: &Worker, entry: &Entry, started: Instant) {
-    let after = started.elapsed();
+fn taken_up(worker: &Worker, entry: &Entry, attempts: &Attempts) {
+    let after = attempts.started.elapsed();
     worker.local.connected(after);
     let mut story = entry.story.borrow_mut();
+    if let Some(failures) = attempts.failures() {
+        story.detail = Some(failures);
+    }
     story.connect = Some(after);
     if story.destination.is_none() {
         drop(story);

@@ -12,6 +12,7 @@ use super::refuse;
 use super::relay::{self, relay};
 use super::table::Entry;
 use super::worker::Worker;
+use crate::model::address::canonical_socket;
 use crate::model::reason::Reason;
 use crate::snapshot::admit::admit_source;
 use crate::snapshot::policy::Listener;
@@ -33,6 +34,7 @@ enum Ending {
 /// Serves an accepted connection.
 pub(crate) async fn serve(worker: Rc<Worker>, entry: Rc<Entry>, listener: Arc<Listener>, client: TcpStream) {
     let leave = Leave(&worker, &entry);
+    entry.local.set(client.local_addr().ok().map(canonical_socket));
     match run(&worker, &entry, &listener, &client).await {
         Ending::Probe => worker.told(&entry, Reason::ClientGone, true),
         Ending::Silent(reason) | Ending::Relayed(reason) => worker.told(&entry, reason, false),

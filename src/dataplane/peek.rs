@@ -13,7 +13,7 @@ use crate::model::alpn::Protocols;
 use crate::model::reason::Reason;
 use crate::snapshot::admit::{Admission, Asked, Question, admit};
 use crate::snapshot::policy::{Listener, ListenerProtocol};
-use crate::wire::client_hello::{Fault, Hello, Scanner, Verdict};
+use crate::wire::client_hello::{Fault, Hello, Scanner, Verdict, looks_like};
 
 /// What came of the first bytes.
 pub(crate) enum Peeked {
@@ -158,6 +158,7 @@ fn conclude(
         Verdict::NeedMore => return None,
         Verdict::Whole(hello) => hello,
         Verdict::Refused(fault) => {
+            entry.story.borrow_mut().detail = fault_detail(fault, bytes);
             return Some(Peeked::Refused(match fault {
                 Fault::NotTls => Reason::NotTls,
                 Fault::TooLarge => Reason::HelloTooLarge,
@@ -171,10 +172,13 @@ fn conclude(
     entry.story.borrow_mut().hello = Some(after);
     if is_hbone(listener.protocol, hello) {
         let mut offered = hello.alpn.unwrap_or(Protocols::NONE).iter();
-        return Some(match offered.any(|name| name == b"h2") {
-            true => Peeked::Hbone(bytes.into()),
-            false => Peeked::Refused(Reason::AlpnRefused),
-        });
+        if offered.any(|name| name == b"h2") {
+            return Some(Peeked::Hbone(bytes.into()));
+        }
+        note_names(entry, hello);
+        let text = "the listener takes HBONE alone, and the hello does not offer the protocol h2";
+        entry.story.borrow_mut().detail = Some(text.into());
+        return Some(Peeked::Refused(Reason::AlpnRefused));
     }
     Some(match ask(worker, entry, listener, hello) {
         Ok(admission) => {
@@ -183,6 +187,22 @@ fn conclude(
         }
         Err(reason) => Peeked::Refused(reason),
     })
+}
+
+/// Notes what the client asked for, as received.
+fn note_names(entry: &Entry, hello: &Hello<'_>) {
+    let mut story = entry.story.borrow_mut();
+    story.sni = hello.server_name.map(Into::into);
+    story.alpn = hello.alpn.map(|protocols| protocols.joined());
+}
+
+/// Returns what a refused hello is, where its reason does not say so.
+fn fault_detail(fault: &Fault, bytes: &[u8]) -> Option<Box<str>> {
+    match fault {
+        Fault::NotTls => looks_like(bytes).map(|like| format!("it looks like {like}").into()),
+        Fault::Malformed(what) => Some((*what).into()),
+        Fault::TooLarge | Fault::Fragments => None,
+    }
 }
 
 /// Where a port takes both, HBONE is what gives no server name and offers `h2` alone (SPEC §4).
@@ -198,9 +218,7 @@ fn is_hbone(protocol: ListenerProtocol, hello: &Hello<'_>) -> bool {
 }
 
 fn ask(worker: &Worker, entry: &Entry, listener: &Listener, hello: &Hello<'_>) -> Result<Admission, Reason> {
-    let mut story = entry.story.borrow_mut();
-    story.sni = hello.server_name.map(Into::into);
-    story.alpn = hello.alpn.map(|protocols| protocols.joined());
+    note_names(entry, hello);
     let question = Question {
         listener,
         asked: Asked::ServerName(hello.server_name),
@@ -208,5 +226,5 @@ fn ask(worker: &Worker, entry: &Entry, listener: &Listener, hello: &Hello<'_>) -
         alpn: Some(hello.alpn.unwrap_or(Protocols::NONE)),
         identity: None,
     };
-    story.admitted(admit(&worker.snapshot(), &question, &mut ()))
+    entry.story.borrow_mut().admitted(admit(&worker.snapshot(), &question, &mut ()))
 }

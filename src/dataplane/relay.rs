@@ -31,9 +31,11 @@ use super::peek::First;
 use super::table::Entry;
 use super::worker::Worker;
 use crate::model::reason::Reason;
+use crate::model::record::Side;
 use crate::net::pipe::Pipe;
 use crate::net::socket::{is_again, keep_alive, receive, reset_on_close};
 use crate::telemetry::local::RelayPath;
+use crate::wire::client_hello::{answers_tls, looks_like};
 
 /// From this size of read on, bytes stay in the kernel.
 const SPLICE_FROM: usize = 16 * 1024;
@@ -340,6 +342,7 @@ impl Relay<'_> {
     fn heard(&mut self, way: Way) {
         if way == Way::Down && !self.taken {
             self.taken = true;
+            self.entry.answered();
             self.worker.shared.upstreams.succeeded(&self.connected.in_flight);
         }
         if let Some(first) = self.first.as_mut() {
@@ -383,6 +386,9 @@ impl Relay<'_> {
         let (source, _) = self.source(way);
         let count = receive(source, &mut scratch.bytes)?;
         let bytes = &scratch.bytes[..count];
+        if way == Way::Down && !self.taken {
+            self.look_at_answer(bytes);
+        }
         // Tried at once; an error shows again when the rest is flushed.
         let written = if count == 0 { 0 } else { self.write(way, bytes).unwrap_or(0) };
         if written < count {
@@ -395,6 +401,15 @@ impl Relay<'_> {
         direction.splicing = count >= SPLICE_FROM;
         direction.small_splices = 0;
         Ok(count)
+    }
+
+    /// Notes where what answers a ClientHello is not TLS.
+    fn look_at_answer(&self, bytes: &[u8]) {
+        if !answers_tls(bytes) {
+            let like = looks_like(bytes).map_or(String::new(), |like| format!(": it looks like {like}"));
+            let text = format!("the endpoint's answer is not TLS{like}");
+            self.entry.story.borrow_mut().detail = Some(text.into());
+        }
     }
 
     /// Gives an empty pipe back.
@@ -416,6 +431,11 @@ impl Relay<'_> {
     /// The source has ended and all of it is written: passes the end on.
     fn end(&mut self, way: Way) {
         self.direction(way).ended = true;
+        self.entry.ended_first(if way == Way::Up { Side::Client } else { Side::Endpoint });
+        if way == Way::Down && !self.taken {
+            let text = "the endpoint ended the connection before its first byte";
+            self.entry.story.borrow_mut().detail = Some(text.into());
+        }
         self.worker.clock.touch(self.entry);
         if self.up.ended && self.down.ended {
             // Both sockets are closed next, which says the same.

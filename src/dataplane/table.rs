@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 use super::hbone::Counted;
 use super::hbone::held::Held;
 use crate::model::reason::Reason;
-use crate::model::record::{ConnectionRecord, Protocol};
+use crate::model::record::{ConnectionRecord, Protocol, Side};
 use crate::snapshot::admit::{Admission, Met, Permit, Refusal};
 use crate::snapshot::candidates::Candidate;
 use crate::snapshot::policy::Listener;
@@ -24,6 +24,8 @@ pub(crate) struct Entry {
     pub(crate) id: u64,
     pub(crate) listener: Arc<str>,
     pub(crate) source: SocketAddr,
+    /// The address of ours that the client connected to.
+    pub(crate) local: Cell<Option<SocketAddr>>,
     pub(crate) accepted: Instant,
     time: SystemTime,
     pub(crate) story: RefCell<Story>,
@@ -39,6 +41,8 @@ pub(crate) struct Entry {
     pub(crate) moved: Cell<u32>,
     /// The worker's tick when it was accepted.
     pub(crate) opened: Cell<u32>,
+    /// The side that ended its direction first.
+    first_end: Cell<Option<Side>>,
     /// Whether one direction has ended and the other has not.
     pub(crate) half_closed: Cell<bool>,
     /// What it holds that somebody does not take, in bytes; of a CONNECT stream, or of a connection that carries some.
@@ -74,6 +78,10 @@ pub(crate) struct Story {
     endpoint_locality: Option<Arc<str>>,
     pub(crate) hello: Option<Duration>,
     pub(crate) connect: Option<Duration>,
+    /// From accept to the endpoint's first byte.
+    pub(crate) first_byte: Option<Duration>,
+    /// Endpoints dialled.
+    attempts: u8,
     pub(crate) destination: Option<Rc<Destination>>,
 }
 
@@ -110,6 +118,7 @@ impl Peer {
 pub(crate) struct Arrival {
     id: u64,
     source: SocketAddr,
+    local: Option<SocketAddr>,
     accepted: Instant,
     time: SystemTime,
     socket: OwnedFd,
@@ -126,14 +135,15 @@ pub(crate) struct Opening {
 
 impl Arrival {
     pub(crate) fn of(entry: &Entry, socket: OwnedFd, opening: Opening) -> Self {
-        let (accepted, time) = (entry.accepted, entry.time);
-        Self { id: entry.id, source: entry.source, accepted, time, socket, opening }
+        let (accepted, time, local) = (entry.accepted, entry.time, entry.local.get());
+        Self { id: entry.id, source: entry.source, local, accepted, time, socket, opening }
     }
 
     pub(crate) fn into_entry(self, tick: u32) -> (Entry, OwnedFd, Opening) {
-        let Self { id, source, accepted, time, socket, opening } = self;
+        let Self { id, source, local, accepted, time, socket, opening } = self;
         let listener = opening.listener.name.clone();
-        let entry = Entry { accepted, time, ..Entry::new(id, listener, source, tick) };
+        let local = Cell::new(local);
+        let entry = Entry { accepted, time, local, ..Entry::new(id, listener, source, tick) };
         (entry, socket, opening)
     }
 }
@@ -159,7 +169,9 @@ impl Story {
         }
     }
 
+    /// Notes that an endpoint is dialled.
     pub(crate) fn dialled(&mut self, candidate: &Candidate) {
+        self.attempts = self.attempts.saturating_add(1);
         self.endpoint = Some(candidate.key.address);
         self.endpoint_cluster = Some(candidate.cluster.shared());
         self.endpoint_locality = Some(candidate.locality.shared());
@@ -172,6 +184,7 @@ impl Entry {
             id,
             listener,
             source,
+            local: Cell::new(None),
             accepted: Instant::now(),
             time: SystemTime::now(),
             story: RefCell::default(),
@@ -181,6 +194,7 @@ impl Entry {
             told: Cell::new((0, 0, 0)),
             moved: Cell::new(tick),
             opened: Cell::new(tick),
+            first_end: Cell::new(None),
             half_closed: Cell::new(false),
             held: Cell::new(0),
             retiring: Cell::new(false),
@@ -197,6 +211,16 @@ impl Entry {
             self.order.set(Some(reason));
             self.wake();
         }
+    }
+
+    /// Notes that a side has ended its direction; the first stands.
+    pub(crate) fn ended_first(&self, side: Side) {
+        self.first_end.set(self.first_end.get().or(Some(side)));
+    }
+
+    /// Notes that the endpoint has sent its first byte.
+    pub(crate) fn answered(&self) {
+        self.story.borrow_mut().first_byte = Some(self.accepted.elapsed());
     }
 
     /// Has a connection that carries streams take no new ones, and end with the last.
@@ -268,6 +292,7 @@ impl Entry {
             listener: self.listener.clone(),
             protocol: if hbone { Protocol::Hbone } else { Protocol::Sni },
             source: self.source,
+            local: self.local.get(),
             source_network,
             sni: story.sni.clone(),
             authority: call.map(|call| call.authority.clone()),
@@ -280,6 +305,7 @@ impl Entry {
             endpoint: story.endpoint,
             endpoint_cluster: story.endpoint_cluster.clone().unwrap_or_default(),
             endpoint_locality: story.endpoint_locality.clone().unwrap_or_default(),
+            attempts: story.attempts,
             source_identity: peer.map(|peer| peer.proof.identity.shared()),
             source_claimed: call.and_then(|call| call.claims.workload.clone()),
             trace: call.and_then(|call| call.claims.trace),
@@ -287,9 +313,11 @@ impl Entry {
             span: None,
             detail: story.detail.clone(),
             reason,
+            ended_by: reason.and_then(|reason| Side::of(reason, self.first_end.get())),
             duration: self.accepted.elapsed(),
             hello: story.hello,
             connect: story.connect,
+            first_byte: story.first_byte,
             bytes_up: self.up.get(),
             bytes_down: self.down.get(),
         }

@@ -59,7 +59,9 @@ reasons! {
     TlsFailed = "tls_failed",
     /// The caller's certificate does not chain to its trust domain's roots.
     IdentityUntrusted = "identity_untrusted",
-    /// The export rule asks for an identity, and this listener cannot know one.
+    /// The caller's certificate is outside its validity.
+    IdentityExpired = "identity_expired",
+    /// An identity is asked for, and the caller has none: it shows no certificate, or the listener cannot know one.
     IdentityRequired = "identity_required",
     /// The caller's identity is not among those the export rule names.
     IdentityDenied = "identity_denied",
@@ -115,8 +117,8 @@ mod tests {
     fn the_list_is_the_contract() {
         let contract = "ok, hello_timeout, client_gone, hello_too_large, hello_fragments, bad_hello, not_tls, \
              no_sni, sni_invalid, sni_unknown, authority_unknown, not_exported, alpn_refused, source_denied, \
-             proxy_protocol, tls_failed, identity_untrusted, identity_required, identity_denied, bad_request, \
-             no_endpoints, all_unhealthy, endpoint_refused, endpoint_timeout, endpoint_unreachable, \
+             proxy_protocol, tls_failed, identity_untrusted, identity_expired, identity_required, identity_denied, \
+             bad_request, no_endpoints, all_unhealthy, endpoint_refused, endpoint_timeout, endpoint_unreachable, \
              client_reset, endpoint_reset, stalled, idle_timeout, half_close_timeout, limit_source, \
              limit_service, limit_global, draining, config_removed, killed, internal";
         let ours: Vec<_> = Reason::ALL.iter().map(|reason| reason.text()).collect();

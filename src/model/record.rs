@@ -25,6 +25,35 @@ impl Protocol {
     }
 }
 
+/// One of the three that a connection is between.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    Client,
+    Endpoint,
+    Gateway,
+}
+
+impl Side {
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Client => "client",
+            Self::Endpoint => "endpoint",
+            Self::Gateway => "gateway",
+        }
+    }
+
+    /// Returns the side that ended a connection with this reason; `first` is the side that ended its direction first
+    /// where both ended in order.
+    pub fn of(reason: Reason, first: Option<Self>) -> Option<Self> {
+        match reason {
+            Reason::Ok => first,
+            Reason::ClientGone | Reason::ClientReset => Some(Self::Client),
+            Reason::EndpointRefused | Reason::EndpointReset => Some(Self::Endpoint),
+            _ => Some(Self::Gateway),
+        }
+    }
+}
+
 /// What is known of a connection, or of one CONNECT stream; fields stay empty where it ended before they were known.
 #[derive(Clone, Debug)]
 pub struct ConnectionRecord {
@@ -35,6 +64,8 @@ pub struct ConnectionRecord {
     pub listener: Arc<str>,
     pub protocol: Protocol,
     pub source: SocketAddr,
+    /// The address of the gateway that the client connected to.
+    pub local: Option<SocketAddr>,
     pub source_network: Arc<str>,
     /// As received; may hold any byte.
     pub sni: Option<Box<[u8]>>,
@@ -51,6 +82,8 @@ pub struct ConnectionRecord {
     pub endpoint: Option<SocketAddr>,
     pub endpoint_cluster: Arc<str>,
     pub endpoint_locality: Arc<str>,
+    /// Endpoints that were dialled.
+    pub attempts: u8,
     /// From the caller's certificate.
     pub source_identity: Option<Arc<str>>,
     /// What the caller says of itself, unproven: `cluster/namespace/workload`.
@@ -65,12 +98,16 @@ pub struct ConnectionRecord {
     pub detail: Option<Box<str>>,
     /// `None` while the connection lives.
     pub reason: Option<Reason>,
+    /// The side that ended it; `None` while it lives.
+    pub ended_by: Option<Side>,
     /// From accept to the end, or to now.
     pub duration: Duration,
     /// From accept to the whole hello.
     pub hello: Option<Duration>,
     /// From the first dial to the endpoint that took the connection.
     pub connect: Option<Duration>,
+    /// From accept to the endpoint's first byte.
+    pub first_byte: Option<Duration>,
     /// Client to endpoint.
     pub bytes_up: u64,
     /// Endpoint to client.

@@ -10,7 +10,7 @@ use metrics::{Counter, Gauge, Histogram};
 
 use super::Telemetry;
 use crate::model::reason::Reason;
-use crate::model::record::ConnectionRecord;
+use crate::model::record::{ConnectionRecord, Protocol};
 
 /// Rules whose series one worker keeps; beyond, they are counted together as `_other`.
 const RULES_MAX: usize = 20_000;
@@ -19,8 +19,8 @@ const RULES_MAX: usize = 20_000;
 type EndedKey = (Arc<str>, Arc<str>, Reason);
 /// Listener, reason.
 type EndedTunnelKey = (Arc<str>, Reason);
-/// Service or route, cluster of the endpoint.
-type DestinationKey = (Arc<str>, Arc<str>);
+/// Service or route, cluster of the endpoint, how the client came.
+type DestinationKey = (Arc<str>, Arc<str>, Protocol);
 
 /// Which way bytes took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,11 +149,11 @@ impl Local {
             record.service.as_ref().or(record.route.as_ref()).cloned().unwrap_or_else(|| "unknown".into());
         let mut destinations = self.destinations.borrow_mut();
         let full = destinations.len() >= RULES_MAX;
-        let key = (name, record.endpoint_cluster.clone());
+        let key = (name, record.endpoint_cluster.clone(), record.protocol);
         if let Some(known) = destinations.get(&key) {
             return known.clone();
         }
-        let key = if full { ("_other".into(), "".into()) } else { key };
+        let key = if full { ("_other".into(), "".into(), record.protocol) } else { key };
         destinations
             .entry(key.clone())
             .or_insert_with(|| Rc::new(self.new_destination(&key.0, record)))
@@ -164,6 +164,11 @@ impl Local {
         let namespace = record.service_namespace.as_deref().unwrap_or("unknown");
         let cluster = if record.endpoint_cluster.is_empty() { "unknown" } else { &record.endpoint_cluster };
         let short = if record.service.is_some() { name.split('.').next().unwrap_or(name) } else { name };
+        // Of TLS that is passed through nobody here knows who takes part in it.
+        let security = match record.protocol {
+            Protocol::Hbone => "mutual_tls",
+            Protocol::Sni => "unknown",
+        };
         let labels = [
             ("reporter", "gateway"),
             ("source_workload", "unknown"),
@@ -178,7 +183,7 @@ impl Local {
             ("destination_principal", "unknown"),
             ("destination_cluster", cluster),
             ("request_protocol", "tcp"),
-            ("connection_security_policy", "unknown"),
+            ("connection_security_policy", security),
         ];
         let counter = |metric| self.telemetry.recorder.counter(metric, &labels);
         Destination {

@@ -16,6 +16,8 @@ pub mod writer;
 
 use std::sync::Arc;
 
+use access_log::GatewayName;
+use arc_swap::ArcSwap;
 use control::Control;
 use failures::Failures;
 use recorder::Recorder;
@@ -30,6 +32,8 @@ pub struct Telemetry {
     pub failures: Failures,
     pub writer: Writer,
     pub spans: Spans,
+    /// This gateway as its access log names it; replaced by a reload.
+    pub gateway: Arc<ArcSwap<GatewayName>>,
 }
 
 impl Telemetry {
@@ -38,8 +42,9 @@ impl Telemetry {
         let recorder = Arc::new(Recorder::default());
         let control = Arc::new(Control::new(&recorder));
         let failures = Failures::default();
-        let writer = Writer::start(access_log, failures.clone(), &recorder);
+        let gateway = Arc::new(ArcSwap::<GatewayName>::default());
+        let writer = Writer::start(access_log, failures.clone(), gateway.clone(), &recorder);
         let spans = Spans::new(&recorder);
-        Self { recorder, control, failures, writer, spans }
+        Self { recorder, control, failures, writer, spans, gateway }
     }
 }

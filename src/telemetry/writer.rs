@@ -7,9 +7,10 @@ use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::thread;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use metrics::Counter;
 
-use super::access_log::{AccessLog, Sink, line};
+use super::access_log::{AccessLog, GatewayName, Sink, line};
 use super::failures::{Failures, is_failure};
 use super::recorder::Recorder;
 use crate::model::record::ConnectionRecord;
@@ -35,11 +36,16 @@ pub struct Writer {
 }
 
 impl Writer {
-    pub(super) fn start(access_log: AccessLog, failures: Failures, recorder: &Recorder) -> Self {
+    pub(super) fn start(
+        access_log: AccessLog,
+        failures: Failures,
+        gateway: Arc<ArcSwap<GatewayName>>,
+        recorder: &Recorder,
+    ) -> Self {
         let (queue, messages) = sync_channel(QUEUE);
         let dropped = recorder.counter("isthmus_access_log_dropped_total", &[]);
         let thread = thread::Builder::new().name("isthmus-log".to_owned());
-        let output = Output::new(access_log, failures);
+        let output = Output::new(access_log, failures, gateway);
         if let Err(error) = thread.spawn(move || output.run(&messages)) {
             // Without the thread every line is counted as dropped; the gateway itself works.
             let _ = writeln!(io::stderr(), "cannot start the log thread: {error}");
@@ -97,13 +103,15 @@ struct Output {
     access_log: AccessLog,
     file: Option<File>,
     failures: Failures,
+    gateway: Arc<ArcSwap<GatewayName>>,
     /// Lines of the access log not written yet.
     pending: Vec<u8>,
 }
 
 impl Output {
-    fn new(access_log: AccessLog, failures: Failures) -> Self {
-        let mut output = Self { access_log: AccessLog::Off, file: None, failures, pending: Vec::new() };
+    fn new(access_log: AccessLog, failures: Failures, gateway: Arc<ArcSwap<GatewayName>>) -> Self {
+        let mut output =
+            Self { access_log: AccessLog::Off, file: None, failures, gateway, pending: Vec::new() };
         output.open(access_log);
         output
     }
@@ -147,7 +155,8 @@ impl Output {
 
     fn connection(&mut self, record: Arc<ConnectionRecord>) {
         if let AccessLog::To { format, .. } = self.access_log {
-            self.pending.extend_from_slice(line(&record, format).as_bytes());
+            let gateway = self.gateway.load();
+            self.pending.extend_from_slice(line(&record, &gateway, format).as_bytes());
         }
         if record.reason.is_some_and(is_failure) {
             self.failures.push(record);

@@ -1,6 +1,7 @@
 //! The TLS that we end ourselves: version 1.3 alone, a certificate demanded of the client, the newest of our own and of
 //! the trusted roots used for each handshake.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use rustls::client::danger::HandshakeSignatureValid;
@@ -14,8 +15,9 @@ use rustls::{
     SignatureScheme,
 };
 
-use super::certificate::Certificate;
+use super::certificate::{Certificate, identity_of};
 use super::trust::TrustBundles;
+use crate::model::identity::Identity;
 use crate::net::fetch::Fetch;
 
 /// The cryptography of all our own TLS.
@@ -42,6 +44,17 @@ pub fn mutual(
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     Ok(config)
+}
+
+thread_local! {
+    /// Whose certificate was refused last on this thread: an error of rustls cannot carry it without losing its alert.
+    static REFUSED: Cell<Option<Identity>> = const { Cell::new(None) };
+}
+
+/// Takes the identity, unproven, in the certificate that this thread refused last. To be asked in the poll in which the
+/// handshake failed.
+pub fn refused_identity() -> Option<Identity> {
+    REFUSED.take()
 }
 
 #[derive(Debug)]
@@ -75,7 +88,11 @@ impl ClientCertVerifier for PeerVerifier {
         let Some(trust) = self.trust.newest() else {
             return Err(CertificateError::UnknownIssuer.into());
         };
-        trust.verify(leaf, intermediates, now).map(|_| ClientCertVerified::assertion())
+        let verified = trust.verify(leaf, intermediates, now);
+        if verified.is_err() {
+            REFUSED.set(identity_of(leaf).ok());
+        }
+        verified.map(|_| ClientCertVerified::assertion())
     }
 
     fn verify_tls12_signature(

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{CertificateDer, UnixTime};
@@ -13,6 +13,7 @@ use rustls::{CertificateError, Error, OtherError, RootCertStore};
 
 use super::certificate::{IdentityFault, identity_of, validity_of};
 use crate::model::identity::{Identity, TrustDomain};
+use crate::telemetry::clock::rfc3339;
 
 /// The roots of all trust domains.
 #[derive(Debug, Default)]
@@ -57,9 +58,29 @@ impl From<Distrust> for Error {
 pub fn why(error: &Error) -> String {
     match error {
         Error::InvalidCertificate(CertificateError::Other(OtherError(distrust))) => distrust.to_string(),
+        Error::InvalidCertificate(CertificateError::ExpiredContext { time, not_after }) => {
+            let ago = time.as_secs().saturating_sub(not_after.as_secs());
+            format!("the certificate expired at {}, {ago} s ago", at(*not_after))
+        }
+        Error::InvalidCertificate(CertificateError::NotValidYetContext { not_before, .. }) => {
+            format!("the certificate is not valid yet: its time begins at {}", at(*not_before))
+        }
         Error::InvalidCertificate(error) => format!("the certificate is not to be trusted: {error}"),
         error => error.to_string(),
     }
+}
+
+fn at(time: UnixTime) -> String {
+    rfc3339(SystemTime::UNIX_EPOCH + Duration::from_secs(time.as_secs()))
+}
+
+/// Returns true if a certificate was refused because of the time alone.
+pub fn is_expired(error: &Error) -> bool {
+    use CertificateError::{Expired, ExpiredContext, NotValidYet, NotValidYetContext};
+    matches!(
+        error,
+        Error::InvalidCertificate(Expired | ExpiredContext { .. } | NotValidYet | NotValidYetContext { .. })
+    )
 }
 
 impl TrustBundles {
@@ -176,11 +197,7 @@ mod tests {
         let trust = bundles(&[("east", &east)]);
         let at = |days: i64| {
             let now = UnixTime::now().as_secs().saturating_add_signed(days * 86_400);
-            text(trust.verify(
-                &leaf(&east),
-                &[],
-                UnixTime::since_unix_epoch(std::time::Duration::from_secs(now)),
-            ))
+            text(trust.verify(&leaf(&east), &[], UnixTime::since_unix_epoch(Duration::from_secs(now))))
         };
         assert!(at(2).contains("expired"), "{}", at(2));
         assert!(at(-2).contains("not valid yet"), "{}", at(-2));

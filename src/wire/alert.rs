@@ -44,6 +44,7 @@ impl Alert {
             | Reason::AuthorityUnknown
             | Reason::TlsFailed
             | Reason::IdentityUntrusted
+            | Reason::IdentityExpired
             | Reason::IdentityDenied
             | Reason::BadRequest
             | Reason::ClientReset

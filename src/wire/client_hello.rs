@@ -14,6 +14,7 @@ const RECORD_HEADER: usize = 5;
 const HANDSHAKE_HEADER: usize = 4;
 /// Longest plaintext record (RFC 8446 §5.1).
 const RECORD_BYTES_MAX: usize = 1 << 14;
+const CONTENT_ALERT: u8 = 21;
 const CONTENT_HANDSHAKE: u8 = 22;
 const HANDSHAKE_CLIENT_HELLO: u8 = 1;
 const EXTENSION_SERVER_NAME: u16 = 0;
@@ -50,6 +51,39 @@ pub enum Fault {
     Fragments,
     #[error("{0}")]
     Malformed(&'static str),
+}
+
+/// What streams that are not TLS begin with, and what that is called.
+const OTHER_PROTOCOLS: &[(&[u8], &str)] = &[
+    (b"PROXY ", "a PROXY v1 header"),
+    (b"\r\n\r\n\0\r\nQUIT\n", "a PROXY v2 header"),
+    (b"PRI * HTTP/2.0", "HTTP/2 without TLS"),
+    (b"HTTP/1.", "HTTP"),
+    (b"GET ", "HTTP"),
+    (b"HEAD ", "HTTP"),
+    (b"POST ", "HTTP"),
+    (b"PUT ", "HTTP"),
+    (b"PATCH ", "HTTP"),
+    (b"DELETE ", "HTTP"),
+    (b"OPTIONS ", "HTTP"),
+    (b"CONNECT ", "HTTP"),
+    (b"SSH-", "SSH"),
+    (b"\x00\x00\x00\x08\x04\xd2\x16\x2f", "a PostgreSQL SSLRequest"),
+    (b"220 ", "SMTP or FTP"),
+    (b"EHLO ", "SMTP"),
+    (b"* OK", "IMAP"),
+    (b"\x05", "SOCKS"),
+    (b"\x15\x03", "a TLS alert"),
+];
+
+/// Returns what the first bytes of a stream look like that is not the one expected, where they are known.
+pub fn looks_like(bytes: &[u8]) -> Option<&'static str> {
+    OTHER_PROTOCOLS.iter().find(|(prefix, _)| bytes.starts_with(prefix)).map(|(_, name)| *name)
+}
+
+/// Returns true if the bytes that answer a ClientHello begin a TLS record: a handshake or an alert.
+pub fn answers_tls(bytes: &[u8]) -> bool {
+    bytes.first().is_none_or(|first| matches!(*first, CONTENT_ALERT | CONTENT_HANDSHAKE))
 }
 
 /// Room that one worker's scanners share.

@@ -152,7 +152,7 @@ fn only_proven_members_of_the_mesh_come_in() {
     let stranger = Pki::new("a stranger's CA");
     let enter = |config| Hbone::connect(address, config).err().map(|error| error.to_string());
     let cases = [
-        ("no certificate", client(None, &["h2"]), "tls_failed"),
+        ("no certificate", client(None, &["h2"]), "identity_required"),
         ("another CA", client(Some(stranger.issue(&[], Some(CALLER))), &["h2"]), "identity_untrusted"),
         ("no SPIFFE ID", client(Some(PKI.issue(&["a.test"], None)), &["h2"]), "identity_untrusted"),
         ("no SPIFFE ID", client(Some(PKI.issue(&[], Some("https://a/b"))), &["h2"]), "identity_untrusted"),

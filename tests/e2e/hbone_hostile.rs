@@ -305,8 +305,8 @@ fn certificates_out_of_their_time_and_old_versions_are_refused() {
     let gateway = gateway("", &echo, &stalled);
     let address = gateway.listener("hbone");
     let cases: [(&str, Arc<ClientConfig>, &str); 4] = [
-        ("expired", client(Some(PKI.issue_for(&[CALLER], 2001, 2002)), &["h2"]), "identity_untrusted"),
-        ("not yet valid", client(Some(PKI.issue_for(&[CALLER], 3001, 3002)), &["h2"]), "identity_untrusted"),
+        ("expired", client(Some(PKI.issue_for(&[CALLER], 2001, 2002)), &["h2"]), "identity_expired"),
+        ("not yet valid", client(Some(PKI.issue_for(&[CALLER], 3001, 3002)), &["h2"]), "identity_expired"),
         (
             "two identities",
             client(

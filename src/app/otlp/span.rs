@@ -15,7 +15,7 @@ use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span, Spa
 use crate::model::reason::Reason;
 use crate::model::record::{ConnectionRecord, Protocol};
 use crate::snapshot::policy::Node;
-use crate::telemetry::access_log::fields;
+use crate::telemetry::access_log::{GatewayName, fields};
 
 /// Bytes kept of a text: a client chooses how long some are.
 const TEXT_BYTES_MAX: usize = 1_024;
@@ -86,7 +86,10 @@ fn status(reason: Option<Reason>) -> Option<Status> {
 }
 
 fn attributes(record: &ConnectionRecord, node: &Node) -> Vec<KeyValue> {
-    let own = fields(record).into_iter().filter(|(name, _)| !NOT_ATTRIBUTES.contains(&name.as_str()));
+    // The gateway is in the resource.
+    let own = fields(record, &GatewayName::default())
+        .into_iter()
+        .filter(|(name, _)| !NOT_ATTRIBUTES.contains(&name.as_str()));
     let own = own.filter_map(|(name, value)| {
         let value = match value {
             serde_json::Value::String(text) => Value::StringValue(shortened(text)),

@@ -20,7 +20,8 @@ use crate::dataplane::worker::Worker;
 use crate::model::reason::Reason;
 use crate::snapshot::policy::HboneLimits;
 use crate::tls::proof::{Proof, fault_of};
-use crate::tls::trust::why;
+use crate::tls::server::refused_identity;
+use crate::tls::trust::{is_expired, why};
 
 /// Streams that a client may reset before we have looked at them; more is an attack (CVE-2023-44487).
 const PENDING_RESETS_MAX: usize = 20;
@@ -100,15 +101,30 @@ async fn secure(worker: &Rc<Worker>, transport: Transport) -> Result<TlsStream<T
         return Err(Failed::new(Reason::TlsFailed, "this gateway has no certificate yet"));
     }
     let accept = TlsAcceptor::from(hbone.tls.clone()).accept(transport);
-    worker.lane.paced(&worker.scope, accept).await.map_err(|error| tls_failed(&error))
+    // In the same poll: no other handshake of this thread comes between a refusal and what is said of it.
+    let accept = async { accept.await.map_err(|error| tls_failed(&error)) };
+    worker.lane.paced(&worker.scope, accept).await
 }
 
 fn tls_failed(error: &io::Error) -> Failed {
     match fault_of(error) {
-        Some(fault @ rustls::Error::InvalidCertificate(_)) => untrusted(why(fault)),
+        Some(fault @ rustls::Error::InvalidCertificate(_)) => distrusted(fault),
+        Some(rustls::Error::NoCertificatesPresented) => {
+            Failed::new(Reason::IdentityRequired, "the caller shows no certificate")
+        }
         Some(fault) => Failed::new(Reason::TlsFailed, why(fault)),
         None => Failed::new(Reason::ClientGone, "during the TLS handshake"),
     }
+}
+
+/// Why a caller's certificate is not believed; whose it was, if that is known, is not proven and stands in the detail alone.
+fn distrusted(fault: &rustls::Error) -> Failed {
+    let text = why(fault);
+    let text = match refused_identity() {
+        Some(identity) => format!("{identity}: {text}"),
+        None => text,
+    };
+    Failed::new(if is_expired(fault) { Reason::IdentityExpired } else { Reason::IdentityUntrusted }, text)
 }
 
 fn untrusted(why: String) -> Failed {

@@ -22,6 +22,7 @@ use crate::dataplane::connect::Connected;
 use crate::dataplane::table::Entry;
 use crate::dataplane::worker::Worker;
 use crate::model::reason::Reason;
+use crate::model::record::Side;
 use crate::net::socket::{is_again, keep_alive, receive, receive_more, reset_on_close, send};
 use crate::telemetry::local::RelayPath;
 use crate::wire::frames::HEADER;
@@ -251,6 +252,7 @@ impl StreamRelay<'_> {
     /// The stream has ended and all of it is written: passes the end on.
     fn end_up(&mut self) {
         self.up.ended = true;
+        self.entry.ended_first(Side::Client);
         self.worker.clock.touch(self.entry);
         self.entry.half_closed.set(!self.down.ended);
         if !self.down.ended {
@@ -269,6 +271,7 @@ impl StreamRelay<'_> {
             if self.down.read_out {
                 self.send.send_data(Bytes::new(), true).map_err(|_| Fault::Client)?;
                 self.down.ended = true;
+                self.entry.ended_first(Side::Endpoint);
                 self.worker.clock.touch(self.entry);
                 self.entry.half_closed.set(!self.up.ended);
                 return Poll::Ready(Ok(()));
@@ -344,6 +347,7 @@ impl StreamRelay<'_> {
     fn heard(&mut self) {
         if !self.taken {
             self.taken = true;
+            self.entry.answered();
             self.worker.shared.upstreams.succeeded(&self.connected.in_flight);
         }
     }

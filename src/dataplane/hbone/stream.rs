@@ -38,6 +38,7 @@ pub(super) async fn serve(
     let counted = Counted(tunnel.clone());
     let name = tunnel.listener.name.clone();
     let entry = Rc::new(Entry::new(worker.next_id(), name, tunnel.source, worker.clock.now()));
+    entry.local.set(tunnel.local);
     worker.local.accepted(&entry.listener);
     if !worker.shared.connections.take() {
         refuse(respond, status_of(Reason::LimitGlobal));

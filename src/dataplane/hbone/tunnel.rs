@@ -36,6 +36,7 @@ const LINGER: Duration = Duration::from_secs(1);
 /// What the streams of one connection have in common.
 pub(super) struct Tunnel {
     pub(super) source: std::net::SocketAddr,
+    pub(super) local: Option<std::net::SocketAddr>,
     pub(super) listener: Arc<Listener>,
     pub(super) limits: HboneLimits,
     pub(super) peer: Rc<Peer>,
@@ -68,6 +69,7 @@ pub(super) async fn drive(
     let holding = Holding::new(worker.clone(), peer.held.clone(), limit, entry.clone());
     let tunnel = Rc::new(Tunnel {
         source: entry.source,
+        local: entry.local.get(),
         listener,
         limits,
         peer,
