@@ -31,7 +31,7 @@ pub enum Command {
     /// Answered with what is wrong, a line each, or with what was done.
     Reload(oneshot::Sender<Result<String, Vec<String>>>),
     Drain,
-    /// A level or a filter, as `log.level` or `RUST_LOG` have it.
+    /// A level or a filter, as `log.level` or `RUST_LOG` have it; refused where a part of it is neither.
     LogLevel(String, oneshot::Sender<Result<(), String>>),
 }
 
@@ -43,8 +43,10 @@ pub struct ProgramStatus {
     /// What was wrong with the file when it was last read, a line each; empty: it is what runs.
     pub rejected: Vec<String>,
     pub warnings: Vec<String>,
-    /// What a reload found changed that needs a restart.
+    /// Keys whose values in the file are not those that the process runs with, as a change of them needs a restart.
     pub restart: Vec<String>,
+    /// True once the registries were waited for: listeners are open, and the xDS server serves, as far as they are configured.
+    pub serving: bool,
     /// By listener name.
     pub listening: Vec<(Arc<str>, SocketAddr)>,
     pub limits: EffectiveLimits,

@@ -25,7 +25,7 @@ pub fn gates(
         closed: (!open).then(|| why.to_owned()),
     };
     let mut gates = vec![
-        gate("listeners", !program.listening.is_empty(), "no listener is bound yet"),
+        gate("listeners", program.serving, "listeners are not open yet"),
         gate("serving", !program.draining, "draining"),
     ];
     gates.extend(identity);
@@ -61,6 +61,7 @@ mod tests {
             rejected: Vec::new(),
             warnings: Vec::new(),
             restart: Vec::new(),
+            serving: true,
             listening: vec![("l".into(), ([127, 0, 0, 1], 1).into())],
             limits: EffectiveLimits::new(&Limits::default(), 1024),
             workers: 1,

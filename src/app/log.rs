@@ -6,8 +6,12 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, fmt, registry, reload};
 
-use crate::config::{Log, LogFormat};
+use crate::config::{Log, LogFormat, LogLevel};
+use crate::document::nearest::nearest;
 use crate::telemetry::writer::Writer;
+
+/// The variable that overrules the file's level.
+const VARIABLE: &str = "RUST_LOG";
 
 /// Changes what is logged while the program runs.
 pub(super) struct LogControl {
@@ -15,18 +19,21 @@ pub(super) struct LogControl {
 }
 
 impl LogControl {
-    /// Takes a level, or a filter as `RUST_LOG` has it, into use.
-    pub(super) fn set(&self, level: &str) -> Result<(), String> {
-        let filter: EnvFilter =
-            level.parse().map_err(|error| format!("{level:?} is no level or filter: {error}"))?;
-        self.filter.reload(filter).map_err(|error| error.to_string())
+    /// Takes a level, or a filter as `RUST_LOG` has it, into use; targets that the filter does not name have `level`.
+    pub(super) fn set(&self, text: &str, level: LogLevel) -> Result<(), String> {
+        self.filter.reload(filter(text, level)?).map_err(|error| error.to_string())
     }
 }
 
 /// Starts the log. `RUST_LOG`, where it is set, overrules the file.
 pub(super) fn start(log: &Log, writer: &Writer) -> LogControl {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(log.level.text()));
-    let (filter, handle) = reload::Layer::new(filter);
+    let wanted = std::env::var(VARIABLE).ok().filter(|text| !text.is_empty());
+    let parsed = wanted.map(|text| filter(&text, log.level)).transpose();
+    let (chosen, problem) = match parsed {
+        Ok(chosen) => (chosen, None),
+        Err(problem) => (None, Some(problem)),
+    };
+    let (filter, handle) = reload::Layer::new(chosen.unwrap_or_else(|| EnvFilter::new(log.level.text())));
     let lines = writer.lines();
     let writer = move || lines.clone();
     let subscriber = registry::Registry::default().with(filter);
@@ -39,11 +46,50 @@ pub(super) fn start(log: &Log, writer: &Writer) -> LogControl {
             subscriber.with(fmt::layer().json().flatten_event(true).with_writer(writer)).try_init()
         }
     };
+    if let Some(problem) = problem {
+        tracing::warn!(level = log.level.text(), "{VARIABLE} is ignored: {problem}");
+    }
     LogControl { filter: handle }
+}
+
+/// A filter of `text`, in which every part is a level or `target=level`. `EnvFilter` by itself takes a level with a typing
+/// error for a target, and then turns all other targets off.
+fn filter(text: &str, level: LogLevel) -> Result<EnvFilter, String> {
+    let levels = || LogLevel::ALL.map(LogLevel::text).into_iter();
+    let parts = || text.split(',').map(str::trim);
+    let is_level = |part: &str| levels().any(|level| level.eq_ignore_ascii_case(part));
+    if let Some(part) = parts().find(|part| !is_level(part) && !part.contains('=')) {
+        let hint = nearest(part, levels()).map(|level| format!(" (did you mean {level:?}?)"));
+        return Err(format!(
+            "{part:?} is no log level; there are {}, and target=level{}",
+            levels().collect::<Vec<_>>().join(", "),
+            hint.unwrap_or_default()
+        ));
+    }
+    let base = if parts().any(is_level) { String::new() } else { format!("{},", level.text()) };
+    let whole = format!("{base}{text}");
+    whole.parse().map_err(|error| format!("{text:?} is no log level or filter: {error}"))
 }
 
 /// Tells of a problem while there is no log yet.
 pub(super) fn complain(problem: &str) {
     // Nothing can be done about a stderr that is gone.
     let _ = writeln!(std::io::stderr(), "{problem}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_level_with_a_typing_error_is_refused_and_targets_leave_the_rest_as_it_was() {
+        let shown = |text: &str| filter(text, LogLevel::Info).map(|filter| filter.to_string());
+        for bad in ["debugg", "", "isthmus", "info,h2", "h2=debugg", "debug,,"] {
+            assert!(shown(bad).is_err(), "{bad}: {:?}", shown(bad));
+        }
+        assert!(shown("debugg").is_err_and(|text| text.contains("did you mean \"debug\"?")));
+        for (text, all) in [("warn", "warn"), ("DEBUG", "debug"), ("h2=debug", "h2=debug,info")] {
+            assert_eq!(shown(text).as_deref(), Ok(all), "{text}");
+        }
+    }
 }

@@ -10,6 +10,7 @@ mod shutdown;
 mod untraced;
 mod xds;
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -25,7 +26,7 @@ use crate::admin::server::{self, Part};
 use crate::admin::{Command, ProgramStatus, Sources};
 use crate::aggregator::owner::{self, Handle};
 use crate::aggregator::status::RegistryState;
-use crate::config::{self, Config, Workers};
+use crate::config::{self, Config, LogFormat, Workers};
 use crate::dataplane::handle::{Dataplane, EffectiveLimits};
 use crate::model::address::Bind;
 use crate::net::budget::raise_descriptor_limit;
@@ -110,6 +111,8 @@ fn load(path: &Path) -> (Result<Config, Vec<String>>, Sightings) {
 struct Program {
     path: PathBuf,
     config: Config,
+    /// What the process keeps of the config that it was started with.
+    fixed: Fixed,
     /// Of the files that the config came from.
     watch: FileWatch,
     telemetry: Telemetry,
@@ -175,6 +178,7 @@ impl Program {
             rejected: Vec::new(),
             warnings: texts(&config.warnings),
             restart: Vec::new(),
+            serving: false,
             listening: Vec::new(),
             limits,
             workers,
@@ -209,6 +213,7 @@ impl Program {
         }
         let program = Self {
             path: path.to_owned(),
+            fixed: Fixed::of(&config),
             config,
             watch,
             telemetry,
@@ -222,7 +227,10 @@ impl Program {
             commands,
             descriptors,
         };
-        program.tell(|status| status.listening = program.listeners.listening());
+        program.tell(|status| {
+            status.listening = program.listeners.listening();
+            status.serving = true;
+        });
         Ok(program)
     }
 
@@ -266,7 +274,7 @@ impl Program {
                     let _ = answer.send(self.reload("POST /api/v1/reload").await);
                 }
                 Event::Command(Command::LogLevel(level, answer)) => {
-                    let _ = answer.send(self.log.set(&level));
+                    let _ = answer.send(self.log.set(&level, self.config.log.level));
                 }
             }
         }
@@ -323,9 +331,9 @@ impl Program {
         self.telemetry.writer.use_access_log(config.access_log.clone());
         self.exporter.configure(config.tracing.as_ref(), &config.policy.node);
         if config.log.level != self.config.log.level {
-            let _ = self.log.set(config.log.level.text());
+            let _ = self.log.set(config.log.level.text(), config.log.level);
         }
-        let restart = needs_restart(&self.config, &config);
+        let restart = self.fixed.differs_from(&Fixed::of(&config));
         for what in &restart {
             tracing::warn!("{what} has changed, which needs a restart; all else is in use");
         }
@@ -359,17 +367,40 @@ fn texts(problems: &[crate::document::problem::Problem]) -> Vec<String> {
     problems.iter().map(ToString::to_string).collect()
 }
 
-/// What a running process keeps from its first config.
-fn needs_restart(running: &Config, next: &Config) -> Vec<&'static str> {
-    let changed = [
-        ("workers", running.workers != next.workers),
-        ("admin.bind", running.admin != next.admin),
-        ("telemetry.metrics.bind", running.metrics != next.metrics),
-        ("telemetry.health.bind", running.health != next.health),
-        ("xds", running.xds != next.xds),
-        ("telemetry.log.format", running.log.format != next.log.format),
-    ];
-    changed.into_iter().filter(|(_, changed)| *changed).map(|(name, _)| name).collect()
+/// What a process keeps of the config that it was started with, whatever it reads later.
+struct Fixed {
+    workers: Workers,
+    admin: Option<SocketAddr>,
+    metrics: Option<Bind>,
+    health: Option<Bind>,
+    xds: Option<crate::discovery::Options>,
+    log: LogFormat,
+}
+
+impl Fixed {
+    fn of(config: &Config) -> Self {
+        Self {
+            workers: config.workers,
+            admin: config.admin,
+            metrics: config.metrics,
+            health: config.health,
+            xds: config.xds.clone(),
+            log: config.log.format,
+        }
+    }
+
+    /// The keys whose values differ.
+    fn differs_from(&self, next: &Self) -> Vec<&'static str> {
+        let changed = [
+            ("workers", self.workers != next.workers),
+            ("admin.bind", self.admin != next.admin),
+            ("telemetry.metrics.bind", self.metrics != next.metrics),
+            ("telemetry.health.bind", self.health != next.health),
+            ("xds", self.xds != next.xds),
+            ("telemetry.log.format", self.log != next.log),
+        ];
+        changed.into_iter().filter(|(_, changed)| *changed).map(|(name, _)| name).collect()
+    }
 }
 
 fn world_sources(config: &Config) -> owner::Sources {

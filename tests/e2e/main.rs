@@ -20,6 +20,7 @@ mod identity;
 mod interop;
 mod lifecycle;
 mod names;
+mod orders;
 mod proto;
 mod registries;
 mod relay;
