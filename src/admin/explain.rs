@@ -1,18 +1,24 @@
 //! `explain`: the decision on a name, by the functions of the data path, with every step in words.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::balance::{Ask, Load, choose, health_text, odds};
+use crate::balance::{Ask, Idle, Load, choose, health_text, odds};
+use crate::dataplane::upstreams::{EndpointState, Looking, Upstreams};
 use crate::model::alpn::Protocols;
 use crate::model::authority::Authority;
 use crate::model::identity::Identity;
 use crate::model::reason::Reason;
 use crate::snapshot::Snapshot;
 use crate::snapshot::admit::{Admission, Asked, Question, Trace, admit, admit_source};
+use crate::snapshot::candidates::EndpointKey;
 use crate::snapshot::near::near;
+use crate::snapshot::omitted::{self, Omitted};
 use crate::snapshot::policy::{Listener, ListenerProtocol};
+use crate::telemetry::clock::rfc3339;
 use crate::wire::alert::Alert;
 use crate::wire::connect::status_of;
 
@@ -33,6 +39,14 @@ pub struct Inquiry {
     pub alpn: Option<Vec<String>>,
 }
 
+/// What a running gateway knows beside its world.
+#[derive(Clone, Copy)]
+pub struct Running<'a> {
+    pub upstreams: &'a Upstreams,
+    /// The addresses that listeners are bound to, by name.
+    pub listening: &'a [(Arc<str>, SocketAddr)],
+}
+
 /// The answer.
 #[derive(Clone, Debug)]
 pub struct Explanation {
@@ -44,6 +58,10 @@ pub struct Explanation {
     pub reason: Reason,
     pub steps: Vec<String>,
     pub candidates: Vec<CandidateView>,
+    /// The endpoints that cannot be chosen, counted by why.
+    pub omitted: Vec<Omitted>,
+    /// What an operator should look at although it does not decide.
+    pub warnings: Vec<String>,
     pub near: Vec<String>,
 }
 
@@ -57,12 +75,34 @@ pub struct CandidateView {
     pub health: &'static str,
     /// From 0 to 1.
     pub odds: f64,
+    /// What its state is kept under.
+    key: EndpointKey,
+    /// How it did when it was dialled; `None` where it was not, or the gateway does not run.
+    pub state: Option<EndpointState>,
+    /// How long it may take to accept.
+    pub connect_timeout: Duration,
+    /// What came of dialling it to see.
+    pub probe: Option<Value>,
 }
 
 #[derive(Default)]
 struct Steps {
     steps: Vec<String>,
     canonical: Option<String>,
+}
+
+impl Steps {
+    /// Says how many endpoints cannot be chosen, and why.
+    fn omitted(&mut self, omitted: &[Omitted]) {
+        let parts = omitted.iter().map(|omitted| {
+            let network = if omitted.network.is_unknown() { "no network" } else { omitted.network.as_str() };
+            format!("{} {} ({network})", omitted.count, omitted.why.text())
+        });
+        let parts: Vec<String> = parts.collect();
+        if !parts.is_empty() {
+            self.steps.push(format!("endpoints that cannot be chosen: {}", parts.join(", ")));
+        }
+    }
 }
 
 impl Trace for Steps {
@@ -76,8 +116,24 @@ impl Trace for Steps {
     }
 }
 
-/// Explains, or says what is wrong with the question.
-pub fn explain(snapshot: &Snapshot, inquiry: &Inquiry, load: &impl Load) -> Result<Explanation, String> {
+/// Explains, or says what is wrong with the question; without a running gateway as if nothing had failed yet.
+pub fn explain(
+    snapshot: &Snapshot,
+    inquiry: &Inquiry,
+    running: Option<Running<'_>>,
+) -> Result<Explanation, String> {
+    match running {
+        Some(of) => explain_by(snapshot, inquiry, &Looking(of.upstreams), running),
+        None => explain_by(snapshot, inquiry, &Idle, None),
+    }
+}
+
+fn explain_by(
+    snapshot: &Snapshot,
+    inquiry: &Inquiry,
+    load: &impl Load,
+    running: Option<Running<'_>>,
+) -> Result<Explanation, String> {
     let listener = find_listener(snapshot, inquiry)?;
     let authority = match (inquiry.authority, &inquiry.name) {
         (false, _) => None,
@@ -97,7 +153,9 @@ pub fn explain(snapshot: &Snapshot, inquiry: &Inquiry, load: &impl Load) -> Resu
         identity: inquiry.identity.as_ref(),
     };
     let mut steps = Steps::default();
-    steps.step(|| format!("listener {:?} on {}", &*listener.name, listener.bind));
+    let bound = running.and_then(|running| running.listening.iter().find(|(name, _)| *name == listener.name));
+    let bound = bound.map_or_else(|| listener.bind.to_string(), |(_, address)| address.to_string());
+    steps.step(|| format!("listener {:?} on {bound}", &*listener.name));
     let mut explanation = Explanation {
         name: inquiry.name.clone().unwrap_or_default(),
         listener: listener.name.to_string(),
@@ -107,6 +165,8 @@ pub fn explain(snapshot: &Snapshot, inquiry: &Inquiry, load: &impl Load) -> Resu
         reason: Reason::Ok,
         steps: Vec::new(),
         candidates: Vec::new(),
+        omitted: Vec::new(),
+        warnings: Vec::new(),
         near: Vec::new(),
     };
     explanation.reason = match &authority {
@@ -116,6 +176,9 @@ pub fn explain(snapshot: &Snapshot, inquiry: &Inquiry, load: &impl Load) -> Resu
         }
         Some(Ok(_)) | None => decide(snapshot, &question, load, &mut steps, &mut explanation),
     };
+    if let Some(running) = running {
+        explanation.look_at_endpoints(running.upstreams);
+    }
     if authority.is_some() {
         let (status, told) = status_of(explanation.reason);
         steps.step(|| format!("the caller reads the status {} and isthmus-reason {told}", status.as_u16()));
@@ -185,6 +248,12 @@ fn decide(
             refusal.met
         }
     };
+    if matches!(explanation.reason, Reason::Ok | Reason::NoEndpoints | Reason::AllUnhealthy) {
+        explanation.omitted = omitted::omitted(snapshot, question, &met);
+        steps.omitted(&explanation.omitted);
+        let any = !explanation.candidates.is_empty();
+        explanation.warnings = omitted::warnings(snapshot, &explanation.omitted, any);
+    }
     explanation.matched = met.matched.map(|matched| matched.text());
     explanation.rule = met.rule.map(|rule| rule.to_string());
     explanation.reason
@@ -208,13 +277,66 @@ fn candidates(ask: &Ask<'_>, load: &impl Load) -> Vec<CandidateView> {
             weight: candidate.weight.value(),
             health: health_text(candidate, load),
             odds,
+            key: candidate.key.clone(),
+            state: None,
+            connect_timeout: ask.candidates.tuning.connect_timeout,
+            probe: None,
         })
         .collect()
+}
+
+impl CandidateView {
+    /// Says that it fails, if it does.
+    fn failing(&self, which: &str) -> Option<String> {
+        let state = self.state.as_ref()?;
+        let last = state.last_failure?;
+        Some(format!(
+            "{which} {} did not take the last {} connections: {}, last at {}; the verdict says what is allowed, not that \
+             it works (`isthmus explain --probe` dials it)",
+            self.address,
+            state.in_a_row,
+            last.reason,
+            rfc3339(last.time)
+        ))
+    }
+}
+
+/// The shape of `last_failure`; `null` where there was none.
+pub(super) fn last_failure(state: &EndpointState) -> Value {
+    state.last_failure.map_or(
+        Value::Null,
+        |last| json!({"reason": last.reason.text(), "time": rfc3339(last.time), "in_a_row": state.in_a_row}),
+    )
 }
 
 impl Explanation {
     pub fn admitted(&self) -> bool {
         self.reason == Reason::Ok
+    }
+
+    /// Adds how the candidates did when they were dialled.
+    fn look_at_endpoints(&mut self, upstreams: &Upstreams) {
+        for candidate in &mut self.candidates {
+            candidate.state = upstreams.state(&candidate.key);
+        }
+        let failing =
+            |candidate: &&CandidateView| candidate.state.as_ref().is_some_and(|state| state.in_a_row > 0);
+        let failed: Vec<&CandidateView> = self.candidates.iter().filter(failing).collect();
+        let mut warnings = Vec::new();
+        if failed.len() == self.candidates.len() {
+            let which = if failed.len() == 1 { "the only endpoint" } else { "each endpoint fails;" };
+            warnings.extend(failed.iter().filter_map(|candidate| candidate.failing(which)));
+        }
+        for candidate in &self.candidates {
+            if let Some(time) = candidate.state.as_ref().and_then(|state| state.not_tls) {
+                warnings.push(format!(
+                    "endpoint_not_tls: {} answered a ClientHello with bytes that are not TLS, last at {}",
+                    candidate.address,
+                    rfc3339(time)
+                ));
+            }
+        }
+        self.warnings.extend(warnings);
     }
 
     /// The shape of SPEC §12.
@@ -230,6 +352,9 @@ impl Explanation {
                     "weight": candidate.weight,
                     "health": candidate.health,
                     "odds": (candidate.odds * 1e6).round() / 1e6,
+                    "state": candidate.health,
+                    "last_failure": candidate.state.as_ref().map_or(Value::Null, last_failure),
+                    "probe": candidate.probe,
                 })
             })
             .collect();
@@ -243,6 +368,12 @@ impl Explanation {
             "reason": self.reason.text(),
             "steps": self.steps,
             "candidates": candidates,
+            "omitted": self.omitted.iter().map(|omitted| json!({
+                "why": omitted.why.text(),
+                "network": omitted.network.as_str(),
+                "count": omitted.count,
+            })).collect::<Vec<_>>(),
+            "warnings": self.warnings,
             "near": self.near,
         })
     }

@@ -3,9 +3,11 @@
 
 pub mod certificates;
 pub mod clients;
+pub mod endpoints;
 pub mod explain;
 pub mod horizon;
 pub mod networks;
+mod probe;
 pub mod readiness;
 pub mod server;
 pub mod views;

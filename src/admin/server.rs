@@ -14,10 +14,9 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
-use super::explain::{Inquiry, explain};
+use super::explain::{Explanation, Inquiry, Running, explain};
 use super::horizon::{self, horizon};
-use super::{Command, Sources, clients, networks, views};
-use crate::dataplane::upstreams::Looking;
+use super::{Command, Sources, clients, endpoints, networks, views};
 use crate::model::identity::Identity;
 use crate::model::name::HostName;
 use crate::net::scope::Scope;
@@ -77,6 +76,7 @@ fn admin(sources: Sources) -> Router {
             "/listeners",
             get(async |State(sources): State<Sources>| json_response(&views::listeners(&sources))),
         )
+        .route("/endpoints", get(all_endpoints))
         .route("/services", get(services))
         .route("/services/{hostname}", get(service))
         .route("/exposed", get(exposed))
@@ -90,7 +90,7 @@ fn admin(sources: Sources) -> Router {
             get(async |State(sources): State<Sources>| json_response(&sources.identities.certificates())),
         )
         .route("/failures", get(failures))
-        .route("/explain", get(explain_name))
+        .route("/explain", get(explain_name).post(explain_and_probe))
         .route("/horizon", get(horizon_of))
         .route("/gateways", get(gateways))
         .route("/networks", get(networks_list))
@@ -178,11 +178,16 @@ async fn services(State(sources): State<Sources>) -> Response {
 
 async fn service(State(sources): State<Sources>, Path(hostname): Path<String>) -> Response {
     let name = HostName::parse(&hostname).ok();
-    let view = name.and_then(|name| views::service(&sources.reader.latest(), name.as_str()));
+    let upstreams = sources.dataplane.upstreams();
+    let view = name.and_then(|name| views::service(&sources.reader.latest(), name.as_str(), upstreams));
     match view {
         Some(view) => json_response(&view),
         None => error(StatusCode::NOT_FOUND, "no registry has told of this service"),
     }
+}
+
+async fn all_endpoints(State(sources): State<Sources>) -> Response {
+    json_response(&endpoints::endpoints(&sources.reader.latest(), sources.dataplane.upstreams()))
 }
 
 async fn exposed(State(sources): State<Sources>) -> Response {
@@ -209,11 +214,31 @@ async fn explain_name(
         Ok(inquiry) => inquiry,
         Err(problem) => return error(StatusCode::BAD_REQUEST, &problem),
     };
-    let snapshot = sources.reader.latest();
-    match explain(&snapshot, &inquiry, &Looking(sources.dataplane.upstreams())) {
+    match explained(&sources, &inquiry) {
         Ok(explanation) => json_response(&explanation.to_json()),
         Err(problem) => error(StatusCode::BAD_REQUEST, &problem),
     }
+}
+
+/// The same, and dials the candidates; no `GET`, as it does something.
+async fn explain_and_probe(
+    State(sources): State<Sources>,
+    Query(query): Query<BTreeMap<String, String>>,
+) -> Response {
+    let explanation = inquiry(query).and_then(|inquiry| explained(&sources, &inquiry));
+    match explanation {
+        Ok(mut explanation) => {
+            explanation.probe().await;
+            json_response(&explanation.to_json())
+        }
+        Err(problem) => error(StatusCode::BAD_REQUEST, &problem),
+    }
+}
+
+fn explained(sources: &Sources, inquiry: &Inquiry) -> Result<Explanation, String> {
+    let program = sources.program.load();
+    let running = Running { upstreams: sources.dataplane.upstreams(), listening: &program.listening };
+    explain(&sources.reader.latest(), inquiry, Some(running))
 }
 
 fn inquiry(query: BTreeMap<String, String>) -> Result<Inquiry, String> {

@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::Sources;
+use super::{Sources, endpoints};
+use crate::dataplane::upstreams::Upstreams;
 use crate::model::mesh_name::MeshName;
 use crate::model::place::ClusterId;
 use crate::snapshot::Snapshot;
 use crate::snapshot::policy::{ExportRule, Listener, RouteTarget};
-use crate::snapshot::service_view::{AskedBy, PortView, ServiceView, network_of};
+use crate::snapshot::service_view::{AskedBy, PortView, ServiceView};
 use crate::telemetry::clock::rfc3339;
 
 /// The program as a whole.
@@ -130,25 +131,9 @@ fn clusters(service: &ServiceView) -> Vec<String> {
 }
 
 /// One service, with all its endpoints.
-pub fn service(snapshot: &Snapshot, hostname: &str) -> Option<Value> {
+pub fn service(snapshot: &Snapshot, hostname: &str, upstreams: &Upstreams) -> Option<Value> {
     let service = snapshot.service(hostname)?;
-    let mut endpoints = Vec::new();
-    for part in &service.parts {
-        for endpoint in part.service.endpoints.iter() {
-            let workload = &endpoint.workload;
-            endpoints.push(json!({
-                "address": endpoint.host.to_string(),
-                "cluster": part.origin.cluster.as_str(),
-                "standing": part.origin.standing.text(),
-                "network": network_of(endpoint, &part.origin, &snapshot.policy.networks).as_str(),
-                "locality": endpoint.locality.as_str(),
-                "weight": endpoint.weight.value(),
-                "health": endpoint.health.text(),
-                "tls": workload.tls.map(|tls| tls.text()),
-                "identity": workload.identity.as_ref().map(|identity| identity.as_str()),
-            }));
-        }
-    }
+    let endpoints = endpoints::of_service(snapshot, service, upstreams);
     Some(json!({
         "hostname": &*service.name,
         "namespace": &*service.namespace,

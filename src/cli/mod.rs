@@ -138,6 +138,9 @@ struct Explain {
     /// Answer from this config file instead of the running gateway
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Dial the endpoints too: by the gateway, or from here with `--config`
+    #[arg(long)]
+    probe: bool,
     #[command(flatten)]
     reading: Reading,
 }

@@ -12,7 +12,6 @@ use super::output::{Format, cell, structured, table};
 use super::{Explain, Failure, Reading, What, client};
 use crate::admin::explain::{Explanation, Inquiry, explain as explain_name};
 use crate::aggregator::owner::names_in;
-use crate::balance::Idle;
 use crate::model::address::canonical_ip;
 use crate::model::name::HostName;
 use crate::snapshot::Snapshot;
@@ -99,7 +98,11 @@ fn explain_offline(args: &Explain, path: &Path) -> Result<Explanation, Failure> 
         source: args.from.map(|source| source.to_canonical()),
         alpn: args.alpn.clone().map(|names| names.into_iter().filter(|name| !name.is_empty()).collect()),
     };
-    explain_name(&offline.snapshot, &inquiry, &Idle).map_err(Failure::Wrong)
+    let mut explanation = explain_name(&offline.snapshot, &inquiry, None).map_err(Failure::Wrong)?;
+    if args.probe {
+        probe(&mut explanation)?;
+    }
+    Ok(explanation)
 }
 
 fn explain_live(args: &Explain) -> Result<Value, Failure> {
@@ -111,7 +114,18 @@ fn explain_live(args: &Explain) -> Result<Value, Failure> {
     parameters.extend(alpn.as_deref().map(|names| ("alpn", names)));
     parameters.extend(args.listener.as_deref().map(|name| ("listener", name)));
     let path = format!("/api/v1/explain?{}", client::query(&parameters));
-    Ok(client::get(&args.reading.admin.admin, &path)?.json()?)
+    let answer = match args.probe {
+        true => client::post(&args.reading.admin.admin, &path)?,
+        false => client::get(&args.reading.admin.admin, &path)?,
+    };
+    Ok(answer.json()?)
+}
+
+/// Dials the candidates from here.
+fn probe(explanation: &mut Explanation) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|error| Failure::Wrong(error.to_string()))?.block_on(explanation.probe());
+    Ok(())
 }
 
 fn print_explanation(value: &Value, out: &mut impl Write) -> Result<(), Failure> {
@@ -121,15 +135,22 @@ fn print_explanation(value: &Value, out: &mut impl Write) -> Result<(), Failure>
     let candidates = value["candidates"].as_array().map(Vec::as_slice).unwrap_or_default();
     if !candidates.is_empty() {
         writeln!(out)?;
-        let keys = ["address", "cluster", "locality", "weight", "health"];
+        let probed = candidates.iter().any(|candidate| !candidate["probe"].is_null());
+        let keys = ["address", "cluster", "locality", "weight", "state"];
         let rows: Vec<Vec<String>> = candidates
             .iter()
             .map(|candidate| {
                 let odds = format!("{:.1} %", candidate["odds"].as_f64().unwrap_or_default() * 100.0);
-                keys.iter().map(|key| cell(&candidate[*key])).chain([odds]).collect()
+                let probe = probed.then(|| cell(&candidate["probe"]["reason"]));
+                let cells = keys.iter().map(|key| cell(&candidate[*key])).chain([odds, failure(candidate)]);
+                cells.chain(probe).collect()
             })
             .collect();
-        table(out, &["ENDPOINT", "CLUSTER", "LOCALITY", "WEIGHT", "HEALTH", "ODDS"], &rows)?;
+        let heading = ["ENDPOINT", "CLUSTER", "LOCALITY", "WEIGHT", "STATE", "ODDS", "LAST FAILURE", "PROBE"];
+        table(out, &heading[..heading.len() - usize::from(!probed)], &rows)?;
+    }
+    for warning in value["warnings"].as_array().into_iter().flatten() {
+        writeln!(out, "\nwarning: {}", cell(warning))?;
     }
     let near = value["near"].as_array().map(Vec::as_slice).unwrap_or_default();
     if !near.is_empty() {
@@ -137,6 +158,15 @@ fn print_explanation(value: &Value, out: &mut impl Write) -> Result<(), Failure>
     }
     writeln!(out, "\n{}: {}", cell(&value["verdict"]), cell(&value["reason"]))?;
     Ok(())
+}
+
+/// The last failure of an endpoint as a cell: `endpoint_refused, 8 in a row, at 2026-…`.
+fn failure(endpoint: &Value) -> String {
+    let last = &endpoint["last_failure"];
+    match last["reason"].as_str() {
+        Some(reason) => format!("{reason}, {} in a row, at {}", cell(&last["in_a_row"]), cell(&last["time"])),
+        None => "-".to_owned(),
+    }
 }
 
 /// Asks for a list, and prints it.
@@ -272,30 +302,28 @@ pub(super) fn get(what: What, reading: &Reading, out: &mut impl Write) -> Result
     }
 }
 
-/// The endpoints of all services, wherever they are.
+/// The endpoints of all services, wherever they are, and of routes.
 fn endpoints(reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
-    let services = client::get(&reading.admin.admin, "/api/v1/services")?.json()?;
-    let mut all = Vec::new();
-    for service in services.as_array().into_iter().flatten() {
-        let hostname = cell(&service["hostname"]);
-        let details = client::get(&reading.admin.admin, &format!("/api/v1/services/{hostname}"))?.json()?;
-        for endpoint in details["endpoints"].as_array().into_iter().flatten() {
-            let mut endpoint = endpoint.clone();
-            endpoint["service"] = hostname.as_str().into();
-            all.push(endpoint);
+    let mut value = client::get(&reading.admin.admin, "/api/v1/endpoints")?.json()?;
+    if reading.output == Format::Table {
+        for endpoint in value.as_array_mut().into_iter().flatten() {
+            let (of, failure) = (cell(&endpoint["service"]), failure(endpoint));
+            endpoint["of"] = if of == "-" { endpoint["route"].clone() } else { of.into() };
+            endpoint["failure"] = failure.into();
         }
     }
     let columns = [
-        ("SERVICE", "service"),
+        ("SERVICE OR ROUTE", "of"),
         ("ADDRESS", "address"),
         ("CLUSTER", "cluster"),
         ("NETWORK", "network"),
         ("LOCALITY", "locality"),
         ("WEIGHT", "weight"),
-        ("HEALTH", "health"),
+        ("STATE", "state"),
         ("STANDING", "standing"),
+        ("LAST FAILURE", "failure"),
     ];
-    show(reading, &all.into(), &columns, out)
+    show(reading, &value, &columns, out)
 }
 
 fn services(reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {

@@ -49,9 +49,9 @@ impl Attempts {
         self.last = Some(reason);
         self.failed.push((self.tried.last().copied(), reason));
         let candidates = &self.admission.candidates;
-        if worker.shared.upstreams.failed(in_flight, candidates) == Verdict::Ejected {
+        if worker.shared.upstreams.failed(in_flight, candidates, reason) == Verdict::Ejected {
             let endpoint = self.tried.last().map(ToString::to_string);
-            tracing::info!(service = &*candidates.group, endpoint, %reason, "endpoint ejected");
+            tracing::warn!(service = &*candidates.group, endpoint, %reason, "endpoint ejected");
         }
     }
 

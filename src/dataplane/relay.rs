@@ -405,7 +405,11 @@ impl Relay<'_> {
 
     /// Notes where what answers a ClientHello is not TLS.
     fn look_at_answer(&self, bytes: &[u8]) {
-        if !answers_tls(bytes) {
+        let tls = answers_tls(bytes);
+        if !bytes.is_empty() {
+            self.worker.shared.upstreams.answered(&self.connected.in_flight, tls);
+        }
+        if !tls {
             let like = looks_like(bytes).map_or(String::new(), |like| format!(": it looks like {like}"));
             let text = format!("the endpoint's answer is not TLS{like}");
             self.entry.story.borrow_mut().detail = Some(text.into());

@@ -1,23 +1,27 @@
-//! The run-time state of endpoints: connections in flight, failures in a row, ejection.
+//! The run-time state of endpoints: connections in flight, failures in a row and the last of them, ejection. `explain`,
+//! `get endpoints`, `status` and the metrics all show this one state.
 //!
 //! Shared by all workers, kept only for endpoints that have been dialled, carried over from one world to the next. It
 //! never enters a snapshot, and no snapshot is made for it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
 
 use dashmap::DashMap;
 use hashbrown::DefaultHashBuilder;
 use metrics::Gauge;
 
 use crate::balance::Load;
+use crate::model::reason::Reason;
 use crate::snapshot::candidates::{Candidate, Candidates, EndpointKey};
 use crate::snapshot::policy::Ejection;
 use crate::telemetry::recorder::Recorder;
 
 /// How long an endpoint that nobody uses is remembered.
 const FORGET_AFTER: Duration = Duration::from_secs(60);
+/// The same for one that failed last, as somebody may come to look.
+const FORGET_FAILED_AFTER: Duration = Duration::from_secs(600);
 
 /// All endpoints that have been dialled.
 pub struct Upstreams {
@@ -40,6 +44,38 @@ pub struct Upstream {
     ejected_until: AtomicU64,
     /// Milliseconds since start.
     used: AtomicU64,
+    /// Milliseconds since start when it last answered a ClientHello with something that is not TLS; 0: it did not, or has
+    /// spoken TLS since.
+    not_tls: AtomicU64,
+    /// Written where a connection fails, and nowhere else.
+    last_failure: Mutex<Option<LastFailure>>,
+}
+
+/// The last failure of an endpoint to take a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LastFailure {
+    pub reason: Reason,
+    pub time: SystemTime,
+}
+
+/// How an endpoint did, for those who look.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EndpointState {
+    pub in_flight: u32,
+    /// How much longer it is left out.
+    pub ejected_for: Option<Duration>,
+    /// Failures since it last took a connection.
+    pub in_a_row: u32,
+    pub last_failure: Option<LastFailure>,
+    /// When it last answered a ClientHello with something that is not TLS.
+    pub not_tls: Option<SystemTime>,
+}
+
+impl EndpointState {
+    /// Returns true if an operator should look at it.
+    pub fn is_troubled(&self) -> bool {
+        self.ejected_for.is_some() || self.in_a_row > 0 || self.not_tls.is_some()
+    }
 }
 
 /// The endpoints of one route or service port.
@@ -103,6 +139,8 @@ impl Upstreams {
                 failures: AtomicU32::new(0),
                 ejected_until: AtomicU64::new(0),
                 used: AtomicU64::new(0),
+                not_tls: AtomicU64::new(0),
+                last_failure: Mutex::new(None),
             })
         };
         self.endpoints.entry(candidate.key.clone()).or_insert_with(new).clone()
@@ -113,9 +151,7 @@ impl Upstreams {
             return known.clone();
         }
         let new = || {
-            // The group of a service is `hostname:port`; its series is that of the service.
-            let service = name.split(':').next().unwrap_or(name);
-            let gauge = self.recorder.gauge("isthmus_endpoint_ejected", &[("service", service)]);
+            let gauge = self.recorder.gauge("isthmus_endpoint_ejected", &[("service", service_of(name))]);
             Arc::new(Group { ejected: AtomicU32::new(0), turn: AtomicU64::new(0), gauge })
         };
         self.groups.entry(name.clone()).or_insert_with(new).clone()
@@ -129,9 +165,22 @@ impl Upstreams {
         }
     }
 
+    /// The endpoint has answered a ClientHello, with TLS or with something else.
+    pub fn answered(&self, in_flight: &InFlight, tls: bool) {
+        let not_tls = &in_flight.0.not_tls;
+        // Read first, as `succeeded` does.
+        if !tls || not_tls.load(Ordering::Relaxed) != 0 {
+            not_tls.store(if tls { 0 } else { self.now() }, Ordering::Relaxed);
+        }
+    }
+
     /// The endpoint refused, was silent, unreachable, or reset before its first byte.
-    pub fn failed(&self, in_flight: &InFlight, candidates: &Candidates) -> Verdict {
+    pub fn failed(&self, in_flight: &InFlight, candidates: &Candidates, reason: Reason) -> Verdict {
         let upstream = &in_flight.0;
+        let last = LastFailure { reason, time: SystemTime::now() };
+        *upstream.last_failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(last);
+        let labels = [("service", service_of(&candidates.group)), ("reason", reason.text())];
+        self.recorder.counter("isthmus_endpoint_failures_total", &labels).increment(1);
         let failures = upstream.failures.fetch_add(1, Ordering::Relaxed) + 1;
         let Some(ejection) = candidates.tuning.ejection else {
             return Verdict::Stays;
@@ -170,7 +219,8 @@ impl Upstreams {
     /// Lets back whose time is over, and forgets endpoints that nobody uses. Called about once a second.
     pub fn upkeep(&self) {
         let now = self.now();
-        let forget = u64::try_from(FORGET_AFTER.as_millis()).unwrap_or(u64::MAX);
+        let milliseconds = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        let (forget, forget_failed) = (milliseconds(FORGET_AFTER), milliseconds(FORGET_FAILED_AFTER));
         self.endpoints.retain(|_, upstream| {
             let until = upstream.ejected_until.load(Ordering::Relaxed);
             if until != 0 && until <= now {
@@ -179,9 +229,41 @@ impl Upstreams {
             let unused = Arc::strong_count(upstream) == 1
                 && upstream.in_flight.load(Ordering::Relaxed) == 0
                 && upstream.ejected_until.load(Ordering::Relaxed) == 0;
+            let troubled = upstream.failures.load(Ordering::Relaxed) != 0
+                || upstream.not_tls.load(Ordering::Relaxed) != 0;
+            let forget = if troubled { forget_failed } else { forget };
             !unused || now.saturating_sub(upstream.used.load(Ordering::Relaxed)) < forget
         });
         self.groups.retain(|_, group| Arc::strong_count(group) > 1);
+    }
+
+    /// How an endpoint did; `None` where it was not dialled for a while.
+    pub fn state(&self, key: &EndpointKey) -> Option<EndpointState> {
+        let upstream = self.endpoints.get(key)?.clone();
+        Some(self.state_of(&upstream))
+    }
+
+    /// The endpoints that an operator should look at, in order of group and address.
+    pub fn troubled(&self) -> Vec<(EndpointKey, EndpointState)> {
+        let all = self.endpoints.iter().map(|entry| (entry.key().clone(), self.state_of(entry.value())));
+        let mut troubled: Vec<_> = all.filter(|(_, state)| state.is_troubled()).collect();
+        troubled
+            .sort_by(|(one, _), (other, _)| (&one.group, one.address).cmp(&(&other.group, other.address)));
+        troubled
+    }
+
+    fn state_of(&self, upstream: &Upstream) -> EndpointState {
+        let now = self.now();
+        let until = upstream.ejected_until.load(Ordering::Relaxed);
+        let not_tls = upstream.not_tls.load(Ordering::Relaxed);
+        let ago = |then: u64| SystemTime::now() - Duration::from_millis(now.saturating_sub(then));
+        EndpointState {
+            in_flight: upstream.in_flight.load(Ordering::Relaxed),
+            ejected_for: (until > now).then(|| Duration::from_millis(until - now)),
+            in_a_row: upstream.failures.load(Ordering::Relaxed),
+            last_failure: *upstream.last_failure.lock().unwrap_or_else(PoisonError::into_inner),
+            not_tls: (not_tls != 0).then(|| ago(not_tls)),
+        }
     }
 
     /// Endpoints that are remembered.
@@ -192,6 +274,11 @@ impl Upstreams {
     pub fn is_empty(&self) -> bool {
         self.endpoints.is_empty()
     }
+}
+
+/// The service or route that a group is of: the group of a service is `hostname:port`, its series is that of the service.
+fn service_of(group: &str) -> &str {
+    group.split(':').next().unwrap_or(group)
 }
 
 impl Load for Upstreams {
@@ -270,7 +357,7 @@ mod tests {
         let set = set(4, Ejection { failures: 2, ..Ejection::default() });
         let fail = |index: usize| {
             let in_flight = upstreams.begin(&set.endpoints()[index]);
-            upstreams.failed(&in_flight, &set)
+            upstreams.failed(&in_flight, &set, Reason::EndpointRefused)
         };
         assert_eq!(fail(0), Verdict::Stays);
         upstreams.succeeded(&upstreams.begin(&set.endpoints()[0]));
@@ -286,7 +373,17 @@ mod tests {
         let upstreams = upstreams();
         let set = set(1, Ejection { failures: 1, share_max_percent: 100, ..Ejection::default() });
         let in_flight = upstreams.begin(&set.endpoints()[0]);
-        assert_eq!(upstreams.failed(&in_flight, &set), Verdict::Stays);
+        assert_eq!(upstreams.failed(&in_flight, &set, Reason::EndpointReset), Verdict::Stays);
+        let state = upstreams.state(&set.endpoints()[0].key).expect("it was dialled");
+        assert_eq!((state.in_a_row, state.ejected_for), (1, None));
+        assert_eq!(state.last_failure.map(|last| last.reason), Some(Reason::EndpointReset));
+        assert_eq!(upstreams.troubled().len(), 1);
+        upstreams.answered(&in_flight, false);
+        upstreams.succeeded(&in_flight);
+        let state = upstreams.state(&set.endpoints()[0].key).expect("it is remembered");
+        assert!(state.is_troubled() && state.not_tls.is_some() && state.in_a_row == 0);
+        upstreams.answered(&in_flight, true);
+        assert!(upstreams.troubled().is_empty());
     }
 
     #[test]
@@ -295,7 +392,7 @@ mod tests {
         let set = set(2, Ejection { failures: 1, time: Duration::ZERO, ..Ejection::default() });
         let in_flight = upstreams.begin(&set.endpoints()[0]);
         assert_eq!(upstreams.in_flight(&set.endpoints()[0]), 1);
-        assert_eq!(upstreams.failed(&in_flight, &set), Verdict::Ejected);
+        assert_eq!(upstreams.failed(&in_flight, &set, Reason::EndpointTimeout), Verdict::Ejected);
         assert!(!upstreams.ejected(&set.endpoints()[0]), "its time was over at once");
         assert!(!upstreams.disturbed(&set));
         drop(in_flight);

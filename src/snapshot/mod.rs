@@ -12,6 +12,7 @@ pub mod exports;
 pub mod name_index;
 pub mod near;
 pub mod networks;
+pub mod omitted;
 pub mod policy;
 pub mod routes;
 pub mod service_view;
@@ -76,6 +77,11 @@ impl Snapshot {
 
     pub fn networks(&self) -> &NetworkTable {
         &self.networks
+    }
+
+    /// What names stood for when it was built.
+    pub fn resolved(&self) -> &Resolved {
+        &self.resolved
     }
 
     pub fn routes(&self) -> &RouteTable {

@@ -9,7 +9,7 @@ use super::name_index::PatternMap;
 use super::policy::{Node, Policy, Route, RouteEndpoint, RouteName, RouteTarget};
 use crate::model::address::Host;
 use crate::model::endpoint::Health;
-use crate::model::name::HostName;
+use crate::model::name::{HostName, NamePattern};
 
 /// What names stood for when they were last looked up.
 pub type Resolved = BTreeMap<HostName, Arc<[IpAddr]>>;
@@ -69,6 +69,14 @@ impl RouteTable {
             }
         }
         table
+    }
+
+    /// The route of this key, as logs and labels name it.
+    pub fn named(&self, key: &str) -> Option<&Arc<RouteEntry>> {
+        match key {
+            "-" => self.no_sni.as_ref(),
+            key => self.by_name.get(&NamePattern::parse(key).ok()?),
+        }
     }
 
     fn get(&self, key: &RouteName) -> Option<&Arc<RouteEntry>> {

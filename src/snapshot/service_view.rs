@@ -190,6 +190,25 @@ impl ServiceView {
             .filter(move |(part, _)| counts(&part.origin, demoted_count))
     }
 
+    /// All endpoints of the registries that know a port by its name or number, whatever their standing; and whether their
+    /// registry has the port as this service has it.
+    pub(super) fn all_endpoints_of<'a>(
+        &'a self,
+        port: &'a PortView,
+        networks: &'a [NetworkPolicy],
+    ) -> impl Iterator<Item = (PortEndpoint<'a>, bool)> {
+        self.parts.iter().flat_map(move |part| {
+            let part = std::slice::from_ref(part);
+            let serving = serving_parts(part, &port.name, port.port, port.protocol).next();
+            let alike = |own: &&ServicePort| own.name == port.name || own.port == port.port;
+            let other = part.iter().find_map(|part| Some((part, part.service.ports.iter().find(alike)?)));
+            let found = serving.or(other).into_iter();
+            found.flat_map(move |(part, own)| {
+                PortEndpoint::of(part, own, networks).map(move |found| (found, serving.is_some()))
+            })
+        })
+    }
+
     /// Merges what the registries say of a host name; `None` where none says anything.
     pub(super) fn merge(hostname: &str, world: &World<'_>, exports: &ExportIndex) -> Option<Self> {
         let mut conflicts = Vec::new();
@@ -404,7 +423,7 @@ impl<'a> PortEndpoint<'a> {
 }
 
 /// Endpoints of the unknown network are reachable from it, and from their own cluster (SPEC §1).
-fn on_own_network(found: &PortEndpoint<'_>, node: &Node) -> bool {
+pub(super) fn on_own_network(found: &PortEndpoint<'_>, node: &Node) -> bool {
     *found.network == node.network || (found.network.is_unknown() && found.origin.cluster == node.cluster)
 }
 

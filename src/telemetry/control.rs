@@ -36,7 +36,7 @@ pub struct Control {
     rejected: Counter,
 }
 
-const DESCRIPTIONS: [(&str, &str); 24] = [
+pub const DESCRIPTIONS: &[(&str, &str)] = &[
     ("isthmus_connections_total", "Connections ended, by listener, by the rule that matched, and by reason."),
     ("isthmus_connections_active", "Connections and CONNECT streams now, from accept to the end."),
     (
@@ -48,6 +48,11 @@ const DESCRIPTIONS: [(&str, &str); 24] = [
     ("isthmus_connect_seconds", "From the first dial to the endpoint that took the connection."),
     ("isthmus_relay_bytes_total", "Bytes passed on, by the path they took."),
     ("isthmus_endpoint_ejected", "Endpoints left out now because they failed, by service."),
+    (
+        "isthmus_endpoint_failures_total",
+        "Attempts that an endpoint did not take, by service or route and by reason; also of connections that another \
+         endpoint then took.",
+    ),
     ("isthmus_config_generation", "Counts up with each world taken into use."),
     ("isthmus_config_reloads_total", "Reloads of the config file, by result."),
     ("isthmus_access_log_dropped_total", "Log lines that the queue could not take."),
@@ -73,7 +78,7 @@ const DESCRIPTIONS: [(&str, &str); 24] = [
 impl Control {
     pub(crate) fn new(recorder: &Recorder) -> Self {
         for (name, text) in DESCRIPTIONS {
-            recorder.describe_gauge(name.into(), None, text.into());
+            recorder.describe_gauge((*name).into(), None, (*text).into());
         }
         recorder.gauge("isthmus_build_info", &[("version", env!("CARGO_PKG_VERSION"))]).set(1.0);
         let reloads = |result| recorder.counter("isthmus_config_reloads_total", &[("result", result)]);

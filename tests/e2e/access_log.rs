@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::hbone::{BASE, CALLER, caller, folder, service};
 use crate::support::backend::{Backend, refusing};
-use crate::support::client::{call, connect, hello, tls};
+use crate::support::client::{AnyCertificate, call, connect, hello, tls, tls_with};
 use crate::support::gateway::Gateway;
 use crate::support::hbone::{Hbone, client};
 use crate::support::pki::PKI;
@@ -31,19 +31,23 @@ fn a_line_says_which_gateway_wrote_it_and_how_the_connection_went() {
     let good = Backend::tls_echo(PKI.server("two.test"), "good:");
     let bad = refusing();
     let gateway = Gateway::start(&format!(
-        "{NODE}listen: \"127.0.0.1:0\"\nroutes:\n  two.test:\n    endpoints: [\"{}\", \"{bad}\"]\n    \
+        "{NODE}listen: \"127.0.0.1:0\"\nroutes:\n  one.test: \"{0}\"\n  two.test:\n    endpoints: [\"{0}\", \"{bad}\"]\n    \
          loadBalancing: {{policy: roundRobin}}\n    ejection: off\n",
         good.address
     ));
     let local = gateway.listener("default");
-    for _ in 0..2 {
-        let mut stream = tls(local, "two.test").expect("a handshake");
+    let config = PKI.client(&[]);
+    // Of two in turn at least one falls on the endpoint that is not there.
+    for name in ["one.test", "two.test", "two.test"] {
+        let mut config = (*config).clone();
+        config.dangerous().set_certificate_verifier(std::sync::Arc::new(AnyCertificate));
+        let mut stream = tls_with(config.into(), local, name).expect("a handshake");
         assert_eq!(call(&mut stream, "x").expect("an answer"), "good:x");
     }
     let retried = gateway.logged("a second attempt", |line| line["attempts"] == 2);
     assert_eq!(retried["reason"], "ok", "{retried}");
     assert_eq!(retried["detail"], format!("{bad}: endpoint_refused"), "{retried}");
-    let at_once = gateway.logged("one attempt", |line| line["attempts"] == 1);
+    let at_once = gateway.logged("one attempt", |line| line["sni"] == "one.test");
     for line in [&retried, &at_once] {
         assert_eq!(line["gateway"], "gw-0", "{line}");
         assert_eq!(
@@ -52,6 +56,7 @@ fn a_line_says_which_gateway_wrote_it_and_how_the_connection_went() {
         );
         assert_eq!(line["local"], local.to_string(), "{line}");
         assert_eq!(line["ended_by"], "client", "{line}");
+        assert!(line["attempts"].is_number(), "{line}");
         let milliseconds = |name: &str| line[name].as_f64().unwrap_or_else(|| panic!("{name}: {line}"));
         assert!(milliseconds("hello_ms") <= milliseconds("first_byte_ms"), "{line}");
         assert!(milliseconds("first_byte_ms") <= milliseconds("duration_ms"), "{line}");

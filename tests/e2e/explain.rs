@@ -129,7 +129,21 @@ fn explain_and_the_data_path_agree_word_for_word() {
         assert_eq!(live["reason"], reason, "{case}: live: {live:#}");
         assert_eq!(live["verdict"] == "admitted", reason == "ok", "{case}");
         let offline = explain_offline(&gateway, listener, name, alpn);
-        assert_eq!(offline, live, "{case}: offline and live");
+        // Only a running gateway knows the port that the kernel chose.
+        let bound = format!("listener {listener:?} on {}", gateway.listener(listener));
+        assert_eq!(live["steps"][0], bound, "{case}");
+        let mut offline_at_its_port = offline.clone();
+        offline_at_its_port["steps"][0] = bound.into();
+        // It knows how endpoints did, too.
+        for (known, unknown) in live["candidates"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .zip(offline_at_its_port["candidates"].as_array_mut().into_iter().flatten())
+        {
+            unknown["last_failure"] = known["last_failure"].clone();
+        }
+        assert_eq!(offline_at_its_port, live, "{case}: offline and live");
         let protocols: Vec<&str> = alpn.split(',').filter(|name| !name.is_empty()).collect();
         let before = gateway.access_log().len();
         let end = tls_with(trusting(&protocols), gateway.listener(listener), name)
@@ -207,4 +221,114 @@ fn near_misses_and_odds_are_shown() {
     let unknown = gateway.get("/api/v1/explain?sni=a&listener=nope");
     assert_eq!(unknown.0, 400);
     assert!(unknown.1.contains("there are: default"), "{}", unknown.1);
+}
+
+fn texts(value: &Value) -> Vec<String> {
+    value.as_array().into_iter().flatten().map(|text| text.as_str().unwrap_or_default().to_owned()).collect()
+}
+
+/// A verdict says what is allowed; that it does not work is said beside it, the same everywhere.
+#[test]
+fn an_only_endpoint_that_fails_is_said_by_explain_and_get_endpoints_alike() {
+    let dead = refusing();
+    let gateway = Gateway::start(&format!(
+        "listen: \"127.0.0.1:0\"\nroutes: {{dead.test: \"{dead}\", lost.test: \"no-such-name.invalid:443\"}}\n"
+    ));
+    let explained = gateway.json("/api/v1/explain?sni=dead.test");
+    assert_eq!(
+        (&explained["candidates"][0]["state"], texts(&explained["warnings"])),
+        (&"healthy".into(), vec![])
+    );
+    for _ in 0..3 {
+        crate::support::client::tls(gateway.listener("default"), "dead.test").expect_err("nobody is there");
+    }
+    let explained = gateway.json("/api/v1/explain?sni=dead.test");
+    assert_eq!(explained["verdict"], "admitted", "{explained:#}");
+    let last = &explained["candidates"][0]["last_failure"];
+    assert_eq!(
+        (&last["reason"], &last["in_a_row"]),
+        (&"endpoint_refused".into(), &3.into()),
+        "{explained:#}"
+    );
+    let [warning] = &texts(&explained["warnings"])[..] else { panic!("one warning: {explained:#}") };
+    assert!(warning.contains("did not take the last 3 connections: endpoint_refused"), "{warning}");
+    let endpoints = gateway.json("/api/v1/endpoints");
+    let endpoint = |name: &str| {
+        let all = endpoints.as_array().into_iter().flatten();
+        all.into_iter().find(|endpoint| endpoint["route"] == name).cloned().unwrap_or_default()
+    };
+    assert_eq!(&endpoint("dead.test")["last_failure"], last);
+    assert_eq!(endpoint("lost.test")["state"], "unresolved", "{endpoints:#}");
+    let failures = gateway.metric("isthmus_endpoint_failures_total", &["dead.test", "endpoint_refused"]);
+    assert_eq!(failures, 3.0);
+    // Dialled to see, by the gateway and from here.
+    let (status, probed) = gateway.post("/api/v1/explain?sni=dead.test");
+    let probed: Value = serde_json::from_str(&probed).expect("JSON");
+    assert_eq!(
+        (status, &probed["candidates"][0]["probe"]["reason"]),
+        (200, &"endpoint_refused".into()),
+        "{probed:#}"
+    );
+    let output = Command::new(BINARY)
+        .args(["explain", "dead.test", "--probe", "-c"])
+        .arg(gateway.config_path())
+        .output()
+        .expect("the binary runs");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(text.contains("PROBE") && text.contains("no endpoint took a connection"), "{text}");
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    // A name that stands for nothing.
+    let explained = gateway.json("/api/v1/explain?sni=lost.test");
+    assert_eq!(explained["reason"], "no_endpoints");
+    assert_eq!(explained["omitted"], serde_json::json!([{"why": "unresolved", "network": "", "count": 1}]));
+    let warnings = texts(&explained["warnings"]).join("\n");
+    assert!(warnings.contains("no-such-name.invalid does not resolve"), "{warnings}");
+}
+
+#[test]
+fn endpoints_that_cannot_be_chosen_are_counted_by_why() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let service = |hostname: &str, endpoints: &str| {
+        format!(
+            "  - hostname: {hostname}\n    namespace: shop\n    ports: [{{name: https, port: 443, protocol: TLS}}]\n    \
+             endpoints: [{endpoints}]\n"
+        )
+    };
+    let west = format!("services:\n{}", service("api.shop.mesh", "{address: 10.1.0.1}, {address: 10.1.0.2}"));
+    std::fs::write(folder.path().join("west.yaml"), west).expect("written");
+    let own = service(
+        "web.shop.mesh",
+        "{address: 10.2.0.1}, {address: 10.2.0.2, network: net-west}, {address: 10.2.0.3, tls: mesh}, \
+         {address: gone.invalid}",
+    );
+    let gateway = Gateway::start_in(
+        folder,
+        &format!(
+            "node: {{cluster: east, network: net-east}}\nlisten: \"127.0.0.1:0\"\nexports: [{{services: [\"*\"]}}]\n\
+             registries: [{{file: {{path: west.yaml, cluster: west}}}}]\nservices:\n{own}"
+        ),
+        &[],
+    );
+    let explained = gateway.json("/api/v1/explain?sni=api.shop.mesh");
+    assert_eq!(explained["reason"], "no_endpoints");
+    assert_eq!(
+        explained["omitted"],
+        serde_json::json!([{"why": "other network", "network": "", "count": 2}])
+    );
+    let warnings = texts(&explained["warnings"]).join("\n");
+    assert!(
+        warnings
+            .contains("2 endpoints of cluster \"west\" are on no network, and this gateway is on net-east"),
+        "{warnings}"
+    );
+    let explained = gateway.json("/api/v1/explain?sni=web.shop.mesh");
+    assert_eq!(explained["verdict"], "admitted", "{explained:#}");
+    assert_eq!(
+        explained["omitted"],
+        serde_json::json!([
+            {"why": "other network", "network": "net-west", "count": 1},
+            {"why": "unresolved", "network": "net-east", "count": 1},
+            {"why": "other TLS mode", "network": "net-east", "count": 1},
+        ])
+    );
 }

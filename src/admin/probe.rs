@@ -1,0 +1,43 @@
+//! Dials the endpoints that `explain` shows, to see whether they take a connection now. Nothing is sent to them.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use rustix::io::Errno;
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+
+use super::explain::Explanation;
+use crate::model::reason::Reason;
+use crate::net::socket::dial_reason;
+
+/// Candidates that are dialled; those beyond are left alone.
+const PROBED_MAX: usize = 32;
+/// The longest wait for one.
+const WITHIN: Duration = Duration::from_secs(5);
+
+impl Explanation {
+    /// Dials the candidates, all at once, each for as long as a connection would wait for it.
+    pub async fn probe(&mut self) {
+        let some = self.candidates.iter_mut().take(PROBED_MAX);
+        join_all(some.map(|candidate| async {
+            candidate.probe = Some(dial(candidate.address, candidate.connect_timeout.min(WITHIN)).await);
+        }))
+        .await;
+        let probed = || self.candidates.iter().filter_map(|candidate| candidate.probe.as_ref());
+        if probed().next().is_some() && probed().all(|probe| probe["reason"] != Reason::Ok.text()) {
+            self.warnings.push("no endpoint took a connection when it was dialled just now".to_owned());
+        }
+    }
+}
+
+async fn dial(address: SocketAddr, within: Duration) -> Value {
+    let begun = Instant::now();
+    let reason = match tokio::time::timeout(within, TcpStream::connect(address)).await {
+        Ok(Ok(_)) => Reason::Ok,
+        Ok(Err(error)) => dial_reason(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
+        Err(_) => Reason::EndpointTimeout,
+    };
+    json!({"reason": reason.text(), "ms": (begun.elapsed().as_secs_f64() * 1e6).round() / 1e3})
+}
