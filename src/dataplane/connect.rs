@@ -14,6 +14,7 @@ use super::table::Entry;
 use super::upstreams::{InFlight, Verdict};
 use super::worker::Worker;
 use crate::balance::{Ask, choose};
+use crate::model::endpoint::Tunnel;
 use crate::model::reason::Reason;
 use crate::net::socket::{dial, dial_reason};
 use crate::snapshot::admit::Admission;
@@ -37,6 +38,8 @@ pub(crate) struct Attempts {
 pub(crate) struct Connected {
     pub(crate) socket: TcpStream,
     pub(crate) in_flight: InFlight,
+    /// What a CONNECT stream carries to it.
+    pub(crate) tunnel: Tunnel,
 }
 
 impl Attempts {
@@ -95,13 +98,13 @@ pub(crate) async fn connect(
     loop {
         let index = attempts.next(worker, entry)?;
         let candidate = &attempts.admission.candidates.endpoints()[index];
-        let address = candidate.key.address;
+        let (address, tunnel) = (candidate.key.address, candidate.tunnel);
         let timeout = attempts.admission.candidates.tuning.connect_timeout;
         entry.story.borrow_mut().dialled(candidate);
         let in_flight = worker.shared.upstreams.begin(candidate);
         attempts.tried.push(address);
         if let Some(first) = first {
-            first.sent = 0;
+            entry.take_back(std::mem::take(&mut first.sent));
         }
         let dialled = match dial_endpoint(worker, entry, address, first) {
             Ok(Dialled::Connected(socket)) => Ok(socket),
@@ -119,7 +122,7 @@ pub(crate) async fn connect(
         match dialled {
             Ok(socket) => {
                 taken_up(worker, entry, attempts);
-                return Ok(Connected { socket, in_flight });
+                return Ok(Connected { socket, in_flight, tunnel });
             }
             // A fault of our own says nothing about the endpoint.
             Err(Reason::Internal) => return Err(Reason::Internal),

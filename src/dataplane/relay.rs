@@ -169,11 +169,7 @@ impl Relay<'_> {
                 End::Closed(Reason::ClientReset)
             }
             Fault::Endpoint => {
-                if !self.taken
-                    && let Some(first) = self.first.as_ref().filter(|first| first.repeatable)
-                {
-                    let up = self.entry.up.get();
-                    self.entry.up.set(up - up.min(first.sent as u64));
+                if !self.taken && self.first.as_ref().is_some_and(|first| first.repeatable) {
                     return End::NotTaken(Again::Yes);
                 }
                 reset_on_close(self.client);

@@ -71,6 +71,8 @@ pub(crate) struct Story {
     pub(crate) handshake: bool,
     /// What exactly was wrong.
     pub(crate) detail: Option<Box<str>>,
+    /// Whether the caller cancelled the stream.
+    pub(crate) cancelled: bool,
     pub(crate) met: Met,
     pub(crate) permit: Option<Permit>,
     pub(crate) endpoint: Option<SocketAddr>,
@@ -272,10 +274,16 @@ impl Entry {
         }
     }
 
-    /// What has moved since the last call: up, down, and of both through a pipe.
+    /// Bytes that an endpoint was sent, and that another one is sent now.
+    pub(crate) fn take_back(&self, up: usize) {
+        self.up.set(self.up.get().saturating_sub(up as u64));
+    }
+
+    /// What has moved since the last call: up, down, and of both through a pipe. What was taken back is told once.
     pub(crate) fn untold(&self) -> (u64, u64, u64) {
-        let now = (self.up.get(), self.down.get(), self.spliced.get());
-        let told = self.told.replace(now);
+        let told = self.told.get();
+        let now = (self.up.get().max(told.0), self.down.get().max(told.1), self.spliced.get().max(told.2));
+        self.told.set(now);
         (now.0 - told.0, now.1 - told.1, now.2 - told.2)
     }
 
@@ -312,6 +320,7 @@ impl Entry {
             trace_state: call.and_then(|call| call.claims.trace_state.clone()),
             span: None,
             detail: story.detail.clone(),
+            cancelled: story.cancelled,
             reason,
             ended_by: reason.and_then(|reason| Side::of(reason, self.first_end.get())),
             duration: self.accepted.elapsed(),

@@ -28,6 +28,7 @@ use crate::model::authority::Authority;
 use crate::model::reason::Reason;
 use crate::model::record::ConnectionRecord;
 use crate::net::budget::Budget;
+use crate::net::diag::{self, Diag};
 use crate::net::pipe::Pipes;
 use crate::net::scope::LocalScope;
 use crate::snapshot::Snapshot;
@@ -119,6 +120,8 @@ pub(crate) struct Worker {
     pub(crate) local: Local,
     pub(crate) scratch: RefCell<Scratch>,
     pub(crate) pipes: RefCell<Pipes>,
+    /// `None` where the kernel does not answer.
+    pub(crate) diag: Option<Diag>,
     pub(crate) table: RefCell<Slab<Rc<Entry>>>,
     pub(crate) pending: RefCell<Pending>,
     pub(crate) clock: Clock,
@@ -150,6 +153,7 @@ impl Worker {
                 hello: client_hello::Scratch::new(),
             }),
             pipes: RefCell::new(Pipes::new(PIPES)),
+            diag: diag::is_answered().then(Diag::open).flatten(),
             table: RefCell::default(),
             pending: RefCell::default(),
             clock: Clock::default(),

@@ -96,6 +96,8 @@ pub struct ConnectionRecord {
     pub span: Option<Span>,
     /// What exactly was wrong, where one word is not enough.
     pub detail: Option<Box<str>>,
+    /// Whether the caller cancelled the stream after it was answered: it wanted no more, which is no fault.
+    pub cancelled: bool,
     /// `None` while the connection lives.
     pub reason: Option<Reason>,
     /// The side that ended it; `None` while it lives.
@@ -112,4 +114,11 @@ pub struct ConnectionRecord {
     pub bytes_up: u64,
     /// Endpoint to client.
     pub bytes_down: u64,
+}
+
+impl ConnectionRecord {
+    /// Returns true if an operator may want its end explained.
+    pub fn is_fault(&self) -> bool {
+        self.reason.is_some_and(|reason| reason != Reason::Ok) && !self.cancelled
+    }
 }

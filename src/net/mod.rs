@@ -4,6 +4,7 @@
 pub mod backoff;
 pub mod budget;
 pub mod channel;
+pub mod diag;
 pub mod fetch;
 pub mod labour;
 pub mod listen;

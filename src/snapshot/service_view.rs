@@ -517,6 +517,8 @@ impl WaypointView {
             cluster: origin.cluster.clone(),
             locality: Locality::default(),
             distance: Distance::Elsewhere,
+            // Waypoints take nothing else.
+            tunnel: Tunnel::Hbone,
         };
         let candidates = Arc::new(Candidates::new(group, tuning.clone(), vec![candidate]));
         Self { identity: told.identity.clone(), candidates }
@@ -542,6 +544,7 @@ fn candidate(
         cluster: endpoint.origin.cluster.clone(),
         locality: endpoint.endpoint.locality.clone(),
         distance: own.distance(&endpoint.endpoint.locality),
+        tunnel: endpoint.tunnel(),
     }
 }
 

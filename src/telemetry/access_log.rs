@@ -171,6 +171,7 @@ pub(crate) mod tests {
             trace_state: None,
             span: None,
             detail: None,
+            cancelled: false,
             source: SocketAddr::from(([10, 0, 0, 1], 4000)),
             local: None,
             attempts: 0,

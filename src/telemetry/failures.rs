@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::model::reason::Reason;
 use crate::model::record::ConnectionRecord;
 
 /// How many are kept.
@@ -26,9 +25,4 @@ impl Failures {
     pub fn list(&self) -> Vec<Arc<ConnectionRecord>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().rev().cloned().collect()
     }
-}
-
-/// Whether an ending is one that an operator may want explained.
-pub fn is_failure(reason: Reason) -> bool {
-    reason != Reason::Ok
 }

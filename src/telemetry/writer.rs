@@ -11,7 +11,7 @@ use arc_swap::ArcSwap;
 use metrics::Counter;
 
 use super::access_log::{AccessLog, GatewayName, Sink, line};
-use super::failures::{Failures, is_failure};
+use super::failures::Failures;
 use super::recorder::Recorder;
 use crate::model::record::ConnectionRecord;
 
@@ -158,7 +158,7 @@ impl Output {
             let gateway = self.gateway.load();
             self.pending.extend_from_slice(line(&record, &gateway, format).as_bytes());
         }
-        if record.reason.is_some_and(is_failure) {
+        if record.is_fault() {
             self.failures.push(record);
         }
     }

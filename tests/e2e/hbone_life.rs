@@ -182,7 +182,7 @@ fn a_trust_domain_that_is_removed_ends_the_connections_of_its_members() {
     assert!(Hbone::connect(address, theirs()).is_err());
     // An export that is taken back ends the streams it had let in, and leaves the connection.
     gateway.reload(&format!("{BASE}{services}").replace("exports: [{services: [\"*\"]}]", "exports: []"));
-    assert_eq!(own_stream.reset(), h2::Reason::CANCEL);
+    assert_eq!(own_stream.reset(), h2::Reason::INTERNAL_ERROR);
     assert_eq!(own.ended(), None);
     let (status, reason) = own.open("echo.shop.mesh:80").err().expect("refused");
     assert_eq!((status.as_u16(), &*reason), (404, "authority_unknown"));

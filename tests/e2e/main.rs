@@ -7,6 +7,7 @@ mod support;
 
 mod access_log;
 mod cost;
+mod endings;
 mod endpoints;
 mod explain;
 mod hbone;

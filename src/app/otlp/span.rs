@@ -12,7 +12,6 @@ use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span, SpanFlags, Status};
 
-use crate::model::reason::Reason;
 use crate::model::record::{ConnectionRecord, Protocol};
 use crate::snapshot::policy::Node;
 use crate::telemetry::access_log::{GatewayName, fields};
@@ -74,14 +73,14 @@ fn span(record: &ConnectionRecord, node: &Node) -> Option<Span> {
         start_time_unix_nano: nanoseconds(record.time),
         end_time_unix_nano: nanoseconds(record.time + record.duration),
         attributes: attributes(record, node),
-        status: status(record.reason),
+        status: status(record),
         ..Span::default()
     })
 }
 
 /// Without a word where all went well, as servers are asked to leave it.
-fn status(reason: Option<Reason>) -> Option<Status> {
-    let reason = reason.filter(|reason| *reason != Reason::Ok)?;
+fn status(record: &ConnectionRecord) -> Option<Status> {
+    let reason = record.reason.filter(|_| record.is_fault())?;
     Some(Status { code: StatusCode::Error.into(), message: reason.text().to_owned() })
 }
 

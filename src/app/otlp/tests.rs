@@ -122,3 +122,13 @@ fn who_tells_is_said_once_and_what_is_not_known_is_left_out() {
     assert_eq!(all(&node()), known);
     assert_eq!(all(&Node::default()), known[..2]);
 }
+
+#[test]
+fn a_stream_that_its_caller_cancelled_is_no_error() {
+    let mut record = record(Reason::ClientReset, b"a.test");
+    record.span = Sampling::of(1.0).span(None, || 7);
+    record.cancelled = true;
+    assert_eq!(told(record.clone())[0].status, None);
+    record.cancelled = false;
+    assert!(told(record)[0].status.is_some());
+}

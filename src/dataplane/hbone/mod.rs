@@ -9,10 +9,12 @@
 //! never fills what all streams share, and its window is opened again only when its endpoint has taken the bytes. What
 //! streams hold meanwhile is counted ([`held`]); where that is too much, those that stand still end.
 
+pub(super) mod delivery;
 pub(super) mod handshake;
 pub(super) mod held;
 pub(super) mod lane;
 pub(super) mod meter;
+pub(super) mod queue;
 pub(super) mod relay;
 pub(super) mod stream;
 pub(super) mod transport;

@@ -4,26 +4,28 @@
 //! window opens again by what the endpoint has taken. So an endpoint that stands still stops its own stream and no other.
 //! Frames are gathered before they are written on, and each read from the endpoint becomes one frame.
 
-use std::collections::VecDeque;
 use std::future::poll_fn;
-use std::io::{self, IoSlice};
+use std::io;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
-use bytes::{Buf, Bytes};
+use bytes::Bytes;
 use h2::{RecvStream, SendStream};
 use rustix::net::Shutdown;
-use tokio::net::TcpStream;
 
+use super::delivery::{Delivery, Waits};
 use super::held::Holding;
 use super::meter::Place;
+use super::queue::Queue;
 use super::tunnel::Tunnel;
 use crate::dataplane::connect::Connected;
 use crate::dataplane::table::Entry;
 use crate::dataplane::worker::Worker;
+use crate::model::endpoint::Tunnel as Carried;
 use crate::model::reason::Reason;
 use crate::model::record::Side;
-use crate::net::socket::{is_again, keep_alive, receive, receive_more, reset_on_close, send};
+use crate::net::diag::Diag;
+use crate::net::socket::{is_again, keep_alive, receive, receive_more, reset_on_close};
 use crate::telemetry::local::RelayPath;
 use crate::wire::frames::HEADER;
 
@@ -41,10 +43,6 @@ const BULK: usize = FRAME / 2;
 const HEADROOM: usize = 256;
 /// Frames are gathered up to this many bytes before they are written.
 const GATHER: usize = 64 * 1024;
-/// Pieces smaller than this are copied together while they wait, as each pins the buffer it was read into.
-const SMALL: usize = 2 * 1024;
-/// Pieces written with one system call.
-const PIECES: usize = 32;
 
 /// Relays until the end; the reason, and whether the endpoint had taken the connection.
 pub(super) async fn relay(
@@ -68,6 +66,7 @@ pub(super) async fn relay(
         holding,
         up: Up::default(),
         down: Down::default(),
+        delivery: None,
         taken: false,
         tuned: false,
     };
@@ -85,6 +84,8 @@ struct StreamRelay<'a> {
     holding: Holding,
     up: Up,
     down: Down,
+    /// Since the caller has cancelled the stream.
+    delivery: Option<Delivery>,
     /// Whether the endpoint has sent its first byte.
     taken: bool,
     /// Whether the endpoint's socket has the options that only a longer stream needs.
@@ -128,6 +129,8 @@ impl Down {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     Client,
+    /// The client wants no more of the stream, and has broken nothing.
+    Cancelled,
     Endpoint,
 }
 
@@ -137,14 +140,26 @@ impl StreamRelay<'_> {
             return Poll::Ready(self.cut(reason));
         }
         self.tune();
-        let down = self.pump_down(context);
-        let up = self.pump_up(context);
-        self.holding.set(self.up.queue.bytes + self.down.pinned);
-        match (up, down) {
-            (_, Poll::Ready(Err(fault))) | (Poll::Ready(Err(fault)), _) => Poll::Ready(self.broken(fault)),
-            (Poll::Ready(Ok(())), Poll::Ready(Ok(()))) => Poll::Ready(Reason::Ok),
-            _ => Poll::Pending,
+        if self.delivery.is_none() {
+            let down = self.pump_down(context);
+            let up = self.pump_up(context);
+            self.holding.set(self.up.queue.bytes + self.down.pinned);
+            match (up, down) {
+                (_, Poll::Ready(Err(Fault::Cancelled))) | (Poll::Ready(Err(Fault::Cancelled)), _) => {
+                    self.down.held = Bytes::new();
+                    self.down.pinned = 0;
+                    self.delivery = Some(Delivery::begin());
+                }
+                (_, Poll::Ready(Err(fault))) | (Poll::Ready(Err(fault)), _) => {
+                    return Poll::Ready(self.broken(fault));
+                }
+                (Poll::Ready(Ok(())), Poll::Ready(Ok(()))) => return Poll::Ready(Reason::Ok),
+                _ => return Poll::Pending,
+            }
         }
+        let delivered = self.deliver(context);
+        self.holding.set(self.up.queue.bytes);
+        delivered
     }
 
     fn tune(&mut self) {
@@ -158,7 +173,8 @@ impl StreamRelay<'_> {
     fn cut(&mut self, reason: Reason) -> Reason {
         self.send.send_reset(match reason {
             Reason::Stalled => h2::Reason::ENHANCE_YOUR_CALM,
-            _ => h2::Reason::CANCEL,
+            // Callers take CANCEL for the end of what there is.
+            _ => h2::Reason::INTERNAL_ERROR,
         });
         reset_on_close(&self.connected.socket);
         reason
@@ -167,7 +183,7 @@ impl StreamRelay<'_> {
     /// A reset is passed on as a reset, so that a cut download never looks complete.
     fn broken(&mut self, fault: Fault) -> Reason {
         match fault {
-            Fault::Client => {
+            Fault::Client | Fault::Cancelled => {
                 reset_on_close(&self.connected.socket);
                 self.tunnel.client_fault()
             }
@@ -178,11 +194,23 @@ impl StreamRelay<'_> {
         }
     }
 
+    /// The client takes no part in the stream any more: says whether it wanted it so.
+    fn hung_up(&mut self, context: &mut Context<'_>) -> Fault {
+        let orderly = |reason| matches!(reason, h2::Reason::CANCEL | h2::Reason::NO_ERROR);
+        match self.send.poll_reset(context) {
+            // The end of the whole connection has a code too, which may be ours.
+            Poll::Ready(Ok(reason)) if orderly(reason) && self.tunnel.ending.get().is_none() => {
+                Fault::Cancelled
+            }
+            _ => Fault::Client,
+        }
+    }
+
     fn pump_up(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Fault>> {
         let over = self.up.ended && self.down.ended;
         // A reset of the stream shows here alone once its own end was read.
         if self.up.read_out && !over && self.send.poll_reset(context).is_ready() {
-            return Poll::Ready(Err(Fault::Client));
+            return Poll::Ready(Err(self.hung_up(context)));
         }
         if self.up.ended {
             return Poll::Ready(Ok(()));
@@ -215,7 +243,7 @@ impl StreamRelay<'_> {
                     gathered += bytes.len().max(1);
                     self.up.queue.push(bytes);
                 }
-                Poll::Ready(Some(Err(_))) => return Err(Fault::Client),
+                Poll::Ready(Some(Err(_))) => return Err(self.hung_up(context)),
                 Poll::Ready(None) => self.up.read_out = true,
                 Poll::Pending => break,
             }
@@ -269,7 +297,7 @@ impl StreamRelay<'_> {
         loop {
             ready!(self.pass_down(context))?;
             if self.down.read_out {
-                self.send.send_data(Bytes::new(), true).map_err(|_| Fault::Client)?;
+                self.send.send_data(Bytes::new(), true).map_err(|_| self.hung_up(context))?;
                 self.down.ended = true;
                 self.entry.ended_first(Side::Endpoint);
                 self.worker.clock.touch(self.entry);
@@ -327,13 +355,13 @@ impl StreamRelay<'_> {
                 }
                 match ready!(asked) {
                     Some(Ok(now)) => room = now,
-                    Some(Err(_)) | None => return Poll::Ready(Err(Fault::Client)),
+                    Some(Err(_)) | None => return Poll::Ready(Err(self.hung_up(context))),
                 }
             }
             let piece = self.down.held.split_to(room.min(self.down.held.len()));
             let count = piece.len();
             if count > 0 {
-                self.send.send_data(piece, false).map_err(|_| Fault::Client)?;
+                self.send.send_data(piece, false).map_err(|_| self.hung_up(context))?;
                 self.tunnel.seen.queue(count);
                 self.worker.moved(self.entry, false, RelayPath::Hbone, count);
             }
@@ -343,83 +371,108 @@ impl StreamRelay<'_> {
         Poll::Ready(Ok(()))
     }
 
+    /// Delivers what the caller had sent when it cancelled the stream, and ends the endpoint's connection by what it
+    /// carries.
+    fn deliver(&mut self, context: &mut Context<'_>) -> Poll<Reason> {
+        let mut left = TURN;
+        while !self.is_delivered() {
+            // All of it is here: behind it comes the reset.
+            let read = self.gather(context).unwrap_or_else(|_| {
+                self.up.read_out = true;
+                true
+            });
+            let Ok(written) = self.write(context) else {
+                return Poll::Ready(Reason::EndpointReset);
+            };
+            if !self.up.queue.is_empty() || !read {
+                break;
+            }
+            left = left.saturating_sub(written);
+            if left == 0 {
+                context.waker().wake_by_ref();
+                break;
+            }
+        }
+        let dropped = self.drop_down(context);
+        let waits = match (self.is_delivered(), self.connected.tunnel) {
+            (true, Carried::Hbone) => {
+                if !self.up.ended {
+                    self.end_up();
+                }
+                match dropped {
+                    Poll::Ready(Ok(())) => return Poll::Ready(Reason::Ok),
+                    // It closed on bytes of ours, or it does not care for our end.
+                    Poll::Ready(Err(_)) if self.is_acknowledged() => return Poll::Ready(Reason::Ok),
+                    Poll::Ready(Err(_)) => return Poll::Ready(Reason::EndpointReset),
+                    Poll::Pending => Waits::ForSocket,
+                }
+            }
+            (true, Carried::None) if self.is_acknowledged() => return Poll::Ready(self.cancelled()),
+            (true, Carried::None) => Waits::ForAcknowledgement,
+            (false, _) if matches!(dropped, Poll::Ready(Err(_))) => {
+                return Poll::Ready(Reason::EndpointReset);
+            }
+            (false, _) => Waits::ForSocket,
+        };
+        let limits = &self.tunnel.limits;
+        let too_much = self.tunnel.peer.held.bytes() > limits.held_per_connection
+            || self.tunnel.streams.get() > limits.streams;
+        if !too_much && !self.delivery.as_mut().is_some_and(|delivery| delivery.is_over(waits, context)) {
+            return Poll::Pending;
+        }
+        if self.up.ended && self.is_acknowledged() {
+            Poll::Ready(Reason::Ok)
+        } else {
+            Poll::Ready(self.cancelled())
+        }
+    }
+
+    fn is_delivered(&self) -> bool {
+        self.up.read_out && self.up.queue.is_empty()
+    }
+
+    /// Whether the endpoint's kernel has all that was written, but perhaps our end. Where it cannot be asked, it has not.
+    fn is_acknowledged(&self) -> bool {
+        let state = |diag: &Diag| diag.state(&self.connected.socket).unwrap_or_default();
+        self.worker
+            .diag
+            .as_ref()
+            .map(state)
+            .is_some_and(|state| state.unacknowledged <= u32::from(self.up.ended))
+    }
+
+    /// Reads and drops what the endpoint sends; ready at its end. An endpoint that cannot write may not read either.
+    fn drop_down(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut left = TURN;
+        while !self.down.read_out {
+            if left == 0 {
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            ready!(self.connected.socket.poll_read_ready(context))?;
+            let mut scratch = self.worker.scratch.borrow_mut();
+            match receive(&self.connected.socket, &mut scratch.bytes) {
+                Ok(0) => self.down.read_out = true,
+                Ok(count) => left = left.saturating_sub(count),
+                Err(error) if is_again(&error) => {}
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn cancelled(&self) -> Reason {
+        reset_on_close(&self.connected.socket);
+        self.entry.story.borrow_mut().cancelled = true;
+        Reason::ClientReset
+    }
+
     /// The endpoint's first byte says that it has taken the connection.
     fn heard(&mut self) {
         if !self.taken {
             self.taken = true;
             self.entry.answered();
             self.worker.shared.upstreams.succeeded(&self.connected.in_flight);
-        }
-    }
-}
-
-/// Pieces of a stream that wait for the endpoint.
-#[derive(Default)]
-struct Queue {
-    pieces: VecDeque<Bytes>,
-    /// Small ones, copied together; behind the others.
-    tail: Vec<u8>,
-    /// Of all of it.
-    bytes: usize,
-}
-
-impl Queue {
-    fn is_empty(&self) -> bool {
-        self.bytes == 0
-    }
-
-    fn push(&mut self, piece: Bytes) {
-        if piece.is_empty() {
-            return;
-        }
-        self.bytes += piece.len();
-        // The first goes as it is: mostly it is written at once.
-        if piece.len() < SMALL && !(self.pieces.is_empty() && self.tail.is_empty()) {
-            self.tail.extend_from_slice(&piece);
-            return;
-        }
-        self.close_tail();
-        self.pieces.push_back(piece);
-    }
-
-    fn close_tail(&mut self) {
-        if !self.tail.is_empty() {
-            self.pieces.push_back(std::mem::take(&mut self.tail).into());
-        }
-    }
-
-    /// Before a wait: a small piece alone would keep the whole buffer that it was read into.
-    fn unpin(&mut self) {
-        if let Some(first) = self.pieces.front_mut().filter(|first| first.len() < SMALL) {
-            *first = Bytes::copy_from_slice(first);
-        }
-    }
-
-    /// Writes what the socket takes at once.
-    fn write(&mut self, socket: &TcpStream) -> io::Result<usize> {
-        self.close_tail();
-        let mut slices = [IoSlice::new(&[]); PIECES];
-        let mut count = 0;
-        for (slice, piece) in slices.iter_mut().zip(&self.pieces) {
-            *slice = IoSlice::new(piece);
-            count += 1;
-        }
-        send(socket, &slices[..count])
-    }
-
-    fn advance(&mut self, mut count: usize) {
-        self.bytes -= count;
-        while let Some(first) = self.pieces.front_mut().filter(|_| count > 0) {
-            let gone = count.min(first.len());
-            first.advance(gone);
-            count -= gone;
-            if first.is_empty() {
-                self.pieces.pop_front();
-            }
-        }
-        if self.bytes == 0 {
-            // Lets the memory go.
-            *self = Self::default();
         }
     }
 }

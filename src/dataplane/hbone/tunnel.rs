@@ -8,6 +8,7 @@
 
 use std::cell::Cell;
 use std::future::poll_fn;
+use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -51,8 +52,7 @@ impl Tunnel {
     /// Why a stream has ended that its client takes no part in any more: where all of the connection was ordered to end,
     /// for the same reason.
     pub(super) fn client_fault(&self) -> Reason {
-        let ordered = |reason: &Reason| !matches!(reason, Reason::ClientGone | Reason::BadRequest);
-        self.ending.get().filter(ordered).unwrap_or(Reason::ClientReset)
+        self.ending.get().unwrap_or(Reason::ClientReset)
     }
 }
 
@@ -168,7 +168,14 @@ impl Driver<'_> {
 
     fn broken(&self, error: &h2::Error) {
         tracing::debug!(source = %self.entry.source, %error, "HBONE connection ends");
-        let reason = if error.is_io() { Reason::ClientGone } else { Reason::BadRequest };
+        let timed_out = |error: &io::Error| error.kind() == io::ErrorKind::TimedOut;
+        let reason = match error.get_io() {
+            Some(error) if timed_out(error) => Reason::ClientGone,
+            Some(_) => Reason::ClientReset,
+            // It has ended the connection itself, with an error of its own.
+            None if error.is_go_away() && error.is_remote() => Reason::ClientReset,
+            None => Reason::BadRequest,
+        };
         let reason = self.tunnel.ending.get().unwrap_or(reason);
         self.tunnel.ending.set(Some(reason));
         if reason == Reason::BadRequest {
@@ -192,7 +199,9 @@ impl Driver<'_> {
             return;
         }
         if let Poll::Ready(reason) = self.entry.poll_cut(context) {
-            self.end(reason, h2::Reason::NO_ERROR);
+            // Streams end with it: to callers, no error would be the end of what there is.
+            let streams = self.tunnel.streams.get() > 0;
+            self.end(reason, if streams { h2::Reason::INTERNAL_ERROR } else { h2::Reason::NO_ERROR });
         } else if !self.retired && (self.entry.is_retiring() || self.worker.is_draining()) {
             self.retire();
         }
