@@ -5,6 +5,7 @@ use std::time::SystemTime;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
+use super::problems::{Code, Problem};
 use super::readiness::Gate;
 use crate::telemetry::clock::rfc3339;
 use crate::tls::context::NodeContext;
@@ -24,9 +25,57 @@ impl Identities {
         if status.source.is_empty() {
             return None;
         }
-        let missing = self.context.certificate.newest().is_none();
-        let why = || status.problems.values().next().cloned().unwrap_or_else(|| "not got yet".to_owned());
-        Some(Gate { name: "identity".to_owned(), closed: missing.then(why) })
+        let first = || status.problems.values().next().cloned();
+        let closed = match self.context.certificate.newest() {
+            None => Some(first().unwrap_or_else(|| "not got yet".to_owned())),
+            Some(own) if own.validity.is_over(SystemTime::now()) => {
+                let why = first().map_or(String::new(), |why| format!("; {why}"));
+                Some(format!("the certificate expired at {}{why}", rfc3339(own.validity.not_after)))
+            }
+            Some(_) => None,
+        };
+        Some(Gate { name: "identity".to_owned(), closed })
+    }
+
+    /// What is wrong with who we are and whom we trust.
+    pub(super) fn problems(&self, now: SystemTime) -> Vec<Problem> {
+        let status = self.status.borrow();
+        let mut all = Vec::new();
+        let mut problem =
+            |code, about: &str, text: String| all.push(Problem { code, about: about.to_owned(), text });
+        match self.context.certificate.newest() {
+            None if status.source.is_empty() => {}
+            None => problem(
+                Code::CertificateMissing,
+                status.source,
+                format!("{} gave no certificate yet", status.source),
+            ),
+            Some(own) => {
+                let (identity, until) = (own.identity.as_str(), rfc3339(own.validity.not_after));
+                if own.validity.is_over(now) {
+                    problem(
+                        Code::CertificateExpired,
+                        identity,
+                        format!("the certificate of {identity} expired at {until}"),
+                    );
+                } else if own.validity.is_near_its_end(now) {
+                    let text =
+                        format!("the certificate of {identity} expires at {until}, and was not renewed yet");
+                    problem(Code::CertificateExpiring, identity, text);
+                }
+            }
+        }
+        for (of, why) in &status.problems {
+            problem(Code::CertificateSource, of, format!("{of}: {why}"));
+        }
+        let trust = self.context.trust.newest();
+        for (domain, bundle) in trust.iter().flat_map(|trust| trust.domains()) {
+            if let Some(until) = bundle.not_after.filter(|until| *until <= now) {
+                let text = format!("the last root of {domain} expired at {}", rfc3339(until));
+                problem(Code::RootsExpired, domain.as_str(), text);
+            }
+        }
+        all
     }
 
     /// How the source stands; `null` without one.
@@ -55,7 +104,10 @@ impl Identities {
                 "serial": certificate.serial,
                 "not_before": rfc3339(certificate.validity.not_before),
                 "not_after": rfc3339(certificate.validity.not_after),
-                "state": state(certificate.validity.not_after, now),
+                "state": match certificate.validity.is_near_its_end(now) {
+                    true => "expiring",
+                    false => state(certificate.validity.not_after, now),
+                },
             })
         });
         let trust = self.context.trust.newest();

@@ -8,6 +8,7 @@ pub mod explain;
 pub mod horizon;
 pub mod networks;
 mod probe;
+pub mod problems;
 pub mod readiness;
 pub mod server;
 pub mod views;
@@ -69,6 +70,8 @@ pub struct Sources {
     pub program: Arc<ArcSwap<ProgramStatus>>,
     pub commands: mpsc::Sender<Command>,
     pub started: Instant,
+    /// What is remembered to tell of problems.
+    pub memory: Arc<problems::Memory>,
 }
 
 impl Sources {

@@ -16,6 +16,7 @@ use tokio::sync::oneshot;
 
 use super::explain::{Explanation, Inquiry, Running, explain};
 use super::horizon::{self, horizon};
+use super::problems::{metric, problems};
 use super::{Command, Sources, clients, endpoints, networks, views};
 use crate::model::identity::Identity;
 use crate::model::name::HostName;
@@ -141,7 +142,9 @@ fn is_own_host(headers: &HeaderMap) -> bool {
 }
 
 async fn metrics(State(sources): State<Sources>) -> Response {
-    let text = sources.telemetry.recorder.render() + &process::render();
+    sources.identities.context.tell(&sources.telemetry);
+    let problems = metric(&problems(&sources));
+    let text = sources.telemetry.recorder.render() + &problems + &process::render();
     ([(header::CONTENT_TYPE, METRICS_TYPE)], text).into_response()
 }
 

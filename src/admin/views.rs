@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use super::problems::{Code, Problem, listed, problems};
 use super::{Sources, endpoints};
 use crate::dataplane::upstreams::Upstreams;
 use crate::model::mesh_name::MeshName;
@@ -19,8 +20,9 @@ pub fn status(sources: &Sources) -> Value {
     let program = sources.program.load();
     let aggregator = sources.aggregator.borrow().clone();
     let gates = sources.gates(&snapshot.policy.node.cluster);
-    let conflicts: Vec<&String> =
-        snapshot.services().into_iter().flat_map(|service| &service.conflicts).collect();
+    let problems = problems(sources);
+    let conflicts = problems.iter().filter(|problem| problem.code == Code::ServiceConflict);
+    let conflicts: Vec<&String> = conflicts.map(|problem| &problem.text).collect();
     let registries: Vec<Value> = aggregator
         .registries
         .iter()
@@ -41,6 +43,7 @@ pub fn status(sources: &Sources) -> Value {
         })
         .collect();
     json!({
+        "problems": listed(&problems).iter().map(Problem::to_json).collect::<Vec<_>>(),
         "version": env!("CARGO_PKG_VERSION"),
         "node": {
             "name": &*snapshot.policy.node.name,

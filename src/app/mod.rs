@@ -22,6 +22,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::admin::certificates::Identities;
+use crate::admin::problems;
 use crate::admin::server::{self, Part};
 use crate::admin::{Command, ProgramStatus, Sources};
 use crate::aggregator::owner::{self, Handle};
@@ -165,7 +166,7 @@ impl Program {
         let bound = listeners.bind(&config.policy, workers).map_err(|problems| problems.join("; "))?;
         let scope = Scope::default();
         let (aggregator, reader) = owner::start(world_sources(&config), &telemetry.control, &scope);
-        let mut identity = Keeper::start(&telemetry, &scope);
+        let mut identity = Keeper::start(&scope);
         identity.configure(config.identity.clone()).await;
         let exporter = Exporter::start(&telemetry.spans, &scope);
         exporter.configure(config.tracing.as_ref(), &config.policy.node);
@@ -202,9 +203,11 @@ impl Program {
             program: status.clone(),
             commands: command,
             started: Instant::now(),
+            memory: Arc::default(),
         };
         open_servers(&config, &sources, &scope).await?;
         upkeep(&sources, &scope);
+        scope.spawn(problems::watch(sources.clone()));
         wait_for_registries(&aggregator, config.aggregator.start_timeout).await;
         listeners.open(bound, &mut dataplane).await;
         if let Some(xds) = xds {
@@ -279,7 +282,13 @@ impl Program {
             }
         }
         self.tell(|status| status.draining = true);
-        shutdown::shutdown(self.dataplane, self.config.drain, signals).await;
+        let status = self.status.clone();
+        let deaf = move || {
+            let mut closed = (**status.load()).clone();
+            closed.listening.clear();
+            status.store(Arc::new(closed));
+        };
+        shutdown::shutdown(self.dataplane, self.config.drain, signals, deaf).await;
         self.exporter.finish().await;
     }
 

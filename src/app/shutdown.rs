@@ -4,14 +4,15 @@ use super::Signals;
 use crate::config::Drain;
 use crate::dataplane::handle::Dataplane;
 
-/// Drains; a second signal ends the process at once.
-pub(super) async fn shutdown(dataplane: Dataplane, drain: Drain, mut signals: Signals) {
+/// Drains; a second signal ends the process at once. `deaf` is called when listeners close.
+pub(super) async fn shutdown(dataplane: Dataplane, drain: Drain, mut signals: Signals, deaf: impl FnOnce()) {
     let drained = async {
         if !drain.delay.is_zero() {
             tracing::info!(delay = ?drain.delay, "not ready; still accepting");
             tokio::time::sleep(drain.delay).await;
         }
         tracing::info!(timeout = ?drain.timeout, connections = dataplane.control().connections_active(), "draining");
+        deaf();
         dataplane.drain(drain.timeout).await;
         tracing::info!("drained");
     };

@@ -354,6 +354,15 @@ pub(super) fn status(reading: &Reading, out: &mut impl Write) -> Result<(), Fail
     if reading.output != Format::Table {
         return Ok(structured(out, &value, reading.output)?);
     }
+    let problems = value["problems"].as_array().map(Vec::as_slice).unwrap_or_default();
+    if !problems.is_empty() {
+        writeln!(out, "PROBLEMS")?;
+        for problem in problems {
+            writeln!(out, "  {}: {}", cell(&problem["code"]), cell(&problem["text"]))?;
+            writeln!(out, "    see {}", cell(&problem["look_at"]))?;
+        }
+        writeln!(out)?;
+    }
     let ready = if value["ready"] == true {
         "ready".to_owned()
     } else {
@@ -363,9 +372,7 @@ pub(super) fn status(reading: &Reading, out: &mut impl Write) -> Result<(), Fail
     let running = if config["file_is_running"] == true { "" } else { ", but the file on disk is rejected" };
     writeln!(out, "isthmus {}, {ready}, up {} s", cell(&value["version"]), cell(&value["uptime_seconds"]))?;
     writeln!(out, "config {} in use since {}{running}", cell(&config["path"]), cell(&config["since"]))?;
-    for (heading, key) in
-        [("rejected", "rejected"), ("warning", "warnings"), ("needs restart", "needs_restart")]
-    {
+    for (heading, key) in [("rejected", "rejected"), ("warning", "warnings")] {
         for line in config[key].as_array().into_iter().flatten() {
             writeln!(out, "  {heading}: {}", cell(line))?;
         }
@@ -417,11 +424,5 @@ pub(super) fn status(reading: &Reading, out: &mut impl Write) -> Result<(), Fail
             ("PROBLEMS", "problems"),
         ],
     )?;
-    for conflict in value["conflicts"].as_array().into_iter().flatten() {
-        writeln!(out, "conflict: {}", cell(conflict))?;
-    }
-    for name in value["unresolved"].as_array().into_iter().flatten() {
-        writeln!(out, "no address yet: {}", cell(name))?;
-    }
     Ok(())
 }

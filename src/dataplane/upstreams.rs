@@ -245,7 +245,14 @@ impl Upstreams {
 
     /// The endpoints that an operator should look at, in order of group and address.
     pub fn troubled(&self) -> Vec<(EndpointKey, EndpointState)> {
-        let all = self.endpoints.iter().map(|entry| (entry.key().clone(), self.state_of(entry.value())));
+        // In health nothing is locked or copied.
+        let may_be = |upstream: &Upstream| {
+            let of = [&upstream.ejected_until, &upstream.not_tls];
+            upstream.failures.load(Ordering::Relaxed) != 0
+                || of.iter().any(|of| of.load(Ordering::Relaxed) != 0)
+        };
+        let some = self.endpoints.iter().filter(|entry| may_be(entry.value()));
+        let all = some.map(|entry| (entry.key().clone(), self.state_of(entry.value())));
         let mut troubled: Vec<_> = all.filter(|(_, state)| state.is_troubled()).collect();
         troubled
             .sort_by(|(one, _), (other, _)| (&one.group, one.address).cmp(&(&other.group, other.address)));

@@ -37,7 +37,10 @@ pub struct Control {
 }
 
 pub const DESCRIPTIONS: &[(&str, &str)] = &[
-    ("isthmus_connections_total", "Connections ended, by listener, by the rule that matched, and by reason."),
+    (
+        "isthmus_connections_total",
+        "Connections ended, by listener, by service (or the route that matched), and by reason.",
+    ),
     ("isthmus_connections_active", "Connections and CONNECT streams now, from accept to the end."),
     (
         "isthmus_hbone_connections_total",
@@ -71,8 +74,6 @@ pub const DESCRIPTIONS: &[(&str, &str)] = &[
     ("istio_tcp_connections_closed_total", "Connections to an endpoint that ended."),
     ("istio_tcp_sent_bytes_total", "Bytes from endpoint to client."),
     ("istio_tcp_received_bytes_total", "Bytes from client to endpoint."),
-    ("process_cpu_seconds_total", "CPU time of this process."),
-    ("process_resident_memory_bytes", "Resident memory of this process."),
 ];
 
 impl Control {

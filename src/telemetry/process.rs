@@ -2,12 +2,22 @@
 
 use std::fs;
 
+/// What each metric is.
+pub const DESCRIPTIONS: &[(&str, &str)] = &[
+    ("process_cpu_seconds_total", "CPU time of this process."),
+    ("process_resident_memory_bytes", "Resident memory of this process."),
+    ("process_open_fds", "Descriptors that this process has open."),
+    ("process_max_fds", "Descriptors that this process may have open."),
+];
+
 /// The Prometheus text of CPU time, memory and descriptors; what cannot be read is left out.
 pub fn render() -> String {
     let mut out = String::new();
     let mut put = |name: &str, kind: &str, value: Option<f64>| {
+        let help =
+            DESCRIPTIONS.iter().find(|(described, _)| *described == name).map_or("", |(_, help)| *help);
         if let Some(value) = value {
-            out.push_str(&format!("# TYPE {name} {kind}\n{name} {value}\n"));
+            out.push_str(&format!("# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}\n"));
         }
     };
     put("process_cpu_seconds_total", "counter", cpu_seconds());

@@ -91,6 +91,17 @@ impl Recorder {
         self.registry.get_or_create_histogram(&key(name, &[]), |cell| cell.clone().into())
     }
 
+    /// The sum of a counter over all its labels; 0 where there is none.
+    pub fn counted(&self, name: &str) -> u64 {
+        let mut sum = 0;
+        self.registry.visit_counters(|key, cell| {
+            if key.name() == name {
+                sum += cell.load(Ordering::Relaxed);
+            }
+        });
+        sum
+    }
+
     /// How many series there are.
     pub fn series(&self) -> usize {
         let mut series = 0;

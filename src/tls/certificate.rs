@@ -39,6 +39,18 @@ pub struct Validity {
     pub not_after: SystemTime,
 }
 
+impl Validity {
+    /// Returns true if less than a third of the life is left: whoever renews does so earlier.
+    pub fn is_near_its_end(&self, now: SystemTime) -> bool {
+        let life = self.not_after.duration_since(self.not_before).unwrap_or_default();
+        self.not_after.duration_since(now).is_ok_and(|left| left < life / 3)
+    }
+
+    pub fn is_over(&self, now: SystemTime) -> bool {
+        self.not_after <= now
+    }
+}
+
 /// Why a certificate cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CertificateFault {

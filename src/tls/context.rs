@@ -2,7 +2,7 @@
 //! owner that keeps both fresh.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -18,14 +18,34 @@ use crate::net::watch::FileWatch;
 use crate::telemetry::Telemetry;
 use crate::telemetry::control::CertificateKind;
 
-/// How often the metrics are told how long certificates are still valid.
-const TELL_EVERY: Duration = Duration::from_secs(5);
-
 /// Handles to who we are and whom we trust.
 #[derive(Clone, Debug)]
 pub struct NodeContext {
     pub certificate: Fetch<Certificate>,
     pub trust: Fetch<TrustBundles>,
+}
+
+impl NodeContext {
+    /// Tells the metrics how long certificates are still valid.
+    pub fn tell(&self, telemetry: &Telemetry) {
+        if let Some(certificate) = self.certificate.newest() {
+            let left = seconds_until(certificate.validity.not_after);
+            telemetry.control.certificate_expires(
+                &telemetry.recorder,
+                CertificateKind::Workload,
+                certificate.identity.trust_domain(),
+                left,
+            );
+        }
+        let trust: Option<Arc<TrustBundles>> = self.trust.newest();
+        for (domain, bundle) in trust.iter().flat_map(|trust| trust.domains()) {
+            if let Some(not_after) = bundle.not_after {
+                let left = seconds_until(not_after);
+                let (recorder, domain) = (&telemetry.recorder, domain.as_str());
+                telemetry.control.certificate_expires(recorder, CertificateKind::Roots, domain, left);
+            }
+        }
+    }
 }
 
 /// Keeps certificate and roots fresh, from wherever they come.
@@ -40,8 +60,8 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    pub fn start(telemetry: &Telemetry, scope: &Scope) -> Self {
-        let keeper = Self {
+    pub fn start(scope: &Scope) -> Self {
+        Self {
             certificate: Slot::default(),
             trust: Slot::default(),
             status: watch::Sender::new(SourceStatus::default()),
@@ -49,9 +69,7 @@ impl Keeper {
             scope: scope.clone(),
             options: None,
             tasks: Vec::new(),
-        };
-        scope.spawn(tell(keeper.context(), telemetry.clone()));
-        keeper
+        }
     }
 
     pub fn context(&self) -> NodeContext {
@@ -139,35 +157,6 @@ impl Source {
     }
 }
 
-/// Tells the metrics how long certificates are still valid.
-async fn tell(mut context: NodeContext, telemetry: Telemetry) {
-    let mut every = tokio::time::interval(TELL_EVERY);
-    loop {
-        // Either is a reason to look.
-        tokio::select! {
-            _ = every.tick() => {}
-            _ = context.certificate.changed() => {}
-        }
-        if let Some(certificate) = context.certificate.newest() {
-            let left = seconds_until(certificate.validity.not_after);
-            telemetry.control.certificate_expires(
-                &telemetry.recorder,
-                CertificateKind::Workload,
-                certificate.identity.trust_domain(),
-                left,
-            );
-        }
-        let trust: Option<Arc<TrustBundles>> = context.trust.newest();
-        for (domain, bundle) in trust.iter().flat_map(|trust| trust.domains()) {
-            if let Some(not_after) = bundle.not_after {
-                let left = seconds_until(not_after);
-                let (recorder, domain) = (&telemetry.recorder, domain.as_str());
-                telemetry.control.certificate_expires(recorder, CertificateKind::Roots, domain, left);
-            }
-        }
-    }
-}
-
 /// Negative once the time has passed.
 fn seconds_until(time: SystemTime) -> f64 {
     match time.duration_since(SystemTime::now()) {
@@ -179,10 +168,10 @@ fn seconds_until(time: SystemTime) -> f64 {
 #[cfg(test)]
 mod tests {
     use std::path::Path;
+    use std::time::Duration;
 
     use super::*;
     use crate::model::identity::TrustDomain;
-    use crate::telemetry::access_log::AccessLog;
     use crate::tls::development::Authority;
     use crate::tls::source::TrustFile;
 
@@ -198,7 +187,7 @@ mod tests {
         write(&roots, 1);
         let trust = vec![TrustFile { trust_domain: domain(), roots: roots.clone() }];
         let scope = Scope::default();
-        let mut keeper = Keeper::start(&Telemetry::start(AccessLog::Off), &scope);
+        let mut keeper = Keeper::start(&scope);
         keeper.configure(Options { source: None, trust, expected: None }).await;
         // On this one thread, nothing else has run since the files were read.
         write(&roots, 2);

@@ -144,7 +144,11 @@ impl Sink {
 
     fn take(&self, certificate: Certificate) {
         let until = rfc3339(certificate.validity.not_after);
-        tracing::info!(identity = %certificate.identity, until, "certificate taken into use");
+        if certificate.validity.is_over(SystemTime::now()) {
+            tracing::error!(identity = %certificate.identity, until, "certificate taken into use, although it has expired");
+        } else {
+            tracing::info!(identity = %certificate.identity, until, "certificate taken into use");
+        }
         self.certificate.put(Arc::new(certificate));
         self.status.send_modify(|status| {
             status.renewed = Some(SystemTime::now());

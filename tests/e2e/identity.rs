@@ -167,11 +167,13 @@ fn a_refusal_leaves_the_last_certificate_in_use_until_it_has_expired_and_beyond(
     told(&gateway, "refused with Unauthenticated: the token is too old");
     eventually("it has expired", || own(&gateway).filter(|own| own["state"] == "expired"));
     assert_eq!(own(&gateway).map(|own| own["serial"].clone()), Some(last));
-    assert_eq!(gateway.get("/readyz").0, 200);
+    // It stays in use, but no caller will take it: the gateway says that it is not ready.
+    assert_eq!(gateway.get("/readyz").0, 503);
     let left = gateway.metric("isthmus_certificate_expiry_seconds", &["workload"]);
-    assert!(left < 4.0, "{left}");
+    assert!(left <= 0.0, "{left}");
     authority.tell(&json!({"refuse": null, "lifetime": 3600}));
     gateway.told("certificate taken into use");
+    gateway.ready();
     eventually("a certificate again", || own(&gateway).filter(|own| own["state"] == "valid"));
     in_use(&gateway, &certified(&authority)["serial"]);
 }

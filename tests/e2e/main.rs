@@ -22,6 +22,7 @@ mod interop;
 mod lifecycle;
 mod names;
 mod orders;
+mod problems;
 mod proto;
 mod registries;
 mod relay;

@@ -1,0 +1,388 @@
+//! What is wrong with a running gateway now, by one closed list of codes: the beginning of `status`, the metric
+//! `isthmus_problems` and the lines `problem` and `problem solved` of the log are made of this one list.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use serde_json::{Value, json};
+
+use super::Sources;
+use crate::aggregator::status::{RegistryState, RegistryStatus};
+use crate::snapshot::Snapshot;
+use crate::telemetry::clock::rfc3339;
+use crate::telemetry::recorder::Recorder;
+
+/// How often it is looked whether there are new problems.
+pub const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How long something that was lost is a problem after the last of it.
+const LOSS_REMEMBERED: Duration = Duration::from_secs(600);
+/// Failures in a row from which on an endpoint is a problem: fewer may be one restart.
+const FAILURES_MIN: u32 = 3;
+/// Problems of one code that are listed; those beyond are counted.
+const LISTED_MAX: usize = 50;
+
+macro_rules! codes {
+    ($($variant:ident = $text:literal, $meaning:literal, $look_at:literal;)*) => {
+        /// One word for what is wrong with the gateway, where it is not the end of one connection.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum Code {
+            $($variant,)*
+        }
+
+        impl Code {
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            /// The word, as it stands in `status`, in the metric's label and in the log.
+            pub const fn text(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $text,)*
+                }
+            }
+
+            /// What it means.
+            pub const fn meaning(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $meaning,)*
+                }
+            }
+
+            /// What to look at next.
+            pub const fn look_at(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $look_at,)*
+                }
+            }
+        }
+    };
+}
+
+codes! {
+    ConfigRejected = "config_rejected",
+        "The config file on disk has mistakes; the gateway runs with the one before.",
+        "`isthmus validate FILE`; then `isthmus reload`";
+    NeedsRestart = "needs_restart",
+        "The config file says something that only a restart takes into use.",
+        "restart the gateway, or take the change back";
+    Draining = "draining",
+        "The gateway is stopping: it is not ready, and ends when its connections have ended.",
+        "`isthmus get connections`, `drain.timeout`";
+    RegistryMissing = "registry_missing",
+        "A registry was never read since the start, and there is no copy of it: its services are unknown.",
+        "`isthmus get registries`; the path and the rights of the file";
+    RegistryStale = "registry_stale",
+        "A registry cannot be read; its last good state is in use (stale), counts only where no other has a ready endpoint \
+         (demoted), or is withdrawn (expired).",
+        "`isthmus get registries`; `isthmus validate` of the config";
+    RegistryHeld = "registry_held",
+        "An update of a registry would leave many services without a ready endpoint, and is held back.",
+        "the source of the registry; `aggregator.withdrawalHold`";
+    RegistryLeftOut = "registry_left_out",
+        "A registry has services or endpoints that its `allow` does not let it have; they are left out.",
+        "`isthmus get registries`; `registries[].allow`";
+    ServiceConflict = "service_conflict",
+        "Registries disagree about a service; the earlier registry wins.",
+        "`conflicts` of `isthmus status -o json`";
+    NameUnresolved = "name_unresolved",
+        "A host name of an endpoint or of a gateway has no address.",
+        "`isthmus get endpoints`, `isthmus get gateways`; `dns.servers`";
+    CertificateMissing = "certificate_missing",
+        "The gateway has no certificate yet, and is not ready: callers by HBONE are refused (`tls_failed`).",
+        "`isthmus get certificates`; `identity`";
+    CertificateExpiring = "certificate_expiring",
+        "Less than a third of the life of the gateway's own certificate is left: it should have been renewed.",
+        "`isthmus get certificates`; `identity` of `isthmus status -o json`";
+    CertificateExpired = "certificate_expired",
+        "The gateway's own certificate has expired, and the gateway is not ready: callers by HBONE refuse it.",
+        "`isthmus get certificates`; `identity` of `isthmus status -o json`";
+    CertificateSource = "certificate_source",
+        "A certificate or roots cannot be read or renewed; what was last good is in use.",
+        "`identity` of `isthmus status -o json`";
+    RootsExpired = "roots_expired",
+        "All roots of a trust domain have expired: its callers are refused.",
+        "`isthmus get certificates`; `trust`";
+    EndpointEjected = "endpoint_ejected",
+        "An endpoint failed several times in a row and is left out for a while.",
+        "`isthmus get endpoints`; the endpoint itself";
+    EndpointFailing = "endpoint_failing",
+        "An endpoint did not take its last three connections or more, and is tried nevertheless.",
+        "`isthmus get endpoints`, `isthmus explain NAME --probe`; the endpoint itself";
+    EndpointNotTls = "endpoint_not_tls",
+        "An endpoint answers a ClientHello with bytes that are not TLS.",
+        "the port of the endpoint: `isthmus get endpoints`";
+    AccessLogLost = "access_log_lost",
+        "Lines of the access log were lost in the last ten minutes: its queue was full, or its file cannot be written.",
+        "`telemetry.accessLog.path`, the disk, whoever reads the log; `isthmus_access_log_dropped_total`";
+    SpansLost = "spans_lost",
+        "Spans were lost in the last ten minutes: the collector cannot be reached, or does not keep up.",
+        "`telemetry.tracing.otlp`; `isthmus_spans_dropped_total`";
+    XdsClientRefused = "xds_client_refused",
+        "An xDS client was refused in the last ten minutes: it claims what `xds.clients` does not let it claim.",
+        "the log of the gateway, `xds.clients`; `isthmus_xds_refused_total`";
+}
+
+/// What is lost is told by a counter that goes up.
+const LOSSES: [(Code, &str, &str); 3] = [
+    (Code::AccessLogLost, "isthmus_access_log_dropped_total", "lines of the access log"),
+    (Code::SpansLost, "isthmus_spans_dropped_total", "spans"),
+    (Code::XdsClientRefused, "isthmus_xds_refused_total", "xDS clients"),
+];
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    pub code: Code,
+    /// What it is about: a registry, a name, an endpoint; may be empty.
+    pub about: String,
+    pub text: String,
+}
+
+impl Problem {
+    fn new(code: Code, about: impl Into<String>, text: impl Into<String>) -> Self {
+        Self { code, about: about.into(), text: text.into() }
+    }
+
+    pub fn to_json(&self) -> Value {
+        json!({
+            "code": self.code.text(),
+            "about": self.about,
+            "text": self.text,
+            "look_at": self.code.look_at(),
+        })
+    }
+}
+
+/// What has to be remembered to tell of problems.
+#[derive(Default)]
+pub struct Memory {
+    seen: Mutex<Seen>,
+}
+
+#[derive(Default)]
+struct Seen {
+    losses: BTreeMap<Code, Loss>,
+    /// Conflicts of a generation of the world.
+    conflicts: Option<(u64, Arc<[String]>)>,
+    /// What the log was told of.
+    told: Vec<Problem>,
+}
+
+/// A counter of what is lost.
+struct Loss {
+    count: u64,
+    /// When it last went up.
+    last: Option<(Instant, SystemTime)>,
+}
+
+impl Memory {
+    /// What was lost lately.
+    fn losses(&self, recorder: &Recorder) -> Vec<Problem> {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut problems = Vec::new();
+        for (code, counter, what) in LOSSES {
+            let count = recorder.counted(counter);
+            let loss = seen.losses.entry(code).or_insert(Loss { count: 0, last: None });
+            if count > loss.count {
+                *loss = Loss { count, last: Some((Instant::now(), SystemTime::now())) };
+            }
+            if let Some((_, when)) = loss.last.filter(|(at, _)| at.elapsed() < LOSS_REMEMBERED) {
+                let verb = if code == Code::XdsClientRefused { "refused" } else { "lost" };
+                let text = format!("{count} {what} {verb} since the start, the last at {}", rfc3339(when));
+                problems.push(Problem::new(code, "", text));
+            }
+        }
+        problems
+    }
+
+    /// What registries disagree on; looked for once in each world.
+    fn conflicts(&self, snapshot: &Snapshot) -> Arc<[String]> {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, known)) = seen.conflicts.as_ref().filter(|(of, _)| *of == snapshot.generation) {
+            return known.clone();
+        }
+        let all = snapshot.services().into_iter().flat_map(|service| service.conflicts.clone());
+        let found: Arc<[String]> = all.collect();
+        seen.conflicts = Some((snapshot.generation, found.clone()));
+        found
+    }
+}
+
+/// All that is wrong now, in the order of the codes.
+pub fn problems(sources: &Sources) -> Vec<Problem> {
+    let snapshot = sources.reader.latest();
+    let conflicts = sources.memory.conflicts(&snapshot);
+    let mut all = cheap_problems(sources, &snapshot);
+    all.extend(conflicts.iter().map(|text| Problem::new(Code::ServiceConflict, "", text.as_str())));
+    all.sort_by(|one, other| (one.code, &one.about).cmp(&(other.code, &other.about)));
+    all
+}
+
+/// The same without what has to be looked for in every service.
+fn cheap_problems(sources: &Sources, snapshot: &Snapshot) -> Vec<Problem> {
+    let mut all = of_program(sources);
+    let aggregator = sources.aggregator.borrow().clone();
+    all.extend(aggregator.registries.iter().flat_map(of_registry));
+    let failed = aggregator.unresolved.iter().map(|name| (name.clone(), "it cannot be looked up"));
+    let empty = snapshot.resolved().iter().filter(|(_, addresses)| addresses.is_empty());
+    let empty = empty.map(|(name, _)| (name.to_string(), "it does not exist, or has no address"));
+    for (name, why) in failed.chain(empty) {
+        all.push(Problem::new(Code::NameUnresolved, &name, format!("{name} has no address: {why}")));
+    }
+    all.extend(sources.identities.problems(SystemTime::now()));
+    all.extend(of_endpoints(sources));
+    all.extend(sources.memory.losses(&sources.telemetry.recorder));
+    all.sort_by(|one, other| (one.code, &one.about).cmp(&(other.code, &other.about)));
+    all
+}
+
+fn of_program(sources: &Sources) -> Vec<Problem> {
+    let program = sources.program.load();
+    let mut all = Vec::new();
+    if let Some(first) = program.rejected.first() {
+        let more = match program.rejected.len() {
+            1 => String::new(),
+            count => format!(" (and {} more)", count - 1),
+        };
+        let path = program.config.display().to_string();
+        all.push(Problem::new(Code::ConfigRejected, path, format!("{first}{more}")));
+    }
+    for what in &program.restart {
+        all.push(Problem::new(Code::NeedsRestart, what, format!("{what} has changed in the config file")));
+    }
+    if program.draining {
+        let connections = sources.dataplane.connections_active();
+        all.push(Problem::new(Code::Draining, "", format!("{connections} connections are left")));
+    }
+    all
+}
+
+fn of_registry(registry: &RegistryStatus) -> Vec<Problem> {
+    let mut all = Vec::new();
+    let code = match registry.state {
+        RegistryState::Live => None,
+        RegistryState::Missing => Some(Code::RegistryMissing),
+        RegistryState::Stale | RegistryState::Demoted | RegistryState::Expired => Some(Code::RegistryStale),
+        RegistryState::Held => Some(Code::RegistryHeld),
+    };
+    let name = &*registry.name;
+    if let Some(code) = code {
+        let why = registry.problems.first().map_or("not read yet", String::as_str);
+        let text = format!("{name} is {} since {}: {why}", registry.state.text(), rfc3339(registry.since));
+        all.push(Problem::new(code, name, text));
+    }
+    let (services, endpoints) = (registry.denied_services, registry.denied_endpoints);
+    if services + endpoints > 0 {
+        let text =
+            format!("{name}: {services} services and {endpoints} endpoints are left out by its `allow`");
+        all.push(Problem::new(Code::RegistryLeftOut, name, text));
+    }
+    all
+}
+
+fn of_endpoints(sources: &Sources) -> Vec<Problem> {
+    let mut all = Vec::new();
+    for (key, state) in sources.dataplane.upstreams().troubled() {
+        let about = format!("{} of {}", key.address, key.group);
+        let last = state.last_failure.map_or(String::new(), |last| {
+            format!("{}, {} in a row, last at {}", last.reason, state.in_a_row, rfc3339(last.time))
+        });
+        if let Some(rest) = state.ejected_for {
+            let text = format!("{about} is left out for {} more seconds: {last}", rest.as_secs());
+            all.push(Problem::new(Code::EndpointEjected, &about, text));
+        } else if state.in_a_row >= FAILURES_MIN {
+            all.push(Problem::new(Code::EndpointFailing, &about, format!("{about}: {last}")));
+        }
+        if let Some(time) = state.not_tls {
+            let text = format!("{about} answered with bytes that are not TLS, last at {}", rfc3339(time));
+            all.push(Problem::new(Code::EndpointNotTls, &about, text));
+        }
+    }
+    all
+}
+
+/// At most [`LISTED_MAX`] of each code, and how many more there are.
+pub fn listed(problems: &[Problem]) -> Vec<Problem> {
+    let mut listed = Vec::new();
+    for of_code in problems.chunk_by(|one, other| one.code == other.code) {
+        listed.extend(of_code.iter().take(LISTED_MAX).cloned());
+        if let (Some(first), more @ 1..) = (of_code.first(), of_code.len().saturating_sub(LISTED_MAX)) {
+            listed.push(Problem::new(first.code, "", format!("and {more} more")));
+        }
+    }
+    listed
+}
+
+/// The metric: how many problems there are of each code, those without any included.
+pub fn metric(problems: &[Problem]) -> String {
+    let mut text = format!("# HELP {METRIC} {METRIC_HELP}\n# TYPE {METRIC} gauge\n");
+    for code in Code::ALL {
+        let count = problems.iter().filter(|problem| problem.code == *code).count();
+        text.push_str(&format!("{METRIC}{{code=\"{}\"}} {count}\n", code.text()));
+    }
+    text
+}
+
+/// The metric's name.
+pub const METRIC: &str = "isthmus_problems";
+/// The metric's description.
+pub const METRIC_HELP: &str = "What is wrong now, by problem code; 0 where nothing is.";
+
+/// Tells the log of each problem when it begins and when it ends.
+pub async fn watch(sources: Sources) {
+    let mut every = tokio::time::interval(LOOK_EVERY);
+    loop {
+        every.tick().await;
+        let snapshot = sources.reader.latest();
+        let now = listed(&cheap_problems(&sources, &snapshot));
+        let mut seen = sources.memory.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        tell(&seen.told, &now);
+        seen.told = now;
+    }
+}
+
+fn tell(before: &[Problem], now: &[Problem]) {
+    let same = |one: &Problem, other: &Problem| one.code == other.code && one.about == other.about;
+    for problem in now.iter().filter(|problem| !before.iter().any(|known| same(known, problem))) {
+        let (code, look_at) = (problem.code.text(), problem.code.look_at());
+        match problem.code {
+            // Nobody can call any more.
+            Code::CertificateExpired => tracing::error!(code, look_at, "problem: {}", problem.text),
+            // Ordered by whoever reads this.
+            Code::Draining => {}
+            _ => tracing::warn!(code, look_at, "problem: {}", problem.text),
+        }
+    }
+    for problem in before.iter().filter(|problem| !now.iter().any(|known| same(known, problem))) {
+        tracing::info!(code = problem.code.text(), about = problem.about, "problem solved");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_code_that_many_things_have_is_cut_and_counted() {
+        let problem = |index: usize| Problem::new(Code::NameUnresolved, index.to_string(), "text");
+        let mut all: Vec<Problem> = (0..LISTED_MAX + 7).map(problem).collect();
+        all.push(Problem::new(Code::SpansLost, "", "text"));
+        let listed = listed(&all);
+        assert_eq!(listed.len(), LISTED_MAX + 2);
+        assert_eq!(listed[LISTED_MAX].text, "and 7 more");
+        let metric = metric(&all);
+        assert!(
+            metric.contains(&format!("isthmus_problems{{code=\"name_unresolved\"}} {}\n", LISTED_MAX + 7))
+        );
+        assert!(metric.contains("isthmus_problems{code=\"registry_stale\"} 0\n"), "{metric}");
+    }
+
+    #[test]
+    fn what_is_lost_is_a_problem_when_its_counter_goes_up() {
+        let (memory, recorder) = (Memory::default(), Recorder::default());
+        assert_eq!(memory.losses(&recorder), []);
+        recorder.counter("isthmus_spans_dropped_total", &[]).increment(3);
+        let [problem] = &memory.losses(&recorder)[..] else { panic!("one") };
+        assert_eq!(problem.code, Code::SpansLost);
+        assert!(problem.text.starts_with("3 spans lost since the start"), "{}", problem.text);
+    }
+}

@@ -1,0 +1,140 @@
+//! What is wrong with a running gateway, said by `status`, by a metric and by the log with one word.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::hbone::{BASE, CALLER, OWN, folder};
+use crate::support::backend::{Backend, refusing};
+use crate::support::client::{connect, hello, tls};
+use crate::support::eventually;
+use crate::support::gateway::{BINARY, Gateway};
+use crate::support::pki::PKI;
+
+/// Waits for a problem; its metric is up, the log has told of it, and the table of `status` begins with it.
+#[track_caller]
+pub(crate) fn has_problem(gateway: &Gateway, code: &str) -> Value {
+    let problem = eventually(&format!("problem {code}"), || {
+        let status = gateway.json("/api/v1/status");
+        let all = status["problems"].as_array().cloned().unwrap_or_default();
+        all.into_iter().find(|problem| problem["code"] == code)
+    });
+    let metric = gateway.metric("isthmus_problems", &[&format!("code=\"{code}\"")]);
+    assert!(metric >= 1.0, "{code}: {metric}");
+    assert!(problem["look_at"].as_str().is_some_and(|text| !text.is_empty()), "{problem}");
+    if code != "draining" && code != "service_conflict" {
+        gateway.told(&format!("\"code\":\"{code}\""));
+    }
+    let table = run(gateway, &["status"]);
+    assert!(table.starts_with("PROBLEMS\n"), "{table}");
+    assert!(table.contains(&format!("  {code}: ")), "{table}");
+    problem
+}
+
+/// What a command says of this gateway.
+pub(crate) fn run(gateway: &Gateway, arguments: &[&str]) -> String {
+    let admin = format!("http://{}", gateway.admin());
+    let output =
+        Command::new(BINARY).args(arguments).args(["--admin", &admin]).output().expect("the binary runs");
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+#[test]
+fn a_healthy_gateway_has_no_problems() {
+    let backend = Backend::tls_echo(PKI.server("a.test"), "");
+    let gateway =
+        Gateway::start(&format!("listen: \"127.0.0.1:0\"\nroutes: {{a.test: \"{}\"}}\n", backend.address));
+    tls(gateway.listener("default"), "a.test").expect("a handshake");
+    assert_eq!(gateway.json("/api/v1/status")["problems"], serde_json::json!([]));
+    assert_eq!(gateway.metric("isthmus_problems", &[]), 0.0);
+    assert!(!run(&gateway, &["status"]).contains("PROBLEMS"));
+}
+
+#[test]
+fn endpoints_that_fail_are_problems_until_they_take_a_connection() {
+    let dead = refusing();
+    let plain = Backend::start(|mut stream| {
+        use std::io::{Read, Write};
+        let _ = stream.read(&mut [0; 4096]);
+        let _ = stream.write_all(b"SSH-2.0-OpenSSH\r\n");
+    });
+    let gateway = Gateway::start(&format!(
+        "listen: \"127.0.0.1:0\"\nroutes: {{dead.test: \"{dead}\", plain.test: \"{}\", lost.test: \"no-such-name.invalid:1\"}}\n",
+        plain.address
+    ));
+    let address = gateway.listener("default");
+    for _ in 0..3 {
+        tls(address, "dead.test").expect_err("nobody is there");
+    }
+    let failing = has_problem(&gateway, "endpoint_failing");
+    assert!(
+        failing["text"].as_str().is_some_and(|text| text.contains("endpoint_refused, 3 in a row")),
+        "{failing}"
+    );
+    use std::io::{Read, Write};
+    let mut stream = connect(address);
+    stream.write_all(&hello("plain.test")).expect("sent");
+    let _ = stream.read_to_end(&mut Vec::new());
+    has_problem(&gateway, "endpoint_not_tls");
+    let lost = has_problem(&gateway, "name_unresolved");
+    assert_eq!(lost["about"], "no-such-name.invalid", "{lost}");
+    // Somebody is there again.
+    let back = Backend::start_at(dead, |stream| {
+        crate::support::backend::tls_echo(stream, PKI.server("dead.test"), "")
+    });
+    tls(address, "dead.test").expect("a handshake");
+    assert_eq!(back.accepted(), 1);
+    gateway.told("problem solved");
+    let left = gateway.json("/api/v1/status")["problems"].clone();
+    assert!(!left.to_string().contains("endpoint_failing"), "{left}");
+}
+
+#[test]
+fn an_own_certificate_near_its_end_is_a_problem_and_one_past_it_is_not_ready() {
+    let this_year = 1970
+        + i32::try_from(std::time::UNIX_EPOCH.elapsed().expect("after 1970").as_secs() / 31_556_952)
+            .expect("a year");
+    let folder = folder();
+    let write = |folder: &std::path::Path, from: i32, until: i32| {
+        let own = PKI.issue_for(&[OWN], from, until);
+        std::fs::write(folder.join("key.pem"), &own.key_pem).expect("written");
+        std::fs::write(folder.join("cert.pem"), &own.certificate_pem).expect("written");
+    };
+    write(folder.path(), 2001, this_year + 1);
+    let gateway = Gateway::start_in(folder, BASE, &[]);
+    has_problem(&gateway, "certificate_expiring");
+    write(gateway.folder(), 2001, 2002);
+    let expired = has_problem(&gateway, "certificate_expired");
+    assert!(expired["text"].as_str().is_some_and(|text| text.contains("expired at 2002-01-01")), "{expired}");
+    let (status, verbose) = gateway.get("/readyz?verbose");
+    assert_eq!(status, 503);
+    assert!(verbose.contains("[-] identity: the certificate expired at 2002-01-01"), "{verbose}");
+    let left = gateway.metric("isthmus_certificate_expiry_seconds", &["workload"]);
+    assert!(left < -86_400.0, "{left}");
+    write(gateway.folder(), 2001, this_year + 100);
+    gateway.ready();
+    assert_eq!(gateway.json("/api/v1/status")["problems"], serde_json::json!([]));
+    assert!(!CALLER.is_empty());
+}
+
+#[test]
+fn a_drained_gateway_lists_no_address_that_is_closed() {
+    let silent = Backend::start(|mut stream| {
+        use std::io::Read;
+        while stream.read(&mut [0; 4096]).is_ok_and(|count| count > 0) {}
+    });
+    let gateway = Gateway::start(&format!(
+        "listen: \"127.0.0.1:0\"\nroutes: {{a.test: \"{}\"}}\ndrain: {{timeout: 10s}}\n",
+        silent.address
+    ));
+    use std::io::Write;
+    let mut held = connect(gateway.listener("default"));
+    held.write_all(&hello("a.test")).expect("sent");
+    eventually("it is passed on", || (silent.accepted() == 1).then_some(()));
+    gateway.signal("TERM");
+    has_problem(&gateway, "draining");
+    eventually("its address is closed", || {
+        gateway.json("/api/v1/listeners")[0]["address"].is_null().then_some(())
+    });
+    drop(held);
+}
