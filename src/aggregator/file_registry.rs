@@ -2,21 +2,37 @@
 
 use std::collections::btree_map::Entry;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use tokio::sync::{Semaphore, mpsc};
+use tokio::time::{Instant, timeout};
 
 use super::copies::Copies;
 use crate::document::services::read_registry;
 use crate::model::place::{ClusterId, Network};
+use crate::net::file::{self, FileFault};
 use crate::net::labour::labour;
+use crate::net::reading::{Readings, Unread};
 use crate::net::watch::FileWatch;
 use crate::snapshot::policy::RegistryScope;
 use crate::snapshot::shard::{ScopedShard, Shard};
 
-/// Registries that are parsed at the same time: more would only be slower, and leave more memory in pieces.
-static READINGS: Semaphore = Semaphore::const_new(2);
+/// Registries that are read and parsed at the same time: more would only be slower, and leave more memory in pieces.
+static TURNS: Semaphore = Semaphore::const_new(2);
+/// A registry whose files take longer gives its turn to others until it has them, as its file system may hang.
+const TURN: Duration = Duration::from_millis(100);
+/// How long the files may take; parsing them is not counted.
+const READ_WITHIN: Duration = Duration::from_secs(10);
+/// Readings of one registry that may hang at the same time: one that is waited for, and two that were given up.
+const READINGS: usize = 3;
+/// Files that are being written are read again for so long before it is said that they cannot be understood.
+const UNSETTLED: Duration = Duration::from_secs(2);
+/// After more readings hang than may, the next attempt.
+const AGAIN: Duration = Duration::from_secs(5);
+/// All files of one registry together.
+const BYTES_MAX: u64 = 256 << 20;
 
 /// Where it is, and what it may speak of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,14 +75,36 @@ pub(super) enum Word {
 impl FileRegistry {
     /// Reads all of it, or says what is wrong, a line each. Blocks.
     pub fn read(&self) -> Result<Reading, Vec<String>> {
-        let mut texts = Vec::new();
-        let mut problems = Vec::new();
+        let found = self.texts()?;
+        self.reading(found)
+    }
+
+    /// Reads the files, at least those that can be read. Blocks, for as long as the file system does.
+    fn texts(&self) -> Result<Found, Vec<String>> {
+        let mut found = Found::default();
+        let mut left = BYTES_MAX;
         for path in self.files().map_err(|problem| vec![problem])? {
-            match std::fs::read_to_string(&path) {
-                Ok(text) => texts.push(Text { path, text }),
-                Err(error) => problems.push(format!("{}: cannot be read: {error}", path.display())),
+            let text = match file::read(&path, left) {
+                Ok(bytes) => {
+                    String::from_utf8(bytes).map_err(|_| "cannot be read: it is not UTF-8".to_owned())
+                }
+                Err(FileFault::TooLarge(_)) if left < BYTES_MAX => {
+                    Err(format!("the files of this folder are larger than {} MiB together", BYTES_MAX >> 20))
+                }
+                Err(fault) => Err(fault.to_string()),
+            };
+            match text {
+                Ok(text) => {
+                    left = left.saturating_sub(text.len() as u64);
+                    found.texts.push(Text { path, text });
+                }
+                Err(problem) => found.problems.push(format!("{}: {problem}", path.display())),
             }
         }
+        Ok(found)
+    }
+
+    fn reading(&self, Found { texts, problems }: Found) -> Result<Reading, Vec<String>> {
         match self.understand(&texts, problems) {
             Ok(shard) => Ok(Reading { shard, texts }),
             Err(problems) => Err(problems),
@@ -105,25 +143,6 @@ impl FileRegistry {
         if problems.is_empty() { Ok(ScopedShard::new(shard, &self.scope)) } else { Err(problems) }
     }
 
-    fn first_word(&self, copies: &Copies) -> Word {
-        let mut word = self.word(copies);
-        if let Word::Bad { problems, copy } = &mut word {
-            match self.read_copy(copies) {
-                Ok(found) => *copy = found,
-                Err(found) => problems.extend(found),
-            }
-        }
-        word
-    }
-
-    fn word(&self, copies: &Copies) -> Word {
-        match self.read() {
-            Ok(reading) if copies.are_kept() => Word::Good(reading),
-            Ok(reading) => Word::Good(Reading { texts: Vec::new(), ..reading }),
-            Err(problems) => Word::Bad { problems, copy: None },
-        }
-    }
-
     fn read_copy(&self, copies: &Copies) -> Result<Option<(ScopedShard, SystemTime)>, Vec<String>> {
         let copy = copies
             .load(&self.name)
@@ -149,23 +168,133 @@ fn join(shard: &mut Shard, part: Shard, file: &Path, problems: &mut Vec<String>)
 
 /// Reads the registry whenever it changes, and says what it found.
 pub(super) async fn follow(registry: FileRegistry, copies: Copies, words: mpsc::Sender<(Arc<str>, Word)>) {
-    let mut watch = FileWatch::new(vec![registry.path.clone()]);
-    let mut read: fn(&FileRegistry, &Copies) -> Word = FileRegistry::first_word;
+    let mut follower = Follower {
+        watch: FileWatch::new(vec![registry.path.clone()]),
+        readings: Readings::new(READINGS),
+        registry,
+        copies,
+    };
+    let mut copy_wanted = true;
+    let mut bad_since: Option<Instant> = None;
     loop {
-        // Fails only when it is closed, which nobody does.
-        let turn = READINGS.acquire().await;
-        let (reader, kept) = (registry.clone(), copies.clone());
-        let begun = Instant::now();
-        let Ok(word) = labour(move || read(&reader, &kept)).await else {
-            tracing::error!(registry = &*registry.name, "reading the registry panicked");
-            return;
+        let outcome = follower.read().await;
+        let (problems, unread) = match outcome {
+            Outcome::Good(reading) => {
+                bad_since = None;
+                copy_wanted = false;
+                if words.send((follower.registry.name.clone(), Word::Good(reading))).await.is_err() {
+                    return;
+                }
+                follower.watch.changed().await;
+                continue;
+            }
+            Outcome::Bad(problems) => (problems, None),
+            Outcome::Unread(unread) => {
+                let path = follower.registry.path.display();
+                (vec![format!("{path}: cannot be read: {unread}")], Some(unread))
+            }
         };
-        drop(turn);
-        read = FileRegistry::word;
-        tracing::debug!(registry = &*registry.name, took = ?begun.elapsed(), "registry parsed");
-        if words.send((registry.name.clone(), word)).await.is_err() {
+        let unsettled = UNSETTLED.saturating_sub(bad_since.get_or_insert_with(Instant::now).elapsed());
+        if unread.is_none() && !unsettled.is_zero() && follower.watch.is_busy().await {
+            // Half of a change, perhaps.
+            let _ = timeout(unsettled, follower.watch.changed()).await;
+            continue;
+        }
+        bad_since = None;
+        let word = follower.bad(problems, std::mem::take(&mut copy_wanted)).await;
+        if words.send((follower.registry.name.clone(), word)).await.is_err() {
             return;
         }
-        watch.changed().await;
+        match unread {
+            None => follower.watch.changed().await,
+            Some(unread) => follower.answered(&unread).await,
+        }
+    }
+}
+
+/// What the files of a registry hold, and what is wrong with those that cannot be read.
+#[derive(Debug, Default)]
+struct Found {
+    texts: Vec<Text>,
+    problems: Vec<String>,
+}
+
+/// How an attempt to read a registry ended.
+enum Outcome {
+    Good(Reading),
+    /// What is wrong, a line each.
+    Bad(Vec<String>),
+    /// The file system does not answer.
+    Unread(Unread),
+}
+
+/// Reads one registry, again and again.
+struct Follower {
+    registry: FileRegistry,
+    copies: Copies,
+    watch: FileWatch,
+    readings: Readings,
+}
+
+impl Follower {
+    async fn read(&mut self) -> Outcome {
+        // Fails only when it is closed, which nobody does.
+        let turn = TURNS.acquire().await;
+        let begun = Instant::now();
+        let (registry, before) = (self.registry.clone(), self.watch.seen().clone());
+        // What changes after it was looked at is to be read again.
+        let files = self.readings.read(READ_WITHIN, move || (before.now(), registry.texts()));
+        let mut files = pin!(files);
+        let (turn, read) = match timeout(TURN, &mut files).await {
+            Ok(read) => (turn, read),
+            Err(_) => {
+                drop(turn);
+                let read = files.await;
+                (TURNS.acquire().await, read)
+            }
+        };
+        let (seen, found) = match read {
+            Ok(read) => read,
+            Err(unread) => return Outcome::Unread(unread),
+        };
+        let (registry, are_kept) = (self.registry.clone(), self.copies.are_kept());
+        let parse = move || match found.and_then(|found| registry.reading(found)) {
+            Ok(reading) if are_kept => Outcome::Good(reading),
+            Ok(reading) => Outcome::Good(Reading { texts: Vec::new(), ..reading }),
+            Err(problems) => Outcome::Bad(problems),
+        };
+        let outcome = labour(parse).await;
+        drop(turn);
+        tracing::debug!(registry = &*self.registry.name, took = ?begun.elapsed(), "registry parsed");
+        self.watch.was_read(seen, begun.elapsed());
+        outcome.unwrap_or(Outcome::Unread(Unread::Panicked))
+    }
+
+    /// The word that it cannot be read or understood, with the last good copy if it is wanted.
+    async fn bad(&self, mut problems: Vec<String>, copy_wanted: bool) -> Word {
+        if !copy_wanted {
+            return Word::Bad { problems, copy: None };
+        }
+        let (registry, copies) = (self.registry.clone(), self.copies.clone());
+        let read = Readings::new(1).read(READ_WITHIN, move || registry.read_copy(&copies)).await;
+        let unread = |unread: Unread| Err(vec![format!("its last good copy cannot be read: {unread}")]);
+        let copy = read.unwrap_or_else(unread).unwrap_or_else(|found| {
+            problems.extend(found);
+            None
+        });
+        Word::Bad { problems, copy }
+    }
+
+    /// Waits until it is worth another attempt: a reading that hung has ended, or there are other files.
+    async fn answered(&mut self, unread: &Unread) {
+        if matches!(unread, Unread::Hanging(_) | Unread::Panicked) {
+            tokio::time::sleep(AGAIN).await;
+        }
+        self.watch.look().await;
+        // Which comes first does not matter: both lead to another reading.
+        tokio::select! {
+            () = self.readings.ended() => {}
+            () = self.watch.changed() => {}
+        }
     }
 }

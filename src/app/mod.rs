@@ -295,7 +295,7 @@ impl Program {
     /// Takes the file as it is now into use; on any error nothing changes.
     async fn reload(&mut self, why: &str) -> Result<String, Vec<String>> {
         // Before it is read, which takes time: what changes meanwhile is to be read again.
-        self.watch.look();
+        self.watch.look().await;
         let result = self.try_reload().await;
         match &result {
             Ok(done) => {

@@ -37,7 +37,7 @@ pub async fn labour<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static
 }
 
 /// On Linux it is threads that have a priority.
-fn give_way() {
+pub(super) fn give_way() {
     if let Err(error) = rustix::process::nice(NICE) {
         tracing::debug!(%error, "long work competes with connections");
     }

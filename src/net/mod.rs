@@ -1,14 +1,16 @@
 //! Sockets and their upkeep: listening, dialling, resetting, pipes, descriptor budgets, gRPC, waits between attempts, the
-//! scopes that tasks are started in, and the threads for long work.
+//! scopes that tasks are started in, files and the threads for reading them, and the threads for long work.
 
 pub mod backoff;
 pub mod budget;
 pub mod channel;
 pub mod diag;
 pub mod fetch;
+pub mod file;
 pub mod labour;
 pub mod listen;
 pub mod pipe;
+pub mod reading;
 pub mod scope;
 pub mod socket;
 pub mod watch;

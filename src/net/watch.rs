@@ -3,12 +3,15 @@
 //! The kernel's notice of a change in a file's folder is only a hint to look; whether something changed is decided by what
 //! the files look like. Looking also happens now and then without a hint, for file systems that give none.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use self::notices::{Hint, Listening};
+use super::reading::{Readings, Unread};
 
 mod notices;
 
@@ -16,18 +19,35 @@ mod notices;
 const QUIET: Duration = Duration::from_millis(100);
 /// A file that was closed is mostly whole, and one that was put in its place is; but others may follow that belong to it.
 const QUIET_WHEN_WHOLE: Duration = Duration::from_millis(20);
+/// Files that are never quiet are looked at this long after the first hint, where a reading of them takes little time and
+/// no file is open for writing.
+const BUSY_WITHIN: Duration = Duration::from_millis(100);
 /// But no later than this after the first hint.
 const QUIET_WITHIN: Duration = Duration::from_secs(2);
 /// How often files are looked at without a hint.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// A look that takes longer is given up.
+const LOOK_WITHIN: Duration = Duration::from_secs(10);
+/// Looks of one watch that may hang at the same time.
+const LOOKS: usize = 3;
 
-/// Watches some files and folders.
+/// Watches some files and folders. Every look at them is a reading on a thread of its own.
 pub struct FileWatch {
     seen: Sightings,
-    /// From the first wait on.
-    notices: Option<Listening>,
+    notices: Notices,
     /// Heard, and not looked at yet.
     hint: Option<Hint>,
+    /// Files that somebody has begun to write and not closed, as far as is known.
+    unfinished: BTreeSet<PathBuf>,
+    /// How long a reading of the files takes.
+    cost: Duration,
+    looks: Readings,
+}
+
+enum Notices {
+    /// Nobody listens, or at paths that have changed since.
+    Outdated(Option<Listening>),
+    Current(Listening),
 }
 
 /// What a path looked like; for a folder, its entries as well.
@@ -40,37 +60,70 @@ struct Stamp {
 /// Device, inode, size, and when it was last written to (seconds, nanoseconds).
 type Look = (u64, u64, u64, i64, i64);
 
-/// Files and folders, each as it was when it was looked at.
+/// Files and folders, each as it was when it was looked at; `None`: nobody has looked at it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Sightings(BTreeMap<PathBuf, Stamp>);
+pub struct Sightings(BTreeMap<PathBuf, Option<Stamp>>);
 
 impl Sightings {
-    /// Notes how this is now, unless it was noted before.
+    /// Notes how this is now, unless it was noted before. Blocks.
     pub fn note(&mut self, path: &Path) {
-        self.0.entry(path.to_owned()).or_insert_with(|| stamp(path));
+        let known = self.0.entry(path.to_owned()).or_default();
+        if known.is_none() {
+            *known = Some(stamp(path));
+        }
     }
 
-    /// How the same are now.
-    fn now(&self) -> Self {
-        Self(self.0.keys().map(|path| (path.clone(), stamp(path))).collect())
+    /// How the same are now. Blocks.
+    #[must_use]
+    pub fn now(&self) -> Self {
+        Self(self.0.keys().map(|path| (path.clone(), Some(stamp(path)))).collect())
     }
 }
 
 impl FileWatch {
+    /// Watches these, which nobody has looked at.
     pub fn new(paths: Vec<PathBuf>) -> Self {
-        let mut seen = Sightings::default();
-        paths.iter().for_each(|path| seen.note(path));
-        Self::since(seen)
+        Self::since(Sightings(paths.into_iter().map(|path| (path, None)).collect()))
     }
 
     /// Watches these. What has happened since they were noted counts.
     pub fn since(seen: Sightings) -> Self {
-        Self { seen, notices: None, hint: None }
+        Self {
+            seen,
+            notices: Notices::Outdated(None),
+            hint: None,
+            unfinished: BTreeSet::new(),
+            cost: Duration::ZERO,
+            looks: Readings::new(LOOKS),
+        }
     }
 
-    /// Notes how the files are. Who reads them next has read all that was before.
-    pub fn look(&mut self) {
-        self.seen = self.seen.now();
+    /// How the files were when they were last looked at.
+    pub fn seen(&self) -> &Sightings {
+        &self.seen
+    }
+
+    /// Takes over how the files were just before somebody read them, and how long the reading took: who reads them next has
+    /// read all that was before.
+    pub fn was_read(&mut self, seen: Sightings, cost: Duration) {
+        for (path, stamp) in seen.0 {
+            self.seen.0.entry(path).and_modify(|known| *known = stamp);
+        }
+        self.cost = cost;
+    }
+
+    /// Looks at the files, before they are read: who reads them next has read all that was before.
+    pub async fn look(&mut self) {
+        match self.now().await {
+            Ok(now) => self.seen = now,
+            Err(unread) => tracing::debug!(%unread, "cannot look at files"),
+        }
+    }
+
+    /// Returns true if somebody is writing to the files now, so that a reading may have seen half of a change. Waits a
+    /// moment for a hint.
+    pub async fn is_busy(&mut self) -> bool {
+        self.hint.is_some() || tokio::time::timeout(QUIET, self.hear()).await.is_ok()
     }
 
     /// Watches these as well. What has happened since they were noted counts, and since the last look to those that are
@@ -79,67 +132,115 @@ impl FileWatch {
         for (path, stamp) in &more.0 {
             self.seen.0.entry(path.clone()).or_insert_with(|| stamp.clone());
         }
-        self.listen();
+        self.outdate();
     }
 
     /// Watches none but these any more.
     pub fn retain(&mut self, these: &Sightings) {
         self.seen.0.retain(|path, _| these.0.contains_key(path));
-        self.listen();
-    }
-
-    /// Listens to where the paths lead now.
-    fn listen(&mut self) {
-        if let Some(notices) = &mut self.notices {
-            notices.follow(self.seen.0.keys());
-        }
+        self.outdate();
     }
 
     /// Waits until a file is another than when it was last looked at. Nothing is lost where the wait is given up.
     pub async fn changed(&mut self) {
         loop {
-            if self.notices.is_none() {
-                // Of what was before this nobody gives notice.
-                self.hint = Some(Hint::Begun);
-            }
-            let notices = self.notices.get_or_insert_with(|| Listening::to(self.seen.0.keys()));
+            self.listen().await;
             if self.hint.is_none() {
                 // Which comes first does not matter: both lead to a look.
                 tokio::select! {
-                    hint = notices.next() => self.hint = Some(hint),
+                    () = self.hear() => {}
                     () = tokio::time::sleep(LOOK_EVERY) => {}
                 }
             }
             self.quiet().await;
+            let now = self.now().await;
             self.hint = None;
-            let now = self.seen.now();
-            if now != self.seen {
-                self.seen = now;
-                // Links may lead elsewhere now.
-                self.listen();
-                return;
+            match now {
+                Ok(now) if now != self.seen => {
+                    self.seen = now;
+                    // Links may lead elsewhere now.
+                    self.outdate();
+                    return;
+                }
+                Ok(_) | Err(Unread::Late(_)) => {}
+                // Hints would only have it tried in vain.
+                Err(_) => tokio::time::sleep(LOOK_EVERY).await,
             }
         }
     }
 
-    /// Waits until hints have stopped for a moment.
+    async fn now(&self) -> Result<Sightings, Unread> {
+        let seen = self.seen.clone();
+        self.looks.read(LOOK_WITHIN, move || seen.now()).await
+    }
+
+    fn outdate(&mut self) {
+        self.notices = match std::mem::replace(&mut self.notices, Notices::Outdated(None)) {
+            Notices::Current(listening) => Notices::Outdated(Some(listening)),
+            outdated => outdated,
+        };
+    }
+
+    /// Listens to where the paths lead now. Where that cannot be found out, nobody gives notice until the next time.
+    async fn listen(&mut self) {
+        let Notices::Outdated(before) = &mut self.notices else { return };
+        let (before, paths) = (before.take(), self.seen.0.keys().cloned().collect::<Vec<_>>());
+        // Of what was before this nobody gives notice.
+        let missed = before.is_none().then_some(Hint::Begun);
+        let follow = move || match before {
+            Some(mut listening) => {
+                listening.follow(&paths);
+                listening
+            }
+            None => Listening::to(&paths),
+        };
+        match self.looks.read(LOOK_WITHIN, follow).await {
+            Ok(listening) => {
+                self.notices = Notices::Current(listening);
+                self.hint = self.hint.or(missed);
+            }
+            Err(unread) => tracing::debug!(%unread, "cannot listen to changes of files"),
+        }
+    }
+
+    /// Waits for the next hint; for ever, where nobody listens.
+    async fn hear(&mut self) {
+        let Notices::Current(listening) = &mut self.notices else { return std::future::pending().await };
+        let heard = listening.next().await;
+        match heard.hint {
+            Hint::Begun => {}
+            Hint::Written => drop(self.unfinished.insert(heard.path)),
+            Hint::Closed | Hint::Placed => drop(self.unfinished.remove(&heard.path)),
+        }
+        self.hint = Some(heard.hint);
+    }
+
+    /// Waits until hints have stopped for a moment, or for so long that the files are looked at all the same.
     async fn quiet(&mut self) {
-        let latest = tokio::time::Instant::now() + QUIET_WITHIN;
-        let alone = self.seen.0.len() == 1 && self.seen.0.values().all(|stamp| stamp.file.is_some());
-        while let (Some(last), Some(notices)) = (self.hint, &mut self.notices)
-            && tokio::time::Instant::now() < latest
-        {
+        let first = Instant::now();
+        // A reading takes at most a third of the time.
+        let busy = first + BUSY_WITHIN.max(2 * self.cost).min(QUIET_WITHIN);
+        let alone = self.seen.0.len() == 1
+            && self.seen.0.values().all(|stamp| stamp.as_ref().is_some_and(|stamp| stamp.file.is_some()));
+        while let (Some(last), Notices::Current(_)) = (self.hint, &self.notices) {
+            let latest = if self.unfinished.is_empty() { busy } else { first + QUIET_WITHIN };
+            if Instant::now() >= latest {
+                break;
+            }
             let rest = match last {
-                Hint::Begun => QUIET,
                 // Nothing else belongs to it.
-                Hint::Placed if alone => return,
+                Hint::Placed if alone => break,
+                Hint::Begun | Hint::Written => QUIET,
+                Hint::Placed | Hint::Closed if !self.unfinished.is_empty() => QUIET,
                 Hint::Placed | Hint::Closed => QUIET_WHEN_WHOLE,
             };
-            match tokio::time::timeout(rest, notices.next()).await {
-                Ok(hint) => self.hint = Some(hint),
-                Err(_) => return,
+            let rest = (Instant::now() + rest).min(latest);
+            if tokio::time::timeout_at(rest, self.hear()).await.is_err() && rest < latest {
+                break;
             }
         }
+        // Of a file whose end was not heard of nobody knows; the next hint of it begins anew.
+        self.unfinished.clear();
     }
 }
 
@@ -177,6 +278,7 @@ mod tests {
         std::os::unix::fs::symlink("one", folder.path().join("..data")).expect("linked");
         let linked = folder.path().join("..data/b.yaml");
         let mut watch = FileWatch::new(vec![file.clone(), linked, folder.path().join("absent")]);
+        watch.look().await;
         let mut seen = async || tokio::time::timeout(Duration::from_secs(10), watch.changed()).await;
         std::fs::write(&file, "22").expect("written");
         seen().await.expect("a rewrite is seen");
@@ -202,6 +304,7 @@ mod tests {
         };
         link("one");
         let mut watch = FileWatch::new(vec![at("current/inner/a.yaml")]);
+        watch.look().await;
         // Sooner than without a notice.
         let mut seen = async || tokio::time::timeout(LOOK_EVERY / 2, watch.changed()).await.expect("seen");
         link("two");
@@ -215,6 +318,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("a.yaml");
         let mut watch = FileWatch::new(vec![file.clone()]);
+        watch.look().await;
         std::fs::write(&file, "1").expect("written");
         let given_up = tokio::time::timeout(QUIET_WHEN_WHOLE / 2, watch.changed()).await;
         assert!(given_up.is_err() && watch.hint.is_some());
@@ -227,8 +331,9 @@ mod tests {
         let (file, more) = (folder.path().join("a.yaml"), folder.path().join("b.yaml"));
         std::fs::write(&file, "1").expect("written");
         let mut watch = FileWatch::new(vec![file.clone()]);
+        watch.look().await;
         std::fs::write(&file, "22").expect("written");
-        watch.look();
+        watch.look().await;
         // Here a reader is at work, who has read 22.
         std::fs::write(&file, "333").expect("written");
         let mut seen = Sightings::default();
@@ -246,6 +351,7 @@ mod tests {
         std::fs::write(&file, "1").expect("written");
         std::fs::write(&next, "2").expect("written");
         let mut watch = FileWatch::new(vec![file.clone()]);
+        watch.look().await;
         let mut fastest = Duration::MAX;
         // More than once, as the machine may be busy; the wait for writers would be too long every time.
         for size in 3..8 {

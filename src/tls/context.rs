@@ -112,14 +112,14 @@ impl Keeper {
             roots.supplied.len() != before
         });
         // Before the files are read: what changes meanwhile is to be read again.
-        let watch = FileWatch::new(files::paths(&options));
-        let (first, at) = (options.clone(), sink.clone());
-        // Only a panic ends it early; the files are read again when they change.
-        let _ = tokio::task::spawn_blocking(move || files::take_all(&first, &at)).await;
+        let mut watch = FileWatch::new(files::paths(&options));
+        watch.look().await;
+        let files = files::Reader::new(options.clone(), sink.clone());
+        files.read().await;
         if withdrawn {
             sink.publish_trust();
         }
-        self.begin(files::run(watch, options.clone(), sink.clone()));
+        self.begin(files.run(watch));
         match (&options.source, &options.expected) {
             (Some(Source::IstioCa(authority)), Some(identity)) => {
                 self.begin(istio_ca::run(authority.clone(), identity.clone(), sink, self.scope.clone()));

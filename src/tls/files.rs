@@ -1,10 +1,9 @@
 //! Certificates and roots kept in PEM files: read when they change, however they are replaced.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::CertificateDer;
@@ -12,6 +11,8 @@ use rustls::pki_types::CertificateDer;
 use super::certificate::{Certificate, certificates};
 use super::server::provider;
 use super::source::{CERTIFICATE, Options, Sink, Source, TrustFile};
+use crate::net::file;
+use crate::net::reading::Readings;
 use crate::net::watch::FileWatch;
 
 /// Largest PEM file read.
@@ -26,18 +27,43 @@ pub(super) fn paths(options: &Options) -> Vec<PathBuf> {
     paths
 }
 
-/// Reads the files whenever they change.
-pub(super) async fn run(mut watch: FileWatch, options: Options, sink: Sink) {
-    loop {
-        watch.changed().await;
-        let (options, sink) = (options.clone(), sink.clone());
-        // Only a panic ends it early; the next change tries again.
-        let _ = tokio::task::spawn_blocking(move || take_all(&options, &sink)).await;
+/// How long the files may take to be read.
+pub(super) const READ_WITHIN: Duration = Duration::from_secs(10);
+/// Readings of one source that may hang at the same time.
+const READINGS: usize = 3;
+
+/// Reads files for one source; what hangs is given up.
+#[derive(Clone)]
+pub(super) struct Reader {
+    options: Options,
+    sink: Sink,
+    readings: Readings,
+}
+
+impl Reader {
+    pub(super) fn new(options: Options, sink: Sink) -> Self {
+        Self { options, sink, readings: Readings::new(READINGS) }
+    }
+
+    /// Reads the files whenever they change.
+    pub(super) async fn run(self, mut watch: FileWatch) {
+        loop {
+            watch.changed().await;
+            self.read().await;
+        }
+    }
+
+    /// Takes what the files hold now into use; what cannot be read stays as it was.
+    pub(super) async fn read(&self) {
+        let (options, sink) = (self.options.clone(), self.sink.clone());
+        if let Err(unread) = self.readings.read(READ_WITHIN, move || take_all(&options, &sink)).await {
+            self.sink.failed(format!("cannot be read from its files: {unread}"));
+        }
     }
 }
 
 /// Takes what the files hold now into use. What cannot be read stays as it was.
-pub(super) fn take_all(options: &Options, sink: &Sink) {
+fn take_all(options: &Options, sink: &Sink) {
     if let Some(Source::Files { certificate, key }) = &options.source {
         match read_pair(certificate, key, sink.provider()) {
             Ok(certificate) => drop(sink.offer(certificate)),
@@ -100,12 +126,5 @@ pub(super) fn read_roots(path: &Path) -> Result<Vec<CertificateDer<'static>>, St
 
 /// The bytes of a small file.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, String> {
-    let cannot = |error: std::io::Error| format!("{}: cannot be read: {error}", path.display());
-    let mut bytes = Vec::new();
-    let file = File::open(path).map_err(cannot)?;
-    file.take(BYTES_MAX + 1).read_to_end(&mut bytes).map_err(cannot)?;
-    if bytes.len() as u64 > BYTES_MAX {
-        return Err(format!("{}: is larger than {} MiB", path.display(), BYTES_MAX >> 20));
-    }
-    Ok(bytes)
+    file::read(path, BYTES_MAX).map_err(|fault| format!("{}: {fault}", path.display()))
 }

@@ -29,12 +29,15 @@ use super::trust::{anchors, why};
 use crate::model::identity::{Identity, TrustDomain};
 use crate::net::backoff::Backoff;
 use crate::net::channel::{CallFault, Channel};
+use crate::net::reading::{Readings, Unread};
 use crate::net::scope::Scope;
 use crate::proto::istio::v1::auth::{IstioCertificateRequest, IstioCertificateResponse};
 use crate::telemetry::clock::rfc3339;
 
 /// From the look-up of the name until the answer.
 const ATTEMPT: Duration = Duration::from_secs(10);
+/// Readings of its files that may hang at the same time.
+const READINGS: usize = 3;
 /// Certificates from ours to just below the root, and roots.
 const CHAIN_MAX: usize = 16;
 const ROOTS_MAX: usize = 256;
@@ -93,9 +96,11 @@ struct Issued {
 /// Has `identity` certified, again and again.
 pub(super) async fn run(authority: IstioCa, identity: Identity, sink: Sink, scope: Scope) {
     let mut backoff = Backoff::default();
+    let readings = Readings::new(READINGS);
     loop {
         // Nothing is lost where it is dropped: the next attempt begins anew.
-        let attempt = tokio::time::timeout(ATTEMPT, attempt(&authority, &identity, &sink, &scope));
+        let attempt = attempt(&authority, &identity, &sink, &readings, &scope);
+        let attempt = tokio::time::timeout(ATTEMPT, attempt);
         let renewal = match attempt.await.unwrap_or(Err(Fault::Late)) {
             Ok(issued) => take(issued, &identity, &sink),
             Err(fault) => {
@@ -134,9 +139,10 @@ async fn attempt(
     authority: &IstioCa,
     identity: &Identity,
     sink: &Sink,
+    readings: &Readings,
     scope: &Scope,
 ) -> Result<Issued, Fault> {
-    let (token, roots) = read(authority).await?;
+    let (token, roots) = read(authority, readings).await?;
     let (key, csr) = request(identity)?;
     let authorization = bearer(&token).ok_or_else(|| Fault::Token(authority.token.display().to_string()))?;
     let mut request = Request::new(IstioCertificateRequest {
@@ -156,11 +162,14 @@ async fn attempt(
 }
 
 /// The token and the roots, as the files hold them now.
-async fn read(authority: &IstioCa) -> Result<(Vec<u8>, Vec<CertificateDer<'static>>), Fault> {
+async fn read(
+    authority: &IstioCa,
+    readings: &Readings,
+) -> Result<(Vec<u8>, Vec<CertificateDer<'static>>), Fault> {
     let (token, roots) = (authority.token.clone(), authority.roots.clone());
     let read = move || Ok((files::read(&token)?, files::read_roots(&roots)?));
-    let panicked = |_| Err("reading files panicked".to_owned());
-    tokio::task::spawn_blocking(read).await.unwrap_or_else(panicked).map_err(Fault::File)
+    let unread = |unread: Unread| Err(format!("{}: {unread}", authority.token.display()));
+    readings.read(files::READ_WITHIN, read).await.unwrap_or_else(unread).map_err(Fault::File)
 }
 
 fn bearer(token: &[u8]) -> Option<MetadataValue<Ascii>> {

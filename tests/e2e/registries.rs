@@ -1,6 +1,6 @@
 //! Registries that vanish, break, shrink and come back: what they said is used for as long as it should be.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,6 +11,7 @@ use crate::support::backend::Backend;
 use crate::support::client::{Tls, call, tls};
 use crate::support::eventually;
 use crate::support::gateway::Gateway;
+use crate::support::hang::Hang;
 use crate::support::pki::PKI;
 
 const NAME: &str = "s0.mesh";
@@ -385,19 +386,17 @@ fn endpoints_on_networks_a_registry_may_not_speak_of_are_dropped_and_shown() {
     assert_eq!(call(&mut open(&gateway), "x").expect("an answer"), "x");
 }
 
-/// A registry that neither answers nor fails, as a file on a hung mount: a pipe that nobody writes to.
-fn hung(folder: &Path) -> PathBuf {
-    let pipe = folder.join("hung.yaml");
-    let made = std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo");
-    assert!(made.success());
-    pipe
+/// A registry that neither answers nor fails, as a file on a hung mount.
+fn hung(folder: &Path, name: &str, text: &str) -> Option<Hang> {
+    write(folder, name, text);
+    Hang::of(&folder.join(format!("{name}.yaml")))
 }
 
 #[test]
 fn a_config_that_changes_during_the_start_is_read_again() {
     let one = backend("");
     let folder = tempfile::tempdir().expect("a folder");
-    hung(folder.path());
+    let Some(_hang) = hung(folder.path(), "hung", "services: []") else { return };
     let text = config(&["hung"], "aggregator: {startTimeout: 1s}");
     let gateway = Gateway::start_unready(folder, &text);
     assert_eq!(gateway.get("/readyz").0, 503);
@@ -426,7 +425,8 @@ fn included_files_are_watched_that_are_new_or_have_made_the_config_a_bad_one() {
 fn a_registry_that_does_not_answer_is_waited_for_so_long() {
     let one = backend("");
     let folder = tempfile::tempdir().expect("a folder");
-    let pipe = hung(folder.path());
+    let late = registry(&[service("late.mesh", &one)]);
+    let Some(hang) = hung(folder.path(), "hung", &late) else { return };
     write(folder.path(), "west", &many(1, &one));
     let began = Instant::now();
     let gateway =
@@ -436,6 +436,87 @@ fn a_registry_that_does_not_answer_is_waited_for_so_long() {
     assert_eq!(call(&mut open(&gateway), "x").expect("an answer"), "x");
     gateway.told("some registries have not answered");
     // When it does answer, it is taken in.
-    std::fs::write(&pipe, registry(&[service("late.mesh", &one)])).expect("written");
+    drop(hang);
     eventually("it is taken in", || (verdict(&gateway, "late.mesh") == "ok").then_some(()));
+}
+
+#[test]
+fn registries_that_hang_freeze_no_other_and_are_stale() {
+    let one = backend("");
+    let folder = tempfile::tempdir().expect("a folder");
+    for (name, count) in [("a", 1), ("b", 2), ("c", 3)] {
+        write(folder.path(), name, &many(count, &one));
+    }
+    let gateway = Gateway::start_in(folder, &config(&["a", "b", "c"], ""), &[]);
+    let path = |name: &str| gateway.folder().join(format!("{name}.yaml"));
+    let (Some(mut a), Some(mut b)) = (Hang::of(&path("a")), Hang::of(&path("b"))) else { return };
+    let began = Instant::now();
+    [&mut a, &mut b].into_iter().for_each(|hang| hang.append("# more"));
+    // Both are being read by the time that the look without a notice is over, at the latest.
+    for round in 0..3 {
+        let new = format!("new{round}.mesh");
+        write(gateway.folder(), "c", &registry(&[service(NAME, &one), service(&new, &one)]));
+        eventually(&new, || (verdict(&gateway, &new) == "ok").then_some(()));
+    }
+    for registry in [0, 1] {
+        let stale = becomes(&gateway, registry, "stale");
+        let problem = stale["problems"][0].as_str().expect("a problem");
+        assert!(problem.contains("the file system has not answered within 10s"), "{problem}");
+    }
+    eprintln!("stale after {:?}", began.elapsed());
+    drop((a, b));
+    becomes(&gateway, 0, "live");
+    becomes(&gateway, 1, "live");
+}
+
+#[test]
+fn a_registry_of_special_or_endless_files_is_refused_and_a_link_is_followed() {
+    let one = backend("");
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name);
+    let made = std::process::Command::new("mkfifo").arg(at("pipe.yaml")).status().expect("mkfifo");
+    assert!(made.success());
+    std::fs::create_dir(at("zero.yaml")).expect("made");
+    std::os::unix::fs::symlink("/dev/zero", at("zero.yaml/a.yaml")).expect("linked");
+    std::fs::write(at("west.data"), many(1, &one)).expect("written");
+    std::os::unix::fs::symlink("west.data", at("west.yaml")).expect("linked");
+    let gateway = Gateway::start_in(folder, &config(&["pipe", "zero", "west"], ""), &[]);
+    assert_eq!(status(&gateway, 2)["state"], "live");
+    for (registry, what) in [(0, "pipe.yaml: cannot be read: it is a pipe"), (1, "it is a device")] {
+        let problem = becomes(&gateway, registry, "missing")["problems"][0].clone();
+        assert!(problem.as_str().is_some_and(|text| text.contains(what)), "{problem}");
+    }
+}
+
+#[test]
+fn a_folder_that_changes_without_pause_is_read_all_the_time() {
+    const FILES: usize = 100;
+    let one = backend("");
+    let folder = tempfile::tempdir().expect("a folder");
+    let west = folder.path().join("west.yaml");
+    std::fs::create_dir(&west).expect("made");
+    let file = |index: usize, round: usize| {
+        let text = registry(&[service(&format!("s{index}.mesh"), &one)]);
+        text.replace("[{address:", &format!("[{{weight: {}, address:", round + 1))
+    };
+    // Written in place, so that a reading may see half of one.
+    let put = |index: usize, round: usize| {
+        std::fs::write(west.join(format!("f{index:03}.yaml")), file(index, round)).expect("written");
+    };
+    (0..FILES).for_each(|index| put(index, 0));
+    let gateway = Gateway::start_in(folder, &config(&["west"], ""), &[]);
+    let generation = || gateway.metric("isthmus_config_generation", &[]);
+    let (before, began) = (generation(), Instant::now());
+    let mut writes = 0;
+    while began.elapsed() < Duration::from_secs(4) {
+        writes += 1;
+        put(writes % FILES, writes);
+        // 200 a second: no pause is as long as those that end a change.
+        thread::sleep(Duration::from_millis(5));
+    }
+    let worlds = generation() - before;
+    eprintln!("{writes} writes, {worlds} worlds");
+    assert!(worlds >= 8.0, "{writes} writes without pause led to {worlds} worlds in 4 s");
+    assert_eq!(status(&gateway, 0)["state"], "live");
+    assert!(gateway.log().iter().all(|line| !line.contains("\"ERROR\"")));
 }

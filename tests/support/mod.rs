@@ -11,6 +11,7 @@ pub mod dns;
 pub mod envoy;
 pub mod frames;
 pub mod gateway;
+pub mod hang;
 pub mod hbone;
 pub mod pki;
 pub mod python;

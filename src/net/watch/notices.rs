@@ -10,6 +10,8 @@ use notify::event::{AccessKind, AccessMode, ModifyKind, RenameMode};
 use notify::{Event, EventKind, RecommendedWatcher, RecursiveMode, Watcher};
 use tokio::sync::mpsc;
 
+use super::super::reading::aside;
+
 /// Hints that wait to be heard; when some are lost, the last one counts as if it were of a file that is being written.
 const HINTS: usize = 64;
 /// Links followed on the way to a file: as many as the kernel follows (path_resolution(7)).
@@ -22,6 +24,8 @@ static NOTICES: LazyLock<Notices> = LazyLock::new(Notices::new);
 pub(super) enum Hint {
     /// More may follow, so that a look could see half of it.
     Begun,
+    /// The same, of a file that somebody has written to and is going to close.
+    Written,
     /// A file was closed by its writer, or taken from its place; more may follow at once.
     Closed,
     /// A file, or a link, was put in its place, whole.
@@ -34,18 +38,28 @@ impl Hint {
         match kind {
             EventKind::Modify(ModifyKind::Name(RenameMode::To | RenameMode::Both)) => Some(Self::Placed),
             EventKind::Access(AccessKind::Close(AccessMode::Write))
-            | EventKind::Modify(ModifyKind::Name(_)) => Some(Self::Closed),
+            | EventKind::Modify(ModifyKind::Name(_))
+            | EventKind::Remove(_) => Some(Self::Closed),
+            EventKind::Modify(ModifyKind::Data(_)) => Some(Self::Written),
             EventKind::Access(_) => None,
             _ => Some(Self::Begun),
         }
     }
 }
 
+/// A hint, and the path that it is of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Heard {
+    pub(super) hint: Hint,
+    /// Empty where it is not known.
+    pub(super) path: PathBuf,
+}
+
 /// Hears of changes at some paths, until it is dropped.
 pub(super) struct Listening {
-    heard: mpsc::Receiver<Hint>,
+    heard: mpsc::Receiver<Heard>,
     /// Its own end of the channel, by which it is known; and what wakes it without a notice.
-    own: mpsc::Sender<Hint>,
+    own: mpsc::Sender<Heard>,
     places: BTreeSet<Place>,
 }
 
@@ -76,15 +90,15 @@ impl Listening {
         NOTICES.end(&self.places, &self.own);
         if !places.is_subset(&self.places) {
             // Where nobody listened until now, something may have happened: it is worth a look.
-            let _ = self.own.try_send(Hint::Begun);
+            let _ = self.own.try_send(Heard { hint: Hint::Begun, path: PathBuf::new() });
         }
         self.places = places;
     }
 
     /// The next hint.
-    pub(super) async fn next(&mut self) -> Hint {
+    pub(super) async fn next(&mut self) -> Heard {
         // Never closed, as this holds an end of its own.
-        self.heard.recv().await.unwrap_or(Hint::Begun)
+        self.heard.recv().await.unwrap_or(Heard { hint: Hint::Begun, path: PathBuf::new() })
     }
 }
 
@@ -96,7 +110,7 @@ impl Drop for Listening {
 
 struct Listener {
     name: Option<OsString>,
-    hints: mpsc::Sender<Hint>,
+    hints: mpsc::Sender<Heard>,
 }
 
 /// Who listens, by folder. Not under the watcher's lock: its thread takes this one while others wait for that thread.
@@ -123,7 +137,7 @@ impl Notices {
         Self { listeners, watcher: Mutex::new(watcher.ok()) }
     }
 
-    fn begin(&self, places: &BTreeSet<Place>, hints: &mpsc::Sender<Hint>) {
+    fn begin(&self, places: &BTreeSet<Place>, hints: &mpsc::Sender<Heard>) {
         let mut watcher = locked(&self.watcher);
         for Place { folder, name } in places {
             let listener = Listener { name: name.clone(), hints: hints.clone() };
@@ -135,8 +149,8 @@ impl Notices {
         }
     }
 
-    fn end(&self, places: &BTreeSet<Place>, hints: &mpsc::Sender<Hint>) {
-        let mut watcher = locked(&self.watcher);
+    fn end(&self, places: &BTreeSet<Place>, hints: &mpsc::Sender<Heard>) {
+        let mut idle = Vec::new();
         for Place { folder, name } in places {
             let mut listeners = locked(&self.listeners);
             let Some(all) = listeners.get_mut(folder) else { continue };
@@ -146,9 +160,21 @@ impl Notices {
             }
             if all.is_empty() {
                 listeners.remove(folder);
-                drop(listeners);
+                idle.push(folder.clone());
+            }
+        }
+        if !idle.is_empty() {
+            // The watcher may be waiting for a file system that does not answer, and this may be a thread that must not.
+            aside(|| NOTICES.unwatch(idle));
+        }
+    }
+
+    fn unwatch(&self, folders: Vec<PathBuf>) {
+        let mut watcher = locked(&self.watcher);
+        for folder in folders {
+            if !locked(&self.listeners).contains_key(&folder) {
                 // Fails where it could not be watched, or is gone.
-                let _ = watcher.as_mut().map(|watcher| watcher.unwatch(folder));
+                let _ = watcher.as_mut().map(|watcher| watcher.unwatch(&folder));
             }
         }
     }
@@ -157,15 +183,16 @@ impl Notices {
 /// Tells those whom an event concerns.
 fn tell(listeners: &BTreeMap<PathBuf, Vec<Listener>>, event: &Event) {
     let Some(hint) = Hint::of(event.kind) else { return };
-    let tell = |listener: &Listener| {
-        // A full queue holds hints enough.
-        let _ = listener.hints.try_send(hint);
+    // A full queue holds hints enough.
+    let tell = |listener: &Listener, path: &Path| {
+        let _ = listener.hints.try_send(Heard { hint, path: path.to_owned() });
     };
     if event.need_rescan() {
         // Some were lost, and nobody knows whose.
-        listeners.values().flatten().for_each(tell);
+        listeners.values().flatten().for_each(|listener| tell(listener, Path::new("")));
     }
     for path in &event.paths {
+        let tell = |listener: &Listener| tell(listener, path);
         let inside = path.parent().and_then(|folder| listeners.get(folder)).into_iter().flatten();
         let concerned =
             |listener: &&Listener| listener.name.is_none() || listener.name.as_deref() == path.file_name();
@@ -224,13 +251,14 @@ mod tests {
 
     #[test]
     fn a_file_is_whole_when_it_is_closed_or_put_in_its_place() {
-        use notify::event::{CreateKind, DataChange};
+        use notify::event::{CreateKind, DataChange, RemoveKind};
         for (kind, hint) in [
             (EventKind::Modify(ModifyKind::Name(RenameMode::To)), Some(Hint::Placed)),
             (EventKind::Modify(ModifyKind::Name(RenameMode::From)), Some(Hint::Closed)),
             (EventKind::Access(AccessKind::Close(AccessMode::Write)), Some(Hint::Closed)),
             (EventKind::Create(CreateKind::File), Some(Hint::Begun)),
-            (EventKind::Modify(ModifyKind::Data(DataChange::Any)), Some(Hint::Begun)),
+            (EventKind::Modify(ModifyKind::Data(DataChange::Any)), Some(Hint::Written)),
+            (EventKind::Remove(RemoveKind::File), Some(Hint::Closed)),
             (EventKind::Access(AccessKind::Open(AccessMode::Any)), None),
             (EventKind::Access(AccessKind::Close(AccessMode::Read)), None),
         ] {
@@ -273,7 +301,8 @@ mod tests {
         let (other, mut other_heard) = listen(None);
         let listeners = [("/a".into(), vec![one]), ("/b".into(), vec![other])].into();
         tell(&listeners, &Event::new(EventKind::Other).set_flag(notify::event::Flag::Rescan));
-        assert_eq!((one_heard.try_recv(), other_heard.try_recv()), (Ok(Hint::Begun), Ok(Hint::Begun)));
+        let lost = || Ok(Heard { hint: Hint::Begun, path: PathBuf::new() });
+        assert_eq!((one_heard.try_recv(), other_heard.try_recv()), (lost(), lost()));
         tell(&listeners, &Event::new(EventKind::Other).add_path("/a/b.yaml".into()));
         assert!(one_heard.try_recv().is_err() && other_heard.try_recv().is_err());
     }

@@ -1,0 +1,61 @@
+//! A regular file that nobody can open, as on a mount that hangs: another process holds a lease on it (fcntl(2)), and the
+//! kernel lets whoever opens it wait for that process, for `/proc/sys/fs/lease-break-time` at most (45 s).
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+
+use super::skip;
+
+/// Tries again while somebody reads the file; then writes what it is told to, and holds the lease until it is dropped.
+const HOLDER: &str = "
+import fcntl, os, signal, sys, time
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+file = os.open(sys.argv[1], os.O_RDWR | os.O_APPEND)
+for attempt in range(500):
+    try:
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        break
+    except BlockingIOError:
+        time.sleep(0.01)
+print('held', flush=True)
+for line in sys.stdin:
+    os.write(file, line.encode())
+";
+
+/// Holds the file as long as it lives.
+pub struct Hang {
+    holder: Child,
+    input: Option<ChildStdin>,
+}
+
+impl Hang {
+    /// `None`, said aloud, where the file system has no leases.
+    pub fn of(path: &Path) -> Option<Self> {
+        let mut command = Command::new("python3");
+        command.args(["-c", HOLDER]).arg(path).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut holder = command.spawn().expect("python3");
+        let input = holder.stdin.take();
+        let mut answer = String::new();
+        BufReader::new(holder.stdout.take().expect("piped")).read_line(&mut answer).expect("an answer");
+        let hang = Self { holder, input };
+        if answer.trim() != "held" {
+            skip("no lease can be had on files here, so none hangs");
+            return None;
+        }
+        Some(hang)
+    }
+
+    /// Writes to the end of the file, which stays as it is but for that.
+    pub fn append(&mut self, line: &str) {
+        let input = self.input.as_mut().expect("it lives");
+        input.write_all(format!("{line}\n").as_bytes()).and_then(|()| input.flush()).expect("written");
+    }
+}
+
+impl Drop for Hang {
+    fn drop(&mut self) {
+        drop(self.input.take());
+        let _ = self.holder.wait();
+    }
+}
