@@ -26,6 +26,7 @@ use crate::aggregator::status::Status as AggregatorStatus;
 use crate::dataplane::handle::{Control, EffectiveLimits};
 use crate::discovery::xds::status::Clients;
 use crate::model::place::ClusterId;
+use crate::net::own::OwnAddresses;
 use crate::telemetry::Telemetry;
 use crate::world::Reader;
 
@@ -69,6 +70,7 @@ pub struct Sources {
     pub identities: Identities,
     pub program: Arc<ArcSwap<ProgramStatus>>,
     pub commands: mpsc::Sender<Command>,
+    pub own: Arc<OwnAddresses>,
     pub started: Instant,
     /// What is remembered to tell of problems.
     pub memory: Arc<problems::Memory>,

@@ -63,7 +63,7 @@ mod tests {
             restart: Vec::new(),
             serving: true,
             listening: vec![("l".into(), ([127, 0, 0, 1], 1).into())],
-            limits: EffectiveLimits::new(&Limits::default(), 1024),
+            limits: EffectiveLimits::new(&Limits::default(), 1024, false),
             workers: 1,
             draining: false,
         };

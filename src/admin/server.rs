@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -10,8 +11,12 @@ use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use hyper::server::conn::http1;
+use hyper::service::{Service as _, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 
 use super::explain::{Explanation, Inquiry, Running, explain};
@@ -20,6 +25,7 @@ use super::problems::{metric, problems};
 use super::{Command, Sources, clients, endpoints, networks, views};
 use crate::model::identity::Identity;
 use crate::model::name::HostName;
+use crate::net::incoming::{Guarded, Incoming, Limits, Seat};
 use crate::net::scope::Scope;
 use crate::telemetry::access_log;
 use crate::telemetry::process;
@@ -29,6 +35,11 @@ const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// How long `/livez` waits for the data plane before it says so (it stays 200: a restart would cut everyone).
 const ALIVE_WITHIN: Duration = Duration::from_secs(5);
 
+/// How long a client may take for the head of a request, also while it keeps its connection for the next one.
+const HEADER_WITHIN: Duration = Duration::from_secs(10);
+/// The size of a request's head.
+const HEADER_BYTES_MAX: usize = 32 * 1024;
+
 /// Which parts of the API an address serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
@@ -37,18 +48,58 @@ pub enum Part {
     Health,
 }
 
+impl Part {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Admin => "admin",
+            Self::Metrics => "metrics",
+            Self::Health => "health",
+        }
+    }
+}
+
 /// Serves until the process ends.
 pub fn serve(part: Part, listener: TcpListener, sources: Sources, scope: &Scope) {
+    let connections = sources.program.load().limits.http_connections;
+    let limits = Limits { connections, unsettled: connections, first_request: None };
+    let incoming =
+        Incoming::new(listener, part.name(), limits, sources.own.clone(), &sources.telemetry.recorder);
     let app = match part {
         Part::Admin => admin(sources),
         Part::Metrics => metrics_only(sources),
         Part::Health => health_only(sources),
     };
+    let connections = scope.clone();
     scope.spawn(async move {
-        if let Err(error) = axum::serve(listener, app).await {
-            tracing::error!(%error, "the HTTP server ended");
+        loop {
+            let (socket, seat) = incoming.accept().await;
+            connections.spawn(serve_connection(socket, seat, app.clone()));
         }
     });
+}
+
+/// Serves one client until it has gone, is silent, or has to make room.
+async fn serve_connection(socket: TcpStream, seat: Arc<Seat>, app: Router) {
+    let io = TokioIo::new(Guarded::new(socket, &seat));
+    let app = TowerToHyperService::new(app);
+    let asking = seat.clone();
+    let service = service_fn(move |request| {
+        asking.settle();
+        let (answer, asking) = (app.call(request), asking.clone());
+        async move {
+            let answer = answer.await;
+            asking.idle();
+            answer
+        }
+    });
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(HEADER_WITHIN).max_buf_size(HEADER_BYTES_MAX);
+    if let Err(error) = builder.serve_connection(io, service).await {
+        if error.is_timeout() {
+            seat.was_silent();
+        }
+        tracing::debug!(peer = %seat.peer(), %error, "HTTP connection ends");
+    }
 }
 
 fn metrics_routes() -> Router<Sources> {

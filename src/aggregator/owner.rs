@@ -145,7 +145,10 @@ pub fn own_shard(services: Shard) -> Arc<ScopedShard> {
         .collect();
     networks.sort_unstable();
     networks.dedup();
-    Arc::new(ScopedShard::new(services, &RegistryScope { services: Vec::new(), networks: Some(networks) }))
+    Arc::new(ScopedShard::new(
+        services,
+        &RegistryScope { networks: Some(networks), ..RegistryScope::default() },
+    ))
 }
 
 impl Owner {

@@ -32,6 +32,7 @@ use crate::dataplane::handle::{Dataplane, EffectiveLimits};
 use crate::model::address::Bind;
 use crate::net::budget::raise_descriptor_limit;
 use crate::net::labour::labour;
+use crate::net::own::OwnAddresses;
 use crate::net::scope::Scope;
 use crate::net::watch::{FileWatch, Sightings};
 use crate::telemetry::Telemetry;
@@ -152,7 +153,7 @@ impl Program {
             // The standard library looks at the CPU quota of the cgroup and at the affinity of the process.
             Workers::Auto => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
         };
-        let limits = EffectiveLimits::new(&config.policy.limits, descriptors);
+        let limits = EffectiveLimits::new(&config.policy.limits, descriptors, config.xds.is_some());
         tracing::info!(
             version = env!("CARGO_PKG_VERSION"),
             workers,
@@ -170,8 +171,10 @@ impl Program {
         identity.configure(config.identity.clone()).await;
         let exporter = Exporter::start(&telemetry.spans, &scope);
         exporter.configure(config.tracing.as_ref(), &config.policy.node);
-        let mut dataplane = Dataplane::start(workers, limits, &reader, &telemetry, identity.context())
-            .map_err(|error| format!("cannot start the data plane: {error}"))?;
+        let own = OwnAddresses::new();
+        let mut dataplane =
+            Dataplane::start(workers, limits, &reader, &telemetry, identity.context(), own.clone())
+                .map_err(|error| format!("cannot start the data plane: {error}"))?;
         let (command, commands) = mpsc::channel(COMMANDS);
         let status = Arc::new(ArcSwap::from_pointee(ProgramStatus {
             config: path.to_owned(),
@@ -191,7 +194,17 @@ impl Program {
         let xds = config
             .xds
             .clone()
-            .map(|options| Xds::bind(options, &reader, identity.context(), &telemetry, &scope))
+            .map(|options| {
+                Xds::bind(
+                    options,
+                    limits.xds_connections,
+                    &own,
+                    &reader,
+                    identity.context(),
+                    &telemetry,
+                    &scope,
+                )
+            })
             .transpose()?;
         let sources = Sources {
             reader,
@@ -202,6 +215,7 @@ impl Program {
             identities: Identities { context: identity.context(), status: identity.status() },
             program: status.clone(),
             commands: command,
+            own: own.clone(),
             started: Instant::now(),
             memory: Arc::default(),
         };
@@ -333,7 +347,7 @@ impl Program {
         self.aggregator.configure(world_sources(&config)).await;
         self.listeners.open(bound, &mut self.dataplane).await;
         self.listeners.close_others(&config.policy, &mut self.dataplane, config.drain.timeout).await;
-        let limits = EffectiveLimits::new(&config.policy.limits, self.descriptors);
+        let limits = EffectiveLimits::new(&config.policy.limits, self.descriptors, self.config.xds.is_some());
         self.dataplane.set_limits(limits);
         self.dataplane.readmit().await;
         self.telemetry.gateway.store(gateway_name(&config));
@@ -442,14 +456,16 @@ async fn open_servers(config: &Config, sources: &Sources, scope: &Scope) -> Resu
     Ok(())
 }
 
-/// Lets ejected endpoints back in time, and forgets unused ones.
+/// Lets ejected endpoints back in time, forgets unused ones, and notices new addresses of this host.
 fn upkeep(sources: &Sources, scope: &Scope) {
     let upstreams = sources.dataplane.upstreams().clone();
+    let own = sources.own.clone();
     scope.spawn(async move {
         let mut every = tokio::time::interval(Duration::from_secs(1));
         loop {
             every.tick().await;
             upstreams.upkeep();
+            own.look_up_host();
         }
     });
 }

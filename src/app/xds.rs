@@ -7,15 +7,18 @@ use tokio::net::TcpListener;
 
 use crate::discovery::Options;
 use crate::discovery::xds::hub::Hub;
-use crate::discovery::xds::incoming::Tls;
+use crate::discovery::xds::incoming::{Tls, limits};
 use crate::discovery::xds::kind::Kind;
 use crate::discovery::xds::server::{self, Service};
 use crate::discovery::xds::status::Clients;
 use crate::model::address::Bind;
+use crate::net::incoming::Incoming;
 use crate::net::listen::listen;
+use crate::net::own::OwnAddresses;
 use crate::net::scope::Scope;
 use crate::telemetry::Telemetry;
 use crate::telemetry::discovery::Discovery;
+use crate::telemetry::recorder::Recorder;
 use crate::tls::context::NodeContext;
 use crate::tls::server::mutual;
 use crate::world::Reader;
@@ -25,11 +28,16 @@ pub(super) struct Xds {
     service: Arc<Service>,
     socket: OwnedFd,
     tls: Option<Tls>,
+    own: Arc<OwnAddresses>,
+    connections: usize,
+    recorder: Arc<Recorder>,
 }
 
 impl Xds {
     pub(super) fn bind(
         options: Options,
+        connections: usize,
+        own: &Arc<OwnAddresses>,
         reader: &Reader,
         context: NodeContext,
         telemetry: &Telemetry,
@@ -46,7 +54,9 @@ impl Xds {
         tracing::info!(listener = "xds", address = %listening.address, "listening");
         let metrics = Discovery::new(&telemetry.recorder, Kind::ALL.map(Kind::text));
         let service = Service::new(Hub::new(reader.clone()), metrics, options, scope.clone());
-        Ok(Self { service, socket, tls })
+        let (own, recorder) = (own.clone(), telemetry.recorder.clone());
+        own.listens(listening.address);
+        Ok(Self { service, socket, tls, own, connections, recorder })
     }
 
     pub(super) fn clients(&self) -> Arc<Clients> {
@@ -56,7 +66,14 @@ impl Xds {
     pub(super) fn serve(self) -> Result<(), String> {
         let listener = TcpListener::from_std(self.socket.into());
         let listener = listener.map_err(|error| format!("cannot serve xDS: {error}"))?;
-        server::serve(&self.service, listener, self.tls);
+        let incoming = Incoming::new(
+            listener,
+            "xds",
+            limits(self.connections, self.tls.is_some()),
+            self.own,
+            &self.recorder,
+        );
+        server::serve(&self.service, incoming, self.tls);
         Ok(())
     }
 }

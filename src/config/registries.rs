@@ -10,10 +10,19 @@ use crate::document::problem::{Path, Position, Problems};
 use crate::document::reader::Fields;
 use crate::document::scalar;
 use crate::model::place::{ClusterId, Network};
-use crate::snapshot::policy::RegistryScope;
+use crate::snapshot::policy::{AddressScope, RegistryScope};
 
 use super::file::relative_to;
 use super::table::{ALLOW, REGISTRY, REGISTRY_PATH};
+
+/// The addresses that a registry may give: any, unless something is said of what it may speak of at all.
+fn addresses(allow: &Fields<'_>, is_limited: bool) -> AddressScope {
+    match allow.node("addresses") {
+        Some(_) => AddressScope::Blocks(allow.read_all("addresses", scalar::cidr).into()),
+        None if is_limited => AddressScope::Public,
+        None => AddressScope::Any,
+    }
+}
 
 /// The registries in the order of the file.
 pub(super) fn read(root: &Fields<'_>, problems: &mut Problems) -> Vec<FileRegistry> {
@@ -44,7 +53,11 @@ pub(super) fn read(root: &Fields<'_>, problems: &mut Problems) -> Vec<FileRegist
             path,
             cluster: file.read("cluster", scalar::text).map(ClusterId::new).unwrap_or_default(),
             network: file.read("network", scalar::text).map(Network::new).unwrap_or_default(),
-            scope: RegistryScope { services: allow.read_all("services", scalar::pattern), networks },
+            scope: RegistryScope {
+                services: allow.read_all("services", scalar::pattern),
+                networks,
+                addresses: addresses(&allow, fields.node("allow").is_some()),
+            },
         });
     }
     registries

@@ -281,6 +281,14 @@ pub(super) static ALLOW: Object = Object {
     fields: &[
         optional("services", some(&PATTERN), "any", "Names of services."),
         optional("networks", some(&TEXT), "its own", "Networks its endpoints may be on."),
+        optional(
+            "addresses",
+            some(&CIDR),
+            "all but loopback and link-local",
+            "Blocks that the addresses of its endpoints must be in, also those that their names resolve to. Loopback and \
+             link-local addresses only by a block inside of theirs (`127.0.0.0/8`, not `0.0.0.0/0`); unspecified and \
+             multicast addresses never.",
+        ),
     ],
 };
 

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Instant;
 
 use rustix::io::Errno;
-use rustix::net::SendFlags;
+use rustix::net::{SendFlags, getsockname};
 use tokio::net::TcpStream;
 
 use super::peek::First;
@@ -28,10 +28,8 @@ pub(crate) struct Attempts {
     admission: Admission,
     started: Instant,
     tried: Vec<SocketAddr>,
-    /// Why the last one failed.
-    last: Option<Reason>,
-    /// The endpoints that failed before the present one.
-    failed: Vec<(Option<SocketAddr>, Reason)>,
+    /// Why those of `tried` failed that did.
+    failed: [Option<Reason>; ATTEMPTS_MAX],
 }
 
 /// An endpoint that has accepted the connection.
@@ -44,13 +42,16 @@ pub(crate) struct Connected {
 
 impl Attempts {
     pub(crate) fn new(admission: Admission) -> Self {
-        Self { admission, started: Instant::now(), tried: Vec::new(), last: None, failed: Vec::new() }
+        Self { admission, started: Instant::now(), tried: Vec::new(), failed: [None; ATTEMPTS_MAX] }
     }
 
     /// The endpoint of the last attempt failed before it had taken the connection.
     pub(crate) fn failed(&mut self, worker: &Worker, in_flight: &InFlight, reason: Reason) {
-        self.last = Some(reason);
-        self.failed.push((self.tried.last().copied(), reason));
+        let present = self.tried.len().checked_sub(1).and_then(|present| self.failed.get_mut(present));
+        debug_assert!(present.is_some(), "an attempt failed that was not begun");
+        if let Some(present) = present {
+            *present = Some(reason);
+        }
         let candidates = &self.admission.candidates;
         if worker.shared.upstreams.failed(in_flight, candidates, reason) == Verdict::Ejected {
             let endpoint = self.tried.last().map(ToString::to_string);
@@ -60,11 +61,9 @@ impl Attempts {
 
     /// Returns the endpoints that failed and why, in words, for a connection that another endpoint took.
     fn failures(&self) -> Option<Box<str>> {
-        let failed = self.failed.iter().map(|(endpoint, reason)| match endpoint {
-            Some(endpoint) => format!("{endpoint}: {reason}"),
-            None => reason.to_string(),
-        });
-        let texts: Vec<String> = failed.collect();
+        let failed = self.tried.iter().zip(&self.failed);
+        let texts: Vec<String> =
+            failed.filter_map(|(endpoint, reason)| Some(format!("{endpoint}: {}", (*reason)?))).collect();
         (!texts.is_empty()).then(|| texts.join(", ").into())
     }
 
@@ -72,7 +71,8 @@ impl Attempts {
     fn next(&self, worker: &Worker, entry: &Entry) -> Result<usize, Reason> {
         let total = worker.snapshot().policy.timeouts.connect_total;
         let late = !self.tried.is_empty() && self.started.elapsed() >= total;
-        if let Some(last) = self.last
+        let last = self.failed.iter().rev().find_map(|reason| *reason);
+        if let Some(last) = last
             && (self.tried.len() >= ATTEMPTS_MAX || late)
         {
             return Err(last);
@@ -84,7 +84,7 @@ impl Attempts {
             source: Some(entry.source.ip()),
         };
         choose(&ask, &*worker.shared.upstreams, &mut || worker.random(), &mut ())
-            .map_err(|reason| self.last.unwrap_or(reason))
+            .map_err(|reason| last.unwrap_or(reason))
     }
 }
 
@@ -159,10 +159,15 @@ fn dial_endpoint(
     address: SocketAddr,
     first: &mut Option<First>,
 ) -> Result<Dialled, Reason> {
-    if is_own(worker, address) {
+    let own = &worker.shared.own;
+    if own.is_own(address) || worker.is_own_gateway(address) {
         return Err(Reason::EndpointUnreachable);
     }
     let socket = dial(address).map_err(dial_reason)?;
+    // Before a byte is sent: whoever has read one then finds it.
+    let local = own.has_port(address.port()).then(|| getsockname(&socket).ok()).flatten();
+    let local = local.and_then(|local| SocketAddr::try_from(local).ok());
+    entry.story.borrow_mut().own_dial = local.map(|local| Box::new(own.dialling(local)));
     let sent = match first {
         Some(first) => rustix::net::send(&socket, &first.bytes, SendFlags::NOSIGNAL),
         None => Err(Errno::AGAIN),
@@ -180,15 +185,6 @@ fn dial_endpoint(
         }
         Err(error) => Err(dial_reason(error)),
     }
-}
-
-/// Whether an address is one that we listen on: dialling it would loop.
-fn is_own(worker: &Worker, address: SocketAddr) -> bool {
-    worker.shared.own.load().iter().any(|own| {
-        own.port() == address.port()
-            && (own.ip() == address.ip()
-                || own.ip().is_unspecified() && (address.ip().is_loopback() || address.ip().is_unspecified()))
-    })
 }
 
 fn into_tokio(socket: OwnedFd) -> Result<TcpStream, Reason> {

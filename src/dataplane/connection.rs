@@ -14,6 +14,7 @@ use super::table::Entry;
 use super::worker::Worker;
 use crate::model::address::canonical_socket;
 use crate::model::reason::Reason;
+use crate::net::socket::reset_on_close;
 use crate::snapshot::admit::admit_source;
 use crate::snapshot::policy::Listener;
 
@@ -65,13 +66,18 @@ impl Drop for Leave<'_> {
     }
 }
 
-async fn run(worker: &Rc<Worker>, entry: &Rc<Entry>, listener: &Listener, client: &TcpStream) -> Ending {
+async fn run(worker: &Rc<Worker>, entry: &Rc<Entry>, listener: &Arc<Listener>, client: &TcpStream) -> Ending {
     if let Err(reason) = admit_source(listener, entry.source.ip()) {
         return Ending::Refused(reason);
     }
     let (admission, first) = match peek(worker, entry, listener, client).await {
         Peeked::Admitted(admission, first) => (admission, first),
         Peeked::Hbone(hello) => return Ending::Hbone(hello),
+        Peeked::Own => {
+            // A reset says to the dial, which is ours, that the endpoint has not taken the connection.
+            reset_on_close(client);
+            return Ending::Silent(Reason::EndpointUnreachable);
+        }
         Peeked::Probe => return Ending::Probe,
         Peeked::Gone => return Ending::Silent(Reason::ClientGone),
         Peeked::Refused(reason @ (Reason::NotTls | Reason::HelloTimeout)) => return Ending::Silent(reason),

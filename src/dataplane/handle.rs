@@ -8,15 +8,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use tokio::sync::{mpsc, oneshot};
 
 use super::upstreams::Upstreams;
 use super::worker::{self, Desk, Hbone, Message, Shared};
 use crate::model::address::Bind;
 use crate::model::record::ConnectionRecord;
-use crate::net::budget::Budget;
+use crate::net::admission::Admission;
+use crate::net::budget::{connections_for, http_connections_for, xds_connections_for};
 use crate::net::listen::Listening;
+use crate::net::own::OwnAddresses;
 use crate::snapshot::policy::Limits;
 use crate::telemetry::Telemetry;
 use crate::tls::context::NodeContext;
@@ -45,13 +46,24 @@ pub struct EffectiveLimits {
     pub descriptors: usize,
     pub connections: usize,
     pub pending_hellos: usize,
+    /// Of xDS clients; 0 where xDS is not opened.
+    pub xds_connections: usize,
+    /// Of each HTTP listener.
+    pub http_connections: usize,
 }
 
 impl EffectiveLimits {
-    pub fn new(limits: &Limits, descriptors: usize) -> Self {
-        let allowed = crate::net::budget::connections_for(descriptors);
+    pub fn new(limits: &Limits, descriptors: usize, has_xds: bool) -> Self {
+        let xds_connections = if has_xds { xds_connections_for(descriptors) } else { 0 };
+        let allowed = connections_for(descriptors, xds_connections);
         let pending = limits.pending_hellos.unwrap_or(10_000).min(descriptors / 4);
-        Self { descriptors, connections: limits.connections.min(allowed), pending_hellos: pending.max(1) }
+        Self {
+            descriptors,
+            connections: limits.connections.min(allowed),
+            pending_hellos: pending.max(1),
+            xds_connections,
+            http_connections: http_connections_for(descriptors),
+        }
     }
 }
 
@@ -63,6 +75,7 @@ impl Dataplane {
         reader: &Reader,
         telemetry: &Telemetry,
         context: NodeContext,
+        own: Arc<OwnAddresses>,
     ) -> std::io::Result<Self> {
         let tls = mutual(context.certificate.clone(), context.trust.clone(), &[b"h2"]);
         let tls = Arc::new(tls.map_err(std::io::Error::other)?);
@@ -70,9 +83,9 @@ impl Dataplane {
         let shared = Arc::new(Shared {
             upstreams: Arc::new(Upstreams::new(&telemetry.recorder)),
             telemetry: telemetry.clone(),
-            connections: Budget::new(0),
+            admission: Admission::new(0),
             pending_cap: AtomicUsize::new(0),
-            own: ArcSwap::default(),
+            own,
             desks: mailboxes.into_iter().map(Desk::new).collect(),
             hbone: Hbone { tls, context },
         });
@@ -96,7 +109,7 @@ impl Dataplane {
     }
 
     pub fn set_limits(&self, limits: EffectiveLimits) {
-        self.shared.connections.set_limit(limits.connections);
+        self.shared.admission.set_limit(limits.connections);
         let each = limits.pending_hellos.div_ceil(self.workers());
         self.shared.pending_cap.store(each, Ordering::Relaxed);
     }
@@ -109,7 +122,7 @@ impl Dataplane {
     /// Listens on one more address.
     pub async fn open(&mut self, bind: Bind, listening: Listening) {
         self.open.insert(bind, listening.address);
-        self.tell_own();
+        self.shared.own.listens(listening.address);
         let sockets: Vec<OwnedFd> = listening.sockets;
         for (desk, socket) in self.shared.desks.iter().zip(sockets) {
             // Fails only for a thread that has ended, which nothing can be opened on.
@@ -119,15 +132,12 @@ impl Dataplane {
 
     /// Stops listening on an address; its connections may finish within the time.
     pub async fn close(&mut self, bind: Bind, listener: &Arc<str>, within: Duration) {
-        self.open.remove(&bind);
-        self.tell_own();
+        if let Some(address) = self.open.remove(&bind) {
+            self.shared.own.closed(address);
+        }
         for Desk { mailbox, .. } in &self.shared.desks {
             let _ = mailbox.send(Message::Close { bind, listener: listener.clone(), within }).await;
         }
-    }
-
-    fn tell_own(&self) {
-        self.shared.own.store(Arc::new(self.open.values().copied().collect()));
     }
 
     /// Ends connections that the newest config file does not admit any more.
@@ -160,7 +170,7 @@ impl Control {
 
     /// Connections now.
     pub fn connections_active(&self) -> usize {
-        self.shared.connections.used()
+        self.shared.admission.used()
     }
 
     /// All live connections, oldest first; at most 10,000 of each worker.

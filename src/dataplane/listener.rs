@@ -19,12 +19,15 @@ use super::table::Entry;
 use super::worker::Worker;
 use crate::model::address::{Bind, canonical_socket};
 use crate::model::reason::Reason;
+use crate::net::seldom::Seldom;
 use crate::snapshot::policy::Listener;
 
 /// Accepted in one go, before other tasks have a turn.
 const ACCEPTS_AT_ONCE: usize = 64;
 /// Rest after the kernel had no descriptor or memory for a connection.
 const REST: Duration = Duration::from_millis(50);
+/// Of all workers.
+static CANNOT_ACCEPT: Seldom = Seldom::new(Duration::from_secs(1));
 
 /// A listening socket that is being accepted from.
 pub(crate) struct OpenListener {
@@ -91,7 +94,9 @@ impl Incoming {
             Ok((client, source)) => self.take(client, source),
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
             Err(error) => {
-                tracing::warn!(bind = %self.bind, %error, "cannot accept");
+                if let Some(times) = CANNOT_ACCEPT.occurred() {
+                    tracing::warn!(bind = %self.bind, %error, times, "cannot accept");
+                }
                 tokio::time::sleep(REST).await;
                 return false;
             }
@@ -108,7 +113,7 @@ impl Incoming {
         };
         let entry = Rc::new(Entry::new(worker.next_id(), listener.name.clone(), source, worker.clock.now()));
         worker.local.accepted(&listener.name);
-        if !worker.shared.connections.take() {
+        if !worker.admit(&entry) {
             refuse::at_once(worker, &client, Reason::LimitGlobal);
             worker.told(&entry, Reason::LimitGlobal, false);
             return;

@@ -14,7 +14,6 @@ pub mod handle;
 pub(crate) mod hbone;
 pub(crate) mod listener;
 pub(crate) mod peek;
-pub(crate) mod pending;
 pub(crate) mod refuse;
 pub(crate) mod relay;
 pub mod table;

@@ -1,6 +1,7 @@
 //! Reads the hello of a connection under its deadline, and asks for admission.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
@@ -11,7 +12,7 @@ use super::table::Entry;
 use super::worker::Worker;
 use crate::model::alpn::Protocols;
 use crate::model::reason::Reason;
-use crate::snapshot::admit::{Admission, Asked, Question, admit};
+use crate::snapshot::admit::{Admission, Asked, Question, admit, admit_source};
 use crate::snapshot::policy::{Listener, ListenerProtocol};
 use crate::wire::client_hello::{Fault, Hello, Scanner, Verdict, looks_like};
 
@@ -22,6 +23,8 @@ pub(crate) enum Peeked {
     /// It is HBONE; these are the bytes read so far.
     Hbone(Box<[u8]>),
     Refused(Reason),
+    /// This gateway made the connection itself.
+    Own,
     /// Gone before its first byte.
     Probe,
     /// Gone before its hello was whole.
@@ -42,7 +45,7 @@ pub(crate) struct First {
 pub(crate) async fn peek(
     worker: &Rc<Worker>,
     entry: &Rc<Entry>,
-    listener: &Listener,
+    listener: &Arc<Listener>,
     client: &TcpStream,
 ) -> Peeked {
     let mut peek = Peek {
@@ -65,21 +68,26 @@ pub(crate) struct Waiting<'a>(&'a Worker, &'a Entry);
 
 impl<'a> Waiting<'a> {
     pub(crate) fn begin(worker: &'a Worker, entry: &'a Rc<Entry>) -> Self {
-        worker.pending.borrow_mut().insert(entry, worker.pending_cap());
+        let source = entry.source.ip();
+        let given_way =
+            worker.pending.borrow_mut().insert(source, entry.id, entry.clone(), worker.pending_cap());
+        if let Some(given_way) = given_way {
+            given_way.cut(Reason::LimitGlobal);
+        }
         Self(worker, entry)
     }
 }
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.0.pending.borrow_mut().remove(self.1);
+        self.0.pending.borrow_mut().remove(self.1.source.ip(), self.1.id);
     }
 }
 
 struct Peek<'a> {
     worker: &'a Worker,
     entry: &'a Rc<Entry>,
-    listener: &'a Listener,
+    listener: &'a Arc<Listener>,
     scanner: Scanner,
     /// What has come, where it did not come at once.
     received: Vec<u8>,
@@ -150,7 +158,7 @@ impl Peek<'_> {
 fn conclude(
     worker: &Worker,
     entry: &Entry,
-    listener: &Listener,
+    listener: &Arc<Listener>,
     verdict: &Verdict<'_>,
     bytes: &[u8],
 ) -> Option<Peeked> {
@@ -170,6 +178,15 @@ fn conclude(
     let after = entry.accepted.elapsed();
     worker.local.hello(after);
     entry.story.borrow_mut().hello = Some(after);
+    if worker.shared.own.is_own_dial(entry.source) {
+        entry.story.borrow_mut().detail = Some("this gateway connected to itself".into());
+        return Some(Peeked::Own);
+    }
+    // A reload may have narrowed it since the connection was accepted.
+    let listener = &*worker.newest(listener);
+    if let Err(reason) = admit_source(listener, entry.source.ip()) {
+        return Some(Peeked::Refused(reason));
+    }
     if is_hbone(listener.protocol, hello) {
         let mut offered = hello.alpn.unwrap_or(Protocols::NONE).iter();
         if offered.any(|name| name == b"h2") {

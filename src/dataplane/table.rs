@@ -12,6 +12,8 @@ use super::hbone::Counted;
 use super::hbone::held::Held;
 use crate::model::reason::Reason;
 use crate::model::record::{ConnectionRecord, Protocol, Side};
+use crate::net::admission::Holder;
+use crate::net::own::OwnDial;
 use crate::snapshot::admit::{Admission, Met, Permit, Refusal};
 use crate::snapshot::candidates::Candidate;
 use crate::snapshot::policy::Listener;
@@ -26,6 +28,8 @@ pub(crate) struct Entry {
     pub(crate) source: SocketAddr,
     /// The address of ours that the client connected to.
     pub(crate) local: Cell<Option<SocketAddr>>,
+    /// The party that its place is counted for.
+    pub(crate) holder: Holder,
     pub(crate) accepted: Instant,
     time: SystemTime,
     pub(crate) story: RefCell<Story>,
@@ -76,6 +80,8 @@ pub(crate) struct Story {
     pub(crate) met: Met,
     pub(crate) permit: Option<Permit>,
     pub(crate) endpoint: Option<SocketAddr>,
+    /// Of the present dial, where it goes to a port that this process listens on.
+    pub(crate) own_dial: Option<Box<OwnDial>>,
     endpoint_cluster: Option<Arc<str>>,
     endpoint_locality: Option<Arc<str>>,
     pub(crate) hello: Option<Duration>,
@@ -181,12 +187,25 @@ impl Story {
 }
 
 impl Entry {
+    /// Of a connection, counted for its source.
     pub(crate) fn new(id: u64, listener: Arc<str>, source: SocketAddr, tick: u32) -> Self {
+        Self::held_by(Holder::source(source.ip()), id, listener, source, tick)
+    }
+
+    /// Of a CONNECT stream, counted for its caller's identity.
+    pub(crate) fn held_by(
+        holder: Holder,
+        id: u64,
+        listener: Arc<str>,
+        source: SocketAddr,
+        tick: u32,
+    ) -> Self {
         Self {
             id,
             listener,
             source,
             local: Cell::new(None),
+            holder,
             accepted: Instant::now(),
             time: SystemTime::now(),
             story: RefCell::default(),
@@ -223,6 +242,10 @@ impl Entry {
     /// Notes that the endpoint has sent its first byte.
     pub(crate) fn answered(&self) {
         self.story.borrow_mut().first_byte = Some(self.accepted.elapsed());
+    }
+
+    pub(crate) fn is_cut(&self) -> bool {
+        self.order.get().is_some()
     }
 
     /// Has a connection that carries streams take no new ones, and end with the last.

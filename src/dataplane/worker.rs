@@ -19,7 +19,6 @@ use super::hbone;
 use super::hbone::held::Held;
 use super::hbone::lane::Lane;
 use super::listener::OpenListener;
-use super::pending::Pending;
 use super::table::{Arrival, Entry};
 use super::tick::{self, Clock, TICK};
 use super::upstreams::Upstreams;
@@ -27,12 +26,15 @@ use crate::model::address::Bind;
 use crate::model::authority::Authority;
 use crate::model::reason::Reason;
 use crate::model::record::ConnectionRecord;
-use crate::net::budget::Budget;
+use crate::net::admission::{Admission, Holder, Verdict};
 use crate::net::diag::{self, Diag};
+use crate::net::own::OwnAddresses;
 use crate::net::pipe::Pipes;
+use crate::net::ranking::Ranking;
 use crate::net::scope::LocalScope;
 use crate::snapshot::Snapshot;
 use crate::snapshot::admit::{Asked, Question, admit_source, readmit};
+use crate::snapshot::policy::Listener;
 use crate::snapshot::service_view::network_of_address;
 use crate::telemetry::Telemetry;
 use crate::telemetry::local::{Local, RelayPath};
@@ -47,6 +49,8 @@ const SCRATCH: usize = 64 * 1024;
 const PIPES: usize = 16;
 /// Connections looked at in one go when a new config file may end some.
 const READMIT_AT_ONCE: usize = 256;
+/// Connections of a holder that are compared when one of them is taken back.
+const TAKEN_BACK_AMONG: usize = 16;
 /// Connections that one worker lists.
 const LISTED_MAX: usize = 10_000;
 
@@ -54,11 +58,11 @@ const LISTED_MAX: usize = 10_000;
 pub(crate) struct Shared {
     pub(crate) telemetry: Telemetry,
     pub(crate) upstreams: Arc<Upstreams>,
-    pub(crate) connections: Budget,
+    /// Connections and CONNECT streams.
+    pub(crate) admission: Admission,
     /// Hellos not yet whole that one worker may hold.
     pub(crate) pending_cap: AtomicUsize,
-    /// Where we listen ourselves.
-    pub(crate) own: arc_swap::ArcSwap<Vec<SocketAddr>>,
+    pub(crate) own: Arc<OwnAddresses>,
     /// Of the workers, by their index.
     pub(crate) desks: Box<[Desk]>,
     pub(crate) hbone: Hbone,
@@ -104,6 +108,11 @@ pub(crate) enum Message {
     Drain {
         within: Duration,
     },
+    /// Ends one connection of a holder, so that another holder can have its place. So many workers had none of it.
+    TakeBack {
+        holder: Holder,
+        asked: usize,
+    },
     Alive(oneshot::Sender<()>),
 }
 
@@ -123,7 +132,8 @@ pub(crate) struct Worker {
     /// `None` where the kernel does not answer.
     pub(crate) diag: Option<Diag>,
     pub(crate) table: RefCell<Slab<Rc<Entry>>>,
-    pub(crate) pending: RefCell<Pending>,
+    /// Connections whose hello, or whose handshake, is not whole yet.
+    pub(crate) pending: RefCell<Ranking<Rc<Entry>>>,
     pub(crate) clock: Clock,
     pub(crate) scope: LocalScope,
     /// Where handshakes wait for their turn.
@@ -176,6 +186,20 @@ impl Worker {
         self.reader.borrow_mut().current().clone()
     }
 
+    /// The listener as the newest config has it, or as it was where that has none: then it drains.
+    pub(crate) fn newest(&self, listener: &Arc<Listener>) -> Arc<Listener> {
+        let mut reader = self.reader.borrow_mut();
+        let policy = &reader.current().policy;
+        let same_bind = || policy.listeners.iter().find(|other| other.bind == listener.bind);
+        let named = policy.listeners.iter().find(|other| other.name == listener.name);
+        named.or_else(same_bind).unwrap_or(listener).clone()
+    }
+
+    /// Returns true if this is a gateway of the own network, which would pass the connection on to one of its endpoints again.
+    pub(crate) fn is_own_gateway(&self, address: SocketAddr) -> bool {
+        self.reader.borrow_mut().current().networks.is_own_gateway(address)
+    }
+
     /// A random number (SplitMix64, seeded by the operating system): for choices, not for secrets.
     pub(crate) fn random(&self) -> u64 {
         let state = self.random.get().wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -197,6 +221,18 @@ impl Worker {
     pub(crate) fn moved(&self, entry: &Rc<Entry>, up: bool, path: RelayPath, bytes: usize) {
         entry.count(up, path, bytes);
         self.clock.touch(entry);
+    }
+
+    /// Takes a place for a connection or stream, which [`Self::leave`] gives back.
+    pub(crate) fn admit(&self, entry: &Entry) -> bool {
+        match self.shared.admission.admit(&entry.holder) {
+            Verdict::Admit => true,
+            Verdict::AdmitAndTakeBack(holder) => {
+                self.take_back(holder, 0);
+                true
+            }
+            Verdict::Refuse => false,
+        }
     }
 
     /// Puts a connection into the table.
@@ -232,7 +268,7 @@ impl Worker {
     /// Takes a connection out of the table.
     pub(crate) fn leave(&self, entry: &Entry) {
         self.forget(entry);
-        self.shared.connections.give_back();
+        self.shared.admission.release(&entry.holder);
     }
 
     /// Takes a connection out of the table that goes on elsewhere.
@@ -295,11 +331,34 @@ impl Worker {
                 // Whoever asked may have gone.
                 let _ = answer.send(list.collect());
             }
+            Message::TakeBack { holder, asked } => self.take_back(holder, asked),
             Message::Alive(answer) => {
                 let _ = answer.send(());
             }
             Message::Drain { .. } => {}
         }
+    }
+
+    /// Ends the connection of a holder that has been idle longest among the first few found; where this worker has none,
+    /// the next one is asked. A full mailbox drops the order: the places above the limit then stay fewer by one.
+    pub(crate) fn take_back(&self, holder: Holder, asked: usize) {
+        let victim = self.idle_longest_of(&holder);
+        if let Some(victim) = victim {
+            victim.cut(Reason::LimitGlobal);
+        } else if asked + 1 < self.shared.desks.len() {
+            let next = &self.shared.desks[(self.index + 1) % self.shared.desks.len()];
+            let _ = next.mailbox.try_send(Message::TakeBack { holder, asked: asked + 1 });
+        }
+    }
+
+    /// A holder that has most has a large part of all, so that a few are found soon wherever the search begins.
+    fn idle_longest_of(&self, holder: &Holder) -> Option<Rc<Entry>> {
+        let table = self.table.borrow();
+        let places = table.capacity().max(1);
+        let from = usize::try_from(self.random()).unwrap_or_default() % places;
+        let found = (from..places).chain(0..from).filter_map(|place| table.get(place));
+        let found = found.filter(|entry| entry.holder == *holder && !entry.is_cut()).take(TAKEN_BACK_AMONG);
+        found.min_by_key(|entry| entry.moved.get()).cloned()
     }
 
     /// Stops listening, waits for connections, cuts what is left.

@@ -1,10 +1,9 @@
 //! How many connections this process can hold.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-/// Descriptors kept for listeners, logs, the admin API, registries and pipes.
+const XDS_CONNECTIONS_MAX: usize = 20_000;
+/// At most.
 const RESERVED: usize = 256;
 /// A connection holds one socket to the client and one to the endpoint.
 const PER_CONNECTION: usize = 2;
@@ -21,48 +20,25 @@ pub fn raise_descriptor_limit() -> usize {
     limit.current.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX)
 }
 
-/// The connections that a number of descriptors allows.
-pub fn connections_for(descriptors: usize) -> usize {
-    descriptors.saturating_sub(RESERVED.min(descriptors / 4)) / PER_CONNECTION
+/// Descriptors kept for listeners, logs, the admin API, registries and pipes.
+fn reserved(descriptors: usize) -> usize {
+    RESERVED.min(descriptors / 4)
 }
 
-/// A count with a limit that may change.
-#[derive(Debug)]
-pub struct Budget {
-    used: AtomicUsize,
-    limit: AtomicUsize,
+/// The connections of the data plane that a number of descriptors allows, beside so many of xDS clients.
+pub fn connections_for(descriptors: usize, xds: usize) -> usize {
+    descriptors.saturating_sub(reserved(descriptors)).saturating_sub(xds) / PER_CONNECTION
 }
 
-impl Budget {
-    pub fn new(limit: usize) -> Self {
-        Self { used: AtomicUsize::new(0), limit: AtomicUsize::new(limit) }
-    }
+/// The connections that each of the HTTP listeners (admin, metrics, health) may have: all of them together leave some of the
+/// reserved descriptors for the rest.
+pub fn http_connections_for(descriptors: usize) -> usize {
+    (reserved(descriptors) / 4).max(1)
+}
 
-    /// Takes one, where that stays within the limit.
-    pub fn take(&self) -> bool {
-        // Counts first and gives back, so that two threads cannot both take the last one.
-        if self.used.fetch_add(1, Ordering::Relaxed) < self.limit.load(Ordering::Relaxed) {
-            return true;
-        }
-        self.used.fetch_sub(1, Ordering::Relaxed);
-        false
-    }
-
-    pub fn give_back(&self) {
-        self.used.fetch_sub(1, Ordering::Relaxed);
-    }
-
-    pub fn set_limit(&self, limit: usize) {
-        self.limit.store(limit, Ordering::Relaxed);
-    }
-
-    pub fn used(&self) -> usize {
-        self.used.load(Ordering::Relaxed)
-    }
-
-    pub fn limit(&self) -> usize {
-        self.limit.load(Ordering::Relaxed)
-    }
+/// The connections that xDS clients may have.
+pub fn xds_connections_for(descriptors: usize) -> usize {
+    (descriptors / 4).clamp(1, XDS_CONNECTIONS_MAX)
 }
 
 #[cfg(test)]
@@ -70,20 +46,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_budget_is_never_overdrawn() {
-        let budget = Budget::new(2);
-        assert!(budget.take() && budget.take() && !budget.take());
-        budget.give_back();
-        assert!(budget.take());
-        budget.set_limit(1);
-        budget.give_back();
-        assert!(!budget.take());
-        assert_eq!(budget.used(), 1);
-    }
-
-    #[test]
     fn descriptors_are_kept_in_reserve() {
-        assert_eq!(connections_for(20_256), 10_000);
-        assert_eq!(connections_for(100), 37);
+        assert_eq!(connections_for(20_256, 0), 10_000);
+        assert_eq!(connections_for(20_256, 5_000), 7_500);
+        assert_eq!(connections_for(100, 0), 37);
+        assert_eq!((http_connections_for(20_256), http_connections_for(100)), (64, 6));
+        assert_eq!((xds_connections_for(1_000_000), xds_connections_for(1_024)), (20_000, 256));
     }
 }

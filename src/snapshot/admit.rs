@@ -138,12 +138,16 @@ pub fn admit_source(listener: &Listener, source: IpAddr) -> Result<(), Reason> {
     if admits(&listener.from, source) { Ok(()) } else { Err(Reason::SourceDenied) }
 }
 
-/// Decides on a whole hello: ALPN, name, export, endpoints, in this order.
+/// Decides on a whole hello, or on the head of a CONNECT: source, ALPN, name, export, endpoints, in this order. The source was
+/// admitted before a byte was read, but a listener may have been narrowed since.
 pub fn admit(
     snapshot: &Snapshot,
     question: &Question<'_>,
     trace: &mut impl Trace,
 ) -> Result<Admission, Refusal> {
+    if let Some(source) = question.source {
+        admit_source(question.listener, source)?;
+    }
     if let Asked::ServerName(_) = question.asked {
         check_alpn(question, trace)?;
     }

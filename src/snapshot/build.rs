@@ -25,13 +25,26 @@ pub struct World<'a> {
     pub resolved: &'a Resolved,
 }
 
+/// A world as the services in it are merged: with the gateways of its networks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Site<'a> {
+    pub(super) world: World<'a>,
+    pub(super) networks: &'a NetworkTable,
+}
+
+fn networks_of(world: World<'_>) -> NetworkTable {
+    NetworkTable::new(&world.policy.networks, &world.policy.node.network, world.resolved)
+}
+
 /// The first snapshot, or the one after a new config file.
 pub fn all(world: World<'_>, generation: u64, policy_generation: u64) -> Snapshot {
     let exports = Arc::new(ExportIndex::new(&world.policy.exports));
+    let networks = Arc::new(networks_of(world));
+    let site = Site { world, networks: &networks };
     let mut services = NameMap::default();
     let mut addresses = AddressIndex::default();
     for name in hostnames(world.shards) {
-        if let Some(view) = ServiceView::merge(name.as_str(), &world, &exports) {
+        if let Some(view) = ServiceView::merge(name.as_str(), site, &exports) {
             if world.policy.takes_hbone() {
                 enter(&mut addresses, &view);
             }
@@ -39,7 +52,6 @@ pub fn all(world: World<'_>, generation: u64, policy_generation: u64) -> Snapsho
         }
     }
     let routes = Arc::new(RouteTable::new(world.policy, world.resolved));
-    let networks = Arc::new(NetworkTable::new(&world.policy.networks, world.resolved));
     Snapshot {
         generation,
         policy_generation,
@@ -62,9 +74,17 @@ pub fn next(
     resolved: &[HostName],
 ) -> Snapshot {
     let mut next = Snapshot { generation: previous.generation + 1, ..previous.clone() };
+    if previous.networks.uses(resolved) {
+        next.networks = Arc::new(networks_of(world));
+    }
+    let networks = next.networks.clone();
+    let site = Site { world, networks: &networks };
     let indexed = previous.policy.takes_hbone();
-    for name in changed {
-        let view = ServiceView::merge(name.as_str(), &world, &previous.exports).map(Arc::new);
+    // Which endpoints are gateways of the own network concerns every service. Such gateways seldom change.
+    let same_gateways = networks.has_same_own_gateways(&previous.networks);
+    let everything = if same_gateways { BTreeSet::new() } else { hostnames(world.shards) };
+    for name in changed.iter().chain(everything.into_iter().filter(|name| !changed.contains(*name))) {
+        let view = ServiceView::merge(name.as_str(), site, &previous.exports).map(Arc::new);
         let old = match view.clone() {
             Some(view) => next.services.insert(name.clone(), view),
             None => next.services.remove(name.as_str()),
@@ -76,9 +96,6 @@ pub fn next(
     if !resolved.is_empty() {
         next.routes = Arc::new(previous.routes.with_resolved(world.policy, world.resolved, resolved));
         next.resolved = Arc::new(world.resolved.clone());
-    }
-    if previous.networks.uses(resolved) {
-        next.networks = Arc::new(NetworkTable::new(&world.policy.networks, world.resolved));
     }
     next
 }

@@ -1,8 +1,8 @@
 //! What the operator has written, checked and ready for use: listeners, routes, exports, tuning,
 //! limits, timeouts. Made by `config`; replaced whole by a reload.
 
-use std::net::IpAddr;
-use std::sync::Arc;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -424,7 +424,50 @@ pub struct RegistryScope {
     pub services: Vec<NamePattern>,
     /// Networks its endpoints may say; `None`: its own.
     pub networks: Option<Vec<Network>>,
+    pub addresses: AddressScope,
 }
+
+/// The addresses that the endpoints of a registry may have, also those that their names resolve to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum AddressScope {
+    /// Any that can be connected to: the registry is believed as the config file is.
+    #[default]
+    Any,
+    /// All but loopback and link-local addresses, behind which are this host and its surroundings.
+    Public,
+    /// Those in these blocks. Loopback and link-local addresses only by a block that lies inside of theirs: who writes
+    /// `0.0.0.0/0` has not thought of them.
+    Blocks(Arc<[IpNet]>),
+}
+
+impl AddressScope {
+    pub fn allows(&self, address: IpAddr) -> bool {
+        let address = address.to_canonical();
+        if address.is_unspecified() || address.is_multicast() || address == IpAddr::V4(Ipv4Addr::BROADCAST) {
+            return false;
+        }
+        let special = SPECIAL_BLOCKS.iter().find(|special| special.contains(&address));
+        match (self, special) {
+            (Self::Any, _) => true,
+            (Self::Public, special) => special.is_none(),
+            (Self::Blocks(blocks), None) => blocks.iter().any(|block| block.contains(&address)),
+            (Self::Blocks(blocks), Some(special)) => {
+                blocks.iter().any(|block| special.contains(block) && block.contains(&address))
+            }
+        }
+    }
+}
+
+/// Loopback and link-local addresses (RFC 1122 §3.2.1.3, RFC 3927, RFC 4291 §2.5).
+static SPECIAL_BLOCKS: LazyLock<[IpNet; 4]> = LazyLock::new(|| {
+    let net = |address: IpAddr, length| IpNet::new_assert(address, length);
+    [
+        net(IpAddr::from([127, 0, 0, 0]), 8),
+        net(IpAddr::from([169, 254, 0, 0]), 16),
+        net(Ipv6Addr::LOCALHOST.into(), 128),
+        net(IpAddr::from([0xfe80, 0, 0, 0, 0, 0, 0, 0]), 10),
+    ]
+});
 
 /// Whether an address is in one of the blocks; no blocks: it is.
 pub fn admits(blocks: &[IpNet], address: IpAddr) -> bool {

@@ -1,16 +1,18 @@
 //! One service as all registries together tell of it, with its endpoints on this network.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use super::Snapshot;
-use super::build::World;
+use super::build::Site;
 use super::candidates::{Candidate, Candidates, EndpointKey};
 use super::exports::ExportIndex;
 use super::policy::{ExportRule, NetworkPolicy, Node, Policy, Tuning};
 use super::routes::{Resolved, addresses};
 use super::shard::{Origin, ScopedShard, Standing};
+use crate::model::address::Host;
 use crate::model::endpoint::{Endpoint, HBONE_PORT, Health, Labels, TlsMode, Tunnel, Weight};
 use crate::model::identity::Identity;
 use crate::model::place::{Distance, Locality, Network};
@@ -210,7 +212,8 @@ impl ServiceView {
     }
 
     /// Merges what the registries say of a host name; `None` where none says anything.
-    pub(super) fn merge(hostname: &str, world: &World<'_>, exports: &ExportIndex) -> Option<Self> {
+    pub(super) fn merge(hostname: &str, site: Site<'_>, exports: &ExportIndex) -> Option<Self> {
+        let world = site.world;
         let mut conflicts = Vec::new();
         let parts = owned_parts(hostname, world.shards, &mut conflicts);
         let first = &parts.first()?.service;
@@ -234,7 +237,7 @@ impl ServiceView {
         });
         let ports = ports
             .into_iter()
-            .map(|port| port_view(port, &key, &parts, &subsets, exports, tuning, world))
+            .map(|port| port_view(port, &key, &parts, &subsets, exports, tuning, site))
             .collect();
         let (name, namespace) = (key.hostname.shared(), key.namespace.clone());
         Some(Self { key, name, namespace, addresses: vips, ports, subsets, waypoint, parts, conflicts })
@@ -319,8 +322,9 @@ fn port_view(
     subsets: &BTreeMap<Arc<str>, Labels>,
     exports: &ExportIndex,
     tuning: &Arc<Tuning>,
-    world: &World<'_>,
+    site: Site<'_>,
 ) -> PortView {
+    let world = site.world;
     let group: Arc<str> = format!("{}:{}", key.hostname, port.port).into();
     let serving = || serving_parts(parts, &port.name, port.port, port.protocol);
     let all: Vec<PortEndpoint<'_>> =
@@ -334,7 +338,7 @@ fn port_view(
     let everything = Labels::new();
     let subsets = std::iter::once((Arc::from(""), &everything))
         .chain(subsets.iter().map(|(name, labels)| (name.clone(), labels)))
-        .map(|(name, labels)| (name, subset_candidates(&here, labels, &group, tuning, world)))
+        .map(|(name, labels)| (name, subset_candidates(&here, labels, &group, tuning, site)))
         .collect();
     PortView {
         rules: exports.covering(key.hostname.as_str(), port.port),
@@ -414,11 +418,17 @@ impl<'a> PortEndpoint<'a> {
     }
 
     /// Where it is: nowhere, as long as its name stands for nothing.
-    pub fn addresses<'r>(&self, resolved: &'r Resolved) -> &'r [IpAddr]
+    pub fn addresses<'r>(&self, resolved: &'r Resolved) -> Cow<'r, [IpAddr]>
     where
         'a: 'r,
     {
-        addresses(&self.endpoint.host, resolved)
+        let all = addresses(&self.endpoint.host, resolved);
+        let allowed = |ip: &IpAddr| self.origin.addresses.allows(*ip);
+        // Addresses that a registry gives itself were looked at when it gave them.
+        if matches!(self.endpoint.host, Host::Ip(_)) || all.iter().all(allowed) {
+            return Cow::Borrowed(all);
+        }
+        all.iter().copied().filter(allowed).collect()
     }
 }
 
@@ -440,8 +450,8 @@ pub fn network_of<'a>(
         return &origin.network;
     }
     match &endpoint.host {
-        crate::model::address::Host::Ip(ip) => network_of_address(*ip, networks).unwrap_or(&origin.network),
-        crate::model::address::Host::Name(_) => &origin.network,
+        Host::Ip(ip) => network_of_address(*ip, networks).unwrap_or(&origin.network),
+        Host::Name(_) => &origin.network,
     }
 }
 
@@ -460,13 +470,13 @@ fn subset_candidates(
     labels: &Labels,
     group: &Arc<str>,
     tuning: &Arc<Tuning>,
-    world: &World<'_>,
+    site: Site<'_>,
 ) -> SubsetCandidates {
     let chosen: Vec<&PortEndpoint<'_>> =
         here.iter().filter(|here| here.endpoint.workload.has_labels(labels)).collect();
     let with = |mode: Option<TlsMode>| {
         let list = chosen.iter().filter(|here| Some(here.tls) == mode);
-        let list = list.flat_map(|here| candidates_of(here, group, world)).collect();
+        let list = list.flat_map(|here| candidates_of(here, group, site)).collect();
         Arc::new(Candidates::new(group.clone(), tuning.clone(), list))
     };
     let (mesh, own) = (mode_of(&chosen, MESH_NAME_PREFERENCE), mode_of(&chosen, HOSTNAME_PREFERENCE));
@@ -479,7 +489,7 @@ fn subset_candidates(
         let tunnel = tunnel_of(&chosen);
         let list = chosen.iter().filter(|here| here.tunnel() == tunnel);
         let list = list.flat_map(|here| {
-            let mut candidates = candidates_of(here, group, world);
+            let mut candidates = candidates_of(here, group, site);
             if tunnel == Tunnel::Hbone {
                 candidates.iter_mut().for_each(|candidate| candidate.key.address.set_port(HBONE_PORT));
             }
@@ -525,10 +535,17 @@ impl WaypointView {
     }
 }
 
-fn candidates_of(here: &PortEndpoint<'_>, group: &Arc<str>, world: &World<'_>) -> Vec<Candidate> {
-    let own = &world.policy.node.locality;
-    let addresses = here.addresses(world.resolved).iter();
-    addresses.map(|ip| candidate(here, SocketAddr::new(*ip, here.port), group, own)).collect()
+fn candidates_of(here: &PortEndpoint<'_>, group: &Arc<str>, site: Site<'_>) -> Vec<Candidate> {
+    let own = &site.world.policy.node.locality;
+    let addresses = here.addresses(site.world.resolved);
+    let addresses = addresses.iter().map(|ip| SocketAddr::new(*ip, here.port));
+    addresses
+        .filter(|address| {
+            let tunnel = (here.tunnel() == Tunnel::Hbone).then(|| SocketAddr::new(address.ip(), HBONE_PORT));
+            !tunnel.into_iter().chain([*address]).any(|address| site.networks.is_own_gateway(address))
+        })
+        .map(|address| candidate(here, address, group, own))
+        .collect()
 }
 
 fn candidate(

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 
-use super::policy::RegistryScope;
+use super::policy::{AddressScope, RegistryScope};
+use crate::model::address::Host;
 use crate::model::endpoint::Endpoint;
 use crate::model::name::HostName;
 use crate::model::place::{ClusterId, Network};
@@ -48,6 +49,8 @@ pub struct Origin {
     pub cluster: ClusterId,
     pub network: Network,
     pub standing: Standing,
+    /// What the names of its endpoints may resolve to.
+    pub addresses: AddressScope,
 }
 
 /// A shard taken into the world: cut to what its registry may speak of, and findable by host name.
@@ -64,6 +67,8 @@ pub struct ScopedShard {
     pub denied_services: Vec<ServiceKey>,
     /// Endpoints on networks that the registry may not speak of.
     pub denied_endpoints: usize,
+    /// Endpoints, and waypoints, with addresses that the registry may not give.
+    pub denied_addresses: usize,
     pub endpoints: usize,
     /// The names by which endpoints are given.
     pub names: BTreeSet<HostName>,
@@ -72,7 +77,8 @@ pub struct ScopedShard {
 impl ScopedShard {
     pub fn new(shard: Shard, scope: &RegistryScope) -> Self {
         let (cluster, network) = (shard.cluster, shard.network);
-        let origin = Origin { cluster, network, standing: Standing::Live };
+        let origin =
+            Origin { cluster, network, standing: Standing::Live, addresses: scope.addresses.clone() };
         let mut scoped = Self { origin: Arc::new(origin), ..Self::default() };
         let mut services = Vec::with_capacity(shard.services.len());
         for (key, service) in shard.services {
@@ -82,6 +88,7 @@ impl ScopedShard {
                 continue;
             }
             let service = scoped.cut_networks(service, scope);
+            let service = scoped.cut_addresses(service, scope);
             scoped.endpoints += service.endpoints.len();
             scoped
                 .names
@@ -119,6 +126,26 @@ impl ScopedShard {
         let kept: Vec<_> = service.endpoints.iter().filter(allowed).cloned().collect();
         self.denied_endpoints += service.endpoints.len() - kept.len();
         Arc::new(Service { endpoints: kept.into(), ..(*service).clone() })
+    }
+
+    /// The service without endpoints, and without a waypoint, at addresses that the registry may not give. Names are looked
+    /// at when they resolve.
+    fn cut_addresses(&mut self, service: Arc<Service>, scope: &RegistryScope) -> Arc<Service> {
+        let allowed = |endpoint: &&Endpoint| match endpoint.host {
+            Host::Ip(ip) => scope.addresses.allows(ip),
+            Host::Name(_) => true,
+        };
+        let waypoint =
+            service.waypoint.as_ref().filter(|waypoint| scope.addresses.allows(waypoint.address.ip()));
+        let denied = service.endpoints.iter().filter(|endpoint| !allowed(endpoint)).count()
+            + usize::from(waypoint.is_none() && service.waypoint.is_some());
+        if denied == 0 {
+            return service;
+        }
+        self.denied_addresses += denied;
+        let (waypoint, kept) = (waypoint.cloned(), service.endpoints.iter().filter(allowed).cloned());
+        let endpoints: Vec<_> = kept.collect();
+        Arc::new(Service { endpoints: endpoints.into(), waypoint, ..(*service).clone() })
     }
 
     /// The same word with another standing.

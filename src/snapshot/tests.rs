@@ -57,7 +57,7 @@ pub(crate) fn scoped(shard: Shard) -> Arc<ScopedShard> {
     networks.extend(shard.services.values().flat_map(|service| {
         service.endpoints.iter().filter_map(|endpoint| endpoint.workload.network.clone()).collect::<Vec<_>>()
     }));
-    ScopedShard::new(shard, &RegistryScope { services: Vec::new(), networks: Some(networks) }).into()
+    ScopedShard::new(shard, &RegistryScope { networks: Some(networks), ..RegistryScope::default() }).into()
 }
 
 /// A policy that says nothing but which node it is of.

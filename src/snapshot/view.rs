@@ -284,7 +284,7 @@ impl Horizon<'_> {
             return Err(Why::NoAddress);
         }
         // As on the data path, a name stands for all its addresses, each with the whole weight.
-        for ip in addresses {
+        for ip in addresses.iter() {
             let address = SocketAddr::new(*ip, endpoint.port);
             // Told of twice, it is the same endpoint: the earlier registry's word counts.
             self.near.entry(address).or_insert_with(|| Entry {

@@ -47,6 +47,11 @@ pub const DESCRIPTIONS: &[(&str, &str)] = &[
         "Connections ended that carried CONNECT streams, by listener and reason; the streams are in \
          isthmus_connections_total, with connections that failed.",
     ),
+    (
+        "isthmus_control_connections_refused_total",
+        "Connections to the admin, metrics, health and xDS listeners that were refused (limit_global), made room for another \
+         (made_room), or whose client was silent (hello_timeout).",
+    ),
     ("isthmus_hello_seconds", "From accept to a whole hello."),
     ("isthmus_connect_seconds", "From the first dial to the endpoint that took the connection."),
     ("isthmus_relay_bytes_total", "Bytes passed on, by the path they took."),

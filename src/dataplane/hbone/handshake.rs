@@ -2,6 +2,7 @@
 
 use std::io;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -18,7 +19,8 @@ use crate::dataplane::peek::Waiting;
 use crate::dataplane::table::{Entry, Peer};
 use crate::dataplane::worker::Worker;
 use crate::model::reason::Reason;
-use crate::snapshot::policy::HboneLimits;
+use crate::snapshot::admit::admit_source;
+use crate::snapshot::policy::{HboneLimits, Listener};
 use crate::tls::proof::{Proof, fault_of};
 use crate::tls::server::refused_identity;
 use crate::tls::trust::{is_expired, why};
@@ -64,6 +66,7 @@ impl From<Reason> for Failed {
 pub(super) async fn handshake(
     worker: &Rc<Worker>,
     entry: &Rc<Entry>,
+    listener: &Arc<Listener>,
     limits: &HboneLimits,
     transport: Transport,
 ) -> Result<Agreed, Failed> {
@@ -73,7 +76,7 @@ pub(super) async fn handshake(
     let agree = Box::pin(async {
         let mut trust = worker.shared.hbone.context.trust.clone();
         trust.see();
-        let stream = secure(worker, transport).await?;
+        let stream = secure(worker, entry, transport).await?;
         let proof = Proof::of(stream.get_ref().1).map_err(untrusted)?;
         // The certificate is verified when it comes, and a client may take its time to finish after that.
         if let Some(changed) = trust.unseen() {
@@ -82,6 +85,7 @@ pub(super) async fn handshake(
         let peer = Rc::new(Peer::new(proof));
         // Without a wait since: roots that are taken away from here on find it in the table.
         entry.story.borrow_mut().peer = Some(peer.clone());
+        admit_source(&worker.newest(listener), entry.source.ip())?;
         agree(worker, limits, stream, peer).await
     });
     // An order to end and the deadline win: a client that drips cannot outrun them.
@@ -95,7 +99,11 @@ pub(super) async fn handshake(
     }
 }
 
-async fn secure(worker: &Rc<Worker>, transport: Transport) -> Result<TlsStream<Transport>, Failed> {
+async fn secure(
+    worker: &Rc<Worker>,
+    entry: &Entry,
+    transport: Transport,
+) -> Result<TlsStream<Transport>, Failed> {
     let hbone = &worker.shared.hbone;
     if hbone.context.certificate.newest().is_none() {
         return Err(Failed::new(Reason::TlsFailed, "this gateway has no certificate yet"));
@@ -103,7 +111,7 @@ async fn secure(worker: &Rc<Worker>, transport: Transport) -> Result<TlsStream<T
     let accept = TlsAcceptor::from(hbone.tls.clone()).accept(transport);
     // In the same poll: no other handshake of this thread comes between a refusal and what is said of it.
     let accept = async { accept.await.map_err(|error| tls_failed(&error)) };
-    worker.lane.paced(&worker.scope, accept).await
+    worker.lane.paced(&worker.scope, entry.source.ip(), accept).await
 }
 
 fn tls_failed(error: &io::Error) -> Failed {

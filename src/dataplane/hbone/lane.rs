@@ -1,47 +1,154 @@
 //! One handshake step per turn of the event loop. A step costs some hundred microseconds of public-key arithmetic;
-//! a hundred of them in a row would be felt by every connection that is being relayed.
+//! a hundred of them in a row would be felt by every connection that is being relayed. Sources take turns, so that one that
+//! begins thousands of handshakes delays those of another by one step for each of theirs.
 
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
+use std::net::IpAddr;
 use std::pin::pin;
 use std::rc::Rc;
-use std::task::Poll;
+use std::task::{Poll, Waker};
 
-use tokio::sync::Semaphore;
-
+use crate::model::address::source_block;
 use crate::net::scope::LocalScope;
 
 /// The order in which handshakes of one worker go on.
-#[derive(Clone)]
-pub(crate) struct Lane {
-    turns: Rc<Semaphore>,
+#[derive(Clone, Default)]
+pub(crate) struct Lane(Rc<RefCell<Waiting>>);
+
+/// Steps that wait for their turn.
+#[derive(Default)]
+struct Waiting {
+    /// Whether somebody has the turn.
+    taken: bool,
+    /// Sources with a step that waits, in the order of their turns.
+    sources: VecDeque<IpAddr>,
+    of_source: BTreeMap<IpAddr, VecDeque<Rc<Step>>>,
 }
 
-impl Default for Lane {
-    fn default() -> Self {
-        Self { turns: Rc::new(Semaphore::new(1)) }
+/// One step that waits.
+#[derive(Default)]
+struct Step {
+    state: Cell<StepState>,
+    waker: RefCell<Option<Waker>>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum StepState {
+    #[default]
+    Waits,
+    /// The turn is its own.
+    Granted,
+    /// Its handshake was given up.
+    Gone,
+}
+
+/// The turn; dropped, it is passed on.
+struct Turn<'a>(&'a Lane);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.pass_on();
     }
 }
 
 impl Lane {
-    /// Runs a future so that each of its steps waits for its turn.
-    pub(crate) async fn paced<F: Future>(&self, scope: &LocalScope, future: F) -> F::Output {
+    /// Runs a future of a source so that each of its steps waits for its turn.
+    pub(crate) async fn paced<F: Future>(&self, scope: &LocalScope, source: IpAddr, future: F) -> F::Output {
         let mut future = pin!(future);
+        let source = source_block(source);
         loop {
-            // Fails only where the semaphore is closed, which nobody does.
-            if let Ok(turn) = self.turns.acquire().await {
-                turn.forget();
-            }
+            let turn = self.turn(source).await;
             let step = poll_fn(|context| Poll::Ready(future.as_mut().poll(context))).await;
-            let turns = self.turns.clone();
+            std::mem::forget(turn);
+            let lane = self.clone();
             scope.spawn(async move {
+                let _turn = Turn(&lane);
                 // The next step comes after whatever else is ready now.
                 tokio::task::yield_now().await;
-                turns.add_permits(1);
             });
             if let Poll::Ready(output) = step {
                 return output;
             }
             woken().await;
+        }
+    }
+
+    async fn turn(&self, source: IpAddr) -> Turn<'_> {
+        if !std::mem::replace(&mut self.0.borrow_mut().taken, true) {
+            return Turn(self);
+        }
+        let step = self.0.borrow_mut().push(source);
+        let mut place = Place { lane: self, step, kept: false };
+        poll_fn(|context| {
+            if place.step.state.get() == StepState::Granted {
+                return Poll::Ready(());
+            }
+            *place.step.waker.borrow_mut() = Some(context.waker().clone());
+            Poll::Pending
+        })
+        .await;
+        place.kept = true;
+        Turn(self)
+    }
+
+    /// Grants the turn to the next source's oldest step.
+    fn pass_on(&self) {
+        let next = self.0.borrow_mut().pop();
+        if let Some(waker) = next.and_then(|step| step.waker.take()) {
+            waker.wake();
+        }
+    }
+}
+
+impl Waiting {
+    fn push(&mut self, source: IpAddr) -> Rc<Step> {
+        let step = Rc::new(Step::default());
+        let of_source = self.of_source.entry(source).or_default();
+        if of_source.is_empty() {
+            self.sources.push_back(source);
+        }
+        of_source.push_back(step.clone());
+        step
+    }
+
+    fn pop(&mut self) -> Option<Rc<Step>> {
+        debug_assert!(self.taken, "a turn is passed on that nobody has");
+        while let Some(source) = self.sources.pop_front() {
+            let Some(of_source) = self.of_source.get_mut(&source) else { continue };
+            let step = std::iter::from_fn(|| of_source.pop_front())
+                .find(|step| step.state.get() == StepState::Waits);
+            if of_source.is_empty() {
+                self.of_source.remove(&source);
+            } else {
+                self.sources.push_back(source);
+            }
+            if let Some(step) = step {
+                step.state.set(StepState::Granted);
+                return Some(step);
+            }
+        }
+        self.taken = false;
+        None
+    }
+}
+
+/// A place among those that wait, which may be given up at any time.
+struct Place<'a> {
+    lane: &'a Lane,
+    step: Rc<Step>,
+    /// Whether the turn that it led to is taken care of.
+    kept: bool,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        if self.kept {
+            return;
+        }
+        if self.step.state.replace(StepState::Gone) == StepState::Granted {
+            self.lane.pass_on();
         }
     }
 }
@@ -50,4 +157,59 @@ impl Lane {
 async fn woken() {
     let mut waited = false;
     poll_fn(|_| if std::mem::replace(&mut waited, true) { Poll::Ready(()) } else { Poll::Pending }).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(host: u8) -> IpAddr {
+        IpAddr::from([10, 0, 0, host])
+    }
+
+    /// Whether the turn is granted, which is then kept; the first call takes a place.
+    fn poll<F: Future>(future: &mut std::pin::Pin<Box<F>>) -> bool {
+        match future.as_mut().poll(&mut std::task::Context::from_waker(Waker::noop())) {
+            Poll::Ready(turn) => {
+                std::mem::forget(turn);
+                true
+            }
+            Poll::Pending => false,
+        }
+    }
+
+    #[test]
+    fn sources_take_turns_whatever_the_number_of_their_handshakes() {
+        let lane = Lane::default();
+        let mut first = Box::pin(lane.turn(host(1)));
+        assert!(poll(&mut first), "nobody else waits");
+        let order = [1, 1, 1, 2, 2, 3];
+        let mut waiting: Vec<_> = order.iter().map(|of| Some(Box::pin(lane.turn(host(*of))))).collect();
+        assert!(waiting.iter_mut().flatten().all(|turn| !poll(turn)));
+        let mut granted = Vec::new();
+        for _ in &order {
+            lane.pass_on();
+            let ready: Vec<usize> =
+                (0..order.len()).filter(|at| waiting[*at].as_mut().is_some_and(poll)).collect();
+            let [at] = ready[..] else { panic!("one turn at a time: {ready:?}") };
+            waiting[at] = None;
+            granted.push(order[at]);
+        }
+        assert_eq!(granted, [1, 2, 3, 1, 2, 1]);
+        lane.pass_on();
+        assert!(poll(&mut Box::pin(lane.turn(host(4)))), "the turn is free again");
+    }
+
+    #[test]
+    fn a_turn_of_one_that_has_gone_is_passed_on() {
+        let lane = Lane::default();
+        let mut first = Box::pin(lane.turn(host(1)));
+        assert!(poll(&mut first));
+        let [mut gone, mut granted, mut last] = [host(1), host(2), host(3)].map(|of| Box::pin(lane.turn(of)));
+        assert!(!poll(&mut gone) && !poll(&mut granted) && !poll(&mut last));
+        drop(gone);
+        lane.pass_on();
+        drop(granted);
+        assert!(poll(&mut last), "granted to one that was given up before it looked");
+    }
 }

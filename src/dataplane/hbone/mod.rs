@@ -113,7 +113,7 @@ async fn serve(worker: Rc<Worker>, entry: Rc<Entry>, client: TcpStream, opening:
     entry.story.borrow_mut().handshake = true;
     let limits = worker.snapshot().policy.hbone;
     let transport = Transport::new(worker.clone(), client, hello);
-    match Box::pin(handshake(&worker, &entry, &limits, transport)).await {
+    match Box::pin(handshake(&worker, &entry, &listener, &limits, transport)).await {
         Ok(agreed) => {
             let reason = Box::pin(tunnel::drive(&worker, &entry, listener, limits, agreed)).await;
             worker.tunnel_ended(&entry, reason);

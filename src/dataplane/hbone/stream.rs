@@ -16,6 +16,7 @@ use crate::dataplane::connection::Leave;
 use crate::dataplane::table::{Call, Entry};
 use crate::dataplane::worker::Worker;
 use crate::model::reason::Reason;
+use crate::net::admission::Holder;
 use crate::snapshot::admit::{Admission, Asked, Question, admit};
 use crate::wire::connect::{ConnectHead, answer, read_head, status_of};
 
@@ -37,10 +38,12 @@ pub(super) async fn serve(
 ) {
     let counted = Counted(tunnel.clone());
     let name = tunnel.listener.name.clone();
-    let entry = Rc::new(Entry::new(worker.next_id(), name, tunnel.source, worker.clock.now()));
+    let holder = Holder::Identity(tunnel.peer.proof.identity.shared());
+    let (id, tick) = (worker.next_id(), worker.clock.now());
+    let entry = Rc::new(Entry::held_by(holder, id, name, tunnel.source, tick));
     entry.local.set(tunnel.local);
     worker.local.accepted(&entry.listener);
-    if !worker.shared.connections.take() {
+    if !worker.admit(&entry) {
         refuse(respond, status_of(Reason::LimitGlobal));
         worker.told(&entry, Reason::LimitGlobal, false);
         return;
@@ -92,10 +95,8 @@ async fn run(
 
 fn ask(worker: &Worker, entry: &Entry, tunnel: &Tunnel, head: &ConnectHead) -> Result<Admission, Reason> {
     let snapshot = worker.snapshot();
-    // What the listener is called now decides; one that is gone is on its way out.
-    let listener = snapshot.listener(&tunnel.listener.name).unwrap_or(&tunnel.listener);
     let question = Question {
-        listener,
+        listener: &worker.newest(&tunnel.listener),
         asked: Asked::Authority(&head.authority),
         source: Some(tunnel.source.ip()),
         alpn: None,

@@ -10,27 +10,34 @@ use std::time::Duration;
 
 use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
 use tokio_rustls::TlsAcceptor;
 use tokio_stream::Stream;
 use tonic::transport::server::Connected;
 
-use crate::model::address::canonical_socket;
 use crate::model::identity::Identity;
 use crate::net::fetch::Fetch;
+use crate::net::incoming::{Guarded, Incoming, Limits, Seat};
 use crate::net::scope::Scope;
 use crate::tls::proof::{Proof, fault_of};
 use crate::tls::trust::{TrustBundles, why};
 
-/// How long TLS may take.
-const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Handshakes at once; further clients wait in the kernel's queue.
-const HANDSHAKES_MAX: usize = 256;
+/// How long a client may take from being accepted to its first request, TLS included.
+const FIRST_REQUEST: Duration = Duration::from_secs(10);
+/// How long it may take to its first byte where TLS is asked for.
+const FIRST_BYTE: Duration = Duration::from_secs(3);
+/// Clients at once that have not finished TLS and asked for something; the oldest of the source that has most gives way. Each
+/// may cost some 20 KiB meanwhile.
+const UNSETTLED_MAX: usize = 2_048;
 /// Connections that wait to be served.
 const WAITING: usize = 64;
-/// Rest after the kernel had no descriptor or memory for a connection.
-const REST: Duration = Duration::from_millis(50);
+
+/// What the listener allows, for so many connections.
+pub fn limits(connections: usize, tls: bool) -> Limits {
+    let unsettled = if tls { UNSETTLED_MAX.min(connections) } else { connections };
+    Limits { connections, unsettled, first_request: Some(FIRST_REQUEST) }
+}
 
 /// Who calls.
 #[derive(Clone, Debug)]
@@ -38,6 +45,14 @@ pub struct Caller {
     pub peer: SocketAddr,
     /// Proven by its certificate; `None` without TLS.
     pub identity: Option<Identity>,
+}
+
+/// What each request of a connection is given.
+#[derive(Clone)]
+pub struct CalledOn {
+    pub caller: Caller,
+    /// Of the connection, which is settled by a request.
+    pub seat: Arc<Seat>,
 }
 
 /// How clients prove who they are.
@@ -50,9 +65,7 @@ pub struct Tls {
 /// A connection that can be served.
 pub struct Connection {
     io: Pin<Box<dyn Io>>,
-    caller: Caller,
-    /// Waits until its client is believed no more.
-    doubted: Option<Pin<Box<dyn Future<Output = rustls::Error> + Send>>>,
+    called_on: CalledOn,
 }
 
 trait Io: AsyncRead + AsyncWrite + Send {}
@@ -60,20 +73,20 @@ trait Io: AsyncRead + AsyncWrite + Send {}
 impl<T: AsyncRead + AsyncWrite + Send> Io for T {}
 
 /// Connections as they become ready.
-pub struct Incoming {
+pub struct Ready {
     ready: mpsc::Receiver<Connection>,
 }
 
-impl Incoming {
+impl Ready {
     /// Accepts until it is dropped.
-    pub fn new(listener: TcpListener, tls: Option<Tls>, scope: &Scope) -> Self {
+    pub fn new(incoming: Incoming, tls: Option<Tls>, scope: &Scope) -> Self {
         let (sender, ready) = mpsc::channel(WAITING);
-        scope.spawn(accept(listener, tls, sender, scope.clone()));
+        scope.spawn(accept(incoming, tls, sender, scope.clone()));
         Self { ready }
     }
 }
 
-impl Stream for Incoming {
+impl Stream for Ready {
     type Item = io::Result<Connection>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -81,74 +94,66 @@ impl Stream for Incoming {
     }
 }
 
-async fn accept(listener: TcpListener, tls: Option<Tls>, ready: mpsc::Sender<Connection>, scope: Scope) {
-    let handshakes = Arc::new(Semaphore::new(HANDSHAKES_MAX));
+async fn accept(incoming: Incoming, tls: Option<Tls>, ready: mpsc::Sender<Connection>, scope: Scope) {
     loop {
-        let accepted = tokio::select! {
+        let (socket, seat) = tokio::select! {
             () = ready.closed() => return,
-            accepted = listener.accept() => accepted,
+            accepted = incoming.accept() => accepted,
         };
-        let (socket, peer) = match accepted {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept an xDS client");
-                tokio::time::sleep(REST).await;
-                continue;
-            }
-        };
-        let peer = canonical_socket(peer);
-        let Some(tls) = tls.clone() else {
-            let caller = Caller { peer, identity: None };
-            // Fails only where nobody serves any more.
-            let _ = ready.send(Connection { io: Box::pin(socket), caller, doubted: None }).await;
-            continue;
-        };
-        // Fails only where the semaphore is closed, which nobody does.
-        let Ok(turn) = handshakes.clone().acquire_owned().await else { return };
-        let ready = ready.clone();
+        let (tls, ready) = (tls.clone(), ready.clone());
+        // In a task of its own, so that nobody waits for a client that is slow, nor for one that waits to be served.
         scope.spawn(async move {
-            match tokio::time::timeout(HANDSHAKE, secure(tls, socket, peer)).await {
-                Ok(Ok(connection)) => drop(ready.send(connection).await),
-                Ok(Err(problem)) => tracing::info!(%peer, "an xDS client is not let in: {problem}"),
-                Err(_) => tracing::debug!(%peer, "an xDS client has not finished TLS in time"),
+            let connection = match tls {
+                Some(tls) => secure(tls, socket, &seat).await,
+                None => Ok(plain(socket, &seat)),
+            };
+            match connection {
+                // Fails only where nobody serves any more.
+                Ok(connection) => drop(ready.send(connection).await),
+                Err(problem) => tracing::info!(peer = %seat.peer(), "an xDS client is not let in: {problem}"),
             }
-            drop(turn);
         });
     }
 }
 
-async fn secure(tls: Tls, socket: TcpStream, peer: SocketAddr) -> Result<Connection, String> {
+fn plain(socket: TcpStream, seat: &Arc<Seat>) -> Connection {
+    let caller = Caller { peer: seat.peer(), identity: None };
+    let called_on = CalledOn { caller, seat: seat.clone() };
+    Connection { io: Box::pin(Guarded::new(socket, seat)), called_on }
+}
+
+async fn secure(tls: Tls, socket: TcpStream, seat: &Arc<Seat>) -> Result<Connection, String> {
     let Tls { config, mut trust } = tls;
+    let peer = seat.peer();
+    tokio::select! {
+        biased;
+        error = seat.clone().ended() => return Err(error.to_string()),
+        readable = socket.readable() => readable.map_err(|error| error.to_string())?,
+        () = tokio::time::sleep(FIRST_BYTE) => {
+            seat.was_silent();
+            return Err("it has sent nothing".to_owned());
+        }
+    }
     // What changes from here on is asked again.
     trust.see();
-    let accepted = TlsAcceptor::from(config).accept(socket).await;
+    let accepted = TlsAcceptor::from(config).accept(Guarded::new(socket, seat)).await;
     let stream = accepted.map_err(|error| fault_of(&error).map_or_else(|| error.to_string(), why))?;
     let proof = Proof::of(stream.get_ref().1)?;
     let caller = Caller { peer, identity: Some(proof.identity.clone()) };
+    let called_on = CalledOn { caller, seat: seat.clone() };
     let doubted = async move {
         let error = proof.doubted(trust).await;
         tracing::info!(%peer, identity = %proof.identity, "an xDS client is cut off: {}", why(&error));
-        error
+        io::Error::new(io::ErrorKind::PermissionDenied, error)
     };
-    Ok(Connection { io: Box::pin(stream), caller, doubted: Some(Box::pin(doubted)) })
-}
-
-impl Connection {
-    /// Fails once its client is believed no more.
-    fn poll_believed(&mut self, context: &mut Context<'_>) -> io::Result<()> {
-        let Some(doubted) = &mut self.doubted else { return Ok(()) };
-        let Poll::Ready(error) = doubted.as_mut().poll(context) else { return Ok(()) };
-        // Whoever asks again hears the same.
-        self.doubted = Some(Box::pin(std::future::ready(error.clone())));
-        Err(io::Error::new(io::ErrorKind::PermissionDenied, error))
-    }
+    Ok(Connection { io: Box::pin(Guarded::until(stream, seat, Box::pin(doubted))), called_on })
 }
 
 impl Connected for Connection {
-    type ConnectInfo = Caller;
+    type ConnectInfo = CalledOn;
 
-    fn connect_info(&self) -> Caller {
-        self.caller.clone()
+    fn connect_info(&self) -> CalledOn {
+        self.called_on.clone()
     }
 }
 
@@ -158,9 +163,7 @@ impl AsyncRead for Connection {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        this.poll_believed(context)?;
-        this.io.as_mut().poll_read(context, buffer)
+        self.get_mut().io.as_mut().poll_read(context, buffer)
     }
 }
 

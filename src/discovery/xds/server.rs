@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use axum::extract::{Extension, Request};
 use axum::response::Response as HttpResponse;
 use axum::routing::post;
-use tokio::net::TcpListener;
 use tonic::codec::{Codec, Streaming};
 use tonic::service::Routes;
 use tonic::transport::Server;
@@ -14,7 +13,7 @@ use tonic::{Code, Status};
 use tonic_prost::ProstCodec;
 
 use super::hub::Hub;
-use super::incoming::{Caller, Incoming, Tls};
+use super::incoming::{CalledOn, Caller, Ready, Tls};
 use super::kind::Kind;
 use super::message::Body;
 use super::node::Introduction;
@@ -22,6 +21,7 @@ use super::resource::Version;
 use super::session::{Answer, Protocol, Refusal, Request as Asked, Response, Session};
 use super::status::{Clients, Place};
 use crate::discovery::Options;
+use crate::net::incoming::Incoming;
 use crate::net::scope::Scope;
 use crate::proto::envoy::config::core::v3::Node;
 use crate::proto::envoy::service::discovery::v3 as discovery;
@@ -57,14 +57,14 @@ impl Service {
 }
 
 /// Serves clients until the process ends.
-pub fn serve(service: &Arc<Service>, listener: TcpListener, tls: Option<Tls>) {
-    let incoming = Incoming::new(listener, tls, &service.scope);
+pub fn serve(service: &Arc<Service>, incoming: Incoming, tls: Option<Tls>) {
+    let ready = Ready::new(incoming, tls, &service.scope);
     let server = Server::builder()
         .http2_keepalive_interval(Some(KEEP_ALIVE.0))
         .http2_keepalive_timeout(Some(KEEP_ALIVE.1))
         .max_concurrent_streams(Some(STREAMS_OF_CONNECTION))
         .add_routes(Routes::from(routes(service.clone())))
-        .serve_with_incoming(incoming);
+        .serve_with_incoming(ready);
     service.scope.spawn(service.hub.clone().run());
     service.scope.spawn(async move {
         if let Err(error) = server.await {
@@ -144,9 +144,10 @@ fn open<R: DiscoveryRequest>(
     protocol: Protocol,
     only: Option<Kind>,
 ) -> HttpResponse {
-    let Some(caller) = request.extensions().get::<Caller>().cloned() else {
+    let Some(CalledOn { caller, seat }) = request.extensions().get::<CalledOn>().cloned() else {
         return Status::internal("nobody knows who calls").into_http();
     };
+    seat.settle();
     let Some(place) = service.clients.enter(&caller, protocol, STREAMS_MAX) else {
         return Status::resource_exhausted("too many clients").into_http();
     };

@@ -7,6 +7,7 @@ use crate::document::services::read_registry;
 use crate::model::name::HostName;
 use crate::model::place::ClusterId;
 use crate::snapshot::build;
+use crate::snapshot::build::World;
 use crate::snapshot::policy::RegistryScope;
 use crate::snapshot::tests::policy_of;
 
@@ -18,7 +19,7 @@ fn shard(cluster: &str, ports: &str, endpoints: &str, standing: Standing) -> Arc
         format!("services: [{{hostname: a.mesh, namespace: n, ports: [{ports}], endpoints: [{endpoints}]}}]");
     let shard = read_registry("x.yaml".as_ref(), &text, &ClusterId::new(cluster), &Network::new(NETWORK))
         .expect("good");
-    let scope = RegistryScope { services: Vec::new(), networks: Some(vec![Network::new("other")]) };
+    let scope = RegistryScope { networks: Some(vec![Network::new("other")]), ..RegistryScope::default() };
     Arc::new(ScopedShard::new(shard, &scope).with_standing(standing))
 }
 

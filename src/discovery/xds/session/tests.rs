@@ -60,7 +60,7 @@ fn snapshot(policy: &Arc<Policy>, generation: u64, services: &[(&str, &[u8])]) -
     let text = format!("services: [{}]", services.join(", "));
     let (cluster, network) = (ClusterId::new("east"), Network::new("east"));
     let shard = read_registry("x.yaml".as_ref(), &text, &cluster, &network).expect("good");
-    let scope = RegistryScope { services: Vec::new(), networks: None };
+    let scope = RegistryScope { networks: None, ..RegistryScope::default() };
     let shards = [Arc::new(ScopedShard::new(shard, &scope))];
     build::all(World { policy, shards: &shards, resolved: &Resolved::default() }, generation, 1)
 }

@@ -379,7 +379,7 @@ proptest! {
             let sees = |network: &Network| viewer.sees.is_empty() || viewer.sees.contains(network);
             for endpoint in endpoints(&snapshot, &question) {
                 if *endpoint.network == viewer.network && sees(endpoint.network) && is_ready(&endpoint) {
-                    for ip in endpoint.addresses(&snapshot.resolved) {
+                    for ip in endpoint.addresses(&snapshot.resolved).iter() {
                         let address = SocketAddr::new(*ip, endpoint.port);
                         let given = |entry: &Entry| entry.address == address && entry.kind == Kind::Endpoint;
                         // Told of twice, another registry may have called it not ready.

@@ -1,0 +1,376 @@
+//! The connections of a control-plane listener (admin, metrics, health, xDS): admitted by source, ended when their client
+//! says nothing, reads nothing, or has to make room for another source.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use metrics::Counter;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
+use tokio::time::{Instant, Sleep};
+
+use super::admission::{Admission, Holder, Verdict};
+use super::own::OwnAddresses;
+use super::ranking::Ranking;
+use super::seldom::Seldom;
+use crate::model::address::canonical_socket;
+use crate::telemetry::recorder::Recorder;
+
+/// Rest after the kernel had no descriptor or memory for a connection.
+const REST: Duration = Duration::from_millis(50);
+/// How long a client may leave unread what it has asked for.
+const STALLED: Duration = Duration::from_secs(30);
+/// How long a connection that was ended may take to make room.
+const ROOM_WITHIN: Duration = Duration::from_millis(200);
+/// How often it is said that connections cannot be accepted, or are refused.
+const SAID_EVERY: Duration = Duration::from_secs(10);
+
+/// What one listener allows.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Connections at once.
+    pub connections: usize,
+    /// Those of them whose clients have not asked for anything yet.
+    pub unsettled: usize,
+    /// How long a client may take to ask for something; `None`: the protocol above has a limit of its own.
+    pub first_request: Option<Duration>,
+}
+
+/// A listening socket of the control plane.
+pub struct Incoming {
+    socket: TcpListener,
+    shared: Arc<Shared>,
+}
+
+/// What the connections of a listener have in common.
+struct Shared {
+    name: &'static str,
+    limits: Limits,
+    admission: Admission,
+    seats: Mutex<Seats>,
+    ids: AtomicU64,
+    own: Arc<OwnAddresses>,
+    /// Told of each seat that is free again.
+    released: Notify,
+    refused: Counter,
+    evicted: Counter,
+    silent: Counter,
+    said: Seldom,
+}
+
+/// All connections of a listener.
+#[derive(Default)]
+struct Seats {
+    unsettled: Ranking<Arc<State>>,
+    settled: Ranking<Arc<State>>,
+}
+
+/// One connection as the others see it.
+#[derive(Debug, Default)]
+struct State {
+    evicted: AtomicBool,
+    changed: Notify,
+    settled: AtomicBool,
+}
+
+/// A connection's place; dropped, it is free again.
+pub struct Seat {
+    shared: Arc<Shared>,
+    state: Arc<State>,
+    id: u64,
+    peer: SocketAddr,
+    holder: Holder,
+    since: Instant,
+}
+
+impl Incoming {
+    pub fn new(
+        socket: TcpListener,
+        name: &'static str,
+        limits: Limits,
+        own: Arc<OwnAddresses>,
+        recorder: &Recorder,
+    ) -> Self {
+        let ended = |reason: &'static str| {
+            let labels = [("listener", name), ("reason", reason)];
+            recorder.counter("isthmus_control_connections_refused_total", &labels)
+        };
+        if let Ok(address) = socket.local_addr() {
+            own.listens(address);
+        }
+        let shared = Shared {
+            name,
+            limits,
+            admission: Admission::new(limits.connections),
+            seats: Mutex::default(),
+            ids: AtomicU64::new(0),
+            own,
+            refused: ended("limit_global"),
+            evicted: ended("made_room"),
+            silent: ended("hello_timeout"),
+            released: Notify::new(),
+            said: Seldom::new(SAID_EVERY),
+        };
+        Self { socket, shared: Arc::new(shared) }
+    }
+
+    /// Waits for the next connection that is let in.
+    pub async fn accept(&self) -> (TcpStream, Arc<Seat>) {
+        loop {
+            match self.socket.accept().await {
+                Ok((socket, peer)) => {
+                    if let Some(seat) = self.shared.seat_or_wait(canonical_socket(peer)).await {
+                        return (socket, Arc::new(seat));
+                    }
+                }
+                Err(error) => {
+                    if let Some(times) = self.shared.said.occurred() {
+                        tracing::warn!(listener = self.shared.name, %error, times, "cannot accept");
+                    }
+                    tokio::time::sleep(REST).await;
+                }
+            }
+        }
+    }
+}
+
+impl Shared {
+    fn seats(&self) -> MutexGuard<'_, Seats> {
+        // Nothing that can panic runs under the lock.
+        self.seats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A seat, for which a source that has its share gives up the oldest of its connections that ask for nothing: a crowd of
+    /// idle ones does not keep an operator out who comes from the same address.
+    async fn seat_or_wait(self: &Arc<Self>, peer: SocketAddr) -> Option<Seat> {
+        if let Some(seat) = self.seat(peer) {
+            return Some(seat);
+        }
+        let idle = self.seats().unsettled.oldest_of(peer.ip()).cloned();
+        if let Some(idle) = idle {
+            self.evict(&idle);
+            // It ends as soon as its task is woken; the time is a bound for a machine that is very busy.
+            let _ = tokio::time::timeout(ROOM_WITHIN, self.released.notified()).await;
+            if let Some(seat) = self.seat(peer) {
+                return Some(seat);
+            }
+        }
+        self.refuse(peer);
+        None
+    }
+
+    fn seat(self: &Arc<Self>, peer: SocketAddr) -> Option<Seat> {
+        let holder = Holder::source(peer.ip());
+        match self.admission.admit(&holder) {
+            Verdict::Admit => {}
+            Verdict::AdmitAndTakeBack(Holder::Source(most)) => {
+                // Those who have asked for nothing go first, the oldest of them; else the newest goes, which loses least.
+                let seats = self.seats();
+                let victim = seats.unsettled.oldest_of(most).or_else(|| seats.settled.newest_of(most));
+                if let Some(victim) = victim {
+                    self.evict(victim);
+                }
+            }
+            // All holders here are sources.
+            Verdict::AdmitAndTakeBack(Holder::Identity(_)) | Verdict::Refuse => return None,
+        }
+        let state = Arc::new(State::default());
+        let id = self.ids.fetch_add(1, Ordering::Relaxed);
+        let given_way = self.seats().unsettled.insert(peer.ip(), id, state.clone(), self.limits.unsettled);
+        if let Some(given_way) = given_way {
+            self.evict(&given_way);
+        }
+        Some(Seat { shared: self.clone(), state, id, peer, holder, since: Instant::now() })
+    }
+
+    fn refuse(&self, peer: SocketAddr) {
+        self.refused.increment(1);
+        if let Some(times) = self.said.occurred() {
+            let (listener, limit) = (self.name, self.limits.connections);
+            tracing::warn!(listener, %peer, limit, times, "connections refused: a source has its share of them");
+        }
+    }
+
+    fn evict(&self, state: &State) {
+        self.evicted.increment(1);
+        state.evicted.store(true, Ordering::Release);
+        state.changed.notify_one();
+    }
+}
+
+impl Seat {
+    pub fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// Its client has asked for something.
+    pub fn settle(&self) {
+        if self.state.settled.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let mut seats = self.shared.seats();
+        if let Some(state) = seats.unsettled.remove(self.peer.ip(), self.id) {
+            seats.settled.insert(self.peer.ip(), self.id, state, usize::MAX);
+        }
+        drop(seats);
+        self.state.changed.notify_one();
+    }
+
+    /// Its client has been answered, and asks for nothing.
+    pub fn idle(&self) {
+        if !self.state.settled.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        let mut seats = self.shared.seats();
+        if let Some(state) = seats.settled.remove(self.peer.ip(), self.id) {
+            seats.unsettled.insert(self.peer.ip(), self.id, state, usize::MAX);
+        }
+    }
+
+    /// Waits until the connection has to end, and returns why. One task may wait.
+    pub async fn ended(self: Arc<Self>) -> io::Error {
+        let deadline = self.shared.limits.first_request.map(|first| self.since + first);
+        loop {
+            if self.state.evicted.load(Ordering::Acquire) {
+                return io::Error::new(io::ErrorKind::ConnectionAborted, "it makes room for another source");
+            }
+            let waits = !self.state.settled.load(Ordering::Acquire);
+            tokio::select! {
+                () = self.state.changed.notified() => {}
+                () = tokio::time::sleep_until(deadline.unwrap_or(self.since)),
+                    if waits && deadline.is_some() => {
+                    self.shared.silent.increment(1);
+                    return io::Error::new(io::ErrorKind::TimedOut, "its client has asked for nothing");
+                }
+            }
+        }
+    }
+
+    /// Counts a connection that was ended because its client was silent.
+    pub fn was_silent(&self) {
+        self.shared.silent.increment(1);
+    }
+
+    fn is_own_dial(&self) -> bool {
+        self.shared.own.is_own_dial(self.peer)
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let mut seats = self.shared.seats();
+        let (ip, id) = (self.peer.ip(), self.id);
+        if seats.unsettled.remove(ip, id).is_none() {
+            seats.settled.remove(ip, id);
+        }
+        drop(seats);
+        self.shared.admission.release(&self.holder);
+        self.shared.released.notify_one();
+    }
+}
+
+type End = Pin<Box<dyn Future<Output = io::Error> + Send>>;
+
+/// A connection that fails once it has to end.
+pub struct Guarded<T> {
+    io: T,
+    seat: Arc<Seat>,
+    end: End,
+    /// Until when the client may leave unread what was written.
+    unread: Option<Pin<Box<Sleep>>>,
+    /// Whether a byte was read.
+    heard: bool,
+}
+
+impl<T> Guarded<T> {
+    /// Ends it when its seat says so.
+    pub fn new(io: T, seat: &Arc<Seat>) -> Self {
+        Self::until(io, seat, Box::pin(seat.clone().ended()))
+    }
+
+    /// Ends it when this future does.
+    pub fn until(io: T, seat: &Arc<Seat>, end: End) -> Self {
+        Self { io, seat: seat.clone(), end, unread: None, heard: false }
+    }
+
+    fn poll_end(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        let Poll::Ready(error) = self.end.as_mut().poll(context) else { return Ok(()) };
+        // Whoever asks again is told the same kind.
+        let kind = error.kind();
+        self.end = Box::pin(async move { kind.into() });
+        Err(error)
+    }
+
+    /// Fails where the client has read nothing for too long.
+    fn written<R>(&mut self, written: Poll<io::Result<R>>, context: &mut Context<'_>) -> Poll<io::Result<R>> {
+        if written.is_ready() {
+            self.unread = None;
+            return written;
+        }
+        let unread = self.unread.get_or_insert_with(|| Box::pin(tokio::time::sleep(STALLED)));
+        match unread.as_mut().poll(context) {
+            Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for Guarded<T> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        this.poll_end(context)?;
+        let read = Pin::new(&mut this.io).poll_read(context, buffer);
+        if read.is_ready() && !std::mem::replace(&mut this.heard, true) && this.seat.is_own_dial() {
+            let why = "this gateway connected to itself";
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::PermissionDenied, why)));
+        }
+        read
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for Guarded<T> {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        this.poll_end(context)?;
+        let written = Pin::new(&mut this.io).poll_write(context, bytes);
+        this.written(written, context)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        pieces: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        this.poll_end(context)?;
+        let written = Pin::new(&mut this.io).poll_write_vectored(context, pieces);
+        this.written(written, context)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        this.poll_end(context)?;
+        let flushed = Pin::new(&mut this.io).poll_flush(context);
+        this.written(flushed, context)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let shut = Pin::new(&mut this.io).poll_shutdown(context);
+        this.written(shut, context)
+    }
+}

@@ -1,0 +1,175 @@
+//! The addresses of this process and of its host, so that the gateway never connects to itself.
+//!
+//! A connection to an address that the process listens on would be accepted, routed, and dialled again, without end; one to
+//! its admin API would carry a stranger's requests. An address is recognised before it is dialled. Where the host takes an
+//! address for its own that no interface has, the connection is recognised when it arrives: the local ends of dials to a
+//! port that the process listens on are kept while they last.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use arc_swap::ArcSwap;
+use dashmap::DashSet;
+use hashbrown::DefaultHashBuilder;
+
+use crate::model::address::{canonical_ip, canonical_socket};
+
+/// Where this process listens, and what it dials that might come back to it.
+#[derive(Debug, Default)]
+pub struct OwnAddresses {
+    listening: ArcSwap<Vec<SocketAddr>>,
+    host: ArcSwap<BTreeSet<IpAddr>>,
+    dials: DashSet<SocketAddr, DefaultHashBuilder>,
+    /// The length of `dials`: 0 spares every look-up.
+    dials_len: AtomicUsize,
+}
+
+/// The local end of a dial, kept for as long as this lives.
+#[derive(Debug)]
+pub struct OwnDial {
+    own: Arc<OwnAddresses>,
+    local: SocketAddr,
+}
+
+impl Drop for OwnDial {
+    fn drop(&mut self) {
+        if self.own.dials.remove(&self.local).is_some() {
+            self.own.dials_len.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl OwnAddresses {
+    pub fn new() -> Arc<Self> {
+        let own = Self::default();
+        own.look_up_host();
+        Arc::new(own)
+    }
+
+    /// Adds an address that is listened on, with the port that the kernel chose.
+    pub fn listens(&self, address: SocketAddr) {
+        self.listening.rcu(|listening| {
+            let mut next = Vec::clone(listening);
+            next.push(address);
+            next
+        });
+    }
+
+    /// Takes out an address that is not listened on any more.
+    pub fn closed(&self, address: SocketAddr) {
+        self.listening.rcu(|listening| {
+            let mut next = Vec::clone(listening);
+            if let Some(at) = next.iter().position(|own| *own == address) {
+                next.swap_remove(at);
+            }
+            next
+        });
+    }
+
+    /// Reads the addresses of the host's interfaces again. Where they cannot be read, the last ones stay.
+    pub fn look_up_host(&self) {
+        match host_addresses() {
+            Ok(addresses) => {
+                if **self.host.load() != addresses {
+                    self.host.store(Arc::new(addresses));
+                }
+            }
+            Err(error) => tracing::debug!(%error, "cannot read the addresses of this host"),
+        }
+    }
+
+    /// Returns true if a connection to this address would reach a listener of this process.
+    pub fn is_own(&self, address: SocketAddr) -> bool {
+        let address = canonical_socket(address);
+        let listening = self.listening.load();
+        let mut same_port = listening.iter().filter(|own| own.port() == address.port());
+        same_port.any(|own| reaches(own.ip(), address.ip(), |ip| self.host.load().contains(&ip)))
+    }
+
+    /// Returns true if the process listens on this port, on whatever address.
+    pub fn has_port(&self, port: u16) -> bool {
+        self.listening.load().iter().any(|own| own.port() == port)
+    }
+
+    /// Keeps the local end of a dial.
+    pub fn dialling(self: &Arc<Self>, local: SocketAddr) -> OwnDial {
+        let local = canonical_socket(local);
+        if self.dials.insert(local) {
+            self.dials_len.fetch_add(1, Ordering::Relaxed);
+        }
+        OwnDial { own: self.clone(), local }
+    }
+
+    /// Returns true if a connection from this address was made by this process.
+    pub fn is_own_dial(&self, source: SocketAddr) -> bool {
+        self.dials_len.load(Ordering::Relaxed) != 0 && self.dials.contains(&canonical_socket(source))
+    }
+}
+
+/// The addresses of this host's interfaces, IPv4-mapped ones as IPv4.
+pub fn host_addresses() -> std::io::Result<BTreeSet<IpAddr>> {
+    let interfaces = if_addrs::get_if_addrs()?;
+    Ok(interfaces.iter().map(|interface| canonical_ip(interface.ip())).collect())
+}
+
+/// Returns true if a connection to `ip` reaches a listener bound to `bound`, their ports being the same. A connection to the
+/// unspecified address goes to loopback.
+pub fn reaches(bound: IpAddr, ip: IpAddr, is_of_host: impl Fn(IpAddr) -> bool) -> bool {
+    if bound.is_unspecified() {
+        return ip.is_unspecified() || ip.is_loopback() || is_of_host(ip);
+    }
+    bound == ip || ip.is_unspecified() && bound.is_loopback() && bound.is_ipv4() == ip.is_ipv4()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn socket(text: &str) -> SocketAddr {
+        text.parse().expect("an address")
+    }
+
+    #[test]
+    fn every_spelling_of_an_own_address_is_recognised() {
+        let own = OwnAddresses::default();
+        own.host.store(Arc::new(["10.0.0.7", "fd00::7"].map(|ip| ip.parse().expect("an address")).into()));
+        own.listens(socket("[::]:15443"));
+        own.listens(socket("127.0.0.1:15000"));
+        for address in [
+            "10.0.0.7:15443",
+            "[fd00::7]:15443",
+            "[::ffff:10.0.0.7]:15443",
+            "127.0.0.9:15443",
+            "[::1]:15443",
+            "0.0.0.0:15443",
+            "[::]:15443",
+            "127.0.0.1:15000",
+            "[::ffff:127.0.0.1]:15000",
+            "0.0.0.0:15000",
+        ] {
+            assert!(own.is_own(socket(address)), "{address}");
+        }
+        for address in ["10.0.0.8:15443", "10.0.0.7:15000", "127.0.0.2:15000", "10.0.0.7:443", "[::]:15000"] {
+            assert!(!own.is_own(socket(address)), "{address}");
+        }
+        own.closed(socket("[::]:15443"));
+        assert!(!own.is_own(socket("10.0.0.7:15443")) && own.is_own(socket("127.0.0.1:15000")));
+    }
+
+    #[test]
+    fn a_dial_is_known_for_as_long_as_it_lasts() {
+        let own = OwnAddresses::new();
+        let dial = own.dialling(socket("[::ffff:10.0.0.7]:40000"));
+        assert!(own.is_own_dial(socket("10.0.0.7:40000")) && !own.is_own_dial(socket("10.0.0.7:40001")));
+        drop(dial);
+        assert!(!own.is_own_dial(socket("10.0.0.7:40000")));
+    }
+
+    #[test]
+    fn the_host_has_its_loopback_address() {
+        let addresses = host_addresses().expect("interfaces");
+        assert!(addresses.contains(&IpAddr::from([127, 0, 0, 1])), "{addresses:?}");
+    }
+}
