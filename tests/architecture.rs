@@ -64,7 +64,7 @@ const LAYERS: &[Layer] = &[
         Effects,
         These(&["model", "wire", "snapshot", "world", "telemetry", "net", "tls", "proto"]),
     ),
-    layer("config", Effects, AndOptions(&["model", "snapshot", "document"])),
+    layer("config", Effects, AndOptions(&["model", "snapshot", "document", "net"])),
     layer("admin", Effects, AllAbove),
     layer("app", Effects, All),
     layer("cli", Effects, All),

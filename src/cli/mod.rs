@@ -43,7 +43,7 @@ enum Command {
     },
     /// Check config files, as `run` would, without running
     Validate {
-        /// Config files, or directories of them
+        /// Config files, or directories of them; `-` for the standard input
         #[arg(required = true, value_name = "FILE")]
         files: Vec<PathBuf>,
         /// Let warnings fail
@@ -227,7 +227,8 @@ fn config_path(given: Option<&Path>) -> Result<PathBuf, Failure> {
 
 /// Reads a config as `run` does.
 fn load(path: &Path) -> Result<config::Config, Vec<crate::document::problem::Problem>> {
-    config::load(path, &|name| std::env::var(name).ok(), &mut |_| {})
+    let path = if path == Path::new("-") { Path::new("/dev/stdin") } else { path };
+    config::load_named(path, &|name| std::env::var(name).ok())
 }
 
 fn validate(files: &[PathBuf], strict: bool, out: &mut impl Write) -> Result<(), Failure> {

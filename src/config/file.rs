@@ -13,12 +13,23 @@ use crate::document::scalar;
 use crate::document::services::{Keep, ServiceReader};
 use crate::document::tree::{Node, Source, Stream, Value, parse};
 
+use crate::net::file;
+
 use super::table::INCLUDE_ONLY;
 
 /// Largest file read.
 const FILE_BYTES_MAX: u64 = 256 << 20;
 /// Files of one config.
 const FILES_MAX: usize = 10_000;
+
+/// What is read where a config is looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum What {
+    /// Regular files, and links to them.
+    Regular,
+    /// The first file may be a pipe or a terminal too, as a person may have it on the command line.
+    Anything,
+}
 
 /// What the files of a config hold, merged.
 pub(super) struct Files {
@@ -31,8 +42,14 @@ pub(super) struct Files {
 }
 
 /// Reads the file with its includes, or all files of the directory.
-pub(super) fn read(path: &Path, environment: Environment<'_>, before: &mut dyn FnMut(&Path)) -> Files {
+pub(super) fn read(
+    path: &Path,
+    main: What,
+    environment: Environment<'_>,
+    before: &mut dyn FnMut(&Path),
+) -> Files {
     let mut reading = Reading {
+        main: if path.is_dir() { What::Regular } else { main },
         environment,
         before,
         files: Files {
@@ -53,6 +70,8 @@ pub(super) fn read(path: &Path, environment: Environment<'_>, before: &mut dyn F
 }
 
 struct Reading<'e> {
+    /// What the first file may be.
+    main: What,
     environment: Environment<'e>,
     /// Told of each file and directory before it is read.
     before: &'e mut dyn FnMut(&Path),
@@ -172,7 +191,8 @@ impl Reading<'_> {
         let file = self.files.problems.add_file(path)?;
         (self.before)(path);
         let text = match self.seen.len() {
-            0..FILES_MAX => read_text(path),
+            0 => read_text(path, self.main),
+            1..FILES_MAX => read_text(path, What::Regular),
             _ => Err((0, format!("is more than file {FILES_MAX} of this config"))),
         };
         match text {
@@ -217,13 +237,12 @@ pub(super) fn relative_to(file: &Path, path: &Path) -> PathBuf {
 }
 
 /// The text of a file; else the line that is to blame, or 0, and what is wrong.
-fn read_text(path: &Path) -> Result<String, (u32, String)> {
-    let cannot = |error: io::Error| (0, format!("cannot be read: {error}"));
-    let length = fs::metadata(path).map_err(cannot)?.len();
-    if length > FILE_BYTES_MAX {
-        return Err((0, format!("is larger than {} MiB", FILE_BYTES_MAX >> 20)));
-    }
-    let bytes = fs::read(path).map_err(cannot)?;
+fn read_text(path: &Path, what: What) -> Result<String, (u32, String)> {
+    let bytes = match what {
+        What::Regular => file::read(path, FILE_BYTES_MAX),
+        What::Anything => file::read_any(path, FILE_BYTES_MAX),
+    };
+    let bytes = bytes.map_err(|fault| (0, fault.to_string()))?;
     String::from_utf8(bytes).map_err(|error| {
         let before = &error.as_bytes()[..error.utf8_error().valid_up_to()];
         let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();

@@ -36,6 +36,7 @@ mod table;
 mod telemetry;
 mod tuning;
 
+use file::What;
 pub use reference::reference;
 pub use schema::schema;
 
@@ -138,8 +139,12 @@ pub fn load(
     environment: Environment<'_>,
     before: &mut dyn FnMut(&Path),
 ) -> Result<Config, Vec<Problem>> {
-    let files = file::read(path, environment, before);
-    assembly::assemble(files)
+    assembly::assemble(file::read(path, What::Regular, environment, before))
+}
+
+/// Does the same with what a person has named on the command line, which may be a pipe or a terminal.
+pub fn load_named(path: &Path, environment: Environment<'_>) -> Result<Config, Vec<Problem>> {
+    assembly::assemble(file::read(path, What::Anything, environment, &mut |_| {}))
 }
 
 #[cfg(test)]

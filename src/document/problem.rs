@@ -162,7 +162,17 @@ impl Problems {
 
     /// Adds what fails the document.
     pub fn error(&mut self, at: Position, path: &dyn fmt::Display, fault: impl Into<Fault>) {
-        let problem = self.problem(at, path, fault.into());
+        self.error_with(at, path, || fault.into());
+    }
+
+    /// The same, where the text takes time to make: it is made only if it may be told.
+    pub fn error_with(&mut self, at: Position, path: &dyn fmt::Display, fault: impl FnOnce() -> Fault) {
+        if self.errors.is_beyond(at) {
+            self.errors.more += 1;
+            return;
+        }
+        let fault = fault();
+        let problem = self.problem(at, path, fault);
         self.errors.push(at, problem);
     }
 
@@ -199,9 +209,16 @@ impl Problems {
 struct Bounded {
     list: Vec<(Position, Problem)>,
     more: usize,
+    /// The place of the last that is told of, once there are more than are told.
+    last: Option<Position>,
 }
 
 impl Bounded {
+    /// Returns true if a problem there would only be counted.
+    fn is_beyond(&self, at: Position) -> bool {
+        self.last.is_some_and(|last| at > last)
+    }
+
     fn push(&mut self, at: Position, problem: Problem) {
         if self.list.len() >= PROBLEMS_KEPT {
             self.cut();
@@ -215,6 +232,7 @@ impl Bounded {
         self.list.dedup();
         self.more += self.list.len().saturating_sub(PROBLEMS_MAX);
         self.list.truncate(PROBLEMS_MAX);
+        self.last = self.list.last().map(|(at, _)| *at).filter(|_| self.list.len() == PROBLEMS_MAX);
     }
 
     fn finish(mut self) -> Vec<Problem> {

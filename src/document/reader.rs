@@ -6,7 +6,10 @@ use super::nearest::nearest;
 use super::problem::{Fault, Path, Position, Problems};
 use super::scalar;
 use super::table::{Kind, Object, Presence, Text, Union};
-use super::tree::{Key, Node, Scalar, ScalarType, Style, Value, shortened};
+use super::tree::{Key, Node, Scalar, ScalarType, Style, Value, is_word, shortened};
+
+/// The longest text that is quoted where it is all of a file.
+const PLAIN_BYTES_MAX: usize = 16;
 
 /// Tells of all in a value that its kind does not allow.
 pub fn check(node: &Node, kind: &Kind, path: &Path<'_>, problems: &mut Problems) {
@@ -45,6 +48,10 @@ pub fn check(node: &Node, kind: &Kind, path: &Path<'_>, problems: &mut Problems)
                 problems.error(node.position, path, refused(node, fault, kind));
             }
         }
+        (Value::Scalar(scalar), _) if !is_harmless(&scalar.text, path) => {
+            // Perhaps all of another file, a secret: it is not quoted.
+            problems.error(node.position, path, format!("found a text, expected {kind}"));
+        }
         _ => problems.error(node.position, path, format!("found {node}, expected {kind}")),
     }
 }
@@ -53,6 +60,12 @@ pub fn check(node: &Node, kind: &Kind, path: &Path<'_>, problems: &mut Problems)
 fn refused(found: &dyn std::fmt::Display, fault: Fault, expected: &dyn std::fmt::Display) -> Fault {
     let why = if fault.message.is_empty() { String::new() } else { format!(": {}", fault.message) };
     Fault { message: format!("found {found}{why}; expected {expected}"), hint: fault.hint }
+}
+
+/// Returns true if a text where none belongs is no secret for sure. All of a file may be an access token, which looks like a key.
+fn is_harmless(text: &str, path: &Path<'_>) -> bool {
+    let is_plain = text.len() <= PLAIN_BYTES_MAX && text.bytes().all(|byte| byte.is_ascii_alphabetic());
+    is_word(text) && (is_plain || !matches!(path, Path::Root))
 }
 
 fn quoted(text: &str) -> String {
@@ -179,7 +192,11 @@ fn check_object(
         let below = path.key(&key.text);
         match object.field(&key.text) {
             Some(field) => check(value, &field.kind, &below, problems),
-            None => problems.error(key.position, &below, unknown_key(&key.text, object)),
+            // What is no word may be a secret of another file.
+            None if is_word(&key.text) => {
+                problems.error_with(key.position, &below, || unknown_key(&key.text, object));
+            }
+            None => problems.error_with(key.position, path, || unknown_key(&key.text, object)),
         }
     }
     let has = |wanted: &str| entries.iter().any(|(key, _)| &*key.text == wanted);
@@ -201,8 +218,10 @@ fn unknown_key(key: &str, object: &Object) -> Fault {
         return "found a merge key (<<), which is not supported; repeat the keys".into();
     }
     let keys: Vec<&str> = object.keys().collect();
-    let message = format!("found the unknown key {}, expected one of {}", quoted(key), keys.join(", "));
-    Fault::new(message).hint(nearest(key, keys))
+    let found =
+        if is_word(key) { format!("the unknown key {}", quoted(key)) } else { "an unknown key".to_owned() };
+    let message = format!("found {found}, expected one of {}", keys.join(", "));
+    Fault::new(message).hint(nearest(key, keys).filter(|_| is_word(key)))
 }
 
 /// A map as its table sees it. What is absent or wrong reads as absent.

@@ -18,6 +18,8 @@ pub const NODES_MAX: usize = 2_000_000;
 /// Values that one document's aliases may stand for, together with those its anchors keep.
 pub const ALIASED_NODES_MAX: usize = 1_000_000;
 
+/// Longest key of an unknown file that is quoted.
+const WORD_BYTES_MAX: usize = 64;
 /// Keys of one map that are searched one by one; an index for each small map costs more than it saves.
 const KEYS_SEARCHED_MAX: usize = 16;
 
@@ -144,6 +146,13 @@ pub fn shortened(text: &str) -> Cow<'_, str> {
         Some((end, _)) => Cow::Owned(format!("{}…", &text[..end])),
         None => Cow::Borrowed(text),
     }
+}
+
+/// Returns true if a text looks like a key of a config or a name: short, and without the characters that passwords and
+/// encoded keys have. Of a file that is no config nothing else is quoted.
+pub fn is_word(text: &str) -> bool {
+    (1..=WORD_BYTES_MAX).contains(&text.len())
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.*<".contains(&byte))
 }
 
 /// YAML 1.2 §10.3.2: decimal, octal and hexadecimal integers, floats.
@@ -356,8 +365,14 @@ impl<'s> Builder<'s> {
             };
             if let Some(first) = first {
                 let first = self.problems.place(first);
-                let fault = format!("the key {:?} is there twice; first at {first}", shortened(&key.text));
-                self.problems.error(key.position, &below, fault);
+                if is_word(&key.text) {
+                    let fault =
+                        format!("the key {:?} is there twice; first at {first}", shortened(&key.text));
+                    self.problems.error(key.position, &below, fault);
+                } else {
+                    let fault = format!("found a key that is there twice; first at {first}");
+                    self.problems.error(key.position, path, fault);
+                }
                 continue;
             }
             if !seen.is_empty() {

@@ -10,6 +10,7 @@ mod cost;
 mod endings;
 mod endpoints;
 mod explain;
+mod files;
 mod hbone;
 mod hbone_hostile;
 mod hbone_life;
