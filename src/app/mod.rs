@@ -1,46 +1,51 @@
 //! The composition root of `isthmus run`: makes every part, hands each what it needs, and carries out what signals,
-//! changed files and the admin API ask for.
+//! changed files and the admin API ask for. Whatever it does, [`orders`] are obeyed meanwhile.
 
 mod listeners;
+mod loading;
 mod log;
+mod orders;
 #[cfg(feature = "otlp")]
 mod otlp;
+mod servers;
 mod shutdown;
+mod threads;
 #[cfg(not(feature = "otlp"))]
 mod untraced;
 mod xds;
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::ArcSwap;
-use tokio::net::TcpListener;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
+use tokio::time::sleep_until;
 
 use crate::admin::certificates::Identities;
 use crate::admin::problems;
-use crate::admin::server::{self, Part};
 use crate::admin::{Command, ProgramStatus, Sources};
 use crate::aggregator::owner::{self, Handle};
 use crate::aggregator::status::RegistryState;
-use crate::config::{self, Config, LogFormat, Workers};
+use crate::config::{Config, LogFormat, Workers};
 use crate::dataplane::handle::{Dataplane, EffectiveLimits};
 use crate::model::address::Bind;
 use crate::net::budget::raise_descriptor_limit;
 use crate::net::labour::labour;
 use crate::net::own::OwnAddresses;
+use crate::net::reading::Readings;
 use crate::net::scope::Scope;
-use crate::net::watch::{FileWatch, Sightings};
+use crate::net::watch::FileWatch;
 use crate::telemetry::Telemetry;
 use crate::telemetry::access_log::GatewayName;
 use crate::telemetry::control::ReloadResult;
 use crate::tls::context::Keeper;
 use listeners::Listeners;
-use log::LogControl;
+use loading::{Loaded, Loader};
+use orders::{Reload, Supervisor};
 #[cfg(feature = "otlp")]
 use otlp::Exporter;
 #[cfg(not(feature = "otlp"))]
@@ -51,22 +56,20 @@ use xds::Xds;
 const COMMANDS: usize = 16;
 /// Threads of the control side: admin, aggregator, look-ups.
 const CONTROL_THREADS: usize = 2;
+/// Threads beside those of the data plane that there may be at the same time: control, logs, readings, builds, notices.
+const THREADS: usize = CONTROL_THREADS + 12;
+/// How long tasks that are left at the end may take to notice it.
+const END_WITHIN: Duration = Duration::from_millis(200);
+/// Log files whose opening may hang at the same time.
+const OPENINGS: usize = 4;
 
 /// Runs the gateway until it is told to stop.
 pub fn run(path: &Path) -> ExitCode {
     use_small_pages();
-    let (config, seen) = load(path);
-    // A start may take long: what changes meanwhile is to be read again.
-    let watch = FileWatch::since(seen);
-    let config = match config {
-        Ok(config) => config,
-        Err(problems) => {
-            for problem in problems {
-                log::complain(&problem);
-            }
-            return ExitCode::FAILURE;
-        }
-    };
+    if let Err(problem) = threads::can_be_made(THREADS) {
+        log::complain(&problem);
+        return ExitCode::FAILURE;
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(CONTROL_THREADS)
         .thread_name("isthmus-control")
@@ -79,20 +82,60 @@ pub fn run(path: &Path) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let telemetry = Telemetry::start(config.access_log.clone());
-    telemetry.gateway.store(gateway_name(&config));
-    let result = runtime.block_on(async {
-        let log = log::start(&config.log, &telemetry.writer);
-        let program = Program::start(path, config, watch, telemetry.clone(), log).await?;
-        program.serve().await;
-        Ok::<(), String>(())
-    });
-    if let Err(problem) = &result {
-        tracing::error!("{problem}");
+    let result = runtime.block_on(govern(path));
+    runtime.shutdown_timeout(END_WITHIN);
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failed) => ExitCode::FAILURE,
     }
+}
+
+/// The program could not start, which has been said.
+struct Failed;
+
+/// What there is before there is a log complains to stderr.
+fn complain(problem: &str) -> Failed {
+    log::complain(problem);
+    Failed
+}
+
+/// Reads the config, opens the logs, and operates the gateway; orders are obeyed from the first moment on.
+async fn govern(path: &Path) -> Result<(), Failed> {
+    let (command, commands) = mpsc::channel(COMMANDS);
+    let mut supervisor =
+        Supervisor::new(commands).map_err(|error| complain(&format!("cannot listen to signals: {error}")))?;
+    let loader = Loader::new(path);
+    let Ok(Loaded { config, files, .. }) = supervisor.during(loader.first()).await else { return Ok(()) };
+    let config = config.map_err(|problems| complain(&problems.join("\n")))?;
+    // A start may take long: what changes meanwhile is to be read again.
+    let watch = FileWatch::since(files.unwrap_or_default());
+    let openings = Readings::new(OPENINGS);
+    let opening = supervisor.during(orders::open(&openings, config.access_log.clone())).await;
+    let Ok(access_log) = opening else { return Ok(()) };
+    let access_log = access_log.map_err(|problem| complain(&problem))?;
+    let telemetry = Telemetry::start(access_log)
+        .map_err(|error| complain(&format!("cannot start the threads of the logs: {error}")))?;
+    telemetry.gateway.store(gateway_name(&config));
+    let scope = Scope::default();
+    let log = log::start(&config.log, &telemetry.writer);
+    supervisor.log_to(log, config.log.level, &config.access_log, &telemetry.writer, &scope);
+    let parts = Parts { path, config, watch, telemetry: telemetry.clone(), scope, openings, command };
+    let result = match supervisor.during(Program::start(parts)).await {
+        Ok(Ok(program)) => {
+            program.serve(supervisor, loader).await;
+            Ok(())
+        }
+        Ok(Err(problem)) => {
+            tracing::error!("{problem}");
+            Err(Failed)
+        }
+        Err(why) => {
+            tracing::info!(why, "stopping during the start");
+            Ok(())
+        }
+    };
     telemetry.writer.flush();
-    runtime.shutdown_timeout(Duration::from_secs(1));
-    if result.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    result
 }
 
 /// Huge pages are of no use to a world that is built and let go piece by piece: with a million endpoints it takes a
@@ -103,56 +146,57 @@ fn use_small_pages() {
     }
 }
 
-/// Reads and checks the config file; what is wrong with it, a line each. And how the files were before they were read.
-fn load(path: &Path) -> (Result<Config, Vec<String>>, Sightings) {
-    let mut seen = Sightings::default();
-    let config = config::load(path, &|name| std::env::var(name).ok(), &mut |path| seen.note(path));
-    (config.map_err(|problems| problems.iter().map(ToString::to_string).collect()), seen)
+/// What a program is made of.
+struct Parts<'p> {
+    path: &'p Path,
+    config: Config,
+    /// Of the files that the config came from.
+    watch: FileWatch,
+    telemetry: Telemetry,
+    scope: Scope,
+    openings: Readings,
+    command: mpsc::Sender<Command>,
 }
 
 struct Program {
-    path: PathBuf,
     config: Config,
     /// What the process keeps of the config that it was started with.
     fixed: Fixed,
     /// Of the files that the config came from.
     watch: FileWatch,
     telemetry: Telemetry,
-    log: LogControl,
+    /// Of the access log's file.
+    openings: Readings,
     identity: Keeper,
     aggregator: Handle,
     dataplane: Dataplane,
     listeners: Listeners,
     exporter: Exporter,
     status: Arc<ArcSwap<ProgramStatus>>,
-    commands: mpsc::Receiver<Command>,
     descriptors: usize,
 }
 
-/// What the program waits for.
+/// What the program waits for, beside orders.
 enum Event {
-    Stop(&'static str),
-    Reload(&'static str),
+    /// A reload that was asked for may begin.
+    Begin,
+    Loaded(Reload, Loaded),
+    /// The files of the config have changed.
+    Changed,
     /// Other roots are trusted than before.
     Trust,
-    ReopenLogs,
-    Command(Command),
 }
 
 impl Program {
-    async fn start(
-        path: &Path,
-        config: Config,
-        watch: FileWatch,
-        telemetry: Telemetry,
-        log: LogControl,
-    ) -> Result<Self, String> {
+    async fn start(parts: Parts<'_>) -> Result<Self, String> {
+        let Parts { path, config, watch, telemetry, scope, openings, command } = parts;
         let descriptors = raise_descriptor_limit();
         let workers = match config.workers {
             Workers::Count(count) => count.get(),
             // The standard library looks at the CPU quota of the cgroup and at the affinity of the process.
             Workers::Auto => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
         };
+        threads::can_be_made(THREADS + workers)?;
         let limits = EffectiveLimits::new(&config.policy.limits, descriptors, config.xds.is_some());
         tracing::info!(
             version = env!("CARGO_PKG_VERSION"),
@@ -165,8 +209,10 @@ impl Program {
         // Bound first: an address in use is known before anything else is done.
         let mut listeners = Listeners::default();
         let bound = listeners.bind(&config.policy, workers).map_err(|problems| problems.join("; "))?;
-        let scope = Scope::default();
-        let (aggregator, reader) = owner::start(world_sources(&config), &telemetry.control, &scope);
+        let (sources, control, tasks) = (world_sources(&config), telemetry.control.clone(), scope.clone());
+        // Long work where the config is large.
+        let world = labour(move || owner::start(sources, &control, &tasks)).await;
+        let (aggregator, reader) = world.map_err(|_| "building the first world panicked".to_owned())?;
         let mut identity = Keeper::start(&scope);
         identity.configure(config.identity.clone()).await;
         let exporter = Exporter::start(&telemetry.spans, &scope);
@@ -175,7 +221,6 @@ impl Program {
         let mut dataplane =
             Dataplane::start(workers, limits, &reader, &telemetry, identity.context(), own.clone())
                 .map_err(|error| format!("cannot start the data plane: {error}"))?;
-        let (command, commands) = mpsc::channel(COMMANDS);
         let status = Arc::new(ArcSwap::from_pointee(ProgramStatus {
             config: path.to_owned(),
             config_since: SystemTime::now(),
@@ -219,7 +264,7 @@ impl Program {
             started: Instant::now(),
             memory: Arc::default(),
         };
-        open_servers(&config, &sources, &scope).await?;
+        servers::open(&config, &sources, &scope).await?;
         upkeep(&sources, &scope);
         scope.spawn(problems::watch(sources.clone()));
         wait_for_registries(&aggregator, config.aggregator.start_timeout).await;
@@ -229,19 +274,17 @@ impl Program {
             xds.serve()?;
         }
         let program = Self {
-            path: path.to_owned(),
             fixed: Fixed::of(&config),
             config,
             watch,
             telemetry,
-            log,
+            openings,
             identity,
             aggregator,
             dataplane,
             listeners,
             exporter,
             status,
-            commands,
             descriptors,
         };
         program.tell(|status| {
@@ -257,60 +300,79 @@ impl Program {
         self.status.store(Arc::new(status));
     }
 
-    async fn serve(mut self) {
-        let Ok(mut signals) = Signals::new() else {
-            tracing::error!("cannot listen to signals");
-            return;
+    async fn serve(mut self, mut supervisor: Supervisor, mut loader: Loader) {
+        let why = match self.turn(&mut supervisor, &mut loader).await {
+            Ok(never) => match never {},
+            Err(why) => why,
         };
-        let mut trust = self.identity.context().trust;
-        loop {
-            let event = tokio::select! {
-                // Orders to stop come first.
-                biased;
-                event = signals.next() => event,
-                Some(command) = self.commands.recv() => Event::Command(command),
-                () = self.watch.changed() => Event::Reload("the config file changed"),
-                _ = trust.changed() => Event::Trust,
-            };
-            match event {
-                Event::Stop(why) => {
-                    tracing::info!(why, "stopping");
-                    break;
-                }
-                Event::Command(Command::Drain) => {
-                    tracing::info!(why = "POST /drain", "stopping");
-                    break;
-                }
-                Event::Trust => self.dataplane.readmit().await,
-                Event::ReopenLogs => self.telemetry.writer.use_access_log(self.config.access_log.clone()),
-                Event::Reload(why) => {
-                    // Problems were logged, counted and put into the status.
-                    let _ = self.reload(why).await;
-                }
-                Event::Command(Command::Reload(answer)) => {
-                    let _ = answer.send(self.reload("POST /api/v1/reload").await);
-                }
-                Event::Command(Command::LogLevel(level, answer)) => {
-                    let _ = answer.send(self.log.set(&level, self.config.log.level));
-                }
-            }
-        }
+        tracing::info!(why, "stopping");
+        drop(loader);
+        supervisor.drains();
+        self.telemetry.control.draining();
         self.tell(|status| status.draining = true);
-        let status = self.status.clone();
+        let Self { dataplane, config, exporter, status, telemetry, .. } = self;
         let deaf = move || {
             let mut closed = (**status.load()).clone();
             closed.listening.clear();
             status.store(Arc::new(closed));
         };
-        shutdown::shutdown(self.dataplane, self.config.drain, signals, deaf).await;
-        self.exporter.finish().await;
+        let stopped = async {
+            shutdown::shutdown(dataplane, config.drain, deaf).await;
+            exporter.finish().await;
+        };
+        if supervisor.during(stopped).await.is_err() {
+            tracing::warn!("a second signal: ending at once");
+            telemetry.writer.flush();
+            // No destructor may hold this up.
+            std::process::exit(1);
+        }
     }
 
-    /// Takes the file as it is now into use; on any error nothing changes.
-    async fn reload(&mut self, why: &str) -> Result<String, Vec<String>> {
-        // Before it is read, which takes time: what changes meanwhile is to be read again.
-        self.watch.look().await;
-        let result = self.try_reload().await;
+    /// Does what there is to do until an order to stop, which is the error.
+    async fn turn(
+        &mut self,
+        supervisor: &mut Supervisor,
+        loader: &mut Loader,
+    ) -> Result<Infallible, &'static str> {
+        let mut trust = self.identity.context().trust;
+        loop {
+            let (may_begin, is_asked) = (loader.may_begin(), supervisor.reload.is_some());
+            let event = tokio::select! {
+                // Orders come first. Then what is asked for, and at last what comes by itself.
+                biased;
+                asked = supervisor.asked() => {
+                    asked?;
+                    continue;
+                }
+                () = sleep_until(may_begin), if is_asked => Event::Begin,
+                (reload, loaded) = loader.loaded() => Event::Loaded(reload, loaded),
+                () = self.watch.changed(), if !loader.is_reading() => Event::Changed,
+                _ = trust.changed() => Event::Trust,
+            };
+            match event {
+                Event::Begin => {
+                    if let Some(reload) = supervisor.reload.take() {
+                        loader.begin(reload, self.watch.seen().clone());
+                    }
+                }
+                Event::Changed => supervisor.ask("the config file changed", None),
+                Event::Trust => supervisor.during(self.dataplane.readmit()).await?,
+                Event::Loaded(Reload { why, waiters }, loaded) => {
+                    // Problems were logged, counted and put into the status.
+                    let result = supervisor.during(self.reload(why, loaded)).await?;
+                    supervisor.logs_are(self.config.log.level, &self.config.access_log);
+                    for waiter in waiters {
+                        // Whoever asked may have gone.
+                        let _ = waiter.send(result.clone());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes what was read into use; on any error nothing changes.
+    async fn reload(&mut self, why: &str, loaded: Loaded) -> Result<String, Vec<String>> {
+        let result = self.try_reload(loaded).await;
         match &result {
             Ok(done) => {
                 tracing::info!(why, "config taken into use: {done}");
@@ -331,13 +393,18 @@ impl Program {
         result
     }
 
-    async fn try_reload(&mut self) -> Result<String, Vec<String>> {
-        let path = self.path.clone();
-        let (config, seen) =
-            labour(move || load(&path)).await.map_err(|_| vec!["reading the config panicked".to_owned()])?;
-        // Also of a config that is rejected: what mends it may be in a file that is new to it.
-        self.watch.add(&seen);
+    async fn try_reload(&mut self, loaded: Loaded) -> Result<String, Vec<String>> {
+        let Loaded { config, files, known, cost } = loaded;
+        self.watch.was_read(known, cost);
+        if let Some(files) = &files {
+            // Also of a config that is rejected: what mends it may be in a file that is new to it.
+            self.watch.add(files);
+        }
         let config = config?;
+        // Also where it is the same: it may have been moved away.
+        let order = self.telemetry.writer.order();
+        let access_log = orders::open(&self.openings, config.access_log.clone()).await;
+        let access_log = access_log.map_err(|problem| vec![problem])?;
         // The last thing that can fail: from here on, everything is taken into use.
         let bound = self.listeners.bind(&config.policy, self.dataplane.workers())?;
         for warning in &config.warnings {
@@ -351,17 +418,16 @@ impl Program {
         self.dataplane.set_limits(limits);
         self.dataplane.readmit().await;
         self.telemetry.gateway.store(gateway_name(&config));
-        self.telemetry.writer.use_access_log(config.access_log.clone());
+        self.telemetry.writer.use_access_log(order, access_log);
         self.exporter.configure(config.tracing.as_ref(), &config.policy.node);
-        if config.log.level != self.config.log.level {
-            let _ = self.log.set(config.log.level.text(), config.log.level);
-        }
         let restart = self.fixed.differs_from(&Fixed::of(&config));
         for what in &restart {
             tracing::warn!("{what} has changed, which needs a restart; all else is in use");
         }
         self.config = config;
-        self.watch.retain(&seen);
+        if let Some(files) = &files {
+            self.watch.retain(files);
+        }
         self.tell(|status| {
             status.listening = self.listeners.listening();
             status.limits = limits;
@@ -435,27 +501,6 @@ fn world_sources(config: &Config) -> owner::Sources {
     }
 }
 
-async fn open_servers(config: &Config, sources: &Sources, scope: &Scope) -> Result<(), String> {
-    let servers = [
-        (Part::Admin, "admin", config.admin.map(Bind::Address)),
-        (Part::Metrics, "metrics", config.metrics),
-        (Part::Health, "health", config.health),
-    ];
-    for (part, name, bind) in servers {
-        let Some(bind) = bind else {
-            continue;
-        };
-        let cannot = |error: std::io::Error| format!("cannot listen on {bind} ({name}): {error}");
-        let listening = crate::net::listen::listen(bind, 1).map_err(cannot)?;
-        tracing::info!(listener = name, address = %listening.address, "listening");
-        for socket in listening.sockets {
-            let listener = TcpListener::from_std(socket.into()).map_err(cannot)?;
-            server::serve(part, listener, sources.clone(), scope);
-        }
-    }
-    Ok(())
-}
-
 /// Lets ejected endpoints back in time, forgets unused ones, and notices new addresses of this host.
 fn upkeep(sources: &Sources, scope: &Scope) {
     let upstreams = sources.dataplane.upstreams().clone();
@@ -482,39 +527,5 @@ async fn wait_for_registries(aggregator: &Handle, timeout: Duration) {
     });
     if tokio::time::timeout(timeout, heard).await.is_err() {
         tracing::warn!("some registries have not answered; listening without them");
-    }
-}
-
-/// The signals that mean something to us.
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-    hang_up: Signal,
-    user: Signal,
-}
-
-impl Signals {
-    fn new() -> std::io::Result<Self> {
-        Ok(Self {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-            hang_up: signal(SignalKind::hangup())?,
-            user: signal(SignalKind::user_defined1())?,
-        })
-    }
-
-    async fn next(&mut self) -> Event {
-        tokio::select! {
-            biased;
-            _ = self.terminate.recv() => Event::Stop("SIGTERM"),
-            _ = self.interrupt.recv() => Event::Stop("SIGINT"),
-            _ = self.hang_up.recv() => Event::Reload("SIGHUP"),
-            _ = self.user.recv() => Event::ReopenLogs,
-        }
-    }
-
-    /// Waits for one more order to stop.
-    async fn stop_again(&mut self) {
-        while !matches!(self.next().await, Event::Stop(_)) {}
     }
 }

@@ -33,6 +33,7 @@ pub(super) fn world(path: &Path) -> Result<Offline, Vec<String>> {
     let of_files = files::problems(&config.identity);
     // Secrets of another machine are not here, and a renewal may be under way: none of it fails the config.
     warnings.extend(of_files.into_iter().map(|(of, problem)| format!("{of}: {problem}")));
+    warnings.extend(config.access_log.problem());
     let mut problems = Vec::new();
     let mut shards = vec![crate::aggregator::owner::own_shard(config.services.clone())];
     for registry in &config.registries {

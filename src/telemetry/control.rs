@@ -32,6 +32,7 @@ impl CertificateKind {
 /// Handles of the control side's metrics.
 pub struct Control {
     generation: Gauge,
+    draining: Gauge,
     applied: Counter,
     rejected: Counter,
 }
@@ -63,7 +64,12 @@ pub const DESCRIPTIONS: &[(&str, &str)] = &[
     ),
     ("isthmus_config_generation", "Counts up with each world taken into use."),
     ("isthmus_config_reloads_total", "Reloads of the config file, by result."),
-    ("isthmus_access_log_dropped_total", "Log lines that the queue could not take."),
+    (
+        "isthmus_access_log_dropped_total",
+        "Lines of the access log that were lost: the queue was full, nobody read them, or they could not be written.",
+    ),
+    ("isthmus_log_dropped_total", "Lines of the program's own log that were lost in the same ways."),
+    ("isthmus_draining", "1 from the order to stop on, 0 before."),
     ("isthmus_spans_sent_total", "Spans that the collector has taken."),
     ("isthmus_spans_dropped_total", "Spans that the queue could not take, or that the collector did not."),
     ("isthmus_xds_clients", "Streams of xDS clients now."),
@@ -90,6 +96,7 @@ impl Control {
         let reloads = |result| recorder.counter("isthmus_config_reloads_total", &[("result", result)]);
         Self {
             generation: recorder.gauge("isthmus_config_generation", &[]),
+            draining: recorder.gauge("isthmus_draining", &[]),
             applied: reloads("applied"),
             rejected: reloads("rejected"),
         }
@@ -98,6 +105,11 @@ impl Control {
     /// A world was taken into use.
     pub fn published(&self, generation: u64) {
         self.generation.set(generation as f64);
+    }
+
+    /// The order to stop was given.
+    pub fn draining(&self) {
+        self.draining.set(1.0);
     }
 
     pub fn reloaded(&self, result: ReloadResult) {

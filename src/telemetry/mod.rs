@@ -9,6 +9,7 @@ pub mod control;
 pub mod discovery;
 pub mod failures;
 pub mod local;
+pub mod outlet;
 pub mod process;
 pub mod recorder;
 pub mod spans;
@@ -20,6 +21,7 @@ use access_log::GatewayName;
 use arc_swap::ArcSwap;
 use control::Control;
 use failures::Failures;
+use outlet::OpenLog;
 use recorder::Recorder;
 use spans::Spans;
 use writer::Writer;
@@ -37,14 +39,14 @@ pub struct Telemetry {
 }
 
 impl Telemetry {
-    /// With its writer thread started.
-    pub fn start(access_log: access_log::AccessLog) -> Self {
+    /// With its writer threads started.
+    pub fn start(access_log: OpenLog) -> std::io::Result<Self> {
         let recorder = Arc::new(Recorder::default());
         let control = Arc::new(Control::new(&recorder));
         let failures = Failures::default();
         let gateway = Arc::new(ArcSwap::<GatewayName>::default());
-        let writer = Writer::start(access_log, failures.clone(), gateway.clone(), &recorder);
+        let writer = Writer::start(access_log, failures.clone(), gateway.clone(), &recorder)?;
         let spans = Spans::new(&recorder);
-        Self { recorder, control, failures, writer, spans, gateway }
+        Ok(Self { recorder, control, failures, writer, spans, gateway })
     }
 }

@@ -1,96 +1,173 @@
-//! The one thread that writes logs, fed by a bounded queue: what the queue cannot take is counted, never waited for.
+//! The threads that write logs, one for the access log and one for the program's own, each fed by a bounded queue. What a
+//! queue cannot take, nobody reads, or the disk has no room for is counted, said at most once a minute, and never waited for.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
-use std::thread;
-use std::time::Duration;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use std::{io, thread};
 
 use arc_swap::ArcSwap;
-use metrics::Counter;
 
-use super::access_log::{AccessLog, GatewayName, Sink, line};
+use super::access_log::{AccessLog, Format, GatewayName, line};
 use super::failures::Failures;
+use super::outlet::{Lost, OpenLog, Outlet};
 use super::recorder::Recorder;
 use crate::model::record::ConnectionRecord;
 
 /// Lines that may wait.
 const QUEUE: usize = 16_384;
-/// How long the thread rests after it wrote something: under load the data path then never has to wake it.
+/// Lines gathered before they are written.
+const GATHERED_MAX: usize = 1024;
+/// How long a thread rests after it wrote something: under load the data path then never has to wake it.
 const REST: Duration = Duration::from_millis(5);
+/// How often a reader that does not read is tried again.
+const TRY_EVERY: Duration = Duration::from_millis(50);
+/// How often it is said that lines are lost.
+const SAY_EVERY: Duration = Duration::from_secs(60);
+/// How long the end of the program waits for the last lines.
+const FLUSH_WITHIN: Duration = Duration::from_secs(1);
 
 enum Message {
     Connection(Arc<ConnectionRecord>),
     /// A line of the program's own log.
     Line(Vec<u8>),
-    Use(AccessLog),
+    /// There is a next access log.
+    Next,
     Flush(SyncSender<()>),
 }
 
 /// The sending side; cheap to clone.
 #[derive(Clone)]
 pub struct Writer {
-    queue: SyncSender<Message>,
-    dropped: Counter,
+    access: Queue,
+    program: Queue,
+    next: Arc<Mutex<Next>>,
 }
+
+/// The queue of one thread.
+#[derive(Clone)]
+struct Queue {
+    messages: SyncSender<Message>,
+    lost: Lost,
+}
+
+/// The access log to go on with.
+#[derive(Default)]
+struct Next {
+    /// Orders so far.
+    orders: u64,
+    /// The newest order that was carried out.
+    newest: u64,
+    log: Option<OpenLog>,
+}
+
+/// The place of an order to go over to another access log among all such orders.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Order(u64);
 
 impl Writer {
     pub(super) fn start(
-        access_log: AccessLog,
+        access_log: OpenLog,
         failures: Failures,
         gateway: Arc<ArcSwap<GatewayName>>,
         recorder: &Recorder,
-    ) -> Self {
-        let (queue, messages) = sync_channel(QUEUE);
-        let dropped = recorder.counter("isthmus_access_log_dropped_total", &[]);
-        let thread = thread::Builder::new().name("isthmus-log".to_owned());
-        let output = Output::new(access_log, failures, gateway);
-        if let Err(error) = thread.spawn(move || output.run(&messages)) {
-            // Without the thread every line is counted as dropped; the gateway itself works.
-            let _ = writeln!(io::stderr(), "cannot start the log thread: {error}");
-        }
-        Self { queue, dropped }
+    ) -> io::Result<Self> {
+        let lost = |metric| Lost::new(recorder.counter(metric, &[]));
+        let (access_lost, program_lost) =
+            (lost("isthmus_access_log_dropped_total"), lost("isthmus_log_dropped_total"));
+        let next = Arc::<Mutex<Next>>::default();
+        let access = Output {
+            name: "access log",
+            format: access_log.format(),
+            outlet: Outlet::of(access_log, access_lost.clone()),
+            said: Said::default(),
+            lost: access_lost,
+            failures: failures.clone(),
+            gateway: gateway.clone(),
+            next: next.clone(),
+            flushes: Vec::new(),
+        };
+        let program = Output {
+            name: "program's log",
+            format: None,
+            outlet: Outlet::stderr(program_lost.clone()),
+            said: Said::default(),
+            lost: program_lost,
+            failures,
+            gateway,
+            next: Arc::default(),
+            flushes: Vec::new(),
+        };
+        Ok(Self { access: access.start("isthmus-access")?, program: program.start("isthmus-log")?, next })
     }
 
     /// Logs a finished connection.
     pub fn connection(&self, record: Arc<ConnectionRecord>) {
-        if self.queue.try_send(Message::Connection(record)).is_err() {
-            self.dropped.increment(1);
+        self.access.send(Message::Connection(record));
+    }
+
+    /// Takes an order's place. The access log of an order is not taken into use after that of a later one, however long it
+    /// takes to be opened.
+    pub fn order(&self) -> Order {
+        let mut next = locked(&self.next);
+        next.orders += 1;
+        Order(next.orders)
+    }
+
+    /// Goes on with another access log, or with the same file opened anew. Never waits.
+    pub fn use_access_log(&self, order: Order, log: OpenLog) {
+        let mut next = locked(&self.next);
+        if order.0 < next.newest {
+            return;
         }
+        next.newest = order.0;
+        next.log = Some(log);
+        drop(next);
+        // Where the queue is full, the thread looks after it has written anyway.
+        let _ = self.access.messages.try_send(Message::Next);
     }
 
-    /// Goes on with another access log, or opens the same file anew.
-    pub fn use_access_log(&self, access_log: AccessLog) {
-        // Control messages may wait: they come from the control runtime, a few in an hour.
-        let _ = self.queue.send(Message::Use(access_log));
-    }
-
-    /// Waits until everything said so far is written, or 2 s.
+    /// Waits until everything said so far is written, for a second at most, and not for a reader that does not read.
     pub fn flush(&self) {
-        let (done, wait) = sync_channel(1);
-        if self.queue.try_send(Message::Flush(done)).is_ok() {
-            let _ = wait.recv_timeout(Duration::from_secs(2));
+        let deadline = Instant::now() + FLUSH_WITHIN;
+        for queue in [&self.access, &self.program] {
+            let (done, wait) = sync_channel(1);
+            if queue.messages.try_send(Message::Flush(done)).is_err() {
+                continue;
+            }
+            while Instant::now() < deadline && !queue.lost.is_stuck() {
+                match wait.recv_timeout(TRY_EVERY) {
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Ok(()) | Err(RecvTimeoutError::Disconnected) => break,
+                }
+            }
         }
     }
 
     /// A sink for the program's own log.
     pub fn lines(&self) -> Lines {
-        Lines { writer: self.clone() }
+        Lines { queue: self.program.clone() }
+    }
+}
+
+impl Queue {
+    /// Counts what does not fit.
+    fn send(&self, message: Message) {
+        if self.messages.try_send(message).is_err() {
+            self.lost.add(1);
+        }
     }
 }
 
 /// Takes the lines of `tracing-subscriber`, each in one write.
 #[derive(Clone)]
 pub struct Lines {
-    writer: Writer,
+    queue: Queue,
 }
 
-impl Write for Lines {
+impl io::Write for Lines {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        if self.writer.queue.try_send(Message::Line(line.to_vec())).is_err() {
-            self.writer.dropped.increment(1);
-        }
+        self.queue.send(Message::Line(line.to_vec()));
         Ok(line.len())
     }
 
@@ -99,93 +176,127 @@ impl Write for Lines {
     }
 }
 
+/// One thread, and the log that it writes.
 struct Output {
-    access_log: AccessLog,
-    file: Option<File>,
+    name: &'static str,
+    /// `None`: lines are not made of connections.
+    format: Option<Format>,
+    outlet: Outlet,
+    said: Said,
+    lost: Lost,
     failures: Failures,
     gateway: Arc<ArcSwap<GatewayName>>,
-    /// Lines of the access log not written yet.
-    pending: Vec<u8>,
+    next: Arc<Mutex<Next>>,
+    /// Who waits until nothing is pending.
+    flushes: Vec<SyncSender<()>>,
+}
+
+/// What was said of lost lines.
+#[derive(Default)]
+struct Said {
+    lines: u64,
+    at: Option<Instant>,
 }
 
 impl Output {
-    fn new(access_log: AccessLog, failures: Failures, gateway: Arc<ArcSwap<GatewayName>>) -> Self {
-        let mut output =
-            Self { access_log: AccessLog::Off, file: None, failures, gateway, pending: Vec::new() };
-        output.open(access_log);
-        output
+    fn start(self, thread: &str) -> io::Result<Queue> {
+        let (sender, messages) = sync_channel(QUEUE);
+        let lost = self.lost.clone();
+        thread::Builder::new().name(thread.to_owned()).spawn(move || self.run(&messages))?;
+        Ok(Queue { messages: sender, lost })
     }
 
     fn run(mut self, messages: &Receiver<Message>) {
-        while let Ok(first) = messages.recv() {
-            self.take(first);
-            let mut more = 0;
-            loop {
-                match messages.try_recv() {
-                    Ok(message) => self.take(message),
-                    Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
-                }
-                more += 1;
-                if more % 1024 == 0 {
-                    self.write_pending();
+        loop {
+            let first = match self.wait() {
+                Some(wait) => messages.recv_timeout(wait),
+                None => messages.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            };
+            let is_idle = first.is_err();
+            match first {
+                Ok(first) => self.take(first),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+            messages.try_iter().take(GATHERED_MAX).for_each(|message| self.take(message));
+            self.outlet.write();
+            self.go_over();
+            if !self.outlet.is_pending() {
+                for done in self.flushes.drain(..) {
+                    // Whoever waited may have given up.
+                    let _ = done.send(());
                 }
             }
-            self.write_pending();
-            thread::sleep(REST);
+            self.say();
+            if !is_idle {
+                thread::sleep(REST);
+            }
+        }
+        self.outlet.write();
+    }
+
+    /// How long nothing has to be done without a message; `None`: for ever.
+    fn wait(&self) -> Option<Duration> {
+        let unsaid = self.lost.lines() > self.said.lines;
+        let until = |at: Instant| (at + SAY_EVERY).saturating_duration_since(Instant::now());
+        match (self.outlet.is_pending(), self.said.at) {
+            (true, _) => Some(TRY_EVERY),
+            (false, Some(at)) if unsaid => Some(until(at)),
+            (false, _) => None,
         }
     }
 
     fn take(&mut self, message: Message) {
         match message {
             Message::Connection(record) => self.connection(record),
-            Message::Line(line) => {
-                // Nothing can be done about a stderr that is gone.
-                let _ = io::stderr().write_all(&line);
+            Message::Line(line) => self.outlet.push(&line),
+            // Lines said before are for the log before.
+            Message::Next => {
+                self.outlet.write();
+                self.go_over();
             }
-            Message::Use(access_log) => {
-                self.write_pending();
-                self.open(access_log);
-            }
-            Message::Flush(done) => {
-                self.write_pending();
-                let _ = done.send(());
-            }
+            Message::Flush(done) => self.flushes.push(done),
         }
     }
 
     fn connection(&mut self, record: Arc<ConnectionRecord>) {
-        if let AccessLog::To { format, .. } = self.access_log {
+        if let Some(format) = self.format {
             let gateway = self.gateway.load();
-            self.pending.extend_from_slice(line(&record, &gateway, format).as_bytes());
+            self.outlet.push(line(&record, &gateway, format).as_bytes());
         }
         if record.is_fault() {
             self.failures.push(record);
         }
     }
 
-    fn open(&mut self, access_log: AccessLog) {
-        self.file = None;
-        if let AccessLog::To { sink: Sink::File(path), .. } = &access_log {
-            match OpenOptions::new().create(true).append(true).open(path) {
-                Ok(file) => self.file = Some(file),
-                Err(error) => tracing::error!(path = %path.display(), %error, "cannot open the access log"),
-            }
-        }
-        self.access_log = access_log;
+    fn go_over(&mut self) {
+        let Some(log) = locked(&self.next).log.take() else { return };
+        self.format = log.format();
+        self.outlet.go_over_to(log);
     }
 
-    fn write_pending(&mut self) {
-        if self.pending.is_empty() {
+    /// Says how many lines were lost, at most once a minute.
+    fn say(&mut self) {
+        let lines = self.lost.lines();
+        if lines == self.said.lines || self.said.at.is_some_and(|at| at.elapsed() < SAY_EVERY) {
             return;
         }
-        // A full disk or a closed pipe loses lines, never the gateway.
-        let _ = match (&self.access_log, &mut self.file) {
-            (AccessLog::To { sink: Sink::Stdout, .. }, _) => io::stdout().lock().write_all(&self.pending),
-            (AccessLog::To { sink: Sink::Stderr, .. }, _) => io::stderr().lock().write_all(&self.pending),
-            (AccessLog::To { sink: Sink::File(_), .. }, Some(file)) => file.write_all(&self.pending),
-            _ => Ok(()),
-        };
-        let _ = io::stdout().flush();
-        self.pending.clear();
+        let why = self.lost.problem().unwrap_or_else(|| "its queue was full".to_owned());
+        tracing::warn!(lines = lines - self.said.lines, "lines of the {} are lost: {why}", self.name);
+        self.said = Said { lines, at: Some(Instant::now()) };
     }
+}
+
+impl OpenLog {
+    fn format(&self) -> Option<Format> {
+        match self.log {
+            AccessLog::Off => None,
+            AccessLog::To { format, .. } => Some(format),
+        }
+    }
+}
+
+fn locked(next: &Mutex<Next>) -> MutexGuard<'_, Next> {
+    // Each change of it is whole by itself.
+    next.lock().unwrap_or_else(PoisonError::into_inner)
 }

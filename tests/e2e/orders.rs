@@ -1,8 +1,16 @@
 //! Orders of operators: signals, reload, drain, log level. They are obeyed in every state, or refused with a reason.
 
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
 use crate::support::backend::Backend;
+use crate::support::client::connect;
 use crate::support::eventually;
-use crate::support::gateway::Gateway;
+use crate::support::gateway::{BINARY, Gateway, http};
+use crate::support::hang::Hang;
 
 fn config(more: &str) -> String {
     format!("listen: \"127.0.0.1:0\"\nroutes: {{live.test: \"127.0.0.1:9\"}}\n{more}")
@@ -69,4 +77,357 @@ fn a_control_plane_without_listeners_becomes_ready() {
     );
     gateway.reload(&listening);
     eventually("it listens", || std::net::TcpStream::connect(gateway.listener("default")).ok());
+}
+
+/// Prints how long an order took, which on a busy machine says little by itself.
+fn timed<T>(order: &str, obey: impl FnOnce() -> T) -> T {
+    let began = Instant::now();
+    let result = obey();
+    eprintln!("{order}: obeyed within {:?}", began.elapsed());
+    result
+}
+
+/// Gives every order that does not end the process, and then one that does. `reloads`: whether the config can be read.
+fn obeys(mut gateway: Gateway, end: &str, reloads: bool) {
+    timed("POST log-level", || assert_eq!(gateway.post("/api/v1/log-level?level=debug").0, 200));
+    timed("SIGUSR1", || {
+        let reopened = || gateway.log().iter().filter(|line| line.contains("log files reopened")).count();
+        let before = reopened();
+        gateway.signal("USR1");
+        eventually("logs reopened", || (reopened() > before).then_some(()));
+    });
+    timed("SIGHUP", || {
+        let applied = || gateway.metric("isthmus_config_reloads_total", &[]);
+        let before = applied();
+        gateway.signal("HUP");
+        if reloads {
+            eventually("it is reloaded", || (applied() > before).then_some(()));
+        } else {
+            assert_eq!(gateway.post("/api/v1/log-level?level=info").0, 200);
+        }
+    });
+    timed(end, || {
+        if end == "POST /drain" {
+            assert_eq!(gateway.post("/drain").0, 202);
+        } else {
+            gateway.signal(end);
+        }
+        assert!(gateway.ended().success());
+    });
+}
+
+const ENDS: [&str; 3] = ["TERM", "INT", "POST /drain"];
+
+#[test]
+fn orders_are_obeyed_during_the_start() {
+    for end in ENDS {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::write(folder.path().join("hung.yaml"), "services: []\n").expect("written");
+        let Some(_hang) = Hang::of(&folder.path().join("hung.yaml")) else { return };
+        let registry =
+            "registries: [{file: {path: hung.yaml, cluster: west}}]\naggregator: {startTimeout: 1h}\n";
+        let gateway = Gateway::start_unready(folder, &config(registry));
+        assert_eq!(gateway.get("/readyz").0, 503);
+        obeys(gateway, end, false);
+    }
+}
+
+#[test]
+fn a_reload_that_is_asked_for_during_the_start_is_done_after_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("hung.yaml"), "services: []\n").expect("written");
+    let Some(_hang) = Hang::of(&folder.path().join("hung.yaml")) else { return };
+    let registry = "registries: [{file: {path: hung.yaml, cluster: west}}]\naggregator: {startTimeout: 2s}\n";
+    let gateway = Gateway::start_unready(folder, &config(registry));
+    gateway.signal("HUP");
+    // Answered when it is done.
+    assert_eq!(gateway.post("/api/v1/reload").0, 200);
+    assert_eq!(gateway.get("/readyz").0, 200);
+    gateway.told("\"why\":\"SIGHUP\"");
+}
+
+#[test]
+fn orders_are_obeyed_while_the_config_cannot_be_read_to_its_end() {
+    for end in ENDS {
+        let gateway = Gateway::start(&config(""));
+        let Some(_hang) = Hang::of(&gateway.config_path()) else { return };
+        gateway.signal("HUP");
+        obeys(gateway, end, false);
+    }
+}
+
+#[test]
+fn a_reading_of_the_config_that_hangs_is_no_obstacle_to_another() {
+    let gateway = Gateway::start(&config(""));
+    let Some(_hang) = Hang::of(&gateway.config_path()) else { return };
+    gateway.signal("HUP");
+    // Another file in its place, as when a mount is made anew.
+    timed("reload", || assert!(reload(&gateway, &config("timeouts: {idle: 1h}\n")).contains("applied")));
+}
+
+#[test]
+fn signals_are_obeyed_while_the_first_reading_of_the_config_hangs() {
+    for end in ["TERM", "INT"] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("isthmus.yaml");
+        std::fs::write(&path, config("")).expect("written");
+        let Some(_hang) = Hang::of(&path) else { return };
+        let mut child = run(&path);
+        let process = child.id().to_string();
+        eventually("it reads", || {
+            let tasks = std::fs::read_dir(format!("/proc/{process}/task")).ok()?;
+            let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+            names.map(|name| name.starts_with("isthmus-files")).find(|reads| *reads).map(drop)
+        });
+        for signal in ["HUP", "USR1", end] {
+            let sent = Command::new("kill").args(["-s", signal, &process]).status();
+            assert!(sent.expect("kill").success());
+        }
+        let status = timed(end, || eventually("the end", || child.try_wait().expect("a child")));
+        assert!(status.success(), "{status}");
+    }
+}
+
+#[test]
+fn a_config_that_is_no_file_is_refused_at_once() {
+    let gateway = Gateway::start(&config(""));
+    std::fs::remove_file(gateway.config_path()).expect("removed");
+    let made = Command::new("mkfifo").arg(gateway.config_path()).status().expect("mkfifo");
+    assert!(made.success());
+    let (status, body) = gateway.post("/api/v1/reload");
+    assert_eq!(status, 400);
+    assert!(body.contains("it is a pipe, not a regular file"), "{body}");
+    obeys(gateway, "TERM", true);
+}
+
+#[test]
+fn orders_are_obeyed_while_nobody_reads_the_log() {
+    for end in ENDS {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::write(folder.path().join("isthmus.yaml"), full_config("")).expect("written");
+        let made = Command::new("mkfifo").arg(folder.path().join("log")).status().expect("mkfifo");
+        assert!(made.success());
+        // Both ends, so that it can be opened, and nobody reads.
+        let log = std::fs::OpenOptions::new().read(true).write(true).open(folder.path().join("log"));
+        let _log = log.expect("opened");
+        let mut command = Command::new("sh");
+        command.args(["-c", "exec \"$0\" run -c isthmus.yaml >log", BINARY]).current_dir(folder.path());
+        let gateway = Gateway::spawn(command, folder);
+        fill_the_log(&gateway);
+        gateway.told("lines of the access log are lost: nobody reads it");
+        obeys(gateway, end, true);
+    }
+}
+
+#[test]
+fn a_log_that_nobody_reads_is_given_up_for_another_by_a_reload() {
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("isthmus.yaml"), full_config("")).expect("written");
+    let made = Command::new("mkfifo").arg(folder.path().join("log")).status().expect("mkfifo");
+    assert!(made.success());
+    let log = std::fs::OpenOptions::new().read(true).write(true).open(folder.path().join("log"));
+    let _log = log.expect("opened");
+    let mut command = Command::new("sh");
+    command.args(["-c", "exec \"$0\" run -c isthmus.yaml >log", BINARY]).current_dir(folder.path());
+    let gateway = Gateway::spawn(command, folder);
+    fill_the_log(&gateway);
+    // Failures are listed all the same.
+    assert_eq!(gateway.json("/api/v1/failures").as_array().map(Vec::len), Some(1000));
+    std::fs::write(gateway.config_path(), full_config("accessLog: {path: other.log}")).expect("written");
+    assert_eq!(gateway.post("/api/v1/reload").0, 200);
+    nonsense(&gateway);
+    let other = gateway.folder().join("other.log");
+    eventually("the other log", || {
+        let text = std::fs::read_to_string(&other).ok()?;
+        text.lines().next_back().is_some_and(|line| line.contains("not_tls")).then_some(())
+    });
+    let mode =
+        std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&other).expect("there").permissions());
+    assert_eq!(mode & 0o137, 0, "{mode:o}");
+}
+
+/// The config with all that the harness asks for, and more of telemetry.
+fn full_config(telemetry: &str) -> String {
+    let more = if telemetry.is_empty() { String::new() } else { format!(", {telemetry}") };
+    config(&format!(
+        "admin: {{bind: \"127.0.0.1:0\"}}\nworkers: 2\ntelemetry: {{log: {{format: json}}{more}}}\n"
+    ))
+}
+
+/// A connection that ends with a line in the log.
+fn nonsense(gateway: &Gateway) {
+    let mut client = connect(gateway.listener("default"));
+    // It may be reset while it is told that this is no TLS.
+    let _ = client.write_all(b"GET / HTTP/1.1\r\n\r\n");
+    let _ = client.read_to_end(&mut Vec::new());
+}
+
+/// Makes connections until lines are lost.
+fn fill_the_log(gateway: &Gateway) {
+    let address = gateway.listener("default");
+    let full = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..10_000 {
+                    if full.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    let mut client = connect(address);
+                    let _ = client.write_all(b"GET / HTTP/1.1\r\n\r\n");
+                    let _ = client.read_to_end(&mut Vec::new());
+                }
+            });
+        }
+        eventually("lines are lost", || {
+            (gateway.metric("isthmus_access_log_dropped_total", &[]) > 0.0).then_some(())
+        });
+        full.store(true, Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn orders_are_obeyed_and_lost_lines_counted_while_the_disk_is_full() {
+    for end in ENDS {
+        let gateway = Gateway::start(&full_config("accessLog: {path: /dev/full}"));
+        (0..20).for_each(|_| nonsense(&gateway));
+        eventually("all are counted", || {
+            (gateway.metric("isthmus_access_log_dropped_total", &[]) >= 20.0).then_some(())
+        });
+        gateway.told("lines of the access log are lost: it cannot be written: No space left on device");
+        obeys(gateway, end, true);
+    }
+}
+
+#[test]
+fn an_access_log_that_cannot_be_opened_is_an_error_at_start_and_at_reload() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("isthmus.yaml");
+    std::fs::write(&path, full_config("accessLog: {path: nope/a.log}")).expect("written");
+    let output = run(&path).wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("telemetry.accessLog.path: cannot open") && said.contains("nope/a.log"), "{said}");
+    let validated = Command::new(BINARY).args(["validate", "--strict"]).arg(&path).output().expect("it runs");
+    let said = String::from_utf8_lossy(&validated.stdout);
+    assert!(!validated.status.success() && said.contains("nope/a.log"), "{said}");
+    // A reload changes nothing.
+    let gateway = Gateway::start(&full_config(""));
+    gateway.write_config(&full_config("accessLog: {path: nope/a.log}").replace("live.test", "new.test"));
+    let (status, body) = gateway.post("/api/v1/reload");
+    assert_eq!(status, 400, "{body}");
+    assert!(body.contains("nope/a.log"), "{body}");
+    assert_eq!(gateway.json("/api/v1/explain?sni=new.test")["verdict"], "refused");
+    nonsense(&gateway);
+    gateway.logged("the log goes on", |line| line["reason"] == "not_tls");
+}
+
+#[test]
+fn orders_are_obeyed_while_a_file_with_very_many_mistakes_is_read() {
+    let mistakes: String = (0..400_000).map(|index| format!("tiemouts{index}: {{idle: 1h}}\n")).collect();
+    for end in ENDS {
+        let gateway = Gateway::start(&config(""));
+        gateway.write_config(&format!("{}{mistakes}", config("")));
+        gateway.signal("HUP");
+        obeys(gateway, end, false);
+    }
+    let gateway = Gateway::start(&config(""));
+    gateway.write_config(&format!("{}{mistakes}", config("")));
+    let (status, body) = timed("POST reload", || gateway.post("/api/v1/reload"));
+    assert_eq!(status, 400);
+    let problems: serde_json::Value = serde_json::from_str(&body).expect("JSON");
+    let problems = problems["problems"].as_array().expect("a list");
+    assert_eq!(problems.len(), 101);
+    assert!(problems[100].as_str().is_some_and(|text| text.contains("and 399900 more")), "{}", problems[100]);
+}
+
+#[test]
+fn a_successor_serves_at_once_while_its_predecessor_drains() {
+    let backend = Backend::echo();
+    let listen = |listen: &str, admin: &str, health: &str| {
+        format!(
+            "listen: \"{listen}\"\nroutes: {{\"*\": \"{}\"}}\ndrain: {{timeout: 1h}}\nadmin: {{bind: \"{admin}\"}}\n\
+             telemetry: {{log: {{format: json}}, metrics: {{bind: \"{health}\"}}}}\nworkers: 2\n",
+            backend.address
+        )
+    };
+    let any = "127.0.0.1:0";
+    let mut before = Gateway::start(&listen(any, any, any));
+    let own = |name: &str| before.listener(name).to_string();
+    let (mesh, admin, metrics) = (own("default"), own("admin"), own("metrics"));
+    let same = listen(&mesh, &admin, &metrics);
+    // While it does not drain, its addresses are an error.
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("isthmus.yaml");
+    std::fs::write(&path, listen(any, &admin, &metrics)).expect("written");
+    let output = run(&path).wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("Address already in use") && !output.status.success(), "{said}");
+    // A connection holds up its end.
+    let hello = crate::support::raw::hello(b"live.test");
+    let mut held = connect(mesh.parse().expect("an address"));
+    held.write_all(&hello).expect("sent");
+    let mut echo = vec![0; hello.len()];
+    held.read_exact(&mut echo).expect("passed on");
+    before.signal("TERM");
+    before.told("\"draining\"");
+    std::fs::write(&path, same).expect("written");
+    let mut after = run(&path);
+    let mut log = BufReader::new(after.stderr.take().expect("piped")).lines().map_while(Result::ok);
+    let warned = log.by_ref().find(|line| line.contains("still holds the address"));
+    assert!(warned.is_some());
+    assert!(log.by_ref().any(|line| line.contains("\"default\"") && line.contains("listening")));
+    let mut client = connect(mesh.parse().expect("an address"));
+    client.write_all(&hello).expect("sent");
+    client.read_exact(&mut echo).expect("passed on by the successor");
+    assert!(before.is_running());
+    // Its admin address is the predecessor's until that ends.
+    drop(held);
+    assert!(before.ended().success());
+    assert!(log.by_ref().any(|line| line.contains("\"admin\"") && line.contains("listening")));
+    let (status, _) = http(admin.parse().expect("an address"), "POST", "/drain");
+    assert_eq!(status, 202);
+    drop(client);
+    assert!(eventually("its end", || after.try_wait().expect("a child")).success());
+}
+
+#[test]
+fn too_few_threads_are_an_error_and_no_panic() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("isthmus.yaml");
+    std::fs::write(&path, full_config("")).expect("written");
+    let (mut refused, mut started) = (0, 0);
+    for gibibytes in [2_u64, 4, 6, 8, 10, 14, 18, 40] {
+        let mut command = Command::new("prlimit");
+        command.arg(format!("--as={}", gibibytes << 30)).arg(BINARY).arg("run").arg("-c").arg(&path);
+        // Each thread takes half a gibibyte of addresses.
+        command.env("RUST_MIN_STACK", (512_u64 << 20).to_string());
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("prlimit");
+        let mut lines = Vec::new();
+        for line in BufReader::new(child.stderr.take().expect("piped")).lines().map_while(Result::ok) {
+            let listens = line.contains("\"default\"") && line.contains("listening");
+            lines.push(line);
+            if listens {
+                break;
+            }
+        }
+        assert!(lines.iter().all(|line| !line.contains("panicked")), "{gibibytes} GiB: {lines:?}");
+        if lines.last().is_some_and(|line| line.contains("listening")) {
+            started += 1;
+            child.kill().expect("killed");
+            child.wait().expect("it ends");
+        } else {
+            refused += 1;
+            assert_eq!(child.wait().expect("it ends").code(), Some(1), "{lines:?}");
+            assert!(lines.iter().any(|line| line.contains("cannot make")), "{gibibytes} GiB: {lines:?}");
+        }
+    }
+    assert!(refused > 0 && started > 0, "{refused} refused, {started} started");
+}
+
+/// Starts the binary with a config, its log in a pipe.
+fn run(path: &Path) -> Child {
+    let mut command = Command::new(BINARY);
+    command.arg("run").arg("-c").arg(path).env_remove("RUST_LOG").stdin(Stdio::null());
+    command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the binary starts")
 }

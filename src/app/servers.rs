@@ -1,0 +1,129 @@
+//! The HTTP listeners for admin, metrics and health. One whose address a draining gateway still holds, as at a restart in
+//! place, is opened when that gateway has ended; whatever else holds an address is an error.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::{sleep, timeout};
+
+use crate::admin::Sources;
+use crate::admin::server::{self, Part};
+use crate::config::Config;
+use crate::model::address::Bind;
+use crate::net::listen::listen;
+use crate::net::scope::Scope;
+
+/// How long the holder of an address may take to say what it is.
+const ASK_WITHIN: Duration = Duration::from_secs(1);
+/// Bytes of its answer that are read.
+const ANSWER_BYTES_MAX: u64 = 16 << 20;
+/// How often an address is tried that a draining gateway holds.
+const RETRY_EVERY: Duration = Duration::from_millis(200);
+
+/// One listener.
+#[derive(Clone)]
+struct Server {
+    part: Part,
+    name: &'static str,
+    bind: Bind,
+    sources: Sources,
+    scope: Scope,
+}
+
+/// Opens what the config has of them.
+pub(super) async fn open(config: &Config, sources: &Sources, scope: &Scope) -> Result<(), String> {
+    let binds = [
+        (Part::Admin, "admin", config.admin.map(Bind::Address)),
+        (Part::Metrics, "metrics", config.metrics),
+        (Part::Health, "health", config.health),
+    ];
+    for (part, name, bind) in binds {
+        if let Some(bind) = bind {
+            Server { part, name, bind, sources: sources.clone(), scope: scope.clone() }.start().await?;
+        }
+    }
+    Ok(())
+}
+
+impl Server {
+    async fn start(self) -> Result<(), String> {
+        let error = match self.open() {
+            Ok(()) => return Ok(()),
+            Err(error) => error,
+        };
+        if error.kind() != io::ErrorKind::AddrInUse {
+            return Err(self.cannot(&error));
+        }
+        if !self.is_held_by_a_draining_gateway().await {
+            // Perhaps because it has just ended.
+            return self.open().map_err(|error| self.cannot(&error));
+        }
+        tracing::warn!(
+            listener = self.name,
+            address = %self.bind,
+            "a draining gateway still holds the address; it is opened when that gateway has ended"
+        );
+        let scope = self.scope.clone();
+        scope.spawn(self.open_later());
+        Ok(())
+    }
+
+    fn open(&self) -> io::Result<()> {
+        let listening = listen(self.bind, 1)?;
+        tracing::info!(listener = self.name, address = %listening.address, "listening");
+        for socket in listening.sockets {
+            let listener = TcpListener::from_std(socket.into())?;
+            server::serve(self.part, listener, self.sources.clone(), &self.scope);
+        }
+        Ok(())
+    }
+
+    async fn open_later(self) {
+        loop {
+            sleep(RETRY_EVERY).await;
+            match self.open() {
+                Ok(()) => return,
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+                Err(error) => return tracing::error!("{}", self.cannot(&error)),
+            }
+        }
+    }
+
+    fn cannot(&self, error: &io::Error) -> String {
+        format!("cannot listen on {} ({}): {error}", self.bind, self.name)
+    }
+
+    /// Asks whoever answers there, in the words of our own API.
+    async fn is_held_by_a_draining_gateway(&self) -> bool {
+        let (path, word) = match self.part {
+            Part::Admin | Part::Health => ("/readyz", "[-] serving: draining"),
+            Part::Metrics => ("/metrics", "isthmus_draining 1"),
+        };
+        let answer = timeout(ASK_WITHIN, ask(reachable(self.bind), path)).await;
+        matches!(answer, Ok(Ok(text)) if text.lines().any(|line| line == word))
+    }
+}
+
+async fn ask(address: SocketAddr, path: &str) -> io::Result<String> {
+    let mut stream = TcpStream::connect(address).await?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let mut answer = Vec::new();
+    stream.take(ANSWER_BYTES_MAX).read_to_end(&mut answer).await?;
+    Ok(String::from_utf8_lossy(&answer).into_owned())
+}
+
+/// Where a bind address is reached from this host.
+fn reachable(bind: Bind) -> SocketAddr {
+    match bind {
+        Bind::Any { port } => (Ipv4Addr::LOCALHOST, port).into(),
+        Bind::Address(address) => match address.ip() {
+            IpAddr::V4(ip) if ip.is_unspecified() => (Ipv4Addr::LOCALHOST, address.port()).into(),
+            IpAddr::V6(ip) if ip.is_unspecified() => (Ipv6Addr::LOCALHOST, address.port()).into(),
+            _ => address,
+        },
+    }
+}

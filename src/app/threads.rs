@@ -1,0 +1,31 @@
+//! Whether the threads of the program can be made: found out first, as much that makes threads panics where it cannot.
+
+use std::io;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::Builder;
+
+/// Fails where so many threads cannot live at the same time.
+pub(super) fn can_be_made(count: usize) -> Result<(), String> {
+    let (hold, held) = channel::<()>();
+    let held = Arc::new(Mutex::new(held));
+    let make = |_| {
+        let held = held.clone();
+        // Waits until all were made.
+        Builder::new().spawn(move || held.lock().unwrap_or_else(PoisonError::into_inner).recv().is_ok())
+    };
+    let made: Vec<_> = (0..count).map(make).collect();
+    drop(hold);
+    let mut failed: Option<io::Error> = None;
+    for thread in made {
+        match thread {
+            Ok(thread) => drop(thread.join()),
+            Err(error) => failed = Some(error),
+        }
+    }
+    failed.map_or(Ok(()), |error| {
+        Err(format!(
+            "cannot make {count} threads: {error}; look at the limits of processes (ulimit -u, pids.max) and of memory (ulimit -v)"
+        ))
+    })
+}
