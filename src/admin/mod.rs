@@ -13,6 +13,7 @@ pub mod readiness;
 pub mod server;
 pub mod views;
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -39,11 +40,22 @@ pub enum Command {
     LogLevel(String, oneshot::Sender<Result<(), String>>),
 }
 
+/// The config in use as JSON, made when somebody asks for it: it may be large.
+#[derive(Clone)]
+pub struct InUse(pub Arc<dyn Fn() -> serde_json::Value + Send + Sync>);
+
+impl fmt::Debug for InUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("InUse")
+    }
+}
+
 /// How the program itself stands; replaced whole when that changes.
 #[derive(Clone, Debug)]
 pub struct ProgramStatus {
     pub config: PathBuf,
     pub config_since: SystemTime,
+    pub in_use: InUse,
     /// What was wrong with the file when it was last read, a line each; empty: it is what runs.
     pub rejected: Vec<String>,
     pub warnings: Vec<String>,

@@ -58,6 +58,7 @@ mod tests {
         let program = ProgramStatus {
             config: PathBuf::new(),
             config_since: SystemTime::UNIX_EPOCH,
+            in_use: crate::admin::InUse(std::sync::Arc::new(|| serde_json::Value::Null)),
             rejected: Vec::new(),
             warnings: Vec::new(),
             restart: Vec::new(),

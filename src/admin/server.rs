@@ -129,6 +129,9 @@ fn admin(sources: Sources) -> Router {
             get(async |State(sources): State<Sources>| json_response(&views::listeners(&sources))),
         )
         .route("/endpoints", get(all_endpoints))
+        .route("/config", get(config))
+        .route("/registries", get(registries))
+        .route("/routes", get(routes))
         .route("/services", get(services))
         .route("/services/{hostname}", get(service))
         .route("/exposed", get(exposed))
@@ -238,6 +241,14 @@ async fn service(State(sources): State<Sources>, Path(hostname): Path<String>) -
         Some(view) => json_response(&view),
         None => error(StatusCode::NOT_FOUND, "no registry has told of this service"),
     }
+}
+
+async fn registries(State(sources): State<Sources>) -> Response {
+    json_response(&views::registries(&sources.aggregator.borrow()))
+}
+
+async fn routes(State(sources): State<Sources>) -> Response {
+    json_response(&views::routes(&sources.reader.latest()))
 }
 
 async fn all_endpoints(State(sources): State<Sources>) -> Response {
@@ -353,6 +364,10 @@ async fn gateways(State(sources): State<Sources>) -> Response {
 
 async fn networks_list(State(sources): State<Sources>) -> Response {
     json_response(&networks::networks(&sources.reader.latest()))
+}
+
+async fn config(State(sources): State<Sources>) -> Response {
+    json_response(&(sources.program.load().in_use.0)())
 }
 
 async fn reload(State(sources): State<Sources>) -> Response {

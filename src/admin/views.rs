@@ -6,11 +6,12 @@ use serde_json::{Value, json};
 
 use super::problems::{Code, Problem, listed, problems};
 use super::{Sources, endpoints};
+use crate::aggregator::status::{RegistryStatus, Status as AggregatorStatus};
 use crate::dataplane::upstreams::Upstreams;
 use crate::model::mesh_name::MeshName;
 use crate::model::place::ClusterId;
 use crate::snapshot::Snapshot;
-use crate::snapshot::policy::{ExportRule, Listener, RouteTarget};
+use crate::snapshot::policy::{ExportRule, Listener, ListenerProtocol, Route, RouteTarget};
 use crate::snapshot::service_view::{AskedBy, PortView, ServiceView};
 use crate::telemetry::clock::rfc3339;
 
@@ -23,25 +24,6 @@ pub fn status(sources: &Sources) -> Value {
     let problems = problems(sources);
     let conflicts = problems.iter().filter(|problem| problem.code == Code::ServiceConflict);
     let conflicts: Vec<&String> = conflicts.map(|problem| &problem.text).collect();
-    let registries: Vec<Value> = aggregator
-        .registries
-        .iter()
-        .map(|registry| {
-            json!({
-                "name": &*registry.name,
-                "cluster": registry.cluster.as_str(),
-                "network": registry.network.as_str(),
-                "state": registry.state.text(),
-                "problems": registry.problems,
-                "services": registry.services,
-                "endpoints": registry.endpoints,
-                "denied_services": registry.denied_services,
-                "denied_endpoints": registry.denied_endpoints,
-                "since": rfc3339(registry.since),
-                "read": registry.read.map(rfc3339),
-            })
-        })
-        .collect();
     json!({
         "problems": listed(&problems).iter().map(Problem::to_json).collect::<Vec<_>>(),
         "version": env!("CARGO_PKG_VERSION"),
@@ -77,10 +59,58 @@ pub fn status(sources: &Sources) -> Value {
         "services": snapshot.services().len(),
         "routes": snapshot.policy.routes.len(),
         "identity": sources.identities.source(),
-        "registries": registries,
+        "registries": registries(&aggregator),
         "unresolved": aggregator.unresolved,
         "conflicts": conflicts,
     })
+}
+
+/// A line per registry, in order of precedence.
+pub fn registries(aggregator: &AggregatorStatus) -> Value {
+    let view = |registry: &RegistryStatus| {
+        json!({
+            "name": &*registry.name,
+            "cluster": registry.cluster.as_str(),
+            "network": registry.network.as_str(),
+            "state": registry.state.text(),
+            "problems": registry.problems,
+            "services": registry.services,
+            "endpoints": registry.endpoints,
+            "denied_services": registry.denied_services,
+            "denied_endpoints": registry.denied_endpoints,
+            "since": rfc3339(registry.since),
+            "read": registry.read.map(rfc3339),
+        })
+    };
+    aggregator.registries.iter().map(view).collect()
+}
+
+/// A line per route, in the order of the file.
+pub fn routes(snapshot: &Snapshot) -> Value {
+    let view = |route: &Arc<Route>| {
+        let entry = snapshot.routes().named(&route.key.to_string());
+        let candidates = entry.and_then(|entry| entry.candidates.as_ref());
+        json!({
+            "name": route.key.to_string(),
+            "listeners": route.listeners.iter().map(|name| &**name).collect::<Vec<_>>(),
+            "leads_to": leads_to(route),
+            "endpoints": candidates.map(|candidates| candidates.endpoints().len()),
+        })
+    };
+    snapshot.policy.routes.iter().map(view).collect()
+}
+
+/// Where a route leads, as it is written.
+fn leads_to(route: &Route) -> Vec<String> {
+    match &route.to {
+        RouteTarget::Endpoints { endpoints, .. } => {
+            endpoints.iter().map(|endpoint| format!("{}:{}", endpoint.host, endpoint.port)).collect()
+        }
+        RouteTarget::Service { hostname, port, subset } => {
+            let subset = if subset.is_empty() { String::new() } else { format!(" ({subset})") };
+            vec![format!("{hostname}:{port}{subset}")]
+        }
+    }
 }
 
 pub fn listeners(sources: &Sources) -> Value {
@@ -153,7 +183,10 @@ pub fn service(snapshot: &Snapshot, hostname: &str, upstreams: &Upstreams) -> Op
 pub fn exposed(snapshot: &Snapshot) -> Value {
     let mut rows = Vec::new();
     for listener in &snapshot.policy.listeners {
-        exposed_routes(snapshot, listener, &mut rows);
+        // Callers by HBONE reach services, and no routes.
+        if listener.protocol != ListenerProtocol::Hbone {
+            exposed_routes(snapshot, listener, &mut rows);
+        }
         for service in snapshot.services() {
             for port in &service.ports {
                 exposed_port(listener, service, port, &mut rows);
@@ -168,20 +201,11 @@ fn exposed_routes(snapshot: &Snapshot, listener: &Listener, rows: &mut Vec<Value
         if !route.listeners.is_empty() && !route.listeners.contains(&listener.name) {
             continue;
         }
-        let leads_to = match &route.to {
-            RouteTarget::Endpoints { endpoints, .. } => {
-                endpoints.iter().map(|endpoint| format!("{}:{}", endpoint.host, endpoint.port)).collect()
-            }
-            RouteTarget::Service { hostname, port, subset } => {
-                let subset = if subset.is_empty() { String::new() } else { format!(" ({subset})") };
-                vec![format!("{hostname}:{port}{subset}")]
-            }
-        };
         rows.push(json!({
             "name": route.key.to_string(),
             "listener": &*listener.name,
             "by": "route",
-            "leads_to": leads_to,
+            "leads_to": leads_to(route),
             "sources": sources_text(&[&listener.from]),
             "identities": "not checked",
         }));
@@ -191,8 +215,15 @@ fn exposed_routes(snapshot: &Snapshot, listener: &Listener, rows: &mut Vec<Value
 fn exposed_port(listener: &Listener, service: &ServiceView, port: &PortView, rows: &mut Vec<Value>) {
     for rule in port.rules.iter().filter(|rule| rule.on_listener(&listener.name)) {
         let by_hostname = service.hostname_port(&listener.name).is_some_and(|only| only.port == port.port);
-        let mut names = vec![MeshName { port: port.port, subset: "", hostname: &service.name }.text()];
-        names.extend(by_hostname.then(|| service.name.to_string()));
+        let mut names = Vec::new();
+        if listener.protocol != ListenerProtocol::Hbone {
+            names.push(MeshName { port: port.port, subset: "", hostname: &service.name }.text());
+            names.extend(by_hostname.then(|| service.name.to_string()));
+        }
+        // What callers by HBONE ask for.
+        if listener.protocol != ListenerProtocol::Sni {
+            names.push(format!("{}:{}", service.name, port.port));
+        }
         for name in names {
             rows.push(exposed_row(listener, service, port, rule, &name));
         }

@@ -27,7 +27,7 @@ use tokio::time::sleep_until;
 
 use crate::admin::certificates::Identities;
 use crate::admin::problems;
-use crate::admin::{Command, ProgramStatus, Sources};
+use crate::admin::{Command, InUse, ProgramStatus, Sources};
 use crate::aggregator::owner::{self, Handle};
 use crate::aggregator::status::RegistryState;
 use crate::config::{Config, LogFormat, Workers};
@@ -224,6 +224,7 @@ impl Program {
         let status = Arc::new(ArcSwap::from_pointee(ProgramStatus {
             config: path.to_owned(),
             config_since: SystemTime::now(),
+            in_use: in_use(&config),
             rejected: Vec::new(),
             warnings: texts(&config.warnings),
             restart: Vec::new(),
@@ -432,6 +433,7 @@ impl Program {
             status.listening = self.listeners.listening();
             status.limits = limits;
             status.warnings = texts(&self.config.warnings);
+            status.in_use = in_use(&self.config);
             status.restart = restart.iter().map(ToString::to_string).collect();
         });
         Ok(if restart.is_empty() {
@@ -450,6 +452,12 @@ fn gateway_name(config: &Config) -> Arc<GatewayName> {
         network: node.network.shared(),
         cluster: node.cluster.shared(),
     })
+}
+
+/// The config in use, for those who ask.
+fn in_use(config: &Config) -> InUse {
+    let config = config.without_services();
+    InUse(Arc::new(move || crate::config::effective(&config)))
 }
 
 fn texts(problems: &[crate::document::problem::Problem]) -> Vec<String> {

@@ -3,6 +3,8 @@
 pub mod certs;
 pub mod client;
 pub mod demo;
+#[cfg(test)]
+mod documents;
 mod horizon;
 pub mod output;
 mod read;
@@ -11,9 +13,11 @@ use std::io::{self, Write};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
+use crate::document::scalar;
 use crate::model::identity::Identity;
 use crate::{app, config};
 use output::Format;
@@ -27,11 +31,19 @@ const CONFIG_PATHS: [&str; 2] = ["isthmus.yaml", "/etc/isthmus/isthmus.yaml"];
 
 /// An east-west mesh gateway: routes TLS by SNI between networks, passes the bytes through, and says why it refused.
 #[derive(Debug, Parser)]
-#[command(name = "isthmus", version, arg_required_else_help = true)]
+#[command(name = "isthmus", version, arg_required_else_help = true, after_help = EXAMPLES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
 }
+
+/// What a first look at the commands should show.
+const EXAMPLES: &str = "Examples:
+  isthmus validate isthmus.yaml                  check a config
+  isthmus run -c isthmus.yaml                    run the gateway
+  isthmus status                                 what is wrong, and how the gateway is
+  isthmus explain checkout.shop.mesh --probe     why a name is refused, or its endpoint does not answer
+  isthmus failures --reason sni_unknown --watch  refused connections as they come";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -44,9 +56,12 @@ enum Command {
     /// Check config files, as `run` would, without running
     Validate {
         /// Config files, or directories of them; `-` for the standard input
-        #[arg(required = true, value_name = "FILE")]
+        #[arg(required_unless_present = "config", value_name = "FILE")]
         files: Vec<PathBuf>,
-        /// Let warnings fail
+        /// The same, as the other commands take it
+        #[arg(short, long, value_name = "FILE")]
+        config: Option<PathBuf>,
+        /// Treat warnings as errors
         #[arg(long)]
         strict: bool,
     },
@@ -56,17 +71,22 @@ enum Command {
         #[arg(long)]
         reference: bool,
     },
-    /// Explain what a name leads to, and why
+    /// Explain how a name is routed, and why
     Explain(Explain),
     /// Show what a viewer on some network is given of a service, and what not and why
     Horizon(horizon::Horizon),
-    /// Show how the gateway stands
+    /// Show what is wrong, and the state of the gateway, its listeners and registries
     Status(Reading),
     /// Show every name that can be reached, by whom, and what lets it be reached
     Exposed(Reading),
-    /// Show the last refusals and errors
-    Failures(Reading),
-    /// List something
+    /// Show the last 1,000 connections that were refused or failed
+    Failures {
+        #[command(flatten)]
+        filter: Filter,
+        #[command(flatten)]
+        reading: Reading,
+    },
+    /// List services, endpoints, routes, registries, connections, …
     Get {
         #[arg(value_enum)]
         what: What,
@@ -75,6 +95,14 @@ enum Command {
     },
     /// Have the running gateway read its config again
     Reload(Admin),
+    /// Stop the running gateway once its connections have ended, as SIGTERM does
+    Drain(Admin),
+    /// Change what the running gateway logs, until its restart: error, warn, info, debug, trace, or a filter
+    LogLevel {
+        level: String,
+        #[command(flatten)]
+        admin: Admin,
+    },
     /// Make a development CA and workload certificates
     Certs(certs::Args),
     /// Two networks on loopback, a gateway each, services, clients: measured, and cleaned up
@@ -92,6 +120,9 @@ enum Command {
 enum What {
     Services,
     Endpoints,
+    Routes,
+    Registries,
+    Config,
     Gateways,
     Clients,
     Networks,
@@ -114,6 +145,28 @@ struct Reading {
     /// How to print
     #[arg(short, long, value_enum, default_value_t)]
     output: Format,
+}
+
+/// Which connections are shown.
+#[derive(Debug, Default, Args)]
+struct Filter {
+    /// Those that ended for this reason alone
+    #[arg(long, value_name = "REASON")]
+    reason: Option<String>,
+    /// Those whose server name or authority has this text
+    #[arg(long, value_name = "TEXT")]
+    name: Option<String>,
+    /// Those of this last time: 30s, 5m, 1h
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    since: Option<Duration>,
+    /// Go on with those that come
+    #[arg(long)]
+    watch: bool,
+}
+
+/// A duration as the config has it.
+fn time(text: &str) -> Result<Duration, String> {
+    scalar::duration(text).map_err(|fault| fault.message)
 }
 
 #[derive(Debug, Args)]
@@ -192,16 +245,24 @@ fn exit(result: Result<(), Failure>) -> ExitCode {
 fn dispatch(command: Command, out: &mut impl Write) -> Result<(), Failure> {
     match command {
         Command::Run { .. } => Ok(()),
-        Command::Validate { files, strict } => validate(&files, strict, out),
+        Command::Validate { mut files, config, strict } => {
+            files.extend(config);
+            validate(&files, strict, out)
+        }
         Command::Schema { reference: true } => Ok(write!(out, "{}", config::reference())?),
         Command::Schema { reference: false } => Ok(writeln!(out, "{:#}", config::schema())?),
         Command::Explain(explain) => read::explain(&explain, out),
         Command::Horizon(args) => horizon::run(&args, out),
         Command::Status(reading) => read::status(&reading, out),
         Command::Exposed(reading) => read::exposed(&reading, out),
-        Command::Failures(reading) => read::failures(&reading, out),
+        Command::Failures { filter, reading } => read::failures(&reading, &filter, out),
         Command::Get { what, reading } => read::get(what, &reading, out),
         Command::Reload(admin) => reload(&admin, out),
+        Command::Drain(admin) => told(client::post(&admin.admin, "/api/v1/drain")?, out),
+        Command::LogLevel { level, admin } => {
+            let path = format!("/api/v1/log-level?{}", client::query(&[("level", &level)]));
+            told(client::post(&admin.admin, &path)?, out)
+        }
         Command::Certs(args) => certs::run(&args, out).map_err(|error| Failure::Wrong(error.to_string())),
         Command::Demo(args) => demo::run(&args, out),
         Command::Healthcheck(admin) => healthcheck(&admin, out),
@@ -239,8 +300,15 @@ fn validate(files: &[PathBuf], strict: bool, out: &mut impl Write) -> Result<(),
                 for warning in &world.warnings {
                     writeln!(out, "warning: {warning}")?;
                 }
-                failed |= strict && !world.warnings.is_empty();
-                let verdict = if world.warnings.is_empty() { "fine" } else { "fine, with warnings" };
+                for error in &world.errors {
+                    writeln!(out, "{error}")?;
+                }
+                failed |= strict && !world.warnings.is_empty() || !world.errors.is_empty();
+                let verdict = match (world.errors.is_empty(), world.warnings.is_empty()) {
+                    (true, true) => "fine",
+                    (true, false) => "fine, with warnings",
+                    (false, _) => "`run` would start, but its certificate or roots cannot be used",
+                };
                 writeln!(out, "{}: {verdict}", file.display())?;
             }
             Err(problems) => {
@@ -263,6 +331,11 @@ fn reload(admin: &Admin, out: &mut impl Write) -> Result<(), Failure> {
         return Err(Failure::Told);
     }
     Ok(writeln!(out, "{}", output::cell(&value["result"]))?)
+}
+
+/// Prints what an order led to.
+fn told(answer: client::Answer, out: &mut impl Write) -> Result<(), Failure> {
+    Ok(writeln!(out, "{}", output::cell(&answer.json()?["result"]))?)
 }
 
 fn healthcheck(admin: &Admin, out: &mut impl Write) -> Result<(), Failure> {

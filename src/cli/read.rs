@@ -1,28 +1,38 @@
 //! The reading commands: what the admin API (or a config file) says, as tables, JSON or YAML.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::net::{IpAddr, ToSocketAddrs};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use serde_json::Value;
 
-use super::output::{Format, cell, structured, table};
-use super::{Explain, Failure, Reading, What, client};
+use super::output::{Colour, Format, cell, paint, structured, table};
+use super::{Explain, Failure, Filter, Reading, What, client};
 use crate::admin::explain::{Explanation, Inquiry, explain as explain_name};
+use crate::aggregator::file_registry::FileRegistry;
 use crate::aggregator::owner::names_in;
 use crate::model::address::canonical_ip;
 use crate::model::name::HostName;
+use crate::model::place::ClusterId;
 use crate::snapshot::Snapshot;
 use crate::snapshot::build::{World, all};
 use crate::snapshot::routes::Resolved;
+use crate::snapshot::service_view::network_of;
+use crate::telemetry::clock::rfc3339;
 use crate::tls::files;
+
+/// How often a command that watches looks.
+const WATCH_EVERY: Duration = Duration::from_secs(1);
 
 /// A config file and its registries, read offline.
 pub(super) struct Offline {
     pub(super) snapshot: Snapshot,
     pub(super) warnings: Vec<String>,
+    /// What `run` would start with nevertheless, and could not serve everybody: certificates and roots.
+    pub(super) errors: Vec<String>,
 }
 
 /// Reads a config and its registries; what is wrong, a line each.
@@ -30,9 +40,9 @@ pub(super) fn world(path: &Path) -> Result<Offline, Vec<String>> {
     let config =
         super::load(path).map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>())?;
     let mut warnings: Vec<String> = config.warnings.iter().map(ToString::to_string).collect();
-    let of_files = files::problems(&config.identity);
-    // Secrets of another machine are not here, and a renewal may be under way: none of it fails the config.
-    warnings.extend(of_files.into_iter().map(|(of, problem)| format!("{of}: {problem}")));
+    let of_files = files::problems(&config.identity).into_iter();
+    let place = |of: String| config.identity_places.get(&of).cloned().unwrap_or(of);
+    let errors = of_files.map(|(of, problem)| format!("{}: {problem}", place(of))).collect();
     warnings.extend(config.access_log.problem());
     let mut problems = Vec::new();
     let mut shards = vec![crate::aggregator::owner::own_shard(config.services.clone())];
@@ -57,11 +67,56 @@ pub(super) fn world(path: &Path) -> Result<Offline, Vec<String>> {
     if !problems.is_empty() {
         return Err(problems);
     }
-    let resolved = resolve(&names_in(&config.policy, &shards));
+    let names = names_in(&config.policy, &shards);
+    let resolved = resolve(&names);
+    let lost = names.iter().filter(|name| resolved.get(*name).is_none_or(|found| found.is_empty()));
+    warnings.extend(lost.map(|name| format!("{name} does not resolve: what is given by it has no address")));
     let world = World { policy: &config.policy, shards: &shards, resolved: &resolved };
     let snapshot = all(world, 1, 1);
     warnings.extend(snapshot.services().into_iter().flat_map(|service| service.conflicts.clone()));
-    Ok(Offline { snapshot, warnings })
+    warnings.extend(off_network(&snapshot, &config.registries));
+    Ok(Offline { snapshot, warnings, errors })
+}
+
+/// Registries whose endpoints this gateway can never choose, as their network or its own is not said: the likeliest mistake
+/// of the first config for several networks.
+fn off_network(snapshot: &Snapshot, registries: &[FileRegistry]) -> Vec<String> {
+    let node = &snapshot.policy.node;
+    let is_gateway = !snapshot.policy.listeners.is_empty() && !snapshot.policy.exports.is_empty();
+    if !is_gateway {
+        return Vec::new();
+    }
+    // By cluster: endpoints on no network, those on some, all.
+    let mut counts: BTreeMap<&ClusterId, (usize, usize, usize)> = BTreeMap::new();
+    for part in snapshot.services().into_iter().flat_map(|service| &service.parts) {
+        let (none, some, all) = counts.entry(&part.origin.cluster).or_default();
+        for endpoint in part.service.endpoints.iter() {
+            let unknown = network_of(endpoint, &part.origin, &snapshot.policy.networks).is_unknown();
+            *none += usize::from(unknown && part.origin.cluster != node.cluster);
+            *some += usize::from(!unknown);
+            *all += 1;
+        }
+    }
+    let called = |cluster: &ClusterId| {
+        let registry = registries.iter().find(|registry| registry.cluster == *cluster);
+        registry.map_or_else(|| "services".to_owned(), |registry| format!("registry {}", registry.name))
+    };
+    let warning = |(cluster, (none, some, all)): (&ClusterId, (usize, usize, usize))| {
+        let called = called(cluster);
+        match (node.network.is_unknown(), none, some) {
+            (false, 1.., _) => Some(format!(
+                "{called}: {none} of {all} endpoints are on no network and node.network is {}, so none of them can be \
+                 chosen; say `network`, or `networks.<name>.cidrs`",
+                node.network
+            )),
+            (true, _, 1..) => Some(format!(
+                "{called}: {some} of {all} endpoints are on a network and node.network is not said, so none of them can \
+                 be chosen"
+            )),
+            _ => None,
+        }
+    };
+    counts.into_iter().filter_map(warning).collect()
 }
 
 /// Asks the system's resolver; a name that it does not know has no addresses, as on the data path.
@@ -151,13 +206,15 @@ fn print_explanation(value: &Value, out: &mut impl Write) -> Result<(), Failure>
         table(out, &heading[..heading.len() - usize::from(!probed)], &rows)?;
     }
     for warning in value["warnings"].as_array().into_iter().flatten() {
-        writeln!(out, "\nwarning: {}", cell(warning))?;
+        writeln!(out, "\n{} {}", paint("warning:", Colour::Yellow), cell(warning))?;
     }
     let near = value["near"].as_array().map(Vec::as_slice).unwrap_or_default();
     if !near.is_empty() {
         writeln!(out, "\nDid you mean {}?", near.iter().map(cell).collect::<Vec<_>>().join(", or "))?;
     }
-    writeln!(out, "\n{}: {}", cell(&value["verdict"]), cell(&value["reason"]))?;
+    let colour = if value["verdict"] == "admitted" { Colour::Green } else { Colour::Red };
+    let verdict = paint(&cell(&value["verdict"]), colour);
+    writeln!(out, "\n{verdict}: {}", cell(&value["reason"]))?;
     Ok(())
 }
 
@@ -190,14 +247,17 @@ fn show(
     if reading.output != Format::Table {
         return Ok(structured(out, value, reading.output)?);
     }
-    let rows: Vec<Vec<String>> = value
-        .as_array()
-        .into_iter()
-        .flatten()
-        .map(|item| columns.iter().map(|(_, key)| cell(&item[*key])).collect())
-        .collect();
+    let rows = rows(value, columns);
+    if rows.is_empty() {
+        return Ok(writeln!(out, "none")?);
+    }
     let heading: Vec<&str> = columns.iter().map(|(heading, _)| *heading).collect();
     Ok(table(out, &heading, &rows)?)
+}
+
+fn rows(value: &Value, columns: &[(&str, &str)]) -> Vec<Vec<String>> {
+    let items = value.as_array().into_iter().flatten();
+    items.map(|item| columns.iter().map(|(_, key)| cell(&item[*key])).collect()).collect()
 }
 
 /// `isthmus exposed`.
@@ -213,15 +273,30 @@ pub(super) fn exposed(reading: &Reading, out: &mut impl Write) -> Result<(), Fai
     list(reading, "/api/v1/exposed", &columns, out)
 }
 
-const CONNECTION_COLUMNS: [(&str, &str); 8] = [
+/// `name` is the server name or the authority.
+const CONNECTION_COLUMNS: [(&str, &str); 10] = [
     ("TIME", "time"),
     ("REASON", "reason"),
     ("LISTENER", "listener"),
     ("SOURCE", "source"),
-    ("SNI", "sni"),
+    ("CALLER", "source_identity"),
+    ("NAME", "name"),
     ("ROUTE", "route"),
     ("ENDPOINT", "endpoint"),
     ("MS", "duration_ms"),
+    ("DETAIL", "detail"),
+];
+
+const REGISTRY_COLUMNS: [(&str, &str); 9] = [
+    ("REGISTRY", "name"),
+    ("CLUSTER", "cluster"),
+    ("NETWORK", "network"),
+    ("STATE", "state"),
+    ("SINCE", "since"),
+    ("SERVICES", "services"),
+    ("ENDPOINTS", "endpoints"),
+    ("DENIED", "denied_endpoints"),
+    ("PROBLEMS", "problems"),
 ];
 
 const GATEWAY_COLUMNS: [(&str, &str); 10] = [
@@ -250,9 +325,63 @@ const CLIENT_COLUMNS: [(&str, &str); 10] = [
     ("LAST NACK", "last_nack"),
 ];
 
+/// Asks for connections, each with the name that it asked for; those that were not asked for are left out.
+fn connections(reading: &Reading, path: &str, filter: &Filter) -> Result<Value, Failure> {
+    let value = client::get(&reading.admin.admin, path)?.json()?;
+    let since = filter.since.map(|since| rfc3339(SystemTime::now() - since));
+    let mut kept = Vec::new();
+    for mut item in value.as_array().cloned().unwrap_or_default() {
+        let name = [&item["sni"], &item["authority"]].into_iter().find_map(Value::as_str).map(str::to_owned);
+        let wanted = |wanted: &Option<String>, found: Option<&str>| {
+            wanted.as_deref().is_none_or(|wanted| found.is_some_and(|found| found.contains(wanted)))
+        };
+        let lately =
+            since.as_deref().is_none_or(|since| item["time"].as_str().is_some_and(|time| time >= since));
+        let reason = filter.reason.as_deref().is_none_or(|reason| item["reason"] == reason);
+        if reason && lately && wanted(&filter.name, name.as_deref()) {
+            if reading.output == Format::Table {
+                item["name"] = name.into();
+            }
+            kept.push(item);
+        }
+    }
+    Ok(kept.into())
+}
+
 /// `isthmus failures`.
-pub(super) fn failures(reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
-    list(reading, "/api/v1/failures", &CONNECTION_COLUMNS, out)
+pub(super) fn failures(reading: &Reading, filter: &Filter, out: &mut impl Write) -> Result<(), Failure> {
+    let path = "/api/v1/failures";
+    let mut value = connections(reading, path, filter)?;
+    show(reading, &value, &CONNECTION_COLUMNS, out)?;
+    if !filter.watch {
+        return Ok(());
+    }
+    let mut shown: BTreeSet<String> = BTreeSet::new();
+    let key = |item: &Value| format!("{} {}", item["time"], item["id"]);
+    loop {
+        let before = std::mem::take(&mut shown);
+        shown.extend(value.as_array().into_iter().flatten().map(key));
+        shown.extend(before);
+        std::thread::sleep(WATCH_EVERY);
+        value = connections(reading, path, filter)?;
+        let items = value.as_array().into_iter().flatten();
+        // Newest last, as a log has them.
+        let new: Vec<Value> = items.rev().filter(|item| !shown.contains(&key(item))).cloned().collect();
+        let new = Value::from(new);
+        match reading.output {
+            Format::Table => {
+                for row in rows(&new, &CONNECTION_COLUMNS) {
+                    writeln!(out, "{}", row.join("  "))?;
+                }
+            }
+            format => {
+                for item in new.as_array().into_iter().flatten() {
+                    structured(out, item, format)?;
+                }
+            }
+        }
+        out.flush()?;
+    }
 }
 
 /// `isthmus get`.
@@ -260,6 +389,22 @@ pub(super) fn get(what: What, reading: &Reading, out: &mut impl Write) -> Result
     match what {
         What::Services => services(reading, out),
         What::Endpoints => endpoints(reading, out),
+        What::Config => {
+            let value = client::get(&reading.admin.admin, "/api/v1/config")?.json()?;
+            // It is a tree, and no table.
+            let format = if reading.output == Format::Table { Format::Yaml } else { reading.output };
+            Ok(structured(out, &value, format)?)
+        }
+        What::Registries => list(reading, "/api/v1/registries", &REGISTRY_COLUMNS, out),
+        What::Routes => {
+            let columns = [
+                ("NAME", "name"),
+                ("LISTENERS", "listeners"),
+                ("LEADS TO", "leads_to"),
+                ("ENDPOINTS", "endpoints"),
+            ];
+            list(reading, "/api/v1/routes", &columns, out)
+        }
         What::Clients => list(reading, "/api/v1/clients", &CLIENT_COLUMNS, out),
         What::Gateways => list(reading, "/api/v1/gateways", &GATEWAY_COLUMNS, out),
         What::Networks => {
@@ -275,9 +420,9 @@ pub(super) fn get(what: What, reading: &Reading, out: &mut impl Write) -> Result
         }
         What::Connections => {
             let mut columns = CONNECTION_COLUMNS.to_vec();
-            columns.retain(|(heading, _)| *heading != "REASON");
+            columns.retain(|(heading, _)| !matches!(*heading, "REASON" | "DETAIL"));
             columns.extend([("UP", "bytes_up"), ("DOWN", "bytes_down")]);
-            list(reading, "/api/v1/connections", &columns, out)
+            show(reading, &connections(reading, "/api/v1/connections", &Filter::default())?, &columns, out)
         }
         What::Certificates => {
             let columns = [
@@ -357,9 +502,14 @@ pub(super) fn status(reading: &Reading, out: &mut impl Write) -> Result<(), Fail
     }
     let problems = value["problems"].as_array().map(Vec::as_slice).unwrap_or_default();
     if !problems.is_empty() {
-        writeln!(out, "PROBLEMS")?;
+        writeln!(out, "{}", paint("PROBLEMS", Colour::Red))?;
         for problem in problems {
-            writeln!(out, "  {}: {}", cell(&problem["code"]), cell(&problem["text"]))?;
+            writeln!(
+                out,
+                "  {}: {}",
+                paint(&cell(&problem["code"]), Colour::Yellow),
+                cell(&problem["text"])
+            )?;
             writeln!(out, "    see {}", cell(&problem["look_at"]))?;
         }
         writeln!(out)?;
@@ -410,20 +560,6 @@ pub(super) fn status(reading: &Reading, out: &mut impl Write) -> Result<(), Fail
         Ok(table(&mut &mut *out, &heading, &rows)?)
     };
     part(out, "listeners", &[("LISTENER", "name"), ("ADDRESS", "address"), ("PROTOCOL", "protocol")])?;
-    part(
-        out,
-        "registries",
-        &[
-            ("REGISTRY", "name"),
-            ("CLUSTER", "cluster"),
-            ("NETWORK", "network"),
-            ("STATE", "state"),
-            ("SINCE", "since"),
-            ("SERVICES", "services"),
-            ("ENDPOINTS", "endpoints"),
-            ("DENIED", "denied_endpoints"),
-            ("PROBLEMS", "problems"),
-        ],
-    )?;
+    part(out, "registries", &REGISTRY_COLUMNS)?;
     Ok(())
 }

@@ -17,7 +17,7 @@ use crate::model::identity::TrustDomain;
 use crate::model::name::{HostName, NAME_BYTES_MAX};
 use crate::model::place::{ClusterId, Network};
 use crate::model::service::ServiceKey;
-use crate::snapshot::policy::{Limits, Mesh, Node, Policy, RouteTarget, Timeouts};
+use crate::snapshot::policy::{Limits, ListenerProtocol, Mesh, Node, Policy, RouteTarget, Timeouts};
 use crate::snapshot::shard::Shard;
 
 use super::file::Files;
@@ -72,6 +72,9 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
         listeners: listeners.list,
     };
     something_to_do(&root, &tree, complete && xds.is_none(), &mut problems);
+    if complete {
+        warn_of_idle_listeners(&root, &policy, &mut problems);
+    }
     addresses::collisions(&opened, &mut problems);
     addresses::own_endpoints(&services, &places, &opened, &mut problems);
     warn_of_long_names(&services, &places, &mut problems);
@@ -83,6 +86,7 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
         services,
         registries,
         aggregator: aggregation::options(&root, &mut problems),
+        identity_places: identity::places(&root, &problems),
         identity,
         xds,
         admin,
@@ -163,6 +167,31 @@ fn drain(fields: &Fields<'_>) -> Drain {
     Drain {
         delay: fields.read("delay", scalar::duration).unwrap_or(default.delay),
         timeout: fields.read("timeout", scalar::duration).unwrap_or(default.timeout),
+    }
+}
+
+/// Listeners through which nothing can be reached.
+fn warn_of_idle_listeners(root: &Fields<'_>, policy: &Policy, problems: &mut Problems) {
+    let here = |names: &[Arc<str>], name: &Arc<str>| names.is_empty() || names.contains(name);
+    let list = Path::Root.key("listeners");
+    for listener in &policy.listeners {
+        // A route is for clients that come by server name.
+        let by_name = listener.protocol != ListenerProtocol::Hbone;
+        let routed = by_name && policy.routes.iter().any(|route| here(&route.listeners, &listener.name));
+        let exported = policy.exports.iter().any(|rule| here(&rule.listeners, &listener.name));
+        if routed || exported {
+            continue;
+        }
+        let named = |node: &&Tree| node.get("name").and_then(Tree::text) == Some(&*listener.name);
+        let place = root.items("listeners").iter().enumerate().find(|(_, node)| named(node));
+        let what = if by_name { "no route and no export" } else { "no export" };
+        let fault =
+            format!("nothing can be reached through the listener {:?}: {what} is for it", &*listener.name);
+        match (place, root.node("listen")) {
+            (Some((index, node)), _) => problems.warn(node.position, &list.index(index), fault),
+            (None, Some(node)) => problems.warn(node.position, &Path::Root.key("listen"), fault),
+            (None, None) => {}
+        }
     }
 }
 

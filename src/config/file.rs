@@ -147,17 +147,22 @@ impl Reading<'_> {
         }
         (self.before)(directory);
         match listing(directory, &pattern) {
+            Ok(found) if found.is_empty() => self.matches_nothing(node, path),
             Ok(found) => {
                 for file in found.iter().filter(|file| !self.is_seen(file)).cloned().collect::<Vec<_>>() {
                     self.add(&file, Some((node, path)));
                 }
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => self.matches_nothing(node, path),
             Err(error) => {
                 let fault = format!("cannot list {}: {error}", directory.display());
                 self.files.problems.error(node.position, path, fault);
             }
         }
+    }
+
+    fn matches_nothing(&mut self, node: &Node, path: &problem::Path<'_>) {
+        self.files.problems.warn(node.position, path, format!("{node} matches no file"));
     }
 
     fn is_seen(&self, path: &Path) -> bool {

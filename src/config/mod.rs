@@ -2,6 +2,7 @@
 //! checked [`Config`], or the list of all that is wrong with it. Nothing here opens a socket or keeps
 //! state; a reload is another [`load`].
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::Path;
@@ -23,6 +24,7 @@ use crate::tls::source::Options as IdentityOptions;
 mod addresses;
 mod aggregation;
 mod assembly;
+mod effective;
 mod exports;
 mod file;
 mod identity;
@@ -36,6 +38,7 @@ mod table;
 mod telemetry;
 mod tuning;
 
+pub use effective::effective;
 use file::What;
 pub use reference::reference;
 pub use schema::schema;
@@ -65,8 +68,34 @@ pub struct Config {
     pub tracing: Option<TracingOptions>,
     pub drain: Drain,
     pub workers: Workers,
+    /// Where the file names certificates and roots, by what they are of, as problems with these call it.
+    pub identity_places: BTreeMap<String, String>,
     /// What is doubtful but does not fail the config.
     pub warnings: Vec<Problem>,
+}
+
+impl Config {
+    /// A copy without the file's own services, which may be many.
+    pub fn without_services(&self) -> Self {
+        Self {
+            policy: self.policy.clone(),
+            services: Shard::default(),
+            registries: self.registries.clone(),
+            aggregator: self.aggregator.clone(),
+            identity: self.identity.clone(),
+            xds: self.xds.clone(),
+            admin: self.admin,
+            metrics: self.metrics,
+            health: self.health,
+            access_log: self.access_log.clone(),
+            log: self.log,
+            tracing: self.tracing.clone(),
+            drain: self.drain,
+            workers: self.workers,
+            identity_places: self.identity_places.clone(),
+            warnings: self.warnings.clone(),
+        }
+    }
 }
 
 /// The program's own log.

@@ -60,6 +60,13 @@ pub(super) fn read(root: &Fields<'_>, around: &Surroundings<'_>, problems: &mut 
             continue;
         }
         places.insert(name.clone(), key.position);
+        if matches!(&*key.text, "default" | "_" | "_default_") {
+            let fault = Fault::new(format!(
+                "found {:?}, which takes clients that ask for this very name",
+                &*key.text
+            ));
+            problems.warn(key.position, &path, fault.hint(Some("*")));
+        }
         let fields = Fields::new(Some(node), &ROUTE);
         let long = matches!(node.value, Value::Mapping(_));
         let listeners = if long { around.listeners.references(&fields, &path, problems) } else { Vec::new() };
@@ -131,8 +138,23 @@ fn endpoints(
     around: &Surroundings<'_>,
     problems: &mut Problems,
 ) -> Vec<RouteEndpoint> {
-    let items = items.iter().enumerate();
-    items.filter_map(|(index, node)| endpoint(node, &path.index(index), around, problems)).collect()
+    let mut all: Vec<RouteEndpoint> = Vec::new();
+    let mut places: HashMap<(Host, u16), Position> = HashMap::new();
+    for (index, node) in items.iter().enumerate() {
+        let path = path.index(index);
+        let Some(endpoint) = endpoint(node, &path, around, problems) else { continue };
+        if let Some(first) = places.insert((endpoint.host.clone(), endpoint.port), node.position) {
+            let first = problems.place(first);
+            let (host, port) = (&endpoint.host, endpoint.port);
+            problems.warn(
+                node.position,
+                &path,
+                format!("{host}:{port} is there twice; it counts once; first at {first}"),
+            );
+        }
+        all.push(endpoint);
+    }
+    all
 }
 
 fn endpoint(
@@ -152,6 +174,11 @@ fn endpoint(
         && let Some(own) = own(around.opened, ip, port)
     {
         problems.error(address.position, path, own_fault(ip, port, own));
+    } else if let Host::Ip(ip) = host
+        && (ip.is_unspecified() || ip.is_multicast())
+    {
+        let fault = format!("found {ip}, which is no address of one process; name the host's own address");
+        problems.error(address.position, path, fault);
     }
     Some(RouteEndpoint {
         host,

@@ -47,7 +47,7 @@ pub(super) static ROOT: Object = Object {
             "listeners",
             list(&Kind::Object(&LISTENER)),
             "none",
-            "Where clients connect. There has to be one, here or as `listen`.",
+            "Where clients connect. A config needs one, here or as `listen`, unless it has `xds`.",
         ),
         optional(
             "routes",

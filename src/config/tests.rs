@@ -167,7 +167,7 @@ fn doubtful_names_are_warnings_where_the_file_knows_all_services() {
 fn a_mesh_name_no_client_can_ask_for_is_a_warning() {
     let long = format!("{0}.{0}.{0}.{0}", "a".repeat(60));
     let config = loaded(&format!(
-        "listen: ':1'\nservices:\n- {{hostname: {long}, namespace: n, ports: [{{name: a, port: 443, targetPort: 2}}]}}\n"
+        "listen: ':1'\nroutes: {{a.b: 'c.d:1'}}\nservices:\n- {{hostname: {long}, namespace: n, ports: [{{name: a, port: 443, targetPort: 2}}]}}\n"
     ));
     assert!(
         config.warnings[0].to_string().contains("its longest mesh name has 260 bytes"),

@@ -12,7 +12,8 @@ use super::table::Entry;
 use super::worker::Worker;
 use crate::model::alpn::Protocols;
 use crate::model::reason::Reason;
-use crate::snapshot::admit::{Admission, Asked, Question, admit, admit_source};
+use crate::snapshot::Snapshot;
+use crate::snapshot::admit::{Admission, Asked, Question, Refusal, admit, admit_source};
 use crate::snapshot::policy::{Listener, ListenerProtocol};
 use crate::wire::client_hello::{Fault, Hello, Scanner, Verdict, looks_like};
 
@@ -206,6 +207,14 @@ fn conclude(
     })
 }
 
+/// Says of a route with endpoints of its own that none of their names has an address; the word is the code of `status`.
+fn unresolved(snapshot: &Snapshot, refusal: &Refusal) -> Option<Box<str>> {
+    let key = refusal.met.rule.as_ref().filter(|_| refusal.reason == Reason::NoEndpoints)?;
+    let route = snapshot.routes().named(key).filter(|_| refusal.met.service.is_none())?;
+    let own = route.candidates.is_some();
+    own.then(|| "name_unresolved: no host name of the route has an address".into())
+}
+
 /// Notes what the client asked for, as received.
 fn note_names(entry: &Entry, hello: &Hello<'_>) {
     let mut story = entry.story.borrow_mut();
@@ -243,5 +252,10 @@ fn ask(worker: &Worker, entry: &Entry, listener: &Listener, hello: &Hello<'_>) -
         alpn: Some(hello.alpn.unwrap_or(Protocols::NONE)),
         identity: None,
     };
-    entry.story.borrow_mut().admitted(admit(&worker.snapshot(), &question, &mut ()))
+    let snapshot = worker.snapshot();
+    let answer = admit(&snapshot, &question, &mut ());
+    if let Err(refusal) = &answer {
+        entry.story.borrow_mut().detail = unresolved(&snapshot, refusal);
+    }
+    entry.story.borrow_mut().admitted(answer)
 }

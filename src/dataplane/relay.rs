@@ -406,8 +406,9 @@ impl Relay<'_> {
             self.worker.shared.upstreams.answered(&self.connected.in_flight, tls);
         }
         if !tls {
-            let like = looks_like(bytes).map_or(String::new(), |like| format!(": it looks like {like}"));
-            let text = format!("the endpoint's answer is not TLS{like}");
+            let like = looks_like(bytes).map_or(String::new(), |like| format!(", and looks like {like}"));
+            // The word is the problem code of `status`.
+            let text = format!("endpoint_not_tls: the endpoint's answer is not TLS{like}");
             self.entry.story.borrow_mut().detail = Some(text.into());
         }
     }

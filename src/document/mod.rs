@@ -3,7 +3,9 @@
 //! only of the `services:` list, which config and registry files share.
 
 pub mod environment;
+mod foreign;
 pub mod intern;
+mod mistakes;
 pub mod nearest;
 pub mod problem;
 pub mod reader;

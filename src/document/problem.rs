@@ -1,6 +1,7 @@
 //! What is wrong with a document, and where: one line per problem, all of a document at once, in the
 //! order in which a reader of the files meets them. The list is bounded, whatever the document.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path;
 use std::sync::Arc;
@@ -137,6 +138,8 @@ pub struct Problems {
     files: Vec<Arc<path::Path>>,
     errors: Bounded,
     warnings: Bounded,
+    /// Objects whose keys were listed.
+    listed: BTreeSet<&'static str>,
 }
 
 impl Problems {
@@ -180,6 +183,11 @@ impl Problems {
     pub fn warn(&mut self, at: Position, path: &dyn fmt::Display, fault: impl Into<Fault>) {
         let problem = self.problem(at, path, fault.into());
         self.warnings.push(at, problem);
+    }
+
+    /// Returns true for the first caller who is about to list the keys of an object: once is enough.
+    pub fn lists_keys_of(&mut self, object: &'static str) -> bool {
+        self.listed.insert(object)
     }
 
     /// Whether nothing is wrong; warnings do not count.

@@ -2,6 +2,7 @@
 //! tells of everything that is wrong; taking out is silent about it, so that what needs several
 //! values at once can still be looked at in a document that has a fault elsewhere.
 
+use super::foreign;
 use super::nearest::nearest;
 use super::problem::{Fault, Path, Position, Problems};
 use super::scalar;
@@ -184,22 +185,29 @@ fn check_text(scalar: &Scalar, form: &Text) -> Result<(), Fault> {
 fn check_object(
     at: Position,
     entries: &[(Key, Node)],
-    object: &Object,
+    object: &'static Object,
     path: &Path<'_>,
     problems: &mut Problems,
 ) {
+    let has = |wanted: &str| entries.iter().any(|(key, _)| &*key.text == wanted);
+    if let (Some(program), Some((first, _))) = (foreign::program(object, has), entries.first()) {
+        let fault = format!(
+            "this looks like {program}, not like a config of isthmus; `isthmus schema --reference` lists its keys"
+        );
+        return problems.error(first.position, path, fault);
+    }
     for (key, value) in entries {
         let below = path.key(&key.text);
         match object.field(&key.text) {
             Some(field) => check(value, &field.kind, &below, problems),
             // What is no word may be a secret of another file.
-            None if is_word(&key.text) => {
-                problems.error_with(key.position, &below, || unknown_key(&key.text, object));
+            None => {
+                let lists = problems.lists_keys_of(object.name);
+                let at = if is_word(&key.text) { &below } else { path };
+                problems.error_with(key.position, at, || unknown_key(&key.text, object, lists));
             }
-            None => problems.error_with(key.position, path, || unknown_key(&key.text, object)),
         }
     }
-    let has = |wanted: &str| entries.iter().any(|(key, _)| &*key.text == wanted);
     for field in object.fields {
         if matches!(field.presence, Presence::Required) && !has(field.key) {
             problems.error(at, path, format!("the key {} is missing; expected {}", field.key, field.kind));
@@ -213,15 +221,26 @@ fn check_object(
     }
 }
 
-fn unknown_key(key: &str, object: &Object) -> Fault {
+fn unknown_key(key: &str, object: &'static Object, lists: bool) -> Fault {
     if key == "<<" {
         return "found a merge key (<<), which is not supported; repeat the keys".into();
+    }
+    if foreign::is_not_yet(object, key) {
+        let version = env!("CARGO_PKG_VERSION");
+        return Fault::new(format!(
+            "found the key {}, which is not available in this version ({version})",
+            quoted(key)
+        ));
     }
     let keys: Vec<&str> = object.keys().collect();
     let found =
         if is_word(key) { format!("the unknown key {}", quoted(key)) } else { "an unknown key".to_owned() };
-    let message = format!("found {found}, expected one of {}", keys.join(", "));
-    Fault::new(message).hint(nearest(key, keys).filter(|_| is_word(key)))
+    let hint = foreign::meant(object, key).or_else(|| nearest(key, keys.iter().copied()));
+    let message = match lists {
+        true => format!("found {found}, expected one of {}", keys.join(", ")),
+        false => format!("found {found}"),
+    };
+    Fault::new(message).hint(hint.filter(|_| is_word(key)))
 }
 
 /// A map as its table sees it. What is absent or wrong reads as absent.

@@ -270,7 +270,11 @@ pub fn duration(text: &str) -> Result<Duration, Fault> {
         "s" => number.checked_mul(1000),
         "m" => number.checked_mul(60_000),
         "h" => number.checked_mul(3_600_000),
-        "" => return Err(Fault::new("it has no unit").hint(Some(format!("{text}s")))),
+        "" => {
+            // Whoever writes thousands means milliseconds.
+            let unit = if number >= 1000 { "ms" } else { "s" };
+            return Err(Fault::new("it has no unit").hint(Some(format!("{text}{unit}"))));
+        }
         _ => {
             let meant = match unit.trim().to_ascii_lowercase().as_str() {
                 "ms" | "msec" | "millis" | "milliseconds" => Some("ms"),
@@ -467,9 +471,14 @@ fn port(text: &str) -> Result<u16, Fault> {
 
 fn split_port(text: &str) -> Result<(&str, &str), Fault> {
     if text.parse::<IpAddr>().is_ok_and(|ip| ip.is_ipv6()) {
-        return Err(
-            Fault::new("an IPv6 address with a port needs brackets").hint(Some(format!("[{text}]:443")))
-        );
+        // The last group may have been meant as the port.
+        let meant = text.rsplit_once(':').and_then(|(host, port)| {
+            let port: u16 = port.parse().ok().filter(|port| *port > 0)?;
+            let ip = host.parse::<IpAddr>().ok()?;
+            Some(format!("[{ip}]:{port}"))
+        });
+        let meant = meant.unwrap_or_else(|| format!("[{text}]:443"));
+        return Err(Fault::new("an IPv6 address with a port needs brackets").hint(Some(meant)));
     }
     let bare_v6 = text.starts_with('[') && text.ends_with(']');
     match text.rsplit_once(':').filter(|_| !bare_v6) {
@@ -480,6 +489,10 @@ fn split_port(text: &str) -> Result<(&str, &str), Fault> {
 
 /// An address or host name with its port.
 pub fn target(text: &str) -> Result<(Host, u16), Fault> {
+    if let Some(list) = text.contains(',').then(|| text.split(',').map(str::trim)) {
+        let meant = format!("[{}]", list.collect::<Vec<_>>().join(", "));
+        return Err(Fault::new("it has a comma; several addresses are a list").hint(Some(meant)));
+    }
     if text.contains("://") || text.contains('/') {
         return Err("it is no plain address".into());
     }
@@ -545,6 +558,10 @@ pub fn name_server(text: &str) -> Result<SocketAddr, Fault> {
 }
 
 fn bind_fault(text: &str) -> Fault {
+    if text.starts_with("unix:") {
+        let version = env!("CARGO_PKG_VERSION");
+        return Fault::new(format!("unix sockets are not available in this version ({version})"));
+    }
     let (host, digits) = match split_port(text) {
         Ok(parts) => parts,
         Err(_) if port(text).is_ok() => return Fault::new("it has no ':'").hint(Some(format!(":{text}"))),

@@ -9,6 +9,7 @@ use std::fmt;
 use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, Span, StrInput, Tag};
 
 use super::environment::{Environment, expand};
+use super::mistakes::cause;
 use super::problem::{Fault, FileId, Path, Position, Problems};
 
 /// Lists and maps within one another.
@@ -493,7 +494,12 @@ impl<'s> Builder<'s> {
             Some((line, column)) => {
                 (line, column, "found a tab in the indentation; YAML is indented by spaces".into())
             }
-            None => (line, error.marker().col(), format!("found no valid YAML: {}", error.info())),
+            None => match cause(self.source.text, line, error.info()) {
+                Some(mistake) => {
+                    (mistake.line, mistake.column, format!("found no valid YAML: {}", mistake.message))
+                }
+                None => (line, error.marker().col(), format!("found no valid YAML: {}", error.info())),
+            },
         };
         let position = position(self.source.file, line, column);
         self.problems.error(position, &Path::Root, fault);

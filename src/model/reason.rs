@@ -4,11 +4,11 @@
 use std::fmt;
 
 macro_rules! reasons {
-    ($($(#[$doc:meta])* $variant:ident = $text:literal,)*) => {
+    ($($(#[doc = $doc:literal])* $variant:ident = $text:literal,)*) => {
         /// One word for why a connection ended or was refused.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum Reason {
-            $($(#[$doc])* $variant,)*
+            $($(#[doc = $doc])* $variant,)*
         }
 
         impl Reason {
@@ -18,6 +18,13 @@ macro_rules! reasons {
             pub const fn text(self) -> &'static str {
                 match self {
                     $(Self::$variant => $text,)*
+                }
+            }
+
+            /// What it means, in a sentence.
+            pub fn meaning(self) -> &'static str {
+                match self {
+                    $(Self::$variant => concat!($($doc),*).trim(),)*
                 }
             }
         }
@@ -101,6 +108,63 @@ reasons! {
     Killed = "killed",
     /// A fault of our own.
     Internal = "internal",
+}
+
+impl Reason {
+    /// What an operator looks at next.
+    pub const fn look_at(self) -> &'static str {
+        match self {
+            Self::Ok => "nothing; `detail` and `attempts` if it was slow",
+            Self::HelloTimeout => "the client, the path to it (MTU), `hello.timeout`",
+            Self::ClientGone => "the client, its timeouts; a load balancer's probes",
+            Self::HelloTooLarge | Self::HelloFragments => "the client; `listeners[].hello`",
+            Self::BadHello => "`detail`; the client, or what is between it and here",
+            Self::NotTls => {
+                "`detail`: the client speaks something else, or a load balancer adds a PROXY header"
+            }
+            Self::NoSni => "the client's TLS settings; route `\"-\"`",
+            Self::SniInvalid => "`sni`; the client's settings",
+            Self::SniUnknown | Self::AuthorityUnknown => {
+                "`isthmus explain NAME` (near names), `isthmus exposed`"
+            }
+            Self::NotExported => "`isthmus explain NAME`; `exports`",
+            Self::AlpnRefused => "`alpn`, `detail`; `listeners[].alpn`, `listeners[].protocol`",
+            Self::SourceDenied => "`source`; `listeners[].from`",
+            Self::ProxyProtocol => "the load balancer before the gateway; `listeners[].proxyProtocol`",
+            Self::TlsFailed => "`detail`; `isthmus get certificates`; the caller's TLS version",
+            Self::IdentityUntrusted => "`detail`; `isthmus get certificates`; `trust`",
+            Self::IdentityExpired => "`detail`: whose certificate it is; whoever renews it; clocks",
+            Self::IdentityRequired => {
+                "the caller's certificate; `exports[].to.identities` on a listener by server name"
+            }
+            Self::IdentityDenied => {
+                "`source_identity`; `isthmus explain NAME --authority --identity ID`; `exports[].to`"
+            }
+            Self::BadRequest => "`detail`; the caller",
+            Self::NoEndpoints => "`isthmus explain NAME` (`omitted`); `isthmus get endpoints`",
+            Self::AllUnhealthy => "`isthmus get endpoints`; `panic`",
+            Self::EndpointRefused | Self::EndpointReset => {
+                "the endpoint; `isthmus get endpoints`; `isthmus explain NAME --probe`"
+            }
+            Self::EndpointTimeout => {
+                "the endpoint, firewalls; `connectTimeout`; `isthmus explain NAME --probe`"
+            }
+            Self::EndpointUnreachable => "routes of this host; an endpoint that is this gateway itself",
+            Self::ClientReset => "the client; `ended_by`, `bytes_up`, `bytes_down`",
+            Self::Stalled => {
+                "who does not read: `bytes_up`, `bytes_down`; `timeouts.stalled`, `hbone.stalled`"
+            }
+            Self::IdleTimeout => "`timeouts.idle`",
+            Self::HalfCloseTimeout => "`timeouts.halfClose`; who did not end its direction: `ended_by`",
+            Self::LimitSource => "`source`; limits by source",
+            Self::LimitService => "`service`; limits by service",
+            Self::LimitGlobal => "`isthmus status`; `limits`, the descriptor limit of the process",
+            Self::Draining => "nothing: the gateway was stopped",
+            Self::ConfigRemoved => "what the last reload took away",
+            Self::Killed => "whoever ended it",
+            Self::Internal => "the log of the gateway; report it",
+        }
+    }
 }
 
 impl fmt::Display for Reason {

@@ -55,6 +55,11 @@ impl TraceParent {
 }
 
 impl Sampling {
+    /// The share of all traces that are chosen, from 0 to 1.
+    pub fn share(self) -> f64 {
+        (self.below as f64 / (1_u64 << 63) as f64).min(1.0)
+    }
+
     /// Chooses a share of all traces, from 0 to 1.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is from 0 to 2^63")]
     pub fn of(share: f64) -> Self {

@@ -24,7 +24,7 @@ pub struct Listening {
 /// Opens a bind address for a number of workers. An address that anyone listens on, another isthmus
 /// included, is an error.
 pub fn listen(bind: Bind, workers: usize) -> io::Result<Listening> {
-    let first = bind_first(bind)?;
+    let first = bind_first(bind).map_err(|error| advised(&error, bind))?;
     let address = first.local_addr()?.as_socket().ok_or(io::ErrorKind::AddrNotAvailable)?;
     // Shared only from here on: while it was bound, the socket was exclusive, so nobody else has the address.
     first.set_reuse_port(true)?;
@@ -42,6 +42,22 @@ pub fn listen(bind: Bind, workers: usize) -> io::Result<Listening> {
         socket.listen(BACKLOG)?;
     }
     Ok(Listening { address, sockets: sockets.into_iter().map(OwnedFd::from).collect() })
+}
+
+/// The error with what to do about it.
+fn advised(error: &io::Error, bind: Bind) -> io::Error {
+    let port = match bind {
+        Bind::Any { port } => port,
+        Bind::Address(address) => address.port(),
+    };
+    let advice = match error.kind() {
+        io::ErrorKind::PermissionDenied if port < 1024 => {
+            ": ports below 1024 need CAP_NET_BIND_SERVICE".to_owned()
+        }
+        io::ErrorKind::AddrInUse => format!(": see ss -ltnp 'sport = :{port}'"),
+        _ => String::new(),
+    };
+    io::Error::new(error.kind(), format!("{error}{advice}"))
 }
 
 fn dual_stack(bind: Bind) -> bool {

@@ -219,7 +219,7 @@ pub fn warnings(snapshot: &Snapshot, omitted: &[Omitted], has_candidates: bool) 
         let text = match why {
             Why::Unresolved => {
                 let names = names.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-                format!("{names} does not resolve: {count} of the endpoints have no address")
+                format!("name_unresolved: {names} does not resolve: {count} of the endpoints have no address")
             }
             Why::OtherNetwork if network.is_unknown() => format!(
                 "{count} endpoints of cluster {clusters} are on no network, and this gateway is on {own}: say `network` in \

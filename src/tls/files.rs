@@ -3,17 +3,18 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::CertificateDer;
 
 use super::certificate::{Certificate, certificates};
 use super::server::provider;
-use super::source::{CERTIFICATE, Options, Sink, Source, TrustFile};
+use super::source::{CERTIFICATE, Options, Sink, Source, TrustFile, trust_of};
 use crate::net::file;
 use crate::net::reading::Readings;
 use crate::net::watch::FileWatch;
+use crate::telemetry::clock::rfc3339;
 
 /// Largest PEM file read.
 const BYTES_MAX: u64 = 4 << 20;
@@ -72,7 +73,7 @@ fn take_all(options: &Options, sink: &Sink) {
     }
     let mut configured = BTreeMap::new();
     for TrustFile { trust_domain, roots } in &options.trust {
-        let of = format!("trust of {trust_domain}");
+        let of = trust_of(trust_domain);
         match read_roots(roots) {
             Ok(roots) => {
                 sink.solved(&of);
@@ -101,14 +102,17 @@ pub fn problems(options: &Options) -> Vec<(String, String)> {
     let mut problems = Vec::new();
     if let Some(Source::Files { certificate, key }) = &options.source {
         let problem = match read_pair(certificate, key, &provider()) {
-            Ok(found) => found.is_not_of(options.expected.as_ref()),
+            Ok(found) => found.is_not_of(options.expected.as_ref()).or_else(|| {
+                let (until, over) = (found.validity.not_after, found.validity.is_over(SystemTime::now()));
+                over.then(|| format!("{}: it expired at {}", certificate.display(), rfc3339(until)))
+            }),
             Err(problem) => Some(problem),
         };
         problems.extend(problem.map(|problem| (CERTIFICATE.to_owned(), problem)));
     }
     for TrustFile { trust_domain, roots } in &options.trust {
         if let Err(problem) = read_roots(roots) {
-            problems.push((format!("trust of {trust_domain}"), problem));
+            problems.push((trust_of(trust_domain), problem));
         }
     }
     problems

@@ -103,7 +103,12 @@ pub(super) struct Roots {
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 
 /// What `problems` calls the certificate.
-pub(super) const CERTIFICATE: &str = "certificate";
+pub const CERTIFICATE: &str = "certificate";
+
+/// What `problems` calls the roots of a trust domain.
+pub fn trust_of(domain: &TrustDomain) -> String {
+    format!("trust of {domain}")
+}
 
 impl Sink {
     pub fn provider(&self) -> &Arc<CryptoProvider> {

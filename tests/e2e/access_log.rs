@@ -93,7 +93,7 @@ fn an_endpoint_that_does_not_speak_tls_is_said_to() {
         web.address, mute.address
     ));
     for (name, detail) in [
-        ("web.test", "the endpoint's answer is not TLS: it looks like HTTP"),
+        ("web.test", "endpoint_not_tls: the endpoint's answer is not TLS, and looks like HTTP"),
         ("mute.test", "the endpoint ended the connection before its first byte"),
     ] {
         send(&gateway, "default", &hello(name));

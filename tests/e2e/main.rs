@@ -6,10 +6,12 @@
 mod support;
 
 mod access_log;
+mod commands;
 mod cost;
 mod endings;
 mod endpoints;
 mod explain;
+mod faults;
 mod files;
 mod hbone;
 mod hbone_hostile;

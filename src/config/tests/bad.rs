@@ -560,3 +560,117 @@ fn two_listeners_cannot_take_a_free_port_of_one_address() {
     );
     assert!(load_text("listeners: [{name: a, bind: '127.0.0.1:0'}, {name: b, bind: '127.0.0.2:0'}]").is_ok());
 }
+
+#[test]
+fn names_that_begin_with_a_star_need_quotes() {
+    let needs = "found no valid YAML: a name that begins with * needs quotes: ";
+    refused_with("routes:\n  *.example.com: h:1", &[&format!(":3:3: {needs}\"*.example.com\"")]);
+    refused_with("routes:\n  *: h:1", &[&format!(":3:3: {needs}\"*\"")]);
+    refused_with("routes: {a.b: 'h:1', *.x.y: 'h:2'}", &[&format!(":2:22: {needs}\"*.x.y\"")]);
+    refused_with("exports:\n  - services: [*.x.y]", &[&format!(":3:16: {needs}\"*.x.y\"")]);
+}
+
+#[test]
+fn lines_lists_and_quotes_that_do_not_fit() {
+    refused_with(
+        "routes:\n  a.test: 'h:1'\n   b.test: 'h:2'",
+        &[":4:4: found no valid YAML: this line is indented by 3, its neighbours by 2"],
+    );
+    refused_with(
+        "routes:\n  a.test: 'h:1'\n b.test: 'h:2'",
+        &[":4:2: found no valid YAML: this line is indented by 1, its neighbours by 2"],
+    );
+    refused_with(
+        "routes:\n  a.test: ['h:1', 'h:2'\nworkers: 1",
+        &[":3:11: found no valid YAML: the list opened at 3:11 is not closed"],
+    );
+    refused_with(
+        "routes:\n  a.test: {service: a.b, port: 1\nworkers: 1",
+        &[":3:11: found no valid YAML: the map opened at 3:11 is not closed"],
+    );
+    refused(
+        "listen: ':1\nroutes:\n  a.test: h:1\n",
+        &[":1:9: found no valid YAML: the quote opened at 1:9 is not closed"],
+    );
+    refused_with(
+        "node: {name: \"x}",
+        &[":2:14: found no valid YAML: the quote opened at 2:14 is not closed"],
+    );
+    refused_with(
+        "node: {name: x} # it's [ fine\nroutes:\n  a.test: b: c",
+        &[":4:12: found no valid YAML: found a second ': ' in this line"],
+    );
+}
+
+#[test]
+fn words_of_other_programs() {
+    refused(
+        "apiVersion: v1\nkind: Service\nmetadata: {name: x}",
+        &[":1:1: this looks like a Kubernetes manifest", ":1:1: found none of listen"],
+    );
+    refused(
+        "static_resources: {listeners: []}",
+        &[":1:1: this looks like an Envoy bootstrap", ":1:1: found none of listen"],
+    );
+    refused_with(
+        "frontend: {}\nbackend: {}\nroutes: {a.b: {endpoints: [{host: h}]}, c.d: {endpoints: ['h:1'], lb_policy: x}}",
+        &[
+            ":2:1: frontend: found the unknown key \"frontend\", expected one of include,…(did you mean \"listeners\"?)",
+            ":3:1: backend: found the unknown key \"backend\" (did you mean \"routes\"?)",
+            ":4:28: routes[\"a.b\"].endpoints[0]: the key address is missing",
+            ":4:29: routes[\"a.b\"].endpoints[0].host: …(did you mean \"address\"?)",
+            ":4:67: routes[\"c.d\"].lb_policy: …(did you mean \"loadBalancing\"?)",
+        ],
+    );
+}
+
+#[test]
+fn keys_that_this_version_does_not_have() {
+    let not_yet = "which is not available in this version (";
+    refused_with(
+        "routes: {a.b: {endpoints: ['h:1'], health: {interval: 5s}, sendProxyProtocol: v2}}\nlimits: {perSource: {}}\n\
+         admin: {bind: 'unix:/x.sock'}\nlisteners: [{name: a, bind: ':1', proxyProtocol: {mode: require}}]",
+        &[
+            &format!(":2:36: routes[\"a.b\"].health: found the key \"health\", {not_yet}"),
+            &format!(
+                ":2:60: routes[\"a.b\"].sendProxyProtocol: found the key \"sendProxyProtocol\", {not_yet}"
+            ),
+            &format!(":3:10: limits.perSource: found the key \"perSource\", {not_yet}"),
+            ":4:15: admin.bind: found \"unix:/x.sock\": unix sockets are not available in this version",
+            &format!(":5:35: listeners[0].proxyProtocol: found the key \"proxyProtocol\", {not_yet}"),
+        ],
+    );
+}
+
+#[test]
+fn suggestions_are_what_was_meant() {
+    refused_with(
+        "routes: {a.b: {endpoints: ['h:1'], connectTimeout: 3000}, b.c: '::1:443', c.d: 'h:1,h:2', d.e: '0.0.0.0:443'}",
+        &[
+            ":2:52: …it has no unit…(did you mean \"3000ms\"?)",
+            ":2:64: …needs brackets…(did you mean \"[::1]:443\"?)",
+            ":2:80: …several addresses are a list…(did you mean \"[h:1, h:2]\"?)",
+            ":2:96: …which is no address of one process",
+        ],
+    );
+}
+
+#[test]
+fn what_is_doubtful_is_warned_of() {
+    let text = "listen: ':15443'\ninclude: nothere/*.yaml\nlisteners: [{name: idle, bind: ':1'}]\nroutes:\n  default: \
+                {endpoints: ['h:443'], listeners: [default]}\n  a.b: {endpoints: ['h:1', 'H:1'], listeners: [default]}\n";
+    let folder = tempfile::tempdir().expect("a directory");
+    let path = folder.path().join("c.yaml");
+    fs::write(&path, text).expect("written");
+    let config = load(&path, &|_| None, &mut |_| {}).expect("good");
+    let told: Vec<String> = config.warnings.iter().map(ToString::to_string).collect();
+    let told = told.join("\n");
+    for wanted in [
+        "c.yaml:2:10: include: \"nothere/*.yaml\" matches no file",
+        "c.yaml:3:13: listeners[0]: nothing can be reached through the listener \"idle\": no route and no export",
+        "c.yaml:5:3: routes.default: found \"default\", which takes clients that ask for this very name (did you mean \"*\"?)",
+        "c.yaml:6:28: routes[\"a.b\"].endpoints[1]: h:1 is there twice",
+    ] {
+        assert!(told.contains(wanted), "{told}\nhas not\n{wanted}");
+    }
+}

@@ -48,6 +48,40 @@ fn the_example_shows_every_key() {
     assert!(untold.is_empty(), "{untold:?}");
 }
 
+/// The config in use is a config again, and the same one.
+#[cfg(feature = "otlp")]
+#[test]
+fn the_effective_config_has_every_key_and_is_read_as_the_same_policy() {
+    let config = load(&root().join(EXAMPLE), &|_| None, &mut |_| {}).expect("good");
+    let shown = effective(&config);
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("c.yaml");
+    fs::write(&path, shown.to_string()).expect("written");
+    let again = load(&path, &|_| None, &mut |_| {}).expect("good again");
+    assert_eq!(format!("{:?}", again.policy), format!("{:?}", config.policy));
+    assert_eq!((again.drain, again.workers, again.xds), (config.drain, config.workers, config.xds));
+    let (mut has, mut known) = (BTreeSet::new(), BTreeSet::new());
+    keys_of(&shown, &mut has);
+    keys_of_schema(&schema(), &mut known);
+    let missing: Vec<_> = known.difference(&has).map(String::as_str).collect();
+    // The short form of a listener, files that are merged, the keys of `services`, and what the example leaves empty.
+    let left_out = [
+        "addresses",
+        "hostname",
+        "include",
+        "labels",
+        "listen",
+        "servers",
+        "subsets",
+        "targetPort",
+        "tls",
+        "tunnel",
+        "waypoint",
+    ];
+    let unexpected: Vec<_> = missing.iter().filter(|key| !left_out.contains(key)).collect();
+    assert!(unexpected.is_empty(), "{unexpected:?} are not in the config that /api/v1/config shows");
+}
+
 #[test]
 fn what_the_schema_refers_to_it_defines() {
     let schema = schema();

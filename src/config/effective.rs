@@ -1,0 +1,337 @@
+//! The config in use, with the defaults filled in, in the shape of the file: what `/api/v1/config` shows. Secrets are not in it: a config
+//! names files that hold them. The file's own `services` are left out, as `/api/v1/services` has them.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+
+use super::{Config, LogFormat, Workers};
+use crate::discovery::ClientRule;
+use crate::model::address::Bind;
+use crate::snapshot::policy::{
+    Access, ExportRule, Gateway, Listener, LocalityMode, NetworkPolicy, Policy, Route, RouteEndpoint,
+    RouteTarget, Tuning,
+};
+use crate::telemetry::access_log::{AccessLog, Format, Sink};
+use crate::tls::source::Source;
+
+/// The config in use.
+pub fn effective(config: &Config) -> Value {
+    let policy = &config.policy;
+    let node = &policy.node;
+    let limits = &policy.limits;
+    let timeouts = &policy.timeouts;
+    let routes: Map<String, Value> =
+        policy.routes.iter().map(|route| (route.key.to_string(), self::route(route))).collect();
+    let networks: Map<String, Value> = policy
+        .networks
+        .iter()
+        .map(|network| (network.name.as_str().to_owned(), self::network(network)))
+        .collect();
+    let mut shown = kept(json!({
+        "node": {
+            "name": text(&node.name),
+            "namespace": text(&node.namespace),
+            "serviceAccount": text(&node.service_account),
+            "cluster": text(node.cluster.as_str()),
+            "network": text(node.network.as_str()),
+            "locality": text(node.locality.as_str()),
+        },
+        "mesh": {
+            "clusterDomain": policy.mesh.cluster_domain.as_str(),
+            "trustDomain": policy.mesh.trust_domain.as_str(),
+        },
+        "listeners": policy.listeners.iter().map(|listener| self::listener(listener)).collect::<Vec<_>>(),
+        "routes": routes,
+        "registries": registries(config),
+        "exports": policy.exports.iter().map(|rule| export(rule)).collect::<Vec<_>>(),
+        "defaults": tuning(&policy.tuning.default),
+        "policies": policies(policy),
+        "networks": networks,
+        "identity": identity(config),
+        "trust": config.identity.trust.iter().map(|trust| json!({
+            "trustDomain": trust.trust_domain.as_str(),
+            "roots": trust.roots.display().to_string(),
+        })).collect::<Vec<_>>(),
+        "hbone": hbone(policy),
+        "limits": {"connections": limits.connections, "pendingHellos": limits.pending_hellos},
+        "timeouts": {
+            "connect": duration(timeouts.connect),
+            "connectTotal": duration(timeouts.connect_total),
+            "idle": duration(timeouts.idle.unwrap_or_default()),
+            "halfClose": duration(timeouts.half_close.unwrap_or_default()),
+        },
+        "drain": {"delay": duration(config.drain.delay), "timeout": duration(config.drain.timeout)},
+        "dns": {
+            "servers": texts(&config.aggregator.dns.servers),
+            "minTtl": duration(config.aggregator.dns.ttl_min),
+            "maxTtl": duration(config.aggregator.dns.ttl_max),
+        },
+        "aggregator": {
+            "staleAfter": duration(config.aggregator.stale_after),
+            "expireAfter": config.aggregator.expire_after.map_or_else(|| "never".into(), duration),
+            "withdrawalHold": duration(config.aggregator.withdrawal_hold),
+            "startTimeout": duration(config.aggregator.start_timeout),
+        },
+        "state": config.aggregator.state.as_ref().map(|dir| json!({"dir": dir.display().to_string()})),
+        "xds": xds(config),
+        "admin": {"bind": config.admin.map_or_else(|| false.into(), |bind: SocketAddr| Value::from(bind.to_string()))},
+        "telemetry": telemetry(config),
+        "workers": match config.workers {
+            Workers::Auto => Value::from("auto"),
+            Workers::Count(count) => count.get().into(),
+        },
+    }));
+    if config.xds.as_ref().is_some_and(|xds| xds.tls) {
+        // A map without keys says that there is TLS.
+        shown["xds"]["tls"] = json!({});
+    }
+    shown
+}
+
+/// Without what is absent: `null`, and maps and lists that are empty.
+fn kept(value: Value) -> Value {
+    match value {
+        Value::Object(members) => {
+            let some = members.into_iter().map(|(key, value)| (key, kept(value)));
+            Value::Object(some.filter(|(_, value)| !is_nothing(value)).collect())
+        }
+        Value::Array(items) => items.into_iter().map(kept).collect(),
+        other => other,
+    }
+}
+
+fn is_nothing(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Object(members) => members.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        _ => false,
+    }
+}
+
+fn text(text: &str) -> Value {
+    if text.is_empty() { Value::Null } else { text.into() }
+}
+
+fn texts<T: ToString>(list: &[T]) -> Vec<String> {
+    list.iter().map(ToString::to_string).collect()
+}
+
+fn duration(time: Duration) -> Value {
+    let milliseconds = time.as_millis();
+    match milliseconds % 1000 {
+        0 => format!("{}s", milliseconds / 1000).into(),
+        _ => format!("{milliseconds}ms").into(),
+    }
+}
+
+fn listener(listener: &Listener) -> Value {
+    json!({
+        "name": &*listener.name,
+        "bind": listener.bind.to_string(),
+        "protocol": listener.protocol.text(),
+        "alpn": listener.alpn.iter().map(|name| String::from_utf8_lossy(name)).collect::<Vec<_>>(),
+        "from": texts(&listener.from),
+        "hello": {
+            "timeout": duration(listener.hello.timeout),
+            "maxBytes": listener.hello.bytes_max,
+            "maxRecords": listener.hello.records_max,
+        },
+    })
+}
+
+fn route(route: &Route) -> Value {
+    let mut shown = match &route.to {
+        RouteTarget::Endpoints { endpoints, tuning } => {
+            let mut shown = self::tuning(tuning);
+            shown["endpoints"] = endpoints.iter().map(endpoint).collect();
+            shown
+        }
+        RouteTarget::Service { hostname, port, subset } => {
+            json!({"service": hostname.as_str(), "port": port, "subset": text(subset)})
+        }
+    };
+    shown["listeners"] = texts(&route.listeners).into();
+    shown
+}
+
+fn endpoint(endpoint: &RouteEndpoint) -> Value {
+    let address = match endpoint.host {
+        crate::model::address::Host::Ip(ip) => SocketAddr::new(ip, endpoint.port).to_string(),
+        crate::model::address::Host::Name(_) => format!("{}:{}", endpoint.host, endpoint.port),
+    };
+    json!({"address": address, "weight": endpoint.weight.value(), "locality": text(endpoint.locality.as_str())})
+}
+
+fn tuning(tuning: &Tuning) -> Value {
+    let locality = match tuning.locality {
+        LocalityMode::Prefer => "prefer",
+        LocalityMode::Ignore => "ignore",
+    };
+    json!({
+        "loadBalancing": {"policy": tuning.policy.text(), "locality": locality},
+        "ejection": match &tuning.ejection {
+            None => Value::from(false),
+            Some(ejection) => json!({
+                "failures": ejection.failures,
+                "time": duration(ejection.time),
+                "maxShare": format!("{}%", ejection.share_max_percent),
+            }),
+        },
+        "connectTimeout": duration(tuning.connect_timeout),
+        "panic": tuning.panic,
+    })
+}
+
+fn policies(policy: &Policy) -> Vec<Value> {
+    let policies = policy.tuning.policies.iter().map(|(pattern, tuning)| {
+        let mut shown = self::tuning(tuning);
+        shown["services"] = vec![pattern.to_string()].into();
+        shown
+    });
+    policies.collect()
+}
+
+fn registries(config: &Config) -> Vec<Value> {
+    let registries = config.registries.iter().map(|registry| {
+        let scope = &registry.scope;
+        json!({
+            "file": {
+                "path": registry.path.display().to_string(),
+                "cluster": registry.cluster.as_str(),
+                "network": text(registry.network.as_str()),
+            },
+            "allow": {
+                "services": texts(&scope.services),
+                "networks": scope.networks.as_deref().map(texts),
+            },
+        })
+    });
+    registries.collect()
+}
+
+fn export(rule: &ExportRule) -> Value {
+    json!({
+        "services": texts(&rule.services),
+        "except": texts(&rule.except),
+        "ports": rule.ports,
+        "clusters": texts(&rule.clusters),
+        "listeners": texts(&rule.listeners),
+        "to": {"cidrs": texts(&rule.to.cidrs), "identities": texts(&rule.to.identities)},
+    })
+}
+
+fn network(network: &NetworkPolicy) -> Value {
+    let access = match network.access {
+        Access::Gateway => "gateway",
+        Access::Direct => "direct",
+    };
+    let gateway = |gateway: &Gateway| {
+        json!({
+            "address": gateway.host.to_string(),
+            "sniPort": gateway.sni_port,
+            "hbonePort": gateway.hbone_port,
+            "cluster": text(gateway.cluster.as_str()),
+            "locality": text(gateway.locality.as_str()),
+            "weight": gateway.weight.value(),
+            "identity": gateway.identity.as_ref().map(ToString::to_string),
+        })
+    };
+    json!({
+        "access": access,
+        "cidrs": texts(&network.cidrs),
+        "gateways": network.gateways.iter().map(gateway).collect::<Vec<_>>(),
+    })
+}
+
+fn identity(config: &Config) -> Value {
+    match &config.identity.source {
+        None => Value::Null,
+        Some(Source::Files { certificate, key }) => json!({"files": {
+            "certificate": certificate.display().to_string(),
+            "key": key.display().to_string(),
+        }}),
+        Some(Source::IstioCa(authority)) => json!({"istioCa": {
+            "address": authority.address,
+            "roots": authority.roots.display().to_string(),
+            "token": authority.token.display().to_string(),
+            "validity": duration(authority.validity),
+        }}),
+        Some(Source::WorkloadApi { socket }) => {
+            json!({"workloadApi": {"socket": format!("unix://{}", socket.display())}})
+        }
+    }
+}
+
+fn hbone(policy: &Policy) -> Value {
+    let hbone = &policy.hbone;
+    json!({
+        "streams": hbone.streams,
+        "streamWindow": hbone.stream_window,
+        "connectionWindow": hbone.connection_window,
+        "frameSize": hbone.frame_size,
+        "headerBytes": hbone.header_bytes,
+        "heldPerConnection": hbone.held_per_connection,
+        "heldPerWorker": hbone.held_per_worker,
+        "stalled": duration(hbone.stalled),
+        "handshakeTimeout": duration(hbone.handshake_timeout),
+        "pingInterval": duration(hbone.ping_interval),
+        "pingTimeout": duration(hbone.ping_timeout),
+        "idle": duration(hbone.idle),
+        "resets": hbone.resets,
+        "pings": hbone.pings,
+        "settings": hbone.settings,
+        "emptyFrames": hbone.empty_frames,
+    })
+}
+
+fn xds(config: &Config) -> Value {
+    let Some(xds) = &config.xds else { return false.into() };
+    let rule = |rule: &ClientRule| {
+        json!({
+            "identities": texts(&rule.identities),
+            "cidrs": texts(&rule.cidrs),
+            "networks": rule.networks.as_deref().map(texts),
+            "clusters": rule.clusters.as_deref().map(texts),
+        })
+    };
+    json!({
+        "bind": xds.bind.to_string(),
+        "clients": xds.clients.as_ref().map(|rules| rules.iter().map(rule).collect::<Vec<_>>()),
+    })
+}
+
+fn telemetry(config: &Config) -> Value {
+    let opened = |bind: Option<Bind>| bind.map(|bind| json!({"bind": bind.to_string()}));
+    let access_log = match &config.access_log {
+        AccessLog::Off => Value::from(false),
+        AccessLog::To { sink, format } => {
+            let path = match sink {
+                Sink::Stdout => "stdout".to_owned(),
+                Sink::Stderr => "stderr".to_owned(),
+                Sink::File(path) => path.display().to_string(),
+            };
+            let format = match format {
+                Format::Json => "json",
+                Format::Text => "text",
+            };
+            json!({"path": path, "format": format})
+        }
+    };
+    let format = match config.log.format {
+        LogFormat::Text => "text",
+        LogFormat::Json => "json",
+    };
+    json!({
+        "metrics": opened(config.metrics),
+        "health": opened(config.health),
+        "accessLog": access_log,
+        "log": {"level": config.log.level.text(), "format": format},
+        "tracing": config.tracing.as_ref().map_or_else(|| false.into(), |tracing| json!({
+            "otlp": tracing.otlp,
+            "sample": tracing.sample.share(),
+        })),
+    })
+}

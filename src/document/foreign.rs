@@ -1,0 +1,95 @@
+//! Keys of other programs' configs, and keys that this version does not have: what to say instead of "unknown key".
+
+use super::table::Object;
+
+/// Keys that the documents name and that this version does not have: the object and the key.
+const NOT_YET: &[(&str, &str)] = &[
+    ("config", "peers"),
+    ("config", "dnsServer"),
+    ("listener", "proxyProtocol"),
+    ("route", "health"),
+    ("route", "sendProxyProtocol"),
+    ("defaults", "health"),
+    ("defaults", "sendProxyProtocol"),
+    ("policy", "health"),
+    ("policy", "sendProxyProtocol"),
+    ("limits", "perSource"),
+    ("limits", "perService"),
+    ("registry", "etcd"),
+    ("registry", "kubernetes"),
+    ("registry", "kubernetesClusters"),
+    ("export", "marked"),
+];
+
+/// Keys of other programs, and what they are called here: a key of the same object, or text in backquotes.
+const WORDS: &[(&str, &str)] = &[
+    ("frontend", "listeners"),
+    ("frontends", "listeners"),
+    ("server", "listeners"),
+    ("servers", "listeners"),
+    ("port", "listen"),
+    ("ports", "listen"),
+    ("backend", "routes"),
+    ("backends", "routes"),
+    ("upstream", "routes"),
+    ("upstreams", "routes"),
+    ("clusters", "routes"),
+    ("virtual_hosts", "routes"),
+    ("hosts", "routes"),
+    ("map", "routes"),
+    ("lb_policy", "loadBalancing"),
+    ("lbPolicy", "loadBalancing"),
+    ("balance", "loadBalancing"),
+    ("loadBalancer", "loadBalancing"),
+    ("connect_timeout", "connectTimeout"),
+    ("outlierDetection", "ejection"),
+    ("outlier_detection", "ejection"),
+    ("load_assignment", "endpoints"),
+    ("lb_endpoints", "endpoints"),
+    ("targets", "endpoints"),
+    ("servers", "endpoints"),
+    ("backends", "endpoints"),
+    ("host", "address"),
+    ("hostname", "address"),
+    ("ip", "address"),
+    ("target", "address"),
+    ("host", "endpoints"),
+    ("address", "bind"),
+    ("sni", "routes"),
+    ("tls", "identity"),
+    ("ca", "trust"),
+    ("log", "telemetry"),
+    ("metrics", "telemetry"),
+    ("health", "telemetry"),
+    ("accessLog", "telemetry"),
+    ("tracing", "telemetry"),
+    ("allowFrom", "from"),
+    ("allow", "from"),
+];
+
+/// What a map is a config of, by keys that it has, if it is none of ours.
+const PROGRAMS: &[(&[&str], &str)] = &[
+    (&["apiVersion", "kind"], "a Kubernetes manifest"),
+    (&["static_resources"], "an Envoy bootstrap"),
+    (&["dynamic_resources"], "an Envoy bootstrap"),
+    (&["entryPoints"], "a Traefik config"),
+];
+
+/// Returns true if the documents name a key of an object that this version does not have.
+pub(super) fn is_not_yet(object: &Object, key: &str) -> bool {
+    NOT_YET.contains(&(object.name, key))
+}
+
+/// Returns the key of an object that stands for another program's word.
+pub(super) fn meant(object: &Object, word: &str) -> Option<&'static str> {
+    WORDS
+        .iter()
+        .find(|(foreign, ours)| *foreign == word && object.field(ours).is_some())
+        .map(|(_, ours)| *ours)
+}
+
+/// Returns what a map with these keys is a config of, if it is none of ours.
+pub(super) fn program(object: &Object, has: impl Fn(&str) -> bool) -> Option<&'static str> {
+    let found = PROGRAMS.iter().find(|(keys, _)| keys.iter().all(|key| has(key)));
+    found.filter(|_| object.name == "config").map(|(_, name)| *name)
+}

@@ -1,0 +1,116 @@
+//! Mistakes in YAML that a parser reports by what they led to: an unquoted `*`, a line that is indented otherwise than its
+//! neighbours, a list, map or quote that is not closed.
+
+/// A mistake: its line (from 1), its column (from 0), and what to do.
+pub(super) struct Mistake {
+    pub(super) line: usize,
+    pub(super) column: usize,
+    pub(super) message: String,
+}
+
+/// Returns the likely cause of what a parser complains of at a line (from 1).
+pub(super) fn cause(text: &str, line: usize, complaint: &str) -> Option<Mistake> {
+    if complaint.contains("anchor") || complaint.contains("alias") {
+        return unquoted_star(text, line);
+    }
+    unclosed(text, line, complaint)
+        .or_else(|| uneven(text, line))
+        .or_else(|| second_colon(text, line, complaint))
+}
+
+fn line_of(text: &str, line: usize) -> Option<&str> {
+    text.lines().nth(line.checked_sub(1)?)
+}
+
+/// A name that begins with `*` is an alias to YAML, and needs quotes.
+fn unquoted_star(text: &str, line: usize) -> Option<Mistake> {
+    let content = line_of(text, line)?;
+    let signs: Vec<char> = content.chars().collect();
+    let begins = |at: usize| {
+        signs[at] == '*'
+            && signs[..at]
+                .iter()
+                .rev()
+                .find(|sign| **sign != ' ')
+                .is_none_or(|before| "[{,:-".contains(*before))
+    };
+    let column = (0..signs.len()).find(|at| begins(*at))?;
+    let name: String = signs[column..].iter().take_while(|sign| !" :,]}#".contains(**sign)).collect();
+    let message = format!("a name that begins with * needs quotes: \"{name}\"");
+    Some(Mistake { line, column, message })
+}
+
+/// A list, map or quoted text that is open where the parser stops.
+fn unclosed(text: &str, line: usize, complaint: &str) -> Option<Mistake> {
+    let about = ["flow", "quoted", "illegal placement", "end of stream", "indentation"];
+    if !about.iter().any(|word| complaint.contains(word)) {
+        return None;
+    }
+    let mut open: Vec<(char, usize, usize)> = Vec::new();
+    for (number, content) in text.lines().enumerate().take(line) {
+        let mut before = None;
+        let mut signs = content.chars().enumerate().peekable();
+        while let Some((column, sign)) = signs.next() {
+            if let Some((quote @ ('"' | '\''), ..)) = open.last().copied() {
+                match sign {
+                    '\\' if quote == '"' => drop(signs.next()),
+                    _ if sign == quote => drop(open.pop()),
+                    _ => {}
+                }
+                before = Some(sign);
+                continue;
+            }
+            let in_flow = !open.is_empty();
+            let begins = before.is_none_or(|before| "[{,:- ".contains(before));
+            match sign {
+                '#' if begins => break,
+                '"' | '\'' if begins => open.push((sign, number + 1, column)),
+                '[' | '{' if begins || in_flow => open.push((sign, number + 1, column)),
+                ']' | '}' if in_flow => drop(open.pop()),
+                _ => {}
+            }
+            before = Some(sign);
+        }
+    }
+    let (sign, at, column) = open.pop()?;
+    let what = match sign {
+        '[' => "list",
+        '{' => "map",
+        _ => "quote",
+    };
+    let message = format!("the {what} opened at {at}:{} is not closed", column + 1);
+    Some(Mistake { line: at, column, message })
+}
+
+fn indent(line: &str) -> usize {
+    line.len() - line.trim_start_matches(' ').len()
+}
+
+/// A line of a map or list that is indented otherwise than the lines beside it.
+fn uneven(text: &str, line: usize) -> Option<Mistake> {
+    let content = line_of(text, line)?;
+    let own = indent(content);
+    let is_content = |line: &&str| !line.trim().is_empty() && !line.trim_start().starts_with('#');
+    let before = text.lines().take(line - 1).filter(is_content).last()?;
+    let neighbour = indent(before);
+    let has_value = before.trim_end().rsplit_once(": ").is_some_and(|(_, value)| !value.trim().is_empty());
+    // Deeper than a line that is complete, or less deep than it and than nothing above.
+    let deeper = own > neighbour && has_value;
+    let between =
+        own < neighbour && !text.lines().take(line - 1).filter(is_content).any(|above| indent(above) == own);
+    if !deeper && !between {
+        return None;
+    }
+    let message = format!("this line is indented by {own}, its neighbours by {neighbour}");
+    Some(Mistake { line, column: own, message })
+}
+
+/// `a: b: c`: a plain value cannot hold `: `.
+fn second_colon(text: &str, line: usize, complaint: &str) -> Option<Mistake> {
+    let content = line_of(text, line).filter(|_| complaint.contains("mapping values"))?;
+    let (_, value) = content.split_once(": ")?;
+    let (first, _) = value.split_once(": ")?;
+    let column = content.chars().count() - value.chars().count() + first.chars().count();
+    let message = "found a second ': ' in this line; a value that has one needs quotes".to_owned();
+    Some(Mistake { line, column, message })
+}

@@ -1,0 +1,219 @@
+//! What the commands say: lists of a running gateway, filters, the config in use, and mistakes that `validate` finds.
+
+use std::process::Command;
+
+use crate::hbone::{BASE, CALLER, OWN, caller, folder, service};
+use crate::problems::run;
+use crate::support::backend::Backend;
+use crate::support::client::tls;
+use crate::support::gateway::{BINARY, Gateway};
+use crate::support::hbone::Hbone;
+use crate::support::pki::PKI;
+
+fn validate(folder: &std::path::Path, config: &str) -> (Option<i32>, String) {
+    std::fs::write(folder.join("isthmus.yaml"), config).expect("written");
+    let output = Command::new(BINARY)
+        .args(["validate", "-c", "isthmus.yaml"])
+        .current_dir(folder)
+        .output()
+        .expect("the binary runs");
+    (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[test]
+fn lists_say_who_called_for_what() {
+    let backend = Backend::echo();
+    let services = service("echo.shop.mesh", 80, &backend, "");
+    let config = BASE.replace("protocol: hbone", "protocol: auto");
+    let gateway = Gateway::start_in(
+        folder(),
+        &format!("{config}services:\n{services}routes: {{a.test: \"{}\"}}\n", backend.address),
+        &[],
+    );
+    let hbone = Hbone::connect(gateway.listener("hbone"), caller()).expect("let in");
+    let mut stream = hbone.open("echo.shop.mesh:80").expect("admitted");
+    assert_eq!(stream.echo("x"), Ok("x".to_owned()));
+    let table = run(&gateway, &["get", "connections"]);
+    assert!(table.contains("echo.shop.mesh:80") && table.contains(CALLER), "{table}");
+    // What callers by HBONE ask for, beside the names of those who come by server name.
+    let exposed = run(&gateway, &["exposed"]);
+    for name in ["echo.shop.mesh:80 ", "outbound_.80_._.echo.shop.mesh ", "a.test "] {
+        assert!(exposed.lines().any(|line| line.starts_with(name)), "{name}: {exposed}");
+    }
+    assert!(run(&gateway, &["get", "routes"]).contains("a.test"));
+    assert_eq!(run(&gateway, &["get", "registries"]), "none\n");
+    // Failures, by reason, name and time.
+    assert_eq!(run(&gateway, &["failures"]), "none\n");
+    hbone.open("nobody.shop.mesh:80").err().expect("refused");
+    tls(gateway.listener("hbone"), "nobody.test").expect_err("refused");
+    gateway.logged("both", |line| line["reason"] == "sni_unknown");
+    let failures = |arguments: &[&str]| run(&gateway, &[&["failures"], arguments].concat());
+    let all = failures(&[]);
+    assert!(
+        all.contains("nobody.shop.mesh:80") && all.contains(CALLER) && all.contains("nobody.test"),
+        "{all}"
+    );
+    let some = failures(&["--reason", "sni_unknown"]);
+    assert!(some.contains("nobody.test") && !some.contains("nobody.shop.mesh"), "{some}");
+    let some = failures(&["--name", "shop", "--since", "1m"]);
+    assert!(!some.contains("nobody.test") && some.contains("nobody.shop.mesh"), "{some}");
+    assert_eq!(failures(&["--reason", "stalled"]), "none\n");
+    assert!(failures(&["--since", "soon"]).contains("invalid value"), "{some}");
+    // YAML that a person reads.
+    let yaml = run(&gateway, &["get", "listeners", "-o", "yaml"]);
+    assert!(yaml.starts_with("- name: \"hbone\"\n"), "{yaml}");
+    // No colours where there is no terminal.
+    assert!(!run(&gateway, &["status"]).contains('\x1b'));
+}
+
+#[test]
+fn the_config_in_use_is_shown_with_its_defaults() {
+    let gateway = Gateway::start(
+        "listen: \"127.0.0.1:0\"\nroutes: {a.test: \"127.0.0.1:9\"}\ntimeouts: {connect: 2s}\n",
+    );
+    let config = gateway.json("/api/v1/config");
+    assert_eq!(config["timeouts"]["connect"], "2s");
+    assert_eq!(config["routes"]["a.test"]["ejection"]["failures"], 5, "{config:#}");
+    // What a file that is rejected says is not in use.
+    gateway.write_config("listen: \"127.0.0.1:0\"\nroutes: {a.test: nowhere}\n");
+    assert_eq!(gateway.post("/api/v1/reload").0, 400);
+    assert_eq!(gateway.json("/api/v1/config")["routes"], config["routes"]);
+    assert!(run(&gateway, &["get", "config"]).contains("connect: \"2s\""));
+    assert!(run(&gateway, &["log-level", "debug"]).contains("debug"));
+    assert!(run(&gateway, &["drain"]).contains("draining"));
+}
+
+#[test]
+fn certificates_that_cannot_be_used_fail_validate_with_the_line_that_names_them() {
+    let other = PKI.issue(&[], Some("spiffe://cluster.local/ns/shop/sa/other"));
+    let old = PKI.issue_for(&[OWN], 2001, 2002);
+    let nameless = PKI.issue(&["a.test"], None);
+    let cases: [(&str, &dyn Fn(&std::path::Path), &str); 6] = [
+        (
+            "missing",
+            &|folder| std::fs::remove_file(folder.join("cert.pem")).expect("removed"),
+            "cannot be read",
+        ),
+        (
+            "no PEM",
+            &|folder| std::fs::write(folder.join("cert.pem"), "x").expect("written"),
+            "no certificate",
+        ),
+        (
+            "key of another",
+            &|folder| std::fs::write(folder.join("key.pem"), &other.key_pem).expect("written"),
+            "do not belong together",
+        ),
+        (
+            "of another",
+            &|folder| {
+                std::fs::write(folder.join("cert.pem"), &other.certificate_pem).expect("written");
+                std::fs::write(folder.join("key.pem"), &other.key_pem).expect("written");
+            },
+            "it is of spiffe://cluster.local/ns/shop/sa/other",
+        ),
+        (
+            "no identity",
+            &|folder| {
+                std::fs::write(folder.join("cert.pem"), &nameless.certificate_pem).expect("written");
+                std::fs::write(folder.join("key.pem"), &nameless.key_pem).expect("written");
+            },
+            "says no SPIFFE identity",
+        ),
+        (
+            "expired",
+            &|folder| {
+                std::fs::write(folder.join("cert.pem"), &old.certificate_pem).expect("written");
+                std::fs::write(folder.join("key.pem"), &old.key_pem).expect("written");
+            },
+            "it expired at 2002-01-01",
+        ),
+    ];
+    for (case, spoil, wanted) in cases {
+        let folder = folder();
+        assert_eq!(validate(folder.path(), BASE).0, Some(0), "{case}");
+        spoil(folder.path());
+        let (code, told) = validate(folder.path(), BASE);
+        assert_eq!(code, Some(1), "{case}: {told}");
+        let line = told.lines().find(|line| line.starts_with("isthmus.yaml:3:19: identity.files: "));
+        assert!(line.is_some_and(|line| line.contains(wanted)), "{case}: {told}");
+    }
+}
+
+/// The likeliest first mistake of those who have several networks, and its mirror.
+#[test]
+fn networks_that_are_not_said_are_warned_of() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let west = "services:\n  - hostname: api.shop.mesh\n    namespace: shop\n    ports: [{name: https, port: 443, protocol: TLS}]\n    \
+                endpoints: [{address: 10.1.0.1}, {address: 10.1.0.2}, {address: gone.invalid}]\n";
+    std::fs::write(folder.path().join("west.yaml"), west).expect("written");
+    let config = |node: &str, network: &str| {
+        format!(
+            "node: {{cluster: east{node}}}\nlisten: \":15443\"\nexports: [{{services: [\"*\"]}}]\n\
+             registries: [{{file: {{path: west.yaml, cluster: west{network}}}}}]\n"
+        )
+    };
+    let (code, told) = validate(folder.path(), &config(", network: net-east", ""));
+    assert_eq!(code, Some(0), "{told}");
+    let wanted = "registry west.yaml: 3 of 3 endpoints are on no network and node.network is net-east";
+    assert!(told.contains(wanted), "{told}");
+    assert!(told.contains("gone.invalid does not resolve"), "{told}");
+    let (_, told) = validate(folder.path(), &config("", ", network: net-west"));
+    assert!(told.contains("3 of 3 endpoints are on a network and node.network is not said"), "{told}");
+    let (_, told) = validate(folder.path(), &config(", network: net-east", ", network: net-west"));
+    assert!(!told.contains("endpoints are on"), "{told}");
+}
+
+/// The backquoted texts of a cell.
+fn quoted(cell: &str) -> Vec<&str> {
+    cell.split('`').skip(1).step_by(2).collect()
+}
+
+#[test]
+fn answers_have_the_members_that_the_documents_name() {
+    let folder = folder();
+    let west = service("far.shop.mesh", 80, &Backend::echo(), "").replacen("  - ", "services:\n  - ", 1);
+    std::fs::write(folder.path().join("west.yaml"), west).expect("written");
+    let config = BASE.replace("protocol: hbone", "protocol: auto");
+    let services = service("echo.shop.mesh", 80, &Backend::echo(), "");
+    let gateway = Gateway::start_in(
+        folder,
+        &format!(
+            "{config}services:\n{services}routes: {{a.test: \"127.0.0.1:9\"}}\nregistries: [{{file: {{path: west.yaml, cluster: west, \
+             network: west}}}}]\nnetworks: {{west: {{gateways: [{{address: 127.0.0.1, sniPort: 9}}]}}}}\n"
+        ),
+        &[],
+    );
+    let documents = include_str!("../../docs/api.md");
+    let mut checked = 0;
+    for line in documents.lines().filter(|line| line.starts_with("| `GET /api/v1/")) {
+        let cells: Vec<&str> = line.trim_matches('|').split('|').collect();
+        let [request, answer, members] = cells[..] else { panic!("three cells: {line}") };
+        let path = quoted(request)[0].trim_start_matches("GET ").split('?').next().expect("a path");
+        let path = match path {
+            "/api/v1/explain" => "/api/v1/explain?sni=a.test".to_owned(),
+            "/api/v1/horizon" => "/api/v1/horizon?network=west&service=far.shop.mesh".to_owned(),
+            path => path.replace("{hostname}", "echo.shop.mesh"),
+        };
+        let value = gateway.json(&path);
+        let is_list = answer.trim().starts_with("list");
+        let object = if is_list { value[0].clone() } else { value.clone() };
+        assert_eq!(value.is_array(), is_list, "{path}: {value}");
+        // Lists of what there is not are empty: connections, failures, clients.
+        for member in quoted(members).into_iter().filter(|_| object.is_object()) {
+            assert!(
+                object.as_object().is_some_and(|object| object.contains_key(member)),
+                "{path}: {member}: {object:#}"
+            );
+            checked += 1;
+        }
+    }
+    assert!(checked > 90, "{checked} members were checked");
+    // Each metric that is served is in the documents.
+    let documents = include_str!("../../docs/metrics.md");
+    let (_, served) = gateway.get("/metrics");
+    for family in served.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()) {
+        assert!(documents.contains(&format!("| `{family}` |")), "{family} is not in docs/metrics.md");
+        assert!(served.contains(&format!("# HELP {family} ")), "{family} has no description");
+    }
+}
