@@ -151,6 +151,7 @@ fn timeouts(fields: &Fields<'_>) -> Timeouts {
         connect_total: read("connectTotal").unwrap_or(default.connect_total),
         idle: or_never("idle", default.idle),
         half_close: or_never("halfClose", default.half_close),
+        stalled: or_never("stalled", default.stalled),
     }
 }
 

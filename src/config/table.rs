@@ -370,7 +370,14 @@ pub(super) static TIMEOUTS: Object = Object {
             DURATION,
             "5m",
             "A connection of which one direction has ended ends after this long without a byte in the other; \
-             `0s`: never.",
+             `0s`: never. On a listener of SNI it ends after 30s at most while the endpoint has not sent a byte.",
+        ),
+        default(
+            "stalled",
+            DURATION,
+            "15m",
+            "A connection or stream is reset when bytes wait for a peer that answers, but has read nothing for this \
+             long; `0s`: never. A peer that does not answer is found by itself within two minutes.",
         ),
     ],
 };

@@ -184,15 +184,16 @@ pub struct HboneLimits {
 
 impl Default for HboneLimits {
     fn default() -> Self {
-        let (streams, stream_window) = (1_000, 256 * 1024);
+        let (streams, stream_window) = (1_000, 4 << 20);
         Self {
             streams,
             stream_window,
-            connection_window: streams * stream_window,
+            // As much for each stream, but no more than the protocol and memory stand.
+            connection_window: 1 << 30,
             frame_size: 64 * 1024,
             header_bytes: 16 * 1024,
-            held_per_connection: 16 << 20,
-            held_per_worker: 128 << 20,
+            held_per_connection: 64 << 20,
+            held_per_worker: 256 << 20,
             stalled: Duration::from_secs(10),
             handshake_timeout: Duration::from_secs(10),
             ping_interval: Duration::from_secs(10),
@@ -404,6 +405,8 @@ pub struct Timeouts {
     pub idle: Option<Duration>,
     /// One direction ended, no byte in the other; `None`: never.
     pub half_close: Option<Duration>,
+    /// Bytes wait for a peer that answers and reads nothing; `None`: never.
+    pub stalled: Option<Duration>,
 }
 
 impl Default for Timeouts {
@@ -413,6 +416,7 @@ impl Default for Timeouts {
             connect_total: Duration::from_secs(10),
             idle: None,
             half_close: Some(Duration::from_secs(300)),
+            stalled: Some(Duration::from_secs(900)),
         }
     }
 }

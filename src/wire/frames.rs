@@ -11,7 +11,6 @@ const HEADERS: u8 = 0x1;
 const RST_STREAM: u8 = 0x3;
 const SETTINGS: u8 = 0x4;
 const PING: u8 = 0x6;
-const GOAWAY: u8 = 0x7;
 const WINDOW_UPDATE: u8 = 0x8;
 const CONTINUATION: u8 = 0x9;
 const END_STREAM: u8 = 0x1;
@@ -21,8 +20,11 @@ const END_STREAM: u8 = 0x1;
 pub struct Counts {
     pub pings: u32,
     pub settings: u32,
-    /// Frames that carry nothing: empty DATA that ends no stream, PRIORITY, unknown types.
+    /// Frames that carry nothing: empty DATA that ends no stream, RST_STREAM beyond the streams that were opened, GOAWAY,
+    /// PRIORITY, unknown types.
     pub empty: u32,
+    /// WINDOW_UPDATE, which carries nothing where nothing was sent.
+    pub windows: u32,
 }
 
 /// Follows one direction of a connection.
@@ -33,13 +35,15 @@ pub struct FrameMeter {
     header: [u8; HEADER],
     /// How many bytes of the header have come.
     have: usize,
+    /// Streams that were opened and not reset.
+    opened: u32,
     pub counts: Counts,
 }
 
 impl Default for FrameMeter {
     /// Before the preface of a client.
     fn default() -> Self {
-        Self { skip: PREFACE, header: [0; HEADER], have: 0, counts: Counts::default() }
+        Self { skip: PREFACE, header: [0; HEADER], have: 0, opened: 0, counts: Counts::default() }
     }
 }
 
@@ -74,7 +78,17 @@ impl FrameMeter {
             PING => &mut self.counts.pings,
             SETTINGS => &mut self.counts.settings,
             DATA if length == 0 && flags & END_STREAM == 0 => &mut self.counts.empty,
-            DATA | HEADERS | RST_STREAM | GOAWAY | WINDOW_UPDATE | CONTINUATION => return,
+            WINDOW_UPDATE => &mut self.counts.windows,
+            HEADERS => {
+                self.opened = self.opened.saturating_add(1);
+                return;
+            }
+            // One for each stream is how callers end them.
+            RST_STREAM if self.opened > 0 => {
+                self.opened -= 1;
+                return;
+            }
+            DATA | CONTINUATION => return,
             _ => &mut self.counts.empty,
         };
         *count = count.saturating_add(1);
@@ -101,13 +115,21 @@ mod tests {
             (0xbe, 0, 0),
             (HEADERS, 4, 30),
             (CONTINUATION, 4, 3),
+            (WINDOW_UPDATE, 0, 4),
+            (RST_STREAM, 0, 4),
+            (RST_STREAM, 0, 4),
+            (0x7, 0, 8),
         ]);
         stream.extend(frames.flat_map(|(kind, flags, length)| frame(kind, flags, length)));
         for step in 1..stream.len() {
             let mut meter = FrameMeter::default();
             let began: usize = stream.chunks(step).map(|piece| meter.feed(piece)).sum();
-            assert_eq!(began, 10, "in pieces of {step}");
-            assert_eq!(meter.counts, Counts { pings: 2, settings: 1, empty: 3 }, "in pieces of {step}");
+            assert_eq!(began, 14, "in pieces of {step}");
+            assert_eq!(
+                meter.counts,
+                Counts { pings: 2, settings: 1, empty: 5, windows: 1 },
+                "in pieces of {step}"
+            );
             assert_eq!((meter.skip, meter.have), (0, 0));
         }
     }

@@ -4,3 +4,4 @@ pub mod alert;
 pub mod client_hello;
 pub mod connect;
 pub mod frames;
+pub mod records;

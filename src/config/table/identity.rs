@@ -100,7 +100,7 @@ pub(in crate::config) static HBONE: Object = Object {
         default(
             "streamWindow",
             SIZE,
-            "256KiB",
+            "4MiB",
             "What a client may send on a stream ahead of what its endpoint has taken.",
         ),
         optional(
@@ -115,11 +115,17 @@ pub(in crate::config) static HBONE: Object = Object {
         default(
             "heldPerConnection",
             SIZE,
-            "16MiB",
+            "64MiB",
             "What streams of a connection may hold together that their endpoints do not take. Above that, the \
              stream that holds most and has stood still for `stalled` is reset.",
         ),
-        default("heldPerWorker", SIZE, "128MiB", "The same for all connections of a data-plane thread."),
+        default(
+            "heldPerWorker",
+            SIZE,
+            "256MiB",
+            "The same for all connections of a data-plane thread. Connections made while it holds more than half of \
+             this are offered windows of 256KiB.",
+        ),
         default("stalled", TIMEOUT, "10s", "How long a stream may stand still while too much is held."),
         default("handshakeTimeout", TIMEOUT, "10s", "From accept until TLS and HTTP/2 are agreed on."),
         default(
@@ -134,8 +140,8 @@ pub(in crate::config) static HBONE: Object = Object {
             "resets",
             PER_SECOND,
             "100",
-            "Streams per second that a connection may give up before they were answered; one that does more is \
-             closed.",
+            "Streams per second that a connection may give up before they were answered, or ten times as many that are \
+             refused; one that does more is closed.",
         ),
         default("pings", PER_SECOND, "100", "PING frames per second that a connection may send."),
         default("settings", PER_SECOND, "50", "SETTINGS frames per second that a connection may send."),
@@ -143,7 +149,9 @@ pub(in crate::config) static HBONE: Object = Object {
             "emptyFrames",
             PER_SECOND,
             "1000",
-            "Frames per second that a connection may send that carry nothing: empty DATA, PRIORITY, unknown types.",
+            "Frames per second that a connection may send that carry nothing: empty DATA, PRIORITY, GOAWAY, unknown types, \
+             RST_STREAM of no open stream, WINDOW_UPDATE for nothing that was sent. The same for TLS records that carry \
+             less than the header of a frame.",
         ),
     ],
 };

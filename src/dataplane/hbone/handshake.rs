@@ -1,8 +1,11 @@
 //! From a peeked hello to an HTTP/2 connection with somebody whose identity is known.
 
+use std::future::{Future, poll_fn};
 use std::io;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -33,6 +36,9 @@ const ERROR_RESETS_MAX: usize = 1_000;
 const RESET_REMEMBERED: Duration = Duration::from_secs(10);
 /// What a stream may have waiting to be sent to the client, in bytes: a frame.
 const SEND_BUFFER_MAX: usize = FRAME;
+
+/// The window of a stream where much is held.
+const SHORT_WINDOW: u32 = 256 * 1024;
 
 /// An HTTP/2 connection with somebody known.
 pub(super) struct Agreed {
@@ -139,6 +145,15 @@ fn untrusted(why: String) -> Failed {
     Failed::new(Reason::IdentityUntrusted, why)
 }
 
+/// The windows that a new connection is offered: where much is held already, they are what a short way needs.
+fn windows(worker: &Worker, limits: &HboneLimits) -> (u32, u32) {
+    if worker.held.bytes() <= limits.held_per_worker / 2 {
+        return (limits.stream_window, limits.connection_window);
+    }
+    let stream = limits.stream_window.min(SHORT_WINDOW);
+    (stream, limits.connection_window.min(limits.streams.saturating_mul(stream)))
+}
+
 async fn agree(
     worker: &Rc<Worker>,
     limits: &HboneLimits,
@@ -147,11 +162,12 @@ async fn agree(
 ) -> Result<Agreed, Failed> {
     let seen = Seen::new(worker.clock.now());
     let socket = tls.get_ref().0.socket().clone();
+    let (stream_window, connection_window) = windows(worker, limits);
     let mut builder = server::Builder::new();
     builder
         .max_concurrent_streams(limits.streams)
-        .initial_window_size(limits.stream_window)
-        .initial_connection_window_size(limits.connection_window)
+        .initial_window_size(stream_window)
+        .initial_connection_window_size(connection_window)
         .max_frame_size(limits.frame_size)
         .max_header_list_size(limits.header_bytes)
         .max_pending_accept_reset_streams(PENDING_RESETS_MAX)
@@ -165,10 +181,25 @@ async fn agree(
         .data_frame_budget(usize::try_from(limits.connection_window).unwrap_or(usize::MAX));
     // What waits there is bounded by what one call writes.
     tls.get_mut().1.set_buffer_limit(Some(RECORDS));
+    tls.get_mut().0.meter(seen.clone());
     let io = Metered { tls, seen: seen.clone() };
-    let connection = builder.handshake(io).await.map_err(|error| match error.is_io() {
-        true => Failed::new(Reason::ClientGone, "before HTTP/2 was agreed on"),
-        false => Failed::new(Reason::BadRequest, format!("HTTP/2 was not agreed on: {error}")),
-    })?;
+    let mut agreeing = pin!(builder.handshake(io));
+    let agreed = poll_fn(|context| {
+        let agreed = agreeing.as_mut().poll(context);
+        if agreed.is_pending() {
+            seen.end_turn();
+            if let Some(what) = seen.excess(worker.clock.now(), limits) {
+                return Poll::Ready(Err(Failed::new(
+                    Reason::BadRequest,
+                    format!("too many {what} in a second"),
+                )));
+            }
+        }
+        agreed.map_err(|error| match error.is_io() {
+            true => Failed::new(Reason::ClientGone, "before HTTP/2 was agreed on"),
+            false => Failed::new(Reason::BadRequest, format!("HTTP/2 was not agreed on: {error}")),
+        })
+    });
+    let connection = agreed.await?;
     Ok(Agreed { connection, seen, peer, socket })
 }

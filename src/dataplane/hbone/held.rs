@@ -3,6 +3,7 @@
 
 use std::cell::Cell;
 use std::rc::Rc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::dataplane::table::Entry;
@@ -57,9 +58,15 @@ impl Drop for Holding {
     }
 }
 
-/// Whether so much is held that no more is read until some of it is gone. Twice the limit leaves streams the time
-/// that `hbone.stalled` gives them.
-pub(super) fn is_full(worker: &Worker, limits: &HboneLimits) -> bool {
+/// Whether so much is held that a connection is not read until some of it is gone: by itself as much as a worker should, or
+/// by all, and it holds more than its share. Twice the limit leaves streams the time that `hbone.stalled` gives them.
+pub(super) fn is_braked(worker: &Worker, tunnel: &Held, limits: &HboneLimits) -> bool {
+    let (here, all, limit) = (tunnel.bytes(), worker.held.bytes(), limits.held_per_worker);
+    let tunnels = worker.shared.desks[worker.index].tunnels.load(Ordering::Relaxed);
+    here > limit || all > limit.saturating_mul(4) || is_full(worker, limits) && here > limit / tunnels.max(1)
+}
+
+fn is_full(worker: &Worker, limits: &HboneLimits) -> bool {
     worker.held.bytes() > limits.held_per_worker.saturating_mul(2)
 }
 

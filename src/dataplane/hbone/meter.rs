@@ -1,5 +1,5 @@
 //! Watches a connection between TLS and HTTP/2: when the client last sent anything, whether it sends more than its share
-//! of frames that cost us more than it, and how much waits for it to read.
+//! of records and frames that cost us more than it, and how much waits for it to read.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -14,6 +14,7 @@ use tokio_rustls::server::TlsStream;
 use super::transport::Transport;
 use crate::snapshot::policy::HboneLimits;
 use crate::wire::frames::{Counts, FrameMeter};
+use crate::wire::records::Records;
 
 /// What is known of a client's frames.
 pub(crate) struct Seen {
@@ -23,6 +24,14 @@ pub(crate) struct Seen {
     second: Cell<u32>,
     /// In that second.
     resets: Cell<u32>,
+    /// Streams that were refused, in that second.
+    refused: Cell<u32>,
+    /// Records that carry nothing, in that second.
+    tiny: Cell<u32>,
+    /// Bytes received, less what records behind full ones have used up.
+    bulk: Cell<usize>,
+    /// WINDOW_UPDATE frames that the client has been given reason for.
+    windows: Cell<u32>,
     /// What may still be read in this turn, in bytes.
     left: Cell<usize>,
     /// Whether nothing is read until its driver says so.
@@ -47,6 +56,21 @@ const QUEUED_MAX: usize = 1 << 20;
 
 /// What a connection may read before its streams, and others, have a turn, in bytes.
 const TURN: usize = 256 * 1024;
+/// What a record costs, in bytes of a large one that cost as much.
+const RECORD_COST: usize = 256;
+/// The same of one that carries nothing: it is a KeyUpdate, or a byte of a frame.
+const TINY_COST: usize = 4 * 1024;
+/// A full record may be followed by one that carries next to nothing. Half of a full one: peers may make them smaller.
+const BULK_PER_TINY: usize = 8 * 1024;
+/// Such bytes, and reasons for WINDOW_UPDATE, that are remembered.
+const BULK_MAX: usize = 16 << 20;
+const WINDOWS_MAX: u32 = 1 << 20;
+/// A frame of DATA is reason for so many WINDOW_UPDATE: of its stream, and of the connection.
+const WINDOWS_PER_FRAME: usize = 2;
+/// Libraries open windows again by 4 KiB and more, those of streams and of connections.
+const BYTES_PER_WINDOW: usize = 1024;
+/// So many refused streams are as one that was given up: callers try again when an endpoint is gone.
+const REFUSED_PER_RESET: u32 = 10;
 /// What a frame costs, in bytes of a large one that cost as much: small ones use up a turn by their number.
 const FRAME_COST: usize = 256;
 
@@ -57,6 +81,10 @@ impl Seen {
             heard: Cell::new(Instant::now()),
             second: Cell::new(second),
             resets: Cell::new(0),
+            refused: Cell::new(0),
+            tiny: Cell::new(0),
+            bulk: Cell::new(0),
+            windows: Cell::new(0),
             left: Cell::new(TURN),
             braked: Cell::new(false),
             queued: Cell::new(0),
@@ -64,6 +92,23 @@ impl Seen {
             waiting: RefCell::default(),
             rounds: Cell::new(0),
         })
+    }
+
+    /// Whether nothing more is read before others have had a turn.
+    pub(super) fn has_had_its_turn(&self) -> bool {
+        self.left.get() == 0
+    }
+
+    /// So much ciphertext was read, in which these records began.
+    pub(super) fn received(&self, bytes: usize, records: Records) {
+        let (all, tiny) = (records.all as usize, records.tiny as usize);
+        let cost = bytes.max(all * RECORD_COST + tiny * TINY_COST);
+        self.left.set(self.left.get().saturating_sub(cost));
+        let bulk = (self.bulk.get() + bytes).min(BULK_MAX);
+        let behind_bulk = tiny.min(bulk / BULK_PER_TINY);
+        self.bulk.set(bulk - behind_bulk * BULK_PER_TINY);
+        let tiny = u32::try_from(tiny - behind_bulk).unwrap_or(u32::MAX);
+        self.tiny.set(self.tiny.get().saturating_add(tiny));
     }
 
     /// Others have a turn before this connection is driven again.
@@ -92,6 +137,13 @@ impl Seen {
     /// A stream has given so much to HTTP/2.
     pub(crate) fn queue(&self, bytes: usize) {
         self.queued.set(self.queued.get() + bytes);
+        let windows = u32::try_from(WINDOWS_PER_FRAME + bytes / BYTES_PER_WINDOW).unwrap_or(u32::MAX);
+        self.windows.set(self.windows.get().saturating_add(windows).min(WINDOWS_MAX));
+    }
+
+    /// Whether the client's socket was full when it was last written to.
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.blocked.get()
     }
 
     /// Waits until there is room for more. A stream has one place, however often it asks; it asks from one task.
@@ -137,19 +189,28 @@ impl Seen {
         self.resets.set(self.resets.get().saturating_add(1));
     }
 
+    /// A stream was refused.
+    pub(crate) fn refused(&self) {
+        self.refused.set(self.refused.get().saturating_add(1));
+    }
+
     /// What the client has sent too much of in this second, if anything.
     pub(crate) fn excess(&self, second: u32, limits: &HboneLimits) -> Option<&'static str> {
         let mut meter = self.meter.borrow_mut();
         if self.second.replace(second) != second {
             meter.counts = Counts::default();
             self.resets.set(0);
+            self.refused.set(0);
+            self.tiny.set(0);
             return None;
         }
+        let resets = self.resets.get().saturating_add(self.refused.get() / REFUSED_PER_RESET);
         let checks = [
-            (self.resets.get(), limits.resets, "streams given up before they were answered"),
+            (resets, limits.resets, "streams given up before they were answered, or refused"),
             (meter.counts.pings, limits.pings, "PING frames"),
             (meter.counts.settings, limits.settings, "SETTINGS frames"),
             (meter.counts.empty, limits.empty_frames, "frames that carry nothing"),
+            (self.tiny.get(), limits.empty_frames, "TLS records that carry nothing"),
         ];
         checks.into_iter().find(|(count, limit, _)| count > limit).map(|(_, _, what)| what)
     }
@@ -171,7 +232,7 @@ impl AsyncRead for Metered {
         if this.seen.braked.get() {
             return Poll::Pending;
         }
-        if this.seen.left.get() == 0 {
+        if this.seen.has_had_its_turn() {
             context.waker().wake_by_ref();
             return Poll::Pending;
         }
@@ -180,8 +241,14 @@ impl AsyncRead for Metered {
         let new = &buffer.filled()[before..];
         if !new.is_empty() {
             this.seen.heard.set(Instant::now());
-            let frames = this.seen.meter.borrow_mut().feed(new);
-            let cost = new.len().max(frames * FRAME_COST);
+            let mut meter = this.seen.meter.borrow_mut();
+            let frames = meter.feed(new);
+            let windows = std::mem::take(&mut meter.counts.windows);
+            let with_reason = windows.min(this.seen.windows.get());
+            this.seen.windows.set(this.seen.windows.get() - with_reason);
+            meter.counts.empty = meter.counts.empty.saturating_add(windows - with_reason);
+            // Their bytes have been counted below TLS.
+            let cost = (frames * FRAME_COST).saturating_sub(new.len());
             this.seen.left.set(this.seen.left.get().saturating_sub(cost));
         }
         Poll::Ready(Ok(()))

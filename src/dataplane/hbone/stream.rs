@@ -44,7 +44,7 @@ pub(super) async fn serve(
     entry.local.set(tunnel.local);
     worker.local.accepted(&entry.listener);
     if !worker.admit(&entry) {
-        refuse(respond, status_of(Reason::LimitGlobal));
+        refuse(&tunnel, respond, status_of(Reason::LimitGlobal));
         worker.told(&entry, Reason::LimitGlobal, false);
         return;
     }
@@ -56,7 +56,8 @@ pub(super) async fn serve(
 }
 
 /// Says no, in a header and by the end of the stream. A caller that is gone does not hear it.
-fn refuse(mut respond: SendResponse<Bytes>, (status, reason): (StatusCode, Reason)) {
+fn refuse(tunnel: &Tunnel, mut respond: SendResponse<Bytes>, (status, reason): (StatusCode, Reason)) {
+    tunnel.seen.refused();
     let _ = respond.send_response(answer(status, reason), true);
 }
 
@@ -78,7 +79,7 @@ async fn run(
             let mut story = entry.story.borrow_mut();
             story.call = Some(Box::new(call));
             story.detail = Some(fault.to_string().into());
-            refuse(respond, (fault.status(), Reason::BadRequest));
+            refuse(tunnel, respond, (fault.status(), Reason::BadRequest));
             return Reason::BadRequest;
         }
     };
@@ -87,7 +88,7 @@ async fn run(
     match ask(worker, entry, tunnel, &head) {
         Ok(admission) => Box::pin(pass_on(worker, entry, tunnel, admission, receive, respond)).await,
         Err(reason) => {
-            refuse(respond, status_of(reason));
+            refuse(tunnel, respond, status_of(reason));
             reason
         }
     }
@@ -117,7 +118,7 @@ async fn pass_on(
     let connected = match dial(worker, entry, tunnel, &mut attempts, &mut respond).await {
         Ok(Ok(connected)) => connected,
         Ok(Err(reason)) => {
-            refuse(respond, status_of(reason));
+            refuse(tunnel, respond, status_of(reason));
             return reason;
         }
         Err(GivenUp) => return tunnel.client_fault(),

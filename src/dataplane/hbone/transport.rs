@@ -7,24 +7,56 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
-use bytes::{Buf, Bytes};
+use bytes::Bytes;
 use rustix::net::Shutdown;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
+use super::meter::Seen;
 use crate::dataplane::worker::Worker;
 use crate::net::socket::{is_again, receive, send};
+use crate::wire::records::RecordMeter;
 
 pub(crate) struct Transport {
     worker: Rc<Worker>,
     socket: Rc<TcpStream>,
     /// Read and not asked for yet; empty while the connection is quiet.
     ahead: Bytes,
+    records: RecordMeter,
+    /// What is known of the client, once it is known who it is.
+    seen: Option<Rc<Seen>>,
 }
 
 impl Transport {
     pub(crate) fn new(worker: Rc<Worker>, socket: TcpStream, first: Box<[u8]>) -> Self {
-        Self { worker, socket: Rc::new(socket), ahead: first.into() }
+        Self {
+            worker,
+            socket: Rc::new(socket),
+            ahead: first.into(),
+            records: RecordMeter::default(),
+            seen: None,
+        }
+    }
+
+    /// Has what is read count from here on.
+    pub(super) fn meter(&mut self, seen: Rc<Seen>) {
+        self.seen = Some(seen);
+    }
+
+    /// Whether the connection has read its share of this turn.
+    fn has_had_its_turn(&self, context: &Context<'_>) -> bool {
+        let had = self.seen.as_ref().is_some_and(|seen| seen.has_had_its_turn());
+        if had {
+            context.waker().wake_by_ref();
+        }
+        had
+    }
+
+    fn count(&mut self, bytes: &[u8]) {
+        let records = self.records.feed(bytes);
+        if let Some(seen) = &self.seen {
+            seen.received(bytes.len(), records);
+        }
     }
 
     pub(crate) fn socket(&self) -> &Rc<TcpStream> {
@@ -39,13 +71,19 @@ impl AsyncRead for Transport {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
+        // Asked again for each piece: records that carry nothing have TLS ask on and on within one poll.
+        if this.has_had_its_turn(context) {
+            return Poll::Pending;
+        }
+        let worker = this.worker.clone();
         while this.ahead.is_empty() {
             ready!(this.socket.poll_read_ready(context))?;
-            let mut scratch = this.worker.scratch.borrow_mut();
+            let mut scratch = worker.scratch.borrow_mut();
             match receive(&this.socket, &mut scratch.bytes) {
                 Ok(count) => {
                     let now = count.min(buffer.remaining());
                     buffer.put_slice(&scratch.bytes[..now]);
+                    this.count(&scratch.bytes[..now]);
                     if count > now {
                         this.ahead = Bytes::copy_from_slice(&scratch.bytes[now..count]);
                     }
@@ -56,8 +94,9 @@ impl AsyncRead for Transport {
             }
         }
         let now = this.ahead.len().min(buffer.remaining());
-        buffer.put_slice(&this.ahead[..now]);
-        this.ahead.advance(now);
+        let piece = this.ahead.split_to(now);
+        buffer.put_slice(&piece);
+        this.count(&piece);
         if this.ahead.is_empty() {
             // Lets the memory go.
             this.ahead = Bytes::new();

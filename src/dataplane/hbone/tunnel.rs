@@ -22,8 +22,9 @@ use http::Request;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::handshake::Agreed;
-use super::held::{Holding, is_full};
+use super::held::{Holding, is_braked};
 use super::meter::{Metered, Seen};
+use super::relay::RECORDS;
 use super::stream;
 use crate::dataplane::refuse;
 use crate::dataplane::table::{Entry, Peer};
@@ -130,7 +131,7 @@ impl Driver<'_> {
         if self.look_after(context) {
             return Poll::Ready(None);
         }
-        let braked = !self.is_ending() && is_full(self.worker, &self.tunnel.limits);
+        let braked = !self.is_ending() && is_braked(self.worker, &self.tunnel.peer.held, &self.tunnel.limits);
         if braked {
             self.worker.brake(context.waker());
         }
@@ -186,7 +187,9 @@ impl Driver<'_> {
 
     /// Counts what waits for the client; it moves as long as some of it goes.
     fn hold(&self) {
-        let queued = self.tunnel.seen.queued();
+        let seen = &self.tunnel.seen;
+        // What TLS has encrypted is written before anything else is taken.
+        let queued = seen.queued() + if seen.is_blocked() { RECORDS } else { 0 };
         if queued < self.entry.held.get() || queued == 0 {
             self.entry.moved.set(self.worker.clock.now());
         }

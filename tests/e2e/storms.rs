@@ -1,0 +1,171 @@
+//! Callers by HBONE whose bytes cost more than they are: records and frames that carry nothing end the caller that sends them,
+//! and nobody else feels them. What honest callers send in bulk is none of that.
+
+use std::io::Write;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustls::{ClientConnection, StreamOwned};
+
+use crate::hbone::{BASE, caller, folder, service};
+use crate::support::backend::Backend;
+use crate::support::client::Tls;
+use crate::support::frames::{DATA, Frames, GOAWAY, RST_STREAM, WINDOW_UPDATE, connect, frame};
+use crate::support::gateway::Gateway;
+use crate::support::hbone::{Hbone, Stream, ztunnel};
+
+fn gateway(echo: &Backend, bulk: &Backend) -> Gateway {
+    let services = service("echo.shop.mesh", 80, echo, "") + &service("bulk.shop.mesh", 80, bulk, "");
+    Gateway::start_in(folder(), &format!("{BASE}workers: 1\nservices:\n{services}"), &[])
+}
+
+/// The 99th of a hundred round trips, by time.
+fn p99(stream: &mut Stream) -> Duration {
+    let mut times: Vec<Duration> = (0..300)
+        .map(|_| {
+            let began = Instant::now();
+            assert_eq!(stream.echo("ping"), Ok("ping".to_owned()));
+            began.elapsed()
+        })
+        .collect();
+    times.sort_unstable();
+    times[times.len() * 99 / 100]
+}
+
+/// Attacks until the connection ends.
+fn storm(what: &str, mut send: impl FnMut(&mut Frames) -> std::io::Result<()> + Send) {
+    let (echo, bulk) = (Backend::echo(), Backend::echo());
+    let gateway = gateway(&echo, &bulk);
+    let address = gateway.listener("hbone");
+    let innocent = Hbone::connect(address, caller()).expect("let in");
+    let mut stream = innocent.open("echo.shop.mesh:80").expect("admitted");
+    let calm = p99(&mut stream);
+    let mut hostile = Frames::connect(address, caller()).expect("let in");
+    hostile.send(&connect(1, "echo.shop.mesh:80")).expect("sent");
+    let stormy = thread::scope(|scope| {
+        let attack = scope.spawn(move || {
+            let began = Instant::now();
+            while send(&mut hostile).is_ok() {
+                assert!(began.elapsed() < Duration::from_secs(30), "it is not ended");
+            }
+        });
+        let stormy = p99(&mut stream);
+        attack.join().expect("it is ended");
+        stormy
+    });
+    eprintln!("{what}: p99 of an innocent stream {calm:?} before, {stormy:?} beside it");
+    // The connection has a line of its own beside that of its stream.
+    gateway.logged(what, |line| {
+        let detail = line["detail"].as_str().unwrap_or_default();
+        line["reason"] == "bad_request" && detail.starts_with("too many")
+    });
+    assert!(stormy < (calm * 20).max(Duration::from_millis(500)), "{what}: {calm:?}, then {stormy:?}");
+    assert_eq!(stream.echo("still"), Ok("still".to_owned()));
+}
+
+fn client(tls: &mut Tls) -> &mut ClientConnection {
+    let StreamOwned { conn, .. } = tls;
+    conn
+}
+
+#[test]
+fn key_updates_end_the_caller_that_sends_them() {
+    storm("KeyUpdate", |hostile| {
+        for _ in 0..31 {
+            client(&mut hostile.tls).refresh_traffic_keys().map_err(std::io::Error::other)?;
+        }
+        hostile.send(&frame(DATA, 0, 1, b"x"))
+    });
+}
+
+#[test]
+fn records_of_a_byte_end_the_caller_that_sends_them() {
+    let bytes = frame(DATA, 0, 1, b"x");
+    let mut next = bytes.into_iter().cycle();
+    storm("records of a byte", move |hostile| {
+        for _ in 0..64 {
+            hostile.tls.write_all(&[next.next().expect("endless")])?;
+        }
+        hostile.tls.flush()
+    });
+}
+
+#[test]
+fn frames_that_carry_nothing_end_the_caller_that_sends_them() {
+    let floods = [
+        ("RST_STREAM", frame(RST_STREAM, 0, 1, &8_u32.to_be_bytes())),
+        ("WINDOW_UPDATE", frame(WINDOW_UPDATE, 0, 0, &1_u32.to_be_bytes())),
+        ("GOAWAY", frame(GOAWAY, 0, 0, &[0; 1_000])),
+    ];
+    for (what, bytes) in floods {
+        let bytes = bytes.repeat(200);
+        storm(what, move |hostile| hostile.send(&bytes));
+    }
+}
+
+#[test]
+fn refused_streams_end_the_caller_that_asks_for_them() {
+    let mut next = 3;
+    storm("refused streams", move |hostile| {
+        let mut bytes = Vec::new();
+        for _ in 0..50 {
+            bytes.extend(connect(next, "nobody.shop.mesh:80"));
+            next += 2;
+        }
+        hostile.send(&bytes)
+    });
+}
+
+/// Sends so much and ends.
+fn pouring(total: usize) -> Backend {
+    Backend::start(move |mut stream| {
+        let piece = vec![b'd'; 1 << 18];
+        for _ in 0..total / piece.len() {
+            if stream.write_all(&piece).is_err() {
+                return;
+            }
+        }
+    })
+}
+
+#[test]
+fn a_gibibyte_down_ends_nobody() {
+    const GIBIBYTE: usize = 1 << 30;
+    let gateway = gateway(&Backend::echo(), &pouring(GIBIBYTE));
+    // A ztunnel, and one whose small windows are opened again and again.
+    let mut small = h2::client::Builder::new();
+    small.initial_window_size(64 * 1024).initial_connection_window_size(64 * 1024);
+    for (builder, wanted) in [(ztunnel(), GIBIBYTE), (small, GIBIBYTE / 8)] {
+        let hbone = Hbone::connect_with(gateway.listener("hbone"), caller(), &builder).expect("let in");
+        let mut stream = hbone.open("bulk.shop.mesh:80").expect("admitted");
+        let mut read = 0;
+        while read < wanted {
+            let came = stream.read(1 << 20).expect("it goes on").len();
+            assert!(came > 0, "cut after {read} bytes");
+            read += came;
+        }
+        assert_eq!(hbone.ended(), None);
+    }
+}
+
+/// Some libraries open both windows again for each frame that comes, however small.
+#[test]
+fn windows_that_are_opened_for_each_frame_end_nobody() {
+    const TOTAL: usize = 64 << 20;
+    let gateway = gateway(&Backend::echo(), &pouring(TOTAL));
+    let mut raw = Frames::connect(gateway.listener("hbone"), caller()).expect("let in");
+    raw.send(&connect(1, "bulk.shop.mesh:80")).expect("sent");
+    let mut read = 0;
+    while read < TOTAL {
+        let data = raw.until(DATA).expect("the connection lives");
+        read += data.payload.len();
+        for part in [data.payload.len() / 2, data.payload.len().div_ceil(2)] {
+            for stream in [0, 1] {
+                let part = u32::try_from(part).expect("short").to_be_bytes();
+                if part != [0; 4] {
+                    raw.send(&frame(WINDOW_UPDATE, 0, stream, &part)).expect("the connection lives");
+                }
+            }
+        }
+    }
+}
