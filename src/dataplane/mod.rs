@@ -16,6 +16,7 @@ pub(crate) mod listener;
 pub(crate) mod peek;
 pub(crate) mod refuse;
 pub(crate) mod relay;
+pub(crate) mod standstill;
 pub mod table;
 pub(crate) mod tick;
 pub mod upstreams;

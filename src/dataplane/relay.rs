@@ -21,6 +21,7 @@ use std::io;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
+use rustix::io::Errno;
 use rustix::net::{SendFlags, Shutdown};
 use rustix::pipe::{SpliceFlags, splice};
 use tokio::io::Interest;
@@ -28,12 +29,15 @@ use tokio::net::TcpStream;
 
 use super::connect::Connected;
 use super::peek::First;
+use super::standstill::{self, Sides, examine};
 use super::table::Entry;
 use super::worker::Worker;
 use crate::model::reason::Reason;
 use crate::model::record::Side;
 use crate::net::pipe::Pipe;
-use crate::net::socket::{is_again, keep_alive, receive, reset_on_close};
+use crate::net::socket::{
+    bound_unsent, is_again, keep_alive, receive, receive_to_mark, receive_unasked, reset_on_close,
+};
 use crate::telemetry::local::RelayPath;
 use crate::wire::client_hello::{answers_tls, looks_like};
 
@@ -70,6 +74,7 @@ pub(crate) async fn relay(
     first: &mut Option<First>,
 ) -> End {
     worker.clock.begin(entry);
+    standstill::begin(worker, &[client, &connected.socket]);
     let mut relay = Relay {
         worker,
         entry,
@@ -110,10 +115,21 @@ struct Direction {
     splicing: bool,
     /// Splices below [`SPLICE_FROM`] since the last larger one.
     small_splices: u8,
+    /// Whether bytes may have come of which the poller does not tell.
+    untold: bool,
+    /// Whether urgent data has come.
+    urgent: bool,
     /// The source has ended.
     read_out: bool,
     /// And the sink knows.
     ended: bool,
+}
+
+impl Direction {
+    /// Whether bytes wait for the sink.
+    fn holds(&self) -> bool {
+        self.held.is_some() || self.piped > 0
+    }
 }
 
 struct Held {
@@ -142,8 +158,16 @@ impl Relay<'_> {
             return Poll::Ready(End::Closed(reason));
         }
         self.tune();
+        if self.entry.standstill.take_order()
+            && let Some(reason) = self.examine()
+        {
+            reset_on_close(self.client);
+            reset_on_close(&self.connected.socket);
+            return Poll::Ready(End::Closed(reason));
+        }
         let down = self.pump(Way::Down, context);
         let up = self.pump(Way::Up, context);
+        self.entry.standstill.set_stuck(self.up.holds() || self.down.holds());
         match (up, down) {
             // Endpoint first: where both broke at once, its reset came first or came of itself.
             (_, Poll::Ready(Err(fault))) | (Poll::Ready(Err(fault)), _) => Poll::Ready(self.broken(fault)),
@@ -157,8 +181,20 @@ impl Relay<'_> {
         if !self.tuned && self.worker.clock.now() != self.entry.opened.get() {
             self.tuned = true;
             // A kernel without an option works without it.
-            let _ = keep_alive(&self.connected.socket);
+            let _ = keep_alive(&self.connected.socket).and_then(|()| bound_unsent(&self.connected.socket));
+            // Urgent data may have stopped a read.
+            (self.up.untold, self.down.untold) = (true, true);
         }
+    }
+
+    /// Looks at both peers; why the connection ends, if it does.
+    fn examine(&mut self) -> Option<Reason> {
+        let waiting = [self.up.holds(), self.down.holds()];
+        let sides = Sides { client: Some(self.client), endpoint: &self.connected.socket, waiting };
+        let found = examine(self.worker, self.entry, &sides);
+        // A read that stops before urgent data is as short as one that has emptied the socket.
+        [self.up.untold, self.down.untold] = found.unread;
+        found.end
     }
 
     /// A reset is passed on as a reset, so that a cut download never looks complete.
@@ -309,14 +345,25 @@ impl Relay<'_> {
     /// Reads what is there and writes what it can of it; the number of bytes read.
     fn fill(&mut self, way: Way, context: &mut Context<'_>) -> Poll<Result<usize, Fault>> {
         let (source, fault) = self.source(way);
-        if source.poll_read_ready(context).is_pending() {
+        let ready = source.poll_read_ready(context).is_ready();
+        let untold = std::mem::take(&mut self.direction(way).untold);
+        if !ready && !untold {
             self.release(way);
             return Poll::Pending;
         }
-        let read = if self.direction(way).splicing && self.has_pipe(way) {
+        let read = if !ready {
+            let read = self.fill_scratch(way, receive_unasked);
+            if read.as_ref().is_ok_and(|count| *count > 0) {
+                let direction = self.direction(way);
+                (direction.untold, direction.urgent) = (true, true);
+            }
+            read
+        } else if self.direction(way).splicing && self.has_pipe(way) {
             self.fill_pipe(way)
+        } else if self.direction(way).urgent {
+            self.fill_scratch(way, receive_to_mark)
         } else {
-            self.fill_scratch(way)
+            self.fill_scratch(way, receive)
         };
         match read {
             Ok(0) => {
@@ -358,6 +405,7 @@ impl Relay<'_> {
     }
 
     fn fill_pipe(&mut self, way: Way) -> io::Result<usize> {
+        let worker = self.worker;
         let (source, _) = self.source(way);
         let pipe = match way {
             Way::Up => &self.up.pipe,
@@ -366,37 +414,62 @@ impl Relay<'_> {
         let Some(pipe) = pipe else {
             return Err(io::ErrorKind::WouldBlock.into());
         };
+        let mut scratch = worker.scratch.borrow_mut();
+        let mut piped = 0;
         let count = source.try_io(Interest::READABLE, || {
             let flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
-            Ok(splice(source, None, &pipe.write, None, pipe.size.min(TURN), flags)?)
+            match splice(source, None, &pipe.write, None, pipe.size.min(TURN), flags) {
+                // Nothing is there, or the end is, or an urgent mark: at that one `splice` says either, for ever.
+                Ok(0) | Err(Errno::AGAIN) => receive_unasked(source, &mut scratch.bytes),
+                Ok(count) => {
+                    piped = count;
+                    Ok(count)
+                }
+                Err(error) => Err(error.into()),
+            }
         })?;
+        if piped == 0 {
+            self.pass_on(way, &scratch.bytes[..count]);
+        }
+        drop(scratch);
         let direction = self.direction(way);
-        direction.piped = count;
+        direction.piped = piped;
+        direction.urgent |= piped == 0 && count > 0;
         direction.small_splices = if count >= SPLICE_FROM { 0 } else { direction.small_splices + 1 };
         direction.splicing = direction.small_splices < SMALL_SPLICES_MAX;
         Ok(count)
     }
 
-    fn fill_scratch(&mut self, way: Way) -> io::Result<usize> {
-        let mut scratch = self.worker.scratch.borrow_mut();
+    fn fill_scratch(
+        &mut self,
+        way: Way,
+        receive: impl FnOnce(&TcpStream, &mut [u8]) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        let worker = self.worker;
+        let mut scratch = worker.scratch.borrow_mut();
         let (source, _) = self.source(way);
         let count = receive(source, &mut scratch.bytes)?;
         let bytes = &scratch.bytes[..count];
         if way == Way::Down && !self.taken {
             self.look_at_answer(bytes);
         }
-        // Tried at once; an error shows again when the rest is flushed.
-        let written = if count == 0 { 0 } else { self.write(way, bytes).unwrap_or(0) };
-        if written < count {
-            let rest = Held { bytes: bytes[written..].into(), written: 0 };
-            self.direction(way).held = Some(Box::new(rest));
-        }
+        self.pass_on(way, bytes);
         drop(scratch);
-        self.count(way, RelayPath::Copy, written);
         let direction = self.direction(way);
         direction.splicing = count >= SPLICE_FROM;
         direction.small_splices = 0;
         Ok(count)
+    }
+
+    /// Writes what the sink takes of these bytes, and holds the rest.
+    fn pass_on(&mut self, way: Way, bytes: &[u8]) {
+        // Tried at once; an error shows again when the rest is flushed.
+        let written = if bytes.is_empty() { 0 } else { self.write(way, bytes).unwrap_or(0) };
+        if written < bytes.len() {
+            let rest = Held { bytes: bytes[written..].into(), written: 0 };
+            self.direction(way).held = Some(Box::new(rest));
+        }
+        self.count(way, RelayPath::Copy, written);
     }
 
     /// Notes where what answers a ClientHello is not TLS.

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::hbone::Counted;
 use super::hbone::held::Held;
+use super::standstill::Standstill;
 use crate::model::reason::Reason;
 use crate::model::record::{ConnectionRecord, Protocol, Side};
 use crate::net::admission::Holder;
@@ -51,6 +52,7 @@ pub(crate) struct Entry {
     pub(crate) half_closed: Cell<bool>,
     /// What it holds that somebody does not take, in bytes; of a CONNECT stream, or of a connection that carries some.
     pub(crate) held: Cell<usize>,
+    pub(crate) standstill: Standstill,
     /// Whether it shall end when its streams have.
     retiring: Cell<bool>,
     /// Its place in the worker's table.
@@ -218,6 +220,7 @@ impl Entry {
             first_end: Cell::new(None),
             half_closed: Cell::new(false),
             held: Cell::new(0),
+            standstill: Standstill::default(),
             retiring: Cell::new(false),
             key: Cell::new(usize::MAX),
             deadline: Cell::new(0),

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::hbone::held::relieve;
+use super::standstill;
 use super::table::Entry;
 use super::worker::Worker;
 use crate::model::reason::Reason;
@@ -15,6 +16,9 @@ use crate::telemetry::local::RelayPath;
 
 /// The length of a tick.
 pub(crate) const TICK: Duration = Duration::from_secs(1);
+
+/// How long a half-closed connection may go on whose endpoint has not sent a byte.
+const UNANSWERED: Duration = Duration::from_secs(30);
 
 /// Ticks, and what is to be looked at with one.
 #[derive(Default)]
@@ -44,7 +48,17 @@ impl Clock {
         }
     }
 
+    /// Looks at a connection at this tick, where it is not before.
+    pub(crate) fn reschedule(&self, entry: &Entry, due: u32) {
+        if entry.deadline.get() == 0 || entry.deadline.get() > due {
+            self.schedule(entry, due);
+        }
+    }
+
     fn schedule(&self, entry: &Entry, due: u32) {
+        if entry.deadline.get() == due {
+            return;
+        }
         self.forget(entry);
         entry.deadline.set(due);
         self.deadlines.borrow_mut().entry(due).or_default().insert(entry.key.get());
@@ -87,15 +101,19 @@ pub(crate) fn tick(worker: &Worker) {
             // Has the relay set the options that a short connection never pays for.
             entry.wake();
         }
+        entry.standstill.touch(worker.clock.now());
         look(worker, entry, &timeouts);
     }
     for key in due {
         let entry = worker.table.borrow().get(key).cloned();
         if let Some(entry) = entry {
+            entry.deadline.set(0);
             look(worker, &entry, &timeouts);
         }
     }
     relieve(worker, &policy.hbone);
+    standstill::relieve(worker, policy.hbone.stalled);
+    worker.local.stalled_memory(worker.kernel_memory.get());
 }
 
 /// Tells the metrics what a connection has moved since they last heard of it.
@@ -121,15 +139,31 @@ fn look(worker: &Worker, entry: &Rc<Entry>, timeouts: &Timeouts) {
     if !worker.is_live(entry) {
         return;
     }
-    let half_close = timeouts.half_close.filter(|_| entry.half_closed.get());
+    let now = worker.clock.now();
     let due = |timeout: Duration| entry.moved.get().saturating_add(ticks(timeout));
     let idle = timeouts.idle.map(|timeout| (due(timeout), Reason::IdleTimeout));
-    let half_close = half_close.map(|timeout| (due(timeout), Reason::HalfCloseTimeout));
-    match idle.into_iter().chain(half_close).min_by_key(|(due, _)| *due) {
-        None => worker.clock.forget(entry),
-        Some((due, reason)) if due <= worker.clock.now() => entry.cut(reason),
-        Some((due, _)) => worker.clock.schedule(entry, due),
+    let half_close = half_close(entry, timeouts).map(|timeout| (due(timeout), Reason::HalfCloseTimeout));
+    let end = idle.into_iter().chain(half_close).min_by_key(|(due, _)| *due);
+    if let Some((_, reason)) = end.filter(|(due, _)| *due <= now) {
+        entry.cut(reason);
+        return;
     }
+    let examined = entry.standstill.due(entry, now);
+    match end.map(|(due, _)| due).into_iter().chain(examined).min() {
+        None => worker.clock.forget(entry),
+        Some(due) => worker.clock.schedule(entry, due),
+    }
+}
+
+/// How long a connection may go on of which one direction has ended. A TLS server answers a hello at once: where none has,
+/// nobody waits for more.
+fn half_close(entry: &Entry, timeouts: &Timeouts) -> Option<Duration> {
+    if !entry.half_closed.get() {
+        return None;
+    }
+    let unanswered = entry.down.get() == 0 && entry.story.borrow().call.is_none();
+    let most = unanswered.then_some(UNANSWERED);
+    timeouts.half_close.into_iter().chain(most).min()
 }
 
 /// Whole ticks, rounded up, and one more because the first is not whole.

@@ -140,6 +140,8 @@ pub(crate) struct Worker {
     pub(crate) lane: Lane,
     /// What all CONNECT streams hold.
     pub(crate) held: Rc<Held>,
+    /// Kernel memory of connections whose peers do not read, in bytes.
+    pub(crate) kernel_memory: Cell<u64>,
     /// Whether those of one connection may hold too much.
     pub(crate) crowded: Cell<bool>,
     /// HBONE connections that are not read until less is held.
@@ -170,6 +172,7 @@ impl Worker {
             scope: LocalScope::default(),
             lane: Lane::default(),
             held: Rc::default(),
+            kernel_memory: Cell::new(0),
             crowded: Cell::new(false),
             braked: RefCell::default(),
             draining: Cell::new(false),
@@ -274,7 +277,15 @@ impl Worker {
     /// Takes a connection out of the table that goes on elsewhere.
     pub(crate) fn forget(&self, entry: &Entry) {
         self.clock.forget(entry);
+        self.kernel_memory(entry, 0);
         self.table.borrow_mut().try_remove(entry.key.get());
+    }
+
+    /// Notes how much kernel memory a connection holds whose peer does not read.
+    pub(crate) fn kernel_memory(&self, entry: &Entry, bytes: u32) {
+        let before = entry.standstill.memory.replace(bytes);
+        let all = self.kernel_memory.get() + u64::from(bytes) - u64::from(before);
+        self.kernel_memory.set(all);
     }
 
     /// Has a connection woken once less is held.

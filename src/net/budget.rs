@@ -1,10 +1,14 @@
 //! How many connections this process can hold.
 
+use std::sync::OnceLock;
+
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 const XDS_CONNECTIONS_MAX: usize = 20_000;
 /// At most.
 const RESERVED: usize = 256;
+/// Where the kernel does not say what it has.
+const STALLED_MEMORY: u64 = 256 << 20;
 /// A connection holds one socket to the client and one to the endpoint.
 const PER_CONNECTION: usize = 2;
 
@@ -23,6 +27,18 @@ pub fn raise_descriptor_limit() -> usize {
 /// Descriptors kept for listeners, logs, the admin API, registries and pipes.
 fn reserved(descriptors: usize) -> usize {
     RESERVED.min(descriptors / 4)
+}
+
+/// The kernel memory, in bytes, that connections of this process may hold whose peers do not read: a quarter of what all TCP
+/// of the host has before the kernel squeezes everybody's buffers.
+pub fn stalled_memory() -> u64 {
+    static BYTES: OnceLock<u64> = OnceLock::new();
+    *BYTES.get_or_init(|| {
+        // Pages: below the first all is well, above the second memory is short (tcp(7)).
+        let told = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_mem").unwrap_or_default();
+        let pressure = told.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok());
+        pressure.map_or(STALLED_MEMORY, |pages| pages * rustix::param::page_size() as u64 / 4)
+    })
 }
 
 /// The connections of the data plane that a number of descriptors allows, beside so many of xDS clients.

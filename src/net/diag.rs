@@ -48,11 +48,11 @@ pub struct TcpState {
     pub unread: u32,
     /// Bytes that the peer has not acknowledged, sent or not.
     pub unacknowledged: u32,
-    /// The timer that runs (`idiag_timer`), and what it has sent without an answer.
-    timer: u8,
-    unanswered: u8,
+    /// The timer that runs (`idiag_timer`), and how often it has sent something without an answer.
+    pub timer: u8,
+    pub unanswered: u8,
     /// Since the peer last acknowledged anything.
-    acknowledged: Duration,
+    pub acknowledged: Duration,
     /// Kernel memory of its buffers, in bytes.
     pub memory: u32,
 }

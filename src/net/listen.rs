@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::socket::keep_alive;
+use super::socket::{bound_unsent, keep_alive};
 use crate::model::address::Bind;
 
 /// What the kernel may queue; it is cut to `net.core.somaxconn`.
@@ -39,6 +39,8 @@ pub fn listen(bind: Bind, workers: usize) -> io::Result<Listening> {
         // Inherited by what is accepted: no system call per connection.
         socket.set_tcp_nodelay(true)?;
         keep_alive(socket)?;
+        socket.set_out_of_band_inline(true)?;
+        bound_unsent(socket)?;
         socket.listen(BACKLOG)?;
     }
     Ok(Listening { address, sockets: sockets.into_iter().map(OwnedFd::from).collect() })

@@ -14,13 +14,19 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
+use super::diag;
 use crate::model::reason::Reason;
 
-/// When a silent peer is first asked, and how long unacknowledged bytes may wait.
+/// When a silent peer is first asked, and how long unacknowledged bytes may wait where nobody examines the connection.
 const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(60);
 const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(15);
 const KEEP_ALIVE_PROBES: u32 = 4;
 const USER_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// What a socket may hold unsent: as much as a pipe, so that bulk goes on in large pieces.
+const UNSENT_MAX: u32 = 1 << 20;
+/// What a socket may receive ahead where memory is short.
+const RECEIVED_MAX: usize = 128 * 1024;
 
 /// Finds out when a peer has vanished.
 pub fn keep_alive(socket: &impl AsFd) -> io::Result<()> {
@@ -30,7 +36,22 @@ pub fn keep_alive(socket: &impl AsFd) -> io::Result<()> {
         .with_interval(KEEP_ALIVE_EVERY)
         .with_retries(KEEP_ALIVE_PROBES);
     socket.set_tcp_keepalive(&schedule)?;
+    if diag::is_answered() {
+        // Bytes that are not acknowledged are seen to by who examines the connection: this option would end peers too
+        // that answer, and read nothing for a while.
+        return Ok(());
+    }
     socket.set_tcp_user_timeout(Some(USER_TIMEOUT))
+}
+
+/// Bounds what the kernel holds of what was written and not sent: a peer that does not read costs no more of it than this.
+pub fn bound_unsent(socket: &impl AsFd) -> io::Result<()> {
+    SockRef::from(socket).set_tcp_notsent_lowat(UNSENT_MAX)
+}
+
+/// Bounds what a socket receives ahead of its reader, for as long as it lives: where memory is short.
+pub fn bound_received(socket: &impl AsFd) -> io::Result<()> {
+    SockRef::from(socket).set_recv_buffer_size(RECEIVED_MAX)
 }
 
 /// Makes the close of a socket a reset, so that its peer cannot take what it has for the whole.
@@ -51,6 +72,16 @@ pub fn is_again(error: &io::Error) -> bool {
 pub fn receive(socket: &TcpStream, bytes: &mut [u8]) -> io::Result<usize> {
     let room = bytes.len();
     at_once(socket, Interest::READABLE, room, || Ok(rustix::net::recv(socket, bytes, RecvFlags::empty())?.0))
+}
+
+/// As [`receive`], of a socket with urgent data: a read stops before it, so that a short one has not emptied the socket.
+pub fn receive_to_mark(socket: &TcpStream, bytes: &mut [u8]) -> io::Result<usize> {
+    socket.try_io(Interest::READABLE, || receive_unasked(socket, bytes))
+}
+
+/// Reads what is there, also where the poller has not said that there is anything.
+pub fn receive_unasked(socket: &TcpStream, bytes: &mut [u8]) -> io::Result<usize> {
+    Ok(rustix::net::recv(socket, bytes, RecvFlags::DONTWAIT)?.0)
 }
 
 /// As [`receive`], into what the buffer has room for.
@@ -101,6 +132,8 @@ pub fn dial(address: SocketAddr) -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
     sockopt::set_tcp_nodelay(&socket, true)?;
+    // Urgent data in its place: it would be lost to the reader, and `splice` stops before it as at an end.
+    sockopt::set_socket_oobinline(&socket, true)?;
     match rustix::net::connect(&socket, &address) {
         Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
         Err(error) => Err(error),

@@ -55,6 +55,10 @@ pub const DESCRIPTIONS: &[(&str, &str)] = &[
     ),
     ("isthmus_hello_seconds", "From accept to a whole hello."),
     ("isthmus_connect_seconds", "From the first dial to the endpoint that took the connection."),
+    (
+        "isthmus_stalled_kernel_bytes",
+        "Kernel memory of the sockets of connections whose peers do not read what waits for them.",
+    ),
     ("isthmus_relay_bytes_total", "Bytes passed on, by the path they took."),
     ("isthmus_endpoint_ejected", "Endpoints left out now because they failed, by service."),
     (

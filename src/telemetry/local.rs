@@ -1,6 +1,6 @@
 //! One data-plane thread's handles: looked up once per rule, not once per connection.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,6 +39,9 @@ pub struct Local {
     splice: Counter,
     copy: Counter,
     hbone: Counter,
+    stalled: Gauge,
+    /// What this worker has added to it.
+    stalled_added: Cell<u64>,
     tunnels_ended: RefCell<HashMap<EndedTunnelKey, Counter>>,
     active: RefCell<HashMap<Arc<str>, Gauge>>,
     ended: RefCell<HashMap<EndedKey, Counter>>,
@@ -79,6 +82,8 @@ impl Local {
             splice: path("splice"),
             copy: path("copy"),
             hbone: path("hbone"),
+            stalled: recorder.gauge("isthmus_stalled_kernel_bytes", &[]),
+            stalled_added: Cell::new(0),
             tunnels_ended: RefCell::default(),
             active: RefCell::default(),
             ended: RefCell::default(),
@@ -100,6 +105,14 @@ impl Local {
     /// An endpoint took the connection.
     pub fn connected(&self, after: Duration) {
         self.connect.record(after.as_secs_f64());
+    }
+
+    /// So much kernel memory is held by connections of this thread whose peers do not read.
+    pub fn stalled_memory(&self, bytes: u64) {
+        let before = self.stalled_added.replace(bytes);
+        if before != bytes {
+            self.stalled.increment(bytes as f64 - before as f64);
+        }
     }
 
     /// Bytes were passed on.

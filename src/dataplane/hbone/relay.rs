@@ -19,13 +19,16 @@ use super::meter::Place;
 use super::queue::Queue;
 use super::tunnel::Tunnel;
 use crate::dataplane::connect::Connected;
+use crate::dataplane::standstill::{self, Sides, examine};
 use crate::dataplane::table::Entry;
 use crate::dataplane::worker::Worker;
 use crate::model::endpoint::Tunnel as Carried;
 use crate::model::reason::Reason;
 use crate::model::record::Side;
 use crate::net::diag::Diag;
-use crate::net::socket::{is_again, keep_alive, receive, receive_more, reset_on_close};
+use crate::net::socket::{
+    bound_unsent, is_again, keep_alive, receive, receive_more, receive_unasked, reset_on_close,
+};
 use crate::telemetry::local::RelayPath;
 use crate::wire::frames::HEADER;
 
@@ -54,6 +57,7 @@ pub(super) async fn relay(
     send: SendStream<Bytes>,
 ) -> (Reason, bool) {
     worker.clock.begin(entry);
+    standstill::begin(worker, &[&connected.socket]);
     let limit = tunnel.limits.held_per_connection;
     let holding = Holding::new(worker.clone(), tunnel.peer.held.clone(), limit, entry.clone());
     let mut relay = StreamRelay {
@@ -109,6 +113,8 @@ struct Down {
     pinned: usize,
     /// Whether the last read was bulk.
     bulk: bool,
+    /// Whether bytes have come of which the poller does not tell.
+    untold: bool,
     /// In the line of those that wait for the client to read.
     place: Place,
     read_out: bool,
@@ -140,10 +146,19 @@ impl StreamRelay<'_> {
             return Poll::Ready(self.cut(reason));
         }
         self.tune();
+        if self.entry.standstill.take_order()
+            && let Some(reason) = self.examine()
+        {
+            return Poll::Ready(match reason {
+                Reason::EndpointReset => self.broken(Fault::Endpoint),
+                reason => self.cut(reason),
+            });
+        }
         if self.delivery.is_none() {
             let down = self.pump_down(context);
             let up = self.pump_up(context);
             self.holding.set(self.up.queue.bytes + self.down.pinned);
+            self.entry.standstill.set_stuck(self.entry.held.get() > 0);
             match (up, down) {
                 (_, Poll::Ready(Err(Fault::Cancelled))) | (Poll::Ready(Err(Fault::Cancelled)), _) => {
                     self.down.held = Bytes::new();
@@ -162,11 +177,20 @@ impl StreamRelay<'_> {
         delivered
     }
 
+    /// Looks at the endpoint, and at what the caller takes; why the stream ends, if it does.
+    fn examine(&mut self) -> Option<Reason> {
+        let waiting = [!self.up.queue.is_empty(), !self.down.held.is_empty()];
+        let sides = Sides { client: None, endpoint: &self.connected.socket, waiting };
+        let found = examine(self.worker, self.entry, &sides);
+        self.down.untold = found.unread[1];
+        found.end
+    }
+
     fn tune(&mut self) {
         if !self.tuned && self.worker.clock.now() != self.entry.opened.get() {
             self.tuned = true;
             // A kernel without an option works without it.
-            let _ = keep_alive(&self.connected.socket);
+            let _ = keep_alive(&self.connected.socket).and_then(|()| bound_unsent(&self.connected.socket));
         }
     }
 
@@ -309,10 +333,16 @@ impl StreamRelay<'_> {
                 return Poll::Pending;
             }
             ready!(self.tunnel.seen.poll_room(&mut self.down.place, context));
-            ready!(self.connected.socket.poll_read_ready(context)).map_err(|_| Fault::Endpoint)?;
-            match self.read() {
+            let told =
+                self.connected.socket.poll_read_ready(context).map_err(|_| Fault::Endpoint)?.is_ready();
+            if !std::mem::take(&mut self.down.untold) && !told {
+                return Poll::Pending;
+            }
+            match self.read(told) {
                 Ok(()) if self.down.held.is_empty() => self.down.read_out = true,
                 Ok(()) => {
+                    // More of it may be there.
+                    self.down.untold = !told;
                     left = left.saturating_sub(self.down.held.len());
                     self.heard();
                 }
@@ -322,10 +352,10 @@ impl StreamRelay<'_> {
         }
     }
 
-    /// Reads from the endpoint what is held then; nothing at its end.
-    fn read(&mut self) -> io::Result<()> {
+    /// Reads from the endpoint what is held then; nothing at its end. `told`: the poller has said that there is something.
+    fn read(&mut self, told: bool) -> io::Result<()> {
         let (socket, down) = (&self.connected.socket, &mut self.down);
-        if down.bulk {
+        if down.bulk && told {
             let mut buffer = Vec::with_capacity(HEADROOM + FRAME);
             buffer.resize(HEADROOM, 0);
             receive_more(socket, &mut buffer)?;
@@ -334,7 +364,8 @@ impl StreamRelay<'_> {
             down.unpin();
         } else {
             let mut scratch = self.worker.scratch.borrow_mut();
-            let count = receive(socket, &mut scratch.bytes)?;
+            let bytes = &mut scratch.bytes;
+            let count = if told { receive(socket, bytes)? } else { receive_unasked(socket, bytes)? };
             down.pinned = count;
             down.held = Bytes::copy_from_slice(&scratch.bytes[..count]);
         }
