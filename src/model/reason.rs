@@ -36,7 +36,7 @@ reasons! {
     Ok = "ok",
     /// The hello was not whole when `hello.timeout` had passed.
     HelloTimeout = "hello_timeout",
-    /// The client closed or reset before it was admitted.
+    /// The client closed or reset before it was admitted, or answers no more.
     ClientGone = "client_gone",
     /// The hello is longer than `hello.maxBytes`, or says that it will be.
     HelloTooLarge = "hello_too_large",
@@ -88,7 +88,7 @@ reasons! {
     ClientReset = "client_reset",
     /// The endpoint reset the connection.
     EndpointReset = "endpoint_reset",
-    /// A stream held memory and moved nothing.
+    /// Bytes waited for a peer that read nothing.
     Stalled = "stalled",
     /// No byte in either direction for `timeouts.idle`.
     IdleTimeout = "idle_timeout",
