@@ -180,7 +180,7 @@ struct Program {
 enum Event {
     /// A reload that was asked for may begin.
     Begin,
-    Loaded(Reload, Loaded),
+    Loaded(Reload, Box<Loaded>),
     /// The files of the config have changed.
     Changed,
     /// Other roots are trusted than before.
@@ -346,7 +346,7 @@ impl Program {
                     continue;
                 }
                 () = sleep_until(may_begin), if is_asked => Event::Begin,
-                (reload, loaded) = loader.loaded() => Event::Loaded(reload, loaded),
+                (reload, loaded) = loader.loaded() => Event::Loaded(reload, Box::new(loaded)),
                 () = self.watch.changed(), if !loader.is_reading() => Event::Changed,
                 _ = trust.changed() => Event::Trust,
             };
@@ -360,7 +360,7 @@ impl Program {
                 Event::Trust => supervisor.during(self.dataplane.readmit()).await?,
                 Event::Loaded(Reload { why, waiters }, loaded) => {
                     // Problems were logged, counted and put into the status.
-                    let result = supervisor.during(self.reload(why, loaded)).await?;
+                    let result = supervisor.during(self.reload(why, *loaded)).await?;
                     supervisor.logs_are(self.config.log.level, &self.config.access_log);
                     for waiter in waiters {
                         // Whoever asked may have gone.
