@@ -15,8 +15,10 @@ use crate::net::watch::Sightings;
 const READ_WITHIN: Duration = Duration::from_secs(30);
 /// Readings that may hang at the same time.
 const READINGS: usize = 4;
-/// A reading that has taken so long may hang: another may begin beside it.
+/// A reading that has taken so long may hang, unless the one before took long too: another may begin beside it.
 const SLOW: Duration = Duration::from_secs(1);
+/// How many times as long as the one before a reading may take before another begins beside it.
+const SLOWER: u32 = 4;
 
 /// What a reading found.
 pub(super) struct Loaded {
@@ -34,6 +36,8 @@ pub(super) struct Loader {
     path: PathBuf,
     readings: Readings,
     current: Option<Current>,
+    /// How long the last reading took that came to its end.
+    cost: Duration,
 }
 
 /// A reading under way.
@@ -45,7 +49,7 @@ struct Current {
 
 impl Loader {
     pub(super) fn new(path: &Path) -> Self {
-        Self { path: path.to_owned(), readings: Readings::new(READINGS), current: None }
+        Self { path: path.to_owned(), readings: Readings::new(READINGS), current: None, cost: Duration::ZERO }
     }
 
     /// Reads it for the first time.
@@ -59,7 +63,8 @@ impl Loader {
 
     /// When another reading may begin.
     pub(super) fn may_begin(&self) -> Instant {
-        self.current.as_ref().map_or_else(Instant::now, |current| current.begun + SLOW)
+        let slow = SLOW.max(SLOWER * self.cost);
+        self.current.as_ref().map_or_else(Instant::now, |current| current.begun + slow)
     }
 
     /// Begins a reading. Whoever waits for one under way waits for this.
@@ -75,6 +80,9 @@ impl Loader {
     pub(super) async fn loaded(&mut self) -> (Reload, Loaded) {
         if let Some(current) = &mut self.current {
             let loaded = current.loaded.as_mut().await;
+            if loaded.files.is_some() {
+                self.cost = loaded.cost;
+            }
             if let Some(Current { reload, .. }) = self.current.take() {
                 return (reload, loaded);
             }

@@ -218,7 +218,7 @@ impl Output {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
             }
-            messages.try_iter().take(GATHERED_MAX).for_each(|message| self.take(message));
+            let gathered = messages.try_iter().take(GATHERED_MAX).map(|message| self.take(message)).count();
             self.outlet.write();
             self.go_over();
             if !self.outlet.is_pending() {
@@ -228,7 +228,7 @@ impl Output {
                 }
             }
             self.say();
-            if !is_idle {
+            if !is_idle && gathered < GATHERED_MAX {
                 thread::sleep(REST);
             }
         }

@@ -18,6 +18,8 @@ for attempt in range(500):
         break
     except BlockingIOError:
         time.sleep(0.01)
+else:
+    sys.exit('somebody has it open')
 print('held', flush=True)
 for line in sys.stdin:
     os.write(file, line.encode())

@@ -73,7 +73,7 @@ pub(in crate::config) static ACCESS_LOG: Object = Object {
             "path",
             Kind::OrOff(&Kind::Text(&scalar::PATH)),
             "stdout",
-            "`stdout`, `stderr`, or a file, which is opened again on SIGUSR1.",
+            "`stdout`, `stderr`, or a file, made with mode 0640 and opened again on SIGUSR1 and by a reload; one that cannot be opened is an error.",
         ),
         default("format", Kind::Choice(&["json", "text"]), "json", "How a line is written."),
     ],
