@@ -45,11 +45,37 @@ fn client(status: &ClientStatus) -> Value {
             "sees": who.viewer.sees.iter().map(ToString::to_string).collect::<Vec<_>>(),
         },
         "subscriptions": status.types.iter().map(|(kind, of)| subscription(*kind, of)).collect::<Vec<_>>(),
+        "unacknowledged_seconds": status.types.values().filter_map(unacknowledged).max(),
+        "held_back": status.types.values().map(|of| of.overview.held_back).sum::<usize>(),
         "last_ack": status.types.values().filter_map(|of| of.acked).max().map(rfc3339),
         "nacks": status.types.values().map(|of| of.nacks).sum::<u64>(),
         "last_nack": status.types.values().filter_map(|of| of.nacked.as_ref()).max().map(|(_, text)| text),
         "types": types,
     })
+}
+
+/// For how long the last response has not been acknowledged.
+fn unacknowledged(of: &TypeStatus) -> Option<u64> {
+    let sent = of.overview.in_flight?;
+    Some(sent.elapsed().map_or(0, |elapsed| elapsed.as_secs()))
+}
+
+/// Clients that were refused, newest first.
+pub fn refused(clients: &Clients) -> Value {
+    let (total, recent) = clients.refused();
+    let recent = recent.iter().map(|client| {
+        json!({
+            "who": client.who,
+            "node": client.node,
+            "network": client.network,
+            "cluster": client.cluster,
+            "why": client.why,
+            "first": rfc3339(client.first),
+            "last": rfc3339(client.last),
+            "count": client.count,
+        })
+    });
+    json!({"total": total, "recent": recent.collect::<Vec<_>>()})
 }
 
 /// As `eds 12` or `cds *`.
@@ -66,7 +92,9 @@ fn of_type(of: &TypeStatus) -> Value {
         "wildcard": of.overview.wildcard,
         "names": of.overview.names,
         "sent": of.overview.sent,
-        "in_flight": of.overview.in_flight,
+        "in_flight": of.overview.in_flight.is_some(),
+        "unacknowledged_seconds": unacknowledged(of),
+        "held_back": of.overview.held_back,
         "last_ack": of.acked.map(rfc3339),
         "nacks": of.nacks,
         "last_nack": of.nacked.as_ref().map(|(when, text)| json!({"time": rfc3339(*when), "text": text})),

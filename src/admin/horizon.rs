@@ -1,8 +1,11 @@
 //! `horizon`: what a viewer is given of a service, by the function that xDS clients are answered with.
 
+use std::collections::BTreeSet;
+
 use num_bigint::BigUint;
 use serde_json::{Value, json};
 
+use crate::document::nearest::nearest;
 use crate::model::endpoint::Health;
 use crate::model::name::HostName;
 use crate::model::place::{ClusterId, Network};
@@ -101,6 +104,10 @@ fn networks(text: &str) -> std::sync::Arc<[Network]> {
 
 /// The answer for one service and port, or a list of answers for all.
 pub fn horizon(snapshot: &Snapshot, inquiry: &Inquiry) -> Result<Value, Problem> {
+    // Who asks for a view of certain networks may be anywhere.
+    if inquiry.viewer.sees.is_empty() {
+        check_network(snapshot, &inquiry.viewer.network)?;
+    }
     let Some(name) = &inquiry.service else {
         return Ok(everything(snapshot, inquiry));
     };
@@ -123,9 +130,50 @@ fn everything(snapshot: &Snapshot, inquiry: &Inquiry) -> Value {
     answers.into()
 }
 
+/// Fails for a network that neither the config nor any endpoint is on: it is a typing error, and a viewer there would be
+/// given what a viewer of any network without neighbours is.
+fn check_network(snapshot: &Snapshot, network: &Network) -> Result<(), Problem> {
+    let node = &snapshot.policy.node.network;
+    if network.is_unknown() || network == node || snapshot.networks().get(network).is_some() {
+        return Ok(());
+    }
+    let services = snapshot.services();
+    let parts = || services.iter().flat_map(|service| &service.parts);
+    let told = parts().flat_map(|part| {
+        let own = part.service.endpoints.iter().filter_map(|endpoint| endpoint.workload.network.as_ref());
+        own.chain([&part.origin.network])
+    });
+    let declared = snapshot.networks().iter().map(|(name, _)| name);
+    let known: BTreeSet<&Network> =
+        told.chain(declared).chain([node]).filter(|name| !name.is_unknown()).collect();
+    if known.contains(network) {
+        return Ok(());
+    }
+    let names: Vec<&str> = known.iter().map(|name| name.as_str()).collect();
+    let meant = match nearest(network.as_str(), names.iter().copied()) {
+        Some(name) => format!("; did you mean {name:?}?"),
+        None if names.is_empty() => String::new(),
+        None => format!("; there are: {}", names.join(", ")),
+    };
+    let text = format!("no network {:?}: neither the config nor an endpoint has it{meant}", network.as_str());
+    Err(Problem::Unknown(text))
+}
+
 fn no_service(snapshot: &Snapshot, name: &HostName) -> Problem {
     let mut near = near(snapshot, name.as_str());
     near.retain(|name| snapshot.service(name).is_some());
+    if near.is_empty() {
+        // A short form of a name is many edits away from it.
+        let short = name.as_str().split('.').next().unwrap_or_default();
+        let services = snapshot.services();
+        let hosts = services.iter().map(|service| &*service.name);
+        near =
+            hosts.filter(|host| host.split('.').next() == Some(short)).take(3).map(str::to_owned).collect();
+    }
+    if near.is_empty() {
+        let services = snapshot.services();
+        near.extend(nearest(name.as_str(), services.iter().map(|service| &*service.name)).map(str::to_owned));
+    }
     let meant = if near.is_empty() { String::new() } else { format!("; near it: {}", near.join(", ")) };
     Problem::Unknown(format!("no registry has told of service {:?}{meant}", name.as_str()))
 }

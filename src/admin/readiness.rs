@@ -84,7 +84,7 @@ mod tests {
         let closed = |states: [RegistryState; 2]| {
             let [own, other] = states;
             let registries = vec![registry("east", own), registry("west", other)];
-            let status = Status { registries, unresolved: Vec::new() };
+            let status = Status { registries, ..Status::default() };
             let gates = gates(&program, &status, &ClusterId::new("east"), None);
             gates.into_iter().filter_map(|gate| gate.closed).collect::<Vec<_>>()
         };

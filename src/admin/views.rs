@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use super::clients::refused;
 use super::problems::{Code, Problem, listed, problems};
 use super::{Sources, endpoints};
 use crate::aggregator::status::{RegistryStatus, Status as AggregatorStatus};
@@ -60,8 +61,20 @@ pub fn status(sources: &Sources) -> Value {
         "routes": snapshot.policy.routes.len(),
         "identity": sources.identities.source(),
         "registries": registries(&aggregator),
+        "held_back": held_back(sources, &aggregator),
+        "xds": {"clients": sources.clients.count(), "refused": refused(&sources.clients)},
         "unresolved": aggregator.unresolved,
         "conflicts": conflicts,
+    })
+}
+
+/// What xDS clients that came back keep, as these registries may have it and were never read.
+fn held_back(sources: &Sources, aggregator: &AggregatorStatus) -> Value {
+    let held_back = sources.clients.held_back();
+    json!({
+        "registries": aggregator.unread.iter().map(|name| &**name).collect::<Vec<_>>(),
+        "clients": held_back.clients,
+        "names": held_back.names,
     })
 }
 
@@ -156,6 +169,13 @@ fn port(port: &PortView) -> Value {
     })
 }
 
+/// The same with the number of the port behind it.
+fn port_of_service(service: &ServiceView, view: &PortView) -> Value {
+    let mut value = port(view);
+    value["target_port"] = service.target_port(view).into();
+    value
+}
+
 fn clusters(service: &ServiceView) -> Vec<String> {
     let mut clusters: Vec<&ClusterId> = service.parts.iter().map(|part| &part.origin.cluster).collect();
     clusters.sort();
@@ -171,7 +191,7 @@ pub fn service(snapshot: &Snapshot, hostname: &str, upstreams: &Upstreams) -> Op
         "hostname": &*service.name,
         "namespace": &*service.namespace,
         "addresses": service.addresses.iter().map(ToString::to_string).collect::<Vec<_>>(),
-        "ports": service.ports.iter().map(port).collect::<Vec<_>>(),
+        "ports": service.ports.iter().map(|view| port_of_service(service, view)).collect::<Vec<_>>(),
         "subsets": service.subsets.keys().map(|name| &**name).collect::<Vec<_>>(),
         "clusters": clusters(service),
         "conflicts": service.conflicts,

@@ -18,10 +18,12 @@ use crate::model::address::Host;
 use crate::model::name::HostName;
 use crate::net::labour::labour;
 use crate::net::scope::Scope;
+use crate::snapshot::Snapshot;
 use crate::snapshot::build::{self, World};
 use crate::snapshot::policy::{Policy, RegistryScope, RouteTarget};
 use crate::snapshot::routes::Resolved;
 use crate::snapshot::shard::{ScopedShard, Shard};
+use crate::snapshot::unread::{Unread, UnreadRegistry};
 use crate::telemetry::control::Control;
 use crate::world::{Publisher, Reader};
 
@@ -71,10 +73,15 @@ struct Owner {
     policy_generation: u64,
     own: Arc<ScopedShard>,
     registries: Vec<Followed>,
+    /// Registries that were never read, and what the others have changed meanwhile.
+    unread: Arc<Unread>,
     options: Options,
     copies: Copies,
     resolved: Resolved,
+    /// Names without an address.
     unresolved: BTreeSet<HostName>,
+    /// Names of which the last look-up has failed.
+    failing: BTreeSet<HostName>,
     wanted: watch::Sender<BTreeSet<HostName>>,
     answers: mpsc::Sender<(HostName, Answer)>,
     resolver: AbortHandle,
@@ -136,6 +143,10 @@ pub fn names_in(policy: &Policy, shards: &[Arc<ScopedShard>]) -> BTreeSet<HostNa
     names.chain(shards.iter().flat_map(|shard| &shard.names)).cloned().collect()
 }
 
+fn unread_registry(source: &FileRegistry) -> UnreadRegistry {
+    UnreadRegistry { name: source.name.clone(), services: source.scope.services.clone() }
+}
+
 pub fn own_shard(services: Shard) -> Arc<ScopedShard> {
     // The config file may speak of everything.
     let mut networks: Vec<_> = services
@@ -164,7 +175,10 @@ impl Owner {
         let resolved = Resolved::new();
         let shards = [own.clone()];
         let world = World { policy: &sources.policy, shards: &shards, resolved: &resolved };
-        let (publisher, reader) = Publisher::new(build::all(world, 1, 1));
+        let unread = sources.registries.iter().map(unread_registry).collect();
+        let unread = Arc::new(Unread::default().with_registries(unread));
+        let first = Snapshot { unread: unread.clone(), ..build::all(world, 1, 1) };
+        let (publisher, reader) = Publisher::new(first);
         telemetry.published(1);
         let copies = Copies::default();
         scope.spawn(copies.clone().run(write));
@@ -177,17 +191,19 @@ impl Owner {
             policy_generation: 1,
             own,
             registries: Vec::new(),
+            unread,
             options: sources.options,
             copies,
             resolved,
             unresolved: BTreeSet::new(),
+            failing: BTreeSet::new(),
             wanted,
             answers,
             resolver: scope.spawn(resolver).abort_handle(),
             words,
             status,
         };
-        owner.take_registries(sources.registries);
+        owner.follow_all(sources.registries, Instant::now());
         owner.want_names();
         owner.tell_status();
         let inbox = Inbox { configures, words: heard, answers: answered, written };
@@ -231,16 +247,19 @@ impl Owner {
         self.policy_generation += 1;
         let old = std::mem::replace(&mut self.options, sources.options);
         let same_registries = self.take_registries(sources.registries);
+        self.find_unread(begun);
         self.take_options(&old);
         let wanted = self.want_names();
         self.resolved.retain(|name, _| wanted.contains(name));
         self.unresolved.retain(|name| wanted.contains(name));
+        self.failing.retain(|name| wanted.contains(name));
         let shards = self.shards();
-        let world = World { policy: &self.policy, shards: &shards, resolved: &self.resolved };
         let current = self.publisher.current();
+        let changed = before[0].changed(&shards[0]).into_iter().collect();
+        self.note_changes(&changed);
+        let world = World { policy: &self.policy, shards: &shards, resolved: &self.resolved };
         let next = if same_registries {
             // The registries said nothing meanwhile: only the file's own services can be others.
-            let changed = before[0].changed(&shards[0]).into_iter().collect();
             build::under(&current, world, &changed, self.policy_generation)
         } else {
             build::all(world, current.generation + 1, self.policy_generation)
@@ -268,6 +287,16 @@ impl Owner {
                 followed.registry.copy_problem = None;
                 std::mem::replace(&mut followed.task, task).abort();
             }
+        }
+    }
+
+    /// Follows the registries that the process starts with.
+    fn follow_all(&mut self, sources: Vec<FileRegistry>, now: Instant) {
+        let names = sources.iter().map(|source| source.name.clone()).collect();
+        self.copies.keep(self.options.state.as_deref(), names);
+        for source in sources {
+            let task = self.follow(&source);
+            self.registries.push(Followed { task, registry: Registry::from_start(source, now) });
         }
     }
 
@@ -308,17 +337,42 @@ impl Owner {
     fn hear(&mut self, name: &Arc<str>, word: Word, now: Instant) {
         let own = |followed: &&mut Followed| followed.registry.source.name == *name;
         let Some(Followed { registry, .. }) = self.registries.iter_mut().find(own) else { return };
+        let known = registry.is_known();
         let change = registry.hear(word, now, &self.options);
-        self.take_in(name, change);
+        if known && change.taken_in.is_some() {
+            self.note_changes(&change.services);
+        }
+        self.take_in(name, change, now);
         self.tell_status();
     }
 
+    /// Notes what registries in use have changed, as long as another one was never read.
+    fn note_changes(&mut self, services: &BTreeSet<HostName>) {
+        if !self.unread.is_empty() {
+            let unread = Arc::make_mut(&mut self.unread);
+            services.iter().for_each(|hostname| unread.note_change(hostname));
+        }
+    }
+
+    /// Finds the registries that were never read; returns true if they are others than before.
+    fn find_unread(&mut self, now: Instant) -> bool {
+        let unread = self.registries.iter().map(|followed| &followed.registry);
+        let unread = unread.filter(|registry| registry.is_unread(now, &self.options));
+        let next: Vec<UnreadRegistry> = unread.map(|registry| unread_registry(&registry.source)).collect();
+        let differs = *next != *self.unread.registries();
+        if differs {
+            self.unread = Arc::new(self.unread.with_registries(next));
+        }
+        differs
+    }
+
     /// Takes what a registry has changed into the world.
-    fn take_in(&mut self, name: &Arc<str>, change: Change) {
+    fn take_in(&mut self, name: &Arc<str>, change: Change, now: Instant) {
         if let Some(texts) = change.taken_in.filter(|_| self.copies.are_kept()) {
             self.copies.store(name, texts);
         }
-        if !change.services.is_empty() {
+        let unread_differ = self.find_unread(now);
+        if !change.services.is_empty() || unread_differ {
             self.want_names();
             self.rebuild(&change.services, &[]);
         }
@@ -345,9 +399,9 @@ impl Owner {
         self.publish(next);
     }
 
-    fn publish(&mut self, snapshot: crate::snapshot::Snapshot) {
+    fn publish(&mut self, snapshot: Snapshot) {
         self.telemetry.published(snapshot.generation);
-        self.publisher.publish(snapshot);
+        self.publisher.publish(Snapshot { unread: self.unread.clone(), ..snapshot });
         self.tell_status();
     }
 
@@ -357,15 +411,26 @@ impl Owner {
         for (name, answer) in answers {
             match answer {
                 Answer::Failed(error) => {
-                    tracing::warn!(%name, error, "cannot look the name up; its last addresses stay");
+                    // It is looked up again and again: the log tells of it once.
+                    if self.failing.insert(name.clone()) {
+                        let used_by = self.users_of(&name);
+                        tracing::warn!(%name, used_by, error, "cannot look the name up; its last addresses stay");
+                    }
                     if !self.resolved.contains_key(&name) {
                         self.unresolved.insert(name);
                     }
                 }
                 Answer::Addresses(addresses) => {
+                    self.failing.remove(&name);
                     self.unresolved.remove(&name);
                     if self.resolved.get(&name) != Some(&addresses) {
-                        tracing::info!(%name, addresses = ?addresses, "name looked up");
+                        match addresses.is_empty() {
+                            true => {
+                                let used_by = self.users_of(&name);
+                                tracing::warn!(%name, used_by, "the name does not resolve: it has no address");
+                            }
+                            false => tracing::info!(%name, addresses = ?addresses, "name looked up"),
+                        }
                         self.resolved.insert(name.clone(), addresses);
                         changed.push(name);
                     }
@@ -377,6 +442,28 @@ impl Owner {
             self.rebuild(&users, &changed);
         }
         self.tell_status();
+    }
+
+    /// What goes by a name, in words: gateways, routes, registries.
+    fn users_of(&self, name: &HostName) -> String {
+        let goes_by = |host: &Host| host.name() == Some(name);
+        let networks = self.policy.networks.iter();
+        let networks =
+            networks.filter(|network| network.gateways.iter().any(|gateway| goes_by(&gateway.host)));
+        let gateways = networks.map(|network| format!("a gateway of network {:?}", network.name.as_str()));
+        let uses = |target: &RouteTarget| match target {
+            RouteTarget::Endpoints { endpoints, .. } => {
+                endpoints.iter().any(|endpoint| goes_by(&endpoint.host))
+            }
+            RouteTarget::Service { .. } => false,
+        };
+        let routes = self.policy.routes.iter().filter(|route| uses(&route.to));
+        let routes = routes.map(|route| format!("route {:?}", route.key.to_string()));
+        let registries = self.registries.iter().map(|followed| &followed.registry);
+        let registries = registries.filter(|registry| registry.shard.names.contains(name));
+        let registries = registries.map(|registry| format!("registry {}", registry.source.name));
+        let own = self.own.names.contains(name).then(|| "the config's services".to_owned());
+        gateways.chain(routes).chain(own).chain(registries).take(5).collect::<Vec<_>>().join(", ")
     }
 
     /// Says which names are wanted.
@@ -397,16 +484,32 @@ impl Owner {
             let registry = &mut self.registries[at].registry;
             if let Some(change) = registry.tick(now, &self.options) {
                 let name = registry.source.name.clone();
-                self.take_in(&name, change);
+                if change.taken_in.is_some() {
+                    self.note_changes(&change.services);
+                }
+                self.take_in(&name, change, now);
                 self.tell_status();
             }
+        }
+        if self.find_unread(now) {
+            // A registry has been missing for so long that clients no longer keep what it may have.
+            self.rebuild(&BTreeSet::new(), &[]);
         }
     }
 
     fn tell_status(&self) {
         let registries = self.registries.iter().map(|followed| followed.registry.status());
         let unresolved = self.unresolved.iter().map(ToString::to_string).collect();
-        self.status.send_replace(Arc::new(Status { registries: registries.collect(), unresolved }));
+        let answered =
+            |name: &&HostName| self.resolved.contains_key(*name) || self.unresolved.contains(*name);
+        let looking_up = self.wanted.borrow().iter().filter(|name| !answered(name)).count();
+        let unread = self.unread.registries().iter().map(|registry| registry.name.clone()).collect();
+        self.status.send_replace(Arc::new(Status {
+            registries: registries.collect(),
+            unread,
+            looking_up,
+            unresolved,
+        }));
     }
 }
 

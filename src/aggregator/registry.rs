@@ -12,7 +12,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
@@ -22,6 +22,9 @@ use super::options::Options;
 use super::status::{RegistryState, RegistryStatus};
 use crate::model::name::HostName;
 use crate::snapshot::shard::{ScopedShard, Shard, Standing};
+
+/// How long clients keep what a registry may have that was never read, where registries never expire.
+const UNREAD: Duration = Duration::from_secs(3600);
 
 /// One registry.
 pub(super) struct Registry {
@@ -37,7 +40,11 @@ pub(super) struct Registry {
 }
 
 enum Phase {
-    Missing,
+    /// It was never read.
+    Missing {
+        /// When the process started; `None`: the registry was configured later, so that no client knows it.
+        since: Option<Instant>,
+    },
     Live,
     /// It cannot be read.
     Stale {
@@ -62,13 +69,19 @@ pub(super) struct Change {
 }
 
 impl Registry {
+    /// A registry that the process starts with: clients may have from an earlier process what it lists.
+    pub(super) fn from_start(source: FileRegistry, now: Instant) -> Self {
+        Self { phase: Phase::Missing { since: Some(now) }, ..Self::new(source) }
+    }
+
+    /// A registry that was configured while the process runs.
     pub(super) fn new(source: FileRegistry) -> Self {
         let (cluster, network) = (source.cluster.clone(), source.network.clone());
         let shard = ScopedShard::new(Shard { cluster, network, ..Shard::default() }, &source.scope);
         Self {
             source,
             shard: Arc::new(shard),
-            phase: Phase::Missing,
+            phase: Phase::Missing { since: None },
             problems: Vec::new(),
             copy_problem: None,
             since: SystemTime::now(),
@@ -102,10 +115,22 @@ impl Registry {
                 }
                 self.stand(standing)
             }
-            Phase::Missing | Phase::Live | Phase::Held { .. } => return None,
+            Phase::Missing { .. } | Phase::Live | Phase::Held { .. } => return None,
         };
         self.entered(before);
         Some(change)
+    }
+
+    /// Returns true while what the registry may have is not taken from clients that return: it was never read, and is
+    /// missing for less time than after which it would have expired.
+    pub(super) fn is_unread(&self, now: Instant, options: &Options) -> bool {
+        let limit = options.expire_after.unwrap_or(UNREAD);
+        matches!(self.phase, Phase::Missing { since: Some(since) } if now.duration_since(since) < limit)
+    }
+
+    /// Returns true if the registry or its last good copy was read.
+    pub(super) fn is_known(&self) -> bool {
+        !matches!(self.phase, Phase::Missing { .. })
     }
 
     pub(super) fn status(&self) -> RegistryStatus {
@@ -126,7 +151,7 @@ impl Registry {
 
     fn state(&self) -> RegistryState {
         match (&self.phase, self.shard.origin.standing) {
-            (Phase::Missing, _) => RegistryState::Missing,
+            (Phase::Missing { .. }, _) => RegistryState::Missing,
             (Phase::Live, _) => RegistryState::Live,
             (Phase::Held { .. }, _) => RegistryState::Held,
             (Phase::Stale { .. }, Standing::Live) => RegistryState::Stale,
@@ -156,7 +181,7 @@ impl Registry {
         let (until, stale) = match &self.phase {
             Phase::Held { until, stale, .. } => (*until, *stale),
             Phase::Stale { since } => (now + options.withdrawal_hold, Some(*since)),
-            Phase::Missing | Phase::Live => (now + options.withdrawal_hold, None),
+            Phase::Missing { .. } | Phase::Live => (now + options.withdrawal_hold, None),
         };
         self.phase = Phase::Held { next: Box::new(reading), until, stale };
         Change::default()
@@ -173,8 +198,8 @@ impl Registry {
         }
         self.problems = problems;
         let since = match (&self.phase, copy) {
-            (Phase::Missing, None) => return Change::default(),
-            (Phase::Missing, Some((shard, written))) => {
+            (Phase::Missing { .. }, None) => return Change::default(),
+            (Phase::Missing { .. }, Some((shard, written))) => {
                 tracing::warn!(registry = &*self.source.name, "starting from its last good copy");
                 self.phase = Phase::Stale { since: now };
                 self.read = Some(written);
@@ -224,7 +249,7 @@ impl Registry {
 }
 
 /// What a registry that cannot be read for this long counts for.
-fn standing(silent: std::time::Duration, options: &Options) -> Standing {
+fn standing(silent: Duration, options: &Options) -> Standing {
     if options.expire_after.is_some_and(|after| silent >= after) {
         Standing::Expired
     } else if silent >= options.stale_after {

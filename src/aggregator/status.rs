@@ -60,6 +60,10 @@ pub struct RegistryStatus {
 pub struct Status {
     /// In order of precedence; the config file's own services are not among them.
     pub registries: Vec<RegistryStatus>,
+    /// Registries that were never read: clients that return keep what these may have.
+    pub unread: Vec<Arc<str>>,
+    /// Names that no answer has come for yet, not even that they cannot be looked up.
+    pub looking_up: usize,
     /// Names that could not be looked up yet.
     pub unresolved: Vec<String>,
 }

@@ -29,7 +29,7 @@ use crate::admin::certificates::Identities;
 use crate::admin::problems;
 use crate::admin::{Command, InUse, ProgramStatus, Sources};
 use crate::aggregator::owner::{self, Handle};
-use crate::aggregator::status::RegistryState;
+use crate::aggregator::status::{RegistryState, RegistryStatus, Status};
 use crate::config::{Config, LogFormat, Workers};
 use crate::dataplane::handle::{Dataplane, EffectiveLimits};
 use crate::model::address::Bind;
@@ -268,7 +268,8 @@ impl Program {
         servers::open(&config, &sources, &scope).await?;
         upkeep(&sources, &scope);
         scope.spawn(problems::watch(sources.clone()));
-        wait_for_registries(&aggregator, config.aggregator.start_timeout).await;
+        let names = if xds.is_some() { Names::Awaited } else { Names::Later };
+        wait_for_registries(&aggregator, names, config.aggregator.start_timeout).await;
         listeners.open(bound, &mut dataplane).await;
         if let Some(xds) = xds {
             // Only when registries have said what there is: a client that comes back would lose what they still list.
@@ -523,17 +524,31 @@ fn upkeep(sources: &Sources, scope: &Scope) {
     });
 }
 
-/// Waits until each registry has said something, if only that it cannot be read; the gateway then listens without
-/// those that have not.
-async fn wait_for_registries(aggregator: &Handle, timeout: Duration) {
+/// Whether the first look-up of every name is waited for: an xDS client that comes back would lose a network whose
+/// gateway has a name that was not looked up yet.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Names {
+    Awaited,
+    Later,
+}
+
+/// Waits until every registry or its last good copy was read; the gateway then listens without those that were not.
+async fn wait_for_registries(aggregator: &Handle, names: Names, timeout: Duration) {
     let mut status = aggregator.status.clone();
-    let heard = status.wait_for(|status| {
-        status
-            .registries
-            .iter()
-            .all(|registry| registry.state != RegistryState::Missing || !registry.problems.is_empty())
-    });
-    if tokio::time::timeout(timeout, heard).await.is_err() {
-        tracing::warn!("some registries have not answered; listening without them");
+    let all_in = |status: &Arc<Status>| {
+        (names == Names::Later || status.looking_up == 0) && missing(status).next().is_none()
+    };
+    if tokio::time::timeout(timeout, status.wait_for(all_in)).await.is_ok() {
+        return;
     }
+    let status = status.borrow();
+    for registry in missing(&status) {
+        let problem = registry.problems.first().map_or("not read to its end yet", String::as_str);
+        tracing::warn!(registry = &*registry.name, problem, "the registry is missing");
+    }
+    tracing::warn!("some registries have not answered; listening without them");
+}
+
+fn missing(status: &Status) -> impl Iterator<Item = &RegistryStatus> {
+    status.registries.iter().filter(|registry| registry.state == RegistryState::Missing)
 }

@@ -312,7 +312,7 @@ const GATEWAY_COLUMNS: [(&str, &str); 10] = [
     ("WHY NOT", "why"),
 ];
 
-const CLIENT_COLUMNS: [(&str, &str); 10] = [
+const CLIENT_COLUMNS: [(&str, &str); 11] = [
     ("NODE", "node"),
     ("PEER", "peer"),
     ("CLIENT", "client"),
@@ -320,6 +320,7 @@ const CLIENT_COLUMNS: [(&str, &str); 10] = [
     ("NETWORK", "network"),
     ("CLUSTER", "cluster"),
     ("SUBSCRIPTIONS", "subscriptions"),
+    ("HELD BACK", "held_back"),
     ("LAST ACK", "last_ack"),
     ("NACKS", "nacks"),
     ("LAST NACK", "last_nack"),

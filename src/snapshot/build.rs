@@ -62,6 +62,7 @@ pub fn all(world: World<'_>, generation: u64, policy_generation: u64) -> Snapsho
         addresses,
         networks,
         resolved: Arc::new(world.resolved.clone()),
+        unread: Arc::default(),
     }
 }
 

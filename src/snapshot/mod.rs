@@ -17,6 +17,7 @@ pub mod policy;
 pub mod routes;
 pub mod service_view;
 pub mod shard;
+pub mod unread;
 pub mod view;
 pub mod weights;
 
@@ -32,6 +33,7 @@ use networks::NetworkTable;
 use policy::{Listener, Policy};
 use routes::{Resolved, RouteTable};
 use service_view::ServiceView;
+use unread::Unread;
 
 use crate::model::name::HostName;
 
@@ -51,6 +53,8 @@ pub struct Snapshot {
     pub(crate) networks: Arc<NetworkTable>,
     /// What names stood for when it was built.
     pub(crate) resolved: Arc<Resolved>,
+    /// The registries that it was built without. The aggregator says which they are.
+    pub unread: Arc<Unread>,
 }
 
 impl Snapshot {

@@ -15,7 +15,7 @@ use super::shard::{Origin, ScopedShard, Standing};
 use crate::model::address::Host;
 use crate::model::endpoint::{Endpoint, HBONE_PORT, Health, Labels, TlsMode, Tunnel, Weight};
 use crate::model::identity::Identity;
-use crate::model::place::{Distance, Locality, Network};
+use crate::model::place::{ClusterId, Distance, Locality, Network};
 use crate::model::service::{Protocol, Service, ServiceKey, ServicePort, Waypoint};
 
 /// A merged service.
@@ -181,6 +181,41 @@ impl ServiceView {
         let counting = self.counting_parts(port);
         let all = counting.flat_map(move |(part, own)| PortEndpoint::of(part, own, networks));
         Some(all.filter(move |found| labels.is_none_or(|labels| found.endpoint.workload.has_labels(labels))))
+    }
+
+    /// The port behind a service port, as the earliest registry that has the port says; endpoints may have another one.
+    pub fn target_port(&self, port: &PortView) -> Option<u16> {
+        let mut serving = serving_parts(&self.parts, &port.name, port.port, port.protocol);
+        serving.next().map(|(_, own)| own.target_port)
+    }
+
+    /// The network, cluster and weight of every endpoint of a subset that is kept out of a port, as its registry has
+    /// the port's name or number for something else than an earlier registry.
+    pub fn endpoints_in_conflict<'a>(
+        &'a self,
+        port: &'a PortView,
+        subset: &str,
+        networks: &'a [NetworkPolicy],
+    ) -> impl Iterator<Item = (&'a Network, &'a ClusterId, u64)> {
+        let labels = self.subsets.get(subset);
+        let serves = |part: &Part| {
+            serving_parts(std::slice::from_ref(part), &port.name, port.port, port.protocol).next().is_some()
+        };
+        let has =
+            |part: &Part| part.service.ports.iter().any(|own| own.name == port.name || own.port == port.port);
+        let parts = self
+            .parts
+            .iter()
+            .filter(move |part| counts(&part.origin, port.demoted_count) && has(part) && !serves(part));
+        parts.flat_map(move |part| {
+            let endpoints = part.service.endpoints.iter();
+            let chosen = endpoints
+                .filter(move |endpoint| labels.is_none_or(|labels| endpoint.workload.has_labels(labels)));
+            chosen.map(move |endpoint| {
+                let network = network_of(endpoint, &part.origin, networks);
+                (network, &part.origin.cluster, u64::from(endpoint.weight.value()))
+            })
+        })
     }
 
     /// The parts whose endpoints count for a port of this service, in order of registry, each with the registry's

@@ -142,6 +142,8 @@ pub enum Why {
     NoHostRoute,
     /// Their network has no gateway that the viewer can use.
     NoUsableGateway,
+    /// Their registry has the port under another number, name or protocol than an earlier one.
+    PortConflict,
 }
 
 impl Why {
@@ -155,6 +157,7 @@ impl Why {
             Self::OtherTls => "other TLS mode",
             Self::NoHostRoute => "no route by host name",
             Self::NoUsableGateway => "no usable gateway",
+            Self::PortConflict => "port conflict",
         }
     }
 }
@@ -179,6 +182,9 @@ pub fn view(
     };
     for endpoint in service.endpoints_of(port, subset, &snapshot.policy.networks)? {
         horizon.place(&endpoint);
+    }
+    for (network, cluster, weight) in service.endpoints_in_conflict(port, subset, &snapshot.policy.networks) {
+        horizon.miss(network, cluster, weight, Why::PortConflict);
     }
     let by_hostname = service.routes_by_hostname(port);
     for (network, behind) in std::mem::take(&mut horizon.far) {
@@ -335,20 +341,28 @@ impl Horizon<'_> {
     ) -> Result<(), Why> {
         let snapshot = self.snapshot;
         let all = snapshot.networks.get(network).map_or(&[][..], |network| &network.gateways);
-        let usable: Vec<Usable<'_>> =
+        let mut usable: Vec<Usable<'_>> =
             all.iter().filter_map(|entry| Usable::new(entry, self.viewer)).collect();
+        let any = !usable.is_empty();
+        // One address can be entered for one kind of TLS alone, as it is the client that has to know which: a network
+        // loses the addresses that a neighbour or an earlier network has for another kind.
+        for usable in &mut usable {
+            let port = usable.port;
+            let known = |address| self.near.get(&address).or_else(|| self.gateways.get(&address));
+            let is_free =
+                |ip: &IpAddr| known(SocketAddr::new(*ip, port)).is_none_or(|entry| entry.tls == tls);
+            usable.ips.retain(is_free);
+        }
+        usable.retain(|usable| !usable.ips.is_empty());
+        if any && usable.is_empty() {
+            return Err(Why::OtherTls);
+        }
         let own = |usable: &&Usable<'_>| usable.entry.gateway.cluster == *cluster;
         let has_own = !cluster.as_str().is_empty() && usable.iter().any(|usable| own(&usable));
         let ways: Vec<&Usable<'_>> = usable.iter().filter(|usable| !has_own || own(usable)).collect();
         let total: u64 = ways.iter().map(|way| u64::from(way.entry.gateway.weight.value())).sum();
         if total == 0 {
             return Err(Why::NoUsableGateway);
-        }
-        // One address can be entered for one kind of TLS alone: it is the client that has to know which.
-        let known = |address| self.near.get(&address).or_else(|| self.gateways.get(&address));
-        let mut addresses = ways.iter().flat_map(|way| way.addresses());
-        if addresses.any(|address| known(address).is_some_and(|entry| entry.tls != tls)) {
-            return Err(Why::OtherTls);
         }
         for way in ways {
             let numerator = BigUint::from(weight) * way.entry.gateway.weight.value();

@@ -78,6 +78,10 @@ pub const DESCRIPTIONS: &[(&str, &str)] = &[
     ("isthmus_spans_dropped_total", "Spans that the queue could not take, or that the collector did not."),
     ("isthmus_xds_clients", "Streams of xDS clients now."),
     ("isthmus_xds_pushes_total", "Responses sent to xDS clients, by resource type."),
+    (
+        "isthmus_xds_refused_total",
+        "Streams of xDS clients that were refused, as no rule of xds.clients allows what they claim.",
+    ),
     ("isthmus_xds_rejects_total", "Responses that xDS clients refused, by resource type."),
     ("isthmus_xds_convergence_seconds", "From a change of the world to the acknowledgement of a client."),
     (

@@ -11,6 +11,7 @@ pub struct Discovery {
     clients: Gauge,
     types: Vec<(&'static str, Counter, Counter)>,
     convergence: Histogram,
+    refused: Counter,
 }
 
 impl Discovery {
@@ -25,11 +26,17 @@ impl Discovery {
             clients: recorder.gauge("isthmus_xds_clients", &[]),
             types: types.into_iter().map(of).collect(),
             convergence: recorder.histogram("isthmus_xds_convergence_seconds"),
+            refused: recorder.counter("isthmus_xds_refused_total", &[]),
         }
     }
 
     pub fn come(&self) {
         self.clients.increment(1.0);
+    }
+
+    /// A client was refused, as it claimed what no rule lets it.
+    pub fn refused(&self) {
+        self.refused.increment(1);
     }
 
     pub fn gone(&self) {

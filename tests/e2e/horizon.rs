@@ -151,3 +151,22 @@ fn tables_name_entries_sums_and_what_is_missing() {
     assert_eq!(value[2]["gateways"], 3);
     assert_eq!(value[2]["ready_weight"], 3);
 }
+
+#[test]
+fn a_network_that_nobody_knows_is_an_error_with_the_nearest_name() {
+    let gateway = Gateway::start(
+        "node: {network: net-east}\nlisten: \"127.0.0.1:0\"\nexports: [{services: [\"*\"]}]\n\
+         networks: {net-west: {gateways: [{address: 192.0.2.1, sniPort: 15443}]}}\n\
+         services: [{hostname: cart.shop.mesh, namespace: shop, ports: [{name: p, port: 1}], \
+         endpoints: [{address: 10.1.0.1, network: net-north}]}]\n",
+    );
+    for known in ["", "net-east", "net-west", "net-north"] {
+        assert_eq!(gateway.get(&format!("/api/v1/horizon?network={known}")).0, 200, "{known:?}");
+    }
+    let (status, body) = gateway.get("/api/v1/horizon?network=net-esat&service=cart.shop.mesh");
+    assert_eq!(status, 404, "{body}");
+    assert!(body.contains("did you mean \\\"net-east\\\"?"), "{body}");
+    let (status, body) = gateway.get("/api/v1/horizon?network=net-east&service=cart");
+    assert_eq!(status, 404, "{body}");
+    assert!(body.contains("near it: cart.shop.mesh"), "{body}");
+}

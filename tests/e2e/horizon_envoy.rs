@@ -124,7 +124,7 @@ impl Mesh {
         put(registries.path(), "west.yaml", west);
         let west = west_gateway(registries.path());
         let control = Gateway::start(&control_plane(registries.path(), west.listener("mesh"), "127.0.0.1:0"));
-        let envoy = client(binary, control.listener("xds"), services);
+        let envoy = client(binary, control.listener("xds"), services, "DELTA_GRPC");
         Self { envoy, control, west, registries }
     }
 
@@ -195,7 +195,8 @@ fn control_plane(registries: &Path, gateway: SocketAddr, xds: &str) -> String {
     )
 }
 
-fn client(binary: &OsString, control: SocketAddr, services: &[&str]) -> Envoy {
+/// An Envoy that asks for everything in a form of the protocol, with a listener for each of these services.
+pub(crate) fn client(binary: &OsString, control: SocketAddr, services: &[&str], form: &str) -> Envoy {
     let folder = tempfile::tempdir().expect("a folder");
     let issued = PKI.issue(&[], Some(CLIENT_ID));
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).expect("written");
@@ -206,7 +207,8 @@ fn client(binary: &OsString, control: SocketAddr, services: &[&str]) -> Envoy {
     let config = include_str!("../interop/envoy-horizon.yaml")
         .replace("{CONTROL_IP}", &control.ip().to_string())
         .replace("{CONTROL_PORT}", &control.port().to_string())
-        .replace("{LISTENERS}", &listeners.concat());
+        .replace("DELTA_GRPC", form)
+        .replace("{LISTENERS}", &if listeners.is_empty() { "    []".to_owned() } else { listeners.concat() });
     Envoy::start(binary, folder, &config)
 }
 

@@ -345,7 +345,8 @@ fn a_missing_registry_of_the_own_cluster_holds_readiness_and_says_which() {
     let path = folder.path().join("own.yaml");
     std::fs::write(&path, "services: []\n").expect("written");
     let config = "listen: \"127.0.0.1:0\"\nnode: {cluster: east}\nregistries:\n  - file: {path: own.yaml, cluster: east}\n  \
-                  - file: {path: absent.yaml, cluster: west}\nexports: [{services: [\"*\"]}]\n";
+                  - file: {path: absent.yaml, cluster: west}\nexports: [{services: [\"*\"]}]\n\
+                  aggregator: {startTimeout: 1s}\n";
     let gateway = Gateway::start_in(folder, config, &[]);
     let (status, body) = gateway.get("/readyz?verbose");
     assert_eq!(status, 200, "{body}");

@@ -30,6 +30,7 @@ mod problems;
 mod proto;
 mod registries;
 mod relay;
+mod restarts;
 mod standalone;
 mod storms;
 mod tracing;

@@ -360,7 +360,7 @@ fn bad_services_are_told_of_with_their_place_and_good_ones_taken() {
     let nothing = many(1, &one).replace("{address:", "{weight: 0, address:");
     let most = many(1, &one).replace("{address:", "{weight: 4294967295, address:");
     let registries = [("twice", twice), ("nothing", nothing), ("most", most)];
-    let gateway = start(&registries, "");
+    let gateway = start(&registries, "aggregator: {startTimeout: 1s}");
     for (registry, fragment) in [
         (0, "ports[1].name: \"https\" is there twice in this service"),
         (1, "endpoints[0].weight: found the number 0"),
@@ -480,7 +480,8 @@ fn a_registry_of_special_or_endless_files_is_refused_and_a_link_is_followed() {
     std::os::unix::fs::symlink("/dev/zero", at("zero.yaml/a.yaml")).expect("linked");
     std::fs::write(at("west.data"), many(1, &one)).expect("written");
     std::os::unix::fs::symlink("west.data", at("west.yaml")).expect("linked");
-    let gateway = Gateway::start_in(folder, &config(&["pipe", "zero", "west"], ""), &[]);
+    let more = "aggregator: {startTimeout: 1s}";
+    let gateway = Gateway::start_in(folder, &config(&["pipe", "zero", "west"], more), &[]);
     assert_eq!(status(&gateway, 2)["state"], "live");
     for (registry, what) in [(0, "pipe.yaml: cannot be read: it is a pipe"), (1, "it is a device")] {
         let problem = becomes(&gateway, registry, "missing")["problems"][0].clone();

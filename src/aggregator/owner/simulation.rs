@@ -1,12 +1,18 @@
-//! Registries that flap, reorder, stall and return, over clients that join, leave, refuse and come back: the owner, the
-//! hub and sessions as they run, without sockets and in virtual time. A failure prints its seed.
+//! Registries that flap, reorder, stall and return, over clients that join, leave, refuse and come back, and a process
+//! that restarts while registries are missing: the owner, the hub and sessions as they run, without sockets and in
+//! virtual time. A failure prints its seed.
 //!
-//! The clients here are written from the protocol documentation alone, as simply as can be.
+//! The clients here are written from the protocol documentation alone, as simply as can be. What a client may lose while
+//! a registry is missing is written from SPEC §7 alone, in [`Client::keeps`].
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::SystemTime;
+
+use prost::Message as _;
 
 use super::*;
 use crate::aggregator::file_registry::Reading;
+use crate::aggregator::status::RegistryState;
 use crate::discovery::xds::hub::Hub;
 use crate::discovery::xds::kind::Kind;
 use crate::discovery::xds::peers::Told;
@@ -14,7 +20,9 @@ use crate::discovery::xds::render;
 use crate::discovery::xds::resource::Version;
 use crate::discovery::xds::session::{Protocol, Request, Response, Session};
 use crate::document::services::read_registry;
+use crate::model::name::NamePattern;
 use crate::model::place::{ClusterId, Network};
+use crate::proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
 use crate::snapshot::Snapshot;
 use crate::snapshot::policy::Gateway;
 use crate::snapshot::tests::{gateway, network as network_of, policy_of, rule};
@@ -25,6 +33,7 @@ const STEPS: usize = 10_000;
 const REGISTRIES: usize = 4;
 const SERVICES: u64 = 12;
 const CLIENTS_MAX: usize = 8;
+const EXPIRES: Duration = Duration::from_secs(600);
 
 /// SplitMix64.
 struct Random(u64);
@@ -61,6 +70,39 @@ fn policy() -> Arc<Policy> {
     Arc::new(Policy { networks, exports: vec![rule("*")], ..policy_of("c0", "east") })
 }
 
+/// What a registry may speak of: the first two of everything, the others of one half of the services each.
+fn scope(at: usize) -> RegistryScope {
+    let half = SERVICES / 2;
+    let services = match at {
+        2 => 0..half,
+        3 => half..SERVICES,
+        _ => 0..0,
+    };
+    let services = services.map(|service| NamePattern::parse(&format!("s{service}.mesh")).expect("legal"));
+    RegistryScope { services: services.collect(), ..RegistryScope::default() }
+}
+
+/// The registries that were not read since the process started, and the services that the others have changed.
+#[derive(Debug, Default)]
+struct Missing {
+    registries: BTreeSet<usize>,
+    /// Changed for certain, and changed or perhaps only held back as a mass withdrawal.
+    changed: BTreeSet<HostName>,
+    perhaps: BTreeSet<HostName>,
+}
+
+impl Missing {
+    /// Whether a missing registry may have the service of a name.
+    fn may_have(&self, kind: Kind, name: &str) -> bool {
+        let hostname = kind.read(name).expect("a name of ours").hostname;
+        let has = |at: &usize| {
+            let services = scope(*at).services;
+            services.is_empty() || services.iter().any(|one| one.matches(hostname.as_str()))
+        };
+        self.registries.iter().any(has)
+    }
+}
+
 /// A registry's next word: some services with some endpoints.
 fn reading(at: usize, random: &mut Random) -> Reading {
     let mut text = String::from("services:\n");
@@ -93,7 +135,7 @@ fn reading(at: usize, random: &mut Random) -> Reading {
     }
     let (cluster, network) = (ClusterId::new(&format!("c{at}")), network(at));
     let shard = read_registry("r.yaml".as_ref(), &text, &cluster, &network).expect("a good registry");
-    Reading { shard: ScopedShard::new(shard, &RegistryScope::default()), texts: Vec::new() }
+    Reading { shard: ScopedShard::new(shard, &scope(at)), texts: Vec::new() }
 }
 
 /// A client, as the protocol documentation has it.
@@ -111,6 +153,14 @@ struct Client {
     /// Names of assignments that it wants.
     wants: BTreeSet<String>,
     nonces: BTreeMap<Kind, String>,
+    /// What it had when it came back, and said so.
+    brought: BTreeMap<(Kind, Arc<str>), Version>,
+    /// The assignments that it wanted when it came back and said that it had some.
+    wanted: BTreeSet<String>,
+    /// Of what it brought, the assignments that were at some time since just what the world said.
+    exact: BTreeSet<Arc<str>>,
+    /// The endpoints of every assignment that it was told.
+    endpoints: BTreeMap<Version, usize>,
 }
 
 impl Client {
@@ -135,6 +185,10 @@ impl Client {
             kept: BTreeSet::new(),
             wants: BTreeSet::new(),
             nonces: BTreeMap::new(),
+            brought: BTreeMap::new(),
+            wanted: BTreeSet::new(),
+            exact: BTreeSet::new(),
+            endpoints: BTreeMap::new(),
         };
         client.ask(Kind::Cluster, Request::default());
         client
@@ -152,19 +206,25 @@ impl Client {
         // What was refused is not held, so that it is sent again.
         self.refused.clear();
         self.kept.clear();
-        let tells = random.percent(70) && self.protocol == Protocol::Delta;
+        let tells = random.percent(80);
         if !tells {
             self.has.clear();
         }
+        self.brought = self.has.clone();
+        self.exact.clear();
+        let has_any = |kind: Kind| self.brought.keys().any(|(of, _)| *of == kind);
+        let (has_clusters, has_assignments) = (has_any(Kind::Cluster), has_any(Kind::Assignment));
+        self.wanted = if has_assignments { self.wants.clone() } else { BTreeSet::new() };
         let versions = |kind: Kind| {
             let own = self.has.iter().filter(|((of, _), _)| *of == kind);
             own.map(|((_, name), version)| (name.to_string(), version.text())).collect::<Vec<_>>()
         };
         let (clusters, assignments) = (versions(Kind::Cluster), versions(Kind::Assignment));
-        self.ask(Kind::Cluster, Request { has: clusters, ..Request::default() });
+        self.ask(Kind::Cluster, Request { has: clusters, returns: has_clusters, ..Request::default() });
         if !self.wants.is_empty() {
             let names = self.wants.iter().cloned().collect();
-            self.ask(Kind::Assignment, Request { names, has: assignments, ..Request::default() });
+            let returns = has_assignments;
+            self.ask(Kind::Assignment, Request { names, has: assignments, returns, ..Request::default() });
         }
     }
 
@@ -178,8 +238,11 @@ impl Client {
         let added = self.wants.insert(name.clone());
         if !added {
             self.wants.remove(&name);
-            self.has.remove(&(Kind::Assignment, name.as_str().into()));
-            self.refused.remove(&(Kind::Assignment, name.as_str().into()));
+            let key = (Kind::Assignment, name.as_str().into());
+            self.has.remove(&key);
+            self.refused.remove(&key);
+            self.brought.remove(&key);
+            self.wanted.remove(&name);
         }
         let nonce = self.nonces.get(&Kind::Assignment).cloned().unwrap_or_default();
         let request = match (self.protocol, added) {
@@ -193,7 +256,7 @@ impl Client {
     }
 
     /// Lets the server say what it has to say.
-    fn receive(&mut self, worlds: &[&Snapshot; 2]) {
+    fn receive(&mut self, worlds: &[&Snapshot; 2], missing: &Missing) {
         while let Some(response) = self.session.response() {
             for name in &response.removed {
                 let kind = Kind::of_type_url(&response.type_url).expect("a type we asked for");
@@ -203,6 +266,11 @@ impl Client {
                     service.is_some_and(|service| service.port(target.port).is_some())
                 };
                 assert!(!worlds.iter().all(has), "{name} was removed, and registries tell of it");
+                let brought = self.brought.contains_key(&(kind, name.clone()));
+                assert!(
+                    !brought || !missing.may_have(kind, name),
+                    "{name} was taken from a client that came back"
+                );
             }
             self.inbox.push_back(response);
         }
@@ -228,6 +296,12 @@ impl Client {
                 continue;
             }
             let key = (kind, resource.name.clone());
+            if kind == Kind::Assignment {
+                let any = prost_types::Any::decode(resource.any()).expect("an Any");
+                let told = ClusterLoadAssignment::decode(&*any.value).expect("an assignment");
+                let count = told.endpoints.iter().map(|locality| locality.lb_endpoints.len()).sum();
+                self.endpoints.insert(resource.version, count);
+            }
             self.kept.remove(&key);
             if refuses {
                 self.refused.insert(key, resource.version);
@@ -257,8 +331,91 @@ impl Client {
         self.ask(kind, Request { names, nonce: response.nonce, error, ..Request::default() });
     }
 
-    /// Whether it holds what the world says, but for what it has refused.
-    fn check(&self, hub: &Hub, truth: &Snapshot) {
+    /// The version of an assignment in a world.
+    fn version_in(&self, world: &Snapshot, name: &str) -> Version {
+        let (kind, name): (Kind, Arc<str>) = (Kind::Assignment, name.into());
+        let target = kind.read(&name);
+        let made = render::resource(world, kind, &name, target.as_ref(), &self.viewer, &Told::default());
+        made.expect("there is one of each name").version
+    }
+
+    /// Notes what of that which it brought is just what a world says.
+    fn compare(&mut self, world: &Snapshot) {
+        let of_assignments = self.brought.iter().filter(|((kind, _), _)| *kind == Kind::Assignment);
+        let same = of_assignments.filter(|((_, name), version)| self.version_in(world, name) == **version);
+        let same: Vec<Arc<str>> = same.map(|((_, name), _)| name.clone()).collect();
+        self.exact.extend(same);
+    }
+
+    /// Whether what it holds of a name is right though the world says something else, as a registry is missing.
+    fn keeps(&self, key: &(Kind, Arc<str>), current: Option<Version>, missing: &Missing) -> bool {
+        let (kind, name) = key;
+        let (brought, has) = (self.brought.get(key), self.has.get(key));
+        if missing.registries.is_empty() {
+            return false;
+        }
+        if *kind == Kind::Cluster {
+            let returned = self.brought.keys().any(|(of, _)| of == kind);
+            return match self.protocol {
+                // The response, which would have to hold all, waits.
+                Protocol::StateOfTheWorld => returned && has == brought,
+                // It holds what it brought, or more than there is.
+                Protocol::Delta => {
+                    let kept = has.is_some() && (brought.is_some() || current.is_none());
+                    returned && missing.may_have(*kind, name) && kept
+                }
+            };
+        }
+        // A client of state of the world does not say which of the names it wants it has.
+        let may_have_brought =
+            brought.is_some() || self.protocol == Protocol::StateOfTheWorld && self.wanted.contains(&**name);
+        if !may_have_brought || !missing.may_have(*kind, name) {
+            return false;
+        }
+        let hostname = kind.read(name).expect("a name of ours").hostname;
+        let is_empty = |version: &Version| self.endpoints.get(version) == Some(&0);
+        if has == brought && !missing.changed.contains(&hostname) {
+            // Nothing was changed: the client keeps just what it has.
+            return true;
+        }
+        // Something was: it keeps what it has where it would be sent nothing at all.
+        let would_be_emptied = current.is_none_or(|version| version == self.empty_version(name));
+        would_be_emptied && has.is_none_or(|version| !is_empty(version))
+    }
+
+    fn empty_version(&self, name: &str) -> Version {
+        self.version_in(
+            &build::all(World { policy: &policy(), shards: &[], resolved: &Resolved::new() }, 1, 1),
+            name,
+        )
+    }
+
+    /// Nothing that a missing registry may have was taken from it.
+    fn check_kept(&self, missing: &Missing) {
+        for (key, brought) in &self.brought {
+            let (kind, name) = key;
+            if !missing.may_have(*kind, name) {
+                continue;
+            }
+            let has = self.has.get(key);
+            assert!(has.is_some(), "{:?}: {key:?} was taken from it", self.protocol);
+            let hostname = kind.read(name).expect("a name of ours").hostname;
+            if *kind == Kind::Assignment {
+                let count = |version: &Version| self.endpoints.get(version).copied();
+                assert!(
+                    count(brought) == Some(0) || has.and_then(count) != Some(0),
+                    "{:?}: {key:?} was emptied",
+                    self.protocol
+                );
+                let changed = missing.perhaps.contains(&hostname) || self.exact.contains(name);
+                assert!(changed || has == Some(brought), "{:?}: {key:?} was changed for it", self.protocol);
+            }
+        }
+    }
+
+    /// Whether it holds what the world says, but for what it has refused and what it keeps.
+    fn check(&self, hub: &Hub, truth: &Snapshot, missing: &Missing) {
+        self.check_kept(missing);
         let mut expected: BTreeMap<(Kind, Arc<str>), Version> = BTreeMap::new();
         for (_, clusters) in hub.all_clusters().iter() {
             for cluster in clusters.iter() {
@@ -273,16 +430,30 @@ impl Client {
         }
         for name in &self.wants {
             let name: Arc<str> = name.as_str().into();
-            let (kind, target) = (Kind::Assignment, Kind::Assignment.read(&name));
-            let made = render::resource(truth, kind, &name, target.as_ref(), &self.viewer, &Told::default());
-            expected.insert((kind, name), made.expect("there is one of each name").version);
+            let version = self.version_in(truth, &name);
+            expected.insert((Kind::Assignment, name), version);
         }
         for (key, version) in &expected {
             let held = self.has.get(key) == Some(version) || self.refused.get(key) == Some(version);
-            assert!(held, "{:?}: {key:?} is not as the world has it", self.protocol);
+            let right = held || self.keeps(key, Some(*version), missing);
+            assert!(
+                right,
+                "{:?}: {key:?} is not as the world has it: {version:?}, has {:?}, brought {:?}, {missing:?}, {:?}, held back {}",
+                self.protocol,
+                self.has.get(key),
+                self.brought.get(key),
+                self.session.overview(key.0),
+                self.session.held_back(),
+            );
         }
         let more: Vec<_> = self.has.keys().filter(|key| !expected.contains_key(*key)).collect();
-        assert!(more.iter().all(|key| self.kept.contains(*key)), "held and gone: {more:?}");
+        let right = |key: &&&(Kind, Arc<str>)| self.kept.contains(**key) || self.keeps(key, None, missing);
+        assert!(
+            more.iter().all(|key| right(&key)),
+            "{:?}: held and gone: {more:?}, {missing:?}, {:?}",
+            self.protocol,
+            self.session.overview(Kind::Cluster),
+        );
     }
 }
 
@@ -294,29 +465,55 @@ struct Story {
     now: Instant,
     clients: Vec<Client>,
     random: Random,
+    /// What each registry has said last.
+    said: BTreeMap<usize, ScopedShard>,
+    missing: Missing,
+    scope: Scope,
+    restarts: usize,
+    /// Names that checks found held back.
+    held_back: usize,
+    started: Instant,
+    /// Registries of which an update was held as a mass withdrawal.
+    ever_held: BTreeSet<usize>,
+}
+
+/// A process without anything read.
+fn process(scope: &Scope) -> (Owner, Reader) {
+    let registries = (0..REGISTRIES).map(|at| FileRegistry {
+        name: format!("r{at}").into(),
+        path: "/nowhere".into(),
+        cluster: ClusterId::new(&format!("c{at}")),
+        network: network(at),
+        scope: self::scope(at),
+    });
+    let options = Options { expire_after: Some(EXPIRES), ..Options::default() };
+    let services = Shard::default();
+    let sources = Sources { policy: policy(), services, registries: registries.collect(), options };
+    let telemetry = Arc::new(Control::new(&Recorder::default()));
+    let (owner, _, _, reader) = Owner::new(sources, &telemetry, scope);
+    (owner, reader)
 }
 
 impl Story {
     fn new(seed: u64, scope: &Scope) -> Self {
-        let registries = (0..REGISTRIES).map(|at| FileRegistry {
-            name: format!("r{at}").into(),
-            path: "/nowhere".into(),
-            cluster: ClusterId::new(&format!("c{at}")),
-            network: network(at),
-            scope: RegistryScope::default(),
-        });
-        let options = Options { expire_after: Some(Duration::from_secs(600)), ..Options::default() };
-        let sources = Sources {
-            policy: policy(),
-            services: Shard::default(),
-            registries: registries.collect(),
-            options,
-        };
-        let telemetry = Arc::new(Control::new(&Recorder::default()));
-        let (owner, _, _, reader) = Owner::new(sources, &telemetry, scope);
+        let (owner, reader) = process(scope);
         let hub = Hub::new(reader.clone());
-        let (seen, now, random) = (reader.latest(), Instant::now(), Random(seed));
-        let mut world = Self { owner, reader, hub, seen, now, clients: Vec::new(), random };
+        let mut world = Self {
+            owner,
+            hub,
+            seen: reader.latest(),
+            reader,
+            now: Instant::now(),
+            clients: Vec::new(),
+            random: Random(seed),
+            said: BTreeMap::new(),
+            missing: Missing { registries: (0..REGISTRIES).collect(), ..Missing::default() },
+            scope: scope.clone(),
+            restarts: 0,
+            held_back: 0,
+            started: Instant::now(),
+            ever_held: BTreeSet::new(),
+        };
         // Clients are served from when every registry has answered.
         (0..REGISTRIES).for_each(|at| world.good_word(at));
         world
@@ -324,26 +521,92 @@ impl Story {
 
     fn good_word(&mut self, at: usize) {
         let reading = reading(at, &mut self.random);
+        self.say(at, reading.shard);
+    }
+
+    /// A registry is read, and says this.
+    fn say(&mut self, at: usize, shard: ScopedShard) {
+        let before = self.said.insert(at, shard.clone());
+        let known = !self.missing.registries.remove(&at);
+        let reading = Reading { shard: shard.clone(), texts: Vec::new() };
         self.owner.hear(&format!("r{at}").into(), Word::Good(reading), self.now);
+        if known && !self.missing.registries.is_empty() {
+            let changed = before.expect("it was read").changed(&shard);
+            let held = self.owner.registries[at].registry.status().state == RegistryState::Held;
+            self.missing.perhaps.extend(changed.iter().cloned());
+            if !held && !self.ever_held.contains(&at) {
+                self.missing.changed.extend(changed);
+            }
+            if held {
+                self.ever_held.insert(at);
+            }
+        }
+        self.forget_changes();
+    }
+
+    /// Without a missing registry nobody asks for what has changed.
+    fn forget_changes(&mut self) {
+        if self.missing.registries.is_empty() {
+            self.missing = Missing::default();
+        }
+    }
+
+    /// The process ends and another one starts, which finds only some of the registries; the clients come back to it.
+    fn restart(&mut self) {
+        self.restarts += 1;
+        (self.owner, self.reader) = process(&self.scope);
+        self.hub = Hub::new(self.reader.clone());
+        self.seen = self.reader.latest();
+        // The start of the process, for those who ask how long a registry has been missing.
+        self.now = Instant::now();
+        self.started = self.now;
+        self.ever_held.clear();
+        self.missing = Missing { registries: (0..REGISTRIES).collect(), ..Missing::default() };
+        for at in 0..REGISTRIES {
+            if self.random.percent(60) {
+                match self.said.get(&at).cloned().filter(|_| self.random.percent(70)) {
+                    Some(same) => self.say(at, same),
+                    None => self.good_word(at),
+                }
+            }
+        }
+        self.dispatch();
+        let (hub, latest) = (self.hub.clone(), self.reader.latest());
+        for client in &mut self.clients {
+            client.come_back(&hub, &mut self.random);
+            client.compare(&latest);
+        }
     }
 
     fn dispatch(&mut self) {
         let next = self.reader.latest();
         // Of the owner's own tasks none runs meanwhile: this drives the future alone.
         tokio::runtime::Handle::current().block_on(self.hub.step(&self.seen, &next));
+        self.clients.iter_mut().for_each(|client| client.compare(&next));
         self.seen = next;
     }
 
     fn step(&mut self) {
         let at = self.random.index(REGISTRIES);
         match self.random.below(20) {
+            // A registry that is missing is often missing for long.
+            0..5 if self.missing.registries.contains(&at) && self.random.percent(90) => {}
             0..5 => self.good_word(at),
             5 => {
-                let word = Word::Bad { problems: vec!["half written".into()], copy: None };
+                let copy = self.said.get(&at).filter(|_| self.random.percent(10)).cloned();
+                if copy.is_some() {
+                    self.missing.registries.remove(&at);
+                    self.forget_changes();
+                }
+                let copy = copy.map(|shard| (shard, SystemTime::now()));
+                let word = Word::Bad { problems: vec!["half written".into()], copy };
                 self.owner.hear(&format!("r{at}").into(), word, self.now);
             }
             6 => {
                 self.now += Duration::from_secs(self.random.below(300));
+                if self.now.duration_since(self.started) >= EXPIRES {
+                    self.missing = Missing::default();
+                }
                 self.owner.sweep(self.now);
             }
             7 => {
@@ -368,18 +631,20 @@ impl Story {
             10 if !self.clients.is_empty() && self.random.percent(40) => {
                 let at = self.random.index(self.clients.len());
                 self.clients[at].come_back(&self.hub, &mut self.random);
+                self.clients[at].compare(&self.reader.latest());
             }
             11..14 if !self.clients.is_empty() => {
                 let at = self.random.index(self.clients.len());
                 self.clients[at].want(&mut self.random);
             }
+            14 if self.random.percent(4) => self.restart(),
             14 | 15 => self.dispatch(),
             _ if !self.clients.is_empty() => {
                 let at = self.random.index(self.clients.len());
                 let refuses = self.random.percent(10);
                 let latest = self.reader.latest();
                 // What the hub has rendered is of one of the two.
-                self.clients[at].receive(&[&self.seen, &latest]);
+                self.clients[at].receive(&[&self.seen, &latest], &self.missing);
                 self.clients[at].read(refuses);
             }
             _ => {}
@@ -392,14 +657,15 @@ impl Story {
         let truth = self.reader.latest();
         for client in &mut self.clients {
             loop {
-                client.receive(&[&truth, &truth]);
+                client.receive(&[&truth, &truth], &self.missing);
                 if client.inbox.is_empty() {
                     break;
                 }
                 client.read(false);
             }
         }
-        self.clients.iter().for_each(|client| client.check(&self.hub, &truth));
+        self.held_back += self.clients.iter().map(|client| client.session.held_back()).sum::<usize>();
+        self.clients.iter().for_each(|client| client.check(&self.hub, &truth, &self.missing));
     }
 }
 
@@ -416,6 +682,7 @@ fn simulate(seed: u64) {
     }
     world.clients.clear();
     assert_eq!(world.hub.renderings(), 0, "nothing is kept for clients that have gone");
+    assert!(world.restarts > 10 && world.held_back > 100, "{} restarts, {}", world.restarts, world.held_back);
 }
 
 #[test]

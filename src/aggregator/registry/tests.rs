@@ -26,7 +26,8 @@ impl Story {
         };
         let expire_after = Some(Duration::from_secs(600));
         let options = Options { expire_after, ..Options::default() };
-        Self { registry: Registry::new(source), now: Instant::now(), options }
+        let now = Instant::now();
+        Self { registry: Registry::from_start(source, now), now, options }
     }
 
     /// The registry is read, with so many services; how many of them have changed.

@@ -4,22 +4,26 @@
 //! world says other things of its service; where the bytes come out the same, nobody is told. Sessions are told by a
 //! mark in their mailbox: a set of names, however long they do not look.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::future::poll_fn;
+use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 use std::time::Instant;
 
 use dashmap::DashMap;
+use hashbrown::hash_table::Entry;
+use hashbrown::{DefaultHashBuilder, HashTable};
 
 use super::kind::{Kind, Target};
 use super::peers::Told;
 use super::render;
-use super::resource::Resource;
+use super::resource::{Resource, Version};
 use crate::model::name::HostName;
 use crate::snapshot::Snapshot;
 use crate::snapshot::name_index::NameMap;
+use crate::snapshot::unread::Unread;
 use crate::snapshot::view::Viewer;
 use crate::world::Reader;
 
@@ -54,8 +58,18 @@ pub(super) fn are_same(one: &Arc<[Arc<Resource>]>, other: &Arc<[Arc<Resource>]>)
 pub struct Hub {
     reader: Reader,
     told: Told,
-    renderings: DashMap<HostName, HashMap<Key, Arc<Rendering>>>,
+    renderings: DashMap<HostName, HashTable<Arc<Rendering>>>,
+    hasher: DefaultHashBuilder,
     all: Mutex<All>,
+    held_back: Mutex<HeldBack>,
+}
+
+/// What sessions hold back from their clients while registries have not been read.
+struct HeldBack {
+    /// Of the world that everything is rendered from; renderings on demand may be of a later one.
+    unread: Arc<Unread>,
+    /// Of sessions that hold something back.
+    mailboxes: Vec<Arc<Mailbox>>,
 }
 
 /// What a rendering is of.
@@ -77,8 +91,29 @@ struct Rendering {
 struct State {
     /// Of the world it was rendered from; 0: not yet.
     generation: u64,
-    resource: Option<Arc<Resource>>,
+    made: Made,
     subscribers: Vec<Arc<Mailbox>>,
+}
+
+/// What a rendering came out as.
+#[derive(Default)]
+enum Made {
+    #[default]
+    Nothing,
+    /// An assignment without endpoints, which says no more than its name: it is made whenever it is asked for, as there may
+    /// be very many names of which nobody has told.
+    Empty(Version),
+    Resource(Arc<Resource>),
+}
+
+impl Made {
+    fn version(&self) -> Option<Version> {
+        match self {
+            Self::Nothing => None,
+            Self::Empty(version) => Some(*version),
+            Self::Resource(resource) => Some(resource.version),
+        }
+    }
 }
 
 /// All clusters there are, kept up from the first time that somebody wants all.
@@ -99,19 +134,22 @@ pub struct Subscription {
 /// What a name stands for.
 enum Subject {
     Rendering(Arc<Rendering>),
-    /// It means nothing, and never will: what there is of it stays as it is.
-    Nothing(Option<Arc<Resource>>),
+    /// It means nothing, and never will.
+    Nothing(Kind, Arc<str>),
 }
 
 impl Hub {
     pub fn new(reader: Reader) -> Arc<Self> {
         let (told, renderings, all) = (Told::default(), DashMap::new(), Mutex::default());
-        Arc::new(Self { reader, told, renderings, all })
+        let hasher = DefaultHashBuilder::default();
+        let held_back = HeldBack { unread: reader.latest().unread.clone(), mailboxes: Vec::new() };
+        Arc::new(Self { reader, told, renderings, hasher, all, held_back: Mutex::new(held_back) })
     }
 
     /// Keeps the renderings up with the world, until there will be no more worlds.
     pub async fn run(self: Arc<Self>) {
         let mut seen = self.reader.latest();
+        self.take_unread(&seen);
         while self.reader.changed(seen.generation).await {
             let next = self.reader.latest();
             self.step(&seen, &next).await;
@@ -125,18 +163,44 @@ impl Hub {
         let changed = next.changed_since(seen);
         let mut news = Vec::from_iter(self.update_all(seen, next, changed.as_deref()));
         for some in self.concerned(changed.as_deref()).chunks(TURN) {
-            news.extend(some.iter().filter_map(|rendering| self.refresh(rendering, next)));
+            news.extend(some.iter().filter_map(|rendering| self.refresh(rendering, seen, next)));
             tokio::task::yield_now().await;
         }
+        // Not before all is rendered: a session that no longer holds anything back must see what was missing.
+        self.take_unread(next);
         tell(&news);
+    }
+
+    /// Takes over which registries have not been read; sessions that hold something back look again if they are others.
+    fn take_unread(&self, world: &Snapshot) {
+        let mut held_back = lock(&self.held_back);
+        if !held_back.unread.has_registries_of(&world.unread) {
+            held_back.mailboxes.iter().for_each(|mailbox| mailbox.wake());
+        }
+        held_back.unread = world.unread.clone();
+    }
+
+    /// The registries that have not been read. To be asked for after the marks of a mailbox were taken.
+    pub fn unread(&self) -> Arc<Unread> {
+        lock(&self.held_back).unread.clone()
+    }
+
+    /// Wakes this mailbox when other registries have not been read than these, until [`Self::holds_nothing_back`].
+    pub fn holds_back(&self, mailbox: &Arc<Mailbox>, seen: &Arc<Unread>) {
+        let mut held_back = lock(&self.held_back);
+        if !held_back.unread.has_registries_of(seen) {
+            mailbox.wake();
+        }
+        held_back.mailboxes.push(mailbox.clone());
+    }
+
+    pub fn holds_nothing_back(&self, mailbox: &Mailbox) {
+        lock(&self.held_back).mailboxes.retain(|other| other.id != mailbox.id);
     }
 
     /// The renderings of these services; `None`: of all.
     fn concerned(&self, changed: Option<&[HostName]>) -> Vec<Arc<Rendering>> {
-        let list = |renderings: &HashMap<Key, Arc<Rendering>>| {
-            #[expect(clippy::disallowed_methods, reason = "who is rendered first does not matter")]
-            renderings.values().cloned().collect::<Vec<_>>()
-        };
+        let list = |renderings: &HashTable<Arc<Rendering>>| renderings.iter().cloned().collect::<Vec<_>>();
         match changed {
             None => self.renderings.iter().flat_map(|entry| list(entry.value())).collect(),
             Some(names) => {
@@ -147,13 +211,18 @@ impl Hub {
     }
 
     /// Renders again; who is to be told where something came out otherwise.
-    fn refresh(&self, rendering: &Rendering, world: &Snapshot) -> Option<News> {
+    fn refresh(&self, rendering: &Rendering, seen: &Snapshot, world: &Snapshot) -> Option<News> {
         let mut state = lock(&rendering.state);
-        if state.generation == 0 || state.generation >= world.generation {
+        if state.generation == 0 {
             return None;
         }
         let Key { kind, name, .. } = &rendering.key;
-        let changed = self.render(rendering, &mut state, world);
+        // Sessions that hold the resource back have to look at it, also where it comes out the same.
+        let hostname = rendering.target.hostname.as_str();
+        let mut changed = world.unread.is_changed(hostname) && !seen.unread.is_changed(hostname);
+        if state.generation < world.generation {
+            changed |= self.render(rendering, &mut state, world);
+        }
         changed.then(|| News {
             kind: *kind,
             name: Some(name.clone()),
@@ -167,11 +236,14 @@ impl Hub {
         let target = Some(&rendering.target);
         let made = render::resource(world, *kind, name, target, viewer, &self.told);
         state.generation = world.generation;
-        let version = |resource: &Resource| resource.version;
-        if made.as_ref().map(version) == state.resource.as_deref().map(version) {
+        if made.as_ref().map(|resource| resource.version) == state.made.version() {
             return false;
         }
-        state.resource = made.map(Arc::new);
+        state.made = match made {
+            None => Made::Nothing,
+            Some(resource) if resource.is_empty => Made::Empty(resource.version),
+            Some(resource) => Made::Resource(Arc::new(resource)),
+        };
         true
     }
 
@@ -246,9 +318,7 @@ impl Hub {
     ) -> Subscription {
         let (hub, mailbox) = (self.clone(), mailbox.clone());
         let Some(target) = kind.read(name) else {
-            let world = self.reader.latest();
-            let nothing = render::resource(&world, kind, name, None, viewer, &self.told).map(Arc::new);
-            return Subscription { hub, mailbox, subject: Subject::Nothing(nothing) };
+            return Subscription { hub, mailbox, subject: Subject::Nothing(kind, name.clone()) };
         };
         // Only assignments depend on where the viewer is.
         let viewer = match kind {
@@ -259,10 +329,16 @@ impl Hub {
         };
         let key = Key { kind, name: name.clone(), viewer };
         let mut of_service = self.renderings.entry(target.hostname.clone()).or_default();
-        let rendering = of_service
-            .entry(key.clone())
-            .or_insert_with(|| Arc::new(Rendering { key, target, state: Mutex::default() }))
-            .clone();
+        let hash = |rendering: &Arc<Rendering>| self.hasher.hash_one(&rendering.key);
+        let entry = of_service.entry(self.hasher.hash_one(&key), |other| other.key == key, hash);
+        let rendering = match entry {
+            Entry::Occupied(known) => known.get().clone(),
+            Entry::Vacant(free) => {
+                let rendering = Arc::new(Rendering { key, target, state: Mutex::default() });
+                free.insert(rendering.clone());
+                rendering
+            }
+        };
         // While nobody else can take the rendering out.
         lock(&rendering.state).subscribers.push(mailbox.clone());
         Subscription { hub, mailbox, subject: Subject::Rendering(rendering) }
@@ -275,18 +351,30 @@ impl Hub {
 }
 
 impl Subscription {
+    /// The service that the resource speaks of; `None` where the name means nothing.
+    pub fn hostname(&self) -> Option<&HostName> {
+        match &self.subject {
+            Subject::Rendering(rendering) => Some(&rendering.target.hostname),
+            Subject::Nothing(..) => None,
+        }
+    }
+
     /// The resource as the newest world has it.
     pub fn current(&self) -> Option<Arc<Resource>> {
         let rendering = match &self.subject {
             Subject::Rendering(rendering) => rendering,
-            Subject::Nothing(nothing) => return nothing.clone(),
+            Subject::Nothing(kind, name) => return render::nothing(*kind, name).map(Arc::new),
         };
         let mut state = lock(&rendering.state);
         if state.generation == 0 {
             // The world is looked up only now, after the hub can find this rendering: no later world is missed.
             self.hub.render(rendering, &mut state, &self.hub.reader.latest());
         }
-        state.resource.clone()
+        match &state.made {
+            Made::Nothing => None,
+            Made::Empty(_) => render::nothing(rendering.key.kind, &rendering.key.name).map(Arc::new),
+            Made::Resource(resource) => Some(resource.clone()),
+        }
     }
 }
 
@@ -304,7 +392,10 @@ impl Drop for Subscription {
             state.subscribers.swap_remove(at);
         }
         if state.subscribers.is_empty() {
-            of_service.remove(&rendering.key);
+            let hash = self.hub.hasher.hash_one(&rendering.key);
+            if let Ok(entry) = of_service.find_entry(hash, |other| other.key == rendering.key) {
+                entry.remove();
+            }
         }
         let unused = of_service.is_empty();
         drop((state, of_service));
@@ -372,6 +463,15 @@ impl Mailbox {
             None => marks.all = true,
         }
         marks.since.get_or_insert(now);
+        inside.news = true;
+        let waiting = inside.waiting.take();
+        drop(inside);
+        waiting.into_iter().for_each(Waker::wake);
+    }
+
+    /// Has its session look whether there is something to do.
+    fn wake(&self) {
+        let mut inside = lock(&self.inside);
         inside.news = true;
         let waiting = inside.waiting.take();
         drop(inside);

@@ -6,11 +6,13 @@
 //!  client ──request──▶ session: what this client wants, was sent, has acknowledged ──▶ messages of shared slices
 //! ```
 //!
+//! - [`budget`]: what clients may have the server hold, in bytes.
 //! - [`incoming`]: connections, past TLS where that is asked for.
 //! - [`kind`]: the resource types, and how their names are read.
 //! - [`node`]: who a client says it is, and what of that it may say.
 //! - [`peers`]: who may answer for a service by mutual TLS.
 //! - [`render`]: snapshot → resources, as Envoy and gRPC take them.
+//! - [`requests`]: the requests of a stream, out of the body of its HTTP request.
 //! - [`resource`]: one encoded resource, shared by all who are sent it.
 //! - [`hub`]: the cache of renderings, and who is to be told when one changes.
 //! - [`session`]: the protocol, state of the world and delta, as a state machine without sockets.
@@ -18,6 +20,7 @@
 //! - [`server`]: the gRPC methods.
 //! - [`status`]: what is known of each client.
 
+pub mod budget;
 pub mod hub;
 pub mod incoming;
 pub mod kind;
@@ -25,6 +28,7 @@ pub mod message;
 pub mod node;
 pub mod peers;
 pub mod render;
+pub mod requests;
 pub mod resource;
 pub mod server;
 pub mod session;

@@ -13,6 +13,10 @@ use crate::proto::envoy::config::core::v3::Node;
 use crate::snapshot::policy::admits;
 use crate::snapshot::view::{Client, Families, Passage, Viewer};
 
+/// The key of the networks that a client wants to see.
+const VIEW: &str = "REQUESTED_NETWORK_VIEW";
+/// Bytes that are kept of a text.
+const TEXT_BYTES_MAX: usize = 512;
 /// Networks that `REQUESTED_NETWORK_VIEW` may list.
 const SEES_MAX: usize = 64;
 
@@ -29,23 +33,35 @@ pub struct Introduction {
 #[error("{who} may not claim network {network:?} and cluster {cluster:?}: no rule of xds.clients lets it")]
 pub struct Denied {
     /// Its identity, or its address.
-    who: String,
+    pub who: String,
     network: String,
     cluster: String,
 }
 
+/// A text of the node that is too long to be kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the node's {0} has more than {TEXT_BYTES_MAX} bytes")]
+pub struct TooLong(&'static str);
+
 impl Introduction {
-    pub fn of(node: &Node) -> Self {
+    pub fn of(node: &Node) -> Result<Self, TooLong> {
+        for key in ["NETWORK", "CLUSTER_ID"] {
+            if metadata_text(node, key).len() > TEXT_BYTES_MAX {
+                return Err(TooLong(key));
+            }
+        }
+        if metadata_text(node, VIEW).split(',').any(|network| network.len() > TEXT_BYTES_MAX) {
+            return Err(TooLong(VIEW));
+        }
         let text = |key| metadata_text(node, key);
         let list = |key| text(key).split(',').map(str::trim).filter(|item| !item.is_empty());
-        let mut sees: Vec<Network> =
-            list("REQUESTED_NETWORK_VIEW").take(SEES_MAX).map(Network::new).collect();
+        let mut sees: Vec<Network> = list(VIEW).take(SEES_MAX).map(Network::new).collect();
         sees.sort_unstable();
         sees.dedup();
         let client = if node.user_agent_name.starts_with("gRPC") { Client::Grpc } else { Client::Envoy };
-        Self {
-            id: node.id.clone(),
-            user_agent: node.user_agent_name.clone(),
+        Ok(Self {
+            id: beginning_of(&node.id),
+            user_agent: beginning_of(&node.user_agent_name),
             viewer: Viewer {
                 passage: Passage::Sni,
                 network: Network::new(text("NETWORK")),
@@ -54,7 +70,7 @@ impl Introduction {
                 client,
                 sees: Arc::from(sees),
             },
-        }
+        })
     }
 
     /// Whether the rules let this client say so. Without rules anyone may claim anything: without TLS
@@ -79,6 +95,15 @@ impl Introduction {
         let who = caller.identity.as_ref().map_or_else(|| caller.peer.ip().to_string(), ToString::to_string);
         Err(Denied { who, network, cluster })
     }
+}
+
+/// As much of a text as is kept.
+fn beginning_of(text: &str) -> String {
+    let mut end = text.len().min(TEXT_BYTES_MAX);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text[..end].to_owned()
 }
 
 fn metadata_text<'a>(node: &'a Node, key: &str) -> &'a str {
@@ -132,7 +157,8 @@ mod tests {
             ("CLUSTER_ID", "c1"),
             ("REQUESTED_NETWORK_VIEW", "west, east,"),
             ("INSTANCE_IPS", "10.0.0.1,fe80::1"),
-        ]));
+        ]))
+        .expect("short");
         let expected = Viewer {
             passage: Passage::Sni,
             network: Network::new("east"),
@@ -144,9 +170,19 @@ mod tests {
         assert_eq!(said.viewer, expected);
         let grpc =
             Node { user_agent_name: "gRPC C-core linux Python".into(), ..node(&[("INSTANCE_IPS", "::1,x")]) };
-        let said = Introduction::of(&grpc);
+        let said = Introduction::of(&grpc).expect("short");
         assert_eq!((said.viewer.client, said.viewer.families), (Client::Grpc, Families::V6));
-        assert_eq!(Introduction::of(&Node::default()).viewer, Viewer::default());
+        assert_eq!(Introduction::of(&Node::default()).expect("short").viewer, Viewer::default());
+    }
+
+    #[test]
+    fn long_texts_are_cut_or_refused() {
+        let long = "ü".repeat(TEXT_BYTES_MAX);
+        let of = |key| Introduction::of(&node(&[(key, &long)])).map(|said| said.viewer);
+        assert_eq!((of("NETWORK"), of(VIEW)), (Err(TooLong("NETWORK")), Err(TooLong(VIEW))));
+        let said =
+            Introduction::of(&Node { id: format!("x{long}"), ..node(&[("OTHER", &long)]) }).expect("short");
+        assert_eq!(said.id.len(), TEXT_BYTES_MAX - 1);
     }
 
     #[test]
@@ -162,7 +198,8 @@ mod tests {
             let peer = SocketAddr::new(from.parse().expect("legal"), 1);
             let caller =
                 Caller { peer, identity: Some(Identity::parse("spiffe://td/ns/a/sa/b").expect("legal")) };
-            Introduction::of(&node(&[("NETWORK", network)])).check(&caller, options)
+            let introduction = Introduction::of(&node(&[("NETWORK", network)])).expect("short");
+            introduction.check(&caller, options)
         };
         let rules = options(Some(vec![rule]));
         assert_eq!(ask("east", "127.0.0.1", &rules), Ok(()));

@@ -78,6 +78,16 @@ pub fn resource(
     }
 }
 
+/// What there is of a name that nobody has told of: an assignment without endpoints, and of other types nothing.
+pub fn nothing(kind: Kind, name: &Arc<str>) -> Option<Resource> {
+    let made = || endpoint::ClusterLoadAssignment {
+        cluster_name: name.to_string(),
+        ..endpoint::ClusterLoadAssignment::default()
+    };
+    let is_empty = kind == Kind::Assignment && !name.is_empty();
+    is_empty.then(|| Resource::new(kind, name.clone(), &made()).without_endpoints())
+}
+
 /// The clusters of a service, one for each port and subset, for those who ask for all (Envoy).
 pub fn clusters(snapshot: &Snapshot, hostname: &HostName, told: &Told) -> Vec<Resource> {
     let Some(service) = snapshot.service(hostname.as_str()) else {
@@ -196,7 +206,8 @@ fn assignment(snapshot: &Snapshot, name: &Arc<str>, found: Option<Found<'_>>, vi
         },
         ..endpoint::ClusterLoadAssignment::default()
     };
-    Resource::new(Kind::Assignment, name.clone(), &made)
+    let resource = Resource::new(Kind::Assignment, name.clone(), &made);
+    if entries.is_empty() { resource.without_endpoints() } else { resource }
 }
 
 /// Each endpoint with its own weight.

@@ -13,6 +13,8 @@ use super::kind::Kind;
 pub struct Resource {
     pub name: Arc<str>,
     pub version: Version,
+    /// Whether it is an assignment without endpoints.
+    pub is_empty: bool,
     /// A `Resource` message: name and version, then, last, the `Any` with the resource itself.
     bytes: Bytes,
     /// Where the `Any` begins.
@@ -65,7 +67,13 @@ impl Resource {
         let any = bytes.len();
         put_field(&mut bytes, ANY_TYPE_URL, kind.type_url().as_bytes());
         put_field(&mut bytes, ANY_VALUE, &value);
-        Self { name, version, bytes: bytes.freeze(), any }
+        Self { name, version, is_empty: false, bytes: bytes.freeze(), any }
+    }
+
+    /// The same, known to be an assignment without endpoints.
+    #[must_use]
+    pub fn without_endpoints(self) -> Self {
+        Self { is_empty: true, ..self }
     }
 
     /// The `Resource` message, as delta responses carry it.

@@ -6,19 +6,21 @@ use std::time::{Duration, Instant};
 use axum::extract::{Extension, Request};
 use axum::response::Response as HttpResponse;
 use axum::routing::post;
-use tonic::codec::{Codec, Streaming};
+use tonic::Status;
 use tonic::service::Routes;
 use tonic::transport::Server;
-use tonic::{Code, Status};
-use tonic_prost::ProstCodec;
 
+use super::budget::Budget;
 use super::hub::Hub;
 use super::incoming::{CalledOn, Caller, Ready, Tls};
 use super::kind::Kind;
 use super::message::Body;
 use super::node::Introduction;
+use super::requests::{Requests, Whole};
 use super::resource::Version;
-use super::session::{Answer, Protocol, Refusal, Request as Asked, Response, Session};
+use super::session::{
+    Answer, NAME_BYTES_MAX, NAMES_MAX, Protocol, Refusal, Request as Asked, Response, Session,
+};
 use super::status::{Clients, Place};
 use crate::discovery::Options;
 use crate::net::incoming::Incoming;
@@ -30,6 +32,14 @@ use crate::telemetry::discovery::Discovery as Metrics;
 /// The size of a request: a client of as many names as it may have gives each with its version when it comes back, which
 /// is some 120 bytes.
 const REQUEST_BYTES_MAX: usize = 16 << 20;
+/// The same of a request for a type that the client has asked for before, beside the names that it wants.
+const LATER_BYTES_MAX: usize = 1 << 20;
+/// Bytes of requests that are not whole yet, of all clients; one client may have one.
+const REQUESTS_BYTES_MAX: usize = 128 << 20;
+/// What the names of one client may cost, and those of all.
+const NAMES_BYTES_MAX: (usize, usize) = (128 << 20, 1 << 30);
+/// Bytes that a connection, and a stream of it, may send ahead of what the server reads.
+const WINDOWS: (u32, u32) = (256 << 10, 64 << 10);
 /// Streams at once.
 const STREAMS_MAX: usize = 20_000;
 /// Streams of one connection: one, or one for each type, is what clients have.
@@ -44,11 +54,14 @@ pub struct Service {
     metrics: Metrics,
     options: Options,
     scope: Scope,
+    names: Arc<Budget>,
+    unfinished: Arc<Budget>,
 }
 
 impl Service {
     pub fn new(hub: Arc<Hub>, metrics: Metrics, options: Options, scope: Scope) -> Arc<Self> {
-        Arc::new(Self { hub, clients: Arc::default(), metrics, options, scope })
+        let (names, unfinished) = (Budget::new(NAMES_BYTES_MAX.1), Budget::new(REQUESTS_BYTES_MAX));
+        Arc::new(Self { hub, clients: Arc::default(), metrics, options, scope, names, unfinished })
     }
 
     pub fn clients(&self) -> Arc<Clients> {
@@ -63,6 +76,8 @@ pub fn serve(service: &Arc<Service>, incoming: Incoming, tls: Option<Tls>) {
         .http2_keepalive_interval(Some(KEEP_ALIVE.0))
         .http2_keepalive_timeout(Some(KEEP_ALIVE.1))
         .max_concurrent_streams(Some(STREAMS_OF_CONNECTION))
+        .initial_connection_window_size(Some(WINDOWS.0))
+        .initial_stream_window_size(Some(WINDOWS.1))
         .add_routes(Routes::from(routes(service.clone())))
         .serve_with_incoming(ready);
     service.scope.spawn(service.hub.clone().run());
@@ -116,6 +131,7 @@ impl DiscoveryRequest for discovery::DeltaDiscoveryRequest {
         let asked = Asked {
             names: self.resource_names_subscribe,
             unsubscribe: self.resource_names_unsubscribe,
+            returns: !self.initial_resource_versions.is_empty(),
             has: self.initial_resource_versions.into_iter().collect(),
             nonce: self.response_nonce,
             error: self.error_detail.map(|status| status.message),
@@ -128,6 +144,7 @@ impl DiscoveryRequest for discovery::DiscoveryRequest {
     fn take_apart(self) -> Parts {
         let asked = Asked {
             names: self.resource_names,
+            returns: !self.version_info.is_empty(),
             nonce: self.response_nonce,
             error: self.error_detail.map(|status| status.message),
             ..Asked::default()
@@ -151,17 +168,19 @@ fn open<R: DiscoveryRequest>(
     let Some(place) = service.clients.enter(&caller, protocol, STREAMS_MAX) else {
         return Status::resource_exhausted("too many clients").into_http();
     };
-    let decoder = ProstCodec::<R, R>::default().decoder();
+    // One more than the limit, so that it is the request's size that is refused, and not the account.
+    let account = service.unfinished.account(caller.peer.ip(), 2 * REQUEST_BYTES_MAX);
     service.metrics.come();
     let client = Box::new(Client {
         service: service.clone(),
-        requests: Streaming::new_request(decoder, request.into_body(), None, Some(REQUEST_BYTES_MAX)),
+        requests: Requests::<R>::new(request.into_body(), account),
         caller,
         protocol,
         only,
         place,
         session: None,
         unknown: None,
+        held_back: 0,
         refused: [false; Kind::ALL.len()],
     });
     let responses = futures_util::stream::unfold(client, async |mut client| {
@@ -177,7 +196,7 @@ fn open<R: DiscoveryRequest>(
 /// One client's stream.
 struct Client<R> {
     service: Arc<Service>,
-    requests: Streaming<R>,
+    requests: Requests<R>,
     caller: Caller,
     protocol: Protocol,
     only: Option<Kind>,
@@ -186,6 +205,8 @@ struct Client<R> {
     session: Option<Session>,
     /// An answer of which no session knows.
     unknown: Option<Response>,
+    /// How much was held back from it when that was last noted.
+    held_back: usize,
     /// Types of which it has refused a response.
     refused: [bool; Kind::ALL.len()],
 }
@@ -206,7 +227,7 @@ impl<R: DiscoveryRequest> Client<R> {
             let request = tokio::select! {
                 // What the client says comes first: it may not want any more what has changed.
                 biased;
-                request = self.requests.message() => Some(request),
+                request = self.requests.next(REQUEST_BYTES_MAX) => Some(request),
                 () = changed(self.session.as_ref()) => None,
             };
             let heard = match request {
@@ -214,7 +235,7 @@ impl<R: DiscoveryRequest> Client<R> {
                 Some(Ok(Some(request))) => self.hear(request),
                 // It asks for nothing more, and is not told that something was wrong.
                 Some(Ok(None)) => Err(Status::ok("")),
-                Some(Err(status)) => Err(as_clients_expect(status)),
+                Some(Err(status)) => Err(status),
             };
             if let Err(status) = heard {
                 break status;
@@ -224,19 +245,25 @@ impl<R: DiscoveryRequest> Client<R> {
         Err(end)
     }
 
-    fn hear(&mut self, request: R) -> Result<(), Status> {
+    fn hear(&mut self, request: Whole<R>) -> Result<(), Status> {
         let Self { service, place, session, .. } = self;
+        let Whole { request, bytes } = request;
         let Parts { node, type_url, asked } = request.take_apart();
         let session = match session {
             Some(session) => session,
             None => {
-                let introduction = Introduction::of(&node.unwrap_or_default());
-                introduction
-                    .check(&self.caller, &service.options)
-                    .map_err(|denied| Status::permission_denied(denied.to_string()))?;
+                let introduction = Introduction::of(&node.unwrap_or_default())
+                    .map_err(|long| Status::invalid_argument(long.to_string()))?;
+                if let Err(denied) = introduction.check(&self.caller, &service.options) {
+                    service.metrics.refused();
+                    service.clients.refuse(&self.caller, &introduction, &denied);
+                    return Err(Status::permission_denied(denied.to_string()));
+                }
                 let viewer = introduction.viewer.clone();
                 place.introduced(introduction);
-                session.insert(Session::new(service.hub.clone(), viewer, self.protocol))
+                let account = service.names.account(self.caller.peer.ip(), NAMES_BYTES_MAX.0);
+                let made = Session::new(service.hub.clone(), viewer, self.protocol);
+                session.insert(made.paid_from(account))
             }
         };
         let kind = match self.only {
@@ -247,12 +274,26 @@ impl<R: DiscoveryRequest> Client<R> {
             None => Kind::of_type_url(&type_url),
         };
         let Some(kind) = kind else {
+            if type_url.len() > NAME_BYTES_MAX || asked.names.iter().any(|name| name.len() > NAME_BYTES_MAX) {
+                return Err(refused(&Refusal::TooLongName));
+            }
+            if bytes > LATER_BYTES_MAX || asked.names.len() > NAMES_MAX {
+                return Err(Status::resource_exhausted(format!(
+                    "a request of {bytes} bytes for an unknown type"
+                )));
+            }
             self.unknown = unknown(session, self.protocol, type_url, asked);
             return Ok(());
         };
-        let answer = session
-            .request(kind, asked)
-            .map_err(|refusal @ Refusal::TooManyNames| Status::resource_exhausted(refusal.to_string()))?;
+        if bytes > LATER_BYTES_MAX && session.has_asked(kind) {
+            let bytes_max = LATER_BYTES_MAX + session.names_bytes(kind);
+            if bytes > bytes_max {
+                let text =
+                    format!("a request of {bytes} bytes; at most {bytes_max} are taken after the first");
+                return Err(Status::resource_exhausted(text));
+            }
+        }
+        let answer = session.request(kind, asked).map_err(|refusal| refused(&refusal))?;
         match &answer {
             Answer::None => {}
             Answer::Ack(since) => {
@@ -287,6 +328,12 @@ impl<R: DiscoveryRequest> Client<R> {
                 return Some(response);
             }
             if !session.is_unfinished() {
+                let held_back = session.held_back();
+                if std::mem::replace(&mut self.held_back, held_back) != held_back {
+                    for kind in Kind::ALL {
+                        self.place.note(kind, session.overview(kind), &Answer::None);
+                    }
+                }
                 return None;
             }
             // Others have a turn.
@@ -309,11 +356,12 @@ fn unknown(session: &mut Session, protocol: Protocol, type_url: String, asked: A
     })
 }
 
-/// Too large a request is `OUT_OF_RANGE` to tonic, and `RESOURCE_EXHAUSTED` to all other implementations of gRPC.
-fn as_clients_expect(status: Status) -> Status {
-    match status.code() {
-        Code::OutOfRange => Status::resource_exhausted(status.message()),
-        _ => status,
+/// What a client is told that asks for too much.
+fn refused(refusal: &Refusal) -> Status {
+    let text = refusal.to_string();
+    match refusal {
+        Refusal::TooLongName => Status::invalid_argument(text),
+        Refusal::TooManyNames | Refusal::TooManyBytes(_) => Status::resource_exhausted(text),
     }
 }
 

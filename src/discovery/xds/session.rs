@@ -16,14 +16,17 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use draft::Draft;
 
+use super::budget::{Account, Exhausted};
 use super::hub::{Clusters, Hub, Mailbox, Subscription};
 use super::kind::Kind;
 use super::resource::{Resource, Version};
-use crate::snapshot::view::Viewer;
+use crate::model::name::HostName;
+use crate::snapshot::unread::Unread;
+use crate::snapshot::view::{Client, Viewer};
 
 mod delta;
 mod draft;
@@ -31,6 +34,10 @@ mod world;
 
 /// Names that a client may subscribe to, of one type.
 pub const NAMES_MAX: usize = 1 << 17;
+/// Bytes of a name; the longest that means something has some 350.
+pub const NAME_BYTES_MAX: usize = 512;
+/// What a name costs beside its text: that a client wants it, and what is rendered for it.
+const NAME_COST: usize = 512;
 /// Of the text of a NACK, which may hold whole resources.
 const ERROR_BYTES_MAX: usize = 4096;
 
@@ -49,6 +56,8 @@ pub struct Request {
     pub unsubscribe: Vec<String>,
     /// Delta, first request: what the client has from an earlier stream.
     pub has: Vec<(String, String)>,
+    /// First request: whether the client has something from an earlier stream.
+    pub returns: bool,
     pub nonce: String,
     /// A NACK's text.
     pub error: Option<String>,
@@ -73,6 +82,10 @@ pub struct Response {
 pub enum Refusal {
     #[error("more than {NAMES_MAX} names of one type")]
     TooManyNames,
+    #[error("a name of more than {NAME_BYTES_MAX} bytes")]
+    TooLongName,
+    #[error("names: {0}")]
+    TooManyBytes(#[from] Exhausted),
 }
 
 /// What became of the response before.
@@ -88,10 +101,15 @@ pub enum Answer {
 /// What a session has of one type, for those who look on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overview {
+    /// Whether the client has asked for anything of the type.
+    pub asked: bool,
     pub wildcard: bool,
     pub names: usize,
     pub sent: u64,
-    pub in_flight: bool,
+    /// When the response was sent that is not acknowledged yet.
+    pub in_flight: Option<SystemTime>,
+    /// Names, and responses that have to hold all, that are held back while a registry has not been read.
+    pub held_back: usize,
 }
 
 /// A client's stream.
@@ -103,6 +121,12 @@ pub struct Session {
     types: [Type; Kind::ALL.len()],
     responses: u64,
     unfinished: bool,
+    /// What the names may cost; absent: anything.
+    account: Option<Account>,
+    /// Registries that have not been read, as of the last look.
+    unread: Arc<Unread>,
+    /// Whether the hub knows that something is held back.
+    holds_back: bool,
 }
 
 /// A type of which the client may have asked.
@@ -117,6 +141,16 @@ struct Type {
     pending: BTreeSet<Arc<str>>,
     /// Names to be answered, whatever was sent before.
     owed: BTreeSet<Arc<str>>,
+    /// Whether the client had something from an earlier stream when it first asked.
+    returns: bool,
+    /// Names held back while a registry has not been read, each with whether it is owed.
+    held_back: BTreeMap<Arc<str>, bool>,
+    /// State of the world: whether the response that has to hold all is held back.
+    waits: bool,
+    /// Delta: what the client has besides names that it gave, by the service, where that is not what there is.
+    kept: BTreeMap<HostName, BTreeMap<Arc<str>, Option<Version>>>,
+    /// Whether what is kept has to be looked at, as other registries have not been read than before.
+    kept_changed: bool,
     /// Whether a response is owed even where there is nothing to tell.
     must_answer: bool,
     /// What was sent to those who want all.
@@ -135,13 +169,19 @@ struct Type {
 
 /// The last response is not answered yet.
 struct InFlight {
+    /// When the first of the changes came that it tells of.
     since: Option<Instant>,
+    sent: SystemTime,
 }
 
 /// A name that the client has given.
 struct Named {
     subscription: Subscription,
     sent: Sent,
+    /// Whether the client had it before this stream.
+    brought: bool,
+    /// Whether the client may have more of it than there is, as it has it from before this stream.
+    lacking: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,7 +195,43 @@ enum Sent {
 impl Session {
     pub fn new(hub: Arc<Hub>, viewer: Viewer, protocol: Protocol) -> Self {
         let (mailbox, types) = (Mailbox::new(), Default::default());
-        Self { hub, mailbox, viewer: Arc::new(viewer), protocol, types, responses: 0, unfinished: false }
+        let unread = hub.unread();
+        Self {
+            hub,
+            mailbox,
+            viewer: Arc::new(viewer),
+            protocol,
+            types,
+            responses: 0,
+            unfinished: false,
+            account: None,
+            unread,
+            holds_back: false,
+        }
+    }
+
+    /// The same, whose names are paid for from an account.
+    #[must_use]
+    pub fn paid_from(mut self, account: Account) -> Self {
+        self.account = Some(account);
+        self
+    }
+
+    /// Bytes that the names cost.
+    pub fn names_cost(&self) -> usize {
+        self.account.as_ref().map_or(0, Account::bytes)
+    }
+
+    /// Bytes of the largest sensible request of a type that the client has asked for before: in state of the world each one
+    /// gives all names.
+    pub fn names_bytes(&self, kind: Kind) -> usize {
+        // Tag and length of each.
+        self.types[kind as usize].named.keys().map(|name| name.len() + 4).sum()
+    }
+
+    /// Whether the client has asked for something of a type.
+    pub fn has_asked(&self, kind: Kind) -> bool {
+        self.types[kind as usize].asked
     }
 
     /// Waits until something changes, or has.
@@ -166,15 +242,26 @@ impl Session {
     pub fn overview(&self, kind: Kind) -> Overview {
         let of = &self.types[kind as usize];
         Overview {
+            asked: of.asked,
             wildcard: of.wildcard,
             names: of.named.len(),
             sent: of.sent,
-            in_flight: of.in_flight.is_some(),
+            in_flight: of.in_flight.as_ref().map(|flight| flight.sent),
+            held_back: of.held_back(),
         }
+    }
+
+    /// How much of all types is held back.
+    pub fn held_back(&self) -> usize {
+        self.types.iter().map(Type::held_back).sum()
     }
 
     /// Takes in a request.
     pub fn request(&mut self, kind: Kind, request: Request) -> Result<Answer, Refusal> {
+        let names = request.names.iter().chain(request.has.iter().map(|(name, _)| name));
+        if names.into_iter().any(|name| name.len() > NAME_BYTES_MAX) {
+            return Err(Refusal::TooLongName);
+        }
         match self.protocol {
             Protocol::Delta => self.delta_request(kind, request),
             Protocol::StateOfTheWorld => self.world_request(kind, request),
@@ -190,11 +277,17 @@ impl Session {
     /// The next thing to say, if there is any.
     pub fn response(&mut self) -> Option<Response> {
         self.gather();
+        let response = self.next_response();
+        self.note_held_back();
+        response
+    }
+
+    fn next_response(&mut self) -> Option<Response> {
         self.unfinished = false;
         // Clusters before assignments before listeners before routes.
         for kind in Kind::ALL {
             let of = &self.types[kind as usize];
-            if !of.asked || of.in_flight.is_some() {
+            if !of.asked || of.in_flight.is_some() || self.waits(kind) {
                 continue;
             }
             let draft = match self.protocol {
@@ -228,9 +321,44 @@ impl Session {
             of.all_changed |= marks.all && of.wildcard;
             of.since = of.since.or(marks.since);
         }
+        // Only after the marks were taken: what they tell of is rendered without the registries that are unread then.
+        let unread = self.hub.unread();
+        if !unread.has_registries_of(&self.unread) {
+            self.types.iter_mut().for_each(Type::look_at_held_back);
+        }
+        self.unread = unread;
     }
 
-    fn add(&mut self, kind: Kind, name: Arc<str>, sent: Sent) -> Result<(), Refusal> {
+    /// Returns true while the response of a type that has to hold all would take something from the client that a registry
+    /// which has not been read may have.
+    fn waits(&mut self, kind: Kind) -> bool {
+        let of = &mut self.types[kind as usize];
+        let may_wait = self.protocol == Protocol::StateOfTheWorld && kind.has_wildcard();
+        let unread = &*self.unread;
+        of.waits = may_wait && of.returns && !unread.is_empty() && {
+            let client = self.viewer.client;
+            let mut named = of.named.values();
+            of.wildcard && kind == Kind::Cluster
+                || named.any(|named| {
+                    named.is_held_back(kind, client, unread, named.subscription.current().as_deref())
+                })
+        };
+        of.waits
+    }
+
+    /// Has the hub wake this session when registries have been read, as long as something is held back.
+    fn note_held_back(&mut self) {
+        let holds_back = !self.unread.is_empty() && self.held_back() > 0;
+        if holds_back != self.holds_back {
+            self.holds_back = holds_back;
+            match holds_back {
+                true => self.hub.holds_back(&self.mailbox, &self.unread),
+                false => self.hub.holds_nothing_back(&self.mailbox),
+            }
+        }
+    }
+
+    fn add(&mut self, kind: Kind, name: Arc<str>, sent: Sent, brought: bool) -> Result<(), Refusal> {
         let of = &mut self.types[kind as usize];
         if of.named.contains_key(&name) {
             return Ok(());
@@ -238,8 +366,11 @@ impl Session {
         if of.named.len() >= NAMES_MAX {
             return Err(Refusal::TooManyNames);
         }
+        if let Some(account) = &mut self.account {
+            account.take(name.len() + NAME_COST)?;
+        }
         let subscription = self.hub.subscribe(&self.mailbox, kind, &name, &self.viewer);
-        of.named.insert(name, Named { subscription, sent });
+        of.named.insert(name, Named { subscription, sent, brought, lacking: brought });
         Ok(())
     }
 
@@ -250,6 +381,7 @@ impl Session {
         }
         of.wildcard = wants;
         of.all_sent = Arc::default();
+        of.kept.clear();
         // Of listeners there is none that anybody could ask for without its name.
         if kind == Kind::Cluster {
             of.all_changed = wants;
@@ -257,6 +389,13 @@ impl Session {
                 true => self.hub.subscribe_all(&self.mailbox),
                 false => self.hub.unsubscribe_all(&self.mailbox),
             }
+        }
+    }
+
+    /// Gives back what these names cost.
+    fn give_back<'a>(account: &mut Option<Account>, names: impl Iterator<Item = &'a Arc<str>>) {
+        if let Some(account) = account {
+            account.give_back(names.map(|name| name.len() + NAME_COST).sum());
         }
     }
 
@@ -288,7 +427,7 @@ impl Session {
         let of = &mut self.types[kind as usize];
         of.must_answer = false;
         of.sent += 1;
-        of.in_flight = Some(InFlight { since: of.since.take() });
+        of.in_flight = Some(InFlight { since: of.since.take(), sent: SystemTime::now() });
         of.last_nonce = Some(nonce.clone());
         Response {
             protocol: self.protocol,
@@ -305,10 +444,34 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         self.hub.unsubscribe_all(&self.mailbox);
+        if self.holds_back {
+            self.hub.holds_nothing_back(&self.mailbox);
+        }
     }
 }
 
 impl Type {
+    /// How much is held back.
+    fn held_back(&self) -> usize {
+        self.held_back.len() + self.kept.values().map(BTreeMap::len).sum::<usize>() + usize::from(self.waits)
+    }
+
+    /// Looks again at all that is held back.
+    fn look_at_held_back(&mut self) {
+        for (name, owed) in std::mem::take(&mut self.held_back) {
+            match owed {
+                true => self.owed.insert(name),
+                false => self.pending.insert(name),
+            };
+        }
+        self.kept_changed = !self.kept.is_empty();
+    }
+
+    /// Takes a name from those that are held back; whether it is owed.
+    fn take_held_back(&mut self, name: &Arc<str>) -> bool {
+        self.held_back.remove(name).unwrap_or(false)
+    }
+
     /// The next name to look at, and whether it has to be answered.
     fn next_name(&mut self) -> Option<(Arc<str>, bool)> {
         let owed = self.owed.pop_first().map(|name| (name, true));
@@ -325,6 +488,28 @@ impl Type {
 }
 
 impl Named {
+    /// Returns true if the client keeps what it has, as a registry that was not read may have more of it: what it has is
+    /// neither removed nor emptied, and is changed only where a registry in use has changed the service.
+    fn is_held_back(&self, kind: Kind, client: Client, unread: &Unread, current: Option<&Resource>) -> bool {
+        if !self.brought
+            || unread.is_empty()
+            || self.version() == current.map(|resource| resource.version) && current.is_some()
+        {
+            return false;
+        }
+        let Some(hostname) = self.subscription.hostname().map(HostName::as_str) else { return false };
+        // Other resources are the same whichever endpoints there are.
+        let lists_endpoints = kind == Kind::Assignment || kind == Kind::Cluster && client == Client::Envoy;
+        let lacks = self.lacking && lists_endpoints && !unread.is_changed(hostname);
+        unread.may_have(hostname) && (lacks || current.is_none_or(|resource| resource.is_empty))
+    }
+
+    /// Notes what the client is sent, or has: no more than there is.
+    fn is_sent(&mut self, sent: Sent) {
+        self.sent = sent;
+        self.lacking = false;
+    }
+
     fn version(&self) -> Option<Version> {
         match self.sent {
             Sent::Version(version) => Some(version),

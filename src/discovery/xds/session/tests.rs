@@ -3,6 +3,7 @@
 use super::draft::RESPONSE_NAMES;
 use super::*;
 use crate::document::services::read_registry;
+use crate::model::name::{HostName, NamePattern};
 use crate::model::place::{ClusterId, Network};
 use crate::snapshot::Snapshot;
 use crate::snapshot::build;
@@ -11,6 +12,7 @@ use crate::snapshot::policy::{Policy, RegistryScope};
 use crate::snapshot::routes::Resolved;
 use crate::snapshot::shard::ScopedShard;
 use crate::snapshot::tests::policy_of;
+use crate::snapshot::unread::{Unread, UnreadRegistry};
 use crate::world::Publisher;
 
 const BOTH: [Protocol; 2] = [Protocol::Delta, Protocol::StateOfTheWorld];
@@ -31,10 +33,37 @@ impl Stage {
     }
 
     fn becomes(&mut self, services: &[(&str, &[u8])]) {
+        let generation = self.publisher.current().generation + 1;
+        self.publish(snapshot(&self.policy, generation, services));
+    }
+
+    fn publish(&mut self, world: Snapshot) {
         let seen = self.publisher.current();
-        self.publisher.publish(snapshot(&self.policy, seen.generation + 1, services));
+        self.publisher.publish(world);
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
         runtime.block_on(self.hub.step(&seen, &self.publisher.current()));
+    }
+
+    /// Another process, which could not read a registry that may have these services (none: any).
+    fn restarts_without(&mut self, services: &[&str], world: &[(&str, &[u8])]) {
+        let pattern = |name: &&str| NamePattern::parse(name).expect("legal");
+        let services = services.iter().map(pattern).collect();
+        let unread = vec![UnreadRegistry { name: "lost.yaml".into(), services }];
+        let unread = Arc::new(Unread::default().with_registries(unread));
+        let (publisher, reader) = Publisher::new(Snapshot { unread, ..snapshot(&self.policy, 1, world) });
+        self.publisher = publisher;
+        self.hub = Hub::new(reader);
+    }
+
+    /// A registry in use changes a service, and nothing more is read.
+    fn changes(&mut self, name: &str, world: &[(&str, &[u8])]) {
+        let seen = self.publisher.current();
+        let mut unread = (*seen.unread).clone();
+        unread.note_change(&HostName::parse(name).expect("legal"));
+        self.publish(Snapshot {
+            unread: Arc::new(unread),
+            ..snapshot(&self.policy, seen.generation + 1, world)
+        });
     }
 
     fn client(&self, protocol: Protocol) -> Client {
@@ -117,6 +146,22 @@ impl Client {
                 return response;
             }
         }
+    }
+}
+
+impl Client {
+    /// The same client at another process, telling what it has.
+    fn comes_back(&self, stage: &Stage) -> Self {
+        let mut client = stage.client(self.session.protocol);
+        client.has = self.has.clone();
+        for (kind, names) in &self.names {
+            let has = self.has.get(kind).cloned().unwrap_or_default();
+            let (names, returns) = (names.clone(), !has.is_empty());
+            client.names.insert(*kind, names.clone());
+            let request = Request { names, has, returns, ..Request::default() };
+            client.session.request(*kind, request).expect("taken");
+        }
+        client
     }
 }
 
@@ -218,6 +263,86 @@ fn who_comes_back_is_told_of_what_went_and_not_of_what_is_there() {
     client.ask(Kind::Cluster, &["*", "outbound_.80_._.a"]);
     client.ask(Kind::Listener, &[]);
     assert_eq!(client.hears(), ["cds: -b", "lds: -x"]);
+}
+
+#[test]
+fn what_an_unread_registry_may_have_is_kept_until_it_is_read() {
+    let whole: &[(&str, &[u8])] = &[("a", &[101, 102]), ("b", &[103]), ("c", &[104])];
+    // Without the registry `a` has an endpoint less, `b` none, and there is no `c`.
+    let rest: &[(&str, &[u8])] = &[("a", &[101]), ("b", &[])];
+    for protocol in BOTH {
+        let mut stage = Stage::new(whole);
+        let mut before = stage.client(protocol);
+        before.ask(Kind::Cluster, &[]);
+        before.ask(Kind::Assignment, &[A, B, "outbound|80||c"]);
+        before.hears();
+        stage.restarts_without(&[], rest);
+        let mut client = before.comes_back(&stage);
+        // Whoever asks for all is answered, if with nothing; a response that has to hold all waits.
+        let answered: &[&str] = if protocol == Protocol::Delta { &["cds: "] } else { &[] };
+        assert_eq!(client.hears(), answered, "{protocol:?}");
+        assert!(client.session.held_back() > 0, "{protocol:?}");
+        // A client that has nothing yet is told what is known.
+        let mut fresh = stage.client(protocol);
+        fresh.ask(Kind::Cluster, &[]);
+        fresh.ask(Kind::Assignment, &["outbound|80||c"]);
+        assert_eq!(fresh.hears(), ["cds: a b", "eds: c"], "{protocol:?}");
+        // A registry in use changes `a`: that is told, of clusters only where the response need not hold all.
+        let changed: &[(&str, &[u8])] = &[("a", &[105]), ("b", &[])];
+        stage.changes("a", changed);
+        let heard = client.hears();
+        match protocol {
+            Protocol::Delta => assert_eq!(heard, ["cds: a", "eds: a"]),
+            Protocol::StateOfTheWorld => assert_eq!(heard, ["eds: a"]),
+        }
+        // Read, it has what it had, but for `c`, which it has no more.
+        stage.becomes(&[("a", &[102, 105]), ("b", &[103])]);
+        let heard = client.hears();
+        match protocol {
+            Protocol::Delta => assert_eq!(heard, ["cds: a", "eds: a c", "cds: -c"]),
+            Protocol::StateOfTheWorld => {
+                assert_eq!(heard.first().map(String::as_str), Some("cds: a b"), "{heard:?}")
+            }
+        }
+        assert_eq!(client.session.held_back(), 0, "{protocol:?}");
+    }
+}
+
+#[test]
+fn a_service_that_no_unread_registry_may_have_is_taken() {
+    for protocol in BOTH {
+        let mut stage = Stage::new(&[("a", &[1]), ("b", &[1])]);
+        let mut before = stage.client(protocol);
+        before.ask(Kind::Assignment, &[A, B]);
+        before.hears();
+        stage.restarts_without(&["b"], &[]);
+        let mut client = before.comes_back(&stage);
+        assert_eq!(client.hears(), ["eds: a"], "{protocol:?}");
+    }
+}
+
+#[test]
+fn names_are_bounded_in_bytes() {
+    let stage = Stage::new(&[("a", &[1])]);
+    let budget = crate::discovery::xds::budget::Budget::new(1 << 20);
+    let account = || budget.account([127, 0, 0, 1].into(), 2 * (NAME_COST + A.len()));
+    for protocol in BOTH {
+        let client = stage.client(protocol);
+        let mut session = client.session.paid_from(account());
+        let ask = |session: &mut Session, names: &[&str], unsubscribe: &[&str]| {
+            let list = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+            let request =
+                Request { names: list(names), unsubscribe: list(unsubscribe), ..Request::default() };
+            session.request(Kind::Assignment, request)
+        };
+        assert_eq!(ask(&mut session, &[&"x".repeat(NAME_BYTES_MAX + 1)], &[]), Err(Refusal::TooLongName));
+        assert_eq!(ask(&mut session, &[A, B], &[]), Ok(Answer::None));
+        assert_eq!(budget.bytes(), 2 * (NAME_COST + A.len()));
+        let more = ask(&mut session, &[A, B, "outbound|80||c"], &[]);
+        assert!(matches!(more, Err(Refusal::TooManyBytes(_))), "{more:?}");
+        drop(session);
+        assert_eq!(budget.bytes(), 0);
+    }
 }
 
 #[test]

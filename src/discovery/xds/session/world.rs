@@ -8,6 +8,8 @@ use super::draft::Draft;
 use super::{Answer, Named, Refusal, Request, Sent, Session, Type, held_next};
 use crate::discovery::xds::hub::{Clusters, are_same, clusters_of, put_clusters};
 use crate::discovery::xds::kind::Kind;
+use crate::snapshot::unread::Unread;
+use crate::snapshot::view::Client;
 
 impl Session {
     pub(super) fn world_request(&mut self, kind: Kind, request: Request) -> Result<Answer, Refusal> {
@@ -21,6 +23,9 @@ impl Session {
         let ever_named = self.types[kind as usize].ever_named;
         let star = request.names.iter().any(|name| name == "*") || request.names.is_empty() && !ever_named;
         self.types[kind as usize].ever_named |= !request.names.is_empty();
+        // Of names that come later the client has nothing yet.
+        let brought = first && request.returns;
+        self.types[kind as usize].returns |= brought;
         let names: BTreeSet<Arc<str>> =
             request.names.into_iter().filter(|name| name != "*").map(Into::into).collect();
         let wanted_all = self.types[kind as usize].wildcard;
@@ -28,13 +33,15 @@ impl Session {
             self.want_all(kind, star);
         }
         let of = &mut self.types[kind as usize];
+        Self::give_back(&mut self.account, of.named.keys().filter(|name| !names.contains(*name)));
         of.named.retain(|name, _| names.contains(name));
         of.pending.retain(|name| names.contains(name));
         of.owed.retain(|name| names.contains(name));
+        of.held_back.retain(|name, _| names.contains(name));
         of.must_answer |= kind.has_wildcard() && (first || !wanted_all && star);
         for name in names {
             if !self.types[kind as usize].named.contains_key(&name) {
-                self.add(kind, name.clone(), Sent::Nothing)?;
+                self.add(kind, name.clone(), Sent::Nothing, brought)?;
                 self.types[kind as usize].owed.insert(name);
             }
         }
@@ -47,7 +54,8 @@ impl Session {
         if kind.has_wildcard() {
             self.tell_whole_world(kind, &mut draft);
         } else {
-            self.types[kind as usize].tell_some_of_world(&mut draft);
+            let (client, unread) = (self.viewer.client, &*self.unread);
+            self.types[kind as usize].tell_some_of_world(kind, client, unread, &mut draft);
         }
         draft
     }
@@ -73,13 +81,13 @@ impl Session {
             match named.subscription.current() {
                 Some(resource) => {
                     draft.tell_as(resource.clone(), named.sent != Sent::Version(resource.version));
-                    named.sent = Sent::Version(resource.version);
+                    named.is_sent(Sent::Version(resource.version));
                 }
                 None => {
                     if named.sent != Sent::Absence {
                         draft.missing.insert(name.clone());
                     }
-                    named.sent = Sent::Absence;
+                    named.is_sent(Sent::Absence);
                 }
             }
         }
@@ -118,23 +126,29 @@ impl Session {
 
 impl Type {
     /// Of the other types, what has changed is told, as much as one response may hold.
-    fn tell_some_of_world(&mut self, draft: &mut Draft) {
+    fn tell_some_of_world(&mut self, kind: Kind, client: Client, unread: &Unread, draft: &mut Draft) {
         while draft.has_room() {
             let Some((name, owed)) = self.next_name() else { break };
             draft.looked_at += 1;
+            let owed = owed | self.take_held_back(&name);
             let Some(named) = self.named.get_mut(&name) else { continue };
-            match named.subscription.current() {
+            let current = named.subscription.current();
+            if named.is_held_back(kind, client, unread, current.as_deref()) {
+                self.held_back.insert(name, owed);
+                continue;
+            }
+            match current {
                 Some(resource) => {
                     if owed || named.sent != Sent::Version(resource.version) {
                         draft.tell(resource.clone());
                     }
-                    named.sent = Sent::Version(resource.version);
+                    named.is_sent(Sent::Version(resource.version));
                 }
                 None => {
                     if named.sent != Sent::Absence {
                         draft.missing.insert(name);
                     }
-                    named.sent = Sent::Absence;
+                    named.is_sent(Sent::Absence);
                 }
             }
         }

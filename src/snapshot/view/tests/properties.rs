@@ -9,6 +9,8 @@ use proptest::strategy::ValueTree;
 use super::*;
 use crate::model::address::Host;
 use crate::snapshot::policy::NetworkPolicy;
+use crate::snapshot::service_view::network_of;
+use crate::snapshot::shard::Standing;
 use crate::snapshot::tests::{Addresses, meshes, scoped, viewers};
 
 const CASES: u32 = 600;
@@ -48,6 +50,7 @@ struct Rules<'a> {
     service: &'a ServiceView,
     port: &'a PortView,
     all: Vec<PortEndpoint<'a>>,
+    subset: &'a str,
 }
 
 /// An entry without its weight: whole numbers are compared apart.
@@ -94,8 +97,13 @@ impl Rules<'_> {
         direct || *endpoint.network == self.viewer.network
     }
 
-    /// Addresses of the gateways that an endpoint counts towards, each with its part of the endpoint.
-    fn ways(&self, endpoint: &PortEndpoint<'_>) -> Vec<(SocketAddr, Gateway, Share)> {
+    /// Addresses of the gateways that an endpoint counts towards, each with its part of the endpoint, but for those that
+    /// another network has for another TLS mode.
+    fn ways(
+        &self,
+        endpoint: &PortEndpoint<'_>,
+        is_free: impl Fn(SocketAddr) -> bool,
+    ) -> Vec<(SocketAddr, Gateway, Share)> {
         let Some(network) = self.network(endpoint.network) else { return Vec::new() };
         let mut usable = Vec::new();
         for gateway in &network.gateways {
@@ -110,6 +118,8 @@ impl Rules<'_> {
                 usable.push((gateway.clone(), port, ips));
             }
         }
+        usable.iter_mut().for_each(|(_, port, ips)| ips.retain(|ip| is_free(SocketAddr::new(*ip, *port))));
+        usable.retain(|(_, _, ips)| !ips.is_empty());
         let cluster = &endpoint.origin.cluster;
         if cluster.as_str() != "" && usable.iter().any(|(gateway, ..)| gateway.cluster == *cluster) {
             usable.retain(|(gateway, ..)| gateway.cluster == *cluster);
@@ -181,7 +191,43 @@ impl Rules<'_> {
         }
         far.sort_by_key(|endpoint| (endpoint.network, &endpoint.origin.cluster));
         far.into_iter().for_each(|endpoint| self.send(&mut answer, endpoint));
+        self.miss_conflicts(&mut answer);
         answer
+    }
+
+    /// Endpoints of registries that have the name or the number of the port, and not both alike.
+    fn miss_conflicts(&self, answer: &mut Answer) {
+        let port = self.port;
+        let everything = self.service.endpoints_of(port, "", &self.snapshot.policy.networks).expect("all");
+        let is_live = |endpoint: &PortEndpoint<'_>| {
+            let has_address = !self.resolve(&endpoint.endpoint.host).is_empty();
+            endpoint.origin.standing == Standing::Live && is_ready(endpoint) && has_address
+        };
+        let any_live = everything.into_iter().any(|endpoint| is_live(&endpoint));
+        for part in &self.service.parts {
+            let counts = match part.origin.standing {
+                Standing::Live => true,
+                Standing::Demoted => !any_live,
+                Standing::Expired => false,
+            };
+            let own = &part.service.ports;
+            let by_name = own.iter().find(|own| own.name == port.name);
+            let by_number = own.iter().find(|own| own.port == port.port);
+            let conflict = match (by_name, by_number) {
+                (None, None) => false,
+                (Some(own), _) => (own.port, own.protocol) != (port.port, port.protocol),
+                (None, Some(own)) => own.protocol != port.protocol,
+            };
+            for endpoint in part.service.endpoints.iter().filter(|_| counts && conflict) {
+                let labels = self.service.subsets.get(self.subset);
+                if labels.is_some_and(|labels| !endpoint.workload.has_labels(labels)) {
+                    continue;
+                }
+                let network = network_of(endpoint, &part.origin, &self.snapshot.policy.networks);
+                let key = (network.clone(), part.origin.cluster.clone(), Why::PortConflict);
+                *answer.missing.entry(key).or_default() += u64::from(endpoint.weight.value());
+            }
+        }
     }
 
     fn give(&self, answer: &mut Answer, endpoint: &PortEndpoint<'_>) {
@@ -203,12 +249,10 @@ impl Rules<'_> {
     }
 
     fn send(&self, answer: &mut Answer, endpoint: &PortEndpoint<'_>) {
-        let ways = self.ways(endpoint);
         // What is spoken with a gateway's endpoints: in a tunnel, that of the mesh.
         let tls = if self.by_hbone() { TlsMode::Mesh } else { endpoint.tls };
-        let other_tls = |(address, ..): &(SocketAddr, Gateway, Share)| {
-            answer.entries.get(address).is_some_and(|entry| entry.tls != tls)
-        };
+        let is_free = |address| answer.entries.get(&address).is_none_or(|entry| entry.tls == tls);
+        let (ways, any) = (self.ways(endpoint, is_free), !self.ways(endpoint, |_| true).is_empty());
         let why = if !is_ready(endpoint) {
             Some(Why::Unready)
         } else if endpoint.network.as_str() == "" {
@@ -221,10 +265,10 @@ impl Rules<'_> {
             Some(Why::NoHostRoute)
         } else if !self.by_hbone() && self.mode(endpoint.network) != Some(endpoint.tls) {
             Some(Why::OtherTls)
-        } else if ways.is_empty() {
+        } else if !any {
             Some(Why::NoUsableGateway)
         } else {
-            ways.iter().any(other_tls).then_some(Why::OtherTls)
+            ways.is_empty().then_some(Why::OtherTls)
         };
         if let Some(why) = why {
             return miss(answer, endpoint, why);
@@ -315,6 +359,7 @@ proptest! {
                 service,
                 port,
                 all: endpoints(&snapshot, &question),
+                subset,
             };
             prop_assert_eq!(as_answer(&found), rules.answer(), "{}:{} {:?}", service.name, port.port, subset);
             prop_assert_eq!(found.entries.len(), as_answer(&found).entries.len(), "one entry per address");
@@ -338,7 +383,7 @@ proptest! {
                 let missing: u64 = found
                     .missing
                     .iter()
-                    .filter(|missing| missing.network == *network)
+                    .filter(|missing| missing.network == *network && missing.why != Why::PortConflict)
                     .map(|missing| missing.weight)
                     .sum();
                 // A neighbour's name counts once for each of its addresses.
@@ -445,6 +490,6 @@ fn random_meshes_have_everything_in_them() {
             }
         }
     }
-    assert_eq!(whys.len(), 8, "{whys:?}");
+    assert_eq!(whys.len(), 9, "{whys:?}");
     assert!(seen.values().all(|count| *count >= 20), "{seen:?}");
 }

@@ -1,0 +1,89 @@
+//! Registries that have not been read since the process started, and the services that they may have. What is said of
+//! such a service may lack endpoints that a client holds from an earlier process (SPEC §7).
+
+use std::sync::Arc;
+
+use super::name_index::NameMap;
+use crate::model::name::{HostName, NamePattern};
+
+/// The registries that are missing, and what the others have changed meanwhile.
+#[derive(Clone, Debug, Default)]
+pub struct Unread {
+    registries: Arc<[UnreadRegistry]>,
+    /// Services that a registry in use has changed while another was missing.
+    changed: NameMap<()>,
+}
+
+/// A registry that has not been read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnreadRegistry {
+    pub name: Arc<str>,
+    /// The services that it may have; empty: any.
+    pub services: Vec<NamePattern>,
+}
+
+impl Unread {
+    /// The same changes beside another list of registries; without registries there is nothing to remember.
+    #[must_use]
+    pub fn with_registries(&self, registries: Vec<UnreadRegistry>) -> Self {
+        let changed = if registries.is_empty() { NameMap::default() } else { self.changed.clone() };
+        Self { registries: registries.into(), changed }
+    }
+
+    /// Notes that a registry in use has changed a service.
+    pub fn note_change(&mut self, hostname: &HostName) {
+        if !self.registries.is_empty() && self.changed.get(hostname.as_str()).is_none() {
+            self.changed.insert(hostname.clone(), ());
+        }
+    }
+
+    /// Returns true if every registry has been read.
+    pub fn is_empty(&self) -> bool {
+        self.registries.is_empty()
+    }
+
+    pub fn registries(&self) -> &[UnreadRegistry] {
+        &self.registries
+    }
+
+    /// Returns true if both have the same list of registries.
+    pub fn has_registries_of(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.registries, &other.registries) || self.registries == other.registries
+    }
+
+    /// Returns true if a missing registry may have the service.
+    pub fn may_have(&self, hostname: &str) -> bool {
+        let takes = |registry: &UnreadRegistry| {
+            registry.services.is_empty() || registry.services.iter().any(|pattern| pattern.matches(hostname))
+        };
+        self.registries.iter().any(takes)
+    }
+
+    /// Returns true if a registry in use has changed the service while another was missing.
+    pub fn is_changed(&self, hostname: &str) -> bool {
+        self.changed.get(hostname).is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_registry_may_have_what_its_scope_takes() {
+        let pattern = NamePattern::parse("*.west.mesh").expect("legal");
+        let west = UnreadRegistry { name: "west".into(), services: vec![pattern] };
+        let any = UnreadRegistry { name: "any".into(), services: Vec::new() };
+        let (name, other) = (HostName::parse("a.west.mesh"), HostName::parse("a.east.mesh"));
+        let (name, other) = (name.expect("legal"), other.expect("legal"));
+        let mut unread = Unread::default().with_registries(vec![west.clone()]);
+        assert!(unread.may_have(name.as_str()) && !unread.may_have(other.as_str()));
+        unread.note_change(&name);
+        let both = unread.with_registries(vec![west, any]);
+        assert!(both.may_have(other.as_str()) && both.is_changed(name.as_str()));
+        assert!(!both.is_changed(other.as_str()) && !both.has_registries_of(&unread));
+        let mut none = both.with_registries(Vec::new());
+        none.note_change(&name);
+        assert!(none.is_empty() && !none.is_changed(name.as_str()) && !none.may_have(name.as_str()));
+    }
+}
