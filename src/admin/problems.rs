@@ -80,6 +80,10 @@ codes! {
     RegistryLeftOut = "registry_left_out",
         "A registry has services or endpoints that its `allow` does not let it have; they are left out.",
         "`isthmus get registries`; `registries[].allow`";
+    AddressNotAllowed = "address_not_allowed",
+        "A registry has endpoints at addresses that its `allow.addresses` does not let it give (loopback and link-local unless it \
+         names them); they are left out.",
+        "`isthmus get registries`; `registries[].allow.addresses`";
     ServiceConflict = "service_conflict",
         "Registries disagree about a service; the earlier registry wins.",
         "`conflicts` of `isthmus status -o json`";
@@ -272,9 +276,15 @@ fn of_registry(registry: &RegistryStatus) -> Vec<Problem> {
     }
     let (services, endpoints) = (registry.denied_services, registry.denied_endpoints);
     if services + endpoints > 0 {
-        let text =
-            format!("{name}: {services} services and {endpoints} endpoints are left out by its `allow`");
+        let text = format!(
+            "{name}: {services} services are left out by `allow.services`, {endpoints} endpoints by `allow.networks`"
+        );
         all.push(Problem::new(Code::RegistryLeftOut, name, text));
+    }
+    if registry.denied_addresses > 0 {
+        let text =
+            format!("{name}: {} endpoints are left out by `allow.addresses`", registry.denied_addresses);
+        all.push(Problem::new(Code::AddressNotAllowed, name, text));
     }
     all
 }

@@ -78,6 +78,7 @@ mod tests {
             endpoints: 0,
             denied_services: 0,
             denied_endpoints: 0,
+            denied_addresses: 0,
             since: SystemTime::UNIX_EPOCH,
             read: None,
         };

@@ -91,6 +91,7 @@ pub fn registries(aggregator: &AggregatorStatus) -> Value {
             "endpoints": registry.endpoints,
             "denied_services": registry.denied_services,
             "denied_endpoints": registry.denied_endpoints,
+            "denied_addresses": registry.denied_addresses,
             "since": rfc3339(registry.since),
             "read": registry.read.map(rfc3339),
         })

@@ -53,6 +53,8 @@ pub struct RegistryStatus {
     /// What its scope keeps out.
     pub denied_services: usize,
     pub denied_endpoints: usize,
+    /// Endpoints and waypoints at addresses that `allow.addresses` keeps out.
+    pub denied_addresses: usize,
 }
 
 /// The aggregator as a whole.

@@ -53,8 +53,15 @@ pub(super) fn world(path: &Path) -> Result<Offline, Vec<String>> {
                 let denied = shard.denied_services.len();
                 if denied + shard.denied_endpoints > 0 {
                     warnings.push(format!(
-                        "registry {}: {denied} services and {} endpoints are outside what `allow` lets it speak of",
+                        "registry {}: {denied} services are left out by `allow.services`, {} endpoints by `allow.networks`",
                         registry.name, shard.denied_endpoints
+                    ));
+                }
+                if shard.denied_addresses > 0 {
+                    warnings.push(format!(
+                        "registry {}: {} endpoints are left out by `allow.addresses`, which without such a key keeps out \
+                         loopback and link-local addresses",
+                        registry.name, shard.denied_addresses
                     ));
                 }
                 shards.push(Arc::new(shard));

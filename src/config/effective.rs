@@ -10,8 +10,8 @@ use super::{Config, LogFormat, Workers};
 use crate::discovery::ClientRule;
 use crate::model::address::Bind;
 use crate::snapshot::policy::{
-    Access, ExportRule, Gateway, Listener, LocalityMode, NetworkPolicy, Policy, Route, RouteEndpoint,
-    RouteTarget, Tuning,
+    Access, AddressScope, ExportRule, Gateway, Listener, LocalityMode, NetworkPolicy, Policy, Route,
+    RouteEndpoint, RouteTarget, Tuning,
 };
 use crate::telemetry::access_log::{AccessLog, Format, Sink};
 use crate::tls::source::Source;
@@ -206,6 +206,10 @@ fn registries(config: &Config) -> Vec<Value> {
             "allow": {
                 "services": texts(&scope.services),
                 "networks": scope.networks.as_deref().map(texts),
+                "addresses": match &scope.addresses {
+                    AddressScope::Any | AddressScope::Public => Vec::new(),
+                    AddressScope::Blocks(blocks) => texts(blocks),
+                },
             },
         })
     });

@@ -2,6 +2,7 @@
 //! say where a name leads to fewer endpoints than its registries have.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
 
 use super::Snapshot;
 use super::admit::{Match, Met, Question};
@@ -10,7 +11,7 @@ use super::policy::RouteTarget;
 use super::routes::{RouteEntry, addresses};
 use super::service_view::{AskedBy, PortEndpoint, PortView, ServiceView, on_own_network};
 use super::shard::Standing;
-use crate::model::endpoint::Tunnel;
+use crate::model::endpoint::{HBONE_PORT, Tunnel};
 use crate::model::name::HostName;
 use crate::model::place::{ClusterId, Network};
 
@@ -19,6 +20,8 @@ use crate::model::place::{ClusterId, Network};
 pub enum Why {
     OtherNetwork,
     Unresolved,
+    AddressNotAllowed,
+    Gateway,
     PortConflict,
     OtherTlsMode,
     NoTunnel,
@@ -28,9 +31,11 @@ pub enum Why {
 }
 
 impl Why {
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::OtherNetwork,
         Self::Unresolved,
+        Self::AddressNotAllowed,
+        Self::Gateway,
         Self::PortConflict,
         Self::OtherTlsMode,
         Self::NoTunnel,
@@ -43,6 +48,8 @@ impl Why {
         match self {
             Self::OtherNetwork => "other network",
             Self::Unresolved => "unresolved",
+            Self::AddressNotAllowed => "address not allowed",
+            Self::Gateway => "gateway",
             Self::PortConflict => "port conflict",
             Self::OtherTlsMode => "other TLS mode",
             Self::NoTunnel => "no tunnel",
@@ -60,6 +67,14 @@ impl Why {
                  Compare `node.network` with the `network` of the registry."
             }
             Self::Unresolved => "It is given by a host name that has no address.",
+            Self::AddressNotAllowed => {
+                "Its name resolves to addresses that the registry's `allow.addresses` keeps out; without such a key \
+                 loopback and link-local addresses."
+            }
+            Self::Gateway => {
+                "It is a gateway of this gateway's own network (`networks`): two that choose each other would pass a \
+                 connection to and fro without end."
+            }
             Self::PortConflict => {
                 "Its registry has the port under another number or protocol than an earlier registry."
             }
@@ -173,6 +188,12 @@ pub fn of_port(
     let mut count = Count::default();
     let chosen = port.candidates(subset, asked);
     let labels = service.subsets.get(subset).filter(|_| !subset.is_empty());
+    // As candidates are looked at.
+    let is_gateway = |ip: IpAddr, found: &PortEndpoint<'_>| {
+        let tunnel = (found.tunnel() == Tunnel::Hbone).then_some(HBONE_PORT);
+        let mut ports = tunnel.into_iter().chain([found.port]);
+        ports.any(|port| snapshot.networks.is_own_gateway(SocketAddr::new(ip, port)))
+    };
     for (found, serves) in service.all_endpoints_of(port, &snapshot.policy.networks) {
         if labels.is_some_and(|labels| !found.endpoint.workload.has_labels(labels)) {
             continue;
@@ -188,8 +209,12 @@ pub fn of_port(
             Why::PortConflict
         } else if !on_own_network(&found, &snapshot.policy.node) {
             Why::OtherNetwork
-        } else if here.is_empty() {
+        } else if addresses(&found.endpoint.host, &snapshot.resolved).is_empty() {
             Why::Unresolved
+        } else if here.is_empty() {
+            Why::AddressNotAllowed
+        } else if here.iter().all(|ip| is_gateway(*ip, &found)) {
+            Why::Gateway
         } else if clusters.is_some_and(|clusters| !clusters.contains(&found.origin.cluster)) {
             Why::OtherCluster
         } else if is_chosen() {

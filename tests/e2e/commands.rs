@@ -170,6 +170,22 @@ fn quoted(cell: &str) -> Vec<&str> {
 }
 
 #[test]
+fn addresses_that_a_registry_may_not_give_are_told_of() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let west = "services:\n  - hostname: api.shop.mesh\n    namespace: shop\n    ports: [{name: https, port: 443, protocol: TLS}]\n    \
+                endpoints: [{address: 127.0.0.1}, {address: 10.1.0.2}]\n";
+    std::fs::write(folder.path().join("west.yaml"), west).expect("written");
+    let config = "node: {network: west}\nlisten: \"127.0.0.1:0\"\nexports: [{services: [\"*\"]}]\nregistries: [{file: {path: west.yaml, cluster: \
+                  west, network: west}, allow: {services: [\"*.shop.mesh\"]}}]\n";
+    let (code, told) = validate(folder.path(), config);
+    assert_eq!(code, Some(0), "{told}");
+    assert!(told.contains("registry west.yaml: 1 endpoints are left out by `allow.addresses`"), "{told}");
+    let gateway = Gateway::start_in(folder, config, &[]);
+    let problem = crate::problems::has_problem(&gateway, "address_not_allowed");
+    assert!(problem["text"].as_str().is_some_and(|text| text.contains("allow.addresses")), "{problem}");
+}
+
+#[test]
 fn answers_have_the_members_that_the_documents_name() {
     let folder = folder();
     let west = service("far.shop.mesh", 80, &Backend::echo(), "").replacen("  - ", "services:\n  - ", 1);
