@@ -218,7 +218,11 @@ impl Output {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
             }
-            let gathered = messages.try_iter().take(GATHERED_MAX).map(|message| self.take(message)).count();
+            let mut gathered = 0;
+            for message in messages.try_iter().take(GATHERED_MAX) {
+                self.take(message);
+                gathered += 1;
+            }
             self.outlet.write();
             self.go_over();
             if !self.outlet.is_pending() {
