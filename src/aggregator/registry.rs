@@ -146,7 +146,7 @@ impl Registry {
             endpoints: self.shard.endpoints,
             denied_services: self.shard.denied_services.len(),
             denied_endpoints: self.shard.denied_endpoints,
-            denied_addresses: self.shard.denied_addresses,
+            denied_addresses: self.shard.denied_addresses(),
         }
     }
 

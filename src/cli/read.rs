@@ -57,11 +57,11 @@ pub(super) fn world(path: &Path) -> Result<Offline, Vec<String>> {
                         registry.name, shard.denied_endpoints
                     ));
                 }
-                if shard.denied_addresses > 0 {
+                if shard.denied_addresses() > 0 {
                     warnings.push(format!(
                         "registry {}: {} endpoints are left out by `allow.addresses`, which without such a key keeps out \
                          loopback and link-local addresses",
-                        registry.name, shard.denied_addresses
+                        registry.name, shard.denied_addresses()
                     ));
                 }
                 shards.push(Arc::new(shard));

@@ -68,8 +68,8 @@ impl Why {
             }
             Self::Unresolved => "It is given by a host name that has no address.",
             Self::AddressNotAllowed => {
-                "Its name resolves to addresses that the registry's `allow.addresses` keeps out; without such a key \
-                 loopback and link-local addresses."
+                "Its registry's `allow.addresses` keeps out its address, or those that its name resolves to; without such a \
+                 key loopback and link-local addresses."
             }
             Self::Gateway => {
                 "It is a gateway of this gateway's own network (`networks`): two that choose each other would pass a \
@@ -230,6 +230,10 @@ pub fn of_port(
             }
         };
         count.add(why, &found);
+    }
+    // These were left out before they came into the world.
+    for _ in 0..service.denied_addresses {
+        count.add_to(Why::AddressNotAllowed, &snapshot.policy.node.network, None, None);
     }
     count.finish()
 }

@@ -35,6 +35,8 @@ pub struct ServiceView {
     pub parts: Vec<Part>,
     /// What could not be merged, in words.
     pub conflicts: Vec<String>,
+    /// Endpoints and waypoints that are left out because their registries may not give their addresses.
+    pub denied_addresses: usize,
 }
 
 /// Who takes connections by HBONE first.
@@ -275,7 +277,19 @@ impl ServiceView {
             .map(|port| port_view(port, &key, &parts, &subsets, exports, tuning, site))
             .collect();
         let (name, namespace) = (key.hostname.shared(), key.namespace.clone());
-        Some(Self { key, name, namespace, addresses: vips, ports, subsets, waypoint, parts, conflicts })
+        let denied_addresses = world.shards.iter().map(|shard| shard.denied_addresses_of(hostname)).sum();
+        Some(Self {
+            key,
+            name,
+            namespace,
+            addresses: vips,
+            ports,
+            subsets,
+            waypoint,
+            parts,
+            conflicts,
+            denied_addresses,
+        })
     }
 }
 

@@ -67,8 +67,8 @@ pub struct ScopedShard {
     pub denied_services: Vec<ServiceKey>,
     /// Endpoints on networks that the registry may not speak of.
     pub denied_endpoints: usize,
-    /// Endpoints, and waypoints, with addresses that the registry may not give.
-    pub denied_addresses: usize,
+    /// Endpoints and waypoints with addresses that the registry may not give, by service.
+    denied_addresses: BTreeMap<HostName, usize>,
     pub endpoints: usize,
     /// The names by which endpoints are given.
     pub names: BTreeSet<HostName>,
@@ -142,7 +142,7 @@ impl ScopedShard {
         if denied == 0 {
             return service;
         }
-        self.denied_addresses += denied;
+        *self.denied_addresses.entry(service.key.hostname.clone()).or_default() += denied;
         let (waypoint, kept) = (waypoint.cloned(), service.endpoints.iter().filter(allowed).cloned());
         let endpoints: Vec<_> = kept.collect();
         Arc::new(Service { endpoints: endpoints.into(), waypoint, ..(*service).clone() })
@@ -178,6 +178,16 @@ impl ScopedShard {
         let rest = &self.services[*begin..];
         let count = rest.iter().take_while(|service| is_named(service)).count();
         &rest[..count]
+    }
+
+    /// Endpoints and waypoints of a service whose addresses the registry may not give.
+    pub fn denied_addresses_of(&self, hostname: &str) -> usize {
+        self.denied_addresses.get(hostname).copied().unwrap_or_default()
+    }
+
+    /// The same of all services.
+    pub fn denied_addresses(&self) -> usize {
+        self.denied_addresses.values().sum()
     }
 
     /// In order.
@@ -216,7 +226,8 @@ impl ScopedShard {
         let (own, others) = (self.services_of(hostname), other.services_of(hostname));
         // What is shared is not compared.
         let same = |(a, b): (&Arc<Service>, &Arc<Service>)| Arc::ptr_eq(a, b) || a == b;
-        own.len() == others.len() && own.iter().zip(others).all(same)
+        let same_denied = self.denied_addresses_of(hostname) == other.denied_addresses_of(hostname);
+        same_denied && own.len() == others.len() && own.iter().zip(others).all(same)
     }
 }
 

@@ -8,8 +8,7 @@ use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
-use webpki::EndEntityCert;
-use x509_parser::prelude::{FromDer, X509Certificate};
+use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use crate::model::identity::{Identity, IdentityError};
 
@@ -68,13 +67,15 @@ pub enum CertificateFault {
     Identity(#[from] IdentityFault),
 }
 
-/// Why a certificate says of nobody who they are (X.509-SVID §2: exactly one URI, a SPIFFE ID).
+/// Why a certificate says of nobody who they are (X.509-SVID §2: exactly one URI, a SPIFFE ID; §4.3: a key for signatures).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IdentityFault {
     #[error("cannot be read")]
     Malformed,
     #[error("has no URI among its names, so it says no SPIFFE identity")]
     None,
+    #[error("has a key that may not make digital signatures, by its key usage")]
+    NoSignature,
     #[error("has several URIs among its names, so it is not clear whose it is")]
     Several,
     #[error("has a URI that is no SPIFFE identity: {0}")]
@@ -116,9 +117,19 @@ pub fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, Certific
 
 /// Whose certificate it is.
 pub fn identity_of(certificate: &CertificateDer<'_>) -> Result<Identity, IdentityFault> {
-    let parsed = EndEntityCert::try_from(certificate).map_err(|_| IdentityFault::Malformed)?;
-    let mut uris = parsed.valid_uri_names();
-    let uri = uris.next().ok_or(IdentityFault::None)?;
+    let (_, parsed) = X509Certificate::from_der(certificate).map_err(|_| IdentityFault::Malformed)?;
+    let usage = parsed.key_usage().map_err(|_| IdentityFault::Malformed)?;
+    if usage.is_some_and(|usage| !usage.value.digital_signature()) {
+        return Err(IdentityFault::NoSignature);
+    }
+    let names = parsed.subject_alternative_name().map_err(|_| IdentityFault::Malformed)?;
+    let mut uris = names.iter().flat_map(|names| &names.value.general_names).filter_map(|name| match name {
+        GeneralName::URI(uri) => Some(Ok(*uri)),
+        // A URI that is no text counts as one: passed over, it would leave a second one as the only.
+        GeneralName::Invalid(_, _) => Some(Err(IdentityFault::Malformed)),
+        _ => None,
+    });
+    let uri = uris.next().ok_or(IdentityFault::None)??;
     if uris.next().is_some() {
         return Err(IdentityFault::Several);
     }

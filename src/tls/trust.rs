@@ -221,4 +221,46 @@ mod tests {
         assert!(matches!(with(&["https://a/b"]), Err(IdentityFault::Illegal(_))));
         assert!(with(&["spiffe://a/b"]).is_ok());
     }
+
+    /// Signed with these parameters.
+    fn identity_with(change: impl FnOnce(&mut rcgen::CertificateParams)) -> Result<Identity, IdentityFault> {
+        let (of_issuer, of_leaf) = (rcgen::KeyPair::generate(), rcgen::KeyPair::generate());
+        let issuer = rcgen::Issuer::new(rcgen::CertificateParams::default(), of_issuer.expect("a key"));
+        let mut params = rcgen::CertificateParams::default();
+        change(&mut params);
+        identity_of(params.signed_by(&of_leaf.expect("a key"), &issuer).expect("signed").der())
+    }
+
+    #[test]
+    fn a_second_uri_counts_also_where_it_is_no_text() {
+        let names = |uris: &[&[u8]]| {
+            let one = |uri: &&[u8]| [&[0x86, u8::try_from(uri.len()).expect("short")][..], uri].concat();
+            let names: Vec<u8> = uris.iter().flat_map(one).collect();
+            [&[0x30, u8::try_from(names.len()).expect("short")][..], &names].concat()
+        };
+        let with = |uris: &[&[u8]]| {
+            identity_with(|params| {
+                let names = rcgen::CustomExtension::from_oid_content(&[2, 5, 29, 17], names(uris));
+                params.custom_extensions.push(names);
+            })
+        };
+        assert!(with(&[b"spiffe://a/b"]).is_ok());
+        for uris in [[&b"spiffe://a/b"[..], b"\xff\xfe"], [b"\xff\xfe", b"spiffe://a/b"]] {
+            assert!(with(&uris).is_err(), "{uris:?}");
+        }
+    }
+
+    #[test]
+    fn a_key_that_may_not_sign_speaks_for_nobody() {
+        let with = |usages: Vec<rcgen::KeyUsagePurpose>| {
+            identity_with(|params| {
+                params.subject_alt_names.push(rcgen::SanType::URI("spiffe://a/b".try_into().expect("ASCII")));
+                params.key_usages = usages;
+            })
+        };
+        use rcgen::KeyUsagePurpose::{DigitalSignature, KeyEncipherment};
+        assert!(with(vec![]).is_ok(), "nothing is said of it");
+        assert!(with(vec![DigitalSignature, KeyEncipherment]).is_ok());
+        assert_eq!(with(vec![KeyEncipherment]), Err(IdentityFault::NoSignature));
+    }
 }

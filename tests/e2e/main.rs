@@ -6,6 +6,7 @@
 mod support;
 
 mod access_log;
+mod admission;
 mod commands;
 mod cost;
 mod distance;
@@ -26,6 +27,7 @@ mod interop;
 mod lifecycle;
 mod names;
 mod orders;
+mod own;
 mod problems;
 mod proto;
 mod registries;

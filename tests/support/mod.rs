@@ -13,6 +13,7 @@ pub mod frames;
 pub mod gateway;
 pub mod hang;
 pub mod hbone;
+pub mod namespace;
 pub mod pki;
 pub mod python;
 pub mod raw;
