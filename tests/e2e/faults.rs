@@ -279,9 +279,8 @@ fn of_registries_and_config(table: &mut Table) {
     assert!(told.contains("isthmus.yaml:"), "{told}");
     table.problem(&gateway, "broken file at reload", "config_rejected");
     assert!(gateway.metric("isthmus_config_reloads_total", &["rejected"]) >= 1.0);
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    let taken = taken.local_addr().expect("bound").port();
-    let holder = std::net::TcpListener::bind(("127.0.0.1", taken)).expect("the port again");
+    let holder = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let taken = holder.local_addr().expect("bound").port();
     gateway.write_config(&config.replace(
         "- {name: open, bind: \"127.0.0.1:0\"}",
         &format!("- {{name: open, bind: \"127.0.0.1:{taken}\"}}"),
@@ -293,15 +292,20 @@ fn of_registries_and_config(table: &mut Table) {
 }
 
 fn of_logs_and_spans(table: &mut Table) {
-    for (fault, path) in [("log disk full", "/dev/full"), ("log path wrong", "/nonexistent/access.log")] {
-        let gateway = Gateway::start(&format!(
+    let config = |path: &str| {
+        format!(
             "listen: \"127.0.0.1:0\"\nroutes: {{a.test: \"127.0.0.1:9\"}}\ntelemetry: {{log: {{format: json}}, accessLog: {{path: {path}}}}}\n"
-        ));
-        tls(gateway.listener("default"), "nobody.test").expect_err("unknown");
-        let lost = table.problem(&gateway, fault, "access_log_lost");
-        assert!(lost["text"].as_str().is_some_and(|text| text.contains("lost since the start")), "{lost}");
-        assert!(gateway.metric("isthmus_access_log_dropped_total", &[]) >= 1.0);
-    }
+        )
+    };
+    let gateway = Gateway::start(&config("/dev/full"));
+    tls(gateway.listener("default"), "nobody.test").expect_err("unknown");
+    let lost = table.problem(&gateway, "log disk full", "access_log_lost");
+    assert!(lost["text"].as_str().is_some_and(|text| text.contains("lost since the start")), "{lost}");
+    assert!(gateway.metric("isthmus_access_log_dropped_total", &[]) >= 1.0);
+    // A path that cannot be opened is a mistake of the config: it is not taken into use.
+    gateway.write_config(&config("/nonexistent/access.log"));
+    assert!(run(&gateway, &["reload"]).contains("/nonexistent/access.log"));
+    table.problem(&gateway, "log path wrong", "config_rejected");
     let nobody = refusing();
     let gateway = Gateway::start(&format!(
         "listen: \"127.0.0.1:0\"\nroutes: {{a.test: \"127.0.0.1:9\"}}\ntelemetry: {{log: {{format: json}}, tracing: {{otlp: \"http://{nobody}\", \
