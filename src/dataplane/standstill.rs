@@ -163,7 +163,8 @@ pub(super) fn examine(worker: &Worker, entry: &Rc<Entry>, sides: &Sides<'_>) -> 
     ];
     for (owed, sink, waiting, moved, gone) in directions {
         owes |= waiting || sink.unacknowledged > 0;
-        found.end = found.end.or(owed.judge(now, &timeouts, sink, waiting, moved, gone));
+        let judged = owed.judge(now, &timeouts, sink, waiting, moved, gone);
+        found.end = found.end.or(judged);
     }
     let memory =
         if sides.waiting.contains(&true) { client.memory.saturating_add(endpoint.memory) } else { 0 };

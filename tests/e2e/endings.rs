@@ -78,7 +78,7 @@ impl Caller {
 }
 
 fn some(length: usize) -> Vec<u8> {
-    (0..length).map(|index| (index * 31 >> 3).to_le_bytes()[0]).collect()
+    (0..length).map(|index| ((index * 31) >> 3).to_le_bytes()[0]).collect()
 }
 
 fn failures(gateway: &Gateway) -> serde_json::Value {

@@ -36,7 +36,7 @@ fn skip_hello(stream: &mut TcpStream) {
 
 /// The byte at a place of every transfer.
 fn byte(place: usize) -> u8 {
-    (place * 31 >> 5).to_le_bytes()[0]
+    ((place * 31) >> 5).to_le_bytes()[0]
 }
 
 /// Random numbers by a seed (SplitMix64).
