@@ -83,12 +83,15 @@ fn the_config_in_use_is_shown_with_its_defaults() {
     assert!(run(&gateway, &["drain"]).contains("draining"));
 }
 
+/// Puts something wrong into a folder.
+type Spoil<'a> = &'a dyn Fn(&std::path::Path);
+
 #[test]
 fn certificates_that_cannot_be_used_fail_validate_with_the_line_that_names_them() {
     let other = PKI.issue(&[], Some("spiffe://cluster.local/ns/shop/sa/other"));
     let old = PKI.issue_for(&[OWN], 2001, 2002);
     let nameless = PKI.issue(&["a.test"], None);
-    let cases: [(&str, &dyn Fn(&std::path::Path), &str); 6] = [
+    let cases: [(&str, Spoil<'_>, &str); 6] = [
         (
             "missing",
             &|folder| std::fs::remove_file(folder.join("cert.pem")).expect("removed"),
