@@ -23,6 +23,7 @@ use crate::snapshot::routes::Resolved;
 use crate::snapshot::service_view::network_of;
 use crate::telemetry::clock::rfc3339;
 use crate::tls::files;
+use crate::tls::source::{CERTIFICATE, trust_of};
 
 /// How often a command that watches looks.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
@@ -41,7 +42,12 @@ pub(super) fn world(path: &Path) -> Result<Offline, Vec<String>> {
         super::load(path).map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>())?;
     let mut warnings: Vec<String> = config.warnings.iter().map(ToString::to_string).collect();
     let of_files = files::problems(&config.identity).into_iter();
-    let place = |of: String| config.identity_places.get(&of).cloned().unwrap_or(of);
+    let places = &config.identity_places;
+    let place = |of: String| {
+        let trust = places.trust.iter().find(|(domain, _)| trust_of(domain) == of).map(|(_, place)| place);
+        let own = places.certificate.as_ref().filter(|_| of == CERTIFICATE);
+        own.or(trust).cloned().unwrap_or(of)
+    };
     let errors = of_files.map(|(of, problem)| format!("{}: {problem}", place(of))).collect();
     warnings.extend(config.access_log.problem());
     let mut problems = Vec::new();

@@ -1,6 +1,6 @@
 //! `identity`, `trust` and `hbone`: who this gateway is, whom it trusts, and what HBONE may cost.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,8 +10,9 @@ use crate::document::reader::Fields;
 use crate::document::scalar;
 use crate::model::identity::{Identity, TrustDomain};
 use crate::snapshot::policy::{HboneLimits, Listener, ListenerProtocol, Mesh, Node};
-use crate::tls::source::{CERTIFICATE, IstioCa, Options, Source, TrustFile, trust_of};
+use crate::tls::source::{IstioCa, Options, Source, TrustFile};
 
+use super::IdentityPlaces;
 use super::file::relative_to;
 use super::table::identity::{HBONE, IDENTITY, IDENTITY_FILES, ISTIO_CA, TRUST, WORKLOAD_API};
 
@@ -89,10 +90,10 @@ fn trust(root: &Fields<'_>, problems: &mut Problems) -> Vec<TrustFile> {
 }
 
 /// Where the file names certificates and roots, by what they are of.
-pub(super) fn places(root: &Fields<'_>, problems: &Problems) -> BTreeMap<String, String> {
-    let mut places = BTreeMap::new();
+pub(super) fn places(root: &Fields<'_>, problems: &Problems) -> IdentityPlaces {
+    let mut places = IdentityPlaces::default();
     if let Some(files) = root.fields("identity", &IDENTITY).node("files") {
-        places.insert(CERTIFICATE.to_owned(), format!("{}: identity.files", problems.place(files.position)));
+        places.certificate = Some(format!("{}: identity.files", problems.place(files.position)));
     }
     for (at, node) in root.items("trust").iter().enumerate() {
         let fields = Fields::new(Some(node), &TRUST);
@@ -100,7 +101,7 @@ pub(super) fn places(root: &Fields<'_>, problems: &Problems) -> BTreeMap<String,
             fields.read("trustDomain", scalar::trust_domain).zip(fields.node("roots"))
         {
             let place = format!("{}: trust[{at}].roots", problems.place(roots.position));
-            places.insert(trust_of(&domain), place);
+            places.trust.insert(domain, place);
         }
     }
     places

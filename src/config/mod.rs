@@ -15,6 +15,7 @@ use crate::discovery::Options as DiscoveryOptions;
 use crate::document::environment::Environment;
 use crate::document::problem::Problem;
 use crate::model::address::Bind;
+use crate::model::identity::TrustDomain;
 use crate::snapshot::policy::Policy;
 use crate::snapshot::shard::Shard;
 use crate::telemetry::access_log::AccessLog;
@@ -68,10 +69,16 @@ pub struct Config {
     pub tracing: Option<TracingOptions>,
     pub drain: Drain,
     pub workers: Workers,
-    /// Where the file names certificates and roots, by what they are of, as problems with these call it.
-    pub identity_places: BTreeMap<String, String>,
+    pub identity_places: IdentityPlaces,
     /// What is doubtful but does not fail the config.
     pub warnings: Vec<Problem>,
+}
+
+/// Where the file names certificates and roots.
+#[derive(Clone, Debug, Default)]
+pub struct IdentityPlaces {
+    pub certificate: Option<String>,
+    pub trust: BTreeMap<TrustDomain, String>,
 }
 
 impl Config {
