@@ -1,4 +1,4 @@
-//! Uploads over distance: what windows allow is used.
+//! Uploads over distance: what windows allow is used, what stands still is bounded, and others feel nothing of it.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -7,7 +7,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::hbone::{BASE, caller, folder, service};
+use crate::hbone_hostile::stalled;
 use crate::support::backend::Backend;
+use crate::support::frames::{DATA, Frames, connect, frame};
 use crate::support::gateway::Gateway;
 use crate::support::hbone::Hbone;
 
@@ -86,4 +88,51 @@ fn an_upload_over_distance_uses_its_window() {
     eprintln!("{small:.1} MiB/s of {allowed:.1} with 256 KiB, {default:.1} with the default");
     assert!(small >= 0.8 * allowed, "{small:.1} of {allowed:.1} MiB/s");
     assert!(default >= 2.0 * allowed, "{default:.1} MiB/s");
+}
+
+#[test]
+fn paused_uploads_of_one_caller_slow_nobody_else() {
+    const PAUSED: u32 = 100;
+    // Its kernel takes next to nothing, so that what is sent stays with the gateway.
+    let (echo, paused) = (Backend::echo(), stalled());
+    let services = service("echo.shop.mesh", 80, &echo, "") + &service("paused.shop.mesh", 80, &paused, "");
+    let config = format!("{BASE}workers: 1\nhbone: {{stalled: 2s}}\nservices:\n{services}");
+    let gateway = Gateway::start_in(folder(), &config, &[]);
+    let address = gateway.listener("hbone");
+    let others: Vec<Hbone> = (0..3).map(|_| Hbone::connect(address, caller()).expect("let in")).collect();
+    let mut streams: Vec<_> =
+        others.iter().map(|hbone| hbone.open("echo.shop.mesh:80").expect("admitted")).collect();
+    let mut raw = Frames::connect(address, caller()).expect("let in");
+    let pour = thread::spawn(move || {
+        let full = vec![b'p'; 32 * 1024];
+        for stream in (1..2 * PAUSED).step_by(2) {
+            raw.send(&connect(stream, "paused.shop.mesh:80"))?;
+            for _ in 0..(4 << 20) / full.len() {
+                raw.send(&frame(DATA, 0, stream, &full))?;
+            }
+        }
+        Ok::<_, std::io::Error>(raw)
+    });
+    let ended = || gateway.metric("isthmus_connections_total", &["reason=\"stalled\""]);
+    let (began, mut slowest, mut largest) = (Instant::now(), Duration::ZERO, 0.0_f64);
+    while (ended() < 10.0 || !pour.is_finished()) && began.elapsed() < Duration::from_secs(60) {
+        for stream in &mut streams {
+            let asked = Instant::now();
+            assert_eq!(stream.echo("here"), Ok("here".to_owned()));
+            slowest = slowest.max(asked.elapsed());
+        }
+        largest = largest.max(gateway.metric("process_resident_memory_bytes", &[]));
+    }
+    eprintln!(
+        "slowest round trip {slowest:?}, largest {:.0} MiB resident, {} stalled",
+        largest / MIB,
+        ended()
+    );
+    assert!(ended() >= 10.0, "those that are paused are");
+    assert!(slowest < Duration::from_secs(2), "{slowest:?}");
+    // What one connection may hold before it is not read, and what is on its way.
+    assert!(largest < 450e6, "{largest} bytes");
+    pour.join().expect("no panic").expect("its connection lives");
+    let wrong = |line: &serde_json::Value| line["service"] == "echo.shop.mesh" && line["reason"] != "ok";
+    assert!(!gateway.access_log().iter().any(wrong), "nobody else is reset");
 }

@@ -24,7 +24,7 @@ use crate::support::{PATIENCE, eventually};
 const ENHANCE_YOUR_CALM: u32 = 0xb;
 
 /// Takes connections and reads nothing, with as small a buffer as the kernel gives.
-fn stalled() -> Backend {
+pub(crate) fn stalled() -> Backend {
     use socket2::{Domain, Socket, Type};
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
     socket.set_recv_buffer_size(4096).expect("set");
@@ -114,9 +114,9 @@ fn a_stream_of_tiny_frames_that_stands_still_is_reset_alone() {
     assert!(resident < 200e6, "{resident} bytes");
 }
 
-/// Takes connections, and reads nothing until it is told to; then everything.
-fn late() -> (Backend, Arc<Barrier>) {
-    let told = Arc::new(Barrier::new(2));
+/// Takes so many connections, and reads nothing until it is told to; then everything.
+fn late(connections: usize) -> (Backend, Arc<Barrier>) {
+    let told = Arc::new(Barrier::new(connections + 1));
     let wait = told.clone();
     let backend = Backend::start(move |mut stream| {
         wait.wait();
@@ -127,17 +127,27 @@ fn late() -> (Backend, Arc<Barrier>) {
 
 #[test]
 fn what_a_worker_holds_is_bounded_and_its_connections_go_on_once_it_is_gone() {
-    let (echo, (late, told)) = (Backend::echo(), late());
+    // One connection alone is not read any more before all of them are.
+    const FULL: usize = 8;
+    let (echo, (late, told)) = (Backend::echo(), late(FULL));
     // So long between pings that none has the connection looked after.
     let limits = "streamWindow: 4MiB, connectionWindow: 16MiB, heldPerWorker: 64KiB, pingInterval: 10m";
     let workers = "workers: 1\n";
     let services = service("echo.shop.mesh", 80, &echo, "") + &service("late.shop.mesh", 80, &late, "");
     let config = format!("{BASE}{workers}hbone: {{{limits}}}\nservices:\n{services}");
     let gateway = Gateway::start_in(folder(), &config, &[]);
-    let full = Hbone::connect(gateway.listener("hbone"), caller()).expect("let in");
+    let full: Vec<Hbone> =
+        (0..FULL).map(|_| Hbone::connect(gateway.listener("hbone"), caller()).expect("let in")).collect();
     let other = Hbone::connect(gateway.listener("hbone"), caller()).expect("let in");
-    let mut stream = full.open("late.shop.mesh:80").expect("admitted");
-    assert!(fill(&mut stream) >= 4 << 20, "the whole window");
+    let mut streams: Vec<Stream> =
+        full.iter().map(|full| full.open("late.shop.mesh:80").expect("admitted")).collect();
+    // At the same time: those that stand still for two seconds are ended.
+    thread::scope(|scope| {
+        let filled: Vec<_> = streams.iter_mut().map(|stream| scope.spawn(|| fill(stream))).collect();
+        for sent in filled {
+            assert!(sent.join().expect("no panic") >= 4 << 20, "the whole window");
+        }
+    });
     thread::scope(|scope| {
         let asked = scope.spawn(|| other.open("echo.shop.mesh:80").map(drop));
         thread::sleep(Duration::from_millis(100));
@@ -147,7 +157,7 @@ fn what_a_worker_holds_is_bounded_and_its_connections_go_on_once_it_is_gone() {
         assert!(asked.join().expect("no panic").is_ok());
         assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     });
-    assert!(stream.write(b"more").is_ok());
+    assert!(streams.iter_mut().all(|stream| stream.write(b"more").is_ok()));
 }
 
 /// What a hostile connection gets for its trouble, while an innocent one goes on.

@@ -30,8 +30,8 @@ fn service(name: &str, address: &str, port: u16) -> String {
     )
 }
 
-fn ended(gateway: &Gateway) -> usize {
-    gateway.metric("isthmus_connections_total", &[]) as usize
+fn ended(gateway: &Gateway) -> f64 {
+    gateway.metric("isthmus_connections_total", &[])
 }
 
 /// Sends one hello, and returns the reason in the log of the connection that it was.
@@ -55,16 +55,16 @@ fn one_hello_makes_at_most_one_connection_to_ourselves() {
     names.points("self.dns.test", "10.77.0.7".parse().expect("an address"));
     let folder = tempfile::tempdir().expect("a folder");
     let spelled = [
-        ("interface", "10.77.0.7", 1),
-        ("other-interface", "10.78.0.7", 1),
-        ("v6", "fd77::7", 1),
-        ("mapped", "::ffff:10.77.0.7", 1),
-        ("loopback", "127.0.0.1", 1),
-        ("other-loopback", "127.8.8.8", 1),
-        ("loopback-v6", "::1", 1),
-        ("name", "self.dns.test", 1),
+        ("interface", "10.77.0.7", 1.0),
+        ("other-interface", "10.78.0.7", 1.0),
+        ("v6", "fd77::7", 1.0),
+        ("mapped", "::ffff:10.77.0.7", 1.0),
+        ("loopback", "127.0.0.1", 1.0),
+        ("other-loopback", "127.8.8.8", 1.0),
+        ("loopback-v6", "::1", 1.0),
+        ("name", "self.dns.test", 1.0),
         // Recognised when it arrives.
-        ("local-route", "10.99.1.2", 2),
+        ("local-route", "10.99.1.2", 2.0),
     ];
     let services: String = spelled
         .iter()
@@ -198,6 +198,9 @@ fn no_registry_leads_to_the_gateways_own_servers() {
     assert!(told.contains("allow.addresses"), "{told}");
     // Where loopback is allowed, our own servers still are not.
     gateway.reload(&config(", allow: {services: [\"*.test\"], addresses: [\"127.0.0.0/8\", \"::1/128\"]}"));
+    let again =
+        || gateway.get("/api/v1/explain?sni=v4.admin.test").1.contains("127.0.0.1:15000").then_some(());
+    eventually("the registry, which is read again", again);
     for (server, _) in ports {
         for spelling in ["v4", "mapped", "v6", "name"] {
             let reason = refused(&gateway, address, &format!("{spelling}.{server}.test"));

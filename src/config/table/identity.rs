@@ -140,7 +140,7 @@ pub(in crate::config) static HBONE: Object = Object {
             "resets",
             PER_SECOND,
             "100",
-            "Streams per second that a connection may give up before they were answered, or ten times as many that are \
+            "Streams per second that a connection may give up before they were answered, or a hundred times as many that are \
              refused; one that does more is closed.",
         ),
         default("pings", PER_SECOND, "100", "PING frames per second that a connection may send."),

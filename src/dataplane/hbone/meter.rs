@@ -69,8 +69,9 @@ const WINDOWS_MAX: u32 = 1 << 20;
 const WINDOWS_PER_FRAME: usize = 2;
 /// Libraries open windows again by 4 KiB and more, those of streams and of connections.
 const BYTES_PER_WINDOW: usize = 1024;
-/// So many refused streams are as one that was given up: callers try again when an endpoint is gone.
-const REFUSED_PER_RESET: u32 = 10;
+/// So many refused streams are as one that was given up. A node's proxy tries again for all of its workloads when a service is
+/// gone, so that thousands of them in a second are honest.
+const REFUSED_PER_RESET: u32 = 100;
 /// What a frame costs, in bytes of a large one that cost as much: small ones use up a turn by their number.
 const FRAME_COST: usize = 256;
 
