@@ -23,7 +23,7 @@
 //! | 2 | [`balance`] | the choice among candidates, and its odds |
 //! | 2 | [`world`] | publisher and readers of snapshots |
 //! | 2 | [`document`] | YAML with positions, readers, the `services:` list |
-//! | 2 | [`net`] | sockets, pipes, budgets, scopes of tasks, file watching, back-off |
+//! | 2 | [`net`] | sockets, pipes, admission by source and identity, own addresses, scopes of tasks, file watching, back-off |
 //! | 3 | [`tls`] | who we are and whom we trust: certificates, their sources, roots by trust domain |
 //! | 4 | [`dataplane`] | accept → peek → admit → choose → dial → relay, for SNI connections and CONNECT streams |
 //! | 4 | [`aggregator`] | registries, name resolution, the one owner of the world |

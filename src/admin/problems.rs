@@ -310,7 +310,7 @@ fn of_endpoints(sources: &Sources) -> Vec<Problem> {
     all
 }
 
-/// At most [`LISTED_MAX`] of each code, and how many more there are.
+/// At most `LISTED_MAX` of each code, and how many more there are.
 pub fn listed(problems: &[Problem]) -> Vec<Problem> {
     let mut listed = Vec::new();
     for of_code in problems.chunk_by(|one, other| one.code == other.code) {

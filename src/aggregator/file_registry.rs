@@ -178,7 +178,7 @@ pub(super) async fn follow(registry: FileRegistry, copies: Copies, words: mpsc::
     let mut bad_since: Option<Instant> = None;
     loop {
         let outcome = follower.read().await;
-        let (problems, unread) = match outcome {
+        let (problems, changing, unread) = match outcome {
             Outcome::Good(reading) => {
                 bad_since = None;
                 copy_wanted = false;
@@ -188,16 +188,18 @@ pub(super) async fn follow(registry: FileRegistry, copies: Copies, words: mpsc::
                 follower.watch.changed().await;
                 continue;
             }
-            Outcome::Bad(problems) => (problems, None),
+            Outcome::Bad(problems, changing) => (problems, changing, None),
             Outcome::Unread(unread) => {
                 let path = follower.registry.path.display();
-                (vec![format!("{path}: cannot be read: {unread}")], Some(unread))
+                (vec![format!("{path}: cannot be read: {unread}")], false, Some(unread))
             }
         };
         let unsettled = UNSETTLED.saturating_sub(bad_since.get_or_insert_with(Instant::now).elapsed());
-        if unread.is_none() && !unsettled.is_zero() && follower.watch.is_busy().await {
+        if unread.is_none() && !unsettled.is_zero() && (changing || follower.watch.is_busy().await) {
             // Half of a change, perhaps.
-            let _ = timeout(unsettled, follower.watch.changed()).await;
+            if !changing {
+                let _ = timeout(unsettled, follower.watch.changed()).await;
+            }
             continue;
         }
         bad_since = None;
@@ -222,8 +224,8 @@ struct Found {
 /// How an attempt to read a registry ended.
 enum Outcome {
     Good(Reading),
-    /// What is wrong, a line each.
-    Bad(Vec<String>),
+    /// What is wrong, a line each, and whether the files changed while they were read.
+    Bad(Vec<String>, bool),
     /// The file system does not answer.
     Unread(Unread),
 }
@@ -243,7 +245,11 @@ impl Follower {
         let begun = Instant::now();
         let (registry, before) = (self.registry.clone(), self.watch.seen().clone());
         // What changes after it was looked at is to be read again.
-        let files = self.readings.read(READ_WITHIN, move || (before.now(), registry.texts()));
+        let files = self.readings.read(READ_WITHIN, move || {
+            let (seen, found) = (before.now(), registry.texts());
+            let changing = seen.now() != seen;
+            (seen, found, changing)
+        });
         let mut files = pin!(files);
         let (turn, read) = match timeout(TURN, &mut files).await {
             Ok(read) => (turn, read),
@@ -253,7 +259,7 @@ impl Follower {
                 (TURNS.acquire().await, read)
             }
         };
-        let (seen, found) = match read {
+        let (seen, found, changing) = match read {
             Ok(read) => read,
             Err(unread) => return Outcome::Unread(unread),
         };
@@ -261,7 +267,7 @@ impl Follower {
         let parse = move || match found.and_then(|found| registry.reading(found)) {
             Ok(reading) if are_kept => Outcome::Good(reading),
             Ok(reading) => Outcome::Good(Reading { texts: Vec::new(), ..reading }),
-            Err(problems) => Outcome::Bad(problems),
+            Err(problems) => Outcome::Bad(problems, changing),
         };
         let outcome = labour(parse).await;
         drop(turn);

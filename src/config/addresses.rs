@@ -1,14 +1,15 @@
 //! The addresses the gateway itself listens on: no two may collide, and nothing may be routed back to
 //! one of them, or connections would go round in circles.
 
-use std::collections::HashMap;
-use std::net::{IpAddr, Ipv4Addr};
+use std::collections::{BTreeSet, HashMap};
+use std::net::{IpAddr, Ipv6Addr};
 
 use crate::document::problem::{Path, Position, Problems};
 use crate::document::services::Place;
 use crate::model::address::Bind;
 use crate::model::address::Host;
 use crate::model::service::ServiceKey;
+use crate::net::own::{host_addresses, reaches};
 use crate::snapshot::shard::Shard;
 
 /// An address that is listened on.
@@ -75,22 +76,33 @@ fn collide(one: Bind, other: Bind) -> bool {
     }
 }
 
-/// Which of the addresses a connection to this one would reach. Of those bound to every address of a
-/// host only loopback is known to be the host's own.
-pub(super) fn own(opened: &[Opened], ip: IpAddr, port: u16) -> Option<&Opened> {
-    opened.iter().find(|opened| match opened.bind {
-        Bind::Any { port: own } => own == port && (ip.is_loopback() || ip.is_unspecified()),
-        Bind::Address(address) if address.port() != port => false,
-        Bind::Address(address) if address.ip().is_unspecified() => {
-            address.is_ipv4() == ip.is_ipv4() && (ip.is_loopback() || ip.is_unspecified())
-        }
-        // To connect to 0.0.0.0 is to connect to 127.0.0.1.
-        Bind::Address(address) => {
-            address.ip() == ip
-                || ip == Ipv4Addr::UNSPECIFIED && address.ip() == Ipv4Addr::LOCALHOST
-                || ip.is_ipv6() && ip.is_unspecified() && address.is_ipv6() && address.ip().is_loopback()
-        }
-    })
+/// The addresses that the gateway itself listens on, and those of this host.
+pub(super) struct Own<'a> {
+    opened: &'a [Opened],
+    host: BTreeSet<IpAddr>,
+}
+
+impl<'a> Own<'a> {
+    /// Where the host's addresses cannot be read, only loopback is known to be its own.
+    pub(super) fn new(opened: &'a [Opened]) -> Self {
+        Self { opened, host: host_addresses().unwrap_or_default() }
+    }
+
+    /// The listener that a connection to this address would reach.
+    pub(super) fn listener_at(&self, ip: IpAddr, port: u16) -> Option<&'a Opened> {
+        self.opened.iter().find(|opened| {
+            let (bound, own) = match opened.bind {
+                Bind::Any { port } => (Ipv6Addr::UNSPECIFIED.into(), port),
+                Bind::Address(address)
+                    if address.ip().is_unspecified() && address.is_ipv4() != ip.is_ipv4() =>
+                {
+                    return false;
+                }
+                Bind::Address(address) => (address.ip(), address.port()),
+            };
+            own == port && reaches(bound, ip, |ip| self.host.contains(&ip))
+        })
+    }
 }
 
 /// What is told of an endpoint that is one of our own addresses.
@@ -104,7 +116,7 @@ pub(super) fn own_fault(ip: IpAddr, port: u16, own: &Opened) -> String {
 pub(super) fn own_endpoints(
     shard: &Shard,
     places: &HashMap<ServiceKey, Place>,
-    opened: &[Opened],
+    own: &Own<'_>,
     problems: &mut Problems,
 ) {
     for (key, service) in &shard.services {
@@ -115,7 +127,7 @@ pub(super) fn own_endpoints(
             let port_of = |name: &str| endpoint.workload.ports.get(name).copied();
             let own = service.ports.iter().find_map(|port| {
                 let number = port_of(&port.name).unwrap_or(port.target_port);
-                own(opened, *ip, number).map(|own| own_fault(*ip, number, own))
+                own.listener_at(*ip, number).map(|own| own_fault(*ip, number, own))
             });
             let position = place.endpoints.get(at).copied().unwrap_or(place.position);
             if let Some(fault) = own {

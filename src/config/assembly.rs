@@ -46,7 +46,8 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
     let health = telemetry::health(&telemetry, &mut opened);
     let xds = aggregation::xds(&root, &mut opened, &mut problems);
     let timeouts = timeouts(&root.fields("timeouts", &TIMEOUTS));
-    let around = Surroundings { listeners: &listeners, opened: &opened, timeouts: &timeouts };
+    let own = addresses::Own::new(&opened);
+    let around = Surroundings { listeners: &listeners, own: &own, timeouts: &timeouts };
     let routes = routes::read(&root, &around, &mut problems);
     let registries = registries::read(&root, &mut problems);
     let clusters: Vec<ClusterId> = registries
@@ -76,7 +77,7 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
         warn_of_idle_listeners(&root, &policy, &mut problems);
     }
     addresses::collisions(&opened, &mut problems);
-    addresses::own_endpoints(&services, &places, &opened, &mut problems);
+    addresses::own_endpoints(&services, &places, &own, &mut problems);
     warn_of_long_names(&services, &places, &mut problems);
     if registries.is_empty() {
         warn_of_unknown_services(&root, &routes, &services, &mut problems);

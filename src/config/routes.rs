@@ -11,7 +11,7 @@ use crate::model::address::Host;
 use crate::model::endpoint::Weight;
 use crate::snapshot::policy::{Route, RouteEndpoint, RouteName, RouteTarget, Timeouts, Tuning};
 
-use super::addresses::{Opened, own, own_fault};
+use super::addresses::{Own, own_fault};
 use super::listeners::Listeners;
 use super::table::routes::{ROUTE, ROUTE_ENDPOINT};
 use super::tuning::tuning;
@@ -30,7 +30,7 @@ pub(super) fn route_name(text: &str) -> Result<RouteName, Fault> {
 /// What routes are checked against.
 pub(super) struct Surroundings<'c> {
     pub(super) listeners: &'c Listeners,
-    pub(super) opened: &'c [Opened],
+    pub(super) own: &'c Own<'c>,
     pub(super) timeouts: &'c Timeouts,
 }
 
@@ -171,7 +171,7 @@ fn endpoint(
     };
     let (host, port) = scalar::target(address.text()?).ok()?;
     if let Host::Ip(ip) = host
-        && let Some(own) = own(around.opened, ip, port)
+        && let Some(own) = around.own.listener_at(ip, port)
     {
         problems.error(address.position, path, own_fault(ip, port, own));
     } else if let Host::Ip(ip) = host

@@ -118,7 +118,9 @@ pub fn host_addresses() -> std::io::Result<BTreeSet<IpAddr>> {
 /// unspecified address goes to loopback.
 pub fn reaches(bound: IpAddr, ip: IpAddr, is_of_host: impl Fn(IpAddr) -> bool) -> bool {
     if bound.is_unspecified() {
-        return ip.is_unspecified() || ip.is_loopback() || is_of_host(ip);
+        // A socket of IPv6 may take both families.
+        let same_family = bound.is_ipv6() || ip.is_ipv4();
+        return same_family && (ip.is_unspecified() || ip.is_loopback() || is_of_host(ip));
     }
     bound == ip || ip.is_unspecified() && bound.is_loopback() && bound.is_ipv4() == ip.is_ipv4()
 }

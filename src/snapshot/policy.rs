@@ -477,3 +477,31 @@ static SPECIAL_BLOCKS: LazyLock<[IpNet; 4]> = LazyLock::new(|| {
 pub fn admits(blocks: &[IpNet], address: IpAddr) -> bool {
     blocks.is_empty() || blocks.iter().any(|block| block.contains(&address))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn special_addresses_are_allowed_only_by_blocks_of_their_own() {
+        let allows = |scope: &AddressScope, ip: &str| scope.allows(ip.parse().expect("an address"));
+        let blocks = |blocks: &[&str]| {
+            AddressScope::Blocks(blocks.iter().map(|block| block.parse().expect("a block")).collect())
+        };
+        let special = ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "169.254.169.254", "fe80::1"];
+        let everything = blocks(&["0.0.0.0/0", "::/0"]);
+        for ip in special {
+            assert!(allows(&AddressScope::Any, ip), "{ip}");
+            assert!(!allows(&AddressScope::Public, ip) && !allows(&everything, ip), "{ip}");
+        }
+        let own = blocks(&["127.0.0.0/8", "::1/128", "169.254.169.254/32", "fe80::/64"]);
+        assert!(special.iter().all(|ip| allows(&own, ip)));
+        assert!(!allows(&own, "169.254.1.1") && !allows(&own, "10.0.0.1"));
+        assert!(allows(&everything, "10.0.0.1") && allows(&AddressScope::Public, "2001:db8::1"));
+        for never in ["0.0.0.0", "::", "224.0.0.1", "ff02::1", "255.255.255.255", "::ffff:0.0.0.0"] {
+            for scope in [&AddressScope::Any, &AddressScope::Public, &everything, &own] {
+                assert!(!allows(scope, never), "{never} by {scope:?}");
+            }
+        }
+    }
+}

@@ -209,3 +209,38 @@ fn no_registry_leads_to_the_gateways_own_servers() {
         }
     }
 }
+
+#[test]
+fn a_config_that_names_an_own_address_is_refused_whatever_the_interface() {
+    if !namespace::inside("own::a_config_that_names_an_own_address_is_refused_whatever_the_interface", SETUP)
+    {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let validate = |endpoint: &str| {
+        let config = format!("listen: \":15443\"\nroutes: {{a.test: \"{endpoint}\"}}\n");
+        std::fs::write(folder.path().join("isthmus.yaml"), config).expect("written");
+        let run = std::process::Command::new(BINARY)
+            .args(["validate", "isthmus.yaml"])
+            .current_dir(folder.path())
+            .output()
+            .expect("it runs");
+        (
+            run.status.code(),
+            String::from_utf8_lossy(&run.stderr).into_owned() + &String::from_utf8_lossy(&run.stdout),
+        )
+    };
+    for own in [
+        "10.77.0.7:15443",
+        "10.78.0.7:15443",
+        "[fd77::7]:15443",
+        "[::ffff:10.77.0.7]:15443",
+        "127.0.0.5:15443",
+    ] {
+        let (code, told) = validate(own);
+        assert!(code == Some(1) && told.contains("which is our own listen"), "{own}: {told}");
+    }
+    for other in ["10.77.0.9:15443", "10.77.0.7:443"] {
+        assert_eq!(validate(other).0, Some(0), "{other}");
+    }
+}

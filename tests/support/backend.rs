@@ -94,9 +94,16 @@ pub fn reset(stream: &TcpStream) {
     socket2::SockRef::from(stream).set_linger(Some(std::time::Duration::ZERO)).expect("set");
 }
 
-/// An address that refuses connections: a port that was free a moment ago.
+/// An address that refuses connections: a socket is bound to it that does not listen, so that nobody else gets the port.
 pub fn refusing() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port")
+    use socket2::{Domain, Socket, Type};
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+    // Lets a test that asks for this very port have it later.
+    socket.set_reuse_address(true).expect("set");
+    socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("a free port");
+    let address = socket.local_addr().expect("bound").as_socket().expect("an address");
+    std::mem::forget(socket);
+    address
 }
 
 /// An address that answers nothing: a listener whose queue is full.

@@ -86,6 +86,8 @@ impl Frames {
         // The server's settings hold once they are acknowledged.
         frames.until(SETTINGS)?;
         frames.send(&frame(SETTINGS, ACK, 0, &[]))?;
+        // The connection's window opens with the acknowledgement of ours: who sends more before breaks the protocol.
+        while frames.until(SETTINGS)?.flags & ACK == 0 {}
         Ok(frames)
     }
 

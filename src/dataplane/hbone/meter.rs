@@ -65,8 +65,8 @@ const BULK_PER_TINY: usize = 8 * 1024;
 /// Such bytes, and reasons for WINDOW_UPDATE, that are remembered.
 const BULK_MAX: usize = 16 << 20;
 const WINDOWS_MAX: u32 = 1 << 20;
-/// A frame of DATA is reason for so many WINDOW_UPDATE: of its stream, and of the connection.
-const WINDOWS_PER_FRAME: usize = 2;
+/// A frame of DATA is reason for so many WINDOW_UPDATE: of its stream, and of the connection, as it comes and as it is read.
+const WINDOWS_PER_FRAME: usize = 4;
 /// Libraries open windows again by 4 KiB and more, those of streams and of connections.
 const BYTES_PER_WINDOW: usize = 1024;
 /// So many refused streams are as one that was given up. A node's proxy tries again for all of its workloads when a service is
