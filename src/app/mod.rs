@@ -1,5 +1,5 @@
 //! The composition root of `isthmus run`: makes every part, hands each what it needs, and carries out what signals,
-//! changed files and the admin API ask for. Whatever it does, [`orders`] are obeyed meanwhile.
+//! changed files and the admin API ask for. Whatever it does, `orders` are obeyed meanwhile.
 
 mod listeners;
 mod loading;
