@@ -37,7 +37,7 @@ impl Identities {
         Some(Gate { name: "identity".to_owned(), closed })
     }
 
-    /// What is wrong with who we are and whom we trust.
+    /// The problems of the gateway's own identity and of its trust bundles.
     pub(super) fn problems(&self, now: SystemTime) -> Vec<Problem> {
         let status = self.status.borrow();
         let mut all = Vec::new();

@@ -39,7 +39,7 @@ pub struct Inquiry {
     pub alpn: Option<Vec<String>>,
 }
 
-/// What a running gateway knows beside its world.
+/// The run-time state of a live gateway that an explanation shows: endpoints that failed, sockets that are bound.
 #[derive(Clone, Copy)]
 pub struct Running<'a> {
     pub upstreams: &'a Upstreams,
@@ -60,7 +60,7 @@ pub struct Explanation {
     pub candidates: Vec<CandidateView>,
     /// The endpoints that cannot be chosen, counted by why.
     pub omitted: Vec<Omitted>,
-    /// What an operator should look at although it does not decide.
+    /// Hints for the operator that do not change the verdict.
     pub warnings: Vec<String>,
     pub near: Vec<String>,
 }
@@ -75,13 +75,13 @@ pub struct CandidateView {
     pub health: &'static str,
     /// From 0 to 1.
     pub odds: f64,
-    /// What its state is kept under.
+    /// The key of its run-time state.
     key: EndpointKey,
     /// How it did when it was dialled; `None` where it was not, or the gateway does not run.
     pub state: Option<EndpointState>,
     /// How long it may take to accept.
     pub connect_timeout: Duration,
-    /// What came of dialling it to see.
+    /// The result of dialling it, where the operator asked for a probe.
     pub probe: Option<Value>,
 }
 

@@ -104,7 +104,7 @@ fn networks(text: &str) -> std::sync::Arc<[Network]> {
 
 /// The answer for one service and port, or a list of answers for all.
 pub fn horizon(snapshot: &Snapshot, inquiry: &Inquiry) -> Result<Value, Problem> {
-    // Who asks for a view of certain networks may be anywhere.
+    // A viewer that asks for a view of certain networks may be on any network.
     if inquiry.viewer.sees.is_empty() {
         check_network(snapshot, &inquiry.viewer.network)?;
     }

@@ -84,7 +84,7 @@ pub struct Sources {
     pub commands: mpsc::Sender<Command>,
     pub own: Arc<OwnAddresses>,
     pub started: Instant,
-    /// What is remembered to tell of problems.
+    /// The state between two looks at the problems.
     pub memory: Arc<problems::Memory>,
 }
 

@@ -1,4 +1,4 @@
-//! What is wrong with a running gateway now, by one closed list of codes: the beginning of `status`, the metric
+//! The problems of a running gateway, by one closed list of codes: the beginning of `status`, the metric
 //! `isthmus_problems` and the lines `problem` and `problem solved` of the log are made of this one list.
 
 use std::collections::BTreeMap;
@@ -40,14 +40,14 @@ macro_rules! codes {
                 }
             }
 
-            /// What it means.
+            /// The meaning of a code.
             pub const fn meaning(self) -> &'static str {
                 match self {
                     $(Self::$variant => $meaning,)*
                 }
             }
 
-            /// What to look at next.
+            /// The command, key or document that the operator looks at next.
             pub const fn look_at(self) -> &'static str {
                 match self {
                     $(Self::$variant => $look_at,)*
@@ -125,7 +125,7 @@ codes! {
         "the log of the gateway, `xds.clients`; `isthmus_xds_refused_total`";
 }
 
-/// What is lost is told by a counter that goes up.
+/// A loss is noticed by a counter that goes up.
 const LOSSES: [(Code, &str, &str); 3] = [
     (Code::AccessLogLost, "isthmus_access_log_dropped_total", "lines of the access log"),
     (Code::SpansLost, "isthmus_spans_dropped_total", "spans"),
@@ -136,7 +136,7 @@ const LOSSES: [(Code, &str, &str); 3] = [
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     pub code: Code,
-    /// What it is about: a registry, a name, an endpoint; may be empty.
+    /// The subject: a registry, a name, an endpoint; may be empty.
     pub about: String,
     pub text: String,
 }
@@ -156,7 +156,7 @@ impl Problem {
     }
 }
 
-/// What has to be remembered to tell of problems.
+/// The state between two looks at the problems.
 #[derive(Default)]
 pub struct Memory {
     seen: Mutex<Seen>,
@@ -167,7 +167,7 @@ struct Seen {
     losses: BTreeMap<Code, Loss>,
     /// Conflicts of a generation of the world.
     conflicts: Option<(u64, Arc<[String]>)>,
-    /// What the log was told of.
+    /// The problems that the log has a line for.
     told: Vec<Problem>,
 }
 
@@ -179,7 +179,7 @@ struct Loss {
 }
 
 impl Memory {
-    /// What was lost lately.
+    /// Lines and spans that were lost lately.
     fn losses(&self, recorder: &Recorder) -> Vec<Problem> {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let mut problems = Vec::new();
