@@ -53,21 +53,44 @@ impl Peers {
 /// What was last told of peers. Envoy drains the connections of a cluster that changes, so pods that go do not change
 /// it: an identity leaves together with the next one that comes.
 #[derive(Debug, Default)]
-pub struct Told(DashMap<HostName, BTreeMap<u16, Arc<Peers>>>);
+pub struct Told(DashMap<HostName, BTreeMap<u16, Entry>>);
+
+#[derive(Debug, Default)]
+struct Entry {
+    /// Of the newest world that it was held against.
+    generation: u64,
+    peers: Arc<Peers>,
+}
 
 impl Told {
     pub fn peers(&self, snapshot: &Snapshot, service: &ServiceView, port: &PortView) -> Arc<Peers> {
         let peers = Peers::of(snapshot, service, port);
         let mut ports = self.0.entry(service.key.hostname.clone()).or_default();
-        let told = ports.entry(port.port).or_default();
-        if !peers.are_known(told) {
-            *told = Arc::new(peers);
+        let entry = ports.entry(port.port).or_default();
+        // An older world has no say after a newer one.
+        if snapshot.generation >= entry.generation {
+            entry.generation = snapshot.generation;
+            if !peers.are_known(&entry.peers) {
+                entry.peers = Arc::new(peers);
+            }
         }
-        told.clone()
+        entry.peers.clone()
     }
 
-    /// Forgets services that are no more.
+    /// Forgets services, and ports of them, that a world does not have.
     pub fn keep_those_of(&self, snapshot: &Snapshot) {
-        self.0.retain(|hostname, _| snapshot.service(hostname.as_str()).is_some());
+        self.0.retain(|hostname, ports| keep_ports(snapshot, hostname, ports));
     }
+
+    /// Forgets a service, or ports of it, that a world does not have.
+    pub fn keep_ports_of(&self, snapshot: &Snapshot, hostname: &HostName) {
+        self.0.remove_if_mut(hostname, |hostname, ports| !keep_ports(snapshot, hostname, ports));
+    }
+}
+
+/// Keeps the ports that a service has; returns false if there is no such service.
+fn keep_ports(snapshot: &Snapshot, hostname: &HostName, ports: &mut BTreeMap<u16, Entry>) -> bool {
+    let service = snapshot.service(hostname.as_str());
+    ports.retain(|port, _| service.is_some_and(|service| service.port(*port).is_some()));
+    service.is_some()
 }

@@ -19,9 +19,10 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use draft::Draft;
+use names::Names;
 
 use super::budget::{Account, Exhausted};
-use super::hub::{Clusters, Hub, Mailbox, Subscription};
+use super::hub::{Clusters, Hub, Listed, Mailbox, Subscription};
 use super::kind::Kind;
 use super::resource::{Resource, Version};
 use crate::model::name::HostName;
@@ -30,6 +31,7 @@ use crate::snapshot::view::{Client, Viewer};
 
 mod delta;
 mod draft;
+mod names;
 mod world;
 
 /// Names that a client may subscribe to, of one type.
@@ -125,8 +127,10 @@ pub struct Session {
     account: Option<Account>,
     /// Registries that have not been read, as of the last look.
     unread: Arc<Unread>,
-    /// Whether the hub knows that something is held back.
-    holds_back: bool,
+    /// Has the hub wake this session when registries have been read, as long as something is held back.
+    holds_back: Option<Listed>,
+    /// Has the hub wake this session when the list of all clusters changes, as long as the client wants all.
+    wants_all: Option<Listed>,
 }
 
 /// A type of which the client may have asked.
@@ -136,7 +140,7 @@ struct Type {
     wildcard: bool,
     /// State of the world: whether it has ever given a name, after which no names are none and not all.
     ever_named: bool,
-    named: BTreeMap<Arc<str>, Named>,
+    named: Names,
     /// Names to look at, as they may have changed.
     pending: BTreeSet<Arc<str>>,
     /// Names to be answered, whatever was sent before.
@@ -157,6 +161,8 @@ struct Type {
     all_sent: Arc<Clusters>,
     /// Whether `all_sent` may be behind.
     all_changed: bool,
+    /// What a client that wants all said it has, until the list of all is whole.
+    unseeded: Option<BTreeMap<Arc<str>, Option<Version>>>,
     /// What the client said it has, and there is not.
     gone: BTreeSet<Arc<str>>,
     /// When the first of the changes came that are not told of yet.
@@ -194,7 +200,7 @@ enum Sent {
 
 impl Session {
     pub fn new(hub: Arc<Hub>, viewer: Viewer, protocol: Protocol) -> Self {
-        let (mailbox, types) = (Mailbox::new(), Default::default());
+        let (mailbox, types) = (Arc::<Mailbox>::default(), Default::default());
         let unread = hub.unread();
         Self {
             hub,
@@ -206,7 +212,8 @@ impl Session {
             unfinished: false,
             account: None,
             unread,
-            holds_back: false,
+            holds_back: None,
+            wants_all: None,
         }
     }
 
@@ -226,7 +233,7 @@ impl Session {
     /// gives all names.
     pub fn names_bytes(&self, kind: Kind) -> usize {
         // Tag and length of each.
-        self.types[kind as usize].named.keys().map(|name| name.len() + 4).sum()
+        self.types[kind as usize].named.iter().map(|named| named.name().len() + 4).sum()
     }
 
     /// Whether the client has asked for something of a type.
@@ -284,10 +291,11 @@ impl Session {
 
     fn next_response(&mut self) -> Option<Response> {
         self.unfinished = false;
+        self.seed_late();
         // Clusters before assignments before listeners before routes.
         for kind in Kind::ALL {
             let of = &self.types[kind as usize];
-            if !of.asked || of.in_flight.is_some() || self.waits(kind) {
+            if !of.asked || of.in_flight.is_some() || self.waits_for_list(kind) || self.waits(kind) {
                 continue;
             }
             let draft = match self.protocol {
@@ -317,7 +325,7 @@ impl Session {
     /// Takes the marks out of the mailbox.
     fn gather(&mut self) {
         for (of, marks) in self.types.iter_mut().zip(self.mailbox.take()) {
-            of.pending.extend(marks.names.into_iter().filter(|name| of.named.contains_key(name)));
+            of.pending.extend(marks.names.into_iter().filter(|name| of.named.contains(name)));
             of.all_changed |= marks.all && of.wildcard;
             of.since = of.since.or(marks.since);
         }
@@ -329,6 +337,11 @@ impl Session {
         self.unread = unread;
     }
 
+    /// Returns true while the list of all clusters is made for a client that wants all.
+    fn waits_for_list(&self, kind: Kind) -> bool {
+        kind == Kind::Cluster && self.types[kind as usize].wildcard && !self.hub.is_listed()
+    }
+
     /// Returns true while the response of a type that has to hold all would take something from the client that a registry
     /// which has not been read may have.
     fn waits(&mut self, kind: Kind) -> bool {
@@ -337,7 +350,7 @@ impl Session {
         let unread = &*self.unread;
         of.waits = may_wait && of.returns && !unread.is_empty() && {
             let client = self.viewer.client;
-            let mut named = of.named.values();
+            let mut named = of.named.iter();
             of.wildcard && kind == Kind::Cluster
                 || named.any(|named| {
                     named.is_held_back(kind, client, unread, named.subscription.current().as_deref())
@@ -348,19 +361,16 @@ impl Session {
 
     /// Has the hub wake this session when registries have been read, as long as something is held back.
     fn note_held_back(&mut self) {
-        let holds_back = !self.unread.is_empty() && self.held_back() > 0;
-        if holds_back != self.holds_back {
-            self.holds_back = holds_back;
-            match holds_back {
-                true => self.hub.holds_back(&self.mailbox, &self.unread),
-                false => self.hub.holds_nothing_back(&self.mailbox),
-            }
+        match !self.unread.is_empty() && self.held_back() > 0 {
+            true if self.holds_back.is_some() => {}
+            true => self.holds_back = Some(self.hub.holds_back(&self.mailbox, &self.unread)),
+            false => self.holds_back = None,
         }
     }
 
-    fn add(&mut self, kind: Kind, name: Arc<str>, sent: Sent, brought: bool) -> Result<(), Refusal> {
+    fn add(&mut self, kind: Kind, name: &Arc<str>, sent: Sent, brought: bool) -> Result<(), Refusal> {
         let of = &mut self.types[kind as usize];
-        if of.named.contains_key(&name) {
+        if of.named.contains(name) {
             return Ok(());
         }
         if of.named.len() >= NAMES_MAX {
@@ -369,8 +379,8 @@ impl Session {
         if let Some(account) = &mut self.account {
             account.take(name.len() + NAME_COST)?;
         }
-        let subscription = self.hub.subscribe(&self.mailbox, kind, &name, &self.viewer);
-        of.named.insert(name, Named { subscription, sent, brought, lacking: brought });
+        let subscription = self.hub.subscribe(&self.mailbox, kind, name, &self.viewer);
+        of.named.insert(Named { subscription, sent, brought, lacking: brought });
         Ok(())
     }
 
@@ -385,10 +395,8 @@ impl Session {
         // Of listeners there is none that anybody could ask for without its name.
         if kind == Kind::Cluster {
             of.all_changed = wants;
-            match wants {
-                true => self.hub.subscribe_all(&self.mailbox),
-                false => self.hub.unsubscribe_all(&self.mailbox),
-            }
+            of.unseeded = None;
+            self.wants_all = wants.then(|| self.hub.subscribe_all(&self.mailbox));
         }
     }
 
@@ -418,7 +426,7 @@ impl Session {
             // Envoy warms a cluster until an assignment comes after it, be it the one that it has.
             let assignments = &mut self.types[Kind::Assignment as usize];
             for name in &draft.new {
-                if assignments.named.contains_key(name) {
+                if assignments.named.contains(name) {
                     assignments.owed.insert(name.clone());
                 }
             }
@@ -437,15 +445,6 @@ impl Session {
             resources: draft.resources,
             removed: draft.removed.into_iter().collect(),
             missing: draft.missing.into_iter().collect(),
-        }
-    }
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        self.hub.unsubscribe_all(&self.mailbox);
-        if self.holds_back {
-            self.hub.holds_nothing_back(&self.mailbox);
         }
     }
 }
@@ -488,6 +487,10 @@ impl Type {
 }
 
 impl Named {
+    fn name(&self) -> &Arc<str> {
+        self.subscription.name()
+    }
+
     /// Returns true if the client keeps what it has, as a registry that was not read may have more of it: what it has is
     /// neither removed nor emptied, and is changed only where a registry in use has changed the service.
     fn is_held_back(&self, kind: Kind, client: Client, unread: &Unread, current: Option<&Resource>) -> bool {

@@ -31,7 +31,7 @@ impl Session {
             // An equal version is an answer that the client has already.
             let had = has.get(&name).copied().flatten();
             let brought = has.contains_key(&name);
-            self.add(kind, name.clone(), had.map_or(Sent::Nothing, Sent::Version), brought)?;
+            self.add(kind, &name, had.map_or(Sent::Nothing, Sent::Version), brought)?;
             let of = &mut self.types[kind as usize];
             match had {
                 Some(_) => of.pending.insert(name),
@@ -42,7 +42,10 @@ impl Session {
             self.unsubscribe(kind, &name);
         }
         if first && self.types[kind as usize].wildcard {
-            self.seed(kind, has);
+            match self.waits_for_list(kind) {
+                true => self.types[kind as usize].unseeded = Some(has),
+                false => self.seed(kind, has),
+            }
         }
         Ok(answer)
     }
@@ -53,7 +56,8 @@ impl Session {
             return;
         }
         let of = &mut self.types[kind as usize];
-        if let Some((name, _)) = of.named.remove_entry(name) {
+        if let Some(named) = of.named.remove(name) {
+            let name = named.name().clone();
             Self::give_back(&mut self.account, std::iter::once(&name));
             of.pending.remove(&name);
             of.owed.remove(&name);
@@ -62,6 +66,15 @@ impl Session {
             if of.wildcard {
                 of.owed.insert(name);
             }
+        }
+    }
+
+    /// Takes what the client said it has as sent, once it can be held against the list of all.
+    pub(super) fn seed_late(&mut self) {
+        if !self.waits_for_list(Kind::Cluster)
+            && let Some(has) = self.types[Kind::Cluster as usize].unseeded.take()
+        {
+            self.seed(Kind::Cluster, has);
         }
     }
 
@@ -86,7 +99,7 @@ impl Session {
         }
         let of = &mut self.types[kind as usize];
         // Names it asks for are answered as such.
-        has.retain(|name, _| !of.named.contains_key(name));
+        has.retain(|name, _| !of.named.contains(name));
         for (name, version) in has {
             let is_known = known.contains(&name);
             match kind.read(&name).filter(|_| kind == Kind::Cluster) {

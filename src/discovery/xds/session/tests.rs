@@ -140,6 +140,7 @@ impl Client {
     }
 
     fn next(&mut self) -> Option<Response> {
+        self.session.hub.settle();
         loop {
             let response = self.session.response();
             if response.is_some() || !self.session.is_unfinished() {

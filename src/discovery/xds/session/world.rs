@@ -33,15 +33,16 @@ impl Session {
             self.want_all(kind, star);
         }
         let of = &mut self.types[kind as usize];
-        Self::give_back(&mut self.account, of.named.keys().filter(|name| !names.contains(*name)));
-        of.named.retain(|name, _| names.contains(name));
+        let all = of.named.iter().map(Named::name);
+        Self::give_back(&mut self.account, all.filter(|name| !names.contains(*name)));
+        of.named.retain(|name| names.contains(name));
         of.pending.retain(|name| names.contains(name));
         of.owed.retain(|name| names.contains(name));
         of.held_back.retain(|name, _| names.contains(name));
         of.must_answer |= kind.has_wildcard() && (first || !wanted_all && star);
         for name in names {
-            if !self.types[kind as usize].named.contains_key(&name) {
-                self.add(kind, name.clone(), Sent::Nothing, brought)?;
+            if !self.types[kind as usize].named.contains(&name) {
+                self.add(kind, &name, Sent::Nothing, brought)?;
                 self.types[kind as usize].owed.insert(name);
             }
         }
@@ -77,7 +78,7 @@ impl Session {
             return;
         }
         of.owed.clear();
-        for (name, named) in &mut of.named {
+        for named in of.named.sorted_mut() {
             match named.subscription.current() {
                 Some(resource) => {
                     draft.tell_as(resource.clone(), named.sent != Sent::Version(resource.version));
@@ -85,7 +86,7 @@ impl Session {
                 }
                 None => {
                     if named.sent != Sent::Absence {
-                        draft.missing.insert(name.clone());
+                        draft.missing.insert(named.name().clone());
                     }
                     named.is_sent(Sent::Absence);
                 }
@@ -94,7 +95,7 @@ impl Session {
         let all = all.unwrap_or_else(|| of.all_sent.clone());
         for (hostname, resources) in all.sorted() {
             let sent = of.all_sent.get(hostname.as_str());
-            for resource in resources.iter().filter(|resource| !of.named.contains_key(&resource.name)) {
+            for resource in resources.iter().filter(|resource| !of.named.contains(&resource.name)) {
                 let new = !sent.is_some_and(|sent| sent.iter().any(|old| old.version == resource.version));
                 draft.tell_as(resource.clone(), new);
             }

@@ -1,0 +1,58 @@
+//! The list of all clusters, for clients that ask for all. The hub makes it when the first client wants it, and keeps it
+//! up with the world from then on.
+
+use std::sync::Arc;
+
+use super::subscribers::Subscribers;
+use crate::discovery::xds::resource::Resource;
+use crate::model::name::HostName;
+use crate::snapshot::name_index::NameMap;
+
+/// All clusters, by the host name of their service.
+pub type Clusters = NameMap<Arc<[Arc<Resource>]>>;
+
+/// The list, and the sessions that are told when it changes.
+#[derive(Default)]
+pub(super) struct All {
+    pub(super) stage: Stage,
+    pub(super) clusters: Arc<Clusters>,
+    pub(super) subscribers: Subscribers,
+}
+
+/// ```text
+/// Unwanted ──first client──▶ Wanted ──hub──▶ Listing ──every service once──▶ Whole
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// A mesh without clients that want all does not pay for the list.
+    #[default]
+    Unwanted,
+    Wanted,
+    Listing,
+    Whole,
+}
+
+/// The clusters of one service.
+pub(in crate::discovery::xds) fn clusters_of(all: &Clusters, hostname: &HostName) -> Arc<[Arc<Resource>]> {
+    all.get(hostname.as_str()).cloned().unwrap_or_default()
+}
+
+/// Makes these the clusters of a service; the list is copied only as far as others hold it.
+pub(in crate::discovery::xds) fn put_clusters(
+    all: &mut Arc<Clusters>,
+    hostname: HostName,
+    clusters: Arc<[Arc<Resource>]>,
+) {
+    let all = Arc::make_mut(all);
+    if clusters.is_empty() {
+        all.remove(hostname.as_str());
+    } else {
+        all.insert(hostname, clusters);
+    }
+}
+
+/// Returns true if two lists share all that they hold.
+pub(in crate::discovery::xds) fn are_same(one: &Arc<[Arc<Resource>]>, other: &Arc<[Arc<Resource>]>) -> bool {
+    Arc::ptr_eq(one, other)
+        || one.len() == other.len() && one.iter().zip(&**other).all(|(a, b)| Arc::ptr_eq(a, b))
+}
