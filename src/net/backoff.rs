@@ -12,20 +12,31 @@ const LONGEST: Duration = Duration::from_secs(125);
 #[derive(Clone, Copy, Debug)]
 pub struct Backoff {
     next: Duration,
+    longest: Duration,
 }
 
 impl Default for Backoff {
     fn default() -> Self {
-        Self { next: FIRST }
+        Self::up_to(LONGEST)
     }
 }
 
 impl Backoff {
-    /// How long to wait after one more failure: about 0.5 s, 1 s, 2 s and so on, at most 150 s. Any number does for
-    /// `random`; it moves the wait by up to a fifth.
+    /// Waits that grow to about `longest`.
+    pub const fn up_to(longest: Duration) -> Self {
+        Self { next: FIRST, longest }
+    }
+
+    /// Begins again with the shortest wait, after a success.
+    pub fn reset(&mut self) {
+        self.next = FIRST;
+    }
+
+    /// How long to wait after one more failure: about 0.5 s, 1 s, 2 s and so on, at most 150 s where no other limit was
+    /// given. Any number does for `random`; it moves the wait by up to a fifth.
     pub fn wait(&mut self, random: u64) -> Duration {
         let wait = self.next;
-        self.next = (wait * 2).min(LONGEST);
+        self.next = (wait * 2).min(self.longest);
         // From 800 to 1200 thousandths.
         let thousandths = u32::try_from(random % 401).unwrap_or(200) + 800;
         wait * thousandths / 1000
@@ -41,8 +52,11 @@ mod tests {
         let mut backoff = Backoff::default();
         let middle: Vec<u128> = (0..10).map(|_| backoff.wait(200).as_millis()).collect();
         assert_eq!(middle, [500, 1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000, 125_000, 125_000]);
-        backoff = Backoff::default();
+        backoff.reset();
         assert_eq!(backoff.wait(200).as_millis(), 500);
+        let mut short = Backoff::up_to(Duration::from_secs(3));
+        let middle: Vec<u128> = (0..5).map(|_| short.wait(200).as_millis()).collect();
+        assert_eq!(middle, [500, 1_000, 2_000, 3_000, 3_000]);
     }
 
     #[test]
@@ -50,7 +64,7 @@ mod tests {
         let at = |random| Backoff::default().wait(random).as_millis();
         assert_eq!((at(0), at(400), at(401)), (400, 600, 400));
         assert!((400..=600).contains(&at(u64::MAX)));
-        let mut late = Backoff { next: LONGEST };
+        let mut late = Backoff { next: LONGEST, longest: LONGEST };
         assert_eq!(late.wait(400), Duration::from_secs(150));
     }
 }

@@ -4,13 +4,16 @@ use std::error::Error;
 use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use http::Uri;
 use http::uri::PathAndQuery;
 use hyper::body::Incoming;
 use hyper::client::conn::http2::{self, SendRequest};
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::body::Body;
 use tonic::client::{Grpc, GrpcService};
 use tonic::{Code, Request, Status, Streaming};
@@ -18,8 +21,12 @@ use tonic_prost::ProstCodec;
 
 use super::scope::Scope;
 
-/// The size of a message that is taken.
+/// The size of a message that is taken where nothing else is said.
 const MESSAGE_BYTES_MAX: usize = 4 << 20;
+/// How long a peer may take to answer a ping.
+const PING_TIMEOUT: Duration = Duration::from_secs(10);
+/// Messages of a two-way call that may wait to be sent.
+const SENDING_MAX: usize = 4;
 /// What is shown of a peer's own words.
 const WORDS_MAX: usize = 300;
 
@@ -29,6 +36,27 @@ pub struct Channel {
 }
 
 struct Sender(SendRequest<Body>);
+
+/// What a connection may cost, and how it is watched.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// The size of a message that is taken.
+    pub message_bytes_max: usize,
+    /// How long a connection with an open call is silent before its peer is asked whether it lives; `None`: never asked.
+    pub ping_interval: Option<Duration>,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { message_bytes_max: MESSAGE_BYTES_MAX, ping_interval: None }
+    }
+}
+
+/// A call in which both sides send messages: what is put into `requests` is sent, and dropping it ends the sending.
+pub struct TwoWay<Q, A> {
+    pub requests: mpsc::Sender<Q>,
+    pub answers: Streaming<A>,
+}
 
 /// Why a call had no answer.
 #[derive(Debug, thiserror::Error)]
@@ -55,11 +83,30 @@ impl Channel {
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let (sender, connection) =
-            http2::handshake(Tasks(scope.clone()), TokioIo::new(stream)).await.map_err(broken)?;
+        Self::open_with(stream, origin, scope, Limits::default()).await
+    }
+
+    /// As [`Channel::open`], with limits of the caller's own.
+    pub async fn open_with<S>(
+        stream: S,
+        origin: Uri,
+        scope: &Scope,
+        limits: Limits,
+    ) -> Result<Self, CallFault>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let (sender, connection) = http2::Builder::new(Tasks(scope.clone()))
+            .timer(TokioTimer::new())
+            .keep_alive_interval(limits.ping_interval)
+            .keep_alive_timeout(PING_TIMEOUT)
+            .handshake(TokioIo::new(stream))
+            .await
+            .map_err(broken)?;
         // Ends with the last sender and the last answer; how it broke is told to those who wait for an answer.
         scope.spawn(async move { drop(connection.await) });
-        let grpc = Grpc::with_origin(Sender(sender), origin).max_decoding_message_size(MESSAGE_BYTES_MAX);
+        let grpc =
+            Grpc::with_origin(Sender(sender), origin).max_decoding_message_size(limits.message_bytes_max);
         Ok(Self { grpc })
     }
 
@@ -87,6 +134,27 @@ impl Channel {
         self.grpc.ready().await.map_err(broken)?;
         let (path, codec) = (PathAndQuery::from_static(method), ProstCodec::<Q, A>::default());
         Ok(self.grpc.server_streaming(request, path, codec).await?.into_inner())
+    }
+
+    /// A call in which both sides send, begun with a first message: many servers say nothing before they have one.
+    pub async fn two_way<Q, A>(
+        &mut self,
+        method: &'static str,
+        first: Request<Q>,
+    ) -> Result<TwoWay<Q, A>, CallFault>
+    where
+        Q: prost::Message + 'static,
+        A: prost::Message + Default + 'static,
+    {
+        self.grpc.ready().await.map_err(broken)?;
+        let (requests, sending) = mpsc::channel(SENDING_MAX);
+        let (metadata, extensions, first) = first.into_parts();
+        // There is room for it, and its receiver is here.
+        let _ = requests.try_send(first);
+        let request = Request::from_parts(metadata, extensions, ReceiverStream::new(sending));
+        let (path, codec) = (PathAndQuery::from_static(method), ProstCodec::<Q, A>::default());
+        let answers = self.grpc.streaming(request, path, codec).await?.into_inner();
+        Ok(TwoWay { requests, answers })
     }
 }
 
