@@ -29,7 +29,7 @@ pub(super) fn paths(options: &Options) -> Vec<PathBuf> {
 }
 
 /// How long the files may take to be read.
-pub(super) const READ_WITHIN: Duration = Duration::from_secs(10);
+pub const READ_WITHIN: Duration = Duration::from_secs(10);
 /// Readings of one source that may hang at the same time.
 const READINGS: usize = 3;
 

@@ -12,20 +12,19 @@ use std::time::{Duration, SystemTime};
 
 use http::Uri;
 use rcgen::{CertificateParams, DistinguishedName, KeyPair, SanType};
-use rustls::ClientConfig;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{CertificateDer, InvalidDnsNameError, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
 use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tonic::Request;
 use tonic::metadata::{Ascii, MetadataValue};
 
 use super::certificate::{Certificate, CertificateFault, Validity, certificates};
 
+use super::client::{self, ConfigFault};
 use super::files;
 use super::source::{IstioCa, Sink, random, until};
-use super::trust::{anchors, why};
+use super::trust::anchors;
 use crate::model::identity::{Identity, TrustDomain};
 use crate::net::backoff::Backoff;
 use crate::net::channel::{CallFault, Channel};
@@ -200,19 +199,13 @@ async fn connect(
 ) -> Result<TlsStream<TcpStream>, Fault> {
     let host = origin.host().unwrap_or_default().trim_matches(['[', ']']);
     let name = ServerName::try_from(host.to_owned())?;
-    let store = anchors(&roots)
-        .map_err(|(at, error)| Fault::Tls(format!("root {at} of its file cannot be used: {error}")))?;
-    let config = ClientConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions();
-    let config = config.map_err(|error| Fault::Tls(error.to_string()))?;
-    let mut config = config.with_root_certificates(store).with_no_client_auth();
-    config.alpn_protocols = vec![b"h2".to_vec()];
+    let config = client::config(&roots, None, provider, &[b"h2"]).map_err(|fault| match fault {
+        ConfigFault::Root(..) => Fault::Tls(format!("{fault}, of its file")),
+        ConfigFault::Own(_) | ConfigFault::Provider(_) => Fault::Tls(fault.to_string()),
+    })?;
     let port = origin.port_u16().unwrap_or_default();
     let stream = TcpStream::connect((host, port)).await.map_err(Fault::Unreachable)?;
-    let connected = TlsConnector::from(Arc::new(config)).connect(name, stream).await;
-    connected.map_err(|error| {
-        let inner = error.get_ref().and_then(|inner| inner.downcast_ref());
-        Fault::Tls(inner.map_or_else(|| error.to_string(), why))
-    })
+    client::secure(stream, name, config).await.map_err(Fault::Tls)
 }
 
 /// The certificate for `key`, and the roots, of an answer.

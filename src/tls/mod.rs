@@ -2,6 +2,7 @@
 //! which passes through untouched, is none of its business.
 
 pub mod certificate;
+pub mod client;
 pub mod context;
 pub mod development;
 pub mod files;
