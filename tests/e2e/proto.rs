@@ -83,7 +83,7 @@ fn field(set: &mut FileDescriptorSet) -> &mut FieldDescriptorProto {
 }
 
 fn python() -> Option<OsString> {
-    let python = python::with_authorities();
+    let python = python::with_official_messages();
     if python.is_none() {
         skip("interop: there are no official messages (tests/run installs them)");
     }

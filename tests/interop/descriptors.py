@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Compares a FileDescriptorSet with the official descriptors of xDS and of who certifies us, field by field.
+"""Compares a FileDescriptorSet with the official descriptors of xDS, of who certifies us, and of etcd, field by field.
 
     descriptors.py FILE
 
 Every message, field, oneof, enum and value in FILE must be in the official file of the same path, under the same name,
 number and type; what the official ones have beyond it is no difference. Prints each difference and what was compared,
-and ends with 1 if there was one, or if so little was compared that it proves nothing. Needs what xds.txt and
-identity.txt pin.
+and ends with 1 if there was one, or if so little was compared that it proves nothing. Needs what xds.txt, identity.txt
+and etcd.txt pin.
 """
 
 import importlib
@@ -17,7 +17,11 @@ import official
 from google.protobuf import descriptor_pb2
 
 # Where the official ones are under another path, and what has to be compiled first.
-MODULES = {"spiffe/workload.proto": "spiffe._proto.workload_pb2"}
+MODULES = {
+    "spiffe/workload.proto": "spiffe._proto.workload_pb2",
+    "etcd/api/etcdserverpb/rpc.proto": "aetcd.rpc.rpc_pb2",
+    "etcd/api/mvccpb/kv.proto": "aetcd.rpc.kv_pb2",
+}
 COMPILED = ["security.v1alpha1.ca_pb2"]
 
 # Just below what proto/ has, so that an empty set does not pass.

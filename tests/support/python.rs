@@ -21,12 +21,17 @@ pub fn with_authorities() -> Option<OsString> {
     with(&["xds.txt", "identity.txt"])
 }
 
-/// The same with HTTP/2.
+/// The same with the messages of etcd beside them: all that the generated messages are compared with.
+pub fn with_official_messages() -> Option<OsString> {
+    with(&["xds.txt", "identity.txt", "etcd.txt"])
+}
+
+/// The one for xDS, with HTTP/2.
 pub fn with_http2() -> Option<OsString> {
     with(&["xds.txt", "hbone.txt"])
 }
 
-/// The same with the messages of OTLP.
+/// The one for xDS, with the messages of OTLP.
 pub fn with_otlp() -> Option<OsString> {
     with(&["xds.txt", "otlp.txt"]).filter(|python| {
         let import = ["-c", "import grpc, opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc"];
