@@ -6,7 +6,7 @@
 //! horizon ([`snapshot::view`]), called alike by whoever answers viewers, by `horizon` and by the tests.
 //!
 //! ```text
-//!  registries ──word──▶ aggregator ──publish──▶ Snapshot ──Reader──▶ dataplane, discovery
+//!  registries ─Change─▶ aggregator ─Snapshot, Delta─▶ world ──Reader──▶ dataplane, discovery
 //!  (config, files)          ▲                                           │
 //!                           └── config ◀── file, SIGHUP, POST           └──▶ telemetry
 //! ```

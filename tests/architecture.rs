@@ -73,7 +73,8 @@ const LAYERS: &[Layer] = &[
 
 /// What counts as `Options` though it has another name, below the crate's root.
 const OPTIONS: &[&str] = &[
-    "aggregator::file_registry::FileRegistry",
+    "aggregator::spec::RegistryKind",
+    "aggregator::spec::RegistrySpec",
     "discovery::ClientRule",
     "telemetry::access_log::AccessLog",
     "telemetry::access_log::Format",

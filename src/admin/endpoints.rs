@@ -66,7 +66,7 @@ fn of_part(
         "ports": ports,
         "cluster": part.origin.cluster.as_str(),
         "standing": part.origin.standing.text(),
-        "network": network_of(endpoint, &part.origin, &snapshot.policy.networks).as_str(),
+        "network": network_of(endpoint, &part.origin, snapshot.networks()).as_str(),
         "locality": endpoint.locality.as_str(),
         "weight": endpoint.weight.value(),
         "health": endpoint.health.text(),

@@ -57,14 +57,14 @@ struct Count {
     ready_weight: u64,
 }
 
-/// A line per network, in order of name: those that the operator has told of, and those that endpoints are on. An
+/// A line per network, in order of name: those of the config, those with gateways, and those that endpoints are on. An
 /// endpoint counts once for each service it is of.
 pub fn networks(snapshot: &Snapshot) -> Value {
     let mut counts: BTreeMap<&Network, Count> =
-        snapshot.policy.networks.iter().map(|network| (&network.name, Count::default())).collect();
+        snapshot.networks().iter().map(|(name, _)| (name, Count::default())).collect();
     for part in snapshot.services().into_iter().flat_map(|service| &service.parts) {
         for endpoint in part.service.endpoints.iter() {
-            let network = network_of(endpoint, &part.origin, &snapshot.policy.networks);
+            let network = network_of(endpoint, &part.origin, snapshot.networks());
             let count = counts.entry(network).or_default();
             count.endpoints += 1;
             if endpoint.health == Health::Healthy && part.origin.standing != Standing::Expired {
@@ -86,7 +86,7 @@ fn network(snapshot: &Snapshot, name: &Network, count: &Count) -> Value {
         "name": name.as_str(),
         "access": access,
         "cidrs": cidrs.iter().map(ToString::to_string).collect::<Vec<_>>(),
-        "gateways": policy.map_or(0, |policy| policy.gateways.len()),
+        "gateways": snapshot.networks().get(name).map_or(0, |network| network.gateways.len()),
         "endpoints": count.endpoints,
         "ready_weight": count.ready_weight,
     })

@@ -274,16 +274,18 @@ fn of_registry(registry: &RegistryStatus) -> Vec<Problem> {
         let text = format!("{name} is {} since {}: {why}", registry.state.text(), rfc3339(registry.since));
         all.push(Problem::new(code, name, text));
     }
-    let (services, endpoints) = (registry.denied_services, registry.denied_endpoints);
+    let (services, endpoints) = (registry.items.denied_items, registry.items.denied_endpoints);
     if services + endpoints > 0 {
         let text = format!(
             "{name}: {services} services are left out by `allow.services`, {endpoints} endpoints by `allow.networks`"
         );
         all.push(Problem::new(Code::RegistryLeftOut, name, text));
     }
-    if registry.denied_addresses > 0 {
-        let text =
-            format!("{name}: {} endpoints are left out by `allow.addresses`", registry.denied_addresses);
+    if registry.items.denied_addresses > 0 {
+        let text = format!(
+            "{name}: {} endpoints are left out by `allow.addresses`",
+            registry.items.denied_addresses
+        );
         all.push(Problem::new(Code::AddressNotAllowed, name, text));
     }
     all

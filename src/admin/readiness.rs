@@ -52,6 +52,7 @@ mod tests {
     use crate::dataplane::handle::EffectiveLimits;
     use crate::model::place::Network;
     use crate::snapshot::policy::Limits;
+    use crate::snapshot::shard::Counts;
 
     #[test]
     fn only_registries_of_the_own_cluster_hold_readiness() {
@@ -74,11 +75,9 @@ mod tests {
             network: Network::default(),
             state,
             problems: vec!["no such file".to_owned()],
-            services: 0,
-            endpoints: 0,
-            denied_services: 0,
-            denied_endpoints: 0,
-            denied_addresses: 0,
+            flawed: 0,
+            items: Counts::default(),
+            changes: 0,
             since: SystemTime::UNIX_EPOCH,
             read: None,
         };

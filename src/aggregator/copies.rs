@@ -1,31 +1,38 @@
 //! Last good copies of registries on disk, from which a restart goes on while a registry cannot be read.
 //!
-//! Each registry has a folder of its own below `registries/` in the state folder, with a file for each of its files.
-//! A new copy is written beside the old one and takes its place by a rename, so that a copy is always one whole
-//! reading. Writing is a task's business: of a registry that changes faster than the disk takes it, the newest
-//! reading is written.
+//! Each registry has a file below `registries/` in the state folder, in one form whatever kind of registry it is. A copy
+//! is written beside the old one and takes its place by a rename, so that a copy is always whole. The newest state is
+//! written at most every ten seconds, and once more at the end of the process.
+
+mod codec;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, BufReader, BufWriter};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use tokio::sync::{Notify, mpsc};
+use tokio::time::Instant;
 
-use super::file_registry::Text;
+use self::codec::CopyFault;
+use crate::snapshot::change::Item;
+use crate::snapshot::shard::Shard;
 
 /// The part of a name that is kept for people to read.
 const READABLE_BYTES_MAX: usize = 64;
-/// What the folder of a copy is called while it is written, and while another takes its place.
+/// How the name of a copy ends.
+const SUFFIX: &str = ".copy";
+/// How its name ends while it is written.
 const NEW: &str = ".new";
-const OLD: &str = ".old";
+/// Between two copies of one registry.
+const WRITE_EVERY: Duration = Duration::from_secs(10);
 
 /// Keeps copies where the config says so; cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub struct Copies {
+pub(super) struct Copies {
     shared: Arc<Shared>,
 }
 
@@ -33,6 +40,8 @@ pub struct Copies {
 struct Shared {
     orders: Mutex<Orders>,
     ordered: Notify,
+    /// Held while files are written, so that no two write the same.
+    writing: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -41,11 +50,21 @@ struct Orders {
     folder: Option<Folder>,
     /// Registries that there are, if that has changed.
     only: Option<BTreeSet<Arc<str>>>,
-    store: BTreeMap<Arc<str>, Vec<Text>>,
+    /// The newest state of registries of which there is an older copy, or none.
+    store: BTreeMap<Arc<str>, Arc<Shard>>,
+    /// Registries whose copies are to be read.
+    load: BTreeSet<Arc<str>>,
+    /// When a copy was written last.
+    written: BTreeMap<Arc<str>, Instant>,
 }
 
-/// A registry whose copy was written, or what is wrong.
-pub(super) type Written = (Arc<str>, io::Result<()>);
+/// What became of an order.
+#[derive(Debug)]
+pub(super) enum CopyNews {
+    Written(Arc<str>, io::Result<()>),
+    /// The items of a copy and when it was written; `None`: there is none.
+    Read(Arc<str>, Result<Option<(Vec<Item>, SystemTime)>, CopyFault>),
+}
 
 impl Copies {
     /// Keeps copies of these registries, and of no others, below `dir`.
@@ -53,52 +72,85 @@ impl Copies {
         let mut orders = self.orders();
         orders.folder = dir.map(|dir| Folder(dir.join("registries")));
         orders.store.retain(|name, _| registries.contains(name));
+        orders.written.retain(|name, _| registries.contains(name));
         orders.only = Some(registries);
         self.shared.ordered.notify_one();
     }
 
-    pub(super) fn are_kept(&self) -> bool {
-        self.orders().folder.is_some()
+    /// Has a copy written, in the place of the one before.
+    pub(super) fn store(&self, registry: &Arc<str>, shard: Arc<Shard>) {
+        let mut orders = self.orders();
+        if orders.folder.is_some() {
+            orders.store.insert(registry.clone(), shard);
+            self.shared.ordered.notify_one();
+        }
     }
 
-    /// Has a copy written, in the place of the one before.
-    pub(super) fn store(&self, registry: &Arc<str>, texts: Vec<Text>) {
-        self.orders().store.insert(registry.clone(), texts);
+    /// Has the copy of a registry read.
+    pub(super) fn load(&self, registry: &Arc<str>) {
+        self.orders().load.insert(registry.clone());
         self.shared.ordered.notify_one();
     }
 
-    /// The copy of a registry and when it was written, if there is one. Blocks.
-    pub(super) fn load(&self, registry: &str) -> io::Result<Option<(Vec<Text>, SystemTime)>> {
-        let folder = self.orders().folder.clone();
-        folder.map_or(Ok(None), |folder| folder.load(registry))
-    }
-
-    /// Carries out the orders, and tells how it went.
-    pub(super) async fn run(self, written: mpsc::Sender<Written>) {
+    /// Carries orders out and tells what became of them, until nobody wants to know.
+    pub(super) async fn run(self, news: mpsc::Sender<CopyNews>) {
         loop {
-            self.shared.ordered.notified().await;
-            let (folder, only, store) = {
-                let mut orders = self.orders();
-                (orders.folder.clone(), orders.only.take(), std::mem::take(&mut orders.store))
-            };
-            let Some(folder) = folder else { continue };
-            let work = move || {
-                if let Some(only) = only {
-                    folder.retain(&only);
+            let due = self.orders().due(Instant::now());
+            if due.is_nothing() {
+                let next = self.orders().next_due();
+                // Which comes first does not matter: both lead to another look.
+                tokio::select! {
+                    () = self.shared.ordered.notified() => {}
+                    () = tokio::time::sleep_until(next.unwrap_or_else(|| Instant::now() + WRITE_EVERY)) => {}
                 }
-                let store = store.into_iter();
-                store.map(|(name, texts)| (folder.store(&name, &texts), name)).collect::<Vec<_>>()
-            };
-            let Ok(results) = tokio::task::spawn_blocking(work).await else {
-                tracing::error!("writing copies of registries panicked");
+                continue;
+            }
+            let copies = self.clone();
+            let Ok(all) = tokio::task::spawn_blocking(move || copies.carry_out(due)).await else {
+                tracing::error!("writing or reading copies of registries panicked: none is written any more");
                 return;
             };
-            for (result, name) in results {
-                if written.send((name, result)).await.is_err() {
+            for one in all {
+                if news.send(one).await.is_err() {
                     return;
                 }
             }
         }
+    }
+
+    /// Writes all that is not yet written. Blocks.
+    pub(super) fn write_all(&self) {
+        let mut orders = self.orders();
+        orders.written.clear();
+        let due = Due { load: BTreeSet::new(), ..orders.due(Instant::now()) };
+        drop(orders);
+        for one in self.carry_out(due) {
+            if let CopyNews::Written(name, Err(error)) = one {
+                tracing::error!(registry = &*name, %error, "its last good copy cannot be written");
+            }
+        }
+    }
+
+    fn carry_out(&self, due: Due) -> Vec<CopyNews> {
+        let Due { folder, only, store, load } = due;
+        let Some(folder) = folder else {
+            return load.into_iter().map(|name| CopyNews::Read(name, Ok(None))).collect();
+        };
+        // What another thread has left half done is written again.
+        let _writing = self.shared.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(only) = only {
+            folder.retain(&only);
+        }
+        let read = load.into_iter().map(|name| {
+            let result = folder.load(&name);
+            CopyNews::Read(name, result)
+        });
+        let mut all: Vec<CopyNews> = read.collect();
+        all.extend(store.into_iter().map(|(name, shard)| {
+            let result = folder.store(&name, shard.items());
+            CopyNews::Written(name, result)
+        }));
+        all
     }
 
     fn orders(&self) -> MutexGuard<'_, Orders> {
@@ -107,53 +159,83 @@ impl Copies {
     }
 }
 
+/// Orders that are carried out now.
+#[derive(Debug, Default)]
+struct Due {
+    folder: Option<Folder>,
+    only: Option<BTreeSet<Arc<str>>>,
+    store: BTreeMap<Arc<str>, Arc<Shard>>,
+    load: BTreeSet<Arc<str>>,
+}
+
+impl Due {
+    fn is_nothing(&self) -> bool {
+        self.only.is_none() && self.store.is_empty() && self.load.is_empty()
+    }
+}
+
+impl Orders {
+    /// Takes out what is to be done now.
+    fn due(&mut self, now: Instant) -> Due {
+        if self.folder.is_none() {
+            self.store.clear();
+        }
+        let written = &self.written;
+        let waits = |name: &Arc<str>| written.get(name).is_some_and(|at| now < *at + WRITE_EVERY);
+        let (later, store) = std::mem::take(&mut self.store).into_iter().partition(|(name, _)| waits(name));
+        self.store = later;
+        let store: BTreeMap<Arc<str>, Arc<Shard>> = store;
+        self.written.extend(store.keys().map(|name| (name.clone(), now)));
+        let load = std::mem::take(&mut self.load);
+        Due { folder: self.folder.clone(), only: self.only.take(), store, load }
+    }
+
+    /// When the next copy is to be written.
+    fn next_due(&self) -> Option<Instant> {
+        let at = |name: &Arc<str>| self.written.get(name).map(|at| *at + WRITE_EVERY);
+        self.store.keys().filter_map(at).min()
+    }
+}
+
 /// Where the copies are.
 #[derive(Clone, Debug)]
 struct Folder(PathBuf);
 
 impl Folder {
-    fn store(&self, registry: &str, texts: &[Text]) -> io::Result<()> {
-        let place = self.0.join(folder_name(registry));
-        let (new, old) = (with_suffix(&place, NEW), with_suffix(&place, OLD));
+    fn path(&self, registry: &str) -> PathBuf {
+        self.0.join(file_name(registry))
+    }
+
+    fn store(&self, registry: &str, items: impl Iterator<Item = Item>) -> io::Result<()> {
+        let place = self.path(registry);
+        let new = with_suffix(&place, NEW);
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.0)?;
         remove(&new)?;
-        DirBuilder::new().recursive(true).mode(0o700).create(&new)?;
-        for (index, Text { path, text }) in texts.iter().enumerate() {
-            let name = path.file_name().map(|name| readable(&name.to_string_lossy())).unwrap_or_default();
-            let path = new.join(format!("{index:05}-{name}"));
-            let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-            file.write_all(text.as_bytes())?;
-            file.sync_all()?;
-        }
-        File::open(&new)?.sync_all()?;
-        if place.exists() {
-            remove(&old)?;
-            fs::rename(&place, &old)?;
-        }
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
+        let mut buffered = BufWriter::new(file);
+        codec::write(items, &mut buffered)?;
+        buffered.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
         fs::rename(&new, &place)?;
-        remove(&old)
+        File::open(&self.0)?.sync_all()
     }
 
-    fn load(&self, registry: &str) -> io::Result<Option<(Vec<Text>, SystemTime)>> {
-        let place = self.0.join(folder_name(registry));
-        // Without the first, the process ended while a copy took the place of another.
-        for place in [place.clone(), with_suffix(&place, OLD)] {
-            match fs::metadata(&place) {
-                Ok(metadata) => return Ok(Some((texts_of(&place)?, metadata.modified()?))),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(None)
+    fn load(&self, registry: &str) -> Result<Option<(Vec<Item>, SystemTime)>, CopyFault> {
+        let file = match File::open(self.path(registry)) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let written = file.metadata()?.modified()?;
+        Ok(Some((codec::read(BufReader::new(file))?, written)))
     }
 
-    /// Removes copies of other registries. What does not look like a copy is left alone.
+    /// Removes copies of other registries, and those of another form. What does not look like a copy is left alone.
     fn retain(&self, registries: &BTreeSet<Arc<str>>) {
-        let names: BTreeSet<String> = registries.iter().map(|name| folder_name(name)).collect();
+        let names: BTreeSet<String> = registries.iter().map(|name| file_name(name)).collect();
         let Ok(entries) = fs::read_dir(&self.0) else { return };
         for entry in entries.filter_map(Result::ok) {
             let name = entry.file_name().to_string_lossy().into_owned();
-            let base = [NEW, OLD].iter().find_map(|suffix| name.strip_suffix(suffix)).unwrap_or(&name);
-            if !names.contains(base) && is_folder_name(base) {
+            if !names.contains(&name) && is_copy_name(&name) {
                 match remove(&entry.path()) {
                     Ok(()) => tracing::info!(copy = name, "removed the copy of a registry that is gone"),
                     Err(error) => tracing::warn!(copy = name, %error, "cannot remove an old copy"),
@@ -163,13 +245,14 @@ impl Folder {
     }
 }
 
-fn texts_of(folder: &Path) -> io::Result<Vec<Text>> {
-    let paths = fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<io::Result<BTreeSet<_>>>()?;
-    paths.into_iter().map(|path| Ok(Text { text: fs::read_to_string(&path)?, path })).collect()
-}
-
-fn remove(folder: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(folder) {
+/// Removes a file or a folder, if it is there.
+fn remove(path: &Path) -> io::Result<()> {
+    let removed = match fs::symlink_metadata(path) {
+        Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path),
+        Ok(_) => fs::remove_file(path),
+        Err(error) => Err(error),
+    };
+    match removed {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }
@@ -181,14 +264,17 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// The folder of a registry: a readable part of its name, and a hash that tells apart names whose readable parts are
+/// The file of a registry: a readable part of its name, and a hash that tells apart names whose readable parts are
 /// the same. A name is an operator's path, so nothing of it but plain characters is taken over.
-fn folder_name(registry: &str) -> String {
-    format!("{}-{:016x}", readable(registry), fnv(registry.as_bytes()))
+fn file_name(registry: &str) -> String {
+    format!("{}-{:016x}{SUFFIX}", readable(registry), fnv(registry.as_bytes()))
 }
 
-fn is_folder_name(name: &str) -> bool {
-    let hash = name.rsplit_once('-').map_or("", |(_, hash)| hash);
+/// Returns true for the name of a copy, whole or unfinished, also of the folders that earlier versions kept copies in.
+fn is_copy_name(name: &str) -> bool {
+    let base = [NEW, ".old"].iter().find_map(|suffix| name.strip_suffix(suffix)).unwrap_or(name);
+    let base = base.strip_suffix(SUFFIX).unwrap_or(base);
+    let hash = base.rsplit_once('-').map_or("", |(_, hash)| hash);
     hash.len() == 16 && hash.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
@@ -216,14 +302,20 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+    use crate::document::services::read_registry;
+    use crate::model::place::{ClusterId, Network};
+    use crate::snapshot::policy::RegistryScope;
 
-    fn text(path: &str, text: &str) -> Text {
-        Text { path: path.into(), text: text.to_owned() }
+    fn shard(service: &str) -> Arc<Shard> {
+        let text =
+            format!("services: [{{hostname: {service}.mesh, namespace: n, ports: [{{name: p, port: 80}}]}}]");
+        let listing = read_registry("x".as_ref(), &text, &ClusterId::default(), &Network::default());
+        Arc::new(Shard::of(listing.expect("good"), &RegistryScope::default()))
     }
 
     fn loaded(folder: &Folder, registry: &str) -> Option<Vec<String>> {
         let copy = folder.load(registry).expect("readable");
-        copy.map(|(texts, _)| texts.into_iter().map(|text| text.text).collect())
+        copy.map(|(items, _)| items.iter().map(|item| item.key().to_string()).collect())
     }
 
     #[test]
@@ -231,32 +323,28 @@ mod tests {
         let temporary = tempfile::tempdir().expect("a folder");
         let folder = Folder(temporary.path().join("state/registries"));
         assert_eq!(loaded(&folder, "a.yaml"), None);
-        folder.store("a.yaml", &[text("x/b.yaml", "1"), text("x/a.yaml", "2")]).expect("stored");
-        assert_eq!(loaded(&folder, "a.yaml"), Some(vec!["1".to_owned(), "2".to_owned()]));
-        folder.store("a.yaml", &[text("a.yaml", "3")]).expect("stored");
-        assert_eq!(loaded(&folder, "a.yaml"), Some(vec!["3".to_owned()]));
-        // Cut off between the two renames, and while writing.
-        let place = folder.0.join(folder_name("a.yaml"));
-        fs::rename(&place, with_suffix(&place, OLD)).expect("renamed");
-        fs::create_dir(with_suffix(&place, NEW)).expect("made");
-        assert_eq!(loaded(&folder, "a.yaml"), Some(vec!["3".to_owned()]));
-        folder.store("a.yaml", &[text("a.yaml", "4")]).expect("stored");
-        assert_eq!(loaded(&folder, "a.yaml"), Some(vec!["4".to_owned()]));
+        folder.store("a.yaml", shard("one").items()).expect("stored");
+        assert_eq!(loaded(&folder, "a.yaml"), Some(vec!["service n/one.mesh".to_owned()]));
+        // Cut off while writing.
+        let place = folder.path("a.yaml");
+        fs::write(with_suffix(&place, NEW), "half").expect("written");
+        assert_eq!(loaded(&folder, "a.yaml"), Some(vec!["service n/one.mesh".to_owned()]));
+        folder.store("a.yaml", shard("two").items()).expect("stored");
+        assert_eq!(loaded(&folder, "a.yaml"), Some(vec!["service n/two.mesh".to_owned()]));
         assert_eq!(fs::read_dir(&folder.0).expect("listed").count(), 1);
-        let file = fs::read_dir(&place).expect("listed").next().expect("one").expect("listed");
-        assert_eq!(file.metadata().expect("there").permissions().mode() & 0o777, 0o600);
+        assert_eq!(place.metadata().expect("there").permissions().mode() & 0o777, 0o600);
     }
 
     #[test]
     fn no_name_leads_out_of_the_folder() {
         let long = "x".repeat(5000);
         for name in ["../../etc/passwd", "/abs/file.yaml", "..", ".", "", "a\0b\n", "ü/ß", &long] {
-            let folder = folder_name(name);
-            assert!(!folder.contains(['/', '\0', '\n']) && !folder.starts_with('.'), "{folder}");
-            assert!(folder.len() <= 100 && is_folder_name(&folder), "{folder}");
+            let file = file_name(name);
+            assert!(!file.contains(['/', '\0', '\n']) && !file.starts_with('.'), "{file}");
+            assert!(file.len() <= 100 && is_copy_name(&file), "{file}");
         }
-        assert_ne!(folder_name("a/b"), folder_name("a_b"));
-        assert_eq!(folder_name("west.yaml"), "west.yaml-833daf8468084c2f");
+        assert_ne!(file_name("a/b"), file_name("a_b"));
+        assert_eq!(file_name("west.yaml"), "west.yaml-833daf8468084c2f.copy");
     }
 
     #[test]
@@ -264,11 +352,14 @@ mod tests {
         let temporary = tempfile::tempdir().expect("a folder");
         let folder = Folder(temporary.path().to_owned());
         for name in ["a", "b"] {
-            folder.store(name, &[text(name, name)]).expect("stored");
+            folder.store(name, shard(name).items()).expect("stored");
         }
+        fs::create_dir(temporary.path().join("a-0123456789abcdef")).expect("made");
         fs::write(temporary.path().join("notes.txt"), "mine").expect("written");
         folder.retain(&["a".into()].into());
         assert_eq!((loaded(&folder, "a").is_some(), loaded(&folder, "b")), (true, None));
+        let left = fs::read_dir(temporary.path()).expect("listed").count();
+        assert_eq!(left, 2, "the copy of a and the notes");
         assert!(temporary.path().join("notes.txt").exists());
     }
 
@@ -277,6 +368,30 @@ mod tests {
         let temporary = tempfile::tempdir().expect("a folder");
         let file = temporary.path().join("file");
         fs::write(&file, "").expect("written");
-        assert!(Folder(file).store("a", &[text("a", "a")]).is_err());
+        assert!(Folder(file).store("a", shard("a").items()).is_err());
+    }
+
+    #[test]
+    fn a_registry_that_changes_all_the_time_is_written_every_ten_seconds_and_at_the_end() {
+        let temporary = tempfile::tempdir().expect("a folder");
+        let copies = Copies::default();
+        let name: Arc<str> = "a".into();
+        copies.keep(Some(temporary.path()), [name.clone()].into());
+        let folder = Folder(temporary.path().join("registries"));
+        let now = Instant::now();
+        let write = |service: &str, after: Duration| {
+            copies.store(&name, shard(service));
+            let due = copies.orders().due(now + after);
+            copies.carry_out(due);
+        };
+        write("one", Duration::ZERO);
+        write("two", WRITE_EVERY / 2);
+        assert_eq!(loaded(&folder, "a"), Some(vec!["service n/one.mesh".to_owned()]));
+        assert_eq!(copies.orders().next_due(), Some(now + WRITE_EVERY));
+        write("three", WRITE_EVERY);
+        assert_eq!(loaded(&folder, "a"), Some(vec!["service n/three.mesh".to_owned()]));
+        write("four", WRITE_EVERY + WRITE_EVERY / 2);
+        copies.write_all();
+        assert_eq!(loaded(&folder, "a"), Some(vec!["service n/four.mesh".to_owned()]));
     }
 }

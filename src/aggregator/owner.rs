@@ -1,4 +1,10 @@
 //! The owner task: the only place where the state of registries changes, and the only publisher.
+//!
+//! It takes all messages that wait, merges what they touch into one set, and builds one snapshot. A panic while a change
+//! is applied or a snapshot is built is contained: the registry whose changes caused it keeps its last good state.
+
+mod contained;
+pub(super) mod names;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -8,218 +14,293 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, Interval};
 
-use super::copies::{Copies, Written};
-use super::file_registry::{FileRegistry, Word, follow};
+use self::contained::contained;
+use self::names::Names;
+use super::copies::{Copies, CopyNews};
+use super::lifecycle::{Effect, Lifecycle};
 use super::options::Options;
-use super::registry::{Change, Registry};
+use super::registry::{Changes, Epoch, Factory};
 use super::resolver::{self, Answer};
+use super::spec::RegistrySpec;
 use super::status::Status;
-use crate::model::address::Host;
 use crate::model::name::HostName;
 use crate::net::labour::labour;
 use crate::net::scope::Scope;
 use crate::snapshot::Snapshot;
-use crate::snapshot::build::{self, World};
-use crate::snapshot::policy::{Policy, RegistryScope, RouteTarget};
-use crate::snapshot::routes::Resolved;
-use crate::snapshot::shard::{ScopedShard, Shard};
+use crate::snapshot::build::{self, Inputs};
+use crate::snapshot::change::{Change, Dirty};
+use crate::snapshot::delta::Delta;
+use crate::snapshot::listing::Listing;
+use crate::snapshot::policy::{Gateway, Policy, RegistryScope};
+use crate::snapshot::shard::Shard;
 use crate::snapshot::unread::{Unread, UnreadRegistry};
 use crate::telemetry::control::Control;
 use crate::world::{Publisher, Reader};
 
 /// How often it is looked whether a registry's time is over, and retired worlds are let go.
 const SWEEP: Duration = Duration::from_secs(1);
-/// Messages that may wait; whoever sends more waits.
+/// Messages of a kind that may wait; whoever sends more waits.
 const QUEUE: usize = 256;
+/// Messages that are taken for one snapshot.
+const ROUND: usize = 1_024;
+/// When the task of a registry is started again whose changes caused a panic.
+const RESTART: Duration = Duration::from_secs(10);
 
 /// What a config file says that the world is made of.
 #[derive(Clone, Debug)]
 pub struct Sources {
     pub policy: Arc<Policy>,
     /// The file's own services.
-    pub services: Shard,
-    pub registries: Vec<FileRegistry>,
+    pub services: Listing,
+    pub registries: Vec<RegistrySpec>,
     pub options: Options,
 }
 
 /// Talks to the owner task; cheap to clone.
 #[derive(Clone)]
 pub struct Handle {
-    configure: mpsc::Sender<(Sources, oneshot::Sender<()>)>,
+    configure: mpsc::Sender<(Sources, Reply)>,
     pub status: watch::Receiver<Arc<Status>>,
+    copies: Copies,
+}
+
+/// Tells whoever sent a config what became of it.
+type Reply = oneshot::Sender<Result<(), NotApplied>>;
+
+/// Why a config is not in use.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotApplied {
+    #[error("internal error while building the snapshot: {0}; the config before stays in use")]
+    Panicked(String),
+    #[error("the aggregator has ended")]
+    Ended,
 }
 
 impl Handle {
-    /// Takes another config file into use; returns once it is published.
-    pub async fn configure(&self, sources: Sources) {
-        let (done, wait) = oneshot::channel();
-        if self.configure.send((sources, done)).await.is_ok() {
-            let _ = wait.await;
-        }
+    /// Takes another config file into use; returns once the snapshot is published, or why it is not.
+    pub async fn configure(&self, sources: Sources) -> Result<(), NotApplied> {
+        let (reply, answer) = oneshot::channel();
+        self.configure.send((sources, reply)).await.map_err(|_| NotApplied::Ended)?;
+        answer.await.map_err(|_| NotApplied::Ended)?
+    }
+
+    /// Waits until the owner task has ended: by itself it never does.
+    pub async fn ended(&self) {
+        self.configure.closed().await;
+    }
+
+    /// Writes the copies that are still to be written. Blocks.
+    pub fn write_copies(&self) {
+        self.copies.write_all();
     }
 }
 
 /// A registry, and the task that reads it.
 struct Followed {
-    registry: Registry,
+    life: Lifecycle,
     task: AbortHandle,
+    /// When its task is started again, after a panic.
+    restart: Option<Instant>,
+    /// Whether its copy on disk was asked for.
+    asked_for_copy: bool,
+}
+
+impl Followed {
+    fn new(life: Lifecycle, task: AbortHandle) -> Self {
+        Self { life, task, restart: None, asked_for_copy: false }
+    }
 }
 
 struct Owner {
     publisher: Publisher,
     telemetry: Arc<Control>,
     scope: Scope,
+    factory: Arc<Factory>,
     policy: Arc<Policy>,
     policy_generation: u64,
-    own: Arc<ScopedShard>,
+    /// What the config file says itself: the registry before all others.
+    own: Arc<Shard>,
     registries: Vec<Followed>,
+    /// Of the last task of a registry that was started.
+    epoch: Epoch,
     /// Registries that were never read, and what the others have changed meanwhile.
     unread: Arc<Unread>,
     options: Options,
     copies: Copies,
-    resolved: Resolved,
-    /// Names without an address.
-    unresolved: BTreeSet<HostName>,
-    /// Names of which the last look-up has failed.
-    failing: BTreeSet<HostName>,
-    wanted: watch::Sender<BTreeSet<HostName>>,
-    answers: mpsc::Sender<(HostName, Answer)>,
+    names: Names,
     resolver: AbortHandle,
-    words: mpsc::Sender<(Arc<str>, Word)>,
+    changes: mpsc::Sender<(Epoch, Vec<Change>)>,
+    answers: mpsc::Sender<(HostName, Answer)>,
     status: watch::Sender<Arc<Status>>,
 }
 
 /// What the owner listens to.
 struct Inbox {
-    configures: mpsc::Receiver<(Sources, oneshot::Sender<()>)>,
-    words: mpsc::Receiver<(Arc<str>, Word)>,
+    configures: mpsc::Receiver<(Sources, Reply)>,
+    changes: mpsc::Receiver<(Epoch, Vec<Change>)>,
     answers: mpsc::Receiver<(HostName, Answer)>,
-    written: mpsc::Receiver<Written>,
+    copies: mpsc::Receiver<CopyNews>,
 }
 
-/// What it hears; each may be the cause of a new world, which for a large mesh is long work.
+/// What it hears.
 enum Message {
-    Configure(Sources, oneshot::Sender<()>),
-    Word(Arc<str>, Word),
-    Answers(Vec<(HostName, Answer)>),
-    Written(Arc<str>, std::io::Result<()>),
+    Configure(Sources, Reply),
+    Changes(Epoch, Vec<Change>),
+    Answer(HostName, Answer),
+    Copy(CopyNews),
     Sweep,
 }
 
 impl Inbox {
-    /// `None` when nobody is left to configure the owner. No message is lost where this is dropped.
-    async fn next(&mut self, sweep: &mut Interval) -> Option<Message> {
+    /// All messages that wait, at least one; `None` when nobody is left to configure the owner. No message is lost where
+    /// this is dropped.
+    async fn next(&mut self, sweep: &mut Interval) -> Option<Vec<Message>> {
         // A new config first: it may change what the other messages mean.
-        tokio::select! {
+        let first = tokio::select! {
             biased;
-            configure = self.configures.recv() => configure.map(|(sources, done)| Message::Configure(sources, done)),
-            Some((name, word)) = self.words.recv() => Some(Message::Word(name, word)),
-            Some(first) = self.answers.recv() => {
-                let more = std::iter::from_fn(|| self.answers.try_recv().ok());
-                Some(Message::Answers(std::iter::once(first).chain(more).collect()))
-            }
-            Some((name, result)) = self.written.recv() => Some(Message::Written(name, result)),
+            configure = self.configures.recv() => configure.map(|(sources, reply)| Message::Configure(sources, reply)),
+            Some((epoch, batch)) = self.changes.recv() => Some(Message::Changes(epoch, batch)),
+            Some((name, answer)) = self.answers.recv() => Some(Message::Answer(name, answer)),
+            Some(news) = self.copies.recv() => Some(Message::Copy(news)),
             _ = sweep.tick() => Some(Message::Sweep),
+        };
+        let mut messages = vec![first?];
+        while messages.len() < ROUND
+            && let Some(more) = self.waiting()
+        {
+            messages.push(more);
         }
+        Some(messages)
+    }
+
+    fn waiting(&mut self) -> Option<Message> {
+        let configure = self.configures.try_recv().map(|(sources, reply)| Message::Configure(sources, reply));
+        let mut changes = || self.changes.try_recv().map(|(epoch, batch)| Message::Changes(epoch, batch));
+        let message = configure.or_else(|_| changes());
+        let message =
+            message.or_else(|_| self.answers.try_recv().map(|(name, answer)| Message::Answer(name, answer)));
+        message.or_else(|_| self.copies.try_recv().map(Message::Copy)).ok()
     }
 }
 
 /// Publishes the first world, and goes on in a task of the scope.
-pub fn start(sources: Sources, telemetry: &Arc<Control>, scope: &Scope) -> (Handle, Reader) {
-    let (owner, inbox, handle, reader) = Owner::new(sources, telemetry, scope);
+pub fn start(
+    sources: Sources,
+    factory: Arc<Factory>,
+    telemetry: &Arc<Control>,
+    scope: &Scope,
+) -> (Handle, Reader) {
+    let (owner, inbox, handle, reader) = Owner::new(sources, factory, telemetry, scope);
     scope.spawn(owner.run(inbox));
     (handle, reader)
 }
 
-/// The names that are to be looked up: those of routes, of gateways, and of services' endpoints.
-pub fn names_in(policy: &Policy, shards: &[Arc<ScopedShard>]) -> BTreeSet<HostName> {
-    let routes = policy.routes.iter().filter_map(|route| match &route.to {
-        RouteTarget::Endpoints { endpoints, .. } => Some(endpoints),
-        RouteTarget::Service { .. } => None,
+fn unread_registry(spec: &RegistrySpec) -> UnreadRegistry {
+    UnreadRegistry { name: spec.name.clone(), services: spec.scope.services.clone() }
+}
+
+/// What the config file says itself. It may speak of everything.
+pub(super) fn own_shard(services: Listing) -> Shard {
+    let networks = services.services.values().flat_map(|service| {
+        service.endpoints.iter().filter_map(|endpoint| endpoint.workload.network.clone()).collect::<Vec<_>>()
     });
-    let routes = routes.flatten().map(|endpoint| &endpoint.host);
-    let gateways = policy.networks.iter().flat_map(|network| &network.gateways).map(|gateway| &gateway.host);
-    let names = routes.chain(gateways).filter_map(Host::name);
-    names.chain(shards.iter().flat_map(|shard| &shard.names)).cloned().collect()
+    let networks: BTreeSet<_> = networks.collect();
+    let scope = RegistryScope { networks: Some(networks.into_iter().collect()), ..RegistryScope::default() };
+    Shard::of(services, &scope)
 }
 
-fn unread_registry(source: &FileRegistry) -> UnreadRegistry {
-    UnreadRegistry { name: source.name.clone(), services: source.scope.services.clone() }
+/// A shard in use, and the one that takes its place unless the snapshot cannot be built with it.
+struct Replaced {
+    epoch: Epoch,
+    before: Arc<Shard>,
+    dirty: Dirty,
+    taken_in: bool,
 }
 
-pub fn own_shard(services: Shard) -> Arc<ScopedShard> {
-    // The config file may speak of everything.
-    let mut networks: Vec<_> = services
-        .services
-        .values()
-        .flat_map(|service| service.endpoints.iter().filter_map(|endpoint| endpoint.workload.network.clone()))
-        .collect();
-    networks.sort_unstable();
-    networks.dedup();
-    Arc::new(ScopedShard::new(
-        services,
-        &RegistryScope { networks: Some(networks), ..RegistryScope::default() },
-    ))
+/// What one round of messages has changed.
+#[derive(Default)]
+struct Round {
+    shards: Vec<Replaced>,
+    /// What was touched beside the shards.
+    dirty: Dirty,
+    /// Whether a snapshot is to be published even if nothing is dirty.
+    publishes: bool,
 }
 
 impl Owner {
     /// Publishes the first world, and follows the registries and names.
-    fn new(sources: Sources, telemetry: &Arc<Control>, scope: &Scope) -> (Self, Inbox, Handle, Reader) {
-        let own = own_shard(sources.services);
+    fn new(
+        sources: Sources,
+        factory: Arc<Factory>,
+        telemetry: &Arc<Control>,
+        scope: &Scope,
+    ) -> (Self, Inbox, Handle, Reader) {
+        let own = Arc::new(own_shard(sources.services));
         let (configure, configures) = mpsc::channel(QUEUE);
-        let (words, heard) = mpsc::channel(QUEUE);
+        let (changes, changed) = mpsc::channel(QUEUE);
         let (answers, answered) = mpsc::channel(QUEUE);
-        let (write, written) = mpsc::channel(QUEUE);
+        let (news, copies_news) = mpsc::channel(QUEUE);
         let (status, statuses) = watch::channel(Arc::default());
-        let wanted = watch::Sender::new(BTreeSet::new());
-        let resolved = Resolved::new();
+        let mut names = Names::default();
         let shards = [own.clone()];
-        let world = World { policy: &sources.policy, shards: &shards, resolved: &resolved };
+        let inputs = Inputs {
+            policy: &sources.policy,
+            policy_generation: 1,
+            shards: &shards,
+            resolved: names.resolved(),
+        };
         let unread = sources.registries.iter().map(unread_registry).collect();
         let unread = Arc::new(Unread::default().with_registries(unread));
-        let first = Snapshot { unread: unread.clone(), ..build::all(world, 1, 1) };
+        let first = Snapshot { unread: unread.clone(), ..build::all(inputs, 1) };
+        names.configure(&sources.policy, first.routes(), &shards);
         let (publisher, reader) = Publisher::new(first);
         telemetry.published(1);
         let copies = Copies::default();
-        scope.spawn(copies.clone().run(write));
-        let resolver = resolver::run(sources.options.dns.clone(), wanted.subscribe(), answers.clone());
+        scope.spawn(copies.clone().run(news));
+        let resolver = resolver::run(sources.options.dns.clone(), names.wanted(), answers.clone());
         let mut owner = Self {
             publisher,
             telemetry: telemetry.clone(),
             scope: scope.clone(),
+            factory,
             policy: sources.policy,
             policy_generation: 1,
             own,
             registries: Vec::new(),
+            epoch: Epoch(0),
             unread,
             options: sources.options,
-            copies,
-            resolved,
-            unresolved: BTreeSet::new(),
-            failing: BTreeSet::new(),
-            wanted,
-            answers,
+            copies: copies.clone(),
+            names,
             resolver: scope.spawn(resolver).abort_handle(),
-            words,
+            changes,
+            answers,
             status,
         };
-        owner.follow_all(sources.registries, Instant::now());
-        owner.want_names();
+        owner.keep_copies(&sources.registries);
+        let now = Instant::now();
+        for spec in sources.registries {
+            let epoch = owner.next_epoch();
+            let task = owner.follow(&spec, epoch);
+            let life = Lifecycle::from_start(spec, epoch, now);
+            owner.registries.push(Followed::new(life, task));
+        }
         owner.tell_status();
-        let inbox = Inbox { configures, words: heard, answers: answered, written };
-        (owner, inbox, Handle { configure, status: statuses }, reader)
+        let inbox = Inbox { configures, changes: changed, answers: answered, copies: copies_news };
+        (owner, inbox, Handle { configure, status: statuses, copies }, reader)
     }
 
     async fn run(mut self, mut inbox: Inbox) {
         let mut sweep = tokio::time::interval(SWEEP);
-        while let Some(message) = inbox.next(&mut sweep).await {
+        sweep.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        while let Some(messages) = inbox.next(&mut sweep).await {
             let work = move || {
-                self.take(message);
+                self.take(messages, Instant::now());
                 self
             };
             self = match labour(work).await {
                 Ok(owner) => owner,
-                Err(_) => return tracing::error!("building the world panicked: it stays as it is"),
+                Err(error) => return tracing::error!(%error, "the aggregator has panicked and ends"),
             };
         }
         for followed in &self.registries {
@@ -227,128 +308,210 @@ impl Owner {
         }
     }
 
-    fn take(&mut self, message: Message) {
-        match message {
-            Message::Configure(sources, done) => self.configure(sources, done),
-            Message::Word(name, word) => self.hear(&name, word, Instant::now()),
-            Message::Answers(answers) => self.resolve(answers.into_iter()),
-            Message::Written(name, result) => self.written(&name, result),
-            Message::Sweep => self.sweep(Instant::now()),
+    fn take(&mut self, messages: Vec<Message>, now: Instant) {
+        let mut round = Round::default();
+        for message in messages {
+            match message {
+                Message::Configure(sources, reply) => {
+                    // What came before is published under the config that it came under.
+                    self.publish_round(std::mem::take(&mut round), now);
+                    // Whoever asked may have gone.
+                    let _ = reply.send(self.configure(sources, now));
+                }
+                Message::Changes(epoch, batch) => self.hear(epoch, batch, now, &mut round),
+                Message::Answer(name, answer) => self.resolve(name, answer, &mut round),
+                Message::Copy(news) => self.hear_of_copy(news, now, &mut round),
+                Message::Sweep => self.sweep(now, &mut round),
+            }
         }
+        contained::owner_fault();
+        self.publish_round(round, now);
+        self.tell_status();
     }
 
-    fn configure(&mut self, sources: Sources, done: oneshot::Sender<()>) {
+    fn next_epoch(&mut self) -> Epoch {
+        self.epoch = Epoch(self.epoch.0 + 1);
+        self.epoch
+    }
+
+    fn follow(&self, spec: &RegistrySpec, epoch: Epoch) -> AbortHandle {
+        let changes = Changes::new(epoch, self.changes.clone());
+        self.scope.spawn((self.factory)(spec).run(changes)).abort_handle()
+    }
+
+    fn keep_copies(&self, registries: &[RegistrySpec]) {
+        let names = registries.iter().map(|spec| spec.name.clone()).collect();
+        self.copies.keep(self.options.state.as_deref(), names);
+    }
+
+    fn followed(&mut self, epoch: Epoch) -> Option<&mut Followed> {
+        self.registries.iter_mut().find(|followed| followed.life.epoch == epoch)
+    }
+
+    /// Takes another config into use, unless the snapshot cannot be built.
+    fn configure(&mut self, sources: Sources, now: Instant) -> Result<(), NotApplied> {
         let begun = Instant::now();
-        let before = self.shards();
-        let mut own = own_shard(sources.services);
-        Arc::make_mut(&mut own).share_with(&self.own);
-        self.own = own;
-        self.policy = sources.policy;
-        self.policy_generation += 1;
-        let old = std::mem::replace(&mut self.options, sources.options);
-        let same_registries = self.take_registries(sources.registries);
-        self.find_unread(begun);
-        self.take_options(&old);
-        let wanted = self.want_names();
-        self.resolved.retain(|name, _| wanted.contains(name));
-        self.unresolved.retain(|name| wanted.contains(name));
-        self.failing.retain(|name| wanted.contains(name));
-        let shards = self.shards();
+        let Sources { policy, services, registries, options } = sources;
+        let mut dirty = Dirty::default();
+        let own = Arc::new(own_shard(services).sharing_with(&self.own, &mut dirty));
+        let lives = self.succession(&registries, &mut dirty);
+        let own_dirty = dirty.services.clone();
+        let shards = Self::shards_of(&own, lives.iter().map(|next| next.shard(&self.registries)));
         let current = self.publisher.current();
-        let changed = before[0].changed(&shards[0]).into_iter().collect();
-        self.note_changes(&changed);
-        let world = World { policy: &self.policy, shards: &shards, resolved: &self.resolved };
-        let next = if same_registries {
-            // The registries said nothing meanwhile: only the file's own services can be others.
-            build::under(&current, world, &changed, self.policy_generation)
-        } else {
-            build::all(world, current.generation + 1, self.policy_generation)
+        let inputs = Inputs {
+            policy: &policy,
+            policy_generation: self.policy_generation + 1,
+            shards: &shards,
+            resolved: self.names.resolved(),
         };
-        tracing::debug!(routes = self.policy.routes.len(), took = ?begun.elapsed(), "world built");
-        self.publish(next);
-        // Whoever asked may have gone.
-        let _ = done.send(());
-    }
-
-    /// Starts again what was told other options before.
-    fn take_options(&mut self, before: &Options) {
+        let (next, delta) =
+            contained(|| build::next(&current, inputs, &dirty)).map_err(NotApplied::Panicked)?;
+        self.policy = policy;
+        self.policy_generation += 1;
+        self.own = own;
+        let before = std::mem::replace(&mut self.options, options);
+        self.keep_copies(&registries);
+        self.succeed(lives);
+        self.find_unread(now);
+        self.note_changes(&own_dirty);
+        self.names.configure(&self.policy, next.routes(), &shards);
         if before.dns != self.options.dns {
             self.resolver.abort();
-            let dns = self.options.dns.clone();
-            let resolver = resolver::run(dns, self.wanted.subscribe(), self.answers.clone());
+            let resolver = resolver::run(self.options.dns.clone(), self.names.wanted(), self.answers.clone());
             // It looks all names up again; what they last stood for stays until it has.
             self.resolver = self.scope.spawn(resolver).abort_handle();
         }
         if before.state != self.options.state {
-            // Read again, so that there are copies.
-            for at in 0..self.registries.len() {
-                let task = self.follow(&self.registries[at].registry.source);
-                let followed = &mut self.registries[at];
-                followed.registry.copy_problem = None;
-                std::mem::replace(&mut followed.task, task).abort();
+            for followed in &mut self.registries {
+                followed.life.copy_problem = None;
+                if followed.life.is_known() {
+                    self.copies.store(&followed.life.spec.name, followed.life.shard.clone());
+                }
             }
         }
+        tracing::debug!(routes = self.policy.routes.len(), took = ?begun.elapsed(), "world built");
+        self.publish(next, delta);
+        self.tell_status();
+        Ok(())
     }
 
-    /// Follows the registries that the process starts with.
-    fn follow_all(&mut self, sources: Vec<FileRegistry>, now: Instant) {
-        let names = sources.iter().map(|source| source.name.clone()).collect();
-        self.copies.keep(self.options.state.as_deref(), names);
-        for source in sources {
-            let task = self.follow(&source);
-            self.registries.push(Followed { task, registry: Registry::from_start(source, now) });
+    /// What becomes of the registries under another list of them, in its order; what goes or changes by it is dirty.
+    fn succession(&mut self, specs: &[RegistrySpec], dirty: &mut Dirty) -> Vec<Successor> {
+        let mut next = Vec::new();
+        for spec in specs {
+            let same_name = |followed: &Followed| followed.life.spec.name == spec.name;
+            let known = self.registries.iter().position(same_name);
+            next.push(match known {
+                Some(at) if self.registries[at].life.spec == *spec => Successor::Same(at),
+                Some(at) => {
+                    let epoch = self.next_epoch();
+                    let life = self.registries[at].life.succeeded_by(spec.clone(), epoch);
+                    dirty.merge(self.registries[at].life.shard.everything());
+                    dirty.merge(life.shard.everything());
+                    Successor::New(Box::new(life))
+                }
+                None => Successor::New(Box::new(Lifecycle::new(spec.clone(), self.next_epoch()))),
+            });
         }
+        let kept = next.iter().filter_map(Successor::place);
+        let kept: Vec<usize> = kept.collect();
+        // Precedence follows the order: where it changes, whatever a moved registry says may come out otherwise.
+        let reordered = !kept.is_sorted();
+        for (at, followed) in self.registries.iter().enumerate() {
+            let stays = specs.iter().any(|spec| spec.name == followed.life.spec.name);
+            if reordered || !stays {
+                dirty.merge(followed.life.shard.everything());
+            }
+            debug_assert!(stays || !kept.contains(&at), "a registry that goes is not kept");
+        }
+        next
     }
 
-    /// Goes on with these registries; those that are the same as before keep what they have said. Whether all are.
-    fn take_registries(&mut self, sources: Vec<FileRegistry>) -> bool {
-        let names = sources.iter().map(|source| source.name.clone()).collect();
-        self.copies.keep(self.options.state.as_deref(), names);
-        let mut before = std::mem::take(&mut self.registries);
-        let known = before.iter().map(|followed| &followed.registry.source);
-        let all_known = known.eq(&sources);
-        for source in sources {
-            let same = before.iter().position(|followed| followed.registry.source == source);
-            let followed = match same {
-                Some(at) => before.remove(at),
-                None => Followed { task: self.follow(&source), registry: Registry::new(source) },
+    /// Goes on with these registries, and ends the tasks of the others.
+    fn succeed(&mut self, next: Vec<Successor>) {
+        let mut before: Vec<Option<Followed>> = self.registries.drain(..).map(Some).collect();
+        for successor in next {
+            let followed = match successor {
+                Successor::Same(at) => before[at].take(),
+                Successor::New(life) => {
+                    let task = self.follow(&life.spec, life.epoch);
+                    Some(Followed::new(*life, task))
+                }
             };
-            self.registries.push(followed);
+            self.registries.extend(followed);
         }
-        for gone in before {
+        for gone in before.into_iter().flatten() {
             gone.task.abort();
         }
-        all_known
     }
 
-    fn follow(&self, source: &FileRegistry) -> AbortHandle {
-        let follow = follow(source.clone(), self.copies.clone(), self.words.clone());
-        self.scope.spawn(follow).abort_handle()
+    fn shards_of<'a>(
+        own: &'a Arc<Shard>,
+        registries: impl Iterator<Item = &'a Arc<Shard>>,
+    ) -> Vec<Arc<Shard>> {
+        std::iter::once(own).chain(registries).cloned().collect()
     }
 
     /// In order of precedence.
-    fn shards(&self) -> Vec<Arc<ScopedShard>> {
-        std::iter::once(&self.own)
-            .chain(self.registries.iter().map(|followed| &followed.registry.shard))
-            .cloned()
-            .collect()
+    fn shards(&self) -> Vec<Arc<Shard>> {
+        Self::shards_of(&self.own, self.registries.iter().map(|followed| &followed.life.shard))
     }
 
-    fn hear(&mut self, name: &Arc<str>, word: Word, now: Instant) {
-        let own = |followed: &&mut Followed| followed.registry.source.name == *name;
-        let Some(Followed { registry, .. }) = self.registries.iter_mut().find(own) else { return };
-        let known = registry.is_known();
-        let change = registry.hear(word, now, &self.options);
-        if known && change.taken_in.is_some() {
-            self.note_changes(&change.services);
+    /// Takes in a batch of changes, unless its task was replaced.
+    fn hear(&mut self, epoch: Epoch, batch: Vec<Change>, now: Instant, round: &mut Round) {
+        let options = self.options.clone();
+        self.change(epoch, now, round, |life| life.hear(batch, now, &options));
+    }
+
+    /// Has a registry change its shard; a panic is contained.
+    fn change(
+        &mut self,
+        epoch: Epoch,
+        now: Instant,
+        round: &mut Round,
+        change: impl FnOnce(&mut Lifecycle) -> Effect,
+    ) {
+        let Some(followed) = self.followed(epoch) else { return };
+        let life = &mut followed.life;
+        let (known, before) = (life.is_known(), life.shard.clone());
+        match contained(|| change(life)) {
+            Ok(effect) => {
+                let Effect { dirty, taken_in } = effect;
+                if known && taken_in {
+                    let services = dirty.services.clone();
+                    self.note_changes(&services);
+                }
+                round.shards.push(Replaced { epoch, before, dirty, taken_in });
+            }
+            Err(fault) => self.give_up(epoch, before, &fault, now),
         }
-        self.take_in(name, change, now);
-        self.tell_status();
+        self.ask_for_copy(epoch);
+    }
+
+    /// Goes on with the shard of before, and starts the registry's task again later; what it sends until then is dropped.
+    fn give_up(&mut self, epoch: Epoch, before: Arc<Shard>, fault: &str, now: Instant) {
+        let next = self.next_epoch();
+        let Some(followed) = self.followed(epoch) else { return };
+        followed.life.contain(before, fault, now);
+        followed.life.restart(next);
+        followed.task.abort();
+        followed.restart = Some(now + RESTART);
+    }
+
+    /// Asks, once, for the copy of a registry that cannot be read and never was.
+    fn ask_for_copy(&mut self, epoch: Epoch) {
+        let are_kept = self.options.state.is_some();
+        let Some(followed) = self.followed(epoch) else { return };
+        let wants = are_kept && !followed.life.is_known() && followed.life.has_failed();
+        if wants && !std::mem::replace(&mut followed.asked_for_copy, true) {
+            let name = followed.life.spec.name.clone();
+            self.copies.load(&name);
+        }
     }
 
     /// Notes what registries in use have changed, as long as another one was never read.
     fn note_changes(&mut self, services: &BTreeSet<HostName>) {
-        if !self.unread.is_empty() {
+        if !self.unread.is_empty() && !services.is_empty() {
             let unread = Arc::make_mut(&mut self.unread);
             services.iter().for_each(|hostname| unread.note_change(hostname));
         }
@@ -356,9 +519,9 @@ impl Owner {
 
     /// Finds the registries that were never read; returns true if they are others than before.
     fn find_unread(&mut self, now: Instant) -> bool {
-        let unread = self.registries.iter().map(|followed| &followed.registry);
-        let unread = unread.filter(|registry| registry.is_unread(now, &self.options));
-        let next: Vec<UnreadRegistry> = unread.map(|registry| unread_registry(&registry.source)).collect();
+        let lives = self.registries.iter().map(|followed| &followed.life);
+        let unread = lives.filter(|life| life.is_unread(now, &self.options));
+        let next: Vec<UnreadRegistry> = unread.map(|life| unread_registry(&life.spec)).collect();
         let differs = *next != *self.unread.registries();
         if differs {
             self.unread = Arc::new(self.unread.with_registries(next));
@@ -366,150 +529,194 @@ impl Owner {
         differs
     }
 
-    /// Takes what a registry has changed into the world.
-    fn take_in(&mut self, name: &Arc<str>, change: Change, now: Instant) {
-        if let Some(texts) = change.taken_in.filter(|_| self.copies.are_kept()) {
-            self.copies.store(name, texts);
-        }
-        let unread_differ = self.find_unread(now);
-        if !change.services.is_empty() || unread_differ {
-            self.want_names();
-            self.rebuild(&change.services, &[]);
+    fn hear_of_copy(&mut self, news: CopyNews, now: Instant, round: &mut Round) {
+        match news {
+            CopyNews::Written(name, result) => self.written(&name, result),
+            CopyNews::Read(name, Ok(Some((items, written)))) => {
+                let of_name = |followed: &&Followed| followed.life.spec.name == name;
+                let Some(epoch) = self.registries.iter().find(of_name).map(|one| one.life.epoch) else {
+                    return;
+                };
+                self.change(epoch, now, round, |life| life.start_from_copy(items, written, now));
+            }
+            CopyNews::Read(_, Ok(None)) => {}
+            CopyNews::Read(name, Err(error)) => {
+                self.note_copy_problem(&name, Some(format!("its last good copy cannot be read: {error}")));
+            }
         }
     }
 
     fn written(&mut self, name: &Arc<str>, result: std::io::Result<()>) {
-        let own = |followed: &&mut Followed| followed.registry.source.name == *name;
-        let Some(Followed { registry, .. }) = self.registries.iter_mut().find(own) else { return };
         let problem = result.err().map(|error| format!("its last good copy cannot be written: {error}"));
+        self.note_copy_problem(name, problem);
+    }
+
+    fn note_copy_problem(&mut self, name: &Arc<str>, problem: Option<String>) {
+        let of_name = |followed: &&mut Followed| followed.life.spec.name == *name;
+        let Some(followed) = self.registries.iter_mut().find(of_name) else { return };
         if let Some(problem) = &problem {
             tracing::error!(registry = &**name, "{problem}");
         }
-        registry.copy_problem = problem;
-        self.tell_status();
+        followed.life.copy_problem = problem;
     }
 
-    /// Publishes the world after these services and names have changed.
-    fn rebuild(&mut self, changed: &BTreeSet<HostName>, resolved: &[HostName]) {
-        let begun = Instant::now();
-        let shards = self.shards();
-        let world = World { policy: &self.policy, shards: &shards, resolved: &self.resolved };
-        let next = build::next(&self.publisher.current(), world, changed, resolved);
-        tracing::debug!(services = changed.len(), took = ?begun.elapsed(), "world built");
-        self.publish(next);
-    }
-
-    fn publish(&mut self, snapshot: Snapshot) {
-        self.telemetry.published(snapshot.generation);
-        self.publisher.publish(Snapshot { unread: self.unread.clone(), ..snapshot });
-        self.tell_status();
-    }
-
-    /// Takes in what names stand for.
-    fn resolve(&mut self, answers: impl Iterator<Item = (HostName, Answer)>) {
-        let mut changed = Vec::new();
-        for (name, answer) in answers {
-            match answer {
-                Answer::Failed(error) => {
-                    // It is looked up again and again: the log tells of it once.
-                    if self.failing.insert(name.clone()) {
-                        let used_by = self.users_of(&name);
-                        tracing::warn!(%name, used_by, error, "cannot look the name up; its last addresses stay");
-                    }
-                    if !self.resolved.contains_key(&name) {
-                        self.unresolved.insert(name);
-                    }
-                }
-                Answer::Addresses(addresses) => {
-                    self.failing.remove(&name);
-                    self.unresolved.remove(&name);
-                    if self.resolved.get(&name) != Some(&addresses) {
-                        match addresses.is_empty() {
-                            true => {
-                                let used_by = self.users_of(&name);
-                                tracing::warn!(%name, used_by, "the name does not resolve: it has no address");
-                            }
-                            false => tracing::info!(%name, addresses = ?addresses, "name looked up"),
-                        }
-                        self.resolved.insert(name.clone(), addresses);
-                        changed.push(name);
-                    }
-                }
-            }
+    /// Takes in what a name stands for.
+    fn resolve(&mut self, name: HostName, answer: Answer, round: &mut Round) {
+        let (current, own, registries) = (self.publisher.current(), &self.own, &self.registries);
+        let used_by = |name: &HostName| users_of(name, &current, own, registries);
+        if self.names.answered(&name, answer, used_by) {
+            round.dirty.resolved.insert(name);
         }
-        if !changed.is_empty() {
-            let users = build::users_of(&changed, &self.shards());
-            self.rebuild(&users, &changed);
-        }
-        self.tell_status();
-    }
-
-    /// What goes by a name, in words: gateways, routes, registries.
-    fn users_of(&self, name: &HostName) -> String {
-        let goes_by = |host: &Host| host.name() == Some(name);
-        let networks = self.policy.networks.iter();
-        let networks =
-            networks.filter(|network| network.gateways.iter().any(|gateway| goes_by(&gateway.host)));
-        let gateways = networks.map(|network| format!("a gateway of network {:?}", network.name.as_str()));
-        let uses = |target: &RouteTarget| match target {
-            RouteTarget::Endpoints { endpoints, .. } => {
-                endpoints.iter().any(|endpoint| goes_by(&endpoint.host))
-            }
-            RouteTarget::Service { .. } => false,
-        };
-        let routes = self.policy.routes.iter().filter(|route| uses(&route.to));
-        let routes = routes.map(|route| format!("route {:?}", route.key.to_string()));
-        let registries = self.registries.iter().map(|followed| &followed.registry);
-        let registries = registries.filter(|registry| registry.shard.names.contains(name));
-        let registries = registries.map(|registry| format!("registry {}", registry.source.name));
-        let own = self.own.names.contains(name).then(|| "the config's services".to_owned());
-        gateways.chain(routes).chain(own).chain(registries).take(5).collect::<Vec<_>>().join(", ")
-    }
-
-    /// Says which names are wanted.
-    fn want_names(&self) -> BTreeSet<HostName> {
-        let names = names_in(&self.policy, &self.shards());
-        self.wanted.send_if_modified(|wanted| {
-            let other = *wanted != names;
-            wanted.clone_from(&names);
-            other
-        });
-        names
     }
 
     /// Does what time asks of registries, and lets go of old worlds.
-    fn sweep(&mut self, now: Instant) {
+    fn sweep(&mut self, now: Instant, round: &mut Round) {
         self.publisher.sweep();
+        let epochs: Vec<Epoch> = self.registries.iter().map(|followed| followed.life.epoch).collect();
+        let options = self.options.clone();
+        for epoch in epochs {
+            self.change(epoch, now, round, |life| life.tick(now, &options).unwrap_or_default());
+        }
+        let due = |followed: &Followed| followed.restart.is_some_and(|at| at <= now);
         for at in 0..self.registries.len() {
-            let registry = &mut self.registries[at].registry;
-            if let Some(change) = registry.tick(now, &self.options) {
-                let name = registry.source.name.clone();
-                if change.taken_in.is_some() {
-                    self.note_changes(&change.services);
-                }
-                self.take_in(&name, change, now);
-                self.tell_status();
+            if due(&self.registries[at]) {
+                let epoch = self.next_epoch();
+                let task = self.follow(&self.registries[at].life.spec, epoch);
+                let followed = &mut self.registries[at];
+                followed.life.restart(epoch);
+                followed.restart = None;
+                std::mem::replace(&mut followed.task, task).abort();
             }
         }
-        if self.find_unread(now) {
-            // A registry has been missing for so long that clients no longer keep what it may have.
-            self.rebuild(&BTreeSet::new(), &[]);
+        // A registry may have been missing for so long that clients no longer keep what it may have.
+        round.publishes |= self.find_unread(now);
+    }
+
+    /// Publishes what a round has changed as one snapshot. Where it cannot be built, the registries are tried one by one,
+    /// and those with which it cannot be built keep their shard of before.
+    fn publish_round(&mut self, round: Round, now: Instant) {
+        let Round { shards, mut dirty, publishes } = round;
+        let unread_differ = self.find_unread(now);
+        let beside = dirty.clone();
+        shards.iter().for_each(|replaced| dirty.merge(replaced.dirty.clone()));
+        if dirty.is_empty() && !publishes && !unread_differ {
+            return self.keep(&shards);
+        }
+        if self.build_and_publish(&dirty).is_ok() {
+            return self.keep(&shards);
+        }
+        let afterwards: Vec<Option<Arc<Shard>>> = shards
+            .iter()
+            .rev()
+            .map(|replaced| {
+                let life = &mut self.followed(replaced.epoch)?.life;
+                Some(std::mem::replace(&mut life.shard, replaced.before.clone()))
+            })
+            .collect();
+        if let Err(fault) = self.build_and_publish(&beside) {
+            tracing::error!("internal error while building a snapshot: {fault}; the last one stays in force");
+        }
+        for (replaced, after) in shards.into_iter().zip(afterwards.into_iter().rev()) {
+            self.publish_alone(replaced, after, now);
         }
     }
 
+    /// Publishes what one registry has changed, or gives it up.
+    fn publish_alone(&mut self, replaced: Replaced, after: Option<Arc<Shard>>, now: Instant) {
+        let Replaced { epoch, dirty, .. } = &replaced;
+        // After an earlier batch of it was given up the registry has another epoch: later ones rest on that batch.
+        let Some((followed, after)) = self.followed(*epoch).zip(after) else { return };
+        let before = std::mem::replace(&mut followed.life.shard, after);
+        match self.build_and_publish(dirty) {
+            Ok(()) => self.keep(&[replaced]),
+            Err(fault) => self.give_up(*epoch, before, &fault, now),
+        }
+    }
+
+    /// Has copies written of the shards that are in use now.
+    fn keep(&mut self, shards: &[Replaced]) {
+        for replaced in shards.iter().filter(|replaced| replaced.taken_in) {
+            let Some(followed) = self.followed(replaced.epoch) else { continue };
+            let (name, shard) = (followed.life.spec.name.clone(), followed.life.shard.clone());
+            self.copies.store(&name, shard);
+        }
+    }
+
+    /// Publishes the world after this has changed; a panic on the way leaves the last one in force.
+    fn build_and_publish(&mut self, dirty: &Dirty) -> Result<(), String> {
+        let begun = Instant::now();
+        let shards = self.shards();
+        let current = self.publisher.current();
+        let inputs = Inputs {
+            policy: &self.policy,
+            policy_generation: self.policy_generation,
+            shards: &shards,
+            resolved: self.names.resolved(),
+        };
+        let (next, delta) = contained(|| {
+            contained::build_fault(dirty);
+            let (next, delta) = build::next(&current, inputs, dirty);
+            next.check_invariants(&delta);
+            (next, delta)
+        })?;
+        self.names.renew(&dirty.named, &shards);
+        tracing::debug!(services = delta.services.len(), took = ?begun.elapsed(), "world built");
+        self.publish(next, delta);
+        Ok(())
+    }
+
+    fn publish(&mut self, snapshot: Snapshot, delta: Delta) {
+        self.telemetry.published(snapshot.generation);
+        self.publisher.publish(Snapshot { unread: self.unread.clone(), ..snapshot }, delta);
+    }
+
     fn tell_status(&self) {
-        let registries = self.registries.iter().map(|followed| followed.registry.status());
-        let unresolved = self.unresolved.iter().map(ToString::to_string).collect();
-        let answered =
-            |name: &&HostName| self.resolved.contains_key(*name) || self.unresolved.contains(*name);
-        let looking_up = self.wanted.borrow().iter().filter(|name| !answered(name)).count();
+        let registries = self.registries.iter().map(|followed| followed.life.status());
         let unread = self.unread.registries().iter().map(|registry| registry.name.clone()).collect();
         self.status.send_replace(Arc::new(Status {
             registries: registries.collect(),
             unread,
-            looking_up,
-            unresolved,
+            looking_up: self.names.looking_up(),
+            unresolved: self.names.unresolved(),
         }));
+    }
+}
+
+/// What is given by a name, in words: gateways, routes, registries.
+fn users_of(name: &HostName, current: &Snapshot, own: &Shard, registries: &[Followed]) -> String {
+    let is_named = |gateway: &Gateway| gateway.host.name() == Some(name);
+    let networks = current.networks().iter();
+    let networks =
+        networks.filter(|(_, network)| network.gateways.iter().any(|entry| is_named(&entry.gateway)));
+    let gateways = networks.map(|(network, _)| format!("a gateway of network {:?}", network.as_str()));
+    let routes = current.routes().users_of(name).map(|key| format!("route {:?}", key.to_string()));
+    let registries = registries.iter().map(|followed| &followed.life);
+    let registries = registries.filter(|life| life.shard.uses_name(name));
+    let registries = registries.map(|life| format!("registry {}", life.spec.name));
+    let own = own.uses_name(name).then(|| "the config's services".to_owned());
+    gateways.chain(routes).chain(own).chain(registries).take(5).collect::<Vec<_>>().join(", ")
+}
+
+/// What a registry of the next config is.
+enum Successor {
+    /// That at this place, unchanged.
+    Same(usize),
+    New(Box<Lifecycle>),
+}
+
+impl Successor {
+    fn place(&self) -> Option<usize> {
+        match self {
+            Self::Same(at) => Some(*at),
+            Self::New(_) => None,
+        }
+    }
+
+    fn shard<'a>(&'a self, registries: &'a [Followed]) -> &'a Arc<Shard> {
+        match self {
+            Self::Same(at) => &registries[*at].life.shard,
+            Self::New(life) => &life.shard,
+        }
     }
 }
 

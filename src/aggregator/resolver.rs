@@ -1,7 +1,7 @@
 //! Looks names up, and again when their time is over. A look-up that fails keeps the last answer; one that says
 //! there is nothing takes it away.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 use crate::model::address::canonical_ip;
 use crate::model::name::HostName;
+use crate::snapshot::name_index::NameMap;
 
 /// After a failure, and where a name stands for nothing.
 const RETRY: Duration = Duration::from_secs(2);
@@ -51,7 +52,7 @@ pub enum Answer {
 /// Keeps the wanted names looked up, until nobody wants any.
 pub async fn run(
     options: Options,
-    mut wanted: watch::Receiver<BTreeSet<HostName>>,
+    mut wanted: watch::Receiver<NameMap<()>>,
     answers: mpsc::Sender<(HostName, Answer)>,
 ) {
     let resolver = match resolver(&options.servers) {
@@ -62,19 +63,25 @@ pub async fn run(
         }
     };
     let mut due: BTreeMap<HostName, Instant> = BTreeMap::new();
+    let mut names = NameMap::default();
     loop {
-        let names = wanted.borrow_and_update().clone();
-        due.retain(|name, _| names.contains(name));
-        for name in names {
-            due.entry(name).or_insert_with(Instant::now);
+        let next = wanted.borrow_and_update().clone();
+        for name in next.changed_since(&names, |(), ()| true) {
+            match next.contains_key(name.as_str()) {
+                true => drop(due.insert(name, Instant::now())),
+                false => drop(due.remove(&name)),
+            }
         }
+        names = next;
         let now = Instant::now();
         let ready: Vec<HostName> =
             due.iter().filter(|(_, at)| **at <= now).map(|(name, _)| name.clone()).take(AT_ONCE).collect();
         let lookups = ready.into_iter().map(|name| look_up(&resolver, name));
         for (name, answer, ttl) in join_all(lookups).await {
             let again = ttl.map_or(RETRY, |ttl| ttl.clamp(options.ttl_min, options.ttl_max));
-            due.insert(name.clone(), Instant::now() + again);
+            if let Some(due) = due.get_mut(&name) {
+                *due = Instant::now() + again;
+            }
             if answers.send((name, answer)).await.is_err() {
                 return;
             }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use crate::model::place::{ClusterId, Network};
+use crate::snapshot::shard::Counts;
 
 /// A registry's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,13 +49,12 @@ pub struct RegistryStatus {
     pub read: Option<SystemTime>,
     /// What is wrong, a line each.
     pub problems: Vec<String>,
-    pub services: usize,
-    pub endpoints: usize,
-    /// What its scope keeps out.
-    pub denied_services: usize,
-    pub denied_endpoints: usize,
-    /// Endpoints and waypoints at addresses that `allow.addresses` keeps out.
-    pub denied_addresses: usize,
+    /// Objects with mistakes, of which the last good state is in use.
+    pub flawed: usize,
+    /// What of it is in use, and what its scope keeps out.
+    pub items: Counts,
+    /// Changes that it has sent since the process started.
+    pub changes: u64,
 }
 
 /// The aggregator as a whole.

@@ -28,7 +28,10 @@ use tokio::time::sleep_until;
 use crate::admin::certificates::Identities;
 use crate::admin::problems;
 use crate::admin::{Command, InUse, ProgramStatus, Sources};
+use crate::aggregator::file::FileRegistry;
 use crate::aggregator::owner::{self, Handle};
+use crate::aggregator::registry::{Factory, Registry};
+use crate::aggregator::spec::{RegistryKind, RegistrySpec};
 use crate::aggregator::status::{RegistryState, RegistryStatus, Status};
 use crate::config::{Config, LogFormat, Workers};
 use crate::dataplane::handle::{Dataplane, EffectiveLimits};
@@ -60,6 +63,9 @@ const CONTROL_THREADS: usize = 2;
 const THREADS: usize = CONTROL_THREADS + 12;
 /// How long tasks that are left at the end may take to notice it.
 const END_WITHIN: Duration = Duration::from_millis(200);
+/// How the process ends after a fault of its own (EX_SOFTWARE of sysexits.h).
+const EXIT_INTERNAL: u8 = 70;
+const AGGREGATOR_ENDED: &str = "the aggregator has ended";
 /// Log files whose opening may hang at the same time.
 const OPENINGS: usize = 4;
 
@@ -86,17 +92,23 @@ pub fn run(path: &Path) -> ExitCode {
     runtime.shutdown_timeout(END_WITHIN);
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(Failed) => ExitCode::FAILURE,
+        Err(Failed::Start) => ExitCode::FAILURE,
+        Err(Failed::Internal) => ExitCode::from(EXIT_INTERNAL),
     }
 }
 
-/// The program could not start, which has been said.
-struct Failed;
+/// Why the program did not end as it was told to; it has been said.
+enum Failed {
+    /// It could not start.
+    Start,
+    /// It had to end because of a fault of its own.
+    Internal,
+}
 
 /// What there is before there is a log complains to stderr.
 fn complain(problem: &str) -> Failed {
     log::complain(problem);
-    Failed
+    Failed::Start
 }
 
 /// Reads the config, opens the logs, and operates the gateway; orders are obeyed from the first moment on.
@@ -121,13 +133,10 @@ async fn govern(path: &Path) -> Result<(), Failed> {
     supervisor.log_to(log, config.log.level, &config.access_log, &telemetry.writer, &scope);
     let parts = Parts { path, config, watch, telemetry: telemetry.clone(), scope, openings, command };
     let result = match supervisor.during(Program::start(parts)).await {
-        Ok(Ok(program)) => {
-            program.serve(supervisor, loader).await;
-            Ok(())
-        }
+        Ok(Ok(program)) => program.serve(supervisor, loader).await,
         Ok(Err(problem)) => {
             tracing::error!("{problem}");
-            Err(Failed)
+            Err(Failed::Start)
         }
         Err(why) => {
             tracing::info!(why, "stopping during the start");
@@ -185,6 +194,8 @@ enum Event {
     Changed,
     /// Other roots are trusted than before.
     Trust,
+    /// The aggregator has ended, which it never does by itself.
+    AggregatorEnded,
 }
 
 impl Program {
@@ -210,8 +221,9 @@ impl Program {
         let mut listeners = Listeners::default();
         let bound = listeners.bind(&config.policy, workers).map_err(|problems| problems.join("; "))?;
         let (sources, control, tasks) = (world_sources(&config), telemetry.control.clone(), scope.clone());
+        let registries: Arc<Factory> = Arc::new(registry_of);
         // Long work where the config is large.
-        let world = labour(move || owner::start(sources, &control, &tasks)).await;
+        let world = labour(move || owner::start(sources, registries, &control, &tasks)).await;
         let (aggregator, reader) = world.map_err(|_| "building the first world panicked".to_owned())?;
         let mut identity = Keeper::start(&scope);
         identity.configure(config.identity.clone()).await;
@@ -302,17 +314,23 @@ impl Program {
         self.status.store(Arc::new(status));
     }
 
-    async fn serve(mut self, mut supervisor: Supervisor, mut loader: Loader) {
+    async fn serve(mut self, mut supervisor: Supervisor, mut loader: Loader) -> Result<(), Failed> {
         let why = match self.turn(&mut supervisor, &mut loader).await {
             Ok(never) => match never {},
             Err(why) => why,
         };
-        tracing::info!(why, "stopping");
+        let internal = why == AGGREGATOR_ENDED;
+        match internal {
+            true => tracing::error!(
+                "{why} because of an internal error: draining, then ending with {EXIT_INTERNAL}"
+            ),
+            false => tracing::info!(why, "stopping"),
+        }
         drop(loader);
         supervisor.drains();
         self.telemetry.control.draining();
         self.tell(|status| status.draining = true);
-        let Self { dataplane, config, exporter, status, telemetry, .. } = self;
+        let Self { dataplane, config, exporter, status, telemetry, aggregator, .. } = self;
         let deaf = move || {
             let mut closed = (**status.load()).clone();
             closed.listening.clear();
@@ -321,6 +339,10 @@ impl Program {
         let stopped = async {
             shutdown::shutdown(dataplane, config.drain, deaf).await;
             exporter.finish().await;
+            // The newest state of each registry, from which the next process may start.
+            if tokio::task::spawn_blocking(move || aggregator.write_copies()).await.is_err() {
+                tracing::error!("writing copies of registries panicked");
+            }
         };
         if supervisor.during(stopped).await.is_err() {
             tracing::warn!("a second signal: ending at once");
@@ -328,6 +350,7 @@ impl Program {
             // No destructor may hold this up.
             std::process::exit(1);
         }
+        if internal { Err(Failed::Internal) } else { Ok(()) }
     }
 
     /// Does what there is to do until an order to stop, which is the error.
@@ -350,6 +373,7 @@ impl Program {
                 (reload, loaded) = loader.loaded() => Event::Loaded(reload, Box::new(loaded)),
                 () = self.watch.changed(), if !loader.is_reading() => Event::Changed,
                 _ = trust.changed() => Event::Trust,
+                () = self.aggregator.ended() => Event::AggregatorEnded,
             };
             match event {
                 Event::Begin => {
@@ -359,6 +383,7 @@ impl Program {
                 }
                 Event::Changed => supervisor.ask("the config file changed", None),
                 Event::Trust => supervisor.during(self.dataplane.readmit()).await?,
+                Event::AggregatorEnded => return Err(AGGREGATOR_ENDED),
                 Event::Loaded(Reload { why, waiters }, loaded) => {
                     // Problems were logged, counted and put into the status.
                     let result = supervisor.during(self.reload(why, *loaded)).await?;
@@ -407,13 +432,14 @@ impl Program {
         let order = self.telemetry.writer.order();
         let access_log = orders::open(&self.openings, config.access_log.clone()).await;
         let access_log = access_log.map_err(|problem| vec![problem])?;
-        // The last thing that can fail: from here on, everything is taken into use.
         let bound = self.listeners.bind(&config.policy, self.dataplane.workers())?;
+        // The last thing that can fail: from here on, everything is taken into use.
+        let published = self.aggregator.configure(world_sources(&config)).await;
+        published.map_err(|not_applied| vec![not_applied.to_string()])?;
         for warning in &config.warnings {
             tracing::warn!("{warning}");
         }
         self.identity.configure(config.identity.clone()).await;
-        self.aggregator.configure(world_sources(&config)).await;
         self.listeners.open(bound, &mut self.dataplane).await;
         self.listeners.close_others(&config.policy, &mut self.dataplane, config.drain.timeout).await;
         let limits = EffectiveLimits::new(&config.policy.limits, self.descriptors, self.config.xds.is_some());
@@ -507,6 +533,13 @@ fn world_sources(config: &Config) -> owner::Sources {
         services: config.services.clone(),
         registries: config.registries.clone(),
         options: config.aggregator.clone(),
+    }
+}
+
+/// Makes the task that reads a registry.
+fn registry_of(spec: &RegistrySpec) -> Box<dyn Registry> {
+    match &spec.kind {
+        RegistryKind::File { path } => Box::new(FileRegistry::new(spec.clone(), path.clone())),
     }
 }
 

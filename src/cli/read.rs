@@ -12,13 +12,13 @@ use serde_json::Value;
 use super::output::{Colour, Format, cell, paint, structured, table};
 use super::{Explain, Failure, Filter, Reading, What, client};
 use crate::admin::explain::{Explanation, Inquiry, explain as explain_name};
-use crate::aggregator::file_registry::FileRegistry;
-use crate::aggregator::owner::names_in;
+use crate::aggregator::offline::{self, Unread, names_in};
+use crate::aggregator::spec::RegistrySpec;
 use crate::model::address::canonical_ip;
 use crate::model::name::HostName;
 use crate::model::place::ClusterId;
 use crate::snapshot::Snapshot;
-use crate::snapshot::build::{World, all};
+use crate::snapshot::build::{Inputs, all};
 use crate::snapshot::routes::Resolved;
 use crate::snapshot::service_view::network_of;
 use crate::telemetry::clock::rfc3339;
@@ -51,41 +51,41 @@ pub(super) fn world(path: &Path) -> Result<Offline, Vec<String>> {
     let errors = of_files.map(|(of, problem)| format!("{}: {problem}", place(of))).collect();
     warnings.extend(config.access_log.problem());
     let mut problems = Vec::new();
-    let mut shards = vec![crate::aggregator::owner::own_shard(config.services.clone())];
+    let mut shards = vec![Arc::new(offline::own(config.services.clone()))];
     for registry in &config.registries {
-        match registry.read() {
-            Ok(reading) => {
-                let shard = reading.shard;
-                let denied = shard.denied_services.len();
-                if denied + shard.denied_endpoints > 0 {
+        match offline::read(registry) {
+            Ok(shard) => {
+                let counts = shard.counts();
+                if counts.denied_items + counts.denied_endpoints > 0 {
                     warnings.push(format!(
-                        "registry {}: {denied} services are left out by `allow.services`, {} endpoints by `allow.networks`",
-                        registry.name, shard.denied_endpoints
+                        "registry {}: {} services are left out by `allow.services`, {} endpoints by `allow.networks`",
+                        registry.name, counts.denied_items, counts.denied_endpoints
                     ));
                 }
-                if shard.denied_addresses() > 0 {
+                if counts.denied_addresses > 0 {
                     warnings.push(format!(
                         "registry {}: {} endpoints are left out by `allow.addresses`, which without such a key keeps out \
                          loopback and link-local addresses",
-                        registry.name, shard.denied_addresses()
+                        registry.name, counts.denied_addresses
                     ));
                 }
                 shards.push(Arc::new(shard));
             }
             // Another machine's file may be absent here; one that is here must be right.
-            Err(found) if !registry.path.exists() => warnings.extend(found),
-            Err(found) => problems.extend(found),
+            Err(Unread::Absent(found)) => warnings.extend(found),
+            Err(Unread::Wrong(found)) => problems.extend(found),
         }
     }
     if !problems.is_empty() {
         return Err(problems);
     }
-    let names = names_in(&config.policy, &shards);
+    let names = names_in(&config.policy, shards.iter().map(|shard| &**shard));
     let resolved = resolve(&names);
-    let lost = names.iter().filter(|name| resolved.get(*name).is_none_or(|found| found.is_empty()));
+    let lost = names.iter().filter(|name| resolved.get(name.as_str()).is_none_or(|found| found.is_empty()));
     warnings.extend(lost.map(|name| format!("{name} does not resolve: what is given by it has no address")));
-    let world = World { policy: &config.policy, shards: &shards, resolved: &resolved };
-    let snapshot = all(world, 1, 1);
+    let inputs =
+        Inputs { policy: &config.policy, policy_generation: 1, shards: &shards, resolved: &resolved };
+    let snapshot = all(inputs, 1);
     warnings.extend(snapshot.services().into_iter().flat_map(|service| service.conflicts.clone()));
     warnings.extend(off_network(&snapshot, &config.registries));
     Ok(Offline { snapshot, warnings, errors })
@@ -93,7 +93,7 @@ pub(super) fn world(path: &Path) -> Result<Offline, Vec<String>> {
 
 /// Registries whose endpoints this gateway can never choose, as their network or its own is not said: the likeliest mistake
 /// of the first config for several networks.
-fn off_network(snapshot: &Snapshot, registries: &[FileRegistry]) -> Vec<String> {
+fn off_network(snapshot: &Snapshot, registries: &[RegistrySpec]) -> Vec<String> {
     let node = &snapshot.policy.node;
     let is_gateway = !snapshot.policy.listeners.is_empty() && !snapshot.policy.exports.is_empty();
     if !is_gateway {
@@ -104,7 +104,7 @@ fn off_network(snapshot: &Snapshot, registries: &[FileRegistry]) -> Vec<String> 
     for part in snapshot.services().into_iter().flat_map(|service| &service.parts) {
         let (none, some, all) = counts.entry(&part.origin.cluster).or_default();
         for endpoint in part.service.endpoints.iter() {
-            let unknown = network_of(endpoint, &part.origin, &snapshot.policy.networks).is_unknown();
+            let unknown = network_of(endpoint, &part.origin, snapshot.networks()).is_unknown();
             *none += usize::from(unknown && part.origin.cluster != node.cluster);
             *some += usize::from(!unknown);
             *all += 1;

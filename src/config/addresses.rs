@@ -10,7 +10,7 @@ use crate::model::address::Bind;
 use crate::model::address::Host;
 use crate::model::service::ServiceKey;
 use crate::net::own::{host_addresses, reaches};
-use crate::snapshot::shard::Shard;
+use crate::snapshot::listing::Listing;
 
 /// An address that is listened on.
 pub(super) struct Opened {
@@ -114,15 +114,15 @@ pub(super) fn own_fault(ip: IpAddr, port: u16, own: &Opened) -> String {
 /// Tells of endpoints of the file's own services that are our own addresses. Those of other networks
 /// may have addresses equal to ours.
 pub(super) fn own_endpoints(
-    shard: &Shard,
+    listing: &Listing,
     places: &HashMap<ServiceKey, Place>,
     own: &Own<'_>,
     problems: &mut Problems,
 ) {
-    for (key, service) in &shard.services {
+    for (key, service) in &listing.services {
         let Some(place) = places.get(key) else { continue };
         for (at, endpoint) in service.endpoints.iter().enumerate() {
-            let near = endpoint.workload.network.as_ref().is_none_or(|network| *network == shard.network);
+            let near = endpoint.workload.network.as_ref().is_none_or(|network| *network == listing.network);
             let (Host::Ip(ip), true) = (&endpoint.host, near) else { continue };
             let port_of = |name: &str| endpoint.workload.ports.get(name).copied();
             let own = service.ports.iter().find_map(|port| {

@@ -17,8 +17,8 @@ use crate::model::identity::TrustDomain;
 use crate::model::name::{HostName, NAME_BYTES_MAX};
 use crate::model::place::{ClusterId, Network};
 use crate::model::service::ServiceKey;
+use crate::snapshot::listing::Listing;
 use crate::snapshot::policy::{Limits, ListenerProtocol, Mesh, Node, Policy, RouteTarget, Timeouts};
-use crate::snapshot::shard::Shard;
 
 use super::file::Files;
 use super::listeners::Listeners;
@@ -198,8 +198,8 @@ fn warn_of_idle_listeners(root: &Fields<'_>, policy: &Policy, problems: &mut Pro
 }
 
 /// Mesh names that no client can ask for, as a host name has 253 bytes at most.
-fn warn_of_long_names(shard: &Shard, places: &HashMap<ServiceKey, Place>, problems: &mut Problems) {
-    for (key, service) in &shard.services {
+fn warn_of_long_names(listing: &Listing, places: &HashMap<ServiceKey, Place>, problems: &mut Problems) {
+    for (key, service) in &listing.services {
         let Some(place) = places.get(key) else { continue };
         let subset = service.subsets.keys().map(|name| name.len()).max().unwrap_or(0);
         let port = service.ports.iter().map(|port| port.port).max().unwrap_or(0).to_string().len();
@@ -215,12 +215,17 @@ fn warn_of_long_names(shard: &Shard, places: &HashMap<ServiceKey, Place>, proble
 }
 
 /// Routes and exports of services that the file does not have, where it is the only registry.
-fn warn_of_unknown_services(root: &Fields<'_>, routes: &[Placed], shard: &Shard, problems: &mut Problems) {
-    let names: HashSet<&HostName> = shard.services.keys().map(|key| &key.hostname).collect();
-    let near = |text: &str| nearest(text, shard.services.keys().map(|key| key.hostname.as_str()));
+fn warn_of_unknown_services(
+    root: &Fields<'_>,
+    routes: &[Placed],
+    listing: &Listing,
+    problems: &mut Problems,
+) {
+    let names: HashSet<&HostName> = listing.services.keys().map(|key| &key.hostname).collect();
+    let near = |text: &str| nearest(text, listing.services.keys().map(|key| key.hostname.as_str()));
     for Placed { route, path, position } in routes {
         let RouteTarget::Service { hostname, port, subset } = &route.to else { continue };
-        let services = || shard.services.values().filter(|service| service.key.hostname == *hostname);
+        let services = || listing.services.values().filter(|service| service.key.hostname == *hostname);
         let has_port = services().any(|service| service.ports.iter().any(|own| own.port == *port));
         let has_subset = subset.is_empty() || services().any(|service| service.subsets.contains_key(subset));
         let fault = match (names.contains(hostname), has_port, has_subset) {

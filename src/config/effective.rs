@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use super::{Config, LogFormat, Workers};
+use crate::aggregator::spec::RegistryKind;
 use crate::discovery::ClientRule;
 use crate::model::address::Bind;
 use crate::snapshot::policy::{
@@ -160,7 +161,9 @@ fn route(route: &Route) -> Value {
 fn endpoint(endpoint: &RouteEndpoint) -> Value {
     let address = match endpoint.host {
         crate::model::address::Host::Ip(ip) => SocketAddr::new(ip, endpoint.port).to_string(),
-        crate::model::address::Host::Name(_) => format!("{}:{}", endpoint.host, endpoint.port),
+        crate::model::address::Host::Ips(_) | crate::model::address::Host::Name(_) => {
+            format!("{}:{}", endpoint.host, endpoint.port)
+        }
     };
     json!({"address": address, "weight": endpoint.weight.value(), "locality": text(endpoint.locality.as_str())})
 }
@@ -197,12 +200,13 @@ fn policies(policy: &Policy) -> Vec<Value> {
 fn registries(config: &Config) -> Vec<Value> {
     let registries = config.registries.iter().map(|registry| {
         let scope = &registry.scope;
+        let (kind, mut shown) = match &registry.kind {
+            RegistryKind::File { path } => ("file", json!({"path": path.display().to_string()})),
+        };
+        shown["cluster"] = registry.cluster.as_str().into();
+        shown["network"] = json!(text(registry.network.as_str()));
         json!({
-            "file": {
-                "path": registry.path.display().to_string(),
-                "cluster": registry.cluster.as_str(),
-                "network": text(registry.network.as_str()),
-            },
+            kind: shown,
             "allow": {
                 "services": texts(&scope.services),
                 "networks": scope.networks.as_deref().map(texts),

@@ -9,15 +9,15 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::aggregator::file_registry::FileRegistry;
 use crate::aggregator::options::Options as AggregatorOptions;
+use crate::aggregator::spec::RegistrySpec;
 use crate::discovery::Options as DiscoveryOptions;
 use crate::document::environment::Environment;
 use crate::document::problem::Problem;
 use crate::model::address::Bind;
 use crate::model::identity::TrustDomain;
+use crate::snapshot::listing::Listing;
 use crate::snapshot::policy::Policy;
-use crate::snapshot::shard::Shard;
 use crate::telemetry::access_log::AccessLog;
 use crate::telemetry::spans::TracingOptions;
 use crate::tls::source::Options as IdentityOptions;
@@ -49,9 +49,9 @@ pub use schema::schema;
 pub struct Config {
     pub policy: Arc<Policy>,
     /// The file's own `services`; cluster and network are the node's.
-    pub services: Shard,
+    pub services: Listing,
     /// In the order of the file.
-    pub registries: Vec<FileRegistry>,
+    pub registries: Vec<RegistrySpec>,
     pub aggregator: AggregatorOptions,
     /// Who we are, and whom we trust.
     pub identity: IdentityOptions,
@@ -86,7 +86,7 @@ impl Config {
     pub fn without_services(&self) -> Self {
         Self {
             policy: self.policy.clone(),
-            services: Shard::default(),
+            services: Listing::default(),
             registries: self.registries.clone(),
             aggregator: self.aggregator.clone(),
             identity: self.identity.clone(),

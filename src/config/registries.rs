@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::aggregator::file_registry::FileRegistry;
+use crate::aggregator::spec::{RegistryKind, RegistrySpec};
 use crate::document::problem::{Path, Position, Problems};
 use crate::document::reader::Fields;
 use crate::document::scalar;
@@ -25,10 +25,10 @@ fn addresses(allow: &Fields<'_>, is_limited: bool) -> AddressScope {
 }
 
 /// The registries in the order of the file.
-pub(super) fn read(root: &Fields<'_>, problems: &mut Problems) -> Vec<FileRegistry> {
+pub(super) fn read(root: &Fields<'_>, problems: &mut Problems) -> Vec<RegistrySpec> {
     let list = Path::Root.key("registries");
     let mut places: HashMap<PathBuf, Position> = HashMap::new();
-    let mut registries: Vec<FileRegistry> = Vec::new();
+    let mut registries: Vec<RegistrySpec> = Vec::new();
     for (index, node) in root.items("registries").iter().enumerate() {
         let fields = Fields::new(Some(node), &REGISTRY);
         let file = fields.fields("file", &REGISTRY_PATH);
@@ -48,9 +48,9 @@ pub(super) fn read(root: &Fields<'_>, problems: &mut Problems) -> Vec<FileRegist
             let texts = allow.read_all("networks", scalar::text);
             texts.into_iter().map(Network::new).collect()
         });
-        registries.push(FileRegistry {
+        registries.push(RegistrySpec {
             name: if taken { path.to_string_lossy().into() } else { written },
-            path,
+            kind: RegistryKind::File { path },
             cluster: file.read("cluster", scalar::text).map(ClusterId::new).unwrap_or_default(),
             network: file.read("network", scalar::text).map(Network::new).unwrap_or_default(),
             scope: RegistryScope {

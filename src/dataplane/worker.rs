@@ -35,7 +35,6 @@ use crate::net::scope::LocalScope;
 use crate::snapshot::Snapshot;
 use crate::snapshot::admit::{Asked, Question, admit_source, readmit};
 use crate::snapshot::policy::Listener;
-use crate::snapshot::service_view::network_of_address;
 use crate::telemetry::Telemetry;
 use crate::telemetry::local::{Local, RelayPath};
 use crate::tls::context::NodeContext;
@@ -299,7 +298,7 @@ impl Worker {
 
     fn source_network(&self, entry: &Entry) -> Arc<str> {
         let snapshot = self.snapshot();
-        let network = network_of_address(entry.source.ip(), &snapshot.policy.networks);
+        let network = snapshot.networks().network_of_address(entry.source.ip());
         network.map(|network| network.shared()).unwrap_or_default()
     }
 

@@ -551,7 +551,7 @@ pub fn name_server(text: &str) -> Result<SocketAddr, Fault> {
     let by_name = || Fault::new("a name server cannot be given by name");
     match target(text) {
         Ok((Host::Ip(ip), port)) => Ok(SocketAddr::new(ip, port)),
-        Ok((Host::Name(_), _)) => Err(by_name()),
+        Ok((Host::Ips(_) | Host::Name(_), _)) => Err(by_name()),
         Err(_) if host_name(text).is_ok() => Err(by_name()),
         Err(fault) => Err(fault),
     }

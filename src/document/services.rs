@@ -1,4 +1,4 @@
-//! The `services:` list, in the config file and in registry files alike, as a [`Shard`]. Read service
+//! The `services:` list, in the config file and in registry files alike, as a [`Listing`]. Read service
 //! by service: the tree of one is dropped before the next is parsed, and equal values are shared, so
 //! that what stays of a large document is its endpoints.
 
@@ -12,7 +12,7 @@ use crate::model::endpoint::{
 };
 use crate::model::place::{ClusterId, Network};
 use crate::model::service::{Protocol, Service, ServiceKey, ServicePort, Waypoint};
-use crate::snapshot::shard::Shard;
+use crate::snapshot::listing::Listing;
 
 use super::intern::Interner;
 use super::nearest::nearest;
@@ -147,7 +147,7 @@ pub fn read_registry(
     text: &str,
     cluster: &ClusterId,
     network: &Network,
-) -> Result<Shard, Vec<Problem>> {
+) -> Result<Listing, Vec<Problem>> {
     let mut problems = Problems::new();
     let mut reader = ServiceReader::new(Keep::Services);
     if let Some(file) = problems.add_file(file) {
@@ -239,8 +239,8 @@ impl ServiceReader {
     }
 
     /// The shard, and where its services stood.
-    pub fn finish(self, cluster: ClusterId, network: Network) -> (Shard, HashMap<ServiceKey, Place>) {
-        (Shard { cluster, network, services: self.services }, self.places)
+    pub fn finish(self, cluster: ClusterId, network: Network) -> (Listing, HashMap<ServiceKey, Place>) {
+        (Listing { cluster, network, services: self.services }, self.places)
     }
 
     fn ports(&mut self, fields: &Fields<'_>, path: &Path<'_>, problems: &mut Problems) -> Vec<ServicePort> {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 
 use super::name::HostName;
 
@@ -31,6 +32,8 @@ pub fn source_block(ip: IpAddr) -> IpAddr {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Host {
     Ip(IpAddr),
+    /// Several addresses of one endpoint, which counts once: of each family, the first is used.
+    Ips(Arc<[IpAddr]>),
     Name(HostName),
 }
 
@@ -49,7 +52,7 @@ impl Host {
     /// The name, if it is one.
     pub fn name(&self) -> Option<&HostName> {
         match self {
-            Self::Ip(_) => None,
+            Self::Ip(_) | Self::Ips(_) => None,
             Self::Name(name) => Some(name),
         }
     }
@@ -59,6 +62,13 @@ impl fmt::Display for Host {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Ip(ip) => ip.fmt(f),
+            Self::Ips(ips) => {
+                for (at, ip) in ips.iter().enumerate() {
+                    let comma = if at == 0 { "" } else { "," };
+                    write!(f, "{comma}{ip}")?;
+                }
+                Ok(())
+            }
             Self::Name(name) => name.fmt(f),
         }
     }

@@ -203,6 +203,8 @@ fn admit_asked(
         Asked::Authority(authority) => match &authority.host {
             Host::Name(name) => admit_hostname(snapshot, question, name, authority.port, trace),
             Host::Ip(ip) => admit_address(snapshot, question, SocketAddr::new(*ip, authority.port), trace),
+            // No authority is read as several addresses.
+            Host::Ips(_) => Err(Reason::AuthorityUnknown.into()),
         },
     }
 }
@@ -257,7 +259,7 @@ fn admit_address(
                 Err(refused) => refusal = refused,
             }
         }
-        for (port, endpoint) in service.endpoints_at(address, &snapshot.policy, &snapshot.resolved) {
+        for (port, endpoint) in service.endpoints_at(address, snapshot) {
             trace.step(|| {
                 format!("{address} is an endpoint on this network of the service {name}, port {}", port.port)
             });

@@ -1,4 +1,5 @@
-//! A map that is copied on write by bucket: changing one entry touches one bucket, and a clone shares all the others.
+//! A map that is copied on write by bucket: changing one entry copies one bucket and the way to it, and a clone shares
+//! all the rest.
 
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
@@ -6,27 +7,49 @@ use std::sync::Arc;
 
 use hashbrown::{DefaultHashBuilder, HashMap};
 
-const BUCKETS: usize = 1 << 10;
+/// Buckets of a group, and groups of a map: a change copies this many pointers twice, whatever the size of the map.
+const FAN_OUT: usize = 1 << 6;
+
+type Bucket<K, V> = Arc<HashMap<K, V>>;
+type Group<K, V> = Arc<[Bucket<K, V>]>;
 
 /// A map whose clones share what does not change.
 #[derive(Clone, Debug)]
 pub struct BucketMap<K, V> {
     hasher: DefaultHashBuilder,
-    /// None until something is in it: an empty map costs nothing.
-    buckets: Box<[Arc<HashMap<K, V>>]>,
+    /// Empty until something is in the map: an empty map costs nothing.
+    groups: Arc<[Group<K, V>]>,
     len: usize,
 }
 
 impl<K, V> Default for BucketMap<K, V> {
     fn default() -> Self {
-        Self { hasher: DefaultHashBuilder::default(), buckets: Box::default(), len: 0 }
+        Self { hasher: DefaultHashBuilder::default(), groups: Arc::default(), len: 0 }
     }
 }
 
 impl<K: Clone + Eq + Hash, V: Clone> BucketMap<K, V> {
-    fn bucket<Q: Hash + ?Sized>(&self, key: &Q) -> usize {
-        // The low bits of the hash; the modulus makes the conversion exact.
-        usize::try_from(self.hasher.hash_one(key) % BUCKETS as u64).unwrap_or(0)
+    /// The group of a key, and its bucket in the group.
+    fn place<Q: Hash + ?Sized>(&self, key: &Q) -> (usize, usize) {
+        let hash = self.hasher.hash_one(key);
+        // Of the low bits of the hash; the modulus makes the conversions exact.
+        let part = |bits: u64| usize::try_from(bits % FAN_OUT as u64).unwrap_or(0);
+        (part(hash), part(hash / FAN_OUT as u64))
+    }
+
+    fn bucket<Q: Hash + ?Sized>(&self, key: &Q) -> Option<&Bucket<K, V>> {
+        let (group, bucket) = self.place(key);
+        self.groups.get(group).map(|group| &group[bucket])
+    }
+
+    /// The bucket for a change, a copy where others share it.
+    fn bucket_mut(&mut self, (group, bucket): (usize, usize)) -> &mut HashMap<K, V> {
+        if self.groups.is_empty() {
+            let empty: Group<K, V> = (0..FAN_OUT).map(|_| Bucket::default()).collect();
+            self.groups = (0..FAN_OUT).map(|_| empty.clone()).collect();
+        }
+        let group = &mut Arc::make_mut(&mut self.groups)[group];
+        Arc::make_mut(&mut Arc::make_mut(group)[bucket])
     }
 
     pub fn get<Q: Eq + Hash + ?Sized>(&self, key: &Q) -> Option<&V>
@@ -34,7 +57,7 @@ impl<K: Clone + Eq + Hash, V: Clone> BucketMap<K, V> {
         K: Borrow<Q>,
     {
         // A mesh of a few names leaves most buckets empty: those answer without a second hash.
-        let bucket = self.buckets.get(self.bucket(key))?;
+        let bucket = self.bucket(key)?;
         if bucket.is_empty() { None } else { bucket.get(key) }
     }
 
@@ -43,18 +66,12 @@ impl<K: Clone + Eq + Hash, V: Clone> BucketMap<K, V> {
     where
         K: Borrow<Q>,
     {
-        let bucket = self.bucket(key);
-        let bucket = self.buckets.get_mut(bucket).filter(|bucket| bucket.contains_key(key))?;
-        Arc::make_mut(bucket).get_mut(key)
+        self.get(key)?;
+        self.bucket_mut(self.place(key)).get_mut(key)
     }
 
     pub fn insert(&mut self, key: K, value: V) -> Option<V> {
-        if self.buckets.is_empty() {
-            let empty = Arc::new(HashMap::default());
-            self.buckets = vec![empty; BUCKETS].into();
-        }
-        let bucket = self.bucket(&key);
-        let old = Arc::make_mut(&mut self.buckets[bucket]).insert(key, value);
+        let old = self.bucket_mut(self.place(&key)).insert(key, value);
         self.len += usize::from(old.is_none());
         old
     }
@@ -63,11 +80,29 @@ impl<K: Clone + Eq + Hash, V: Clone> BucketMap<K, V> {
     where
         K: Borrow<Q>,
     {
-        let bucket = self.bucket(key);
-        let bucket = self.buckets.get_mut(bucket).filter(|bucket| bucket.contains_key(key))?;
-        let old = Arc::make_mut(bucket).remove(key);
+        self.get(key)?;
+        let old = self.bucket_mut(self.place(key)).remove(key);
+        debug_assert!(old.is_some(), "the key was there");
         self.len -= usize::from(old.is_some());
         old
+    }
+
+    /// Keeps the entries of which this is true. Looks at all.
+    pub fn retain(&mut self, mut keep: impl FnMut(&K, &V) -> bool) {
+        let gone: Vec<K> =
+            self.iter().filter(|(key, value)| !keep(key, value)).map(|(key, _)| key.clone()).collect();
+        for key in gone {
+            let place = self.place(&key);
+            self.bucket_mut(place).remove(&key);
+            self.len -= 1;
+        }
+    }
+
+    pub fn contains_key<Q: Eq + Hash + ?Sized>(&self, key: &Q) -> bool
+    where
+        K: Borrow<Q>,
+    {
+        self.get(key).is_some()
     }
 
     pub fn len(&self) -> usize {
@@ -80,15 +115,28 @@ impl<K: Clone + Eq + Hash, V: Clone> BucketMap<K, V> {
 
     /// All entries, in no order.
     pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
-        self.buckets.iter().flat_map(|bucket| bucket.iter())
+        self.groups.iter().flat_map(|group| group.iter()).flat_map(|bucket| bucket.iter())
     }
 
     /// The buckets that another map does not share.
-    fn buckets_apart_from<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = &'a Arc<HashMap<K, V>>> {
-        let shared =
-            |at: usize, bucket| other.buckets.get(at).is_some_and(|theirs| Arc::ptr_eq(bucket, theirs));
-        let buckets = self.buckets.iter().enumerate();
-        buckets.filter(move |(at, bucket)| !shared(*at, bucket)).map(|(_, bucket)| bucket)
+    fn buckets_apart_from<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = &'a Bucket<K, V>> {
+        let theirs = |at: usize| other.groups.get(at);
+        let apart = move |(at, group): (usize, &'a Group<K, V>)| {
+            let theirs = theirs(at).filter(|theirs| !Arc::ptr_eq(theirs, group));
+            let shared = theirs.is_none() && other.groups.get(at).is_some();
+            let buckets = group.iter().enumerate().filter(move |_| !shared);
+            buckets
+                .filter(move |(at, bucket)| !theirs.is_some_and(|theirs| Arc::ptr_eq(bucket, &theirs[*at])))
+        };
+        self.groups.iter().enumerate().flat_map(apart).map(|(_, bucket)| bucket)
+    }
+}
+
+impl<K: Clone + Eq + Hash, V: Clone> FromIterator<(K, V)> for BucketMap<K, V> {
+    fn from_iter<I: IntoIterator<Item = (K, V)>>(entries: I) -> Self {
+        let mut map = Self::default();
+        entries.into_iter().for_each(|(key, value)| drop(map.insert(key, value)));
+        map
     }
 }
 

@@ -1,130 +1,198 @@
 //! Makes snapshots: all at once, or the next from the previous one and what has changed.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use super::Snapshot;
 use super::address_index::AddressIndex;
+use super::change::Dirty;
+use super::delta::Delta;
 use super::exports::ExportIndex;
 use super::name_index::NameMap;
 use super::networks::NetworkTable;
 use super::policy::Policy;
 use super::routes::{Resolved, RouteTable};
 use super::service_view::ServiceView;
-use super::shard::ScopedShard;
-use crate::model::endpoint::Endpoint;
+use super::shard::Shard;
 use crate::model::name::HostName;
+use crate::model::place::Network;
 
 /// Everything a snapshot is made of.
 #[derive(Clone, Copy, Debug)]
-pub struct World<'a> {
+pub struct Inputs<'a> {
     pub policy: &'a Arc<Policy>,
+    /// Counts up with each config file taken into use.
+    pub policy_generation: u64,
     /// In the order of the registries; the config file's own comes first.
-    pub shards: &'a [Arc<ScopedShard>],
+    pub shards: &'a [Arc<Shard>],
     pub resolved: &'a Resolved,
 }
 
-/// A world as the services in it are merged: with the gateways of its networks.
+/// The inputs as services are merged from them: with the gateways of the networks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Site<'a> {
-    pub(super) world: World<'a>,
+    pub(super) inputs: Inputs<'a>,
     pub(super) networks: &'a NetworkTable,
 }
 
-fn networks_of(world: World<'_>) -> NetworkTable {
-    NetworkTable::new(&world.policy.networks, &world.policy.node.network, world.resolved)
-}
+/// The services with an endpoint on a network, by network.
+pub(super) type ServicesBehind = std::collections::BTreeMap<Network, NameMap<()>>;
 
-/// The first snapshot, or the one after a new config file.
-pub fn all(world: World<'_>, generation: u64, policy_generation: u64) -> Snapshot {
-    let exports = Arc::new(ExportIndex::new(&world.policy.exports));
-    let networks = Arc::new(networks_of(world));
-    let site = Site { world, networks: &networks };
-    let mut services = NameMap::default();
-    let mut addresses = AddressIndex::default();
-    for name in hostnames(world.shards) {
-        if let Some(view) = ServiceView::merge(name.as_str(), site, &exports) {
-            if world.policy.takes_hbone() {
-                enter(&mut addresses, &view);
-            }
-            services.insert(name.clone(), Arc::new(view));
-        }
-    }
-    let routes = Arc::new(RouteTable::new(world.policy, world.resolved));
-    Snapshot {
+/// The first snapshot, or the one after a policy that says something else of services.
+pub fn all(inputs: Inputs<'_>, generation: u64) -> Snapshot {
+    let mut snapshot = Snapshot {
         generation,
-        policy_generation,
-        policy: world.policy.clone(),
-        routes,
-        exports,
-        services,
-        addresses,
-        networks,
-        resolved: Arc::new(world.resolved.clone()),
+        policy_generation: inputs.policy_generation,
+        policy: inputs.policy.clone(),
+        routes: Arc::new(RouteTable::new(inputs.policy, inputs.resolved)),
+        exports: Arc::new(ExportIndex::new(&inputs.policy.exports)),
+        services: NameMap::default(),
+        addresses: AddressIndex::default(),
+        behind: Arc::default(),
+        networks: Arc::new(NetworkTable::new(inputs)),
+        resolved: Arc::new(inputs.resolved.clone()),
         unread: Arc::default(),
+    };
+    let hostnames: BTreeSet<&HostName> = inputs.shards.iter().flat_map(|shard| shard.hostnames()).collect();
+    for name in hostnames {
+        snapshot.merge(name, inputs);
     }
+    snapshot
 }
 
-/// The snapshot after `previous`, under the same policy, where registries spoke of the `changed` services
-/// and the `resolved` names got other addresses.
-pub fn next(
-    previous: &Snapshot,
-    world: World<'_>,
-    changed: &BTreeSet<HostName>,
-    resolved: &[HostName],
-) -> Snapshot {
-    let mut next = Snapshot { generation: previous.generation + 1, ..previous.clone() };
-    if previous.networks.uses(resolved) {
-        next.networks = Arc::new(networks_of(world));
+/// The snapshot after `previous`, of inputs that differ from those of `previous` in what is `dirty` and in the policy, and
+/// what it says otherwise.
+pub fn next(previous: &Snapshot, inputs: Inputs<'_>, dirty: &Dirty) -> (Snapshot, Delta) {
+    let generation = previous.generation + 1;
+    let same_policy = Arc::ptr_eq(inputs.policy, &previous.policy);
+    if !same_policy && !inputs.policy.is_same_for_services(&previous.policy) {
+        return (all(inputs, generation), Delta { generation, everything: true, ..Delta::default() });
     }
-    let networks = next.networks.clone();
-    let site = Site { world, networks: &networks };
-    let indexed = previous.policy.takes_hbone();
-    // Which endpoints are gateways of the own network concerns every service. Such gateways seldom change.
-    let same_gateways = networks.has_same_own_gateways(&previous.networks);
-    let everything = if same_gateways { BTreeSet::new() } else { hostnames(world.shards) };
-    for name in changed.iter().chain(everything.into_iter().filter(|name| !changed.contains(*name))) {
-        let view = ServiceView::merge(name.as_str(), site, &previous.exports).map(Arc::new);
-        let old = match view.clone() {
-            Some(view) => next.services.insert(name.clone(), view),
-            None => next.services.remove(name.as_str()),
-        };
-        if indexed {
-            reenter(&mut next.addresses, old.as_deref(), view.as_deref());
-        }
+    let mut next = Snapshot {
+        generation,
+        policy_generation: inputs.policy_generation,
+        policy: inputs.policy.clone(),
+        ..previous.clone()
+    };
+    // Names are also forgotten, which touches nothing else.
+    next.resolved = Arc::new(inputs.resolved.clone());
+    next.renew_routes(previous, inputs, dirty);
+    let mut delta = Delta { generation, ..Delta::default() };
+    let mut services: BTreeSet<HostName> = dirty.services.clone();
+    if let Some((networks, changed)) = previous.networks.with(&dirty.networks, &dirty.resolved, inputs) {
+        let apart = networks.own_gateways_apart(&previous.networks);
+        next.networks = Arc::new(networks);
+        services.extend(next.services_at(&apart, inputs));
+        delta.networks = changed;
     }
-    if !resolved.is_empty() {
-        next.routes = Arc::new(previous.routes.with_resolved(world.policy, world.resolved, resolved));
-        next.resolved = Arc::new(world.resolved.clone());
+    for name in &dirty.resolved {
+        services.extend(inputs.shards.iter().flat_map(|shard| shard.users_of(name.as_str())).cloned());
     }
-    next
-}
-
-/// The snapshot after `previous` under another policy, where registries spoke of the `changed` services. What both
-/// policies make the same of is shared; names stand for what they stood for.
-pub fn under(
-    previous: &Snapshot,
-    world: World<'_>,
-    changed: &BTreeSet<HostName>,
-    policy_generation: u64,
-) -> Snapshot {
-    if !world.policy.is_same_for_services(&previous.policy) {
-        return all(world, previous.generation + 1, policy_generation);
-    }
-    let routes = previous.routes.with_policy(&previous.policy, world.policy, world.resolved);
-    let mut next = next(previous, world, changed, &[]);
-    if world.policy.takes_hbone() != previous.policy.takes_hbone() {
+    if inputs.policy.takes_hbone() != previous.policy.takes_hbone() {
         next.addresses = AddressIndex::default();
-        let indexed = next.services.iter().filter(|_| world.policy.takes_hbone());
+        let indexed = next.services.iter().filter(|_| inputs.policy.takes_hbone());
         indexed.for_each(|(_, view)| enter(&mut next.addresses, view));
     }
-    Snapshot {
-        policy: world.policy.clone(),
-        policy_generation,
-        routes: Arc::new(routes),
-        resolved: Arc::new(world.resolved.clone()),
-        ..next
+    for name in services {
+        let view = next.merge(&name, inputs);
+        delta.services.insert(name, view);
+    }
+    (next, delta)
+}
+
+impl Snapshot {
+    /// Routes of another policy, and of names that stand for other addresses.
+    fn renew_routes(&mut self, previous: &Self, inputs: Inputs<'_>, dirty: &Dirty) {
+        if !Arc::ptr_eq(inputs.policy, &previous.policy) {
+            let routes = previous.routes.with_policy(&previous.policy, inputs.policy, inputs.resolved);
+            self.routes = Arc::new(routes);
+        }
+        if dirty.resolved.iter().any(|name| self.routes.uses_name(name)) {
+            let routes = self.routes.with_resolved(&inputs.policy.node, inputs.resolved, &dirty.resolved);
+            self.routes = Arc::new(routes);
+        }
+    }
+
+    /// Merges what the shards say of a host name, in the place of what the snapshot says.
+    fn merge(&mut self, name: &HostName, inputs: Inputs<'_>) -> Option<Arc<ServiceView>> {
+        let networks = self.networks.clone();
+        let site = Site { inputs, networks: &networks };
+        let view = ServiceView::merge(name.as_str(), site, &self.exports).map(Arc::new);
+        let old = match view.clone() {
+            Some(view) => self.services.insert(name.clone(), view),
+            None => self.services.remove(name.as_str()),
+        };
+        if inputs.policy.takes_hbone() {
+            reenter(&mut self.addresses, old.as_deref(), view.as_deref());
+        }
+        self.move_behind(name, old.as_deref(), view.as_deref());
+        view
+    }
+
+    /// Notes on which networks a service has endpoints now.
+    fn move_behind(&mut self, name: &HostName, old: Option<&ServiceView>, new: Option<&ServiceView>) {
+        let networks =
+            |view: Option<&'_ ServiceView>| view.map(|view| view.networks.clone()).unwrap_or_default();
+        let (before, after) = (networks(old), networks(new));
+        if before == after {
+            return;
+        }
+        let behind = Arc::make_mut(&mut self.behind);
+        for network in before.iter().filter(|network| !after.contains(network)) {
+            let Some(services) = behind.get_mut(network) else { continue };
+            services.remove(name.as_str());
+            if services.is_empty() {
+                behind.remove(network);
+            }
+        }
+        for network in after.iter().filter(|network| !before.contains(network)) {
+            behind.entry(network.clone()).or_default().insert(name.clone(), ());
+        }
+    }
+
+    /// The services on the node's own network with an endpoint at one of these addresses, which are, or were, gateways of
+    /// that network. Gateways of the own network seldom change.
+    fn services_at(&self, addresses: &BTreeSet<SocketAddr>, inputs: Inputs<'_>) -> BTreeSet<HostName> {
+        let ips: BTreeSet<IpAddr> = addresses.iter().map(SocketAddr::ip).collect();
+        let is_there = |service: &&Arc<ServiceView>| {
+            let endpoints = service.parts.iter().flat_map(|part| part.service.endpoints.iter());
+            let mut all = endpoints.flat_map(|one| super::routes::addresses(&one.host, inputs.resolved));
+            all.any(|ip| ips.contains(ip))
+        };
+        if ips.is_empty() {
+            return BTreeSet::new();
+        }
+        let services = self.services.iter().map(|(_, service)| service);
+        services.filter(is_there).map(|service| service.key.hostname.clone()).collect()
+    }
+
+    /// Asserts, in debug builds, what readers rely on: tables that point to one another agree. Looks at the services that
+    /// a delta names.
+    pub fn check_invariants(&self, delta: &Delta) {
+        debug_assert_eq!(self.generation, delta.generation, "a delta leads to its snapshot");
+        for (name, view) in &delta.services {
+            let held = self.services.get(name.as_str());
+            debug_assert!(
+                match (held, view) {
+                    (Some(held), Some(view)) => Arc::ptr_eq(held, view) && held.key.hostname == *name,
+                    (None, None) => true,
+                    _ => false,
+                },
+                "{name} is in the snapshot as the delta has it"
+            );
+            for (network, services) in self.behind.iter() {
+                let is_behind = view.as_ref().is_some_and(|view| view.networks.contains(network));
+                debug_assert_eq!(services.contains_key(name.as_str()), is_behind, "{name} behind {network}");
+            }
+            let Some(view) = view.as_ref().filter(|_| self.policy.takes_hbone()) else { continue };
+            for address in view.addresses_here() {
+                debug_assert!(
+                    self.addresses.get(address).any(|owner| owner == name),
+                    "{address} is of {name}"
+                );
+            }
+        }
     }
 }
 
@@ -147,22 +215,6 @@ fn reenter(addresses: &mut AddressIndex, old: Option<&ServiceView>, new: Option<
     if let Some(new) = new {
         after.difference(&before).for_each(|address| addresses.insert(*address, &new.key.hostname));
     }
-}
-
-/// The services with an endpoint given by one of these names.
-pub fn users_of(names: &[HostName], shards: &[Arc<ScopedShard>]) -> BTreeSet<HostName> {
-    let uses = |endpoint: &Endpoint| endpoint.host.name().is_some_and(|name| names.contains(name));
-    shards
-        .iter()
-        .filter(|shard| names.iter().any(|name| shard.names.contains(name)))
-        .flat_map(|shard| shard.services())
-        .filter(|service| service.endpoints.iter().any(uses))
-        .map(|service| service.key.hostname.clone())
-        .collect()
-}
-
-fn hostnames(shards: &[Arc<ScopedShard>]) -> BTreeSet<&HostName> {
-    shards.iter().flat_map(|shard| shard.hostnames()).collect()
 }
 
 #[cfg(test)]

@@ -8,7 +8,10 @@ pub mod admit;
 pub mod bucket_map;
 pub mod build;
 pub mod candidates;
+pub mod change;
+pub mod delta;
 pub mod exports;
+pub mod listing;
 pub mod name_index;
 pub mod near;
 pub mod networks;
@@ -27,6 +30,7 @@ pub(crate) mod tests;
 use std::sync::Arc;
 
 use address_index::AddressIndex;
+use build::ServicesBehind;
 use exports::ExportIndex;
 use name_index::NameMap;
 use networks::NetworkTable;
@@ -36,6 +40,7 @@ use service_view::ServiceView;
 use unread::Unread;
 
 use crate::model::name::HostName;
+use crate::model::place::Network;
 
 /// One state of the world.
 #[derive(Clone, Debug)]
@@ -50,6 +55,7 @@ pub struct Snapshot {
     pub(crate) services: NameMap<Arc<ServiceView>>,
     /// Empty where no listener takes HBONE.
     pub(crate) addresses: AddressIndex,
+    pub(crate) behind: Arc<ServicesBehind>,
     pub(crate) networks: Arc<NetworkTable>,
     /// What names stood for when it was built.
     pub(crate) resolved: Arc<Resolved>,
@@ -71,12 +77,13 @@ impl Snapshot {
         self.services.sorted().into_iter().map(|(_, service)| service).collect()
     }
 
-    /// The services of which this world says other things than an older one; `None`: any, as policy or networks differ.
-    pub fn changed_since(&self, older: &Self) -> Option<Vec<HostName>> {
-        let same_policy =
-            Arc::ptr_eq(&self.policy, &older.policy) || self.policy.is_same_for_services(&older.policy);
-        let same_rules = same_policy && self.networks == older.networks;
-        same_rules.then(|| self.services.changed_since(&older.services, Arc::ptr_eq))
+    pub fn service_count(&self) -> usize {
+        self.services.len()
+    }
+
+    /// The services with an endpoint on a network, in no order.
+    pub fn services_behind(&self, network: &Network) -> impl Iterator<Item = &HostName> {
+        self.behind.get(network).into_iter().flat_map(|services| services.iter()).map(|(name, ())| name)
     }
 
     pub fn networks(&self) -> &NetworkTable {

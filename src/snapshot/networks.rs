@@ -1,28 +1,41 @@
-//! The networks of the mesh with the addresses of their gateways, ready for look-up.
+//! The networks of the mesh with the addresses of their gateways, ready for look-up: those of the config, joined by the
+//! gateways that registries have found.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use prefix_trie::PrefixMap;
+
+use super::build::Inputs;
 use super::policy::{Access, Gateway, NetworkPolicy};
-use super::routes::{Resolved, addresses};
-use crate::model::address::Host;
+use super::routes::addresses;
+use super::shard::Standing;
 use crate::model::name::HostName;
 use crate::model::place::Network;
 
-/// All networks that the operator has told of.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// All networks that the operator or a registry knows.
+#[derive(Clone, Debug, Default)]
 pub struct NetworkTable {
-    by_name: BTreeMap<Network, NetworkEntry>,
+    by_name: BTreeMap<Network, Arc<NetworkEntry>>,
     /// Addresses and ports of the gateways of the node's own network.
     own_gateways: BTreeSet<SocketAddr>,
+    blocks: Arc<Blocks>,
+}
+
+/// Which network an address without a network of its own belongs to: that of the longest block.
+#[derive(Clone, Debug, Default)]
+struct Blocks {
+    v4: PrefixMap<Ipv4Net, Network>,
+    v6: PrefixMap<Ipv6Net, Network>,
 }
 
 /// One network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NetworkEntry {
     pub access: Access,
-    /// In the order of the file.
+    /// In the order of the file, then of the registries.
     pub gateways: Vec<GatewayEntry>,
 }
 
@@ -41,20 +54,74 @@ impl GatewayEntry {
     }
 }
 
+impl Blocks {
+    fn new(networks: &[NetworkPolicy]) -> Self {
+        let mut blocks = Self::default();
+        for network in networks {
+            for block in &network.cidrs {
+                match block {
+                    IpNet::V4(block) => drop(blocks.v4.insert(block.trunc(), network.name.clone())),
+                    IpNet::V6(block) => drop(blocks.v6.insert(block.trunc(), network.name.clone())),
+                }
+            }
+        }
+        blocks
+    }
+
+    fn network_of(&self, ip: IpAddr) -> Option<&Network> {
+        match ip {
+            IpAddr::V4(ip) => self.v4.get_lpm(&ip.into()).map(|(_, network)| network),
+            IpAddr::V6(ip) => self.v6.get_lpm(&ip.into()).map(|(_, network)| network),
+        }
+    }
+}
+
 impl NetworkTable {
-    pub fn new(networks: &[NetworkPolicy], own: &Network, resolved: &Resolved) -> Self {
-        let entry = |network: &NetworkPolicy| {
-            let gateways = network.gateways.iter().map(|gateway| GatewayEntry {
-                gateway: gateway.clone(),
-                addresses: addresses(&gateway.host, resolved).into(),
-            });
-            let entry = NetworkEntry { access: network.access, gateways: gateways.collect() };
-            (network.name.clone(), entry)
+    pub(super) fn new(inputs: Inputs<'_>) -> Self {
+        let configured = inputs.policy.networks.iter().map(|network| &network.name);
+        let found = inputs.shards.iter().flat_map(|shard| shard.gateway_networks());
+        let names: BTreeSet<&Network> = configured.chain(found).collect();
+        let blocks = Arc::new(Blocks::new(&inputs.policy.networks));
+        let mut table = Self { blocks, ..Self::default() };
+        table.renew(names, inputs);
+        table
+    }
+
+    /// The table after these networks got other gateways or these names other addresses, and the networks of which it
+    /// then says something else.
+    pub(super) fn with(
+        &self,
+        networks: &BTreeSet<Network>,
+        resolved: &BTreeSet<HostName>,
+        inputs: Inputs<'_>,
+    ) -> Option<(Self, BTreeSet<Network>)> {
+        let uses = |entry: &NetworkEntry| {
+            let mut names = entry.gateways.iter().filter_map(|entry| entry.gateway.host.name());
+            names.any(|name| resolved.contains(name))
         };
-        let by_name: BTreeMap<Network, NetworkEntry> = networks.iter().map(entry).collect();
-        let own = by_name.get(own).map(|network| network.gateways.as_slice()).unwrap_or_default();
-        let own_gateways = own.iter().flat_map(GatewayEntry::sockets).collect();
-        Self { by_name, own_gateways }
+        let by_name = self.by_name.iter().filter(|(_, entry)| !resolved.is_empty() && uses(entry));
+        let touched: BTreeSet<&Network> = networks.iter().chain(by_name.map(|(name, _)| name)).collect();
+        if touched.is_empty() {
+            return None;
+        }
+        let mut next = self.clone();
+        next.renew(touched.iter().copied(), inputs);
+        let differs = |network: &Network| self.by_name.get(network) != next.by_name.get(network);
+        let changed = touched.into_iter().filter(|network| differs(network)).cloned().collect();
+        Some((next, changed))
+    }
+
+    /// Makes the entries of these networks anew.
+    fn renew<'a>(&mut self, names: impl IntoIterator<Item = &'a Network>, inputs: Inputs<'_>) {
+        for name in names {
+            match entry(name, inputs) {
+                Some(entry) => drop(self.by_name.insert(name.clone(), Arc::new(entry))),
+                None => drop(self.by_name.remove(name)),
+            }
+        }
+        let own = self.by_name.get(&inputs.policy.node.network);
+        let gateways = own.map(|network| network.gateways.as_slice()).unwrap_or_default();
+        self.own_gateways = gateways.iter().flat_map(GatewayEntry::sockets).collect();
     }
 
     /// Returns true if this is a gateway of the node's own network. Two replicas of a gateway that choose one another would
@@ -63,23 +130,55 @@ impl NetworkTable {
         self.own_gateways.contains(&address)
     }
 
-    pub(super) fn has_same_own_gateways(&self, other: &Self) -> bool {
-        self.own_gateways == other.own_gateways
+    /// The gateways of the node's own network that are in one of two tables alone.
+    pub(super) fn own_gateways_apart(&self, other: &Self) -> BTreeSet<SocketAddr> {
+        self.own_gateways.symmetric_difference(&other.own_gateways).copied().collect()
     }
 
-    /// What was said of a network; nobody needs to have said anything.
+    /// The network whose CIDR holds an address; the longest one, where several do.
+    pub fn network_of_address(&self, ip: IpAddr) -> Option<&Network> {
+        self.blocks.network_of(ip)
+    }
+
+    /// What is known of a network; nobody needs to have said anything.
     pub fn get(&self, network: &Network) -> Option<&NetworkEntry> {
-        self.by_name.get(network)
+        self.by_name.get(network).map(|entry| &**entry)
     }
 
     /// In order of name.
     pub fn iter(&self) -> impl Iterator<Item = (&Network, &NetworkEntry)> {
-        self.by_name.iter()
+        self.by_name.iter().map(|(name, entry)| (name, &**entry))
     }
+}
 
-    /// Whether a gateway goes by one of these names.
-    pub fn uses(&self, names: &[HostName]) -> bool {
-        let mut gateways = self.by_name.values().flat_map(|network| &network.gateways);
-        gateways.any(|entry| matches!(&entry.gateway.host, Host::Name(name) if names.contains(name)))
+/// A network as the config has it, with the gateways that registries have found. Of gateways with the same address and
+/// ports the first one counts.
+fn entry(network: &Network, inputs: Inputs<'_>) -> Option<NetworkEntry> {
+    let configured = inputs.policy.networks.iter().find(|policy| policy.name == *network);
+    let own = configured.map(|policy| policy.gateways.as_slice()).unwrap_or_default();
+    let mut gateways: Vec<GatewayEntry> = Vec::new();
+    for gateway in own {
+        let addresses = addresses(&gateway.host, inputs.resolved).into();
+        gateways.push(GatewayEntry { gateway: gateway.clone(), addresses });
     }
+    let live = inputs.shards.iter().filter(|shard| shard.origin.standing != Standing::Expired);
+    for (shard, gateway) in
+        live.flat_map(|shard| shard.gateways_of(network).map(move |gateway| (shard, gateway)))
+    {
+        let same = |known: &GatewayEntry| {
+            let known = &known.gateway;
+            known.host == gateway.host
+                && (known.sni_port, known.hbone_port) == (gateway.sni_port, gateway.hbone_port)
+        };
+        if !gateways.iter().any(same) {
+            let all = addresses(&gateway.host, inputs.resolved).iter().copied();
+            // Addresses that a registry gives itself were looked at when it gave them; those of its names are here.
+            let addresses = all.filter(|ip| shard.origin.addresses.allows(*ip)).collect();
+            gateways.push(GatewayEntry { gateway: gateway.clone(), addresses });
+        }
+    }
+    if configured.is_none() && gateways.is_empty() {
+        return None;
+    }
+    Some(NetworkEntry { access: configured.map(|policy| policy.access).unwrap_or_default(), gateways })
 }

@@ -194,7 +194,7 @@ pub fn of_port(
         let mut ports = tunnel.into_iter().chain([found.port]);
         ports.any(|port| snapshot.networks.is_own_gateway(SocketAddr::new(ip, port)))
     };
-    for (found, serves) in service.all_endpoints_of(port, &snapshot.policy.networks) {
+    for (found, serves) in service.all_endpoints_of(port, snapshot.networks()) {
         if labels.is_some_and(|labels| !found.endpoint.workload.has_labels(labels)) {
             continue;
         }

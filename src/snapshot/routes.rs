@@ -1,18 +1,18 @@
 //! The operator's own names, ready for look-up.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use super::candidates::{Candidate, Candidates, EndpointKey};
-use super::name_index::PatternMap;
+use super::name_index::{NameMap, PatternMap};
 use super::policy::{Node, Policy, Route, RouteEndpoint, RouteName, RouteTarget};
 use crate::model::address::Host;
 use crate::model::endpoint::{Health, Tunnel};
 use crate::model::name::{HostName, NamePattern};
 
 /// What names stood for when they were last looked up.
-pub type Resolved = BTreeMap<HostName, Arc<[IpAddr]>>;
+pub type Resolved = NameMap<Arc<[IpAddr]>>;
 
 /// A route with its endpoints' addresses.
 #[derive(Clone, Debug)]
@@ -35,6 +35,8 @@ impl RouteEntry {
 pub struct RouteTable {
     by_name: PatternMap<Arc<RouteEntry>>,
     no_sni: Option<Arc<RouteEntry>>,
+    /// The routes with an endpoint given by a host name, by that name.
+    by_host: NameMap<Arc<BTreeSet<RouteName>>>,
 }
 
 impl RouteTable {
@@ -47,6 +49,13 @@ impl RouteTable {
     }
 
     fn insert(&mut self, entry: Arc<RouteEntry>) {
+        for host in hosts_of(&entry.route) {
+            let mut users = self.by_host.get(host.as_str()).cloned().unwrap_or_default();
+            if !users.contains(&entry.route.key) {
+                Arc::make_mut(&mut users).insert(entry.route.key.clone());
+                self.by_host.insert(host.clone(), users);
+            }
+        }
         match entry.route.key.clone() {
             RouteName::NoSni => self.no_sni = Some(entry),
             RouteName::Name(pattern) => self.by_name.insert(pattern, entry),
@@ -57,12 +66,15 @@ impl RouteTable {
     pub fn with_policy(&self, old: &Policy, new: &Policy, resolved: &Resolved) -> Self {
         let mut table = self.clone();
         for route in &new.routes {
-            if table.get(&route.key).is_none_or(|known| known.route != *route) {
+            let known = table.get(&route.key).cloned();
+            if known.as_ref().is_none_or(|known| known.route != *route) {
+                known.iter().for_each(|known| table.forget_hosts(&known.route));
                 table.insert(entry(route, &new.node, resolved));
             }
         }
         let kept: HashSet<&RouteName> = new.routes.iter().map(|route| &route.key).collect();
         for gone in old.routes.iter().filter(|route| !kept.contains(&route.key)) {
+            table.forget_hosts(gone);
             match &gone.key {
                 RouteName::NoSni => table.no_sni = None,
                 RouteName::Name(pattern) => table.by_name.remove(pattern),
@@ -86,17 +98,40 @@ impl RouteTable {
         }
     }
 
-    /// The same routes with other addresses behind the names that `changed`.
-    pub fn with_resolved(&self, policy: &Policy, resolved: &Resolved, changed: &[HostName]) -> Self {
-        let mut table = self.clone();
-        let uses =
-            |endpoint: &RouteEndpoint| matches!(&endpoint.host, Host::Name(name) if changed.contains(name));
-        for route in &policy.routes {
-            if matches!(&route.to, RouteTarget::Endpoints { endpoints, .. } if endpoints.iter().any(uses)) {
-                table.insert(entry(route, &policy.node, resolved));
+    fn forget_hosts(&mut self, route: &Route) {
+        for host in hosts_of(route) {
+            let Some(users) = self.by_host.get_mut(host.as_str()) else { continue };
+            Arc::make_mut(users).remove(&route.key);
+            if users.is_empty() {
+                self.by_host.remove(host.as_str());
             }
         }
+    }
+
+    /// The same routes with other addresses behind the names that `changed`.
+    pub fn with_resolved(&self, node: &Node, resolved: &Resolved, changed: &BTreeSet<HostName>) -> Self {
+        let users = changed.iter().filter_map(|name| self.by_host.get(name.as_str()));
+        let keys: BTreeSet<&RouteName> = users.flat_map(|users| users.iter()).collect();
+        let mut table = self.clone();
+        for known in keys.into_iter().filter_map(|key| self.get(key)) {
+            table.insert(entry(&known.route, node, resolved));
+        }
         table
+    }
+
+    /// Returns true if an endpoint of a route is given by this name.
+    pub fn uses_name(&self, name: &HostName) -> bool {
+        self.by_host.contains_key(name.as_str())
+    }
+
+    /// The host names that endpoints of routes are given by, in no order.
+    pub fn host_names(&self) -> impl Iterator<Item = &HostName> {
+        self.by_host.iter().map(|(name, _)| name)
+    }
+
+    /// The keys of the routes with an endpoint given by this name.
+    pub fn users_of(&self, name: &HostName) -> impl Iterator<Item = &RouteName> {
+        self.by_host.get(name.as_str()).into_iter().flat_map(|users| users.iter())
     }
 
     pub fn exact(&self, name: &str) -> Option<&Arc<RouteEntry>> {
@@ -112,6 +147,15 @@ impl RouteTable {
     pub fn no_sni(&self) -> Option<&Arc<RouteEntry>> {
         self.no_sni.as_ref()
     }
+}
+
+/// The host names that the endpoints of a route are given by.
+fn hosts_of(route: &Route) -> impl Iterator<Item = &HostName> {
+    let endpoints = match &route.to {
+        RouteTarget::Endpoints { endpoints, .. } => endpoints.as_slice(),
+        RouteTarget::Service { .. } => &[],
+    };
+    endpoints.iter().filter_map(|endpoint| endpoint.host.name())
 }
 
 fn entry(route: &Arc<Route>, node: &Node, resolved: &Resolved) -> Arc<RouteEntry> {
@@ -151,6 +195,7 @@ fn candidates_of(
 pub fn addresses<'a>(host: &'a Host, resolved: &'a Resolved) -> &'a [IpAddr] {
     match host {
         Host::Ip(ip) => std::slice::from_ref(ip),
-        Host::Name(name) => resolved.get(name).map_or(&[], |addresses| addresses),
+        Host::Ips(ips) => ips,
+        Host::Name(name) => resolved.get(name.as_str()).map_or(&[], |addresses| addresses),
     }
 }

@@ -1,17 +1,19 @@
 //! One service as all registries together tell of it, with its endpoints on this network.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use super::Snapshot;
 use super::build::Site;
 use super::candidates::{Candidate, Candidates, EndpointKey};
+use super::change::Mark;
 use super::exports::ExportIndex;
-use super::policy::{ExportRule, NetworkPolicy, Node, Policy, Tuning};
+use super::networks::NetworkTable;
+use super::policy::{ExportRule, Node, Tuning};
 use super::routes::{Resolved, addresses};
-use super::shard::{Origin, ScopedShard, Standing};
+use super::shard::{Origin, Shard, Standing};
 use crate::model::address::Host;
 use crate::model::endpoint::{Endpoint, HBONE_PORT, Health, Labels, TlsMode, Tunnel, Weight};
 use crate::model::identity::Identity;
@@ -37,6 +39,8 @@ pub struct ServiceView {
     pub conflicts: Vec<String>,
     /// Endpoints and waypoints that are left out because their registries may not give their addresses.
     pub denied_addresses: usize,
+    /// The networks on which registries have endpoints of it, in order.
+    pub networks: Box<[Network]>,
 }
 
 /// Who takes connections by HBONE first.
@@ -52,6 +56,8 @@ pub struct WaypointView {
 pub struct Part {
     pub origin: Arc<Origin>,
     pub service: Arc<Service>,
+    /// The objects of the registry that mark the service as meant for other networks.
+    pub marks: Arc<[Mark]>,
 }
 
 /// One port of a merged service.
@@ -138,15 +144,15 @@ impl ServiceView {
     pub fn endpoints_at<'a>(
         &'a self,
         address: SocketAddr,
-        policy: &'a Policy,
-        resolved: &'a Resolved,
+        snapshot: &'a Snapshot,
     ) -> impl Iterator<Item = (&'a PortView, PortEndpoint<'a>)> {
+        let (networks, resolved) = (snapshot.networks(), snapshot.resolved());
         self.ports.iter().flat_map(move |port| {
             let all = self.counting_parts(port);
-            let all = all.flat_map(move |(part, own)| PortEndpoint::of(part, own, &policy.networks));
+            let all = all.flat_map(move |(part, own)| PortEndpoint::of(part, own, networks));
             all.filter(move |found| {
                 found.port == address.port()
-                    && on_own_network(found, &policy.node)
+                    && on_own_network(found, &snapshot.policy.node)
                     && found.addresses(resolved).contains(&address.ip())
             })
             .map(move |found| (port, found))
@@ -177,7 +183,7 @@ impl ServiceView {
         &'a self,
         port: &'a PortView,
         subset: &str,
-        networks: &'a [NetworkPolicy],
+        networks: &'a NetworkTable,
     ) -> Option<impl Iterator<Item = PortEndpoint<'a>>> {
         let labels = if subset.is_empty() { None } else { Some(self.subsets.get(subset)?) };
         let counting = self.counting_parts(port);
@@ -197,7 +203,7 @@ impl ServiceView {
         &'a self,
         port: &'a PortView,
         subset: &str,
-        networks: &'a [NetworkPolicy],
+        networks: &'a NetworkTable,
     ) -> impl Iterator<Item = (&'a Network, &'a ClusterId, u64)> {
         let labels = self.subsets.get(subset);
         let serves = |part: &Part| {
@@ -234,7 +240,7 @@ impl ServiceView {
     pub(super) fn all_endpoints_of<'a>(
         &'a self,
         port: &'a PortView,
-        networks: &'a [NetworkPolicy],
+        networks: &'a NetworkTable,
     ) -> impl Iterator<Item = (PortEndpoint<'a>, bool)> {
         self.parts.iter().flat_map(move |part| {
             let part = std::slice::from_ref(part);
@@ -250,7 +256,7 @@ impl ServiceView {
 
     /// Merges what the registries say of a host name; `None` where none says anything.
     pub(super) fn merge(hostname: &str, site: Site<'_>, exports: &ExportIndex) -> Option<Self> {
-        let world = site.world;
+        let world = site.inputs;
         let mut conflicts = Vec::new();
         let parts = owned_parts(hostname, world.shards, &mut conflicts);
         let first = &parts.first()?.service;
@@ -278,7 +284,13 @@ impl ServiceView {
             .collect();
         let (name, namespace) = (key.hostname.shared(), key.namespace.clone());
         let denied_addresses = world.shards.iter().map(|shard| shard.denied_addresses_of(hostname)).sum();
+        let endpoints = parts.iter().flat_map(|part| {
+            let network = |endpoint| network_of(endpoint, &part.origin, site.networks);
+            part.service.endpoints.iter().map(network)
+        });
+        let networks: BTreeSet<&Network> = endpoints.collect();
         Some(Self {
+            networks: networks.into_iter().cloned().collect(),
             key,
             name,
             namespace,
@@ -311,14 +323,15 @@ impl super::policy::ServiceTuning {
 
 /// What is said of a host name in the namespace that owns it: that of the earliest registry, then the
 /// lowest name (SPEC §1).
-fn owned_parts(hostname: &str, shards: &[Arc<ScopedShard>], conflicts: &mut Vec<String>) -> Vec<Part> {
+fn owned_parts(hostname: &str, shards: &[Arc<Shard>], conflicts: &mut Vec<String>) -> Vec<Part> {
     let mut owner: Option<&Arc<str>> = None;
     let mut parts = Vec::new();
     for shard in shards {
         for service in shard.services_of(hostname) {
             let owner = *owner.get_or_insert(&service.key.namespace);
             if service.key.namespace == *owner {
-                parts.push(Part { origin: shard.origin.clone(), service: service.clone() });
+                let marks = shard.marks_of(&service.key).cloned().collect();
+                parts.push(Part { origin: shard.origin.clone(), service: service.clone(), marks });
             } else {
                 conflicts.push(format!(
                     "cluster {:?} has {hostname} in namespace {:?}; the name belongs to namespace {owner:?}, so \
@@ -373,11 +386,11 @@ fn port_view(
     tuning: &Arc<Tuning>,
     site: Site<'_>,
 ) -> PortView {
-    let world = site.world;
+    let world = site.inputs;
     let group: Arc<str> = format!("{}:{}", key.hostname, port.port).into();
     let serving = || serving_parts(parts, &port.name, port.port, port.protocol);
     let all: Vec<PortEndpoint<'_>> =
-        serving().flat_map(|(part, own)| PortEndpoint::of(part, own, &world.policy.networks)).collect();
+        serving().flat_map(|(part, own)| PortEndpoint::of(part, own, site.networks)).collect();
     let demoted_count = !all.iter().any(|found| found.is_live_and_ready(world.resolved));
     let on_own_network = |found: &&PortEndpoint<'_>| on_own_network(found, &world.policy.node);
     // Ready elsewhere is of no use to a gateway, which passes on to its own network alone.
@@ -441,7 +454,7 @@ impl<'a> PortEndpoint<'a> {
     fn of(
         part: &'a Part,
         own: &'a ServicePort,
-        networks: &'a [NetworkPolicy],
+        networks: &'a NetworkTable,
     ) -> impl Iterator<Item = PortEndpoint<'a>> {
         part.service.endpoints.iter().map(move |endpoint| {
             let port = endpoint.workload.ports.get(&own.name).copied();
@@ -474,7 +487,7 @@ impl<'a> PortEndpoint<'a> {
         let all = addresses(&self.endpoint.host, resolved);
         let allowed = |ip: &IpAddr| self.origin.addresses.allows(*ip);
         // Addresses that a registry gives itself were looked at when it gave them.
-        if matches!(self.endpoint.host, Host::Ip(_)) || all.iter().all(allowed) {
+        if !matches!(self.endpoint.host, Host::Name(_)) || all.iter().all(allowed) {
             return Cow::Borrowed(all);
         }
         all.iter().copied().filter(allowed).collect()
@@ -487,11 +500,7 @@ pub(super) fn on_own_network(found: &PortEndpoint<'_>, node: &Node) -> bool {
 }
 
 /// The network of an endpoint: its own, else its registry's, else that of the longest CIDR, else unknown.
-pub fn network_of<'a>(
-    endpoint: &'a Endpoint,
-    origin: &'a Origin,
-    networks: &'a [NetworkPolicy],
-) -> &'a Network {
+pub fn network_of<'a>(endpoint: &'a Endpoint, origin: &'a Origin, networks: &'a NetworkTable) -> &'a Network {
     if let Some(network) = &endpoint.workload.network {
         return network;
     }
@@ -499,19 +508,12 @@ pub fn network_of<'a>(
         return &origin.network;
     }
     match &endpoint.host {
-        Host::Ip(ip) => network_of_address(*ip, networks).unwrap_or(&origin.network),
+        Host::Ip(ip) => networks.network_of_address(*ip).unwrap_or(&origin.network),
+        Host::Ips(ips) => {
+            ips.iter().find_map(|ip| networks.network_of_address(*ip)).unwrap_or(&origin.network)
+        }
         Host::Name(_) => &origin.network,
     }
-}
-
-/// The network with the longest CIDR that holds an address.
-pub fn network_of_address(ip: IpAddr, networks: &[NetworkPolicy]) -> Option<&Network> {
-    networks
-        .iter()
-        .flat_map(|network| network.cidrs.iter().map(move |block| (&network.name, block)))
-        .filter(|(_, block)| block.contains(&ip))
-        .max_by_key(|(_, block)| block.prefix_len())
-        .map(|(network, _)| network)
 }
 
 fn subset_candidates(
@@ -585,8 +587,8 @@ impl WaypointView {
 }
 
 fn candidates_of(here: &PortEndpoint<'_>, group: &Arc<str>, site: Site<'_>) -> Vec<Candidate> {
-    let own = &site.world.policy.node.locality;
-    let addresses = here.addresses(site.world.resolved);
+    let own = &site.inputs.policy.node.locality;
+    let addresses = here.addresses(site.inputs.resolved);
     let addresses = addresses.iter().map(|ip| SocketAddr::new(*ip, here.port));
     addresses
         .filter(|address| {

@@ -1,25 +1,23 @@
-//! All that one registry says.
+//! All that one registry says, cut to what it may speak of, in tables that are copied on write by key.
+//!
+//! A clone shares everything that does not change afterwards, so that a listing is prepared, a mass withdrawal is held
+//! back, and a copy is written to disk, all beside the shard in use.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::hash::BuildHasher;
 use std::sync::Arc;
 
-use hashbrown::{DefaultHashBuilder, HashTable};
-
-use super::policy::{AddressScope, RegistryScope};
+use super::bucket_map::BucketMap;
+use super::change::{
+    Dirty, EndpointSet, EndpointSetKey, GatewayKey, Item, Key, Mark, MarkKey, RegistryGateway,
+};
+use super::listing::Listing;
+use super::name_index::NameMap;
+use super::policy::{AddressScope, Gateway, RegistryScope};
 use crate::model::address::Host;
-use crate::model::endpoint::Endpoint;
+use crate::model::endpoint::{Endpoint, Health};
 use crate::model::name::HostName;
 use crate::model::place::{ClusterId, Network};
 use crate::model::service::{Service, ServiceKey};
-
-/// One registry's services, as it told of them. Hosts may be names here.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Shard {
-    pub cluster: ClusterId,
-    pub network: Network,
-    pub services: BTreeMap<ServiceKey, Arc<Service>>,
-}
 
 /// How much the endpoints of a shard count. Services and ports stay known whatever it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -53,131 +51,449 @@ pub struct Origin {
     pub addresses: AddressScope,
 }
 
-/// A shard taken into the world: cut to what its registry may speak of, and findable by host name.
+/// The items of one registry.
 #[derive(Clone, Debug, Default)]
-pub struct ScopedShard {
+pub struct Shard {
     /// Held by itself, so that whoever knows where a service comes from does not hold all others of the shard.
     pub origin: Arc<Origin>,
-    /// In order of host name, then of namespace.
-    services: Box<[Arc<Service>]>,
-    /// Where in them a host name begins. A map of lists would take five times the memory.
-    begins: HashTable<usize>,
-    hasher: DefaultHashBuilder,
-    /// Services that the registry may not speak of, in order.
-    pub denied_services: Vec<ServiceKey>,
-    /// Endpoints on networks that the registry may not speak of.
-    pub denied_endpoints: usize,
-    /// Endpoints and waypoints with addresses that the registry may not give, by service.
-    denied_addresses: BTreeMap<HostName, usize>,
-    pub endpoints: usize,
-    /// The names by which endpoints are given.
-    pub names: BTreeSet<HostName>,
+    scope: Arc<RegistryScope>,
+    /// By host name, each with the endpoints of its sets.
+    services: NameMap<Namespaces>,
+    /// Of services that have endpoint sets, and of sets whose service is not known yet.
+    sets: BucketMap<ServiceKey, Arc<Sets>>,
+    gateways: Arc<BTreeMap<GatewayKey, Gateway>>,
+    marks: BucketMap<ServiceKey, Arc<BTreeMap<MarkKey, Mark>>>,
+    /// What the scope has kept out, by item.
+    denied: Arc<BTreeMap<Key, Denied>>,
+    /// Of these, the endpoints and waypoints at addresses that the registry may not give, by host name of their service.
+    denied_addresses: NameMap<usize>,
+    /// The services that give endpoints by a host name, by that name.
+    named: NameMap<Arc<BTreeSet<HostName>>>,
+    counts: Counts,
 }
 
-impl ScopedShard {
-    pub fn new(shard: Shard, scope: &RegistryScope) -> Self {
-        let (cluster, network) = (shard.cluster, shard.network);
+/// The services of one host name.
+#[derive(Clone, Debug)]
+enum Namespaces {
+    One(Arc<Service>),
+    /// In order of namespace; at least two.
+    Many(Arc<[Arc<Service>]>),
+}
+
+/// A service whose endpoints come in sets.
+#[derive(Clone, Debug, Default)]
+struct Sets {
+    /// As its own object gives it; `None` while only its sets are known.
+    service: Option<Arc<Service>>,
+    endpoints: BTreeMap<Arc<str>, Arc<[Endpoint]>>,
+}
+
+/// What the scope keeps out of one item.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Denied {
+    /// The item as a whole.
+    whole: bool,
+    /// Endpoints on networks that the registry may not speak of.
+    networks: usize,
+    /// Endpoints and waypoints at addresses that the registry may not give.
+    addresses: usize,
+}
+
+/// How many items a shard has, and how many its scope has kept out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub services: usize,
+    /// Services with a healthy endpoint.
+    pub ready_services: usize,
+    pub endpoints: usize,
+    pub gateways: usize,
+    pub marks: usize,
+    /// Services, gateways and marks that the registry may not speak of.
+    pub denied_items: usize,
+    /// Endpoints on networks that the registry may not speak of.
+    pub denied_endpoints: usize,
+    /// Endpoints and waypoints at addresses that the registry may not give.
+    pub denied_addresses: usize,
+}
+
+impl Shard {
+    /// A shard without items.
+    pub fn new(cluster: ClusterId, network: Network, scope: &RegistryScope) -> Self {
         let origin =
             Origin { cluster, network, standing: Standing::Live, addresses: scope.addresses.clone() };
-        let mut scoped = Self { origin: Arc::new(origin), ..Self::default() };
-        let mut services = Vec::with_capacity(shard.services.len());
-        for (key, service) in shard.services {
-            let name = key.hostname.as_str();
-            if !scope.services.is_empty() && !scope.services.iter().any(|pattern| pattern.matches(name)) {
-                scoped.denied_services.push(key);
-                continue;
+        Self { origin: Arc::new(origin), scope: Arc::new(scope.clone()), ..Self::default() }
+    }
+
+    /// A shard with the services of a document.
+    pub fn of(listing: Listing, scope: &RegistryScope) -> Self {
+        let mut shard = Self::new(listing.cluster, listing.network, scope);
+        let mut dirty = Dirty::default();
+        for service in listing.services.into_values() {
+            shard.put(Item::Service(service), &mut dirty);
+        }
+        shard
+    }
+
+    /// Takes in an item; what it says beyond the scope is left out. What then differs is noted in `dirty`.
+    pub fn put(&mut self, item: Item, dirty: &mut Dirty) {
+        match item {
+            Item::Service(service) => self.put_service(service, dirty),
+            Item::Endpoints(set) => self.put_endpoints(set, dirty),
+            Item::Gateway(gateway) => self.put_gateway(gateway, dirty),
+            Item::Mark(mark) => self.put_mark(mark, dirty),
+        }
+    }
+
+    /// Takes an item out, if it is there.
+    pub fn remove(&mut self, key: &Key, dirty: &mut Dirty) {
+        self.note_denied(key.clone(), Denied::default(), dirty);
+        match key {
+            Key::Service(key) => self.set_definition(key, None, dirty),
+            Key::Endpoints(key) => self.set_endpoints(&key.service, &key.name, None, dirty),
+            Key::Gateway(key) => {
+                if let Some(gateway) = self.gateways.get(key) {
+                    note_name(&gateway.host, dirty);
+                    Arc::make_mut(&mut self.gateways).remove(key);
+                    dirty.networks.insert(key.network.clone());
+                }
             }
-            let service = scoped.cut_networks(service, scope);
-            let service = scoped.cut_addresses(service, scope);
-            scoped.endpoints += service.endpoints.len();
-            scoped
-                .names
-                .extend(service.endpoints.iter().filter_map(|endpoint| endpoint.host.name().cloned()));
-            services.push(service);
-        }
-        // They came in order of namespace.
-        services.sort_by(|one, other| one.key.hostname.cmp(&other.key.hostname));
-        scoped.services = services.into();
-        scoped.index();
-        scoped
-    }
-
-    /// Makes the services findable.
-    fn index(&mut self) {
-        let hash = |at: &usize| self.hasher.hash_one(self.services[*at].key.hostname.as_str());
-        let mut at = 0;
-        for services in self.services.chunk_by(are_of_one_name) {
-            self.begins.insert_unique(hash(&at), at, hash);
-            at += services.len();
+            Key::Mark(key) => {
+                let Some(marks) = self.marks.get_mut(&key.service) else { return };
+                let gone = Arc::make_mut(marks).remove(key);
+                let none_left = marks.is_empty();
+                if none_left {
+                    self.marks.remove(&key.service);
+                }
+                if gone.is_some() {
+                    self.counts.marks -= 1;
+                    dirty.services.insert(key.service.hostname.clone());
+                }
+            }
         }
     }
 
-    /// The service without endpoints on networks that the registry may not speak of.
-    fn cut_networks(&mut self, service: Arc<Service>, scope: &RegistryScope) -> Arc<Service> {
-        let own = &self.origin.network;
-        let allowed = |endpoint: &&Endpoint| match (&endpoint.workload.network, &scope.networks) {
+    /// The keys of all items, those that the scope has kept out whole among them.
+    pub fn keys(&self) -> impl Iterator<Item = Key> {
+        let services = self.services().map(|service| Key::Service(service.key.clone()));
+        let sets = self.sets.iter().flat_map(|(service, sets)| {
+            let names = sets.endpoints.keys();
+            names.map(|name| Key::Endpoints(EndpointSetKey { service: service.clone(), name: name.clone() }))
+        });
+        let gateways = self.gateways.keys().cloned().map(Key::Gateway);
+        let marks = self.marks.iter().flat_map(|(_, marks)| marks.keys()).cloned().map(Key::Mark);
+        let denied = self.denied.iter().filter(|(_, denied)| denied.whole).map(|(key, _)| key.clone());
+        services.chain(sets).chain(gateways).chain(marks).chain(denied)
+    }
+
+    /// All items, as changes that make this shard out of an empty one. Services that have sets come without them.
+    pub fn items(&self) -> impl Iterator<Item = Item> {
+        let definition = |service: &Arc<Service>| {
+            let sets = self.sets.get(&service.key);
+            sets.and_then(|sets| sets.service.clone()).unwrap_or_else(|| service.clone())
+        };
+        let services = self.services().map(move |service| Item::Service(definition(service)));
+        let sets = self.sets.iter().flat_map(|(service, sets)| {
+            sets.endpoints.iter().map(|(name, endpoints)| {
+                let key = EndpointSetKey { service: service.clone(), name: name.clone() };
+                Item::Endpoints(EndpointSet { key, endpoints: endpoints.clone() })
+            })
+        });
+        let gateways = self.gateways.iter().map(|(key, gateway)| {
+            Item::Gateway(RegistryGateway { key: key.clone(), gateway: gateway.clone() })
+        });
+        let marks = self.marks.iter().flat_map(|(_, marks)| marks.values()).cloned().map(Item::Mark);
+        services.chain(sets).chain(gateways).chain(marks)
+    }
+
+    fn put_service(&mut self, service: Arc<Service>, dirty: &mut Dirty) {
+        let key = service.key.clone();
+        let (service, denied) = self.cut_service(service);
+        self.note_denied(Key::Service(key.clone()), denied, dirty);
+        self.set_definition(&key, service, dirty);
+    }
+
+    fn put_endpoints(&mut self, set: EndpointSet, dirty: &mut Dirty) {
+        let EndpointSet { key, endpoints } = set;
+        let mut denied = Denied::default();
+        let endpoints = if self.takes_service(&key.service) {
+            Some(self.cut_endpoints(endpoints, &mut denied))
+        } else {
+            denied.whole = true;
+            None
+        };
+        self.note_denied(Key::Endpoints(key.clone()), denied, dirty);
+        self.set_endpoints(&key.service, &key.name, endpoints, dirty);
+    }
+
+    fn put_gateway(&mut self, found: RegistryGateway, dirty: &mut Dirty) {
+        let RegistryGateway { key, gateway } = found;
+        let allowed = self.takes_network(Some(&key.network)) && self.takes_host(&gateway.host);
+        let whole = !allowed;
+        self.note_denied(Key::Gateway(key.clone()), Denied { whole, ..Denied::default() }, dirty);
+        if whole {
+            // Of one that was allowed before, the last good state would be of another address.
+            return self.remove_gateway(&key, dirty);
+        }
+        if self.gateways.get(&key) == Some(&gateway) {
+            return;
+        }
+        note_name(&gateway.host, dirty);
+        dirty.networks.insert(key.network.clone());
+        if let Some(old) = Arc::make_mut(&mut self.gateways).insert(key, gateway) {
+            note_name(&old.host, dirty);
+        }
+    }
+
+    fn remove_gateway(&mut self, key: &GatewayKey, dirty: &mut Dirty) {
+        if self.gateways.contains_key(key)
+            && let Some(old) = Arc::make_mut(&mut self.gateways).remove(key)
+        {
+            note_name(&old.host, dirty);
+            dirty.networks.insert(key.network.clone());
+        }
+    }
+
+    fn put_mark(&mut self, mark: Mark, dirty: &mut Dirty) {
+        let service = mark.key.service.clone();
+        let whole = !self.takes_service(&service);
+        self.note_denied(Key::Mark(mark.key.clone()), Denied { whole, ..Denied::default() }, dirty);
+        if whole || self.marks.get(&service).and_then(|marks| marks.get(&mark.key)) == Some(&mark) {
+            return;
+        }
+        dirty.services.insert(service.hostname.clone());
+        let mut marks = self.marks.get(&service).cloned().unwrap_or_default();
+        let new = Arc::make_mut(&mut marks).insert(mark.key.clone(), mark).is_none();
+        self.counts.marks += usize::from(new);
+        self.marks.insert(service, marks);
+    }
+
+    /// Makes this what the service's own object says, beside its sets.
+    fn set_definition(&mut self, key: &ServiceKey, service: Option<Arc<Service>>, dirty: &mut Dirty) {
+        let Some(sets) = self.sets.get_mut(key) else { return self.show(key, service, dirty) };
+        let sets = Arc::make_mut(sets);
+        sets.service = service;
+        let joined = sets.joined();
+        self.show(key, joined, dirty);
+    }
+
+    fn set_endpoints(
+        &mut self,
+        key: &ServiceKey,
+        name: &Arc<str>,
+        endpoints: Option<Arc<[Endpoint]>>,
+        dirty: &mut Dirty,
+    ) {
+        let known = self.sets.get(key);
+        let old = known.and_then(|sets| sets.endpoints.get(name));
+        if old == endpoints.as_ref() {
+            return;
+        }
+        let mut sets = match known {
+            Some(sets) => sets.clone(),
+            None => Arc::new(Sets { service: self.service(key).cloned(), ..Sets::default() }),
+        };
+        let changed = Arc::make_mut(&mut sets);
+        match endpoints {
+            Some(endpoints) => drop(changed.endpoints.insert(name.clone(), endpoints)),
+            None => drop(changed.endpoints.remove(name)),
+        }
+        let (joined, is_plain) = (changed.joined(), changed.endpoints.is_empty());
+        match is_plain {
+            true => drop(self.sets.remove(key)),
+            false => drop(self.sets.insert(key.clone(), sets)),
+        }
+        self.show(key, joined, dirty);
+    }
+
+    /// Puts a service in the place of what there was, unless it is the same.
+    fn show(&mut self, key: &ServiceKey, service: Option<Arc<Service>>, dirty: &mut Dirty) {
+        let hostname = &key.hostname;
+        let before = self.services.get(hostname.as_str()).cloned();
+        let old = before.as_ref().and_then(|all| all.of(&key.namespace)).cloned();
+        if old == service {
+            return;
+        }
+        self.counts.forget(old.as_deref());
+        self.counts.add(service.as_deref());
+        let after = match before.as_ref() {
+            None => service.map(Namespaces::One),
+            Some(before) => before.with(&key.namespace, service),
+        };
+        let names = |all: Option<&Namespaces>| -> BTreeSet<HostName> {
+            let services = all.map(Namespaces::as_slice).unwrap_or_default().iter();
+            let endpoints = services.flat_map(|service| service.endpoints.iter());
+            endpoints.filter_map(|endpoint| endpoint.host.name().cloned()).collect()
+        };
+        let (names_before, names_after) = (names(before.as_ref()), names(after.as_ref()));
+        match after {
+            Some(after) => drop(self.services.insert(hostname.clone(), after)),
+            None => drop(self.services.remove(hostname.as_str())),
+        }
+        for name in names_before.difference(&names_after) {
+            self.forget_user(name, hostname, dirty);
+        }
+        for name in names_after.difference(&names_before) {
+            let mut users = self.named.get(name.as_str()).cloned().unwrap_or_default();
+            Arc::make_mut(&mut users).insert(hostname.clone());
+            self.named.insert(name.clone(), users);
+            dirty.named.insert(name.clone());
+        }
+        dirty.services.insert(hostname.clone());
+    }
+
+    fn forget_user(&mut self, name: &HostName, hostname: &HostName, dirty: &mut Dirty) {
+        let Some(users) = self.named.get_mut(name.as_str()) else { return };
+        Arc::make_mut(users).remove(hostname);
+        if users.is_empty() {
+            self.named.remove(name.as_str());
+        }
+        dirty.named.insert(name.clone());
+    }
+
+    fn note_denied(&mut self, key: Key, denied: Denied, dirty: &mut Dirty) {
+        let before = self.denied.get(&key).copied().unwrap_or_default();
+        if before == denied {
+            return;
+        }
+        if let Some(hostname) = service_of(&key).filter(|_| before.addresses != denied.addresses) {
+            let of_host = self.denied_addresses.get(hostname.as_str()).copied().unwrap_or_default();
+            match of_host + denied.addresses - before.addresses {
+                0 => drop(self.denied_addresses.remove(hostname.as_str())),
+                now => drop(self.denied_addresses.insert(hostname.clone(), now)),
+            }
+            // The service's view tells how many are left out.
+            dirty.services.insert(hostname.clone());
+        }
+        let counts = &mut self.counts;
+        counts.denied_items = counts.denied_items + usize::from(denied.whole) - usize::from(before.whole);
+        counts.denied_endpoints = counts.denied_endpoints + denied.networks - before.networks;
+        counts.denied_addresses = counts.denied_addresses + denied.addresses - before.addresses;
+        let all = Arc::make_mut(&mut self.denied);
+        match denied == Denied::default() {
+            true => drop(all.remove(&key)),
+            false => drop(all.insert(key, denied)),
+        }
+    }
+
+    fn takes_service(&self, key: &ServiceKey) -> bool {
+        let patterns = &self.scope.services;
+        patterns.is_empty() || patterns.iter().any(|pattern| pattern.matches(key.hostname.as_str()))
+    }
+
+    /// Returns true if the registry may speak of a network; `None`: its own.
+    fn takes_network(&self, network: Option<&Network>) -> bool {
+        match (network, &self.scope.networks) {
             (None, _) => true,
             (Some(network), Some(networks)) => networks.contains(network),
-            (Some(network), None) => network == own,
-        };
-        if service.endpoints.iter().all(|endpoint| allowed(&endpoint)) {
-            return service;
+            (Some(network), None) => *network == self.origin.network,
         }
-        let kept: Vec<_> = service.endpoints.iter().filter(allowed).cloned().collect();
-        self.denied_endpoints += service.endpoints.len() - kept.len();
-        Arc::new(Service { endpoints: kept.into(), ..(*service).clone() })
     }
 
-    /// The service without endpoints, and without a waypoint, at addresses that the registry may not give. Names are looked
-    /// at when they resolve.
-    fn cut_addresses(&mut self, service: Arc<Service>, scope: &RegistryScope) -> Arc<Service> {
-        let allowed = |endpoint: &&Endpoint| match endpoint.host {
-            Host::Ip(ip) => scope.addresses.allows(ip),
+    /// Returns true if the registry may give the address. Names are looked at when they resolve.
+    fn takes_host(&self, host: &Host) -> bool {
+        match host {
+            Host::Ip(ip) => self.scope.addresses.allows(*ip),
+            Host::Ips(ips) => ips.iter().all(|ip| self.scope.addresses.allows(*ip)),
             Host::Name(_) => true,
-        };
-        let waypoint =
-            service.waypoint.as_ref().filter(|waypoint| scope.addresses.allows(waypoint.address.ip()));
-        let denied = service.endpoints.iter().filter(|endpoint| !allowed(endpoint)).count()
-            + usize::from(waypoint.is_none() && service.waypoint.is_some());
-        if denied == 0 {
-            return service;
         }
-        *self.denied_addresses.entry(service.key.hostname.clone()).or_default() += denied;
-        let (waypoint, kept) = (waypoint.cloned(), service.endpoints.iter().filter(allowed).cloned());
-        let endpoints: Vec<_> = kept.collect();
-        Arc::new(Service { endpoints: endpoints.into(), waypoint, ..(*service).clone() })
     }
 
-    /// The same word with another standing.
+    /// The service without what its registry may not say.
+    fn cut_service(&self, service: Arc<Service>) -> (Option<Arc<Service>>, Denied) {
+        let mut denied = Denied::default();
+        if !self.takes_service(&service.key) {
+            denied.whole = true;
+            return (None, denied);
+        }
+        let endpoints = self.cut_endpoints(service.endpoints.clone(), &mut denied);
+        let waypoint = service.waypoint.as_ref();
+        let waypoint = waypoint.filter(|waypoint| self.scope.addresses.allows(waypoint.address.ip()));
+        denied.addresses += usize::from(waypoint.is_none() && service.waypoint.is_some());
+        if denied == Denied::default() {
+            return (Some(service), denied);
+        }
+        let waypoint = waypoint.cloned();
+        (Some(Arc::new(Service { endpoints, waypoint, ..(*service).clone() })), denied)
+    }
+
+    fn cut_endpoints(&self, endpoints: Arc<[Endpoint]>, denied: &mut Denied) -> Arc<[Endpoint]> {
+        let on_network = |endpoint: &Endpoint| self.takes_network(endpoint.workload.network.as_ref());
+        let mut keep = |endpoint: &&Endpoint| {
+            if !on_network(endpoint) {
+                denied.networks += 1;
+                return false;
+            }
+            let taken = self.takes_host(&endpoint.host);
+            denied.addresses += usize::from(!taken);
+            taken
+        };
+        let kept: Vec<&Endpoint> = endpoints.iter().filter(&mut keep).collect();
+        if kept.len() == endpoints.len() {
+            return endpoints;
+        }
+        kept.into_iter().cloned().collect()
+    }
+
+    /// The same items with another standing.
     #[must_use]
     pub fn with_standing(&self, standing: Standing) -> Self {
         let origin = Arc::new(Origin { standing, ..(*self.origin).clone() });
         Self { origin, ..self.clone() }
     }
 
-    /// Shares with an earlier word of the same registry what both say: the world holds it once.
-    pub fn share_with(&mut self, earlier: &Self) {
-        for services in self.services.chunk_by_mut(are_of_one_name) {
-            let old = earlier.services_of(services[0].key.hostname.as_str());
-            for (service, old) in services.iter_mut().zip(old) {
-                if service == old {
-                    *service = old.clone();
+    /// The same, sharing with an earlier shard of the same registry what both say; what differs is noted in `dirty`.
+    #[must_use]
+    pub fn sharing_with(mut self, earlier: &Self, dirty: &mut Dirty) -> Self {
+        if self.origin != earlier.origin {
+            dirty.merge(earlier.everything());
+            dirty.merge(self.everything());
+            return self;
+        }
+        self.origin = earlier.origin.clone();
+        let all: BTreeSet<HostName> = self.hostnames().chain(earlier.hostnames()).cloned().collect();
+        for hostname in all {
+            match earlier.services.get(hostname.as_str()) {
+                Some(same) if self.says_the_same(earlier, hostname.as_str()) => {
+                    self.services.insert(hostname, same.clone());
                 }
+                _ => drop(dirty.services.insert(hostname)),
             }
         }
-        if self.origin == earlier.origin {
-            self.origin = earlier.origin.clone();
-        }
+        dirty.networks.extend(self.gateway_networks().into_iter().cloned());
+        dirty.networks.extend(earlier.gateway_networks().into_iter().cloned());
+        dirty.named.extend(self.names().chain(earlier.names()).cloned());
+        self
     }
 
     /// What the registry says of a host name, in order of namespace.
     pub fn services_of(&self, hostname: &str) -> &[Arc<Service>] {
-        let is_named = |service: &Arc<Service>| service.key.hostname.as_str() == hostname;
-        let hash = self.hasher.hash_one(hostname);
-        let Some(begin) = self.begins.find(hash, |at| is_named(&self.services[*at])) else { return &[] };
-        let rest = &self.services[*begin..];
-        let count = rest.iter().take_while(|service| is_named(service)).count();
-        &rest[..count]
+        self.services.get(hostname).map(Namespaces::as_slice).unwrap_or_default()
+    }
+
+    pub fn service(&self, key: &ServiceKey) -> Option<&Arc<Service>> {
+        self.services.get(key.hostname.as_str())?.of(&key.namespace)
+    }
+
+    /// Returns true if the service has a healthy endpoint here.
+    pub fn is_ready(&self, key: &ServiceKey) -> bool {
+        self.service(key).is_some_and(|service| is_ready(service))
+    }
+
+    /// The marks of a service.
+    pub fn marks_of(&self, key: &ServiceKey) -> impl Iterator<Item = &Mark> {
+        self.marks.get(key).into_iter().flat_map(|marks| marks.values())
+    }
+
+    /// The gateways that the registry gives for a network, in order of their names.
+    pub fn gateways_of<'a>(&'a self, network: &'a Network) -> impl Iterator<Item = &'a Gateway> {
+        let first = GatewayKey { network: network.clone(), name: "".into() };
+        let from = self.gateways.range(first..);
+        from.take_while(move |(key, _)| key.network == *network).map(|(_, gateway)| gateway)
+    }
+
+    /// The networks for which the registry gives gateways, in order.
+    pub fn gateway_networks(&self) -> BTreeSet<&Network> {
+        self.gateways.keys().map(|key| &key.network).collect()
     }
 
     /// Endpoints and waypoints of a service whose addresses the registry may not give.
@@ -185,52 +501,159 @@ impl ScopedShard {
         self.denied_addresses.get(hostname).copied().unwrap_or_default()
     }
 
-    /// The same of all services.
-    pub fn denied_addresses(&self) -> usize {
-        self.denied_addresses.values().sum()
-    }
-
-    /// In order.
+    /// The host names of all services, in no order.
     pub fn hostnames(&self) -> impl Iterator<Item = &HostName> {
-        self.services.chunk_by(are_of_one_name).map(|services| &services[0].key.hostname)
+        self.services.iter().map(|(hostname, _)| hostname)
     }
 
+    /// In no order.
     pub fn services(&self) -> impl Iterator<Item = &Arc<Service>> {
-        self.services.iter()
+        self.services.iter().flat_map(|(_, services)| services.as_slice())
     }
 
-    /// Services, by host name and namespace.
-    pub fn len(&self) -> usize {
-        self.services.len()
+    /// The services with an endpoint given by this name.
+    pub fn users_of(&self, name: &str) -> impl Iterator<Item = &HostName> {
+        self.named.get(name).into_iter().flat_map(|users| users.iter())
+    }
+
+    /// Returns true if an endpoint or a gateway is given by this name.
+    pub fn uses_name(&self, name: &HostName) -> bool {
+        self.named.contains_key(name.as_str())
+            || self.gateways.values().any(|gateway| gateway.host.name() == Some(name))
+    }
+
+    /// The names by which endpoints and gateways are given, in no order; a name may come twice.
+    pub fn names(&self) -> impl Iterator<Item = &HostName> {
+        let of_gateways = self.gateways.values().filter_map(|gateway| gateway.host.name());
+        self.named.iter().map(|(name, _)| name).chain(of_gateways)
+    }
+
+    pub fn counts(&self) -> Counts {
+        Counts { gateways: self.gateways.len(), ..self.counts }
     }
 
     pub fn is_empty(&self) -> bool {
-        self.services.is_empty()
+        self.services.is_empty() && self.sets.is_empty() && self.gateways.is_empty() && self.marks.is_empty()
     }
 
-    /// The host names of which two states of a registry do not say the same, in order: all of them where
-    /// it is another place or has another standing.
-    pub fn changed(&self, other: &Self) -> Vec<HostName> {
-        let same_place = self.origin == other.origin;
-        let mut changed: Vec<HostName> = self
-            .hostnames()
-            .chain(other.hostnames().filter(|name| self.services_of(name.as_str()).is_empty()))
-            .filter(|name| !same_place || !self.says_the_same(other, name.as_str()))
-            .cloned()
-            .collect();
-        changed.sort_unstable();
-        changed
+    /// Everything that depends on the shard as a whole: for another standing, or a shard that comes or goes.
+    pub fn everything(&self) -> Dirty {
+        Dirty {
+            services: self.hostnames().cloned().collect(),
+            networks: self.gateway_networks().into_iter().cloned().collect(),
+            resolved: BTreeSet::new(),
+            named: self.names().cloned().collect(),
+        }
     }
 
-    fn says_the_same(&self, other: &Self, hostname: &str) -> bool {
+    /// Returns true if two shards of one origin say the same of a host name.
+    pub fn says_the_same(&self, other: &Self, hostname: &str) -> bool {
         let (own, others) = (self.services_of(hostname), other.services_of(hostname));
         // What is shared is not compared.
-        let same = |(a, b): (&Arc<Service>, &Arc<Service>)| Arc::ptr_eq(a, b) || a == b;
+        let same = |(a, b): (&Arc<Service>, &Arc<Service>)| {
+            (Arc::ptr_eq(a, b) || a == b) && self.marks_of(&a.key).eq(other.marks_of(&b.key))
+        };
         let same_denied = self.denied_addresses_of(hostname) == other.denied_addresses_of(hostname);
         same_denied && own.len() == others.len() && own.iter().zip(others).all(same)
     }
+
+    /// Asserts, in debug builds, that what is counted and indexed is what there is. Looks at everything.
+    pub fn check_invariants(&self) {
+        if cfg!(debug_assertions) {
+            let mut counts = Counts { marks: self.counts.marks, ..Counts::default() };
+            self.services().for_each(|service| counts.add(Some(service)));
+            for denied in self.denied.values() {
+                counts.denied_items += usize::from(denied.whole);
+                counts.denied_endpoints += denied.networks;
+                counts.denied_addresses += denied.addresses;
+            }
+            debug_assert_eq!(counts, self.counts);
+            debug_assert_eq!(self.marks.iter().map(|(_, marks)| marks.len()).sum::<usize>(), counts.marks);
+            for (name, users) in self.named.iter() {
+                let uses = |user: &HostName| {
+                    let mut services = self.services_of(user.as_str()).iter();
+                    services.any(|service| service.endpoints.iter().any(|one| one.host.name() == Some(name)))
+                };
+                debug_assert!(!users.is_empty() && users.iter().all(uses), "{name} is used by {users:?}");
+            }
+        }
+    }
 }
 
-fn are_of_one_name(one: &Arc<Service>, other: &Arc<Service>) -> bool {
-    one.key.hostname == other.key.hostname
+impl Namespaces {
+    fn as_slice(&self) -> &[Arc<Service>] {
+        match self {
+            Self::One(service) => std::slice::from_ref(service),
+            Self::Many(services) => services,
+        }
+    }
+
+    fn of(&self, namespace: &str) -> Option<&Arc<Service>> {
+        self.as_slice().iter().find(|service| *service.key.namespace == *namespace)
+    }
+
+    /// The same with another service of a namespace, or none; `None` if nothing is left.
+    fn with(&self, namespace: &str, service: Option<Arc<Service>>) -> Option<Self> {
+        let others = self.as_slice().iter().filter(|service| *service.key.namespace != *namespace);
+        let mut all: Vec<Arc<Service>> = others.cloned().chain(service).collect();
+        all.sort_by(|one, other| one.key.namespace.cmp(&other.key.namespace));
+        match all.len() {
+            0 | 1 => all.pop().map(Self::One),
+            _ => Some(Self::Many(all.into())),
+        }
+    }
+}
+
+impl Sets {
+    /// The service with the endpoints of all sets, if it is known.
+    fn joined(&self) -> Option<Arc<Service>> {
+        let service = self.service.as_ref()?;
+        let mut lists = std::iter::once(&service.endpoints).chain(self.endpoints.values());
+        let mut filled = lists.by_ref().filter(|list| !list.is_empty());
+        let endpoints = match (filled.next(), filled.next()) {
+            (None, _) => return Some(service.clone()),
+            // One list alone is shared.
+            (Some(only), None) => only.clone(),
+            (Some(first), Some(second)) => first
+                .iter()
+                .chain(second.iter())
+                .chain(filled.flat_map(|list| list.iter()))
+                .cloned()
+                .collect(),
+        };
+        Some(Arc::new(Service { endpoints, ..(**service).clone() }))
+    }
+}
+
+impl Counts {
+    fn add(&mut self, service: Option<&Service>) {
+        let Some(service) = service else { return };
+        self.services += 1;
+        self.ready_services += usize::from(is_ready(service));
+        self.endpoints += service.endpoints.len();
+    }
+
+    fn forget(&mut self, service: Option<&Service>) {
+        let Some(service) = service else { return };
+        self.services -= 1;
+        self.ready_services -= usize::from(is_ready(service));
+        self.endpoints -= service.endpoints.len();
+    }
+}
+
+/// The service that an item is part of.
+fn service_of(key: &Key) -> Option<&HostName> {
+    match key {
+        Key::Service(key) => Some(&key.hostname),
+        Key::Endpoints(key) => Some(&key.service.hostname),
+        Key::Gateway(_) | Key::Mark(_) => None,
+    }
+}
+
+fn note_name(host: &Host, dirty: &mut Dirty) {
+    dirty.named.extend(host.name().cloned());
+}
+
+fn is_ready(service: &Service) -> bool {
+    service.endpoints.iter().any(|endpoint| endpoint.health == Health::Healthy)
 }

@@ -11,14 +11,15 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use super::Snapshot;
-use super::build::{World, all};
+use super::build::{Inputs, all};
+use super::listing::Listing;
 use super::policy::{
     Access, ExportRule, ExportScope, Gateway, HboneLimits, Limits, Listener, ListenerProtocol,
     Mesh as MeshNames, NetworkPolicy, Node, Policy, RegistryScope, Route, RouteEndpoint, RouteName,
     RouteTarget, ServiceTuning, Timeouts, Tuning,
 };
 use super::routes::Resolved;
-use super::shard::{ScopedShard, Shard, Standing};
+use super::shard::{Shard, Standing};
 use super::view::{Client, Families, Passage, Viewer};
 use crate::model::address::{Bind, Host};
 use crate::model::endpoint::{Endpoint, Health, TlsMode, Tunnel, Weight, Workload};
@@ -31,33 +32,33 @@ use crate::model::service::{Protocol, Service, ServiceKey, ServicePort};
 #[derive(Clone, Debug)]
 pub(crate) struct Mesh {
     pub(crate) policy: Arc<Policy>,
-    pub(crate) shards: Vec<Arc<ScopedShard>>,
+    pub(crate) shards: Vec<Arc<Shard>>,
     pub(crate) resolved: Resolved,
 }
 
 impl Mesh {
-    pub(crate) fn new(networks: Vec<NetworkPolicy>, shards: Vec<Shard>) -> Self {
+    pub(crate) fn new(networks: Vec<NetworkPolicy>, shards: Vec<Listing>) -> Self {
         let shards = shards.into_iter().map(scoped).collect();
         let exports = vec![rule("*")];
-        Self { policy: policy(networks, exports, Vec::new()).into(), shards, resolved: Resolved::new() }
+        Self { policy: policy(networks, exports, Vec::new()).into(), shards, resolved: Resolved::default() }
     }
 
-    pub(crate) fn world(&self) -> World<'_> {
-        World { policy: &self.policy, shards: &self.shards, resolved: &self.resolved }
+    pub(crate) fn world(&self) -> Inputs<'_> {
+        Inputs { policy_generation: 1, policy: &self.policy, shards: &self.shards, resolved: &self.resolved }
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {
-        all(self.world(), 1, 1)
+        all(self.world(), 1)
     }
 }
 
 /// A shard that may speak of anything.
-pub(crate) fn scoped(shard: Shard) -> Arc<ScopedShard> {
+pub(crate) fn scoped(shard: Listing) -> Arc<Shard> {
     let mut networks: Vec<Network> = NETWORKS.iter().map(|name| Network::new(name)).collect();
     networks.extend(shard.services.values().flat_map(|service| {
         service.endpoints.iter().filter_map(|endpoint| endpoint.workload.network.clone()).collect::<Vec<_>>()
     }));
-    ScopedShard::new(shard, &RegistryScope { networks: Some(networks), ..RegistryScope::default() }).into()
+    Shard::of(shard, &RegistryScope { networks: Some(networks), ..RegistryScope::default() }).into()
 }
 
 /// A policy that says nothing but which node it is of.
@@ -170,8 +171,8 @@ pub(crate) fn service(name: &str, ports: Vec<ServicePort>, endpoints: Vec<Endpoi
     }
 }
 
-pub(crate) fn shard(cluster: &str, network: &str, services: Vec<Service>) -> Shard {
-    Shard {
+pub(crate) fn shard(cluster: &str, network: &str, services: Vec<Service>) -> Listing {
+    Listing {
         cluster: ClusterId::new(cluster),
         network: Network::new(network),
         services: services.into_iter().map(|service| (service.key.clone(), service.into())).collect(),
@@ -291,7 +292,7 @@ pub(crate) fn services() -> impl Strategy<Value = Service> {
     })
 }
 
-fn shards() -> impl Strategy<Value = Vec<Shard>> {
+fn shards() -> impl Strategy<Value = Vec<Listing>> {
     let one = |cluster: &'static str| {
         (select(NETWORKS.to_vec()), vec(services(), 0..4))
             .prop_map(move |(network, services)| shard(cluster, network, services))
@@ -400,7 +401,7 @@ impl Numbering {
             }
             _ if self.addresses == Addresses::Shared => None,
             // A gateway may have the address, or the name: the port tells them apart.
-            Host::Ip(_) => Some(v4),
+            Host::Ip(_) | Host::Ips(_) => Some(v4),
             Host::Name(_) => (!self.seen.insert(endpoint.host.clone())).then_some(v4),
         };
         if let Some(own) = own {

@@ -180,10 +180,10 @@ pub fn view(
         gateways: BTreeMap::new(),
         missing: BTreeMap::new(),
     };
-    for endpoint in service.endpoints_of(port, subset, &snapshot.policy.networks)? {
+    for endpoint in service.endpoints_of(port, subset, snapshot.networks())? {
         horizon.place(&endpoint);
     }
-    for (network, cluster, weight) in service.endpoints_in_conflict(port, subset, &snapshot.policy.networks) {
+    for (network, cluster, weight) in service.endpoints_in_conflict(port, subset, snapshot.networks()) {
         horizon.miss(network, cluster, weight, Why::PortConflict);
     }
     let by_hostname = service.routes_by_hostname(port);

@@ -1,18 +1,34 @@
 //! The one place where snapshots change hands: the aggregator publishes, everyone else reads.
 
-use std::sync::Arc;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 use tokio::sync::watch;
 
 use crate::snapshot::Snapshot;
+use crate::snapshot::delta::Delta;
+
+/// Deltas that are kept for readers. One who is further behind is told that everything may differ.
+const DELTAS: usize = 1024;
 
 struct Shared {
     current: ArcSwap<Snapshot>,
+    /// The newest ones, in order of generation, without a gap.
+    deltas: Mutex<VecDeque<Arc<Delta>>>,
     /// That of `current`; read once per connection, instead of the pointer.
     generation: AtomicU64,
     changed: watch::Sender<u64>,
+}
+
+/// What has changed since a snapshot.
+#[derive(Clone, Debug)]
+pub enum Since {
+    /// The deltas from then until now, in their order.
+    Deltas(Vec<Arc<Delta>>),
+    /// Too much to be told: anything may differ.
+    Everything,
 }
 
 /// Publishes snapshots. There is one.
@@ -37,6 +53,7 @@ impl Publisher {
             generation: AtomicU64::new(first.generation),
             changed: watch::Sender::new(first.generation),
             current: ArcSwap::new(first.clone()),
+            deltas: Mutex::default(),
         });
         (Self { shared: shared.clone(), retired: Vec::new() }, Reader { shared, held: first })
     }
@@ -45,10 +62,23 @@ impl Publisher {
         self.shared.current.load_full()
     }
 
-    /// Makes `next` the world. Cannot fail.
-    pub fn publish(&mut self, next: Snapshot) {
+    /// Makes `next` the world, which differs by `delta` from the one before. Cannot fail.
+    pub fn publish(&mut self, next: Snapshot, delta: Delta) {
         let generation = next.generation;
-        debug_assert!(generation > self.shared.generation.load(Ordering::Relaxed), "generations go up");
+        debug_assert_eq!(
+            generation,
+            self.shared.generation.load(Ordering::Relaxed) + 1,
+            "generations have no gap"
+        );
+        debug_assert_eq!(generation, delta.generation, "the delta leads to the snapshot");
+        {
+            // Before the snapshot is there: whoever sees it finds its delta.
+            let mut deltas = self.shared.deltas.lock().unwrap_or_else(PoisonError::into_inner);
+            if deltas.len() == DELTAS {
+                deltas.pop_front();
+            }
+            deltas.push_back(Arc::new(delta));
+        }
         self.retired.push(self.shared.current.swap(Arc::new(next)));
         self.shared.generation.store(generation, Ordering::Release);
         self.shared.changed.send_replace(generation);
@@ -73,6 +103,18 @@ impl Reader {
     /// The newest snapshot, for those who look once.
     pub fn latest(&self) -> Arc<Snapshot> {
         self.shared.current.load_full()
+    }
+
+    /// What has changed between the snapshot of generation `seen` and that of generation `until`.
+    pub fn since(&self, seen: u64, until: u64) -> Since {
+        let deltas = self.shared.deltas.lock().unwrap_or_else(PoisonError::into_inner);
+        let between = deltas.iter().filter(|delta| seen < delta.generation && delta.generation <= until);
+        let between: Vec<Arc<Delta>> = between.cloned().collect();
+        let expected = usize::try_from(until.saturating_sub(seen)).unwrap_or(usize::MAX);
+        if between.len() < expected || between.iter().any(|delta| delta.everything) {
+            return Since::Everything;
+        }
+        Since::Deltas(between)
     }
 
     /// Waits until the generation is another than `seen`; false once there will be no more.

@@ -11,7 +11,8 @@ use std::time::SystemTime;
 use prost::Message as _;
 
 use super::*;
-use crate::aggregator::file_registry::Reading;
+use crate::aggregator::registry::{Changes as Outlet, Registry};
+use crate::aggregator::spec::RegistryKind;
 use crate::aggregator::status::RegistryState;
 use crate::discovery::xds::hub::Hub;
 use crate::discovery::xds::kind::Kind;
@@ -22,9 +23,12 @@ use crate::discovery::xds::session::{Protocol, Request, Response, Session};
 use crate::document::services::read_registry;
 use crate::model::name::NamePattern;
 use crate::model::place::{ClusterId, Network};
+use crate::model::service::{Service, ServiceKey};
 use crate::proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
 use crate::snapshot::Snapshot;
+use crate::snapshot::change::{Item, Key};
 use crate::snapshot::policy::Gateway;
+use crate::snapshot::routes::Resolved;
 use crate::snapshot::tests::{gateway, network as network_of, policy_of, rule};
 use crate::snapshot::view::{Client as ClientKind, Families, Passage, Viewer};
 use crate::telemetry::recorder::Recorder;
@@ -104,7 +108,7 @@ impl Missing {
 }
 
 /// A registry's next word: some services with some endpoints.
-fn reading(at: usize, random: &mut Random) -> Reading {
+fn services(at: usize, random: &mut Random) -> Services {
     let mut text = String::from("services:\n");
     let mut any = false;
     for service in 0..SERVICES {
@@ -134,8 +138,37 @@ fn reading(at: usize, random: &mut Random) -> Reading {
         text = "services: []\n".into();
     }
     let (cluster, network) = (ClusterId::new(&format!("c{at}")), network(at));
-    let shard = read_registry("r.yaml".as_ref(), &text, &cluster, &network).expect("a good registry");
-    Reading { shard: ScopedShard::new(shard, &scope(at)), texts: Vec::new() }
+    let listing = read_registry("r.yaml".as_ref(), &text, &cluster, &network).expect("a good registry");
+    listing.services
+}
+
+type Services = BTreeMap<ServiceKey, Arc<Service>>;
+
+/// What a registry sends to say this.
+fn listing(services: &Services) -> Vec<Change> {
+    let puts = services.values().map(|service| Change::Put(Item::Service(service.clone())));
+    std::iter::once(Change::Begin).chain(puts).chain([Change::Complete]).collect()
+}
+
+/// What a registry sends when it says the second after the first.
+fn difference(before: &Services, after: &Services) -> Vec<Change> {
+    let puts = after.iter().filter(|(key, service)| before.get(*key) != Some(*service));
+    let puts = puts.map(|(_, service)| Change::Put(Item::Service(service.clone())));
+    let gone = before.keys().filter(|key| !after.contains_key(*key));
+    puts.chain(gone.cloned().map(|key| Change::Remove(Key::Service(key)))).collect()
+}
+
+/// A registry whose changes the story sends.
+struct Silent(RegistrySpec);
+
+impl Registry for Silent {
+    fn spec(&self) -> &RegistrySpec {
+        &self.0
+    }
+
+    fn run(self: Box<Self>, _: Outlet) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(std::future::pending())
+    }
 }
 
 /// A client, as the protocol documentation has it.
@@ -385,7 +418,15 @@ impl Client {
 
     fn empty_version(&self, name: &str) -> Version {
         self.version_in(
-            &build::all(World { policy: &policy(), shards: &[], resolved: &Resolved::new() }, 1, 1),
+            &build::all(
+                Inputs {
+                    policy: &policy(),
+                    policy_generation: 1,
+                    shards: &[],
+                    resolved: &Resolved::default(),
+                },
+                1,
+            ),
             name,
         )
     }
@@ -466,7 +507,9 @@ struct Story {
     clients: Vec<Client>,
     random: Random,
     /// What each registry has said last.
-    said: BTreeMap<usize, ScopedShard>,
+    said: BTreeMap<usize, Services>,
+    /// Registries that have listed since the process started.
+    listed: BTreeSet<usize>,
     missing: Missing,
     scope: Scope,
     restarts: usize,
@@ -479,18 +522,19 @@ struct Story {
 
 /// A process without anything read.
 fn process(scope: &Scope) -> (Owner, Reader) {
-    let registries = (0..REGISTRIES).map(|at| FileRegistry {
+    let registries = (0..REGISTRIES).map(|at| RegistrySpec {
         name: format!("r{at}").into(),
-        path: "/nowhere".into(),
         cluster: ClusterId::new(&format!("c{at}")),
         network: network(at),
         scope: self::scope(at),
+        kind: RegistryKind::File { path: "/nowhere".into() },
     });
     let options = Options { expire_after: Some(EXPIRES), ..Options::default() };
-    let services = Shard::default();
+    let services = Listing::default();
     let sources = Sources { policy: policy(), services, registries: registries.collect(), options };
     let telemetry = Arc::new(Control::new(&Recorder::default()));
-    let (owner, _, _, reader) = Owner::new(sources, &telemetry, scope);
+    let (owner, _, _, reader) =
+        Owner::new(sources, Arc::new(|spec| Box::new(Silent(spec.clone()))), &telemetry, scope);
     (owner, reader)
 }
 
@@ -507,6 +551,7 @@ impl Story {
             clients: Vec::new(),
             random: Random(seed),
             said: BTreeMap::new(),
+            listed: BTreeSet::new(),
             missing: Missing { registries: (0..REGISTRIES).collect(), ..Missing::default() },
             scope: scope.clone(),
             restarts: 0,
@@ -520,19 +565,38 @@ impl Story {
     }
 
     fn good_word(&mut self, at: usize) {
-        let reading = reading(at, &mut self.random);
-        self.say(at, reading.shard);
+        let services = services(at, &mut self.random);
+        self.say(at, services);
     }
 
     /// A registry is read, and says this.
-    fn say(&mut self, at: usize, shard: ScopedShard) {
-        let before = self.said.insert(at, shard.clone());
+    fn say(&mut self, at: usize, services: Services) {
+        let before = self.said.insert(at, services.clone());
         let known = !self.missing.registries.remove(&at);
-        let reading = Reading { shard: shard.clone(), texts: Vec::new() };
-        self.owner.hear(&format!("r{at}").into(), Word::Good(reading), self.now);
+        let listed = self.listed.insert(at);
+        // A registry that has listed sends what changes, or lists again; in one batch, or in several.
+        let mut changes = match before.as_ref().filter(|_| !listed && self.random.percent(70)) {
+            Some(before) => difference(before, &services),
+            None => listing(&services),
+        };
+        if self.random.percent(20) {
+            let rest = changes.split_off(self.random.index(changes.len() + 1));
+            self.send(at, changes);
+            changes = rest;
+        }
+        self.send(at, changes);
         if known && !self.missing.registries.is_empty() {
-            let changed = before.expect("it was read").changed(&shard);
-            let held = self.owner.registries[at].registry.status().state == RegistryState::Held;
+            let before = before.expect("it was read");
+            let changed = difference(&before, &services).into_iter().map(|change| match change {
+                Change::Put(Item::Service(service)) => service.key.hostname.clone(),
+                Change::Remove(Key::Service(key)) => key.hostname,
+                other => panic!("not sent here: {other:?}"),
+            });
+            let taken = scope(at).services;
+            let takes =
+                |name: &HostName| taken.is_empty() || taken.iter().any(|one| one.matches(name.as_str()));
+            let changed: Vec<HostName> = changed.filter(takes).collect();
+            let held = self.owner.registries[at].life.state() == RegistryState::Held;
             self.missing.perhaps.extend(changed.iter().cloned());
             if !held && !self.ever_held.contains(&at) {
                 self.missing.changed.extend(changed);
@@ -542,6 +606,17 @@ impl Story {
             }
         }
         self.forget_changes();
+    }
+
+    /// Has the owner hear a batch, and now and then one of a task that was replaced.
+    fn send(&mut self, at: usize, batch: Vec<Change>) {
+        let epoch = self.owner.registries[at].life.epoch;
+        let mut messages = vec![Message::Changes(epoch, batch)];
+        if self.random.percent(5) {
+            let old = vec![Change::Begin, Change::Complete];
+            messages.push(Message::Changes(Epoch(epoch.0 + 1_000), old));
+        }
+        self.owner.take(messages, self.now);
     }
 
     /// Without a missing registry nobody asks for what has changed.
@@ -561,6 +636,7 @@ impl Story {
         self.now = Instant::now();
         self.started = self.now;
         self.ever_held.clear();
+        self.listed.clear();
         self.missing = Missing { registries: (0..REGISTRIES).collect(), ..Missing::default() };
         for at in 0..REGISTRIES {
             if self.random.percent(60) {
@@ -593,21 +669,27 @@ impl Story {
             0..5 if self.missing.registries.contains(&at) && self.random.percent(90) => {}
             0..5 => self.good_word(at),
             5 => {
-                let copy = self.said.get(&at).filter(|_| self.random.percent(10)).cloned();
-                if copy.is_some() {
+                self.send(at, vec![Change::Failed(vec!["half written".into()])]);
+                let was_held = self.ever_held.contains(&at);
+                if was_held {
+                    // What was held was forgotten, so that the registry has to list again.
+                    self.listed.remove(&at);
+                }
+                if let Some(copy) = self.said.get(&at).filter(|_| self.random.percent(10)).cloned() {
                     self.missing.registries.remove(&at);
                     self.forget_changes();
+                    let items = copy.into_values().map(Item::Service).collect();
+                    let name = format!("r{at}").into();
+                    let news = CopyNews::Read(name, Ok(Some((items, SystemTime::now()))));
+                    self.owner.take(vec![Message::Copy(news)], self.now);
                 }
-                let copy = copy.map(|shard| (shard, SystemTime::now()));
-                let word = Word::Bad { problems: vec!["half written".into()], copy };
-                self.owner.hear(&format!("r{at}").into(), word, self.now);
             }
             6 => {
                 self.now += Duration::from_secs(self.random.below(300));
                 if self.now.duration_since(self.started) >= EXPIRES {
                     self.missing = Missing::default();
                 }
-                self.owner.sweep(self.now);
+                self.owner.take(vec![Message::Sweep], self.now);
             }
             7 => {
                 let name = HostName::parse("gateway.north").expect("a name");
@@ -619,7 +701,7 @@ impl Story {
                         Answer::Addresses([std::net::IpAddr::from([192, 168, 2, last])].into())
                     }
                 };
-                self.owner.resolve(std::iter::once((name, answer)));
+                self.owner.take(vec![Message::Answer(name, answer)], self.now);
             }
             8 if self.clients.len() < CLIENTS_MAX => {
                 self.clients.push(Client::join(&self.hub, &mut self.random));

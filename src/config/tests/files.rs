@@ -1,6 +1,7 @@
 //! Includes, directories, and what to watch.
 
 use super::*;
+use crate::aggregator::spec::RegistryKind;
 
 /// A directory with these files.
 fn directory(files: &[(&str, &str)]) -> tempfile::TempDir {
@@ -49,7 +50,7 @@ fn included_maps_are_united_and_lists_appended() {
     assert_eq!(config.policy.listeners.len(), 2);
     assert_eq!((config.policy.limits.connections, config.policy.limits.pending_hellos), (5, Some(3)));
     assert_eq!(config.services.services.len(), 1);
-    assert_eq!(config.registries[0].path, files.path().join("conf.d/r.yaml"));
+    assert_eq!(config.registries[0].kind, RegistryKind::File { path: files.path().join("conf.d/r.yaml") });
     assert_eq!(&*config.registries[0].name, "r.yaml");
     let watch =
         ["c.yaml", "conf.d", "conf.d/1.yaml", "conf.d/2.yaml", "conf.d/3.yaml", "more.yaml", "none.d"];
@@ -152,5 +153,5 @@ fn relative_paths_start_at_the_file_that_names_them() {
     let config = load_file(files.path(), "c.yaml").expect("good");
     let sink = Sink::File(files.path().join("sub/logs/a.log"));
     assert_eq!(config.access_log, AccessLog::To { sink, format: Format::Text });
-    assert_eq!(config.registries[0].path, Path::new("/abs"));
+    assert_eq!(config.registries[0].kind, RegistryKind::File { path: "/abs".into() });
 }

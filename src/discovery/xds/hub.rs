@@ -182,12 +182,13 @@ impl Hub {
     fn take_in(&self, queue: &mut Queue, next: Arc<Snapshot>) {
         debug_assert!(next.generation >= queue.world.generation, "worlds come in their order");
         let now = Instant::now();
-        let Changes { own, everything } = Changes::between(&queue.world, &next);
+        let Changes { own, behind, everything } = Changes::between(&self.reader, &queue.world, &next);
         self.add_unread(&next.unread);
         if everything {
             self.told.keep_those_of(&next);
             queue.push_background(self.all_names(&next), now);
         }
+        queue.push_background(behind, now);
         queue.push_front(own, now);
         queue.world = next;
     }

@@ -25,7 +25,7 @@ impl Peers {
     pub fn of(snapshot: &Snapshot, service: &ServiceView, port: &PortView) -> Self {
         let mut peers = Self { any: port.protocol.default_tls() == TlsMode::Mesh, ..Self::default() };
         let mut nameless = false;
-        let endpoints = service.endpoints_of(port, "", &snapshot.policy.networks).into_iter().flatten();
+        let endpoints = service.endpoints_of(port, "", snapshot.networks()).into_iter().flatten();
         for found in endpoints.filter(|found| found.tls == TlsMode::Mesh) {
             peers.any = true;
             peers.endpoints += 1;

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::*;
 use crate::model::address::Host;
 
-fn registry(text: &str) -> Result<Shard, Vec<String>> {
+fn registry(text: &str) -> Result<Listing, Vec<String>> {
     let read =
         read_registry(path::Path::new("r.yaml"), text, &ClusterId::new("west"), &Network::new("net-west"));
     read.map_err(|list| list.iter().map(ToString::to_string).collect())

@@ -10,14 +10,18 @@ use proptest::sample::{Index, select};
 use super::*;
 use crate::model::address::Host;
 use crate::model::service::{Service, ServiceKey};
+use crate::snapshot::change::{
+    EndpointSet, EndpointSetKey, GatewayKey, Item, Key, Mark, MarkKey, RegistryGateway,
+};
 use crate::snapshot::policy::RouteName;
 use crate::snapshot::service_view::AskedBy;
-use crate::snapshot::shard::{Shard, Standing};
+use crate::snapshot::shard::Standing;
 use crate::snapshot::tests::{
-    Addresses, Mesh, NAMES, NETWORKS, Numbering, answers, host_name, meshes, scoped, services, shard,
+    Addresses, Mesh, NAMES, NETWORKS, Numbering, answers, gateway, host_name, meshes, network, services,
     standings, viewers,
 };
 use crate::snapshot::view::{Viewer, view};
+use std::collections::BTreeMap;
 
 const CASES: u32 = 120;
 
@@ -29,8 +33,12 @@ fn observe(snapshot: &Snapshot, viewers: &[Viewer]) -> String {
         writeln!(out, "{} {} {:?}", service.key, service.name, service.addresses).expect("memory");
         writeln!(out, "  {:?} {:?}", service.subsets, service.conflicts).expect("memory");
         for part in &service.parts {
-            writeln!(out, "  {} {} {:?}", part.origin.cluster, part.origin.network, part.service)
-                .expect("memory");
+            writeln!(
+                out,
+                "  {} {} {:?} {:?}",
+                part.origin.cluster, part.origin.network, part.service, part.marks
+            )
+            .expect("memory");
         }
         for port in &service.ports {
             observe_port(snapshot, service, port, viewers, &mut out);
@@ -48,9 +56,16 @@ fn observe(snapshot: &Snapshot, viewers: &[Viewer]) -> String {
         let candidates = found.and_then(|entry| entry.candidates.clone());
         writeln!(out, "{}: {:?}", route.key, candidates.map(|all| all.endpoints().to_vec())).expect("memory");
     }
-    writeln!(out, "{:?}\n{:?}", snapshot.networks, snapshot.resolved).expect("memory");
+    writeln!(out, "{:?}\n{:?}\n{:?}", snapshot.networks, snapshot.resolved.sorted(), behind(snapshot))
+        .expect("memory");
     writeln!(out, "{:?}", snapshot.addresses.sorted()).expect("memory");
     out
+}
+
+fn behind(snapshot: &Snapshot) -> Vec<(&Network, Vec<&HostName>)> {
+    let all = snapshot.behind.iter();
+    all.map(|(network, services)| (network, services.sorted().into_iter().map(|(name, ())| name).collect()))
+        .collect()
 }
 
 fn observe_port(
@@ -74,90 +89,162 @@ fn observe_port(
     }
 }
 
+/// One change of the inputs.
 #[derive(Clone, Debug)]
-enum Change {
-    /// A registry tells of a service, anew or for the first time.
+enum Step {
+    /// A registry gives a service, anew or for the first time.
     Put(Index, Service),
     Remove(Index, &'static str),
-    /// A registry has another default network.
-    Move(Index, &'static str),
-    /// A registry goes, with all that it told of.
+    /// A registry gives endpoints of a service in a set of their own: those of another service.
+    PutSet(Index, &'static str, u8, Service),
+    RemoveSet(Index, &'static str, u8),
+    PutGateway(Index, &'static str, u8, u8),
+    RemoveGateway(Index, &'static str, u8),
+    PutMark(Index, &'static str, u8),
+    RemoveMark(Index, &'static str),
+    /// A registry goes, with all that it has given.
     Forget(Index),
-    /// A registry falls silent, or is back.
+    /// A registry cannot be read, or can again.
     Stand(Index, Standing),
     Resolve(usize, Option<Arc<[IpAddr]>>),
 }
 
-fn changes() -> impl Strategy<Value = Change> {
-    let name = select(vec!["s0.shop.mesh", "s1.shop.mesh", "s2.mesh"]);
+fn steps() -> impl Strategy<Value = Step> {
+    let name = || select(vec!["s0.shop.mesh", "s1.shop.mesh", "s2.mesh"]);
+    let network = || select(NETWORKS.to_vec());
+    let at = any::<Index>;
     let answer = (0..NAMES.len()).prop_flat_map(|name| {
-        proptest::option::weighted(0.8, answers(name)).prop_map(move |found| Change::Resolve(name, found))
+        proptest::option::weighted(0.8, answers(name)).prop_map(move |found| Step::Resolve(name, found))
     });
     prop_oneof![
-        4 => (any::<Index>(), services()).prop_map(|(at, service)| Change::Put(at, service)),
-        2 => (any::<Index>(), name).prop_map(|(at, name)| Change::Remove(at, name)),
-        1 => (any::<Index>(), select(NETWORKS.to_vec())).prop_map(|(at, network)| Change::Move(at, network)),
-        1 => any::<Index>().prop_map(Change::Forget),
-        2 => (any::<Index>(), standings()).prop_map(|(at, standing)| Change::Stand(at, standing)),
+        4 => (at(), services()).prop_map(|(at, service)| Step::Put(at, service)),
+        2 => (at(), name()).prop_map(|(at, name)| Step::Remove(at, name)),
+        3 => (at(), name(), 0..2u8, services()).prop_map(|(at, name, set, of)| Step::PutSet(at, name, set, of)),
+        1 => (at(), name(), 0..2u8).prop_map(|(at, name, set)| Step::RemoveSet(at, name, set)),
+        2 => (at(), network(), 0..3u8, 0..4u8).prop_map(|(at, of, name, ip)| Step::PutGateway(at, of, name, ip)),
+        1 => (at(), network(), 0..3u8).prop_map(|(at, of, name)| Step::RemoveGateway(at, of, name)),
+        1 => (at(), name(), 0..2u8).prop_map(|(at, name, label)| Step::PutMark(at, name, label)),
+        1 => (at(), name()).prop_map(|(at, name)| Step::RemoveMark(at, name)),
+        1 => at().prop_map(Step::Forget),
+        2 => (at(), standings()).prop_map(|(at, standing)| Step::Stand(at, standing)),
         3 => answer,
     ]
 }
 
-/// What a registry has told of.
-fn told(scoped: &ScopedShard) -> Shard {
-    let services = scoped.services().map(|service| (**service).clone()).collect();
-    shard(scoped.origin.cluster.as_str(), scoped.origin.network.as_str(), services)
+fn service_key(name: &str) -> ServiceKey {
+    ServiceKey { namespace: "shop".into(), hostname: host_name(name) }
 }
 
-/// Makes the change, and the next snapshot from the one before as the aggregator does.
-fn apply(mesh: &mut Mesh, previous: &Snapshot, change: Change, numbering: &mut Numbering) -> Snapshot {
-    let (at, shard) = match change {
-        Change::Resolve(name, found) => {
+fn set_key(name: &str, set: u8) -> EndpointSetKey {
+    EndpointSetKey { service: service_key(name), name: format!("slice-{set}").into() }
+}
+
+fn gateway_key(network: &str, name: u8) -> GatewayKey {
+    GatewayKey { network: Network::new(network), name: format!("gw-{name}").into() }
+}
+
+fn mark_key(name: &str) -> MarkKey {
+    MarkKey { service: service_key(name), object: "ServiceExport".into() }
+}
+
+/// The item or key that a step gives, and the registry.
+fn said(step: Step, mesh: &Mesh, numbering: &mut Numbering) -> (usize, Result<Item, Key>) {
+    let place = |at: Index| at.index(mesh.shards.len());
+    match step {
+        Step::Put(at, mut service) => {
+            numbering.number(&mut service);
+            (place(at), Ok(Item::Service(service.into())))
+        }
+        Step::Remove(at, name) => (place(at), Err(Key::Service(service_key(name)))),
+        Step::PutSet(at, name, set, mut of) => {
+            numbering.number(&mut of);
+            let set = EndpointSet { key: set_key(name, set), endpoints: of.endpoints };
+            (place(at), Ok(Item::Endpoints(set)))
+        }
+        Step::RemoveSet(at, name, set) => (place(at), Err(Key::Endpoints(set_key(name, set)))),
+        Step::PutGateway(at, of, name, ip) => {
+            let host = if ip == 3 { "g0.dns".to_owned() } else { format!("192.0.2.{ip}") };
+            let found = RegistryGateway { key: gateway_key(of, name), gateway: gateway(&host, 1) };
+            (place(at), Ok(Item::Gateway(found)))
+        }
+        Step::RemoveGateway(at, of, name) => (place(at), Err(Key::Gateway(gateway_key(of, name)))),
+        Step::PutMark(at, name, label) => {
+            let labels = [("label".into(), label.to_string().into())].into();
+            (place(at), Ok(Item::Mark(Mark { key: mark_key(name), labels })))
+        }
+        Step::RemoveMark(at, name) => (place(at), Err(Key::Mark(mark_key(name)))),
+        Step::Forget(_) | Step::Stand(..) | Step::Resolve(..) => panic!("not about one item: {step:?}"),
+    }
+}
+
+/// Takes the step, and makes the next snapshot from the one before as the aggregator does.
+fn take(mesh: &mut Mesh, previous: &Snapshot, step: Step, numbering: &mut Numbering) -> (Snapshot, Delta) {
+    let mut dirty = Dirty::default();
+    match step {
+        Step::Resolve(name, found) => {
             let name = host_name(NAMES[name]);
             match found {
                 Some(found) => drop(mesh.resolved.insert(name.clone(), found)),
-                None => drop(mesh.resolved.remove(&name)),
+                None => drop(mesh.resolved.remove(name.as_str())),
             }
-            let names = [name];
-            return next(previous, mesh.world(), &users_of(&names, &mesh.shards), &names);
+            dirty.resolved.insert(name);
         }
-        Change::Put(at, mut service) => {
-            numbering.number(&mut service);
+        Step::Stand(at, standing) => {
             let at = at.index(mesh.shards.len());
-            let mut shard = told(&mesh.shards[at]);
-            shard.services.insert(service.key.clone(), service.into());
-            (at, shard)
+            mesh.shards[at] = mesh.shards[at].with_standing(standing).into();
+            dirty = mesh.shards[at].everything();
         }
-        Change::Remove(at, name) => {
+        Step::Forget(at) => {
             let at = at.index(mesh.shards.len());
-            let mut shard = told(&mesh.shards[at]);
-            let key = ServiceKey { namespace: "shop".into(), hostname: host_name(name) };
-            shard.services.remove(&key);
-            (at, shard)
+            let shard = Arc::make_mut(&mut mesh.shards[at]);
+            let keys: Vec<Key> = shard.keys().collect();
+            keys.iter().for_each(|key| shard.remove(key, &mut dirty));
+            assert!(shard.is_empty());
         }
-        Change::Move(at, network) => {
-            let at = at.index(mesh.shards.len());
-            let network = crate::model::place::Network::new(network);
-            (at, Shard { network, ..told(&mesh.shards[at]) })
+        step => {
+            let (at, said) = said(step, mesh, numbering);
+            let shard = Arc::make_mut(&mut mesh.shards[at]);
+            match said {
+                Ok(item) => shard.put(item, &mut dirty),
+                Err(key) => shard.remove(&key, &mut dirty),
+            }
         }
-        Change::Stand(at, standing) => {
-            let at = at.index(mesh.shards.len());
-            let shard = mesh.shards[at].with_standing(standing);
-            return publish(mesh, previous, at, shard.into());
-        }
-        Change::Forget(at) => {
-            let at = at.index(mesh.shards.len());
-            (at, Shard { services: [].into(), ..told(&mesh.shards[at]) })
-        }
-    };
-    let shard = scoped(shard).with_standing(mesh.shards[at].origin.standing);
-    publish(mesh, previous, at, shard.into())
+    }
+    follow(mesh, previous, &dirty)
 }
 
-fn publish(mesh: &mut Mesh, previous: &Snapshot, at: usize, shard: Arc<ScopedShard>) -> Snapshot {
-    let changed = mesh.shards[at].changed(&shard).into_iter().collect();
-    mesh.shards[at] = shard;
-    next(previous, mesh.world(), &changed, &[])
+/// The next snapshot, which is held to its delta.
+fn follow(mesh: &Mesh, previous: &Snapshot, dirty: &Dirty) -> (Snapshot, Delta) {
+    mesh.shards.iter().for_each(|shard| shard.check_invariants());
+    let (after, delta) = next(previous, mesh.world(), dirty);
+    after.check_invariants(&delta);
+    if !delta.everything {
+        assert_eq!(applied(previous, &delta), held(&after), "{dirty:?}");
+        let all: BTreeSet<_> =
+            previous.networks.iter().chain(after.networks.iter()).map(|(name, _)| name).collect();
+        for network in all {
+            let differs = previous.networks.get(network) != after.networks.get(network);
+            assert_eq!(differs, delta.networks.contains(network), "{network}");
+        }
+    }
+    (after, delta)
+}
+
+/// The services of a snapshot, each by its place in memory.
+fn held(snapshot: &Snapshot) -> BTreeMap<HostName, *const ServiceView> {
+    snapshot.services().into_iter().map(|view| (view.key.hostname.clone(), Arc::as_ptr(view))).collect()
+}
+
+/// The services of a snapshot after a delta.
+fn applied(previous: &Snapshot, delta: &Delta) -> BTreeMap<HostName, *const ServiceView> {
+    let mut services = held(previous);
+    for (name, view) in &delta.services {
+        match view {
+            Some(view) => drop(services.insert(name.clone(), Arc::as_ptr(view))),
+            None => drop(services.remove(name)),
+        }
+    }
+    services
 }
 
 proptest! {
@@ -173,7 +260,8 @@ proptest! {
         growing.shards = mesh.shards.iter().map(|_| Arc::default()).collect();
         let mut snapshot = growing.snapshot();
         for at in order {
-            snapshot = publish(&mut growing, &snapshot, at, mesh.shards[at].clone());
+            growing.shards[at] = mesh.shards[at].clone();
+            (snapshot, _) = follow(&growing, &snapshot, &mesh.shards[at].everything());
         }
         prop_assert_eq!(observe(&snapshot, &viewers), observe(&mesh.snapshot(), &viewers));
     }
@@ -182,13 +270,13 @@ proptest! {
     fn step_by_step_is_as_at_once(
         mut mesh in meshes(Addresses::Shared),
         viewers in vec(viewers(), 2),
-        changes in vec(changes(), 1..8),
+        steps in vec(steps(), 1..10),
     ) {
         let mut numbering = Numbering::new(Addresses::Shared, 10_000);
         let mut snapshot = mesh.snapshot();
-        for change in changes {
-            let said = format!("{change:?}");
-            snapshot = apply(&mut mesh, &snapshot, change, &mut numbering);
+        for step in steps {
+            let said = format!("{step:?}");
+            (snapshot, _) = take(&mut mesh, &snapshot, step, &mut numbering);
             prop_assert_eq!(observe(&snapshot, &viewers), observe(&mesh.snapshot(), &viewers), "{}", said);
         }
     }
@@ -200,17 +288,17 @@ proptest! {
         other in meshes(Addresses::Shared),
         all_of_it in any::<bool>(),
         viewers in vec(viewers(), 2),
-        change in changes(),
+        step in steps(),
     ) {
         let mut snapshot = mesh.snapshot();
         let own = |routes: &[Arc<crate::snapshot::policy::Route>]| routes.to_vec();
         let mut policy = if all_of_it { (*other.policy).clone() } else { (*mesh.policy).clone() };
         policy.routes = own(&other.policy.routes);
         mesh.policy = Arc::new(policy);
-        snapshot = under(&snapshot, mesh.world(), &BTreeSet::new(), 2);
+        (snapshot, _) = follow(&mesh, &snapshot, &Dirty::default());
         prop_assert_eq!(observe(&snapshot, &viewers), observe(&mesh.snapshot(), &viewers));
         let mut numbering = Numbering::new(Addresses::Shared, 10_000);
-        snapshot = apply(&mut mesh, &snapshot, change, &mut numbering);
+        (snapshot, _) = take(&mut mesh, &snapshot, step, &mut numbering);
         prop_assert_eq!(observe(&snapshot, &viewers), observe(&mesh.snapshot(), &viewers));
     }
 
@@ -219,12 +307,16 @@ proptest! {
     fn a_step_changes_what_it_says(
         mut mesh in meshes(Addresses::Shared),
         viewers in vec(viewers(), 2),
-        change in changes(),
+        step in steps(),
     ) {
         let before = mesh.snapshot();
         let mut numbering = Numbering::new(Addresses::Shared, 10_000);
-        let after = apply(&mut mesh, &before, change, &mut numbering);
-        let Some(changed) = after.changed_since(&before) else { return Ok(()) };
+        let (after, delta) = take(&mut mesh, &before, step, &mut numbering);
+        prop_assert!(!delta.everything, "the policy is the same");
+        let behind = delta.networks.iter().flat_map(|network| {
+            before.services_behind(network).chain(after.services_behind(network))
+        });
+        let changed: BTreeSet<&HostName> = delta.services.keys().chain(behind).collect();
         for service in before.services().into_iter().filter(|service| !changed.contains(&service.key.hostname)) {
             let same = after.service(&service.name).expect("it is still there");
             prop_assert!(Arc::ptr_eq(service, same));
@@ -238,15 +330,17 @@ proptest! {
 }
 
 #[test]
-fn a_gateways_name_that_moves_changes_everything() {
-    use crate::snapshot::tests::{gateway, network};
+fn a_gateways_name_that_moves_concerns_the_services_behind_it() {
     let mut mesh = Mesh::new(vec![network("n2", vec![gateway("g0.dns", 1)])], Vec::new());
     let before = mesh.snapshot();
     let name = host_name("g0.dns");
     mesh.resolved.insert(name.clone(), Arc::from([IpAddr::from([192, 0, 2, 1])]));
-    let after = next(&before, mesh.world(), &BTreeSet::new(), &[name]);
-    assert_eq!(after.changed_since(&before), None);
-    let entry = after.networks().get(&crate::model::place::Network::new("n2")).expect("told of");
+    let dirty = Dirty { resolved: [name].into(), ..Dirty::default() };
+    let (after, delta) = follow(&mesh, &before, &dirty);
+    let moved = Network::new("n2");
+    assert_eq!((delta.everything, delta.services.len()), (false, 0));
+    assert_eq!(delta.networks, [moved.clone()].into());
+    let entry = after.networks().get(&moved).expect("there");
     assert!(
         matches!(entry.gateways[0].gateway.host, Host::Name(_)) && entry.gateways[0].addresses.len() == 1
     );

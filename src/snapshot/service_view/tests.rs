@@ -1,31 +1,29 @@
 //! What counts for a service port when registries are demoted or expired.
 
-use std::collections::BTreeSet;
-
 use super::*;
 use crate::document::services::read_registry;
 use crate::model::name::HostName;
 use crate::model::place::ClusterId;
 use crate::snapshot::build;
-use crate::snapshot::build::World;
+use crate::snapshot::build::Inputs;
 use crate::snapshot::policy::RegistryScope;
 use crate::snapshot::tests::policy_of;
 
 const NETWORK: &str = "net";
 
 /// A shard with the service `a.mesh`, of these ports and endpoints (YAML), on the gateway's network.
-fn shard(cluster: &str, ports: &str, endpoints: &str, standing: Standing) -> Arc<ScopedShard> {
+fn shard(cluster: &str, ports: &str, endpoints: &str, standing: Standing) -> Arc<Shard> {
     let text =
         format!("services: [{{hostname: a.mesh, namespace: n, ports: [{ports}], endpoints: [{endpoints}]}}]");
     let shard = read_registry("x.yaml".as_ref(), &text, &ClusterId::new(cluster), &Network::new(NETWORK))
         .expect("good");
     let scope = RegistryScope { networks: Some(vec![Network::new("other")]), ..RegistryScope::default() };
-    Arc::new(ScopedShard::new(shard, &scope).with_standing(standing))
+    Arc::new(Shard::of(shard, &scope).with_standing(standing))
 }
 
-fn merged(shards: &[Arc<ScopedShard>], resolved: &Resolved) -> Arc<ServiceView> {
+fn merged(shards: &[Arc<Shard>], resolved: &Resolved) -> Arc<ServiceView> {
     let policy = policy_of("east", NETWORK).into();
-    let snapshot = build::all(World { policy: &policy, shards, resolved }, 1, 1);
+    let snapshot = build::all(Inputs { policy_generation: 1, policy: &policy, shards, resolved }, 1);
     snapshot.service("a.mesh").expect("there").clone()
 }
 
@@ -54,13 +52,13 @@ fn a_demoted_registry_counts_where_no_live_one_is_ready() {
         ("", vec!["east", "west"], true),
     ] {
         let live = shard("west", PORT, endpoints, Standing::Live);
-        let view = merged(&[stale.clone(), live], &Resolved::new());
+        let view = merged(&[stale.clone(), live], &Resolved::default());
         assert_eq!(counting(&view, 80).1, counted, "{endpoints}");
         assert_eq!(counting(&view, 80).0.contains(&"east"), here, "{endpoints}");
     }
     // Neither does another demoted one outdo it.
     let other = shard("west", PORT, "{address: 10.0.0.2}", Standing::Demoted);
-    assert_eq!(counting(&merged(&[stale, other], &Resolved::new()), 80).0, ["east", "west"]);
+    assert_eq!(counting(&merged(&[stale, other], &Resolved::default()), 80).0, ["east", "west"]);
 }
 
 #[test]
@@ -72,7 +70,7 @@ fn it_is_decided_port_by_port() {
         Standing::Demoted,
     );
     let live = shard("west", PORT, "{address: 10.0.0.2}", Standing::Live);
-    let view = merged(&[stale, live], &Resolved::new());
+    let view = merged(&[stale, live], &Resolved::default());
     assert_eq!(counting(&view, 80).0, ["west"]);
     assert_eq!(counting(&view, 81).0, ["east"]);
 }
@@ -83,7 +81,7 @@ fn an_expired_registry_leaves_its_ports_and_no_endpoints() {
         Standing::Expired
     });
     let live = shard("west", PORT, "{address: 10.0.0.2, health: unhealthy}", Standing::Live);
-    let view = merged(&[gone, live], &Resolved::new());
+    let view = merged(&[gone, live], &Resolved::default());
     assert_eq!(counting(&view, 80), (vec!["west"], vec!["west"]));
     assert_eq!(counting(&view, 81), (vec![], vec![]));
     assert_eq!(view.parts.len(), 2);
@@ -98,10 +96,13 @@ fn a_part_goes_by_its_own_port() {
     // Its `web` is another port, so it has no part in this one.
     let other =
         shard("south", "{name: web, port: 81}, {name: x, port: 80}", "{address: 10.0.0.3}", Standing::Live);
-    let view = merged(&[first, renamed, other], &Resolved::new());
+    let view = merged(&[first, renamed, other], &Resolved::default());
     let port = view.port(80).expect("a port");
-    let listening: Vec<u16> =
-        view.endpoints_of(port, "", &[]).expect("all of it").map(|found| found.port).collect();
+    let listening: Vec<u16> = view
+        .endpoints_of(port, "", &NetworkTable::default())
+        .expect("all of it")
+        .map(|found| found.port)
+        .collect();
     assert_eq!(listening, [8080, 9090]);
 }
 
@@ -112,19 +113,18 @@ fn a_change_of_standing_changes_exactly_the_services_of_the_shard() {
         shard("west", PORT, "{address: 10.0.0.2}", Standing::Live),
     );
     let demoted = Arc::new(stale.with_standing(Standing::Demoted));
-    assert_eq!(stale.changed(&stale), []);
-    let changed: BTreeSet<HostName> = stale.changed(&demoted).into_iter().collect();
-    let names: Vec<&str> = changed.iter().map(HostName::as_str).collect();
+    let dirty = demoted.everything();
+    let names: Vec<&str> = dirty.services.iter().map(HostName::as_str).collect();
     assert_eq!(names, ["a.mesh"]);
-    let (policy, resolved) = (Arc::new(policy_of("east", NETWORK)), Resolved::new());
-    let world = |shards| World { policy: &policy, shards, resolved: &resolved };
+    let (policy, resolved) = (Arc::new(policy_of("east", NETWORK)), Resolved::default());
+    let world = |shards| Inputs { policy_generation: 1, policy: &policy, shards, resolved: &resolved };
     let before = [stale, live.clone()];
     let after = [demoted, live];
-    let first = build::all(world(&before), 1, 1);
+    let first = build::all(world(&before), 1);
     assert_eq!(counting(first.service("a.mesh").expect("there"), 80).0, ["east", "west"]);
-    let second = build::next(&first, world(&after), &changed, &[]);
+    let (second, _) = build::next(&first, world(&after), &dirty);
     assert_eq!(counting(second.service("a.mesh").expect("there"), 80).0, ["west"]);
-    let third = build::next(&second, world(&before), &changed, &[]);
+    let (third, _) = build::next(&second, world(&before), &dirty);
     assert_eq!(counting(third.service("a.mesh").expect("there"), 80).0, ["east", "west"]);
 }
 
@@ -132,7 +132,7 @@ fn a_change_of_standing_changes_exactly_the_services_of_the_shard() {
 fn callers_by_authority_go_into_tunnels_where_one_is_ready() {
     let chosen = |endpoints: &str| {
         let shard = shard("east", "{name: tcp, port: 80, targetPort: 8080}", endpoints, Standing::Live);
-        let view = merged(&[shard], &Resolved::new());
+        let view = merged(&[shard], &Resolved::default());
         let candidates = view.port(80).and_then(|port| port.candidates("", AskedBy::Authority)).cloned();
         let candidates = candidates.expect("a port");
         candidates.endpoints().iter().map(|endpoint| endpoint.key.address.to_string()).collect::<Vec<_>>()

@@ -95,7 +95,7 @@ fn a_name_shares_its_weight_among_its_addresses() {
             entry("192.0.2.9:15443", 2, "2")
         ]
     );
-    mesh.resolved.clear();
+    mesh.resolved = Default::default();
     assert_eq!(entries(&mesh, &east()), [entry("192.0.2.9:15443", 1, "4")]);
 }
 

@@ -1,12 +1,13 @@
 //! The work of the hub: services to be rendered again, the most urgent first.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::mailbox::Mailbox;
 use crate::model::name::HostName;
 use crate::snapshot::Snapshot;
+use crate::world::{Reader, Since};
 
 /// What is to be done for the newest world that the hub has looked at.
 pub(super) struct Queue {
@@ -36,23 +37,26 @@ pub(super) enum Step {
 pub(super) struct Changes {
     /// Services whose own data changed.
     pub(super) own: Vec<HostName>,
-    /// Whether all other services may come out differently too.
+    /// Services that may come out differently as the gateways of a network changed.
+    pub(super) behind: Vec<HostName>,
+    /// Whether any other service may come out differently too.
     pub(super) everything: bool,
 }
 
 impl Changes {
-    pub(super) fn between(older: &Snapshot, newer: &Snapshot) -> Self {
-        if let Some(own) = newer.changed_since(older) {
-            return Self { own, everything: false };
-        }
-        let same_policy =
-            Arc::ptr_eq(&newer.policy, &older.policy) || newer.policy.is_same_for_services(&older.policy);
-        let own = match same_policy {
-            true => newer.services.changed_since(&older.services, Arc::ptr_eq),
+    pub(super) fn between(reader: &Reader, older: &Snapshot, newer: &Snapshot) -> Self {
+        match reader.since(older.generation, newer.generation) {
             // Every service was merged anew: which of them changed by themselves cannot be told.
-            false => Vec::new(),
-        };
-        Self { own, everything: true }
+            Since::Everything => Self { own: Vec::new(), behind: Vec::new(), everything: true },
+            Since::Deltas(deltas) => {
+                let own = deltas.iter().flat_map(|delta| delta.services.keys());
+                let own: BTreeSet<&HostName> = own.collect();
+                let networks: BTreeSet<_> = deltas.iter().flat_map(|delta| &delta.networks).collect();
+                let behind = networks.iter().flat_map(|network| newer.services_behind(network));
+                let behind = behind.filter(|name| !own.contains(name)).cloned().collect();
+                Self { behind, everything: false, own: own.into_iter().cloned().collect() }
+            }
+        }
     }
 }
 

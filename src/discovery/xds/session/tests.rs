@@ -7,10 +7,11 @@ use crate::model::name::{HostName, NamePattern};
 use crate::model::place::{ClusterId, Network};
 use crate::snapshot::Snapshot;
 use crate::snapshot::build;
-use crate::snapshot::build::World;
+use crate::snapshot::build::Inputs;
+use crate::snapshot::delta::Delta;
 use crate::snapshot::policy::{Policy, RegistryScope};
 use crate::snapshot::routes::Resolved;
-use crate::snapshot::shard::ScopedShard;
+use crate::snapshot::shard::Shard;
 use crate::snapshot::tests::policy_of;
 use crate::snapshot::unread::{Unread, UnreadRegistry};
 use crate::world::Publisher;
@@ -39,7 +40,8 @@ impl Stage {
 
     fn publish(&mut self, world: Snapshot) {
         let seen = self.publisher.current();
-        self.publisher.publish(world);
+        let delta = Delta { generation: world.generation, everything: true, ..Delta::default() };
+        self.publisher.publish(world, delta);
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
         runtime.block_on(self.hub.step(&seen, &self.publisher.current()));
     }
@@ -90,8 +92,11 @@ fn snapshot(policy: &Arc<Policy>, generation: u64, services: &[(&str, &[u8])]) -
     let (cluster, network) = (ClusterId::new("east"), Network::new("east"));
     let shard = read_registry("x.yaml".as_ref(), &text, &cluster, &network).expect("good");
     let scope = RegistryScope { networks: None, ..RegistryScope::default() };
-    let shards = [Arc::new(ScopedShard::new(shard, &scope))];
-    build::all(World { policy, shards: &shards, resolved: &Resolved::default() }, generation, 1)
+    let shards = [Arc::new(Shard::of(shard, &scope))];
+    build::all(
+        Inputs { policy_generation: 1, policy, shards: &shards, resolved: &Resolved::default() },
+        generation,
+    )
 }
 
 /// One that acknowledges all it is told.

@@ -32,7 +32,7 @@ fn endpoints<'a>(
     snapshot: &'a Snapshot,
     (service, port, subset): &'a (Arc<ServiceView>, PortView, String),
 ) -> Vec<PortEndpoint<'a>> {
-    service.endpoints_of(port, subset, &snapshot.policy.networks).expect("a subset").collect()
+    service.endpoints_of(port, subset, snapshot.networks()).expect("a subset").collect()
 }
 
 fn weight_of(endpoint: &PortEndpoint<'_>) -> u64 {
@@ -79,7 +79,10 @@ impl Rules<'_> {
     fn resolve(&self, host: &Host) -> Vec<IpAddr> {
         match host {
             Host::Ip(ip) => vec![*ip],
-            Host::Name(name) => self.snapshot.resolved.get(name).map(|all| all.to_vec()).unwrap_or_default(),
+            Host::Ips(ips) => ips.to_vec(),
+            Host::Name(name) => {
+                self.snapshot.resolved.get(name.as_str()).map(|all| all.to_vec()).unwrap_or_default()
+            }
         }
     }
 
@@ -198,7 +201,7 @@ impl Rules<'_> {
     /// Endpoints of registries that have the name or the number of the port, and not both alike.
     fn miss_conflicts(&self, answer: &mut Answer) {
         let port = self.port;
-        let everything = self.service.endpoints_of(port, "", &self.snapshot.policy.networks).expect("all");
+        let everything = self.service.endpoints_of(port, "", self.snapshot.networks()).expect("all");
         let is_live = |endpoint: &PortEndpoint<'_>| {
             let has_address = !self.resolve(&endpoint.endpoint.host).is_empty();
             endpoint.origin.standing == Standing::Live && is_ready(endpoint) && has_address
@@ -223,7 +226,7 @@ impl Rules<'_> {
                 if labels.is_some_and(|labels| !endpoint.workload.has_labels(labels)) {
                     continue;
                 }
-                let network = network_of(endpoint, &part.origin, &self.snapshot.policy.networks);
+                let network = network_of(endpoint, &part.origin, self.snapshot.networks());
                 let key = (network.clone(), part.origin.cluster.clone(), Why::PortConflict);
                 *answer.missing.entry(key).or_default() += u64::from(endpoint.weight.value());
             }

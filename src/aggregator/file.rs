@@ -1,23 +1,26 @@
 //! A registry kept in a file, or in a folder of files.
 
+use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::convert::Infallible;
 use std::path::{Path, PathBuf};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
-use super::copies::Copies;
+use super::registry::{Changes, Closed, Registry};
+use super::spec::RegistrySpec;
 use crate::document::services::read_registry;
-use crate::model::place::{ClusterId, Network};
+use crate::model::service::{Service, ServiceKey};
 use crate::net::file::{self, FileFault};
 use crate::net::labour::labour;
 use crate::net::reading::{Readings, Unread};
 use crate::net::watch::FileWatch;
-use crate::snapshot::policy::RegistryScope;
-use crate::snapshot::shard::{ScopedShard, Shard};
+use crate::snapshot::change::{Change, Item, Key};
+use crate::snapshot::listing::Listing;
 
 /// Registries that are read and parsed at the same time: more would only be slower, and leave more memory in pieces.
 static TURNS: Semaphore = Semaphore::const_new(2);
@@ -34,49 +37,31 @@ const AGAIN: Duration = Duration::from_secs(5);
 /// All files of one registry together.
 const BYTES_MAX: u64 = 256 << 20;
 
-/// Where it is, and what it may speak of.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The files of a registry, read whole at each change; what has changed in them is sent on.
+#[derive(Clone, Debug)]
 pub struct FileRegistry {
-    /// The path as written in the config, unless two are written alike; unique among the registries.
-    pub name: Arc<str>,
-    pub path: PathBuf,
-    pub cluster: ClusterId,
-    /// `""`: unknown.
-    pub network: Network,
-    pub scope: RegistryScope,
+    spec: RegistrySpec,
+    path: PathBuf,
 }
 
 /// What one file of a registry holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Text {
-    pub path: PathBuf,
-    pub text: String,
+struct Text {
+    path: PathBuf,
+    text: String,
 }
 
-/// All that a registry says, and the texts that say it.
-#[derive(Clone, Debug, Default)]
-pub struct Reading {
-    pub shard: ScopedShard,
-    pub texts: Vec<Text>,
-}
-
-/// What became of reading a registry.
-pub(super) enum Word {
-    /// The texts are there where copies are kept.
-    Good(Reading),
-    Bad {
-        /// Why it cannot be understood, a line each.
-        problems: Vec<String>,
-        /// The last good copy, looked for when the first reading fails, and when it was written.
-        copy: Option<(ScopedShard, SystemTime)>,
-    },
-}
+type Services = BTreeMap<ServiceKey, Arc<Service>>;
 
 impl FileRegistry {
+    pub fn new(spec: RegistrySpec, path: PathBuf) -> Self {
+        Self { spec, path }
+    }
+
     /// Reads all of it, or says what is wrong, a line each. Blocks.
-    pub fn read(&self) -> Result<Reading, Vec<String>> {
-        let found = self.texts()?;
-        self.reading(found)
+    pub fn read(&self) -> Result<Listing, Vec<String>> {
+        let Found { texts, problems } = self.texts()?;
+        self.understand(&texts, problems)
     }
 
     /// Reads the files, at least those that can be read. Blocks, for as long as the file system does.
@@ -104,13 +89,6 @@ impl FileRegistry {
         Ok(found)
     }
 
-    fn reading(&self, Found { texts, problems }: Found) -> Result<Reading, Vec<String>> {
-        match self.understand(&texts, problems) {
-            Ok(shard) => Ok(Reading { shard, texts }),
-            Err(problems) => Err(problems),
-        }
-    }
-
     /// The file, or the `*.yaml`, `*.yml` and `*.json` of the folder in the order of their names.
     fn files(&self) -> Result<Vec<PathBuf>, String> {
         if !self.path.is_dir() {
@@ -131,31 +109,43 @@ impl FileRegistry {
     }
 
     /// The services of all texts together, unless there are problems.
-    fn understand(&self, texts: &[Text], mut problems: Vec<String>) -> Result<ScopedShard, Vec<String>> {
-        let mut shard =
-            Shard { cluster: self.cluster.clone(), network: self.network.clone(), ..Shard::default() };
+    fn understand(&self, texts: &[Text], mut problems: Vec<String>) -> Result<Listing, Vec<String>> {
+        let (cluster, network) = (&self.spec.cluster, &self.spec.network);
+        let mut listing =
+            Listing { cluster: cluster.clone(), network: network.clone(), ..Listing::default() };
         for Text { path, text } in texts {
-            match read_registry(path, text, &self.cluster, &self.network) {
-                Ok(part) => join(&mut shard, part, path, &mut problems),
+            match read_registry(path, text, cluster, network) {
+                Ok(part) => join(&mut listing, part, path, &mut problems),
                 Err(found) => problems.extend(found.iter().map(ToString::to_string)),
             }
         }
-        if problems.is_empty() { Ok(ScopedShard::new(shard, &self.scope)) } else { Err(problems) }
+        if problems.is_empty() { Ok(listing) } else { Err(problems) }
+    }
+}
+
+impl Registry for FileRegistry {
+    fn spec(&self) -> &RegistrySpec {
+        &self.spec
     }
 
-    fn read_copy(&self, copies: &Copies) -> Result<Option<(ScopedShard, SystemTime)>, Vec<String>> {
-        let copy = copies
-            .load(&self.name)
-            .map_err(|error| vec![format!("its last good copy cannot be read: {error}")])?;
-        let Some((texts, written)) = copy else { return Ok(None) };
-        Ok(Some((self.understand(&texts, Vec::new())?, written)))
+    fn run(self: Box<Self>, changes: Changes) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        let follower = Follower {
+            watch: FileWatch::new(vec![self.path.clone()]),
+            readings: Readings::new(READINGS),
+            registry: *self,
+            last: None,
+        };
+        // Ends when nobody takes its changes any more.
+        Box::pin(async move {
+            let Err(Closed) = follower.follow(changes).await;
+        })
     }
 }
 
 /// Adds the services of one more file; a service in two files is an error.
-fn join(shard: &mut Shard, part: Shard, file: &Path, problems: &mut Vec<String>) {
+fn join(listing: &mut Listing, part: Listing, file: &Path, problems: &mut Vec<String>) {
     for (key, service) in part.services {
-        match shard.services.entry(key) {
+        match listing.services.entry(key) {
             Entry::Vacant(free) => drop(free.insert(service)),
             Entry::Occupied(taken) => {
                 let key = taken.key();
@@ -166,52 +156,23 @@ fn join(shard: &mut Shard, part: Shard, file: &Path, problems: &mut Vec<String>)
     }
 }
 
-/// Reads the registry whenever it changes, and says what it found.
-pub(super) async fn follow(registry: FileRegistry, copies: Copies, words: mpsc::Sender<(Arc<str>, Word)>) {
-    let mut follower = Follower {
-        watch: FileWatch::new(vec![registry.path.clone()]),
-        readings: Readings::new(READINGS),
-        registry,
-        copies,
+/// The changes that make one listing out of another, all in one batch.
+fn changes_between(last: Option<&Services>, next: &mut Services) -> Vec<Change> {
+    let Some(last) = last else {
+        let items = next.values().map(|service| Change::Put(Item::Service(service.clone())));
+        return std::iter::once(Change::Begin).chain(items).chain([Change::Complete]).collect();
     };
-    let mut copy_wanted = true;
-    let mut bad_since: Option<Instant> = None;
-    loop {
-        let outcome = follower.read().await;
-        let (problems, changing, unread) = match outcome {
-            Outcome::Good(reading) => {
-                bad_since = None;
-                copy_wanted = false;
-                if words.send((follower.registry.name.clone(), Word::Good(reading))).await.is_err() {
-                    return;
-                }
-                follower.watch.changed().await;
-                continue;
-            }
-            Outcome::Bad(problems, changing) => (problems, changing, None),
-            Outcome::Unread(unread) => {
-                let path = follower.registry.path.display();
-                (vec![format!("{path}: cannot be read: {unread}")], false, Some(unread))
-            }
-        };
-        let unsettled = UNSETTLED.saturating_sub(bad_since.get_or_insert_with(Instant::now).elapsed());
-        if unread.is_none() && !unsettled.is_zero() && (changing || follower.watch.is_busy().await) {
-            // Half of a change, perhaps.
-            if !changing {
-                let _ = timeout(unsettled, follower.watch.changed()).await;
-            }
-            continue;
-        }
-        bad_since = None;
-        let word = follower.bad(problems, std::mem::take(&mut copy_wanted)).await;
-        if words.send((follower.registry.name.clone(), word)).await.is_err() {
-            return;
-        }
-        match unread {
-            None => follower.watch.changed().await,
-            Some(unread) => follower.answered(&unread).await,
+    let mut changes = Vec::new();
+    for (key, service) in next.iter_mut() {
+        match last.get(key).filter(|known| known == &service) {
+            // What was read before is held once.
+            Some(same) => *service = same.clone(),
+            None => changes.push(Change::Put(Item::Service(service.clone()))),
         }
     }
+    let gone = last.keys().filter(|key| !next.contains_key(*key));
+    changes.extend(gone.cloned().map(|key| Change::Remove(Key::Service(key))));
+    changes
 }
 
 /// What the files of a registry hold, and what is wrong with those that cannot be read.
@@ -223,7 +184,7 @@ struct Found {
 
 /// How an attempt to read a registry ended.
 enum Outcome {
-    Good(Reading),
+    Good(Services),
     /// What is wrong, a line each, and whether the files changed while they were read.
     Bad(Vec<String>, bool),
     /// The file system does not answer.
@@ -233,12 +194,49 @@ enum Outcome {
 /// Reads one registry, again and again.
 struct Follower {
     registry: FileRegistry,
-    copies: Copies,
     watch: FileWatch,
     readings: Readings,
+    /// What was sent last.
+    last: Option<Services>,
 }
 
 impl Follower {
+    /// Reads the registry whenever it changes, and sends what has changed.
+    async fn follow(mut self, changes: Changes) -> Result<Infallible, Closed> {
+        let mut bad_since: Option<Instant> = None;
+        loop {
+            let (problems, changing, unread) = match self.read().await {
+                Outcome::Good(mut services) => {
+                    bad_since = None;
+                    let batch = changes_between(self.last.as_ref(), &mut services);
+                    self.last = Some(services);
+                    changes.send(batch).await?;
+                    self.watch.changed().await;
+                    continue;
+                }
+                Outcome::Bad(problems, changing) => (problems, changing, None),
+                Outcome::Unread(unread) => {
+                    let path = self.registry.path.display();
+                    (vec![format!("{path}: cannot be read: {unread}")], false, Some(unread))
+                }
+            };
+            let unsettled = UNSETTLED.saturating_sub(bad_since.get_or_insert_with(Instant::now).elapsed());
+            if unread.is_none() && !unsettled.is_zero() && (changing || self.watch.is_busy().await) {
+                // Half of a change, perhaps.
+                if !changing {
+                    let _ = timeout(unsettled, self.watch.changed()).await;
+                }
+                continue;
+            }
+            bad_since = None;
+            changes.send(vec![Change::Failed(problems)]).await?;
+            match unread {
+                None => self.watch.changed().await,
+                Some(unread) => self.answered(&unread).await,
+            }
+        }
+    }
+
     async fn read(&mut self) -> Outcome {
         // Fails only when it is closed, which nobody does.
         let turn = TURNS.acquire().await;
@@ -263,32 +261,19 @@ impl Follower {
             Ok(read) => read,
             Err(unread) => return Outcome::Unread(unread),
         };
-        let (registry, are_kept) = (self.registry.clone(), self.copies.are_kept());
-        let parse = move || match found.and_then(|found| registry.reading(found)) {
-            Ok(reading) if are_kept => Outcome::Good(reading),
-            Ok(reading) => Outcome::Good(Reading { texts: Vec::new(), ..reading }),
-            Err(problems) => Outcome::Bad(problems, changing),
+        let registry = self.registry.clone();
+        let parse = move || {
+            let listing = found.and_then(|Found { texts, problems }| registry.understand(&texts, problems));
+            match listing {
+                Ok(listing) => Outcome::Good(listing.services),
+                Err(problems) => Outcome::Bad(problems, changing),
+            }
         };
         let outcome = labour(parse).await;
         drop(turn);
-        tracing::debug!(registry = &*self.registry.name, took = ?begun.elapsed(), "registry parsed");
+        tracing::debug!(registry = &*self.registry.spec.name, took = ?begun.elapsed(), "registry parsed");
         self.watch.was_read(seen, begun.elapsed());
         outcome.unwrap_or(Outcome::Unread(Unread::Panicked))
-    }
-
-    /// The word that it cannot be read or understood, with the last good copy if it is wanted.
-    async fn bad(&self, mut problems: Vec<String>, copy_wanted: bool) -> Word {
-        if !copy_wanted {
-            return Word::Bad { problems, copy: None };
-        }
-        let (registry, copies) = (self.registry.clone(), self.copies.clone());
-        let read = Readings::new(1).read(READ_WITHIN, move || registry.read_copy(&copies)).await;
-        let unread = |unread: Unread| Err(vec![format!("its last good copy cannot be read: {unread}")]);
-        let copy = read.unwrap_or_else(unread).unwrap_or_else(|found| {
-            problems.extend(found);
-            None
-        });
-        Word::Bad { problems, copy }
     }
 
     /// Waits until it is worth another attempt: a reading that hung has ended, or there are other files.

@@ -1,0 +1,486 @@
+//! The form of a copy: a line that names it, the items of a shard, and a hash of all of it (`proto/isthmus/registry/v1`).
+
+use std::collections::BTreeMap;
+use std::hash::Hasher;
+use std::io::{self, BufRead, Read, Write};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use prost::Message;
+use twox_hash::XxHash3_64;
+
+use crate::document::intern::Interner;
+use crate::model::address::{Host, canonical_ip};
+use crate::model::endpoint::{Endpoint, Health, Labels, TlsMode, Tunnel, Weight, Workload};
+use crate::model::identity::Identity;
+use crate::model::name::HostName;
+use crate::model::place::{ClusterId, Locality, Network};
+use crate::model::service::{Protocol, Service, ServiceKey, ServicePort, Waypoint};
+use crate::proto::isthmus::registry::v1 as proto;
+use crate::snapshot::change::{
+    EndpointSet, EndpointSetKey, GatewayKey, Item, Mark, MarkKey, RegistryGateway,
+};
+use crate::snapshot::policy::Gateway;
+
+const HEAD: &[u8] = b"isthmus registry copy 1\n";
+/// The largest record: a service with some millions of endpoints.
+const RECORD_BYTES_MAX: u64 = 256 << 20;
+
+/// Why a copy is of no use.
+#[derive(Debug, thiserror::Error)]
+pub(in crate::aggregator) enum CopyFault {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("it is not a copy of a registry that this version of isthmus wrote")]
+    Head,
+    #[error("it is damaged: {0}")]
+    Damaged(&'static str),
+}
+
+/// Writes the items.
+pub(super) fn write(items: impl Iterator<Item = Item>, to: impl Write) -> io::Result<()> {
+    let mut to = Hashed { inner: to, hasher: XxHash3_64::new() };
+    to.write_all(HEAD)?;
+    let (mut buffer, mut count) = (Vec::new(), 0);
+    for item in items {
+        count += 1;
+        buffer.clear();
+        let record = proto::Record { kind: Some(record(&item)) };
+        record.encode_length_delimited(&mut buffer).map_err(io::Error::other)?;
+        to.write_all(&buffer)?;
+    }
+    let end = proto::End { items: count, hash: to.hasher.finish() };
+    let end = proto::Record { kind: Some(proto::record::Kind::End(end)) };
+    to.write_all(&end.encode_length_delimited_to_vec())?;
+    to.inner.flush()
+}
+
+/// Reads items that [`write`] has written, all or none.
+pub(super) fn read(from: impl BufRead) -> Result<Vec<Item>, CopyFault> {
+    let mut from = Hashed { inner: from, hasher: XxHash3_64::new() };
+    let mut head = [0; HEAD.len()];
+    from.read_exact(&mut head).map_err(|_| CopyFault::Head)?;
+    if head != HEAD {
+        return Err(CopyFault::Head);
+    }
+    let (mut items, mut decoder, mut buffer) = (Vec::new(), Decoder::default(), Vec::new());
+    loop {
+        let hash = from.hasher.finish();
+        let length = length(&mut from)?;
+        buffer.clear();
+        let taken = (&mut from).take(length).read_to_end(&mut buffer)?;
+        if taken as u64 != length {
+            return Err(CopyFault::Damaged("it ends in the middle"));
+        }
+        let record =
+            proto::Record::decode(&*buffer).map_err(|_| CopyFault::Damaged("a record cannot be read"))?;
+        match record.kind {
+            Some(proto::record::Kind::End(end)) if end.hash == hash && end.items == items.len() as u64 => {
+                break;
+            }
+            Some(proto::record::Kind::End(_)) => return Err(CopyFault::Damaged("its hash is another")),
+            Some(kind) => {
+                items.push(decoder.item(kind).ok_or(CopyFault::Damaged("a record makes no sense"))?)
+            }
+            None => return Err(CopyFault::Damaged("a record of no known kind")),
+        }
+    }
+    if from.read(&mut [0])? > 0 {
+        return Err(CopyFault::Damaged("it goes on after its end"));
+    }
+    Ok(items)
+}
+
+/// A varint of at most ten bytes.
+fn length(from: &mut impl Read) -> Result<u64, CopyFault> {
+    let mut bytes = Vec::new();
+    loop {
+        let mut byte = [0];
+        if from.read(&mut byte)? == 0 {
+            return Err(CopyFault::Damaged("it has no end"));
+        }
+        bytes.push(byte[0]);
+        if byte[0] & 0x80 == 0 {
+            break;
+        }
+        if bytes.len() == 10 {
+            return Err(CopyFault::Damaged("the length of a record cannot be read"));
+        }
+    }
+    let length = prost::encoding::decode_varint(&mut &*bytes);
+    let length = length.map_err(|_| CopyFault::Damaged("the length of a record cannot be read"))?;
+    if length > RECORD_BYTES_MAX {
+        return Err(CopyFault::Damaged("a record is too long"));
+    }
+    Ok(length)
+}
+
+/// Hashes what is read or written through it.
+struct Hashed<T> {
+    inner: T,
+    hasher: XxHash3_64,
+}
+
+impl<T: Write> Write for Hashed<T> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.inner.write(bytes)?;
+        self.hasher.write(&bytes[..written]);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.inner.flush()
+    }
+}
+
+impl<T: Read> Read for Hashed<T> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let read = self.inner.read(bytes)?;
+        self.hasher.write(&bytes[..read]);
+        Ok(read)
+    }
+}
+
+fn record(item: &Item) -> proto::record::Kind {
+    match item {
+        Item::Service(one) => proto::record::Kind::Service(service(one)),
+        Item::Endpoints(set) => proto::record::Kind::Endpoints(proto::EndpointSet {
+            service: Some(key(&set.key.service)),
+            name: set.key.name.to_string(),
+            endpoints: Some(endpoints(&set.endpoints)),
+        }),
+        Item::Gateway(found) => proto::record::Kind::Gateway(gateway(found)),
+        Item::Mark(mark) => proto::record::Kind::Mark(proto::Mark {
+            service: Some(key(&mark.key.service)),
+            object: mark.key.object.to_string(),
+            labels: texts(&mark.labels),
+        }),
+    }
+}
+
+fn key(key: &ServiceKey) -> proto::ServiceKey {
+    proto::ServiceKey { namespace: key.namespace.to_string(), hostname: key.hostname.to_string() }
+}
+
+fn service(service: &Service) -> proto::Service {
+    let port = |port: &ServicePort| proto::ServicePort {
+        name: port.name.to_string(),
+        port: port.port.into(),
+        target_port: port.target_port.into(),
+        protocol: port.protocol.text().to_owned(),
+    };
+    let subset =
+        |(name, labels): (&Arc<str>, &Labels)| (name.to_string(), proto::Labels { labels: texts(labels) });
+    proto::Service {
+        key: Some(key(&service.key)),
+        addresses: service.addresses.iter().map(|ip| octets(*ip)).collect(),
+        ports: service.ports.iter().map(port).collect(),
+        subsets: service.subsets.iter().map(subset).collect(),
+        waypoint: service.waypoint.as_ref().map(|waypoint| proto::Waypoint {
+            address: octets(waypoint.address.ip()),
+            port: waypoint.address.port().into(),
+            identity: identity_text(waypoint.identity.as_ref()),
+        }),
+        endpoints: Some(endpoints(&service.endpoints)),
+    }
+}
+
+fn gateway(found: &RegistryGateway) -> proto::Gateway {
+    let RegistryGateway { key, gateway } = found;
+    proto::Gateway {
+        network: key.network.to_string(),
+        name: key.name.to_string(),
+        host: gateway.host.to_string(),
+        sni_port: gateway.sni_port.unwrap_or(0).into(),
+        hbone_port: gateway.hbone_port.unwrap_or(0).into(),
+        cluster: gateway.cluster.to_string(),
+        locality: gateway.locality.to_string(),
+        weight: gateway.weight.value(),
+        identity: identity_text(gateway.identity.as_ref()),
+    }
+}
+
+fn endpoints(all: &[Endpoint]) -> proto::Endpoints {
+    let mut list = proto::Endpoints::default();
+    let mut workloads: BTreeMap<*const Workload, u32> = BTreeMap::new();
+    let mut localities: BTreeMap<&str, u32> = BTreeMap::new();
+    for endpoint in all {
+        let next = u32::try_from(list.workloads.len()).unwrap_or(u32::MAX);
+        let workload_at = *workloads.entry(Arc::as_ptr(&endpoint.workload)).or_insert_with(|| {
+            list.workloads.push(workload(&endpoint.workload));
+            next
+        });
+        let next = u32::try_from(list.localities.len()).unwrap_or(u32::MAX);
+        let locality_at = *localities.entry(endpoint.locality.as_str()).or_insert_with(|| {
+            list.localities.push(endpoint.locality.to_string());
+            next
+        });
+        let health = if endpoint.health == Health::Healthy { "" } else { endpoint.health.text() };
+        list.endpoints.push(proto::Endpoint {
+            host: Some(match &endpoint.host {
+                Host::Ip(ip) => proto::endpoint::Host::Ip(octets(*ip)),
+                Host::Ips(ips) => {
+                    let ips = ips.iter().map(|ip| octets(*ip)).collect();
+                    proto::endpoint::Host::Ips(proto::Addresses { ips })
+                }
+                Host::Name(name) => proto::endpoint::Host::Name(name.to_string()),
+            }),
+            workload: workload_at,
+            locality: locality_at,
+            weight: endpoint.weight.value(),
+            health: health.to_owned(),
+        });
+    }
+    list
+}
+
+fn workload(workload: &Workload) -> proto::Workload {
+    proto::Workload {
+        ports: workload.ports.iter().map(|(name, port)| (name.to_string(), u32::from(*port))).collect(),
+        labels: texts(&workload.labels),
+        network: workload.network.as_ref().map(ToString::to_string),
+        tls: workload.tls.map(|mode| mode.text().to_owned()).unwrap_or_default(),
+        tunnel: workload.tunnel.text().to_owned(),
+        identity: identity_text(workload.identity.as_ref()),
+    }
+}
+
+fn texts(labels: &Labels) -> BTreeMap<String, String> {
+    labels.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect()
+}
+
+fn identity_text(identity: Option<&Identity>) -> String {
+    identity.map(|identity| identity.as_str().to_owned()).unwrap_or_default()
+}
+
+fn octets(ip: IpAddr) -> Vec<u8> {
+    match ip {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    }
+}
+
+/// Makes items of records; equal values are shared. `None` is a record that no item was made into.
+#[derive(Default)]
+struct Decoder {
+    interner: Interner,
+}
+
+impl Decoder {
+    fn item(&mut self, kind: proto::record::Kind) -> Option<Item> {
+        Some(match kind {
+            proto::record::Kind::Service(service) => Item::Service(Arc::new(self.service(service)?)),
+            proto::record::Kind::Endpoints(set) => {
+                let key = EndpointSetKey { service: self.key(set.service?)?, name: set.name.into() };
+                Item::Endpoints(EndpointSet {
+                    key,
+                    endpoints: self.endpoints(set.endpoints.unwrap_or_default())?,
+                })
+            }
+            proto::record::Kind::Gateway(gateway) => Item::Gateway(self.gateway(gateway)?),
+            proto::record::Kind::Mark(mark) => {
+                let key = MarkKey { service: self.key(mark.service?)?, object: mark.object.into() };
+                Item::Mark(Mark { key, labels: self.labels(mark.labels) })
+            }
+            proto::record::Kind::End(_) => return None,
+        })
+    }
+
+    fn key(&mut self, key: proto::ServiceKey) -> Option<ServiceKey> {
+        let hostname = HostName::parse(&key.hostname).ok()?;
+        Some(ServiceKey { namespace: self.interner.text(&key.namespace), hostname })
+    }
+
+    fn service(&mut self, service: proto::Service) -> Option<Service> {
+        let port = |port: proto::ServicePort| {
+            Some(ServicePort {
+                name: self.interner.text(&port.name),
+                port: number(port.port)?,
+                target_port: number(port.target_port)?,
+                protocol: choice(&port.protocol, &Protocol::ALL, Protocol::text)?,
+            })
+        };
+        let mut ports: Vec<ServicePort> = service.ports.into_iter().map(port).collect::<Option<_>>()?;
+        ports.shrink_to_fit();
+        let subsets = service.subsets.into_iter();
+        let subsets =
+            subsets.map(|(name, labels)| (self.interner.text(&name), self.labels(labels.labels))).collect();
+        let waypoint = match service.waypoint {
+            Some(waypoint) => Some(Waypoint {
+                address: SocketAddr::new(ip(&waypoint.address)?, number(waypoint.port)?),
+                identity: self.identity(&waypoint.identity)?,
+            }),
+            None => None,
+        };
+        Some(Service {
+            key: self.key(service.key?)?,
+            addresses: service.addresses.iter().map(|bytes| ip(bytes)).collect::<Option<_>>()?,
+            ports,
+            subsets,
+            waypoint,
+            endpoints: self.endpoints(service.endpoints.unwrap_or_default())?,
+        })
+    }
+
+    fn endpoints(&mut self, list: proto::Endpoints) -> Option<Arc<[Endpoint]>> {
+        let workloads = list.workloads.into_iter().map(|workload| self.workload(workload));
+        let workloads: Vec<Arc<Workload>> = workloads.collect::<Option<_>>()?;
+        let localities: Vec<Locality> =
+            list.localities.iter().map(|text| self.locality(text)).collect::<Option<_>>()?;
+        let endpoint = |endpoint: proto::Endpoint| {
+            let health = &endpoint.health;
+            Some(Endpoint {
+                host: match endpoint.host? {
+                    proto::endpoint::Host::Ip(bytes) => Host::Ip(ip(&bytes)?),
+                    proto::endpoint::Host::Ips(all) => {
+                        Host::Ips(all.ips.iter().map(|bytes| ip(bytes)).collect::<Option<_>>()?)
+                    }
+                    proto::endpoint::Host::Name(name) => Host::Name(HostName::parse(&name).ok()?),
+                },
+                locality: localities.get(usize::try_from(endpoint.locality).ok()?)?.clone(),
+                weight: Weight::new(endpoint.weight)?,
+                health: match health.is_empty() {
+                    true => Health::Healthy,
+                    false => choice(health, &Health::ALL, Health::text)?,
+                },
+                workload: workloads.get(usize::try_from(endpoint.workload).ok()?)?.clone(),
+            })
+        };
+        list.endpoints.into_iter().map(endpoint).collect()
+    }
+
+    fn workload(&mut self, workload: proto::Workload) -> Option<Arc<Workload>> {
+        let port = |(name, port): (String, u32)| Some((self.interner.text(&name), number(port)?));
+        let workload = Workload {
+            ports: workload.ports.into_iter().map(port).collect::<Option<_>>()?,
+            labels: self.labels(workload.labels),
+            network: workload.network.map(|network| self.interner.network(&network)),
+            tls: match workload.tls.is_empty() {
+                true => None,
+                false => Some(choice(&workload.tls, &TlsMode::ALL, TlsMode::text)?),
+            },
+            tunnel: choice(&workload.tunnel, &Tunnel::ALL, Tunnel::text)?,
+            identity: self.identity(&workload.identity)?,
+        };
+        Some(self.interner.workload(workload))
+    }
+
+    fn gateway(&mut self, gateway: proto::Gateway) -> Option<RegistryGateway> {
+        let key = GatewayKey { network: Network::new(&gateway.network), name: gateway.name.into() };
+        let port = |port: u32| if port == 0 { Some(None) } else { number(port).map(Some) };
+        let gateway = Gateway {
+            host: Host::parse(&gateway.host).ok()?,
+            sni_port: port(gateway.sni_port)?,
+            hbone_port: port(gateway.hbone_port)?,
+            cluster: ClusterId::new(&gateway.cluster),
+            locality: self.locality(&gateway.locality)?,
+            weight: Weight::new(gateway.weight)?,
+            identity: self.identity(&gateway.identity)?,
+        };
+        Some(RegistryGateway { key, gateway })
+    }
+
+    fn labels(&mut self, labels: BTreeMap<String, String>) -> Labels {
+        labels.iter().map(|(key, value)| (self.interner.text(key), self.interner.text(value))).collect()
+    }
+
+    fn locality(&mut self, text: &str) -> Option<Locality> {
+        if text.is_empty() { Some(Locality::default()) } else { self.interner.locality(text).ok() }
+    }
+
+    /// The outer `None` is a text that is no identity.
+    fn identity(&mut self, text: &str) -> Option<Option<Identity>> {
+        if text.is_empty() { Some(None) } else { self.interner.identity(text).ok().map(Some) }
+    }
+}
+
+fn number(value: u32) -> Option<u16> {
+    u16::try_from(value).ok().filter(|number| *number > 0)
+}
+
+fn ip(bytes: &[u8]) -> Option<IpAddr> {
+    let ip = match bytes.len() {
+        4 => IpAddr::from(<[u8; 4]>::try_from(bytes).ok()?),
+        16 => IpAddr::from(<[u8; 16]>::try_from(bytes).ok()?),
+        _ => return None,
+    };
+    Some(canonical_ip(ip))
+}
+
+fn choice<T: Copy>(text: &str, all: &[T], name: impl Fn(T) -> &'static str) -> Option<T> {
+    all.iter().copied().find(|one| name(*one) == text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::document::services::read_registry;
+    use crate::snapshot::policy::RegistryScope;
+    use crate::snapshot::shard::Shard;
+
+    fn items() -> Vec<Item> {
+        let text = "services:\n\
+            - {hostname: a.mesh, namespace: n, addresses: [240.0.0.1, 'fd00::1'], ports: [{name: p, port: 80, targetPort: 8080, \
+              protocol: HTTP}], subsets: {v1: {version: v1}}, waypoint: {address: 10.0.0.9, identity: 'spiffe://td/ns/n/sa/w'}, \
+              endpoints: [{address: 10.0.0.1, ports: {p: 81}, labels: {version: v1}, locality: r/z, weight: 3, health: draining, \
+              tls: none, tunnel: hbone, identity: 'spiffe://td/ns/n/sa/a', network: ''}, {address: db.test}]}\n\
+            - {hostname: b.mesh, namespace: n, ports: [{name: p, port: 443, protocol: TLS}]}\n";
+        let (cluster, network) = (ClusterId::new("east"), Network::new("net"));
+        let text = text.replace("network: ''", "network: net");
+        let listing = read_registry("x".as_ref(), &text, &cluster, &network).expect("good");
+        let shard = Shard::of(listing, &RegistryScope::default());
+        let key = shard.services_of("b.mesh")[0].key.clone();
+        let mut items: Vec<Item> = shard.items().collect();
+        let endpoint = Endpoint {
+            host: Host::Ips([IpAddr::from([10, 0, 0, 2]), "fd00::2".parse().expect("an address")].into()),
+            locality: Locality::default(),
+            weight: Weight::ONE,
+            health: Health::Healthy,
+            workload: Arc::default(),
+        };
+        let set = EndpointSetKey { service: key.clone(), name: "slice-1".into() };
+        items.push(Item::Endpoints(EndpointSet { key: set, endpoints: [endpoint].into() }));
+        let gateway = crate::snapshot::tests::gateway("192.0.2.1", 2);
+        let gateway_key = GatewayKey { network: Network::new("west"), name: "gw".into() };
+        items.push(Item::Gateway(RegistryGateway { key: gateway_key, gateway }));
+        let labels = Labels::from([("a".into(), "b".into())]);
+        items.push(Item::Mark(Mark {
+            key: MarkKey { service: key, object: "ServiceExport n/b".into() },
+            labels,
+        }));
+        items
+    }
+
+    fn written() -> Vec<u8> {
+        let mut bytes = Vec::new();
+        write(items().into_iter(), &mut bytes).expect("memory");
+        bytes
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        assert_eq!(read(&*written()).expect("whole"), items());
+        let mut none = Vec::new();
+        write(std::iter::empty(), &mut none).expect("memory");
+        assert_eq!(read(&*none).expect("whole"), []);
+    }
+
+    #[test]
+    fn no_damaged_copy_is_taken() {
+        let good = written();
+        for end in 0..good.len() {
+            assert!(read(&good[..end]).is_err(), "cut after {end} bytes");
+        }
+        for at in 0..good.len() {
+            for bit in [0x01, 0x80] {
+                let mut bad = good.clone();
+                bad[at] ^= bit;
+                assert!(read(&*bad).is_err(), "byte {at} with bit {bit:#x} turned");
+            }
+        }
+        assert!(read(&*[good.as_slice(), b"x"].concat()).is_err());
+        let endless = [HEAD, &[0xff; 16]].concat();
+        assert!(matches!(read(&*endless), Err(CopyFault::Damaged(_))));
+        assert!(matches!(read(&b"- hostname: a.mesh\n"[..]), Err(CopyFault::Head)));
+    }
+}
