@@ -13,11 +13,12 @@ use crate::wire::alert::Alert;
 use crate::wire::connect::status_of;
 
 /// Reasons that the answer to a CONNECT can have.
-const ANSWERED: [Reason; 16] = [
+const ANSWERED: [Reason; 17] = [
     Reason::Ok,
     Reason::AuthorityUnknown,
     Reason::NotExported,
     Reason::SourceDenied,
+    Reason::IdentityUntrusted,
     Reason::IdentityDenied,
     Reason::NoEndpoints,
     Reason::AllUnhealthy,

@@ -14,12 +14,14 @@ use super::standstill::Standstill;
 use crate::model::reason::Reason;
 use crate::model::record::{ConnectionRecord, Protocol, Side};
 use crate::net::admission::Holder;
+use crate::net::fetch::Fetch;
 use crate::net::own::OwnDial;
 use crate::snapshot::admit::{Admission, Met, Permit, Refusal};
 use crate::snapshot::candidates::Candidate;
 use crate::snapshot::policy::Listener;
 use crate::telemetry::local::{Destination, RelayPath};
 use crate::tls::proof::Proof;
+use crate::tls::trust::TrustBundles;
 use crate::wire::connect::Claims;
 
 /// One live connection. The task that serves it holds the sockets; all else is here.
@@ -106,8 +108,10 @@ pub(crate) struct Call {
 /// Who is at the other end of a connection that carries CONNECT streams.
 pub(crate) struct Peer {
     pub(crate) proof: Proof,
-    /// Whether the roots that are trusted now still vouch for it.
-    pub(crate) trusted: Cell<bool>,
+    /// Whether the roots that were trusted when it was last asked vouch for it.
+    trusted: Cell<bool>,
+    /// Has seen the roots that it was last held against.
+    trust: RefCell<Fetch<TrustBundles>>,
     /// What the connection and its streams hold that somebody does not take.
     pub(crate) held: Rc<Held>,
 }
@@ -119,8 +123,18 @@ impl Call {
 }
 
 impl Peer {
-    pub(crate) fn new(proof: Proof) -> Self {
-        Self { proof, trusted: Cell::new(true), held: Rc::default() }
+    /// `trust` has seen the roots that the proof was verified against.
+    pub(crate) fn new(proof: Proof, trust: Fetch<TrustBundles>) -> Self {
+        Self { proof, trusted: Cell::new(true), trust: RefCell::new(trust), held: Rc::default() }
+    }
+
+    /// Returns true if the roots that are trusted now vouch for it. Costs as much as a handshake where they have changed, and
+    /// next to nothing otherwise.
+    pub(crate) fn is_trusted(&self) -> bool {
+        if let Some(changed) = self.trust.borrow_mut().unseen() {
+            self.trusted.set(self.proof.vouched_by(&changed).is_ok());
+        }
+        self.trusted.get()
     }
 }
 

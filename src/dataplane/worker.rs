@@ -38,7 +38,6 @@ use crate::snapshot::policy::Listener;
 use crate::telemetry::Telemetry;
 use crate::telemetry::local::{Local, RelayPath};
 use crate::tls::context::NodeContext;
-use crate::tls::trust::TrustBundles;
 use crate::wire::client_hello;
 use crate::world::Reader;
 
@@ -146,8 +145,6 @@ pub(crate) struct Worker {
     /// HBONE connections that are not read until less is held.
     braked: RefCell<Vec<Waker>>,
     draining: Cell<bool>,
-    /// The roots that all who have shown a certificate were last held against.
-    doubted: RefCell<Option<Arc<TrustBundles>>>,
     listeners: RefCell<BTreeMap<Bind, OpenListener>>,
     accepted: Cell<u64>,
     random: Cell<u64>,
@@ -175,7 +172,6 @@ impl Worker {
             crowded: Cell::new(false),
             braked: RefCell::default(),
             draining: Cell::new(false),
-            doubted: RefCell::default(),
             listeners: RefCell::default(),
             accepted: Cell::new(0),
             random: Cell::new(RandomState::new().hash_one(index)),
@@ -435,7 +431,7 @@ async fn end_listener(worker: Rc<Worker>, listener: Arc<str>, within: Duration) 
 async fn readmit_all(worker: Rc<Worker>) {
     let snapshot = worker.snapshot();
     let entries: Vec<Rc<Entry>> = worker.table.borrow().iter().map(|(_, entry)| entry.clone()).collect();
-    doubt_peers(&worker, &entries).await;
+    doubt_peers(&entries).await;
     for some in entries.chunks(READMIT_AT_ONCE) {
         for entry in some {
             if !still_admitted(&snapshot, entry) {
@@ -446,30 +442,20 @@ async fn readmit_all(worker: Rc<Worker>) {
     }
 }
 
-/// Holds those who have shown a certificate against the roots that are trusted now, where these are not the ones that
-/// it was last done with: who came later was held against newer ones. One by one, as each costs as much as a handshake.
-async fn doubt_peers(worker: &Rc<Worker>, entries: &[Rc<Entry>]) {
-    let Some(trust) = worker.shared.hbone.context.trust.newest() else { return };
-    let by_these = || worker.doubted.borrow().as_ref().is_some_and(|doubted| Arc::ptr_eq(doubted, &trust));
-    if by_these() {
-        return;
-    }
-    *worker.doubted.borrow_mut() = Some(trust.clone());
+/// Holds those who have shown a certificate against the roots that are trusted now. One by one, as each costs as much as a
+/// handshake where the roots have changed.
+async fn doubt_peers(entries: &[Rc<Entry>]) {
     for entry in entries {
         let Some(peer) = entry.story.borrow().peer.clone() else { continue };
-        peer.trusted.set(peer.proof.vouched_by(&trust).is_ok());
+        peer.is_trusted();
         tokio::task::yield_now().await;
-        if !by_these() {
-            // Newer roots have the say, and whoever took up with them looks at everybody.
-            return;
-        }
     }
 }
 
 fn still_admitted(snapshot: &Snapshot, entry: &Entry) -> bool {
     let story = entry.story.borrow();
     let call = story.call.as_deref();
-    if story.peer().is_some_and(|peer| !peer.trusted.get()) {
+    if story.peer().is_some_and(|peer| !peer.is_trusted()) {
         return false;
     }
     let authority = call.and_then(|call| Authority::parse(&call.authority).ok());

@@ -123,7 +123,9 @@ pub fn status_of(reason: Reason) -> (StatusCode, Reason) {
         Reason::Ok => (StatusCode::OK, reason),
         Reason::BadRequest => (StatusCode::BAD_REQUEST, reason),
         Reason::AuthorityUnknown | Reason::NotExported => (StatusCode::NOT_FOUND, Reason::AuthorityUnknown),
-        Reason::IdentityDenied | Reason::SourceDenied => (StatusCode::FORBIDDEN, reason),
+        Reason::IdentityDenied | Reason::IdentityUntrusted | Reason::SourceDenied => {
+            (StatusCode::FORBIDDEN, reason)
+        }
         _ => (StatusCode::SERVICE_UNAVAILABLE, reason),
     }
 }

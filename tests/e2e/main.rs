@@ -37,5 +37,6 @@ mod standalone;
 mod storms;
 mod tracing;
 mod transfers;
+mod trust;
 mod xds;
 mod xds_tls;

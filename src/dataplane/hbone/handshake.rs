@@ -88,7 +88,7 @@ pub(super) async fn handshake(
         if let Some(changed) = trust.unseen() {
             proof.vouched_by(&changed).map_err(|error| untrusted(why(&error)))?;
         }
-        let peer = Rc::new(Peer::new(proof));
+        let peer = Rc::new(Peer::new(proof, trust));
         // Without a wait since: roots that are taken away from here on find it in the table.
         entry.story.borrow_mut().peer = Some(peer.clone());
         admit_source(&worker.newest(listener), entry.source.ip())?;

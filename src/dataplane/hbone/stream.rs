@@ -95,6 +95,10 @@ async fn run(
 }
 
 fn ask(worker: &Worker, entry: &Entry, tunnel: &Tunnel, head: &ConnectHead) -> Result<Admission, Reason> {
+    // Roots that were taken away since are found by the first stream, before the connection is ended for it.
+    if !tunnel.peer.is_trusted() {
+        return Err(Reason::IdentityUntrusted);
+    }
     let snapshot = worker.snapshot();
     let question = Question {
         listener: &worker.newest(&tunnel.listener),
