@@ -38,5 +38,6 @@ mod storms;
 mod tracing;
 mod transfers;
 mod trust;
+mod vanished;
 mod xds;
 mod xds_tls;

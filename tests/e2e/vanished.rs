@@ -1,0 +1,153 @@
+//! Peers that vanish: a host that goes away in the middle of a transfer sends neither FIN nor RST.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::support::backend::Backend;
+use crate::support::client::{connect, hello};
+use crate::support::gateway::Gateway;
+use crate::support::namespace::{self, FAR, Host, NEAR};
+use crate::support::raw::{End, read_out};
+use crate::support::{PATIENCE, eventually};
+
+const SETUP: &str = "ip link set lo up";
+const NEAR_NAME: &str = "near.test";
+const FAR_NAME: &str = "far.test";
+
+/// Does what the first byte after the hello says: sends without end, reads to the end, or sends back what comes.
+fn serve(mut stream: TcpStream, hello_bytes: usize) -> Option<End> {
+    stream.read_exact(&mut vec![0; hello_bytes]).ok()?;
+    let mut what = [0];
+    stream.read_exact(&mut what).ok()?;
+    match what[0] {
+        b'd' => {
+            let error =
+                std::iter::repeat_with(|| stream.write_all(&[b'd'; 1 << 16])).find_map(Result::err)?;
+            Some(if error.kind() == ErrorKind::ConnectionReset { End::Reset } else { End::Fin })
+        }
+        b'u' => Some(read_out(&mut stream).1),
+        _ => {
+            let mut bytes = [0; 1024];
+            while let Ok(count @ 1..) = stream.read(&mut bytes) {
+                stream.write_all(&bytes[..count]).ok()?;
+            }
+            None
+        }
+    }
+}
+
+/// Asks for a name, and for one of the things that its endpoint does.
+fn ask(address: std::net::SocketAddr, name: &str, what: u8) -> TcpStream {
+    let mut client = connect(address);
+    client.write_all(&[hello(name), vec![what]].concat()).expect("sent");
+    client
+}
+
+/// Makes sure that a connection to an echo is passed on.
+fn echo(client: &mut TcpStream) {
+    client.write_all(b"here").expect("sent");
+    let mut answer = [0; 4];
+    client.read_exact(&mut answer).expect("an answer");
+    assert_eq!(&answer, b"here");
+}
+
+fn gateway(near: &Backend, far: &Backend, stalled: &str) -> Gateway {
+    Gateway::start(&format!(
+        "listen: \"{NEAR}:15443\"\ntimeouts: {{stalled: {stalled}}}\nroutes: {{{NEAR_NAME}: \"{}\", {FAR_NAME}: \"{}\"}}\n",
+        near.address, far.address
+    ))
+}
+
+#[test]
+fn peers_that_vanish_during_a_transfer_are_reset_in_time_and_idle_ones_are_not() {
+    const TEST: &str =
+        "vanished::peers_that_vanish_during_a_transfer_are_reset_in_time_and_idle_ones_are_not";
+    if !namespace::inside(TEST, SETUP) {
+        return;
+    }
+    let host = Host::connect();
+    let (tell, told) = channel();
+    let tell = Mutex::new(tell);
+    let near = Backend::start(move |stream| {
+        if let Some(end) = serve(stream, hello(NEAR_NAME).len()) {
+            let _ = tell.lock().expect("not poisoned").send(end);
+        }
+    });
+    let listener = host.enter(|| TcpListener::bind((FAR, 0)).expect("a port"));
+    let far = Backend::serve(listener, |stream| {
+        let _ = serve(stream, hello(FAR_NAME).len());
+    });
+    let gateway = gateway(&near, &far, "3s");
+    let address = gateway.listener("default");
+
+    let (mut downloader, mut idle_client) =
+        host.enter(|| (ask(address, NEAR_NAME, b'd'), ask(address, NEAR_NAME, b'e')));
+    let mut uploader = ask(address, FAR_NAME, b'u');
+    let mut idle_caller = ask(address, FAR_NAME, b'e');
+    echo(&mut idle_client);
+    echo(&mut idle_caller);
+    let vanished = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let until = vanished.clone();
+    let download = std::thread::spawn(move || {
+        let mut bytes = vec![0; 1 << 16];
+        while !until.load(std::sync::atomic::Ordering::SeqCst) && downloader.read(&mut bytes).is_ok() {}
+        downloader
+    });
+    let upload = std::thread::spawn(move || while uploader.write_all(&[b'u'; 1 << 16]).is_ok() {});
+    eventually("both transfers", || {
+        let all = gateway.json("/api/v1/connections");
+        let moves =
+            |key: &str| all.as_array()?.iter().find(|line| line[key].as_u64() > Some(1 << 20)).map(drop);
+        moves("bytes_down").and(moves("bytes_up"))
+    });
+    host.vanish();
+    vanished.store(true, std::sync::atomic::Ordering::SeqCst);
+
+    let stalled =
+        |name: &str| gateway.logged(name, |line| line["sni"] == name && line["reason"] == "stalled");
+    for name in [NEAR_NAME, FAR_NAME] {
+        let line = stalled(name);
+        assert_eq!((&line["ended_by"], line["detail"].is_string()), (&"gateway".into(), true), "{line}");
+    }
+    // The peers that are still there are told by a reset: neither takes what it has for the whole.
+    upload.join().expect("its connection is reset");
+    assert_eq!(told.recv_timeout(PATIENCE), Ok(End::Reset));
+    // Connections to the same host that had nothing under way are as they were.
+    eventually("the others", || (gateway.metric("isthmus_connections_active", &[]) == 2.0).then_some(()));
+    assert_eq!(gateway.access_log().len(), 2);
+    drop((download, idle_client, idle_caller));
+}
+
+/// The client's last word was that it has no room. It may take its time to make some, and is asked again and again; one that
+/// does not answer even that is gone.
+#[test]
+fn a_peer_that_vanishes_with_its_window_shut_is_gone_before_it_has_stalled() {
+    const TEST: &str = "vanished::a_peer_that_vanishes_with_its_window_shut_is_gone_before_it_has_stalled";
+    if !namespace::inside(TEST, SETUP) {
+        return;
+    }
+    let host = Host::connect();
+    let near = Backend::start(|stream| {
+        let _ = serve(stream, hello(NEAR_NAME).len());
+    });
+    let gateway = gateway(&near, &near, "40s");
+    let address = gateway.listener("default");
+    let stuck = || gateway.metric("isthmus_stalled_kernel_bytes", &[]);
+    let slow = host.enter(|| ask(address, NEAR_NAME, b'd'));
+    eventually("it stands still", || (stuck() > 0.0).then_some(()));
+    host.vanish();
+    let began = Instant::now();
+    let line = || gateway.access_log().first().cloned();
+    while line().is_none() && began.elapsed() < Duration::from_secs(60) {
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let line: Value = line().expect("its end");
+    assert_eq!((&line["reason"], &line["sni"]), (&"client_gone".into(), &NEAR_NAME.into()), "{line}");
+    assert!(line["detail"].as_str().is_some_and(|text| text.contains("window probes")), "{line}");
+    drop(slow);
+}
