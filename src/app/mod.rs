@@ -38,7 +38,7 @@ use crate::dataplane::handle::{Dataplane, EffectiveLimits};
 use crate::model::address::Bind;
 use crate::net::budget::raise_descriptor_limit;
 use crate::net::labour::labour;
-use crate::net::own::OwnAddresses;
+use crate::net::own::{LOOK_UP_EVERY, OwnAddresses};
 use crate::net::reading::Readings;
 use crate::net::scope::Scope;
 use crate::net::watch::FileWatch;
@@ -552,6 +552,12 @@ fn upkeep(sources: &Sources, scope: &Scope) {
         loop {
             every.tick().await;
             upstreams.upkeep();
+        }
+    });
+    scope.spawn(async move {
+        let mut every = tokio::time::interval(LOOK_UP_EVERY);
+        loop {
+            every.tick().await;
             own.look_up_host();
         }
     });

@@ -7,8 +7,9 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use dashmap::DashSet;
@@ -16,11 +17,19 @@ use hashbrown::DefaultHashBuilder;
 
 use crate::model::address::{canonical_ip, canonical_socket};
 
+/// How often the addresses of the host's interfaces are read.
+pub const LOOK_UP_EVERY: Duration = Duration::from_secs(10);
+/// How old they may be where an address that is not among them would be dialled on a port that this process listens on
+/// everywhere.
+const FRESH: Duration = Duration::from_secs(1);
+
 /// Where this process listens, and what it dials that might come back to it.
 #[derive(Debug, Default)]
 pub struct OwnAddresses {
     listening: ArcSwap<Vec<SocketAddr>>,
     host: ArcSwap<BTreeSet<IpAddr>>,
+    /// When the addresses of the host were last read.
+    looked_up: Mutex<Option<Instant>>,
     dials: DashSet<SocketAddr, DefaultHashBuilder>,
     /// The length of `dials`: 0 spares every look-up.
     dials_len: AtomicUsize,
@@ -70,6 +79,7 @@ impl OwnAddresses {
 
     /// Reads the addresses of the host's interfaces again. Where they cannot be read, the last ones stay.
     pub fn look_up_host(&self) {
+        *self.looked_up.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         match host_addresses() {
             Ok(addresses) => {
                 if **self.host.load() != addresses {
@@ -84,8 +94,23 @@ impl OwnAddresses {
     pub fn is_own(&self, address: SocketAddr) -> bool {
         let address = canonical_socket(address);
         let listening = self.listening.load();
-        let mut same_port = listening.iter().filter(|own| own.port() == address.port());
-        same_port.any(|own| reaches(own.ip(), address.ip(), |ip| self.host.load().contains(&ip)))
+        let same_port = || listening.iter().filter(|own| own.port() == address.port());
+        let is_own = || {
+            let host = self.host.load();
+            same_port().any(|own| reaches(own.ip(), address.ip(), |ip| host.contains(&ip)))
+        };
+        let everywhere = || same_port().any(|own| own.ip().is_unspecified());
+        is_own() || everywhere() && self.look_up_host_again() && is_own()
+    }
+
+    /// Reads the addresses of the host again, and returns true, unless that was done a moment ago.
+    fn look_up_host_again(&self) -> bool {
+        let looked_up = *self.looked_up.lock().unwrap_or_else(PoisonError::into_inner);
+        let stale = looked_up.is_none_or(|at| at.elapsed() >= FRESH);
+        if stale {
+            self.look_up_host();
+        }
+        stale
     }
 
     /// Returns true if the process listens on this port, on whatever address.

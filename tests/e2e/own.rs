@@ -96,6 +96,34 @@ fn one_hello_makes_at_most_one_connection_to_ourselves() {
 }
 
 #[test]
+fn an_address_that_the_host_has_had_for_a_moment_is_an_own_one() {
+    if !namespace::inside("own::an_address_that_the_host_has_had_for_a_moment_is_an_own_one", SETUP) {
+        return;
+    }
+    let services = service("late.own.test", "10.77.0.99", 15443);
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("services.yaml"), format!("services:\n{services}")).expect("written");
+    let config = "node: {cluster: east, network: net-east}\nlisten: \":15443\"\n\
+                  registries: [{file: {path: services.yaml, cluster: east, network: net-east}}]\n\
+                  exports: [{services: [\"*\"]}]\n";
+    let gateway = Gateway::start_in(folder, config, &[]);
+    namespace::shell("ip addr add 10.77.0.99/24 dev own0");
+    let address = "127.0.0.1:15443".parse().expect("an address");
+    for connections in 1..=5 {
+        // Recognised before it is dialled, or, in the first moment, when it arrives.
+        let reason = refused(&gateway, address, "late.own.test");
+        assert!(["endpoint_unreachable", "endpoint_reset"].contains(&reason.as_str()), "{reason}");
+        eventually("their end", || (gateway.metric("isthmus_connections_active", &[]) == 0.0).then_some(()));
+        assert!(ended(&gateway) <= f64::from(2 * connections), "a loop");
+    }
+    eventually("it is known", || {
+        let before = ended(&gateway);
+        refused(&gateway, address, "late.own.test");
+        (ended(&gateway) - before == 1.0).then_some(())
+    });
+}
+
+#[test]
 fn two_gateways_of_a_network_do_not_pass_connections_to_one_another() {
     if !namespace::inside("own::two_gateways_of_a_network_do_not_pass_connections_to_one_another", SETUP) {
         return;
