@@ -24,6 +24,7 @@ mod horizon_envoy;
 mod hostile;
 mod identity;
 mod interop;
+mod kernel_memory;
 mod lifecycle;
 mod names;
 mod orders;

@@ -1,0 +1,202 @@
+//! Kernel memory of connections whose peers stop reading: what the gateway's own sockets hold, as `ss` sees it.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::process::Command;
+
+use socket2::{Domain, SockRef, Socket, Type};
+
+use crate::support::backend::Backend;
+use crate::support::client::hello;
+use crate::support::gateway::Gateway;
+use crate::support::{eventually, namespace, skip};
+
+const NAME: &str = "bulk.test";
+const MIB: u64 = 1 << 20;
+
+/// A socket of the gateway's, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Memory {
+    /// Received and not read, and the most that may be.
+    received: u64,
+    received_max: u64,
+    /// Written and not acknowledged.
+    written: u64,
+}
+
+impl Memory {
+    fn of(skmem: &str) -> Option<Self> {
+        let field = |name: &str| -> Option<u64> {
+            skmem.split([',', '(', ')']).find_map(|field| field.strip_prefix(name)?.parse().ok())
+        };
+        Some(Self { received: field("r")?, received_max: field("rb")?, written: field("w")? })
+    }
+}
+
+/// The sockets of the gateway towards its clients, and towards this endpoint.
+struct Sockets {
+    clients: Vec<Memory>,
+    endpoints: Vec<Memory>,
+}
+
+impl Sockets {
+    fn of(gateway: &Gateway, endpoint: SocketAddr) -> Self {
+        let listener = gateway.listener("default").port();
+        let ask = |filter: String| {
+            let told = Command::new("ss").args(["-tmnHO", "state", "all", &filter]).output().expect("ss");
+            let lines = String::from_utf8_lossy(&told.stdout).into_owned();
+            lines.lines().filter(|line| !line.starts_with("LISTEN")).filter_map(Memory::of).collect()
+        };
+        Self {
+            clients: ask(format!("( sport = :{listener} )")),
+            endpoints: ask(format!("( dport = :{} )", endpoint.port())),
+        }
+    }
+
+    fn total(&self) -> u64 {
+        self.clients.iter().chain(&self.endpoints).map(|memory| memory.received + memory.written).sum()
+    }
+}
+
+fn has_ss(test: &str) -> bool {
+    let has = Command::new("ss").arg("-V").output().is_ok_and(|told| told.status.success());
+    if !has {
+        skip(&format!("{test}: there is no ss"));
+    }
+    has
+}
+
+/// Sends without end, or sends back what comes, by the first byte after the hello. Holds little itself.
+fn pouring() -> Backend {
+    Backend::start(|mut stream| {
+        SockRef::from(&stream).set_send_buffer_size(64 * 1024).expect("set");
+        let mut first = vec![0; hello(NAME).len() + 1];
+        if stream.read_exact(&mut first).is_err() {
+            return;
+        }
+        if first.ends_with(b"d") {
+            while stream.write_all(&[b'd'; 1 << 16]).is_ok() {}
+            return;
+        }
+        let mut byte = [0];
+        while stream.read_exact(&mut byte).and_then(|()| stream.write_all(&byte)).is_ok() {}
+    })
+}
+
+/// A client whose kernel takes next to nothing for it.
+fn open(address: SocketAddr, what: u8) -> TcpStream {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+    socket.set_recv_buffer_size(64 * 1024).expect("set");
+    socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).expect("a port");
+    socket.connect(&address.into()).expect("the gateway");
+    let mut client = TcpStream::from(socket);
+    client.write_all(&[hello(NAME), vec![what]].concat()).expect("sent");
+    client
+}
+
+fn read(client: &mut TcpStream, mut count: u64) {
+    let mut bytes = vec![0; 1 << 16];
+    while count > 0 {
+        let read = client.read(&mut bytes).expect("it goes on");
+        assert!(read > 0, "it has ended");
+        count = count.saturating_sub(read as u64);
+    }
+}
+
+fn gateway(backend: &Backend, more: &str) -> Gateway {
+    Gateway::start(&format!(
+        "listen: \"127.0.0.1:0\"\nworkers: 1\nroutes: {{{NAME}: \"{}\"}}\n{more}",
+        backend.address
+    ))
+}
+
+/// Waits until the gateway knows what its sockets hold, which is when they hold what they will.
+fn settled(gateway: &Gateway, backend: &Backend) -> Sockets {
+    eventually("the gateway sees what the kernel holds", || {
+        let before = gateway.metric("isthmus_stalled_kernel_bytes", &[]);
+        let sockets = Sockets::of(gateway, backend.address);
+        let total = sockets.total() as f64;
+        (total > 0.0 && (total - before).abs() < total / 20.0).then_some(sockets)
+    })
+}
+
+/// Buffers of 16 MiB both ways, as hosts with fast and long links have them.
+const LARGE: &str = "
+ip link set lo up
+sysctl -qw net.ipv4.tcp_rmem='4096 16777216 16777216' net.ipv4.tcp_wmem='4096 16777216 16777216'
+";
+
+#[test]
+fn a_client_that_stops_reading_costs_little_more_than_what_may_be_unsent() {
+    const TEST: &str = "kernel_memory::a_client_that_stops_reading_costs_little_more_than_what_may_be_unsent";
+    const STALLED: usize = 8;
+    if !has_ss(TEST) || !namespace::inside(TEST, LARGE) {
+        return;
+    }
+    let backend = pouring();
+    let gateway = gateway(&backend, "timeouts: {stalled: 20s}\n");
+    let address = gateway.listener("default");
+    // They read for a while, fast enough for the kernel to make buffers large.
+    let mut clients: Vec<TcpStream> = (0..STALLED).map(|_| open(address, b'd')).collect();
+    clients.iter_mut().for_each(|client| read(client, 64 * MIB));
+    let sockets = settled(&gateway, &backend);
+    let most = |of: &[Memory], count: fn(&Memory) -> u64| of.iter().map(count).max().unwrap_or_default();
+    let (written, received) =
+        (most(&sockets.clients, |of| of.written), most(&sockets.endpoints, |of| of.received));
+    eprintln!(
+        "{STALLED} stalled downloads: {:.2} MiB of kernel memory each; at most {written} bytes written to a client and \
+         {received} received from an endpoint",
+        sockets.total() as f64 / (STALLED as u64 * MIB) as f64
+    );
+    assert_eq!((sockets.clients.len(), sockets.endpoints.len()), (STALLED, STALLED));
+    // What may be unsent (1 MiB), what the client has room for, and the kernel's own part of both.
+    assert!(written <= 2 * MIB, "{written} bytes wait for a client");
+    drop(clients);
+}
+
+#[test]
+fn all_clients_that_stop_reading_cost_no_more_than_they_may_together() {
+    const TEST: &str = "kernel_memory::all_clients_that_stop_reading_cost_no_more_than_they_may_together";
+    const STALLED: usize = 48;
+    // What they may hold where the kernel does not say how much it has, as in a namespace.
+    const MOST: u64 = 256 * MIB;
+    if !has_ss(TEST) || !namespace::inside(TEST, LARGE) {
+        return;
+    }
+    let backend = pouring();
+    let gateway = gateway(&backend, "hbone: {stalled: 2s}\ntimeouts: {stalled: 30s}\n");
+    let address = gateway.listener("default");
+    let mut echo = open(address, b'e');
+    let mut reader = open(address, b'd');
+    let clients: Vec<TcpStream> = (0..STALLED).map(|_| open(address, b'd')).collect();
+    let mut highest = 0;
+    let line = eventually("the end of some", || {
+        read(&mut reader, MIB);
+        highest = highest.max(Sockets::of(&gateway, backend.address).total());
+        gateway.access_log().into_iter().find(|line| line["reason"] == "stalled")
+    });
+    assert_eq!(line["detail"], "peers that read nothing hold too much kernel memory", "{line}");
+    let left = eventually("as little as it may be", || {
+        read(&mut reader, MIB);
+        let sockets = Sockets::of(&gateway, backend.address);
+        (sockets.total() <= MOST).then_some(sockets)
+    });
+    let ended = gateway.access_log().len();
+    eprintln!(
+        "{STALLED} stalled downloads: {} MiB at most, {} MiB once {ended} of them were ended",
+        highest / MIB,
+        left.total() / MIB
+    );
+    assert!(ended < STALLED, "no more than has to be");
+    assert!(gateway.access_log().iter().all(|line| line["reason"] == "stalled"), "nobody else");
+    // While more than half of it is held, who comes gets little.
+    let _late = open(address, b'd');
+    eventually("a small buffer", || {
+        let sockets = Sockets::of(&gateway, backend.address);
+        sockets.endpoints.iter().any(|memory| memory.received_max <= 512 * 1024).then_some(())
+    });
+    echo.write_all(b"x").expect("sent");
+    echo.read_exact(&mut [0]).expect("an answer");
+    read(&mut reader, 16 * MIB);
+    drop(clients);
+}
