@@ -10,13 +10,13 @@ use rustls::{ClientConnection, StreamOwned};
 use crate::hbone::{BASE, caller, folder, service};
 use crate::support::backend::Backend;
 use crate::support::client::Tls;
-use crate::support::frames::{DATA, Frames, GOAWAY, RST_STREAM, WINDOW_UPDATE, connect, frame};
+use crate::support::frames::{DATA, Frames, GOAWAY, HEADERS, RST_STREAM, WINDOW_UPDATE, connect, frame};
 use crate::support::gateway::Gateway;
 use crate::support::hbone::{Hbone, Stream, ztunnel};
 
-fn gateway(echo: &Backend, bulk: &Backend) -> Gateway {
+fn gateway(echo: &Backend, bulk: &Backend, more: &str) -> Gateway {
     let services = service("echo.shop.mesh", 80, echo, "") + &service("bulk.shop.mesh", 80, bulk, "");
-    Gateway::start_in(folder(), &format!("{BASE}workers: 1\nservices:\n{services}"), &[])
+    Gateway::start_in(folder(), &format!("{BASE}workers: 1\n{more}services:\n{services}"), &[])
 }
 
 /// The 99th of a hundred round trips, by time.
@@ -32,10 +32,24 @@ fn p99(stream: &mut Stream) -> Duration {
     times[times.len() * 99 / 100]
 }
 
-/// Attacks until the connection ends.
-fn storm(what: &str, mut send: impl FnMut(&mut Frames) -> std::io::Result<()> + Send) {
+/// The limits of the gateway that end a connection, and those of the HTTP/2 library, by what the log says of them. The latter
+/// may be reached first.
+const LIMITS: [&str; 2] = ["too many", "excessive load"];
+
+/// Attacks until the connection ends, for a reason that begins with or holds one of these texts.
+fn storm(what: &str, ended_by: &[&str], send: impl FnMut(&mut Frames) -> std::io::Result<()> + Send) {
+    storm_with("", what, ended_by, send);
+}
+
+/// The same with more in the config.
+fn storm_with(
+    config: &str,
+    what: &str,
+    ended_by: &[&str],
+    mut send: impl FnMut(&mut Frames) -> std::io::Result<()> + Send,
+) {
     let (echo, bulk) = (Backend::echo(), Backend::echo());
-    let gateway = gateway(&echo, &bulk);
+    let gateway = gateway(&echo, &bulk, config);
     let address = gateway.listener("hbone");
     let innocent = Hbone::connect(address, caller()).expect("let in");
     let mut stream = innocent.open("echo.shop.mesh:80").expect("admitted");
@@ -57,9 +71,7 @@ fn storm(what: &str, mut send: impl FnMut(&mut Frames) -> std::io::Result<()> + 
     // The connection has a line of its own beside that of its stream.
     gateway.logged(what, |line| {
         let detail = line["detail"].as_str().unwrap_or_default();
-        // The HTTP/2 library has limits of its own, which may be reached first.
-        let known = detail.starts_with("too many") || detail.contains("excessive load");
-        line["reason"] == "bad_request" && known
+        line["reason"] == "bad_request" && ended_by.iter().any(|text| detail.contains(text))
     });
     assert!(stormy < (calm * 20).max(Duration::from_millis(500)), "{what}: {calm:?}, then {stormy:?}");
     assert_eq!(stream.echo("still"), Ok("still".to_owned()));
@@ -72,7 +84,7 @@ fn client(tls: &mut Tls) -> &mut ClientConnection {
 
 #[test]
 fn key_updates_end_the_caller_that_sends_them() {
-    storm("KeyUpdate", |hostile| {
+    storm("KeyUpdate", &LIMITS, |hostile| {
         for _ in 0..31 {
             client(&mut hostile.tls).refresh_traffic_keys().map_err(std::io::Error::other)?;
         }
@@ -84,7 +96,7 @@ fn key_updates_end_the_caller_that_sends_them() {
 fn records_of_a_byte_end_the_caller_that_sends_them() {
     let bytes = frame(DATA, 0, 1, b"x");
     let mut next = bytes.into_iter().cycle();
-    storm("records of a byte", move |hostile| {
+    storm("records of a byte", &LIMITS, move |hostile| {
         for _ in 0..64 {
             hostile.tls.write_all(&[next.next().expect("endless")])?;
         }
@@ -101,20 +113,39 @@ fn frames_that_carry_nothing_end_the_caller_that_sends_them() {
     ];
     for (what, bytes) in floods {
         let bytes = bytes.repeat(200);
-        storm(what, move |hostile| hostile.send(&bytes));
+        storm(what, &LIMITS, move |hostile| hostile.send(&bytes));
     }
 }
 
+/// More streams at the same time than are allowed: the HTTP/2 library resets them by itself, and counts how often it did.
 #[test]
-fn refused_streams_end_the_caller_that_asks_for_them() {
+fn streams_beyond_the_limit_end_the_caller_that_asks_for_them() {
     let mut next = 3;
-    storm("refused streams", move |hostile| {
+    storm_with("hbone: {streams: 10}\n", "streams beyond the limit", &["excessive load"], move |hostile| {
         let mut bytes = Vec::new();
-        for _ in 0..50 {
-            bytes.extend(connect(next, "nobody.shop.mesh:80"));
+        for _ in 0..200 {
+            bytes.extend(connect(next, "echo.shop.mesh:80"));
             next += 2;
         }
         hostile.send(&bytes)
+    });
+}
+
+/// A caller that waits for each answer stays below what the HTTP/2 library counts; the gateway's own limit ends it.
+#[test]
+fn refused_streams_end_the_caller_that_asks_for_them() {
+    const AT_ONCE: u32 = 50;
+    let mut next = 3;
+    let ended_by = ["too many streams given up before they were answered, or refused in a second"];
+    storm_with("hbone: {resets: 5}\n", "refused streams", &ended_by, move |hostile| {
+        let asked = (next..).step_by(2).take(AT_ONCE as usize);
+        hostile
+            .send(&asked.flat_map(|stream| connect(stream, "nobody.shop.mesh:80")).collect::<Vec<u8>>())?;
+        next += 2 * AT_ONCE;
+        for _ in 0..AT_ONCE {
+            hostile.until(HEADERS)?;
+        }
+        Ok(())
     });
 }
 
@@ -133,7 +164,7 @@ fn pouring(total: usize) -> Backend {
 #[test]
 fn a_gibibyte_down_ends_nobody() {
     const GIBIBYTE: usize = 1 << 30;
-    let gateway = gateway(&Backend::echo(), &pouring(GIBIBYTE));
+    let gateway = gateway(&Backend::echo(), &pouring(GIBIBYTE), "");
     // A ztunnel, and one whose small windows are opened again and again.
     let mut small = h2::client::Builder::new();
     small.initial_window_size(64 * 1024).initial_connection_window_size(64 * 1024);
@@ -154,7 +185,7 @@ fn a_gibibyte_down_ends_nobody() {
 #[test]
 fn windows_that_are_opened_for_each_frame_end_nobody() {
     const TOTAL: usize = 64 << 20;
-    let gateway = gateway(&Backend::echo(), &pouring(TOTAL));
+    let gateway = gateway(&Backend::echo(), &pouring(TOTAL), "");
     let mut raw = Frames::connect(gateway.listener("hbone"), caller()).expect("let in");
     raw.send(&connect(1, "bulk.shop.mesh:80")).expect("sent");
     let mut read = 0;
