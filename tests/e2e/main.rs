@@ -40,5 +40,6 @@ mod tracing;
 mod transfers;
 mod trust;
 mod vanished;
+mod windows;
 mod xds;
 mod xds_tls;

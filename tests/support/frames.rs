@@ -23,6 +23,8 @@ pub const ACK: u8 = 0x1;
 /// A connection past TLS and the preface.
 pub struct Frames {
     pub tls: Tls,
+    /// The server's first SETTINGS.
+    settings: Vec<u8>,
 }
 
 /// A frame as read.
@@ -82,13 +84,21 @@ impl Frames {
         tls.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")?;
         tls.write_all(&frame(SETTINGS, 0, 0, &[]))?;
         tls.flush()?;
-        let mut frames = Self { tls };
+        let mut frames = Self { tls, settings: Vec::new() };
         // The server's settings hold once they are acknowledged.
-        frames.until(SETTINGS)?;
+        frames.settings = frames.until(SETTINGS)?.payload;
         frames.send(&frame(SETTINGS, ACK, 0, &[]))?;
         // The connection's window opens with the acknowledgement of ours: who sends more before breaks the protocol.
         while frames.until(SETTINGS)?.flags & ACK == 0 {}
         Ok(frames)
+    }
+
+    /// The window that the server offers for each stream (RFC 9113 §6.5.2).
+    pub fn stream_window(&self) -> u32 {
+        const INITIAL_WINDOW_SIZE: [u8; 2] = [0, 4];
+        let mut settings = self.settings.chunks_exact(6);
+        let window = settings.find_map(|setting| setting.strip_prefix(&INITIAL_WINDOW_SIZE));
+        window.map_or(65_535, |bytes| u32::from_be_bytes(bytes.try_into().expect("four bytes")))
     }
 
     pub fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
