@@ -31,10 +31,21 @@ pub(super) struct Loaded {
     pub(super) cost: Duration,
 }
 
+/// What a reading that came to its end found.
+struct Contents {
+    /// Or what is wrong, a line each.
+    config: Result<Config, Vec<String>>,
+    /// The files of this config, and those known before, as they were before they were read.
+    files: Sightings,
+    known: Sightings,
+}
+
 /// Reads one config, again and again.
 pub(super) struct Loader {
     path: PathBuf,
     readings: Readings,
+    /// How long a reading may take.
+    within: Duration,
     current: Option<Current>,
     /// How long the last reading took that came to its end.
     cost: Duration,
@@ -49,7 +60,13 @@ struct Current {
 
 impl Loader {
     pub(super) fn new(path: &Path) -> Self {
-        Self { path: path.to_owned(), readings: Readings::new(READINGS), current: None, cost: Duration::ZERO }
+        Self {
+            path: path.to_owned(),
+            readings: Readings::new(READINGS),
+            within: READ_WITHIN,
+            current: None,
+            cost: Duration::ZERO,
+        }
     }
 
     /// Reads it for the first time.
@@ -91,21 +108,29 @@ impl Loader {
     }
 
     fn load(&self, known: Sightings) -> impl Future<Output = Loaded> + Send + 'static {
-        let (path, readings) = (self.path.clone(), self.readings.clone());
+        let (file, before) = (self.path.clone(), known.clone());
+        // Looked at first: what changes while it is read is to be read again.
+        self.read(known, move || {
+            let known = before.now();
+            let mut files = Sightings::default();
+            let environment = |name: &str| std::env::var(name).ok();
+            let read = config::load(&file, &environment, &mut |path| files.note(path));
+            let problems = |problems: Vec<_>| problems.iter().map(ToString::to_string).collect();
+            Contents { config: read.map_err(problems), files, known }
+        })
+    }
+
+    /// Has the config read, and gives that up after a time.
+    fn read(
+        &self,
+        known: Sightings,
+        read: impl FnOnce() -> Contents + Send + 'static,
+    ) -> impl Future<Output = Loaded> + Send + 'static {
+        let (path, readings, within) = (self.path.clone(), self.readings.clone(), self.within);
         async move {
             let begun = Instant::now();
-            let (file, before) = (path.clone(), known.clone());
-            // Looked at first: what changes while it is read is to be read again.
-            let read = move || {
-                let known = before.now();
-                let mut files = Sightings::default();
-                let environment = |name: &str| std::env::var(name).ok();
-                let read = config::load(&file, &environment, &mut |path| files.note(path));
-                let problems = |problems: Vec<_>| problems.iter().map(ToString::to_string).collect();
-                (read.map_err(problems), files, known)
-            };
-            match readings.read(READ_WITHIN, read).await {
-                Ok((config, files, known)) => {
+            match readings.read(within, read).await {
+                Ok(Contents { config, files, known }) => {
                     Loaded { config, files: Some(files), known, cost: begun.elapsed() }
                 }
                 Err(unread) => Loaded {
@@ -116,5 +141,53 @@ impl Loader {
                 },
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, channel};
+
+    use super::*;
+
+    /// A reading that ends when the sender of the channel is dropped.
+    fn hanging(hang: Receiver<()>) -> impl FnOnce() -> Contents + Send + 'static {
+        move || {
+            let _ = hang.recv();
+            Contents { config: Err(Vec::new()), files: Sightings::default(), known: Sightings::default() }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_reading_that_hangs_is_given_up_and_the_next_one_succeeds() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("isthmus.yaml");
+        std::fs::write(&path, "listen: \"127.0.0.1:0\"\n").expect("written");
+        let mut loader = Loader::new(&path);
+        loader.within = Duration::from_millis(10);
+        let mut stops = Vec::new();
+        for hung in 0..=READINGS {
+            let (stop, hang) = channel();
+            stops.push(stop);
+            let late = loader.read(Sightings::default(), hanging(hang)).await;
+            let problems = late.config.expect_err("it was not read");
+            let why = match hung {
+                READINGS => {
+                    format!("the file system does not answer: {READINGS} earlier attempts still wait for it")
+                }
+                _ => "the file system has not answered within 10ms".to_owned(),
+            };
+            assert_eq!(problems, [format!("{}: cannot be read: {why}", path.display())]);
+            assert!(late.files.is_none(), "what the file was like is not known");
+        }
+        drop(stops);
+        loader.readings.ended().await;
+        loader.within = READ_WITHIN;
+        assert!(loader.first().await.config.is_ok(), "the file system answers again");
+    }
+
+    #[test]
+    fn a_reading_of_the_config_has_half_a_minute() {
+        assert_eq!(Loader::new(Path::new("isthmus.yaml")).within, Duration::from_secs(30));
     }
 }
