@@ -336,7 +336,7 @@ fn of_xds_clients(table: &mut Table) {
 }
 
 /// Opens a stream of xDS and claims to be on a network, as Envoy would: one message of the node alone.
-fn claim(address: SocketAddr, network: &str) {
+pub(crate) fn claim(address: SocketAddr, network: &str) {
     use isthmus::proto::envoy::config::core::v3::Node;
     use isthmus::proto::envoy::service::discovery::v3::DiscoveryRequest;
     use prost::Message;

@@ -3,6 +3,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use serde_json::Value;
+
 use crate::support::backend::Backend;
 use crate::support::client::{call, read_alert, tls};
 use crate::support::dns::{Answer, NameServer};
@@ -16,7 +18,8 @@ const NAME: &str = "db.test";
 fn backends() -> [Backend; 2] {
     let config = PKI.server(NAME);
     let first = Backend::tls_echo(config.clone(), "first ");
-    let second = SocketAddr::new([127, 0, 0, 2].into(), first.address.port());
+    // Tests that take many ports of an address use others.
+    let second = SocketAddr::new([127, 0, 77, 2].into(), first.address.port());
     let second = Backend::start_at(second, move |stream| {
         crate::support::backend::tls_echo(stream, config.clone(), "second ");
     });
@@ -134,4 +137,55 @@ fn names_of_gateways_are_looked_up() {
     eventually("another generation", || (generation() > before).then_some(()));
     let unresolved = gateway.json("/api/v1/status")["unresolved"].clone();
     assert_eq!(unresolved, serde_json::json!([]));
+}
+
+/// The lines of the log about a name, as JSON.
+fn lines_about(gateway: &Gateway, name: &str) -> Vec<Value> {
+    let lines = gateway.log().into_iter().filter_map(|line| serde_json::from_str(&line).ok());
+    lines.filter(|line: &Value| line["name"] == name).collect()
+}
+
+/// Waits for a warning about a name that says who uses it; there is one.
+#[track_caller]
+fn warned(gateway: &Gateway, name: &str, message: &str, used_by: &str) {
+    let is_it = |line: &Value| line["message"].as_str().is_some_and(|text| text.starts_with(message));
+    let line = eventually(message, || lines_about(gateway, name).into_iter().find(|line| is_it(line)));
+    assert_eq!((&line["level"], &line["used_by"]), (&"WARN".into(), &used_by.into()), "{line}");
+    let count = lines_about(gateway, name).iter().filter(|line| is_it(line)).count();
+    assert_eq!(count, 1, "the log does not repeat it with each look-up");
+}
+
+#[test]
+fn a_name_without_an_address_is_a_warning_that_says_who_uses_it() {
+    let [first, _second] = backends();
+    let servers = NameServer::start();
+    servers.answer(NAME, Answer::Unknown);
+    servers.answer("gw.test", Answer::Unknown);
+    servers.answer("mute.test", Answer::Failure);
+    let more = "networks:\n  west: {gateways: [{address: gw.test, sniPort: 15443}]}\n  \
+                north: {gateways: [{address: mute.test, sniPort: 15443}]}\naggregator: {startTimeout: 1s}\n";
+    let gateway = Gateway::start(&config(&servers, first.address.port(), more));
+    for name in [NAME, "gw.test", "mute.test"] {
+        eventually("questions", || (servers.asked(name) >= 6).then_some(()));
+    }
+    warned(&gateway, NAME, "the name does not resolve", "route \"db.test\"");
+    warned(&gateway, "gw.test", "the name does not resolve", "a gateway of network \"west\"");
+    warned(&gateway, "mute.test", "cannot look the name up", "a gateway of network \"north\"");
+    // The same word in every place: the list of problems, and the connection that finds no endpoint.
+    let unresolved = || -> Vec<String> {
+        let status = gateway.json("/api/v1/status");
+        let all = status["problems"].as_array().cloned().unwrap_or_default();
+        let all = all.iter().filter(|problem| problem["code"] == "name_unresolved");
+        all.map(|problem| problem["about"].as_str().expect("a name").to_owned()).collect()
+    };
+    assert_eq!(unresolved(), [NAME, "gw.test", "mute.test"]);
+    tls(gateway.listener("default"), NAME).expect_err("no endpoint");
+    let line = gateway.logged("the refusal", |line| line["reason"] == "no_endpoints");
+    assert!(line["detail"].as_str().is_some_and(|text| text.starts_with("name_unresolved")), "{line}");
+    // Names that get an address are no problem any more.
+    for name in [NAME, "gw.test", "mute.test"] {
+        servers.points(name, first.address.ip());
+    }
+    eventually("no problem", || unresolved().is_empty().then_some(()));
+    reach(&gateway, "first");
 }

@@ -4,6 +4,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
+use crate::faults::claim;
 use crate::hbone::{BASE, CALLER, OWN, folder};
 use crate::support::backend::{Backend, refusing};
 use crate::support::client::{connect, hello, tls};
@@ -115,6 +116,39 @@ fn an_own_certificate_near_its_end_is_a_problem_and_one_past_it_is_not_ready() {
     gateway.ready();
     assert_eq!(gateway.json("/api/v1/status")["problems"], serde_json::json!([]));
     assert!(!CALLER.is_empty());
+}
+
+#[test]
+fn a_refused_xds_client_is_seen_at_the_server() {
+    let gateway = Gateway::start(
+        "listen: \"127.0.0.1:0\"\nroutes: {a.test: \"127.0.0.1:9\"}\nxds: {bind: \"127.0.0.1:0\", clients: [{networks: [net-east]}]}\n",
+    );
+    let xds = gateway.listener("xds");
+    claim(xds, "net-west");
+    let warning = eventually("the warning", || {
+        let mut lines =
+            gateway.log().into_iter().filter_map(|line| serde_json::from_str::<Value>(&line).ok());
+        lines.find(|line| {
+            line["message"].as_str().is_some_and(|text| text.starts_with("an xDS client is refused"))
+        })
+    });
+    assert_eq!((&warning["level"], &warning["node"]), (&"WARN".into(), &"client".into()), "{warning}");
+    assert!(warning["message"].as_str().is_some_and(|text| text.contains("net-west")), "{warning}");
+    claim(xds, "net-west");
+    claim(xds, "net-south");
+    assert_eq!(gateway.metric("isthmus_xds_refused_total", &[]), 3.0);
+    let refused = gateway.json("/api/v1/status")["xds"]["refused"].clone();
+    assert_eq!(refused["total"], 3, "{refused}");
+    let recent: Vec<_> = refused["recent"].as_array().expect("a list").iter().collect();
+    let of = |at: usize| (recent[at]["network"].as_str(), recent[at]["count"].as_u64());
+    assert_eq!([of(0), of(1)], [(Some("net-south"), Some(1)), (Some("net-west"), Some(2))], "{refused}");
+    assert!(recent[1]["why"].as_str().is_some_and(|why| why.contains("xds.clients")), "{refused}");
+    assert_eq!(gateway.json("/api/v1/clients"), serde_json::json!([]));
+    let problem = has_problem(&gateway, "xds_client_refused");
+    assert!(
+        problem["text"].as_str().is_some_and(|text| text.starts_with("3 xDS clients refused")),
+        "{problem}"
+    );
 }
 
 #[test]
