@@ -16,6 +16,7 @@ use crate::support::gateway::{Gateway, raw_http};
 use crate::support::hbone::{Hbone, client};
 use crate::support::pki::PKI;
 use crate::support::raw::{self, connect_from, read_out};
+use crate::xds_tls;
 
 const INNOCENT: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
 const GREEDY: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
@@ -206,19 +207,7 @@ fn thousands_of_handshakes_of_one_source_delay_those_of_another_by_little() {
 
 #[test]
 fn silent_connections_keep_no_xds_client_out() {
-    let config = "\
-node: {namespace: istio-system, serviceAccount: eastwest, network: east, cluster: c1}
-identity: {files: {certificate: cert.pem, key: key.pem}}
-trust: [{trustDomain: cluster.local, roots: roots.pem}]
-xds:
-  bind: \"127.0.0.1:0\"
-  tls: {}
-  clients: [{identities: [\"spiffe://cluster.local/ns/shop/*\"], networks: [east]}]
-listen: \"127.0.0.1:0\"
-services:
-  - {hostname: a.shop.mesh, namespace: shop, ports: [{name: p, port: 80}], endpoints: [{address: 10.0.0.1}]}
-";
-    let gateway = Gateway::start_in(folder(), config, &[]);
+    let gateway = Gateway::start_in(folder(), xds_tls::CONFIG, &[]);
     let address = gateway.listener("xds");
     let handshake = || {
         let begun = Instant::now();

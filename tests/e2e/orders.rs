@@ -200,20 +200,26 @@ fn a_config_that_is_no_file_is_refused_at_once() {
     obeys(gateway, "TERM", true);
 }
 
+/// A gateway that has lost lines of its access log, a pipe; and the pipe's other end.
+fn with_a_log_that_nobody_reads() -> (Gateway, std::fs::File) {
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("isthmus.yaml"), full_config("")).expect("written");
+    let made = Command::new("mkfifo").arg(folder.path().join("log")).status().expect("mkfifo");
+    assert!(made.success());
+    // Both ends, so that it can be opened, and nobody reads.
+    let log = std::fs::OpenOptions::new().read(true).write(true).open(folder.path().join("log"));
+    let log = log.expect("opened");
+    let mut command = Command::new("sh");
+    command.args(["-c", "exec \"$0\" run -c isthmus.yaml >log", BINARY]).current_dir(folder.path());
+    let gateway = Gateway::spawn(command, folder);
+    fill_the_log(&gateway);
+    (gateway, log)
+}
+
 #[test]
 fn orders_are_obeyed_while_nobody_reads_the_log() {
     for end in ENDS {
-        let folder = tempfile::tempdir().expect("a folder");
-        std::fs::write(folder.path().join("isthmus.yaml"), full_config("")).expect("written");
-        let made = Command::new("mkfifo").arg(folder.path().join("log")).status().expect("mkfifo");
-        assert!(made.success());
-        // Both ends, so that it can be opened, and nobody reads.
-        let log = std::fs::OpenOptions::new().read(true).write(true).open(folder.path().join("log"));
-        let _log = log.expect("opened");
-        let mut command = Command::new("sh");
-        command.args(["-c", "exec \"$0\" run -c isthmus.yaml >log", BINARY]).current_dir(folder.path());
-        let gateway = Gateway::spawn(command, folder);
-        fill_the_log(&gateway);
+        let (gateway, _log) = with_a_log_that_nobody_reads();
         gateway.told("lines of the access log are lost: nobody reads it");
         obeys(gateway, end, true);
     }
@@ -221,16 +227,7 @@ fn orders_are_obeyed_while_nobody_reads_the_log() {
 
 #[test]
 fn a_log_that_nobody_reads_is_given_up_for_another_by_a_reload() {
-    let folder = tempfile::tempdir().expect("a folder");
-    std::fs::write(folder.path().join("isthmus.yaml"), full_config("")).expect("written");
-    let made = Command::new("mkfifo").arg(folder.path().join("log")).status().expect("mkfifo");
-    assert!(made.success());
-    let log = std::fs::OpenOptions::new().read(true).write(true).open(folder.path().join("log"));
-    let _log = log.expect("opened");
-    let mut command = Command::new("sh");
-    command.args(["-c", "exec \"$0\" run -c isthmus.yaml >log", BINARY]).current_dir(folder.path());
-    let gateway = Gateway::spawn(command, folder);
-    fill_the_log(&gateway);
+    let (gateway, _log) = with_a_log_that_nobody_reads();
     // Failures are listed all the same.
     assert_eq!(gateway.json("/api/v1/failures").as_array().map(Vec::len), Some(1000));
     std::fs::write(gateway.config_path(), full_config("accessLog: {path: other.log}")).expect("written");

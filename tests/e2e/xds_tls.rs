@@ -12,7 +12,7 @@ use crate::support::gateway::Gateway;
 use crate::support::pki::{PKI, Pki};
 use crate::support::{python, skip};
 
-const CONFIG: &str = "\
+pub(crate) const CONFIG: &str = "\
 node: {namespace: istio-system, serviceAccount: eastwest, network: east, cluster: c1}
 identity: {files: {certificate: cert.pem, key: key.pem}}
 trust: [{trustDomain: cluster.local, roots: roots.pem}]
