@@ -1,4 +1,4 @@
-//! The two gateways: the same certificate, windows, limits and endpoints, one worker each, no access log.
+//! The two gateways: the same certificate, limits and endpoints, one worker each, no access log.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader};
@@ -104,6 +104,15 @@ enum Running {
     Envoy(Envoy),
 }
 
+/// How much a caller may send ahead.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Windows {
+    /// What Istio's gateways have: 256 KiB a stream. Isthmus has its own default.
+    Istio,
+    /// Each program's own default.
+    Default,
+}
+
 /// A gateway at work, on the first processor where there are two.
 pub(crate) struct Side {
     running: Running,
@@ -111,7 +120,7 @@ pub(crate) struct Side {
 }
 
 impl Side {
-    pub(crate) fn start(kind: &Kind, backends: &Backends) -> Result<Self> {
+    pub(crate) fn start(kind: &Kind, backends: &Backends, windows: Windows) -> Result<Self> {
         let folder = folder()?;
         let running = on_processor(0, || match kind {
             Kind::Isthmus => Running::Isthmus(Gateway::start_in(folder, &isthmus(backends), &[])),
@@ -121,7 +130,9 @@ impl Side {
                 command.args(["run", "-c", "isthmus.yaml"]).current_dir(folder.path());
                 Running::Isthmus(Gateway::spawn(command, folder))
             }
-            Kind::Envoy(program) => Running::Envoy(Envoy::start(program, folder, &envoy_yaml(backends))),
+            Kind::Envoy(program) => {
+                Running::Envoy(Envoy::start(program, folder, &envoy_yaml(backends, windows)))
+            }
         });
         let address = match &running {
             Running::Isthmus(gateway) => gateway.listener("hbone"),
@@ -213,7 +224,7 @@ fn isthmus(backends: &Backends) -> String {
     )
 }
 
-fn envoy_yaml(backends: &Backends) -> String {
+fn envoy_yaml(backends: &Backends, windows: Windows) -> String {
     let hosts: String = KINDS
         .iter()
         .map(|kind| {
@@ -240,5 +251,7 @@ fn envoy_yaml(backends: &Backends) -> String {
             )
         })
         .collect();
-    include_str!("envoy.yaml").replace("{HOSTS}\n", &hosts).replace("{CLUSTERS}\n", &clusters)
+    let whole = include_str!("envoy.yaml").replace("{HOSTS}\n", &hosts).replace("{CLUSTERS}\n", &clusters);
+    let is_kept = |line: &&str| windows == Windows::Istio || !line.contains("_window_size:");
+    whole.lines().filter(is_kept).map(|line| format!("{line}\n")).collect()
 }

@@ -23,7 +23,8 @@ use std::time::Instant;
 
 use attacks::Attack;
 use caller::Identity;
-use gateways::{Backends, Kind, Side, on_processor};
+use gateways::{Backends, Kind, Side, Windows, on_processor};
+use support::far::far;
 use work::{Figures, Measured};
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -39,6 +40,8 @@ struct Plan {
     connects: usize,
     handshakes: usize,
     bytes: usize,
+    /// Of a transfer over distance.
+    far_bytes: usize,
     round_trips: usize,
     seconds: f64,
     idle_streams: usize,
@@ -52,6 +55,7 @@ const WHOLE: Plan = Plan {
     connects: 3_000,
     handshakes: 200,
     bytes: 96 << 20,
+    far_bytes: 32 << 20,
     round_trips: 5_000,
     seconds: 1.0,
     idle_streams: 1_000,
@@ -105,7 +109,10 @@ async fn measure() -> Result<()> {
          AES-256-GCM, X25519, P-256 certificates of both sides",
         plan.rounds, plan.bulk_rounds
     );
-    let start = || -> Result<Vec<Side>> { kinds.iter().map(|kind| Side::start(kind, &backends)).collect() };
+    let start_with = |windows| -> Result<Vec<Side>> {
+        kinds.iter().map(|kind| Side::start(kind, &backends, windows)).collect()
+    };
+    let start = || start_with(Windows::Istio);
     let mut figures = Figures::default();
     if is_wanted("memory") {
         memory(&plan, &start, &mut figures).await?;
@@ -121,6 +128,11 @@ async fn measure() -> Result<()> {
                 all.into_iter().for_each(|(name, value)| figures.add(&name, column, value));
             }
         }
+    }
+    if is_wanted("distance") {
+        distance(&plan, &sides, "Envoy with windows of 256 KiB", &mut figures).await?;
+        let sides = start_with(Windows::Default)?;
+        distance(&plan, &sides, "Envoy with its default windows", &mut figures).await?;
     }
     for (column, side) in in_turn(&sides, 0).into_iter().filter(|_| is_wanted("aborts")) {
         let identity = Identity::read(&side.folder())?;
@@ -162,6 +174,20 @@ async fn perform(work: &str, plan: &Plan, side: &Side, identity: &Identity) -> R
         "1000 streams" => work::open_loop(side, identity, 1_000, plan.seconds).await,
         _ => neighbours(side, identity, plan.seconds).await,
     }
+}
+
+/// Uploads over a way of 40 ms, which the caller's windows bound.
+async fn distance(plan: &Plan, sides: &[Side], what: &str, figures: &mut Figures) -> Result<()> {
+    let ways: Vec<_> = sides.iter().map(|side| far(side.address)).collect();
+    for round in 0..plan.rounds {
+        for (column, side) in in_turn(sides, round) {
+            let identity = Identity::read(&side.folder())?;
+            let called = identity.call(ways[column]).await?;
+            let rate = work::upload_rate((side, called), plan.far_bytes).await?;
+            figures.add(&format!("MiB/s up over 40 ms, 1 stream, {what}"), column, rate);
+        }
+    }
+    Ok(())
 }
 
 /// Somebody's round trips while others misbehave.

@@ -197,6 +197,13 @@ pub(crate) async fn upload(by: (&Side, Caller), bytes: usize, streams: usize) ->
     .await
 }
 
+/// MiB a second of an upload on one stream.
+pub(crate) async fn upload_rate(by: (&Side, Caller), bytes: usize) -> Result<f64> {
+    let begun = Instant::now();
+    upload(by, bytes, 1).await?;
+    Ok(bytes as f64 / f64::from(1 << 20) / begun.elapsed().as_secs_f64())
+}
+
 pub(crate) async fn download(
     what: &str,
     by: (&Side, Caller),

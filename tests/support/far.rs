@@ -1,0 +1,49 @@
+//! A long way: a relay that delays what it passes on.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc::sync_channel;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Half of a round trip.
+const ONE_WAY: Duration = Duration::from_millis(20);
+pub const ROUND_TRIP: Duration = Duration::from_millis(40);
+
+/// Passes bytes on after a while, both ways, as a long way does.
+pub fn far(to: SocketAddr) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("bound");
+    thread::spawn(move || {
+        for near in listener.incoming().map_while(Result::ok) {
+            let far = TcpStream::connect(to).expect("the target");
+            for (from, to) in [(&near, &far), (&far, &near)] {
+                from.set_nodelay(true).expect("set");
+                delay(from.try_clone().expect("cloned"), to.try_clone().expect("cloned"));
+            }
+        }
+    });
+    address
+}
+
+fn delay(mut from: TcpStream, mut to: TcpStream) {
+    // As much as is under way at a gigabyte a second.
+    let (sender, receiver) = sync_channel::<(Instant, Vec<u8>)>(4_096);
+    thread::spawn(move || {
+        let mut bytes = vec![0; 64 * 1024];
+        while let Ok(count @ 1..) = from.read(&mut bytes) {
+            if sender.send((Instant::now() + ONE_WAY, bytes[..count].to_vec())).is_err() {
+                return;
+            }
+        }
+    });
+    thread::spawn(move || {
+        for (due, bytes) in receiver {
+            thread::sleep(due.saturating_duration_since(Instant::now()));
+            if to.write_all(&bytes).is_err() {
+                return;
+            }
+        }
+        let _ = to.shutdown(Shutdown::Write);
+    });
+}
