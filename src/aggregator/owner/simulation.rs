@@ -16,7 +16,7 @@ use crate::aggregator::spec::RegistryKind;
 use crate::aggregator::status::RegistryState;
 use crate::discovery::xds::hub::Hub;
 use crate::discovery::xds::kind::Kind;
-use crate::discovery::xds::peers::Told;
+use crate::discovery::xds::peers::SanHistory;
 use crate::discovery::xds::render;
 use crate::discovery::xds::resource::Version;
 use crate::discovery::xds::session::{Protocol, Request, Response, Session};
@@ -368,7 +368,8 @@ impl Client {
     fn version_in(&self, world: &Snapshot, name: &str) -> Version {
         let (kind, name): (Kind, Arc<str>) = (Kind::Assignment, name.into());
         let target = kind.read(&name);
-        let made = render::resource(world, kind, &name, target.as_ref(), &self.viewer, &Told::default());
+        let made =
+            render::resource(world, kind, &name, target.as_ref(), &self.viewer, &SanHistory::default());
         made.expect("there is one of each name").version
     }
 

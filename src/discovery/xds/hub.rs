@@ -18,7 +18,7 @@
 //! - `subscribers`: mailboxes by slot.
 
 use std::hash::BuildHasher;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -37,7 +37,7 @@ use self::queue::{Changes, Queue, Step};
 use self::rendering::{Key, Rendering};
 use self::subscribers::{Slot, Subscribers};
 use super::kind::Kind;
-use super::peers::Told;
+use super::peers::SanHistory;
 use super::render;
 use super::resource::Resource;
 use crate::model::name::HostName;
@@ -61,15 +61,17 @@ const WAKES: usize = 8;
 /// What sessions are served from.
 pub struct Hub {
     reader: Reader,
-    told: Told,
+    san_history: SanHistory,
     renderings: DashMap<HostName, HashTable<Arc<Rendering>>>,
     hasher: DefaultHashBuilder,
     all: Mutex<All>,
     /// Whether the list of all clusters is whole.
     is_listed: AtomicBool,
-    /// Told when the list of all clusters is wanted.
+    /// SanHistory when the list of all clusters is wanted.
     wanted: Notify,
     held_back: Mutex<HeldBack>,
+    /// Counts how often the registries that have not been read were set.
+    unread_set: AtomicU64,
 }
 
 /// What sessions hold back from their clients while registries have not been read.
@@ -94,18 +96,19 @@ enum List {
 
 impl Hub {
     pub fn new(reader: Reader) -> Arc<Self> {
-        let (told, renderings, all) = (Told::default(), DashMap::new(), Mutex::default());
+        let (san_history, renderings, all) = (SanHistory::default(), DashMap::new(), Mutex::default());
         let hasher = DefaultHashBuilder::default();
         let held_back = HeldBack { unread: reader.latest().unread.clone(), sessions: Subscribers::default() };
         Arc::new(Self {
             reader,
-            told,
+            san_history,
             renderings,
             hasher,
             all,
             is_listed: AtomicBool::new(false),
             wanted: Notify::new(),
             held_back: Mutex::new(held_back),
+            unread_set: AtomicU64::new(1),
         })
     }
 
@@ -185,7 +188,7 @@ impl Hub {
         let Changes { own, behind, everything } = Changes::between(&self.reader, &queue.world, &next);
         self.add_unread(&next.unread);
         if everything {
-            self.told.keep_those_of(&next);
+            self.san_history.keep_those_of(&next);
             queue.push_background(self.all_names(&next), now);
         }
         queue.push_background(behind, now);
@@ -234,7 +237,7 @@ impl Hub {
     /// Renders a service's resources again; returns how many, and those that came out differently, each after what it is
     /// referred to by.
     fn refresh(&self, world: &Snapshot, hostname: &HostName) -> (usize, Vec<News>) {
-        self.told.keep_ports_of(world, hostname);
+        self.san_history.keep_ports_of(world, hostname);
         let renderings: Vec<Arc<Rendering>> = self
             .renderings
             .get(hostname)
@@ -266,7 +269,7 @@ impl Hub {
             _ => Arc::new(made),
         };
         let made: Arc<[Arc<Resource>]> =
-            render::clusters(world, hostname, &self.told).into_iter().map(keep).collect();
+            render::clusters(world, hostname, &self.san_history).into_iter().map(keep).collect();
         if are_same(&made, &old) {
             return None;
         }
@@ -296,6 +299,9 @@ impl Hub {
     /// rendered.
     fn add_unread(&self, unread: &Unread) {
         let before = lock(&self.held_back).unread.clone();
+        if before.is_empty() && unread.is_empty() {
+            return;
+        }
         let mut registries = unread.registries().to_vec();
         let more = before.registries().iter().filter(|registry| !unread.registries().contains(registry));
         registries.extend(more.cloned());
@@ -305,16 +311,26 @@ impl Hub {
     /// Takes over which registries have not been read; sessions that hold something back look again if they are others.
     fn take_unread(&self, unread: Arc<Unread>) {
         let mut held_back = lock(&self.held_back);
+        if Arc::ptr_eq(&held_back.unread, &unread) || held_back.unread.is_empty() && unread.is_empty() {
+            return;
+        }
         let differs = !held_back.unread.has_registries_of(&unread);
         held_back.unread = unread;
+        self.unread_set.fetch_add(1, Ordering::Release);
         if differs {
             held_back.sessions.iter().for_each(|mailbox| mailbox.wake());
         }
     }
 
-    /// The registries that have not been read. To be asked for after the marks of a mailbox were taken.
-    pub fn unread(&self) -> Arc<Unread> {
-        lock(&self.held_back).unread.clone()
+    /// The registries that have not been read, if they were set since the count that the caller has, which becomes the
+    /// present one. To be asked for after the marks of a mailbox were taken.
+    pub fn unread(&self, count: &mut u64) -> Option<Arc<Unread>> {
+        if self.unread_set.load(Ordering::Acquire) == *count {
+            return None;
+        }
+        let held_back = lock(&self.held_back);
+        *count = self.unread_set.load(Ordering::Relaxed);
+        Some(held_back.unread.clone())
     }
 
     /// Wakes this mailbox when other registries have not been read than these.
@@ -428,3 +444,6 @@ struct News {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests;

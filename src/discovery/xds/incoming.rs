@@ -1,5 +1,4 @@
-//! Connections of xDS clients: accepted, and past TLS where that is asked for. Tonic's own TLS can neither be given another
-//! certificate while it runs, nor hold a client against the roots of its own trust domain.
+//! Connections of xDS clients: accepted, and past TLS where that is asked for.
 
 use std::io;
 use std::net::SocketAddr;
@@ -11,15 +10,11 @@ use std::time::Duration;
 use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::sync::mpsc;
 use tokio_rustls::TlsAcceptor;
-use tokio_stream::Stream;
-use tonic::transport::server::Connected;
 
 use crate::model::identity::Identity;
 use crate::net::fetch::Fetch;
-use crate::net::incoming::{Guarded, Incoming, Limits, Seat};
-use crate::net::scope::Scope;
+use crate::net::incoming::{Guarded, Limits, Seat};
 use crate::tls::proof::{Proof, fault_of};
 use crate::tls::trust::{TrustBundles, why};
 
@@ -30,8 +25,6 @@ const FIRST_BYTE: Duration = Duration::from_secs(3);
 /// Clients at once that have not finished TLS and asked for something; the oldest of the source that has most gives way. Each
 /// may cost some 20 KiB meanwhile.
 const UNSETTLED_MAX: usize = 2_048;
-/// Connections that wait to be served.
-const WAITING: usize = 64;
 
 /// What the listener allows, for so many connections.
 pub fn limits(connections: usize, tls: bool) -> Limits {
@@ -47,7 +40,7 @@ pub struct Caller {
     pub identity: Option<Identity>,
 }
 
-/// What each request of a connection is given.
+/// What each stream of a connection is given.
 #[derive(Clone)]
 pub struct CalledOn {
     pub caller: Caller,
@@ -66,60 +59,37 @@ pub struct Tls {
 pub struct Connection {
     io: Pin<Box<dyn Io>>,
     called_on: CalledOn,
+    /// Ready once the connection has to end.
+    end: End,
 }
+
+/// Why a connection has to end, once it has to.
+pub(super) type End = Pin<Box<dyn Future<Output = io::Error> + Send>>;
 
 trait Io: AsyncRead + AsyncWrite + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Send> Io for T {}
 
-/// Connections as they become ready.
-pub struct Ready {
-    ready: mpsc::Receiver<Connection>,
-}
-
-impl Ready {
-    /// Accepts until it is dropped.
-    pub fn new(incoming: Incoming, tls: Option<Tls>, scope: &Scope) -> Self {
-        let (sender, ready) = mpsc::channel(WAITING);
-        scope.spawn(accept(incoming, tls, sender, scope.clone()));
-        Self { ready }
-    }
-}
-
-impl Stream for Ready {
-    type Item = io::Result<Connection>;
-
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.ready.poll_recv(context).map(|connection| connection.map(Ok))
-    }
-}
-
-async fn accept(incoming: Incoming, tls: Option<Tls>, ready: mpsc::Sender<Connection>, scope: Scope) {
-    loop {
-        let (socket, seat) = tokio::select! {
-            () = ready.closed() => return,
-            accepted = incoming.accept() => accepted,
-        };
-        let (tls, ready) = (tls.clone(), ready.clone());
-        // In a task of its own, so that nobody waits for a client that is slow, nor for one that waits to be served.
-        scope.spawn(async move {
-            let connection = match tls {
-                Some(tls) => secure(tls, socket, &seat).await,
-                None => Ok(plain(socket, &seat)),
-            };
-            match connection {
-                // Fails only where nobody serves any more.
-                Ok(connection) => drop(ready.send(connection).await),
-                Err(problem) => tracing::info!(peer = %seat.peer(), "an xDS client is not let in: {problem}"),
-            }
-        });
-    }
+/// A connection that can be served, once its client has proven who it is where that is asked for.
+pub async fn open(tls: Option<Tls>, socket: TcpStream, seat: &Arc<Seat>) -> Option<Connection> {
+    let connection = match tls {
+        Some(tls) => Box::pin(secure(tls, socket, seat)).await,
+        None => Ok(plain(socket, seat)),
+    };
+    connection
+        .inspect_err(|problem| tracing::info!(peer = %seat.peer(), "an xDS client is not let in: {problem}"))
+        .ok()
 }
 
 fn plain(socket: TcpStream, seat: &Arc<Seat>) -> Connection {
     let caller = Caller { peer: seat.peer(), identity: None };
     let called_on = CalledOn { caller, seat: seat.clone() };
-    Connection { io: Box::pin(Guarded::new(socket, seat)), called_on }
+    Connection { io: Box::pin(guarded(socket, seat)), called_on, end: Box::pin(seat.clone().ended()) }
+}
+
+/// Fails where its client reads nothing. That it has to end is for its task to see, and not asked with each read and write.
+fn guarded<T>(io: T, seat: &Arc<Seat>) -> Guarded<T> {
+    Guarded::until(io, seat, Box::pin(std::future::pending()))
 }
 
 async fn secure(tls: Tls, socket: TcpStream, seat: &Arc<Seat>) -> Result<Connection, String> {
@@ -136,24 +106,36 @@ async fn secure(tls: Tls, socket: TcpStream, seat: &Arc<Seat>) -> Result<Connect
     }
     // What changes from here on is asked again.
     trust.see();
-    let accepted = TlsAcceptor::from(config).accept(Guarded::new(socket, seat)).await;
+    let accepted = tokio::select! {
+        biased;
+        error = seat.clone().ended() => return Err(error.to_string()),
+        accepted = TlsAcceptor::from(config).accept(guarded(socket, seat)) => accepted,
+    };
     let stream = accepted.map_err(|error| fault_of(&error).map_or_else(|| error.to_string(), why))?;
     let proof = Proof::of(stream.get_ref().1)?;
     let caller = Caller { peer, identity: Some(proof.identity.clone()) };
     let called_on = CalledOn { caller, seat: seat.clone() };
-    let doubted = async move {
-        let error = proof.doubted(trust).await;
-        tracing::info!(%peer, identity = %proof.identity, "an xDS client is cut off: {}", why(&error));
-        io::Error::new(io::ErrorKind::PermissionDenied, error)
-    };
-    Ok(Connection { io: Box::pin(Guarded::until(stream, seat, Box::pin(doubted))), called_on })
+    let ended = seat.clone().ended();
+    let end = Box::pin(async move {
+        tokio::select! {
+            error = ended => error,
+            error = proof.doubted(trust) => {
+                tracing::info!(%peer, identity = %proof.identity, "an xDS client is cut off: {}", why(&error));
+                io::Error::new(io::ErrorKind::PermissionDenied, error)
+            }
+        }
+    });
+    Ok(Connection { io: Box::pin(guarded(stream, seat)), called_on, end })
 }
 
-impl Connected for Connection {
-    type ConnectInfo = CalledOn;
+impl Connection {
+    pub fn called_on(&self) -> &CalledOn {
+        &self.called_on
+    }
 
-    fn connect_info(&self) -> CalledOn {
-        self.called_on.clone()
+    /// Gives out what tells that the connection has to end; it is for the caller to wait for it.
+    pub(super) fn take_end(&mut self) -> End {
+        std::mem::replace(&mut self.end, Box::pin(std::future::pending()))
     }
 }
 

@@ -1,17 +1,13 @@
-//! Responses as bodies of shared slices, made when they are sent.
+//! Responses as shared slices, made when they are sent.
 //!
 //! A response in the queue of a client that does not read holds references to resources that others hold too; large
 //! resources are never copied, small ones only chunk by chunk as the connection takes them.
 
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 
 use bytes::{BufMut, Bytes, BytesMut};
-use http_body::Frame;
 use prost::Message as _;
-use tokio_stream::Stream;
-use tonic::{Code, Status};
+use tonic::Code;
 
 use super::resource::{Resource, field_length, put_field, put_head};
 use super::session::{Protocol, Response};
@@ -36,7 +32,7 @@ const DELTA_REMOVED: u32 = 6;
 const WORLD_ERRORS: u32 = 7;
 
 /// A response on its way out.
-struct Message {
+pub(super) struct Message {
     protocol: Protocol,
     /// What comes before the resources, until it was sent.
     head: BytesMut,
@@ -46,10 +42,13 @@ struct Message {
 }
 
 impl Message {
-    fn new(response: Response) -> Self {
+    pub(super) fn new(response: Response) -> Self {
         let Response { protocol, type_url, nonce, version, resources, removed, missing } = response;
         let size: usize = resources.iter().map(|resource| field_length(length(resource, protocol))).sum();
-        let mut head = BytesMut::with_capacity(PREFIX + FIELDS + size.min(SHARED_FROM));
+        // A large resource is not copied.
+        let copied = resources.first().map_or(0, |first| field_length(length(first, protocol)));
+        let copied = if copied < SHARED_FROM { size.min(CHUNK) } else { 0 };
+        let mut head = BytesMut::with_capacity(PREFIX + FIELDS + copied);
         // Not compressed; and the length, once it is known.
         head.put_bytes(0, PREFIX);
         put_field(&mut head, VERSION, version.text().as_bytes());
@@ -67,7 +66,7 @@ impl Message {
     }
 
     /// The next piece; `None` at the end.
-    fn next(&mut self) -> Option<Bytes> {
+    pub(super) fn next(&mut self) -> Option<Bytes> {
         if let Some(shared) = self.shared.take() {
             return Some(shared);
         }
@@ -104,56 +103,6 @@ fn not_found(name: &str) -> ResourceError {
     ResourceError {
         resource_name: Some(ResourceName { name: name.to_owned() }),
         error_detail: Some(rpc::Status { code: Code::NotFound as i32, message: text, details: Vec::new() }),
-    }
-}
-
-type Responses = dyn Stream<Item = Result<Response, Status>> + Send;
-
-/// The body of a stream's HTTP response: one response after another, the next one asked for when the one before is on its
-/// way; an error is the end, and is what the client is told.
-pub struct Body {
-    responses: Option<Pin<Box<Responses>>>,
-    message: Option<Message>,
-}
-
-impl Body {
-    pub fn new(responses: impl Stream<Item = Result<Response, Status>> + Send + 'static) -> Self {
-        Self { responses: Some(Box::pin(responses)), message: None }
-    }
-}
-
-impl http_body::Body for Body {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        loop {
-            if let Some(message) = &mut self.message {
-                if let Some(piece) = message.next() {
-                    return Poll::Ready(Some(Ok(Frame::data(piece))));
-                }
-                self.message = None;
-            }
-            let Some(responses) = &mut self.responses else {
-                return Poll::Ready(None);
-            };
-            let status = match ready!(responses.as_mut().poll_next(context)) {
-                Some(Ok(response)) => {
-                    self.message = Some(Message::new(response));
-                    continue;
-                }
-                Some(Err(status)) => status,
-                None => Status::ok(""),
-            };
-            self.responses = None;
-            let mut trailers = http::HeaderMap::new();
-            // Refused for a text that is no header: the client is told nothing rather than something wrong.
-            let _ = status.add_header(&mut trailers);
-            return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
-        }
     }
 }
 

@@ -50,10 +50,13 @@ impl Peers {
     }
 }
 
-/// What was last told of peers. Envoy drains the connections of a cluster that changes, so pods that go do not change
-/// it: an identity leaves together with the next one that comes.
+/// The identities that the clusters of each service port were last rendered with. Envoy drains the connections of a
+/// cluster that changes, so pods that go do not change it: an identity leaves together with the next one that comes.
+///
+/// It is state, which two replicas need not have in common: each lists what the world says now, and may list besides what
+/// left while it ran (SECURITY.md). No larger than the services that there are.
 #[derive(Debug, Default)]
-pub struct Told(DashMap<HostName, BTreeMap<u16, Entry>>);
+pub struct SanHistory(DashMap<HostName, BTreeMap<u16, Entry>>);
 
 #[derive(Debug, Default)]
 struct Entry {
@@ -62,7 +65,7 @@ struct Entry {
     peers: Arc<Peers>,
 }
 
-impl Told {
+impl SanHistory {
     pub fn peers(&self, snapshot: &Snapshot, service: &ServiceView, port: &PortView) -> Arc<Peers> {
         let peers = Peers::of(snapshot, service, port);
         let mut ports = self.0.entry(service.key.hostname.clone()).or_default();
@@ -93,4 +96,38 @@ fn keep_ports(snapshot: &Snapshot, hostname: &HostName, ports: &mut BTreeMap<u16
     let service = snapshot.service(hostname.as_str());
     ports.retain(|port, _| service.is_some_and(|service| service.port(*port).is_some()));
     service.is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::discovery::xds::session::tests::snapshot;
+    use crate::snapshot::tests::policy_of;
+
+    #[test]
+    fn an_identity_leaves_together_with_the_next_one_that_comes() {
+        let policy = Arc::new(policy_of("east", "east"));
+        let history = SanHistory::default();
+        let ends = |world: &Snapshot| {
+            let service = world.service("a").expect("a service");
+            let peers = history.peers(world, service, &service.ports[0]);
+            peers
+                .identities
+                .iter()
+                .map(|identity| identity[identity.len() - 4..].to_owned())
+                .collect::<Vec<_>>()
+        };
+        let [first, fewer, other] = [(1, [101, 102]), (2, [101, 101]), (3, [101, 103])]
+            .map(|(generation, hosts)| snapshot(&policy, generation, &[("a", &hosts)]));
+        assert_eq!(ends(&first), ["s101", "s102"]);
+        assert_eq!(ends(&fewer), ["s101", "s102"]);
+        assert_eq!(ends(&other), ["s101", "s103"]);
+        // A resource that is still rendered from an older world takes nothing back.
+        assert_eq!(ends(&first), ["s101", "s103"]);
+        let hostname = HostName::parse("a").expect("legal");
+        history.keep_ports_of(&other, &hostname);
+        assert_eq!(history.0.len(), 1);
+        history.keep_ports_of(&snapshot(&policy, 4, &[]), &hostname);
+        assert!(history.0.is_empty());
+    }
 }

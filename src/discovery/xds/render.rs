@@ -1,4 +1,5 @@
-//! From the snapshot to resources, as Envoy and gRPC take them: the same world gives the same bytes.
+//! From the snapshot to resources, as Envoy and gRPC take them. The same world gives the same bytes, but for the identities
+//! that a cluster for Envoy lists, which [`SanHistory`] keeps.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use prost_types::value::Kind as ValueKind;
 use prost_types::{Any, Struct, Value};
 
 use super::kind::{Kind, Target, cluster_name};
-use super::peers::{Peers, Told};
+use super::peers::{Peers, SanHistory};
 use super::resource::Resource;
 use crate::model::endpoint::{Health, TlsMode};
 use crate::model::mesh_name::MeshName;
@@ -55,7 +56,7 @@ pub fn resource(
     name: &Arc<str>,
     target: Option<&Target>,
     viewer: &Viewer,
-    told: &Told,
+    san_history: &SanHistory,
 ) -> Option<Resource> {
     if name.is_empty() {
         return None;
@@ -69,7 +70,7 @@ pub fn resource(
         (Kind::Cluster, Some(found)) => {
             let known = found.subset.is_empty() || found.service.subsets.contains_key(found.subset);
             let peers = (known && viewer.client == Client::Envoy)
-                .then(|| told.peers(snapshot, found.service, found.port));
+                .then(|| san_history.peers(snapshot, found.service, found.port));
             known.then(|| cluster_of(snapshot, name, found, peers.as_deref()))
         }
         (Kind::Listener, Some(_)) => Some(listener_of(name)),
@@ -89,13 +90,13 @@ pub fn nothing(kind: Kind, name: &Arc<str>) -> Option<Resource> {
 }
 
 /// The clusters of a service, one for each port and subset, for those who ask for all (Envoy).
-pub fn clusters(snapshot: &Snapshot, hostname: &HostName, told: &Told) -> Vec<Resource> {
+pub fn clusters(snapshot: &Snapshot, hostname: &HostName, san_history: &SanHistory) -> Vec<Resource> {
     let Some(service) = snapshot.service(hostname.as_str()) else {
         return Vec::new();
     };
     let mut clusters = Vec::new();
     for port in &service.ports {
-        let peers = told.peers(snapshot, service, port);
+        let peers = san_history.peers(snapshot, service, port);
         let subsets = std::iter::once("").chain(service.subsets.keys().map(|subset| &**subset));
         for subset in subsets {
             let name = cluster_name(port.port, subset, &service.name).into();

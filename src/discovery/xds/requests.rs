@@ -1,13 +1,12 @@
-//! The requests of a stream, out of the body of its HTTP request. No more of a request is held than has arrived, it is
+//! The requests of a stream, out of the data of its HTTP request. No more of a request is held than has arrived, it is
 //! counted from its first byte, and it has to be whole in time.
 
 use std::future::poll_fn;
 use std::marker::PhantomData;
-use std::pin::Pin;
 use std::time::Duration;
 
-use bytes::{Buf, Bytes, BytesMut};
-use http_body::Body as _;
+use bytes::{Bytes, BytesMut};
+use h2::RecvStream;
 use tokio::time::Instant;
 use tonic::Status;
 
@@ -20,7 +19,7 @@ const WHOLE_WITHIN: Duration = Duration::from_secs(30);
 
 /// Reads requests, one after another.
 pub struct Requests<R> {
-    body: Pin<Box<axum::body::Body>>,
+    body: RecvStream,
     /// What has arrived and was not given out.
     buffer: BytesMut,
     /// Holds as much as is in the buffer.
@@ -37,58 +36,47 @@ pub struct Whole<R> {
 }
 
 impl<R: prost::Message + Default> Requests<R> {
-    pub fn new(body: axum::body::Body, account: Account) -> Self {
+    pub fn new(body: RecvStream, account: Account) -> Self {
         let (buffer, deadline, request) = (BytesMut::new(), None, PhantomData);
-        Self { body: Box::pin(body), buffer, account, deadline, request }
+        Self { body, buffer, account, deadline, request }
     }
 
     /// The next request, of at most so many bytes; `None` at the end. Nothing is lost where the future is dropped.
     pub async fn next(&mut self, bytes_max: usize) -> Result<Option<Whole<R>>, Status> {
         loop {
-            if let Some(request) = self.take(bytes_max)? {
-                return Ok(Some(request));
+            if let Some(whole) = read::<R>(&self.buffer, bytes_max)? {
+                let taken = PREFIX + whole.bytes;
+                self.account.give_back(taken);
+                // A buffer that once held a large request would keep its size.
+                self.buffer = BytesMut::from(&self.buffer[taken..]);
+                self.deadline = (!self.buffer.is_empty()).then(|| Instant::now() + WHOLE_WITHIN);
+                return Ok(Some(whole));
             }
             match self.arrives().await? {
-                Some(data) => {
-                    let taken = self.account.take(data.len());
-                    taken.map_err(|error| Status::resource_exhausted(format!("requests: {error}")))?;
-                    self.buffer.extend_from_slice(&data);
-                    if !self.buffer.is_empty() {
-                        self.deadline.get_or_insert_with(|| Instant::now() + WHOLE_WITHIN);
+                // Of a request that arrives in one piece nothing is held.
+                Some(data) if self.buffer.is_empty() => match read::<R>(&data, bytes_max)? {
+                    Some(whole) => {
+                        self.hold(&data[PREFIX + whole.bytes..])?;
+                        return Ok(Some(whole));
                     }
-                }
+                    None => self.hold(&data)?,
+                },
+                Some(data) => self.hold(&data)?,
                 None if self.buffer.is_empty() => return Ok(None),
                 None => return Err(Status::internal("the stream ends within a request")),
             }
         }
     }
 
-    /// Takes a whole request out of the buffer.
-    fn take(&mut self, bytes_max: usize) -> Result<Option<Whole<R>>, Status> {
-        let Some((prefix, rest)) = self.buffer.split_at_checked(PREFIX) else { return Ok(None) };
-        if prefix[0] != 0 {
-            return Err(Status::unimplemented("requests must not be compressed"));
+    /// Keeps the beginning of a request.
+    fn hold(&mut self, data: &[u8]) -> Result<(), Status> {
+        let taken = self.account.take(data.len());
+        taken.map_err(|error| Status::resource_exhausted(format!("requests: {error}")))?;
+        self.buffer.extend_from_slice(data);
+        if !self.buffer.is_empty() {
+            self.deadline.get_or_insert_with(|| Instant::now() + WHOLE_WITHIN);
         }
-        let length = u32::from_be_bytes([prefix[1], prefix[2], prefix[3], prefix[4]]);
-        let bytes = usize::try_from(length).unwrap_or(usize::MAX);
-        if bytes > bytes_max {
-            let text = format!("a request of {bytes} bytes; at most {bytes_max} are taken here");
-            return Err(Status::resource_exhausted(text));
-        }
-        if rest.len() < bytes {
-            return Ok(None);
-        }
-        self.buffer.advance(PREFIX);
-        let message = self.buffer.split_to(bytes);
-        let request = R::decode(message);
-        self.account.give_back(PREFIX + bytes);
-        // A buffer that once held a large request would keep its size.
-        self.buffer = BytesMut::from(&self.buffer[..]);
-        self.deadline = (!self.buffer.is_empty()).then(|| Instant::now() + WHOLE_WITHIN);
-        match request {
-            Ok(request) => Ok(Some(Whole { request, bytes })),
-            Err(error) => Err(Status::internal(format!("a request cannot be read: {error}"))),
-        }
+        Ok(())
     }
 
     /// More data; `None` at the end of the stream.
@@ -96,15 +84,13 @@ impl<R: prost::Message + Default> Requests<R> {
         let (body, deadline) = (&mut self.body, self.deadline);
         let data = async {
             loop {
-                match poll_fn(|context| body.as_mut().poll_frame(context)).await {
-                    None => return Ok(None),
-                    Some(Err(error)) => return Err(Status::cancelled(error.to_string())),
-                    // Trailers say nothing.
-                    Some(Ok(frame)) => {
-                        if let Ok(data) = frame.into_data() {
-                            return Ok(Some(data));
-                        }
-                    }
+                // Trailers say nothing.
+                let Some(data) = poll_fn(|context| body.poll_data(context)).await else { return Ok(None) };
+                let data = data.map_err(|error| Status::cancelled(error.to_string()))?;
+                // Fails only where the stream has ended, which is found next.
+                let _ = body.flow_control().release_capacity(data.len());
+                if !data.is_empty() {
+                    return Ok(Some(data));
                 }
             }
         };
@@ -114,5 +100,24 @@ impl<R: prost::Message + Default> Requests<R> {
                 Err(Status::deadline_exceeded(format!("a request was not whole within {WHOLE_WITHIN:?}")))
             }),
         }
+    }
+}
+
+/// Reads the request that bytes begin with, if it is whole.
+fn read<R: prost::Message + Default>(bytes: &[u8], bytes_max: usize) -> Result<Option<Whole<R>>, Status> {
+    let Some((prefix, rest)) = bytes.split_at_checked(PREFIX) else { return Ok(None) };
+    if prefix[0] != 0 {
+        return Err(Status::unimplemented("requests must not be compressed"));
+    }
+    let length = u32::from_be_bytes([prefix[1], prefix[2], prefix[3], prefix[4]]);
+    let length = usize::try_from(length).unwrap_or(usize::MAX);
+    if length > bytes_max {
+        let text = format!("a request of {length} bytes; at most {bytes_max} are taken here");
+        return Err(Status::resource_exhausted(text));
+    }
+    let Some(message) = rest.get(..length) else { return Ok(None) };
+    match R::decode(message) {
+        Ok(request) => Ok(Some(Whole { request, bytes: length })),
+        Err(error) => Err(Status::internal(format!("a request cannot be read: {error}"))),
     }
 }

@@ -1,20 +1,20 @@
 //! The gRPC methods: all types over one stream (ADS), and each type's own, in both forms of the protocol.
 
+use std::future::poll_fn;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use axum::extract::{Extension, Request};
-use axum::response::Response as HttpResponse;
-use axum::routing::post;
+use bytes::Bytes;
+use h2::server::SendResponse;
+use h2::{RecvStream, SendStream};
 use tonic::Status;
-use tonic::service::Routes;
-use tonic::transport::Server;
 
 use super::budget::Budget;
+use super::connection;
 use super::hub::Hub;
-use super::incoming::{CalledOn, Caller, Ready, Tls};
+use super::incoming::{self, CalledOn, Caller, Tls};
 use super::kind::Kind;
-use super::message::Body;
+use super::message::Message;
 use super::node::Introduction;
 use super::requests::{Requests, Whole};
 use super::resource::Version;
@@ -38,14 +38,8 @@ const LATER_BYTES_MAX: usize = 1 << 20;
 const REQUESTS_BYTES_MAX: usize = 128 << 20;
 /// What the names of one client may cost, and those of all.
 const NAMES_BYTES_MAX: (usize, usize) = (128 << 20, 1 << 30);
-/// Bytes that a connection, and a stream of it, may send ahead of what the server reads.
-const WINDOWS: (u32, u32) = (256 << 10, 64 << 10);
 /// Streams at once.
 const STREAMS_MAX: usize = 20_000;
-/// Streams of one connection: one, or one for each type, is what clients have.
-const STREAMS_OF_CONNECTION: u32 = 128;
-/// How often a silent connection is asked whether it lives, and how long it may take to say so.
-const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
 
 /// What every stream needs.
 pub struct Service {
@@ -71,21 +65,26 @@ impl Service {
 
 /// Serves clients until the process ends.
 pub fn serve(service: &Arc<Service>, incoming: Incoming, tls: Option<Tls>) {
-    let ready = Ready::new(incoming, tls, &service.scope);
-    let server = Server::builder()
-        .http2_keepalive_interval(Some(KEEP_ALIVE.0))
-        .http2_keepalive_timeout(Some(KEEP_ALIVE.1))
-        .max_concurrent_streams(Some(STREAMS_OF_CONNECTION))
-        .initial_connection_window_size(Some(WINDOWS.0))
-        .initial_stream_window_size(Some(WINDOWS.1))
-        .add_routes(Routes::from(routes(service.clone())))
-        .serve_with_incoming(ready);
     service.scope.spawn(service.hub.clone().run());
-    service.scope.spawn(async move {
-        if let Err(error) = server.await {
-            tracing::error!(%error, "xDS is served no more");
-        }
-    });
+    service.scope.spawn(accept(service.clone(), incoming, tls));
+}
+
+async fn accept(service: Arc<Service>, incoming: Incoming, tls: Option<Tls>) {
+    loop {
+        let (socket, seat) = incoming.accept().await;
+        let (client, tls) = (service.clone(), tls.clone());
+        // In a task of its own, so that nobody waits for a client that is slow.
+        service.scope.spawn(async move {
+            let Some(connection) = incoming::open(tls, socket, &seat).await else { return };
+            drop(seat);
+            let called_on = connection.called_on().clone();
+            let peer = called_on.caller.peer;
+            let open = move |request, respond| open(&client, &called_on, request, respond);
+            if let Err(error) = connection::serve(connection, open).await {
+                tracing::debug!(%peer, %error, "an xDS connection ended");
+            }
+        });
+    }
 }
 
 /// A service's name, its methods without what they all begin with, and its type; `None`: any.
@@ -97,24 +96,22 @@ const SERVICES: [(&str, &str, Option<Kind>); 5] = [
     ("envoy.service.route.v3.RouteDiscoveryService", "Routes", Some(Kind::Route)),
 ];
 
-fn routes(service: Arc<Service>) -> axum::Router {
-    let mut router = axum::Router::new();
-    for (name, method, only) in SERVICES {
-        let delta = async move |Extension(service): Extension<Arc<Service>>, request: Request| {
-            open::<discovery::DeltaDiscoveryRequest>(&service, request, Protocol::Delta, only)
-        };
-        let world = async move |Extension(service): Extension<Arc<Service>>, request: Request| {
-            open::<discovery::DiscoveryRequest>(&service, request, Protocol::StateOfTheWorld, only)
-        };
-        router = router
-            .route(&format!("/{name}/Delta{method}"), post(delta))
-            .route(&format!("/{name}/Stream{method}"), post(world));
-    }
-    router.layer(Extension(service))
+/// The form and the type of a method; `None`: there is no such method.
+fn method(path: &str) -> Option<(Protocol, Option<Kind>)> {
+    let (service, method) = path.strip_prefix('/')?.split_once('/')?;
+    let (_, what, only) = SERVICES.into_iter().find(|(name, ..)| *name == service)?;
+    let protocol = match method.strip_suffix(what)? {
+        "Delta" => Protocol::Delta,
+        "Stream" => Protocol::StateOfTheWorld,
+        _ => return None,
+    };
+    Some((protocol, only))
 }
 
 /// A request of either form.
 trait DiscoveryRequest: prost::Message + Default + 'static {
+    const PROTOCOL: Protocol;
+
     fn take_apart(self) -> Parts;
 }
 
@@ -127,6 +124,8 @@ struct Parts {
 }
 
 impl DiscoveryRequest for discovery::DeltaDiscoveryRequest {
+    const PROTOCOL: Protocol = Protocol::Delta;
+
     fn take_apart(self) -> Parts {
         let asked = Asked {
             names: self.resource_names_subscribe,
@@ -141,6 +140,8 @@ impl DiscoveryRequest for discovery::DeltaDiscoveryRequest {
 }
 
 impl DiscoveryRequest for discovery::DiscoveryRequest {
+    const PROTOCOL: Protocol = Protocol::StateOfTheWorld;
+
     fn take_apart(self) -> Parts {
         let asked = Asked {
             names: self.resource_names,
@@ -153,44 +154,61 @@ impl DiscoveryRequest for discovery::DiscoveryRequest {
     }
 }
 
-/// Opens a stream. Its responses are the body that is given back; making the next one is also what reads its requests, so
-/// that a client that does not read is not heard either.
-fn open<R: DiscoveryRequest>(
+/// Opens a stream.
+fn open(
     service: &Arc<Service>,
-    request: Request,
-    protocol: Protocol,
+    called_on: &CalledOn,
+    request: http::Request<RecvStream>,
+    respond: SendResponse<Bytes>,
+) -> connection::Stream {
+    match method(request.uri().path()).filter(|_| request.method() == http::Method::POST) {
+        Some((Protocol::Delta, only)) => {
+            let body = request.into_body();
+            talk::<discovery::DeltaDiscoveryRequest>(service, called_on, body, respond, only)
+        }
+        Some((Protocol::StateOfTheWorld, only)) => {
+            let body = request.into_body();
+            talk::<discovery::DiscoveryRequest>(service, called_on, body, respond, only)
+        }
+        None => refuse(respond, Status::unimplemented(format!("there is no {}", request.uri().path()))),
+    }
+}
+
+/// Ends a stream before it has begun.
+fn refuse(mut respond: SendResponse<Bytes>, status: Status) -> connection::Stream {
+    let (head, ()) = status.into_http::<()>().into_parts();
+    // Fails only where the client has gone.
+    let _ = respond.send_response(http::Response::from_parts(head, ()), true);
+    Box::pin(std::future::ready(()))
+}
+
+fn talk<R: DiscoveryRequest>(
+    service: &Arc<Service>,
+    CalledOn { caller, seat }: &CalledOn,
+    body: RecvStream,
+    respond: SendResponse<Bytes>,
     only: Option<Kind>,
-) -> HttpResponse {
-    let Some(CalledOn { caller, seat }) = request.extensions().get::<CalledOn>().cloned() else {
-        return Status::internal("nobody knows who calls").into_http();
-    };
+) -> connection::Stream {
     seat.settle();
-    let Some(place) = service.clients.enter(&caller, protocol, STREAMS_MAX) else {
-        return Status::resource_exhausted("too many clients").into_http();
+    let Some(place) = service.clients.enter(caller, R::PROTOCOL, STREAMS_MAX) else {
+        return refuse(respond, Status::resource_exhausted("too many clients"));
     };
     // One more than the limit, so that it is the request's size that is refused, and not the account.
     let account = service.unfinished.account(caller.peer.ip(), 2 * REQUEST_BYTES_MAX);
     service.metrics.come();
-    let client = Box::new(Client {
+    let client = Client {
         service: service.clone(),
-        requests: Requests::<R>::new(request.into_body(), account),
-        caller,
-        protocol,
+        requests: Requests::<R>::new(body, account),
+        caller: caller.clone(),
         only,
         place,
         session: None,
         unknown: None,
         held_back: 0,
         refused: [false; Kind::ALL.len()],
-    });
-    let responses = futures_util::stream::unfold(client, async |mut client| {
-        let next = client.next().await;
-        Some((next, client))
-    });
-    let mut response = HttpResponse::new(axum::body::Body::new(Body::new(responses)));
-    let content = http::HeaderValue::from_static("application/grpc");
-    response.headers_mut().insert(http::header::CONTENT_TYPE, content);
-    response
+        is_half_closed: false,
+    };
+    Box::pin(client.talk(respond))
 }
 
 /// One client's stream.
@@ -198,7 +216,6 @@ struct Client<R> {
     service: Arc<Service>,
     requests: Requests<R>,
     caller: Caller,
-    protocol: Protocol,
     only: Option<Kind>,
     place: Place,
     /// Made by the first request.
@@ -209,6 +226,8 @@ struct Client<R> {
     held_back: usize,
     /// Types of which it has refused a response.
     refused: [bool; Kind::ALL.len()],
+    /// Whether it has ended its side of the stream.
+    is_half_closed: bool,
 }
 
 impl<R> Drop for Client<R> {
@@ -218,23 +237,56 @@ impl<R> Drop for Client<R> {
 }
 
 impl<R: DiscoveryRequest> Client<R> {
+    /// Says one thing after another, the next one when the one before is on its way; an error is the end, and is what the
+    /// client is told. Making the next response is also what reads requests, so that a client that does not read is not
+    /// heard either.
+    async fn talk(mut self, mut respond: SendResponse<Bytes>) {
+        let mut head = http::Response::new(());
+        let content = http::HeaderValue::from_static("application/grpc");
+        head.headers_mut().insert(http::header::CONTENT_TYPE, content);
+        let Ok(mut send) = respond.send_response(head, false) else { return };
+        loop {
+            let mut message = match self.next().await {
+                Ok(response) => Message::new(response),
+                Err(status) => {
+                    let mut trailers = http::HeaderMap::new();
+                    // Refused for a text that is no header: the client is told nothing rather than something wrong.
+                    let _ = status.add_header(&mut trailers);
+                    let _ = send.send_trailers(trailers);
+                    return;
+                }
+            };
+            while let Some(piece) = message.next() {
+                if !write(&mut send, piece).await {
+                    return;
+                }
+            }
+        }
+    }
+
     /// The next thing to say; an error is the last.
     async fn next(&mut self) -> Result<Response, Status> {
         let end = loop {
             if let Some(response) = self.say().await {
                 return Ok(response);
             }
+            // A client that asks for nothing more is told what it asked for before, and not that something was wrong.
+            if self.is_half_closed && !self.session.as_ref().is_some_and(Session::waits_for_list) {
+                break Status::ok("");
+            }
             let request = tokio::select! {
                 // What the client says comes first: it may not want any more what has changed.
                 biased;
-                request = self.requests.next(REQUEST_BYTES_MAX) => Some(request),
+                request = self.requests.next(REQUEST_BYTES_MAX), if !self.is_half_closed => Some(request),
                 () = changed(self.session.as_ref()) => None,
             };
             let heard = match request {
                 None => Ok(()),
                 Some(Ok(Some(request))) => self.hear(request),
-                // It asks for nothing more, and is not told that something was wrong.
-                Some(Ok(None)) => Err(Status::ok("")),
+                Some(Ok(None)) => {
+                    self.is_half_closed = true;
+                    Ok(())
+                }
                 Some(Err(status)) => Err(status),
             };
             if let Err(status) = heard {
@@ -262,7 +314,7 @@ impl<R: DiscoveryRequest> Client<R> {
                 let viewer = introduction.viewer.clone();
                 place.introduced(introduction);
                 let account = service.names.account(self.caller.peer.ip(), NAMES_BYTES_MAX.0);
-                let made = Session::new(service.hub.clone(), viewer, self.protocol);
+                let made = Session::new(service.hub.clone(), viewer, R::PROTOCOL);
                 session.insert(made.paid_from(account))
             }
         };
@@ -282,7 +334,7 @@ impl<R: DiscoveryRequest> Client<R> {
                     "a request of {bytes} bytes for an unknown type"
                 )));
             }
-            self.unknown = unknown(session, self.protocol, type_url, asked);
+            self.unknown = unknown(session, R::PROTOCOL, type_url, asked);
             return Ok(());
         };
         if bytes > LATER_BYTES_MAX && session.has_asked(kind) {
@@ -340,6 +392,18 @@ impl<R: DiscoveryRequest> Client<R> {
             tokio::task::yield_now().await;
         }
     }
+}
+
+/// Sends a piece once there is room for some of it; returns false if the client has gone.
+async fn write(send: &mut SendStream<Bytes>, piece: Bytes) -> bool {
+    // No more: what is reserved and not used yet would be missing for other streams of the connection.
+    send.reserve_capacity(1);
+    while send.capacity() == 0 {
+        if !matches!(poll_fn(|context| send.poll_capacity(context)).await, Some(Ok(_))) {
+            return false;
+        }
+    }
+    send.send_data(piece, false).is_ok()
 }
 
 /// Of a type that we do not have there is nothing: delta clients are told, others wait.

@@ -125,8 +125,9 @@ pub struct Session {
     unfinished: bool,
     /// What the names may cost; absent: anything.
     account: Option<Account>,
-    /// Registries that have not been read, as of the last look.
+    /// Registries that have not been read, as of the last look, and how often the hub had set them by then.
     unread: Arc<Unread>,
+    unread_count: u64,
     /// Has the hub wake this session when registries have been read, as long as something is held back.
     holds_back: Option<Listed>,
     /// Has the hub wake this session when the list of all clusters changes, as long as the client wants all.
@@ -201,7 +202,8 @@ enum Sent {
 impl Session {
     pub fn new(hub: Arc<Hub>, viewer: Viewer, protocol: Protocol) -> Self {
         let (mailbox, types) = (Arc::<Mailbox>::default(), Default::default());
-        let unread = hub.unread();
+        let mut unread_count = 0;
+        let unread = hub.unread(&mut unread_count).unwrap_or_default();
         Self {
             hub,
             mailbox,
@@ -212,6 +214,7 @@ impl Session {
             unfinished: false,
             account: None,
             unread,
+            unread_count,
             holds_back: None,
             wants_all: None,
         }
@@ -260,7 +263,7 @@ impl Session {
 
     /// How much of all types is held back.
     pub fn held_back(&self) -> usize {
-        self.types.iter().map(Type::held_back).sum()
+        self.types.iter().filter(|of| of.asked).map(Type::held_back).sum()
     }
 
     /// Takes in a request.
@@ -295,7 +298,8 @@ impl Session {
         // Clusters before assignments before listeners before routes.
         for kind in Kind::ALL {
             let of = &self.types[kind as usize];
-            if !of.asked || of.in_flight.is_some() || self.waits_for_list(kind) || self.waits(kind) {
+            let waits_for_list = kind == Kind::Cluster && self.waits_for_list();
+            if !of.asked || of.in_flight.is_some() || waits_for_list || self.waits(kind) {
                 continue;
             }
             let draft = match self.protocol {
@@ -324,22 +328,24 @@ impl Session {
 
     /// Takes the marks out of the mailbox.
     fn gather(&mut self) {
-        for (of, marks) in self.types.iter_mut().zip(self.mailbox.take()) {
+        let news = self.mailbox.take();
+        for (of, marks) in self.types.iter_mut().zip(news).filter(|(_, marks)| marks.since.is_some()) {
             of.pending.extend(marks.names.into_iter().filter(|name| of.named.contains(name)));
             of.all_changed |= marks.all && of.wildcard;
             of.since = of.since.or(marks.since);
         }
         // Only after the marks were taken: what they tell of is rendered without the registries that are unread then.
-        let unread = self.hub.unread();
-        if !unread.has_registries_of(&self.unread) {
-            self.types.iter_mut().for_each(Type::look_at_held_back);
+        if let Some(unread) = self.hub.unread(&mut self.unread_count) {
+            if !unread.has_registries_of(&self.unread) {
+                self.types.iter_mut().for_each(Type::look_at_held_back);
+            }
+            self.unread = unread;
         }
-        self.unread = unread;
     }
 
     /// Returns true while the list of all clusters is made for a client that wants all.
-    fn waits_for_list(&self, kind: Kind) -> bool {
-        kind == Kind::Cluster && self.types[kind as usize].wildcard && !self.hub.is_listed()
+    pub fn waits_for_list(&self) -> bool {
+        self.types[Kind::Cluster as usize].wildcard && !self.hub.is_listed()
     }
 
     /// Returns true while the response of a type that has to hold all would take something from the client that a registry
@@ -546,4 +552,4 @@ fn shortened(text: &str) -> &str {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

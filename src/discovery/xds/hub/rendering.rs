@@ -83,7 +83,7 @@ impl Rendering {
     /// Renders; returns true if it came out differently. Nothing is rendered from an older world over a newer one.
     fn render(&self, hub: &Hub, world: &Snapshot) -> bool {
         let Key { kind, name, viewer } = &self.key;
-        let made = render::resource(world, *kind, name, self.target.as_ref(), viewer, &hub.told);
+        let made = render::resource(world, *kind, name, self.target.as_ref(), viewer, &hub.san_history);
         let mut state = lock(&self.state);
         if state.generation >= world.generation {
             return false;

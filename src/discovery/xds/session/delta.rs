@@ -42,7 +42,7 @@ impl Session {
             self.unsubscribe(kind, &name);
         }
         if first && self.types[kind as usize].wildcard {
-            match self.waits_for_list(kind) {
+            match kind == Kind::Cluster && self.waits_for_list() {
                 true => self.types[kind as usize].unseeded = Some(has),
                 false => self.seed(kind, has),
             }
@@ -71,7 +71,7 @@ impl Session {
 
     /// Takes what the client said it has as sent, once it can be held against the list of all.
     pub(super) fn seed_late(&mut self) {
-        if !self.waits_for_list(Kind::Cluster)
+        if !self.waits_for_list()
             && let Some(has) = self.types[Kind::Cluster as usize].unseeded.take()
         {
             self.seed(Kind::Cluster, has);

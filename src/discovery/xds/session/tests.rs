@@ -19,15 +19,15 @@ use crate::world::Publisher;
 const BOTH: [Protocol; 2] = [Protocol::Delta, Protocol::StateOfTheWorld];
 
 /// A world that can be made another.
-struct Stage {
-    policy: Arc<Policy>,
-    publisher: Publisher,
-    hub: Arc<Hub>,
+pub(in crate::discovery::xds) struct Stage {
+    pub(in crate::discovery::xds) policy: Arc<Policy>,
+    pub(in crate::discovery::xds) publisher: Publisher,
+    pub(in crate::discovery::xds) hub: Arc<Hub>,
 }
 
 impl Stage {
     /// Services by name, each with the hosts of its endpoints; a host from 100 on has an identity of its own.
-    fn new(services: &[(&str, &[u8])]) -> Self {
+    pub(in crate::discovery::xds) fn new(services: &[(&str, &[u8])]) -> Self {
         let policy = Arc::new(policy_of("east", "east"));
         let (publisher, reader) = Publisher::new(snapshot(&policy, 1, services));
         Self { policy, publisher, hub: Hub::new(reader) }
@@ -75,7 +75,11 @@ impl Stage {
     }
 }
 
-fn snapshot(policy: &Arc<Policy>, generation: u64, services: &[(&str, &[u8])]) -> Snapshot {
+pub(in crate::discovery::xds) fn snapshot(
+    policy: &Arc<Policy>,
+    generation: u64,
+    services: &[(&str, &[u8])],
+) -> Snapshot {
     let endpoint = |host: &u8| match host {
         0..100 => format!("{{address: 10.0.0.{host}}}"),
         100.. => format!("{{address: 10.0.0.{host}, identity: \"spiffe://cluster.local/ns/n/sa/s{host}\"}}"),

@@ -1,0 +1,105 @@
+//! The order in which the hub works, and what it keeps.
+
+use super::*;
+use crate::discovery::xds::session::tests::{Stage, snapshot};
+use crate::model::place::Network;
+use crate::snapshot::delta::Delta;
+
+const SERVICES: usize = 200;
+
+/// Services with one endpoint each, which is on this host; one service may have another.
+fn services<'a>(
+    names: &'a [String],
+    host: &'a [u8],
+    other: Option<(usize, &'a [u8])>,
+) -> Vec<(&'a str, &'a [u8])> {
+    let of = |at| other.filter(|(other, _)| *other == at).map_or(host, |(_, host)| host);
+    names.iter().enumerate().map(|(at, name)| (name.as_str(), of(at))).collect()
+}
+
+fn marked(mailbox: &Mailbox) -> Vec<Arc<str>> {
+    let [_, assignments, ..] = mailbox.take();
+    assignments.names.into_iter().collect()
+}
+
+#[test]
+fn a_service_that_changes_overtakes_all_that_may_have_changed() {
+    let names: Vec<String> = (0..SERVICES).map(|number| format!("s{number}")).collect();
+    let mut stage = Stage::new(&services(&names, &[1], None));
+    let (hub, mailbox) = (stage.hub.clone(), Arc::<Mailbox>::default());
+    let viewer = Arc::new(Viewer { network: Network::new("east"), ..Viewer::default() });
+    let name = |number: usize| -> Arc<str> { format!("outbound|80||s{number}").into() };
+    let subscribe = |number| hub.subscribe(&mailbox, Kind::Assignment, &name(number), &viewer);
+    let subscriptions: Vec<Subscription> = (0..SERVICES).map(subscribe).collect();
+    let first: Vec<_> = subscriptions.iter().map(Subscription::current).collect();
+    let mut queue = Queue::new(stage.publisher.current());
+
+    let everything = Delta { generation: 2, everything: true, ..Delta::default() };
+    stage.publisher.publish(snapshot(&stage.policy, 2, &services(&names, &[2], None)), everything);
+    assert!(hub.turn(&mut queue), "there is more than one turn allows");
+    let told = marked(&mailbox).len();
+    assert!(0 < told && told < SERVICES / 2, "{told} in the first turn");
+
+    for (generation, changed) in [(3, 150), (4, 151), (5, 152)] {
+        let next = snapshot(&stage.policy, generation, &services(&names, &[2], Some((changed, &[3]))));
+        let service = next.service(&names[changed]).cloned();
+        let hostname = service.as_ref().expect("there").key.hostname.clone();
+        let delta = Delta { generation, services: [(hostname, service)].into(), ..Delta::default() };
+        stage.publisher.publish(next, delta);
+        assert!(hub.turn(&mut queue), "the others wait");
+        assert!(marked(&mailbox).contains(&name(changed)));
+    }
+
+    while hub.turn(&mut queue) {}
+    let last: Vec<_> = subscriptions.iter().map(Subscription::current).collect();
+    assert!(
+        first.iter().zip(&last).all(|(first, last)| first != last),
+        "each was rendered from a newer world"
+    );
+    drop(subscriptions);
+    assert_eq!(hub.renderings(), 0);
+}
+
+#[test]
+fn sessions_that_want_all_share_one_list_which_the_hub_makes() {
+    let stage = Stage::new(&[("a", &[1]), ("b", &[1])]);
+    let mailboxes = [(); 2].map(|()| Arc::<Mailbox>::default());
+    let wishes = mailboxes.each_ref().map(|mailbox| stage.hub.subscribe_all(mailbox));
+    assert!(!stage.hub.is_listed() && stage.hub.all_clusters().is_empty(), "no session makes it");
+    stage.hub.settle();
+    assert!(stage.hub.is_listed());
+    let list = stage.hub.all_clusters();
+    assert_eq!(list.len(), 2);
+    for mailbox in &mailboxes {
+        let [clusters, ..] = mailbox.take();
+        assert!(clusters.all);
+    }
+    stage.hub.settle();
+    assert!(Arc::ptr_eq(&list, &stage.hub.all_clusters()), "it is made once");
+    drop(wishes);
+    assert!(lock(&stage.hub.all).subscribers.is_empty());
+}
+
+#[test]
+fn changes_that_are_not_urgent_wake_few_sessions_in_a_turn() {
+    let mut stage = Stage::new(&[("a", &[1])]);
+    let (hub, name): (_, Arc<str>) = (stage.hub.clone(), "outbound|80||a".into());
+    let viewer = Arc::new(Viewer { network: Network::new("east"), ..Viewer::default() });
+    let mailboxes: Vec<Arc<Mailbox>> = (0..3 * WAKES).map(|_| Arc::default()).collect();
+    let subscribe = |mailbox| hub.subscribe(mailbox, Kind::Assignment, &name, &viewer);
+    let subscriptions: Vec<Subscription> = mailboxes.iter().map(subscribe).collect();
+    drop(subscriptions[0].current());
+    let context = &mut std::task::Context::from_waker(std::task::Waker::noop());
+    let mut waits: Vec<_> = mailboxes.iter().map(|mailbox| Box::pin(mailbox.changed())).collect();
+    assert!(waits.iter_mut().all(|wait| wait.as_mut().poll(context).is_pending()));
+    let mut queue = Queue::new(stage.publisher.current());
+    let everything = Delta { generation: 2, everything: true, ..Delta::default() };
+    stage.publisher.publish(snapshot(&stage.policy, 2, &[("a", &[2])]), everything);
+    let mut turns = 1;
+    while hub.turn(&mut queue) {
+        turns += 1;
+    }
+    assert_eq!(turns, 3);
+    // A session that looks for another reason finds the mark before its turn.
+    assert!(waits.iter_mut().all(|wait| wait.as_mut().poll(context).is_ready()));
+}
