@@ -2,7 +2,7 @@
 //!
 //! The real binary reads 50 registry files: 10,000 services, 1,000,000 endpoints. Clients are in another process (this
 //! program, started again), each with a TCP connection of its own, and acknowledge what they are sent. Nothing is judged
-//! here but that it went as it should; the figures are printed.
+//! here but that it went as it should; the figures are printed. `-- push restart large crowd` for parts of it.
 //!
 //! Figures of time are of a machine that others use too: look at the medians, and at processor time.
 
@@ -18,15 +18,9 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use bytes::{Buf, BufMut, Bytes, BytesMut};
-use prost::Message;
-use prost_types::value::Kind;
-use prost_types::{Struct, Value};
-
-use isthmus::proto::envoy::config::core::v3::Node;
-use isthmus::proto::envoy::service::discovery::v3::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
-
-#[path = "process.rs"]
+mod clients;
+mod crowd;
+#[path = "../process.rs"]
 mod process;
 
 use process::{memory, processor_time};
@@ -36,14 +30,13 @@ type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 const CLUSTERS: usize = 50;
 const CLIENTS: usize = 1000;
 const CHANGES: usize = 100;
-const EDS: &str = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment";
 /// The service that changes, in a small registry of its own beside the large ones.
 const HOT: &str = "hot.bench.svc.cluster.local";
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().collect();
     match arguments.iter().position(|argument| argument == "--clients") {
-        Some(at) => clients::run(arguments[at + 1].parse()?, arguments[at + 2].parse()?),
+        Some(at) => clients::run(&arguments[at + 1..]),
         None => measure(),
     }
 }
@@ -53,6 +46,8 @@ struct Mesh {
     folder: tempfile::TempDir,
     services: usize,
     endpoints: usize,
+    /// The config file but for its networks.
+    config: String,
 }
 
 impl Mesh {
@@ -87,14 +82,8 @@ impl Mesh {
         }
         config += "- file: {path: hot.yaml, cluster: c01, network: n01}\n\
                    - file: {path: anchor.yaml, cluster: c02, network: n02}\nnetworks:\n";
-        for network in 0..CLUSTERS {
-            writeln!(
-                config,
-                "  n{network:02}: {{gateways: [{{address: 192.168.{network}.1, sniPort: 15443}}]}}"
-            )?;
-        }
-        std::fs::write(folder.path().join("isthmus.yaml"), config)?;
-        let mesh = Self { folder, services, endpoints: CLUSTERS * each * 10 };
+        let mesh = Self { folder, services, endpoints: CLUSTERS * each * 10, config };
+        mesh.move_gateway(1)?;
         mesh.change_hot(100, 0)?;
         // Some of it elsewhere, so that its weights differ where one endpoint more or less is behind a gateway.
         let mut anchor = String::from("services:\n");
@@ -105,6 +94,19 @@ impl Mesh {
 
     fn path(&self) -> &Path {
         self.folder.path()
+    }
+
+    /// Writes the config, in which one network's gateway has this as the last part of its address.
+    fn move_gateway(&self, last: usize) -> Result<()> {
+        let mut config = self.config.clone();
+        for network in 0..CLUSTERS {
+            let last = if network == 7 { last } else { 1 };
+            writeln!(
+                config,
+                "  n{network:02}: {{gateways: [{{address: 192.168.{network}.{last}, sniPort: 15443}}]}}"
+            )?;
+        }
+        self.replace("isthmus.yaml", &config)
     }
 
     /// Writes the small registry: so many endpoints, of which the first ones are others in each round.
@@ -246,6 +248,18 @@ fn milliseconds(text: &str) -> f64 {
     0.0
 }
 
+/// The clients of a process.
+struct Crew {
+    /// The number of the first.
+    first: usize,
+    count: usize,
+    /// How many of them never read.
+    stuck: usize,
+    /// Names of each, out of so many services; none: the service that changes.
+    names: usize,
+    services: usize,
+}
+
 /// The clients' process.
 struct Fleet {
     child: Child,
@@ -254,9 +268,17 @@ struct Fleet {
 }
 
 impl Fleet {
+    /// Clients of the service that changes, of which the first `stuck` never read.
     fn start(xds: SocketAddr, stuck: usize) -> Result<Self> {
+        Self::start_with(xds, &Crew { first: 0, count: CLIENTS, stuck, names: 0, services: 0 })
+    }
+
+    fn start_with(xds: SocketAddr, crew: &Crew) -> Result<Self> {
+        let Crew { first, count, stuck, names, services } = crew;
+        let numbers = [first, count, stuck, names, services].map(ToString::to_string);
         let mut child = Command::new(std::env::current_exe()?)
-            .args(["--clients", &xds.to_string(), &stuck.to_string()])
+            .args(["--clients", &xds.to_string()])
+            .args(numbers)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
@@ -312,6 +334,8 @@ fn quantile(values: &mut [f64], q: f64) -> f64 {
 }
 
 fn measure() -> Result<()> {
+    let parts: Vec<String> = std::env::args().skip(1).filter(|part| !part.starts_with('-')).collect();
+    let wants = |part: &str| parts.is_empty() || parts.iter().any(|wanted| wanted == part);
     let mesh = Mesh::write()?;
     println!("{} endpoints, {} services, {CLUSTERS} registry files", mesh.endpoints, mesh.services);
     let mut gateway = Gateway::start(mesh.path())?;
@@ -331,11 +355,20 @@ fn measure() -> Result<()> {
         resident as f64 / mesh.endpoints as f64,
         peak as f64 / 1048576.0
     );
-    let undisturbed = push(&mesh, &gateway, 0)?;
-    let disturbed = push(&mesh, &gateway, CLIENTS / 20)?;
-    println!("p99 with 5 % of the clients stuck: {:.2} of that without", disturbed / undisturbed);
-    restart(&mesh, &gateway)?;
-    large(&mesh, &mut gateway)?;
+    if wants("push") {
+        let undisturbed = push(&mesh, &gateway, 0)?;
+        let disturbed = push(&mesh, &gateway, CLIENTS / 20)?;
+        println!("p99 with 5 % of the clients stuck: {:.2} of that without", disturbed / undisturbed);
+    }
+    if wants("restart") {
+        restart(&mesh, &gateway)?;
+    }
+    if wants("large") {
+        large(&mesh, &mut gateway)?;
+    }
+    if wants("crowd") {
+        crowd::measure(&mesh, &gateway)?;
+    }
     Ok(())
 }
 
@@ -419,109 +452,4 @@ fn large(mesh: &Mesh, gateway: &mut Gateway) -> Result<()> {
         built.len()
     );
     Ok(())
-}
-
-mod clients {
-    //! The other process: raw HTTP/2 with gRPC frames, one connection for each client.
-
-    use super::*;
-
-    /// Clients until the process is ended; the first ones `stuck` never read their stream.
-    pub(super) fn run(xds: SocketAddr, stuck: usize) -> Result<()> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let local = tokio::task::LocalSet::new();
-        local.block_on(&runtime, async move {
-            #[expect(clippy::disallowed_methods, reason = "a program of its own, without a stop")]
-            let tasks: Vec<_> = (0..CLIENTS)
-                .map(|number| {
-                    tokio::task::spawn_local(async move {
-                        if let Err(error) = client(xds, number, number < stuck).await {
-                            println!("client {number} failed: {error}");
-                        }
-                    })
-                })
-                .collect();
-            for task in tasks {
-                task.await?;
-            }
-            Ok(())
-        })
-    }
-
-    async fn client(xds: SocketAddr, number: usize, stuck: bool) -> Result<()> {
-        let socket = tokio::net::TcpStream::connect(xds).await?;
-        socket.set_nodelay(true)?;
-        let (mut requests, connection) = h2::client::handshake(socket).await?;
-        #[expect(clippy::disallowed_methods, reason = "a program of its own, without a stop")]
-        tokio::task::spawn_local(async move {
-            let _ = connection.await;
-        });
-        let path = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
-        let request = http::Request::post(format!("http://{xds}{path}"))
-            .header("content-type", "application/grpc")
-            .header("te", "trailers")
-            .body(())?;
-        let (response, mut stream) = requests.send_request(request, false)?;
-        let name = format!("outbound|80||{HOT}");
-        let first = DeltaDiscoveryRequest {
-            node: Some(node(number)),
-            type_url: EDS.to_owned(),
-            resource_names_subscribe: vec![name],
-            ..DeltaDiscoveryRequest::default()
-        };
-        stream.send_data(frame(&first), false)?;
-        let mut body = response.await?.into_body();
-        if stuck {
-            std::future::pending::<()>().await;
-        }
-        let mut buffer = BytesMut::new();
-        while let Some(data) = body.data().await {
-            let data = data?;
-            body.flow_control().release_capacity(data.len())?;
-            buffer.extend_from_slice(&data);
-            while let Some(message) = take_frame(&mut buffer) {
-                let response = DeltaDiscoveryResponse::decode(message)?;
-                let ack = DeltaDiscoveryRequest {
-                    type_url: response.type_url,
-                    response_nonce: response.nonce,
-                    ..DeltaDiscoveryRequest::default()
-                };
-                stream.send_data(frame(&ack), false)?;
-                println!("{number} {:.6}", now());
-            }
-        }
-        Ok(())
-    }
-
-    fn node(number: usize) -> Node {
-        let text = |text: String| Value { kind: Some(Kind::StringValue(text)) };
-        let place = number % CLUSTERS;
-        let fields = [
-            ("NETWORK".to_owned(), text(format!("n{place:02}"))),
-            ("CLUSTER_ID".to_owned(), text(format!("c{place:02}"))),
-        ];
-        Node {
-            id: format!("client-{number}"),
-            user_agent_name: "envoy".to_owned(),
-            metadata: Some(Struct { fields: fields.into() }),
-            ..Node::default()
-        }
-    }
-
-    fn frame(message: &impl Message) -> Bytes {
-        let mut bytes = BytesMut::new();
-        bytes.put_u8(0);
-        bytes.put_u32(u32::try_from(message.encoded_len()).unwrap_or(u32::MAX));
-        bytes.extend_from_slice(&message.encode_to_vec());
-        bytes.freeze()
-    }
-
-    fn take_frame(buffer: &mut BytesMut) -> Option<Bytes> {
-        let length = buffer.get(1..5)?.get_u32() as usize;
-        if buffer.len() < 5 + length {
-            return None;
-        }
-        buffer.advance(5);
-        Some(buffer.split_to(length).freeze())
-    }
 }

@@ -1,0 +1,156 @@
+//! The other process: raw HTTP/2 with gRPC frames, one connection for each client. It shares no code with the server but
+//! the messages.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use prost::Message;
+use prost_types::value::Kind;
+use prost_types::{Struct, Value};
+
+use isthmus::proto::envoy::config::core::v3::Node;
+use isthmus::proto::envoy::service::discovery::v3::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
+
+use super::{CLUSTERS, HOT, Result, now};
+
+const EDS: &str = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment";
+
+/// One client.
+struct Client {
+    xds: SocketAddr,
+    number: usize,
+    /// Whether it never reads its stream.
+    stuck: bool,
+    names: Vec<String>,
+    /// Whether it tells of each acknowledgement, and not only of the one with which it had all names.
+    tells_each: bool,
+}
+
+/// Clients until the process is ended: an address, the first number, how many, how many of them are stuck, how many names
+/// each, and out of how many services.
+pub(super) fn run(arguments: &[String]) -> Result<()> {
+    let xds: SocketAddr = arguments[0].parse()?;
+    let numbers = arguments[1..].iter().map(|text| text.parse());
+    let numbers: Vec<usize> = numbers.collect::<std::result::Result<_, _>>()?;
+    let &[first, count, stuck, names, services] = &numbers[..] else { return Err("five numbers".into()) };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let local = tokio::task::LocalSet::new();
+    local.block_on(&runtime, async move {
+        #[expect(clippy::disallowed_methods, reason = "a program of its own, without a stop")]
+        let tasks: Vec<_> = (first..first + count)
+            .map(|number| {
+                let client = Client {
+                    xds,
+                    number,
+                    stuck: number < first + stuck,
+                    names: wanted(number, names, services),
+                    tells_each: names == 0,
+                };
+                tokio::task::spawn_local(async move {
+                    if let Err(error) = client.run().await {
+                        println!("client {number} failed: {error}");
+                    }
+                })
+            })
+            .collect();
+        for task in tasks {
+            task.await?;
+        }
+        Ok(())
+    })
+}
+
+/// The names of a client: others for each, spread over all services.
+fn wanted(number: usize, names: usize, services: usize) -> Vec<String> {
+    if names == 0 {
+        return vec![format!("outbound|80||{HOT}")];
+    }
+    let service = |at: usize| (number * 37 + at * 13) % services;
+    let name = |service| format!("outbound|80||s{service}.ns{}.svc.cluster.local", service % 100);
+    (0..names).map(service).map(name).collect()
+}
+
+impl Client {
+    async fn run(self) -> Result<()> {
+        let Self { xds, number, stuck, names, tells_each } = self;
+        let socket = tokio::net::TcpStream::connect(xds).await?;
+        socket.set_nodelay(true)?;
+        let (mut requests, connection) = h2::client::handshake(socket).await?;
+        #[expect(clippy::disallowed_methods, reason = "a program of its own, without a stop")]
+        tokio::task::spawn_local(async move {
+            let _ = connection.await;
+        });
+        let path = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources";
+        let request = http::Request::post(format!("http://{xds}{path}"))
+            .header("content-type", "application/grpc")
+            .header("te", "trailers")
+            .body(())?;
+        let (response, mut stream) = requests.send_request(request, false)?;
+        let mut missing: BTreeSet<String> = names.iter().cloned().collect();
+        let first = DeltaDiscoveryRequest {
+            node: Some(node(number)),
+            type_url: EDS.to_owned(),
+            resource_names_subscribe: names,
+            ..DeltaDiscoveryRequest::default()
+        };
+        stream.send_data(frame(&first), false)?;
+        let mut body = response.await?.into_body();
+        if stuck {
+            std::future::pending::<()>().await;
+        }
+        let mut buffer = BytesMut::new();
+        while let Some(data) = body.data().await {
+            let data = data?;
+            body.flow_control().release_capacity(data.len())?;
+            buffer.extend_from_slice(&data);
+            while let Some(message) = take_frame(&mut buffer) {
+                let response = DeltaDiscoveryResponse::decode(message)?;
+                let ack = DeltaDiscoveryRequest {
+                    type_url: response.type_url,
+                    response_nonce: response.nonce,
+                    ..DeltaDiscoveryRequest::default()
+                };
+                stream.send_data(frame(&ack), false)?;
+                let had_all = missing.is_empty();
+                response.resources.iter().for_each(|resource| drop(missing.remove(&resource.name)));
+                if tells_each || missing.is_empty() && !had_all {
+                    println!("{number} {:.6}", now());
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn node(number: usize) -> Node {
+    let text = |text: String| Value { kind: Some(Kind::StringValue(text)) };
+    let place = number % CLUSTERS;
+    let fields = [
+        ("NETWORK".to_owned(), text(format!("n{place:02}"))),
+        ("CLUSTER_ID".to_owned(), text(format!("c{place:02}"))),
+    ];
+    Node {
+        id: format!("client-{number}"),
+        user_agent_name: "envoy".to_owned(),
+        metadata: Some(Struct { fields: fields.into() }),
+        ..Node::default()
+    }
+}
+
+fn frame(message: &impl Message) -> Bytes {
+    let mut bytes = BytesMut::new();
+    bytes.put_u8(0);
+    bytes.put_u32(u32::try_from(message.encoded_len()).unwrap_or(u32::MAX));
+    bytes.extend_from_slice(&message.encode_to_vec());
+    bytes.freeze()
+}
+
+fn take_frame(buffer: &mut BytesMut) -> Option<Bytes> {
+    let length = buffer.get(1..5)?.get_u32() as usize;
+    if buffer.len() < 5 + length {
+        return None;
+    }
+    buffer.advance(5);
+    Some(buffer.split_to(length).freeze())
+}
