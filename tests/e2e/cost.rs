@@ -1,4 +1,4 @@
-//! What a connection and a round trip cost in system calls, counted by strace.
+//! What a connection and a round trip cost in system calls, counted by strace: through SNI and through HBONE.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,13 +8,19 @@ use std::process::{Command, Stdio};
 
 use tempfile::TempDir;
 
+use crate::hbone::{BASE, caller, folder, service};
 use crate::support::backend::Backend;
 use crate::support::client::{connect, hello};
 use crate::support::gateway::{BINARY, Gateway};
+use crate::support::hbone::Hbone;
 use crate::support::{eventually, skip};
 
 const CONNECTIONS: usize = 200;
+/// HBONE connections, each with two public-key operations.
+const HBONE_CONNECTIONS: usize = 50;
 const ROUND_TRIPS: usize = 500;
+/// What every config of these tests has.
+const COMMON: &str = "workers: 1\nadmin: {bind: \"127.0.0.1:0\"}\ntelemetry: {log: {format: json}}\n";
 
 /// System calls by name, of the data-plane thread and of all others.
 #[derive(Debug, Default)]
@@ -49,10 +55,10 @@ struct Traced {
 }
 
 impl Traced {
-    fn start(config: &str) -> Self {
+    /// Starts in a folder that may hold the files that the config names.
+    fn start_in(folder: TempDir, config: &str) -> Self {
         let traces = tempfile::tempdir().expect("a folder");
-        let folder = tempfile::tempdir().expect("a folder");
-        fs::write(folder.path().join("isthmus.yaml"), config).expect("a config");
+        fs::write(folder.path().join("isthmus.yaml"), format!("{config}{COMMON}")).expect("a config");
         let mut command = Command::new("strace");
         // With -D the gateway is our own child, so that it ends with the test, and strace with it.
         command.args(["-D", "-f", "-qq", "-o"]).arg(traces.path().join("trace"));
@@ -133,11 +139,8 @@ fn connections_and_round_trips_cost_few_system_calls() {
         return;
     }
     let backend = Backend::echo();
-    let traced = Traced::start(&format!(
-        "listen: \"127.0.0.1:0\"\nroutes: {{cost.test: \"{}\"}}\nworkers: 1\n\
-         admin: {{bind: \"127.0.0.1:0\"}}\ntelemetry: {{log: {{format: json}}}}\n",
-        backend.address
-    ));
+    let config = format!("listen: \"127.0.0.1:0\"\nroutes: {{cost.test: \"{}\"}}\n", backend.address);
+    let traced = Traced::start_in(tempfile::tempdir().expect("a folder"), &config);
     let address = traced.gateway.listener("default");
     let hello = hello("cost.test");
     // The first makes what all later ones use.
@@ -162,5 +165,50 @@ fn connections_and_round_trips_cost_few_system_calls() {
 
     assert_eq!(backend.accepted(), CONNECTIONS + 2);
     assert!(connections.per(CONNECTIONS) <= 24.0, "{connections:?}");
+    assert!(round_trips.per(ROUND_TRIPS) <= 6.5, "{round_trips:?}");
+}
+
+/// Measured: 45, and 6.0: each side is read and written once, after one wait each.
+#[test]
+fn hbone_connections_and_round_trips_cost_few_system_calls() {
+    if !can_trace() {
+        return;
+    }
+    let backend = Backend::echo();
+    let services = service("echo.shop.mesh", 80, &backend, "");
+    let traced = Traced::start_in(folder(), &format!("{BASE}services:\n{services}"));
+    let address = traced.gateway.listener("hbone");
+    let caller = caller();
+    // A stream that has had its round trip, and the connection that carries it.
+    let open = || {
+        let hbone = Hbone::connect(address, caller.clone()).expect("let in");
+        let mut stream = hbone.open("echo.shop.mesh:80").expect("admitted");
+        assert_eq!(stream.echo("ping"), Ok("ping".to_owned()));
+        (hbone, stream)
+    };
+    let streams_ended = |gateway: &Gateway| {
+        gateway.access_log().iter().filter(|line| line["authority"] == "echo.shop.mesh:80").count()
+    };
+    let (hbone, mut stream) = open();
+
+    let connections = traced.calls_of(|gateway| {
+        for _ in 0..HBONE_CONNECTIONS {
+            let (_hbone, mut stream) = open();
+            stream.end();
+            assert_eq!(stream.read(1), Ok(Vec::new()));
+        }
+        eventually("all ends", || (streams_ended(gateway) == HBONE_CONNECTIONS).then_some(()));
+    });
+    eprintln!("{}", connections.table("HBONE connection with one CONNECT and its echo", HBONE_CONNECTIONS));
+
+    let round_trips = traced.calls_of(|_| {
+        for _ in 0..ROUND_TRIPS {
+            assert_eq!(stream.echo("ping"), Ok("ping".to_owned()));
+        }
+    });
+    eprintln!("{}", round_trips.table("HBONE round trip", ROUND_TRIPS));
+
+    drop(hbone);
+    assert!(connections.per(HBONE_CONNECTIONS) <= 50.0, "{connections:?}");
     assert!(round_trips.per(ROUND_TRIPS) <= 6.5, "{round_trips:?}");
 }
