@@ -57,14 +57,14 @@ impl Tunnel {
     }
 }
 
-/// Serves a connection to its end.
-pub(super) async fn drive(
-    worker: &Rc<Worker>,
-    entry: &Rc<Entry>,
+/// Serves a connection to its end. The future of an `async fn` would have three places for the connection, of 2.5 KiB each.
+pub(super) fn drive<'a>(
+    worker: &'a Rc<Worker>,
+    entry: &'a Rc<Entry>,
     listener: Arc<Listener>,
     limits: HboneLimits,
     agreed: Agreed,
-) -> Reason {
+) -> impl Future<Output = Reason> + use<'a> {
     let Agreed { mut connection, seen, peer, socket } = agreed;
     let limit = limits.held_per_connection;
     let holding = Holding::new(worker.clone(), peer.held.clone(), limit, entry.clone());
@@ -84,24 +84,27 @@ pub(super) async fn drive(
         entry,
         pings: connection.ping_pong(),
         connection,
-        tunnel: tunnel.clone(),
+        tunnel,
         holding,
         timer,
         asked: false,
         quiet_since: Instant::now(),
         retired: false,
     };
-    while let Some((request, respond)) = poll_fn(|context| driver.poll(context)).await {
-        tunnel.streams.set(tunnel.streams.get() + 1);
-        worker.scope.spawn(stream::serve(worker.clone(), tunnel.clone(), request, respond));
+    async move {
+        while let Some((request, respond)) = poll_fn(|context| driver.poll(context)).await {
+            let tunnel = driver.tunnel.clone();
+            tunnel.streams.set(tunnel.streams.get() + 1);
+            worker.scope.spawn(stream::serve(worker.clone(), tunnel, request, respond));
+        }
+        let reason = driver.tunnel.ending.get().unwrap_or(Reason::Ok);
+        drop(driver);
+        if reason == Reason::BadRequest {
+            // Closing on unread bytes would be a reset, which takes the error with it.
+            Box::pin(refuse::linger(worker, &socket)).await;
+        }
+        reason
     }
-    let reason = tunnel.ending.get().unwrap_or(Reason::Ok);
-    drop(driver);
-    if reason == Reason::BadRequest {
-        // Closing on unread bytes would be a reset, which takes the error with it.
-        refuse::linger(worker, &socket).await;
-    }
-    reason
 }
 
 type Taken = (Request<RecvStream>, SendResponse<Bytes>);
@@ -274,5 +277,22 @@ impl Driver<'_> {
             self.timer.as_mut().reset(next.max(now + Duration::from_millis(10)));
         }
         false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of_drive<'a, F>(
+        _: impl FnOnce(&'a Rc<Worker>, &'a Rc<Entry>, Arc<Listener>, HboneLimits, Agreed) -> F,
+    ) -> usize {
+        size_of::<F>()
+    }
+
+    #[test]
+    fn the_future_of_a_connection_holds_it_once() {
+        let (connection, drive) = (size_of::<Connection<Metered, Bytes>>(), of_drive(drive));
+        assert!(drive <= connection + 512, "the connection: {connection} bytes, its future: {drive}");
     }
 }
