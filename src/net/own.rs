@@ -18,7 +18,7 @@ use hashbrown::DefaultHashBuilder;
 use crate::model::address::{canonical_ip, canonical_socket};
 
 /// How often the addresses of the host's interfaces are read.
-pub const LOOK_UP_EVERY: Duration = Duration::from_secs(10);
+pub const LOOK_UP_EVERY: Duration = Duration::from_secs(30);
 /// How old they may be where an address that is not among them would be dialled on a port that this process listens on
 /// everywhere.
 const FRESH: Duration = Duration::from_secs(1);
