@@ -10,6 +10,7 @@ pub mod networks;
 mod probe;
 pub mod problems;
 pub mod readiness;
+pub mod registry_metrics;
 pub mod server;
 pub mod views;
 

@@ -77,6 +77,9 @@ codes! {
     RegistryHeld = "registry_held",
         "An update of a registry would leave many services without a ready endpoint, and is held back.",
         "the source of the registry; `aggregator.withdrawalHold`";
+    RegistryFlawed = "registry_flawed",
+        "Objects of a registry have mistakes; their last good state is in use.",
+        "`isthmus get registries -o yaml`; the objects named there";
     RegistryLeftOut = "registry_left_out",
         "A registry has services or endpoints that its `allow` does not let it have; they are left out.",
         "`isthmus get registries`; `registries[].allow`";
@@ -273,6 +276,10 @@ fn of_registry(registry: &RegistryStatus) -> Vec<Problem> {
         let why = registry.problems.first().map_or("not read yet", String::as_str);
         let text = format!("{name} is {} since {}: {why}", registry.state.text(), rfc3339(registry.since));
         all.push(Problem::new(code, name, text));
+    }
+    if let Some(first) = registry.flaws.first() {
+        let text = format!("{name}: {} objects have mistakes, the first one: {first}", registry.flawed);
+        all.push(Problem::new(Code::RegistryFlawed, name, text));
     }
     let (services, endpoints) = (registry.items.denied_items, registry.items.denied_endpoints);
     if services + endpoints > 0 {

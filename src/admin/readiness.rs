@@ -76,8 +76,10 @@ mod tests {
             state,
             problems: vec!["no such file".to_owned()],
             flawed: 0,
+            flaws: Vec::new(),
             items: Counts::default(),
             changes: 0,
+            errors: std::collections::BTreeMap::new(),
             since: SystemTime::UNIX_EPOCH,
             read: None,
         };

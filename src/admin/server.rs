@@ -22,6 +22,7 @@ use tokio::sync::oneshot;
 use super::explain::{Explanation, Inquiry, Running, explain};
 use super::horizon::{self, horizon};
 use super::problems::{metric, problems};
+use super::registry_metrics;
 use super::{Command, Sources, clients, endpoints, networks, views};
 use crate::model::identity::Identity;
 use crate::model::name::HostName;
@@ -198,7 +199,8 @@ fn is_own_host(headers: &HeaderMap) -> bool {
 async fn metrics(State(sources): State<Sources>) -> Response {
     sources.identities.context.tell(&sources.telemetry);
     let problems = metric(&problems(&sources));
-    let text = sources.telemetry.recorder.render() + &problems + &process::render();
+    let registries = registry_metrics::text(&sources.aggregator.borrow().registries);
+    let text = sources.telemetry.recorder.render() + &problems + &registries + &process::render();
     ([(header::CONTENT_TYPE, METRICS_TYPE)], text).into_response()
 }
 

@@ -88,7 +88,7 @@ pub fn registries(aggregator: &AggregatorStatus) -> Value {
             "state": registry.state.text(),
             "changes": registry.changes,
             "flawed": registry.flawed,
-            "problems": registry.problems,
+            "problems": registry.problems.iter().chain(&registry.flaws).collect::<Vec<_>>(),
             "services": registry.items.services,
             "endpoints": registry.items.endpoints,
             "gateways": registry.items.gateways,

@@ -20,7 +20,7 @@ use super::guard::{LostServices, Withdrawal};
 use super::options::Options;
 use super::registry::Epoch;
 use super::spec::RegistrySpec;
-use super::status::{RegistryState, RegistryStatus};
+use super::status::{RegistryError, RegistryState, RegistryStatus};
 use crate::snapshot::change::{Change, Dirty, Item, Key};
 use crate::snapshot::shard::{Shard, Standing};
 
@@ -41,6 +41,8 @@ pub(super) struct Lifecycle {
     phase: Phase,
     /// The listing that has begun.
     listing: Option<Draft>,
+    /// What the registry says, where that is not in use as it takes too much away at once.
+    withheld: Option<Draft>,
     /// Whether the task has completed a listing, so that its changes have something to change.
     is_listed: bool,
     /// Services that have lost their last ready endpoint a short time ago.
@@ -51,10 +53,14 @@ pub(super) struct Lifecycle {
     flaws: BTreeMap<Arc<str>, Vec<String>>,
     /// Why there is no copy of its last good state on disk.
     pub(super) copy_problem: Option<String>,
+    /// When the process started, if the registry was configured then.
+    missing_since: Option<Instant>,
     since: SystemTime,
     read: Option<SystemTime>,
     /// Changes taken in since the process started.
     changes: u64,
+    /// What went wrong since the process started, by kind of error.
+    errors: BTreeMap<RegistryError, u64>,
 }
 
 enum Phase {
@@ -68,9 +74,8 @@ enum Phase {
     Stale {
         since: Instant,
     },
-    /// Its last changes wait until they have persisted.
+    /// What is withheld waits until it has persisted.
     Held {
-        next: Box<Draft>,
         until: Instant,
         /// Since when it could not be read before those changes.
         stale: Option<Instant>,
@@ -98,7 +103,11 @@ pub(super) struct Effect {
 impl Lifecycle {
     /// A registry that the process starts with: clients may have from an earlier process what it lists.
     pub(super) fn from_start(spec: RegistrySpec, epoch: Epoch, now: Instant) -> Self {
-        Self { phase: Phase::Missing { since: Some(now) }, ..Self::new(spec, epoch) }
+        Self {
+            phase: Phase::Missing { since: Some(now) },
+            missing_since: Some(now),
+            ..Self::new(spec, epoch)
+        }
     }
 
     /// A registry that was configured while the process runs.
@@ -110,14 +119,17 @@ impl Lifecycle {
             shard: Arc::new(shard),
             phase: Phase::Missing { since: None },
             listing: None,
+            withheld: None,
             is_listed: false,
             lost: LostServices::default(),
             problems: Vec::new(),
             flaws: BTreeMap::new(),
             copy_problem: None,
+            missing_since: None,
             since: SystemTime::now(),
             read: None,
             changes: 0,
+            errors: BTreeMap::new(),
         }
     }
 
@@ -136,17 +148,20 @@ impl Lifecycle {
         Self {
             shard: Arc::new(shard.with_standing(standing)),
             phase,
+            missing_since: self.missing_since,
             since: self.since,
             read: self.read,
             changes: self.changes,
+            errors: self.errors.clone(),
             ..Self::new(spec, epoch)
         }
     }
 
-    /// Takes changes of the task that replaces one which ended.
+    /// Takes changes of the task that replaces one which ended, or will.
     pub(super) fn restart(&mut self, epoch: Epoch) {
         self.epoch = epoch;
         self.listing = None;
+        self.withheld = None;
         self.is_listed = false;
         self.flaws.clear();
     }
@@ -193,7 +208,7 @@ impl Lifecycle {
             }
             (None, Some(draft)) => self.judge(draft, now, options),
             (None, None) if self.is_listed && self.is_stale() => {
-                let draft = Draft::of(&self.shard);
+                let draft = self.last_said();
                 self.judge(draft, now, options)
             }
             (None, None) => Effect::default(),
@@ -210,19 +225,22 @@ impl Lifecycle {
         if !self.is_listed {
             return self.out_of_order("a change");
         }
-        let draft = draft.get_or_insert_with(|| match &self.phase {
-            // Changes that wait are changed further.
-            Phase::Held { next, .. } => next.again(),
-            Phase::Missing { .. } | Phase::Live | Phase::Stale { .. } => Draft::of(&self.shard),
-        });
-        apply(draft);
+        let mut changed = draft.take().unwrap_or_else(|| self.last_said());
+        apply(&mut changed);
+        *draft = Some(changed);
+    }
+
+    /// What the registry has said last, to be changed further.
+    fn last_said(&mut self) -> Draft {
+        self.withheld.take().unwrap_or_else(|| Draft::of(&self.shard))
     }
 
     /// A change that follows no listing is of no use: the task that sends it has a fault.
     fn out_of_order(&mut self, what: &str) {
+        self.count(RegistryError::OutOfOrder);
         let text = format!("{what} came without a listing before it, and was dropped");
-        tracing::error!(registry = &*self.spec.name, "{text}");
         if !self.problems.contains(&text) {
+            tracing::error!(registry = &*self.spec.name, "{text}");
             self.problems.push(text);
         }
     }
@@ -235,6 +253,7 @@ impl Lifecycle {
         if self.flaws.get(&object) == Some(&problems) {
             return;
         }
+        self.count(RegistryError::Flawed);
         for problem in &problems {
             tracing::error!(registry = &*self.spec.name, "{problem}");
         }
@@ -255,17 +274,19 @@ impl Lifecycle {
             "its last update takes the last ready endpoint from {} of {} services: held for {:?}",
             withdrawal.lost, withdrawal.ready, options.withdrawal_hold
         );
+        if !matches!(self.phase, Phase::Held { .. }) {
+            self.count(RegistryError::MassWithdrawal);
+            tracing::warn!(registry = &*self.spec.name, "{text}");
+        }
         // One suspicious update after another is one withdrawal that persists.
         let (until, stale) = match &self.phase {
             Phase::Held { until, stale, .. } => (*until, *stale),
             Phase::Stale { since } => (now + options.withdrawal_hold, Some(*since)),
             Phase::Missing { .. } | Phase::Live => (now + options.withdrawal_hold, None),
         };
-        if self.problems.first() != Some(&text) {
-            tracing::warn!(registry = &*self.spec.name, "{text}");
-        }
         self.problems = vec![text];
-        self.phase = Phase::Held { next: Box::new(draft), until, stale };
+        self.withheld = Some(draft);
+        self.phase = Phase::Held { until, stale };
         Effect::default()
     }
 
@@ -273,8 +294,8 @@ impl Lifecycle {
     pub(super) fn tick(&mut self, now: Instant, options: &Options) -> Option<Effect> {
         let before = self.state();
         let effect = match &mut self.phase {
-            Phase::Held { next, until, .. } if *until <= now => {
-                let next = next.again();
+            Phase::Held { until, .. } if *until <= now => {
+                let next = self.last_said();
                 tracing::warn!(registry = &*self.spec.name, "the held update has persisted: applied");
                 self.lost = LostServices::default();
                 self.take_in(next)
@@ -309,22 +330,27 @@ impl Lifecycle {
     }
 
     /// Gives up what the registry has changed, as the program has a fault in dealing with it: what was in use before
-    /// stays.
-    pub(super) fn contain(&mut self, shard: Arc<Shard>, fault: &str, now: Instant) {
+    /// stays, if the registry was known then. Changes are taken from the task of the next epoch.
+    pub(super) fn contain(&mut self, before: (Arc<Shard>, bool), fault: &str, next: Epoch, now: Instant) {
+        let (shard, was_known) = before;
         let before = self.state();
         tracing::error!(
             registry = &*self.spec.name,
             "internal error while taking in what the registry says: {fault}; its last good state stays in use"
         );
+        self.count(RegistryError::Internal);
         self.shard = shard;
-        self.listing = None;
-        self.is_listed = false;
         self.problems = vec![format!("internal: {fault}")];
-        match &self.phase {
-            Phase::Missing { .. } | Phase::Stale { .. } => {}
-            Phase::Live | Phase::Held { stale: None, .. } => self.phase = Phase::Stale { since: now },
-            Phase::Held { stale: Some(since), .. } => self.phase = Phase::Stale { since: *since },
-        }
+        self.phase = match (was_known, &self.phase) {
+            (false, _) => Phase::Missing { since: self.missing_since },
+            (true, Phase::Stale { since } | Phase::Held { stale: Some(since), .. }) => {
+                Phase::Stale { since: *since }
+            }
+            (true, Phase::Missing { .. } | Phase::Live | Phase::Held { stale: None, .. }) => {
+                Phase::Stale { since: now }
+            }
+        };
+        self.restart(next);
         self.entered(before);
     }
 
@@ -350,7 +376,6 @@ impl Lifecycle {
     }
 
     pub(super) fn status(&self) -> RegistryStatus {
-        let flaws = self.flaws.values().flatten();
         RegistryStatus {
             name: self.spec.name.clone(),
             cluster: self.spec.cluster.clone(),
@@ -358,11 +383,17 @@ impl Lifecycle {
             state: self.state(),
             since: self.since,
             read: self.read,
-            problems: self.problems.iter().chain(&self.copy_problem).chain(flaws).cloned().collect(),
+            problems: self.problems.iter().chain(&self.copy_problem).cloned().collect(),
             flawed: self.flaws.len(),
+            flaws: self.flaws.values().flatten().cloned().collect(),
             items: self.shard.counts(),
             changes: self.changes,
+            errors: self.errors.clone(),
         }
+    }
+
+    fn count(&mut self, error: RegistryError) {
+        *self.errors.entry(error).or_default() += 1;
     }
 
     pub(super) fn state(&self) -> RegistryState {
@@ -383,6 +414,7 @@ impl Lifecycle {
     }
 
     fn fail(&mut self, problems: Vec<String>, now: Instant) {
+        self.count(RegistryError::Unreadable);
         if self.problems != problems {
             for problem in &problems {
                 tracing::error!(registry = &*self.spec.name, "{problem}");
@@ -394,10 +426,6 @@ impl Lifecycle {
             Phase::Stale { since } | Phase::Held { stale: Some(since), .. } => *since,
             Phase::Live | Phase::Held { stale: None, .. } => now,
         };
-        if matches!(self.phase, Phase::Held { .. }) {
-            // What was held is forgotten, so that changes to it would have nothing to change.
-            self.is_listed = false;
-        }
         self.phase = Phase::Stale { since };
     }
 
@@ -451,11 +479,6 @@ impl Lifecycle {
 impl Draft {
     fn of(shard: &Shard) -> Self {
         Self { shard: shard.clone(), dirty: Dirty::default(), named: HashSet::new() }
-    }
-
-    /// The same, to be changed further.
-    fn again(&self) -> Self {
-        Self { shard: self.shard.clone(), dirty: self.dirty.clone(), named: HashSet::new() }
     }
 
     fn put(&mut self, item: Item) {

@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, Interval};
 
-use self::contained::contained;
+use self::contained::{Place, contained};
 use self::names::Names;
 use super::copies::{Copies, CopyNews};
 use super::lifecycle::{Effect, Lifecycle};
@@ -213,6 +213,8 @@ pub(super) fn own_shard(services: Listing) -> Shard {
 struct Replaced {
     epoch: Epoch,
     before: Arc<Shard>,
+    /// Whether the registry was known with that shard.
+    was_known: bool,
     dirty: Dirty,
     taken_in: bool,
 }
@@ -324,7 +326,6 @@ impl Owner {
                 Message::Sweep => self.sweep(now, &mut round),
             }
         }
-        contained::owner_fault();
         self.publish_round(round, now);
         self.tell_status();
     }
@@ -364,8 +365,11 @@ impl Owner {
             shards: &shards,
             resolved: self.names.resolved(),
         };
-        let (next, delta) =
-            contained(|| build::next(&current, inputs, &dirty)).map_err(NotApplied::Panicked)?;
+        let (next, delta) = contained(|| {
+            contained::fault(Place::Build, &dirty);
+            build::next(&current, inputs, &dirty)
+        })
+        .map_err(NotApplied::Panicked)?;
         self.policy = policy;
         self.policy_generation += 1;
         self.own = own;
@@ -481,21 +485,21 @@ impl Owner {
                     let services = dirty.services.clone();
                     self.note_changes(&services);
                 }
-                round.shards.push(Replaced { epoch, before, dirty, taken_in });
+                round.shards.push(Replaced { epoch, before, was_known: known, dirty, taken_in });
             }
-            Err(fault) => self.give_up(epoch, before, &fault, now),
+            Err(fault) => self.give_up(epoch, (before, known), &fault, now),
         }
         self.ask_for_copy(epoch);
     }
 
     /// Goes on with the shard of before, and starts the registry's task again later; what it sends until then is dropped.
-    fn give_up(&mut self, epoch: Epoch, before: Arc<Shard>, fault: &str, now: Instant) {
+    fn give_up(&mut self, epoch: Epoch, before: (Arc<Shard>, bool), fault: &str, now: Instant) {
         let next = self.next_epoch();
         let Some(followed) = self.followed(epoch) else { return };
-        followed.life.contain(before, fault, now);
-        followed.life.restart(next);
+        followed.life.contain(before, fault, next, now);
         followed.task.abort();
         followed.restart = Some(now + RESTART);
+        self.ask_for_copy(next);
     }
 
     /// Asks, once, for the copy of a registry that cannot be read and never was.
@@ -599,6 +603,7 @@ impl Owner {
         let unread_differ = self.find_unread(now);
         let beside = dirty.clone();
         shards.iter().for_each(|replaced| dirty.merge(replaced.dirty.clone()));
+        contained::fault(Place::Owner, &dirty);
         if dirty.is_empty() && !publishes && !unread_differ {
             return self.keep(&shards);
         }
@@ -623,13 +628,13 @@ impl Owner {
 
     /// Publishes what one registry has changed, or gives it up.
     fn publish_alone(&mut self, replaced: Replaced, after: Option<Arc<Shard>>, now: Instant) {
-        let Replaced { epoch, dirty, .. } = &replaced;
+        let Replaced { epoch, dirty, was_known, .. } = &replaced;
         // After an earlier batch of it was given up the registry has another epoch: later ones rest on that batch.
         let Some((followed, after)) = self.followed(*epoch).zip(after) else { return };
         let before = std::mem::replace(&mut followed.life.shard, after);
         match self.build_and_publish(dirty) {
             Ok(()) => self.keep(&[replaced]),
-            Err(fault) => self.give_up(*epoch, before, &fault, now),
+            Err(fault) => self.give_up(*epoch, (before, *was_known), &fault, now),
         }
     }
 
@@ -654,7 +659,7 @@ impl Owner {
             resolved: self.names.resolved(),
         };
         let (next, delta) = contained(|| {
-            contained::build_fault(dirty);
+            contained::fault(Place::Build, dirty);
             let (next, delta) = build::next(&current, inputs, dirty);
             next.check_invariants(&delta);
             (next, delta)

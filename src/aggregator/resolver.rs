@@ -1,11 +1,13 @@
 //! Looks names up, and again when their time is over. A look-up that fails keeps the last answer; one that says
 //! there is nothing takes it away.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use hickory_resolver::TokioResolver;
 use hickory_resolver::config::{NameServerConfig, ResolverConfig};
 use hickory_resolver::net::NetError;
@@ -62,38 +64,75 @@ pub async fn run(
             return;
         }
     };
-    let mut due: BTreeMap<HostName, Instant> = BTreeMap::new();
+    let mut schedule = Schedule::default();
     let mut names = NameMap::default();
+    let mut running = FuturesUnordered::new();
     loop {
         let next = wanted.borrow_and_update().clone();
         for name in next.changed_since(&names, |(), ()| true) {
             match next.contains_key(name.as_str()) {
-                true => drop(due.insert(name, Instant::now())),
-                false => drop(due.remove(&name)),
+                true => schedule.put(name, Instant::now()),
+                false => schedule.remove(&name),
             }
         }
         names = next;
-        let now = Instant::now();
-        let ready: Vec<HostName> =
-            due.iter().filter(|(_, at)| **at <= now).map(|(name, _)| name.clone()).take(AT_ONCE).collect();
-        let lookups = ready.into_iter().map(|name| look_up(&resolver, name));
-        for (name, answer, ttl) in join_all(lookups).await {
-            let again = ttl.map_or(RETRY, |ttl| ttl.clamp(options.ttl_min, options.ttl_max));
-            if let Some(due) = due.get_mut(&name) {
-                *due = Instant::now() + again;
-            }
-            if answers.send((name, answer)).await.is_err() {
-                return;
-            }
+        while running.len() < AT_ONCE
+            && let Some(name) = schedule.pop_due(Instant::now())
+        {
+            running.push(look_up(&resolver, name));
         }
-        let next = due.values().min().copied().unwrap_or_else(|| Instant::now() + options.ttl_max);
-        // Which comes first does not matter: both lead to a look at the list.
+        let has_room = running.len() < AT_ONCE;
+        let due = schedule.next_due().unwrap_or_else(|| Instant::now() + options.ttl_max);
+        // Which comes first does not matter: all lead to another look at the schedule.
         tokio::select! {
             changed = wanted.changed() => if changed.is_err() {
                 return;
             },
-            () = tokio::time::sleep_until(next) => {}
+            Some((name, answer, ttl)) = running.next() => {
+                let again = ttl.map_or(RETRY, |ttl| ttl.clamp(options.ttl_min, options.ttl_max));
+                if names.contains_key(name.as_str()) {
+                    schedule.put(name.clone(), Instant::now() + again);
+                }
+                if answers.send((name, answer)).await.is_err() {
+                    return;
+                }
+            }
+            () = tokio::time::sleep_until(due), if has_room => {}
         }
+    }
+}
+
+/// When each name is to be looked up.
+#[derive(Debug, Default)]
+struct Schedule {
+    times: BTreeMap<HostName, Instant>,
+    queue: BTreeSet<(Instant, HostName)>,
+}
+
+impl Schedule {
+    fn put(&mut self, name: HostName, at: Instant) {
+        self.remove(&name);
+        self.times.insert(name.clone(), at);
+        self.queue.insert((at, name));
+    }
+
+    fn remove(&mut self, name: &HostName) {
+        if let Some((name, at)) = self.times.remove_entry(name) {
+            let queued = self.queue.remove(&(at, name));
+            debug_assert!(queued, "each time is in the queue");
+        }
+    }
+
+    /// Takes out the first name whose time has come.
+    fn pop_due(&mut self, now: Instant) -> Option<HostName> {
+        let (at, name) = self.queue.first().filter(|(at, _)| *at <= now).cloned()?;
+        self.queue.remove(&(at, name.clone()));
+        self.times.remove(&name);
+        Some(name)
+    }
+
+    fn next_due(&self) -> Option<Instant> {
+        self.queue.first().map(|(at, _)| *at)
     }
 }
 
@@ -112,27 +151,6 @@ fn resolver(servers: &[SocketAddr]) -> Result<TokioResolver, NetError> {
     // We ask when the time of an answer is over by our bounds; an answer kept from before would be no answer.
     builder.options_mut().cache_size = 0;
     builder.build()
-}
-
-/// Runs a bounded number of look-ups side by side.
-async fn join_all<F, T>(futures: impl Iterator<Item = F>) -> Vec<T>
-where
-    F: Future<Output = T>,
-{
-    let mut running: Vec<_> = futures.map(Box::pin).collect();
-    let mut results = Vec::with_capacity(running.len());
-    std::future::poll_fn(|context| {
-        running.retain_mut(|future| match future.as_mut().poll(context) {
-            std::task::Poll::Ready(result) => {
-                results.push(result);
-                false
-            }
-            std::task::Poll::Pending => true,
-        });
-        if running.is_empty() { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
-    })
-    .await;
-    results
 }
 
 /// The answer, and how long it holds, if it says so.
@@ -154,4 +172,27 @@ async fn look_up(resolver: &TokioResolver, name: HostName) -> (HostName, Answer,
         Ok(Err(error)) => (Answer::Failed(error.to_string()), None),
     };
     (name, answer, ttl)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_come_in_the_order_of_their_times_each_once() {
+        let name = |text: &str| HostName::parse(text).expect("legal");
+        let now = Instant::now();
+        let second = Duration::from_secs(1);
+        let mut schedule = Schedule::default();
+        schedule.put(name("late.test"), now + second);
+        schedule.put(name("first.test"), now);
+        schedule.put(name("gone.test"), now);
+        schedule.put(name("late.test"), now + 2 * second);
+        schedule.remove(&name("gone.test"));
+        schedule.remove(&name("unknown.test"));
+        assert_eq!(schedule.pop_due(now), Some(name("first.test")));
+        assert_eq!((schedule.pop_due(now + second), schedule.next_due()), (None, Some(now + 2 * second)));
+        assert_eq!(schedule.pop_due(now + 2 * second), Some(name("late.test")));
+        assert_eq!((schedule.next_due(), schedule.times.len()), (None, 0));
+    }
 }

@@ -1,5 +1,6 @@
 //! How each registry stands, for readiness and for those who look.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -24,6 +25,9 @@ pub enum RegistryState {
 }
 
 impl RegistryState {
+    pub const ALL: [Self; 6] =
+        [Self::Missing, Self::Live, Self::Stale, Self::Demoted, Self::Expired, Self::Held];
+
     pub fn text(self) -> &'static str {
         match self {
             Self::Missing => "missing",
@@ -32,6 +36,36 @@ impl RegistryState {
             Self::Demoted => "demoted",
             Self::Expired => "expired",
             Self::Held => "held",
+        }
+    }
+}
+
+/// What can go wrong with a registry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum RegistryError {
+    /// It cannot be read or understood.
+    Unreadable,
+    /// One of its objects has mistakes.
+    Flawed,
+    /// An update takes too much away at once.
+    MassWithdrawal,
+    /// It has sent changes before a listing.
+    OutOfOrder,
+    /// This program has a fault in dealing with what it says.
+    Internal,
+}
+
+impl RegistryError {
+    pub const ALL: [Self; 5] =
+        [Self::Unreadable, Self::Flawed, Self::MassWithdrawal, Self::OutOfOrder, Self::Internal];
+
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Unreadable => "unreadable",
+            Self::Flawed => "flawed",
+            Self::MassWithdrawal => "mass_withdrawal",
+            Self::OutOfOrder => "out_of_order",
+            Self::Internal => "internal",
         }
     }
 }
@@ -51,10 +85,14 @@ pub struct RegistryStatus {
     pub problems: Vec<String>,
     /// Objects with mistakes, of which the last good state is in use.
     pub flawed: usize,
+    /// What is wrong with those objects, a line each.
+    pub flaws: Vec<String>,
     /// What of it is in use, and what its scope keeps out.
     pub items: Counts,
     /// Changes that it has sent since the process started.
     pub changes: u64,
+    /// What went wrong since the process started, by kind of error.
+    pub errors: BTreeMap<RegistryError, u64>,
 }
 
 /// The aggregator as a whole.

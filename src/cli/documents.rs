@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use crate::admin::problems;
+use crate::admin::{problems, registry_metrics};
 use crate::model::reason::Reason;
 use crate::snapshot::omitted::Why;
 use crate::telemetry::access_log::FIELDS;
@@ -102,8 +102,13 @@ fn metrics() -> String {
         | metric | meaning |\n|---|---|\n"
         .to_owned();
     let problems = [(problems::METRIC, problems::METRIC_HELP)];
-    let mut all: Vec<_> =
-        control::DESCRIPTIONS.iter().chain(&problems).chain(process::DESCRIPTIONS).collect();
+    let of_registries = &registry_metrics::DESCRIPTIONS;
+    let mut all: Vec<_> = control::DESCRIPTIONS
+        .iter()
+        .chain(&problems)
+        .chain(of_registries)
+        .chain(process::DESCRIPTIONS)
+        .collect();
     all.sort();
     for (metric, meaning) in all {
         let _ = writeln!(text, "| `{metric}` | {meaning} |");

@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path;
 use std::sync::Arc;
 
+use crate::model::address::Host;
 use crate::model::endpoint::{
     Endpoint, HBONE_PORT, Health, Labels, OwnPorts, TlsMode, Tunnel, Weight, Workload,
 };
@@ -101,9 +102,21 @@ pub static SERVICE_PORT: Object = Object {
 pub static ENDPOINT: Object = Object {
     name: "endpoint",
     doc: "One instance of a service.",
-    one_of: &[],
+    one_of: &["address", "addresses"],
     fields: &[
-        required("address", Kind::Text(&scalar::HOST), "Where it is; a host name is resolved."),
+        optional(
+            "address",
+            Kind::Text(&scalar::HOST),
+            "`addresses`",
+            "Where it is; a host name is resolved.",
+        ),
+        optional(
+            "addresses",
+            some(&Kind::Text(&scalar::IP)),
+            "`address`",
+            "Where an instance with several addresses is, such as one of each family: it counts once, and the first \
+             address that can be used is.",
+        ),
         optional(
             "ports",
             Kind::Map { key: &scalar::TEXT, of: &PORT },
@@ -223,12 +236,16 @@ impl ServiceReader {
             .collect();
         let mut place = Place { index, position: node.position, endpoints: Vec::new() };
         if self.keep == Keep::Endpoints {
-            let addresses = fields.items("endpoints").iter();
-            let accepted = addresses.filter_map(|node| node.get("address")).filter(|node| {
-                // Those that became endpoints, so that both lists stay in step.
-                node.text().is_some_and(|text| scalar::host(text).is_ok())
-            });
-            place.endpoints = accepted.map(|node| node.position).collect();
+            // Those that became endpoints, so that both lists stay in step.
+            let accepted = fields
+                .items("endpoints")
+                .iter()
+                .filter(|node| host(&Fields::new(Some(node), &ENDPOINT)).is_some());
+            let address = |node: &Node| {
+                let given = node.get("address").or_else(|| node.get("addresses"));
+                given.map_or(node.position, |given| given.position)
+            };
+            place.endpoints = accepted.map(address).collect();
         }
         self.places.insert(key.clone(), place);
         let addresses = self.addresses(&fields, &path, problems);
@@ -323,7 +340,7 @@ impl ServiceReader {
             identity: fields.read("identity", |text| self.interner.identity(text)),
         };
         Some(Endpoint {
-            host: fields.read("address", scalar::host)?,
+            host: host(&fields)?,
             locality: fields.read("locality", |text| self.interner.locality(text)).unwrap_or_default(),
             weight: fields.number("weight").and_then(Weight::new).unwrap_or(Weight::ONE),
             health: fields.choice("health", &Health::ALL, Health::text).unwrap_or_default(),
@@ -359,6 +376,21 @@ impl ServiceReader {
             }
         }
         own
+    }
+}
+
+/// Where an endpoint is.
+fn host(fields: &Fields<'_>) -> Option<Host> {
+    if let Some(host) = fields.read("address", scalar::host) {
+        return Some(host);
+    }
+    let mut addresses: Vec<IpAddr> = fields.read_all("addresses", scalar::ip);
+    let mut seen = BTreeSet::new();
+    addresses.retain(|ip| seen.insert(*ip));
+    match addresses.as_slice() {
+        [] => None,
+        [only] => Some(Host::Ip(*only)),
+        several => Some(Host::Ips(several.into())),
     }
 }
 

@@ -39,6 +39,8 @@ pub struct ServiceView {
     pub conflicts: Vec<String>,
     /// Endpoints and waypoints that are left out because their registries may not give their addresses.
     pub denied_addresses: usize,
+    /// Addresses of endpoints on this network beside the one by which each of them is chosen.
+    pub other_addresses: Box<[IpAddr]>,
     /// The networks on which registries have endpoints of it, in order.
     pub networks: Box<[Network]>,
 }
@@ -137,7 +139,7 @@ impl ServiceView {
         let here = self.ports.iter().filter_map(|port| port.candidates("", AskedBy::Authority));
         let here =
             here.flat_map(|candidates| candidates.endpoints()).map(|endpoint| endpoint.key.address.ip());
-        self.addresses.iter().copied().chain(here)
+        self.addresses.iter().copied().chain(here).chain(self.other_addresses.iter().copied())
     }
 
     /// Those who can be asked for by address: the endpoints on this network that listen there for one of the ports.
@@ -289,7 +291,19 @@ impl ServiceView {
             part.service.endpoints.iter().map(network)
         });
         let networks: BTreeSet<&Network> = endpoints.collect();
+        let others = parts.iter().filter(|part| part.origin.standing != Standing::Expired).flat_map(|part| {
+            let here = part.service.endpoints.iter().filter(|endpoint| {
+                let network = network_of(endpoint, &part.origin, site.networks);
+                is_own_network(network, &part.origin, &world.policy.node)
+            });
+            here.flat_map(|endpoint| match &endpoint.host {
+                Host::Ips(ips) => &ips[1..],
+                Host::Ip(_) | Host::Name(_) => &[],
+            })
+        });
+        let other_addresses = others.copied().collect();
         Some(Self {
+            other_addresses,
             networks: networks.into_iter().cloned().collect(),
             key,
             name,
@@ -496,7 +510,11 @@ impl<'a> PortEndpoint<'a> {
 
 /// Endpoints of the unknown network are reachable from it, and from their own cluster (SPEC §1).
 pub(super) fn on_own_network(found: &PortEndpoint<'_>, node: &Node) -> bool {
-    *found.network == node.network || (found.network.is_unknown() && found.origin.cluster == node.cluster)
+    is_own_network(found.network, found.origin, node)
+}
+
+fn is_own_network(network: &Network, origin: &Origin, node: &Node) -> bool {
+    *network == node.network || (network.is_unknown() && origin.cluster == node.cluster)
 }
 
 /// The network of an endpoint: its own, else its registry's, else that of the longest CIDR, else unknown.
@@ -589,7 +607,9 @@ impl WaypointView {
 fn candidates_of(here: &PortEndpoint<'_>, group: &Arc<str>, site: Site<'_>) -> Vec<Candidate> {
     let own = &site.inputs.policy.node.locality;
     let addresses = here.addresses(site.inputs.resolved);
-    let addresses = addresses.iter().map(|ip| SocketAddr::new(*ip, here.port));
+    // One endpoint with several addresses is one candidate.
+    let used = if matches!(here.endpoint.host, Host::Ips(_)) { 1 } else { addresses.len() };
+    let addresses = addresses.iter().take(used).map(|ip| SocketAddr::new(*ip, here.port));
     addresses
         .filter(|address| {
             let tunnel = (here.tunnel() == Tunnel::Hbone).then(|| SocketAddr::new(address.ip(), HBONE_PORT));

@@ -657,3 +657,6 @@ fn note_name(host: &Host, dirty: &mut Dirty) {
 fn is_ready(service: &Service) -> bool {
     service.endpoints.iter().any(|endpoint| endpoint.health == Health::Healthy)
 }
+
+#[cfg(test)]
+mod tests;

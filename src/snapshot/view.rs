@@ -16,6 +16,7 @@ use super::networks::{GatewayEntry, NetworkTable};
 use super::policy::Access;
 use super::service_view::{HOSTNAME_PREFERENCE, MESH_NAME_PREFERENCE, PortEndpoint, PortView, ServiceView};
 use super::weights::{Share, share, whole};
+use crate::model::address::Host;
 use crate::model::endpoint::{Health, TlsMode, Tunnel};
 use crate::model::place::{ClusterId, Locality, Network};
 
@@ -289,8 +290,19 @@ impl Horizon<'_> {
         if addresses.is_empty() {
             return Err(Why::NoAddress);
         }
-        // As on the data path, a name stands for all its addresses, each with the whole weight.
-        for ip in addresses.iter() {
+        let given: &[IpAddr] = match endpoint.endpoint.host {
+            // One endpoint: by the first address that the viewer can connect to.
+            Host::Ips(_) => {
+                let usable = addresses.iter().position(|ip| self.viewer.families.has(*ip));
+                usable.map_or(&[], |at| &addresses[at..=at])
+            }
+            // As on the data path, a name stands for all its addresses, each with the whole weight.
+            Host::Ip(_) | Host::Name(_) => &addresses,
+        };
+        if given.is_empty() {
+            return Err(Why::NoAddress);
+        }
+        for ip in given {
             let address = SocketAddr::new(*ip, endpoint.port);
             // Told of twice, it is the same endpoint: the earlier registry's word counts.
             self.near.entry(address).or_insert_with(|| Entry {

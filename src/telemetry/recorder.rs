@@ -172,7 +172,7 @@ fn labels_text(key: &Key, bound: Option<&str>) -> String {
 }
 
 /// A label value as the text format wants it: backslash, quote and line feed escaped.
-fn escaped(value: &str) -> String {
+pub fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 

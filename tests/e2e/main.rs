@@ -8,6 +8,7 @@ mod support;
 mod access_log;
 mod admission;
 mod commands;
+mod contained;
 mod cost;
 mod distance;
 mod endings;

@@ -431,6 +431,7 @@ mod tests {
         let shard = Shard::of(listing, &RegistryScope::default());
         let key = shard.services_of("b.mesh")[0].key.clone();
         let mut items: Vec<Item> = shard.items().collect();
+        items.sort_by_key(Item::key);
         let endpoint = Endpoint {
             host: Host::Ips([IpAddr::from([10, 0, 0, 2]), "fd00::2".parse().expect("an address")].into()),
             locality: Locality::default(),

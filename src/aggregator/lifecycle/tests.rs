@@ -333,13 +333,13 @@ fn objects_with_mistakes_are_named_until_they_are_right_and_are_bounded() {
     };
     story.hear(vec![flawed("a", &["a:1:2: wrong"])]);
     story.is(RegistryState::Live, 2);
-    assert_eq!(story.registry.status().problems, ["a:1:2: wrong"]);
+    assert_eq!(story.registry.status().flaws, ["a:1:2: wrong"]);
     story.hear(vec![flawed("a", &[])]);
-    assert_eq!(story.registry.status().problems, Vec::<String>::new());
+    assert_eq!(story.registry.status().flaws, Vec::<String>::new());
     let many = (0..FLAWS_MAX + 10).map(|index| flawed(&index.to_string(), &["x"; 50])).collect();
     story.hear(many);
     let status = story.registry.status();
-    assert_eq!((status.flawed, status.problems.len()), (FLAWS_MAX, FLAWS_MAX * FLAW_LINES_MAX));
+    assert_eq!((status.flawed, status.flaws.len()), (FLAWS_MAX, FLAWS_MAX * FLAW_LINES_MAX));
 }
 
 #[test]
@@ -364,10 +364,32 @@ fn a_fault_of_the_program_leaves_the_last_good_state() {
     story.good(3);
     let before = story.registry.shard.clone();
     story.good(5);
-    story.registry.contain(before, "index out of bounds", story.now);
-    story.registry.restart(Epoch(2));
+    story.registry.contain((before, true), "index out of bounds", Epoch(2), story.now);
+    assert_eq!(story.registry.epoch, Epoch(2));
     story.is(RegistryState::Stale, 3);
     assert_eq!(story.registry.status().problems, ["internal: index out of bounds"]);
     assert_eq!(story.good(3), 0);
     story.is(RegistryState::Live, 3);
+    // One that was never read is missing again, so that its copy is wanted.
+    let mut story = Story::new();
+    let before = story.registry.shard.clone();
+    story.good(5);
+    story.registry.contain((before, false), "overflow", Epoch(3), story.now);
+    story.is(RegistryState::Missing, 0);
+    assert!(story.registry.has_failed() && story.registry.is_unread(story.now, &story.options));
+}
+
+#[test]
+fn what_is_withheld_is_what_the_registry_said_last_also_after_a_failure() {
+    let mut story = Story::new();
+    story.good(20);
+    story.hear(removals(0..15));
+    story.bad();
+    story.is(RegistryState::Stale, 20);
+    // Nothing new: the registry still says what was withheld.
+    assert!(story.hear(Vec::new()).dirty.is_empty());
+    story.is(RegistryState::Held, 20);
+    story.bad();
+    assert_eq!(story.hear(puts(14)).dirty.services.len(), 1);
+    story.is(RegistryState::Live, 19);
 }

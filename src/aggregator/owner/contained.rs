@@ -17,23 +17,24 @@ fn words(panic: &(dyn Any + Send)) -> String {
     text.unwrap_or_else(|| "a panic without words".to_owned())
 }
 
-/// In debug builds, where `ISTHMUS_TEST_PANIC` is the host name of a service: panics while that service is built.
-pub(super) fn build_fault(dirty: &Dirty) {
-    if cfg!(debug_assertions)
-        && let Some(hostname) = injected()
-        && dirty.services.iter().any(|service| service.as_str() == hostname)
-    {
-        std::panic::panic_any(format!("the test asked for a panic at {hostname}"));
-    }
+/// Where a test can ask for a panic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// While a snapshot is built.
+    Build,
+    /// In the owner's own loop, where nothing contains it.
+    Owner,
 }
 
-/// In debug builds, where `ISTHMUS_TEST_PANIC` is `owner`: panics in the owner's own loop.
-pub(super) fn owner_fault() {
-    if cfg!(debug_assertions) && injected().is_some_and(|fault| fault == "owner") {
-        std::panic::panic_any("the test asked for a panic of the owner");
+/// In debug builds, panics where `ISTHMUS_TEST_PANIC` is `build=HOSTNAME` or `owner=HOSTNAME` and that service is dirty.
+pub(super) fn fault(place: Place, dirty: &Dirty) {
+    if !cfg!(debug_assertions) {
+        return;
     }
-}
-
-fn injected() -> Option<String> {
-    std::env::var("ISTHMUS_TEST_PANIC").ok()
+    let Ok(asked) = std::env::var("ISTHMUS_TEST_PANIC") else { return };
+    let prefix = if place == Place::Build { "build=" } else { "owner=" };
+    let Some(hostname) = asked.strip_prefix(prefix) else { return };
+    if dirty.services.iter().any(|service| service.as_str() == hostname) {
+        std::panic::panic_any(format!("a test asked for a panic at {hostname}"));
+    }
 }

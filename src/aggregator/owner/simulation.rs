@@ -671,11 +671,6 @@ impl Story {
             0..5 => self.good_word(at),
             5 => {
                 self.send(at, vec![Change::Failed(vec!["half written".into()])]);
-                let was_held = self.ever_held.contains(&at);
-                if was_held {
-                    // What was held was forgotten, so that the registry has to list again.
-                    self.listed.remove(&at);
-                }
                 if let Some(copy) = self.said.get(&at).filter(|_| self.random.percent(10)).cloned() {
                     self.missing.registries.remove(&at);
                     self.forget_changes();
