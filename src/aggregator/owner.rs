@@ -5,6 +5,8 @@
 
 mod contained;
 pub(super) mod names;
+mod rounds;
+mod succession;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,10 +16,10 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, Interval};
 
-use self::contained::{Place, contained};
 use self::names::Names;
+use self::rounds::Round;
 use super::copies::{Copies, CopyNews};
-use super::lifecycle::{Effect, Lifecycle};
+use super::lifecycle::Lifecycle;
 use super::options::Options;
 use super::registry::{Changes, Epoch, Factory};
 use super::resolver::{self, Answer};
@@ -28,8 +30,7 @@ use crate::net::labour::labour;
 use crate::net::scope::Scope;
 use crate::snapshot::Snapshot;
 use crate::snapshot::build::{self, Inputs};
-use crate::snapshot::change::{Change, Dirty};
-use crate::snapshot::delta::Delta;
+use crate::snapshot::change::Change;
 use crate::snapshot::listing::Listing;
 use crate::snapshot::policy::{Gateway, Policy, RegistryScope};
 use crate::snapshot::shard::Shard;
@@ -43,8 +44,6 @@ const SWEEP: Duration = Duration::from_secs(1);
 const QUEUE: usize = 256;
 /// Messages that are taken for one snapshot.
 const ROUND: usize = 1_024;
-/// When the task of a registry is started again whose changes caused a panic.
-const RESTART: Duration = Duration::from_secs(10);
 
 /// What a config file says that the world is made of.
 #[derive(Clone, Debug)]
@@ -209,26 +208,6 @@ pub(super) fn own_shard(services: Listing) -> Shard {
     Shard::of(services, &scope)
 }
 
-/// A shard in use, and the one that takes its place unless the snapshot cannot be built with it.
-struct Replaced {
-    epoch: Epoch,
-    before: Arc<Shard>,
-    /// Whether the registry was known with that shard.
-    was_known: bool,
-    dirty: Dirty,
-    taken_in: bool,
-}
-
-/// What one round of messages has changed.
-#[derive(Default)]
-struct Round {
-    shards: Vec<Replaced>,
-    /// What was touched beside the shards.
-    dirty: Dirty,
-    /// Whether a snapshot is to be published even if nothing is dirty.
-    publishes: bool,
-}
-
 impl Owner {
     /// Publishes the first world, and follows the registries and names.
     fn new(
@@ -349,106 +328,6 @@ impl Owner {
         self.registries.iter_mut().find(|followed| followed.life.epoch == epoch)
     }
 
-    /// Takes another config into use, unless the snapshot cannot be built.
-    fn configure(&mut self, sources: Sources, now: Instant) -> Result<(), NotApplied> {
-        let begun = Instant::now();
-        let Sources { policy, services, registries, options } = sources;
-        let mut dirty = Dirty::default();
-        let own = Arc::new(own_shard(services).sharing_with(&self.own, &mut dirty));
-        let lives = self.succession(&registries, &mut dirty);
-        let own_dirty = dirty.services.clone();
-        let shards = Self::shards_of(&own, lives.iter().map(|next| next.shard(&self.registries)));
-        let current = self.publisher.current();
-        let inputs = Inputs {
-            policy: &policy,
-            policy_generation: self.policy_generation + 1,
-            shards: &shards,
-            resolved: self.names.resolved(),
-        };
-        let (next, delta) = contained(|| {
-            contained::fault(Place::Build, &dirty);
-            build::next(&current, inputs, &dirty)
-        })
-        .map_err(NotApplied::Panicked)?;
-        self.policy = policy;
-        self.policy_generation += 1;
-        self.own = own;
-        let before = std::mem::replace(&mut self.options, options);
-        self.keep_copies(&registries);
-        self.succeed(lives);
-        self.find_unread(now);
-        self.note_changes(&own_dirty);
-        self.names.configure(&self.policy, next.routes(), &shards);
-        if before.dns != self.options.dns {
-            self.resolver.abort();
-            let resolver = resolver::run(self.options.dns.clone(), self.names.wanted(), self.answers.clone());
-            // It looks all names up again; what they last stood for stays until it has.
-            self.resolver = self.scope.spawn(resolver).abort_handle();
-        }
-        if before.state != self.options.state {
-            for followed in &mut self.registries {
-                followed.life.copy_problem = None;
-                if followed.life.is_known() {
-                    self.copies.store(&followed.life.spec.name, followed.life.shard.clone());
-                }
-            }
-        }
-        tracing::debug!(routes = self.policy.routes.len(), took = ?begun.elapsed(), "world built");
-        self.publish(next, delta);
-        self.tell_status();
-        Ok(())
-    }
-
-    /// What becomes of the registries under another list of them, in its order; what goes or changes by it is dirty.
-    fn succession(&mut self, specs: &[RegistrySpec], dirty: &mut Dirty) -> Vec<Successor> {
-        let mut next = Vec::new();
-        for spec in specs {
-            let same_name = |followed: &Followed| followed.life.spec.name == spec.name;
-            let known = self.registries.iter().position(same_name);
-            next.push(match known {
-                Some(at) if self.registries[at].life.spec == *spec => Successor::Same(at),
-                Some(at) => {
-                    let epoch = self.next_epoch();
-                    let life = self.registries[at].life.succeeded_by(spec.clone(), epoch);
-                    dirty.merge(self.registries[at].life.shard.everything());
-                    dirty.merge(life.shard.everything());
-                    Successor::New(Box::new(life))
-                }
-                None => Successor::New(Box::new(Lifecycle::new(spec.clone(), self.next_epoch()))),
-            });
-        }
-        let kept = next.iter().filter_map(Successor::place);
-        let kept: Vec<usize> = kept.collect();
-        // Precedence follows the order: where it changes, whatever a moved registry says may come out otherwise.
-        let reordered = !kept.is_sorted();
-        for (at, followed) in self.registries.iter().enumerate() {
-            let stays = specs.iter().any(|spec| spec.name == followed.life.spec.name);
-            if reordered || !stays {
-                dirty.merge(followed.life.shard.everything());
-            }
-            debug_assert!(stays || !kept.contains(&at), "a registry that goes is not kept");
-        }
-        next
-    }
-
-    /// Goes on with these registries, and ends the tasks of the others.
-    fn succeed(&mut self, next: Vec<Successor>) {
-        let mut before: Vec<Option<Followed>> = self.registries.drain(..).map(Some).collect();
-        for successor in next {
-            let followed = match successor {
-                Successor::Same(at) => before[at].take(),
-                Successor::New(life) => {
-                    let task = self.follow(&life.spec, life.epoch);
-                    Some(Followed::new(*life, task))
-                }
-            };
-            self.registries.extend(followed);
-        }
-        for gone in before.into_iter().flatten() {
-            gone.task.abort();
-        }
-    }
-
     fn shards_of<'a>(
         own: &'a Arc<Shard>,
         registries: impl Iterator<Item = &'a Arc<Shard>>,
@@ -465,52 +344,6 @@ impl Owner {
     fn hear(&mut self, epoch: Epoch, batch: Vec<Change>, now: Instant, round: &mut Round) {
         let options = self.options.clone();
         self.change(epoch, now, round, |life| life.hear(batch, now, &options));
-    }
-
-    /// Has a registry change its shard; a panic is contained.
-    fn change(
-        &mut self,
-        epoch: Epoch,
-        now: Instant,
-        round: &mut Round,
-        change: impl FnOnce(&mut Lifecycle) -> Effect,
-    ) {
-        let Some(followed) = self.followed(epoch) else { return };
-        let life = &mut followed.life;
-        let (known, before) = (life.is_known(), life.shard.clone());
-        match contained(|| change(life)) {
-            Ok(effect) => {
-                let Effect { dirty, taken_in } = effect;
-                if known && taken_in {
-                    let services = dirty.services.clone();
-                    self.note_changes(&services);
-                }
-                round.shards.push(Replaced { epoch, before, was_known: known, dirty, taken_in });
-            }
-            Err(fault) => self.give_up(epoch, (before, known), &fault, now),
-        }
-        self.ask_for_copy(epoch);
-    }
-
-    /// Goes on with the shard of before, and starts the registry's task again later; what it sends until then is dropped.
-    fn give_up(&mut self, epoch: Epoch, before: (Arc<Shard>, bool), fault: &str, now: Instant) {
-        let next = self.next_epoch();
-        let Some(followed) = self.followed(epoch) else { return };
-        followed.life.contain(before, fault, next, now);
-        followed.task.abort();
-        followed.restart = Some(now + RESTART);
-        self.ask_for_copy(next);
-    }
-
-    /// Asks, once, for the copy of a registry that cannot be read and never was.
-    fn ask_for_copy(&mut self, epoch: Epoch) {
-        let are_kept = self.options.state.is_some();
-        let Some(followed) = self.followed(epoch) else { return };
-        let wants = are_kept && !followed.life.is_known() && followed.life.has_failed();
-        if wants && !std::mem::replace(&mut followed.asked_for_copy, true) {
-            let name = followed.life.spec.name.clone();
-            self.copies.load(&name);
-        }
     }
 
     /// Notes what registries in use have changed, as long as another one was never read.
@@ -596,85 +429,6 @@ impl Owner {
         round.publishes |= self.find_unread(now);
     }
 
-    /// Publishes what a round has changed as one snapshot. Where it cannot be built, the registries are tried one by one,
-    /// and those with which it cannot be built keep their shard of before.
-    fn publish_round(&mut self, round: Round, now: Instant) {
-        let Round { shards, mut dirty, publishes } = round;
-        let unread_differ = self.find_unread(now);
-        let beside = dirty.clone();
-        shards.iter().for_each(|replaced| dirty.merge(replaced.dirty.clone()));
-        contained::fault(Place::Owner, &dirty);
-        if dirty.is_empty() && !publishes && !unread_differ {
-            return self.keep(&shards);
-        }
-        if self.build_and_publish(&dirty).is_ok() {
-            return self.keep(&shards);
-        }
-        let afterwards: Vec<Option<Arc<Shard>>> = shards
-            .iter()
-            .rev()
-            .map(|replaced| {
-                let life = &mut self.followed(replaced.epoch)?.life;
-                Some(std::mem::replace(&mut life.shard, replaced.before.clone()))
-            })
-            .collect();
-        if let Err(fault) = self.build_and_publish(&beside) {
-            tracing::error!("internal error while building a snapshot: {fault}; the last one stays in force");
-        }
-        for (replaced, after) in shards.into_iter().zip(afterwards.into_iter().rev()) {
-            self.publish_alone(replaced, after, now);
-        }
-    }
-
-    /// Publishes what one registry has changed, or gives it up.
-    fn publish_alone(&mut self, replaced: Replaced, after: Option<Arc<Shard>>, now: Instant) {
-        let Replaced { epoch, dirty, was_known, .. } = &replaced;
-        // After an earlier batch of it was given up the registry has another epoch: later ones rest on that batch.
-        let Some((followed, after)) = self.followed(*epoch).zip(after) else { return };
-        let before = std::mem::replace(&mut followed.life.shard, after);
-        match self.build_and_publish(dirty) {
-            Ok(()) => self.keep(&[replaced]),
-            Err(fault) => self.give_up(*epoch, (before, *was_known), &fault, now),
-        }
-    }
-
-    /// Has copies written of the shards that are in use now.
-    fn keep(&mut self, shards: &[Replaced]) {
-        for replaced in shards.iter().filter(|replaced| replaced.taken_in) {
-            let Some(followed) = self.followed(replaced.epoch) else { continue };
-            let (name, shard) = (followed.life.spec.name.clone(), followed.life.shard.clone());
-            self.copies.store(&name, shard);
-        }
-    }
-
-    /// Publishes the world after this has changed; a panic on the way leaves the last one in force.
-    fn build_and_publish(&mut self, dirty: &Dirty) -> Result<(), String> {
-        let begun = Instant::now();
-        let shards = self.shards();
-        let current = self.publisher.current();
-        let inputs = Inputs {
-            policy: &self.policy,
-            policy_generation: self.policy_generation,
-            shards: &shards,
-            resolved: self.names.resolved(),
-        };
-        let (next, delta) = contained(|| {
-            contained::fault(Place::Build, dirty);
-            let (next, delta) = build::next(&current, inputs, dirty);
-            next.check_invariants(&delta);
-            (next, delta)
-        })?;
-        self.names.renew(&dirty.named, &shards);
-        tracing::debug!(services = delta.services.len(), took = ?begun.elapsed(), "world built");
-        self.publish(next, delta);
-        Ok(())
-    }
-
-    fn publish(&mut self, snapshot: Snapshot, delta: Delta) {
-        self.telemetry.published(snapshot.generation);
-        self.publisher.publish(Snapshot { unread: self.unread.clone(), ..snapshot }, delta);
-    }
-
     fn tell_status(&self) {
         let registries = self.registries.iter().map(|followed| followed.life.status());
         let unread = self.unread.registries().iter().map(|registry| registry.name.clone()).collect();
@@ -700,29 +454,6 @@ fn users_of(name: &HostName, current: &Snapshot, own: &Shard, registries: &[Foll
     let registries = registries.map(|life| format!("registry {}", life.spec.name));
     let own = own.uses_name(name).then(|| "the config's services".to_owned());
     gateways.chain(routes).chain(own).chain(registries).take(5).collect::<Vec<_>>().join(", ")
-}
-
-/// What a registry of the next config is.
-enum Successor {
-    /// That at this place, unchanged.
-    Same(usize),
-    New(Box<Lifecycle>),
-}
-
-impl Successor {
-    fn place(&self) -> Option<usize> {
-        match self {
-            Self::Same(at) => Some(*at),
-            Self::New(_) => None,
-        }
-    }
-
-    fn shard<'a>(&'a self, registries: &'a [Followed]) -> &'a Arc<Shard> {
-        match self {
-            Self::Same(at) => &registries[*at].life.shard,
-            Self::New(life) => &life.shard,
-        }
-    }
 }
 
 #[cfg(test)]

@@ -6,6 +6,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+mod parts;
+mod scope;
+
+use self::parts::{Namespaces, Sets};
+use self::scope::Denied;
 use super::bucket_map::BucketMap;
 use super::change::{
     Dirty, EndpointSet, EndpointSetKey, GatewayKey, Item, Key, Mark, MarkKey, RegistryGateway,
@@ -70,33 +75,6 @@ pub struct Shard {
     /// The services that give endpoints by a host name, by that name.
     named: NameMap<Arc<BTreeSet<HostName>>>,
     counts: Counts,
-}
-
-/// The services of one host name.
-#[derive(Clone, Debug)]
-enum Namespaces {
-    One(Arc<Service>),
-    /// In order of namespace; at least two.
-    Many(Arc<[Arc<Service>]>),
-}
-
-/// A service whose endpoints come in sets.
-#[derive(Clone, Debug, Default)]
-struct Sets {
-    /// As its own object gives it; `None` while only its sets are known.
-    service: Option<Arc<Service>>,
-    endpoints: BTreeMap<Arc<str>, Arc<[Endpoint]>>,
-}
-
-/// What the scope keeps out of one item.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Denied {
-    /// The item as a whole.
-    whole: bool,
-    /// Endpoints on networks that the registry may not speak of.
-    networks: usize,
-    /// Endpoints and waypoints at addresses that the registry may not give.
-    addresses: usize,
 }
 
 /// How many items a shard has, and how many its scope has kept out.
@@ -375,65 +353,6 @@ impl Shard {
         }
     }
 
-    fn takes_service(&self, key: &ServiceKey) -> bool {
-        let patterns = &self.scope.services;
-        patterns.is_empty() || patterns.iter().any(|pattern| pattern.matches(key.hostname.as_str()))
-    }
-
-    /// Returns true if the registry may speak of a network; `None`: its own.
-    fn takes_network(&self, network: Option<&Network>) -> bool {
-        match (network, &self.scope.networks) {
-            (None, _) => true,
-            (Some(network), Some(networks)) => networks.contains(network),
-            (Some(network), None) => *network == self.origin.network,
-        }
-    }
-
-    /// Returns true if the registry may give the address. Names are looked at when they resolve.
-    fn takes_host(&self, host: &Host) -> bool {
-        match host {
-            Host::Ip(ip) => self.scope.addresses.allows(*ip),
-            Host::Ips(ips) => ips.iter().all(|ip| self.scope.addresses.allows(*ip)),
-            Host::Name(_) => true,
-        }
-    }
-
-    /// The service without what its registry may not say.
-    fn cut_service(&self, service: Arc<Service>) -> (Option<Arc<Service>>, Denied) {
-        let mut denied = Denied::default();
-        if !self.takes_service(&service.key) {
-            denied.whole = true;
-            return (None, denied);
-        }
-        let endpoints = self.cut_endpoints(service.endpoints.clone(), &mut denied);
-        let waypoint = service.waypoint.as_ref();
-        let waypoint = waypoint.filter(|waypoint| self.scope.addresses.allows(waypoint.address.ip()));
-        denied.addresses += usize::from(waypoint.is_none() && service.waypoint.is_some());
-        if denied == Denied::default() {
-            return (Some(service), denied);
-        }
-        let waypoint = waypoint.cloned();
-        (Some(Arc::new(Service { endpoints, waypoint, ..(*service).clone() })), denied)
-    }
-
-    fn cut_endpoints(&self, endpoints: Arc<[Endpoint]>, denied: &mut Denied) -> Arc<[Endpoint]> {
-        let on_network = |endpoint: &Endpoint| self.takes_network(endpoint.workload.network.as_ref());
-        let mut keep = |endpoint: &&Endpoint| {
-            if !on_network(endpoint) {
-                denied.networks += 1;
-                return false;
-            }
-            let taken = self.takes_host(&endpoint.host);
-            denied.addresses += usize::from(!taken);
-            taken
-        };
-        let kept: Vec<&Endpoint> = endpoints.iter().filter(&mut keep).collect();
-        if kept.len() == endpoints.len() {
-            return endpoints;
-        }
-        kept.into_iter().cloned().collect()
-    }
-
     /// The same items with another standing.
     #[must_use]
     pub fn with_standing(&self, standing: Standing) -> Self {
@@ -577,51 +496,6 @@ impl Shard {
                 debug_assert!(!users.is_empty() && users.iter().all(uses), "{name} is used by {users:?}");
             }
         }
-    }
-}
-
-impl Namespaces {
-    fn as_slice(&self) -> &[Arc<Service>] {
-        match self {
-            Self::One(service) => std::slice::from_ref(service),
-            Self::Many(services) => services,
-        }
-    }
-
-    fn of(&self, namespace: &str) -> Option<&Arc<Service>> {
-        self.as_slice().iter().find(|service| *service.key.namespace == *namespace)
-    }
-
-    /// The same with another service of a namespace, or none; `None` if nothing is left.
-    fn with(&self, namespace: &str, service: Option<Arc<Service>>) -> Option<Self> {
-        let others = self.as_slice().iter().filter(|service| *service.key.namespace != *namespace);
-        let mut all: Vec<Arc<Service>> = others.cloned().chain(service).collect();
-        all.sort_by(|one, other| one.key.namespace.cmp(&other.key.namespace));
-        match all.len() {
-            0 | 1 => all.pop().map(Self::One),
-            _ => Some(Self::Many(all.into())),
-        }
-    }
-}
-
-impl Sets {
-    /// The service with the endpoints of all sets, if it is known.
-    fn joined(&self) -> Option<Arc<Service>> {
-        let service = self.service.as_ref()?;
-        let mut lists = std::iter::once(&service.endpoints).chain(self.endpoints.values());
-        let mut filled = lists.by_ref().filter(|list| !list.is_empty());
-        let endpoints = match (filled.next(), filled.next()) {
-            (None, _) => return Some(service.clone()),
-            // One list alone is shared.
-            (Some(only), None) => only.clone(),
-            (Some(first), Some(second)) => first
-                .iter()
-                .chain(second.iter())
-                .chain(filled.flat_map(|list| list.iter()))
-                .cloned()
-                .collect(),
-        };
-        Some(Arc::new(Service { endpoints, ..(**service).clone() }))
     }
 }
 

@@ -1,0 +1,167 @@
+//! One round of messages: what they change is published as one snapshot, and a fault in it stays with the registry whose
+//! changes caused it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::Owner;
+use super::contained::{self, Place, contained};
+use crate::aggregator::lifecycle::{Effect, Lifecycle};
+use crate::aggregator::registry::Epoch;
+use crate::snapshot::Snapshot;
+use crate::snapshot::build::{self, Inputs};
+use crate::snapshot::change::Dirty;
+use crate::snapshot::delta::Delta;
+use crate::snapshot::shard::Shard;
+
+/// When the task of a registry is started again whose changes caused a panic.
+const RESTART: Duration = Duration::from_secs(10);
+
+/// A shard in use, and the one that takes its place unless the snapshot cannot be built with it.
+pub(super) struct Replaced {
+    epoch: Epoch,
+    before: Arc<Shard>,
+    /// Whether the registry was known with that shard.
+    was_known: bool,
+    dirty: Dirty,
+    taken_in: bool,
+}
+
+/// What one round of messages has changed.
+#[derive(Default)]
+pub(super) struct Round {
+    pub(super) shards: Vec<Replaced>,
+    /// What was touched beside the shards.
+    pub(super) dirty: Dirty,
+    /// Whether a snapshot is to be published even if nothing is dirty.
+    pub(super) publishes: bool,
+}
+
+impl Owner {
+    /// Has a registry change its shard; a panic is contained.
+    pub(super) fn change(
+        &mut self,
+        epoch: Epoch,
+        now: Instant,
+        round: &mut Round,
+        change: impl FnOnce(&mut Lifecycle) -> Effect,
+    ) {
+        let Some(followed) = self.followed(epoch) else { return };
+        let life = &mut followed.life;
+        let (known, before) = (life.is_known(), life.shard.clone());
+        match contained(|| change(life)) {
+            Ok(effect) => {
+                let Effect { dirty, taken_in } = effect;
+                if known && taken_in {
+                    let services = dirty.services.clone();
+                    self.note_changes(&services);
+                }
+                round.shards.push(Replaced { epoch, before, was_known: known, dirty, taken_in });
+            }
+            Err(fault) => self.give_up(epoch, (before, known), &fault, now),
+        }
+        self.ask_for_copy(epoch);
+    }
+
+    /// Goes on with the shard of before, and starts the registry's task again later; what it sends until then is dropped.
+    pub(super) fn give_up(&mut self, epoch: Epoch, before: (Arc<Shard>, bool), fault: &str, now: Instant) {
+        let next = self.next_epoch();
+        let Some(followed) = self.followed(epoch) else { return };
+        followed.life.contain(before, fault, next, now);
+        followed.task.abort();
+        followed.restart = Some(now + RESTART);
+        self.ask_for_copy(next);
+    }
+
+    /// Asks, once, for the copy of a registry that cannot be read and never was.
+    pub(super) fn ask_for_copy(&mut self, epoch: Epoch) {
+        let are_kept = self.options.state.is_some();
+        let Some(followed) = self.followed(epoch) else { return };
+        let wants = are_kept && !followed.life.is_known() && followed.life.has_failed();
+        if wants && !std::mem::replace(&mut followed.asked_for_copy, true) {
+            let name = followed.life.spec.name.clone();
+            self.copies.load(&name);
+        }
+    }
+
+    /// Publishes what a round has changed as one snapshot. Where it cannot be built, the registries are tried one by one,
+    /// and those with which it cannot be built keep their shard of before.
+    pub(super) fn publish_round(&mut self, round: Round, now: Instant) {
+        let Round { shards, mut dirty, publishes } = round;
+        let unread_differ = self.find_unread(now);
+        let beside = dirty.clone();
+        shards.iter().for_each(|replaced| dirty.merge(replaced.dirty.clone()));
+        contained::fault(Place::Owner, &dirty);
+        if dirty.is_empty() && !publishes && !unread_differ {
+            return self.keep(&shards);
+        }
+        if self.build_and_publish(&dirty).is_ok() {
+            return self.keep(&shards);
+        }
+        let afterwards: Vec<Option<Arc<Shard>>> = shards
+            .iter()
+            .rev()
+            .map(|replaced| {
+                let life = &mut self.followed(replaced.epoch)?.life;
+                Some(std::mem::replace(&mut life.shard, replaced.before.clone()))
+            })
+            .collect();
+        if let Err(fault) = self.build_and_publish(&beside) {
+            tracing::error!("internal error while building a snapshot: {fault}; the last one stays in force");
+        }
+        for (replaced, after) in shards.into_iter().zip(afterwards.into_iter().rev()) {
+            self.publish_alone(replaced, after, now);
+        }
+    }
+
+    /// Publishes what one registry has changed, or gives it up.
+    pub(super) fn publish_alone(&mut self, replaced: Replaced, after: Option<Arc<Shard>>, now: Instant) {
+        let Replaced { epoch, dirty, was_known, .. } = &replaced;
+        // After an earlier batch of it was given up the registry has another epoch: later ones rest on that batch.
+        let Some((followed, after)) = self.followed(*epoch).zip(after) else { return };
+        let before = std::mem::replace(&mut followed.life.shard, after);
+        match self.build_and_publish(dirty) {
+            Ok(()) => self.keep(&[replaced]),
+            Err(fault) => self.give_up(*epoch, (before, *was_known), &fault, now),
+        }
+    }
+
+    /// Has copies written of the shards that are in use now.
+    pub(super) fn keep(&mut self, shards: &[Replaced]) {
+        for replaced in shards.iter().filter(|replaced| replaced.taken_in) {
+            let Some(followed) = self.followed(replaced.epoch) else { continue };
+            let (name, shard) = (followed.life.spec.name.clone(), followed.life.shard.clone());
+            self.copies.store(&name, shard);
+        }
+    }
+
+    /// Publishes the world after this has changed; a panic on the way leaves the last one in force.
+    pub(super) fn build_and_publish(&mut self, dirty: &Dirty) -> Result<(), String> {
+        let begun = Instant::now();
+        let shards = self.shards();
+        let current = self.publisher.current();
+        let inputs = Inputs {
+            policy: &self.policy,
+            policy_generation: self.policy_generation,
+            shards: &shards,
+            resolved: self.names.resolved(),
+        };
+        let (next, delta) = contained(|| {
+            contained::fault(Place::Build, dirty);
+            let (next, delta) = build::next(&current, inputs, dirty);
+            next.check_invariants(&delta);
+            (next, delta)
+        })?;
+        self.names.renew(&dirty.named, &shards);
+        tracing::debug!(services = delta.services.len(), took = ?begun.elapsed(), "world built");
+        self.publish(next, delta);
+        Ok(())
+    }
+
+    pub(super) fn publish(&mut self, snapshot: Snapshot, delta: Delta) {
+        self.telemetry.published(snapshot.generation);
+        self.publisher.publish(Snapshot { unread: self.unread.clone(), ..snapshot }, delta);
+    }
+}

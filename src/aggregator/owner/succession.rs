@@ -1,0 +1,139 @@
+//! What becomes of the registries under another config.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::contained::{self, Place, contained};
+use super::{Followed, NotApplied, Owner, Sources, own_shard};
+use crate::aggregator::lifecycle::Lifecycle;
+use crate::aggregator::resolver;
+use crate::aggregator::spec::RegistrySpec;
+use crate::snapshot::build::{self, Inputs};
+use crate::snapshot::change::Dirty;
+use crate::snapshot::shard::Shard;
+
+/// What a registry of the next config is.
+enum Successor {
+    /// That at this place, unchanged.
+    Same(usize),
+    New(Box<Lifecycle>),
+}
+
+impl Successor {
+    fn place(&self) -> Option<usize> {
+        match self {
+            Self::Same(at) => Some(*at),
+            Self::New(_) => None,
+        }
+    }
+
+    fn shard<'a>(&'a self, registries: &'a [Followed]) -> &'a Arc<Shard> {
+        match self {
+            Self::Same(at) => &registries[*at].life.shard,
+            Self::New(life) => &life.shard,
+        }
+    }
+}
+
+impl Owner {
+    /// Takes another config into use, unless the snapshot cannot be built.
+    pub(super) fn configure(&mut self, sources: Sources, now: Instant) -> Result<(), NotApplied> {
+        let begun = Instant::now();
+        let Sources { policy, services, registries, options } = sources;
+        let mut dirty = Dirty::default();
+        let own = Arc::new(own_shard(services).sharing_with(&self.own, &mut dirty));
+        let lives = self.succession(&registries, &mut dirty);
+        let own_dirty = dirty.services.clone();
+        let shards = Self::shards_of(&own, lives.iter().map(|next| next.shard(&self.registries)));
+        let current = self.publisher.current();
+        let inputs = Inputs {
+            policy: &policy,
+            policy_generation: self.policy_generation + 1,
+            shards: &shards,
+            resolved: self.names.resolved(),
+        };
+        let (next, delta) = contained(|| {
+            contained::fault(Place::Build, &dirty);
+            build::next(&current, inputs, &dirty)
+        })
+        .map_err(NotApplied::Panicked)?;
+        self.policy = policy;
+        self.policy_generation += 1;
+        self.own = own;
+        let before = std::mem::replace(&mut self.options, options);
+        self.keep_copies(&registries);
+        self.succeed(lives);
+        self.find_unread(now);
+        self.note_changes(&own_dirty);
+        self.names.configure(&self.policy, next.routes(), &shards);
+        if before.dns != self.options.dns {
+            self.resolver.abort();
+            let resolver = resolver::run(self.options.dns.clone(), self.names.wanted(), self.answers.clone());
+            // It looks all names up again; what they last stood for stays until it has.
+            self.resolver = self.scope.spawn(resolver).abort_handle();
+        }
+        if before.state != self.options.state {
+            for followed in &mut self.registries {
+                followed.life.copy_problem = None;
+                if followed.life.is_known() {
+                    self.copies.store(&followed.life.spec.name, followed.life.shard.clone());
+                }
+            }
+        }
+        tracing::debug!(routes = self.policy.routes.len(), took = ?begun.elapsed(), "world built");
+        self.publish(next, delta);
+        self.tell_status();
+        Ok(())
+    }
+
+    /// What becomes of the registries under another list of them, in its order; what goes or changes by it is dirty.
+    fn succession(&mut self, specs: &[RegistrySpec], dirty: &mut Dirty) -> Vec<Successor> {
+        let mut next = Vec::new();
+        for spec in specs {
+            let same_name = |followed: &Followed| followed.life.spec.name == spec.name;
+            let known = self.registries.iter().position(same_name);
+            next.push(match known {
+                Some(at) if self.registries[at].life.spec == *spec => Successor::Same(at),
+                Some(at) => {
+                    let epoch = self.next_epoch();
+                    let life = self.registries[at].life.succeeded_by(spec.clone(), epoch);
+                    dirty.merge(self.registries[at].life.shard.everything());
+                    dirty.merge(life.shard.everything());
+                    Successor::New(Box::new(life))
+                }
+                None => Successor::New(Box::new(Lifecycle::new(spec.clone(), self.next_epoch()))),
+            });
+        }
+        let kept = next.iter().filter_map(Successor::place);
+        let kept: Vec<usize> = kept.collect();
+        // Precedence follows the order: where it changes, whatever a moved registry says may come out otherwise.
+        let reordered = !kept.is_sorted();
+        for (at, followed) in self.registries.iter().enumerate() {
+            let stays = specs.iter().any(|spec| spec.name == followed.life.spec.name);
+            if reordered || !stays {
+                dirty.merge(followed.life.shard.everything());
+            }
+            debug_assert!(stays || !kept.contains(&at), "a registry that goes is not kept");
+        }
+        next
+    }
+
+    /// Goes on with these registries, and ends the tasks of the others.
+    fn succeed(&mut self, next: Vec<Successor>) {
+        let mut before: Vec<Option<Followed>> = self.registries.drain(..).map(Some).collect();
+        for successor in next {
+            let followed = match successor {
+                Successor::Same(at) => before[at].take(),
+                Successor::New(life) => {
+                    let task = self.follow(&life.spec, life.epoch);
+                    Some(Followed::new(*life, task))
+                }
+            };
+            self.registries.extend(followed);
+        }
+        for gone in before.into_iter().flatten() {
+            gone.task.abort();
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! What a registry may say: items are cut to its scope where they enter the shard.
+
+use std::sync::Arc;
+
+use super::Shard;
+use crate::model::address::Host;
+use crate::model::endpoint::Endpoint;
+use crate::model::place::Network;
+use crate::model::service::{Service, ServiceKey};
+
+/// What the scope keeps out of one item.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Denied {
+    /// The item as a whole.
+    pub(super) whole: bool,
+    /// Endpoints on networks that the registry may not speak of.
+    pub(super) networks: usize,
+    /// Endpoints and waypoints at addresses that the registry may not give.
+    pub(super) addresses: usize,
+}
+
+impl Shard {
+    pub(super) fn takes_service(&self, key: &ServiceKey) -> bool {
+        let patterns = &self.scope.services;
+        patterns.is_empty() || patterns.iter().any(|pattern| pattern.matches(key.hostname.as_str()))
+    }
+
+    /// Returns true if the registry may speak of a network; `None`: its own.
+    pub(super) fn takes_network(&self, network: Option<&Network>) -> bool {
+        match (network, &self.scope.networks) {
+            (None, _) => true,
+            (Some(network), Some(networks)) => networks.contains(network),
+            (Some(network), None) => *network == self.origin.network,
+        }
+    }
+
+    /// Returns true if the registry may give the address. Names are looked at when they resolve.
+    pub(super) fn takes_host(&self, host: &Host) -> bool {
+        match host {
+            Host::Ip(ip) => self.scope.addresses.allows(*ip),
+            Host::Ips(ips) => ips.iter().all(|ip| self.scope.addresses.allows(*ip)),
+            Host::Name(_) => true,
+        }
+    }
+
+    /// The service without what its registry may not say.
+    pub(super) fn cut_service(&self, service: Arc<Service>) -> (Option<Arc<Service>>, Denied) {
+        let mut denied = Denied::default();
+        if !self.takes_service(&service.key) {
+            denied.whole = true;
+            return (None, denied);
+        }
+        let endpoints = self.cut_endpoints(service.endpoints.clone(), &mut denied);
+        let waypoint = service.waypoint.as_ref();
+        let waypoint = waypoint.filter(|waypoint| self.scope.addresses.allows(waypoint.address.ip()));
+        denied.addresses += usize::from(waypoint.is_none() && service.waypoint.is_some());
+        if denied == Denied::default() {
+            return (Some(service), denied);
+        }
+        let waypoint = waypoint.cloned();
+        (Some(Arc::new(Service { endpoints, waypoint, ..(*service).clone() })), denied)
+    }
+
+    pub(super) fn cut_endpoints(&self, endpoints: Arc<[Endpoint]>, denied: &mut Denied) -> Arc<[Endpoint]> {
+        let on_network = |endpoint: &Endpoint| self.takes_network(endpoint.workload.network.as_ref());
+        let mut keep = |endpoint: &&Endpoint| {
+            if !on_network(endpoint) {
+                denied.networks += 1;
+                return false;
+            }
+            let taken = self.takes_host(&endpoint.host);
+            denied.addresses += usize::from(!taken);
+            taken
+        };
+        let kept: Vec<&Endpoint> = endpoints.iter().filter(&mut keep).collect();
+        if kept.len() == endpoints.len() {
+            return endpoints;
+        }
+        kept.into_iter().cloned().collect()
+    }
+}
