@@ -174,11 +174,7 @@ impl Lifecycle {
         for change in batch {
             self.changes += 1;
             match change {
-                Change::Begin => {
-                    // What was sent before in this batch is said anew by the listing.
-                    draft = None;
-                    self.listing = Some(Draft::of(&self.shard));
-                }
+                Change::Begin => self.listing = Some(Draft::of(&self.shard)),
                 Change::Put(item) => self.change(&mut draft, |draft| draft.put(item)),
                 Change::Remove(key) => self.change(&mut draft, |draft| draft.remove(&key)),
                 Change::Keep(key) => {
@@ -265,6 +261,8 @@ impl Lifecycle {
 
     /// Takes a draft into use, or holds it back where it takes too much away at once.
     fn judge(&mut self, draft: Draft, now: Instant, options: &Options) -> Effect {
+        // The draft holds whatever of it still holds.
+        self.withheld = None;
         let withdrawal = Withdrawal::between(&self.shard, &draft.shard, &draft.dirty, &self.lost, now);
         if !withdrawal.is_suspicious() || options.withdrawal_hold.is_zero() {
             self.lost.note(withdrawal.services, &draft.shard, now);

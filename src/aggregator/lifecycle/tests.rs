@@ -380,6 +380,19 @@ fn a_fault_of_the_program_leaves_the_last_good_state() {
 }
 
 #[test]
+fn a_listing_takes_the_place_of_what_was_withheld() {
+    let mut story = Story::new();
+    story.good(20);
+    story.hear(removals(0..15));
+    story.is(RegistryState::Held, 20);
+    assert_eq!(story.good(20), 0);
+    story.is(RegistryState::Live, 20);
+    // The next changes are changes of the listing.
+    assert_eq!(story.hear(removals(0..1)).dirty.services.len(), 1);
+    story.is(RegistryState::Live, 19);
+}
+
+#[test]
 fn what_is_withheld_is_what_the_registry_said_last_also_after_a_failure() {
     let mut story = Story::new();
     story.good(20);

@@ -729,8 +729,32 @@ impl Story {
         }
     }
 
+    /// What is in use of each registry is what it has said last, unless that is withheld.
+    fn check_registries(&self) {
+        for (at, services) in &self.said {
+            let life = &self.owner.registries[*at].life;
+            if life.state() != RegistryState::Live || !self.listed.contains(at) {
+                continue;
+            }
+            let listing = Listing {
+                cluster: ClusterId::new(&format!("c{at}")),
+                network: network(*at),
+                services: services.clone(),
+            };
+            let said = Shard::of(listing, &scope(*at));
+            let names: BTreeSet<&HostName> = said.hostnames().chain(life.shard.hostnames()).collect();
+            for name in names {
+                assert!(
+                    life.shard.says_the_same(&said, name.as_str()),
+                    "registry {at} says something else of {name}"
+                );
+            }
+        }
+    }
+
     /// Lets everybody hear everything.
     fn quiet(&mut self) {
+        self.check_registries();
         self.dispatch();
         let truth = self.reader.latest();
         for client in &mut self.clients {
