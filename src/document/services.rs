@@ -161,20 +161,36 @@ pub fn read_registry(
     cluster: &ClusterId,
     network: &Network,
 ) -> Result<Listing, Vec<Problem>> {
-    let mut problems = Problems::new();
     let mut reader = ServiceReader::new(Keep::Services);
+    read_list(file, text, &mut |index, node, problems| reader.read(index, &node, problems))?;
+    Ok(reader.finish(cluster.clone(), network.clone()).0)
+}
+
+/// Reads a registry file of this text as its services, each with the tree that it was read from.
+pub fn read_items(file: &path::Path, text: &str) -> Result<Vec<(Arc<Service>, Node)>, Vec<Problem>> {
+    let (mut reader, mut items) = (ServiceReader::new(Keep::Services), Vec::new());
+    read_list(file, text, &mut |index, node, problems| {
+        let service = reader.read_item(index, &node, problems);
+        items.extend(service.map(|service| (service, node)));
+    })?;
+    Ok(items)
+}
+
+/// Gives away the items of a registry file one by one; fails if there are problems.
+fn read_list(
+    file: &path::Path,
+    text: &str,
+    item: &mut dyn FnMut(usize, Node, &mut Problems),
+) -> Result<(), Vec<Problem>> {
+    let mut problems = Problems::new();
     if let Some(file) = problems.add_file(file) {
-        let mut item = |index, node, problems: &mut Problems| reader.read(index, &node, problems);
-        let stream = Stream { key: "services", item: &mut item };
+        let stream = Stream { key: "services", item };
         let source = Source { file, text, environment: None };
         if let Some(root) = parse(source, Some(stream), &mut problems) {
             check(&root, &Kind::Object(&REGISTRY_FILE), &Path::Root, &mut problems);
         }
     }
-    if problems.is_empty() {
-        return Ok(reader.finish(cluster.clone(), network.clone()).0);
-    }
-    Err(problems.finish().0)
+    if problems.is_empty() { Ok(()) } else { Err(problems.finish().0) }
 }
 
 /// What a reader remembers of where things stood.
@@ -212,32 +228,24 @@ impl ServiceReader {
 
     /// Reads the item at `index` of the list.
     pub fn read(&mut self, index: usize, node: &Node, problems: &mut Problems) {
+        let _ = self.read_item(index, node, problems);
+    }
+
+    /// Reads the item at `index` of the list, and returns its service if it has a key of its own.
+    fn read_item(&mut self, index: usize, node: &Node, problems: &mut Problems) -> Option<Arc<Service>> {
         let list = Path::Root.key("services");
         let path = list.index(index);
-        check(node, &Kind::Object(&SERVICE), &path, problems);
-        let fields = Fields::new(Some(node), &SERVICE);
-        let (Some(hostname), Some(namespace)) =
-            (fields.read("hostname", scalar::host_name), fields.read("namespace", scalar::text))
-        else {
-            return;
-        };
-        let key = ServiceKey { namespace: self.interner.text(namespace), hostname };
+        let key = self.key(node, &path, problems)?;
         if let Some(first) = self.places.get(&key) {
             let first = problems.place(first.position);
             let fault = format!("the service {key} is there twice; first at {first}");
-            return problems.error(node.position, &path, fault);
+            problems.error(node.position, &path, fault);
+            return None;
         }
-        let ports = self.ports(&fields, &path, problems);
-        let endpoints: Arc<[Endpoint]> = fields
-            .items("endpoints")
-            .iter()
-            .enumerate()
-            .filter_map(|(at, node)| self.endpoint(node, &ports, &path.key("endpoints").index(at), problems))
-            .collect();
         let mut place = Place { index, position: node.position, endpoints: Vec::new() };
         if self.keep == Keep::Endpoints {
             // Those that became endpoints, so that both lists stay in step.
-            let accepted = fields
+            let accepted = Fields::new(Some(node), &SERVICE)
                 .items("endpoints")
                 .iter()
                 .filter(|node| host(&Fields::new(Some(node), &ENDPOINT)).is_some());
@@ -248,11 +256,54 @@ impl ServiceReader {
             place.endpoints = accepted.map(address).collect();
         }
         self.places.insert(key.clone(), place);
-        let addresses = self.addresses(&fields, &path, problems);
+        let service = Arc::new(self.service(key.clone(), node, &path, problems));
+        self.services.insert(key, service.clone());
+        Some(service)
+    }
+
+    /// Reads a text that is one item of a list, and nothing else. `name` is shown as its file; the item has to be of
+    /// the service `expected`. The reader remembers of it only the values that later items may share.
+    pub fn read_alone(
+        &mut self,
+        name: &path::Path,
+        text: &str,
+        expected: &ServiceKey,
+    ) -> Result<Service, Vec<Problem>> {
+        let mut problems = Problems::new();
+        let file = problems.add_file(name);
+        let node = file.and_then(|file| parse(Source { file, text, environment: None }, None, &mut problems));
+        let service = node.and_then(|node| {
+            let key = self.key(&node, &Path::Root, &mut problems)?;
+            must_be(&node, &key, expected, &mut problems);
+            Some(self.service(key, &node, &Path::Root, &mut problems))
+        });
+        match service {
+            Some(service) if problems.is_empty() => Ok(service),
+            _ => Err(problems.finish().0),
+        }
+    }
+
+    /// Checks an item, and returns its key if it has one.
+    fn key(&mut self, node: &Node, path: &Path<'_>, problems: &mut Problems) -> Option<ServiceKey> {
+        check(node, &Kind::Object(&SERVICE), path, problems);
+        let fields = Fields::new(Some(node), &SERVICE);
+        let hostname = fields.read("hostname", scalar::host_name)?;
+        let namespace = fields.read("namespace", scalar::text)?;
+        Some(ServiceKey { namespace: self.interner.text(namespace), hostname })
+    }
+
+    /// Reads an item that was checked.
+    fn service(&mut self, key: ServiceKey, node: &Node, path: &Path<'_>, problems: &mut Problems) -> Service {
+        let fields = Fields::new(Some(node), &SERVICE);
+        let ports = self.ports(&fields, path, problems);
+        let endpoints = fields.items("endpoints").iter().enumerate();
+        let endpoints = endpoints
+            .filter_map(|(at, node)| self.endpoint(node, &ports, &path.key("endpoints").index(at), problems))
+            .collect();
+        let addresses = self.addresses(&fields, path, problems);
         let subsets = self.subsets(&fields);
         let waypoint = fields.node("waypoint").and_then(|node| waypoint(&Fields::new(Some(node), &WAYPOINT)));
-        let service = Service { key: key.clone(), addresses, ports, subsets, waypoint, endpoints };
-        self.services.insert(key, Arc::new(service));
+        Service { key, addresses, ports, subsets, waypoint, endpoints }
     }
 
     /// The shard, and where its services stood.
@@ -391,6 +442,21 @@ fn host(fields: &Fields<'_>) -> Option<Host> {
         [] => None,
         [only] => Some(Host::Ip(*only)),
         several => Some(Host::Ips(several.into())),
+    }
+}
+
+/// Refuses an item that is of another service than `expected`.
+fn must_be(node: &Node, key: &ServiceKey, expected: &ServiceKey, problems: &mut Problems) {
+    let fields = Fields::new(Some(node), &SERVICE);
+    let parts = [
+        ("hostname", key.hostname.as_str(), expected.hostname.as_str()),
+        ("namespace", &*key.namespace, &*expected.namespace),
+    ];
+    for (name, found, expected) in parts {
+        if let (true, Some(node)) = (found != expected, fields.node(name)) {
+            let fault = Fault::new(format!("found {node}, expected the {name} of the key"));
+            problems.error(node.position, &Path::Root.key(name), fault.hint(Some(expected)));
+        }
     }
 }
 
