@@ -2,6 +2,7 @@
 //! snapshots. One task owns all of it; everyone else sends it messages.
 
 mod copies;
+pub mod etcd;
 pub mod file;
 mod guard;
 mod lifecycle;

@@ -32,6 +32,9 @@ pub fn read(spec: &RegistrySpec) -> Result<Shard, Unread> {
             })?;
             Ok(Shard::of(listing, &spec.scope))
         }
+        RegistryKind::Etcd(_) => {
+            Err(Unread::Absent(vec![format!("registry {}: etcd is read by `run` alone", spec.name)]))
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::etcd::spec::EtcdSpec;
 use crate::model::place::{ClusterId, Network};
 use crate::snapshot::policy::RegistryScope;
 
@@ -24,4 +25,6 @@ pub struct RegistrySpec {
 pub enum RegistryKind {
     /// A file, or a folder of files.
     File { path: PathBuf },
+    /// Keys of an etcd.
+    Etcd(EtcdSpec),
 }

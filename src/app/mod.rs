@@ -28,6 +28,7 @@ use tokio::time::sleep_until;
 use crate::admin::certificates::Identities;
 use crate::admin::problems;
 use crate::admin::{Command, InUse, ProgramStatus, Sources};
+use crate::aggregator::etcd::registry::EtcdRegistry;
 use crate::aggregator::file::FileRegistry;
 use crate::aggregator::owner::{self, Handle};
 use crate::aggregator::registry::{Factory, Registry};
@@ -221,7 +222,8 @@ impl Program {
         let mut listeners = Listeners::default();
         let bound = listeners.bind(&config.policy, workers).map_err(|problems| problems.join("; "))?;
         let (sources, control, tasks) = (world_sources(&config), telemetry.control.clone(), scope.clone());
-        let registries: Arc<Factory> = Arc::new(registry_of);
+        let registry_tasks = scope.clone();
+        let registries: Arc<Factory> = Arc::new(move |spec| registry_of(spec, &registry_tasks));
         // Long work where the config is large.
         let world = labour(move || owner::start(sources, registries, &control, &tasks)).await;
         let (aggregator, reader) = world.map_err(|_| "building the first world panicked".to_owned())?;
@@ -537,9 +539,10 @@ fn world_sources(config: &Config) -> owner::Sources {
 }
 
 /// Makes the task that reads a registry.
-fn registry_of(spec: &RegistrySpec) -> Box<dyn Registry> {
+fn registry_of(spec: &RegistrySpec, scope: &Scope) -> Box<dyn Registry> {
     match &spec.kind {
         RegistryKind::File { path } => Box::new(FileRegistry::new(spec.clone(), path.clone())),
+        RegistryKind::Etcd(etcd) => Box::new(EtcdRegistry::new(spec.clone(), etcd.clone(), scope.clone())),
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use super::{Config, LogFormat, Workers};
+use crate::aggregator::etcd::spec::EtcdSpec;
 use crate::aggregator::spec::RegistryKind;
 use crate::discovery::ClientRule;
 use crate::model::address::Bind;
@@ -202,6 +203,7 @@ fn registries(config: &Config) -> Vec<Value> {
         let scope = &registry.scope;
         let (kind, mut shown) = match &registry.kind {
             RegistryKind::File { path } => ("file", json!({"path": path.display().to_string()})),
+            RegistryKind::Etcd(spec) => ("etcd", etcd(spec)),
         };
         shown["cluster"] = registry.cluster.as_str().into();
         shown["network"] = json!(text(registry.network.as_str()));
@@ -218,6 +220,24 @@ fn registries(config: &Config) -> Vec<Value> {
         })
     });
     registries.collect()
+}
+
+fn etcd(spec: &EtcdSpec) -> Value {
+    let tls = spec.tls.as_ref().map(|files| {
+        let certificate = files.certificate.as_ref();
+        json!({
+            "roots": files.roots.display().to_string(),
+            "certificate": certificate.map(|files| files.chain.display().to_string()),
+            "key": certificate.map(|files| files.key.display().to_string()),
+        })
+    });
+    json!({
+        "endpoints": texts(&spec.endpoints),
+        "prefix": &*spec.prefix,
+        "tls": tls,
+        "user": spec.login.as_ref().map(|login| &login.user),
+        "passwordFile": spec.login.as_ref().map(|login| login.password.display().to_string()),
+    })
 }
 
 fn export(rule: &ExportRule) -> Value {

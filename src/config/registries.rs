@@ -1,19 +1,54 @@
-//! `registries`: files with more services. Only where they are is read here; what they hold is the
-//! business of those who watch them.
+//! `registries`: where more services come from. What the sources hold is the business of those who watch them.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::aggregator::etcd::spec::{EtcdSpec, Login, PREFIX};
 use crate::aggregator::spec::{RegistryKind, RegistrySpec};
 use crate::document::problem::{Path, Position, Problems};
 use crate::document::reader::Fields;
 use crate::document::scalar;
+use crate::document::tree::Node;
+use crate::model::address::{Scheme, Url};
 use crate::model::place::{ClusterId, Network};
 use crate::snapshot::policy::{AddressScope, RegistryScope};
+use crate::tls::client::{CertificateFiles, Files};
 
 use super::file::relative_to;
-use super::table::{ALLOW, REGISTRY, REGISTRY_PATH};
+use super::table::registries::{ALLOW, ETCD_TLS, REGISTRY, REGISTRY_ETCD, REGISTRY_PATH};
+
+/// The registries in the order of the file.
+pub(super) fn read(root: &Fields<'_>, problems: &mut Problems) -> Vec<RegistrySpec> {
+    let list = Path::Root.key("registries");
+    let mut reader =
+        Reader { problems, files: HashMap::new(), etcds: HashMap::new(), registries: Vec::new() };
+    for (index, node) in root.items("registries").iter().enumerate() {
+        let path = list.index(index);
+        let fields = Fields::new(Some(node), &REGISTRY);
+        let scope = scope(&fields);
+        if fields.node("file").is_some() {
+            reader.file(&fields.fields("file", &REGISTRY_PATH), scope, &path.key("file"));
+        } else if fields.node("etcd").is_some() {
+            reader.etcd(&fields.fields("etcd", &REGISTRY_ETCD), scope, &path.key("etcd"));
+        }
+    }
+    reader.registries
+}
+
+/// What a registry may speak of.
+fn scope(fields: &Fields<'_>) -> RegistryScope {
+    let allow = fields.fields("allow", &ALLOW);
+    let networks = allow.node("networks").map(|_| {
+        let texts = allow.read_all("networks", scalar::text);
+        texts.into_iter().map(Network::new).collect()
+    });
+    RegistryScope {
+        services: allow.read_all("services", scalar::pattern),
+        networks,
+        addresses: addresses(&allow, fields.node("allow").is_some()),
+    }
+}
 
 /// The addresses that a registry may give: any, unless something is said of what it may speak of at all.
 fn addresses(allow: &Fields<'_>, is_limited: bool) -> AddressScope {
@@ -24,41 +59,122 @@ fn addresses(allow: &Fields<'_>, is_limited: bool) -> AddressScope {
     }
 }
 
-/// The registries in the order of the file.
-pub(super) fn read(root: &Fields<'_>, problems: &mut Problems) -> Vec<RegistrySpec> {
-    let list = Path::Root.key("registries");
-    let mut places: HashMap<PathBuf, Position> = HashMap::new();
-    let mut registries: Vec<RegistrySpec> = Vec::new();
-    for (index, node) in root.items("registries").iter().enumerate() {
-        let fields = Fields::new(Some(node), &REGISTRY);
-        let file = fields.fields("file", &REGISTRY_PATH);
-        let Some((written, node)) = file.read("path", scalar::path).zip(file.node("path")) else { continue };
-        let path = relative_to(problems.file(node.position.file), written);
-        if let Some(first) = places.get(&path) {
-            let first = problems.place(*first);
+struct Reader<'r> {
+    problems: &'r mut Problems,
+    /// Where each file was named, and each part of an etcd.
+    files: HashMap<PathBuf, Position>,
+    etcds: HashMap<Arc<str>, Position>,
+    registries: Vec<RegistrySpec>,
+}
+
+impl Reader<'_> {
+    fn file(&mut self, file: &Fields<'_>, scope: RegistryScope, at: &Path<'_>) {
+        let Some((written, node)) = file.read("path", scalar::path).zip(file.node("path")) else { return };
+        let path = relative_to(self.problems.file(node.position.file), written);
+        if let Some(first) = self.files.get(&path) {
+            let first = self.problems.place(*first);
             let fault = format!("{node} is the file of two registries; first at {first}");
-            problems.error(node.position, &list.index(index).key("file").key("path"), fault);
-            continue;
+            return self.problems.error(node.position, &at.key("path"), fault);
         }
-        places.insert(path.clone(), node.position);
+        self.files.insert(path.clone(), node.position);
         let written: Arc<str> = written.to_string_lossy().into();
-        let taken = registries.iter().any(|other| other.name == written);
-        let allow = fields.fields("allow", &ALLOW);
-        let networks = allow.node("networks").map(|_| {
-            let texts = allow.read_all("networks", scalar::text);
-            texts.into_iter().map(Network::new).collect()
-        });
-        registries.push(RegistrySpec {
-            name: if taken { path.to_string_lossy().into() } else { written },
-            kind: RegistryKind::File { path },
-            cluster: file.read("cluster", scalar::text).map(ClusterId::new).unwrap_or_default(),
-            network: file.read("network", scalar::text).map(Network::new).unwrap_or_default(),
-            scope: RegistryScope {
-                services: allow.read_all("services", scalar::pattern),
-                networks,
-                addresses: addresses(&allow, fields.node("allow").is_some()),
-            },
+        let taken = self.registries.iter().any(|other| other.name == written);
+        let name = if taken { path.to_string_lossy().into() } else { written };
+        self.add(name, file, scope, RegistryKind::File { path });
+    }
+
+    fn etcd(&mut self, etcd: &Fields<'_>, scope: RegistryScope, at: &Path<'_>) {
+        let endpoints: Vec<Url> = etcd.read_all("endpoints", scalar::etcd);
+        let prefix: Arc<str> = etcd.read("prefix", scalar::etcd_prefix).unwrap_or(PREFIX).into();
+        let tls = self.tls(etcd, at);
+        let login = self.login(etcd, at);
+        let Some((first, node)) = endpoints.first().zip(etcd.node("endpoints")) else { return };
+        // The prefix begins with a slash as a rule, and ends with one always.
+        let name: Arc<str> = format!("{first}/{}", prefix.trim_start_matches('/')).into();
+        if let Some(other) = self.etcds.insert(name.clone(), node.position) {
+            let other = self.problems.place(other);
+            let fault = format!("{name} is two registries; first at {other}");
+            return self.problems.error(node.position, &at.key("endpoints"), fault);
+        }
+        self.add(name, etcd, scope, RegistryKind::Etcd(EtcdSpec { endpoints, prefix, tls, login }));
+    }
+
+    fn add(&mut self, name: Arc<str>, fields: &Fields<'_>, scope: RegistryScope, kind: RegistryKind) {
+        self.registries.push(RegistrySpec {
+            name,
+            cluster: fields.read("cluster", scalar::text).map(ClusterId::new).unwrap_or_default(),
+            network: fields.read("network", scalar::text).map(Network::new).unwrap_or_default(),
+            scope,
+            kind,
         });
     }
-    registries
+
+    /// Roots and certificate, which are there for members that are spoken to by TLS, and for no others.
+    fn tls(&mut self, etcd: &Fields<'_>, at: &Path<'_>) -> Option<Files> {
+        let members = etcd.items("endpoints").iter();
+        let with = |scheme| {
+            let mut of_scheme = members.clone().enumerate().filter(move |(_, node)| {
+                node.text().and_then(|text| scalar::etcd(text).ok()).is_some_and(|url| url.scheme == scheme)
+            });
+            of_scheme.next()
+        };
+        let (secure, plain) = (with(Scheme::Https), with(Scheme::Http));
+        let list = at.key("endpoints");
+        if let (Some(_), Some((index, node))) = (secure, plain) {
+            let fault = format!(
+                "found {node}, but other members are spoken to by TLS; expected https:// for all of them"
+            );
+            self.problems.error(node.position, &list.index(index), fault);
+        }
+        let tls = etcd.node("tls");
+        match (secure, plain, tls) {
+            (Some((index, node)), _, None) => {
+                let fault =
+                    format!("found {node}, but no tls, so it is not known by which roots to verify it");
+                self.problems.error(node.position, &list.index(index), fault);
+            }
+            (None, Some(_), Some(tls)) => {
+                let fault = "found tls, but all endpoints are http://, which is without TLS";
+                self.problems.error(tls.position, &at.key("tls"), fault);
+            }
+            _ => {}
+        }
+        let fields = etcd.fields("tls", &ETCD_TLS);
+        let certificate = self.both(&fields, "certificate", "key", &at.key("tls"));
+        let certificate = certificate.and_then(|(chain, key)| {
+            Some(CertificateFiles { chain: self.path(chain)?, key: self.path(key)? })
+        });
+        Some(Files { roots: self.path(fields.node("roots")?)?, certificate })
+    }
+
+    fn login(&mut self, etcd: &Fields<'_>, at: &Path<'_>) -> Option<Login> {
+        let (user, password) = self.both(etcd, "user", "passwordFile", at)?;
+        Some(Login { user: user.text()?.to_owned(), password: self.path(password)? })
+    }
+
+    /// Two keys of which neither is of use without the other.
+    fn both<'n>(
+        &mut self,
+        fields: &Fields<'n>,
+        one: &str,
+        other: &str,
+        at: &Path<'_>,
+    ) -> Option<(&'n Node, &'n Node)> {
+        let (found, missing) = match (fields.node(one), fields.node(other)) {
+            (Some(one), Some(other)) => return Some((one, other)),
+            (Some(node), None) => ((one, node), other),
+            (None, Some(node)) => ((other, node), one),
+            (None, None) => return None,
+        };
+        let (key, node) = found;
+        let fault = format!("found {key}, but no {missing}; expected both or neither");
+        self.problems.error(node.position, &at.key(key), fault);
+        None
+    }
+
+    /// A path, relative to the file that names it.
+    fn path(&self, node: &Node) -> Option<PathBuf> {
+        let path = scalar::path(node.text()?).ok()?;
+        Some(relative_to(self.problems.file(node.position.file), path))
+    }
 }

@@ -6,11 +6,13 @@ use crate::document::table::{Kind, Object, PORT, Union, default, list, optional,
 
 pub(super) mod identity;
 pub(super) mod mesh;
+pub(super) mod registries;
 pub(super) mod routes;
 pub(super) mod telemetry;
 
 use identity::{HBONE, IDENTITY, TRUST};
 use mesh::{AGGREGATOR, DNS, NETWORK, STATE, XDS};
+use registries::REGISTRY;
 use routes::{DEFAULTS, LISTENER_NAMES, POLICY, ROUTE_FORMS, ROUTE_KEY};
 use telemetry::{ADMIN, TELEMETRY};
 
@@ -66,7 +68,7 @@ pub(super) static ROOT: Object = Object {
             "registries",
             list(&Kind::Object(&REGISTRY)),
             "none",
-            "More of the same list, from files that are watched. A later registry never overrules an earlier one.",
+            "More services, from files that are watched and from etcd. A later registry never overrules an earlier one.",
         ),
         optional(
             "exports",
@@ -245,50 +247,6 @@ pub(super) static HELLO: Object = Object {
         default("timeout", TIMEOUT, "10s", "From accept until the hello is whole."),
         default("maxBytes", Kind::Text(&scalar::HELLO_BYTES), "16KiB", "Its size, record headers included."),
         default("maxRecords", Kind::Integer { min: 1, max: 16_384 }, "64", "TLS records it may be cut into."),
-    ],
-};
-
-pub(super) static REGISTRY: Object = Object {
-    name: "registry",
-    doc: "A source of services.",
-    one_of: &[],
-    fields: &[
-        required("file", Kind::Object(&REGISTRY_PATH), "The file that is the registry."),
-        optional(
-            "allow",
-            Kind::Object(&ALLOW),
-            "any service, its own network",
-            "What it may speak of; the rest is dropped and shown.",
-        ),
-    ],
-};
-
-pub(super) static REGISTRY_PATH: Object = Object {
-    name: "registryPath",
-    doc: "A registry kept in a file with a `services` list.",
-    one_of: &[],
-    fields: &[
-        required("path", Kind::Text(&scalar::PATH), "The file, or a directory of them."),
-        required("cluster", TEXT, "The cluster it speaks for."),
-        optional("network", TEXT, "unknown", "The network of endpoints that say none."),
-    ],
-};
-
-pub(super) static ALLOW: Object = Object {
-    name: "allow",
-    doc: "What a registry may speak of.",
-    one_of: &[],
-    fields: &[
-        optional("services", some(&PATTERN), "any", "Names of services."),
-        optional("networks", some(&TEXT), "its own", "Networks its endpoints may be on."),
-        optional(
-            "addresses",
-            some(&CIDR),
-            "all but loopback and link-local",
-            "Blocks that the addresses of its endpoints must be in, also those that their names resolve to. Loopback and \
-             link-local addresses only by a block inside of theirs (`127.0.0.0/8`, not `0.0.0.0/0`); unspecified and \
-             multicast addresses never.",
-        ),
     ],
 };
 

@@ -17,6 +17,7 @@ mod bad;
 mod files;
 mod generated;
 mod identity;
+mod registries;
 mod tracing;
 
 /// Loads a text as the file `c.yaml`.

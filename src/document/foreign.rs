@@ -15,7 +15,6 @@ const NOT_YET: &[(&str, &str)] = &[
     ("policy", "sendProxyProtocol"),
     ("limits", "perSource"),
     ("limits", "perService"),
-    ("registry", "etcd"),
     ("registry", "kubernetes"),
     ("registry", "kubernetesClusters"),
     ("export", "marked"),

@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 
-use crate::model::address::Bind;
-use crate::model::address::{Host, canonical_ip};
+use crate::model::address::{Bind, Host, Scheme, Url, canonical_ip};
 use crate::model::identity::{Identity, IdentityError, IdentityPattern, TrustDomain};
 use crate::model::name::{HostName, NameError, NamePattern, PatternError};
 use crate::model::place::Locality;
@@ -21,6 +20,8 @@ const DURATION_MAX: Duration = Duration::from_secs(8760 * 3600);
 const NAME_SERVER_PORT: u16 = 53;
 /// Where collectors take OTLP over gRPC.
 const OTLP_PORT: u16 = 4317;
+/// Where etcd serves its clients, where nothing else is said.
+const ETCD_PORT: u16 = 2379;
 /// Longest free text in bytes.
 const TEXT_BYTES_MAX: usize = 253;
 
@@ -96,6 +97,20 @@ pub static HTTPS: Text = Text {
     pattern: "^https://[^/ ]+$",
     number: false,
     check: |text| https(text).map(drop),
+};
+pub static ETCD: Text = Text {
+    name: "etcd",
+    expects: "a URL such as https://etcd-0.example:2379; http:// is for loopback alone",
+    pattern: "^https?://[^/ ]+:[0-9]+$",
+    number: false,
+    check: |text| etcd(text).map(drop),
+};
+pub static ETCD_PREFIX: Text = Text {
+    name: "etcdPrefix",
+    expects: "the beginning of keys, with a slash at its end, such as /isthmus/services/",
+    pattern: "^.*/$",
+    number: false,
+    check: |text| etcd_prefix(text).map(drop),
 };
 pub static COLLECTOR: Text = Text {
     name: "collector",
@@ -328,6 +343,44 @@ pub fn https(text: &str) -> Result<&str, Fault> {
     let rest = text.strip_prefix("https://").ok_or("it does not begin with https://")?;
     target(rest)?;
     Ok(text)
+}
+
+/// Where etcd is: `https://host:port`, or `http://host:port` on loopback, without a path.
+pub fn etcd(text: &str) -> Result<Url, Fault> {
+    let (scheme, rest) = match (text.strip_prefix("https://"), text.strip_prefix("http://")) {
+        (Some(rest), _) => (Scheme::Https, rest),
+        (None, Some(rest)) => (Scheme::Http, rest),
+        (None, None) => {
+            let meant = target(text).is_ok().then(|| format!("https://{text}"));
+            return Err(Fault::new("it does not begin with https:// or http://").hint(meant));
+        }
+    };
+    let address = rest.strip_suffix('/').unwrap_or(rest);
+    let (host, port) = target(address).map_err(|fault| {
+        let ported = format!("{address}:{ETCD_PORT}");
+        let meant = target(&ported).is_ok().then(|| format!("{}{ported}", scheme.text()));
+        Fault { hint: meant.or(fault.hint), ..fault }
+    })?;
+    let url = Url { scheme, host, port };
+    if rest != address {
+        return Err(Fault::new("it has a slash at its end").hint(Some(url.to_string())));
+    }
+    if scheme == Scheme::Http && !url.is_loopback() {
+        let meant = Url { scheme: Scheme::Https, ..url };
+        let fault =
+            "plain TCP to another host would show what is read, and the password, to everybody on the way";
+        return Err(Fault::new(fault).hint(Some(meant.to_string())));
+    }
+    Ok(url)
+}
+
+/// What all keys of a registry in etcd begin with.
+pub fn etcd_prefix(text: &str) -> Result<&str, Fault> {
+    let text = checked(text)?;
+    match text.ends_with('/') {
+        true => Ok(text),
+        false => Err(Fault::new("it has no slash at its end").hint(Some(format!("{text}/")))),
+    }
 }
 
 /// `http://host:port`, without a path.

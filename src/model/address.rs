@@ -74,6 +74,53 @@ impl fmt::Display for Host {
     }
 }
 
+/// What a server is spoken to by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Scheme {
+    /// Plain TCP.
+    Http,
+    /// TLS.
+    Https,
+}
+
+impl Scheme {
+    /// What a URL begins with.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Http => "http://",
+            Self::Https => "https://",
+        }
+    }
+}
+
+/// A server: a URL without a path.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Url {
+    pub scheme: Scheme,
+    pub host: Host,
+    pub port: u16,
+}
+
+impl Url {
+    /// Returns true for a loopback address and for `localhost`.
+    pub fn is_loopback(&self) -> bool {
+        match &self.host {
+            Host::Ip(ip) => ip.is_loopback(),
+            Host::Ips(ips) => ips.iter().all(IpAddr::is_loopback),
+            Host::Name(name) => name.as_str() == "localhost",
+        }
+    }
+}
+
+impl fmt::Display for Url {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.host {
+            Host::Ip(IpAddr::V6(ip)) => write!(f, "{}[{ip}]:{}", self.scheme.text(), self.port),
+            host => write!(f, "{}{host}:{}", self.scheme.text(), self.port),
+        }
+    }
+}
+
 /// Where to listen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Bind {
@@ -103,5 +150,10 @@ mod tests {
         let v6: IpAddr = "2001:db8:0:1:2:3:4:5".parse().expect("legal");
         assert_eq!(source_block(v6), "2001:db8:0:1::".parse::<IpAddr>().expect("legal"));
         assert_eq!(Host::parse("[::1]").map(|host| host.to_string()).as_deref(), Ok("::1"));
+        let url =
+            |host: &str| Url { scheme: Scheme::Https, host: Host::parse(host).expect("legal"), port: 2379 };
+        assert_eq!(url("::1").to_string(), "https://[::1]:2379");
+        assert_eq!(url("etcd-0.example").to_string(), "https://etcd-0.example:2379");
+        assert!(url("::1").is_loopback() && url("localhost").is_loopback() && !url("10.0.0.1").is_loopback());
     }
 }

@@ -13,6 +13,7 @@ mod cost;
 mod distance;
 mod endings;
 mod endpoints;
+mod etcd;
 mod explain;
 mod faults;
 mod files;

@@ -9,6 +9,7 @@ pub mod client;
 pub mod collector;
 pub mod dns;
 pub mod envoy;
+pub mod etcd;
 pub mod far;
 pub mod frames;
 pub mod gateway;

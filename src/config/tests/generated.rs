@@ -287,6 +287,8 @@ fn fits_pattern(pattern: &str, text: &str) -> bool {
         &scalar::HTTPS,
         &scalar::UNIX_SOCKET,
         &scalar::COLLECTOR,
+        &scalar::ETCD,
+        &scalar::ETCD_PREFIX,
         &table::routes::ROUTE_KEY,
     ];
     if pattern == "\\$\\{" {

@@ -1,0 +1,335 @@
+//! A client of etcd's API v3: one connection to one member, its calls, and the way to another member when one fails.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use http::Uri;
+use rustls::pki_types::{DnsName, InvalidDnsNameError, ServerName};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::{Code, Request};
+
+use super::spec::{EtcdSpec, Login};
+use crate::model::address::{Host, Scheme, Url};
+use crate::net::channel::{CallFault, Channel, Limits, TwoWay};
+use crate::net::file;
+use crate::net::reading::{Readings, Unread};
+use crate::net::scope::Scope;
+use crate::proto::etcdserverpb::watch_request::RequestUnion;
+use crate::proto::etcdserverpb::{
+    AuthenticateRequest, AuthenticateResponse, RangeRequest, RangeResponse, TxnRequest, TxnResponse,
+    WatchCreateRequest, WatchRequest, WatchResponse,
+};
+use crate::tls::client::secure;
+use crate::tls::files::READ_WITHIN;
+
+/// From the look-up of a member's name until it has let us in.
+const CONNECT: Duration = Duration::from_secs(5);
+/// How long an answer may take. A member waits 7 s for the others before it says that it cannot answer.
+const ANSWER: Duration = Duration::from_secs(10);
+/// How long a connection is silent before its member is asked whether it lives. etcd closes connections that ask more
+/// often than every 5 s.
+const PING_INTERVAL: Duration = Duration::from_secs(10);
+/// The size of an answer. The values of a listing are asked for in smaller parts; a single larger one is refused.
+const MESSAGE_BYTES_MAX: usize = 16 << 20;
+/// Readings of certificates and passwords that may hang at the same time.
+const READINGS: usize = 3;
+/// Largest file of a password.
+const PASSWORD_BYTES_MAX: u64 = 4096;
+
+const RANGE: &str = "/etcdserverpb.KV/Range";
+const TXN: &str = "/etcdserverpb.KV/Txn";
+const WATCH: &str = "/etcdserverpb.Watch/Watch";
+const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
+
+/// Why etcd does not do what it is asked.
+#[derive(Debug, thiserror::Error)]
+pub enum Fault {
+    /// Something that the operator has named cannot be used.
+    #[error("{0}")]
+    File(String),
+    #[error("its address has no name to verify")]
+    Address(#[from] InvalidDnsNameError),
+    #[error("it cannot be reached: {0}")]
+    Unreachable(io::Error),
+    #[error("its name stands for {0}, and plain TCP is for loopback alone")]
+    NotLoopback(IpAddr),
+    #[error("TLS with it failed: {0}")]
+    Tls(String),
+    #[error("there was no answer within {} s", .0.as_secs())]
+    Late(Duration),
+    #[error("it does not let the user {0:?} in: {1}")]
+    Login(String, String),
+    #[error("{0}")]
+    Call(CallFault),
+    /// The revision that was asked for is not kept any more.
+    #[error("the revision was compacted away")]
+    Compacted,
+    /// The answer is larger than is taken.
+    #[error("an answer is larger than {} MiB", MESSAGE_BYTES_MAX >> 20)]
+    TooLarge,
+    /// The answer breaks the rules of the API.
+    #[error("its answer is of no use: {0}")]
+    Answer(&'static str),
+    #[error("it ended the watch: {0}")]
+    WatchEnded(String),
+}
+
+impl From<CallFault> for Fault {
+    fn from(fault: CallFault) -> Self {
+        match &fault {
+            // etcd's own texts begin with its name; the other one is of the codec here.
+            CallFault::Refused { code: Code::OutOfRange, message } if message.starts_with("etcdserver:") => {
+                Self::Compacted
+            }
+            CallFault::Refused { code: Code::OutOfRange, .. } => Self::TooLarge,
+            CallFault::Refused { .. } | CallFault::Broken(_) => Self::Call(fault),
+        }
+    }
+}
+
+impl Fault {
+    /// Returns true if the member could not be reached or did not answer, so that nothing is known of the request.
+    pub fn is_silence(&self) -> bool {
+        matches!(
+            self,
+            Self::Unreachable(_)
+                | Self::Late(_)
+                | Self::Tls(_)
+                | Self::Call(CallFault::Broken(_) | CallFault::Refused { code: Code::Unavailable, .. })
+        )
+    }
+}
+
+/// Makes connections to the members of a cluster, one at a time.
+pub struct Connector {
+    spec: EtcdSpec,
+    scope: Scope,
+    readings: Readings,
+    /// The member to ask first.
+    next: usize,
+}
+
+/// A fault of one member.
+#[derive(Debug, thiserror::Error)]
+#[error("etcd at {member}: {fault}")]
+pub struct MemberFault {
+    pub member: Url,
+    pub fault: Fault,
+}
+
+impl Connector {
+    /// What connections do aside is started in `scope`.
+    pub fn new(spec: EtcdSpec, scope: Scope) -> Self {
+        Self { spec, scope, readings: Readings::new(READINGS), next: 0 }
+    }
+
+    /// Connects to the first member that lets us in, or says for each one why it does not.
+    pub async fn connect(&mut self) -> Result<Client, Vec<MemberFault>> {
+        let mut faults = Vec::new();
+        for _ in 0..self.spec.endpoints.len() {
+            let member = self.spec.endpoints[self.next].clone();
+            // The next attempt begins with another member, whatever becomes of this one.
+            self.next = (self.next + 1) % self.spec.endpoints.len();
+            match timeout(CONNECT, self.open(&member)).await.unwrap_or(Err(Fault::Late(CONNECT))) {
+                Ok(client) => return Ok(client),
+                Err(fault) => faults.push(MemberFault { member, fault }),
+            }
+        }
+        Err(faults)
+    }
+
+    async fn open(&self, member: &Url) -> Result<Client, Fault> {
+        let origin: Uri = member.to_string().parse().unwrap_or_default();
+        let limits = Limits { message_bytes_max: MESSAGE_BYTES_MAX, ping_interval: Some(PING_INTERVAL) };
+        let channel = match member.scheme {
+            Scheme::Http => {
+                let stream = dial(member).await?;
+                // The name may have been changed to that of another host.
+                let peer = stream.peer_addr().map_err(Fault::Unreachable)?.ip();
+                if !peer.to_canonical().is_loopback() {
+                    return Err(Fault::NotLoopback(peer));
+                }
+                Channel::open_with(stream, origin, &self.scope, limits).await
+            }
+            Scheme::Https => {
+                let files = self.spec.tls.clone();
+                let files = files.ok_or_else(|| Fault::File("there are no roots to verify it by".into()))?;
+                let config = self.read(move || files.config(&[b"h2"])).await?;
+                let stream = dial(member).await?;
+                let stream = secure(stream, server_name(&member.host)?, config).await.map_err(Fault::Tls)?;
+                Channel::open_with(stream, origin, &self.scope, limits).await
+            }
+        };
+        let channel = channel.map_err(Fault::from)?;
+        let mut client = Client { member: member.clone(), channel, token: None };
+        if let Some(login) = &self.spec.login {
+            let password = self.password(login).await?;
+            client.log_in(&login.user, password).await?;
+        }
+        Ok(client)
+    }
+
+    async fn password(&self, login: &Login) -> Result<String, Fault> {
+        let path = login.password.clone();
+        self.read(move || {
+            let named = |fault: &dyn std::fmt::Display| format!("{}: {fault}", path.display());
+            let bytes = file::read(&path, PASSWORD_BYTES_MAX).map_err(|fault| named(&fault))?;
+            let text = String::from_utf8(bytes).map_err(|_| named(&"it is not UTF-8"))?;
+            let password = text.strip_suffix('\n').unwrap_or(&text);
+            Ok(password.strip_suffix('\r').unwrap_or(password).to_owned())
+        })
+        .await
+    }
+
+    async fn read<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, String> + Send + 'static,
+    ) -> Result<T, Fault> {
+        let unread = |unread: Unread| Err(format!("its files cannot be read: {unread}"));
+        self.readings.read(READ_WITHIN, work).await.unwrap_or_else(unread).map_err(Fault::File)
+    }
+}
+
+async fn dial(member: &Url) -> Result<TcpStream, Fault> {
+    let stream = match &member.host {
+        Host::Ip(ip) => TcpStream::connect((*ip, member.port)).await,
+        Host::Ips(ips) => {
+            let addresses: Vec<SocketAddr> = ips.iter().map(|ip| SocketAddr::new(*ip, member.port)).collect();
+            TcpStream::connect(&*addresses).await
+        }
+        Host::Name(name) => TcpStream::connect((name.as_str(), member.port)).await,
+    };
+    let stream = stream.map_err(Fault::Unreachable)?;
+    // Requests are small, and waited for.
+    stream.set_nodelay(true).map_err(Fault::Unreachable)?;
+    Ok(stream)
+}
+
+fn server_name(host: &Host) -> Result<ServerName<'static>, InvalidDnsNameError> {
+    match host {
+        Host::Ip(ip) => Ok(ServerName::IpAddress((*ip).into())),
+        // URLs have one address.
+        Host::Ips(ips) => {
+            let first = ips.first().copied().unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+            Ok(ServerName::IpAddress(first.into()))
+        }
+        Host::Name(name) => Ok(ServerName::DnsName(DnsName::try_from(name.as_str().to_owned())?)),
+    }
+}
+
+/// A connection to one member.
+pub struct Client {
+    member: Url,
+    channel: Channel,
+    token: Option<MetadataValue<Ascii>>,
+}
+
+/// The changes of a range of keys, from a revision on.
+pub struct Watch {
+    call: TwoWay<WatchRequest, WatchResponse>,
+}
+
+impl Client {
+    pub fn member(&self) -> &Url {
+        &self.member
+    }
+
+    /// Reads keys.
+    pub async fn range(&mut self, request: RangeRequest) -> Result<RangeResponse, Fault> {
+        self.call(RANGE, request).await
+    }
+
+    /// Writes keys, all or none.
+    pub async fn transaction(&mut self, request: TxnRequest) -> Result<TxnResponse, Fault> {
+        self.call(TXN, request).await
+    }
+
+    /// Watches the keys from `begin` to just before `end` from `revision` on. Returns with etcd's first answer, which says
+    /// which cluster it is and how far its history reaches.
+    pub async fn watch(
+        &mut self,
+        (begin, end): (Vec<u8>, Vec<u8>),
+        revision: i64,
+    ) -> Result<(Watch, WatchResponse), Fault> {
+        let create = WatchCreateRequest {
+            key: begin,
+            range_end: end,
+            start_revision: revision,
+            progress_notify: true,
+            fragment: true,
+        };
+        let request = self.request(WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) });
+        let open = async {
+            let mut watch = Watch { call: self.channel.two_way(WATCH, request).await? };
+            let first = watch.next().await?;
+            match first.created {
+                true => Ok((watch, first)),
+                false => Err(Fault::Answer("a watch begins with another answer than that it was created")),
+            }
+        };
+        timeout(ANSWER, open).await.unwrap_or(Err(Fault::Late(ANSWER)))
+    }
+
+    /// Gets a token for the calls that follow. An etcd without authentication asks for none.
+    async fn log_in(&mut self, user: &str, password: String) -> Result<(), Fault> {
+        let request = AuthenticateRequest { name: user.to_owned(), password };
+        let answer: Result<AuthenticateResponse, Fault> = self.call(AUTHENTICATE, request).await;
+        let token = match answer {
+            Ok(answer) => answer.token,
+            Err(Fault::Call(CallFault::Refused { code: Code::FailedPrecondition, message })) => {
+                tracing::debug!(member = %self.member, message, "etcd takes everybody in without a password");
+                return Ok(());
+            }
+            Err(Fault::Call(CallFault::Refused {
+                code: Code::InvalidArgument | Code::PermissionDenied | Code::Unauthenticated,
+                message,
+            })) => return Err(Fault::Login(user.to_owned(), message)),
+            Err(fault) => return Err(fault),
+        };
+        let mut token: MetadataValue<Ascii> =
+            token.parse().map_err(|_| Fault::Answer("its token has characters that cannot be sent"))?;
+        token.set_sensitive(true);
+        self.token = Some(token);
+        Ok(())
+    }
+
+    async fn call<Q, A>(&mut self, method: &'static str, message: Q) -> Result<A, Fault>
+    where
+        Q: prost::Message + 'static,
+        A: prost::Message + Default + 'static,
+    {
+        let request = self.request(message);
+        let answer = timeout(ANSWER, self.channel.unary(method, request)).await;
+        Ok(answer.map_err(|_| Fault::Late(ANSWER))??)
+    }
+
+    fn request<Q>(&self, message: Q) -> Request<Q> {
+        let mut request = Request::new(message);
+        let metadata = request.metadata_mut();
+        // A member that has lost its leader refuses, and ends watches, at once: it knows of no changes.
+        metadata.insert("hasleader", MetadataValue::from_static("true"));
+        if let Some(token) = &self.token {
+            metadata.insert("token", token.clone());
+        }
+        request
+    }
+}
+
+impl Watch {
+    /// Waits for the next answer. An answer that ends the watch is a fault. No answer is lost where this is dropped.
+    pub async fn next(&mut self) -> Result<WatchResponse, Fault> {
+        let answer =
+            self.call.answers.message().await.map_err(|status| Fault::from(CallFault::from(status)))?;
+        let answer = answer.ok_or_else(|| Fault::WatchEnded("the stream ended".into()))?;
+        if answer.compact_revision > 0 {
+            return Err(Fault::Compacted);
+        }
+        if answer.canceled {
+            return Err(Fault::WatchEnded(answer.cancel_reason));
+        }
+        Ok(answer)
+    }
+}

@@ -1,0 +1,159 @@
+//! The grammar of the registry's keys: `<prefix><namespace>/<hostname>`. Each service has one key, and each key of the
+//! grammar one service.
+
+use std::hash::{DefaultHasher, Hasher};
+use std::sync::Arc;
+
+use crate::document::scalar;
+use crate::model::service::ServiceKey;
+
+/// Characters of a key that are shown.
+const SHOWN_MAX: usize = 200;
+
+/// The keys of one registry.
+#[derive(Clone, Debug)]
+pub struct Keys {
+    prefix: Arc<str>,
+}
+
+/// Why a key is none of a service.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KeyFault {
+    #[error("the key is not UTF-8; expected {0}<namespace>/<hostname>")]
+    Text(Arc<str>),
+    #[error("the key has no slash behind its namespace; expected {0}<namespace>/<hostname>")]
+    Slash(Arc<str>),
+    #[error("the namespace of the key cannot be used: {0}")]
+    Namespace(String),
+    #[error("the hostname of the key cannot be used: {0}")]
+    Hostname(String),
+    #[error("the hostname of the key has another spelling than the service: write {0}")]
+    Spelling(String),
+}
+
+impl Keys {
+    /// Keys that begin with `prefix`, which ends with a slash.
+    pub fn new(prefix: Arc<str>) -> Self {
+        Self { prefix }
+    }
+
+    pub fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// The first possible key, and the first one behind all of them.
+    pub fn range(&self) -> (Vec<u8>, Vec<u8>) {
+        let begin = self.prefix.as_bytes().to_vec();
+        let mut end = begin.clone();
+        // The slash at the end becomes the byte behind it.
+        if let Some(last) = end.last_mut() {
+            *last = last.saturating_add(1);
+        }
+        (begin, end)
+    }
+
+    /// The service of a key.
+    pub fn service(&self, key: &[u8]) -> Result<ServiceKey, KeyFault> {
+        let text = std::str::from_utf8(key).map_err(|_| KeyFault::Text(self.prefix.clone()))?;
+        let rest = text.strip_prefix(&*self.prefix).unwrap_or(text);
+        // A namespace may have slashes, a hostname has none.
+        let (namespace, hostname) =
+            rest.rsplit_once('/').ok_or_else(|| KeyFault::Slash(self.prefix.clone()))?;
+        let namespace = scalar::text(namespace).map_err(|fault| KeyFault::Namespace(fault.message))?;
+        let name = scalar::host_name(hostname).map_err(|fault| KeyFault::Hostname(fault.message))?;
+        if name.as_str() != hostname {
+            return Err(KeyFault::Spelling(name.to_string()));
+        }
+        Ok(ServiceKey { namespace: namespace.into(), hostname: name })
+    }
+
+    /// The key of a service.
+    pub fn key(&self, service: &ServiceKey) -> String {
+        format!("{}{service}", self.prefix)
+    }
+}
+
+/// A key as text for people: on one line, and not longer than a line. Two keys never have the same text.
+pub fn shown(key: &[u8]) -> Arc<str> {
+    let text = String::from_utf8_lossy(key);
+    let is_whole = matches!(text, std::borrow::Cow::Borrowed(_)) && text.chars().count() <= SHOWN_MAX;
+    let mut shown: String = text.chars().take(SHOWN_MAX).flat_map(escaped).collect();
+    if !is_whole {
+        let mut hash = DefaultHasher::new();
+        hash.write(key);
+        shown = format!("{shown}… ({} bytes, hash {:016x})", key.len(), hash.finish());
+    }
+    shown.into()
+}
+
+fn escaped(sign: char) -> impl Iterator<Item = char> {
+    let plain = (!sign.is_control() && sign != '\\').then_some(sign);
+    let escape = plain.is_none().then(|| sign.escape_default());
+    plain.into_iter().chain(escape.into_iter().flatten())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys() -> Keys {
+        Keys::new("/isthmus/services/".into())
+    }
+
+    #[test]
+    fn a_key_is_of_one_service_and_back() {
+        let service = keys().service(b"/isthmus/services/shop/cart.shop.mesh").expect("legal");
+        assert_eq!((&*service.namespace, service.hostname.as_str()), ("shop", "cart.shop.mesh"));
+        assert_eq!(keys().key(&service), "/isthmus/services/shop/cart.shop.mesh");
+        let nested = keys().service(b"/isthmus/services/a/b/cart.mesh").expect("legal");
+        assert_eq!(&*nested.namespace, "a/b");
+        assert_eq!(keys().key(&nested), "/isthmus/services/a/b/cart.mesh");
+    }
+
+    #[test]
+    fn keys_outside_of_the_grammar_say_what_is_wrong() {
+        for (key, wanted) in [
+            (&b"/isthmus/services/cart.mesh"[..], "no slash behind its namespace"),
+            (b"/isthmus/services/", "no slash behind its namespace"),
+            (b"/isthmus/services//cart.mesh", "the namespace of the key cannot be used: it is empty"),
+            (b"/isthmus/services/shop/", "the hostname of the key cannot be used: it is empty"),
+            (b"/isthmus/services/shop/10.0.0.1", "the hostname of the key cannot be used: its last label"),
+            (b"/isthmus/services/shop/Cart.mesh", "another spelling than the service: write cart.mesh"),
+            (b"/isthmus/services/shop/cart.mesh.", "another spelling than the service: write cart.mesh"),
+            (b"/isthmus/services/shop/c\xffrt.mesh", "not UTF-8"),
+            (b"/isthmus/services/sh\np/cart.mesh", "it has a control character"),
+        ] {
+            let fault = keys().service(key).expect_err("illegal").to_string();
+            assert!(fault.contains(wanted), "{key:?}: {fault}");
+        }
+    }
+
+    #[test]
+    fn the_range_is_that_of_the_prefix() {
+        let (begin, end) = keys().range();
+        assert_eq!((&*begin, &*end), (&b"/isthmus/services/"[..], &b"/isthmus/services0"[..]));
+    }
+
+    #[test]
+    fn keys_are_shown_on_one_line_and_apart() {
+        assert_eq!(&*shown(b"/a/b"), "/a/b");
+        assert_eq!(&*shown(b"a\n\x1b[31m\\"), "a\\n\\u{1b}[31m\\\\");
+        assert_eq!(&*shown("straße".as_bytes()), "straße");
+        let (one, other) = ([b'k'; 5_000], [b'k'; 5_001]);
+        assert!(shown(&one).chars().count() < 260 && shown(&one) != shown(&other));
+        assert_ne!(shown(b"\xff"), shown(b"\xfe"));
+        assert_ne!(shown("\u{fffd}".as_bytes()), shown(b"\xff"));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn whatever_the_key_there_is_an_answer(key: Vec<u8>) {
+            let whole = [b"/isthmus/services/", &*key].concat();
+            if let Ok(service) = keys().service(&whole) {
+                proptest::prop_assert_eq!(keys().key(&service).into_bytes(), whole);
+            }
+            let text = shown(&key);
+            proptest::prop_assert!(!text.chars().any(char::is_control));
+        }
+    }
+}
