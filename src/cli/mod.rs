@@ -8,6 +8,7 @@ mod documents;
 mod horizon;
 pub mod output;
 mod read;
+mod registry;
 
 use std::io::{self, Write};
 use std::net::IpAddr;
@@ -24,7 +25,7 @@ use output::Format;
 
 /// Something asked about is wrong: an invalid config, a refused name, a failed demo.
 const WRONG: u8 = 1;
-/// The admin API cannot be reached.
+/// The admin API, or etcd, cannot be reached.
 const UNREACHABLE: u8 = 3;
 /// Where the config is looked for when nothing is said.
 const CONFIG_PATHS: [&str; 2] = ["isthmus.yaml", "/etc/isthmus/isthmus.yaml"];
@@ -103,6 +104,9 @@ enum Command {
         #[command(flatten)]
         admin: Admin,
     },
+    /// Write, delete and list the services of a registry in etcd
+    #[command(subcommand)]
+    Registry(registry::Action),
     /// Make a development CA and workload certificates
     Certs(certs::Args),
     /// Two networks on loopback, a gateway each, services, clients: measured, and cleaned up
@@ -206,6 +210,9 @@ enum Failure {
     Told,
     #[error("{0}")]
     Wrong(String),
+    /// etcd cannot be reached.
+    #[error("{0}")]
+    Unreachable(String),
     #[error(transparent)]
     Client(#[from] client::ClientError),
     #[error("cannot write: {0}")]
@@ -231,7 +238,7 @@ fn exit(result: Result<(), Failure>) -> ExitCode {
     let code = match &failure {
         // A reader that has gone (`| head`) has seen what it wanted.
         Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => return ExitCode::SUCCESS,
-        Failure::Client(client::ClientError::Unreachable { .. }) => UNREACHABLE,
+        Failure::Client(client::ClientError::Unreachable { .. }) | Failure::Unreachable(_) => UNREACHABLE,
         Failure::Told | Failure::Wrong(_) | Failure::Client(_) | Failure::Output(_) => WRONG,
     };
     let text = failure.to_string();
@@ -263,6 +270,7 @@ fn dispatch(command: Command, out: &mut impl Write) -> Result<(), Failure> {
             let path = format!("/api/v1/log-level?{}", client::query(&[("level", &level)]));
             told(client::post(&admin.admin, &path)?, out)
         }
+        Command::Registry(action) => registry::run(action, out),
         Command::Certs(args) => certs::run(&args, out).map_err(|error| Failure::Wrong(error.to_string())),
         Command::Demo(args) => demo::run(&args, out),
         Command::Healthcheck(admin) => healthcheck(&admin, out),
