@@ -186,7 +186,7 @@ fn a_start_goes_on_from_the_last_good_copy() {
     let more = format!("state: {{dir: {}}}", state.display());
     let own = |gateway: &Gateway| gateway.get("/readyz?verbose").1;
     let text = many(20, &one);
-    let gateway = start(&[("own", text.clone())], &more);
+    let gateway = start(&[("own", text)], &more);
     let copies = state.join("registries");
     let copy = || {
         let entry = std::fs::read_dir(&copies).ok()?.find_map(Result::ok)?;

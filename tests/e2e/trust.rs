@@ -66,7 +66,7 @@ impl Paced {
     }
 
     /// Sends the rest, reads to the end, and returns true if a stream was answered.
-    fn is_answered(mut self) -> bool {
+    fn answered(mut self) -> bool {
         let mut frames = Vec::new();
         let mut alive = self.send_until(usize::MAX).is_ok();
         while alive {
@@ -140,7 +140,7 @@ fn a_reload_that_withdraws_trust_admits_nobody_who_was_half_way() {
             assert!([403, 599].contains(&refusal.0.as_u16()), "{refusal:?}");
         }
         for (sent, paced) in half_way {
-            assert!(!paced.is_answered(), "seed {seed}: {sent} of {length} bytes sent before");
+            assert!(!paced.answered(), "seed {seed}: {sent} of {length} bytes sent before");
         }
         assert_eq!(echo.accepted(), accepted, "an endpoint was dialled for one of them");
         assert_eq!(own_stream.echo("still"), Ok("still".to_owned()));

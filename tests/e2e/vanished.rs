@@ -102,8 +102,8 @@ fn peers_that_vanish_during_a_transfer_are_reset_in_time_and_idle_ones_are_not()
     eventually("both transfers", || {
         let all = gateway.json("/api/v1/connections");
         let moves =
-            |key: &str| all.as_array()?.iter().find(|line| line[key].as_u64() > Some(1 << 20)).map(drop);
-        moves("bytes_down").and(moves("bytes_up"))
+            |key: &str| all.as_array()?.iter().find(|line| line[key].as_u64() > Some(1 << 20)).map(|_| ());
+        moves("bytes_down").and_then(|()| moves("bytes_up"))
     });
     host.vanish();
     vanished.store(true, std::sync::atomic::Ordering::SeqCst);

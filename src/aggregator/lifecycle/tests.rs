@@ -232,7 +232,7 @@ fn a_listing_takes_effect_when_it_is_complete_and_removes_what_it_does_not_name(
     assert_eq!(names, ["s1.mesh", "s7.mesh"]);
     story.is(RegistryState::Live, 3);
     // Another beginning, or a failure, discards what was not completed.
-    story.hear(begun.clone());
+    story.hear(begun);
     assert!(story.hear([vec![Change::Begin], puts(8)].concat()).dirty.is_empty());
     story.bad();
     story.is(RegistryState::Stale, 3);
@@ -346,7 +346,7 @@ fn objects_with_mistakes_are_named_until_they_are_right_and_are_bounded() {
 fn under_another_config_it_keeps_what_the_new_scope_lets_it_say() {
     let mut story = Story::new();
     story.good(4);
-    let services = ["s1.mesh", "s2.mesh"].map(|name| crate::snapshot::tests::pattern(name)).to_vec();
+    let services = ["s1.mesh", "s2.mesh"].map(crate::snapshot::tests::pattern).to_vec();
     let narrow = RegistrySpec { scope: RegistryScope { services, ..RegistryScope::default() }, ..spec() };
     story.registry = story.registry.succeeded_by(narrow, Epoch(2));
     story.is(RegistryState::Live, 2);

@@ -55,8 +55,7 @@ impl Owner {
             Ok(effect) => {
                 let Effect { dirty, taken_in } = effect;
                 if known && taken_in {
-                    let services = dirty.services.clone();
-                    self.note_changes(&services);
+                    self.note_changes(&dirty.services);
                 }
                 round.shards.push(Replaced { epoch, before, was_known: known, dirty, taken_in });
             }

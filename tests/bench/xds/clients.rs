@@ -113,7 +113,7 @@ impl Client {
                 };
                 stream.send_data(frame(&ack), false)?;
                 let had_all = missing.is_empty();
-                response.resources.iter().for_each(|resource| drop(missing.remove(&resource.name)));
+                response.resources.iter().for_each(|resource| _ = missing.remove(&resource.name));
                 if tells_each || missing.is_empty() && !had_all {
                     println!("{number} {:.6}", now());
                 }
