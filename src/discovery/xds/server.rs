@@ -80,7 +80,8 @@ async fn accept(service: Arc<Service>, incoming: Incoming, tls: Option<Tls>) {
             let called_on = connection.called_on().clone();
             let peer = called_on.caller.peer;
             let open = move |request, respond| open(&client, &called_on, request, respond);
-            if let Err(error) = connection::serve(connection, open).await {
+            // In a box, as the task would hold the future several times over.
+            if let Err(error) = Box::pin(connection::serve(connection, open)).await {
                 tracing::debug!(%peer, %error, "an xDS connection ended");
             }
         });
@@ -196,7 +197,8 @@ fn talk<R: DiscoveryRequest>(
     // One more than the limit, so that it is the request's size that is refused, and not the account.
     let account = service.unfinished.account(caller.peer.ip(), 2 * REQUEST_BYTES_MAX);
     service.metrics.come();
-    let client = Client {
+    // In a box: a future holds what it is made from twice.
+    let client = Box::new(Client {
         service: service.clone(),
         requests: Requests::<R>::new(body, account),
         caller: caller.clone(),
@@ -207,7 +209,7 @@ fn talk<R: DiscoveryRequest>(
         held_back: 0,
         refused: [false; Kind::ALL.len()],
         is_half_closed: false,
-    };
+    });
     Box::pin(client.talk(respond))
 }
 
@@ -240,7 +242,7 @@ impl<R: DiscoveryRequest> Client<R> {
     /// Says one thing after another, the next one when the one before is on its way; an error is the end, and is what the
     /// client is told. Making the next response is also what reads requests, so that a client that does not read is not
     /// heard either.
-    async fn talk(mut self, mut respond: SendResponse<Bytes>) {
+    async fn talk(mut self: Box<Self>, mut respond: SendResponse<Bytes>) {
         let mut head = http::Response::new(());
         let content = http::HeaderValue::from_static("application/grpc");
         head.headers_mut().insert(http::header::CONTENT_TYPE, content);
