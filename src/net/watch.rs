@@ -123,6 +123,10 @@ impl FileWatch {
     /// Returns true if somebody is writing to the files now, so that a reading may have seen half of a change. Waits a
     /// moment for a hint.
     pub async fn is_busy(&mut self) -> bool {
+        // After a change it has to listen anew. Before the first one nothing was listened to, which is no hint.
+        if matches!(self.notices, Notices::Outdated(Some(_))) {
+            self.listen().await;
+        }
         self.hint.is_some() || tokio::time::timeout(QUIET, self.hear()).await.is_ok()
     }
 
