@@ -69,7 +69,7 @@ codes! {
         "`isthmus get connections`, `drain.timeout`";
     RegistryMissing = "registry_missing",
         "A registry was never read since the start, and there is no copy of it: its services are unknown.",
-        "`isthmus get registries`; the path and the rights of the file";
+        "`isthmus get registries`; the path and the rights of the file, or where etcd is and its user";
     RegistryStale = "registry_stale",
         "A registry cannot be read; its last good state is in use (stale), counts only where no other has a ready endpoint \
          (demoted), or is withdrawn (expired).",
