@@ -12,6 +12,9 @@ use crate::snapshot::delta::Delta;
 
 /// Deltas that are kept for readers. One who is further behind is told that everything may differ.
 const DELTAS: usize = 1024;
+/// Services that the deltas may name together: each holds a state of its service that may be in no snapshot any more. The
+/// newest delta is kept whatever its size, as all that it holds is in the newest snapshot.
+const SERVICES: usize = 4096;
 
 struct Shared {
     current: ArcSwap<Snapshot>,
@@ -74,10 +77,12 @@ impl Publisher {
         {
             // Before the snapshot is there: whoever sees it finds its delta.
             let mut deltas = self.shared.deltas.lock().unwrap_or_else(PoisonError::into_inner);
-            if deltas.len() == DELTAS {
-                deltas.pop_front();
-            }
             deltas.push_back(Arc::new(delta));
+            let mut services: usize = deltas.iter().map(|delta| delta.services.len()).sum();
+            while deltas.len() > 1 && (deltas.len() > DELTAS || services > SERVICES) {
+                let gone = deltas.pop_front();
+                services -= gone.map_or(0, |delta| delta.services.len());
+            }
         }
         self.retired.push(self.shared.current.swap(Arc::new(next)));
         self.shared.generation.store(generation, Ordering::Release);
@@ -120,5 +125,52 @@ impl Reader {
     /// Waits until the generation is another than `seen`; false once there will be no more.
     pub async fn changed(&self, seen: u64) -> bool {
         self.shared.changed.subscribe().wait_for(|generation| *generation != seen).await.is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::name::HostName;
+    use crate::snapshot::tests::Mesh;
+
+    fn delta(generation: u64, services: usize) -> Delta {
+        let name = |index: usize| HostName::parse(&format!("s{index}.mesh")).expect("legal");
+        let services = (0..services).map(|index| (name(index), None)).collect();
+        Delta { generation, services, ..Delta::default() }
+    }
+
+    fn told(since: Since) -> Option<usize> {
+        match since {
+            Since::Deltas(deltas) => Some(deltas.len()),
+            Since::Everything => None,
+        }
+    }
+
+    #[test]
+    fn deltas_are_kept_without_a_gap_and_within_their_bounds() {
+        let first = Mesh::new(Vec::new(), Vec::new()).snapshot();
+        let (mut publisher, reader) = Publisher::new(first.clone());
+        let mut publish = |services: usize| {
+            let generation = publisher.current().generation + 1;
+            publisher.publish(Snapshot { generation, ..first.clone() }, delta(generation, services));
+            generation
+        };
+        let mut last = 1;
+        for _ in 0..DELTAS {
+            last = publish(1);
+        }
+        assert_eq!(told(reader.since(last, last)), Some(0));
+        assert_eq!(told(reader.since(1, last)), Some(DELTAS));
+        assert_eq!(told(reader.since(1, 3)), Some(2), "those up to a snapshot that is not the newest");
+        last = publish(1);
+        assert_eq!((told(reader.since(1, last)), told(reader.since(2, last))), (None, Some(DELTAS)));
+        // Few deltas may name many services, and the newest any number of them.
+        last = publish(SERVICES);
+        assert_eq!((told(reader.since(last - 1, last)), told(reader.since(last - 2, last))), (Some(1), None));
+        last = publish(10 * SERVICES);
+        assert_eq!((told(reader.since(last - 1, last)), told(reader.since(last - 2, last))), (Some(1), None));
+        last = publish(1);
+        assert_eq!(told(reader.since(last - 1, last)), Some(1));
     }
 }
