@@ -16,6 +16,9 @@ use super::{CLUSTERS, HOT, Result, now};
 
 const EDS: &str = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment";
 
+/// Clients of one source address.
+const SOURCE: usize = 500;
+
 /// One client.
 struct Client {
     xds: SocketAddr,
@@ -74,7 +77,11 @@ fn wanted(number: usize, names: usize, services: usize) -> Vec<String> {
 impl Client {
     async fn run(self) -> Result<()> {
         let Self { xds, number, stuck, names, tells_each } = self;
-        let socket = tokio::net::TcpStream::connect(xds).await?;
+        // From several addresses: one source does not get all connections.
+        let source = [127, 0, 0, u8::try_from(2 + number / SOURCE % 100)?];
+        let socket = tokio::net::TcpSocket::new_v4()?;
+        socket.bind((source, 0).into())?;
+        let socket = socket.connect(xds).await?;
         socket.set_nodelay(true)?;
         let (mut requests, connection) = h2::client::handshake(socket).await?;
         #[expect(clippy::disallowed_methods, reason = "a program of its own, without a stop")]
