@@ -123,7 +123,8 @@ fn settled(gateway: &Gateway, backend: &Backend) -> Sockets {
 /// Buffers of 16 MiB both ways, as hosts with fast and long links have them.
 const LARGE: &str = "
 ip link set lo up
-sysctl -qw net.ipv4.tcp_rmem='4096 16777216 16777216' net.ipv4.tcp_wmem='4096 16777216 16777216'
+echo 4096 16777216 16777216 > /proc/sys/net/ipv4/tcp_rmem
+echo 4096 16777216 16777216 > /proc/sys/net/ipv4/tcp_wmem
 ";
 
 #[test]

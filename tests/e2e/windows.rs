@@ -58,7 +58,8 @@ fn what_is_encrypted_and_not_taken_is_held() {
     const TEST: &str = "windows::what_is_encrypted_and_not_taken_is_held";
     // Kernels that take next to nothing.
     let small = "ip link set lo up
-        sysctl -qw net.ipv4.tcp_rmem='4096 8192 8192' net.ipv4.tcp_wmem='4096 16384 16384'";
+        echo 4096 8192 8192 > /proc/sys/net/ipv4/tcp_rmem
+echo 4096 16384 16384 > /proc/sys/net/ipv4/tcp_wmem";
     if !namespace::inside(TEST, small) {
         return;
     }
