@@ -277,8 +277,8 @@ fn of_registry(registry: &RegistryStatus) -> Vec<Problem> {
         let text = format!("{name} is {} since {}: {why}", registry.state.text(), rfc3339(registry.since));
         all.push(Problem::new(code, name, text));
     }
-    if let Some(first) = registry.flaws.first() {
-        let text = format!("{name}: {} objects have mistakes, the first one: {first}", registry.flawed);
+    if let Some(first) = registry.flaws.iter().flat_map(|lines| lines.iter()).next() {
+        let text = format!("{name}: {} objects have mistakes, the first one: {first}", registry.flaws.len());
         all.push(Problem::new(Code::RegistryFlawed, name, text));
     }
     let (services, endpoints) = (registry.items.denied_items, registry.items.denied_endpoints);

@@ -75,7 +75,6 @@ mod tests {
             network: Network::default(),
             state,
             problems: vec!["no such file".to_owned()],
-            flawed: 0,
             flaws: Vec::new(),
             items: Counts::default(),
             changes: 0,

@@ -50,7 +50,7 @@ pub(super) struct Lifecycle {
     /// Why it cannot be read, or is not used as it was read.
     problems: Vec<String>,
     /// Objects with mistakes, of which the last good state is in use.
-    flaws: BTreeMap<Arc<str>, Vec<String>>,
+    flaws: BTreeMap<Arc<str>, Arc<[String]>>,
     /// Why there is no copy of its last good state on disk.
     pub(super) copy_problem: Option<String>,
     /// When the process started, if the registry was configured then.
@@ -246,7 +246,7 @@ impl Lifecycle {
             self.flaws.remove(&object);
             return;
         }
-        if self.flaws.get(&object) == Some(&problems) {
+        if self.flaws.get(&object).is_some_and(|known| **known == *problems) {
             return;
         }
         self.count(RegistryError::Flawed);
@@ -255,7 +255,7 @@ impl Lifecycle {
         }
         if self.flaws.len() < FLAWS_MAX || self.flaws.contains_key(&object) {
             problems.truncate(FLAW_LINES_MAX);
-            self.flaws.insert(object, problems);
+            self.flaws.insert(object, problems.into());
         }
     }
 
@@ -382,8 +382,7 @@ impl Lifecycle {
             since: self.since,
             read: self.read,
             problems: self.problems.iter().chain(&self.copy_problem).cloned().collect(),
-            flawed: self.flaws.len(),
-            flaws: self.flaws.values().flatten().cloned().collect(),
+            flaws: self.flaws.values().cloned().collect(),
             items: self.shard.counts(),
             changes: self.changes,
             errors: self.errors.clone(),

@@ -83,10 +83,8 @@ pub struct RegistryStatus {
     pub read: Option<SystemTime>,
     /// What is wrong, a line each.
     pub problems: Vec<String>,
-    /// Objects with mistakes, of which the last good state is in use.
-    pub flawed: usize,
-    /// What is wrong with those objects, a line each.
-    pub flaws: Vec<String>,
+    /// What is wrong with objects of which the last good state is in use: of each object its lines.
+    pub flaws: Vec<Arc<[String]>>,
     /// What of it is in use, and what its scope keeps out.
     pub items: Counts,
     /// Changes that it has sent since the process started.
