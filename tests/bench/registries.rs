@@ -8,6 +8,8 @@
 
 #![expect(clippy::print_stdout, reason = "it prints what it measures")]
 
+#[path = "registries/client.rs"]
+mod client;
 #[path = "process.rs"]
 mod process;
 #[path = "../support/mod.rs"]
@@ -71,6 +73,7 @@ fn main() -> Result<()> {
             building
         );
     }
+    seen_by_a_client(&etcd, Registry { services: 10_000, endpoints: 1 })?;
     storm(&etcd, Registry { services: 10_000, endpoints: 1 })?;
     start_from_copy(&binary, if small { 1_000 } else { 10_000 })
 }
@@ -183,6 +186,34 @@ fn start_from_copy(binary: &std::ffi::OsString, services: usize) -> Result<()> {
     Ok(())
 }
 
+/// How long a key's change takes from the request to etcd until an xDS client has it.
+fn seen_by_a_client(etcd: &Etcd, registry: Registry) -> Result<()> {
+    registry.fill(etcd)?;
+    let gateway = Gateway::start(etcd, None)?;
+    gateway.wait_for(|status| status["services"] == json!(registry.services))?;
+    let service = registry.services / 2;
+    let (told, tells) = std::sync::mpsc::channel();
+    let (address, name) = (gateway.xds, format!("outbound|80||s{service}.bench.mesh"));
+    std::thread::spawn(move || client::follow(address, &name, &told));
+    tells.recv_timeout(Duration::from_secs(10))?;
+    let mut times = Vec::new();
+    for change in 0..CHANGES {
+        let moved = registry.value(service, 1).1.replace("10.0.", &format!("10.{}.", 1 + change % 200));
+        let begun = Instant::now();
+        etcd.put(&format!("bench/s{service}.bench.mesh"), moved);
+        tells.recv_timeout(Duration::from_secs(10))?;
+        times.push(begun.elapsed().as_secs_f64() * 1e3);
+    }
+    times.sort_by(f64::total_cmp);
+    println!(
+        "one key of {} put -> an xDS client has it: p50 {:.1} ms, p99 {:.1} ms",
+        registry.services,
+        times[CHANGES / 2],
+        times[CHANGES * 99 / 100]
+    );
+    Ok(())
+}
+
 /// What a gateway without a registry takes.
 fn empty_gateway() -> Result<u64> {
     let folder = tempfile::tempdir()?;
@@ -195,6 +226,7 @@ fn empty_gateway() -> Result<u64> {
 struct Gateway {
     child: Child,
     admin: SocketAddr,
+    xds: SocketAddr,
     started: Instant,
     folder: TempDir,
 }
@@ -223,13 +255,20 @@ impl Gateway {
             .stderr(Stdio::piped())
             .spawn()?;
         let mut lines = BufReader::new(child.stderr.take().ok_or("no stderr")?).lines();
-        let admin = loop {
+        let mut listening = std::collections::BTreeMap::new();
+        while listening.len() < 2 {
             let line = lines.next().ok_or("the gateway ended")??;
             let line: Value = serde_json::from_str(&line)?;
-            if line["message"] == "listening" && line["listener"] == "admin" {
-                break line["address"].as_str().ok_or("no address")?.parse()?;
+            if let ("listening", Some(listener), Some(address)) = (
+                line["message"].as_str().unwrap_or_default(),
+                line["listener"].as_str(),
+                line["address"].as_str(),
+            ) {
+                listening.insert(listener.to_owned(), address.parse()?);
             }
-        };
+        }
+        let address = |listener: &str| listening.get(listener).copied().ok_or("it does not listen");
+        let (admin, xds) = (address("admin")?, address("xds")?);
         // Read on, so that the gateway is never kept waiting; only what is measured is kept.
         let mut kept = std::fs::File::create(folder.path().join("built"))?;
         std::thread::spawn(move || {
@@ -237,7 +276,7 @@ impl Gateway {
                 let _ = writeln!(kept, "{line}");
             }
         });
-        Ok(Self { child, admin, started, folder })
+        Ok(Self { child, admin, xds, started, folder })
     }
 
     /// The registry's status, once it is as asked for.
