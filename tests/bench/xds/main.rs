@@ -25,6 +25,9 @@ mod process;
 
 use process::{memory, processor_time};
 
+/// How long anything may take: a crowd of thousands shares the processors with the gateway until it is in sync.
+const PATIENCE: Duration = Duration::from_secs(300);
+
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
 const CLUSTERS: usize = 50;
@@ -302,7 +305,7 @@ impl Fleet {
 
     /// Waits until so many clients have told of an acknowledgement; when each was.
     fn acknowledged(&self, count: usize) -> Result<Vec<f64>> {
-        let all = (0..count).map(|_| Ok(self.events.recv_timeout(Duration::from_secs(60))?.1));
+        let all = (0..count).map(|_| Ok(self.events.recv_timeout(PATIENCE)?.1));
         all.collect()
     }
 
