@@ -58,7 +58,7 @@ struct Orders {
     written: BTreeMap<Arc<str>, Instant>,
 }
 
-/// What became of an order.
+/// The result of an order.
 #[derive(Debug)]
 pub(super) enum CopyNews {
     Written(Arc<str>, io::Result<()>),
@@ -136,7 +136,7 @@ impl Copies {
         let Some(folder) = folder else {
             return load.into_iter().map(|name| CopyNews::Read(name, Ok(None))).collect();
         };
-        // What another thread has left half done is written again.
+        // A thread that panicked may have left a file half written: it is written again.
         let _writing = self.shared.writing.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(only) = only {
             folder.retain(&only);

@@ -165,7 +165,7 @@ fn changes_between(last: Option<&Services>, next: &mut Services) -> Vec<Change> 
     let mut changes = Vec::new();
     for (key, service) in next.iter_mut() {
         match last.get(key).filter(|known| known == &service) {
-            // What was read before is held once.
+            // A service that has not changed is held once.
             Some(same) => *service = same.clone(),
             None => changes.push(Change::Put(Item::Service(service.clone()))),
         }
@@ -185,7 +185,7 @@ struct Found {
 /// How an attempt to read a registry ended.
 enum Outcome {
     Good(Services),
-    /// What is wrong, a line each, and whether the files changed while they were read.
+    /// The mistakes, a line each, and whether the files changed while they were read.
     Bad(Vec<String>, bool),
     /// The file system does not answer.
     Unread(Unread),
@@ -196,7 +196,7 @@ struct Follower {
     registry: FileRegistry,
     watch: FileWatch,
     readings: Readings,
-    /// What was sent last.
+    /// The services that were sent last.
     last: Option<Services>,
 }
 

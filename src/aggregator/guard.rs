@@ -17,7 +17,7 @@ const LOST_PERCENT_MAX: usize = 30;
 /// Losses within this time count as one: a registry that speaks in changes withdraws services one after another.
 const WINDOW: Duration = Duration::from_secs(30);
 
-/// What an update would take away, together with the updates shortly before it.
+/// The services that an update, together with the updates shortly before it, would leave without a ready endpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Withdrawal {
     /// Services that the update takes the last ready endpoint from.

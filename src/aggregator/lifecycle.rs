@@ -92,7 +92,7 @@ struct Draft {
     named: HashSet<Key>,
 }
 
-/// What a batch of changes has done to the shard in use.
+/// The effect of a batch of changes on the shard in use.
 #[derive(Debug, Default)]
 pub(super) struct Effect {
     pub(super) dirty: Dirty,

@@ -121,7 +121,7 @@ pub struct MemberFault {
 }
 
 impl Connector {
-    /// What connections do aside is started in `scope`.
+    /// Tasks of the connections are started in `scope`.
     pub fn new(spec: EtcdSpec, scope: Scope) -> Self {
         Self { spec, scope, readings: Readings::new(READINGS), next: 0 }
     }

@@ -178,7 +178,7 @@ mod tests {
         ] {
             let mut listing = listing();
             listing.take(answer(&["/p/a"], 0, true)).expect("a page");
-            // What a later page says of its revision is of no interest, as long as it says one.
+            // Later pages give a revision of their own, which is not looked at.
             let fault = listing.take(wrong).expect_err("wrong");
             assert!(fault.to_string().contains(wanted), "{fault}");
         }

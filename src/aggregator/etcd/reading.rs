@@ -1,4 +1,4 @@
-//! What keys and values become: changes of services, and reports of keys that have mistakes. Pure; the bytes may be
+//! Turns keys and values into changes of services, and into reports of keys that have mistakes. Pure; the bytes may be
 //! anything.
 
 use std::path::Path;
@@ -29,7 +29,7 @@ pub(super) struct Reading {
 #[derive(Debug)]
 pub enum Found {
     Service(Service),
-    /// What is wrong, a line each, and the service that the key is of, if it is of one.
+    /// The mistakes, a line each, and the service of the key, if the key is of one.
     Flawed {
         service: Option<ServiceKey>,
         problems: Vec<String>,

@@ -8,8 +8,8 @@
 //!   └─────── back-off: listed anew ◀─────────────────────┘ any other fault, reported; compacted; another history
 //! ```
 //!
-//! After a fault that was reported, the registry is listed anew even if its revision is still there: what the aggregator
-//! held back before, it has given up with the fault.
+//! After a fault that was reported, the registry is listed anew even if its revision is still there: the listing is right
+//! whatever was lost on the way to the fault.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -54,7 +54,7 @@ pub struct EtcdRegistry {
 }
 
 impl EtcdRegistry {
-    /// What its connections do aside is started in `scope`.
+    /// Tasks of its connections are started in `scope`.
     pub fn new(spec: RegistrySpec, etcd: EtcdSpec, scope: Scope) -> Self {
         Self { spec, etcd, scope }
     }
@@ -82,7 +82,7 @@ struct Place {
 enum Ended {
     /// Nobody takes changes any more.
     Closed,
-    /// What is known cannot be continued: the registry has to be listed again.
+    /// The watch cannot go on from the known revision: the registry has to be listed again.
     List(String),
     Fault(Fault),
     /// Reading keys panicked.
@@ -177,7 +177,7 @@ impl Follower {
         }
     }
 
-    /// What is reported of faults: nothing while a watch that was steady may be resumed.
+    /// Returns the problems to report of faults: none while a watch that was steady may be resumed.
     fn judge(&self, faults: Vec<MemberFault>) -> Option<Vec<String>> {
         let problems: Vec<String> = faults.iter().map(ToString::to_string).collect();
         if self.quiet.is_some_and(|until| Instant::now() < until) {
@@ -187,7 +187,8 @@ impl Follower {
         Some(problems)
     }
 
-    /// What is reported where the registry has to be listed anew: nothing, unless that has no end.
+    /// Has the registry listed anew; returns the problems to report, which are none unless listings follow one another without
+    /// end.
     fn list_again(&mut self, member: &Url, why: &str) -> Option<Vec<String>> {
         tracing::info!(registry = &*self.name, why, "the registry is listed again");
         self.place = None;

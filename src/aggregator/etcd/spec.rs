@@ -14,7 +14,7 @@ pub const PREFIX: &str = "/isthmus/services/";
 pub struct EtcdSpec {
     /// Members of one cluster, each asked when the one before it does not answer.
     pub endpoints: Vec<Url>,
-    /// What all keys of the registry begin with; it ends with a slash.
+    /// The beginning of all keys of the registry; it ends with a slash.
     pub prefix: Arc<str>,
     /// Needed by members that are spoken to by TLS, and by no others.
     pub tls: Option<Files>,

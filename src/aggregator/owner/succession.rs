@@ -13,7 +13,7 @@ use crate::snapshot::build::{self, Inputs};
 use crate::snapshot::change::Dirty;
 use crate::snapshot::shard::Shard;
 
-/// What a registry of the next config is.
+/// A registry of the next config: one that goes on, or a new one.
 enum Successor {
     /// That at this place, unchanged.
     Same(usize),

@@ -67,7 +67,7 @@ pub struct Hub {
     all: Mutex<All>,
     /// Whether the list of all clusters is whole.
     is_listed: AtomicBool,
-    /// SanHistory when the list of all clusters is wanted.
+    /// Notified when a session wants the list of all clusters for the first time.
     wanted: Notify,
     held_back: Mutex<HeldBack>,
     /// Counts how often the registries that have not been read were set.

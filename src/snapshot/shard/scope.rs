@@ -8,7 +8,7 @@ use crate::model::endpoint::Endpoint;
 use crate::model::place::Network;
 use crate::model::service::{Service, ServiceKey};
 
-/// What the scope keeps out of one item.
+/// Parts of one item that the scope keeps out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Denied {
     /// The item as a whole.
