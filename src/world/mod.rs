@@ -19,10 +19,30 @@ const SERVICES: usize = 4096;
 struct Shared {
     current: ArcSwap<Snapshot>,
     /// The newest ones, in order of generation, without a gap.
-    deltas: Mutex<VecDeque<Arc<Delta>>>,
+    deltas: Mutex<Deltas>,
     /// That of `current`; read once per connection, instead of the pointer.
     generation: AtomicU64,
     changed: watch::Sender<u64>,
+}
+
+/// Deltas, and how many services they name together.
+#[derive(Default)]
+struct Deltas {
+    ring: VecDeque<Arc<Delta>>,
+    services: usize,
+}
+
+impl Deltas {
+    fn push(&mut self, delta: Delta) {
+        self.services += delta.services.len();
+        self.ring.push_back(Arc::new(delta));
+        while self.ring.len() > 1
+            && (self.ring.len() > DELTAS || self.services > SERVICES)
+            && let Some(gone) = self.ring.pop_front()
+        {
+            self.services -= gone.services.len();
+        }
+    }
 }
 
 /// What has changed since a snapshot.
@@ -77,12 +97,7 @@ impl Publisher {
         {
             // Before the snapshot is there: whoever sees it finds its delta.
             let mut deltas = self.shared.deltas.lock().unwrap_or_else(PoisonError::into_inner);
-            deltas.push_back(Arc::new(delta));
-            let mut services: usize = deltas.iter().map(|delta| delta.services.len()).sum();
-            while deltas.len() > 1 && (deltas.len() > DELTAS || services > SERVICES) {
-                let gone = deltas.pop_front();
-                services -= gone.map_or(0, |delta| delta.services.len());
-            }
+            deltas.push(delta);
         }
         self.retired.push(self.shared.current.swap(Arc::new(next)));
         self.shared.generation.store(generation, Ordering::Release);
@@ -113,7 +128,7 @@ impl Reader {
     /// What has changed between the snapshot of generation `seen` and that of generation `until`.
     pub fn since(&self, seen: u64, until: u64) -> Since {
         let deltas = self.shared.deltas.lock().unwrap_or_else(PoisonError::into_inner);
-        let between = deltas.iter().filter(|delta| seen < delta.generation && delta.generation <= until);
+        let between = deltas.ring.iter().filter(|delta| seen < delta.generation && delta.generation <= until);
         let between: Vec<Arc<Delta>> = between.cloned().collect();
         let expected = usize::try_from(until.saturating_sub(seen)).unwrap_or(usize::MAX);
         if between.len() < expected || between.iter().any(|delta| delta.everything) {
