@@ -53,8 +53,8 @@ pub(super) struct Lifecycle {
     flaws: BTreeMap<Arc<str>, Arc<[String]>>,
     /// Why there is no copy of its last good state on disk.
     pub(super) copy_problem: Option<String>,
-    /// When the process started, if the registry was configured then.
-    missing_since: Option<Instant>,
+    /// When the process started; `None`: the registry was configured later, so that no client knows it.
+    from_start: Option<Instant>,
     since: SystemTime,
     read: Option<SystemTime>,
     /// Changes taken in since the process started.
@@ -65,10 +65,7 @@ pub(super) struct Lifecycle {
 
 enum Phase {
     /// It was never read.
-    Missing {
-        /// When the process started; `None`: the registry was configured later, so that no client knows it.
-        since: Option<Instant>,
-    },
+    Missing,
     Live,
     /// It cannot be read.
     Stale {
@@ -103,11 +100,7 @@ pub(super) struct Effect {
 impl Lifecycle {
     /// A registry that the process starts with: clients may have from an earlier process what it lists.
     pub(super) fn from_start(spec: RegistrySpec, epoch: Epoch, now: Instant) -> Self {
-        Self {
-            phase: Phase::Missing { since: Some(now) },
-            missing_since: Some(now),
-            ..Self::new(spec, epoch)
-        }
+        Self { from_start: Some(now), ..Self::new(spec, epoch) }
     }
 
     /// A registry that was configured while the process runs.
@@ -117,7 +110,7 @@ impl Lifecycle {
             spec,
             epoch,
             shard: Arc::new(shard),
-            phase: Phase::Missing { since: None },
+            phase: Phase::Missing,
             listing: None,
             withheld: None,
             is_listed: false,
@@ -125,7 +118,7 @@ impl Lifecycle {
             problems: Vec::new(),
             flaws: BTreeMap::new(),
             copy_problem: None,
-            missing_since: None,
+            from_start: None,
             since: SystemTime::now(),
             read: None,
             changes: 0,
@@ -141,14 +134,14 @@ impl Lifecycle {
         self.shard.items().for_each(|item| shard.put(item, &mut dirty));
         let standing = self.shard.origin.standing;
         let phase = match &self.phase {
-            Phase::Missing { since } => Phase::Missing { since: *since },
+            Phase::Missing => Phase::Missing,
             Phase::Live | Phase::Held { stale: None, .. } => Phase::Live,
             Phase::Stale { since } | Phase::Held { stale: Some(since), .. } => Phase::Stale { since: *since },
         };
         Self {
             shard: Arc::new(shard.with_standing(standing)),
             phase,
-            missing_since: self.missing_since,
+            from_start: self.from_start,
             since: self.since,
             read: self.read,
             changes: self.changes,
@@ -280,7 +273,7 @@ impl Lifecycle {
         let (until, stale) = match &self.phase {
             Phase::Held { until, stale, .. } => (*until, *stale),
             Phase::Stale { since } => (now + options.withdrawal_hold, Some(*since)),
-            Phase::Missing { .. } | Phase::Live => (now + options.withdrawal_hold, None),
+            Phase::Missing | Phase::Live => (now + options.withdrawal_hold, None),
         };
         self.problems = vec![text];
         self.withheld = Some(draft);
@@ -305,7 +298,7 @@ impl Lifecycle {
                 }
                 self.stand(standing)
             }
-            Phase::Missing { .. } | Phase::Live | Phase::Held { .. } => return None,
+            Phase::Missing | Phase::Live | Phase::Held { .. } => return None,
         };
         self.entered(before);
         Some(effect)
@@ -340,11 +333,11 @@ impl Lifecycle {
         self.shard = shard;
         self.problems = vec![format!("internal: {fault}")];
         self.phase = match (was_known, &self.phase) {
-            (false, _) => Phase::Missing { since: self.missing_since },
+            (false, _) => Phase::Missing,
             (true, Phase::Stale { since } | Phase::Held { stale: Some(since), .. }) => {
                 Phase::Stale { since: *since }
             }
-            (true, Phase::Missing { .. } | Phase::Live | Phase::Held { stale: None, .. }) => {
+            (true, Phase::Missing | Phase::Live | Phase::Held { stale: None, .. }) => {
                 Phase::Stale { since: now }
             }
         };
@@ -356,12 +349,12 @@ impl Lifecycle {
     /// which it would have expired.
     pub(super) fn is_unread(&self, now: Instant, options: &Options) -> bool {
         let limit = options.expire_after.unwrap_or(UNREAD);
-        matches!(self.phase, Phase::Missing { since: Some(since) } if now.duration_since(since) < limit)
+        !self.is_known() && self.from_start.is_some_and(|start| now.duration_since(start) < limit)
     }
 
     /// Returns true if the registry or its last good copy was read.
     pub(super) fn is_known(&self) -> bool {
-        !matches!(self.phase, Phase::Missing { .. })
+        !matches!(self.phase, Phase::Missing)
     }
 
     /// Returns true if there is something wrong with reading it.
@@ -395,7 +388,7 @@ impl Lifecycle {
 
     pub(super) fn state(&self) -> RegistryState {
         match (&self.phase, self.shard.origin.standing) {
-            (Phase::Missing { .. }, _) => RegistryState::Missing,
+            (Phase::Missing, _) => RegistryState::Missing,
             (Phase::Live, _) => RegistryState::Live,
             (Phase::Held { .. }, _) => RegistryState::Held,
             (Phase::Stale { .. }, Standing::Live) => RegistryState::Stale,
@@ -419,7 +412,7 @@ impl Lifecycle {
         }
         self.problems = problems;
         let since = match &self.phase {
-            Phase::Missing { .. } => return,
+            Phase::Missing => return,
             Phase::Stale { since } | Phase::Held { stale: Some(since), .. } => *since,
             Phase::Live | Phase::Held { stale: None, .. } => now,
         };
