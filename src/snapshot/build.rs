@@ -163,7 +163,12 @@ impl Snapshot {
         if ips.is_empty() {
             return BTreeSet::new();
         }
-        let services = self.services.iter().map(|(_, service)| service);
+        // Endpoints of the unknown network may be on the node's own too.
+        let unknown = Network::default();
+        let names = [&inputs.policy.node.network, &unknown]
+            .into_iter()
+            .flat_map(|network| self.services_behind(network));
+        let services = names.filter_map(|name| self.service(name.as_str()));
         services.filter(is_there).map(|service| service.key.hostname.clone()).collect()
     }
 
