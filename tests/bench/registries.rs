@@ -10,6 +10,8 @@
 
 #[path = "registries/client.rs"]
 mod client;
+#[path = "xds/frames.rs"]
+mod frames;
 #[path = "process.rs"]
 mod process;
 #[path = "../support/mod.rs"]

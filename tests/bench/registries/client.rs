@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::mpsc::Sender;
 
-use bytes::{Buf, BufMut, Bytes, BytesMut};
+use bytes::BytesMut;
 use isthmus::proto::envoy::config::core::v3::Node;
 use isthmus::proto::envoy::service::discovery::v3::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
 use prost::Message;
@@ -11,6 +11,7 @@ use prost_types::value::Kind;
 use prost_types::{Struct, Value};
 
 use super::Result;
+use super::frames::{frame, take_frame};
 
 const EDS: &str = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment";
 
@@ -54,7 +55,7 @@ async fn respond(xds: SocketAddr, name: &str, told: &Sender<()>) -> Result<()> {
         let data = data?;
         body.flow_control().release_capacity(data.len())?;
         buffer.extend_from_slice(&data);
-        while let Some(message) = next(&mut buffer) {
+        while let Some(message) = take_frame(&mut buffer) {
             let response = DeltaDiscoveryResponse::decode(message)?;
             if response.resources.iter().any(|resource| resource.name == name) {
                 told.send(())?;
@@ -68,23 +69,4 @@ async fn respond(xds: SocketAddr, name: &str, told: &Sender<()>) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// A message behind its head: not compressed, and its length.
-fn frame(message: &impl Message) -> Bytes {
-    let mut bytes = BytesMut::new();
-    bytes.put_u8(0);
-    bytes.put_u32(u32::try_from(message.encoded_len()).unwrap_or(u32::MAX));
-    bytes.extend_from_slice(&message.encode_to_vec());
-    bytes.freeze()
-}
-
-/// The next whole message, without its head.
-fn next(buffer: &mut BytesMut) -> Option<Bytes> {
-    let length = usize::try_from(u32::from_be_bytes(buffer.get(1..5)?.try_into().ok()?)).ok()?;
-    if buffer.len() < 5 + length {
-        return None;
-    }
-    buffer.advance(5);
-    Some(buffer.split_to(length).freeze())
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
-use bytes::{Buf, BufMut, Bytes, BytesMut};
+use bytes::BytesMut;
 use prost::Message;
 use prost_types::value::Kind;
 use prost_types::{Struct, Value};
@@ -12,6 +12,7 @@ use prost_types::{Struct, Value};
 use isthmus::proto::envoy::config::core::v3::Node;
 use isthmus::proto::envoy::service::discovery::v3::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
 
+use super::frames::{frame, take_frame};
 use super::{CLUSTERS, HOT, Result, now};
 
 const EDS: &str = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment";
@@ -143,21 +144,4 @@ fn node(number: usize) -> Node {
         metadata: Some(Struct { fields: fields.into() }),
         ..Node::default()
     }
-}
-
-fn frame(message: &impl Message) -> Bytes {
-    let mut bytes = BytesMut::new();
-    bytes.put_u8(0);
-    bytes.put_u32(u32::try_from(message.encoded_len()).unwrap_or(u32::MAX));
-    bytes.extend_from_slice(&message.encode_to_vec());
-    bytes.freeze()
-}
-
-fn take_frame(buffer: &mut BytesMut) -> Option<Bytes> {
-    let length = buffer.get(1..5)?.get_u32() as usize;
-    if buffer.len() < 5 + length {
-        return None;
-    }
-    buffer.advance(5);
-    Some(buffer.split_to(length).freeze())
 }

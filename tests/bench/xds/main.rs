@@ -20,6 +20,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 mod clients;
 mod crowd;
+mod frames;
 #[path = "../process.rs"]
 mod process;
 
