@@ -9,9 +9,9 @@ use super::table::ROOT;
 /// The reference: a table of keys for each map, in the order in which they are met.
 pub fn reference() -> String {
     let mut out = String::from(
-        "# Configuration reference\n\n\
-         Generated from the table the reader uses (`src/config/table.rs`). An example with every key is \
-         `isthmus.yaml`, the JSON Schema is `isthmus.schema.json`.\n",
+        "# Configuration reference\n\nThis page is generated from the code. An example with every key is \
+         [isthmus.yaml](isthmus.yaml); the JSON Schema is [isthmus.schema.json](isthmus.schema.json). Pages that \
+         explain the keys by task are in [docs](../docs/README.md).\n",
     );
     let mut objects: Vec<&'static Object> = vec![&ROOT];
     let mut next = 0;
@@ -64,9 +64,9 @@ fn section(object: &Object, out: &mut String) {
     };
     put(format_args!("\n## {}\n\n{}\n\n", object.name, object.doc));
     if !object.one_of.is_empty() {
-        put(format_args!("Exactly one of the keys {} has to be there.\n\n", object.one_of.join(", ")));
+        put(format_args!("Exactly one of these keys is required: {}.\n\n", object.one_of.join(", ")));
     }
-    put(format_args!("| key | takes | without it | |\n|---|---|---|---|\n"));
+    put(format_args!("| key | value | default | meaning |\n|---|---|---|---|\n"));
     for Field { key, kind, presence, doc } in object.fields {
         let absent = match presence {
             Presence::Required => "required".to_owned(),

@@ -25,110 +25,121 @@ const BIND: Kind = Kind::Text(&scalar::BIND);
 
 pub(super) static ROOT: Object = Object {
     name: "config",
-    doc: "The config file of isthmus. `${NAME}` and `${NAME:-default}` in a value read the environment, `$${` is a \
-          literal `${`; `off` and `false` mean the same.",
+    doc: "The config file of isthmus. `${NAME}` and `${NAME:-default}` in a value are replaced by an environment \
+          variable; `$${` is a literal `${`. `off` and `false` mean the same.",
     one_of: &[],
     fields: &[
         optional(
             "include",
             Kind::Union(&INCLUDE),
             "none",
-            "Files to merge into this one: maps are united, lists appended; anything said twice is an error. \
-             Relative to this file; `*` stands for any characters in the last part of the path. Included files \
-             cannot include others.",
+            "Files to merge into this one: maps are merged, lists are appended, and a key that two files set is \
+             an error. Paths are relative to this file; `*` matches any characters in the last part of a path. An \
+             included file cannot include others.",
         ),
-        optional("node", Kind::Object(&NODE), "empty", "This gateway's own workload."),
-        optional("mesh", Kind::Object(&MESH), "defaults", "What is common to the whole mesh."),
+        optional(
+            "node",
+            Kind::Object(&NODE),
+            "empty",
+            "The workload that this gateway is: its name, cluster, \
+                                                        network and locality.",
+        ),
+        optional("mesh", Kind::Object(&MESH), "defaults", "Settings that all members of the mesh share."),
         optional(
             "listen",
             BIND,
             "none",
-            "The short form of one SNI listener, named `default`; first of the `listeners` if there are others.",
+            "Short form of one SNI listener. Its name is `default`, and it comes before the entries of \
+             `listeners`.",
         ),
         optional(
             "listeners",
             list(&Kind::Object(&LISTENER)),
             "none",
-            "Where clients connect. A config needs one, here or as `listen`, unless it has `xds`.",
+            "Addresses on which clients connect. A config needs at least one, here or as `listen`, unless it has \
+             `xds`.",
         ),
         optional(
             "routes",
             Kind::Map { key: &ROUTE_KEY, of: &Kind::Union(&ROUTE_FORMS) },
             "none",
-            "Names of your own beside the mesh's: a host name, `\"*.suffix\"`, `\"*\"`, or `\"-\"` for clients \
-             that give no name. The most specific name wins, whatever the order.",
+            "Routes by server name: a host name, `\"*.suffix\"`, `\"*\"` for every other name, or `\"-\"` for \
+             clients that send no server name. The most specific name applies, whatever the order in the file.",
         ),
         optional(
             "services",
             SERVICES,
             "none",
-            "The registry kept in this file; its cluster and network are the node's.",
+            "Services kept in this file. Their cluster is `node.cluster` and their network `node.network`.",
         ),
         optional(
             "registries",
             list(&Kind::Object(&REGISTRY)),
             "none",
-            "More services, from files that are watched and from etcd. A later registry never overrules an earlier one.",
+            "Further sources of services: watched files and etcd. Where two registries disagree about a service, \
+             the earlier registry applies.",
         ),
         optional(
             "exports",
             list(&Kind::Object(&EXPORT)),
             "nothing",
-            "What of the mesh's services can be reached through a listener: only what a rule names.",
+            "Rules that make services of the mesh reachable through a listener. A service that no rule names \
+             cannot be reached.",
         ),
         optional(
             "defaults",
             Kind::Object(&DEFAULTS),
             "defaults",
-            "How endpoints of the mesh's services are chosen and dialled.",
+            "Load balancing, ejection and connect timeout for all services of the mesh.",
         ),
         optional(
             "policies",
             list(&Kind::Object(&POLICY)),
             "none",
-            "The same for some services. The most specific name wins whole: keys it leaves out have their own \
-             default, not that of `defaults`.",
+            "The settings of `defaults` for some services. Only the most specific policy that matches applies; a \
+             key that it omits takes the built-in default, not the value in `defaults`.",
         ),
         optional(
             "networks",
             Kind::Map { key: &scalar::TEXT, of: &Kind::Object(&NETWORK) },
             "none",
-            "The networks of the mesh, by name.",
+            "Networks of the mesh, by name.",
         ),
         optional(
             "identity",
             Kind::Object(&IDENTITY),
             "none",
-            "The certificate by which this gateway identifies itself; listeners that take HBONE need one.",
+            "Source of this gateway's own certificate. Listeners of protocol `hbone` or `auto`, and `xds.tls`, \
+             need one.",
         ),
         optional(
             "trust",
             list(&Kind::Object(&TRUST)),
             "none",
-            "Whom it believes: the roots of trust domains, each apart.",
+            "Root certificates of each trust domain, which verify HBONE callers and xDS clients of that domain.",
         ),
-        optional("hbone", Kind::Object(&HBONE), "defaults", "What HBONE connections and streams may cost."),
-        optional("limits", Kind::Object(&LIMITS), "defaults", "How much is taken on at once."),
-        optional("timeouts", Kind::Object(&TIMEOUTS), "defaults", "How long is waited."),
-        optional("drain", Kind::Object(&DRAIN), "defaults", "How the gateway stops."),
+        optional("hbone", Kind::Object(&HBONE), "defaults", "Limits of HBONE connections and their streams."),
+        optional("limits", Kind::Object(&LIMITS), "defaults", "Limits on simultaneous connections."),
+        optional("timeouts", Kind::Object(&TIMEOUTS), "defaults", "Timeouts of connections."),
+        optional("drain", Kind::Object(&DRAIN), "defaults", "Timing of a graceful stop."),
         optional(
             "dns",
             Kind::Object(&DNS),
             "defaults",
-            "How host names of endpoints and gateways are looked up.",
+            "DNS resolution of the host names of endpoints and gateways.",
         ),
         optional(
             "aggregator",
             Kind::Object(&AGGREGATOR),
             "defaults",
-            "How registries are waited for, and doubted.",
+            "Start-up wait, staleness, and protection against mass removal of services.",
         ),
-        optional("state", Kind::Object(&STATE), "nothing on disk", "What is kept on disk."),
+        optional("state", Kind::Object(&STATE), "nothing on disk", "Copies of registries on disk."),
         optional(
             "xds",
             Kind::OrOff(&Kind::Object(&XDS)),
             "not opened",
-            "Endpoints as seen from each client's network, by xDS.",
+            "The xDS server. It gives each client the endpoints as seen from the client's network.",
         ),
         optional(
             "admin",
@@ -136,12 +147,17 @@ pub(super) static ROOT: Object = Object {
             "defaults",
             "The HTTP API for operators; it has no authentication of its own.",
         ),
-        optional("telemetry", Kind::Object(&TELEMETRY), "defaults", "Metrics, health, logs and traces."),
+        optional(
+            "telemetry",
+            Kind::Object(&TELEMETRY),
+            "defaults",
+            "Metrics, health checks, logs and traces.",
+        ),
         default(
             "workers",
             Kind::Union(&WORKERS),
             "auto",
-            "Data-plane threads; `auto` is the CPU quota. A change needs a restart.",
+            "Number of data-plane threads; `auto` is the CPU quota. A change takes effect after a restart.",
         ),
     ],
 };
@@ -167,39 +183,44 @@ pub(super) static INCLUDE_ONLY: Object = Object {
 
 pub(super) static NODE: Object = Object {
     name: "node",
-    doc: "This gateway's own workload, as logs and metrics name it.",
+    doc: "The workload that this gateway is. Logs and metrics carry these names.",
     one_of: &[],
     fields: &[
-        optional("name", TEXT, "empty", "Its name, as that of its pod."),
-        optional("namespace", TEXT, "empty", "Its namespace."),
-        optional("serviceAccount", TEXT, "empty", "Its service account."),
-        optional("cluster", TEXT, "empty", "The cluster it is in, which is that of this file's `services`."),
+        optional("name", TEXT, "empty", "Name of the gateway, for example its pod name."),
+        optional("namespace", TEXT, "empty", "Kubernetes namespace of the gateway."),
+        optional("serviceAccount", TEXT, "empty", "Kubernetes service account of the gateway."),
+        optional("cluster", TEXT, "empty", "Cluster of the gateway, and of the `services` in this file."),
         optional(
             "network",
             TEXT,
             "unknown",
-            "The network it is on: it passes connections to endpoints of this network alone.",
+            "Network of the gateway. The gateway connects clients only to endpoints of this network.",
         ),
-        optional("locality", Kind::Text(&scalar::LOCALITY), "unknown", "Its region, zone and subzone."),
+        optional(
+            "locality",
+            Kind::Text(&scalar::LOCALITY),
+            "unknown",
+            "Region, zone and subzone of the gateway.",
+        ),
     ],
 };
 
 pub(super) static MESH: Object = Object {
     name: "mesh",
-    doc: "What is common to the whole mesh.",
+    doc: "Settings that all members of the mesh share.",
     one_of: &[],
     fields: &[
         default(
             "clusterDomain",
             Kind::Text(&scalar::HOST_NAME),
             "cluster.local",
-            "The suffix of the hostnames of Kubernetes services.",
+            "Suffix of the host names of Kubernetes services.",
         ),
         default(
             "trustDomain",
             Kind::Text(&scalar::TRUST_DOMAIN),
             "cluster.local",
-            "The SPIFFE trust domain of the mesh's identities.",
+            "SPIFFE trust domain of the mesh's identities.",
         ),
     ],
 };
@@ -209,143 +230,181 @@ pub(super) static LISTENER: Object = Object {
     doc: "One address on which clients connect.",
     one_of: &[],
     fields: &[
-        required("name", TEXT, "Unique; routes, exports, logs and metrics call it so."),
+        required(
+            "name",
+            TEXT,
+            "Name of the listener, unique in the file. Routes, exports, logs and metrics refer \
+                                to it.",
+        ),
         required(
             "bind",
             BIND,
-            "`\":port\"` is dual stack (IPv4 alone where the host has no IPv6). Port 0 takes a free one, on a \
-             loopback address only.",
+            "Address and port. `\":port\"` is dual stack, or IPv4 only on a host without IPv6. Port 0 means a \
+             free port and is allowed only on a loopback address.",
         ),
         default(
             "protocol",
             Kind::Choice(&["sni", "hbone", "auto"]),
             "sni",
-            "`sni`: TLS is routed by its server name and passed on as it is. `hbone`: HTTP/2 CONNECT over mutual TLS, \
-             ended here. `auto`: both; a hello without server name that offers `h2` alone is HBONE.",
+            "`sni`: TLS connections are routed by server name and passed through unchanged. `hbone`: HTTP/2 \
+             CONNECT over mutual TLS, which the gateway terminates. `auto`: both; a hello without a server name \
+             whose only ALPN is `h2` is treated as HBONE.",
         ),
         optional(
             "alpn",
             some(&Kind::Text(&scalar::ALPN)),
             "no check",
-            "Protocols of which a client has to offer one, where it is routed by SNI; HBONE always asks for `h2`.",
+            "ALPN protocols for SNI: a client must offer at least one of them. HBONE always requires `h2`.",
         ),
         optional(
             "from",
             some(&CIDR),
             "everyone",
-            "Source addresses let in; others are closed before a byte of theirs is read.",
+            "Source addresses that may connect. The gateway closes other connections before it reads a byte.",
         ),
-        optional("hello", Kind::Object(&HELLO), "defaults", "What a ClientHello may cost."),
+        optional("hello", Kind::Object(&HELLO), "defaults", "Limits of a ClientHello."),
     ],
 };
 
 pub(super) static HELLO: Object = Object {
     name: "hello",
-    doc: "What a ClientHello may cost.",
+    doc: "Limits of a ClientHello.",
     one_of: &[],
     fields: &[
-        default("timeout", TIMEOUT, "10s", "From accept until the hello is whole."),
-        default("maxBytes", Kind::Text(&scalar::HELLO_BYTES), "16KiB", "Its size, record headers included."),
-        default("maxRecords", Kind::Integer { min: 1, max: 16_384 }, "64", "TLS records it may be cut into."),
+        default("timeout", TIMEOUT, "10s", "Time from accept until the whole hello has arrived."),
+        default(
+            "maxBytes",
+            Kind::Text(&scalar::HELLO_BYTES),
+            "16KiB",
+            "Size of a hello, including record headers.",
+        ),
+        default(
+            "maxRecords",
+            Kind::Integer { min: 1, max: 16_384 },
+            "64",
+            "Number of TLS records that a hello \
+                                                                            may span.",
+        ),
     ],
 };
 
 pub(super) static EXPORT: Object = Object {
     name: "export",
-    doc: "A rule that lets services be reached.",
+    doc: "A rule that makes services reachable through listeners.",
     one_of: &[],
     fields: &[
-        required("services", some(&PATTERN), "Names of services."),
-        optional("except", list(&PATTERN), "none", "Names taken out of these again."),
-        optional("ports", some(&PORT), "all", "Ports of the services."),
-        optional("clusters", some(&TEXT), "all", "The clusters whose endpoints the rule speaks of."),
-        optional("listeners", LISTENER_NAMES, "all", "The listeners through which they can be reached."),
+        required("services", some(&PATTERN), "Host names of the services that the rule makes reachable."),
+        optional(
+            "except",
+            list(&PATTERN),
+            "none",
+            "Host names that the rule does not make reachable although \
+                                                    `services` matches them.",
+        ),
+        optional("ports", some(&PORT), "all", "Service ports that the rule applies to."),
+        optional("clusters", some(&TEXT), "all", "Clusters whose endpoints the rule makes reachable."),
+        optional("listeners", LISTENER_NAMES, "all", "Listeners through which the services can be reached."),
         optional(
             "to",
             Kind::Object(&SCOPE),
             "everyone",
-            "Who may reach them; of the kinds given, all have to match.",
+            "Callers that may reach the services. A caller must match both `cidrs` and `identities` where both \
+             are given.",
         ),
     ],
 };
 
 pub(super) static SCOPE: Object = Object {
     name: "exportScope",
-    doc: "Who may use what a rule offers.",
+    doc: "Callers that an export rule allows.",
     one_of: &[],
     fields: &[
-        optional("cidrs", some(&CIDR), "any", "Source addresses."),
+        optional("cidrs", some(&CIDR), "any", "Source addresses of the callers."),
         optional(
             "identities",
             some(&Kind::Text(&scalar::IDENTITY_PATTERN)),
-            "any, or none",
-            "Identities; `/*` at the end stands for one or more further segments. Clients of an SNI listener \
-             have none.",
+            "any caller, with or without identity",
+            "SPIFFE IDs of the callers; `/*` at the end matches one or more further path segments. Clients of an \
+             SNI listener have no identity, so a rule with this key never matches them.",
         ),
     ],
 };
 
 pub(super) static LIMITS: Object = Object {
     name: "limits",
-    doc: "How much is taken on at once.",
+    doc: "Limits on simultaneous connections.",
     one_of: &[],
     fields: &[
         default(
             "connections",
             Kind::Integer { min: 1, max: 10_000_000 },
             "100000",
-            "Connections at once: this, or what the descriptors allow, whichever is less.",
+            "Simultaneous connections. The file descriptor limit of the process may lower this value.",
         ),
         optional(
             "pendingHellos",
             Kind::Integer { min: 1, max: 10_000_000 },
-            "10000, or a quarter of the descriptors",
-            "Connections at once whose hello is not yet whole.",
+            "10000, or a quarter of the descriptor limit if that is less",
+            "Simultaneous connections whose hello has not arrived completely.",
         ),
     ],
 };
 
 pub(super) static TIMEOUTS: Object = Object {
     name: "timeouts",
-    doc: "How long is waited.",
+    doc: "Timeouts of connections.",
     one_of: &[],
     fields: &[
         default(
             "connect",
             TIMEOUT,
             "3s",
-            "How long an endpoint may take to accept, where nothing else is said.",
+            "Time that an endpoint may take to accept a connection, unless a route, a policy or `defaults` sets \
+             `connectTimeout`.",
         ),
         default(
             "connectTotal",
             TIMEOUT,
             "10s",
-            "No further endpoint is tried later than this after the first.",
+            "Deadline for starting another connection attempt, counted from the first attempt.",
         ),
-        default("idle", DURATION, "0s", "A connection ends after this long without a byte; `0s`: never."),
+        default(
+            "idle",
+            DURATION,
+            "0s",
+            "A connection without a byte in either direction is closed after this \
+                                         time; `0s`: never.",
+        ),
         default(
             "halfClose",
             DURATION,
             "5m",
-            "A connection of which one direction has ended ends after this long without a byte in the other; \
-             `0s`: never. On a listener of SNI it ends after 30s at most while the endpoint has not sent a byte.",
+            "A half-closed connection is closed after this time without a byte in the open direction; `0s`: \
+             never. On an SNI listener the time is at most 30s while the endpoint has not sent a byte.",
         ),
         default(
             "stalled",
             DURATION,
             "15m",
-            "A connection or stream is reset when bytes wait for a peer that answers, but has read nothing for this \
-             long; `0s`: never. A peer that does not answer is found by itself within two minutes.",
+            "A connection or stream is reset if bytes wait for a peer that is alive but has read nothing for this \
+             time; `0s`: never. Independently of this key, a peer that does not answer at all is detected within \
+             two minutes.",
         ),
     ],
 };
 
 pub(super) static DRAIN: Object = Object {
     name: "drain",
-    doc: "How the gateway stops.",
+    doc: "Timing of a graceful stop.",
     one_of: &[],
     fields: &[
-        default("delay", DURATION, "0s", "How long it goes on accepting when it is no longer ready."),
-        default("timeout", DURATION, "30s", "How long connections may take to finish before they are reset."),
+        default("delay", DURATION, "0s", "Time between failing `/readyz` and closing the listeners."),
+        default(
+            "timeout",
+            DURATION,
+            "30s",
+            "Time that open connections may take to finish before the gateway \
+                                             resets them.",
+        ),
     ],
 };

@@ -100,21 +100,21 @@ pub static HTTPS: Text = Text {
 };
 pub static ETCD: Text = Text {
     name: "etcd",
-    expects: "a URL such as https://etcd-0.example:2379; http:// is for loopback alone",
+    expects: "a URL such as https://etcd-0.example:2379 (http:// is allowed only on loopback)",
     pattern: "^https?://[^/ ]+:[0-9]+$",
     number: false,
     check: |text| etcd(text).map(drop),
 };
 pub static ETCD_PREFIX: Text = Text {
     name: "etcdPrefix",
-    expects: "the beginning of keys, with a slash at its end, such as /isthmus/services/",
+    expects: "a key prefix that ends in a slash, such as /isthmus/services/",
     pattern: "^.*/$",
     number: false,
     check: |text| etcd_prefix(text).map(drop),
 };
 pub static COLLECTOR: Text = Text {
     name: "collector",
-    expects: "an address such as http://collector:4317, where OTLP is spoken over gRPC",
+    expects: "the address of a collector that accepts OTLP over gRPC, such as http://collector:4317",
     pattern: "^http://[^/ ]+:[0-9]+$",
     number: false,
     check: |text| collector(text).map(drop),

@@ -39,42 +39,47 @@ pub const SERVICES: Kind = Kind::List { of: &Kind::Object(&SERVICE), min: 0 };
 
 pub static SERVICE: Object = Object {
     name: "service",
-    doc: "A service of the mesh: what is behind a host name.",
+    doc: "A service of the mesh.",
     one_of: &[],
     fields: &[
-        required("hostname", Kind::Text(&scalar::HOST_NAME), "The name clients ask for."),
-        required("namespace", Kind::Text(&scalar::TEXT), "Namespace and hostname together are the service."),
+        required("hostname", Kind::Text(&scalar::HOST_NAME), "Host name that clients use."),
+        required(
+            "namespace",
+            Kind::Text(&scalar::TEXT),
+            "Namespace of the service. Two registries that give the \
+                                                          same namespace and host name give the same service.",
+        ),
         optional("addresses", list(&Kind::Text(&scalar::IP)), "none", "Virtual addresses of the service."),
-        required("ports", some(&Kind::Object(&SERVICE_PORT)), "The ports clients ask for."),
+        required("ports", some(&Kind::Object(&SERVICE_PORT)), "Ports of the service."),
         optional(
             "subsets",
             Kind::Map { key: &scalar::SUBSET, of: &LABELS },
             "none",
-            "Named parts of the service: the endpoints that have all these labels.",
+            "Named subsets of the endpoints. A subset holds the endpoints that have all of its labels.",
         ),
         optional(
             "waypoint",
             Kind::Object(&WAYPOINT),
             "none",
-            "A proxy that takes connections by HBONE before the endpoints do.",
+            "Waypoint proxy: HBONE callers are connected to it and not to the endpoints.",
         ),
-        optional("endpoints", list(&Kind::Object(&ENDPOINT)), "none", "The instances of the service."),
+        optional("endpoints", list(&Kind::Object(&ENDPOINT)), "none", "Instances of the service."),
     ],
 };
 
 pub static WAYPOINT: Object = Object {
     name: "waypoint",
-    doc: "A proxy that takes a service's connections first. It is passed over for callers who are it.",
+    doc: "Waypoint proxy of a service. It is skipped if the caller is the waypoint itself.",
     one_of: &[],
     fields: &[
-        required("address", Kind::Text(&scalar::IP), "Where it is."),
-        default("port", PORT, "15008", "Where it takes HBONE."),
+        required("address", Kind::Text(&scalar::IP), "Address of the waypoint."),
+        default("port", PORT, "15008", "HBONE port of the waypoint."),
         optional(
             "identity",
             Kind::Text(&scalar::IDENTITY),
             "none",
-            "Its SPIFFE ID: a caller with this identity goes on to the endpoints. Without it every caller is sent to \
-             the waypoint.",
+            "SPIFFE ID of the waypoint. A caller with this identity is connected to the endpoints. Without this \
+             key every caller is connected to the waypoint.",
         ),
     ],
 };
@@ -86,15 +91,21 @@ pub static SERVICE_PORT: Object = Object {
     doc: "One port of a service.",
     one_of: &[],
     fields: &[
-        required("name", Kind::Text(&scalar::TEXT), "Unique in the service."),
-        required("port", PORT, "The number clients ask for; unique in the service."),
-        optional("targetPort", PORT, "as `port`", "Where endpoints listen that say no port of their own."),
+        required("name", Kind::Text(&scalar::TEXT), "Name of the port, unique in the service."),
+        required("port", PORT, "Port number that clients use, unique in the service."),
+        optional(
+            "targetPort",
+            PORT,
+            "as `port`",
+            "Port on which endpoints listen, except those that set their \
+                                                   own port.",
+        ),
         default(
             "protocol",
             PROTOCOLS,
             "TCP",
-            "What is spoken there. `TLS` and `HTTPS`: the application's own TLS, so the bare host name can be \
-             its SNI.",
+            "Protocol of the port. `TLS` and `HTTPS` mean the application's own TLS, so clients may use the plain \
+             host name as SNI.",
         ),
     ],
 };
@@ -108,49 +119,57 @@ pub static ENDPOINT: Object = Object {
             "address",
             Kind::Text(&scalar::HOST),
             "`addresses`",
-            "Where it is; a host name is resolved.",
+            "Address of the endpoint. A host name is resolved.",
         ),
         optional(
             "addresses",
             some(&Kind::Text(&scalar::IP)),
             "`address`",
-            "Where an instance with several addresses is, such as one of each family: it counts once, and the first \
-             address that can be used is.",
+            "Addresses of an instance that has several, for example one IPv4 and one IPv6 address. The instance \
+             counts once; its first usable address is used.",
         ),
         optional(
             "ports",
             Kind::Map { key: &scalar::TEXT, of: &PORT },
             "the port's `targetPort`",
-            "This endpoint's own port for a service port, by the name of that.",
+            "Ports on which this endpoint listens, by the name of the service port.",
         ),
-        optional("labels", LABELS, "none", "Labels, which subsets choose by."),
-        optional("locality", Kind::Text(&scalar::LOCALITY), "unknown", "Region, zone and subzone."),
+        optional("labels", LABELS, "none", "Labels of the endpoint. Subsets select endpoints by them."),
+        optional(
+            "locality",
+            Kind::Text(&scalar::LOCALITY),
+            "unknown",
+            "Region, zone and subzone of the endpoint.",
+        ),
         default(
             "weight",
             Kind::Integer { min: 1, max: u32::MAX as u64 },
             "1",
-            "Its share of the connections.",
+            "Share of new connections, relative to the weights of the other endpoints.",
         ),
         default(
             "health",
             Kind::Choice(&["healthy", "unhealthy", "draining"]),
             "healthy",
-            "`unhealthy` is chosen only when nothing better is left, `draining` takes no new connections.",
+            "An `unhealthy` endpoint is used only if no healthy one is left and `panic` is on. A `draining` \
+             endpoint gets no new connections.",
         ),
         optional(
             "tls",
             Kind::Choice(&["mesh", "own", "none"]),
             "`own` on ports of protocol TLS or HTTPS, else `mesh`",
-            "Whose TLS it speaks: mutual TLS with mesh identities, the application's own, or none.",
+            "TLS that the endpoint speaks: `mesh` is mutual TLS with mesh identities, `own` is the application's \
+             own TLS, `none` is no TLS.",
         ),
         default(
             "tunnel",
             Kind::Choice(&["none", "hbone"]),
             "none",
-            "`hbone`: its node takes HBONE on port 15008, to which the streams of HBONE callers are passed as they are.",
+            "`hbone`: the endpoint's node accepts HBONE on port 15008, and the gateway passes the streams of \
+             HBONE callers to that port unchanged.",
         ),
-        optional("identity", Kind::Text(&scalar::IDENTITY), "none", "Its SPIFFE ID."),
-        optional("network", Kind::Text(&scalar::TEXT), "the registry's", "The network it is on."),
+        optional("identity", Kind::Text(&scalar::IDENTITY), "none", "SPIFFE ID of the endpoint."),
+        optional("network", Kind::Text(&scalar::TEXT), "the registry's network", "Network of the endpoint."),
     ],
 };
 

@@ -11,29 +11,32 @@ const PER_SECOND: Kind = Kind::Integer { min: 1, max: 1_000_000 };
 
 pub(in crate::config) static IDENTITY: Object = Object {
     name: "identity",
-    doc: "The certificate by which this gateway identifies itself to those who come by HBONE. It has one SPIFFE URI, which \
-          is `spiffe://<mesh.trustDomain>/ns/<node.namespace>/sa/<node.serviceAccount>` where the node says both.",
+    doc: "This gateway's own certificate, which HBONE callers and xDS clients verify. It must have exactly one \
+          SPIFFE URI. If `node` sets `namespace` and `serviceAccount`, that URI must be \
+          `spiffe://<mesh.trustDomain>/ns/<node.namespace>/sa/<node.serviceAccount>`.",
     one_of: &["files", "istioCa", "workloadApi"],
     fields: &[
         optional(
             "files",
             Kind::Object(&IDENTITY_FILES),
             "none",
-            "PEM files, read again when they change; a pair that does not match leaves the old one in use.",
+            "PEM files, which are read again when they change. If the new certificate and key do not match, the \
+             gateway keeps the old pair.",
         ),
         optional(
             "istioCa",
             Kind::Object(&ISTIO_CA),
             "none",
-            "Istio's certificate authority: the key is made here, and the certificate renewed at half its life. The \
-             roots that come with it are believed for `mesh.trustDomain` alone, and not where `trust` names that.",
+            "Istio's certificate authority. The gateway generates the key and renews the certificate at half of \
+             its lifetime. Root certificates that the authority sends are trusted for `mesh.trustDomain` only, \
+             and ignored if `trust` lists that domain.",
         ),
         optional(
             "workloadApi",
             Kind::Object(&WORKLOAD_API),
             "none",
-            "The SPIFFE Workload API, which brings the roots of trust domains too; those that `trust` names are not \
-             taken from it.",
+            "The SPIFFE Workload API, for example of SPIRE. It also provides the roots of trust domains; the \
+             gateway ignores those of domains that `trust` lists.",
         ),
     ],
 };
@@ -43,25 +46,30 @@ pub(in crate::config) static IDENTITY_FILES: Object = Object {
     doc: "A certificate and its key in PEM files.",
     one_of: &[],
     fields: &[
-        required("certificate", PATH, "The chain, leaf first."),
-        required("key", PATH, "The private key of the leaf."),
+        required("certificate", PATH, "Certificate chain, leaf first."),
+        required("key", PATH, "Private key of the leaf certificate."),
     ],
 };
 
 pub(in crate::config) static ISTIO_CA: Object = Object {
     name: "istioCa",
-    doc: "Istio's certificate authority, as istiod serves it. It is asked to certify `node.namespace` and \
-          `node.serviceAccount`, which have to be there, and told `node.cluster`.",
+    doc: "Istio's certificate authority, as istiod serves it. The gateway requests a certificate for \
+          `node.namespace` and `node.serviceAccount`, both of which are required, and sends `node.cluster` along.",
     one_of: &[],
     fields: &[
-        required("address", Kind::Text(&scalar::HTTPS), "Where it is: `https://host:port`."),
+        required("address", Kind::Text(&scalar::HTTPS), "Address of the authority: `https://host:port`."),
         required(
             "roots",
             PATH,
-            "PEM file of the roots that its own certificate chains to, read for each request.",
+            "PEM file of the roots that verify the authority's own server certificate, read for each request.",
         ),
-        required("token", PATH, "File of the token that says who asks; read again for each request."),
-        default("validity", TIMEOUT, "24h", "How long the certificates asked for are valid."),
+        required(
+            "token",
+            PATH,
+            "File of the token that authenticates the gateway to the authority, read for each \
+                                 request.",
+        ),
+        default("validity", TIMEOUT, "24h", "Lifetime of the certificates that the gateway requests."),
     ],
 };
 
@@ -72,86 +80,113 @@ pub(in crate::config) static WORKLOAD_API: Object = Object {
     fields: &[required(
         "socket",
         Kind::Text(&scalar::UNIX_SOCKET),
-        "Its socket: `unix:///run/spire/agent.sock`.",
+        "Socket of the Workload API: `unix:///run/spire/agent.sock`.",
     )],
 };
 
 pub(in crate::config) static TRUST: Object = Object {
     name: "trust",
-    doc: "The roots of one trust domain. A caller's certificate has to chain to those of the domain that it names.",
+    doc: "The roots of one trust domain. A caller's certificate must chain to the roots of the trust domain in \
+          its SPIFFE ID.",
     one_of: &[],
     fields: &[
-        required("trustDomain", Kind::Text(&scalar::TRUST_DOMAIN), "The trust domain; each is there once."),
-        required("roots", PATH, "PEM file of its root certificates, read again when it changes."),
+        required("trustDomain", Kind::Text(&scalar::TRUST_DOMAIN), "Trust domain, unique in the list."),
+        required("roots", PATH, "PEM file of the domain's root certificates, read again when it changes."),
     ],
 };
 
 pub(in crate::config) static HBONE: Object = Object {
     name: "hbone",
-    doc: "What HBONE connections and their streams may cost. A change holds for connections made after it.",
+    doc: "Limits of HBONE connections and their streams. A change applies to new connections.",
     one_of: &[],
     fields: &[
         default(
             "streams",
             Kind::Integer { min: 1, max: 65_536 },
             "1000",
-            "Streams that a connection may have at once.",
+            "Simultaneous streams of one connection.",
         ),
         default(
             "streamWindow",
             SIZE,
             "4MiB",
-            "What a client may send on a stream ahead of what its endpoint has taken.",
+            "Flow-control window of a stream: bytes that a client may send before the endpoint has accepted them.",
         ),
         optional(
             "connectionWindow",
             SIZE,
             "`streams` times `streamWindow`, at most 1GiB",
-            "The same for all streams of a connection together. Less than all their windows lets streams that \
-             stand still stop the others.",
+            "Flow-control window of all streams of a connection together. If it is smaller than `streams` times \
+             `streamWindow`, stalled streams can block the others.",
         ),
-        default("frameSize", Kind::Text(&scalar::FRAME_SIZE), "64KiB", "Largest frame taken."),
-        default("headerBytes", Kind::Text(&scalar::HEADER_BYTES), "16KiB", "Largest header list taken."),
+        default(
+            "frameSize",
+            Kind::Text(&scalar::FRAME_SIZE),
+            "64KiB",
+            "Largest HTTP/2 frame that the gateway \
+                                                                        accepts.",
+        ),
+        default(
+            "headerBytes",
+            Kind::Text(&scalar::HEADER_BYTES),
+            "16KiB",
+            "Largest header list that the gateway \
+                                                                            accepts.",
+        ),
         default(
             "heldPerConnection",
             SIZE,
             "64MiB",
-            "What streams of a connection may hold together that their endpoints do not take. Above that, the \
-             stream that holds most and has stood still for `stalled` is reset.",
+            "Bytes that the gateway holds for all streams of a connection because the endpoints have not accepted \
+             them. Above this limit, the gateway resets the stream that holds most among those that have been \
+             stalled for `stalled`.",
         ),
         default(
             "heldPerWorker",
             SIZE,
             "256MiB",
-            "The same for all connections of a data-plane thread. Connections made while it holds more than half of \
-             this are offered windows of 256KiB.",
+            "Bytes held for all connections of one data-plane thread. While a thread holds more than half of this \
+             limit, new connections get windows of 256KiB.",
         ),
-        default("stalled", TIMEOUT, "10s", "How long a stream may stand still while too much is held."),
-        default("handshakeTimeout", TIMEOUT, "10s", "From accept until TLS and HTTP/2 are agreed on."),
         default(
-            "pingInterval",
+            "stalled",
             TIMEOUT,
             "10s",
-            "How long a connection is silent before it is asked whether it lives.",
+            "Time that a stream may be stalled while more bytes are held than a \
+                                            limit allows.",
         ),
-        default("pingTimeout", TIMEOUT, "20s", "How long it may take to answer."),
-        default("idle", TIMEOUT, "1h", "How long a connection may be without a stream."),
+        default(
+            "handshakeTimeout",
+            TIMEOUT,
+            "10s",
+            "Time from accept until the TLS and HTTP/2 handshakes are \
+                                                     complete.",
+        ),
+        default("pingInterval", TIMEOUT, "10s", "Time without traffic after which the gateway sends a PING."),
+        default("pingTimeout", TIMEOUT, "20s", "Time that the caller may take to answer a PING."),
+        default("idle", TIMEOUT, "1h", "Time that a connection without streams stays open."),
         default(
             "resets",
             PER_SECOND,
             "100",
-            "Streams per second that a connection may give up before they were answered, or a hundred times as many that are \
-             refused; one that does more is closed.",
+            "Streams per second that a caller may cancel before the gateway has answered them. The limit for \
+             refused streams is a hundred times this value. The gateway closes a connection that exceeds either \
+             limit.",
         ),
-        default("pings", PER_SECOND, "100", "PING frames per second that a connection may send."),
-        default("settings", PER_SECOND, "50", "SETTINGS frames per second that a connection may send."),
+        default("pings", PER_SECOND, "100", "PING frames per second that a caller may send on a connection."),
+        default(
+            "settings",
+            PER_SECOND,
+            "50",
+            "SETTINGS frames per second that a caller may send on a connection.",
+        ),
         default(
             "emptyFrames",
             PER_SECOND,
             "1000",
-            "Frames per second that a connection may send that carry nothing: empty DATA, PRIORITY, GOAWAY, unknown types, \
-             RST_STREAM of no open stream, WINDOW_UPDATE for nothing that was sent. The same for TLS records that carry \
-             less than the header of a frame.",
+            "Frames without effect per second that a caller may send on a connection: empty DATA, PRIORITY, \
+             GOAWAY, unknown types, RST_STREAM for a stream that is not open, WINDOW_UPDATE for bytes that were \
+             not sent. The same limit applies to TLS records shorter than a frame header.",
         ),
     ],
 };

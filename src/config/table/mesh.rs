@@ -7,85 +7,99 @@ use super::{CIDR, DURATION, TEXT, TIMEOUT};
 
 pub(in crate::config) static NETWORK: Object = Object {
     name: "network",
-    doc: "One network.",
+    doc: "One network, and how other networks reach it.",
     one_of: &[],
     fields: &[
         default(
             "access",
             Kind::Choice(&["gateway", "direct"]),
             "gateway",
-            "How its endpoints are reached from other networks: `gateway` through its gateways alone, `direct` by \
-             their addresses.",
+            "How other networks reach the endpoints: `gateway`: only through the network's gateways; `direct`: by \
+             the endpoints' own addresses.",
         ),
         optional(
             "cidrs",
             list(&CIDR),
             "none",
-            "Its addresses, by which the network of a source, and of an endpoint of a registry without one, is known.",
+            "Address blocks of the network. They determine the network of a client's address, and of an endpoint \
+             whose registry sets no network.",
         ),
         optional(
             "gateways",
             list(&Kind::Object(&GATEWAY)),
             "none",
-            "Where it is entered from other networks.",
+            "Gateways through which other networks reach the network.",
         ),
     ],
 };
 
 pub(in crate::config) static GATEWAY: Object = Object {
     name: "gateway",
-    doc: "One gateway of a network. It has at least one of the two ports.",
+    doc: "One gateway of a network. At least one of the two ports is required.",
     one_of: &[],
     fields: &[
         required(
             "address",
             Kind::Text(&scalar::HOST),
-            "Where it is; a host name is resolved, and stands for all its addresses.",
+            "Address of the gateway. A host name is resolved and stands for all of its addresses.",
         ),
-        optional("sniPort", PORT, "it takes none", "Where it takes TLS by SNI."),
-        optional("hbonePort", PORT, "it takes none", "Where it takes HBONE."),
-        optional("cluster", TEXT, "none in particular", "The cluster it belongs to."),
-        optional("locality", Kind::Text(&scalar::LOCALITY), "unknown", "Region, zone and subzone."),
+        optional("sniPort", PORT, "no SNI traffic", "Port for TLS connections routed by SNI."),
+        optional("hbonePort", PORT, "no HBONE traffic", "Port for HBONE."),
+        optional(
+            "cluster",
+            TEXT,
+            "none",
+            "Cluster of the gateway. If a cluster has gateways of its own, its endpoints are reached only \
+             through these.",
+        ),
+        optional(
+            "locality",
+            Kind::Text(&scalar::LOCALITY),
+            "unknown",
+            "Region, zone and subzone of the gateway.",
+        ),
         default(
             "weight",
             Kind::Integer { min: 1, max: u32::MAX as u64 },
             "1",
-            "Its share of what goes to the network; gateways with the same address and port add up.",
+            "Share of the network's traffic, relative to the other gateways. The weights of gateways with the \
+             same address and port are added.",
         ),
-        optional("identity", Kind::Text(&scalar::IDENTITY), "none", "Its SPIFFE ID."),
+        optional("identity", Kind::Text(&scalar::IDENTITY), "none", "SPIFFE ID of the gateway."),
     ],
 };
 
 pub(in crate::config) static AGGREGATOR: Object = Object {
     name: "aggregator",
-    doc: "How registries are waited for, and doubted. A registry that cannot be read keeps its last good state.",
+    doc: "Start-up wait, staleness, and protection against mass removal of services. While a registry cannot be \
+          read, its last good state stays in use.",
     one_of: &[],
     fields: &[
         default(
             "staleAfter",
             TIMEOUT,
             "2m",
-            "A registry that cannot be read for this long counts only for service ports without a ready endpoint \
-             from another.",
+            "After a registry has been unreadable for this time, its endpoints are used only for service ports \
+             without a ready endpoint from another registry.",
         ),
         default(
             "expireAfter",
             Kind::Union(&EXPIRY),
             "never",
-            "The endpoints of a registry that cannot be read for this long are withdrawn.",
+            "After a registry has been unreadable for this time, its endpoints are removed.",
         ),
         default(
             "withdrawalHold",
             DURATION,
             "30s",
-            "For this long an update has to persist that takes the last ready endpoint from more than 10 services and \
-             30 % of a registry's; `0s`: not at all.",
+            "An update that removes the last ready endpoint of more than 10 services and of more than 30 % of the \
+             registry's services is applied only after this time; `0s`: at once.",
         ),
         default(
             "startTimeout",
             DURATION,
             "30s",
-            "How long registries are waited for at start before the listeners open without them.",
+            "Time that a start waits for registries before the listeners open without them.",
         ),
     ],
 };
@@ -98,72 +112,79 @@ static EXPIRY: Union = Union {
 
 pub(in crate::config) static DNS: Object = Object {
     name: "dns",
-    doc: "How host names of endpoints and gateways are looked up.",
+    doc: "DNS resolution of the host names of endpoints and gateways.",
     one_of: &[],
     fields: &[
         optional(
             "servers",
             list(&Kind::Text(&scalar::NAME_SERVER)),
             "the system's",
-            "The servers to ask, by UDP and TCP.",
+            "DNS servers, which the gateway asks over UDP and TCP.",
         ),
-        default("minTtl", TIMEOUT, "1s", "No name is looked up again sooner than this after an answer."),
-        default("maxTtl", TIMEOUT, "1h", "Nor later than this."),
+        default("minTtl", TIMEOUT, "1s", "Shortest time for which an answer is used, whatever its TTL."),
+        default("maxTtl", TIMEOUT, "1h", "Longest time for which an answer is used, whatever its TTL."),
     ],
 };
 
 pub(in crate::config) static STATE: Object = Object {
     name: "state",
-    doc: "What is kept on disk.",
+    doc: "Copies of registries on disk.",
     one_of: &[],
     fields: &[required(
         "dir",
         Kind::Text(&scalar::PATH),
-        "A directory for the last good copies of registries, from which a start goes on while they cannot be read.",
+        "Directory for the last good copy of each registry. A start uses the copy of a registry that cannot be \
+         read.",
     )],
 };
 
 pub(in crate::config) static XDS: Object = Object {
     name: "xds",
-    doc: "Endpoints as seen from each client's network, by xDS.",
+    doc: "The xDS server. It gives each client the endpoints as seen from the client's network.",
     one_of: &[],
     fields: &[
         required(
             "bind",
             Kind::Text(&scalar::BIND_ADDRESS),
-            "Where it listens; on anything but loopback with `tls` and `clients` alone.",
+            "Address of the xDS server. An address other than loopback requires `tls` and `clients`.",
         ),
         optional(
             "tls",
             Kind::Object(&XDS_TLS),
             "none",
-            "Mutual TLS 1.3 by this gateway's own `identity`; clients are held against `trust`.",
+            "Mutual TLS 1.3. The server uses this gateway's own `identity` and verifies clients against `trust`.",
         ),
         optional(
             "clients",
             some(&Kind::Object(&XDS_CLIENT)),
             "any client may claim anything",
-            "What clients may say they are; one of the rules has to let them.",
+            "Rules that say which network and cluster a client may claim. A client is refused unless one rule \
+             allows it.",
         ),
     ],
 };
 
-pub(in crate::config) static XDS_TLS: Object =
-    Object { name: "xdsTls", doc: "TLS for xDS clients; it has no keys yet.", one_of: &[], fields: &[] };
+pub(in crate::config) static XDS_TLS: Object = Object {
+    name: "xdsTls",
+    doc: "TLS for xDS clients. It has no keys; write `tls: {}`.",
+    one_of: &[],
+    fields: &[],
+};
 
 pub(in crate::config) static XDS_CLIENT: Object = Object {
     name: "xdsClient",
-    doc: "What some clients may say they are.",
+    doc: "The networks and clusters that some clients may claim.",
     one_of: &[],
     fields: &[
         optional(
             "identities",
             some(&Kind::Text(&scalar::IDENTITY_PATTERN)),
-            "any, or none",
-            "Who the clients have to be, by their certificates: a SPIFFE ID, or all below a path (`…/*`).",
+            "any client, with or without identity",
+            "SPIFFE IDs of the clients, from their certificates; `/*` at the end matches one or more further path \
+             segments.",
         ),
         optional("cidrs", list(&CIDR), "any", "Source addresses of the clients."),
-        optional("networks", some(&TEXT), "any", "Networks they may be on."),
-        optional("clusters", some(&TEXT), "any", "Clusters they may be in."),
+        optional("networks", some(&TEXT), "any", "Networks that the clients may claim."),
+        optional("clusters", some(&TEXT), "any", "Clusters that the clients may claim."),
     ],
 };

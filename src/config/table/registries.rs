@@ -13,13 +13,14 @@ pub(in crate::config) static REGISTRY: Object = Object {
     doc: "A source of services.",
     one_of: &["file", "etcd"],
     fields: &[
-        optional("file", Kind::Object(&REGISTRY_PATH), "none", "The file that is the registry."),
-        optional("etcd", Kind::Object(&REGISTRY_ETCD), "none", "The etcd that holds the registry."),
+        optional("file", Kind::Object(&REGISTRY_PATH), "none", "A registry in a file."),
+        optional("etcd", Kind::Object(&REGISTRY_ETCD), "none", "A registry in etcd."),
         optional(
             "allow",
             Kind::Object(&ALLOW),
             "any service, its own network",
-            "What it may speak of; the rest is dropped and shown.",
+            "Services, networks and addresses that the registry may provide. Everything else is left out, and \
+             counted in `isthmus status`.",
         ),
     ],
 };
@@ -29,39 +30,47 @@ pub(in crate::config) static REGISTRY_PATH: Object = Object {
     doc: "A registry kept in a file with a `services` list.",
     one_of: &[],
     fields: &[
-        required("path", Kind::Text(&scalar::PATH), "The file, or a directory of them."),
-        required("cluster", TEXT, "The cluster it speaks for."),
-        optional("network", TEXT, "unknown", "The network of endpoints that say none."),
+        required("path", Kind::Text(&scalar::PATH), "File, or directory of files."),
+        required("cluster", TEXT, "Cluster of the registry's endpoints."),
+        optional(
+            "network",
+            TEXT,
+            "unknown",
+            "Network of the registry's endpoints, except those that set their \
+                                              own.",
+        ),
     ],
 };
 
 pub(in crate::config) static REGISTRY_ETCD: Object = Object {
     name: "registryEtcd",
-    doc: "A registry kept in etcd (API v3). Each service has a key `<prefix><namespace>/<hostname>`, whose value is one item of \
-          a `services` list, as YAML or JSON; `isthmus registry` writes them. A key with mistakes keeps its last good value.",
+    doc: "A registry kept in etcd (API v3). Each service has one key, `<prefix><namespace>/<hostname>`, whose \
+          value is one item of a `services` list as YAML or JSON. `isthmus registry` writes these keys. While a \
+          value has mistakes, the last good value of its key stays in use.",
     one_of: &[],
     fields: &[
         required(
             "endpoints",
             some(&Kind::Text(&scalar::ETCD)),
-            "The members of one cluster; each is asked when the one before it does not answer.",
+            "Members of one etcd cluster. The next member is asked if the one before it does not answer.",
         ),
-        default(
-            "prefix",
-            Kind::Text(&scalar::ETCD_PREFIX),
-            PREFIX,
-            "What all keys of the registry begin with.",
+        default("prefix", Kind::Text(&scalar::ETCD_PREFIX), PREFIX, "Prefix of the registry's keys."),
+        required("cluster", TEXT, "Cluster of the registry's endpoints."),
+        optional(
+            "network",
+            TEXT,
+            "unknown",
+            "Network of the registry's endpoints, except those that set their \
+                                              own.",
         ),
-        required("cluster", TEXT, "The cluster it speaks for."),
-        optional("network", TEXT, "unknown", "The network of endpoints that say none."),
         optional(
             "tls",
             Kind::Object(&ETCD_TLS),
             "none",
-            "How members with `https://` are verified; they need it.",
+            "TLS settings, required for members with `https://`.",
         ),
-        optional("user", TEXT, "none", "The user of etcd to log in as, with `passwordFile`."),
-        optional("passwordFile", PATH, "none", "File of the user's password, read for each connection."),
+        optional("user", TEXT, "none", "etcd user to log in as; requires `passwordFile`."),
+        optional("passwordFile", PATH, "none", "File with the user's password, read for each connection."),
     ],
 };
 
@@ -70,26 +79,32 @@ pub(in crate::config) static ETCD_TLS: Object = Object {
     doc: "TLS to etcd. The files are read for each connection.",
     one_of: &[],
     fields: &[
-        required("roots", PATH, "PEM file of the roots that etcd's own certificates chain to."),
-        optional("certificate", PATH, "none", "PEM file of the certificate to show, leaf first, with `key`."),
-        optional("key", PATH, "none", "PEM file of its private key."),
+        required("roots", PATH, "PEM file of the roots that verify the etcd servers' certificates."),
+        optional(
+            "certificate",
+            PATH,
+            "none",
+            "PEM file of the client certificate chain, leaf first; requires \
+                                               `key`.",
+        ),
+        optional("key", PATH, "none", "PEM file of the client certificate's private key."),
     ],
 };
 
 pub(in crate::config) static ALLOW: Object = Object {
     name: "allow",
-    doc: "What a registry may speak of.",
+    doc: "Services, networks and addresses that a registry may provide.",
     one_of: &[],
     fields: &[
-        optional("services", some(&PATTERN), "any", "Names of services."),
-        optional("networks", some(&TEXT), "its own", "Networks its endpoints may be on."),
+        optional("services", some(&PATTERN), "any", "Host names of services."),
+        optional("networks", some(&TEXT), "its own", "Networks of endpoints."),
         optional(
             "addresses",
             some(&CIDR),
             "all but loopback and link-local",
-            "Blocks that the addresses of its endpoints must be in, also those that their names resolve to. Loopback and \
-             link-local addresses only by a block inside of theirs (`127.0.0.0/8`, not `0.0.0.0/0`); unspecified and \
-             multicast addresses never.",
+            "Address blocks of endpoints, including addresses that host names resolve to. A loopback or \
+             link-local address is allowed only by a block within the loopback or link-local range \
+             (`127.0.0.0/8`, not `0.0.0.0/0`). Unspecified and multicast addresses are never allowed.",
         ),
     ],
 };

@@ -8,7 +8,7 @@ use super::{PATTERN, TEXT, TIMEOUT};
 /// The key of a route.
 pub(in crate::config) static ROUTE_KEY: Text = Text {
     name: "routeKey",
-    expects: "a host name, \"*.suffix\", \"*\", or \"-\" for clients that give no name",
+    expects: "a host name, \"*.suffix\", \"*\", or \"-\" for clients that send no server name",
     pattern: "^(-|\\*|(\\*\\.)?[A-Za-z0-9_.-]+)$",
     number: false,
     check: |text| crate::config::routes::route_name(text).map(drop),
@@ -31,47 +31,51 @@ const LOAD_BALANCING: Field = optional(
     "loadBalancing",
     Kind::Object(&LOAD_BALANCING_OBJECT),
     "defaults",
-    "How one of the endpoints is chosen.",
+    "How the gateway chooses an endpoint.",
 );
 const EJECTION_KEYS: Kind = Kind::Object(&EJECTION);
 const EJECTION_OR_OFF: Field = optional(
     "ejection",
     Kind::OrOff(&EJECTION_KEYS),
     "defaults",
-    "When an endpoint that fails is left out for a while.",
+    "When a failing endpoint is left out for a while.",
 );
-const CONNECT_TIMEOUT: Field =
-    optional("connectTimeout", TIMEOUT, "`timeouts.connect`", "How long an endpoint may take to accept.");
-const PANIC: Field =
-    default("panic", Kind::Boolean, "true", "Whether all endpoints are tried when none is healthy.");
+const CONNECT_TIMEOUT: Field = optional(
+    "connectTimeout",
+    TIMEOUT,
+    "`timeouts.connect`",
+    "Time that an endpoint may take to accept a \
+                                                               connection.",
+);
+const PANIC: Field = default(
+    "panic",
+    Kind::Boolean,
+    "true",
+    "If no endpoint is healthy: `true` tries all endpoints, `false` \
+                                             refuses the connection.",
+);
 
 pub(super) const LISTENER_NAMES: Kind = Kind::List { of: &TEXT, min: 1 };
 
 pub(in crate::config) static ROUTE: Object = Object {
     name: "route",
-    doc: "Where connections for a name go: to endpoints, or to a service of the mesh.",
+    doc: "The target of a name: endpoints, or a service of the mesh.",
     one_of: &["endpoints", "service"],
     fields: &[
-        optional(
-            "endpoints",
-            some(&Kind::Union(&ROUTE_ENDPOINT_FORMS)),
-            "none",
-            "Where connections go; either this or `service`.",
-        ),
+        optional("endpoints", some(&Kind::Union(&ROUTE_ENDPOINT_FORMS)), "none", "Endpoints of the route."),
         LOAD_BALANCING,
         EJECTION_OR_OFF,
         CONNECT_TIMEOUT,
         PANIC,
-        optional("listeners", LISTENER_NAMES, "all", "The listeners that have this route."),
+        optional("listeners", LISTENER_NAMES, "all", "Listeners that the route applies to."),
         optional(
             "service",
             Kind::Text(&scalar::HOST_NAME),
             "none",
-            "The hostname of a service of the mesh that this is another name of; it is tuned by `defaults` and \
-             `policies`.",
+            "Host name of the mesh service that the route leads to. `defaults` and `policies` apply to that service.",
         ),
-        optional("port", PORT, "none", "The port of that service; needed with `service`."),
-        optional("subset", Kind::Text(&scalar::SUBSET), "all of it", "The subset of that service."),
+        optional("port", PORT, "none", "Port of the service; required with `service`."),
+        optional("subset", Kind::Text(&scalar::SUBSET), "all endpoints", "Subset of the service."),
     ],
 };
 
@@ -83,31 +87,42 @@ pub(in crate::config) static ROUTE_ENDPOINT: Object = Object {
         required(
             "address",
             Kind::Text(&scalar::TARGET),
-            "Where it is; a host name is resolved, and again by its TTL.",
+            "Address and port of the endpoint. A host name is resolved, and resolved again when its TTL has \
+             passed.",
         ),
         default(
             "weight",
             Kind::Integer { min: 1, max: u32::MAX as u64 },
             "1",
-            "Its share of the connections.",
+            "Share of new connections, relative to the weights of the other endpoints.",
         ),
-        optional("locality", Kind::Text(&scalar::LOCALITY), "unknown", "Region, zone and subzone."),
+        optional(
+            "locality",
+            Kind::Text(&scalar::LOCALITY),
+            "unknown",
+            "Region, zone and subzone of the endpoint.",
+        ),
     ],
 };
 
 pub(in crate::config) static DEFAULTS: Object = Object {
     name: "defaults",
-    doc: "How endpoints of the mesh's services are chosen and dialled.",
+    doc: "Load balancing, ejection and connect timeout for all services of the mesh.",
     one_of: &[],
     fields: &[LOAD_BALANCING, EJECTION_OR_OFF, CONNECT_TIMEOUT, PANIC],
 };
 
 pub(in crate::config) static POLICY: Object = Object {
     name: "policy",
-    doc: "How endpoints of some services are chosen and dialled.",
+    doc: "Load balancing, ejection and connect timeout for some services.",
     one_of: &[],
     fields: &[
-        required("services", some(&PATTERN), "Names of services; no name may be in two policies."),
+        required(
+            "services",
+            some(&PATTERN),
+            "Host names of the services. The same name may not be in two \
+                                              policies.",
+        ),
         LOAD_BALANCING,
         EJECTION_OR_OFF,
         CONNECT_TIMEOUT,
@@ -117,36 +132,43 @@ pub(in crate::config) static POLICY: Object = Object {
 
 pub(in crate::config) static LOAD_BALANCING_OBJECT: Object = Object {
     name: "loadBalancing",
-    doc: "How one of several endpoints is chosen.",
+    doc: "How the gateway chooses one of several endpoints.",
     one_of: &[],
     fields: &[
         default(
             "policy",
             Kind::Choice(&["leastRequest", "roundRobin", "random", "sourceHash"]),
             "leastRequest",
-            "`leastRequest` takes the less busy of two, `sourceHash` keeps a source's endpoint.",
+            "`leastRequest`: of two random endpoints, the less busy one. `roundRobin`: endpoints in turn. \
+             `random`: a random endpoint. `sourceHash`: the same endpoint for the same source address.",
         ),
         optional(
             "locality",
             Kind::Choice(&["prefer", "ignore"]),
             "`prefer` for routes, `ignore` for services",
-            "`prefer` fills the nearest endpoints first.",
+            "`prefer`: the nearest healthy endpoints first. `ignore`: all endpoints alike.",
         ),
     ],
 };
 
 pub(in crate::config) static EJECTION: Object = Object {
     name: "ejection",
-    doc: "When an endpoint that fails is left out.",
+    doc: "When a failing endpoint is left out.",
     one_of: &[],
     fields: &[
-        default("failures", Kind::Integer { min: 1, max: 1_000_000 }, "5", "Failures in a row."),
-        default("time", TIMEOUT, "30s", "How long it is left out."),
+        default(
+            "failures",
+            Kind::Integer { min: 1, max: 1_000_000 },
+            "5",
+            "Consecutive failures after which an \
+                                                                            endpoint is ejected.",
+        ),
+        default("time", TIMEOUT, "30s", "Time that an ejected endpoint is left out."),
         default(
             "maxShare",
             Kind::Text(&scalar::PERCENT),
             "50%",
-            "Of the endpoints, how many may be left out at once.",
+            "Largest share of the endpoints that may be ejected at the same time.",
         ),
     ],
 };

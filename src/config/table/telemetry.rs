@@ -13,55 +13,55 @@ pub(in crate::config) static ADMIN: Object = Object {
         "bind",
         Kind::OrOff(&Kind::Text(&scalar::BIND_ADDRESS)),
         "127.0.0.1:15000",
-        "Where it listens; `off` closes it.",
+        "Address of the admin API; `off` disables it.",
     )],
 };
 
 pub(in crate::config) static TELEMETRY: Object = Object {
     name: "telemetry",
-    doc: "Metrics, health, logs and traces.",
+    doc: "Metrics, health checks, logs and traces.",
     one_of: &[],
     fields: &[
         optional(
             "metrics",
             Kind::OrOff(&Kind::Object(&METRICS)),
             "not opened",
-            "A listener for Prometheus; metrics are on the admin listener as well.",
+            "A separate listener for Prometheus. The admin listener serves the same metrics.",
         ),
         optional(
             "health",
             Kind::OrOff(&Kind::Object(&HEALTH)),
             "not opened",
-            "A listener for readiness and liveness probes; they are on the admin listener as well.",
+            "A separate listener for readiness and liveness probes. The admin listener serves the same probes.",
         ),
         optional(
             "accessLog",
             Kind::OrOff(&Kind::Object(&ACCESS_LOG)),
             "defaults",
-            "One line per connection, at its end.",
+            "Access log: one line per connection, written when the connection ends.",
         ),
         optional("log", Kind::Object(&LOG), "defaults", "The program's own log, on stderr."),
         optional(
             "tracing",
             Kind::OrOff(&Kind::Object(&TRACING)),
             "off",
-            "A span per connection and per CONNECT stream, at its end, sent to a collector.",
+            "Traces: one span per connection and per CONNECT stream, sent to a collector when it ends.",
         ),
     ],
 };
 
 pub(in crate::config) static METRICS: Object = Object {
     name: "metrics",
-    doc: "A listener for Prometheus.",
+    doc: "A separate listener for Prometheus.",
     one_of: &[],
-    fields: &[required("bind", BIND, "Where it listens.")],
+    fields: &[required("bind", BIND, "Address and port of the listener.")],
 };
 
 pub(in crate::config) static HEALTH: Object = Object {
     name: "health",
-    doc: "A listener for probes.",
+    doc: "A separate listener for readiness and liveness probes.",
     one_of: &[],
-    fields: &[required("bind", BIND, "Where it listens.")],
+    fields: &[required("bind", BIND, "Address and port of the listener.")],
 };
 
 pub(in crate::config) static ACCESS_LOG: Object = Object {
@@ -73,28 +73,30 @@ pub(in crate::config) static ACCESS_LOG: Object = Object {
             "path",
             Kind::OrOff(&Kind::Text(&scalar::PATH)),
             "stdout",
-            "`stdout`, `stderr`, or a file, made with mode 0640 and opened again on SIGUSR1 and by a reload; one that cannot be opened is an error.",
+            "`stdout`, `stderr`, or a file. The gateway creates the file with mode 0640 and reopens it on SIGUSR1 \
+             and at a reload. A file that cannot be opened is an error.",
         ),
-        default("format", Kind::Choice(&["json", "text"]), "json", "How a line is written."),
+        default("format", Kind::Choice(&["json", "text"]), "json", "Format of a line."),
     ],
 };
 
 pub(in crate::config) static TRACING: Object = Object {
     name: "tracing",
-    doc: "Spans over OTLP. One that the collector does not take in time is lost and counted; connections never wait.",
+    doc: "Spans over OTLP. A span that the collector does not accept in time is dropped and counted; connections \
+          never wait for the collector.",
     one_of: &[],
     fields: &[
         required(
             "otlp",
             Kind::Text(&scalar::COLLECTOR),
-            "The collector, which takes OTLP over gRPC without TLS.",
+            "Address of the collector, which must accept OTLP over gRPC without TLS.",
         ),
         default(
             "sample",
             Kind::Share,
             "0.01",
-            "The share of traces, by their ids, that are told of where the caller has not chosen: those that it sends \
-             no `traceparent` of, or one without the flag `sampled`. With the flag all are.",
+            "Fraction of traces that are exported if the caller sent no `traceparent`, or one without the \
+             `sampled` flag. Traces with the flag are always exported.",
         ),
     ],
 };
@@ -108,8 +110,8 @@ pub(in crate::config) static LOG: Object = Object {
             "level",
             Kind::Choice(&["error", "warn", "info", "debug", "trace"]),
             "info",
-            "The least grave lines that are written.",
+            "Minimum severity of the lines that are written.",
         ),
-        default("format", Kind::Choice(&["text", "json"]), "text", "How a line is written."),
+        default("format", Kind::Choice(&["text", "json"]), "text", "Format of a line."),
     ],
 };
