@@ -1,4 +1,4 @@
-//! Turns `proto/` into Rust, and into the descriptors that a test compares with the official ones.
+//! Generates Rust types from `proto/`, and the descriptors that a test compares with the official ones.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     compiler.include_imports(true).include_source_info(true).open_files(&files)?;
     prost_build::Config::new()
         .include_file("proto.rs")
-        // The same message has the same bytes each time: clients must not see a change where there is none.
+        // Encoding must be deterministic: clients must not see a change if there is none.
         .btree_map(["."])
         .out_dir(&out)
         .compile_fds(compiler.file_descriptor_set())?;
@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The `.proto` files in a folder and those below it.
+/// Collects the `.proto` files of a folder and of those below it.
 fn find(folder: &Path, found: &mut Vec<PathBuf>) -> std::io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();

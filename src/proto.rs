@@ -5,6 +5,8 @@
 //! `.proto` files hold the part of the official ones that we speak, under the same names and numbers; a test compares
 //! them. Decoding skips the fields that are not there, so what a peer sent is never to be encoded again and passed on.
 
+#![expect(missing_docs, reason = "the documents of the protocols describe their messages")]
+
 include!(concat!(env!("OUT_DIR"), "/proto.rs"));
 
 /// The same messages as a `google.protobuf.FileDescriptorSet`, imports included.

@@ -50,12 +50,12 @@ fn of_part(
     endpoint: &Endpoint,
     upstreams: &Upstreams,
 ) -> Map<String, Value> {
-    let workload = &endpoint.workload;
+    let template = &endpoint.template;
     let found = addresses(&endpoint.host, snapshot.resolved());
     let mut ports = Map::new();
     let mut keys = Vec::new();
     for port in &part.service.ports {
-        let number = workload.ports.get(&port.name).copied().unwrap_or(port.target_port);
+        let number = template.ports.get(&port.name).copied().unwrap_or(port.target_port);
         ports.insert(port.port.to_string(), number.into());
         let group: Arc<str> = format!("{}:{}", service.name, port.port).into();
         let key = |ip| EndpointKey { group: group.clone(), address: SocketAddr::new(ip, number) };
@@ -70,8 +70,8 @@ fn of_part(
         "locality": endpoint.locality.as_str(),
         "weight": endpoint.weight.value(),
         "health": endpoint.health.text(),
-        "tls": workload.tls.map(|tls| tls.text()),
-        "identity": workload.identity.as_ref().map(|identity| identity.as_str()),
+        "tls": template.tls.map(|tls| tls.text()),
+        "identity": template.identity.as_ref().map(|identity| identity.as_str()),
     }));
     add_state(&mut shown, endpoint.health, found.is_empty(), keys, upstreams);
     shown

@@ -140,7 +140,7 @@ fn check_network(snapshot: &Snapshot, network: &Network) -> Result<(), Problem> 
     let services = snapshot.services();
     let parts = || services.iter().flat_map(|service| &service.parts);
     let told = parts().flat_map(|part| {
-        let own = part.service.endpoints.iter().filter_map(|endpoint| endpoint.workload.network.as_ref());
+        let own = part.service.endpoints.iter().filter_map(|endpoint| endpoint.template.network.as_ref());
         own.chain([&part.origin.network])
     });
     let declared = snapshot.networks().iter().map(|(name, _)| name);

@@ -201,7 +201,7 @@ fn unread_registry(spec: &RegistrySpec) -> UnreadRegistry {
 /// What the config file says itself. It may speak of everything.
 pub(super) fn own_shard(services: Listing) -> Shard {
     let networks = services.services.values().flat_map(|service| {
-        service.endpoints.iter().filter_map(|endpoint| endpoint.workload.network.clone()).collect::<Vec<_>>()
+        service.endpoints.iter().filter_map(|endpoint| endpoint.template.network.clone()).collect::<Vec<_>>()
     });
     let networks: BTreeSet<_> = networks.collect();
     let scope = RegistryScope { networks: Some(networks.into_iter().collect()), ..RegistryScope::default() };

@@ -122,13 +122,13 @@ pub(super) fn own_endpoints(
     for (key, service) in &listing.services {
         let Some(place) = places.get(key) else { continue };
         for (at, endpoint) in service.endpoints.iter().enumerate() {
-            let near = endpoint.workload.network.as_ref().is_none_or(|network| *network == listing.network);
+            let near = endpoint.template.network.as_ref().is_none_or(|network| *network == listing.network);
             let ips = match &endpoint.host {
                 Host::Ip(ip) if near => std::slice::from_ref(ip),
                 Host::Ips(ips) if near => &**ips,
                 Host::Ip(_) | Host::Ips(_) | Host::Name(_) => continue,
             };
-            let port_of = |name: &str| endpoint.workload.ports.get(name).copied();
+            let port_of = |name: &str| endpoint.template.ports.get(name).copied();
             let own = service.ports.iter().find_map(|port| {
                 let number = port_of(&port.name).unwrap_or(port.target_port);
                 let fault = |ip: &IpAddr| own.listener_at(*ip, number).map(|own| own_fault(*ip, number, own));

@@ -14,7 +14,7 @@ use super::table::Entry;
 use super::upstreams::{InFlight, Verdict};
 use super::worker::Worker;
 use crate::balance::{Ask, choose};
-use crate::model::endpoint::Tunnel;
+use crate::model::endpoint::Encapsulation;
 use crate::model::reason::Reason;
 use crate::net::socket::{dial, dial_reason};
 use crate::snapshot::admit::Admission;
@@ -37,7 +37,7 @@ pub(crate) struct Connected {
     pub(crate) socket: TcpStream,
     pub(crate) in_flight: InFlight,
     /// What a CONNECT stream carries to it.
-    pub(crate) tunnel: Tunnel,
+    pub(crate) tunnel: Encapsulation,
 }
 
 impl Attempts {
@@ -98,7 +98,7 @@ pub(crate) async fn connect(
     loop {
         let index = attempts.next(worker, entry)?;
         let candidate = &attempts.admission.candidates.endpoints()[index];
-        let (address, tunnel) = (candidate.key.address, candidate.tunnel);
+        let (address, tunnel) = (candidate.key.address, candidate.encapsulation);
         let timeout = attempts.admission.candidates.tuning.connect_timeout;
         entry.story.borrow_mut().dialled(candidate);
         let in_flight = worker.shared.upstreams.begin(candidate);

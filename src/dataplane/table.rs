@@ -12,7 +12,7 @@ use super::hbone::Counted;
 use super::hbone::held::Held;
 use super::standstill::Standstill;
 use crate::model::reason::Reason;
-use crate::model::record::{ConnectionRecord, Protocol, Side};
+use crate::model::record::{ConnectionProtocol, ConnectionRecord, Side};
 use crate::net::admission::Holder;
 use crate::net::fetch::Fetch;
 use crate::net::own::OwnDial;
@@ -338,7 +338,7 @@ impl Entry {
             id: self.id,
             time: self.time,
             listener: self.listener.clone(),
-            protocol: if hbone { Protocol::Hbone } else { Protocol::Sni },
+            protocol: if hbone { ConnectionProtocol::Hbone } else { ConnectionProtocol::Sni },
             source: self.source,
             local: self.local.get(),
             source_network,

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use crate::model::endpoint::Workload;
+use crate::model::endpoint::EndpointTemplate;
 use crate::model::identity::Identity;
 use crate::model::place::{Locality, Network};
 
@@ -13,7 +13,7 @@ use super::problem::Fault;
 #[derive(Debug, Default)]
 pub struct Interner {
     texts: HashSet<Arc<str>>,
-    workloads: HashSet<Arc<Workload>>,
+    templates: HashSet<Arc<EndpointTemplate>>,
     networks: HashMap<Box<str>, Network>,
     localities: HashMap<Box<str>, Locality>,
     identities: HashMap<Box<str>, Identity>,
@@ -31,12 +31,12 @@ impl Interner {
         }
     }
 
-    pub fn workload(&mut self, workload: Workload) -> Arc<Workload> {
-        match self.workloads.get(&workload) {
+    pub fn template(&mut self, template: EndpointTemplate) -> Arc<EndpointTemplate> {
+        match self.templates.get(&template) {
             Some(known) => known.clone(),
             None => {
-                let new = Arc::new(workload);
-                self.workloads.insert(new.clone());
+                let new = Arc::new(template);
+                self.templates.insert(new.clone());
                 new
             }
         }

@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use crate::model::address::Host;
 use crate::model::endpoint::{
-    Endpoint, HBONE_PORT, Health, Labels, OwnPorts, TlsMode, Tunnel, Weight, Workload,
+    Encapsulation, Endpoint, EndpointTemplate, HBONE_PORT, Health, Labels, OwnPorts, TlsMode, Weight,
 };
 use crate::model::place::{ClusterId, Network};
-use crate::model::service::{Protocol, Service, ServiceKey, ServicePort, Waypoint};
+use crate::model::service::{PortProtocol, Service, ServiceKey, ServicePort, Waypoint};
 use crate::snapshot::listing::Listing;
 
 use super::intern::Interner;
@@ -23,7 +23,7 @@ use super::scalar;
 use super::table::{Kind, Object, PORT, default, list, optional, required, some};
 use super::tree::{Key, Node, Source, Stream, parse, shortened};
 
-/// The words of `protocol`, in the order of [`Protocol::ALL`].
+/// The words of `protocol`, in the order of [`PortProtocol::ALL`].
 const PROTOCOLS: Kind = Kind::Choice(&["TCP", "HTTP", "HTTP2", "GRPC", "TLS", "HTTPS"]);
 
 /// A registry file.
@@ -352,7 +352,9 @@ impl ServiceReader {
                 name: self.interner.text(name),
                 port,
                 target_port: fields.number("targetPort").unwrap_or(port),
-                protocol: fields.choice("protocol", &Protocol::ALL, Protocol::text).unwrap_or_default(),
+                protocol: fields
+                    .choice("protocol", &PortProtocol::ALL, PortProtocol::text)
+                    .unwrap_or_default(),
             };
             ports.push((port, node.position));
         }
@@ -400,13 +402,15 @@ impl ServiceReader {
         problems: &mut Problems,
     ) -> Option<Endpoint> {
         let fields = Fields::new(Some(node), &ENDPOINT);
-        let workload = Workload {
+        let template = EndpointTemplate {
             ports: self.own_ports(&fields, ports, path, problems),
             labels: self.labels(fields.entries("labels")),
             network: fields
                 .read("network", |text| scalar::text(text).map(|text| self.interner.network(text))),
             tls: fields.choice("tls", &TlsMode::ALL, TlsMode::text),
-            tunnel: fields.choice("tunnel", &Tunnel::ALL, Tunnel::text).unwrap_or_default(),
+            encapsulation: fields
+                .choice("tunnel", &Encapsulation::ALL, Encapsulation::text)
+                .unwrap_or_default(),
             identity: fields.read("identity", |text| self.interner.identity(text)),
         };
         Some(Endpoint {
@@ -414,7 +418,7 @@ impl ServiceReader {
             locality: fields.read("locality", |text| self.interner.locality(text)).unwrap_or_default(),
             weight: fields.number("weight").and_then(Weight::new).unwrap_or(Weight::ONE),
             health: fields.choice("health", &Health::ALL, Health::text).unwrap_or_default(),
-            workload: self.interner.workload(workload),
+            template: self.interner.template(template),
         })
     }
 

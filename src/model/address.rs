@@ -6,17 +6,17 @@ use std::sync::Arc;
 
 use super::name::HostName;
 
-/// An address with IPv4-mapped IPv6 made IPv4, so that one peer has one spelling.
+/// Converts an IPv4-mapped IPv6 address (RFC 4291 §2.5.5.2) to IPv4, so that one peer has one spelling.
 pub fn canonical_ip(ip: IpAddr) -> IpAddr {
     ip.to_canonical()
 }
 
-/// [`canonical_ip`] of a socket address.
+/// Applies [`canonical_ip`] to the address of a socket address.
 pub fn canonical_socket(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(canonical_ip(address.ip()), address.port())
 }
 
-/// What a source is counted as for limits: an IPv4 address, or the /64 of an IPv6 address.
+/// Returns the block that limits count a source by: an IPv4 address itself, the /64 of an IPv6 address.
 pub fn source_block(ip: IpAddr) -> IpAddr {
     match canonical_ip(ip) {
         IpAddr::V4(v4) => IpAddr::V4(v4),
@@ -28,17 +28,19 @@ pub fn source_block(ip: IpAddr) -> IpAddr {
     }
 }
 
-/// An address, or a name that stands for some.
+/// The address part of an endpoint or a server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Host {
+    /// One address.
     Ip(IpAddr),
-    /// Several addresses of one endpoint, which counts once: of each family, the first is used.
+    /// Several addresses of one endpoint, which counts once: the first of each family is used.
     Ips(Arc<[IpAddr]>),
+    /// A host name that is resolved to addresses later.
     Name(HostName),
 }
 
 impl Host {
-    /// From `10.0.0.1`, `2001:db8::1`, `[2001:db8::1]` or a host name.
+    /// Parses `10.0.0.1`, `2001:db8::1`, `[2001:db8::1]` or a host name.
     pub fn parse(text: &str) -> Result<Self, super::name::NameError> {
         let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
         match bare.parse::<IpAddr>() {
@@ -49,7 +51,7 @@ impl Host {
 }
 
 impl Host {
-    /// The name, if it is one.
+    /// Returns the host name; `None` for addresses.
     pub fn name(&self) -> Option<&HostName> {
         match self {
             Self::Ip(_) | Self::Ips(_) => None,
@@ -74,17 +76,17 @@ impl fmt::Display for Host {
     }
 }
 
-/// What a server is spoken to by.
+/// The scheme of a server's URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scheme {
-    /// Plain TCP.
+    /// `http`: plain TCP.
     Http,
-    /// TLS.
+    /// `https`: TLS.
     Https,
 }
 
 impl Scheme {
-    /// What a URL begins with.
+    /// Returns the scheme as it is written in a URL.
     pub fn text(self) -> &'static str {
         match self {
             Self::Http => "http://",
@@ -93,11 +95,14 @@ impl Scheme {
     }
 }
 
-/// A server: a URL without a path.
+/// The URL of a server: scheme, host and port, without a path.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Url {
+    /// Whether the client uses TLS.
     pub scheme: Scheme,
+    /// The server's address or name; several addresses do not occur in a URL.
     pub host: Host,
+    /// The port, from the URL or the scheme's default.
     pub port: u16,
 }
 
@@ -121,12 +126,15 @@ impl fmt::Display for Url {
     }
 }
 
-/// Where to listen.
+/// The address of a listening socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Bind {
-    /// `:port`: every address of both families, or of IPv4 alone where the host has no IPv6.
-    Any { port: u16 },
-    /// One address (`0.0.0.0` and `[::]` stand for their own family alone).
+    /// `:port`: every address of both families, or only IPv4 if the host has no IPv6.
+    Any {
+        /// The port, 1 to 65535.
+        port: u16,
+    },
+    /// One address; `0.0.0.0` and `[::]` stand for all addresses of their own family only.
     Address(SocketAddr),
 }
 

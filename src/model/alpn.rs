@@ -1,19 +1,19 @@
-//! The protocols a client offers (RFC 7301 §3.1).
+//! The application protocols that a client offers by ALPN (RFC 7301 §3.1).
 
 /// The entries of a ProtocolNameList, without the list's own length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Protocols<'a>(&'a [u8]);
 
 impl<'a> Protocols<'a> {
-    /// Nothing is offered.
+    /// An empty offer.
     pub const NONE: Self = Self(&[]);
 
-    /// From entries that are known to be well formed; what is malformed ends the list.
+    /// Wraps entries that were checked to be well formed; iteration ends at a malformed entry.
     pub fn from_entries(entries: &'a [u8]) -> Self {
         Self(entries)
     }
 
-    /// The names in the client's order.
+    /// Iterates over the names in the client's order.
     pub fn iter(self) -> impl Iterator<Item = &'a [u8]> {
         let mut rest = self.0;
         std::iter::from_fn(move || {
@@ -24,12 +24,12 @@ impl<'a> Protocols<'a> {
         })
     }
 
-    /// The names, comma-separated, as they stand in the access log.
+    /// Returns the names, comma-separated, as the access log shows them.
     pub fn joined(self) -> Box<[u8]> {
         self.iter().collect::<Vec<_>>().join(&b',').into()
     }
 
-    /// The entries for a list of names; names longer than 255 bytes are left out.
+    /// Encodes names as entries; names longer than 255 bytes are left out.
     pub fn entries_of<'n>(names: impl IntoIterator<Item = &'n [u8]>) -> Vec<u8> {
         let mut entries = Vec::new();
         for name in names {

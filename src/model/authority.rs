@@ -1,31 +1,37 @@
-//! The authority of a CONNECT: where its sender wants to go (RFC 9113 §8.5, RFC 3986 §3.2).
+//! The authority of a CONNECT request: its destination (RFC 9113 §8.5, RFC 3986 §3.2).
 
 use super::address::Host;
 
 /// `hostname:port`, `address:port` or `[address]:port`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Authority {
+    /// A host name or one address, never several.
     pub host: Host,
+    /// The destination port, 1 to 65535.
     pub port: u16,
 }
 
-/// Why a text is none.
+/// An error of a text that is not an authority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AuthorityFault {
+    /// The text has no port.
     #[error("it has no port")]
     NoPort,
+    /// The port is not a number from 1 to 65535.
     #[error("its port is no number from 1 to 65535")]
     Port,
+    /// The host is neither a host name nor an address.
     #[error("it is neither a host name nor an address")]
     Host,
 }
 
 impl Authority {
+    /// Parses `hostname:port`, `address:port` or `[address]:port`.
     pub fn parse(text: &str) -> Result<Self, AuthorityFault> {
         let (host, port) = text.rsplit_once(':').ok_or(AuthorityFault::NoPort)?;
         let decimal = port.bytes().all(|byte| byte.is_ascii_digit()) && !port.starts_with('0');
         let port = port.parse().ok().filter(|port| decimal && *port != 0).ok_or(AuthorityFault::Port)?;
-        // An IPv6 address has to be in brackets, or its last group would be taken for the port.
+        // An IPv6 address must be in brackets: without them its last group could be read as the port.
         if host.contains(':') && !(host.starts_with('[') && host.ends_with(']')) {
             return Err(AuthorityFault::Host);
         }

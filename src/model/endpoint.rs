@@ -1,4 +1,4 @@
-//! One instance of a service, as a registry tells of it.
+//! One instance of a service, as a registry gives it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,17 +9,20 @@ use super::address::Host;
 use super::identity::Identity;
 use super::place::{Locality, Network};
 
-/// A share of traffic: never 0.
+/// A relative share of traffic, from 1 to 2^32 − 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Weight(NonZeroU32);
 
 impl Weight {
+    /// The weight 1, which is the default.
     pub const ONE: Self = Self(NonZeroU32::MIN);
 
+    /// Returns the weight; `None` for 0.
     pub fn new(value: u32) -> Option<Self> {
         NonZeroU32::new(value).map(Self)
     }
 
+    /// Returns the weight as a number.
     pub fn value(self) -> u32 {
         self.0.get()
     }
@@ -31,20 +34,23 @@ impl fmt::Display for Weight {
     }
 }
 
-/// What a registry says of an endpoint's fitness.
+/// The health that a registry gives an endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Health {
+    /// Takes connections.
     #[default]
     Healthy,
-    /// Chosen only when nothing better is left.
+    /// Chosen only if no healthy endpoint is left.
     Unhealthy,
     /// Takes no new connections.
     Draining,
 }
 
 impl Health {
+    /// All values, in the order that documents list them.
     pub const ALL: [Self; 3] = [Self::Healthy, Self::Unhealthy, Self::Draining];
 
+    /// Returns the value as it is written in a `services:` document.
     pub fn text(self) -> &'static str {
         match self {
             Self::Healthy => "healthy",
@@ -54,20 +60,22 @@ impl Health {
     }
 }
 
-/// Whose TLS an endpoint speaks.
+/// The kind of TLS that an endpoint speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TlsMode {
-    /// Mutual TLS with mesh identities.
+    /// Mutual TLS with SPIFFE identities.
     Mesh,
-    /// The application's own.
+    /// The application's own TLS.
     Own,
-    /// None; never reachable by SNI.
+    /// No TLS; such an endpoint cannot be reached by SNI.
     None,
 }
 
 impl TlsMode {
+    /// All values, in the order that documents list them.
     pub const ALL: [Self; 3] = [Self::Mesh, Self::Own, Self::None];
 
+    /// Returns the value as it is written in a `services:` document.
     pub fn text(self) -> &'static str {
         match self {
             Self::Mesh => "mesh",
@@ -77,21 +85,24 @@ impl TlsMode {
     }
 }
 
-/// Where workloads take HBONE.
+/// The port on which workloads accept HBONE.
 pub const HBONE_PORT: u16 = 15_008;
 
-/// In what an endpoint takes connections beside plain TCP.
+/// The encapsulation that an endpoint accepts beside plain TCP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Tunnel {
+pub enum Encapsulation {
+    /// No encapsulation.
     #[default]
     None,
-    /// HTTP/2 CONNECT over mutual TLS.
+    /// HBONE: HTTP/2 CONNECT over mutual TLS, on [`HBONE_PORT`].
     Hbone,
 }
 
-impl Tunnel {
+impl Encapsulation {
+    /// All values, in the order that documents list them.
     pub const ALL: [Self; 2] = [Self::None, Self::Hbone];
 
+    /// Returns the value as it is written after `tunnel` in a `services:` document.
     pub fn text(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -100,41 +111,50 @@ impl Tunnel {
     }
 }
 
-/// Labels of a workload, or those a subset asks for.
+/// Labels of an endpoint, or the labels that a subset selects.
 pub type Labels = BTreeMap<Arc<str>, Arc<str>>;
 
-/// Own ports by the names of service ports.
+/// Ports on which an endpoint listens, by the name of the service port.
 pub type OwnPorts = BTreeMap<Arc<str>, u16>;
 
-/// One instance. What a registry gives its whole shard (cluster, default network) is not repeated here.
+/// One instance of a service. What all endpoints of a shard have in common (cluster, default network) is in
+/// the shard.
 ///
-/// A world has up to millions of them, so what is its own is small, and what it has in common with others is shared.
+/// A snapshot may hold millions of endpoints, so the fields of their own are small and the template is
+/// shared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// A name only in a shard; the aggregator resolves it to addresses.
+    /// A host name only in a shard; the aggregator resolves it to addresses.
     pub host: Host,
+    /// The locality; empty if the registry gives none.
     pub locality: Locality,
+    /// The share of the endpoint within its service port.
     pub weight: Weight,
+    /// The health that the registry gives.
     pub health: Health,
-    pub workload: Arc<Workload>,
+    /// The fields that this endpoint shares with others.
+    pub template: Arc<EndpointTemplate>,
 }
 
-/// What the instances of one software, deployed in one way, have in common; held once for each shard.
+/// What the instances of one workload have in common; held once per shard.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Workload {
-    /// Of a service port that is not here, the instances listen on the target port.
+pub struct EndpointTemplate {
+    /// For a service port that is not listed here, the endpoint listens on the service's target port.
     pub ports: OwnPorts,
+    /// Labels that subsets select by.
     pub labels: Labels,
-    /// Absent: the registry's.
+    /// `None`: the network of the registry.
     pub network: Option<Network>,
-    /// Absent: `own` on ports of protocol TLS or HTTPS, else `mesh`.
+    /// `None`: `own` on ports of protocol TLS or HTTPS, else `mesh`.
     pub tls: Option<TlsMode>,
-    pub tunnel: Tunnel,
+    /// The encapsulation that the endpoint accepts.
+    pub encapsulation: Encapsulation,
+    /// The SPIFFE ID that clients verify; `None` if the registry gives none.
     pub identity: Option<Identity>,
 }
 
-impl Workload {
-    /// Whether it has all the labels a subset asks for.
+impl EndpointTemplate {
+    /// Returns true if the endpoint has all the labels that a subset selects.
     pub fn has_labels(&self, wanted: &Labels) -> bool {
         wanted.iter().all(|(key, value)| self.labels.get(key).is_some_and(|own| own == value))
     }

@@ -3,28 +3,33 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// A SPIFFE trust domain, lower case.
+/// A SPIFFE trust domain, in lower case.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TrustDomain(Arc<str>);
 
-/// Why a spelling is not a SPIFFE ID or trust domain.
+/// An error of a text that is not a SPIFFE ID, trust domain or pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IdentityError {
+    /// The text does not begin with `spiffe://`.
     #[error("it does not begin with 'spiffe://'")]
     Scheme,
+    /// The trust domain is empty, longer than 255 bytes, or has a character that is not allowed.
     #[error(
         "its trust domain has a character other than a lower-case letter, a digit, '-', '_' or '.', or is empty"
     )]
     TrustDomain,
+    /// The path is empty, or has an empty segment, `.`, `..` or a character that is not allowed.
     #[error(
         "its path has an empty, '.' or '..' segment, or a character other than a letter, a digit, '-', '_' or '.'"
     )]
     Path,
+    /// The text is longer than 2048 bytes (SPIFFE-ID §2.3).
     #[error("it is longer than 2048 bytes")]
     TooLong,
 }
 
 impl TrustDomain {
+    /// Parses a trust domain; upper case is refused.
     pub fn parse(text: &str) -> Result<Self, IdentityError> {
         let legal = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.');
         if text.is_empty() || text.len() > 255 || !text.bytes().all(legal) {
@@ -33,6 +38,7 @@ impl TrustDomain {
         Ok(Self(text.into()))
     }
 
+    /// Returns the trust domain as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -44,30 +50,35 @@ impl fmt::Display for TrustDomain {
     }
 }
 
-/// `spiffe://<trust domain>/<path>`.
+/// A SPIFFE ID: `spiffe://<trust domain>/<path>`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Identity(Arc<str>);
 
 impl Identity {
+    /// Parses a SPIFFE ID with a path.
     pub fn parse(text: &str) -> Result<Self, IdentityError> {
         let (_, path) = split(text)?;
         check_path(path)?;
         Ok(Self(text.into()))
     }
 
+    /// Returns the SPIFFE ID as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
+    /// Returns the shared text, for callers that keep it without its type.
     pub fn shared(&self) -> Arc<str> {
         self.0.clone()
     }
 
+    /// Returns the trust domain, without scheme and path.
     pub fn trust_domain(&self) -> &str {
         trust_domain(&self.0)
     }
 
-    /// Namespace and service account, where the path has the form of Kubernetes: `/ns/<namespace>/sa/<account>`.
+    /// Returns the namespace and service account if the path has the form of Kubernetes:
+    /// `/ns/<namespace>/sa/<account>`.
     pub fn workload(&self) -> Option<(&str, &str)> {
         let mut segments = self.0.strip_prefix("spiffe://")?.split('/').skip(1);
         let found = match (segments.next(), segments.next(), segments.next(), segments.next()) {
@@ -87,12 +98,14 @@ impl fmt::Display for Identity {
 /// One identity, or all identities below a path (`…/*`: one or more further segments).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum IdentityPattern {
+    /// One identity.
     Exact(Identity),
-    /// The text up to and including the last `/`.
+    /// All identities that begin with this text, which ends with `/`.
     Below(Arc<str>),
 }
 
 impl IdentityPattern {
+    /// Parses a SPIFFE ID, or one that ends with `/*`.
     pub fn parse(text: &str) -> Result<Self, IdentityError> {
         let Some(prefix) = text.strip_suffix("/*") else {
             return Identity::parse(text).map(Self::Exact);
@@ -104,7 +117,7 @@ impl IdentityPattern {
         Ok(Self::Below(format!("{prefix}/").into()))
     }
 
-    /// Whose identities it speaks of.
+    /// Returns the trust domain of the identities that the pattern matches.
     pub fn trust_domain(&self) -> &str {
         let text = match self {
             Self::Exact(identity) => identity.as_str(),
@@ -113,6 +126,7 @@ impl IdentityPattern {
         trust_domain(text)
     }
 
+    /// Returns true if the pattern matches the identity.
     pub fn matches(&self, identity: &Identity) -> bool {
         match self {
             Self::Exact(exact) => exact == identity,
@@ -132,7 +146,7 @@ impl fmt::Display for IdentityPattern {
     }
 }
 
-/// The trust domain and the path behind it, without the slash between them.
+/// Splits a SPIFFE ID into the trust domain and the path behind it, without the slash between them.
 fn split(text: &str) -> Result<(TrustDomain, &str), IdentityError> {
     if text.len() > 2048 {
         return Err(IdentityError::TooLong);

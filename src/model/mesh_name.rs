@@ -1,25 +1,29 @@
-//! The mesh's SNI dialect: `outbound_.<service port>_.<subset>_.<hostname>`.
+//! The SNI dialect of Istio's meshes: `outbound_.<service port>_.<subset>_.<hostname>`.
 
 /// The parts of a mesh name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MeshName<'a> {
+    /// The service port.
     pub port: u16,
-    /// May be empty.
+    /// The subset; empty for all endpoints.
     pub subset: &'a str,
+    /// The host name of the service, as in the SNI.
     pub hostname: &'a str,
 }
 
-/// How a canonical name stands to the dialect.
+/// The form of a canonical name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect<'a> {
-    /// Not of the dialect.
+    /// Any name that is not of the dialect.
     Plain,
+    /// A mesh name, with its parts.
     Mesh(MeshName<'a>),
-    /// Begins as a mesh name does and is none, or is one of the inbound kind, which nobody may call.
+    /// A name that begins like a mesh name but is not one, or a name of the inbound kind, which is never
+    /// routed.
     Malformed,
 }
 
-/// Reads a canonical name by its structure: a host name may itself hold anything that is legal.
+/// Parses a canonical name by its structure: four parts, separated by `_.`.
 pub fn read(name: &str) -> Dialect<'_> {
     if name.starts_with("inbound_.") {
         return Dialect::Malformed;
@@ -42,7 +46,7 @@ pub fn read(name: &str) -> Dialect<'_> {
 }
 
 impl MeshName<'_> {
-    /// The name as a client sends it.
+    /// Returns the name as a client sends it.
     pub fn text(&self) -> String {
         format!("outbound_.{}_.{}_.{}", self.port, self.subset, self.hostname)
     }

@@ -1,5 +1,7 @@
-//! The field's nouns as plain values. No I/O, no clock, no randomness: everything here can be made
-//! in a test from literals. What a noun *does* (match, admit, choose) lives in the layers above.
+//! The field's nouns as plain values. No I/O, no clock, no randomness: a test can make every value from
+//! literals. Functions that decide over these values (matching, admission, choice) live in the layers above.
+
+#![warn(missing_docs)]
 
 pub mod address;
 pub mod alpn;

@@ -1,5 +1,5 @@
-//! Host names: one canonical form, made in one place. Whatever a client or a file spelled, names
-//! are compared only after [`canonical`].
+//! Host names: one canonical form, made in one place. Names from clients and files are compared only after
+//! [`canonical`].
 
 use std::fmt;
 use std::net::IpAddr;
@@ -10,25 +10,31 @@ pub const NAME_BYTES_MAX: usize = 253;
 /// Longest label in bytes (RFC 1035 §2.3.4).
 pub const LABEL_BYTES_MAX: usize = 63;
 
-/// Why a spelling is not a host name.
+/// An error of a text that is not a host name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
+    /// The name is empty.
     #[error("it is empty")]
     Empty,
+    /// The name is longer than [`NAME_BYTES_MAX`].
     #[error("it is longer than 253 bytes")]
     TooLong,
+    /// The name has an empty label.
     #[error("it has an empty label")]
     EmptyLabel,
+    /// A label is longer than [`LABEL_BYTES_MAX`].
     #[error("it has a label longer than 63 bytes")]
     LabelTooLong,
+    /// The name has a character other than letters, digits, `-`, `_` and `.`.
     #[error("it has a character other than a letter, a digit, '-', '_' or '.'")]
     Character,
 }
 
-/// Room for one canonical name, so that the data path needs no allocation to make one.
+/// A buffer for one canonical name, so that the data path makes one without an allocation.
 pub struct NameBuffer([u8; NAME_BYTES_MAX]);
 
 impl NameBuffer {
+    /// Returns an empty buffer.
     pub const fn new() -> Self {
         Self([0; NAME_BYTES_MAX])
     }
@@ -40,8 +46,8 @@ impl Default for NameBuffer {
     }
 }
 
-/// The canonical form of a name as received: ASCII-lower-cased, one trailing dot removed, checked.
-/// Underscores are legal, because Istio's SNI names are made of them.
+/// Writes the canonical form of a received name to `buffer`: ASCII-lower-cased, one trailing dot removed,
+/// checked. Underscores are legal, because Istio's SNI names contain them.
 pub fn canonical<'b>(raw: &[u8], buffer: &'b mut NameBuffer) -> Result<&'b str, NameError> {
     let raw = raw.strip_suffix(b".").unwrap_or(raw);
     if raw.is_empty() {
@@ -78,7 +84,7 @@ pub fn canonical<'b>(raw: &[u8], buffer: &'b mut NameBuffer) -> Result<&'b str, 
     std::str::from_utf8(&buffer.0[..raw.len()]).map_err(|_| NameError::Character)
 }
 
-/// Whether a name as received spells an IP address, which is no host name (RFC 6066 §3).
+/// Returns true if a received name spells an IP address, which is not a host name (RFC 6066 §3).
 pub fn is_ip_literal(raw: &[u8]) -> bool {
     let raw = raw.strip_suffix(b".").unwrap_or(raw);
     std::str::from_utf8(raw).is_ok_and(|text| text.parse::<IpAddr>().is_ok())
@@ -89,15 +95,17 @@ pub fn is_ip_literal(raw: &[u8]) -> bool {
 pub struct HostName(Arc<str>);
 
 impl HostName {
+    /// Parses a name and makes it canonical.
     pub fn parse(text: &str) -> Result<Self, NameError> {
         canonical(text.as_bytes(), &mut NameBuffer::new()).map(|name| Self(name.into()))
     }
 
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The shared text, for those who keep it without its type (labels, log fields).
+    /// Returns the shared text, for callers that keep it without its type (labels, log fields).
     pub fn shared(&self) -> Arc<str> {
         self.0.clone()
     }
@@ -124,22 +132,27 @@ impl fmt::Debug for HostName {
 /// A set of names: one name, all names below a suffix (one or more labels), or every name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum NamePattern {
+    /// One name.
     Exact(HostName),
-    /// `*.suffix`; the suffix itself is not in the set.
+    /// All names below this suffix, written `*.suffix`; the suffix itself does not match.
     Suffix(HostName),
+    /// Every name, written `*`.
     Any,
 }
 
-/// Why a spelling is not a name pattern.
+/// An error of a text that is not a name pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PatternError {
+    /// The text has a `*` that is not alone or the whole first label.
     #[error("'*' may stand only alone or as the whole first label ('*.suffix')")]
     Star,
+    /// The text is not a host name.
     #[error(transparent)]
     Name(#[from] NameError),
 }
 
 impl NamePattern {
+    /// Parses `name`, `*.suffix` or `*`.
     pub fn parse(text: &str) -> Result<Self, PatternError> {
         if text == "*" {
             return Ok(Self::Any);
@@ -155,6 +168,7 @@ impl NamePattern {
         Ok(if suffix { Self::Suffix(name) } else { Self::Exact(name) })
     }
 
+    /// Returns true if the pattern matches a canonical name.
     pub fn matches(&self, name: &str) -> bool {
         match self {
             Self::Exact(exact) => exact.as_str() == name,

@@ -1,4 +1,4 @@
-//! Where things are: networks, clusters, localities.
+//! Networks, clusters and localities.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,14 +10,17 @@ macro_rules! text_newtype {
         pub struct $name(Arc<str>);
 
         impl $name {
+            /// Wraps a text; every text is legal, also the empty one.
             pub fn new(text: &str) -> Self {
                 Self(text.into())
             }
 
+            /// Returns the value as text.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
 
+            /// Returns the shared text, for callers that keep it without its type.
             pub fn shared(&self) -> Arc<str> {
                 self.0.clone()
             }
@@ -32,15 +35,16 @@ macro_rules! text_newtype {
 }
 
 text_newtype!(
-    /// Endpoints that can reach each other directly. `""` is the unknown network.
+    /// A set of endpoints that can reach each other directly. `""` is the unknown network.
     Network
 );
 text_newtype!(
-    /// One registry of services: a Kubernetes cluster, or a file that stands for one.
+    /// A registry of services: a Kubernetes cluster, or a file that stands for one.
     ClusterId
 );
 
 impl Network {
+    /// Returns true for the unknown network, `""`.
     pub fn is_unknown(&self) -> bool {
         self.0.is_empty()
     }
@@ -51,7 +55,7 @@ impl Network {
 pub struct Locality(Arc<str>);
 
 impl Locality {
-    /// From `region`, `region/zone` or `region/zone/subzone`; `None` with more parts.
+    /// Parses `region`, `region/zone` or `region/zone/subzone`; `None` if there are more parts.
     pub fn parse(text: &str) -> Option<Self> {
         (text.matches('/').count() <= 2).then(|| Self(text.trim_end_matches('/').into()))
     }
@@ -60,27 +64,32 @@ impl Locality {
         self.0.split('/').nth(index).unwrap_or("")
     }
 
+    /// Returns the first part; empty if unknown.
     pub fn region(&self) -> &str {
         self.part(0)
     }
 
+    /// Returns the second part; empty if unknown.
     pub fn zone(&self) -> &str {
         self.part(1)
     }
 
+    /// Returns the third part; empty if unknown.
     pub fn subzone(&self) -> &str {
         self.part(2)
     }
 
+    /// Returns the locality as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
+    /// Returns the shared text, for callers that keep it without its type.
     pub fn shared(&self) -> Arc<str> {
         self.0.clone()
     }
 
-    /// How near `other` is, as the levels of `locality: prefer` count it.
+    /// Returns the level of `other` as `locality: prefer` counts it from this locality.
     pub fn distance(&self, other: &Self) -> Distance {
         if self.region().is_empty() || self.region() != other.region() {
             Distance::Elsewhere
@@ -101,14 +110,19 @@ impl fmt::Display for Locality {
 /// The levels of `locality: prefer`, nearest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Distance {
+    /// Region and zone are equal.
     SameZone,
+    /// The region is equal; the zone is another or unknown.
     SameRegion,
+    /// The region is another or unknown.
     Elsewhere,
 }
 
 impl Distance {
+    /// All levels, nearest first.
     pub const ALL: [Self; 3] = [Self::SameZone, Self::SameRegion, Self::Elsewhere];
 
+    /// Returns the level as `explain` and the documents write it.
     pub fn text(self) -> &'static str {
         match self {
             Self::SameZone => "same zone",

@@ -1,27 +1,28 @@
-//! Why a connection ended or was refused: the closed list of SPEC §10, used alike in the access log,
-//! the metrics, `explain`, the failures list and the docs.
+//! The reason why a connection ended or was refused: the closed list of SPEC §10, used alike in the access
+//! log, the metrics, `explain`, the failures list and the documents.
 
 use std::fmt;
 
 macro_rules! reasons {
     ($($(#[doc = $doc:literal])* $variant:ident = $text:literal,)*) => {
-        /// One word for why a connection ended or was refused.
+        /// The reason why a connection ended or was refused.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum Reason {
             $($(#[doc = $doc])* $variant,)*
         }
 
         impl Reason {
+            /// All reasons, in the order of SPEC §10.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
 
-            /// The word, as it stands in logs, labels and headers.
+            /// Returns the reason as logs, labels and headers write it.
             pub const fn text(self) -> &'static str {
                 match self {
                     $(Self::$variant => $text,)*
                 }
             }
 
-            /// What it means, in a sentence.
+            /// Returns the meaning of the reason in one sentence.
             pub fn meaning(self) -> &'static str {
                 match self {
                     $(Self::$variant => concat!($($doc),*).trim(),)*
@@ -111,7 +112,7 @@ reasons! {
 }
 
 impl Reason {
-    /// What an operator looks at next.
+    /// Returns what an operator checks next.
     pub const fn look_at(self) -> &'static str {
         match self {
             Self::Ok => "nothing; `detail` and `attempts` if it was slow",

@@ -1,5 +1,5 @@
-//! One connection's story. The metric, the log line, the failures list and the connections list are
-//! all written from this one value.
+//! The record of one connection. The metric, the log line, the failures list and the connections list are all
+//! written from this one value.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,15 +8,18 @@ use std::time::{Duration, SystemTime};
 use super::reason::Reason;
 use super::trace::{Span, TraceParent};
 
-/// How a connection came.
+/// The protocol by which a connection came.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Protocol {
+pub enum ConnectionProtocol {
+    /// TLS, routed by its SNI.
     #[default]
     Sni,
+    /// HBONE: a CONNECT stream, or the HTTP/2 connection that carries streams.
     Hbone,
 }
 
-impl Protocol {
+impl ConnectionProtocol {
+    /// Returns the protocol as logs and labels write it.
     pub fn text(self) -> &'static str {
         match self {
             Self::Sni => "sni",
@@ -25,15 +28,19 @@ impl Protocol {
     }
 }
 
-/// One of the three that a connection is between.
+/// The parties of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
+    /// The peer that connected to the gateway.
     Client,
+    /// The peer that the gateway connected to.
     Endpoint,
+    /// This gateway.
     Gateway,
 }
 
 impl Side {
+    /// Returns the party as the access log writes it.
     pub fn text(self) -> &'static str {
         match self {
             Self::Client => "client",
@@ -42,8 +49,8 @@ impl Side {
         }
     }
 
-    /// Returns the side that ended a connection with this reason; `first` is the side that ended its direction first
-    /// where both ended in order.
+    /// Returns the side that ended a connection with this reason. `first` is the side that ended its direction
+    /// first; it counts if both sides ended in order.
     pub fn of(reason: Reason, first: Option<Self>) -> Option<Self> {
         match reason {
             Reason::Ok => first,
@@ -54,70 +61,82 @@ impl Side {
     }
 }
 
-/// What is known of a connection, or of one CONNECT stream; fields stay empty where it ended before they were known.
+/// The facts of a connection or of one CONNECT stream. A field is empty if the connection ended before the
+/// fact was known.
 #[derive(Clone, Debug)]
 pub struct ConnectionRecord {
     /// Unique in this process.
     pub id: u64,
-    /// When it was accepted.
+    /// The time of the accept.
     pub time: SystemTime,
+    /// The name of the listener.
     pub listener: Arc<str>,
-    pub protocol: Protocol,
+    /// The protocol by which the connection came.
+    pub protocol: ConnectionProtocol,
+    /// The address and port of the client.
     pub source: SocketAddr,
     /// The address of the gateway that the client connected to.
     pub local: Option<SocketAddr>,
+    /// The network whose CIDR holds the source; empty if unknown.
     pub source_network: Arc<str>,
-    /// As received; may hold any byte.
+    /// The SNI as received; may hold any byte.
     pub sni: Option<Box<[u8]>>,
-    /// As received, of a CONNECT.
+    /// The authority of a CONNECT, as received.
     pub authority: Option<Box<str>>,
-    /// The protocols the client offered, comma-separated, as received; may hold any byte.
+    /// The protocols that the client offered by ALPN, comma-separated, as received; may hold any byte.
     pub alpn: Option<Box<[u8]>>,
-    /// The rule that matched: a route's key, or the service's host name.
+    /// The rule that matched: the key of a route, or the host name of a service.
     pub route: Option<Arc<str>>,
+    /// The host name of the service.
     pub service: Option<Arc<str>>,
+    /// The namespace of the service.
     pub service_namespace: Option<Arc<str>>,
+    /// The service port.
     pub port: Option<u16>,
+    /// The subset of the service; empty for all endpoints.
     pub subset: Option<Arc<str>>,
+    /// The endpoint that was dialled last.
     pub endpoint: Option<SocketAddr>,
+    /// The cluster of that endpoint; empty if unknown.
     pub endpoint_cluster: Arc<str>,
+    /// The locality of that endpoint; empty if unknown.
     pub endpoint_locality: Arc<str>,
-    /// Endpoints that were dialled.
+    /// The number of endpoints that were dialled.
     pub attempts: u8,
-    /// From the caller's certificate.
+    /// The SPIFFE ID of the client's certificate.
     pub source_identity: Option<Arc<str>>,
-    /// What the caller says of itself, unproven: `cluster/namespace/workload`.
+    /// The `cluster/namespace/workload` that the client claims; unverified.
     pub source_claimed: Option<Box<str>>,
-    /// Where the caller stands in a trace.
+    /// The trace context that the client sent (`traceparent`).
     pub trace: Option<TraceParent>,
-    /// What others have noted of that trace (`tracestate`).
+    /// The `tracestate` that the client sent with it.
     pub trace_state: Option<Box<str>>,
-    /// Where it stands there itself, if it is told of.
+    /// The span of this connection; `None` if the trace is not sampled.
     pub span: Option<Span>,
-    /// What exactly was wrong, where one word is not enough.
+    /// The exact fault, if the reason alone does not say it.
     pub detail: Option<Box<str>>,
-    /// Whether the caller cancelled the stream after it was answered: it wanted no more, which is no fault.
+    /// True if the caller cancelled the stream after it was answered, which is not a fault.
     pub cancelled: bool,
-    /// `None` while the connection lives.
+    /// Why the connection ended; `None` while it is open.
     pub reason: Option<Reason>,
-    /// The side that ended it; `None` while it lives.
+    /// The side that ended the connection; `None` while it is open.
     pub ended_by: Option<Side>,
-    /// From accept to the end, or to now.
+    /// From accept to the end, or until the record was written.
     pub duration: Duration,
-    /// From accept to the whole hello.
+    /// From accept to the whole ClientHello.
     pub hello: Option<Duration>,
-    /// From the first dial to the endpoint that took the connection.
+    /// From the first dial to the connect of the endpoint that accepted.
     pub connect: Option<Duration>,
     /// From accept to the endpoint's first byte.
     pub first_byte: Option<Duration>,
-    /// Client to endpoint.
+    /// Bytes from client to endpoint.
     pub bytes_up: u64,
-    /// Endpoint to client.
+    /// Bytes from endpoint to client.
     pub bytes_down: u64,
 }
 
 impl ConnectionRecord {
-    /// Returns true if an operator may want its end explained.
+    /// Returns true if an operator may want the end explained.
     pub fn is_fault(&self) -> bool {
         self.reason.is_some_and(|reason| reason != Reason::Ok) && !self.cancelled
     }

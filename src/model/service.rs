@@ -1,4 +1,4 @@
-//! Services: what is behind a host name, as one registry declares it.
+//! Services: the ports and endpoints behind a host name, as one registry declares them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,10 +9,12 @@ use super::endpoint::{Endpoint, Labels, TlsMode};
 use super::identity::Identity;
 use super::name::HostName;
 
-/// The same key in two clusters is the same service.
+/// The key of a service. Services of two clusters with equal keys are one service.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServiceKey {
+    /// The namespace that owns the service.
     pub namespace: Arc<str>,
+    /// The canonical host name.
     pub hostname: HostName,
 }
 
@@ -22,21 +24,29 @@ impl fmt::Display for ServiceKey {
     }
 }
 
-/// What is spoken on a service port.
+/// The application protocol of a service port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Protocol {
+pub enum PortProtocol {
+    /// Any bytes over TCP.
     #[default]
     Tcp,
+    /// HTTP/1.1.
     Http,
+    /// HTTP/2.
     Http2,
+    /// gRPC.
     Grpc,
+    /// TLS of the application, of any protocol.
     Tls,
+    /// HTTP over the application's TLS.
     Https,
 }
 
-impl Protocol {
+impl PortProtocol {
+    /// All values, in the order that documents list them.
     pub const ALL: [Self; 6] = [Self::Tcp, Self::Http, Self::Http2, Self::Grpc, Self::Tls, Self::Https];
 
+    /// Returns the value as it is written in a `services:` document.
     pub fn text(self) -> &'static str {
         match self {
             Self::Tcp => "TCP",
@@ -48,12 +58,12 @@ impl Protocol {
         }
     }
 
-    /// Whether the application itself speaks TLS here, so that a bare host name can be its SNI.
+    /// Returns true if the application itself speaks TLS, so that its SNI can be a bare host name.
     pub fn is_tls(self) -> bool {
         matches!(self, Self::Tls | Self::Https)
     }
 
-    /// The `tls` of an endpoint that says nothing of it.
+    /// Returns the TLS mode of an endpoint that gives none.
     pub fn default_tls(self) -> TlsMode {
         if self.is_tls() { TlsMode::Own } else { TlsMode::Mesh }
     }
@@ -62,30 +72,38 @@ impl Protocol {
 /// One port of a service.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ServicePort {
+    /// The name of the port; unique in the service.
     pub name: Arc<str>,
+    /// The port that clients use, 1 to 65535.
     pub port: u16,
-    /// Where endpoints listen that have no port of their own for it.
+    /// The port of endpoints that have no port of their own for this one.
     pub target_port: u16,
-    pub protocol: Protocol,
+    /// The application protocol.
+    pub protocol: PortProtocol,
 }
 
-/// A proxy that takes a service's connections before its endpoints do.
+/// A proxy that accepts a service's connections in the place of its endpoints.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Waypoint {
-    /// Where it takes HBONE.
+    /// The address on which the waypoint accepts HBONE.
     pub address: SocketAddr,
-    /// Its own SPIFFE ID, by which it is known when it calls; absent: it is not known.
+    /// The waypoint's SPIFFE ID, by which its own calls are recognised; `None`: they are not.
     pub identity: Option<Identity>,
 }
 
-/// All that one registry says of one service.
+/// A service as one registry gives it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
+    /// The namespace and host name.
     pub key: ServiceKey,
-    /// Virtual addresses.
+    /// Virtual addresses; may be empty.
     pub addresses: Vec<IpAddr>,
+    /// The ports, in the order of the registry.
     pub ports: Vec<ServicePort>,
+    /// The labels that each subset selects, by the subset's name.
     pub subsets: BTreeMap<Arc<str>, Labels>,
+    /// The waypoint, if the service has one.
     pub waypoint: Option<Waypoint>,
+    /// The endpoints that the registry gives for this service.
     pub endpoints: Arc<[Endpoint]>,
 }

@@ -1,42 +1,48 @@
-//! The place of a connection in a distributed trace (W3C Trace Context §3.2), and which connections are told of there.
+//! The trace context of a connection (W3C Trace Context §3.2), and the sampling of traces.
 
 use std::fmt;
 
-/// `traceparent` of a caller.
+/// The `traceparent` of a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceParent {
+    /// The trace.
     pub trace: TraceId,
+    /// The caller's span, the parent of ours.
     pub span: SpanId,
+    /// True if the caller samples the trace.
     pub sampled: bool,
 }
 
-/// The span that a connection is in a trace.
+/// The span of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
+    /// The trace.
     pub trace: TraceId,
+    /// The span's own id.
     pub id: SpanId,
-    /// The caller's; `None`: the trace begins here.
+    /// The caller's span; `None` if the trace begins here.
     pub parent: Option<SpanId>,
 }
 
-/// Which of the traces that nobody has chosen yet are chosen: those whose last 63 bits are below a number, so that all
-/// who ask the same of a trace agree. OpenTelemetry's `TraceIdRatioBased` samplers choose the same ones.
+/// A ratio sampler for traces without a sampling decision: a trace is sampled if the low 63 bits of its id
+/// are less than `below`, so that all gateways decide alike. OpenTelemetry's `TraceIdRatioBased` samplers
+/// decide the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sampling {
-    /// 0: none; 2^63 and more: all.
+    /// From 0 (no trace) to 2^63 (every trace).
     pub below: u64,
 }
 
-/// Not all zeroes.
+/// A trace id; not all zeroes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct TraceId(pub [u8; 16]);
 
-/// Not all zeroes.
+/// A span id; not all zeroes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct SpanId(pub [u8; 8]);
 
 impl TraceParent {
-    /// From `00-<trace>-<span>-<flags>`; a later version may have more behind it.
+    /// Parses `00-<trace>-<span>-<flags>`; a later version may have more fields behind these.
     pub fn parse(text: &str) -> Option<Self> {
         let bytes = text.as_bytes();
         let (version, rest) = (bytes.get(..2)?, bytes.get(2..55)?);
@@ -55,12 +61,12 @@ impl TraceParent {
 }
 
 impl Sampling {
-    /// The share of all traces that are chosen, from 0 to 1.
+    /// Returns the share of traces that are sampled, from 0 to 1.
     pub fn share(self) -> f64 {
         (self.below as f64 / (1_u64 << 63) as f64).min(1.0)
     }
 
-    /// Chooses a share of all traces, from 0 to 1.
+    /// Makes a sampler for a share of traces, from 0 to 1.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is from 0 to 2^63")]
     pub fn of(share: f64) -> Self {
         Self { below: (share.clamp(0.0, 1.0) * (1_u64 << 63) as f64) as u64 }
@@ -71,8 +77,8 @@ impl Sampling {
         last < u128::from(self.below)
     }
 
-    /// The span of a connection, if it gets one: where the caller has chosen the trace, or else by the trace. Without
-    /// a caller's it begins one of its own.
+    /// Returns the span of a connection, or `None` if its trace is not sampled. A trace that
+    /// the caller samples is sampled; of others the trace id decides. Without a caller a new trace begins.
     pub fn span(self, caller: Option<TraceParent>, mut random: impl FnMut() -> u64) -> Option<Span> {
         let trace = match caller {
             Some(caller) => caller.trace,
@@ -86,7 +92,7 @@ impl Sampling {
     }
 }
 
-/// Lower-case digits alone.
+/// Parses hexadecimal digits; upper case is refused.
 fn hex<const N: usize>(text: &[u8]) -> Option<[u8; N]> {
     let digit = |byte: u8| match byte {
         b'0'..=b'9' => Some(byte - b'0'),
@@ -131,7 +137,7 @@ impl fmt::Debug for SpanId {
 mod tests {
     use super::*;
 
-    /// Counts up.
+    /// Returns numbers that count up.
     fn numbers() -> impl FnMut() -> u64 {
         let mut last = 0;
         move || {
@@ -152,7 +158,7 @@ mod tests {
         let chosen = |sampling: Sampling, caller| sampling.span(Some(caller), numbers()).is_some();
         assert!(chosen(none, caller(high, true)) && !chosen(none, caller(low, false)));
         assert!(chosen(half, caller(low, false)) && !chosen(half, caller(high, false)));
-        // The first of the last 64 bits does not count.
+        // Only the low 63 bits count, so the highest bit changes nothing.
         assert!(chosen(half, caller(1 << 63, false)));
         assert!(chosen(all, caller(u64::MAX, false)));
         assert_eq!(

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::policy::Tuning;
-use crate::model::endpoint::{Health, Tunnel, Weight};
+use crate::model::endpoint::{Encapsulation, Health, Weight};
 use crate::model::place::{ClusterId, Distance, Locality};
 
 /// What run-time state of an endpoint is kept under: two subsets of one service port share it.
@@ -26,7 +26,7 @@ pub struct Candidate {
     pub locality: Locality,
     pub distance: Distance,
     /// What a CONNECT stream carries to it.
-    pub tunnel: Tunnel,
+    pub encapsulation: Encapsulation,
 }
 
 /// Candidates in the order of choice, with their weights summed up once.
@@ -143,7 +143,7 @@ pub(crate) mod tests {
             cluster: ClusterId::default(),
             locality: Locality::default(),
             distance,
-            tunnel: Tunnel::None,
+            encapsulation: Encapsulation::None,
         }
     }
 

@@ -11,7 +11,7 @@ use super::policy::RouteTarget;
 use super::routes::{RouteEntry, addresses};
 use super::service_view::{AskedBy, PortEndpoint, PortView, ServiceView, on_own_network};
 use super::shard::Standing;
-use crate::model::endpoint::{HBONE_PORT, Tunnel};
+use crate::model::endpoint::{Encapsulation, HBONE_PORT};
 use crate::model::name::HostName;
 use crate::model::place::{ClusterId, Network};
 
@@ -190,12 +190,12 @@ pub fn of_port(
     let labels = service.subsets.get(subset).filter(|_| !subset.is_empty());
     // As candidates are looked at.
     let is_gateway = |ip: IpAddr, found: &PortEndpoint<'_>| {
-        let tunnel = (found.tunnel() == Tunnel::Hbone).then_some(HBONE_PORT);
+        let tunnel = (found.encapsulation() == Encapsulation::Hbone).then_some(HBONE_PORT);
         let mut ports = tunnel.into_iter().chain([found.port]);
         ports.any(|port| snapshot.networks.is_own_gateway(SocketAddr::new(ip, port)))
     };
     for (found, serves) in service.all_endpoints_of(port, snapshot.networks()) {
-        if labels.is_some_and(|labels| !found.endpoint.workload.has_labels(labels)) {
+        if labels.is_some_and(|labels| !found.endpoint.template.has_labels(labels)) {
             continue;
         }
         let here = found.addresses(&snapshot.resolved);
@@ -223,7 +223,9 @@ pub fn of_port(
             match found.origin.standing {
                 Standing::Expired => Why::Expired,
                 Standing::Demoted => Why::Demoted,
-                Standing::Live if asked == AskedBy::Authority && found.tunnel() == Tunnel::None => {
+                Standing::Live
+                    if asked == AskedBy::Authority && found.encapsulation() == Encapsulation::None =>
+                {
                     Why::NoTunnel
                 }
                 Standing::Live => Why::OtherTlsMode,

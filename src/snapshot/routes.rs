@@ -8,7 +8,7 @@ use super::candidates::{Candidate, Candidates, EndpointKey};
 use super::name_index::{NameMap, PatternMap};
 use super::policy::{Node, Policy, Route, RouteEndpoint, RouteName, RouteTarget};
 use crate::model::address::Host;
-use crate::model::endpoint::{Health, Tunnel};
+use crate::model::endpoint::{Encapsulation, Health};
 use crate::model::name::{HostName, NamePattern};
 
 /// What names stood for when they were last looked up.
@@ -186,7 +186,7 @@ fn candidates_of(
             cluster: node.cluster.clone(),
             distance: node.locality.distance(&endpoint.locality),
             locality: endpoint.locality.clone(),
-            tunnel: Tunnel::None,
+            encapsulation: Encapsulation::None,
         })
         .collect()
 }

@@ -15,10 +15,10 @@ use super::policy::{ExportRule, Node, Tuning};
 use super::routes::{Resolved, addresses};
 use super::shard::{Origin, Shard, Standing};
 use crate::model::address::Host;
-use crate::model::endpoint::{Endpoint, HBONE_PORT, Health, Labels, TlsMode, Tunnel, Weight};
+use crate::model::endpoint::{Encapsulation, Endpoint, HBONE_PORT, Health, Labels, TlsMode, Weight};
 use crate::model::identity::Identity;
 use crate::model::place::{ClusterId, Distance, Locality, Network};
-use crate::model::service::{Protocol, Service, ServiceKey, ServicePort, Waypoint};
+use crate::model::service::{PortProtocol, Service, ServiceKey, ServicePort, Waypoint};
 
 /// A merged service.
 #[derive(Clone, Debug)]
@@ -67,7 +67,7 @@ pub struct Part {
 pub struct PortView {
     pub name: Arc<str>,
     pub port: u16,
-    pub protocol: Protocol,
+    pub protocol: PortProtocol,
     /// Whether parts of demoted shards count, as no live one has a ready endpoint for the port.
     demoted_count: bool,
     /// The export rules that speak of it, in the order of the file.
@@ -118,7 +118,7 @@ impl PortView {
         snapshot: &Snapshot,
     ) -> Option<Arc<Candidates>> {
         let (group, node) = (format!("{service}:{}", self.port).into(), &snapshot.policy.node);
-        let port = if endpoint.tunnel() == Tunnel::Hbone { HBONE_PORT } else { address.port() };
+        let port = if endpoint.encapsulation() == Encapsulation::Hbone { HBONE_PORT } else { address.port() };
         let only = candidate(endpoint, SocketAddr::new(address.ip(), port), &group, &node.locality);
         let tuning = snapshot.policy.tuning.of(service).clone();
         Some(Arc::new(Candidates::new(group, tuning, vec![only])))
@@ -190,7 +190,7 @@ impl ServiceView {
         let labels = if subset.is_empty() { None } else { Some(self.subsets.get(subset)?) };
         let counting = self.counting_parts(port);
         let all = counting.flat_map(move |(part, own)| PortEndpoint::of(part, own, networks));
-        Some(all.filter(move |found| labels.is_none_or(|labels| found.endpoint.workload.has_labels(labels))))
+        Some(all.filter(move |found| labels.is_none_or(|labels| found.endpoint.template.has_labels(labels))))
     }
 
     /// The port behind a service port, as the earliest registry that has the port says; endpoints may have another one.
@@ -220,7 +220,7 @@ impl ServiceView {
         parts.flat_map(move |part| {
             let endpoints = part.service.endpoints.iter();
             let chosen = endpoints
-                .filter(move |endpoint| labels.is_none_or(|labels| endpoint.workload.has_labels(labels)));
+                .filter(move |endpoint| labels.is_none_or(|labels| endpoint.template.has_labels(labels)));
             chosen.map(move |endpoint| {
                 let network = network_of(endpoint, &part.origin, networks);
                 (network, &part.origin.cluster, u64::from(endpoint.weight.value()))
@@ -431,7 +431,7 @@ fn serving_parts<'a>(
     parts: &'a [Part],
     name: &str,
     port: u16,
-    protocol: Protocol,
+    protocol: PortProtocol,
 ) -> impl Iterator<Item = (&'a Part, &'a ServicePort)> {
     parts.iter().filter_map(move |part| {
         let own = &part.service.ports;
@@ -471,13 +471,13 @@ impl<'a> PortEndpoint<'a> {
         networks: &'a NetworkTable,
     ) -> impl Iterator<Item = PortEndpoint<'a>> {
         part.service.endpoints.iter().map(move |endpoint| {
-            let port = endpoint.workload.ports.get(&own.name).copied();
+            let port = endpoint.template.ports.get(&own.name).copied();
             PortEndpoint {
                 endpoint,
                 network: network_of(endpoint, &part.origin, networks),
                 origin: &part.origin,
                 port: port.unwrap_or(own.target_port),
-                tls: endpoint.workload.tls.unwrap_or_else(|| own.protocol.default_tls()),
+                tls: endpoint.template.tls.unwrap_or_else(|| own.protocol.default_tls()),
             }
         })
     }
@@ -489,8 +489,8 @@ impl<'a> PortEndpoint<'a> {
             && !self.addresses(resolved).is_empty()
     }
 
-    pub fn tunnel(&self) -> Tunnel {
-        self.endpoint.workload.tunnel
+    pub fn encapsulation(&self) -> Encapsulation {
+        self.endpoint.template.encapsulation
     }
 
     /// Where it is: nowhere, as long as its name stands for nothing.
@@ -519,7 +519,7 @@ fn is_own_network(network: &Network, origin: &Origin, node: &Node) -> bool {
 
 /// The network of an endpoint: its own, else its registry's, else that of the longest CIDR, else unknown.
 pub fn network_of<'a>(endpoint: &'a Endpoint, origin: &'a Origin, networks: &'a NetworkTable) -> &'a Network {
-    if let Some(network) = &endpoint.workload.network {
+    if let Some(network) = &endpoint.template.network {
         return network;
     }
     if !origin.network.is_unknown() {
@@ -542,7 +542,7 @@ fn subset_candidates(
     site: Site<'_>,
 ) -> SubsetCandidates {
     let chosen: Vec<&PortEndpoint<'_>> =
-        here.iter().filter(|here| here.endpoint.workload.has_labels(labels)).collect();
+        here.iter().filter(|here| here.endpoint.template.has_labels(labels)).collect();
     let with = |mode: Option<TlsMode>| {
         let list = chosen.iter().filter(|here| Some(here.tls) == mode);
         let list = list.flat_map(|here| candidates_of(here, group, site)).collect();
@@ -551,15 +551,16 @@ fn subset_candidates(
     let (mesh, own) = (mode_of(&chosen, MESH_NAME_PREFERENCE), mode_of(&chosen, HOSTNAME_PREFERENCE));
     let by_mesh_name = with(mesh);
     let by_hostname = if mesh == own { by_mesh_name.clone() } else { with(own) };
-    let alike = chosen.iter().all(|here| Some(here.tls) == mesh && here.tunnel() == Tunnel::None);
+    let alike =
+        chosen.iter().all(|here| Some(here.tls) == mesh && here.encapsulation() == Encapsulation::None);
     let by_authority = if alike {
         by_mesh_name.clone()
     } else {
-        let tunnel = tunnel_of(&chosen);
-        let list = chosen.iter().filter(|here| here.tunnel() == tunnel);
+        let encapsulation = encapsulation_of(&chosen);
+        let list = chosen.iter().filter(|here| here.encapsulation() == encapsulation);
         let list = list.flat_map(|here| {
             let mut candidates = candidates_of(here, group, site);
-            if tunnel == Tunnel::Hbone {
+            if encapsulation == Encapsulation::Hbone {
                 candidates.iter_mut().for_each(|candidate| candidate.key.address.set_port(HBONE_PORT));
             }
             candidates
@@ -570,11 +571,17 @@ fn subset_candidates(
 }
 
 /// Where a ready endpoint has a tunnel only those are chosen; else those without (SPEC §4).
-fn tunnel_of(here: &[&PortEndpoint<'_>]) -> Tunnel {
-    let has = |tunnel, ready: bool| {
-        here.iter().any(|here| here.tunnel() == tunnel && (!ready || here.endpoint.health == Health::Healthy))
+fn encapsulation_of(here: &[&PortEndpoint<'_>]) -> Encapsulation {
+    let has = |encapsulation, ready: bool| {
+        here.iter().any(|here| {
+            here.encapsulation() == encapsulation && (!ready || here.endpoint.health == Health::Healthy)
+        })
     };
-    if has(Tunnel::Hbone, true) || !has(Tunnel::None, false) { Tunnel::Hbone } else { Tunnel::None }
+    if has(Encapsulation::Hbone, true) || !has(Encapsulation::None, false) {
+        Encapsulation::Hbone
+    } else {
+        Encapsulation::None
+    }
 }
 
 /// The first of the modes that a ready endpoint has, else the first that any has.
@@ -597,7 +604,7 @@ impl WaypointView {
             locality: Locality::default(),
             distance: Distance::Elsewhere,
             // Waypoints take nothing else.
-            tunnel: Tunnel::Hbone,
+            encapsulation: Encapsulation::Hbone,
         };
         let candidates = Arc::new(Candidates::new(group, tuning.clone(), vec![candidate]));
         Self { identity: told.identity.clone(), candidates }
@@ -612,7 +619,8 @@ fn candidates_of(here: &PortEndpoint<'_>, group: &Arc<str>, site: Site<'_>) -> V
     let addresses = addresses.iter().take(used).map(|ip| SocketAddr::new(*ip, here.port));
     addresses
         .filter(|address| {
-            let tunnel = (here.tunnel() == Tunnel::Hbone).then(|| SocketAddr::new(address.ip(), HBONE_PORT));
+            let tunnel = (here.encapsulation() == Encapsulation::Hbone)
+                .then(|| SocketAddr::new(address.ip(), HBONE_PORT));
             !tunnel.into_iter().chain([*address]).any(|address| site.networks.is_own_gateway(address))
         })
         .map(|address| candidate(here, address, group, own))
@@ -632,7 +640,7 @@ fn candidate(
         cluster: endpoint.origin.cluster.clone(),
         locality: endpoint.endpoint.locality.clone(),
         distance: own.distance(&endpoint.endpoint.locality),
-        tunnel: endpoint.tunnel(),
+        encapsulation: endpoint.encapsulation(),
     }
 }
 

@@ -22,11 +22,11 @@ use super::routes::Resolved;
 use super::shard::{Shard, Standing};
 use super::view::{Client, Families, Passage, Viewer};
 use crate::model::address::{Bind, Host};
-use crate::model::endpoint::{Endpoint, Health, TlsMode, Tunnel, Weight, Workload};
+use crate::model::endpoint::{Encapsulation, Endpoint, EndpointTemplate, Health, TlsMode, Weight};
 use crate::model::identity::{IdentityPattern, TrustDomain};
 use crate::model::name::{HostName, NamePattern};
 use crate::model::place::{ClusterId, Locality, Network};
-use crate::model::service::{Protocol, Service, ServiceKey, ServicePort};
+use crate::model::service::{PortProtocol, Service, ServiceKey, ServicePort};
 
 /// Everything that a snapshot is made of, owned.
 #[derive(Clone, Debug)]
@@ -56,7 +56,7 @@ impl Mesh {
 pub(crate) fn scoped(shard: Listing) -> Arc<Shard> {
     let mut networks: Vec<Network> = NETWORKS.iter().map(|name| Network::new(name)).collect();
     networks.extend(shard.services.values().flat_map(|service| {
-        service.endpoints.iter().filter_map(|endpoint| endpoint.workload.network.clone()).collect::<Vec<_>>()
+        service.endpoints.iter().filter_map(|endpoint| endpoint.template.network.clone()).collect::<Vec<_>>()
     }));
     Shard::of(shard, &RegistryScope { networks: Some(networks), ..RegistryScope::default() }).into()
 }
@@ -151,11 +151,11 @@ pub(crate) fn endpoint(host: &str, weight_value: u32) -> Endpoint {
         locality: Locality::default(),
         weight: weight(weight_value),
         health: Health::Healthy,
-        workload: Arc::default(),
+        template: Arc::default(),
     }
 }
 
-pub(crate) fn port(number: u16, protocol: Protocol) -> ServicePort {
+pub(crate) fn port(number: u16, protocol: PortProtocol) -> ServicePort {
     ServicePort { name: format!("p{number}").into(), port: number, target_port: 8080, protocol }
 }
 
@@ -250,19 +250,20 @@ fn endpoints() -> impl Strategy<Value = Endpoint> {
     let tls = prop_oneof![7 => Just(None), 3 => select(TlsMode::ALL.to_vec()).prop_map(Some)];
     let labels = prop_oneof![2 => Just(None), 1 => Just(Some("1")), 1 => Just(Some("2"))];
     let ports = option::weighted(0.2, select(vec![15443_u16, 9443]));
-    let tunnel = prop_oneof![2 => Just(Tunnel::None), 1 => Just(Tunnel::Hbone)];
-    (host, network, health, (tls, tunnel), labels, ports, localities(), weights()).prop_map(
-        |(host, network, health, (tls, tunnel), label, port, locality, weight)| {
+    let encapsulation = prop_oneof![2 => Just(Encapsulation::None), 1 => Just(Encapsulation::Hbone)];
+    (host, network, health, (tls, encapsulation), labels, ports, localities(), weights()).prop_map(
+        |(host, network, health, (tls, encapsulation), label, port, locality, weight)| {
             let ports = port.into_iter().map(|port| (Arc::from("x"), port)).collect();
             let labels = label.into_iter().map(|value| (Arc::from("version"), Arc::from(value))).collect();
-            let workload = Workload { ports, labels, network, tls, tunnel, identity: None };
-            Endpoint { host, locality, weight, health, workload: workload.into() }
+            let template = EndpointTemplate { ports, labels, network, tls, encapsulation, identity: None };
+            Endpoint { host, locality, weight, health, template: template.into() }
         },
     )
 }
 
 fn ports() -> impl Strategy<Value = Vec<ServicePort>> {
-    let protocol = select(vec![Protocol::Tcp, Protocol::Tls, Protocol::Https, Protocol::Grpc]);
+    let protocol =
+        select(vec![PortProtocol::Tcp, PortProtocol::Tls, PortProtocol::Https, PortProtocol::Grpc]);
     let one =
         (select(vec!["x", "y", "z"]), select(vec![443_u16, 80]), select(vec![8080_u16, 15443]), protocol);
     vec(one, 1..4).prop_map(|all| {
@@ -409,7 +410,7 @@ impl Numbering {
         }
         if self.addresses == Addresses::Distinct && matches!(endpoint.host, Host::Name(_)) {
             let ports = ["x", "y", "z"].map(|name| (Arc::from(name), 7777));
-            Arc::make_mut(&mut endpoint.workload).ports = ports.into();
+            Arc::make_mut(&mut endpoint.template).ports = ports.into();
         }
     }
 }

@@ -17,7 +17,7 @@ use super::policy::Access;
 use super::service_view::{HOSTNAME_PREFERENCE, MESH_NAME_PREFERENCE, PortEndpoint, PortView, ServiceView};
 use super::weights::{Share, share, whole};
 use crate::model::address::Host;
-use crate::model::endpoint::{Health, TlsMode, Tunnel};
+use crate::model::endpoint::{Encapsulation, Health, TlsMode};
 use crate::model::place::{ClusterId, Locality, Network};
 
 /// Who asks for endpoints. Viewers that are equal are given the same.
@@ -245,7 +245,7 @@ impl Horizon<'_> {
         }
         let mode = match self.viewer.passage {
             Passage::Sni => endpoint.tls,
-            Passage::Hbone if endpoint.tunnel() == Tunnel::None => return Err(Why::NoTunnel),
+            Passage::Hbone if endpoint.encapsulation() == Encapsulation::None => return Err(Why::NoTunnel),
             // The tunnel is the mesh's, whatever is spoken in it.
             Passage::Hbone => TlsMode::Mesh,
         };

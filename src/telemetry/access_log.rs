@@ -157,14 +157,14 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::model::reason::Reason;
-    use crate::model::record::Protocol;
+    use crate::model::record::ConnectionProtocol;
 
     pub(crate) fn record(reason: Reason, sni: &[u8]) -> ConnectionRecord {
         ConnectionRecord {
             id: 7,
             time: UNIX_EPOCH,
             listener: "l".into(),
-            protocol: Protocol::Sni,
+            protocol: ConnectionProtocol::Sni,
             authority: None,
             source_claimed: None,
             trace: None,

@@ -10,7 +10,7 @@ use metrics::{Counter, Gauge, Histogram};
 
 use super::Telemetry;
 use crate::model::reason::Reason;
-use crate::model::record::{ConnectionRecord, Protocol};
+use crate::model::record::{ConnectionProtocol, ConnectionRecord};
 
 /// Rules whose series one worker keeps; beyond, they are counted together as `_other`.
 const RULES_MAX: usize = 20_000;
@@ -20,7 +20,7 @@ type EndedKey = (Arc<str>, Arc<str>, Reason);
 /// Listener, reason.
 type EndedTunnelKey = (Arc<str>, Reason);
 /// Service or route, cluster of the endpoint, how the client came.
-type DestinationKey = (Arc<str>, Arc<str>, Protocol);
+type DestinationKey = (Arc<str>, Arc<str>, ConnectionProtocol);
 
 /// Which way bytes took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,8 +179,8 @@ impl Local {
         let short = if record.service.is_some() { name.split('.').next().unwrap_or(name) } else { name };
         // Of TLS that is passed through nobody here knows who takes part in it.
         let security = match record.protocol {
-            Protocol::Hbone => "mutual_tls",
-            Protocol::Sni => "unknown",
+            ConnectionProtocol::Hbone => "mutual_tls",
+            ConnectionProtocol::Sni => "unknown",
         };
         let labels = [
             ("reporter", "gateway"),

@@ -3,7 +3,7 @@
 use super::*;
 use crate::admin::networks::{gateways, networks as networks_list};
 use crate::model::endpoint::Endpoint;
-use crate::model::service::Protocol;
+use crate::model::service::PortProtocol;
 use crate::snapshot::policy::Gateway;
 use crate::snapshot::tests::{Mesh, endpoint, gateway, network, place, port, service, shard};
 
@@ -20,8 +20,8 @@ fn snapshot() -> Snapshot {
     );
     let far = vec![endpoint("10.2.0.1", 1), Endpoint { health: Health::Draining, ..endpoint("10.2.0.2", 5) }];
     let near = Endpoint { locality: place("us/e"), health: Health::Unhealthy, ..endpoint("10.1.0.1", 1) };
-    let ports = || vec![port(443, Protocol::Tls)];
-    let two = vec![port(80, Protocol::Http), port(81, Protocol::Http)];
+    let ports = || vec![port(443, PortProtocol::Tls)];
+    let two = vec![port(80, PortProtocol::Http), port(81, PortProtocol::Http)];
     let mut with_subset = service("cart.shop.mesh", ports(), far);
     with_subset.subsets = [("v1".into(), [("version".into(), "1".into())].into())].into();
     Mesh::new(

@@ -11,11 +11,11 @@ use twox_hash::XxHash3_64;
 
 use crate::document::intern::Interner;
 use crate::model::address::{Host, canonical_ip};
-use crate::model::endpoint::{Endpoint, Health, Labels, TlsMode, Tunnel, Weight, Workload};
+use crate::model::endpoint::{Encapsulation, Endpoint, EndpointTemplate, Health, Labels, TlsMode, Weight};
 use crate::model::identity::Identity;
 use crate::model::name::HostName;
 use crate::model::place::{ClusterId, Locality, Network};
-use crate::model::service::{Protocol, Service, ServiceKey, ServicePort, Waypoint};
+use crate::model::service::{PortProtocol, Service, ServiceKey, ServicePort, Waypoint};
 use crate::proto::isthmus::registry::v1 as proto;
 use crate::snapshot::change::{
     EndpointSet, EndpointSetKey, GatewayKey, Item, Mark, MarkKey, RegistryGateway,
@@ -202,12 +202,12 @@ fn gateway(found: &RegistryGateway) -> proto::Gateway {
 
 fn endpoints(all: &[Endpoint]) -> proto::Endpoints {
     let mut list = proto::Endpoints::default();
-    let mut workloads: BTreeMap<*const Workload, u32> = BTreeMap::new();
+    let mut workloads: BTreeMap<*const EndpointTemplate, u32> = BTreeMap::new();
     let mut localities: BTreeMap<&str, u32> = BTreeMap::new();
     for endpoint in all {
         let next = u32::try_from(list.workloads.len()).unwrap_or(u32::MAX);
-        let workload_at = *workloads.entry(Arc::as_ptr(&endpoint.workload)).or_insert_with(|| {
-            list.workloads.push(workload(&endpoint.workload));
+        let workload_at = *workloads.entry(Arc::as_ptr(&endpoint.template)).or_insert_with(|| {
+            list.workloads.push(workload(&endpoint.template));
             next
         });
         let next = u32::try_from(list.localities.len()).unwrap_or(u32::MAX);
@@ -234,14 +234,14 @@ fn endpoints(all: &[Endpoint]) -> proto::Endpoints {
     list
 }
 
-fn workload(workload: &Workload) -> proto::Workload {
+fn workload(template: &EndpointTemplate) -> proto::Workload {
     proto::Workload {
-        ports: workload.ports.iter().map(|(name, port)| (name.to_string(), u32::from(*port))).collect(),
-        labels: texts(&workload.labels),
-        network: workload.network.as_ref().map(ToString::to_string),
-        tls: workload.tls.map(|mode| mode.text().to_owned()).unwrap_or_default(),
-        tunnel: workload.tunnel.text().to_owned(),
-        identity: identity_text(workload.identity.as_ref()),
+        ports: template.ports.iter().map(|(name, port)| (name.to_string(), u32::from(*port))).collect(),
+        labels: texts(&template.labels),
+        network: template.network.as_ref().map(ToString::to_string),
+        tls: template.tls.map(|mode| mode.text().to_owned()).unwrap_or_default(),
+        tunnel: template.encapsulation.text().to_owned(),
+        identity: identity_text(template.identity.as_ref()),
     }
 }
 
@@ -297,7 +297,7 @@ impl Decoder {
                 name: self.interner.text(&port.name),
                 port: number(port.port)?,
                 target_port: number(port.target_port)?,
-                protocol: choice(&port.protocol, &Protocol::ALL, Protocol::text)?,
+                protocol: choice(&port.protocol, &PortProtocol::ALL, PortProtocol::text)?,
             })
         };
         let mut ports: Vec<ServicePort> = service.ports.into_iter().map(port).collect::<Option<_>>()?;
@@ -323,8 +323,8 @@ impl Decoder {
     }
 
     fn endpoints(&mut self, list: proto::Endpoints) -> Option<Arc<[Endpoint]>> {
-        let workloads = list.workloads.into_iter().map(|workload| self.workload(workload));
-        let workloads: Vec<Arc<Workload>> = workloads.collect::<Option<_>>()?;
+        let templates = list.workloads.into_iter().map(|workload| self.template(workload));
+        let templates: Vec<Arc<EndpointTemplate>> = templates.collect::<Option<_>>()?;
         let localities: Vec<Locality> =
             list.localities.iter().map(|text| self.locality(text)).collect::<Option<_>>()?;
         let endpoint = |endpoint: proto::Endpoint| {
@@ -343,15 +343,15 @@ impl Decoder {
                     true => Health::Healthy,
                     false => choice(health, &Health::ALL, Health::text)?,
                 },
-                workload: workloads.get(usize::try_from(endpoint.workload).ok()?)?.clone(),
+                template: templates.get(usize::try_from(endpoint.workload).ok()?)?.clone(),
             })
         };
         list.endpoints.into_iter().map(endpoint).collect()
     }
 
-    fn workload(&mut self, workload: proto::Workload) -> Option<Arc<Workload>> {
+    fn template(&mut self, workload: proto::Workload) -> Option<Arc<EndpointTemplate>> {
         let port = |(name, port): (String, u32)| Some((self.interner.text(&name), number(port)?));
-        let workload = Workload {
+        let template = EndpointTemplate {
             ports: workload.ports.into_iter().map(port).collect::<Option<_>>()?,
             labels: self.labels(workload.labels),
             network: workload.network.map(|network| self.interner.network(&network)),
@@ -359,10 +359,10 @@ impl Decoder {
                 true => None,
                 false => Some(choice(&workload.tls, &TlsMode::ALL, TlsMode::text)?),
             },
-            tunnel: choice(&workload.tunnel, &Tunnel::ALL, Tunnel::text)?,
+            encapsulation: choice(&workload.tunnel, &Encapsulation::ALL, Encapsulation::text)?,
             identity: self.identity(&workload.identity)?,
         };
-        Some(self.interner.workload(workload))
+        Some(self.interner.template(template))
     }
 
     fn gateway(&mut self, gateway: proto::Gateway) -> Option<RegistryGateway> {
@@ -437,7 +437,7 @@ mod tests {
             locality: Locality::default(),
             weight: Weight::ONE,
             health: Health::Healthy,
-            workload: Arc::default(),
+            template: Arc::default(),
         };
         let set = EndpointSetKey { service: key.clone(), name: "slice-1".into() };
         items.push(Item::Endpoints(EndpointSet { key: set, endpoints: [endpoint].into() }));

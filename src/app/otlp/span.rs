@@ -12,7 +12,7 @@ use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span, SpanFlags, Status};
 
-use crate::model::record::{ConnectionRecord, Protocol};
+use crate::model::record::{ConnectionProtocol, ConnectionRecord};
 use crate::snapshot::policy::Node;
 use crate::telemetry::access_log::{GatewayName, fields};
 
@@ -58,8 +58,8 @@ fn resource(node: &Node) -> Resource {
 fn span(record: &ConnectionRecord, node: &Node) -> Option<Span> {
     let place = record.span?;
     let name = match record.protocol {
-        Protocol::Sni => "isthmus sni",
-        Protocol::Hbone => "isthmus hbone",
+        ConnectionProtocol::Sni => "isthmus sni",
+        ConnectionProtocol::Hbone => "isthmus hbone",
     };
     let remote = if place.parent.is_some() { SpanFlags::ContextIsRemoteMask as u32 } else { 0 };
     Some(Span {

@@ -9,7 +9,7 @@ use opentelemetry_proto::tonic::trace::v1::Span;
 use super::*;
 use crate::model::place::{ClusterId, Network};
 use crate::model::reason::Reason;
-use crate::model::record::{ConnectionRecord, Protocol};
+use crate::model::record::{ConnectionProtocol, ConnectionRecord};
 use crate::model::trace::{Sampling, TraceParent};
 use crate::telemetry::access_log::tests::record;
 
@@ -49,7 +49,7 @@ fn a_span_has_its_place_its_times_and_the_fields_of_the_access_log() {
     record.trace = TraceParent::parse(parent);
     record.trace_state = Some("a=1".into());
     record.span = Sampling::of(0.0).span(record.trace, || 7);
-    record.protocol = Protocol::Hbone;
+    record.protocol = ConnectionProtocol::Hbone;
     record.service = Some("a.test".into());
     record.port = Some(443);
     record.connect = Some(Duration::from_micros(2_500));

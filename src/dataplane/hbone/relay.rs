@@ -22,7 +22,7 @@ use crate::dataplane::connect::Connected;
 use crate::dataplane::standstill::{self, Sides, examine};
 use crate::dataplane::table::Entry;
 use crate::dataplane::worker::Worker;
-use crate::model::endpoint::Tunnel as Carried;
+use crate::model::endpoint::Encapsulation as Carried;
 use crate::model::reason::Reason;
 use crate::model::record::Side;
 use crate::net::diag::Diag;

@@ -29,7 +29,7 @@ impl Peers {
         for found in endpoints.filter(|found| found.tls == TlsMode::Mesh) {
             peers.any = true;
             peers.endpoints += 1;
-            match &found.endpoint.workload.identity {
+            match &found.endpoint.template.identity {
                 Some(identity) => drop(peers.identities.insert(identity.shared())),
                 None => nameless = true,
             }

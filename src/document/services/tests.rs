@@ -24,19 +24,19 @@ fn a_registry_file_becomes_a_shard() {
     let (key, service) = shard.services.first_key_value().expect("a service");
     assert_eq!(key.to_string(), "shop/reviews.shop.mesh");
     let port = &service.ports[1];
-    assert_eq!((port.target_port, port.protocol), (80, Protocol::Tcp));
-    assert_eq!(service.ports[0].protocol, Protocol::Tls);
+    assert_eq!((port.target_port, port.protocol), (80, PortProtocol::Tcp));
+    assert_eq!(service.ports[0].protocol, PortProtocol::Tls);
     let [first, second] = &*service.endpoints else { panic!("two endpoints") };
     assert_eq!((first.health, first.weight.value()), (Health::Draining, 3));
-    let workload = &first.workload;
+    let template = &first.template;
     let v1 = &service.subsets["v1"];
-    assert!(workload.has_labels(v1) && !second.workload.has_labels(v1));
-    assert_eq!((workload.ports.get("https"), workload.tls), (Some(&9443), Some(TlsMode::None)));
-    assert_eq!(workload.network, Some(Network::new("n")));
-    assert!(workload.identity.as_ref().is_some_and(|identity| identity.as_str() == "spiffe://td/ns/a"));
+    assert!(template.has_labels(v1) && !second.template.has_labels(v1));
+    assert_eq!((template.ports.get("https"), template.tls), (Some(&9443), Some(TlsMode::None)));
+    assert_eq!(template.network, Some(Network::new("n")));
+    assert!(template.identity.as_ref().is_some_and(|identity| identity.as_str() == "spiffe://td/ns/a"));
     assert_eq!((second.health, second.weight), (Health::Healthy, Weight::ONE));
     assert!(matches!(&second.host, Host::Name(name) if name.as_str() == "pod.local"));
-    assert_eq!(*second.workload, Workload::default());
+    assert_eq!(*second.template, EndpointTemplate::default());
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn a_large_document_is_read_service_by_service_and_shares_equal_values() {
         shard.services.values().flat_map(|service| service.endpoints.iter()).collect();
     assert_eq!(endpoints.len(), 20_000);
     let distinct = |pointers: Vec<usize>| pointers.into_iter().collect::<BTreeSet<_>>().len();
-    let workloads = endpoints.iter().map(|endpoint| Arc::as_ptr(&endpoint.workload).addr());
+    let workloads = endpoints.iter().map(|endpoint| Arc::as_ptr(&endpoint.template).addr());
     assert_eq!(distinct(workloads.collect()), 40);
     let localities = endpoints.iter().map(|endpoint| endpoint.locality.as_str().as_ptr().addr());
     assert_eq!(distinct(localities.collect()), 3);
@@ -120,7 +120,7 @@ fn the_words_of_the_table_are_those_of_the_model() {
         Some(Kind::Choice(words)) => words.to_vec(),
         other => panic!("{other:?}"),
     };
-    assert_eq!(words(&SERVICE_PORT, "protocol"), Protocol::ALL.map(Protocol::text));
+    assert_eq!(words(&SERVICE_PORT, "protocol"), PortProtocol::ALL.map(PortProtocol::text));
     assert_eq!(words(&ENDPOINT, "health"), Health::ALL.map(Health::text));
     assert_eq!(words(&ENDPOINT, "tls"), TlsMode::ALL.map(TlsMode::text));
 }

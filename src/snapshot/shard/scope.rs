@@ -62,7 +62,7 @@ impl Shard {
     }
 
     pub(super) fn cut_endpoints(&self, endpoints: Arc<[Endpoint]>, denied: &mut Denied) -> Arc<[Endpoint]> {
-        let on_network = |endpoint: &Endpoint| self.takes_network(endpoint.workload.network.as_ref());
+        let on_network = |endpoint: &Endpoint| self.takes_network(endpoint.template.network.as_ref());
         let mut keep = |endpoint: &&Endpoint| {
             if !on_network(endpoint) {
                 denied.networks += 1;

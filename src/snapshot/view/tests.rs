@@ -3,8 +3,8 @@
 mod properties;
 
 use super::*;
-use crate::model::endpoint::{Endpoint, Workload};
-use crate::model::service::Protocol;
+use crate::model::endpoint::{Endpoint, EndpointTemplate};
+use crate::model::service::PortProtocol;
 use crate::snapshot::policy::Gateway;
 use crate::snapshot::tests::{
     Mesh, endpoint, gateway, host_name, network, place, policy, port, service, shard,
@@ -20,7 +20,7 @@ fn west(gateways: Vec<Gateway>, endpoints: Vec<Endpoint>) -> Mesh {
 /// West with several clusters.
 fn of(gateways: Vec<Gateway>, clusters: Vec<(&str, Vec<Endpoint>)>) -> Mesh {
     let shards = clusters.into_iter().map(|(cluster, endpoints)| {
-        let service = service(SERVICE, vec![port(443, Protocol::Tcp)], endpoints);
+        let service = service(SERVICE, vec![port(443, PortProtocol::Tcp)], endpoints);
         shard(cluster, "west", vec![service])
     });
     Mesh::new(vec![network("west", gateways)], shards.collect())
@@ -66,7 +66,7 @@ fn a_cluster_of_three_zones_is_one_entry_of_its_total() {
     let mut mesh = west(vec![entrance], endpoints.collect());
     assert_eq!(entries(&mesh, &east()), [entry("192.0.2.1:15443", 1, "6")]);
     assert_eq!(seen(&mesh, &east()).entries[0].locality, place("us"));
-    let near = service(SERVICE, vec![port(443, Protocol::Tcp)], vec![endpoint("10.1.0.1", 4)]);
+    let near = service(SERVICE, vec![port(443, PortProtocol::Tcp)], vec![endpoint("10.1.0.1", 4)]);
     mesh.shards.push(crate::snapshot::tests::scoped(shard("a", "east", vec![near])));
     assert_eq!(entries(&mesh, &east()), [entry("10.1.0.1:8080", 2, "4"), entry("192.0.2.1:15443", 3, "6")]);
 }
@@ -149,7 +149,7 @@ fn a_network_without_gateways_is_never_given_by_address() {
                 shard(
                     "c",
                     "nowhere",
-                    vec![service(SERVICE, vec![port(443, Protocol::Tcp)], vec![endpoint("10.3.0.1", 1)])],
+                    vec![service(SERVICE, vec![port(443, PortProtocol::Tcp)], vec![endpoint("10.3.0.1", 1)])],
                 )
             })
             .collect(),
@@ -169,7 +169,7 @@ fn a_viewer_sees_the_networks_it_asked_for() {
 
 #[test]
 fn the_unknown_network_is_for_its_own_and_its_cluster() {
-    let services = |endpoints| vec![service(SERVICE, vec![port(443, Protocol::Tcp)], endpoints)];
+    let services = |endpoints| vec![service(SERVICE, vec![port(443, PortProtocol::Tcp)], endpoints)];
     let lost = shard("c", "", services(vec![endpoint("10.2.0.1", 1)]));
     let known = shard("d", "west", services(vec![endpoint("10.2.0.2", 1)]));
     let mesh = Mesh::new(vec![network("west", vec![gateway("192.0.2.1", 1)])], vec![lost, known]);
@@ -208,8 +208,8 @@ fn what_is_not_ready_counts_only_as_a_neighbour_of_envoy() {
 }
 
 fn speaking(host: &str, tls: TlsMode) -> Endpoint {
-    let workload = Workload { tls: Some(tls), ..Workload::default() };
-    Endpoint { workload: workload.into(), ..endpoint(host, 1) }
+    let template = EndpointTemplate { tls: Some(tls), ..EndpointTemplate::default() };
+    Endpoint { template: template.into(), ..endpoint(host, 1) }
 }
 
 #[test]
@@ -253,7 +253,7 @@ fn endpoints_that_are_not_exported_have_a_say_in_the_tls_mode() {
 /// Two networks may share a gateway's address: a client knows one kind of TLS for it.
 #[test]
 fn an_address_is_entered_for_one_kind_of_tls() {
-    let services = |endpoint| vec![service(SERVICE, vec![port(443, Protocol::Tcp)], vec![endpoint])];
+    let services = |endpoint| vec![service(SERVICE, vec![port(443, PortProtocol::Tcp)], vec![endpoint])];
     let networks = ["n1", "n2"].map(|name| network(name, vec![gateway("192.0.2.1", 1)]));
     let mesh = |second| {
         let shards = vec![
@@ -271,9 +271,9 @@ fn an_address_is_entered_for_one_kind_of_tls() {
 #[test]
 fn a_neighbour_at_a_gateways_address_is_one_entry() {
     let mesh = |tls| {
-        let ports = vec![port(443, Protocol::Tcp)];
+        let ports = vec![port(443, PortProtocol::Tcp)];
         let mut near = speaking("192.0.2.1", tls);
-        Arc::make_mut(&mut near.workload).ports = [(Arc::from("p443"), 15443)].into();
+        Arc::make_mut(&mut near.template).ports = [(Arc::from("p443"), 15443)].into();
         let mut mesh = west(vec![gateway("192.0.2.1", 1)], vec![endpoint("10.2.0.1", 3)]);
         let near = shard("a", "east", vec![service(SERVICE, ports, vec![near])]);
         mesh.shards.push(crate::snapshot::tests::scoped(near));
@@ -301,10 +301,12 @@ fn grpc_is_given_gateways_only_where_the_host_name_leads_to_the_port() {
         Mesh::new(networks, vec![shard("c", "west", vec![service])])
     };
     let grpc = Viewer { client: Client::Grpc, ..east() };
-    let one = mesh(vec![port(443, Protocol::Tls)]);
+    let one = mesh(vec![port(443, PortProtocol::Tls)]);
     assert_eq!(entries(&one, &grpc), [entry("192.0.2.1:15443", 1, "1")]);
-    for ports in [vec![port(443, Protocol::Tcp)], vec![port(443, Protocol::Tls), port(444, Protocol::Https)]]
-    {
+    for ports in [
+        vec![port(443, PortProtocol::Tcp)],
+        vec![port(443, PortProtocol::Tls), port(444, PortProtocol::Https)],
+    ] {
         let none = mesh(ports);
         assert_eq!((entries(&none, &grpc), missing(&none, &grpc)), (vec![], vec![(1, Why::NoHostRoute)]));
     }
@@ -330,7 +332,7 @@ fn the_largest_weights_are_scaled() {
     let max = u32::MAX.to_string();
     let near = |weight| {
         let endpoints = vec![endpoint("10.1.0.1", weight)];
-        let near = shard("a", "east", vec![service(SERVICE, vec![port(443, Protocol::Tcp)], endpoints)]);
+        let near = shard("a", "east", vec![service(SERVICE, vec![port(443, PortProtocol::Tcp)], endpoints)]);
         crate::snapshot::tests::scoped(near)
     };
     mesh.shards.push(near(1));
@@ -343,11 +345,12 @@ fn the_largest_weights_are_scaled() {
 
 #[test]
 fn a_subset_is_viewed_alone_and_an_unknown_one_is_told() {
-    let version = Workload { labels: [("version".into(), "1".into())].into(), ..Workload::default() };
+    let version =
+        EndpointTemplate { labels: [("version".into(), "1".into())].into(), ..EndpointTemplate::default() };
     let mut of_one = service(
         SERVICE,
-        vec![port(443, Protocol::Tcp)],
-        vec![Endpoint { workload: version.into(), ..endpoint("10.2.0.1", 1) }, endpoint("10.2.0.2", 5)],
+        vec![port(443, PortProtocol::Tcp)],
+        vec![Endpoint { template: version.into(), ..endpoint("10.2.0.1", 1) }, endpoint("10.2.0.2", 5)],
     );
     of_one.subsets = [("V1".into(), [("version".into(), "1".into())].into())].into();
     let mesh = Mesh::new(

@@ -223,7 +223,7 @@ impl Rules<'_> {
             };
             for endpoint in part.service.endpoints.iter().filter(|_| counts && conflict) {
                 let labels = self.service.subsets.get(self.subset);
-                if labels.is_some_and(|labels| !endpoint.workload.has_labels(labels)) {
+                if labels.is_some_and(|labels| !endpoint.template.has_labels(labels)) {
                     continue;
                 }
                 let network = network_of(endpoint, &part.origin, self.snapshot.networks());
@@ -260,7 +260,7 @@ impl Rules<'_> {
             Some(Why::Unready)
         } else if endpoint.network.as_str() == "" {
             Some(Why::NoUsableGateway)
-        } else if self.by_hbone() && endpoint.endpoint.workload.tunnel == Tunnel::None {
+        } else if self.by_hbone() && endpoint.endpoint.template.encapsulation == Encapsulation::None {
             Some(Why::NoTunnel)
         } else if !self.is_exported(&endpoint.origin.cluster) {
             Some(Why::NotExported)
