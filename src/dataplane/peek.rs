@@ -15,7 +15,7 @@ use crate::model::reason::Reason;
 use crate::snapshot::Snapshot;
 use crate::snapshot::admit::{Admission, Asked, Question, Refusal, admit, admit_source};
 use crate::snapshot::policy::{Listener, ListenerProtocol};
-use crate::wire::client_hello::{Fault, Hello, Scanner, Verdict, looks_like};
+use crate::wire::client_hello::{Hello, HelloFault, Scanner, Verdict, looks_like};
 
 /// What came of the first bytes.
 pub(crate) enum Peeked {
@@ -169,10 +169,10 @@ fn conclude(
         Verdict::Refused(fault) => {
             entry.story.borrow_mut().detail = fault_detail(fault, bytes);
             return Some(Peeked::Refused(match fault {
-                Fault::NotTls => Reason::NotTls,
-                Fault::TooLarge => Reason::HelloTooLarge,
-                Fault::Fragments => Reason::HelloFragments,
-                Fault::Malformed(_) => Reason::BadHello,
+                HelloFault::NotTls => Reason::NotTls,
+                HelloFault::TooLarge => Reason::HelloTooLarge,
+                HelloFault::Fragments => Reason::HelloFragments,
+                HelloFault::Malformed(_) => Reason::BadHello,
             }));
         }
     };
@@ -223,11 +223,11 @@ fn note_names(entry: &Entry, hello: &Hello<'_>) {
 }
 
 /// Returns what a refused hello is, where its reason does not say so.
-fn fault_detail(fault: &Fault, bytes: &[u8]) -> Option<Box<str>> {
+fn fault_detail(fault: &HelloFault, bytes: &[u8]) -> Option<Box<str>> {
     match fault {
-        Fault::NotTls => looks_like(bytes).map(|like| format!("it looks like {like}").into()),
-        Fault::Malformed(what) => Some((*what).into()),
-        Fault::TooLarge | Fault::Fragments => None,
+        HelloFault::NotTls => looks_like(bytes).map(|like| format!("it looks like {like}").into()),
+        HelloFault::Malformed(what) => Some((*what).into()),
+        HelloFault::TooLarge | HelloFault::Fragments => None,
     }
 }
 

@@ -1,20 +1,26 @@
-//! The TLS alert that tells a refused client why (RFC 8446 §6).
+//! The TLS alert that tells a refused client the reason (RFC 8446 §6).
 
 use crate::model::reason::Reason;
 
 /// An alert description (RFC 8446 §6, RFC 6066 §9, RFC 7301 §3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Alert {
+    /// A message could not be decoded.
     DecodeError = 50,
+    /// A field of a message is out of range.
     IllegalParameter = 47,
+    /// Access is denied.
     AccessDenied = 49,
+    /// An error that has nothing to do with the peer.
     InternalError = 80,
+    /// No server of the SNI is known (RFC 6066 §9).
     UnrecognizedName = 112,
+    /// None of the offered protocols is supported (RFC 7301 §3.2).
     NoApplicationProtocol = 120,
 }
 
 impl Alert {
-    /// The alert for a refusal; `None` where the client speaks no TLS that we know of, or nobody is left to read it.
+    /// Returns the alert for a refusal; `None` for reasons that end a connection without an alert from here.
     pub fn of(reason: Reason) -> Option<Self> {
         match reason {
             Reason::BadHello => Some(Self::DecodeError),
@@ -56,7 +62,7 @@ impl Alert {
         }
     }
 
-    /// Its name in the registry of TLS alerts.
+    /// Returns the name in IANA's registry of TLS alerts.
     pub const fn text(self) -> &'static str {
         match self {
             Self::DecodeError => "decode_error",
@@ -68,7 +74,7 @@ impl Alert {
         }
     }
 
-    /// The record: a fatal alert in a plaintext record of version 3.3.
+    /// Returns a plaintext record of version 3.3 with this alert as a fatal one.
     pub const fn record(self) -> [u8; 7] {
         [21, 3, 3, 0, 2, 2, self as u8]
     }

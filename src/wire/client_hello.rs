@@ -21,39 +21,46 @@ const EXTENSION_SERVER_NAME: u16 = 0;
 const EXTENSION_ALPN: u16 = 16;
 const NAME_TYPE_HOST: u8 = 0;
 
-/// What the bytes so far amount to.
+/// The result of scanning the bytes received so far.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict<'a> {
+    /// The bytes are legal so far, and the hello is not whole.
     NeedMore,
+    /// The hello is whole.
     Whole(Hello<'a>),
-    Refused(Fault),
+    /// The bytes are not a ClientHello that the gateway accepts.
+    Refused(HelloFault),
 }
 
-/// What a ClientHello says.
+/// The fields of a ClientHello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello<'a> {
-    /// The one host name, as received; `None` without the extension.
+    /// The host name as received; `None` without the extension.
     pub server_name: Option<&'a [u8]>,
-    /// The protocols offered.
+    /// The protocols offered; `None` without the extension.
     pub alpn: Option<Protocols<'a>>,
-    /// Bytes of the stream up to its end, record headers included.
+    /// The length of the stream up to the end of the hello in bytes, record headers included.
     pub length: usize,
 }
 
-/// Why a ClientHello is refused.
+/// The reason why a ClientHello is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
+pub enum HelloFault {
+    /// The first bytes are not a TLS handshake record.
     #[error("the first bytes are no TLS handshake record")]
     NotTls,
+    /// The hello is longer than `bytes_max`, or says that it will be.
     #[error("the hello is longer than allowed")]
     TooLarge,
+    /// The hello came in more than `records_max` records.
     #[error("the hello comes in more records than allowed")]
     Fragments,
+    /// The hello is malformed or ambiguous; the text names the part.
     #[error("{0}")]
     Malformed(&'static str),
 }
 
-/// What streams that are not TLS begin with, and what that is called.
+/// First bytes of other protocols, with the name that messages give them.
 const OTHER_PROTOCOLS: &[(&[u8], &str)] = &[
     (b"PROXY ", "a PROXY v1 header"),
     (b"\r\n\r\n\0\r\nQUIT\n", "a PROXY v2 header"),
@@ -76,25 +83,26 @@ const OTHER_PROTOCOLS: &[(&[u8], &str)] = &[
     (b"\x15\x03", "a TLS alert"),
 ];
 
-/// Returns what the first bytes of a stream look like that is not the one expected, where they are known.
+/// Returns the name of the protocol that the first bytes of a stream look like, if it is known.
 pub fn looks_like(bytes: &[u8]) -> Option<&'static str> {
     OTHER_PROTOCOLS.iter().find(|(prefix, _)| bytes.starts_with(prefix)).map(|(_, name)| *name)
 }
 
-/// Returns true if the bytes that answer a ClientHello begin a TLS record: a handshake or an alert.
+/// Returns true if the bytes that answer a ClientHello begin with a TLS record: a handshake or an alert.
 pub fn answers_tls(bytes: &[u8]) -> bool {
     bytes.first().is_none_or(|first| matches!(*first, CONTENT_ALERT | CONTENT_HANDSHAKE))
 }
 
-/// Room that one worker's scanners share.
+/// Buffers that the scanners of one worker share.
 pub struct Scratch {
-    /// A message put together from several records.
+    /// A message assembled from several records.
     message: Vec<u8>,
-    /// One bit for each extension type seen; all zero between calls.
+    /// One bit per extension type seen; all zero between calls.
     seen: Box<[u64; 1 << 10]>,
 }
 
 impl Scratch {
+    /// Allocates the buffers.
     pub fn new() -> Self {
         Self { message: Vec::new(), seen: Box::new([0; 1 << 10]) }
     }
@@ -111,24 +119,24 @@ impl Default for Scratch {
 pub struct Scanner {
     bytes_max: usize,
     records_max: usize,
-    /// Where in the stream the next record header begins.
+    /// The offset in the stream at which the next record header begins.
     next: usize,
-    /// Record headers read.
+    /// Record headers read so far.
     records: usize,
     /// Bytes of the handshake message in the records before `next`.
     gathered: usize,
-    /// The handshake header, as far as it has come.
+    /// The handshake header, as far as it has been received.
     header: [u8; HANDSHAKE_HEADER],
 }
 
 impl Scanner {
-    /// At most `bytes_max` bytes of stream and `records_max` records are looked at.
+    /// Makes a scanner that reads at most `bytes_max` bytes of the stream and `records_max` records.
     pub fn new(bytes_max: usize, records_max: usize) -> Self {
         Self { bytes_max, records_max, next: 0, records: 0, gathered: 0, header: [0; HANDSHAKE_HEADER] }
     }
 
-    /// Judges the stream as far as it has come. `received` is all of it since its first byte, and
-    /// only ever grows between calls.
+    /// Scans the stream as far as it was received. `received` is the whole stream since its first byte; it
+    /// only grows between calls.
     pub fn scan<'a>(&mut self, received: &'a [u8], scratch: &'a mut Scratch) -> Verdict<'a> {
         let length = match self.walk_records(received) {
             Ok(None) => return Verdict::NeedMore,
@@ -136,7 +144,7 @@ impl Scanner {
             Err(fault) => return Verdict::Refused(fault),
         };
         let message = if self.records == 0 {
-            // Nothing was gathered before the record that ends the message: it lies in one piece.
+            // No earlier record holds a part of the message, so it lies in one piece.
             received.get(RECORD_HEADER..length).unwrap_or_default()
         } else {
             assemble(&received[..length.min(received.len())], &mut scratch.message);
@@ -148,8 +156,8 @@ impl Scanner {
         }
     }
 
-    /// The length of the stream up to the end of the hello, once it is all there.
-    fn walk_records(&mut self, received: &[u8]) -> Result<Option<usize>, Fault> {
+    /// Returns the length of the stream up to the end of the hello, once all of it was received.
+    fn walk_records(&mut self, received: &[u8]) -> Result<Option<usize>, HelloFault> {
         loop {
             let start = self.next + RECORD_HEADER;
             let Some(size) = self.record_size(received.get(self.next..).unwrap_or_default())? else {
@@ -167,10 +175,10 @@ impl Scanner {
             let missing = total - self.gathered.min(total);
             let further_header = if missing > size { RECORD_HEADER } else { 0 };
             if start + missing + further_header > self.bytes_max {
-                return Err(Fault::TooLarge);
+                return Err(HelloFault::TooLarge);
             }
             if missing < size {
-                return Err(Fault::Malformed("other bytes follow the ClientHello in its record"));
+                return Err(HelloFault::Malformed("other bytes follow the ClientHello in its record"));
             }
             if fragment.len() < size {
                 return Ok(None);
@@ -182,54 +190,56 @@ impl Scanner {
         }
     }
 
-    /// Goes on behind a record that is all there.
+    /// Advances past a record that was received whole.
     fn pass(&mut self, size: usize) {
         self.next += RECORD_HEADER + size;
         self.records += 1;
         self.gathered += size;
     }
 
-    /// The length in the record header that `bytes` begin with, once it is all there.
-    fn record_size(&self, bytes: &[u8]) -> Result<Option<usize>, Fault> {
+    /// Returns the length from the record header at the start of `bytes`, once the header was received.
+    fn record_size(&self, bytes: &[u8]) -> Result<Option<usize>, HelloFault> {
         let Some(content) = bytes.first() else {
             return Ok(None);
         };
         if self.records >= self.records_max {
-            return Err(Fault::Fragments);
+            return Err(HelloFault::Fragments);
         }
         if self.next + RECORD_HEADER > self.bytes_max {
-            return Err(Fault::TooLarge);
+            return Err(HelloFault::TooLarge);
         }
         let first = self.records == 0;
         if *content != CONTENT_HANDSHAKE {
-            let foreign = Fault::Malformed("a record of another kind interrupts the ClientHello");
-            return Err(if first { Fault::NotTls } else { foreign });
+            let foreign = HelloFault::Malformed("a record of another kind interrupts the ClientHello");
+            return Err(if first { HelloFault::NotTls } else { foreign });
         }
         match bytes.get(1) {
             None => return Ok(None),
             Some(3) => {}
-            Some(_) if first => return Err(Fault::NotTls),
-            Some(_) => return Err(Fault::Malformed("a record's version is not 3.x")),
+            Some(_) if first => return Err(HelloFault::NotTls),
+            Some(_) => return Err(HelloFault::Malformed("a record's version is not 3.x")),
         }
         let Some(&[high, low]) = bytes.get(3..RECORD_HEADER) else {
             return Ok(None);
         };
         match usize::from(u16::from_be_bytes([high, low])) {
-            0 => Err(Fault::Malformed("a record is empty")),
-            size if size > RECORD_BYTES_MAX => Err(Fault::Malformed("a record is longer than 2^14 bytes")),
+            0 => Err(HelloFault::Malformed("a record is empty")),
+            size if size > RECORD_BYTES_MAX => {
+                Err(HelloFault::Malformed("a record is longer than 2^14 bytes"))
+            }
             size => Ok(Some(size)),
         }
     }
 
-    /// The length of the whole handshake message, header included, once its header is there.
-    fn message_size(&mut self, fragment: &[u8]) -> Result<Option<usize>, Fault> {
+    /// Returns the length of the handshake message, header included, once its header was received.
+    fn message_size(&mut self, fragment: &[u8]) -> Result<Option<usize>, HelloFault> {
         let have = self.gathered.min(HANDSHAKE_HEADER);
         for (slot, byte) in self.header[have..].iter_mut().zip(fragment) {
             *slot = *byte;
         }
         let have = have + fragment.len();
         if have >= 1 && self.header[0] != HANDSHAKE_CLIENT_HELLO {
-            return Err(Fault::Malformed("the handshake message is no ClientHello"));
+            return Err(HelloFault::Malformed("the handshake message is no ClientHello"));
         }
         if have < HANDSHAKE_HEADER {
             return Ok(None);
@@ -240,7 +250,7 @@ impl Scanner {
     }
 }
 
-/// Puts the message of several records together; `stream` ends where the message ends.
+/// Assembles the message from its records; `stream` ends where the message ends.
 fn assemble(stream: &[u8], message: &mut Vec<u8>) {
     message.clear();
     let mut rest = stream;
@@ -252,43 +262,46 @@ fn assemble(stream: &[u8], message: &mut Vec<u8>) {
     }
 }
 
-/// A walk over length-prefixed fields.
+/// A reader of length-prefixed fields.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
-    fn take(&mut self, length: usize, what: &'static str) -> Result<&'a [u8], Fault> {
-        let (taken, rest) = self.0.split_at_checked(length).ok_or(Fault::Malformed(what))?;
+    fn take(&mut self, length: usize, what: &'static str) -> Result<&'a [u8], HelloFault> {
+        let (taken, rest) = self.0.split_at_checked(length).ok_or(HelloFault::Malformed(what))?;
         self.0 = rest;
         Ok(taken)
     }
 
-    fn number8(&mut self, what: &'static str) -> Result<usize, Fault> {
+    fn number8(&mut self, what: &'static str) -> Result<usize, HelloFault> {
         self.take(1, what).map(|bytes| usize::from(bytes[0]))
     }
 
-    fn number16(&mut self, what: &'static str) -> Result<u16, Fault> {
+    fn number16(&mut self, what: &'static str) -> Result<u16, HelloFault> {
         self.take(2, what).map(|bytes| u16::from_be_bytes([bytes[0], bytes[1]]))
     }
 }
 
 type NamesAndProtocols<'a> = (Option<&'a [u8]>, Option<Protocols<'a>>);
 
-fn read_message<'a>(message: &'a [u8], seen: &mut [u64; 1 << 10]) -> Result<NamesAndProtocols<'a>, Fault> {
+fn read_message<'a>(
+    message: &'a [u8],
+    seen: &mut [u64; 1 << 10],
+) -> Result<NamesAndProtocols<'a>, HelloFault> {
     let mut fields = Fields(message);
     fields.take(HANDSHAKE_HEADER + 2 + 32, "the hello ends before its random")?;
     let session = fields.number8("the hello ends before its session id")?;
     if session > 32 {
-        return Err(Fault::Malformed("the session id is longer than 32 bytes"));
+        return Err(HelloFault::Malformed("the session id is longer than 32 bytes"));
     }
     fields.take(session, "the hello ends in its session id")?;
     let suites = usize::from(fields.number16("the hello ends before its cipher suites")?);
     if suites == 0 || suites % 2 == 1 {
-        return Err(Fault::Malformed("the length of the cipher suites is odd or zero"));
+        return Err(HelloFault::Malformed("the length of the cipher suites is odd or zero"));
     }
     fields.take(suites, "the hello ends in its cipher suites")?;
     let compression = fields.number8("the hello ends before its compression methods")?;
     if compression == 0 {
-        return Err(Fault::Malformed("there is no compression method"));
+        return Err(HelloFault::Malformed("there is no compression method"));
     }
     fields.take(compression, "the hello ends in its compression methods")?;
     if fields.0.is_empty() {
@@ -296,10 +309,12 @@ fn read_message<'a>(message: &'a [u8], seen: &mut [u64; 1 << 10]) -> Result<Name
     }
     let length = usize::from(fields.number16("the hello ends before its extensions")?);
     if length != fields.0.len() {
-        return Err(Fault::Malformed("the length of the extensions is not that of the rest of the hello"));
+        return Err(HelloFault::Malformed(
+            "the length of the extensions is not that of the rest of the hello",
+        ));
     }
     let read = read_extensions(fields.0, seen);
-    // Clears just the bits that the walk has set, so that a hello does not pay for all 8 KiB.
+    // Clears only the bits that the walk has set, so that a hello does not pay for all 8 KiB.
     let mut fields = Fields(fields.0);
     while let (Ok(kind), Ok(size)) = (fields.number16(""), fields.number16("")) {
         seen[usize::from(kind >> 6)] = 0;
@@ -313,7 +328,7 @@ fn read_message<'a>(message: &'a [u8], seen: &mut [u64; 1 << 10]) -> Result<Name
 fn read_extensions<'a>(
     extensions: &'a [u8],
     seen: &mut [u64; 1 << 10],
-) -> Result<NamesAndProtocols<'a>, Fault> {
+) -> Result<NamesAndProtocols<'a>, HelloFault> {
     let mut fields = Fields(extensions);
     let (mut server_name, mut alpn) = (None, None);
     while !fields.0.is_empty() {
@@ -322,7 +337,7 @@ fn read_extensions<'a>(
         let body = fields.take(usize::from(size), "an extension is longer than the rest of the hello")?;
         let (word, bit) = (usize::from(kind >> 6), 1_u64 << (kind & 63));
         if seen[word] & bit != 0 {
-            return Err(Fault::Malformed("an extension comes twice"));
+            return Err(HelloFault::Malformed("an extension comes twice"));
         }
         seen[word] |= bit;
         match kind {
@@ -334,45 +349,45 @@ fn read_extensions<'a>(
     Ok((server_name, alpn))
 }
 
-/// The one host name of a ServerNameList (RFC 6066 §3).
-fn read_server_name(body: &[u8]) -> Result<&[u8], Fault> {
+/// Returns the one host name of a ServerNameList (RFC 6066 §3).
+fn read_server_name(body: &[u8]) -> Result<&[u8], HelloFault> {
     list_fills(body, "the server name list is empty, or its length is wrong")?;
     let Ok((_, TlsExtension::SNI(names))) = parse_tls_extension_sni_content(body) else {
-        return Err(Fault::Malformed("the server name list is malformed"));
+        return Err(HelloFault::Malformed("the server name list is malformed"));
     };
-    // tls-parser stops at the first entry that it cannot read, and says nothing of it.
+    // tls-parser stops at the first entry that it cannot read, and returns no error for it.
     let read: usize = names.iter().map(|(_, name)| 3 + name.len()).sum();
     if read + 2 != body.len() {
-        return Err(Fault::Malformed("the server name list is malformed"));
+        return Err(HelloFault::Malformed("the server name list is malformed"));
     }
     match names.as_slice() {
         [(kind, _)] if kind.0 != NAME_TYPE_HOST => {
-            Err(Fault::Malformed("the server name is of an unknown type"))
+            Err(HelloFault::Malformed("the server name is of an unknown type"))
         }
-        [(_, [])] => Err(Fault::Malformed("the server name is empty")),
+        [(_, [])] => Err(HelloFault::Malformed("the server name is empty")),
         [(_, name)] => Ok(name),
-        _ => Err(Fault::Malformed("there is more than one server name")),
+        _ => Err(HelloFault::Malformed("there is more than one server name")),
     }
 }
 
-fn read_alpn(body: &[u8]) -> Result<Protocols<'_>, Fault> {
+fn read_alpn(body: &[u8]) -> Result<Protocols<'_>, HelloFault> {
     let list = list_fills(body, "the ALPN list is empty, or its length is wrong")?;
     let Ok((_, TlsExtension::ALPN(names))) = parse_tls_extension_alpn_content(body) else {
-        return Err(Fault::Malformed("the ALPN list is malformed"));
+        return Err(HelloFault::Malformed("the ALPN list is malformed"));
     };
     let read: usize = names.iter().map(|name| 1 + name.len()).sum();
     if read != list.len() || names.iter().any(|name| name.is_empty()) {
-        return Err(Fault::Malformed("the ALPN list is malformed"));
+        return Err(HelloFault::Malformed("the ALPN list is malformed"));
     }
     Ok(Protocols::from_entries(list))
 }
 
-/// The content of a list whose 16-bit length must be that of all that follows, and not zero.
-fn list_fills<'a>(body: &'a [u8], what: &'static str) -> Result<&'a [u8], Fault> {
+/// Returns the content of a list. Its 16-bit length must be that of all that follows, and not zero.
+fn list_fills<'a>(body: &'a [u8], what: &'static str) -> Result<&'a [u8], HelloFault> {
     let mut fields = Fields(body);
     let length = usize::from(fields.number16(what)?);
     if length == 0 || length != fields.0.len() {
-        return Err(Fault::Malformed(what));
+        return Err(HelloFault::Malformed(what));
     }
     Ok(fields.0)
 }
@@ -381,7 +396,7 @@ fn list_fills<'a>(body: &'a [u8], what: &'static str) -> Result<&'a [u8], Fault>
 pub(crate) mod tests {
     use super::*;
 
-    /// A hello with these extensions, in one handshake message without record header.
+    /// Returns a hello with these extensions, in one handshake message without record header.
     pub(crate) fn message(extensions: &[(u16, Vec<u8>)]) -> Vec<u8> {
         let mut list = Vec::new();
         for (kind, body) in extensions {
@@ -409,7 +424,7 @@ pub(crate) mod tests {
         (0, body)
     }
 
-    /// The message in records of these sizes; the last takes the rest.
+    /// Returns the message in records of these sizes; the last record takes the rest.
     pub(crate) fn records(message: &[u8], sizes: &[usize]) -> Vec<u8> {
         let mut stream = Vec::new();
         let mut rest = message;
@@ -427,8 +442,9 @@ pub(crate) mod tests {
 
     type NameAndLength = (Option<Vec<u8>>, usize);
 
-    /// The verdict on a stream, with the name owned; asserted to be the same byte by byte.
-    fn verdict(stream: &[u8]) -> Result<Option<NameAndLength>, Fault> {
+    /// Scans a stream and returns the result with the name owned, after asserting that a scan byte by byte
+    /// gives the same.
+    fn verdict(stream: &[u8]) -> Result<Option<NameAndLength>, HelloFault> {
         let mut scratch = Scratch::new();
         let mut judge = |scanner: &mut Scanner, bytes: &[u8]| match scanner.scan(bytes, &mut scratch) {
             Verdict::NeedMore => Ok(None),
@@ -481,18 +497,18 @@ pub(crate) mod tests {
     #[test]
     fn bytes_that_are_no_tls_are_known_at_once() {
         for stream in [&b"GET / HTTP/1.1"[..], b"\x80\x2e\x01", b"\x15\x03\x01", b"PROXY ", b"\x16\x05\x05"] {
-            assert_eq!(verdict(stream), Err(Fault::NotTls), "{stream:?}");
+            assert_eq!(verdict(stream), Err(HelloFault::NotTls), "{stream:?}");
         }
         assert_eq!(verdict(b"\x16\x03\x00"), Ok(None));
     }
 
     #[test]
     fn sizes_are_bounded_and_known_from_headers() {
-        assert_eq!(verdict(&[22, 3, 1, 0x40, 0, 1, 0xff, 0xff, 0xff]), Err(Fault::TooLarge));
-        assert!(matches!(verdict(&[22, 3, 1, 0x40, 1]), Err(Fault::Malformed(_))));
-        assert!(matches!(verdict(&[22, 3, 1, 0, 0]), Err(Fault::Malformed(_))));
+        assert_eq!(verdict(&[22, 3, 1, 0x40, 0, 1, 0xff, 0xff, 0xff]), Err(HelloFault::TooLarge));
+        assert!(matches!(verdict(&[22, 3, 1, 0x40, 1]), Err(HelloFault::Malformed(_))));
+        assert!(matches!(verdict(&[22, 3, 1, 0, 0]), Err(HelloFault::Malformed(_))));
         let message = message(&[sni(b"a.example.com"), (21, vec![0; 100])]);
-        assert_eq!(verdict(&records(&message, &[1; 64])), Err(Fault::Fragments));
+        assert_eq!(verdict(&records(&message, &[1; 64])), Err(HelloFault::Fragments));
         assert!(name_of(&records(&message, &[1; 63])).is_some());
     }
 
@@ -500,7 +516,7 @@ pub(crate) mod tests {
     fn ambiguous_hellos_are_refused() {
         let refused = |extensions: &[(u16, Vec<u8>)]| {
             let stream = records(&message(extensions), &[]);
-            assert!(matches!(verdict(&stream), Err(Fault::Malformed(_))), "{extensions:?}");
+            assert!(matches!(verdict(&stream), Err(HelloFault::Malformed(_))), "{extensions:?}");
         };
         refused(&[sni(b"a"), sni(b"a")]);
         refused(&[(13, vec![]), sni(b"a"), (13, vec![])]);

@@ -1,4 +1,4 @@
-//! The head of an HBONE CONNECT (RFC 9113 §8.5), and the answers to one.
+//! The head of an HBONE CONNECT (RFC 9113 §8.5), and its responses.
 
 use http::header::{HeaderName, HeaderValue};
 use http::request::Parts;
@@ -8,40 +8,48 @@ use crate::model::authority::{Authority, AuthorityFault};
 use crate::model::reason::Reason;
 use crate::model::trace::TraceParent;
 
-/// The reason of an answer, as one word of the closed list.
+/// The header of a response that holds the reason, one of the closed list.
 pub const REASON_HEADER: HeaderName = HeaderName::from_static("isthmus-reason");
 
-/// What a caller says of itself. Nothing of it is believed: it is for telemetry alone.
+/// What a caller claims about itself. Nothing of it is verified; it is used by telemetry only.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claims {
+    /// The caller's trace context.
     pub trace: Option<TraceParent>,
-    /// `tracestate`, which goes with it: what others on the way have noted of the trace.
+    /// The `tracestate` that belongs to the trace context.
     pub trace_state: Option<Box<str>>,
-    /// `cluster/namespace/workload`, as far as `baggage` has them.
+    /// `cluster/namespace/workload`, as far as `baggage` gives them.
     pub workload: Option<Box<str>>,
 }
 
-/// A CONNECT that can be understood.
+/// The head of a valid CONNECT request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectHead {
+    /// The destination.
     pub authority: Authority,
+    /// Unverified statements of the caller, for telemetry.
     pub claims: Claims,
 }
 
-/// Why a request cannot be understood.
+/// An error of a request that is not a valid CONNECT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HeadFault {
+    /// The method is not CONNECT.
     #[error("its method is not CONNECT")]
     Method,
+    /// The request has no authority.
     #[error("it has no authority")]
     NoAuthority,
+    /// The authority is malformed.
     #[error("its authority cannot be read: {0}")]
     Authority(AuthorityFault),
+    /// The named header occurs more than once.
     #[error("it has the header {0} more than once")]
     Repeated(&'static str),
 }
 
 impl HeadFault {
+    /// Returns the status of the response.
     pub fn status(self) -> StatusCode {
         match self {
             Self::Method => StatusCode::METHOD_NOT_ALLOWED,
@@ -50,14 +58,15 @@ impl HeadFault {
     }
 }
 
-/// Headers of which a second one could make two readers disagree. `baggage` may come in parts (W3C Baggage §3.2).
+/// Headers that may occur once: two readers could disagree on which of two counts. `baggage` may come in
+/// parts (W3C Baggage §3.2).
 const SINGLE: [&str; 4] = ["traceparent", "forwarded", "x-istio-source", "x-forwarded-network"];
-/// Longest text kept of a claim, in bytes.
+/// The longest claim that is kept, in bytes.
 const CLAIM_BYTES_MAX: usize = 253;
-/// Longest `tracestate` kept, in bytes; nobody has to keep a longer one (W3C Trace Context §3.3.1.5).
+/// The longest `tracestate` that is kept, in bytes; a longer one may be dropped (W3C Trace Context §3.3.1.5).
 const TRACE_STATE_BYTES_MAX: usize = 512;
 
-/// Reads the head of a request.
+/// Parses the head of a request.
 pub fn read_head(head: &Parts) -> Result<ConnectHead, HeadFault> {
     if head.method != Method::CONNECT {
         return Err(HeadFault::Method);
@@ -77,7 +86,7 @@ fn claims(headers: &HeaderMap) -> Claims {
     Claims { trace, trace_state: trace.and_then(|_| trace_state(headers)), workload: workload(headers) }
 }
 
-/// `tracestate`, which may come in parts; all of it or nothing.
+/// Returns `tracestate`, which may come in several headers; all of it or nothing.
 fn trace_state(headers: &HeaderMap) -> Option<Box<str>> {
     let mut whole = String::new();
     for part in headers.get_all("tracestate") {
@@ -93,7 +102,8 @@ fn trace_state(headers: &HeaderMap) -> Option<Box<str>> {
     (!whole.is_empty()).then(|| whole.into())
 }
 
-/// `cluster/namespace/workload` of the `baggage` that ztunnel and waypoints send; parts that are not there are empty.
+/// Returns `cluster/namespace/workload` from the `baggage` that ztunnel and waypoints send; absent parts are
+/// empty.
 fn workload(headers: &HeaderMap) -> Option<Box<str>> {
     let (mut cluster, mut namespace, mut name) = ("", "", "");
     let values = headers.get_all("baggage").iter().filter_map(|value| value.to_str().ok());
@@ -110,14 +120,14 @@ fn workload(headers: &HeaderMap) -> Option<Box<str>> {
     if cluster.is_empty() && namespace.is_empty() && name.is_empty() {
         return None;
     }
-    // Header values that are text are ASCII, so that any byte is a boundary.
+    // Header values that are text are ASCII, so any byte is a boundary.
     let mut text = format!("{cluster}/{namespace}/{name}");
     text.truncate(CLAIM_BYTES_MAX);
     Some(text.into())
 }
 
-/// The status a caller reads, and the reason it is told: of what is not exported it learns no more than of what is
-/// not there.
+/// Returns the status and the reason that a caller reads. A service that is not exported gets the same
+/// response as one that does not exist.
 pub fn status_of(reason: Reason) -> (StatusCode, Reason) {
     match reason {
         Reason::Ok => (StatusCode::OK, reason),
@@ -130,7 +140,7 @@ pub fn status_of(reason: Reason) -> (StatusCode, Reason) {
     }
 }
 
-/// An answer with its reason.
+/// Makes a response with its reason.
 pub fn answer(status: StatusCode, reason: Reason) -> Response<()> {
     let mut response = Response::new(());
     *response.status_mut() = status;

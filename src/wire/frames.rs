@@ -1,9 +1,9 @@
-//! Counts the frames of an HTTP/2 connection that cost their receiver more than their sender, from the bytes as they
-//! come (RFC 9113 §4.1). It understands nothing else of them: the HTTP/2 library does.
+//! Counts the frames of an HTTP/2 connection that cost their receiver more than their sender, from the bytes
+//! as they arrive (RFC 9113 §4.1). The HTTP/2 library interprets everything else.
 
-/// What comes first (RFC 9113 §3.4).
+/// Length of the client's preface in bytes (RFC 9113 §3.4).
 const PREFACE: usize = 24;
-/// What every frame begins with, in bytes (RFC 9113 §4.1).
+/// Length of a frame header in bytes (RFC 9113 §4.1).
 pub const HEADER: usize = 9;
 
 const DATA: u8 = 0x0;
@@ -15,40 +15,43 @@ const WINDOW_UPDATE: u8 = 0x8;
 const CONTINUATION: u8 = 0x9;
 const END_STREAM: u8 = 0x1;
 
-/// Frames since the counts were last taken.
+/// Frames since the counts were last reset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
+    /// PING frames, acknowledgements included.
     pub pings: u32,
+    /// SETTINGS frames, acknowledgements included.
     pub settings: u32,
-    /// Frames that carry nothing: empty DATA that ends no stream, RST_STREAM beyond the streams that were opened, GOAWAY,
-    /// PRIORITY, unknown types.
+    /// Frames without content: empty DATA that does not end a stream, RST_STREAM beyond the number of opened
+    /// streams, GOAWAY, PRIORITY, unknown types.
     pub empty: u32,
-    /// WINDOW_UPDATE, which carries nothing where nothing was sent.
+    /// WINDOW_UPDATE frames, which are needless unless data was sent.
     pub windows: u32,
 }
 
-/// Follows one direction of a connection.
+/// Parses the frame headers of one direction of a connection.
 #[derive(Clone, Debug)]
 pub struct FrameMeter {
-    /// Bytes to pass over before the next frame header.
+    /// Bytes to skip before the next frame header.
     skip: usize,
     header: [u8; HEADER],
-    /// How many bytes of the header have come.
+    /// Bytes of the header received so far.
     have: usize,
     /// Streams that were opened and not reset.
     opened: u32,
+    /// The counts; the caller resets them.
     pub counts: Counts,
 }
 
 impl Default for FrameMeter {
-    /// Before the preface of a client.
+    /// Starts before the preface of a client.
     fn default() -> Self {
         Self { skip: PREFACE, header: [0; HEADER], have: 0, opened: 0, counts: Counts::default() }
     }
 }
 
 impl FrameMeter {
-    /// Follows these bytes; how many frames began in them.
+    /// Parses these bytes and returns how many frames began in them.
     pub fn feed(&mut self, mut bytes: &[u8]) -> usize {
         let mut frames = 0;
         loop {
@@ -83,7 +86,7 @@ impl FrameMeter {
                 self.opened = self.opened.saturating_add(1);
                 return;
             }
-            // One for each stream is how callers end them.
+            // Callers may end each opened stream with one RST_STREAM.
             RST_STREAM if self.opened > 0 => {
                 self.opened -= 1;
                 return;

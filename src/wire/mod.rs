@@ -1,4 +1,6 @@
-//! Sans-IO codecs: bytes of the network ↔ values. Nothing here waits, allocates without a bound, or panics.
+//! Sans-IO codecs between bytes and values. No function waits, allocates without a bound, or panics.
+
+#![warn(missing_docs)]
 
 pub mod alert;
 pub mod client_hello;

@@ -1,34 +1,36 @@
-//! Counts the records of a TLS connection from its ciphertext as it comes (RFC 8446 §5.2). Each costs its receiver more
-//! than its bytes, and one may carry nothing at all: a KeyUpdate costs two derivations of keys.
+//! Counts the records of a TLS connection from its ciphertext as it arrives (RFC 8446 §5.2). Each record
+//! costs its receiver more than its bytes, and a record may carry no data at all: a KeyUpdate costs two
+//! derivations of keys.
 
-/// What every record begins with, in bytes.
+/// Length of a record header in bytes.
 const HEADER: usize = 5;
-/// Of a record of TLS 1.3: the content type, and the tag of the cipher.
+/// Bytes of a TLS 1.3 record that are not content: the content type and the tag of the cipher.
 const OVERHEAD: usize = 1 + 16;
-/// A record with less than this carries less than the header of a frame, in bytes. No HTTP/2 library writes such records,
-/// but behind a full one.
+/// The shortest record, in bytes, that can carry a frame header. HTTP/2 libraries write shorter ones only
+/// behind a full record.
 const LEAST: usize = super::frames::HEADER + OVERHEAD;
 
-/// Records that began in some bytes.
+/// Counts of records that began in some bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Records {
+    /// All records.
     pub all: u32,
-    /// Those that carry less than the header of a frame.
+    /// Records that carry less than a frame header.
     pub tiny: u32,
 }
 
-/// Follows one direction of a connection.
+/// Parses the record headers of one direction of a connection.
 #[derive(Clone, Debug, Default)]
 pub struct RecordMeter {
-    /// Bytes to pass over before the next record.
+    /// Bytes to skip before the next record.
     skip: usize,
     header: [u8; HEADER],
-    /// How many bytes of the header have come.
+    /// Bytes of the header received so far.
     have: usize,
 }
 
 impl RecordMeter {
-    /// Follows these bytes.
+    /// Parses these bytes and counts the records that began in them.
     pub fn feed(&mut self, mut bytes: &[u8]) -> Records {
         let mut records = Records::default();
         loop {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use isthmus::model::name::is_ip_literal;
-use isthmus::wire::client_hello::{Fault, Scratch};
+use isthmus::wire::client_hello::{HelloFault, Scratch};
 use rustls::server::Acceptor;
 use rustls::{Error, PeerIncompatible, PeerMisbehaved};
 use tls_parser::{TlsClientHelloContents, TlsExtension, TlsMessage, TlsMessageHandshake};
@@ -154,14 +154,14 @@ fn same(scanned: &Scanned, ours: &Judged, theirs: &Theirs) -> bool {
 fn refused_by_us_alone(scanned: &Scanned, theirs: &Theirs, stream: &[u8]) -> Option<Difference> {
     let Scanned::Refused(fault) = scanned else { return None };
     match (fault, theirs) {
-        (Fault::TooLarge | Fault::Fragments, _) => Some(Difference::NarrowerLimits),
-        (Fault::Malformed("a record is longer than 2^14 bytes"), _) => {
+        (HelloFault::TooLarge | HelloFault::Fragments, _) => Some(Difference::NarrowerLimits),
+        (HelloFault::Malformed("a record is longer than 2^14 bytes"), _) => {
             let size = stream.get(3..5).map(|size| u16::from_be_bytes([size[0], size[1]]));
             size.filter(|size| *size < 16_384 + 2048).map(|_| Difference::LongerRecords)
         }
-        (Fault::NotTls, Theirs::NeedMore) => Some(Difference::EarlierRefusal),
+        (HelloFault::NotTls, Theirs::NeedMore) => Some(Difference::EarlierRefusal),
         (
-            Fault::Malformed(
+            HelloFault::Malformed(
                 "the handshake message is no ClientHello"
                 | "a record of another kind interrupts the ClientHello"
                 | "a record's version is not 3.x"
@@ -171,13 +171,13 @@ fn refused_by_us_alone(scanned: &Scanned, theirs: &Theirs, stream: &[u8]) -> Opt
             Theirs::NeedMore,
         ) => Some(Difference::EarlierRefusal),
         (
-            Fault::Malformed("there is more than one server name" | "the server name list is malformed"),
+            HelloFault::Malformed("there is more than one server name" | "the server name list is malformed"),
             Theirs::Accept { .. },
         ) => {
             let body = extensions_of(stream)?.into_iter().find(|(kind, _)| *kind == SERVER_NAME)?.1;
             unknown_type_behind_name(&body).then_some(Difference::UnknownTypeBehindName)
         }
-        (Fault::NotTls | Fault::Malformed(_), _) => None,
+        (HelloFault::NotTls | HelloFault::Malformed(_), _) => None,
     }
 }
 
@@ -329,9 +329,9 @@ fn names_and_protocols(hello: &TlsClientHelloContents<'_>) -> Option<NamesAndPro
 }
 
 /// Whether a hello that tls-parser reads has the fault for which we refuse it, by another look at its bytes.
-fn explains(fault: &Fault, messages: &[TlsMessage<'_>], record: &[u8]) -> bool {
-    let Fault::Malformed(text) = fault else {
-        return matches!(fault, Fault::TooLarge);
+fn explains(fault: &HelloFault, messages: &[TlsMessage<'_>], record: &[u8]) -> bool {
+    let HelloFault::Malformed(text) = fault else {
+        return matches!(fault, HelloFault::TooLarge);
     };
     let [TlsMessage::Handshake(TlsMessageHandshake::ClientHello(hello))] = messages else {
         return *text == "the handshake message is no ClientHello"

@@ -1,7 +1,7 @@
 //! Our verdict on a stream in the words of the corpus: the scanner's, and the name's.
 
 use isthmus::model::name::{NameBuffer, canonical, is_ip_literal};
-use isthmus::wire::client_hello::{Fault, Scanner, Scratch, Verdict};
+use isthmus::wire::client_hello::{HelloFault, Scanner, Scratch, Verdict};
 
 /// Defaults of `hello.maxBytes` and `hello.maxRecords`.
 const BYTES_MAX: usize = 16 * 1024;
@@ -39,7 +39,7 @@ impl Judged {
 pub(crate) enum Scanned {
     NeedMore,
     Whole { server_name: Option<Vec<u8>>, alpn: Option<Vec<Vec<u8>>>, length: usize },
-    Refused(Fault),
+    Refused(HelloFault),
 }
 
 pub(crate) fn judge(stream: &[u8]) -> Judged {
@@ -90,11 +90,11 @@ pub(crate) fn judged(scanned: &Scanned) -> Judged {
     }
 }
 
-fn word(fault: Fault) -> &'static str {
+fn word(fault: HelloFault) -> &'static str {
     match fault {
-        Fault::NotTls => "not_tls",
-        Fault::TooLarge => "hello_too_large",
-        Fault::Fragments => "hello_fragments",
-        Fault::Malformed(_) => "bad_hello",
+        HelloFault::NotTls => "not_tls",
+        HelloFault::TooLarge => "hello_too_large",
+        HelloFault::Fragments => "hello_fragments",
+        HelloFault::Malformed(_) => "bad_hello",
     }
 }
