@@ -1,4 +1,6 @@
-//! The one place where snapshots change hands: the aggregator publishes, everyone else reads.
+//! The one place where snapshots are handed over: the aggregator publishes, all others read.
+
+#![warn(missing_docs)]
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,22 +12,23 @@ use tokio::sync::watch;
 use crate::snapshot::Snapshot;
 use crate::snapshot::delta::Delta;
 
-/// Deltas that are kept for readers. One who is further behind is told that everything may differ.
+/// The number of deltas kept for readers. A reader that is further behind gets [`Since::Everything`].
 const DELTAS: usize = 1024;
-/// Services that the deltas may name together: each holds a state of its service that may be in no snapshot any more. The
-/// newest delta is kept whatever its size, as all that it holds is in the newest snapshot.
+/// The number of services that the kept deltas may name together: each holds a state of its service that may
+/// be in no snapshot any more. The newest delta is kept whatever its size, as the newest snapshot holds the
+/// same states.
 const SERVICES: usize = 4096;
 
 struct Shared {
     current: ArcSwap<Snapshot>,
-    /// The newest ones, in order of generation, without a gap.
+    /// The newest deltas, in order of generation, without a gap.
     deltas: Mutex<Deltas>,
-    /// That of `current`; read once per connection, instead of the pointer.
+    /// The generation of `current`; connections read it without loading the pointer.
     generation: AtomicU64,
     changed: watch::Sender<u64>,
 }
 
-/// Deltas, and how many services they name together.
+/// Deltas, and the number of services that they name together.
 #[derive(Default)]
 struct Deltas {
     ring: VecDeque<Arc<Delta>>,
@@ -45,20 +48,20 @@ impl Deltas {
     }
 }
 
-/// What has changed since a snapshot.
+/// The difference between two generations.
 #[derive(Clone, Debug)]
 pub enum Since {
-    /// The deltas from then until now, in their order.
+    /// The deltas between them, in their order.
     Deltas(Vec<Arc<Delta>>),
-    /// Too much to be told: anything may differ.
+    /// The deltas are not kept any more: anything may differ.
     Everything,
 }
 
-/// Publishes snapshots. There is one.
+/// Publishes snapshots. There is one publisher.
 pub struct Publisher {
     shared: Arc<Shared>,
-    /// Snapshots that readers may still hold. They are let go here, so that no data-plane thread
-    /// ever pays for taking a large world apart.
+    /// Snapshots that readers may still hold. The publisher drops them, so that no data-plane thread pays for
+    /// freeing a large snapshot.
     retired: Vec<Arc<Snapshot>>,
 }
 
@@ -70,6 +73,7 @@ pub struct Reader {
 }
 
 impl Publisher {
+    /// Makes the publisher and the first reader.
     pub fn new(first: Snapshot) -> (Self, Reader) {
         let first = Arc::new(first);
         let shared = Arc::new(Shared {
@@ -81,11 +85,12 @@ impl Publisher {
         (Self { shared: shared.clone(), retired: Vec::new() }, Reader { shared, held: first })
     }
 
+    /// Returns the newest snapshot.
     pub fn current(&self) -> Arc<Snapshot> {
         self.shared.current.load_full()
     }
 
-    /// Makes `next` the world, which differs by `delta` from the one before. Cannot fail.
+    /// Publishes `next`, which differs by `delta` from the snapshot before. Cannot fail.
     pub fn publish(&mut self, next: Snapshot, delta: Delta) {
         let generation = next.generation;
         debug_assert_eq!(
@@ -95,7 +100,8 @@ impl Publisher {
         );
         debug_assert_eq!(generation, delta.generation, "the delta leads to the snapshot");
         {
-            // Before the snapshot is there: whoever sees it finds its delta.
+            // The delta is pushed before the snapshot is stored, so that every reader of the snapshot finds
+            // its delta.
             let mut deltas = self.shared.deltas.lock().unwrap_or_else(PoisonError::into_inner);
             deltas.push(delta);
         }
@@ -105,14 +111,14 @@ impl Publisher {
         self.sweep();
     }
 
-    /// Lets go of the snapshots that no reader holds any more.
+    /// Drops the snapshots that no reader holds any more.
     pub fn sweep(&mut self) {
         self.retired.retain(|snapshot| Arc::strong_count(snapshot) > 1);
     }
 }
 
 impl Reader {
-    /// The newest snapshot: one atomic load where it is the one already held.
+    /// Returns the newest snapshot; costs one atomic load if the reader holds it already.
     pub fn current(&mut self) -> &Arc<Snapshot> {
         if self.shared.generation.load(Ordering::Acquire) != self.held.generation {
             self.held = self.shared.current.load_full();
@@ -120,12 +126,12 @@ impl Reader {
         &self.held
     }
 
-    /// The newest snapshot, for those who look once.
+    /// Returns the newest snapshot, for callers that read once.
     pub fn latest(&self) -> Arc<Snapshot> {
         self.shared.current.load_full()
     }
 
-    /// What has changed between the snapshot of generation `seen` and that of generation `until`.
+    /// Returns what changed between the snapshots of generation `seen` and `until`.
     pub fn since(&self, seen: u64, until: u64) -> Since {
         let deltas = self.shared.deltas.lock().unwrap_or_else(PoisonError::into_inner);
         let between = deltas.ring.iter().filter(|delta| seen < delta.generation && delta.generation <= until);
@@ -137,7 +143,7 @@ impl Reader {
         Since::Deltas(between)
     }
 
-    /// Waits until the generation is another than `seen`; false once there will be no more.
+    /// Waits until the generation differs from `seen`; returns false if there will be no further snapshot.
     pub async fn changed(&self, seen: u64) -> bool {
         self.shared.changed.subscribe().wait_for(|generation| *generation != seen).await.is_ok()
     }
@@ -180,7 +186,7 @@ mod tests {
         assert_eq!(told(reader.since(1, 3)), Some(2), "those up to a snapshot that is not the newest");
         last = publish(1);
         assert_eq!((told(reader.since(1, last)), told(reader.since(2, last))), (None, Some(DELTAS)));
-        // Few deltas may name many services, and the newest any number of them.
+        // A few deltas may name many services; the newest may name any number.
         last = publish(SERVICES);
         assert_eq!((told(reader.since(last - 1, last)), told(reader.since(last - 2, last))), (Some(1), None));
         last = publish(10 * SERVICES);
