@@ -1,0 +1,35 @@
+package main
+
+import (
+	"flag"
+	"fmt"
+	"net/url"
+
+	"go.etcd.io/etcd/server/v3/embed"
+)
+
+// runEtcd runs a cluster of one etcd that never waits for the disk, and prints the address that clients connect to.
+func runEtcd(arguments []string) {
+	flags := flag.NewFlagSet("etcd", flag.ExitOnError)
+	data := flags.String("data", "", "the folder of its data")
+	listen := flags.String("listen", "127.0.0.1:0", "the address for clients; port 0 takes a free one")
+	must("etcd", flags.Parse(arguments))
+
+	config := embed.NewConfig()
+	config.Dir = *data
+	config.LogLevel = "warn"
+	config.LogOutputs = []string{"stderr"}
+	config.UnsafeNoFsync = true
+	config.ListenClientUrls = []url.URL{{Scheme: "http", Host: *listen}}
+	config.AdvertiseClientUrls = config.ListenClientUrls
+	// Other members would connect here; there are none.
+	config.ListenPeerUrls = []url.URL{{Scheme: "http", Host: "127.0.0.1:0"}}
+	config.AdvertisePeerUrls = config.ListenPeerUrls
+	config.InitialCluster = config.InitialClusterFromName(config.Name)
+
+	server, err := embed.StartEtcd(config)
+	must("etcd", err)
+	<-server.Server.ReadyNotify()
+	fmt.Println(server.Clients[0].Addr())
+	must("etcd", <-server.Err())
+}
