@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use crate::discovery::xds::kind::Kind;
 use crate::discovery::xds::session::Protocol;
 use crate::discovery::xds::status::{ClientStatus, Clients, TypeStatus};
-use crate::snapshot::view::{Client, Families};
+use crate::snapshot::view::{ClientKind, Families};
 use crate::telemetry::clock::rfc3339;
 
 /// One object for each stream, oldest first.
@@ -29,8 +29,8 @@ fn client(status: &ClientStatus) -> Value {
         "node": who.id,
         "user_agent": who.user_agent,
         "client": match who.viewer.client {
-            Client::Envoy => "envoy",
-            Client::Grpc => "grpc",
+            ClientKind::Envoy => "envoy",
+            ClientKind::Grpc => "grpc",
         },
         "network": who.viewer.network.as_str(),
         "cluster": who.viewer.cluster.as_str(),

@@ -13,7 +13,7 @@ use crate::model::authority::Authority;
 use crate::model::identity::Identity;
 use crate::model::reason::Reason;
 use crate::snapshot::Snapshot;
-use crate::snapshot::admit::{Admission, Asked, Question, Trace, admit, admit_source};
+use crate::snapshot::admit::{Admission, AdmissionRequest, Requested, Trace, admit, admit_source};
 use crate::snapshot::candidates::EndpointKey;
 use crate::snapshot::near::near;
 use crate::snapshot::omitted::{self, Omitted};
@@ -96,7 +96,7 @@ impl Steps {
     fn omitted(&mut self, omitted: &[Omitted]) {
         let parts = omitted.iter().map(|omitted| {
             let network = if omitted.network.is_unknown() { "no network" } else { omitted.network.as_str() };
-            format!("{} {} ({network})", omitted.count, omitted.why.text())
+            format!("{} {} ({network})", omitted.count, omitted.reason.text())
         });
         let parts: Vec<String> = parts.collect();
         if !parts.is_empty() {
@@ -142,11 +142,11 @@ fn explain_by(
     };
     let entries =
         inquiry.alpn.as_ref().map(|names| Protocols::entries_of(names.iter().map(String::as_bytes)));
-    let question = Question {
+    let request = AdmissionRequest {
         listener,
-        asked: match &authority {
-            Some(Ok(authority)) => Asked::Authority(authority),
-            Some(Err(_)) | None => Asked::ServerName(inquiry.name.as_deref().map(str::as_bytes)),
+        requested: match &authority {
+            Some(Ok(authority)) => Requested::Authority(authority),
+            Some(Err(_)) | None => Requested::ServerName(inquiry.name.as_deref().map(str::as_bytes)),
         },
         source: inquiry.source,
         alpn: entries.as_deref().map(Protocols::from_entries),
@@ -174,7 +174,7 @@ fn explain_by(
             steps.step(|| format!("the authority cannot be read: {fault}"));
             Reason::BadRequest
         }
-        Some(Ok(_)) | None => decide(snapshot, &question, load, &mut steps, &mut explanation),
+        Some(Ok(_)) | None => decide(snapshot, &request, load, &mut steps, &mut explanation),
     };
     if let Some(running) = running {
         explanation.look_at_endpoints(running.upstreams);
@@ -220,42 +220,42 @@ fn find_listener<'a>(snapshot: &'a Snapshot, inquiry: &Inquiry) -> Result<&'a Li
 /// Decides in the order of the data path: source, ALPN, name, export, endpoints.
 fn decide(
     snapshot: &Snapshot,
-    question: &Question<'_>,
+    request: &AdmissionRequest<'_>,
     load: &impl Load,
     steps: &mut Steps,
     explanation: &mut Explanation,
 ) -> Reason {
-    let from = &question.listener.from;
+    let from = &request.listener.from;
     if !from.is_empty() {
         let list = from.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         let applied =
-            if question.source.is_some() { "" } else { " (shown, not applied: no source was given)" };
+            if request.source.is_some() { "" } else { " (shown, not applied: no source was given)" };
         steps.step(|| format!("the listener takes connections from {list} only{applied}"));
     }
-    if let Some(Err(reason)) = question.source.map(|source| admit_source(question.listener, source)) {
+    if let Some(Err(reason)) = request.source.map(|source| admit_source(request.listener, source)) {
         return reason;
     }
-    let met = match admit(snapshot, question, steps) {
+    let matched = match admit(snapshot, request, steps) {
         Ok(admission) => {
-            let ask = ask(&admission, question.source);
+            let ask = ask(&admission, request.source);
             explanation.candidates = candidates(&ask, load);
             let chosen = choose(&ask, load, &mut || 0, steps);
             explanation.reason = chosen.err().unwrap_or(Reason::Ok);
-            admission.met
+            admission.matched
         }
         Err(refusal) => {
             explanation.reason = refusal.reason;
-            refusal.met
+            refusal.matched
         }
     };
     if matches!(explanation.reason, Reason::Ok | Reason::NoEndpoints | Reason::AllUnhealthy) {
-        explanation.omitted = omitted::omitted(snapshot, question, &met);
+        explanation.omitted = omitted::omitted(snapshot, request, &matched);
         steps.omitted(&explanation.omitted);
-        let any = !explanation.candidates.is_empty();
-        explanation.warnings = omitted::warnings(snapshot, &explanation.omitted, any);
+        explanation.warnings =
+            omitted::warnings(snapshot, &explanation.omitted, explanation.candidates.len());
     }
-    explanation.matched = met.matched.map(|matched| matched.text());
-    explanation.rule = met.rule.map(|rule| rule.to_string());
+    explanation.matched = matched.kind.map(|kind| kind.text());
+    explanation.rule = matched.rule.map(|rule| rule.to_string());
     explanation.reason
 }
 
@@ -264,12 +264,12 @@ fn ask<'a>(admission: &'a Admission, source: Option<IpAddr>) -> Ask<'a> {
 }
 
 fn candidates(ask: &Ask<'_>, load: &impl Load) -> Vec<CandidateView> {
-    let spoken_of = |cluster| ask.clusters.is_none_or(|clusters| clusters.contains(cluster));
+    let in_scope = |cluster| ask.clusters.is_none_or(|clusters| clusters.contains(cluster));
     ask.candidates
         .endpoints()
         .iter()
         .zip(odds(ask, load))
-        .filter(|(candidate, _)| spoken_of(&candidate.cluster))
+        .filter(|(candidate, _)| in_scope(&candidate.cluster))
         .map(|(candidate, odds)| CandidateView {
             address: candidate.key.address,
             cluster: candidate.cluster.to_string(),
@@ -369,7 +369,7 @@ impl Explanation {
             "steps": self.steps,
             "candidates": candidates,
             "omitted": self.omitted.iter().map(|omitted| json!({
-                "why": omitted.why.text(),
+                "why": omitted.reason.text(),
                 "network": omitted.network.as_str(),
                 "count": omitted.count,
             })).collect::<Vec<_>>(),

@@ -12,7 +12,9 @@ use crate::model::place::{ClusterId, Network};
 use crate::snapshot::Snapshot;
 use crate::snapshot::near::near;
 use crate::snapshot::service_view::{PortView, ServiceView};
-use crate::snapshot::view::{Assignment, Client, Entry, Families, Kind, Missing, Passage, Viewer, view};
+use crate::snapshot::view::{
+    Assignment, ClientKind, Entry, EntryKind, Excluded, Families, Tunnel, Viewer, view,
+};
 use crate::snapshot::weights::Share;
 
 const PARAMETERS: &str = "network, cluster, service, port, subset, tunnel, families, client, sees";
@@ -54,7 +56,7 @@ impl Inquiry {
                 "families" => inquiry.viewer.families = families(&value)?,
                 "client" => inquiry.viewer.client = client(&value)?,
                 "sees" => inquiry.viewer.sees = networks(&value),
-                "tunnel" => inquiry.viewer.passage = passage(&value)?,
+                "tunnel" => inquiry.viewer.tunnel = tunnel(&value)?,
                 "service" => {
                     let name =
                         HostName::parse(&value).map_err(|error| format!("service: {value:?}: {error}"))?;
@@ -82,16 +84,16 @@ fn families(text: &str) -> Result<Families, String> {
     }
 }
 
-fn client(text: &str) -> Result<Client, String> {
+fn client(text: &str) -> Result<ClientKind, String> {
     match text {
-        "envoy" => Ok(Client::Envoy),
-        "grpc" => Ok(Client::Grpc),
+        "envoy" => Ok(ClientKind::Envoy),
+        "grpc" => Ok(ClientKind::Grpc),
         other => Err(format!("client: {other:?} is neither envoy nor grpc")),
     }
 }
 
-fn passage(text: &str) -> Result<Passage, String> {
-    let found = Passage::ALL.into_iter().find(|passage| passage.text() == text);
+fn tunnel(text: &str) -> Result<Tunnel, String> {
+    let found = Tunnel::ALL.into_iter().find(|tunnel| tunnel.text() == text);
     found.ok_or_else(|| format!("tunnel: {text:?} is neither sni nor hbone"))
 }
 
@@ -209,7 +211,7 @@ fn answer(inquiry: &Inquiry, service: &ServiceView, port: &PortView, found: &Ass
         "port": port.port,
         "subset": inquiry.subset,
         "entries": found.entries.iter().map(entry).collect::<Vec<_>>(),
-        "missing": found.missing.iter().map(missing).collect::<Vec<_>>(),
+        "missing": found.excluded.iter().map(excluded).collect::<Vec<_>>(),
     })
 }
 
@@ -223,10 +225,10 @@ fn viewer(viewer: &Viewer) -> Value {
     let mut value = json!({
         "network": viewer.network.as_str(),
         "cluster": viewer.cluster.as_str(),
-        "tunnel": viewer.passage.text(),
+        "tunnel": viewer.tunnel.text(),
         "families": families,
     });
-    if viewer.client == Client::Grpc {
+    if viewer.client == ClientKind::Grpc {
         value["client"] = "grpc".into();
     }
     if !viewer.sees.is_empty() {
@@ -239,8 +241,8 @@ fn entry(entry: &Entry) -> Value {
     let mut value = json!({
         "address": entry.address.to_string(),
         "kind": match entry.kind {
-            Kind::Endpoint => "endpoint",
-            Kind::Gateway => "gateway",
+            EntryKind::Endpoint => "endpoint",
+            EntryKind::Gateway => "gateway",
         },
         "network": entry.network.as_str(),
         "cluster": entry.cluster.as_str(),
@@ -254,12 +256,12 @@ fn entry(entry: &Entry) -> Value {
     value
 }
 
-fn missing(missing: &Missing) -> Value {
+fn excluded(excluded: &Excluded) -> Value {
     json!({
-        "network": missing.network.as_str(),
-        "cluster": missing.cluster.as_str(),
-        "weight": missing.weight,
-        "why": missing.why.text(),
+        "network": excluded.network.as_str(),
+        "cluster": excluded.cluster.as_str(),
+        "weight": excluded.weight,
+        "why": excluded.reason.text(),
     })
 }
 

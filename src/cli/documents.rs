@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use crate::admin::{problems, registry_metrics};
 use crate::model::reason::Reason;
-use crate::snapshot::omitted::Why;
+use crate::snapshot::omitted::OmissionReason;
 use crate::telemetry::access_log::FIELDS;
 use crate::telemetry::{control, process};
 use crate::wire::alert::Alert;
@@ -61,7 +61,7 @@ fn reasons() -> String {
          `explain` counts under `omitted` the endpoints that a name has and that this gateway cannot choose:\n\n\
          | why | meaning |\n|---|---|\n",
     );
-    for why in Why::ALL {
+    for why in OmissionReason::ALL {
         let _ = writeln!(text, "| `{}` | {} |", why.text(), why.meaning());
     }
     text

@@ -13,7 +13,7 @@ use super::worker::Worker;
 use crate::model::alpn::Protocols;
 use crate::model::reason::Reason;
 use crate::snapshot::Snapshot;
-use crate::snapshot::admit::{Admission, Asked, Question, Refusal, admit, admit_source};
+use crate::snapshot::admit::{Admission, AdmissionRequest, Refusal, Requested, admit, admit_source};
 use crate::snapshot::policy::{Listener, ListenerProtocol};
 use crate::wire::client_hello::{Hello, HelloFault, Scanner, Verdict, looks_like};
 
@@ -209,8 +209,8 @@ fn conclude(
 
 /// Says of a route with endpoints of its own that none of their names has an address; the word is the code of `status`.
 fn unresolved(snapshot: &Snapshot, refusal: &Refusal) -> Option<Box<str>> {
-    let key = refusal.met.rule.as_ref().filter(|_| refusal.reason == Reason::NoEndpoints)?;
-    let route = snapshot.routes().named(key).filter(|_| refusal.met.service.is_none())?;
+    let key = refusal.matched.rule.as_ref().filter(|_| refusal.reason == Reason::NoEndpoints)?;
+    let route = snapshot.routes().named(key).filter(|_| refusal.matched.service.is_none())?;
     let own = route.candidates.is_some();
     own.then(|| "name_unresolved: no host name of the route has an address".into())
 }
@@ -245,9 +245,9 @@ fn is_hbone(protocol: ListenerProtocol, hello: &Hello<'_>) -> bool {
 
 fn ask(worker: &Worker, entry: &Entry, listener: &Listener, hello: &Hello<'_>) -> Result<Admission, Reason> {
     note_names(entry, hello);
-    let question = Question {
+    let question = AdmissionRequest {
         listener,
-        asked: Asked::ServerName(hello.server_name),
+        requested: Requested::ServerName(hello.server_name),
         source: Some(entry.source.ip()),
         alpn: Some(hello.alpn.unwrap_or(Protocols::NONE)),
         identity: None,

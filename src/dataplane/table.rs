@@ -16,7 +16,7 @@ use crate::model::record::{ConnectionProtocol, ConnectionRecord, Side};
 use crate::net::admission::Holder;
 use crate::net::fetch::Fetch;
 use crate::net::own::OwnDial;
-use crate::snapshot::admit::{Admission, Met, Permit, Refusal};
+use crate::snapshot::admit::{Admission, Permit, Refusal, RouteMatch};
 use crate::snapshot::candidates::Candidate;
 use crate::snapshot::policy::Listener;
 use crate::telemetry::local::{Destination, RelayPath};
@@ -81,7 +81,7 @@ pub(crate) struct Story {
     pub(crate) detail: Option<Box<str>>,
     /// Whether the caller cancelled the stream.
     pub(crate) cancelled: bool,
-    pub(crate) met: Met,
+    pub(crate) met: RouteMatch,
     pub(crate) permit: Option<Permit>,
     pub(crate) endpoint: Option<SocketAddr>,
     /// Of the present dial, where it goes to a port that this process listens on.
@@ -182,12 +182,12 @@ impl Story {
     pub(crate) fn admitted(&mut self, answer: Result<Admission, Refusal>) -> Result<Admission, Reason> {
         match answer {
             Ok(admission) => {
-                self.met = admission.met.clone();
+                self.met = admission.matched.clone();
                 self.permit = Some(admission.permit.clone());
                 Ok(admission)
             }
             Err(refusal) => {
-                self.met = refusal.met;
+                self.met = refusal.matched;
                 Err(refusal.reason)
             }
         }

@@ -33,7 +33,7 @@ use crate::net::pipe::Pipes;
 use crate::net::ranking::Ranking;
 use crate::net::scope::LocalScope;
 use crate::snapshot::Snapshot;
-use crate::snapshot::admit::{Asked, Question, admit_source, readmit};
+use crate::snapshot::admit::{AdmissionRequest, Requested, admit_source, readmit};
 use crate::snapshot::policy::Listener;
 use crate::telemetry::Telemetry;
 use crate::telemetry::local::{Local, RelayPath};
@@ -466,11 +466,11 @@ fn still_admitted(snapshot: &Snapshot, entry: &Entry) -> bool {
         // It waits to be admitted, but for those who carry streams, which are asked for each of them.
         return story.peer.is_none() || admit_source(listener, entry.source.ip()).is_ok();
     };
-    let question = Question {
+    let question = AdmissionRequest {
         listener,
-        asked: match &authority {
-            Some(authority) => Asked::Authority(authority),
-            None => Asked::ServerName(story.sni.as_deref()),
+        requested: match &authority {
+            Some(authority) => Requested::Authority(authority),
+            None => Requested::ServerName(story.sni.as_deref()),
         },
         source: Some(entry.source.ip()),
         alpn: None,

@@ -1,6 +1,7 @@
-//! Services by address: whose virtual address, or whose endpoint on this network, an address is.
+//! Services by address: the services that have an address as a virtual address, or as that of an endpoint on
+//! this network.
 //!
-//! Kept only where a listener takes HBONE, whose callers may ask by address.
+//! Built only if a listener takes HBONE, as only its callers can name an address.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -14,16 +15,16 @@ pub struct AddressIndex {
     owners: BucketMap<IpAddr, Owners>,
 }
 
-/// Mostly an address is of one service.
+/// The services of one address; mostly there is one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Owners {
     One(HostName),
-    /// In order.
+    /// Several services, in order of name.
     Many(BTreeSet<HostName>),
 }
 
 impl AddressIndex {
-    /// The services that have an address, in the order of their names.
+    /// Returns the services that have an address, in order of name.
     pub fn get(&self, address: IpAddr) -> impl Iterator<Item = &HostName> {
         let (one, many) = match self.owners.get(&address) {
             None => (None, None),
@@ -60,7 +61,7 @@ impl AddressIndex {
         self.owners.remove(&address);
     }
 
-    /// All entries by address.
+    /// Returns all entries in order of address.
     #[cfg(test)]
     pub(super) fn sorted(&self) -> Vec<(IpAddr, Vec<HostName>)> {
         let all = self.owners.sorted().into_iter();

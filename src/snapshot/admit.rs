@@ -1,5 +1,5 @@
-//! Admission: may this caller reach what it names here, and what endpoints does that mean? Called alike by
-//! the data path, by `explain` and by the tests; there is no second matcher.
+//! Admission: decides whether a caller may reach what it names on a listener, and which endpoints that name
+//! means. Called alike by the data path, by `explain` and by the tests; there is no second matcher.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -19,32 +19,37 @@ use crate::model::name::{HostName, NameBuffer, canonical, is_ip_literal};
 use crate::model::place::ClusterId;
 use crate::model::reason::Reason;
 
-/// All that admission may look at.
+/// All inputs of an admission beside the snapshot.
 #[derive(Clone, Copy, Debug)]
-pub struct Question<'a> {
+pub struct AdmissionRequest<'a> {
+    /// The listener that took the connection.
     pub listener: &'a Listener,
-    pub asked: Asked<'a>,
-    /// `None` only for an offline question: rules about sources are then shown, not applied.
+    /// The name or address that the caller asks for.
+    pub requested: Requested<'a>,
+    /// The caller's address. `None` only if `explain` is asked without one: rules about sources are then
+    /// shown, not applied.
     pub source: Option<IpAddr>,
-    /// What was offered, perhaps nothing; `None` only for an offline question: the check is then shown, not applied.
+    /// The protocols that the caller offers by ALPN, perhaps none. `None` only if `explain` is asked without
+    /// them: the check is then shown, not applied.
     pub alpn: Option<Protocols<'a>>,
-    /// Known only of HBONE callers.
+    /// The caller's verified identity; only HBONE callers have one.
     pub identity: Option<&'a Identity>,
 }
 
-/// What the caller names.
+/// The name or address that a caller asks for.
 #[derive(Clone, Copy, Debug)]
-pub enum Asked<'a> {
-    /// The server name of a hello, as received.
+pub enum Requested<'a> {
+    /// The server name of a ClientHello, as received; `None` without the extension.
     ServerName(Option<&'a [u8]>),
     /// The authority of a CONNECT.
     Authority(&'a Authority),
 }
 
-/// Told of each step of a decision. `()` is the data path's, and costs nothing.
+/// Receives each step of a decision. The data path passes `()`, which compiles to nothing.
 pub trait Trace {
+    /// Records a step; `text` is only called if the trace keeps it.
     fn step(&mut self, text: impl FnOnce() -> String);
-    /// The name in the form it is looked up.
+    /// Records the name in the form in which it is looked up.
     fn canonical(&mut self, name: &str);
 }
 
@@ -53,21 +58,29 @@ impl Trace for () {
     fn canonical(&mut self, _: &str) {}
 }
 
-/// What kind of rule a name met.
+/// The kind of rule that a name matched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Match {
+pub enum MatchKind {
+    /// A route whose key is the name.
     ExactRoute,
+    /// A service, by the SNI dialect of the mesh.
     MeshName,
+    /// A service, by its bare host name.
     Hostname,
+    /// A route whose key is `*.suffix` or `*`.
     WildcardRoute,
+    /// The route `"-"`, for hellos without SNI.
     NoSniRoute,
-    /// An authority with a host name.
+    /// A service port, by an authority with a host name.
     Authority,
+    /// A service port, by an authority with a virtual address.
     VirtualAddress,
+    /// A service port, by an authority with the address of an endpoint.
     EndpointAddress,
 }
 
-impl Match {
+impl MatchKind {
+    /// Returns the kind as `explain` shows it.
     pub fn text(self) -> &'static str {
         match self {
             Self::ExactRoute => "exact route",
@@ -82,104 +95,119 @@ impl Match {
     }
 }
 
-/// A service port that a name means.
+/// The service port that a name means.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceTarget {
+    /// The host name of the service.
     pub hostname: Arc<str>,
+    /// The namespace of the service.
     pub namespace: Arc<str>,
-    /// `None` where the name leaves it open.
+    /// The port; `None` if the name means no single port.
     pub port: Option<u16>,
+    /// The subset, in lower case; empty for all endpoints.
     pub subset: Arc<str>,
 }
 
-/// What a name met, as far as that is known: for the log, also of a refusal.
+/// The rule that a name matched, as far as it was found: the log shows it of refusals too.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Met {
-    pub matched: Option<Match>,
-    /// The route's key, or the service's host name.
+pub struct RouteMatch {
+    /// The kind of rule; `None` if no rule matched.
+    pub kind: Option<MatchKind>,
+    /// The key of the route, or the host name of the service.
     pub rule: Option<Arc<str>>,
+    /// The service that the name means; `None` for a route with endpoints of its own.
     pub service: Option<ServiceTarget>,
 }
 
-/// The caller may connect, to one of these.
+/// The decision that the caller may connect to one of these endpoints.
 #[derive(Clone, Debug)]
 pub struct Admission {
-    pub met: Met,
+    /// The rule that admitted the caller.
+    pub matched: RouteMatch,
+    /// The endpoints to choose from.
     pub candidates: Arc<Candidates>,
-    /// Whose endpoints among the candidates; `None`: every cluster's.
+    /// The clusters whose endpoints may be chosen; `None`: all.
     pub clusters: Option<Arc<[ClusterId]>>,
+    /// The part of the policy that admitted the caller.
     pub permit: Permit,
 }
 
-/// What let a connection in, and so what can take that back.
+/// The part of the policy that admitted a connection; a reload that removes it ends the connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Permit {
-    /// A route of the operator's own.
+    /// A route of the config file.
     Route,
-    /// An export rule.
-    Export { hostname: Arc<str>, port: u16 },
+    /// An export rule of this service port.
+    Export {
+        /// The host name of the service.
+        hostname: Arc<str>,
+        /// The service port.
+        port: u16,
+    },
 }
 
-/// The caller may not connect, or there is nothing to connect to.
+/// The decision that the caller may not connect, or that there is no endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
+    /// The reason.
     pub reason: Reason,
-    pub met: Met,
+    /// The rule that the name matched, if any.
+    pub matched: RouteMatch,
 }
 
 impl From<Reason> for Refusal {
     fn from(reason: Reason) -> Self {
-        Self { reason, met: Met::default() }
+        Self { reason, matched: RouteMatch::default() }
     }
 }
 
-/// Whether a listener takes connections from an address. Decided before a byte is read.
+/// Returns an error unless the listener's `from` holds the source. Called before a byte is read.
 pub fn admit_source(listener: &Listener, source: IpAddr) -> Result<(), Reason> {
     if admits(&listener.from, source) { Ok(()) } else { Err(Reason::SourceDenied) }
 }
 
-/// Decides on a whole hello, or on the head of a CONNECT: source, ALPN, name, export, endpoints, in this order. The source was
-/// admitted before a byte was read, but a listener may have been narrowed since.
+/// Decides on a whole ClientHello or the head of a CONNECT: source, ALPN, name, export, endpoints, in this
+/// order. The source was admitted before a byte was read, but a reload may have narrowed the listener since.
 pub fn admit(
     snapshot: &Snapshot,
-    question: &Question<'_>,
+    request: &AdmissionRequest<'_>,
     trace: &mut impl Trace,
 ) -> Result<Admission, Refusal> {
-    if let Some(source) = question.source {
-        admit_source(question.listener, source)?;
+    if let Some(source) = request.source {
+        admit_source(request.listener, source)?;
     }
-    if let Asked::ServerName(_) = question.asked {
-        check_alpn(question, trace)?;
+    if let Requested::ServerName(_) = request.requested {
+        check_alpn(request, trace)?;
     }
-    admit_asked(snapshot, question, trace)
+    admit_requested(snapshot, request, trace)
 }
 
-/// Whether a live connection may go on under a new config file: only that file's `from`, routes and
-/// exports can end it, never an endpoint or a registry that went away (SPEC §7).
-pub fn readmit(snapshot: &Snapshot, question: &Question<'_>, permit: &Permit) -> bool {
-    if question.source.is_some_and(|source| admit_source(question.listener, source).is_err()) {
+/// Returns true if an open connection may go on under a new policy. Only the new `from`, routes and exports
+/// can end it, never an endpoint or a registry that is gone (SPEC §7).
+pub fn readmit(snapshot: &Snapshot, request: &AdmissionRequest<'_>, permit: &Permit) -> bool {
+    if request.source.is_some_and(|source| admit_source(request.listener, source).is_err()) {
         return false;
     }
-    match admit_asked(snapshot, question, &mut ()) {
+    match admit_requested(snapshot, request, &mut ()) {
         Ok(_) => true,
         Err(refusal) if refusal.reason == Reason::NoEndpoints => true,
         Err(_) => match permit {
             Permit::Route => false,
             Permit::Export { hostname, port } => {
                 let covering = snapshot.exports.covering(hostname, *port);
-                grant(&covering, &question.listener.name, question.source, question.identity).is_ok()
+                grant(&covering, &request.listener.name, request.source, request.identity).is_ok()
             }
         },
     }
 }
 
-fn check_alpn(question: &Question<'_>, trace: &mut impl Trace) -> Result<(), Reason> {
-    let wanted = &question.listener.alpn;
+fn check_alpn(request: &AdmissionRequest<'_>, trace: &mut impl Trace) -> Result<(), Reason> {
+    let wanted = &request.listener.alpn;
     if wanted.is_empty() {
         return Ok(());
     }
     let listed = || wanted.iter().map(|name| String::from_utf8_lossy(name)).collect::<Vec<_>>().join(", ");
-    let Some(offered) = question.alpn else {
+    let Some(offered) = request.alpn else {
         trace.step(|| {
             format!("the listener asks for one of the ALPN protocols {} (shown, not applied)", listed())
         });
@@ -193,26 +221,26 @@ fn check_alpn(question: &Question<'_>, trace: &mut impl Trace) -> Result<(), Rea
     if found { Ok(()) } else { Err(Reason::AlpnRefused) }
 }
 
-fn admit_asked(
+fn admit_requested(
     snapshot: &Snapshot,
-    question: &Question<'_>,
+    request: &AdmissionRequest<'_>,
     trace: &mut impl Trace,
 ) -> Result<Admission, Refusal> {
-    match question.asked {
-        Asked::ServerName(name) => admit_name(snapshot, question, name, trace),
-        Asked::Authority(authority) => match &authority.host {
-            Host::Name(name) => admit_hostname(snapshot, question, name, authority.port, trace),
-            Host::Ip(ip) => admit_address(snapshot, question, SocketAddr::new(*ip, authority.port), trace),
-            // No authority is read as several addresses.
+    match request.requested {
+        Requested::ServerName(name) => admit_name(snapshot, request, name, trace),
+        Requested::Authority(authority) => match &authority.host {
+            Host::Name(name) => admit_hostname(snapshot, request, name, authority.port, trace),
+            Host::Ip(ip) => admit_address(snapshot, request, SocketAddr::new(*ip, authority.port), trace),
+            // An authority is parsed as at most one address.
             Host::Ips(_) => Err(Reason::AuthorityUnknown.into()),
         },
     }
 }
 
-/// An authority `hostname:port`: a service port of the mesh, and nothing else.
+/// Decides on an authority `hostname:port`, which can only mean a service port of the mesh.
 fn admit_hostname(
     snapshot: &Snapshot,
-    question: &Question<'_>,
+    request: &AdmissionRequest<'_>,
     name: &HostName,
     port: u16,
     trace: &mut impl Trace,
@@ -222,39 +250,39 @@ fn admit_hostname(
         trace.step(|| format!("no registry has told of a service {name}"));
         return Err(Reason::AuthorityUnknown.into());
     };
-    let met = |port: Option<u16>| Met {
-        matched: Some(Match::Authority),
+    let matched = |port: Option<u16>| RouteMatch {
+        kind: Some(MatchKind::Authority),
         rule: Some(service.name.clone()),
         service: port.map(|port| target(service, Some(port), "")),
     };
     let Some(view) = service.port(port) else {
         trace.step(|| format!("the service has no port {port}; it has {}", ports_text(service)));
-        return Err(Refusal { reason: Reason::AuthorityUnknown, met: met(None) });
+        return Err(Refusal { reason: Reason::AuthorityUnknown, matched: matched(None) });
     };
-    admit_service(question, service, view, "", AskedBy::Authority, met(Some(port)), trace)
+    admit_service(request, service, view, "", AskedBy::Authority, matched(Some(port)), trace)
 }
 
-/// An authority `address:port`: the virtual address of a service, or an endpoint on this network of one. Nothing
-/// that no registry has told of is ever dialled.
+/// Decides on an authority `address:port`: the virtual address of a service, or an endpoint of a service on
+/// this network. An address that is neither is never dialled.
 fn admit_address(
     snapshot: &Snapshot,
-    question: &Question<'_>,
+    request: &AdmissionRequest<'_>,
     address: SocketAddr,
     trace: &mut impl Trace,
 ) -> Result<Admission, Refusal> {
     let mut refusal = Refusal::from(Reason::AuthorityUnknown);
     for name in snapshot.addresses.get(address.ip()) {
         let Some(service) = snapshot.service(name.as_str()) else { continue };
-        let met = |matched, port| Met {
-            matched: Some(matched),
+        let matched = |kind, port| RouteMatch {
+            kind: Some(kind),
             rule: Some(service.name.clone()),
             service: Some(target(service, Some(port), "")),
         };
         let virtual_port = service.port(address.port()).filter(|_| service.addresses.contains(&address.ip()));
         if let Some(port) = virtual_port {
             trace.step(|| format!("{address} is a virtual address and port of the service {name}"));
-            let met = met(Match::VirtualAddress, port.port);
-            match admit_service(question, service, port, "", AskedBy::Authority, met, trace) {
+            let matched = matched(MatchKind::VirtualAddress, port.port);
+            match admit_service(request, service, port, "", AskedBy::Authority, matched, trace) {
                 Ok(admission) => return Ok(admission),
                 Err(refused) => refusal = refused,
             }
@@ -263,9 +291,9 @@ fn admit_address(
             trace.step(|| {
                 format!("{address} is an endpoint on this network of the service {name}, port {}", port.port)
             });
-            let met = met(Match::EndpointAddress, port.port);
+            let matched = matched(MatchKind::EndpointAddress, port.port);
             let only = || port.only(&endpoint, address, &service.name, snapshot);
-            match admit_to(question, service, port, only, met, trace) {
+            match admit_to(request, service, port, only, matched, trace) {
                 Ok(admission) => return Ok(admission),
                 Err(refused) => refusal = refused,
             }
@@ -279,12 +307,12 @@ fn admit_address(
 
 fn admit_name(
     snapshot: &Snapshot,
-    question: &Question<'_>,
+    request: &AdmissionRequest<'_>,
     name: Option<&[u8]>,
     trace: &mut impl Trace,
 ) -> Result<Admission, Refusal> {
     let Some(raw) = name.filter(|raw| !is_ip_literal(raw)) else {
-        return admit_nameless(snapshot, question, trace);
+        return admit_nameless(snapshot, request, trace);
     };
     let mut buffer = NameBuffer::new();
     let name = canonical(raw, &mut buffer).map_err(|error| {
@@ -292,10 +320,10 @@ fn admit_name(
         Refusal::from(Reason::SniInvalid)
     })?;
     trace.canonical(name);
-    let listener = &*question.listener.name;
+    let listener = &*request.listener.name;
     if let Some(entry) = snapshot.routes.exact(name).filter(|entry| entry.on_listener(listener)) {
         trace.step(|| format!("route {name:?} has this very name"));
-        return follow(snapshot, entry, Match::ExactRoute, trace);
+        return follow(snapshot, entry, MatchKind::ExactRoute, trace);
     }
     trace.step(|| match snapshot.routes.exact(name) {
         Some(entry) => {
@@ -307,7 +335,7 @@ fn admit_name(
         None => "no route has this very name".to_owned(),
     });
     match read(name) {
-        Dialect::Mesh(mesh) => admit_mesh_name(snapshot, question, &mesh, trace),
+        Dialect::Mesh(mesh) => admit_mesh_name(snapshot, request, &mesh, trace),
         Dialect::Malformed => {
             trace.step(|| {
                 "the name begins as a mesh name does, but is not outbound_.<port>_.<subset>_.<hostname>; such a name \
@@ -316,19 +344,19 @@ fn admit_name(
             });
             Err(Reason::SniUnknown.into())
         }
-        Dialect::Plain => admit_plain(snapshot, question, name, trace),
+        Dialect::Plain => admit_plain(snapshot, request, name, trace),
     }
 }
 
 fn admit_nameless(
     snapshot: &Snapshot,
-    question: &Question<'_>,
+    request: &AdmissionRequest<'_>,
     trace: &mut impl Trace,
 ) -> Result<Admission, Refusal> {
-    match snapshot.routes.no_sni().filter(|entry| entry.on_listener(&question.listener.name)) {
+    match snapshot.routes.no_sni().filter(|entry| entry.on_listener(&request.listener.name)) {
         Some(entry) => {
             trace.step(|| "the client gives no host name; route \"-\" takes such clients".to_owned());
-            follow(snapshot, entry, Match::NoSniRoute, trace)
+            follow(snapshot, entry, MatchKind::NoSniRoute, trace)
         }
         None => {
             trace.step(|| "the client gives no host name, and there is no route \"-\"".to_owned());
@@ -339,7 +367,7 @@ fn admit_nameless(
 
 fn admit_mesh_name(
     snapshot: &Snapshot,
-    question: &Question<'_>,
+    request: &AdmissionRequest<'_>,
     mesh: &MeshName<'_>,
     trace: &mut impl Trace,
 ) -> Result<Admission, Refusal> {
@@ -353,41 +381,41 @@ fn admit_mesh_name(
         trace.step(|| format!("no registry has told of a service {}", mesh.hostname));
         return Err(Reason::SniUnknown.into());
     };
-    let met = |port: Option<u16>| Met {
-        matched: Some(Match::MeshName),
+    let matched = |port: Option<u16>| RouteMatch {
+        kind: Some(MatchKind::MeshName),
         rule: Some(service.name.clone()),
         service: port.map(|port| target(service, Some(port), mesh.subset)),
     };
     let Some(port) = service.port(mesh.port) else {
         trace.step(|| format!("the service has no port {}; it has {}", mesh.port, ports_text(service)));
-        return Err(Refusal { reason: Reason::SniUnknown, met: met(None) });
+        return Err(Refusal { reason: Reason::SniUnknown, matched: matched(None) });
     };
     if port.candidates(mesh.subset, AskedBy::MeshName).is_none() {
         trace.step(|| format!("the service has no subset {:?}", mesh.subset));
-        return Err(Refusal { reason: Reason::SniUnknown, met: met(None) });
+        return Err(Refusal { reason: Reason::SniUnknown, matched: matched(None) });
     }
-    admit_service(question, service, port, mesh.subset, AskedBy::MeshName, met(Some(port.port)), trace)
+    admit_service(request, service, port, mesh.subset, AskedBy::MeshName, matched(Some(port.port)), trace)
 }
 
 fn admit_plain(
     snapshot: &Snapshot,
-    question: &Question<'_>,
+    request: &AdmissionRequest<'_>,
     name: &str,
     trace: &mut impl Trace,
 ) -> Result<Admission, Refusal> {
-    let listener = &*question.listener.name;
+    let listener = &*request.listener.name;
     let service = snapshot.service(name);
     if let Some(service) = service {
         if let Some(port) = service.hostname_port(listener) {
             trace.step(|| {
                 format!("service {name} has one exported port of protocol TLS or HTTPS: {}", port.port)
             });
-            let met = Met {
-                matched: Some(Match::Hostname),
+            let matched = RouteMatch {
+                kind: Some(MatchKind::Hostname),
                 rule: Some(service.name.clone()),
                 service: Some(target(service, Some(port.port), "")),
             };
-            return admit_service(question, service, port, "", AskedBy::Hostname, met, trace);
+            return admit_service(request, service, port, "", AskedBy::Hostname, matched, trace);
         }
         trace.step(|| {
             let exported = |port: &PortView| port.rules.iter().any(|rule| rule.on_listener(listener));
@@ -406,74 +434,74 @@ fn admit_plain(
     let mut wildcards = snapshot.routes.wildcards(name);
     if let Some(entry) = wildcards.find(|entry| entry.on_listener(listener)) {
         trace.step(|| format!("route {:?} is the longest wildcard that takes it", &*entry.key));
-        return follow(snapshot, entry, Match::WildcardRoute, trace);
+        return follow(snapshot, entry, MatchKind::WildcardRoute, trace);
     }
     trace.step(|| "no wildcard route takes it".to_owned());
     let Some(service) = service else {
         return Err(Reason::SniUnknown.into());
     };
-    let met = Met { matched: None, rule: None, service: Some(target(service, None, "")) };
-    Err(Refusal { reason: Reason::NotExported, met })
+    let matched = RouteMatch { kind: None, rule: None, service: Some(target(service, None, "")) };
+    Err(Refusal { reason: Reason::NotExported, matched })
 }
 
-/// Asks the export rules, then for endpoints.
+/// Applies the export rules, then looks up the candidates.
 fn admit_service(
-    question: &Question<'_>,
+    request: &AdmissionRequest<'_>,
     service: &Arc<ServiceView>,
     port: &PortView,
     subset: &str,
     asked: AskedBy,
-    met: Met,
+    matched: RouteMatch,
     trace: &mut impl Trace,
 ) -> Result<Admission, Refusal> {
-    admit_to(question, service, port, || port.candidates(subset, asked).cloned(), met, trace)
+    admit_to(request, service, port, || port.candidates(subset, asked).cloned(), matched, trace)
 }
 
-/// The same for candidates that are looked up once the rules let the caller in.
+/// Applies the export rules, then calls `candidates`.
 fn admit_to(
-    question: &Question<'_>,
+    request: &AdmissionRequest<'_>,
     service: &Arc<ServiceView>,
     port: &PortView,
     candidates: impl FnOnce() -> Option<Arc<Candidates>>,
-    met: Met,
+    matched: RouteMatch,
     trace: &mut impl Trace,
 ) -> Result<Admission, Refusal> {
     for rule in &port.rules {
-        trace.step(|| rule_text(rule, question));
+        trace.step(|| rule_text(rule, request));
     }
-    let granted = match grant(&port.rules, &question.listener.name, question.source, question.identity) {
+    let granted = match grant(&port.rules, &request.listener.name, request.source, request.identity) {
         Ok(granted) => granted,
         Err(reason) => {
             trace.step(|| {
                 format!("no export rule lets this caller reach {}:{} here", service.name, port.port)
             });
-            return Err(Refusal { reason, met });
+            return Err(Refusal { reason, matched });
         }
     };
     trace.step(|| format!("{} lets the caller in", granted.rule.name));
     let permit = Permit::Export { hostname: service.name.clone(), port: port.port };
-    if let (Asked::Authority(_), Some(waypoint)) = (question.asked, &service.waypoint) {
-        // Known by its certificate alone: what a header says of its sender anybody can write.
-        if waypoint.identity.is_some() && waypoint.identity.as_ref() == question.identity {
+    if let (Requested::Authority(_), Some(waypoint)) = (request.requested, &service.waypoint) {
+        // The waypoint is recognised by its certificate only: anybody could write a header.
+        if waypoint.identity.is_some() && waypoint.identity.as_ref() == request.identity {
             trace.step(|| "the caller is the service's waypoint, so it goes on to the endpoints".to_owned());
         } else {
             trace.step(|| "the service's waypoint takes the connection first".to_owned());
-            return connectable(Some(waypoint.candidates.clone()), None, permit, met, trace);
+            return connectable(Some(waypoint.candidates.clone()), None, permit, matched, trace);
         }
     }
-    connectable(candidates(), granted.clusters, permit, met, trace)
+    connectable(candidates(), granted.clusters, permit, matched, trace)
 }
 
-/// What a route leads to.
+/// Decides by the target of a route.
 fn follow(
     snapshot: &Snapshot,
     entry: &RouteEntry,
-    matched: Match,
+    kind: MatchKind,
     trace: &mut impl Trace,
 ) -> Result<Admission, Refusal> {
-    let mut met = Met { matched: Some(matched), rule: Some(entry.key.clone()), service: None };
+    let mut matched = RouteMatch { kind: Some(kind), rule: Some(entry.key.clone()), service: None };
     let RouteTarget::Service { hostname, port, subset } = &entry.route.to else {
-        return connectable(entry.candidates.clone(), None, Permit::Route, met, trace);
+        return connectable(entry.candidates.clone(), None, Permit::Route, matched, trace);
     };
     trace
         .step(|| format!("the route is another name for {hostname}, service port {port}, subset {subset:?}"));
@@ -481,33 +509,33 @@ fn follow(
     let view = service.and_then(|service| Some((service, service.port(*port)?)));
     let Some((service, view)) = view else {
         trace.step(|| format!("no registry has told of a service {hostname} with a port {port}"));
-        return Err(Refusal { reason: Reason::NoEndpoints, met });
+        return Err(Refusal { reason: Reason::NoEndpoints, matched });
     };
-    met.service = Some(target(service, Some(*port), subset));
+    matched.service = Some(target(service, Some(*port), subset));
     let candidates = view.candidates(&subset.to_ascii_lowercase(), AskedBy::Hostname);
-    connectable(candidates.cloned(), None, Permit::Route, met, trace)
+    connectable(candidates.cloned(), None, Permit::Route, matched, trace)
 }
 
 fn connectable(
     candidates: Option<Arc<Candidates>>,
     clusters: Option<Arc<[ClusterId]>>,
     permit: Permit,
-    met: Met,
+    matched: RouteMatch,
     trace: &mut impl Trace,
 ) -> Result<Admission, Refusal> {
-    let spoken_of = |cluster: &ClusterId| clusters.as_ref().is_none_or(|clusters| clusters.contains(cluster));
+    let in_scope = |cluster: &ClusterId| clusters.as_ref().is_none_or(|clusters| clusters.contains(cluster));
     match candidates {
-        Some(candidates) if candidates.endpoints().iter().any(|endpoint| spoken_of(&endpoint.cluster)) => {
+        Some(candidates) if candidates.endpoints().iter().any(|endpoint| in_scope(&endpoint.cluster)) => {
             trace.step(|| {
                 let count =
-                    candidates.endpoints().iter().filter(|endpoint| spoken_of(&endpoint.cluster)).count();
+                    candidates.endpoints().iter().filter(|endpoint| in_scope(&endpoint.cluster)).count();
                 format!("endpoints on this gateway's own network: {count}")
             });
-            Ok(Admission { met, candidates, clusters, permit })
+            Ok(Admission { matched, candidates, clusters, permit })
         }
         _ => {
             trace.step(|| "no endpoint on this gateway's own network can be chosen".to_owned());
-            Err(Refusal { reason: Reason::NoEndpoints, met })
+            Err(Refusal { reason: Reason::NoEndpoints, matched })
         }
     }
 }
@@ -530,14 +558,14 @@ fn ports_text(service: &ServiceView) -> String {
     ports.join(", ")
 }
 
-fn rule_text(rule: &ExportRule, question: &Question<'_>) -> String {
+fn rule_text(rule: &ExportRule, request: &AdmissionRequest<'_>) -> String {
     let mut text = format!("{} speaks of this service port", rule.name);
-    if !rule.on_listener(&question.listener.name) {
+    if !rule.on_listener(&request.listener.name) {
         text.push_str(", but not on this listener");
     }
     if !rule.to.cidrs.is_empty() {
         let list = rule.to.cidrs.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-        let verdict = match question.source {
+        let verdict = match request.source {
             None => "shown, not applied: no source was given",
             Some(source) if admits(&rule.to.cidrs, source) => "the source is among them",
             Some(_) => "the source is not among them",
@@ -546,7 +574,7 @@ fn rule_text(rule: &ExportRule, question: &Question<'_>) -> String {
     }
     if !rule.to.identities.is_empty() {
         let list = rule.to.identities.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-        let verdict = match question.identity {
+        let verdict = match request.identity {
             None => "only an HBONE caller has one",
             Some(identity) if rule.to.identities.iter().any(|pattern| pattern.matches(identity)) => {
                 "the caller is among them"

@@ -1,5 +1,5 @@
-//! A map that is copied on write by bucket: changing one entry copies one bucket and the way to it, and a clone shares
-//! all the rest.
+//! A map that is copied on write by bucket: changing one entry copies one bucket and the path to it; a clone
+//! shares all other buckets.
 
 use std::borrow::Borrow;
 use std::hash::{BuildHasher, Hash};
@@ -7,17 +7,18 @@ use std::sync::Arc;
 
 use hashbrown::{DefaultHashBuilder, HashMap};
 
-/// Buckets of a group, and groups of a map: a change copies this many pointers twice, whatever the size of the map.
+/// The number of buckets per group, and of groups per map. A change copies this many pointers twice, whatever
+/// the size of the map.
 const FAN_OUT: usize = 1 << 6;
 
 type Bucket<K, V> = Arc<HashMap<K, V>>;
 type Group<K, V> = Arc<[Bucket<K, V>]>;
 
-/// A map whose clones share what does not change.
+/// A map whose clones share the buckets that do not change.
 #[derive(Clone, Debug)]
 pub struct BucketMap<K, V> {
     hasher: DefaultHashBuilder,
-    /// Empty until something is in the map: an empty map costs nothing.
+    /// Empty until the first insertion, so that an empty map costs nothing.
     groups: Arc<[Group<K, V>]>,
     len: usize,
 }
@@ -29,10 +30,10 @@ impl<K, V> Default for BucketMap<K, V> {
 }
 
 impl<K: Clone + Eq + Hash, V: Clone> BucketMap<K, V> {
-    /// The group of a key, and its bucket in the group.
+    /// Returns the index of a key's group, and of its bucket in the group.
     fn place<Q: Hash + ?Sized>(&self, key: &Q) -> (usize, usize) {
         let hash = self.hasher.hash_one(key);
-        // Of the low bits of the hash; the modulus makes the conversions exact.
+        // The low bits of the hash; the modulus makes the conversions exact.
         let part = |bits: u64| usize::try_from(bits % FAN_OUT as u64).unwrap_or(0);
         (part(hash), part(hash / FAN_OUT as u64))
     }
@@ -42,7 +43,7 @@ impl<K: Clone + Eq + Hash, V: Clone> BucketMap<K, V> {
         self.groups.get(group).map(|group| &group[bucket])
     }
 
-    /// The bucket for a change, a copy where others share it.
+    /// Returns the bucket for a change, copying it if other maps share it.
     fn bucket_mut(&mut self, (group, bucket): (usize, usize)) -> &mut HashMap<K, V> {
         if self.groups.is_empty() {
             let empty: Group<K, V> = (0..FAN_OUT).map(|_| Bucket::default()).collect();
@@ -52,16 +53,18 @@ impl<K: Clone + Eq + Hash, V: Clone> BucketMap<K, V> {
         Arc::make_mut(&mut Arc::make_mut(group)[bucket])
     }
 
+    /// Returns the value of a key.
     pub fn get<Q: Eq + Hash + ?Sized>(&self, key: &Q) -> Option<&V>
     where
         K: Borrow<Q>,
     {
-        // A mesh of a few names leaves most buckets empty: those answer without a second hash.
+        // A map of a few names has mostly empty buckets: these answer without a second hash.
         let bucket = self.bucket(key)?;
         if bucket.is_empty() { None } else { bucket.get(key) }
     }
 
-    /// Copies the bucket where others share it, and the key is there.
+    /// Returns the value of a key for a change; copies the bucket if the key exists and other maps share the
+    /// bucket.
     pub fn get_mut<Q: Eq + Hash + ?Sized>(&mut self, key: &Q) -> Option<&mut V>
     where
         K: Borrow<Q>,
@@ -70,12 +73,14 @@ impl<K: Clone + Eq + Hash, V: Clone> BucketMap<K, V> {
         self.bucket_mut(self.place(key)).get_mut(key)
     }
 
+    /// Inserts a value and returns the one it replaces.
     pub fn insert(&mut self, key: K, value: V) -> Option<V> {
         let old = self.bucket_mut(self.place(&key)).insert(key, value);
         self.len += usize::from(old.is_none());
         old
     }
 
+    /// Removes a key and returns its value; copies nothing if the key does not exist.
     pub fn remove<Q: Eq + Hash + ?Sized>(&mut self, key: &Q) -> Option<V>
     where
         K: Borrow<Q>,
@@ -87,7 +92,7 @@ impl<K: Clone + Eq + Hash, V: Clone> BucketMap<K, V> {
         old
     }
 
-    /// Keeps the entries of which this is true. Looks at all.
+    /// Keeps the entries for which `keep` returns true. Visits all entries.
     pub fn retain(&mut self, mut keep: impl FnMut(&K, &V) -> bool) {
         let gone: Vec<K> =
             self.iter().filter(|(key, value)| !keep(key, value)).map(|(key, _)| key.clone()).collect();
@@ -98,6 +103,7 @@ impl<K: Clone + Eq + Hash, V: Clone> BucketMap<K, V> {
         }
     }
 
+    /// Returns true if the map has the key.
     pub fn contains_key<Q: Eq + Hash + ?Sized>(&self, key: &Q) -> bool
     where
         K: Borrow<Q>,
@@ -105,20 +111,22 @@ impl<K: Clone + Eq + Hash, V: Clone> BucketMap<K, V> {
         self.get(key).is_some()
     }
 
+    /// Returns the number of entries.
     pub fn len(&self) -> usize {
         self.len
     }
 
+    /// Returns true if the map has no entries.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// All entries, in no order.
+    /// Returns all entries, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
         self.groups.iter().flat_map(|group| group.iter()).flat_map(|bucket| bucket.iter())
     }
 
-    /// The buckets that another map does not share.
+    /// Returns the buckets that another map does not share.
     fn buckets_apart_from<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = &'a Bucket<K, V>> {
         let theirs = |at: usize| other.groups.get(at);
         let apart = move |(at, group): (usize, &'a Group<K, V>)| {
@@ -141,15 +149,15 @@ impl<K: Clone + Eq + Hash, V: Clone> FromIterator<(K, V)> for BucketMap<K, V> {
 }
 
 impl<K: Clone + Eq + Hash + Ord, V: Clone> BucketMap<K, V> {
-    /// All entries by key.
+    /// Returns all entries in order of key.
     pub fn sorted(&self) -> Vec<(&K, &V)> {
         let mut entries: Vec<_> = self.iter().collect();
         entries.sort_unstable_by_key(|(key, _)| *key);
         entries
     }
 
-    /// The keys whose values differ between this map and an older one, in order. Buckets that both share are not looked
-    /// into.
+    /// Returns the keys whose values differ between this map and an older one, in order. Buckets that both
+    /// share are skipped.
     pub fn changed_since(&self, older: &Self, same: impl Fn(&V, &V) -> bool) -> Vec<K> {
         let mut changed = Vec::new();
         for bucket in self.buckets_apart_from(older) {
@@ -195,7 +203,7 @@ mod tests {
             (5_000, 5_000)
         );
         assert_eq!((empty.get("s7.mesh"), empty.clone().remove("s7.mesh"), empty.len()), (None, None, 0));
-        // Built apart, no bucket is shared.
+        // The two maps are built separately, so no bucket is shared.
         let mut apart = BucketMap::<HostName, i32>::default();
         for (name, value) in map.iter() {
             apart.insert(name.clone(), *value);

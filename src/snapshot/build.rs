@@ -1,4 +1,4 @@
-//! Makes snapshots: all at once, or the next from the previous one and what has changed.
+//! Builds snapshots: from all inputs, or from the previous snapshot and what changed.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -18,28 +18,30 @@ use super::shard::Shard;
 use crate::model::name::HostName;
 use crate::model::place::Network;
 
-/// Everything a snapshot is made of.
+/// All inputs of a snapshot.
 #[derive(Clone, Copy, Debug)]
 pub struct Inputs<'a> {
+    /// The operator's policy.
     pub policy: &'a Arc<Policy>,
-    /// Counts up with each config file taken into use.
+    /// Counts the config files that were applied.
     pub policy_generation: u64,
-    /// In the order of the registries; the config file's own comes first.
+    /// The shards in the order of their registries; the config file's own comes first.
     pub shards: &'a [Arc<Shard>],
+    /// The addresses of resolved host names.
     pub resolved: &'a Resolved,
 }
 
-/// The inputs as services are merged from them: with the gateways of the networks.
+/// The inputs of merging one service: the shards and the networks' gateways.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Site<'a> {
     pub(super) inputs: Inputs<'a>,
     pub(super) networks: &'a NetworkTable,
 }
 
-/// The services with an endpoint on a network, by network.
+/// For each network, the services with an endpoint on it.
 pub(super) type ServicesBehind = std::collections::BTreeMap<Network, NameMap<()>>;
 
-/// The first snapshot, or the one after a policy that says something else of services.
+/// Builds a snapshot from all inputs: the first one, or one whose policy changes services.
 pub fn all(inputs: Inputs<'_>, generation: u64) -> Snapshot {
     let mut snapshot = Snapshot {
         generation,
@@ -61,8 +63,8 @@ pub fn all(inputs: Inputs<'_>, generation: u64) -> Snapshot {
     snapshot
 }
 
-/// The snapshot after `previous`, of inputs that differ from those of `previous` in what is `dirty` and in the policy, and
-/// what it says otherwise.
+/// Builds the snapshot after `previous`. The inputs may differ from those of `previous` in what `dirty` names
+/// and in the policy.
 pub fn next(previous: &Snapshot, inputs: Inputs<'_>, dirty: &Dirty) -> (Snapshot, Delta) {
     let generation = previous.generation + 1;
     let same_policy = Arc::ptr_eq(inputs.policy, &previous.policy);
@@ -75,7 +77,7 @@ pub fn next(previous: &Snapshot, inputs: Inputs<'_>, dirty: &Dirty) -> (Snapshot
         policy: inputs.policy.clone(),
         ..previous.clone()
     };
-    // Names are also forgotten, which touches nothing else.
+    // Names that are no longer used disappear from `resolved`, which changes nothing else.
     next.resolved = Arc::new(inputs.resolved.clone());
     next.renew_routes(previous, inputs, dirty);
     let mut delta = Delta { generation, ..Delta::default() };
@@ -102,7 +104,7 @@ pub fn next(previous: &Snapshot, inputs: Inputs<'_>, dirty: &Dirty) -> (Snapshot
 }
 
 impl Snapshot {
-    /// Routes of another policy, and of names that stand for other addresses.
+    /// Rebuilds the routes of a changed policy, and those with a name in `dirty.resolved`.
     fn renew_routes(&mut self, previous: &Self, inputs: Inputs<'_>, dirty: &Dirty) {
         if !Arc::ptr_eq(inputs.policy, &previous.policy) {
             let routes = previous.routes.with_policy(&previous.policy, inputs.policy, inputs.resolved);
@@ -114,7 +116,7 @@ impl Snapshot {
         }
     }
 
-    /// Merges what the shards say of a host name, in the place of what the snapshot says.
+    /// Merges what the shards have of a host name, and stores the result.
     fn merge(&mut self, name: &HostName, inputs: Inputs<'_>) -> Option<Arc<ServiceView>> {
         let networks = self.networks.clone();
         let site = Site { inputs, networks: &networks };
@@ -130,7 +132,7 @@ impl Snapshot {
         view
     }
 
-    /// Notes on which networks a service has endpoints now.
+    /// Updates the networks on which a service has endpoints.
     fn move_behind(&mut self, name: &HostName, old: Option<&ServiceView>, new: Option<&ServiceView>) {
         let networks =
             |view: Option<&'_ ServiceView>| view.map(|view| view.networks.clone()).unwrap_or_default();
@@ -151,8 +153,9 @@ impl Snapshot {
         }
     }
 
-    /// The services on the node's own network with an endpoint at one of these addresses, which are, or were, gateways of
-    /// that network. Gateways of the own network seldom change.
+    /// Returns the services on the node's own network with an endpoint at one of these addresses, which are,
+    /// or were, gateways of that network: a gateway of the own network is not a candidate. Such gateways
+    /// seldom change.
     fn services_at(&self, addresses: &BTreeSet<SocketAddr>, inputs: Inputs<'_>) -> BTreeSet<HostName> {
         let ips: BTreeSet<IpAddr> = addresses.iter().map(SocketAddr::ip).collect();
         let is_there = |service: &&Arc<ServiceView>| {
@@ -163,7 +166,7 @@ impl Snapshot {
         if ips.is_empty() {
             return BTreeSet::new();
         }
-        // Endpoints of the unknown network may be on the node's own too.
+        // Endpoints of the unknown network can be reachable from the node's own too.
         let unknown = Network::default();
         let names = [&inputs.policy.node.network, &unknown]
             .into_iter()
@@ -172,8 +175,8 @@ impl Snapshot {
         services.filter(is_there).map(|service| service.key.hostname.clone()).collect()
     }
 
-    /// Asserts, in debug builds, what readers rely on: tables that point to one another agree. Looks at the services that
-    /// a delta names.
+    /// Asserts, in debug builds, that tables which refer to each other agree. Checks the services that the
+    /// delta names.
     pub fn check_invariants(&self, delta: &Delta) {
         debug_assert_eq!(self.generation, delta.generation, "a delta leads to its snapshot");
         for (name, view) in &delta.services {
@@ -201,14 +204,14 @@ impl Snapshot {
     }
 }
 
-/// Enters the addresses of a service.
+/// Adds the addresses of a service.
 fn enter(addresses: &mut AddressIndex, view: &ServiceView) {
     for address in view.addresses_here() {
         addresses.insert(address, &view.key.hostname);
     }
 }
 
-/// Takes the addresses out that a service had, and enters those that it has.
+/// Removes the old addresses of a service and adds the new ones.
 fn reenter(addresses: &mut AddressIndex, old: Option<&ServiceView>, new: Option<&ServiceView>) {
     let of = |view: Option<&ServiceView>| -> BTreeSet<IpAddr> {
         view.map(|view| view.addresses_here().collect()).unwrap_or_default()

@@ -1,4 +1,4 @@
-//! The endpoints that a route, or a service port and subset, can be connected to from this network.
+//! The endpoints on this network that a route, or a service port and subset, can be connected to.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -8,35 +8,44 @@ use super::policy::Tuning;
 use crate::model::endpoint::{Encapsulation, Health, Weight};
 use crate::model::place::{ClusterId, Distance, Locality};
 
-/// What run-time state of an endpoint is kept under: two subsets of one service port share it.
+/// The key of an endpoint's run-time state; two subsets of one service port share the state.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct EndpointKey {
-    /// The route's key, or `hostname:port` of the service.
+    /// The key of the route, or `hostname:port` of the service.
     pub group: Arc<str>,
+    /// The address that is dialled.
     pub address: SocketAddr,
 }
 
-/// One endpoint on this network.
+/// An endpoint on this network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
+    /// The key of its run-time state.
     pub key: EndpointKey,
+    /// Its share within its level.
     pub weight: Weight,
+    /// The health that its registry gives.
     pub health: Health,
+    /// The cluster of its registry; empty for endpoints of routes.
     pub cluster: ClusterId,
+    /// Its locality.
     pub locality: Locality,
+    /// Its level, counted from the node's locality.
     pub distance: Distance,
-    /// What a CONNECT stream carries to it.
+    /// The encapsulation in which CONNECT streams are passed to it.
     pub encapsulation: Encapsulation,
 }
 
-/// Candidates in the order of choice, with their weights summed up once.
+/// Candidates in the order of choice, with their summed weights.
 #[derive(Clone, Debug)]
 pub struct Candidates {
+    /// The group part of the candidates' keys.
     pub group: Arc<str>,
+    /// How endpoints are chosen and dialled.
     pub tuning: Arc<Tuning>,
-    /// By distance (where the tuning looks at it), then healthy ones first, then cluster and address.
+    /// Ordered by distance (if the tuning uses it), then healthy before others, then cluster and address.
     endpoints: Box<[Candidate]>,
-    /// `sums[i]` is the weight of the healthy endpoints up to and including `i` within their level.
+    /// `sums[i]` is the summed weight of the healthy endpoints of a level up to and including `i`.
     sums: Box<[u64]>,
     levels: Vec<Level>,
 }
@@ -44,18 +53,20 @@ pub struct Candidates {
 /// The endpoints of one distance.
 #[derive(Clone, Debug)]
 pub struct Level {
+    /// The distance from the node's locality.
     pub distance: Distance,
-    /// All of them.
+    /// Indices of all endpoints of the level.
     pub all: Range<usize>,
-    /// The healthy ones.
+    /// Indices of the healthy endpoints.
     pub healthy: Range<usize>,
-    /// Weight of those that could take connections, healthy or not.
+    /// Summed weight of the endpoints that are not draining.
     pub weight: u64,
-    /// Weight of the healthy ones.
+    /// Summed weight of the healthy endpoints.
     pub healthy_weight: u64,
 }
 
 impl Candidates {
+    /// Sorts endpoints into levels and sums up their weights.
     pub fn new(group: Arc<str>, tuning: Arc<Tuning>, mut endpoints: Vec<Candidate>) -> Self {
         if tuning.locality == super::policy::LocalityMode::Ignore {
             for endpoint in &mut endpoints {
@@ -71,7 +82,7 @@ impl Candidates {
             ))
         };
         endpoints.sort_by(order);
-        // One address told of twice counts once.
+        // An address that is given twice counts once.
         endpoints.dedup_by(|a, b| a.key.address == b.key.address && a.cluster == b.cluster);
         let mut levels = Vec::new();
         let mut sums = Vec::with_capacity(endpoints.len());
@@ -86,19 +97,23 @@ impl Candidates {
         Self { group, tuning, endpoints: endpoints.into(), sums: sums.into(), levels }
     }
 
+    /// Returns all endpoints, in the order of choice.
     pub fn endpoints(&self) -> &[Candidate] {
         &self.endpoints
     }
 
+    /// Returns the levels, nearest first.
     pub fn levels(&self) -> &[Level] {
         &self.levels
     }
 
+    /// Returns true if there are no endpoints.
     pub fn is_empty(&self) -> bool {
         self.endpoints.is_empty()
     }
 
-    /// The healthy endpoint of a level on which `point` falls, `point` being below its healthy weight.
+    /// Returns the index of the healthy endpoint of a level that `point` selects; `point` is below the
+    /// level's healthy weight.
     pub fn at(&self, level: &Level, point: u64) -> usize {
         let sums = &self.sums[level.healthy.clone()];
         let offset = sums.partition_point(|sum| *sum <= point);

@@ -1,4 +1,4 @@
-//! The language of registries: keyed changes of items, and the keys that a batch of changes has touched.
+//! Changes that registries report, and the keys that a batch of changes touched.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -10,24 +10,28 @@ use crate::model::name::HostName;
 use crate::model::place::Network;
 use crate::model::service::{Service, ServiceKey};
 
-/// One thing that a registry says (SPEC §15).
+/// One report of a registry (SPEC §15).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// A full listing begins. An unfinished one before it is discarded.
+    /// Begins a full listing. An unfinished earlier listing is discarded.
     Begin,
-    /// The item is there, new or changed.
+    /// Adds or replaces an item.
     Put(Item),
-    /// During a listing: the item stays as it is, although the listing cannot give it.
+    /// During a listing: keeps the item as it is, although the listing cannot give it.
     Keep(Key),
+    /// Removes an item, if it exists.
     Remove(Key),
-    /// The listing is whole: it takes effect, and items that it did not name are removed.
+    /// Completes the listing: it takes effect, and items that it did not name are removed.
     Complete,
-    /// The registry cannot be read: why, a line each. An unfinished listing is discarded.
+    /// Reports that the registry cannot be read, with the causes, a line each. An unfinished listing is
+    /// discarded.
     Failed(Vec<String>),
-    /// One object of the registry has mistakes, a line each, so that its last good state stays in use. Without a line the
-    /// object is right again, or gone.
+    /// Reports the mistakes of one object, a line each; its last good state stays in use. Without a line the
+    /// object is correct again, or gone.
     Flawed {
+        /// The name of the object in its registry.
         object: Arc<str>,
+        /// The mistakes; empty if there are none any more.
         problems: Vec<String>,
     },
 }
@@ -35,68 +39,86 @@ pub enum Change {
 /// One item of a registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Item {
-    /// A service, with the endpoints that its object gives.
+    /// A service, with the endpoints that its own object gives.
     Service(Arc<Service>),
     /// Endpoints that come apart from their service, such as those of one `EndpointSlice`.
     Endpoints(EndpointSet),
+    /// A gateway of a network.
     Gateway(RegistryGateway),
+    /// A mark that a service is meant for other networks.
     Mark(Mark),
 }
 
-/// Some endpoints of a service.
+/// Some of the endpoints of a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointSet {
+    /// The service, and the name of the set.
     pub key: EndpointSetKey,
+    /// The endpoints of the set; replaces those of an earlier set with this key.
     pub endpoints: Arc<[Endpoint]>,
 }
 
+/// The key of an endpoint set in its registry.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EndpointSetKey {
+    /// The service.
     pub service: ServiceKey,
-    /// Unique among the sets of the service in one registry.
+    /// The name of the set; unique among the sets of the service in one registry.
     pub name: Arc<str>,
 }
 
 /// A gateway of a network that a registry has found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegistryGateway {
+    /// The network, and the name of the gateway.
     pub key: GatewayKey,
+    /// Its address, ports and weight.
     pub gateway: Gateway,
 }
 
+/// The key of a gateway in its registry.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GatewayKey {
+    /// The network that the gateway leads to.
     pub network: Network,
-    /// Unique among the gateways of the network in one registry.
+    /// The name of the gateway; unique among the gateways of the network in one registry.
     pub name: Arc<str>,
 }
 
-/// An object of a registry that marks a service as meant for other networks. A mark alone exports nothing: export rules
-/// may ask for marks.
+/// An object of a registry that marks a service as meant for other networks. A mark alone exports nothing:
+/// export rules may require marks.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Mark {
+    /// The service, and the object.
     pub key: MarkKey,
-    /// Labels of the object that export rules may ask for.
+    /// Labels of the object that export rules may require.
     pub labels: Labels,
 }
 
+/// The key of a mark in its registry.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MarkKey {
+    /// The service.
     pub service: ServiceKey,
     /// The object that sets the mark, such as `ServiceExport shop/reviews`.
     pub object: Arc<str>,
 }
 
-/// What an item is known by in its registry.
+/// The key of an item in its registry.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Key {
+    /// A service.
     Service(ServiceKey),
+    /// An endpoint set.
     Endpoints(EndpointSetKey),
+    /// A gateway.
     Gateway(GatewayKey),
+    /// A mark.
     Mark(MarkKey),
 }
 
 impl Item {
+    /// Returns the key of the item.
     pub fn key(&self) -> Key {
         match self {
             Self::Service(service) => Key::Service(service.key.clone()),
@@ -118,25 +140,26 @@ impl fmt::Display for Key {
     }
 }
 
-/// What changes of registries and look-ups of names have touched: the work of the next snapshot.
+/// What changed since the last snapshot: the input of the next build.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dirty {
-    /// Host names of services of which a registry says something else.
+    /// Host names of services that a registry has changed.
     pub services: BTreeSet<HostName>,
-    /// Networks of which a registry gives other gateways.
+    /// Networks whose gateways a registry has changed.
     pub networks: BTreeSet<Network>,
-    /// Host names that stand for other addresses.
+    /// Host names whose resolved addresses changed.
     pub resolved: BTreeSet<HostName>,
-    /// Host names that a registry has begun or ceased to give endpoints and gateways by.
+    /// Host names that a registry has begun or ceased to use for endpoints and gateways.
     pub named: BTreeSet<HostName>,
 }
 
 impl Dirty {
-    /// Returns true if no snapshot has to be built for it.
+    /// Returns true if no snapshot has to be built.
     pub fn is_empty(&self) -> bool {
         self.services.is_empty() && self.networks.is_empty() && self.resolved.is_empty()
     }
 
+    /// Adds the changes of `other`.
     pub fn merge(&mut self, other: Self) {
         self.services.extend(other.services);
         self.networks.extend(other.networks);

@@ -1,4 +1,4 @@
-//! What a snapshot says otherwise than the one before it.
+//! The difference of a snapshot from the one before it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -7,15 +7,15 @@ use super::service_view::ServiceView;
 use crate::model::name::HostName;
 use crate::model::place::Network;
 
-/// The difference of a snapshot from its predecessor, for readers who would otherwise compare worlds.
+/// The difference of a snapshot from its predecessor, so that readers need not compare snapshots.
 #[derive(Clone, Debug, Default)]
 pub struct Delta {
-    /// Of the snapshot that it leads to.
+    /// The generation of the later snapshot.
     pub generation: u64,
-    /// The policy says something else of services: any of them may differ, and the other fields do not say which.
+    /// True if the policy changes services: any of them may differ, and the other fields do not say which.
     pub everything: bool,
-    /// The services that were merged anew, as they are now; `None`: gone.
+    /// The services that were merged again, in their new state; `None`: removed.
     pub services: BTreeMap<HostName, Option<Arc<ServiceView>>>,
-    /// Networks with other gateways or another way of access.
+    /// Networks whose gateways or access changed.
     pub networks: BTreeSet<Network>,
 }

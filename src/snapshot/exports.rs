@@ -1,4 +1,4 @@
-//! Export rules by service: which rules speak of a service port, and whether they let a caller in.
+//! Export rules by service: the rules that cover a service port, and whether they admit a caller.
 
 use std::sync::Arc;
 
@@ -12,23 +12,24 @@ use std::net::IpAddr;
 
 use crate::model::identity::{Identity, IdentityPattern};
 
-/// The rules, and by name which of them might speak of a service.
+/// The rules, and an index of them by name pattern.
 #[derive(Clone, Debug, Default)]
 pub struct ExportIndex {
     rules: Vec<Arc<ExportRule>>,
     by_name: PatternMap<Arc<[usize]>>,
 }
 
-/// What the rules say to one caller.
+/// The result of export rules that admit a caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// The first rule that lets the caller in.
+    /// The first rule that admits the caller.
     pub rule: Arc<ExportRule>,
-    /// Whose endpoints the rules that let it in speak of; `None`: every cluster's.
+    /// The clusters whose endpoints the admitting rules offer; `None`: all.
     pub clusters: Option<Arc<[ClusterId]>>,
 }
 
 impl ExportIndex {
+    /// Indexes the rules of a policy.
     pub fn new(rules: &[Arc<ExportRule>]) -> Self {
         let mut by_name: PatternMap<Vec<usize>> = PatternMap::default();
         let mut patterns: Vec<&NamePattern> = Vec::new();
@@ -53,7 +54,7 @@ impl ExportIndex {
         Self { rules: rules.to_vec(), by_name: frozen }
     }
 
-    /// The rules that speak of a service port, whoever the caller is, in the order of the file.
+    /// Returns the rules that cover a service port, for any caller, in the order of the file.
     pub fn covering(&self, hostname: &str, port: u16) -> Vec<Arc<ExportRule>> {
         let mut indices: Vec<usize> =
             self.by_name.matching(hostname).flat_map(|indices| indices.iter().copied()).collect();
@@ -68,18 +69,20 @@ impl ExportIndex {
             .collect()
     }
 
+    /// Returns true if there are no rules.
     pub fn is_empty(&self) -> bool {
         self.rules.is_empty()
     }
 }
 
 impl ExportRule {
+    /// Returns true if a rule covers the listener.
     pub fn on_listener(&self, listener: &str) -> bool {
         self.listeners.is_empty() || self.listeners.iter().any(|name| &**name == listener)
     }
 }
 
-/// What the rules that cover a service port say to a caller, or why none lets it in.
+/// Applies the rules that cover a service port to a caller; returns the reason if none admits it.
 pub fn grant(
     covering: &[Arc<ExportRule>],
     listener: &str,
@@ -90,7 +93,7 @@ pub fn grant(
     let mut first = None;
     let mut clusters: Option<Vec<ClusterId>> = Some(Vec::new());
     for rule in covering.iter().filter(|rule| rule.on_listener(listener)) {
-        // Without a source (an offline question) rules about sources are shown, not applied.
+        // Without a source (only in `explain`) rules about sources are shown, not applied.
         if source.is_some_and(|source| !admits(&rule.to.cidrs, source)) {
             continue;
         }
@@ -100,7 +103,8 @@ pub fn grant(
                 continue;
             };
             if !rule.to.identities.iter().any(|pattern| pattern.matches(identity)) {
-                // That it is offered to others is told to those of their own trust domain alone.
+                // Only callers of a trust domain that a rule names learn that the service exists; others
+                // cannot probe for it.
                 let mut domains = rule.to.identities.iter().map(IdentityPattern::trust_domain);
                 if domains.any(|domain| domain == identity.trust_domain()) {
                     refusal = Reason::IdentityDenied;

@@ -1,4 +1,4 @@
-//! The services that a document lists, as they were read: before a registry's scope is applied to them.
+//! The services of one document, before a registry's scope is applied to them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,11 +6,13 @@ use std::sync::Arc;
 use crate::model::place::{ClusterId, Network};
 use crate::model::service::{Service, ServiceKey};
 
-/// All services of a `services:` list. Hosts of endpoints may be names here.
+/// All services of a `services:` list. Hosts of endpoints may be names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listing {
+    /// The cluster of the document's registry.
     pub cluster: ClusterId,
     /// The network of endpoints that give none.
     pub network: Network,
+    /// The services by key.
     pub services: BTreeMap<ServiceKey, Arc<Service>>,
 }

@@ -1,7 +1,9 @@
 //! The world as one immutable value, and the pure functions over it.
 //!
-//! A [`Snapshot`] is the operator's policy, the services of all registries merged, and tables that make
-//! admission a few hash look-ups. It is built by [`build`] and read by everyone; nothing in it changes.
+//! A [`Snapshot`] is the operator's policy, the merged services of all registries, and tables that make
+//! admission a few hash look-ups. [`build`] makes it; nothing in it changes afterwards.
+
+#![warn(missing_docs)]
 
 pub mod address_index;
 pub mod admit;
@@ -45,56 +47,62 @@ use crate::model::place::Network;
 /// One state of the world.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
-    /// Counts up with each one published.
+    /// Counts the snapshots that were published.
     pub generation: u64,
-    /// Counts up with each config file taken into use.
+    /// Counts the config files that were applied.
     pub policy_generation: u64,
+    /// The operator's policy.
     pub policy: Arc<Policy>,
     pub(crate) routes: Arc<RouteTable>,
     pub(crate) exports: Arc<ExportIndex>,
     pub(crate) services: NameMap<Arc<ServiceView>>,
-    /// Empty where no listener takes HBONE.
+    /// Empty if no listener takes HBONE.
     pub(crate) addresses: AddressIndex,
     pub(crate) behind: Arc<ServicesBehind>,
     pub(crate) networks: Arc<NetworkTable>,
-    /// What names stood for when it was built.
+    /// The addresses of host names at the time of the build.
     pub(crate) resolved: Arc<Resolved>,
-    /// The registries that it was built without. The aggregator says which they are.
+    /// The registries that were not read yet at the time of the build; the aggregator keeps the list.
     pub unread: Arc<Unread>,
 }
 
 impl Snapshot {
+    /// Returns the listener of this name.
     pub fn listener(&self, name: &str) -> Option<&Arc<Listener>> {
         self.policy.listeners.iter().find(|listener| &*listener.name == name)
     }
 
+    /// Returns the merged service of this host name.
     pub fn service(&self, hostname: &str) -> Option<&Arc<ServiceView>> {
         self.services.get(hostname)
     }
 
-    /// All services by host name.
+    /// Returns all services in order of host name.
     pub fn services(&self) -> Vec<&Arc<ServiceView>> {
         self.services.sorted().into_iter().map(|(_, service)| service).collect()
     }
 
+    /// Returns the number of services.
     pub fn service_count(&self) -> usize {
         self.services.len()
     }
 
-    /// The services with an endpoint on a network, in no order.
+    /// Returns the services with an endpoint on a network, in no particular order.
     pub fn services_behind(&self, network: &Network) -> impl Iterator<Item = &HostName> {
         self.behind.get(network).into_iter().flat_map(|services| services.iter()).map(|(name, ())| name)
     }
 
+    /// Returns the networks with their gateways.
     pub fn networks(&self) -> &NetworkTable {
         &self.networks
     }
 
-    /// What names stood for when it was built.
+    /// Returns the addresses of host names at the time of the build.
     pub fn resolved(&self) -> &Resolved {
         &self.resolved
     }
 
+    /// Returns the operator's routes.
     pub fn routes(&self) -> &RouteTable {
         &self.routes
     }

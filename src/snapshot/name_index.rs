@@ -1,13 +1,13 @@
-//! Names → values by pattern: exact, longest suffix, any. Look-ups cost a hash per label of the name,
-//! however many patterns there are.
+//! Maps name patterns (exact, longest suffix, any) to values. A look-up costs one hash per label of the name,
+//! whatever the number of patterns.
 
 use super::bucket_map::BucketMap;
 use crate::model::name::{HostName, NamePattern};
 
-/// A map from host names.
+/// A map keyed by host name.
 pub type NameMap<V> = BucketMap<HostName, V>;
 
-/// Values by name pattern.
+/// A map keyed by name pattern.
 #[derive(Clone, Debug)]
 pub struct PatternMap<V> {
     exact: NameMap<V>,
@@ -22,6 +22,7 @@ impl<V: Clone> Default for PatternMap<V> {
 }
 
 impl<V: Clone> PatternMap<V> {
+    /// Inserts a value, replacing that of an equal pattern.
     pub fn insert(&mut self, pattern: NamePattern, value: V) {
         match pattern {
             NamePattern::Exact(name) => drop(self.exact.insert(name, value)),
@@ -30,6 +31,7 @@ impl<V: Clone> PatternMap<V> {
         }
     }
 
+    /// Removes exactly this pattern.
     pub fn remove(&mut self, pattern: &NamePattern) {
         match pattern {
             NamePattern::Exact(name) => drop(self.exact.remove(name.as_str())),
@@ -38,7 +40,7 @@ impl<V: Clone> PatternMap<V> {
         }
     }
 
-    /// The value of exactly this pattern, for building up.
+    /// Returns the value of exactly this pattern.
     pub fn get(&self, pattern: &NamePattern) -> Option<&V> {
         match pattern {
             NamePattern::Exact(name) => self.exact.get(name.as_str()),
@@ -47,15 +49,17 @@ impl<V: Clone> PatternMap<V> {
         }
     }
 
+    /// Returns the value of the pattern that is this name.
     pub fn exact(&self, name: &str) -> Option<&V> {
         self.exact.get(name)
     }
 
+    /// Returns the value of `*`.
     pub fn any(&self) -> Option<&V> {
         self.any.as_ref()
     }
 
-    /// The values of the suffixes that a name lies below, longest first.
+    /// Returns the values of the suffixes that a name lies below, longest first.
     pub fn suffixes<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a V> {
         let dots = if self.suffix.is_empty() { "" } else { name };
         dots.char_indices()
@@ -63,7 +67,7 @@ impl<V: Clone> PatternMap<V> {
             .filter_map(|(at, _)| self.suffix.get(&name[at + 1..]))
     }
 
-    /// All values whose pattern takes a name, most specific first.
+    /// Returns the values of all patterns that match a name, most specific first.
     pub fn matching<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a V> {
         self.exact(name).into_iter().chain(self.suffixes(name)).chain(self.any())
     }

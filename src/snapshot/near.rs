@@ -1,11 +1,11 @@
-//! Names that are nearly the one asked for: for `explain`, never for a decision.
+//! Names that are similar to an unknown one: for the hints of `explain`, never for a decision.
 
 use super::Snapshot;
 use crate::model::mesh_name::{Dialect, MeshName, read};
 
 const NEAR_MAX: usize = 3;
 
-/// Up to three names that a caller may have meant, nearest first.
+/// Returns up to three names that a caller may have meant, most similar first.
 pub fn near(snapshot: &Snapshot, name: &str) -> Vec<String> {
     let known = known_names(snapshot, name);
     let limit = (name.len() / 4).clamp(2, 6);
@@ -20,7 +20,7 @@ pub fn near(snapshot: &Snapshot, name: &str) -> Vec<String> {
     near.into_iter().map(|(_, name)| name).collect()
 }
 
-/// Everything that could be asked for in the dialect of `name`.
+/// Returns all names of the dialect of `name` that a caller could ask for.
 fn known_names(snapshot: &Snapshot, name: &str) -> Vec<String> {
     let services = snapshot.services.iter().map(|(_, service)| service);
     match read(name) {
@@ -38,7 +38,7 @@ fn known_names(snapshot: &Snapshot, name: &str) -> Vec<String> {
     }
 }
 
-/// The edit distance of two names, where it is at most `limit` (Levenshtein, cut off row by row).
+/// Returns the edit distance of two names if it is at most `limit` (Levenshtein, cut off row by row).
 fn distance(a: &str, b: &str, limit: usize) -> Option<usize> {
     if a.len().abs_diff(b.len()) > limit {
         return None;

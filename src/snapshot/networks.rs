@@ -1,5 +1,5 @@
-//! The networks of the mesh with the addresses of their gateways, ready for look-up: those of the config, joined by the
-//! gateways that registries have found.
+//! The networks of the mesh with the addresses of their gateways, ready for look-up: those of the config,
+//! joined by the gateways that registries have found.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -15,7 +15,7 @@ use super::shard::Standing;
 use crate::model::name::HostName;
 use crate::model::place::Network;
 
-/// All networks that the operator or a registry knows.
+/// All networks that the config or a registry names.
 #[derive(Clone, Debug, Default)]
 pub struct NetworkTable {
     by_name: BTreeMap<Network, Arc<NetworkEntry>>,
@@ -24,7 +24,7 @@ pub struct NetworkTable {
     blocks: Arc<Blocks>,
 }
 
-/// Which network an address without a network of its own belongs to: that of the longest block.
+/// The networks by CIDR: an address belongs to the network of the longest block that holds it.
 #[derive(Clone, Debug, Default)]
 struct Blocks {
     v4: PrefixMap<Ipv4Net, Network>,
@@ -34,16 +34,18 @@ struct Blocks {
 /// One network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NetworkEntry {
+    /// How other networks reach its endpoints.
     pub access: Access,
-    /// In the order of the file, then of the registries.
+    /// Its gateways, those of the config file first, then those of the registries, in their order.
     pub gateways: Vec<GatewayEntry>,
 }
 
-/// One gateway, as it was last looked up.
+/// One gateway with its addresses at the time of the build.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GatewayEntry {
+    /// The gateway as the config or a registry gives it.
     pub gateway: Gateway,
-    /// Empty while its name stands for nothing: it cannot be used then.
+    /// Its addresses; empty if its name resolves to none, so that it cannot be used.
     pub addresses: Arc<[IpAddr]>,
 }
 
@@ -87,8 +89,8 @@ impl NetworkTable {
         table
     }
 
-    /// The table after these networks got other gateways or these names other addresses, and the networks of which it
-    /// then says something else.
+    /// Returns the table after the gateways of `networks` or the addresses of names changed, and the networks
+    /// whose entries differ.
     pub(super) fn with(
         &self,
         networks: &BTreeSet<Network>,
@@ -111,7 +113,7 @@ impl NetworkTable {
         Some((next, changed))
     }
 
-    /// Makes the entries of these networks anew.
+    /// Rebuilds the entries of these networks.
     fn renew<'a>(&mut self, names: impl IntoIterator<Item = &'a Network>, inputs: Inputs<'_>) {
         for name in names {
             match entry(name, inputs) {
@@ -124,35 +126,35 @@ impl NetworkTable {
         self.own_gateways = gateways.iter().flat_map(GatewayEntry::sockets).collect();
     }
 
-    /// Returns true if this is a gateway of the node's own network. Two replicas of a gateway that choose one another would
-    /// pass a connection on without end, so it is never chosen as an endpoint.
+    /// Returns true if this is a gateway of the node's own network. Such a gateway is never chosen as an
+    /// endpoint: two replicas that choose each other would pass a connection on without end.
     pub fn is_own_gateway(&self, address: SocketAddr) -> bool {
         self.own_gateways.contains(&address)
     }
 
-    /// The gateways of the node's own network that are in one of two tables alone.
+    /// Returns the gateways of the node's own network that only one of two tables has.
     pub(super) fn own_gateways_apart(&self, other: &Self) -> BTreeSet<SocketAddr> {
         self.own_gateways.symmetric_difference(&other.own_gateways).copied().collect()
     }
 
-    /// The network whose CIDR holds an address; the longest one, where several do.
+    /// Returns the network whose CIDR holds an address; the longest CIDR wins.
     pub fn network_of_address(&self, ip: IpAddr) -> Option<&Network> {
         self.blocks.network_of(ip)
     }
 
-    /// What is known of a network; nobody needs to have said anything.
+    /// Returns the entry of a network; `None` if neither config nor registries name it.
     pub fn get(&self, network: &Network) -> Option<&NetworkEntry> {
         self.by_name.get(network).map(|entry| &**entry)
     }
 
-    /// In order of name.
+    /// Returns all networks in order of name.
     pub fn iter(&self) -> impl Iterator<Item = (&Network, &NetworkEntry)> {
         self.by_name.iter().map(|(name, entry)| (name, &**entry))
     }
 }
 
-/// A network as the config has it, with the gateways that registries have found. Of gateways with the same address and
-/// ports the first one counts.
+/// Builds the entry of a network from the config and the gateways of registries. Of gateways with the same
+/// address and ports the first counts.
 fn entry(network: &Network, inputs: Inputs<'_>) -> Option<NetworkEntry> {
     let configured = inputs.policy.networks.iter().find(|policy| policy.name == *network);
     let own = configured.map(|policy| policy.gateways.as_slice()).unwrap_or_default();
@@ -172,7 +174,8 @@ fn entry(network: &Network, inputs: Inputs<'_>) -> Option<NetworkEntry> {
         };
         if !gateways.iter().any(same) {
             let all = addresses(&gateway.host, inputs.resolved).iter().copied();
-            // Addresses that a registry gives itself were looked at when it gave them; those of its names are here.
+            // The scope was applied to addresses when the registry gave them; addresses of its names are
+            // checked here.
             let addresses = all.filter(|ip| shard.origin.addresses.allows(*ip)).collect();
             gateways.push(GatewayEntry { gateway: gateway.clone(), addresses });
         }

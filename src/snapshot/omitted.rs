@@ -1,11 +1,11 @@
-//! The endpoints that a name has and that cannot be chosen on this network, counted by why: what `explain` and `validate`
-//! say where a name leads to fewer endpoints than its registries have.
+//! Counts the endpoints of a name that cannot be chosen on this network, by reason. `explain` and `validate`
+//! show the counts if a name has fewer candidates than its registries have endpoints.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
 use super::Snapshot;
-use super::admit::{Match, Met, Question};
+use super::admit::{AdmissionRequest, MatchKind, RouteMatch};
 use super::exports::grant;
 use super::policy::RouteTarget;
 use super::routes::{RouteEntry, addresses};
@@ -15,22 +15,33 @@ use crate::model::endpoint::{Encapsulation, HBONE_PORT};
 use crate::model::name::HostName;
 use crate::model::place::{ClusterId, Network};
 
-/// Why an endpoint cannot be chosen.
+/// The reason why an endpoint cannot be chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Why {
+pub enum OmissionReason {
+    /// The endpoint is on another network.
     OtherNetwork,
+    /// The endpoint is a name without addresses.
     Unresolved,
+    /// The registry may not give this address.
     AddressNotAllowed,
+    /// The address is a gateway of the own network.
     Gateway,
+    /// The registry has another port under the number or name.
     PortConflict,
+    /// Endpoints of another TLS mode are preferred.
     OtherTlsMode,
+    /// Endpoints that take HBONE are preferred.
     NoTunnel,
+    /// No export rule covers the cluster.
     OtherCluster,
+    /// The registry is demoted, and another has ready endpoints.
     Demoted,
+    /// The registry is expired.
     Expired,
 }
 
-impl Why {
+impl OmissionReason {
+    /// All values, in the order of `docs/reasons.md`.
     pub const ALL: [Self; 10] = [
         Self::OtherNetwork,
         Self::Unresolved,
@@ -44,6 +55,7 @@ impl Why {
         Self::Expired,
     ];
 
+    /// Returns the value as `explain` shows it.
     pub fn text(self) -> &'static str {
         match self {
             Self::OtherNetwork => "other network",
@@ -59,7 +71,7 @@ impl Why {
         }
     }
 
-    /// Its meaning: the table of `docs/reasons.md`.
+    /// Returns the meaning of the value: the table of `docs/reasons.md`.
     pub fn meaning(self) -> &'static str {
         match self {
             Self::OtherNetwork => {
@@ -94,38 +106,47 @@ impl Why {
     }
 }
 
-/// Endpoints left out for one reason on one network.
+/// The endpoints that are omitted for one reason on one network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Omitted {
-    pub why: Why,
+    /// The reason.
+    pub reason: OmissionReason,
+    /// The network of the endpoints.
     pub network: Network,
+    /// The number of endpoints.
     pub count: usize,
-    /// The clusters whose registries have them.
+    /// The clusters whose registries give them.
     pub clusters: BTreeSet<ClusterId>,
-    /// The names that have no address, if that is why.
+    /// The names without addresses, if that is the reason.
     pub names: BTreeSet<HostName>,
 }
 
 #[derive(Default)]
 struct Count {
-    all: BTreeMap<(Why, Network), Omitted>,
+    all: BTreeMap<(OmissionReason, Network), Omitted>,
 }
 
 impl Count {
-    fn add(&mut self, why: Why, found: &PortEndpoint<'_>) {
-        let name = found.endpoint.host.name().filter(|_| why == Why::Unresolved);
-        self.add_to(why, found.network, Some(&found.origin.cluster), name);
+    fn add(&mut self, reason: OmissionReason, found: &PortEndpoint<'_>) {
+        let name = found.endpoint.host.name().filter(|_| reason == OmissionReason::Unresolved);
+        self.add_to(reason, found.network, Some(&found.origin.cluster), name);
     }
 
-    fn add_to(&mut self, why: Why, network: &Network, cluster: Option<&ClusterId>, name: Option<&HostName>) {
+    fn add_to(
+        &mut self,
+        reason: OmissionReason,
+        network: &Network,
+        cluster: Option<&ClusterId>,
+        name: Option<&HostName>,
+    ) {
         let new = || Omitted {
-            why,
+            reason,
             network: network.clone(),
             count: 0,
             clusters: BTreeSet::new(),
             names: BTreeSet::new(),
         };
-        let omitted = self.all.entry((why, network.clone())).or_insert_with(new);
+        let omitted = self.all.entry((reason, network.clone())).or_insert_with(new);
         omitted.count += 1;
         omitted.clusters.extend(cluster.cloned());
         omitted.names.extend(name.cloned());
@@ -136,29 +157,33 @@ impl Count {
     }
 }
 
-/// Counts the endpoints that were left out for a name that met this.
-pub fn omitted(snapshot: &Snapshot, question: &Question<'_>, met: &Met) -> Vec<Omitted> {
-    let by_route = matches!(met.matched, Some(Match::ExactRoute | Match::WildcardRoute | Match::NoSniRoute));
-    if by_route && met.service.is_none() {
-        let route = met.rule.as_ref().and_then(|key| snapshot.routes.named(key));
+/// Counts the omitted endpoints of a name with this match.
+pub fn omitted(snapshot: &Snapshot, request: &AdmissionRequest<'_>, matched: &RouteMatch) -> Vec<Omitted> {
+    let by_route = matches!(
+        matched.kind,
+        Some(MatchKind::ExactRoute | MatchKind::WildcardRoute | MatchKind::NoSniRoute)
+    );
+    if by_route && matched.service.is_none() {
+        let route = matched.rule.as_ref().and_then(|key| snapshot.routes.named(key));
         return route.map(|route| of_route(snapshot, route)).unwrap_or_default();
     }
-    let Some(target) = &met.service else { return Vec::new() };
+    let Some(target) = &matched.service else { return Vec::new() };
     let service = snapshot.service(&target.hostname);
     let found = service.and_then(|service| Some((service, service.port(target.port?)?)));
     let Some((service, port)) = found else { return Vec::new() };
-    let asked = match met.matched {
-        Some(Match::MeshName) => AskedBy::MeshName,
-        Some(Match::Authority | Match::VirtualAddress) => AskedBy::Authority,
-        // One endpoint is asked for by itself.
-        Some(Match::EndpointAddress) => return Vec::new(),
-        Some(Match::Hostname | Match::ExactRoute | Match::WildcardRoute | Match::NoSniRoute) | None => {
-            AskedBy::Hostname
-        }
+    let asked = match matched.kind {
+        Some(MatchKind::MeshName) => AskedBy::MeshName,
+        Some(MatchKind::Authority | MatchKind::VirtualAddress) => AskedBy::Authority,
+        // The caller named a single endpoint, so no other is omitted.
+        Some(MatchKind::EndpointAddress) => return Vec::new(),
+        Some(
+            MatchKind::Hostname | MatchKind::ExactRoute | MatchKind::WildcardRoute | MatchKind::NoSniRoute,
+        )
+        | None => AskedBy::Hostname,
     };
-    // A route is a permission of its own, whatever the rules say.
+    // A route admits by itself, whatever the export rules say.
     let granted = (!by_route)
-        .then(|| grant(&port.rules, &question.listener.name, question.source, question.identity).ok())
+        .then(|| grant(&port.rules, &request.listener.name, request.source, request.identity).ok())
         .flatten();
     let clusters = granted.and_then(|granted| granted.clusters);
     of_port(snapshot, service, port, &target.subset.to_ascii_lowercase(), asked, clusters.as_deref())
@@ -169,14 +194,19 @@ fn of_route(snapshot: &Snapshot, route: &RouteEntry) -> Vec<Omitted> {
     if let RouteTarget::Endpoints { endpoints, .. } = &route.route.to {
         for endpoint in endpoints {
             if addresses(&endpoint.host, &snapshot.resolved).is_empty() {
-                count.add_to(Why::Unresolved, &snapshot.policy.node.network, None, endpoint.host.name());
+                count.add_to(
+                    OmissionReason::Unresolved,
+                    &snapshot.policy.node.network,
+                    None,
+                    endpoint.host.name(),
+                );
             }
         }
     }
     count.finish()
 }
 
-/// Counts the endpoints of a service port that cannot be chosen for those who ask for it in this way.
+/// Counts the endpoints of a service port that cannot be chosen for callers that ask in this way.
 pub fn of_port(
     snapshot: &Snapshot,
     service: &ServiceView,
@@ -188,7 +218,7 @@ pub fn of_port(
     let mut count = Count::default();
     let chosen = port.candidates(subset, asked);
     let labels = service.subsets.get(subset).filter(|_| !subset.is_empty());
-    // As candidates are looked at.
+    // The same check as for candidates.
     let is_gateway = |ip: IpAddr, found: &PortEndpoint<'_>| {
         let tunnel = (found.encapsulation() == Encapsulation::Hbone).then_some(HBONE_PORT);
         let mut ports = tunnel.into_iter().chain([found.port]);
@@ -205,65 +235,65 @@ pub fn of_port(
                 here.contains(&candidate.key.address.ip()) && candidate.cluster == found.origin.cluster
             })
         };
-        let why = if !serves {
-            Why::PortConflict
+        let reason = if !serves {
+            OmissionReason::PortConflict
         } else if !on_own_network(&found, &snapshot.policy.node) {
-            Why::OtherNetwork
+            OmissionReason::OtherNetwork
         } else if addresses(&found.endpoint.host, &snapshot.resolved).is_empty() {
-            Why::Unresolved
+            OmissionReason::Unresolved
         } else if here.is_empty() {
-            Why::AddressNotAllowed
+            OmissionReason::AddressNotAllowed
         } else if here.iter().all(|ip| is_gateway(*ip, &found)) {
-            Why::Gateway
+            OmissionReason::Gateway
         } else if clusters.is_some_and(|clusters| !clusters.contains(&found.origin.cluster)) {
-            Why::OtherCluster
+            OmissionReason::OtherCluster
         } else if is_chosen() {
             continue;
         } else {
             match found.origin.standing {
-                Standing::Expired => Why::Expired,
-                Standing::Demoted => Why::Demoted,
+                Standing::Expired => OmissionReason::Expired,
+                Standing::Demoted => OmissionReason::Demoted,
                 Standing::Live
                     if asked == AskedBy::Authority && found.encapsulation() == Encapsulation::None =>
                 {
-                    Why::NoTunnel
+                    OmissionReason::NoTunnel
                 }
-                Standing::Live => Why::OtherTlsMode,
+                Standing::Live => OmissionReason::OtherTlsMode,
             }
         };
-        count.add(why, &found);
+        count.add(reason, &found);
     }
-    // These were left out before they came into the world.
+    // The scope kept these endpoints out of the shard, so they are counted only.
     for _ in 0..service.denied_addresses {
-        count.add_to(Why::AddressNotAllowed, &snapshot.policy.node.network, None, None);
+        count.add_to(OmissionReason::AddressNotAllowed, &snapshot.policy.node.network, None, None);
     }
     count.finish()
 }
 
-/// Says what is left out and what to do about it: of a name that has endpoints here, only what is surely a mistake.
-pub fn warnings(snapshot: &Snapshot, omitted: &[Omitted], has_candidates: bool) -> Vec<String> {
+/// Describes the omissions of a name without candidates, each with the next step.
+pub fn warnings(snapshot: &Snapshot, omitted: &[Omitted], candidates: usize) -> Vec<String> {
     let own = &snapshot.policy.node.network;
     let mut texts = Vec::new();
-    for Omitted { why, network, count, clusters, names } in omitted {
+    for Omitted { reason, network, count, clusters, names } in omitted {
         let clusters =
             clusters.iter().map(|cluster| format!("{:?}", cluster.as_str())).collect::<Vec<_>>().join(", ");
-        let text = match why {
-            Why::Unresolved => {
+        let text = match reason {
+            OmissionReason::Unresolved => {
                 let names = names.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
                 format!("name_unresolved: {names} does not resolve: {count} of the endpoints have no address")
             }
-            Why::OtherNetwork if network.is_unknown() => format!(
+            OmissionReason::OtherNetwork if network.is_unknown() => format!(
                 "{count} endpoints of cluster {clusters} are on no network, and this gateway is on {own}: say `network` in \
                  the registry or at the endpoints"
             ),
-            Why::OtherNetwork if own.is_unknown() => format!(
+            OmissionReason::OtherNetwork if own.is_unknown() => format!(
                 "{count} endpoints are on {network}, and this gateway is on no network: say `node.network`"
             ),
-            _ if has_candidates => continue,
-            Why::OtherNetwork => format!(
+            _ if candidates > 0 => continue,
+            OmissionReason::OtherNetwork => format!(
                 "{count} endpoints are on {network}: a gateway passes connections to its own network ({own}) alone"
             ),
-            why => format!("{count} endpoints are left out ({}): {}", why.text(), why.meaning()),
+            reason => format!("{count} endpoints are left out ({}): {}", reason.text(), reason.meaning()),
         };
         texts.push(text);
     }

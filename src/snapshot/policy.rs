@@ -1,5 +1,5 @@
-//! What the operator has written, checked and ready for use: listeners, routes, exports, tuning,
-//! limits, timeouts. Made by `config`; replaced whole by a reload.
+//! The checked contents of the config file, ready for use: listeners, routes, exports, tuning, limits,
+//! timeouts. Made by `config`; a reload replaces it whole.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Arc, LazyLock};
@@ -13,33 +13,39 @@ use crate::model::identity::{Identity, IdentityPattern, TrustDomain};
 use crate::model::name::{HostName, NamePattern};
 use crate::model::place::{ClusterId, Locality, Network};
 
-/// Everything the config file says that the data path or the aggregator acts on.
+/// All parts of the config file that the data path or the aggregator acts on.
 #[derive(Clone, Debug)]
 pub struct Policy {
+    /// This gateway's own place in the mesh.
     pub node: Node,
+    /// Settings that hold for the whole mesh.
     pub mesh: Mesh,
-    /// In the order of the file; names are unique.
+    /// The listeners, in the order of the file; names are unique.
     pub listeners: Vec<Arc<Listener>>,
-    /// In the order of the file; keys are unique.
+    /// The routes, in the order of the file; keys are unique.
     pub routes: Vec<Arc<Route>>,
-    /// In the order of the file.
+    /// The export rules, in the order of the file.
     pub exports: Vec<Arc<ExportRule>>,
-    /// Tuning of the mesh's services; the most specific name wins whole.
+    /// Tuning of the mesh's services; the most specific name pattern counts whole.
     pub tuning: ServiceTuning,
-    /// In the order of the file; names are unique.
+    /// The networks, in the order of the file; names are unique.
     pub networks: Vec<NetworkPolicy>,
+    /// Limits of connections.
     pub limits: Limits,
+    /// Limits of HBONE connections and their streams.
     pub hbone: HboneLimits,
+    /// Timeouts of dialling and relaying.
     pub timeouts: Timeouts,
 }
 
 impl Policy {
-    /// Whether a listener takes HBONE, so that services are asked for by address too.
+    /// Returns true if a listener takes HBONE, so that callers can ask for services by address.
     pub fn takes_hbone(&self) -> bool {
         self.listeners.iter().any(|listener| listener.protocol != ListenerProtocol::Sni)
     }
 
-    /// Whether two policies make the same of what registries say: they may differ in listeners, routes, limits.
+    /// Returns true if two policies build the same services from the same registries; they may differ in
+    /// listeners, routes and limits.
     pub fn is_same_for_services(&self, other: &Self) -> bool {
         self.node == other.node
             && self.mesh == other.mesh
@@ -52,92 +58,113 @@ impl Policy {
 /// This gateway's own workload.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Node {
+    /// The name of the gateway, for logs and metrics.
     pub name: Arc<str>,
+    /// The namespace of the gateway's identity.
     pub namespace: Arc<str>,
+    /// The service account of the gateway's identity.
     pub service_account: Arc<str>,
+    /// The cluster of the gateway; may be empty.
     pub cluster: ClusterId,
+    /// The network of the gateway; its endpoints are reached directly.
     pub network: Network,
+    /// The locality of the gateway, from which distances are counted.
     pub locality: Locality,
 }
 
+/// Settings that hold for the whole mesh.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mesh {
+    /// The domain of the mesh's service names, such as `cluster.local`.
     pub cluster_domain: HostName,
+    /// The trust domain of the mesh's identities.
     pub trust_domain: TrustDomain,
 }
 
-/// What the operator says of a network.
+/// The settings of one network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NetworkPolicy {
+    /// The name of the network.
     pub name: Network,
+    /// How other networks reach its endpoints.
     pub access: Access,
-    /// Where an address without a network of its own belongs; no block is of two networks.
+    /// The addresses of the network, for endpoints that give no network. No two networks share a block.
     pub cidrs: Vec<IpNet>,
+    /// The gateways of the network.
     pub gateways: Vec<Gateway>,
 }
 
-/// How endpoints of a network are reached from others.
+/// How endpoints of a network are reached from other networks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Access {
-    /// Through its gateways alone.
+    /// Only through the network's gateways.
     #[default]
     Gateway,
-    /// By address: it is routable from everywhere.
+    /// By address: the network is routable from all others.
     Direct,
 }
 
-/// Where a network is entered from others.
+/// A gateway through which other networks reach a network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gateway {
-    /// A name stands for all its addresses, each with an equal part of the weight.
+    /// The address. A name means all its addresses, each with an equal part of the weight.
     pub host: Host,
-    /// Where it takes TLS by SNI. At least one of the two ports is there.
+    /// The port that takes TLS routed by SNI. At least one of the two ports is set.
     pub sni_port: Option<u16>,
-    /// Where it takes HBONE.
+    /// The port that takes HBONE.
     pub hbone_port: Option<u16>,
-    /// The cluster it belongs to; `""`: none in particular.
+    /// The cluster that the gateway serves; `""`: all clusters of the network.
     pub cluster: ClusterId,
+    /// The locality of the gateway.
     pub locality: Locality,
+    /// The share among the gateways of the network.
     pub weight: Weight,
+    /// The SPIFFE ID that clients verify.
     pub identity: Option<Identity>,
 }
 
-/// One listener. Its socket is keyed by `bind`; all else can change without touching it.
+/// One listener. Its socket is keyed by `bind`; all other fields can change without touching the socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listener {
+    /// The name of the listener, unique.
     pub name: Arc<str>,
+    /// The address of the socket.
     pub bind: Bind,
+    /// The protocols that the listener takes.
     pub protocol: ListenerProtocol,
-    /// Any one must be offered by those who are routed by SNI; empty: no check.
+    /// Protocols of which a hello routed by SNI must offer one; empty: no check.
     pub alpn: Vec<Box<[u8]>>,
-    /// Source addresses let in; empty: all.
+    /// Source addresses that are admitted; empty: all.
     pub from: Vec<IpNet>,
+    /// Limits of the ClientHello.
     pub hello: HelloLimits,
 }
 
 impl Listener {
-    /// A listener of protocol SNI that lets everyone in.
+    /// Returns a listener of protocol SNI that admits every source.
     pub fn sni(name: Arc<str>, bind: Bind) -> Self {
         let (protocol, hello) = (ListenerProtocol::Sni, HelloLimits::default());
         Self { name, bind, protocol, alpn: Vec::new(), from: Vec::new(), hello }
     }
 }
 
-/// What a listener takes.
+/// The protocols that a listener takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ListenerProtocol {
     /// TLS, routed by its server name and passed on as it is.
     #[default]
     Sni,
-    /// HTTP/2 CONNECT over mutual TLS, ended here.
+    /// HTTP/2 CONNECT over mutual TLS, terminated here.
     Hbone,
-    /// Either: a hello without server name that offers `h2` alone is HBONE.
+    /// Both: a hello without server name that offers `h2` alone is HBONE.
     Auto,
 }
 
 impl ListenerProtocol {
+    /// All values, in the order that documents list them.
     pub const ALL: [Self; 3] = [Self::Sni, Self::Hbone, Self::Auto];
 
+    /// Returns the value as the config file writes it.
     pub fn text(self) -> &'static str {
         match self {
             Self::Sni => "sni",
@@ -147,38 +174,40 @@ impl ListenerProtocol {
     }
 }
 
-/// What HBONE connections and their streams may cost.
+/// Limits of HBONE connections and their streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HboneLimits {
-    /// Streams of a connection at once.
+    /// Concurrent streams of a connection.
     pub streams: u32,
-    /// What a client may send on a stream ahead of what its endpoint has taken, in bytes.
+    /// Receive window of a stream in bytes: what a client may send ahead of what the endpoint has taken.
     pub stream_window: u32,
-    /// The same for all streams of a connection together.
+    /// Receive window of a connection in bytes.
     pub connection_window: u32,
-    /// Largest frame taken, in bytes.
+    /// Largest accepted frame in bytes.
     pub frame_size: u32,
-    /// Largest header list taken, in bytes (RFC 9113 §6.5.2).
+    /// Largest accepted header list in bytes (RFC 9113 §6.5.2).
     pub header_bytes: u32,
-    /// What streams of a connection may hold together before one that stands still is reset, in bytes.
+    /// Bytes that the streams of a connection may buffer together before a stalled stream is reset.
     pub held_per_connection: usize,
-    /// The same for all connections of a worker.
+    /// Bytes that all HBONE connections of a worker may buffer together before a stalled stream is reset.
     pub held_per_worker: usize,
-    /// How long a stream may stand still while too much is held.
+    /// How long a stream may stall while too much is buffered.
     pub stalled: Duration,
-    /// From accept until TLS and HTTP/2 are agreed on.
+    /// From accept until the TLS and HTTP/2 handshakes are done.
     pub handshake_timeout: Duration,
+    /// How long a connection is silent before a PING is sent.
     pub ping_interval: Duration,
+    /// How long the PING may stay unanswered.
     pub ping_timeout: Duration,
-    /// How long a connection may be without a stream.
+    /// How long a connection may have no stream.
     pub idle: Duration,
-    /// Per second and connection: streams given up before they were answered.
+    /// Streams reset before they were answered, per second and connection.
     pub resets: u32,
-    /// Per second and connection: PING frames.
+    /// PING frames per second and connection.
     pub pings: u32,
-    /// Per second and connection: SETTINGS frames.
+    /// SETTINGS frames per second and connection.
     pub settings: u32,
-    /// Per second and connection: frames that carry nothing.
+    /// Frames without content, per second and connection.
     pub empty_frames: u32,
 }
 
@@ -188,7 +217,7 @@ impl Default for HboneLimits {
         Self {
             streams,
             stream_window,
-            // As much for each stream, but no more than the protocol and memory stand.
+            // As much as all streams together need, but no more than protocol and memory allow.
             connection_window: 1 << 30,
             frame_size: 64 * 1024,
             header_bytes: 16 * 1024,
@@ -207,13 +236,14 @@ impl Default for HboneLimits {
     }
 }
 
-/// What a ClientHello may cost.
+/// Limits of a ClientHello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HelloLimits {
     /// From accept to the whole hello.
     pub timeout: Duration,
-    /// Of the stream up to the end of the hello, record headers included.
+    /// The stream up to the end of the hello in bytes, record headers included.
     pub bytes_max: usize,
+    /// TLS records of the hello.
     pub records_max: usize,
 }
 
@@ -223,19 +253,21 @@ impl Default for HelloLimits {
     }
 }
 
-/// A name of the operator's own.
+/// A route of the config file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Route {
+    /// The names that the route matches.
     pub key: RouteName,
     /// Names of listeners; empty: all.
     pub listeners: Vec<Arc<str>>,
+    /// Where connections are passed on to.
     pub to: RouteTarget,
 }
 
 /// The key of a route.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum RouteName {
-    /// `"-"`: clients that give no host name.
+    /// `"-"`: hellos without a host name.
     NoSni,
     /// A name, `*.suffix`, or `"*"`.
     Name(NamePattern),
@@ -250,68 +282,85 @@ impl std::fmt::Display for RouteName {
     }
 }
 
+/// The target of a route.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RouteTarget {
+    /// Endpoints of the route's own.
     Endpoints {
+        /// The endpoints, in the order of the file.
         endpoints: Vec<RouteEndpoint>,
+        /// How they are chosen and dialled.
         tuning: Arc<Tuning>,
     },
-    /// An alias of a service port; it is tuned as the service is.
+    /// A service port, which is tuned as the service is.
     Service {
+        /// The host name of the service.
         hostname: HostName,
+        /// The service port.
         port: u16,
+        /// The subset; empty for all endpoints.
         subset: Arc<str>,
     },
 }
 
-/// One endpoint of a route.
+/// An endpoint of a route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RouteEndpoint {
+    /// Its address, or a name that is resolved.
     pub host: Host,
+    /// The port that is dialled.
     pub port: u16,
+    /// Its share.
     pub weight: Weight,
+    /// Its locality; may be empty.
     pub locality: Locality,
 }
 
-/// Whom an operator lets reach what. Without a rule nothing of the mesh can be reached.
+/// A rule that lets callers reach services. Without a rule no service can be reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportRule {
-    /// As shown: `exports[0]`.
+    /// The name in messages: `exports[0]`.
     pub name: Arc<str>,
+    /// The services that the rule covers.
     pub services: Vec<NamePattern>,
+    /// Services that the rule does not cover although `services` matches them.
     pub except: Vec<NamePattern>,
-    /// Service ports; empty: all.
+    /// Service ports that the rule covers; empty: all.
     pub ports: Vec<u16>,
-    /// Whose endpoints the rule speaks of; empty: every cluster.
+    /// Clusters whose endpoints the rule offers; empty: all.
     pub clusters: Vec<ClusterId>,
     /// Names of listeners; empty: all.
     pub listeners: Vec<Arc<str>>,
+    /// The callers that the rule admits.
     pub to: ExportScope,
 }
 
-/// Who may use what a rule offers; all the kinds given must match.
+/// The callers that a rule admits; a caller must match every kind that is given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExportScope {
-    /// Empty: any source address.
+    /// Source addresses; empty: all.
     pub cidrs: Vec<IpNet>,
-    /// Empty: any identity, or none.
+    /// Identities; empty: any identity, or none.
     pub identities: Vec<IdentityPattern>,
 }
 
 /// How endpoints are chosen and dialled.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tuning {
+    /// The method of choice.
     pub policy: LoadBalancing,
+    /// Whether nearer endpoints come first.
     pub locality: LocalityMode,
-    /// `None`: `off`.
+    /// When a failing endpoint is ejected; `None`: never.
     pub ejection: Option<Ejection>,
-    /// Per attempt.
+    /// Timeout of one attempt to connect.
     pub connect_timeout: Duration,
-    /// Whether all are tried when none is healthy.
+    /// True if endpoints that are not healthy are chosen when none is healthy.
     pub panic: bool,
 }
 
 impl Tuning {
+    /// Returns the default of routes.
     pub fn for_routes(timeouts: &Timeouts) -> Self {
         Self {
             policy: LoadBalancing::LeastRequest,
@@ -322,24 +371,30 @@ impl Tuning {
         }
     }
 
+    /// Returns the default of services.
     pub fn for_services(timeouts: &Timeouts) -> Self {
         Self { locality: LocalityMode::Ignore, ..Self::for_routes(timeouts) }
     }
 }
 
+/// The method by which an endpoint is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoadBalancing {
-    /// Weighted power of two choices on connections in flight.
+    /// Weighted power of two choices by the number of connections in flight.
     LeastRequest,
+    /// Each in turn, by weight.
     RoundRobin,
+    /// At random, by weight.
     Random,
-    /// By source address, so that one source keeps its endpoint.
+    /// By a hash of the source address, so that a source keeps its endpoint.
     SourceHash,
 }
 
 impl LoadBalancing {
+    /// All values, in the order that documents list them.
     pub const ALL: [Self; 4] = [Self::LeastRequest, Self::RoundRobin, Self::Random, Self::SourceHash];
 
+    /// Returns the value as the config file writes it.
     pub fn text(self) -> &'static str {
         match self {
             Self::LeastRequest => "leastRequest",
@@ -350,21 +405,23 @@ impl LoadBalancing {
     }
 }
 
+/// Whether nearer endpoints come first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LocalityMode {
-    /// The nearest level first.
+    /// The nearest level that has healthy endpoints comes first.
     Prefer,
-    /// All endpoints alike.
+    /// All endpoints form one level.
     Ignore,
 }
 
-/// When an endpoint that fails is left out.
+/// When an endpoint that fails is ejected.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ejection {
-    /// Failures in a row.
+    /// Consecutive failures after which an endpoint is ejected.
     pub failures: u32,
+    /// How long an endpoint stays ejected.
     pub time: Duration,
-    /// Of a service's endpoints, in percent (0 to 100).
+    /// The largest share of a service's endpoints that may be ejected, in percent (0 to 100).
     pub share_max_percent: u8,
 }
 
@@ -374,18 +431,21 @@ impl Default for Ejection {
     }
 }
 
-/// Tuning of the mesh's services by name.
+/// Tuning of the mesh's services by name pattern.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServiceTuning {
+    /// Tuning of services that no pattern matches.
     pub default: Arc<Tuning>,
+    /// Tuning by pattern; the most specific pattern counts.
     pub policies: Vec<(NamePattern, Arc<Tuning>)>,
 }
 
+/// Limits of the data plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections at once; effective: this, or what the descriptors allow, whichever is less.
+    /// Concurrent connections; the number of descriptors may allow fewer.
     pub connections: usize,
-    /// Hellos not yet whole at once; `None`: 10,000 or a quarter of the descriptors.
+    /// Concurrent connections whose hello is not whole yet; `None`: 10,000 or a quarter of the descriptors.
     pub pending_hellos: Option<usize>,
 }
 
@@ -395,17 +455,18 @@ impl Default for Limits {
     }
 }
 
+/// Timeouts of dialling and relaying.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
-    /// Per attempt.
+    /// Timeout of one attempt to connect.
     pub connect: Duration,
-    /// No attempt begins later than this after the first.
+    /// After this time since the first attempt no further one begins.
     pub connect_total: Duration,
-    /// Without a byte in either direction; `None`: never.
+    /// How long no byte may come in either direction; `None`: forever.
     pub idle: Option<Duration>,
-    /// One direction ended, no byte in the other; `None`: never.
+    /// How long no byte may come after one direction has ended; `None`: forever.
     pub half_close: Option<Duration>,
-    /// Bytes wait for a peer that answers and reads nothing; `None`: never.
+    /// How long bytes may wait for a peer that is alive but does not read; `None`: forever.
     pub stalled: Option<Duration>,
 }
 
@@ -421,30 +482,32 @@ impl Default for Timeouts {
     }
 }
 
-/// What a registry may speak of; the rest is dropped and shown.
+/// The items that a registry may give; others are dropped and counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RegistryScope {
-    /// Empty: any service.
+    /// Services; empty: all.
     pub services: Vec<NamePattern>,
-    /// Networks its endpoints may say; `None`: its own.
+    /// Networks that its endpoints may name; `None`: only the registry's own.
     pub networks: Option<Vec<Network>>,
+    /// Addresses that its endpoints may have.
     pub addresses: AddressScope,
 }
 
-/// The addresses that the endpoints of a registry may have, also those that their names resolve to.
+/// The addresses that the endpoints of a registry may have; it applies to the addresses of their names too.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum AddressScope {
-    /// Any that can be connected to: the registry is believed as the config file is.
+    /// Any address that can be connected to.
     #[default]
     Any,
-    /// All but loopback and link-local addresses, behind which are this host and its surroundings.
+    /// All but loopback and link-local addresses, which are this host and its surroundings.
     Public,
-    /// Those in these blocks. Loopback and link-local addresses only by a block that lies inside of theirs: who writes
-    /// `0.0.0.0/0` has not thought of them.
+    /// Addresses in these blocks. A loopback or link-local address is allowed only by a block that lies
+    /// inside the special block: an operator who writes `0.0.0.0/0` does not mean loopback.
     Blocks(Arc<[IpNet]>),
 }
 
 impl AddressScope {
+    /// Returns true if the scope allows the address.
     pub fn allows(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
         if address.is_unspecified() || address.is_multicast() || address == IpAddr::V4(Ipv4Addr::BROADCAST) {
@@ -473,7 +536,7 @@ static SPECIAL_BLOCKS: LazyLock<[IpNet; 4]> = LazyLock::new(|| {
     ]
 });
 
-/// Whether an address is in one of the blocks; no blocks: it is.
+/// Returns true if an address is in one of the blocks, or if there are no blocks.
 pub fn admits(blocks: &[IpNet], address: IpAddr) -> bool {
     blocks.is_empty() || blocks.iter().any(|block| block.contains(&address))
 }

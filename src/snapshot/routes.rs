@@ -1,4 +1,4 @@
-//! The operator's own names, ready for look-up.
+//! The routes of the config file, ready for look-up.
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -11,20 +11,22 @@ use crate::model::address::Host;
 use crate::model::endpoint::{Encapsulation, Health};
 use crate::model::name::{HostName, NamePattern};
 
-/// What names stood for when they were last looked up.
+/// The addresses of host names at their last look-up.
 pub type Resolved = NameMap<Arc<[IpAddr]>>;
 
-/// A route with its endpoints' addresses.
+/// A route with the addresses of its endpoints.
 #[derive(Clone, Debug)]
 pub struct RouteEntry {
+    /// The route as the config file has it.
     pub route: Arc<Route>,
     /// The key as text, for logs and labels.
     pub key: Arc<str>,
-    /// `None` for a route to a service.
+    /// The endpoints; `None` for a route to a service.
     pub candidates: Option<Arc<Candidates>>,
 }
 
 impl RouteEntry {
+    /// Returns true if the route holds on the listener.
     pub fn on_listener(&self, listener: &str) -> bool {
         self.route.listeners.is_empty() || self.route.listeners.iter().any(|name| &**name == listener)
     }
@@ -35,11 +37,12 @@ impl RouteEntry {
 pub struct RouteTable {
     by_name: PatternMap<Arc<RouteEntry>>,
     no_sni: Option<Arc<RouteEntry>>,
-    /// The routes with an endpoint given by a host name, by that name.
+    /// For each host name that endpoints are given by, the keys of the routes.
     by_host: NameMap<Arc<BTreeSet<RouteName>>>,
 }
 
 impl RouteTable {
+    /// Builds the table of a policy.
     pub fn new(policy: &Policy, resolved: &Resolved) -> Self {
         let mut table = Self::default();
         for route in &policy.routes {
@@ -62,7 +65,7 @@ impl RouteTable {
         }
     }
 
-    /// The routes of another policy with the same node: those that both have are shared.
+    /// Returns the table of a policy with the same node; routes that both policies have are shared.
     pub fn with_policy(&self, old: &Policy, new: &Policy, resolved: &Resolved) -> Self {
         let mut table = self.clone();
         for route in &new.routes {
@@ -83,7 +86,7 @@ impl RouteTable {
         table
     }
 
-    /// The route of this key, as logs and labels name it.
+    /// Returns the route with this key, as logs and labels show it.
     pub fn named(&self, key: &str) -> Option<&Arc<RouteEntry>> {
         match key {
             "-" => self.no_sni.as_ref(),
@@ -108,7 +111,7 @@ impl RouteTable {
         }
     }
 
-    /// The same routes with other addresses behind the names that `changed`.
+    /// Returns the table with new addresses of the names in `changed`.
     pub fn with_resolved(&self, node: &Node, resolved: &Resolved, changed: &BTreeSet<HostName>) -> Self {
         let users = changed.iter().filter_map(|name| self.by_host.get(name.as_str()));
         let keys: BTreeSet<&RouteName> = users.flat_map(|users| users.iter()).collect();
@@ -124,32 +127,33 @@ impl RouteTable {
         self.by_host.contains_key(name.as_str())
     }
 
-    /// The host names that endpoints of routes are given by, in no order.
+    /// Returns the host names that endpoints of routes are given by, in no particular order.
     pub fn host_names(&self) -> impl Iterator<Item = &HostName> {
         self.by_host.iter().map(|(name, _)| name)
     }
 
-    /// The keys of the routes with an endpoint given by this name.
+    /// Returns the keys of the routes with an endpoint given by this name.
     pub fn users_of(&self, name: &HostName) -> impl Iterator<Item = &RouteName> {
         self.by_host.get(name.as_str()).into_iter().flat_map(|users| users.iter())
     }
 
+    /// Returns the route whose key is this name.
     pub fn exact(&self, name: &str) -> Option<&Arc<RouteEntry>> {
         self.by_name.exact(name)
     }
 
-    /// Wildcard routes that take a name, longest suffix first, `"*"` last.
+    /// Returns the wildcard routes that match a name, longest suffix first, `"*"` last.
     pub fn wildcards<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Arc<RouteEntry>> {
         self.by_name.suffixes(name).chain(self.by_name.any())
     }
 
-    /// The `"-"` route.
+    /// Returns the `"-"` route.
     pub fn no_sni(&self) -> Option<&Arc<RouteEntry>> {
         self.no_sni.as_ref()
     }
 }
 
-/// The host names that the endpoints of a route are given by.
+/// Returns the host names that the endpoints of a route are given by.
 fn hosts_of(route: &Route) -> impl Iterator<Item = &HostName> {
     let endpoints = match &route.to {
         RouteTarget::Endpoints { endpoints, .. } => endpoints.as_slice(),
@@ -191,7 +195,7 @@ fn candidates_of(
         .collect()
 }
 
-/// The addresses a host stands for: none for a name that could not be looked up yet.
+/// Returns the addresses of a host; none for a name that is not resolved yet.
 pub fn addresses<'a>(host: &'a Host, resolved: &'a Resolved) -> &'a [IpAddr] {
     match host {
         Host::Ip(ip) => std::slice::from_ref(ip),

@@ -1,4 +1,4 @@
-//! One service as all registries together tell of it, with its endpoints on this network.
+//! One service merged from all registries, with its endpoints on this network.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,40 +23,49 @@ use crate::model::service::{PortProtocol, Service, ServiceKey, ServicePort, Wayp
 /// A merged service.
 #[derive(Clone, Debug)]
 pub struct ServiceView {
+    /// The namespace and host name.
     pub key: ServiceKey,
     /// `key.hostname` as shared text, for labels.
     pub name: Arc<str>,
+    /// `key.namespace` as shared text, for labels.
     pub namespace: Arc<str>,
+    /// The virtual addresses that registries give.
     pub addresses: Vec<IpAddr>,
+    /// The merged ports, in order of registry.
     pub ports: Vec<PortView>,
-    /// By name, ASCII-lower-cased as it comes in a mesh name; the first registry that has one wins.
+    /// Labels by the name of the subset. Names are in lower case, as in an SNI; the first registry that has a
+    /// name wins.
     pub subsets: BTreeMap<Arc<str>, Labels>,
-    /// Who takes connections by HBONE first; the first registry that names one wins.
+    /// The proxy that takes HBONE connections of the service; the first registry that gives one wins.
     pub waypoint: Option<WaypointView>,
-    /// What registries say of it, in order of registry; endpoints are shared with the shards.
+    /// The service as each registry gives it, in order of registry; endpoints are shared with the shards.
     pub parts: Vec<Part>,
-    /// What could not be merged, in words.
+    /// Differences between registries that could not be merged, one sentence each.
     pub conflicts: Vec<String>,
-    /// Endpoints and waypoints that are left out because their registries may not give their addresses.
+    /// The number of endpoints and waypoints that are left out because their registries may not give their
+    /// addresses.
     pub denied_addresses: usize,
-    /// Addresses of endpoints on this network beside the one by which each of them is chosen.
+    /// Further addresses of endpoints on this network, beside the one by which each is chosen.
     pub other_addresses: Box<[IpAddr]>,
-    /// The networks on which registries have endpoints of it, in order.
+    /// The networks on which registries have endpoints of the service, in order.
     pub networks: Box<[Network]>,
 }
 
-/// Who takes connections by HBONE first.
+/// The proxy that takes HBONE connections of a service.
 #[derive(Clone, Debug)]
 pub struct WaypointView {
-    /// Of itself, when it calls.
+    /// The identity by which the waypoint's own calls are recognised.
     pub identity: Option<Identity>,
+    /// The waypoint as the one candidate.
     pub candidates: Arc<Candidates>,
 }
 
-/// What one registry says of a service.
+/// A service as one registry gives it.
 #[derive(Clone, Debug)]
 pub struct Part {
+    /// The cluster, network and standing of the registry.
     pub origin: Arc<Origin>,
+    /// The service with all its endpoints.
     pub service: Arc<Service>,
     /// The objects of the registry that mark the service as meant for other networks.
     pub marks: Arc<[Mark]>,
@@ -65,18 +74,22 @@ pub struct Part {
 /// One port of a merged service.
 #[derive(Clone, Debug)]
 pub struct PortView {
+    /// The name of the port.
     pub name: Arc<str>,
+    /// The service port.
     pub port: u16,
+    /// The application protocol.
     pub protocol: PortProtocol,
-    /// Whether parts of demoted shards count, as no live one has a ready endpoint for the port.
-    demoted_count: bool,
-    /// The export rules that speak of it, in the order of the file.
+    /// The lowest standing whose parts count: `Demoted` if no live part has a ready endpoint for the port,
+    /// else `Live`.
+    lowest_standing: Standing,
+    /// The export rules that cover the port, in the order of the file.
     pub rules: Vec<Arc<ExportRule>>,
-    /// Endpoints on this network by subset; `""` is all of them.
+    /// Candidates on this network by subset; `""` has all of them.
     subsets: BTreeMap<Arc<str>, SubsetCandidates>,
 }
 
-/// The endpoints of a service port and subset, for each way of asking.
+/// The candidates of a service port and subset, for each way of asking.
 #[derive(Clone, Debug)]
 struct SubsetCandidates {
     by_mesh_name: Arc<Candidates>,
@@ -84,22 +97,24 @@ struct SubsetCandidates {
     by_authority: Arc<Candidates>,
 }
 
-/// How a service was asked for, which decides whose TLS is expected behind it.
+/// How a caller asked for a service, which decides the TLS mode that it expects of the endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AskedBy {
+    /// By a mesh name in the SNI.
     MeshName,
+    /// By the bare host name in the SNI.
     Hostname,
-    /// The authority of a CONNECT, which takes bytes of any kind.
+    /// By the authority of a CONNECT, which carries bytes of any kind.
     Authority,
 }
 
-/// Of which mode those who come by mesh name are given endpoints, first come first.
+/// The TLS modes in order of preference for callers by mesh name.
 pub const MESH_NAME_PREFERENCE: [TlsMode; 2] = [TlsMode::Mesh, TlsMode::Own];
-/// The same of those who come by host name.
+/// The TLS modes in order of preference for callers by host name.
 pub const HOSTNAME_PREFERENCE: [TlsMode; 2] = [TlsMode::Own, TlsMode::Mesh];
 
 impl PortView {
-    /// The endpoints on this network; `None` for a subset that the service does not have.
+    /// Returns the endpoints on this network; `None` if the service does not have the subset.
     pub fn candidates(&self, subset: &str, asked: AskedBy) -> Option<&Arc<Candidates>> {
         let candidates = self.subsets.get(subset)?;
         Some(match asked {
@@ -109,7 +124,7 @@ impl PortView {
         })
     }
 
-    /// One endpoint alone, for those who ask for it by the address at which it is.
+    /// Returns one endpoint alone, for callers that ask for it by its own address.
     pub fn only(
         &self,
         endpoint: &PortEndpoint<'_>,
@@ -124,17 +139,19 @@ impl PortView {
         Some(Arc::new(Candidates::new(group, tuning, vec![only])))
     }
 
+    /// Returns the names of the subsets; `""` is among them.
     pub fn subsets(&self) -> impl Iterator<Item = &Arc<str>> {
         self.subsets.keys()
     }
 }
 
 impl ServiceView {
+    /// Returns the port of this number.
     pub fn port(&self, port: u16) -> Option<&PortView> {
         self.ports.iter().find(|view| view.port == port)
     }
 
-    /// Its virtual addresses, and those of its endpoints on this network; some of them may come twice.
+    /// Returns the virtual addresses and those of the endpoints on this network; an address may occur twice.
     pub fn addresses_here(&self) -> impl Iterator<Item = IpAddr> {
         let here = self.ports.iter().filter_map(|port| port.candidates("", AskedBy::Authority));
         let here =
@@ -142,7 +159,7 @@ impl ServiceView {
         self.addresses.iter().copied().chain(here).chain(self.other_addresses.iter().copied())
     }
 
-    /// Those who can be asked for by address: the endpoints on this network that listen there for one of the ports.
+    /// Returns the endpoints of this network that listen on `address`, each with its service port.
     pub fn endpoints_at<'a>(
         &'a self,
         address: SocketAddr,
@@ -161,7 +178,8 @@ impl ServiceView {
         })
     }
 
-    /// The one port of protocol TLS or HTTPS that rules offer on a listener: what the bare host name means.
+    /// Returns the one port of protocol TLS or HTTPS that rules offer on a listener: the bare host name means
+    /// this port.
     pub fn hostname_port(&self, listener: &str) -> Option<&PortView> {
         let mut offered = self.ports.iter().filter(|view| {
             view.protocol.is_tls() && view.rules.iter().any(|rule| rule.on_listener(listener))
@@ -170,7 +188,8 @@ impl ServiceView {
         offered.next().is_none().then_some(first)
     }
 
-    /// Whether the bare host name leads to this port where rules offer it to those who come by SNI.
+    /// Returns true if SNI callers reach this port by the bare host name: it is the only port of protocol TLS
+    /// or HTTPS that rules without identities offer.
     pub fn routes_by_hostname(&self, port: &PortView) -> bool {
         let offered = |view: &&PortView| {
             view.protocol.is_tls() && view.rules.iter().any(|rule| rule.to.identities.is_empty())
@@ -179,8 +198,8 @@ impl ServiceView {
         offered.next().is_some_and(|only| only.port == port.port) && offered.next().is_none()
     }
 
-    /// All endpoints of a port and subset, wherever they are, in order of registry; `None` for a subset that the
-    /// service does not have.
+    /// Returns all endpoints of a port and subset on every network, in order of registry; `None` if the
+    /// service does not have the subset.
     pub fn endpoints_of<'a>(
         &'a self,
         port: &'a PortView,
@@ -193,14 +212,15 @@ impl ServiceView {
         Some(all.filter(move |found| labels.is_none_or(|labels| found.endpoint.template.has_labels(labels))))
     }
 
-    /// The port behind a service port, as the earliest registry that has the port says; endpoints may have another one.
+    /// Returns the target port of a service port as the earliest registry gives it; single endpoints may have
+    /// another one.
     pub fn target_port(&self, port: &PortView) -> Option<u16> {
         let mut serving = serving_parts(&self.parts, &port.name, port.port, port.protocol);
         serving.next().map(|(_, own)| own.target_port)
     }
 
-    /// The network, cluster and weight of every endpoint of a subset that is kept out of a port, as its registry has
-    /// the port's name or number for something else than an earlier registry.
+    /// Returns the network, cluster and weight of every endpoint of a subset that is not part of the port,
+    /// because its registry uses the port's name or number otherwise than an earlier registry.
     pub fn endpoints_in_conflict<'a>(
         &'a self,
         port: &'a PortView,
@@ -216,7 +236,7 @@ impl ServiceView {
         let parts = self
             .parts
             .iter()
-            .filter(move |part| counts(&part.origin, port.demoted_count) && has(part) && !serves(part));
+            .filter(move |part| part.origin.standing <= port.lowest_standing && has(part) && !serves(part));
         parts.flat_map(move |part| {
             let endpoints = part.service.endpoints.iter();
             let chosen = endpoints
@@ -228,17 +248,17 @@ impl ServiceView {
         })
     }
 
-    /// The parts whose endpoints count for a port of this service, in order of registry, each with the registry's
-    /// own port, whose name and target port its endpoints go by. All who ask where a
-    /// service port is served ask this, so that they agree on what a demoted or expired registry counts for.
+    /// Returns the parts whose endpoints count for a port, in order of registry, each with the registry's own
+    /// port, whose name and target port apply to its endpoints. Every caller uses this function, so that all
+    /// agree on what a demoted or expired registry counts for.
     fn counting_parts<'a>(&'a self, port: &'a PortView) -> impl Iterator<Item = (&'a Part, &'a ServicePort)> {
-        let demoted_count = port.demoted_count;
+        let lowest = port.lowest_standing;
         serving_parts(&self.parts, &port.name, port.port, port.protocol)
-            .filter(move |(part, _)| counts(&part.origin, demoted_count))
+            .filter(move |(part, _)| part.origin.standing <= lowest)
     }
 
-    /// All endpoints of the registries that know a port by its name or number, whatever their standing; and whether their
-    /// registry has the port as this service has it.
+    /// Returns all endpoints of the registries that have a port of this name or number, whatever their
+    /// standing, each with true if its registry has the port as this service has it.
     pub(super) fn all_endpoints_of<'a>(
         &'a self,
         port: &'a PortView,
@@ -256,7 +276,7 @@ impl ServiceView {
         })
     }
 
-    /// Merges what the registries say of a host name; `None` where none says anything.
+    /// Merges what the registries have of a host name; `None` if no registry has it.
     pub(super) fn merge(hostname: &str, site: Site<'_>, exports: &ExportIndex) -> Option<Self> {
         let world = site.inputs;
         let mut conflicts = Vec::new();
@@ -320,7 +340,7 @@ impl ServiceView {
 }
 
 impl super::policy::ServiceTuning {
-    /// The tuning of a service: that of the most specific pattern, whole.
+    /// Returns the tuning of a service: that of the most specific pattern, whole.
     pub fn of(&self, hostname: &str) -> &Arc<Tuning> {
         let specificity = |pattern: &crate::model::name::NamePattern| match pattern {
             crate::model::name::NamePattern::Exact(_) => usize::MAX,
@@ -335,7 +355,7 @@ impl super::policy::ServiceTuning {
     }
 }
 
-/// What is said of a host name in the namespace that owns it: that of the earliest registry, then the
+/// Returns the parts of a host name in the namespace that owns it: that of the earliest registry, then the
 /// lowest name (SPEC §1).
 fn owned_parts(hostname: &str, shards: &[Arc<Shard>], conflicts: &mut Vec<String>) -> Vec<Part> {
     let mut owner: Option<&Arc<str>> = None;
@@ -359,7 +379,7 @@ fn owned_parts(hostname: &str, shards: &[Arc<Shard>], conflicts: &mut Vec<String
     parts
 }
 
-/// The union of ports: by name, then by protocol and number. The earlier registry wins.
+/// Merges the ports of a part: by name, then by protocol and number. The earlier registry wins.
 fn merge_ports(ports: &mut Vec<ServicePort>, part: &Part, conflicts: &mut Vec<String>) {
     for port in &part.service.ports {
         let same_name = ports.iter().find(|known| known.name == port.name);
@@ -405,12 +425,16 @@ fn port_view(
     let serving = || serving_parts(parts, &port.name, port.port, port.protocol);
     let all: Vec<PortEndpoint<'_>> =
         serving().flat_map(|(part, own)| PortEndpoint::of(part, own, site.networks)).collect();
-    let demoted_count = !all.iter().any(|found| found.is_live_and_ready(world.resolved));
+    let lowest = lowest_standing(all.iter(), world.resolved);
     let on_own_network = |found: &&PortEndpoint<'_>| on_own_network(found, &world.policy.node);
-    // Ready elsewhere is of no use to a gateway, which passes on to its own network alone.
-    let none_here = !all.iter().filter(on_own_network).any(|found| found.is_live_and_ready(world.resolved));
-    let here: Vec<PortEndpoint<'_>> =
-        all.iter().filter(on_own_network).filter(|found| counts(found.origin, none_here)).copied().collect();
+    // A ready endpoint elsewhere is of no use to a gateway, which passes on to its own network alone.
+    let lowest_here = lowest_standing(all.iter().filter(on_own_network), world.resolved);
+    let here: Vec<PortEndpoint<'_>> = all
+        .iter()
+        .filter(on_own_network)
+        .filter(|found| found.origin.standing <= lowest_here)
+        .copied()
+        .collect();
     let everything = Labels::new();
     let subsets = std::iter::once((Arc::from(""), &everything))
         .chain(subsets.iter().map(|(name, labels)| (name.clone(), labels)))
@@ -421,12 +445,13 @@ fn port_view(
         name: port.name,
         port: port.port,
         protocol: port.protocol,
-        demoted_count,
+        lowest_standing: lowest,
         subsets,
     }
 }
 
-/// The parts that have a port, whatever their standing, each with its own port of that name and number.
+/// Returns the parts that have a port, whatever their standing, each with its own port of that name and
+/// number.
 fn serving_parts<'a>(
     parts: &'a [Part],
     name: &str,
@@ -444,27 +469,31 @@ fn serving_parts<'a>(
     })
 }
 
-fn counts(origin: &Origin, demoted_count: bool) -> bool {
-    match origin.standing {
-        Standing::Live => true,
-        Standing::Demoted => demoted_count,
-        Standing::Expired => false,
-    }
+/// Returns the lowest standing whose endpoints count: parts of demoted registries count if no live one has a ready endpoint.
+fn lowest_standing<'a>(
+    mut endpoints: impl Iterator<Item = &'a PortEndpoint<'a>>,
+    resolved: &Resolved,
+) -> Standing {
+    if endpoints.any(|found| found.is_live_and_ready(resolved)) { Standing::Live } else { Standing::Demoted }
 }
 
-/// An endpoint as one service port has it.
+/// An endpoint as seen by one service port.
 #[derive(Clone, Copy, Debug)]
 pub struct PortEndpoint<'a> {
+    /// The endpoint.
     pub endpoint: &'a Endpoint,
+    /// The network of the endpoint.
     pub network: &'a Network,
+    /// The registry of the endpoint.
     pub origin: &'a Origin,
-    /// Where it listens.
+    /// The port on which the endpoint listens.
     pub port: u16,
+    /// The TLS mode of the endpoint.
     pub tls: TlsMode,
 }
 
 impl<'a> PortEndpoint<'a> {
-    /// The endpoints of a part, for its own port.
+    /// Returns the endpoints of a part for its own port.
     fn of(
         part: &'a Part,
         own: &'a ServicePort,
@@ -482,25 +511,27 @@ impl<'a> PortEndpoint<'a> {
         })
     }
 
-    /// Whether a live registry says that it is healthy, and it stands for an address.
+    /// Returns true if the registry is live and gives the endpoint as healthy, and the endpoint has an
+    /// address.
     fn is_live_and_ready(&self, resolved: &Resolved) -> bool {
         self.origin.standing == Standing::Live
             && self.endpoint.health == Health::Healthy
             && !self.addresses(resolved).is_empty()
     }
 
+    /// Returns the encapsulation that the endpoint takes.
     pub fn encapsulation(&self) -> Encapsulation {
         self.endpoint.template.encapsulation
     }
 
-    /// Where it is: nowhere, as long as its name stands for nothing.
+    /// Returns the addresses of the endpoint; none if its name is not resolved.
     pub fn addresses<'r>(&self, resolved: &'r Resolved) -> Cow<'r, [IpAddr]>
     where
         'a: 'r,
     {
         let all = addresses(&self.endpoint.host, resolved);
         let allowed = |ip: &IpAddr| self.origin.addresses.allows(*ip);
-        // Addresses that a registry gives itself were looked at when it gave them.
+        // The scope was applied to addresses when the registry gave them.
         if !matches!(self.endpoint.host, Host::Name(_)) || all.iter().all(allowed) {
             return Cow::Borrowed(all);
         }
@@ -508,7 +539,8 @@ impl<'a> PortEndpoint<'a> {
     }
 }
 
-/// Endpoints of the unknown network are reachable from it, and from their own cluster (SPEC §1).
+/// Returns true if this gateway can reach the endpoint. Endpoints of the unknown network are reachable from
+/// it, and from their own cluster (SPEC §1).
 pub(super) fn on_own_network(found: &PortEndpoint<'_>, node: &Node) -> bool {
     is_own_network(found.network, found.origin, node)
 }
@@ -517,7 +549,8 @@ fn is_own_network(network: &Network, origin: &Origin, node: &Node) -> bool {
     *network == node.network || (network.is_unknown() && origin.cluster == node.cluster)
 }
 
-/// The network of an endpoint: its own, else its registry's, else that of the longest CIDR, else unknown.
+/// Returns the network of an endpoint: its own, else its registry's, else that of the longest CIDR, else
+/// unknown.
 pub fn network_of<'a>(endpoint: &'a Endpoint, origin: &'a Origin, networks: &'a NetworkTable) -> &'a Network {
     if let Some(network) = &endpoint.template.network {
         return network;
@@ -570,7 +603,7 @@ fn subset_candidates(
     SubsetCandidates { by_mesh_name, by_hostname, by_authority }
 }
 
-/// Where a ready endpoint has a tunnel only those are chosen; else those without (SPEC §4).
+/// Returns HBONE if a ready endpoint takes it: then only such endpoints are chosen. Else none (SPEC §4).
 fn encapsulation_of(here: &[&PortEndpoint<'_>]) -> Encapsulation {
     let has = |encapsulation, ready: bool| {
         here.iter().any(|here| {
@@ -584,7 +617,7 @@ fn encapsulation_of(here: &[&PortEndpoint<'_>]) -> Encapsulation {
     }
 }
 
-/// The first of the modes that a ready endpoint has, else the first that any has.
+/// Returns the first mode of `preference` that a ready endpoint has, else the first that any endpoint has.
 fn mode_of(here: &[&PortEndpoint<'_>], preference: [TlsMode; 2]) -> Option<TlsMode> {
     let has = |mode, ready: bool| {
         here.iter().any(|here| here.tls == mode && (!ready || here.endpoint.health == Health::Healthy))
@@ -614,7 +647,7 @@ impl WaypointView {
 fn candidates_of(here: &PortEndpoint<'_>, group: &Arc<str>, site: Site<'_>) -> Vec<Candidate> {
     let own = &site.inputs.policy.node.locality;
     let addresses = here.addresses(site.inputs.resolved);
-    // One endpoint with several addresses is one candidate.
+    // An endpoint with several addresses is one candidate.
     let used = if matches!(here.endpoint.host, Host::Ips(_)) { 1 } else { addresses.len() };
     let addresses = addresses.iter().take(used).map(|ip| SocketAddr::new(*ip, here.port));
     addresses

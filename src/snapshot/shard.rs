@@ -1,7 +1,7 @@
-//! All that one registry says, cut to what it may speak of, in tables that are copied on write by key.
+//! The items of one registry, cut to its scope, in tables that are copied on write by key.
 //!
-//! A clone shares everything that does not change afterwards, so that a listing is prepared, a mass withdrawal is held
-//! back, and a copy is written to disk, all beside the shard in use.
+//! A clone shares all that does not change afterwards. So a listing is prepared, a mass withdrawal is held
+//! back, and a copy is written to disk, while the shard stays in use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,19 +24,20 @@ use crate::model::name::HostName;
 use crate::model::place::{ClusterId, Network};
 use crate::model::service::{Service, ServiceKey};
 
-/// How much the endpoints of a shard count. Services and ports stay known whatever it is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+/// How much the endpoints of a shard count. Services and ports stay known in every standing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Standing {
-    /// Its registry can be read, or could a short time ago.
+    /// All endpoints count: the registry can be read, or could a short time ago.
     #[default]
     Live,
-    /// Only for a service port that has no ready endpoint from a live shard.
+    /// Endpoints count only for a service port that has no ready endpoint from a live shard.
     Demoted,
-    /// Not at all.
+    /// No endpoint counts.
     Expired,
 }
 
 impl Standing {
+    /// Returns the value as the status shows it.
     pub fn text(self) -> &'static str {
         match self {
             Self::Live => "live",
@@ -49,60 +50,69 @@ impl Standing {
 /// What all endpoints of a shard have in common.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
+    /// The cluster of the registry.
     pub cluster: ClusterId,
+    /// The network of endpoints that give none.
     pub network: Network,
+    /// How much the endpoints count.
     pub standing: Standing,
-    /// What the names of its endpoints may resolve to.
+    /// The addresses that names of its endpoints may resolve to.
     pub addresses: AddressScope,
 }
 
 /// The items of one registry.
 #[derive(Clone, Debug, Default)]
 pub struct Shard {
-    /// Held by itself, so that whoever knows where a service comes from does not hold all others of the shard.
+    /// Allocated apart from the shard, so that the parts of a service keep the origin alive without keeping
+    /// the shard.
     pub origin: Arc<Origin>,
     scope: Arc<RegistryScope>,
-    /// By host name, each with the endpoints of its sets.
+    /// Services by host name, each with the endpoints of its sets.
     services: NameMap<Namespaces>,
-    /// Of services that have endpoint sets, and of sets whose service is not known yet.
+    /// The sets of services that have endpoint sets, also of services that are not known yet.
     sets: BucketMap<ServiceKey, Arc<Sets>>,
     gateways: Arc<BTreeMap<GatewayKey, Gateway>>,
     marks: BucketMap<ServiceKey, Arc<BTreeMap<MarkKey, Mark>>>,
     /// What the scope has kept out, by item.
     denied: Arc<BTreeMap<Key, Denied>>,
-    /// Of these, the endpoints and waypoints at addresses that the registry may not give, by host name of their service.
+    /// The endpoints and waypoints among them whose addresses the registry may not give, by host name of the
+    /// service.
     denied_addresses: NameMap<usize>,
     /// The services that give endpoints by a host name, by that name.
     named: NameMap<Arc<BTreeSet<HostName>>>,
     counts: Counts,
 }
 
-/// How many items a shard has, and how many its scope has kept out.
+/// The numbers of items of a shard, and of items that its scope has kept out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
+    /// Services.
     pub services: usize,
     /// Services with a healthy endpoint.
     pub ready_services: usize,
+    /// Endpoints.
     pub endpoints: usize,
+    /// Gateways.
     pub gateways: usize,
+    /// Marks.
     pub marks: usize,
-    /// Services, gateways and marks that the registry may not speak of.
+    /// Services, gateways and marks that the scope does not allow.
     pub denied_items: usize,
-    /// Endpoints on networks that the registry may not speak of.
+    /// Endpoints on networks that the scope does not allow.
     pub denied_endpoints: usize,
-    /// Endpoints and waypoints at addresses that the registry may not give.
+    /// Endpoints and waypoints at addresses that the scope does not allow.
     pub denied_addresses: usize,
 }
 
 impl Shard {
-    /// A shard without items.
+    /// Returns a shard without items.
     pub fn new(cluster: ClusterId, network: Network, scope: &RegistryScope) -> Self {
         let origin =
             Origin { cluster, network, standing: Standing::Live, addresses: scope.addresses.clone() };
         Self { origin: Arc::new(origin), scope: Arc::new(scope.clone()), ..Self::default() }
     }
 
-    /// A shard with the services of a document.
+    /// Returns a shard with the services of a document.
     pub fn of(listing: Listing, scope: &RegistryScope) -> Self {
         let mut shard = Self::new(listing.cluster, listing.network, scope);
         let mut dirty = Dirty::default();
@@ -112,7 +122,8 @@ impl Shard {
         shard
     }
 
-    /// Takes in an item; what it says beyond the scope is left out. What then differs is noted in `dirty`.
+    /// Adds or replaces an item, without what the scope does not allow. What then differs is noted in
+    /// `dirty`.
     pub fn put(&mut self, item: Item, dirty: &mut Dirty) {
         match item {
             Item::Service(service) => self.put_service(service, dirty),
@@ -122,7 +133,7 @@ impl Shard {
         }
     }
 
-    /// Takes an item out, if it is there.
+    /// Removes an item, if it exists, and notes what then differs in `dirty`.
     pub fn remove(&mut self, key: &Key, dirty: &mut Dirty) {
         self.note_denied(key.clone(), Denied::default(), dirty);
         match key {
@@ -150,7 +161,7 @@ impl Shard {
         }
     }
 
-    /// The keys of all items, those that the scope has kept out whole among them.
+    /// Returns the keys of all items, including those that the scope has kept out whole.
     pub fn keys(&self) -> impl Iterator<Item = Key> {
         let services = self.services().map(|service| Key::Service(service.key.clone()));
         let sets = self.sets.iter().flat_map(|(service, sets)| {
@@ -163,7 +174,8 @@ impl Shard {
         services.chain(sets).chain(gateways).chain(marks).chain(denied)
     }
 
-    /// All items, as changes that make this shard out of an empty one. Services that have sets come without them.
+    /// Returns all items; put into an empty shard they make an equal one. Services that have sets come
+    /// without the endpoints of the sets.
     pub fn items(&self) -> impl Iterator<Item = Item> {
         let definition = |service: &Arc<Service>| {
             let sets = self.sets.get(&service.key);
@@ -209,7 +221,7 @@ impl Shard {
         let whole = !allowed;
         self.note_denied(Key::Gateway(key.clone()), Denied { whole, ..Denied::default() }, dirty);
         if whole {
-            // Of one that was allowed before, the last good state would be of another address.
+            // The last good state of a gateway that was allowed before would be another address.
             return self.remove_gateway(&key, dirty);
         }
         if self.gateways.get(&key) == Some(&gateway) {
@@ -245,7 +257,7 @@ impl Shard {
         self.marks.insert(service, marks);
     }
 
-    /// Makes this what the service's own object says, beside its sets.
+    /// Replaces the service's own object and keeps its sets.
     fn set_definition(&mut self, key: &ServiceKey, service: Option<Arc<Service>>, dirty: &mut Dirty) {
         let Some(sets) = self.sets.get_mut(key) else { return self.show(key, service, dirty) };
         let sets = Arc::make_mut(sets);
@@ -283,7 +295,7 @@ impl Shard {
         self.show(key, joined, dirty);
     }
 
-    /// Puts a service in the place of what there was, unless it is the same.
+    /// Replaces the service that readers see, unless it is equal.
     fn show(&mut self, key: &ServiceKey, service: Option<Arc<Service>>, dirty: &mut Dirty) {
         let hostname = &key.hostname;
         let before = self.services.get(hostname.as_str()).cloned();
@@ -339,7 +351,7 @@ impl Shard {
                 0 => drop(self.denied_addresses.remove(hostname.as_str())),
                 now => drop(self.denied_addresses.insert(hostname.clone(), now)),
             }
-            // The service's view tells how many are left out.
+            // The service's view shows the number of denied addresses.
             dirty.services.insert(hostname.clone());
         }
         let counts = &mut self.counts;
@@ -353,14 +365,15 @@ impl Shard {
         }
     }
 
-    /// The same items with another standing.
+    /// Returns a shard with the same items and another standing.
     #[must_use]
     pub fn with_standing(&self, standing: Standing) -> Self {
         let origin = Arc::new(Origin { standing, ..(*self.origin).clone() });
         Self { origin, ..self.clone() }
     }
 
-    /// The same, sharing with an earlier shard of the same registry what both say; what differs is noted in `dirty`.
+    /// Returns an equal shard that shares equal items with an earlier shard of the same registry; what
+    /// differs is noted in `dirty`.
     #[must_use]
     pub fn sharing_with(mut self, earlier: &Self, dirty: &mut Dirty) -> Self {
         if self.origin != earlier.origin {
@@ -384,53 +397,54 @@ impl Shard {
         self
     }
 
-    /// What the registry says of a host name, in order of namespace.
+    /// Returns the services of a host name, in order of namespace.
     pub fn services_of(&self, hostname: &str) -> &[Arc<Service>] {
         self.services.get(hostname).map(Namespaces::as_slice).unwrap_or_default()
     }
 
+    /// Returns the service of this key.
     pub fn service(&self, key: &ServiceKey) -> Option<&Arc<Service>> {
         self.services.get(key.hostname.as_str())?.of(&key.namespace)
     }
 
-    /// Returns true if the service has a healthy endpoint here.
+    /// Returns true if the service has a healthy endpoint in this shard.
     pub fn is_ready(&self, key: &ServiceKey) -> bool {
         self.service(key).is_some_and(|service| is_ready(service))
     }
 
-    /// The marks of a service.
+    /// Returns the marks of a service.
     pub fn marks_of(&self, key: &ServiceKey) -> impl Iterator<Item = &Mark> {
         self.marks.get(key).into_iter().flat_map(|marks| marks.values())
     }
 
-    /// The gateways that the registry gives for a network, in order of their names.
+    /// Returns the gateways that the registry gives for a network, in order of name.
     pub fn gateways_of<'a>(&'a self, network: &'a Network) -> impl Iterator<Item = &'a Gateway> {
         let first = GatewayKey { network: network.clone(), name: "".into() };
         let from = self.gateways.range(first..);
         from.take_while(move |(key, _)| key.network == *network).map(|(_, gateway)| gateway)
     }
 
-    /// The networks for which the registry gives gateways, in order.
+    /// Returns the networks for which the registry gives gateways, in order.
     pub fn gateway_networks(&self) -> BTreeSet<&Network> {
         self.gateways.keys().map(|key| &key.network).collect()
     }
 
-    /// Endpoints and waypoints of a service whose addresses the registry may not give.
+    /// Returns the number of endpoints and waypoints of a service whose addresses the scope does not allow.
     pub fn denied_addresses_of(&self, hostname: &str) -> usize {
         self.denied_addresses.get(hostname).copied().unwrap_or_default()
     }
 
-    /// The host names of all services, in no order.
+    /// Returns the host names of all services, in no particular order.
     pub fn hostnames(&self) -> impl Iterator<Item = &HostName> {
         self.services.iter().map(|(hostname, _)| hostname)
     }
 
-    /// In no order.
+    /// Returns all services, in no particular order.
     pub fn services(&self) -> impl Iterator<Item = &Arc<Service>> {
         self.services.iter().flat_map(|(_, services)| services.as_slice())
     }
 
-    /// The services with an endpoint given by this name.
+    /// Returns the services with an endpoint given by this name.
     pub fn users_of(&self, name: &str) -> impl Iterator<Item = &HostName> {
         self.named.get(name).into_iter().flat_map(|users| users.iter())
     }
@@ -441,21 +455,24 @@ impl Shard {
             || self.gateways.values().any(|gateway| gateway.host.name() == Some(name))
     }
 
-    /// The names by which endpoints and gateways are given, in no order; a name may come twice.
+    /// Returns the names by which endpoints and gateways are given, in no particular order; a name may occur
+    /// twice.
     pub fn names(&self) -> impl Iterator<Item = &HostName> {
         let of_gateways = self.gateways.values().filter_map(|gateway| gateway.host.name());
         self.named.iter().map(|(name, _)| name).chain(of_gateways)
     }
 
+    /// Returns the numbers of items.
     pub fn counts(&self) -> Counts {
         Counts { gateways: self.gateways.len(), ..self.counts }
     }
 
+    /// Returns true if the shard has no items.
     pub fn is_empty(&self) -> bool {
         self.services.is_empty() && self.sets.is_empty() && self.gateways.is_empty() && self.marks.is_empty()
     }
 
-    /// Everything that depends on the shard as a whole: for another standing, or a shard that comes or goes.
+    /// Returns a [`Dirty`] of all items, for a standing that changes or a shard that comes or goes.
     pub fn everything(&self) -> Dirty {
         Dirty {
             services: self.hostnames().cloned().collect(),
@@ -465,10 +482,10 @@ impl Shard {
         }
     }
 
-    /// Returns true if two shards of one origin say the same of a host name.
+    /// Returns true if two shards of one origin have equal services of a host name.
     pub fn says_the_same(&self, other: &Self, hostname: &str) -> bool {
         let (own, others) = (self.services_of(hostname), other.services_of(hostname));
-        // What is shared is not compared.
+        // Shared values are equal without a comparison.
         let same = |(a, b): (&Arc<Service>, &Arc<Service>)| {
             (Arc::ptr_eq(a, b) || a == b) && self.marks_of(&a.key).eq(other.marks_of(&b.key))
         };
@@ -476,7 +493,7 @@ impl Shard {
         same_denied && own.len() == others.len() && own.iter().zip(others).all(same)
     }
 
-    /// Asserts, in debug builds, that what is counted and indexed is what there is. Looks at everything.
+    /// Asserts, in debug builds, that counts and indexes agree with the items. Visits all items.
     pub fn check_invariants(&self) {
         if cfg!(debug_assertions) {
             let mut counts = Counts { marks: self.counts.marks, ..Counts::default() };
@@ -515,7 +532,7 @@ impl Counts {
     }
 }
 
-/// The service that an item is part of.
+/// Returns the host name of the service that an item is part of.
 fn service_of(key: &Key) -> Option<&HostName> {
     match key {
         Key::Service(key) => Some(&key.hostname),

@@ -20,7 +20,7 @@ use super::policy::{
 };
 use super::routes::Resolved;
 use super::shard::{Shard, Standing};
-use super::view::{Client, Families, Passage, Viewer};
+use super::view::{ClientKind, Families, Tunnel, Viewer};
 use crate::model::address::{Bind, Host};
 use crate::model::endpoint::{Encapsulation, Endpoint, EndpointTemplate, Health, TlsMode, Weight};
 use crate::model::identity::{IdentityPattern, TrustDomain};
@@ -28,7 +28,7 @@ use crate::model::name::{HostName, NamePattern};
 use crate::model::place::{ClusterId, Locality, Network};
 use crate::model::service::{PortProtocol, Service, ServiceKey, ServicePort};
 
-/// Everything that a snapshot is made of, owned.
+/// All inputs of a snapshot, owned.
 #[derive(Clone, Debug)]
 pub(crate) struct Mesh {
     pub(crate) policy: Arc<Policy>,
@@ -52,7 +52,7 @@ impl Mesh {
     }
 }
 
-/// A shard that may speak of anything.
+/// Returns a shard whose scope allows everything.
 pub(crate) fn scoped(shard: Listing) -> Arc<Shard> {
     let mut networks: Vec<Network> = NETWORKS.iter().map(|name| Network::new(name)).collect();
     networks.extend(shard.services.values().flat_map(|service| {
@@ -61,7 +61,7 @@ pub(crate) fn scoped(shard: Listing) -> Arc<Shard> {
     Shard::of(shard, &RegistryScope { networks: Some(networks), ..RegistryScope::default() }).into()
 }
 
-/// A policy that says nothing but which node it is of.
+/// Returns a policy with this node and defaults for all else.
 pub(crate) fn policy_of(cluster: &str, network: &str) -> Policy {
     Policy {
         node: Node { cluster: ClusterId::new(cluster), network: Network::new(network), ..Node::default() },
@@ -98,7 +98,7 @@ fn tuning() -> Tuning {
     Tuning::for_services(&Timeouts::default())
 }
 
-/// A rule that offers everything of these names to everyone.
+/// Returns a rule that exports all services of these names to every caller.
 pub(crate) fn rule(services: &str) -> Arc<ExportRule> {
     Arc::new(ExportRule {
         name: format!("exports[{services}]").into(),
@@ -131,7 +131,7 @@ pub(crate) fn network(name: &str, gateways: Vec<Gateway>) -> NetworkPolicy {
     NetworkPolicy { name: Network::new(name), access: Access::Gateway, cidrs: Vec::new(), gateways }
 }
 
-/// A gateway of no cluster in particular, on SNI port 15443.
+/// Returns a gateway of no cluster in particular, on SNI port 15443.
 pub(crate) fn gateway(host: &str, weight_value: u32) -> Gateway {
     Gateway {
         host: Host::parse(host).expect("legal"),
@@ -144,7 +144,7 @@ pub(crate) fn gateway(host: &str, weight_value: u32) -> Gateway {
     }
 }
 
-/// A ready endpoint.
+/// Returns a ready endpoint.
 pub(crate) fn endpoint(host: &str, weight_value: u32) -> Endpoint {
     Endpoint {
         host: Host::parse(host).expect("legal"),
@@ -179,15 +179,15 @@ pub(crate) fn shard(cluster: &str, network: &str, services: Vec<Service>) -> Lis
     }
 }
 
-/// The networks of random meshes; nobody need have told of all of them.
+/// The networks of random meshes; the config may not name all of them.
 pub(crate) const NETWORKS: [&str; 5] = ["", "n1", "n2", "n3", "n4"];
 const CLUSTERS: [&str; 4] = ["", "a", "b", "c"];
 /// Addresses that gateways share, and that endpoints may have as well.
 const SHARED: [&str; 4] = ["192.0.2.1", "192.0.2.2", "2001:db8:ffff::1", "2001:db8:ffff::2"];
-/// What names are made of: endpoints go by `e…`, gateways by `g…` or the first two of the others.
+/// Host names of random meshes: endpoints have `e…`, gateways `g…` or the first two of the others.
 pub(crate) const NAMES: [&str; 6] = ["e0.dns", "e1.dns", "e2.dns", "g0.dns", "g1.dns", "g2.dns"];
 
-/// Whether addresses of a random mesh can be of two endpoints, or of an endpoint and a gateway.
+/// Whether two endpoints, or an endpoint and a gateway, of a random mesh can have the same address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Addresses {
     Distinct,
@@ -229,12 +229,12 @@ fn networks() -> impl Strategy<Value = Vec<NetworkPolicy>> {
             gateways,
         })
     };
-    // n4 is one that the operator has said nothing of.
+    // The config does not name n4.
     (option::weighted(0.95, one(1)), option::weighted(0.95, one(2)), option::weighted(0.95, one(3)))
         .prop_map(|(a, b, c)| [a, b, c].into_iter().flatten().collect())
 }
 
-/// An address that is replaced by one that no other endpoint has.
+/// Returns an address that is replaced later by one that no other endpoint has.
 fn own_address() -> impl Strategy<Value = Host> {
     let v4 = Just(Host::Ip(Ipv4Addr::UNSPECIFIED.into()));
     prop_oneof![3 => v4, 1 => Just(Host::Ip(Ipv6Addr::UNSPECIFIED.into()))]
@@ -277,7 +277,7 @@ fn ports() -> impl Strategy<Value = Vec<ServicePort>> {
     })
 }
 
-/// One of three services; sometimes of a namespace that does not own the name.
+/// Returns one of three services, sometimes in a namespace that does not own the name.
 pub(crate) fn services() -> impl Strategy<Value = Service> {
     let key = (select(vec!["s0.shop.mesh", "s1.shop.mesh", "s2.mesh"]), prop::bool::weighted(0.1));
     let subsets =
@@ -298,7 +298,7 @@ fn shards() -> impl Strategy<Value = Vec<Listing>> {
         (select(NETWORKS.to_vec()), vec(services(), 0..4))
             .prop_map(move |(network, services)| shard(cluster, network, services))
     };
-    // The first has the gateway's own cluster; one has none.
+    // The first has the gateway's own cluster; the last has none.
     (one("a"), one("b"), one("c"), one("")).prop_map(|(a, b, c, d)| vec![a, b, c, d])
 }
 
@@ -326,7 +326,7 @@ fn exports() -> impl Strategy<Value = Vec<Arc<ExportRule>>> {
     })
 }
 
-/// Routes to each name and to a service, of every kind of key.
+/// Returns routes to each name and to a service, with every kind of key.
 fn routes() -> Vec<Arc<Route>> {
     let to = |names: &[&str]| RouteTarget::Endpoints {
         endpoints: names
@@ -351,7 +351,7 @@ fn routes() -> Vec<Arc<Route>> {
     ]
 }
 
-/// Addresses that a name can stand for: no other name has them.
+/// Returns addresses that a name can resolve to; no other name has them.
 pub(crate) fn answers(name: usize) -> impl Strategy<Value = Arc<[IpAddr]>> {
     let v4 = move |host: u8| IpAddr::from([203, 0, u8::try_from(name).expect("few"), host]);
     let v6 = move |host: u8| {
@@ -370,7 +370,7 @@ fn resolved() -> impl Strategy<Value = Resolved> {
     })
 }
 
-/// Hands out addresses that nobody else has, by turns on the blocks of the networks and on none.
+/// Hands out unique addresses, by turns in the blocks of the networks and in none.
 pub(crate) struct Numbering {
     next: u16,
     seen: BTreeSet<Host>,
@@ -378,7 +378,7 @@ pub(crate) struct Numbering {
 }
 
 impl Numbering {
-    /// Numberings that start apart by some thousands never meet.
+    /// Starts at a number. Numberings whose starts differ by some thousands never hand out the same address.
     pub(crate) fn new(addresses: Addresses, start: u16) -> Self {
         Self { next: start, seen: BTreeSet::new(), addresses }
     }
@@ -401,7 +401,7 @@ impl Numbering {
                 Some(Host::Ip(IpAddr::from([0x2001, 0xdb8, 3, 0, 0, 0, 0, self.next])))
             }
             _ if self.addresses == Addresses::Shared => None,
-            // A gateway may have the address, or the name: the port tells them apart.
+            // A gateway may have the same address or name; the port differs.
             Host::Ip(_) | Host::Ips(_) => Some(v4),
             Host::Name(_) => (!self.seen.insert(endpoint.host.clone())).then_some(v4),
         };
@@ -415,7 +415,7 @@ impl Numbering {
     }
 }
 
-/// Random meshes of four registries, up to four networks and three services.
+/// Returns random meshes of four registries, up to four networks and three services.
 pub(crate) fn meshes(addresses: Addresses) -> impl Strategy<Value = Mesh> {
     (networks(), shards(), vec(standings(), 4), exports(), resolved()).prop_map(
         move |(networks, shards, standings, exports, resolved)| {
@@ -434,16 +434,16 @@ pub(crate) fn meshes(addresses: Addresses) -> impl Strategy<Value = Mesh> {
 pub(crate) fn viewers() -> impl Strategy<Value = Viewer> {
     let network = select(NETWORKS.to_vec()).prop_map(Network::new);
     let families = prop_oneof![1 => Just(Families::V4), 1 => Just(Families::V6), 2 => Just(Families::Both)];
-    let client = prop_oneof![3 => Just(Client::Envoy), 1 => Just(Client::Grpc)];
+    let client = prop_oneof![3 => Just(ClientKind::Envoy), 1 => Just(ClientKind::Grpc)];
     let sees = prop_oneof![4 => Just(BTreeSet::new()), 1 => btree_set(network.clone(), 1..3)];
-    let passage = prop_oneof![2 => Just(Passage::Sni), 1 => Just(Passage::Hbone)];
-    (network, clusters(), families, client, passage, sees).prop_map(
-        |(network, cluster, families, client, passage, sees)| Viewer {
+    let tunnel = prop_oneof![2 => Just(Tunnel::Sni), 1 => Just(Tunnel::Hbone)];
+    (network, clusters(), families, client, tunnel, sees).prop_map(
+        |(network, cluster, families, client, tunnel, sees)| Viewer {
             network,
             cluster,
             families,
             client,
-            passage,
+            tunnel,
             sees: sees.into_iter().collect(),
         },
     )

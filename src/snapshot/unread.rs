@@ -1,29 +1,30 @@
-//! Registries that have not been read since the process started, and the services that they may have. What is said of
-//! such a service may lack endpoints that a client holds from an earlier process (SPEC §7).
+//! Registries that have not been read since the process started, and the services that they may have. The
+//! endpoints of such a service may be incomplete: a client may hold more from an earlier process (SPEC §7).
 
 use std::sync::Arc;
 
 use super::name_index::NameMap;
 use crate::model::name::{HostName, NamePattern};
 
-/// The registries that are missing, and what the others have changed meanwhile.
+/// The registries that have not been read, and the services that the others have changed meanwhile.
 #[derive(Clone, Debug, Default)]
 pub struct Unread {
     registries: Arc<[UnreadRegistry]>,
-    /// Services that a registry in use has changed while another was missing.
+    /// Services that a registry in use has changed while another was unread.
     changed: NameMap<()>,
 }
 
 /// A registry that has not been read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnreadRegistry {
+    /// The name of the registry.
     pub name: Arc<str>,
-    /// The services that it may have; empty: any.
+    /// The services that the registry may have; empty: all.
     pub services: Vec<NamePattern>,
 }
 
 impl Unread {
-    /// The same changes beside another list of registries; without registries there is nothing to remember.
+    /// Returns the same changes with another list of registries; with an empty list the changes are dropped.
     #[must_use]
     pub fn with_registries(&self, registries: Vec<UnreadRegistry>) -> Self {
         let changed = if registries.is_empty() { NameMap::default() } else { self.changed.clone() };
@@ -42,6 +43,7 @@ impl Unread {
         self.registries.is_empty()
     }
 
+    /// Returns the registries that have not been read.
     pub fn registries(&self) -> &[UnreadRegistry] {
         &self.registries
     }
@@ -51,7 +53,7 @@ impl Unread {
         Arc::ptr_eq(&self.registries, &other.registries) || self.registries == other.registries
     }
 
-    /// Returns true if a missing registry may have the service.
+    /// Returns true if an unread registry may have the service.
     pub fn may_have(&self, hostname: &str) -> bool {
         let takes = |registry: &UnreadRegistry| {
             registry.services.is_empty() || registry.services.iter().any(|pattern| pattern.matches(hostname))
@@ -59,7 +61,7 @@ impl Unread {
         self.registries.iter().any(takes)
     }
 
-    /// Returns true if a registry in use has changed the service while another was missing.
+    /// Returns true if a registry in use has changed the service while another was unread.
     pub fn is_changed(&self, hostname: &str) -> bool {
         self.changed.get(hostname).is_some()
     }

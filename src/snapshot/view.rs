@@ -1,8 +1,8 @@
-//! Split horizon: the endpoints of a service port as one viewer is given them (SPEC §9). Neighbours by address, the
-//! rest through the gateways of their networks, weighted by what stands behind them.
+//! Split horizon: the endpoints of a service port as one viewer gets them (SPEC §9): neighbours by address,
+//! all others through the gateways of their networks, weighted by the endpoints behind them.
 //!
-//! The one place where this is decided: xDS, `horizon` and the tests call it alike. It looks at nothing but its
-//! arguments, and the same arguments give the same entries in the same order.
+//! This is the only place that decides it; xDS, `horizon` and the tests call it alike. The result depends on
+//! the arguments alone, and equal arguments give equal entries in the same order.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -20,23 +20,31 @@ use crate::model::address::Host;
 use crate::model::endpoint::{Encapsulation, Health, TlsMode};
 use crate::model::place::{ClusterId, Locality, Network};
 
-/// Who asks for endpoints. Viewers that are equal are given the same.
+/// The receiver of endpoints. Equal viewers get the same.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Viewer {
+    /// The network of the viewer.
     pub network: Network,
+    /// The cluster of the viewer; may be empty.
     pub cluster: ClusterId,
+    /// The address families that it can connect to.
     pub families: Families,
-    pub client: Client,
-    pub passage: Passage,
-    /// The only networks it wants to see, sorted; empty: all.
+    /// The kind of client, which limits what it can use.
+    pub client: ClientKind,
+    /// The protocol by which it calls gateways.
+    pub tunnel: Tunnel,
+    /// The networks that it wants to see, sorted; empty: all.
     pub sees: Arc<[Network]>,
 }
 
-/// The address families a viewer can connect to.
+/// The address families that a viewer can connect to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Families {
+    /// IPv4 only.
     V4,
+    /// IPv6 only.
     V6,
+    /// IPv4 and IPv6.
     #[default]
     Both,
 }
@@ -51,29 +59,32 @@ impl Families {
     }
 }
 
-/// What a viewer makes of its endpoints.
+/// The kind of client that a viewer is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Client {
-    /// Calls gateways by mesh name, and can be told of endpoints that are not ready.
+pub enum ClientKind {
+    /// Calls gateways by mesh name, and can use endpoints that are not ready.
     #[default]
     Envoy,
-    /// Calls gateways by host name, so that only ports with a route by host name have any.
+    /// Calls gateways by host name, so that only ports with a route by host name have endpoints behind
+    /// gateways.
     Grpc,
 }
 
-/// How a viewer calls gateways.
+/// The protocol by which a viewer calls gateways.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Passage {
-    /// By the server name of a TLS hello.
+pub enum Tunnel {
+    /// TLS, routed by the server name of its hello.
     #[default]
     Sni,
-    /// By the authority of an HBONE CONNECT.
+    /// HBONE, routed by the authority of the CONNECT.
     Hbone,
 }
 
-impl Passage {
+impl Tunnel {
+    /// All values, in the order that documents list them.
     pub const ALL: [Self; 2] = [Self::Sni, Self::Hbone];
 
+    /// Returns the value as the parameter `tunnel` writes it.
     pub fn text(self) -> &'static str {
         match self {
             Self::Sni => "sni",
@@ -82,64 +93,76 @@ impl Passage {
     }
 }
 
-/// What a viewer is given.
+/// The endpoints of a service port as a viewer gets them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Assignment {
-    /// One per address and port, in their order.
+    /// The entries, one per address and port, in their order.
     pub entries: Vec<Entry>,
-    /// What of the service the viewer is not given, in order.
-    pub missing: Vec<Missing>,
+    /// The weight that the viewer does not get, in order of network, cluster and reason.
+    pub excluded: Vec<Excluded>,
 }
 
 /// One address to connect to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
+    /// The address and port.
     pub address: SocketAddr,
-    pub kind: Kind,
+    /// An endpoint or a gateway.
+    pub kind: EntryKind,
+    /// The network of the endpoint, or the network behind the gateway.
     pub network: Network,
+    /// The cluster of the endpoint, or that of the gateway.
     pub cluster: ClusterId,
+    /// The locality of the endpoint or gateway.
     pub locality: Locality,
-    /// At least 1.
+    /// The weight in the assignment, at least 1.
     pub weight: u32,
-    /// The weight behind it, before it was brought to whole numbers.
+    /// The exact weight that the entry stands for; `weight` is its whole number.
     pub stands_for: Share,
-    /// Always healthy for gateways.
+    /// The health of the endpoint; gateways are always healthy.
     pub health: Health,
-    /// What is spoken with whoever is behind it.
+    /// The TLS mode of the endpoint, or of the endpoints behind the gateway.
     pub tls: TlsMode,
 }
 
+/// The kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Kind {
+pub enum EntryKind {
+    /// An endpoint that the viewer reaches by its own address.
     Endpoint,
+    /// A gateway of another network.
     Gateway,
 }
 
-/// Weight that a viewer is not given.
+/// Weight that a viewer does not get.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Missing {
+pub struct Excluded {
+    /// The network of the endpoints.
     pub network: Network,
+    /// The cluster of the endpoints.
     pub cluster: ClusterId,
+    /// The summed weight of the endpoints.
     pub weight: u64,
-    pub why: Why,
+    /// The reason.
+    pub reason: ExclusionReason,
 }
 
-/// Why endpoints are missing from a view.
+/// The reason why endpoints are excluded from a view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Why {
-    /// The viewer asked for other networks alone.
+pub enum ExclusionReason {
+    /// The viewer asked for other networks only.
     NotVisible,
-    /// Unhealthy or draining, and behind a gateway or not of use to this viewer.
+    /// They are unhealthy or draining, and behind a gateway or of no use to this kind of client.
     Unready,
-    /// A neighbour given by a name that stands for nothing.
+    /// A neighbour without an address that the viewer can connect to.
     NoAddress,
-    /// No export rule lets the gateway pass them on to those who come this way.
+    /// No export rule lets the gateway pass them on to callers of this protocol.
     NotExported,
-    /// Their node takes no HBONE.
+    /// They do not take HBONE.
     NoTunnel,
-    /// They speak no TLS, or not the kind that the gateway will choose for this port.
+    /// They speak no TLS, or another mode than the gateway chooses for this port.
     OtherTls,
-    /// The gateway cannot tell the port by its host name, which is all that this viewer sends.
+    /// The gateway cannot route to the port by its host name, which is all that this kind of client sends.
     NoHostRoute,
     /// Their network has no gateway that the viewer can use.
     NoUsableGateway,
@@ -147,7 +170,8 @@ pub enum Why {
     PortConflict,
 }
 
-impl Why {
+impl ExclusionReason {
+    /// Returns the value as the API shows it.
     pub fn text(self) -> &'static str {
         match self {
             Self::NotVisible => "not visible",
@@ -163,8 +187,8 @@ impl Why {
     }
 }
 
-/// The endpoints of a service port and subset as `viewer` is given them; `None` for a subset that the service does
-/// not have.
+/// Returns the endpoints of a service port and subset as `viewer` gets them; `None` if the service does not
+/// have the subset.
 pub fn view(
     snapshot: &Snapshot,
     service: &ServiceView,
@@ -176,30 +200,30 @@ pub fn view(
         snapshot,
         port,
         viewer,
+        by_hostname: service.routes_by_hostname(port),
         near: BTreeMap::new(),
         far: BTreeMap::new(),
         gateways: BTreeMap::new(),
-        missing: BTreeMap::new(),
+        excluded: BTreeMap::new(),
     };
     for endpoint in service.endpoints_of(port, subset, snapshot.networks())? {
         horizon.place(&endpoint);
     }
     for (network, cluster, weight) in service.endpoints_in_conflict(port, subset, snapshot.networks()) {
-        horizon.miss(network, cluster, weight, Why::PortConflict);
+        horizon.exclude(network, cluster, weight, ExclusionReason::PortConflict);
     }
-    let by_hostname = service.routes_by_hostname(port);
     for (network, behind) in std::mem::take(&mut horizon.far) {
-        horizon.pass_through_gateways(&network, behind, by_hostname);
+        horizon.pass_through_gateways(&network, behind);
     }
     Some(horizon.finish())
 }
 
-/// What is ready in one network behind its gateways.
+/// The ready endpoints of one network, summed for its gateways.
 #[derive(Default)]
-struct Behind {
-    /// Of everything ready, exported or not: the gateway chooses a mode before it looks at exports.
+struct RemoteEndpoints {
+    /// Modes of all ready endpoints, exported or not: the gateway chooses a mode before it applies exports.
     modes: BTreeSet<TlsMode>,
-    /// What is exported, by mode.
+    /// Summed weight of the exported endpoints, by mode and cluster.
     exported: BTreeMap<TlsMode, BTreeMap<ClusterId, u64>>,
 }
 
@@ -207,60 +231,64 @@ struct Horizon<'a> {
     snapshot: &'a Snapshot,
     port: &'a PortView,
     viewer: &'a Viewer,
+    /// True if the bare host name leads to the port.
+    by_hostname: bool,
     near: BTreeMap<SocketAddr, Entry>,
-    far: BTreeMap<Network, Behind>,
+    far: BTreeMap<Network, RemoteEndpoints>,
     gateways: BTreeMap<SocketAddr, Entry>,
-    missing: BTreeMap<(Network, ClusterId, Why), u64>,
+    excluded: BTreeMap<(Network, ClusterId, ExclusionReason), u64>,
 }
 
 impl Horizon<'_> {
-    fn miss(&mut self, network: &Network, cluster: &ClusterId, weight: u64, why: Why) {
-        *self.missing.entry((network.clone(), cluster.clone(), why)).or_default() += weight;
+    fn exclude(&mut self, network: &Network, cluster: &ClusterId, weight: u64, reason: ExclusionReason) {
+        *self.excluded.entry((network.clone(), cluster.clone(), reason)).or_default() += weight;
     }
 
-    /// Gives the endpoint by address, or counts it as behind gateways, or as missing.
+    /// Adds the endpoint by address, or to those behind gateways, or to the excluded ones.
     fn place(&mut self, endpoint: &PortEndpoint<'_>) {
         let (network, cluster) = (endpoint.network, &endpoint.origin.cluster);
         let weight = u64::from(endpoint.endpoint.weight.value());
         let seen = self.viewer.sees.is_empty() || network.is_unknown() || self.viewer.sees.contains(network);
         let placed = if !seen {
-            Err(Why::NotVisible)
+            Err(ExclusionReason::NotVisible)
         } else if self.is_near(network, cluster) {
             self.add_neighbour(endpoint)
         } else {
             self.add_behind(endpoint, weight)
         };
-        if let Err(why) = placed {
-            self.miss(network, cluster, weight, why);
+        if let Err(reason) = placed {
+            self.exclude(network, cluster, weight, reason);
         }
     }
 
-    fn add_behind(&mut self, endpoint: &PortEndpoint<'_>, weight: u64) -> Result<(), Why> {
+    fn add_behind(&mut self, endpoint: &PortEndpoint<'_>, weight: u64) -> Result<(), ExclusionReason> {
         if endpoint.endpoint.health != Health::Healthy {
-            return Err(Why::Unready);
+            return Err(ExclusionReason::Unready);
         }
         if endpoint.network.is_unknown() {
-            // It is nobody's to have gateways.
-            return Err(Why::NoUsableGateway);
+            // The unknown network cannot have gateways.
+            return Err(ExclusionReason::NoUsableGateway);
         }
-        let mode = match self.viewer.passage {
-            Passage::Sni => endpoint.tls,
-            Passage::Hbone if endpoint.encapsulation() == Encapsulation::None => return Err(Why::NoTunnel),
-            // The tunnel is the mesh's, whatever is spoken in it.
-            Passage::Hbone => TlsMode::Mesh,
+        let mode = match self.viewer.tunnel {
+            Tunnel::Sni => endpoint.tls,
+            Tunnel::Hbone if endpoint.encapsulation() == Encapsulation::None => {
+                return Err(ExclusionReason::NoTunnel);
+            }
+            // The tunnel's TLS is the mesh's, whatever the stream carries.
+            Tunnel::Hbone => TlsMode::Mesh,
         };
         let cluster = &endpoint.origin.cluster;
         let exported = self.is_exported(cluster);
         let behind = self.far.entry(endpoint.network.clone()).or_default();
         behind.modes.insert(mode);
         if !exported {
-            return Err(Why::NotExported);
+            return Err(ExclusionReason::NotExported);
         }
         *behind.exported.entry(mode).or_default().entry(cluster.clone()).or_default() += weight;
         Ok(())
     }
 
-    /// Whether the viewer can connect to endpoints there itself.
+    /// Returns true if the viewer can connect to endpoints of the network and cluster itself.
     fn is_near(&self, network: &Network, cluster: &ClusterId) -> bool {
         if network.is_unknown() {
             let same_cluster = !cluster.as_str().is_empty() && *cluster == self.viewer.cluster;
@@ -272,42 +300,43 @@ impl Horizon<'_> {
         *network == self.viewer.network || direct(&self.snapshot.networks)
     }
 
-    /// Whether gateways pass those who come as the viewer does on to endpoints of the cluster. Who comes by SNI has no
-    /// identity, so that rules which ask for one are not for them.
+    /// Returns true if gateways pass callers of the viewer's protocol on to endpoints of the cluster. SNI
+    /// callers have no identity, so rules that require one do not admit them.
     fn is_exported(&self, cluster: &ClusterId) -> bool {
-        let anyone = self.viewer.passage == Passage::Hbone;
+        let anyone = self.viewer.tunnel == Tunnel::Hbone;
         self.port.rules.iter().any(|rule| {
             (anyone || rule.to.identities.is_empty())
                 && (rule.clusters.is_empty() || rule.clusters.contains(cluster))
         })
     }
 
-    fn add_neighbour(&mut self, endpoint: &PortEndpoint<'_>) -> Result<(), Why> {
-        if endpoint.endpoint.health != Health::Healthy && self.viewer.client != Client::Envoy {
-            return Err(Why::Unready);
+    fn add_neighbour(&mut self, endpoint: &PortEndpoint<'_>) -> Result<(), ExclusionReason> {
+        if endpoint.endpoint.health != Health::Healthy && self.viewer.client != ClientKind::Envoy {
+            return Err(ExclusionReason::Unready);
         }
         let addresses = endpoint.addresses(&self.snapshot.resolved);
         if addresses.is_empty() {
-            return Err(Why::NoAddress);
+            return Err(ExclusionReason::NoAddress);
         }
         let given: &[IpAddr] = match endpoint.endpoint.host {
-            // One endpoint: by the first address that the viewer can connect to.
+            // An endpoint with several addresses is entered once, by the first address that the viewer can
+            // connect to.
             Host::Ips(_) => {
                 let usable = addresses.iter().position(|ip| self.viewer.families.has(*ip));
                 usable.map_or(&[], |at| &addresses[at..=at])
             }
-            // As on the data path, a name stands for all its addresses, each with the whole weight.
+            // As on the data path, a name means all its addresses, each with the whole weight.
             Host::Ip(_) | Host::Name(_) => &addresses,
         };
         if given.is_empty() {
-            return Err(Why::NoAddress);
+            return Err(ExclusionReason::NoAddress);
         }
         for ip in given {
             let address = SocketAddr::new(*ip, endpoint.port);
-            // Told of twice, it is the same endpoint: the earlier registry's word counts.
+            // An address that two registries give is one endpoint; the earlier registry counts.
             self.near.entry(address).or_insert_with(|| Entry {
                 address,
-                kind: Kind::Endpoint,
+                kind: EntryKind::Endpoint,
                 network: endpoint.network.clone(),
                 cluster: endpoint.origin.cluster.clone(),
                 locality: endpoint.endpoint.locality.clone(),
@@ -320,44 +349,44 @@ impl Horizon<'_> {
         Ok(())
     }
 
-    fn pass_through_gateways(&mut self, network: &Network, behind: Behind, by_hostname: bool) {
-        let (preference, names_hosts) = match (self.viewer.passage, self.viewer.client) {
-            (Passage::Hbone, _) | (Passage::Sni, Client::Envoy) => (MESH_NAME_PREFERENCE, false),
-            (Passage::Sni, Client::Grpc) => (HOSTNAME_PREFERENCE, true),
+    fn pass_through_gateways(&mut self, network: &Network, behind: RemoteEndpoints) {
+        let (preference, names_hosts) = match (self.viewer.tunnel, self.viewer.client) {
+            (Tunnel::Hbone, _) | (Tunnel::Sni, ClientKind::Envoy) => (MESH_NAME_PREFERENCE, false),
+            (Tunnel::Sni, ClientKind::Grpc) => (HOSTNAME_PREFERENCE, true),
         };
-        // The gateway chooses among its network's endpoints those of one mode.
+        // The gateway chooses endpoints of one mode among those of its network.
         let chosen = preference.into_iter().find(|mode| behind.modes.contains(mode));
         for (mode, clusters) in behind.exported {
             for (cluster, weight) in clusters {
-                let passed = if names_hosts && !by_hostname {
-                    Err(Why::NoHostRoute)
+                let passed = if names_hosts && !self.by_hostname {
+                    Err(ExclusionReason::NoHostRoute)
                 } else if Some(mode) != chosen {
-                    Err(Why::OtherTls)
+                    Err(ExclusionReason::OtherTls)
                 } else {
                     self.split(network, &cluster, mode, weight)
                 };
-                if let Err(why) = passed {
-                    self.miss(network, &cluster, weight, why);
+                if let Err(reason) = passed {
+                    self.exclude(network, &cluster, weight, reason);
                 }
             }
         }
     }
 
-    /// Splits what is ready in a cluster over the gateways that lead there.
+    /// Splits the weight of a cluster's ready endpoints over the gateways that lead to them.
     fn split(
         &mut self,
         network: &Network,
         cluster: &ClusterId,
         tls: TlsMode,
         weight: u64,
-    ) -> Result<(), Why> {
+    ) -> Result<(), ExclusionReason> {
         let snapshot = self.snapshot;
         let all = snapshot.networks.get(network).map_or(&[][..], |network| &network.gateways);
-        let mut usable: Vec<Usable<'_>> =
-            all.iter().filter_map(|entry| Usable::new(entry, self.viewer)).collect();
+        let mut usable: Vec<UsableGateway<'_>> =
+            all.iter().filter_map(|entry| UsableGateway::new(entry, self.viewer)).collect();
         let any = !usable.is_empty();
-        // One address can be entered for one kind of TLS alone, as it is the client that has to know which: a network
-        // loses the addresses that a neighbour or an earlier network has for another kind.
+        // An address is entered for one TLS mode only, as the client must know which to speak: a network does
+        // not use the addresses that a neighbour or an earlier network has with another mode.
         for usable in &mut usable {
             let port = usable.port;
             let known = |address| self.near.get(&address).or_else(|| self.gateways.get(&address));
@@ -367,14 +396,14 @@ impl Horizon<'_> {
         }
         usable.retain(|usable| !usable.ips.is_empty());
         if any && usable.is_empty() {
-            return Err(Why::OtherTls);
+            return Err(ExclusionReason::OtherTls);
         }
-        let own = |usable: &&Usable<'_>| usable.entry.gateway.cluster == *cluster;
+        let own = |usable: &&UsableGateway<'_>| usable.entry.gateway.cluster == *cluster;
         let has_own = !cluster.as_str().is_empty() && usable.iter().any(|usable| own(&usable));
-        let ways: Vec<&Usable<'_>> = usable.iter().filter(|usable| !has_own || own(usable)).collect();
+        let ways: Vec<&UsableGateway<'_>> = usable.iter().filter(|usable| !has_own || own(usable)).collect();
         let total: u64 = ways.iter().map(|way| u64::from(way.entry.gateway.weight.value())).sum();
         if total == 0 {
-            return Err(Why::NoUsableGateway);
+            return Err(ExclusionReason::NoUsableGateway);
         }
         for way in ways {
             let numerator = BigUint::from(weight) * way.entry.gateway.weight.value();
@@ -382,7 +411,7 @@ impl Horizon<'_> {
             for address in way.addresses() {
                 let entry = self.gateways.entry(address).or_insert_with(|| Entry {
                     address,
-                    kind: Kind::Gateway,
+                    kind: EntryKind::Gateway,
                     network: network.clone(),
                     cluster: way.entry.gateway.cluster.clone(),
                     locality: way.entry.gateway.locality.clone(),
@@ -401,35 +430,35 @@ impl Horizon<'_> {
         let mut all = self.near;
         for (address, gateway) in self.gateways {
             match all.get_mut(&address) {
-                // A neighbour that is a gateway too: one address, one entry.
+                // A neighbour that is also a gateway is one entry.
                 Some(neighbour) => neighbour.stands_for += &gateway.stands_for,
                 None => drop(all.insert(address, gateway)),
             }
         }
         let mut entries: Vec<Entry> = all.into_values().collect();
         give_weights(&mut entries);
-        let missing = self.missing.into_iter().map(|((network, cluster, why), weight)| Missing {
+        let excluded = self.excluded.into_iter().map(|((network, cluster, reason), weight)| Excluded {
             network,
             cluster,
             weight,
-            why,
+            reason,
         });
-        Assignment { entries, missing: missing.collect() }
+        Assignment { entries, excluded: excluded.collect() }
     }
 }
 
 /// A gateway that the viewer can connect to.
-struct Usable<'a> {
+struct UsableGateway<'a> {
     entry: &'a GatewayEntry,
     port: u16,
     ips: Vec<IpAddr>,
 }
 
-impl<'a> Usable<'a> {
+impl<'a> UsableGateway<'a> {
     fn new(entry: &'a GatewayEntry, viewer: &Viewer) -> Option<Self> {
-        let port = match viewer.passage {
-            Passage::Sni => entry.gateway.sni_port?,
-            Passage::Hbone => entry.gateway.hbone_port?,
+        let port = match viewer.tunnel {
+            Tunnel::Sni => entry.gateway.sni_port?,
+            Tunnel::Hbone => entry.gateway.hbone_port?,
         };
         let usable = entry.addresses.iter().copied().filter(|ip| viewer.families.has(*ip));
         let ips: Vec<IpAddr> = usable.collect();
@@ -441,7 +470,7 @@ impl<'a> Usable<'a> {
     }
 }
 
-/// Brings the exact shares to whole numbers; entries of one share are worked out once.
+/// Converts the exact shares to whole numbers; entries of equal share are computed once.
 fn give_weights(entries: &mut [Entry]) {
     let mut counts: BTreeMap<&Share, usize> = BTreeMap::new();
     for entry in entries.iter() {

@@ -1,7 +1,7 @@
 //! Exact shares of traffic, and the whole numbers that stand for them on the wire (SPEC §9, rule 4).
 //!
-//! Shares are fractions of any size: gateways split what is behind them in the ratio of weights up to 2^32 − 1, so that
-//! common denominators outgrow machine words.
+//! Shares are fractions of any size: gateways split the weight behind them in the ratio of weights up to 2^32
+//! − 1, so common denominators outgrow machine words.
 
 use num_bigint::BigUint;
 use num_integer::Integer;
@@ -10,18 +10,19 @@ use num_rational::Ratio;
 /// A share of traffic.
 pub type Share = Ratio<BigUint>;
 
-/// The largest weight given; larger ones are scaled.
+/// The largest weight; larger ones are scaled down.
 const WEIGHT_MAX: u32 = 1 << 20;
-/// What all weights of one assignment stay below together: clients refuse more.
+/// The largest sum of the weights of one assignment; clients refuse more.
 const SUM_MAX: u64 = u32::MAX as u64;
 
-/// The share of a whole weight.
+/// Returns the share of a whole weight.
 pub fn share(weight: u64) -> Share {
     Ratio::from_integer(BigUint::from(weight))
 }
 
-/// The smallest whole numbers in the proportion of the shares, each given with how many entries have it. Where the
-/// largest would pass 2^20, or the sum 2^32 − 1, they are scaled down, rounded half up, to at least 1.
+/// Returns the smallest whole numbers in the proportion of the shares. Each share is given with the number of
+/// its entries. If the largest number would exceed 2^20, or the sum 2^32 − 1, the numbers are scaled down,
+/// rounded half up, to at least 1.
 ///
 /// Shares must not be 0.
 pub fn whole(shares: &[(Share, usize)]) -> Vec<u32> {
@@ -45,12 +46,12 @@ pub fn whole(shares: &[(Share, usize)]) -> Vec<u32> {
         if sum <= SUM_MAX || limit <= 1 {
             return weights;
         }
-        // What rounding up may add is taken off first, so that the next round fits.
+        // The limit is reduced by what rounding up may add, so that the next round fits.
         limit = (limit * SUM_MAX.saturating_sub(count) / sum).max(1).min(limit - 1);
     }
 }
 
-/// `number`, where the largest is at most `limit`; else its part of `limit`.
+/// Returns `number` if the largest number is at most `limit`, else its part of `limit`.
 fn scaled(number: &BigUint, largest: &BigUint, limit: u64) -> u32 {
     let limit_big = BigUint::from(limit);
     let scaled = if *largest <= limit_big {
@@ -59,7 +60,7 @@ fn scaled(number: &BigUint, largest: &BigUint, limit: u64) -> u32 {
         let two = BigUint::from(2_u8);
         (number * &limit_big * &two + largest) / (largest * two)
     };
-    // At most `limit`, which is at most 2^20.
+    // The result is at most `limit`, which is at most 2^20.
     u32::try_from(scaled).unwrap_or(WEIGHT_MAX).max(1)
 }
 
@@ -91,7 +92,7 @@ mod tests {
         assert_eq!(of(&[(1 << 20, 1), (3, 1)]), [1 << 20, 3]);
         assert_eq!(of(&[(1 << 21, 1), (1, 1), (3, 1)]), [1 << 20, 1, 2]);
         assert_eq!(of(&[(u64::MAX, 1), (1, 1)]), [1 << 20, 1]);
-        // Denominators whose common one has more than 128 bits.
+        // The common denominator of these has more than 128 bits.
         let primes = [4_294_967_291, 4_294_967_279, 4_294_967_231, 4_294_967_197, 4_294_967_189];
         let shares: Vec<_> = primes.iter().map(|prime| (1, *prime)).collect();
         assert_eq!(of(&shares), [1 << 20; 5]);

@@ -30,7 +30,7 @@ use crate::snapshot::change::{Item, Key};
 use crate::snapshot::policy::Gateway;
 use crate::snapshot::routes::Resolved;
 use crate::snapshot::tests::{gateway, network as network_of, policy_of, rule};
-use crate::snapshot::view::{Client as ClientKind, Families, Passage, Viewer};
+use crate::snapshot::view::{ClientKind, Families, Tunnel, Viewer};
 use crate::telemetry::recorder::Recorder;
 
 const STEPS: usize = 10_000;
@@ -199,7 +199,7 @@ struct Client {
 impl Client {
     fn join(hub: &Arc<Hub>, random: &mut Random) -> Self {
         let viewer = Viewer {
-            passage: Passage::Sni,
+            tunnel: Tunnel::Sni,
             network: if random.percent(10) { Network::default() } else { network(random.index(3)) },
             cluster: ClusterId::new(&format!("c{}", random.below(4))),
             families: Families::Both,

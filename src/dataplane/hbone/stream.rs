@@ -17,7 +17,7 @@ use crate::dataplane::table::{Call, Entry};
 use crate::dataplane::worker::Worker;
 use crate::model::reason::Reason;
 use crate::net::admission::Holder;
-use crate::snapshot::admit::{Admission, Asked, Question, admit};
+use crate::snapshot::admit::{Admission, AdmissionRequest, Requested, admit};
 use crate::wire::connect::{ConnectHead, answer, read_head, status_of};
 
 /// Counts a stream among those of its connection for as long as it lives.
@@ -100,9 +100,9 @@ fn ask(worker: &Worker, entry: &Entry, tunnel: &Tunnel, head: &ConnectHead) -> R
         return Err(Reason::IdentityUntrusted);
     }
     let snapshot = worker.snapshot();
-    let question = Question {
+    let question = AdmissionRequest {
         listener: &worker.newest(&tunnel.listener),
-        asked: Asked::Authority(&head.authority),
+        requested: Requested::Authority(&head.authority),
         source: Some(tunnel.source.ip()),
         alpn: None,
         identity: Some(&tunnel.peer.proof.identity),

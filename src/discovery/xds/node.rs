@@ -11,7 +11,7 @@ use crate::model::address::canonical_ip;
 use crate::model::place::{ClusterId, Network};
 use crate::proto::envoy::config::core::v3::Node;
 use crate::snapshot::policy::admits;
-use crate::snapshot::view::{Client, Families, Passage, Viewer};
+use crate::snapshot::view::{ClientKind, Families, Tunnel, Viewer};
 
 /// The key of the networks that a client wants to see.
 const VIEW: &str = "REQUESTED_NETWORK_VIEW";
@@ -58,12 +58,13 @@ impl Introduction {
         let mut sees: Vec<Network> = list(VIEW).take(SEES_MAX).map(Network::new).collect();
         sees.sort_unstable();
         sees.dedup();
-        let client = if node.user_agent_name.starts_with("gRPC") { Client::Grpc } else { Client::Envoy };
+        let client =
+            if node.user_agent_name.starts_with("gRPC") { ClientKind::Grpc } else { ClientKind::Envoy };
         Ok(Self {
             id: beginning_of(&node.id),
             user_agent: beginning_of(&node.user_agent_name),
             viewer: Viewer {
-                passage: Passage::Sni,
+                tunnel: Tunnel::Sni,
                 network: Network::new(text("NETWORK")),
                 cluster: ClusterId::new(text("CLUSTER_ID")),
                 families: families(list("INSTANCE_IPS").filter_map(|ip| ip.parse().ok())),
@@ -160,18 +161,18 @@ mod tests {
         ]))
         .expect("short");
         let expected = Viewer {
-            passage: Passage::Sni,
+            tunnel: Tunnel::Sni,
             network: Network::new("east"),
             cluster: ClusterId::new("c1"),
             families: Families::V4,
-            client: Client::Envoy,
+            client: ClientKind::Envoy,
             sees: [Network::new("east"), Network::new("west")].into(),
         };
         assert_eq!(said.viewer, expected);
         let grpc =
             Node { user_agent_name: "gRPC C-core linux Python".into(), ..node(&[("INSTANCE_IPS", "::1,x")]) };
         let said = Introduction::of(&grpc).expect("short");
-        assert_eq!((said.viewer.client, said.viewer.families), (Client::Grpc, Families::V6));
+        assert_eq!((said.viewer.client, said.viewer.families), (ClientKind::Grpc, Families::V6));
         assert_eq!(Introduction::of(&Node::default()).expect("short").viewer, Viewer::default());
     }
 

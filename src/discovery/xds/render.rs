@@ -28,7 +28,7 @@ use crate::proto::envoy::r#type::matcher::v3 as matcher;
 use crate::proto::envoy::r#type::v3::Percent;
 use crate::snapshot::Snapshot;
 use crate::snapshot::service_view::{PortView, ServiceView};
-use crate::snapshot::view::{Client, Entry, Viewer, view};
+use crate::snapshot::view::{ClientKind, Entry, Viewer, view};
 
 /// The metadata namespace and key by which Envoy picks a transport socket for an endpoint.
 const TRANSPORT_MATCH: &str = "envoy.transport_socket_match";
@@ -69,7 +69,7 @@ pub fn resource(
         (Kind::Assignment, found) => Some(assignment(snapshot, name, found, viewer)),
         (Kind::Cluster, Some(found)) => {
             let known = found.subset.is_empty() || found.service.subsets.contains_key(found.subset);
-            let peers = (known && viewer.client == Client::Envoy)
+            let peers = (known && viewer.client == ClientKind::Envoy)
                 .then(|| san_history.peers(snapshot, found.service, found.port));
             known.then(|| cluster_of(snapshot, name, found, peers.as_deref()))
         }
@@ -202,8 +202,8 @@ fn assignment(snapshot: &Snapshot, name: &Arc<str>, found: Option<Found<'_>>, vi
     let made = endpoint::ClusterLoadAssignment {
         cluster_name: name.to_string(),
         endpoints: match viewer.client {
-            Client::Envoy => for_envoy(&entries),
-            Client::Grpc => for_grpc(&entries),
+            ClientKind::Envoy => for_envoy(&entries),
+            ClientKind::Grpc => for_grpc(&entries),
         },
         ..endpoint::ClusterLoadAssignment::default()
     };

@@ -27,7 +27,7 @@ use super::kind::Kind;
 use super::resource::{Resource, Version};
 use crate::model::name::HostName;
 use crate::snapshot::unread::Unread;
-use crate::snapshot::view::{Client, Viewer};
+use crate::snapshot::view::{ClientKind, Viewer};
 
 mod delta;
 mod draft;
@@ -499,7 +499,13 @@ impl Named {
 
     /// Returns true if the client keeps what it has, as a registry that was not read may have more of it: what it has is
     /// neither removed nor emptied, and is changed only where a registry in use has changed the service.
-    fn is_held_back(&self, kind: Kind, client: Client, unread: &Unread, current: Option<&Resource>) -> bool {
+    fn is_held_back(
+        &self,
+        kind: Kind,
+        client: ClientKind,
+        unread: &Unread,
+        current: Option<&Resource>,
+    ) -> bool {
         if !self.brought
             || unread.is_empty()
             || self.version() == current.map(|resource| resource.version) && current.is_some()
@@ -508,7 +514,8 @@ impl Named {
         }
         let Some(hostname) = self.subscription.hostname().map(HostName::as_str) else { return false };
         // Other resources are the same whichever endpoints there are.
-        let lists_endpoints = kind == Kind::Assignment || kind == Kind::Cluster && client == Client::Envoy;
+        let lists_endpoints =
+            kind == Kind::Assignment || kind == Kind::Cluster && client == ClientKind::Envoy;
         let lacks = self.lacking && lists_endpoints && !unread.is_changed(hostname);
         unread.may_have(hostname) && (lacks || current.is_none_or(|resource| resource.is_empty))
     }

@@ -1,4 +1,4 @@
-//! Step by step or at once: the snapshot is the same.
+//! A snapshot built step by step equals one built at once.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 
 const CASES: u32 = 120;
 
-/// Everything that can be seen of a snapshot, a line each; the generations apart.
+/// Returns all that readers can see of a snapshot, a line each, without the generations.
 fn observe(snapshot: &Snapshot, viewers: &[Viewer]) -> String {
     let mut out = String::new();
     for service in snapshot.services() {
@@ -92,19 +92,19 @@ fn observe_port(
 /// One change of the inputs.
 #[derive(Clone, Debug)]
 enum Step {
-    /// A registry gives a service, anew or for the first time.
+    /// A registry adds or changes a service.
     Put(Index, Service),
     Remove(Index, &'static str),
-    /// A registry gives endpoints of a service in a set of their own: those of another service.
+    /// A registry adds or changes an endpoint set, with the endpoints of the given service.
     PutSet(Index, &'static str, u8, Service),
     RemoveSet(Index, &'static str, u8),
     PutGateway(Index, &'static str, u8, u8),
     RemoveGateway(Index, &'static str, u8),
     PutMark(Index, &'static str, u8),
     RemoveMark(Index, &'static str),
-    /// A registry goes, with all that it has given.
+    /// A registry is removed, with all of its items.
     Forget(Index),
-    /// A registry cannot be read, or can again.
+    /// A registry's standing changes.
     Stand(Index, Standing),
     Resolve(usize, Option<Arc<[IpAddr]>>),
 }
@@ -147,7 +147,7 @@ fn mark_key(name: &str) -> MarkKey {
     MarkKey { service: service_key(name), object: "ServiceExport".into() }
 }
 
-/// The item or key that a step gives, and the registry.
+/// Returns the item or key of a step, and its registry.
 fn said(step: Step, mesh: &Mesh, numbering: &mut Numbering) -> (usize, Result<Item, Key>) {
     let place = |at: Index| at.index(mesh.shards.len());
     match step {
@@ -177,7 +177,7 @@ fn said(step: Step, mesh: &Mesh, numbering: &mut Numbering) -> (usize, Result<It
     }
 }
 
-/// Takes the step, and makes the next snapshot from the one before as the aggregator does.
+/// Applies the step and builds the next snapshot as the aggregator does.
 fn take(mesh: &mut Mesh, previous: &Snapshot, step: Step, numbering: &mut Numbering) -> (Snapshot, Delta) {
     let mut dirty = Dirty::default();
     match step {
@@ -213,7 +213,7 @@ fn take(mesh: &mut Mesh, previous: &Snapshot, step: Step, numbering: &mut Number
     follow(mesh, previous, &dirty)
 }
 
-/// The next snapshot, which is held to its delta.
+/// Builds the next snapshot and checks its delta.
 fn follow(mesh: &Mesh, previous: &Snapshot, dirty: &Dirty) -> (Snapshot, Delta) {
     mesh.shards.iter().for_each(|shard| shard.check_invariants());
     let (after, delta) = next(previous, mesh.world(), dirty);
@@ -230,12 +230,12 @@ fn follow(mesh: &Mesh, previous: &Snapshot, dirty: &Dirty) -> (Snapshot, Delta) 
     (after, delta)
 }
 
-/// The services of a snapshot, each by its place in memory.
+/// Returns the services of a snapshot, each by its address in memory.
 fn held(snapshot: &Snapshot) -> BTreeMap<HostName, *const ServiceView> {
     snapshot.services().into_iter().map(|view| (view.key.hostname.clone(), Arc::as_ptr(view))).collect()
 }
 
-/// The services of a snapshot after a delta.
+/// Returns the services of a snapshot after a delta is applied.
 fn applied(previous: &Snapshot, delta: &Delta) -> BTreeMap<HostName, *const ServiceView> {
     let mut services = held(previous);
     for (name, view) in &delta.services {
@@ -281,7 +281,7 @@ proptest! {
         }
     }
 
-    /// Another policy, be it like the one before but for its routes, gives what it would give at once.
+    /// A snapshot whose policy changed equals one built at once, also if only routes changed.
     #[test]
     fn another_policy_is_as_if_it_had_been_there_at_once(
         mut mesh in meshes(Addresses::Shared),
@@ -302,7 +302,7 @@ proptest! {
         prop_assert_eq!(observe(&snapshot, &viewers), observe(&mesh.snapshot(), &viewers));
     }
 
-    /// What a step says it left alone, it left alone: views of other services are the same, and shared.
+    /// Views of services that a step does not name stay the same and are shared.
     #[test]
     fn a_step_changes_what_it_says(
         mut mesh in meshes(Addresses::Shared),

@@ -1,4 +1,4 @@
-//! What counts for a service port when registries are demoted or expired.
+//! Which parts count for a service port when registries are demoted or expired.
 
 use super::*;
 use crate::document::services::read_registry;
@@ -11,7 +11,7 @@ use crate::snapshot::tests::policy_of;
 
 const NETWORK: &str = "net";
 
-/// A shard with the service `a.mesh`, of these ports and endpoints (YAML), on the gateway's network.
+/// Returns a shard with the service `a.mesh`, of these ports and endpoints (YAML), on the gateway's network.
 fn shard(cluster: &str, ports: &str, endpoints: &str, standing: Standing) -> Arc<Shard> {
     let text =
         format!("services: [{{hostname: a.mesh, namespace: n, ports: [{ports}], endpoints: [{endpoints}]}}]");
@@ -27,7 +27,8 @@ fn merged(shards: &[Arc<Shard>], resolved: &Resolved) -> Arc<ServiceView> {
     snapshot.service("a.mesh").expect("there").clone()
 }
 
-/// Clusters of the candidates on this network for a port, and those of the parts that count for it.
+/// Returns the clusters of a port's candidates on this network, and the clusters of the parts that count for
+/// it.
 fn counting(view: &ServiceView, port: u16) -> (Vec<&str>, Vec<&str>) {
     let port = view.port(port).expect("a port");
     let candidates = port.candidates("", AskedBy::MeshName).expect("all of them");
@@ -43,11 +44,11 @@ fn a_demoted_registry_counts_where_no_live_one_is_ready() {
     let stale = shard("east", PORT, "{address: 10.0.0.1}", Standing::Demoted);
     for (endpoints, counted, here) in [
         ("{address: 10.0.0.2}", vec!["west"], false),
-        // Ready elsewhere is ready for viewers, and of no use to this gateway.
+        // A ready endpoint elsewhere counts for viewers; this gateway cannot use it.
         ("{address: 10.0.0.2, network: other}", vec!["west"], true),
         ("{address: 10.0.0.2, health: unhealthy}", vec!["east", "west"], true),
         ("{address: 10.0.0.2, health: draining}", vec!["east", "west"], true),
-        // A name that stands for no address is no endpoint yet.
+        // A name without addresses is not an endpoint yet.
         ("{address: unknown.test}", vec!["east", "west"], true),
         ("", vec!["east", "west"], true),
     ] {
@@ -56,7 +57,7 @@ fn a_demoted_registry_counts_where_no_live_one_is_ready() {
         assert_eq!(counting(&view, 80).1, counted, "{endpoints}");
         assert_eq!(counting(&view, 80).0.contains(&"east"), here, "{endpoints}");
     }
-    // Neither does another demoted one outdo it.
+    // A second demoted registry counts no more than the first.
     let other = shard("west", PORT, "{address: 10.0.0.2}", Standing::Demoted);
     assert_eq!(counting(&merged(&[stale, other], &Resolved::default()), 80).0, ["east", "west"]);
 }
@@ -93,7 +94,7 @@ fn a_part_goes_by_its_own_port() {
         shard("east", "{name: web, port: 80, targetPort: 8080}", "{address: 10.0.0.1}", Standing::Live);
     let renamed =
         shard("west", "{name: http, port: 80}", "{address: 10.0.0.2, ports: {http: 9090}}", Standing::Live);
-    // Its `web` is another port, so it has no part in this one.
+    // The registry's `web` is another port, so it has no part in this one.
     let other =
         shard("south", "{name: web, port: 81}, {name: x, port: 80}", "{address: 10.0.0.3}", Standing::Live);
     let view = merged(&[first, renamed, other], &Resolved::default());

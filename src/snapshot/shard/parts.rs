@@ -10,14 +10,14 @@ use crate::model::service::Service;
 #[derive(Clone, Debug)]
 pub(super) enum Namespaces {
     One(Arc<Service>),
-    /// In order of namespace; at least two.
+    /// Services of several namespaces, in order of namespace.
     Many(Arc<[Arc<Service>]>),
 }
 
 /// A service whose endpoints come in sets.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sets {
-    /// As its own object gives it; `None` while only its sets are known.
+    /// The service as its own object gives it; `None` while only its sets are known.
     pub(super) service: Option<Arc<Service>>,
     pub(super) endpoints: BTreeMap<Arc<str>, Arc<[Endpoint]>>,
 }
@@ -34,7 +34,7 @@ impl Namespaces {
         self.as_slice().iter().find(|service| *service.key.namespace == *namespace)
     }
 
-    /// The same with another service of a namespace, or none; `None` if nothing is left.
+    /// Returns the services with that of a namespace replaced or removed; `None` if none is left.
     pub(super) fn with(&self, namespace: &str, service: Option<Arc<Service>>) -> Option<Self> {
         let others = self.as_slice().iter().filter(|service| *service.key.namespace != *namespace);
         let mut all: Vec<Arc<Service>> = others.cloned().chain(service).collect();
@@ -47,14 +47,14 @@ impl Namespaces {
 }
 
 impl Sets {
-    /// The service with the endpoints of all sets, if it is known.
+    /// Returns the service with the endpoints of all sets; `None` while its own object is not known.
     pub(super) fn joined(&self) -> Option<Arc<Service>> {
         let service = self.service.as_ref()?;
         let mut lists = std::iter::once(&service.endpoints).chain(self.endpoints.values());
         let mut filled = lists.by_ref().filter(|list| !list.is_empty());
         let endpoints = match (filled.next(), filled.next()) {
             (None, _) => return Some(service.clone()),
-            // One list alone is shared.
+            // A single list is shared, not copied.
             (Some(only), None) => only.clone(),
             (Some(first), Some(second)) => first
                 .iter()

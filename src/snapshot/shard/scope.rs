@@ -1,4 +1,4 @@
-//! What a registry may say: items are cut to its scope where they enter the shard.
+//! The scope of a registry: items are cut to it where they enter the shard.
 
 use std::sync::Arc;
 
@@ -8,14 +8,14 @@ use crate::model::endpoint::Endpoint;
 use crate::model::place::Network;
 use crate::model::service::{Service, ServiceKey};
 
-/// Parts of one item that the scope keeps out.
+/// The parts of one item that the scope keeps out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Denied {
-    /// The item as a whole.
+    /// True if the whole item is kept out.
     pub(super) whole: bool,
-    /// Endpoints on networks that the registry may not speak of.
+    /// Endpoints on networks that the scope does not allow.
     pub(super) networks: usize,
-    /// Endpoints and waypoints at addresses that the registry may not give.
+    /// Endpoints and waypoints at addresses that the scope does not allow.
     pub(super) addresses: usize,
 }
 
@@ -25,7 +25,7 @@ impl Shard {
         patterns.is_empty() || patterns.iter().any(|pattern| pattern.matches(key.hostname.as_str()))
     }
 
-    /// Returns true if the registry may speak of a network; `None`: its own.
+    /// Returns true if the scope allows the network; `None` is the registry's own.
     pub(super) fn takes_network(&self, network: Option<&Network>) -> bool {
         match (network, &self.scope.networks) {
             (None, _) => true,
@@ -34,7 +34,7 @@ impl Shard {
         }
     }
 
-    /// Returns true if the registry may give the address. Names are looked at when they resolve.
+    /// Returns true if the scope allows the address. Names are checked when they resolve.
     pub(super) fn takes_host(&self, host: &Host) -> bool {
         match host {
             Host::Ip(ip) => self.scope.addresses.allows(*ip),
@@ -43,7 +43,7 @@ impl Shard {
         }
     }
 
-    /// The service without what its registry may not say.
+    /// Returns the service without what the scope does not allow.
     pub(super) fn cut_service(&self, service: Arc<Service>) -> (Option<Arc<Service>>, Denied) {
         let mut denied = Denied::default();
         if !self.takes_service(&service.key) {

@@ -1,4 +1,4 @@
-//! Items come, change and go, in any order, within what the scope allows.
+//! Items are added, changed and removed in any order, within the scope.
 
 use super::*;
 use crate::document::services::read_registry;
@@ -28,7 +28,7 @@ fn set(hostname: &str, name: &str, ips: &[u8]) -> Item {
     Item::Endpoints(EndpointSet { key, endpoints: endpoints(ips) })
 }
 
-/// What putting an item touches.
+/// Puts an item and returns what it touches.
 fn put(shard: &mut Shard, item: Item) -> Dirty {
     let mut dirty = Dirty::default();
     shard.put(item, &mut dirty);
@@ -58,12 +58,12 @@ fn endpoint_sets_wait_for_their_service_and_are_joined_with_it() {
     put(&mut shard, set("a.mesh", "s0", &[2, 3]));
     assert_eq!(addresses(&shard, "a.mesh"), ["10.0.0.9", "10.0.0.2", "10.0.0.3", "10.0.0.1"]);
     assert!(put(&mut shard, set("a.mesh", "s0", &[2, 3])).is_empty(), "nothing has changed");
-    // Its own object changes, and its sets stay.
+    // The service's own object changes, and its sets stay.
     put(&mut shard, Item::Service(service("a.mesh", "")));
     assert_eq!(addresses(&shard, "a.mesh"), ["10.0.0.2", "10.0.0.3", "10.0.0.1"]);
     let keys: Vec<String> = shard.keys().map(|key| key.to_string()).collect();
     assert_eq!(keys.len(), 3, "{keys:?}");
-    // The items make the same shard again.
+    // The items of the shard make an equal shard.
     let mut again = self::shard(&RegistryScope::default());
     shard.items().for_each(|item| drop(put(&mut again, item)));
     assert!(again.says_the_same(&shard, "a.mesh") && again.counts() == shard.counts());
@@ -97,7 +97,7 @@ fn what_the_scope_keeps_out_is_counted_and_comes_in_when_it_changes() {
     put(&mut shard, Item::Service(service("b.mesh", mixed)));
     assert_eq!(counts(&shard), (1, 1, 1, 1, 1));
     assert_eq!(shard.denied_addresses_of("b.mesh"), 1);
-    // Of several addresses each has to be allowed.
+    // Of several addresses each must be allowed.
     put(
         &mut shard,
         Item::Service(service(
@@ -114,7 +114,8 @@ fn what_the_scope_keeps_out_is_counted_and_comes_in_when_it_changes() {
     assert!(put(&mut shard, gateway_of("net", "192.0.2.1")).is_empty());
     assert_eq!((shard.counts().gateways, shard.counts().denied_items), (0, 3));
     assert_eq!(put(&mut shard, gateway_of("net", "10.0.0.7")).networks, [Network::new("net")].into());
-    // One that is allowed no more is taken out: its last good address may be another's by now.
+    // A gateway that is not allowed any more is removed: its last good address may belong to another host by
+    // now.
     assert_eq!(put(&mut shard, gateway_of("net", "192.0.2.1")).networks, [Network::new("net")].into());
     assert_eq!((shard.counts().gateways, shard.counts().denied_items), (0, 3));
     let keys: Vec<Key> = shard.keys().collect();

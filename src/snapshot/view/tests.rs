@@ -12,12 +12,12 @@ use crate::snapshot::tests::{
 
 const SERVICE: &str = "s.shop.mesh";
 
-/// West, as cluster `c` has it, behind these gateways.
+/// Returns a mesh with the network west behind these gateways, with one cluster `c`.
 fn west(gateways: Vec<Gateway>, endpoints: Vec<Endpoint>) -> Mesh {
     of(gateways, vec![("c", endpoints)])
 }
 
-/// West with several clusters.
+/// Returns the same with several clusters.
 fn of(gateways: Vec<Gateway>, clusters: Vec<(&str, Vec<Endpoint>)>) -> Mesh {
     let shards = clusters.into_iter().map(|(cluster, endpoints)| {
         let service = service(SERVICE, vec![port(443, PortProtocol::Tcp)], endpoints);
@@ -40,7 +40,7 @@ fn seen(mesh: &Mesh, viewer: &Viewer) -> Assignment {
     view(&snapshot, service, &service.ports[0], "", viewer).expect("all of it")
 }
 
-/// Address, weight and what it stands for.
+/// Returns the address, weight and share of each entry.
 fn entries(mesh: &Mesh, viewer: &Viewer) -> Vec<(String, u32, String)> {
     let text = |entry: &Entry| (entry.address.to_string(), entry.weight, entry.stands_for.to_string());
     seen(mesh, viewer).entries.iter().map(text).collect()
@@ -50,8 +50,8 @@ fn entry(address: &str, weight: u32, stands_for: &str) -> (String, u32, String) 
     (address.to_owned(), weight, stands_for.to_owned())
 }
 
-fn missing(mesh: &Mesh, viewer: &Viewer) -> Vec<(u64, Why)> {
-    seen(mesh, viewer).missing.iter().map(|missing| (missing.weight, missing.why)).collect()
+fn excluded(mesh: &Mesh, viewer: &Viewer) -> Vec<(u64, ExclusionReason)> {
+    seen(mesh, viewer).excluded.iter().map(|excluded| (excluded.weight, excluded.reason)).collect()
 }
 
 fn at(host: &str, weight: u32, locality: &str) -> Endpoint {
@@ -112,7 +112,7 @@ fn gateways_of_the_own_cluster_come_first() {
     let gateways = vec![own("192.0.2.1", "c"), own("192.0.2.2", "d"), gateway("192.0.2.3", 1)];
     let cluster = |cluster, last: u8| (cluster, vec![endpoint(&format!("10.2.0.{last}"), 3)]);
     let mesh = of(gateways, vec![cluster("c", 1), cluster("d", 2), cluster("e", 3)]);
-    // What is of `e` may come in anywhere.
+    // The cluster `e` has no gateway of its own, so every gateway leads to it.
     assert_eq!(
         entries(&mesh, &east()),
         [
@@ -127,7 +127,10 @@ fn gateways_of_the_own_cluster_come_first() {
 fn a_gateway_of_another_family_is_of_no_use() {
     let mesh = west(vec![gateway("2001:db8::1", 1)], vec![endpoint("10.2.0.1", 3)]);
     let v4 = Viewer { families: Families::V4, ..east() };
-    assert_eq!((entries(&mesh, &v4), missing(&mesh, &v4)), (vec![], vec![(3, Why::NoUsableGateway)]));
+    assert_eq!(
+        (entries(&mesh, &v4), excluded(&mesh, &v4)),
+        (vec![], vec![(3, ExclusionReason::NoUsableGateway)])
+    );
     assert_eq!(entries(&mesh, &east()), [entry("[2001:db8::1]:15443", 1, "3")]);
 }
 
@@ -135,7 +138,10 @@ fn a_gateway_of_another_family_is_of_no_use() {
 fn a_gateway_without_an_sni_port_is_of_no_use() {
     let tunnel = Gateway { sni_port: None, hbone_port: Some(15008), ..gateway("192.0.2.1", 1) };
     let mesh = west(vec![tunnel], vec![endpoint("10.2.0.1", 3)]);
-    assert_eq!((entries(&mesh, &east()), missing(&mesh, &east())), (vec![], vec![(3, Why::NoUsableGateway)]));
+    assert_eq!(
+        (entries(&mesh, &east()), excluded(&mesh, &east())),
+        (vec![], vec![(3, ExclusionReason::NoUsableGateway)])
+    );
 }
 
 #[test]
@@ -154,7 +160,10 @@ fn a_network_without_gateways_is_never_given_by_address() {
             })
             .collect(),
     );
-    assert_eq!((entries(&mesh, &east()), missing(&mesh, &east())), (vec![], vec![(1, Why::NoUsableGateway)]));
+    assert_eq!(
+        (entries(&mesh, &east()), excluded(&mesh, &east())),
+        (vec![], vec![(1, ExclusionReason::NoUsableGateway)])
+    );
 }
 
 #[test]
@@ -163,8 +172,8 @@ fn a_viewer_sees_the_networks_it_asked_for() {
     let asking =
         |network: &str, sees: &str| Viewer { sees: Arc::new([Network::new(sees)]), ..viewer(network, "a") };
     assert_eq!(entries(&mesh, &asking("east", "west")).len(), 1);
-    assert_eq!(missing(&mesh, &asking("east", "east")), [(3, Why::NotVisible)]);
-    assert_eq!(missing(&mesh, &asking("west", "east")), [(3, Why::NotVisible)]);
+    assert_eq!(excluded(&mesh, &asking("east", "east")), [(3, ExclusionReason::NotVisible)]);
+    assert_eq!(excluded(&mesh, &asking("west", "east")), [(3, ExclusionReason::NotVisible)]);
 }
 
 #[test]
@@ -177,7 +186,7 @@ fn the_unknown_network_is_for_its_own_and_its_cluster() {
     assert_eq!(entries(&mesh, &viewer("", "a")), [by_address.clone(), by_gateway.clone()]);
     assert_eq!(entries(&mesh, &viewer("east", "c")), [by_address, by_gateway.clone()]);
     assert_eq!(entries(&mesh, &viewer("east", "a")), [by_gateway]);
-    assert_eq!(missing(&mesh, &viewer("east", "a")), [(1, Why::NoUsableGateway)]);
+    assert_eq!(excluded(&mesh, &viewer("east", "a")), [(1, ExclusionReason::NoUsableGateway)]);
 }
 
 #[test]
@@ -199,12 +208,15 @@ fn what_is_not_ready_counts_only_as_a_neighbour_of_envoy() {
     ];
     let mesh = west(vec![gateway("192.0.2.1", 1)], endpoints);
     assert_eq!(entries(&mesh, &east()), [entry("192.0.2.1:15443", 1, "2")]);
-    assert_eq!(missing(&mesh, &east()), [(4, Why::Unready)]);
+    assert_eq!(excluded(&mesh, &east()), [(4, ExclusionReason::Unready)]);
     let healths: Vec<Health> =
         seen(&mesh, &viewer("west", "c")).entries.iter().map(|entry| entry.health).collect();
     assert_eq!(healths, Health::ALL);
-    let grpc = Viewer { client: Client::Grpc, ..viewer("west", "c") };
-    assert_eq!((entries(&mesh, &grpc).len(), missing(&mesh, &grpc)), (1, vec![(4, Why::Unready)]));
+    let grpc = Viewer { client: ClientKind::Grpc, ..viewer("west", "c") };
+    assert_eq!(
+        (entries(&mesh, &grpc).len(), excluded(&mesh, &grpc)),
+        (1, vec![(4, ExclusionReason::Unready)])
+    );
 }
 
 fn speaking(host: &str, tls: TlsMode) -> Endpoint {
@@ -222,15 +234,15 @@ fn a_gateway_passes_on_one_tls_mode_per_port() {
     let mesh = west(vec![gateway("192.0.2.1", 1)], mixed);
     let all = seen(&mesh, &east());
     assert_eq!((all.entries.len(), all.entries[0].tls), (1, TlsMode::Mesh));
-    assert_eq!(missing(&mesh, &east()), [(2, Why::OtherTls)]);
+    assert_eq!(excluded(&mesh, &east()), [(2, ExclusionReason::OtherTls)]);
     let own = west(vec![gateway("192.0.2.1", 1)], vec![speaking("10.2.0.2", TlsMode::Own)]);
     assert_eq!(seen(&own, &east()).entries[0].tls, TlsMode::Own);
     let none = west(vec![gateway("192.0.2.1", 1)], vec![speaking("10.2.0.3", TlsMode::None)]);
-    assert_eq!(missing(&none, &east()), [(1, Why::OtherTls)]);
+    assert_eq!(excluded(&none, &east()), [(1, ExclusionReason::OtherTls)]);
 }
 
-/// The gateway chooses the mode before it asks whose endpoints the caller may have: `own` ones are not met there as
-/// long as one that speaks `mesh` is ready, exported or not.
+/// The gateway chooses the mode before it applies exports: endpoints of mode `own` are not chosen there while
+/// one of mode `mesh` is ready, exported or not.
 #[test]
 fn endpoints_that_are_not_exported_have_a_say_in_the_tls_mode() {
     let mesh = of(
@@ -245,12 +257,12 @@ fn endpoints_that_are_not_exported_have_a_say_in_the_tls_mode() {
     let mesh =
         Mesh { policy: policy(mesh.policy.networks.clone(), vec![rule.into()], Vec::new()).into(), ..mesh };
     assert_eq!(
-        (entries(&mesh, &east()), missing(&mesh, &east())),
-        (vec![], vec![(1, Why::NotExported), (1, Why::OtherTls)])
+        (entries(&mesh, &east()), excluded(&mesh, &east())),
+        (vec![], vec![(1, ExclusionReason::NotExported), (1, ExclusionReason::OtherTls)])
     );
 }
 
-/// Two networks may share a gateway's address: a client knows one kind of TLS for it.
+/// Two networks may share a gateway's address; a client knows one TLS mode for it.
 #[test]
 fn an_address_is_entered_for_one_kind_of_tls() {
     let services = |endpoint| vec![service(SERVICE, vec![port(443, PortProtocol::Tcp)], vec![endpoint])];
@@ -264,10 +276,10 @@ fn an_address_is_entered_for_one_kind_of_tls() {
     };
     assert_eq!(entries(&mesh(TlsMode::Mesh), &east()), [entry("192.0.2.1:15443", 1, "2")]);
     assert_eq!(entries(&mesh(TlsMode::Own), &east()), [entry("192.0.2.1:15443", 1, "1")]);
-    assert_eq!(missing(&mesh(TlsMode::Own), &east()), [(1, Why::OtherTls)]);
+    assert_eq!(excluded(&mesh(TlsMode::Own), &east()), [(1, ExclusionReason::OtherTls)]);
 }
 
-/// An endpoint of the service at the gateway's own address and port: what is behind joins it, if it speaks alike.
+/// An endpoint at the gateway's own address and port shares the gateway's entry if the TLS mode is the same.
 #[test]
 fn a_neighbour_at_a_gateways_address_is_one_entry() {
     let mesh = |tls| {
@@ -281,7 +293,7 @@ fn a_neighbour_at_a_gateways_address_is_one_entry() {
     };
     assert_eq!(entries(&mesh(TlsMode::Mesh), &east()), [entry("192.0.2.1:15443", 1, "4")]);
     assert_eq!(entries(&mesh(TlsMode::None), &east()), [entry("192.0.2.1:15443", 1, "1")]);
-    assert_eq!(missing(&mesh(TlsMode::None), &east()), [(3, Why::OtherTls)]);
+    assert_eq!(excluded(&mesh(TlsMode::None), &east()), [(3, ExclusionReason::OtherTls)]);
 }
 
 #[test]
@@ -289,7 +301,10 @@ fn nothing_that_is_not_exported_is_behind_a_gateway() {
     let mesh = west(vec![gateway("192.0.2.1", 1)], vec![endpoint("10.2.0.1", 3)]);
     let silent = policy(mesh.policy.networks.clone(), Vec::new(), Vec::new());
     let mesh = Mesh { policy: silent.into(), ..mesh };
-    assert_eq!((entries(&mesh, &east()), missing(&mesh, &east())), (vec![], vec![(3, Why::NotExported)]));
+    assert_eq!(
+        (entries(&mesh, &east()), excluded(&mesh, &east())),
+        (vec![], vec![(3, ExclusionReason::NotExported)])
+    );
     assert_eq!(entries(&mesh, &viewer("west", "c")).len(), 1, "neighbours need no rule");
 }
 
@@ -300,7 +315,7 @@ fn grpc_is_given_gateways_only_where_the_host_name_leads_to_the_port() {
         let networks = vec![network("west", vec![gateway("192.0.2.1", 1)])];
         Mesh::new(networks, vec![shard("c", "west", vec![service])])
     };
-    let grpc = Viewer { client: Client::Grpc, ..east() };
+    let grpc = Viewer { client: ClientKind::Grpc, ..east() };
     let one = mesh(vec![port(443, PortProtocol::Tls)]);
     assert_eq!(entries(&one, &grpc), [entry("192.0.2.1:15443", 1, "1")]);
     for ports in [
@@ -308,7 +323,10 @@ fn grpc_is_given_gateways_only_where_the_host_name_leads_to_the_port() {
         vec![port(443, PortProtocol::Tls), port(444, PortProtocol::Https)],
     ] {
         let none = mesh(ports);
-        assert_eq!((entries(&none, &grpc), missing(&none, &grpc)), (vec![], vec![(1, Why::NoHostRoute)]));
+        assert_eq!(
+            (entries(&none, &grpc), excluded(&none, &grpc)),
+            (vec![], vec![(1, ExclusionReason::NoHostRoute)])
+        );
     }
 }
 
@@ -316,7 +334,7 @@ fn grpc_is_given_gateways_only_where_the_host_name_leads_to_the_port() {
 fn a_neighbours_name_stands_for_all_its_addresses_with_the_whole_weight_each() {
     let mut mesh = west(Vec::new(), vec![endpoint("pods.test", 3), endpoint("10.2.0.9", 1)]);
     let near = viewer("west", "c");
-    assert_eq!(missing(&mesh, &near), [(3, Why::NoAddress)]);
+    assert_eq!(excluded(&mesh, &near), [(3, ExclusionReason::NoAddress)]);
     let two = ["10.2.0.1", "10.2.0.2"].map(|ip| ip.parse::<IpAddr>().expect("legal"));
     mesh.resolved.insert(host_name("pods.test"), Arc::from(two));
     assert_eq!(

@@ -9,7 +9,7 @@ use super::{Answer, Named, Refusal, Request, Sent, Session, Type, held_next};
 use crate::discovery::xds::hub::{Clusters, are_same, clusters_of, put_clusters};
 use crate::discovery::xds::kind::Kind;
 use crate::snapshot::unread::Unread;
-use crate::snapshot::view::Client;
+use crate::snapshot::view::ClientKind;
 
 impl Session {
     pub(super) fn world_request(&mut self, kind: Kind, request: Request) -> Result<Answer, Refusal> {
@@ -127,7 +127,7 @@ impl Session {
 
 impl Type {
     /// Of the other types, what has changed is told, as much as one response may hold.
-    fn tell_some_of_world(&mut self, kind: Kind, client: Client, unread: &Unread, draft: &mut Draft) {
+    fn tell_some_of_world(&mut self, kind: Kind, client: ClientKind, unread: &Unread, draft: &mut Draft) {
         while draft.has_room() {
             let Some((name, owed)) = self.next_name() else { break };
             draft.looked_at += 1;

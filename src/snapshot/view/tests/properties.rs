@@ -1,5 +1,5 @@
-//! Properties over random meshes, and the rules of SPEC §9 once more, endpoint by endpoint and without any thought of
-//! cost, to compare with.
+//! Properties over random meshes. The rules of SPEC §9 are written a second time here, endpoint by endpoint
+//! and without regard to cost, and both results are compared.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,7 @@ use crate::snapshot::tests::{Addresses, meshes, scoped, viewers};
 
 const CASES: u32 = 600;
 
-/// Every service, port and subset of a snapshot.
+/// Returns every service, port and subset of a snapshot.
 fn questions(snapshot: &Snapshot) -> Vec<(Arc<ServiceView>, PortView, String)> {
     let mut questions = Vec::new();
     for service in snapshot.services() {
@@ -53,10 +53,10 @@ struct Rules<'a> {
     subset: &'a str,
 }
 
-/// An entry without its weight: whole numbers are compared apart.
+/// An entry without its weight: whole numbers are compared separately.
 #[derive(Debug, PartialEq)]
 struct Given {
-    kind: Kind,
+    kind: EntryKind,
     network: Network,
     cluster: ClusterId,
     locality: Locality,
@@ -68,7 +68,7 @@ struct Given {
 #[derive(Debug, Default, PartialEq)]
 struct Answer {
     entries: BTreeMap<SocketAddr, Given>,
-    missing: BTreeMap<(Network, ClusterId, Why), u64>,
+    excluded: BTreeMap<(Network, ClusterId, ExclusionReason), u64>,
 }
 
 impl Rules<'_> {
@@ -87,7 +87,7 @@ impl Rules<'_> {
     }
 
     fn by_hbone(&self) -> bool {
-        self.viewer.passage == Passage::Hbone
+        self.viewer.tunnel == Tunnel::Hbone
     }
 
     fn is_near(&self, endpoint: &PortEndpoint<'_>) -> bool {
@@ -100,8 +100,8 @@ impl Rules<'_> {
         direct || *endpoint.network == self.viewer.network
     }
 
-    /// Addresses of the gateways that an endpoint counts towards, each with its part of the endpoint, but for those that
-    /// another network has for another TLS mode.
+    /// Returns the addresses of the gateways that an endpoint counts towards, each with its part of the
+    /// endpoint. Addresses that another network has with another TLS mode are left out.
     fn ways(
         &self,
         endpoint: &PortEndpoint<'_>,
@@ -163,11 +163,11 @@ impl Rules<'_> {
         offered == [self.port.port]
     }
 
-    /// The mode that the gateways of a network choose for the port.
+    /// Returns the mode that the gateways of a network choose for the port.
     fn mode(&self, network: &Network) -> Option<TlsMode> {
         let preference = match self.viewer.client {
-            Client::Envoy => [TlsMode::Mesh, TlsMode::Own],
-            Client::Grpc => [TlsMode::Own, TlsMode::Mesh],
+            ClientKind::Envoy => [TlsMode::Mesh, TlsMode::Own],
+            ClientKind::Grpc => [TlsMode::Own, TlsMode::Mesh],
         };
         let speaks = |mode| {
             self.all.iter().any(|other| other.network == network && is_ready(other) && other.tls == mode)
@@ -183,23 +183,23 @@ impl Rules<'_> {
                 && endpoint.network.as_str() != ""
                 && !self.viewer.sees.contains(endpoint.network);
             if hidden {
-                miss(&mut answer, endpoint, Why::NotVisible);
+                exclude(&mut answer, endpoint, ExclusionReason::NotVisible);
             } else if !self.is_near(endpoint) {
                 far.push(endpoint);
-            } else if !is_ready(endpoint) && self.viewer.client == Client::Grpc {
-                miss(&mut answer, endpoint, Why::Unready);
+            } else if !is_ready(endpoint) && self.viewer.client == ClientKind::Grpc {
+                exclude(&mut answer, endpoint, ExclusionReason::Unready);
             } else {
                 self.give(&mut answer, endpoint);
             }
         }
         far.sort_by_key(|endpoint| (endpoint.network, &endpoint.origin.cluster));
         far.into_iter().for_each(|endpoint| self.send(&mut answer, endpoint));
-        self.miss_conflicts(&mut answer);
+        self.exclude_conflicts(&mut answer);
         answer
     }
 
-    /// Endpoints of registries that have the name or the number of the port, and not both alike.
-    fn miss_conflicts(&self, answer: &mut Answer) {
+    /// Counts endpoints whose registry has the name or the number of the port, but not both.
+    fn exclude_conflicts(&self, answer: &mut Answer) {
         let port = self.port;
         let everything = self.service.endpoints_of(port, "", self.snapshot.networks()).expect("all");
         let is_live = |endpoint: &PortEndpoint<'_>| {
@@ -227,8 +227,8 @@ impl Rules<'_> {
                     continue;
                 }
                 let network = network_of(endpoint, &part.origin, self.snapshot.networks());
-                let key = (network.clone(), part.origin.cluster.clone(), Why::PortConflict);
-                *answer.missing.entry(key).or_default() += u64::from(endpoint.weight.value());
+                let key = (network.clone(), part.origin.cluster.clone(), ExclusionReason::PortConflict);
+                *answer.excluded.entry(key).or_default() += u64::from(endpoint.weight.value());
             }
         }
     }
@@ -236,11 +236,11 @@ impl Rules<'_> {
     fn give(&self, answer: &mut Answer, endpoint: &PortEndpoint<'_>) {
         let ips = self.resolve(&endpoint.endpoint.host);
         if ips.is_empty() {
-            miss(answer, endpoint, Why::NoAddress);
+            exclude(answer, endpoint, ExclusionReason::NoAddress);
         }
         for ip in ips {
             answer.entries.entry(SocketAddr::new(ip, endpoint.port)).or_insert_with(|| Given {
-                kind: Kind::Endpoint,
+                kind: EntryKind::Endpoint,
                 network: endpoint.network.clone(),
                 cluster: endpoint.origin.cluster.clone(),
                 locality: endpoint.endpoint.locality.clone(),
@@ -252,33 +252,33 @@ impl Rules<'_> {
     }
 
     fn send(&self, answer: &mut Answer, endpoint: &PortEndpoint<'_>) {
-        // What is spoken with a gateway's endpoints: in a tunnel, that of the mesh.
+        // The TLS mode behind a gateway; in a tunnel it is the mesh's.
         let tls = if self.by_hbone() { TlsMode::Mesh } else { endpoint.tls };
         let is_free = |address| answer.entries.get(&address).is_none_or(|entry| entry.tls == tls);
         let (ways, any) = (self.ways(endpoint, is_free), !self.ways(endpoint, |_| true).is_empty());
-        let why = if !is_ready(endpoint) {
-            Some(Why::Unready)
+        let reason = if !is_ready(endpoint) {
+            Some(ExclusionReason::Unready)
         } else if endpoint.network.as_str() == "" {
-            Some(Why::NoUsableGateway)
+            Some(ExclusionReason::NoUsableGateway)
         } else if self.by_hbone() && endpoint.endpoint.template.encapsulation == Encapsulation::None {
-            Some(Why::NoTunnel)
+            Some(ExclusionReason::NoTunnel)
         } else if !self.is_exported(&endpoint.origin.cluster) {
-            Some(Why::NotExported)
-        } else if !self.by_hbone() && self.viewer.client == Client::Grpc && !self.has_host_route() {
-            Some(Why::NoHostRoute)
+            Some(ExclusionReason::NotExported)
+        } else if !self.by_hbone() && self.viewer.client == ClientKind::Grpc && !self.has_host_route() {
+            Some(ExclusionReason::NoHostRoute)
         } else if !self.by_hbone() && self.mode(endpoint.network) != Some(endpoint.tls) {
-            Some(Why::OtherTls)
+            Some(ExclusionReason::OtherTls)
         } else if !any {
-            Some(Why::NoUsableGateway)
+            Some(ExclusionReason::NoUsableGateway)
         } else {
-            ways.is_empty().then_some(Why::OtherTls)
+            ways.is_empty().then_some(ExclusionReason::OtherTls)
         };
-        if let Some(why) = why {
-            return miss(answer, endpoint, why);
+        if let Some(reason) = reason {
+            return exclude(answer, endpoint, reason);
         }
         for (address, gateway, part) in ways {
             let entry = answer.entries.entry(address).or_insert_with(|| Given {
-                kind: Kind::Gateway,
+                kind: EntryKind::Gateway,
                 network: endpoint.network.clone(),
                 cluster: gateway.cluster,
                 locality: gateway.locality,
@@ -291,9 +291,9 @@ impl Rules<'_> {
     }
 }
 
-fn miss(answer: &mut Answer, endpoint: &PortEndpoint<'_>, why: Why) {
-    let key = (endpoint.network.clone(), endpoint.origin.cluster.clone(), why);
-    *answer.missing.entry(key).or_default() += weight_of(endpoint);
+fn exclude(answer: &mut Answer, endpoint: &PortEndpoint<'_>, reason: ExclusionReason) {
+    let key = (endpoint.network.clone(), endpoint.origin.cluster.clone(), reason);
+    *answer.excluded.entry(key).or_default() += weight_of(endpoint);
 }
 
 fn as_answer(assignment: &Assignment) -> Answer {
@@ -306,14 +306,14 @@ fn as_answer(assignment: &Assignment) -> Answer {
         health: entry.health,
         tls: entry.tls,
     };
-    let key = |missing: &Missing| (missing.network.clone(), missing.cluster.clone(), missing.why);
+    let key = |excluded: &Excluded| (excluded.network.clone(), excluded.cluster.clone(), excluded.reason);
     Answer {
         entries: assignment.entries.iter().map(|entry| (entry.address, given(entry))).collect(),
-        missing: assignment.missing.iter().map(|missing| (key(missing), missing.weight)).collect(),
+        excluded: assignment.excluded.iter().map(|excluded| (key(excluded), excluded.weight)).collect(),
     }
 }
 
-/// Whole numbers in proportion to shares, by multiplying with all denominators.
+/// Checks that the weights are in proportion to the shares, by multiplying with all denominators.
 fn check_weights(entries: &[Entry]) {
     let shares: Vec<Share> = entries.iter().map(|entry| entry.stands_for.clone()).collect();
     let all = shares.iter().fold(BigUint::from(1_u8), |all, share| all * share.denom());
@@ -336,7 +336,7 @@ fn check_weights(entries: &[Entry]) {
     }
 }
 
-/// The addresses that are in one network's gateways alone, and not of endpoints.
+/// Returns true if the addresses of a network's gateways belong to no other network and to no endpoint.
 fn unshared(snapshot: &Snapshot, entries: &[Entry], network: &Network) -> bool {
     let of = |name: &Network| -> BTreeSet<IpAddr> {
         let gateways = snapshot.networks.get(name).map_or(&[][..], |entry| &entry.gateways);
@@ -344,7 +344,7 @@ fn unshared(snapshot: &Snapshot, entries: &[Entry], network: &Network) -> bool {
     };
     let own = of(network);
     snapshot.networks.iter().all(|(name, _)| name == network || of(name).is_disjoint(&own))
-        && entries.iter().all(|entry| entry.kind == Kind::Gateway || !own.contains(&entry.address.ip()))
+        && entries.iter().all(|entry| entry.kind == EntryKind::Gateway || !own.contains(&entry.address.ip()))
 }
 
 proptest! {
@@ -373,9 +373,10 @@ proptest! {
         }
     }
 
-    /// Each network's share is its share of ready weight, and nothing is lost without a word.
+    /// The entries of each network stand for its ready weight, and weight that is not entered is listed as
+    /// excluded.
     #[test]
-    fn what_is_given_and_what_is_missing_add_up(mesh in meshes(Addresses::Distinct), viewer in viewers()) {
+    fn entered_and_excluded_weight_add_up(mesh in meshes(Addresses::Distinct), viewer in viewers()) {
         let snapshot = mesh.snapshot();
         for question in questions(&snapshot) {
             let (service, port, subset) = &question;
@@ -383,17 +384,17 @@ proptest! {
             let all = endpoints(&snapshot, &question);
             let networks: BTreeSet<&Network> = all.iter().map(|endpoint| endpoint.network).collect();
             for network in networks {
-                let missing: u64 = found
-                    .missing
+                let excluded: u64 = found
+                    .excluded
                     .iter()
-                    .filter(|missing| missing.network == *network && missing.why != Why::PortConflict)
-                    .map(|missing| missing.weight)
+                    .filter(|excluded| excluded.network == *network && excluded.reason != ExclusionReason::PortConflict)
+                    .map(|excluded| excluded.weight)
                     .sum();
                 // A neighbour's name counts once for each of its addresses.
                 let count = |endpoint: &PortEndpoint<'_>| {
                     let near = found.entries.iter().filter(|entry| {
                         let own = endpoint.addresses(&snapshot.resolved);
-                        entry.kind == Kind::Endpoint && own.contains(&entry.address.ip())
+                        entry.kind == EntryKind::Endpoint && own.contains(&entry.address.ip())
                     });
                     weight_of(endpoint) * (near.count() as u64).max(1)
                 };
@@ -401,7 +402,7 @@ proptest! {
                 if unshared(&snapshot, &found.entries, network) {
                     let given = found.entries.iter().filter(|entry| entry.network == *network);
                     let given = given.fold(Share::default(), |sum, entry| sum + &entry.stands_for);
-                    prop_assert_eq!(given + share(missing), share(total));
+                    prop_assert_eq!(given + share(excluded), share(total));
                 }
             }
         }
@@ -414,7 +415,7 @@ proptest! {
             let (service, port, subset) = &question;
             let found = view(&snapshot, service, port, subset, &viewer).expect("a subset");
             for entry in &found.entries {
-                if entry.kind == Kind::Gateway {
+                if entry.kind == EntryKind::Gateway {
                     prop_assert!(viewer.families.has(entry.address.ip()));
                     prop_assert!(entry.network != viewer.network && !entry.network.is_unknown());
                     prop_assert!(snapshot.networks.get(&entry.network).is_some_and(|network| !network.gateways.is_empty()));
@@ -429,9 +430,10 @@ proptest! {
                 if *endpoint.network == viewer.network && sees(endpoint.network) && is_ready(&endpoint) {
                     for ip in endpoint.addresses(&snapshot.resolved).iter() {
                         let address = SocketAddr::new(*ip, endpoint.port);
-                        let given = |entry: &Entry| entry.address == address && entry.kind == Kind::Endpoint;
-                        // Told of twice, another registry may have called it not ready.
-                        let dropped = viewer.client == Client::Grpc;
+                        let given = |entry: &Entry| entry.address == address && entry.kind == EntryKind::Endpoint;
+                        // If two registries give the address, the earlier one counts, and may give it as not
+                        // ready.
+                        let dropped = viewer.client == ClientKind::Grpc;
                         prop_assert!(dropped || found.entries.iter().any(given), "{address}");
                     }
                 }
@@ -466,33 +468,33 @@ proptest! {
     }
 }
 
-/// The properties say something only of what the random meshes have in them.
+/// The properties are only as strong as the random meshes are varied.
 #[test]
 fn random_meshes_have_everything_in_them() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
-    let (mut whys, mut seen) = (BTreeSet::new(), BTreeMap::<&str, usize>::new());
+    let (mut reasons, mut seen) = (BTreeSet::new(), BTreeMap::<&str, usize>::new());
     for _ in 0..400 {
         let draw = (meshes(Addresses::Shared), viewers()).new_tree(&mut runner).expect("a mesh");
         let (mesh, viewer) = draw.current();
         let snapshot = mesh.snapshot();
         for (service, port, subset) in questions(&snapshot) {
             let found = view(&snapshot, &service, &port, &subset, &viewer).expect("a subset");
-            whys.extend(found.missing.iter().map(|missing| missing.why));
+            reasons.extend(found.excluded.iter().map(|excluded| excluded.reason));
             let count = |kind| found.entries.iter().filter(|entry| entry.kind == kind).count();
             let largest = found.entries.iter().map(|entry| entry.weight).max().unwrap_or_default();
-            let mixed = count(Kind::Endpoint) > 0 && count(Kind::Gateway) > 0;
+            let mixed = count(EntryKind::Endpoint) > 0 && count(EntryKind::Gateway) > 0;
             for (name, met) in [
                 ("both kinds", mixed),
-                ("many gateways", count(Kind::Gateway) > 2),
+                ("many gateways", count(EntryKind::Gateway) > 2),
                 ("fractions", found.entries.iter().any(|entry| !entry.stands_for.is_integer())),
                 ("scaled", largest == 1 << 20),
                 ("not scaled", (2..1 << 20).contains(&largest)),
-                ("empty", found.entries.is_empty() && !found.missing.is_empty()),
+                ("empty", found.entries.is_empty() && !found.excluded.is_empty()),
             ] {
                 *seen.entry(name).or_default() += usize::from(met);
             }
         }
     }
-    assert_eq!(whys.len(), 9, "{whys:?}");
+    assert_eq!(reasons.len(), 9, "{reasons:?}");
     assert!(seen.values().all(|count| *count >= 20), "{seen:?}");
 }
