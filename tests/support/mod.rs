@@ -15,10 +15,12 @@ pub mod frames;
 pub mod gateway;
 pub mod hang;
 pub mod hbone;
+pub mod helm;
 pub mod namespace;
 pub mod pki;
 pub mod python;
 pub mod raw;
+pub mod yaml;
 
 use std::time::{Duration, Instant};
 

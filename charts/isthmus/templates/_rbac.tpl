@@ -1,0 +1,93 @@
+{{/*
+What a role may do with the API server: each rule is there only with its feature. `cluster` has the rules of the ClusterRole,
+`only` those of the Roles in `kubernetes.namespaces.only`.
+*/}}
+
+{{/* What is in namespaces: services and what is behind them. */}}
+{{- define "isthmus.role.namespaced" -}}
+{{- $features := include "isthmus.role.features" . | fromJson -}}
+- apiGroups: [""]
+  resources: [services, pods]
+  verbs: [get, list, watch]
+- apiGroups: [discovery.k8s.io]
+  resources: [endpointslices]
+  verbs: [get, list, watch]
+{{- if $features.destinationRules }}
+- apiGroups: [networking.istio.io]
+  resources: [destinationrules]
+  verbs: [get, list, watch]
+{{- end }}
+{{- if $features.serviceExports }}
+- apiGroups: [multicluster.x-k8s.io]
+  resources: [serviceexports, serviceimports]
+  verbs: [get, list, watch]
+{{- end }}
+{{- if $features.leader }}
+- apiGroups: [multicluster.x-k8s.io]
+  resources: [serviceexports/status]
+  verbs: [patch]
+{{- end }}
+{{- end }}
+
+{{/* What the ClusterRole has of the registry. */}}
+{{- define "isthmus.role.cluster" -}}
+{{- $features := include "isthmus.role.features" . | fromJson -}}
+- apiGroups: [""]
+  resources: [namespaces, nodes]
+  verbs: [get, list, watch]
+{{- if $features.gateways }}
+- apiGroups: [gateway.networking.k8s.io]
+  resources: [gateways]
+  verbs: [get, list, watch]
+{{- end }}
+{{- if not $features.only }}
+{{ include "isthmus.role.namespaced" . }}
+{{- end }}
+{{- end }}
+
+{{/* A Role or ClusterRole and its binding to the service account of a role: `dict "scope" … "name" … "namespace" … "rules" …`. */}}
+{{- define "isthmus.grant" -}}
+{{- $root := .scope.root -}}
+{{- $kind := ternary "Role" "ClusterRole" (hasKey . "namespace") -}}
+{{- $namespace := .namespace }}
+{{- $name := .name }}
+{{- $scope := .scope }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ $kind }}
+metadata:
+  name: {{ $name }}
+  {{- with $namespace }}
+  namespace: {{ . }}
+  {{- end }}
+  labels:
+    {{- include "isthmus.role.labels" $scope | nindent 4 }}
+  {{- with $root.Values.annotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+rules:
+  {{- .rules | nindent 2 }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ $kind }}Binding
+metadata:
+  name: {{ $name }}
+  {{- with $namespace }}
+  namespace: {{ . }}
+  {{- end }}
+  labels:
+    {{- include "isthmus.role.labels" $scope | nindent 4 }}
+  {{- with $root.Values.annotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: {{ $kind }}
+  name: {{ $name }}
+subjects:
+  - kind: ServiceAccount
+    name: {{ include "isthmus.role.serviceAccount" $scope }}
+    namespace: {{ $root.Release.Namespace }}
+{{- end }}
