@@ -15,9 +15,9 @@ use super::registry::{Changes, Closed, Registry};
 use super::spec::RegistrySpec;
 use crate::document::services::read_registry;
 use crate::model::service::{Service, ServiceKey};
+use crate::net::background;
 use crate::net::file::{self, FileFault};
-use crate::net::labour::labour;
-use crate::net::reading::{Readings, Unread};
+use crate::net::reading::{ReadError, Readings};
 use crate::net::watch::FileWatch;
 use crate::snapshot::change::{Change, Item, Key};
 use crate::snapshot::listing::Listing;
@@ -188,7 +188,7 @@ enum Outcome {
     /// The mistakes, a line each, and whether the files changed while they were read.
     Bad(Vec<String>, bool),
     /// The file system does not answer.
-    Unread(Unread),
+    ReadError(ReadError),
 }
 
 /// Reads one registry, again and again.
@@ -215,7 +215,7 @@ impl Follower {
                     continue;
                 }
                 Outcome::Bad(problems, changing) => (problems, changing, None),
-                Outcome::Unread(unread) => {
+                Outcome::ReadError(unread) => {
                     let path = self.registry.path.display();
                     (vec![format!("{path}: cannot be read: {unread}")], false, Some(unread))
                 }
@@ -259,7 +259,7 @@ impl Follower {
         };
         let (seen, found, changing) = match read {
             Ok(read) => read,
-            Err(unread) => return Outcome::Unread(unread),
+            Err(unread) => return Outcome::ReadError(unread),
         };
         let registry = self.registry.clone();
         let parse = move || {
@@ -269,19 +269,19 @@ impl Follower {
                 Err(problems) => Outcome::Bad(problems, changing),
             }
         };
-        let outcome = labour(parse).await;
+        let outcome = background::run(parse).await;
         drop(turn);
         tracing::debug!(registry = &*self.registry.spec.name, took = ?begun.elapsed(), "registry parsed");
         self.watch.was_read(seen, begun.elapsed());
-        outcome.unwrap_or(Outcome::Unread(Unread::Panicked))
+        outcome.unwrap_or(Outcome::ReadError(ReadError::Panicked))
     }
 
     /// Waits until it is worth another attempt: a reading that hung has ended, or there are other files.
-    async fn answered(&mut self, unread: &Unread) {
-        if matches!(unread, Unread::Hanging(_) | Unread::Panicked) {
+    async fn answered(&mut self, unread: &ReadError) {
+        if matches!(unread, ReadError::Hanging(_) | ReadError::Panicked) {
             tokio::time::sleep(AGAIN).await;
         }
-        self.watch.look().await;
+        self.watch.refresh().await;
         // Which comes first does not matter: both lead to another reading.
         tokio::select! {
             () = self.readings.ended() => {}

@@ -26,7 +26,7 @@ use super::resolver::{self, Answer};
 use super::spec::RegistrySpec;
 use super::status::Status;
 use crate::model::name::HostName;
-use crate::net::labour::labour;
+use crate::net::background;
 use crate::net::scope::Scope;
 use crate::snapshot::Snapshot;
 use crate::snapshot::build::{self, Inputs};
@@ -279,7 +279,7 @@ impl Owner {
                 self.take(messages, Instant::now());
                 self
             };
-            self = match labour(work).await {
+            self = match background::run(work).await {
                 Ok(owner) => owner,
                 Err(error) => return tracing::error!(%error, "the aggregator has panicked and ends"),
             };

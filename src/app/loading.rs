@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::orders::Reload;
 use crate::config::{self, Config};
 use crate::net::reading::Readings;
-use crate::net::watch::Sightings;
+use crate::net::watch::FileStates;
 
 /// A reading of the config that takes longer is given up.
 const READ_WITHIN: Duration = Duration::from_secs(30);
@@ -25,9 +25,9 @@ pub(super) struct Loaded {
     /// Or what is wrong, a line each.
     pub(super) config: Result<Config, Vec<String>>,
     /// The files of this config, as they were before they were read; `None`: nobody knows.
-    pub(super) files: Option<Sightings>,
+    pub(super) files: Option<FileStates>,
     /// The files known before, as they were before they were read.
-    pub(super) known: Sightings,
+    pub(super) known: FileStates,
     pub(super) cost: Duration,
 }
 
@@ -36,8 +36,8 @@ struct Contents {
     /// Or what is wrong, a line each.
     config: Result<Config, Vec<String>>,
     /// The files of this config, and those known before, as they were before they were read.
-    files: Sightings,
-    known: Sightings,
+    files: FileStates,
+    known: FileStates,
 }
 
 /// Reads one config, again and again.
@@ -71,7 +71,7 @@ impl Loader {
 
     /// Reads it for the first time.
     pub(super) fn first(&self) -> impl Future<Output = Loaded> + Send + 'static {
-        self.load(Sightings::default())
+        self.load(FileStates::default())
     }
 
     pub(super) fn is_reading(&self) -> bool {
@@ -85,7 +85,7 @@ impl Loader {
     }
 
     /// Begins a reading. Whoever waits for one under way waits for this.
-    pub(super) fn begin(&mut self, mut reload: Reload, known: Sightings) {
+    pub(super) fn begin(&mut self, mut reload: Reload, known: FileStates) {
         let loaded = Box::pin(self.load(known));
         if let Some(before) = self.current.take() {
             reload.waiters.extend(before.reload.waiters);
@@ -107,12 +107,12 @@ impl Loader {
         std::future::pending().await
     }
 
-    fn load(&self, known: Sightings) -> impl Future<Output = Loaded> + Send + 'static {
+    fn load(&self, known: FileStates) -> impl Future<Output = Loaded> + Send + 'static {
         let (file, before) = (self.path.clone(), known.clone());
         // Looked at first: what changes while it is read is to be read again.
         self.read(known, move || {
             let known = before.now();
-            let mut files = Sightings::default();
+            let mut files = FileStates::default();
             let environment = |name: &str| std::env::var(name).ok();
             let read = config::load(&file, &environment, &mut |path| files.note(path));
             let problems = |problems: Vec<_>| problems.iter().map(ToString::to_string).collect();
@@ -123,7 +123,7 @@ impl Loader {
     /// Has the config read, and gives that up after a time.
     fn read(
         &self,
-        known: Sightings,
+        known: FileStates,
         read: impl FnOnce() -> Contents + Send + 'static,
     ) -> impl Future<Output = Loaded> + Send + 'static {
         let (path, readings, within) = (self.path.clone(), self.readings.clone(), self.within);
@@ -154,7 +154,7 @@ mod tests {
     fn hanging(hang: Receiver<()>) -> impl FnOnce() -> Contents + Send + 'static {
         move || {
             let _ = hang.recv();
-            Contents { config: Err(Vec::new()), files: Sightings::default(), known: Sightings::default() }
+            Contents { config: Err(Vec::new()), files: FileStates::default(), known: FileStates::default() }
         }
     }
 
@@ -169,7 +169,7 @@ mod tests {
         for hung in 0..=READINGS {
             let (stop, hang) = channel();
             stops.push(stop);
-            let late = loader.read(Sightings::default(), hanging(hang)).await;
+            let late = loader.read(FileStates::default(), hanging(hang)).await;
             let problems = late.config.expect_err("it was not read");
             let why = match hung {
                 READINGS => {

@@ -37,8 +37,8 @@ use crate::aggregator::status::{RegistryState, RegistryStatus, Status};
 use crate::config::{Config, LogFormat, Workers};
 use crate::dataplane::handle::{Dataplane, EffectiveLimits};
 use crate::model::address::Bind;
+use crate::net::background;
 use crate::net::budget::raise_descriptor_limit;
-use crate::net::labour::labour;
 use crate::net::own::{LOOK_UP_EVERY, OwnAddresses};
 use crate::net::reading::Readings;
 use crate::net::scope::Scope;
@@ -225,7 +225,7 @@ impl Program {
         let registry_tasks = scope.clone();
         let registries: Arc<Factory> = Arc::new(move |spec| registry_of(spec, &registry_tasks));
         // Long work where the config is large.
-        let world = labour(move || owner::start(sources, registries, &control, &tasks)).await;
+        let world = background::run(move || owner::start(sources, registries, &control, &tasks)).await;
         let (aggregator, reader) = world.map_err(|_| "building the first world panicked".to_owned())?;
         let mut identity = Keeper::start(&scope);
         identity.configure(config.identity.clone()).await;

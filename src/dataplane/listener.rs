@@ -19,7 +19,7 @@ use super::table::Entry;
 use super::worker::Worker;
 use crate::model::address::{Bind, canonical_socket};
 use crate::model::reason::Reason;
-use crate::net::seldom::Seldom;
+use crate::net::throttle::LogThrottle;
 use crate::snapshot::policy::Listener;
 
 /// Accepted in one go, before other tasks have a turn.
@@ -27,7 +27,7 @@ const ACCEPTS_AT_ONCE: usize = 64;
 /// Rest after the kernel had no descriptor or memory for a connection.
 const REST: Duration = Duration::from_millis(50);
 /// Of all workers.
-static CANNOT_ACCEPT: Seldom = Seldom::new(Duration::from_secs(1));
+static CANNOT_ACCEPT: LogThrottle = LogThrottle::new(Duration::from_secs(1));
 
 /// A listening socket that is being accepted from.
 pub(crate) struct OpenListener {

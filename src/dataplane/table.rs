@@ -14,7 +14,7 @@ use super::standstill::Standstill;
 use crate::model::reason::Reason;
 use crate::model::record::{ConnectionProtocol, ConnectionRecord, Side};
 use crate::net::admission::Holder;
-use crate::net::fetch::Fetch;
+use crate::net::latest::Latest;
 use crate::net::own::OwnDial;
 use crate::snapshot::admit::{Admission, Permit, Refusal, RouteMatch};
 use crate::snapshot::candidates::Candidate;
@@ -111,7 +111,7 @@ pub(crate) struct Peer {
     /// Whether the roots that were trusted when it was last asked vouch for it.
     trusted: Cell<bool>,
     /// Has seen the roots that it was last held against.
-    trust: RefCell<Fetch<TrustBundles>>,
+    trust: RefCell<Latest<TrustBundles>>,
     /// What the connection and its streams hold that somebody does not take.
     pub(crate) held: Rc<Held>,
 }
@@ -124,7 +124,7 @@ impl Call {
 
 impl Peer {
     /// `trust` has seen the roots that the proof was verified against.
-    pub(crate) fn new(proof: Proof, trust: Fetch<TrustBundles>) -> Self {
+    pub(crate) fn new(proof: Proof, trust: Latest<TrustBundles>) -> Self {
         Self { proof, trusted: Cell::new(true), trust: RefCell::new(trust), held: Rc::default() }
     }
 

@@ -1,9 +1,10 @@
-//! Who may have how much of what everyone shares: connections of the data plane, and of each control-plane listener.
+//! Admission under a shared limit, fairly by holder: connections of the data plane, and of each control-plane
+//! listener.
 //!
-//! Four fifths of a limit go to whoever comes first. The last fifth goes only to holders below their share, which is the
-//! limit divided by the number of holders; so one source cannot keep the others out, and one that is alone may have all of it.
-//! Where everything is taken all the same, a holder below its share is let in, and one place of the holder that has most is
-//! taken back for it.
+//! Four fifths of a limit go to any holder, first come, first served. The last fifth goes only to holders
+//! below their share, which is the limit divided by the number of holders. So one source cannot keep the
+//! others out, and a source that is alone may have all of it. If all places are taken, a holder below its share
+//! is admitted all the same, and one place of the largest holder is taken back.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,11 +17,11 @@ use hashbrown::DefaultHashBuilder;
 
 use crate::model::address::source_block;
 
-/// The part of a limit that only holders below their share are given: one in so many.
+/// The part of a limit that is reserved for holders below their share: one in this many.
 const RESERVED_PART: usize = 5;
-/// Places above the limit that may be taken while those that were taken back are not free yet.
+/// Places above the limit that may be in use while places that were taken back are not released yet.
 const OVERDRAFT_MAX: usize = 64;
-/// The search for the holder that has most looks at all of them: it may take one in so many moments.
+/// The search for the largest holder visits all holders: it may use one in this many moments of time.
 const SEARCH_PART: u32 = 20;
 
 /// The party that a place is counted for.
@@ -33,34 +34,38 @@ pub enum Holder {
 }
 
 impl Holder {
+    /// Returns the source block of an address.
     pub fn source(ip: IpAddr) -> Self {
         Self::Source(source_block(ip))
     }
 }
 
-/// The answer to a holder that asks for one more place.
+/// The result of a request for one more place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Verdict {
+    /// The holder gets the place.
     Admit,
-    /// Admitted; one place of this holder is to be taken back at once.
+    /// The holder gets the place, and one place of the holder in this variant must be taken back at once.
     AdmitAndTakeBack(Holder),
+    /// The holder does not get the place.
     Refuse,
 }
 
-/// The places of one kind, counted by holder.
+/// The places under one limit, counted by holder.
 #[derive(Debug)]
 pub struct Admission {
     limit: AtomicUsize,
     used: AtomicUsize,
     holders: DashMap<Holder, usize, DefaultHashBuilder>,
-    /// The length of `holders`, which would lock all of it to count itself.
+    /// The length of `holders`, whose own `len` would lock every shard.
     holders_len: AtomicUsize,
-    /// When the holder that has most may be searched for again.
+    /// The earliest time of the next search for the largest holder.
     search_from: Mutex<Option<Instant>>,
 }
 
 impl Admission {
+    /// Makes an admission of `limit` places.
     pub fn new(limit: usize) -> Self {
         Self {
             limit: AtomicUsize::new(limit),
@@ -71,25 +76,28 @@ impl Admission {
         }
     }
 
+    /// Changes the limit; places above it stay in use until they are released.
     pub fn set_limit(&self, limit: usize) {
         self.limit.store(limit, Ordering::Relaxed);
     }
 
+    /// Returns the limit.
     pub fn limit(&self) -> usize {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// Places taken now.
+    /// Returns the number of places in use.
     pub fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Holders that have a place.
+    /// Returns the number of holders that have a place.
     pub fn holders(&self) -> usize {
         self.holders_len.load(Ordering::Relaxed)
     }
 
-    /// Takes one place for a holder, unless it is refused. Each place taken is to be [released](Self::release) once.
+    /// Takes one place for a holder, unless it is refused. Each place taken must be [released](Self::release)
+    /// once.
     pub fn admit(&self, holder: &Holder) -> Verdict {
         let limit = self.limit();
         let entry = self.holders.entry(holder.clone());
@@ -104,7 +112,7 @@ impl Admission {
             self.count(entry);
             return Verdict::Admit;
         }
-        // The search below locks other entries.
+        // The search below locks other entries of the map.
         drop(entry);
         if !below_share {
             return Verdict::Refuse;
@@ -118,7 +126,7 @@ impl Admission {
         }
     }
 
-    /// Gives back a place that was taken for a holder.
+    /// Releases a place of a holder.
     pub fn release(&self, holder: &Holder) {
         match self.holders.entry(holder.clone()) {
             Entry::Occupied(mut held) if *held.get() > 1 => *held.get_mut() -= 1,
@@ -132,9 +140,10 @@ impl Admission {
         debug_assert!(before > 0, "more places are given back than were taken");
     }
 
-    /// Takes one, where fewer than `open` are taken.
+    /// Takes a place if fewer than `open` are in use; returns true if it did.
     fn take(&self, open: usize) -> bool {
-        // Counts first and gives back, so that two threads cannot both take the last one.
+        // The counter is raised first and lowered again on failure, so that two threads cannot both take the
+        // last place.
         if self.used.fetch_add(1, Ordering::Relaxed) < open {
             return true;
         }
@@ -152,9 +161,9 @@ impl Admission {
         }
     }
 
-    /// The holder that has most, with the number of its places; `None` while the last search is too recent.
+    /// Returns the largest holder, with the number of its places; `None` if the last search is too recent.
     fn holder_of_most(&self) -> Option<(Holder, usize)> {
-        // Another thread searches: its answer would be the same.
+        // Another thread is searching: its result would be the same.
         let mut from = self.search_from.try_lock().ok()?;
         let begun = Instant::now();
         if from.is_some_and(|from| begun < from) {
@@ -184,7 +193,7 @@ mod tests {
         (0..wanted).filter(|_| admission.admit(holder) == Verdict::Admit).count()
     }
 
-    /// The search for the holder of most is held back for a moment.
+    /// Asks for a place after the pause between two searches.
     fn patiently(admission: &Admission, holder: &Holder) -> Verdict {
         let begun = Instant::now();
         loop {

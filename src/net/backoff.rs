@@ -1,14 +1,13 @@
-//! How long to wait before what failed is tried again: twice as long each time, and not at the same moment as everybody
-//! else. Time and chance are arguments, so that a test can call it.
+//! Exponential backoff with jitter. Time and randomness are arguments, so that a test can call it.
 
 use std::time::Duration;
 
-/// The first wait, give or take a fifth.
+/// The first wait, before jitter of a fifth.
 const FIRST: Duration = Duration::from_millis(500);
-/// With the fifth that may come on top of it, 150 s.
+/// The default longest wait before jitter; with it, 150 s.
 const LONGEST: Duration = Duration::from_secs(125);
 
-/// Waits between attempts that fail.
+/// The state of a backoff.
 #[derive(Clone, Copy, Debug)]
 pub struct Backoff {
     next: Duration,
@@ -22,18 +21,18 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// Waits that grow to about `longest`.
+    /// Makes a backoff whose waits grow to about `longest`.
     pub const fn up_to(longest: Duration) -> Self {
         Self { next: FIRST, longest }
     }
 
-    /// Begins again with the shortest wait, after a success.
+    /// Starts again with the shortest wait; call it after a success.
     pub fn reset(&mut self) {
         self.next = FIRST;
     }
 
-    /// How long to wait after one more failure: about 0.5 s, 1 s, 2 s and so on, at most 150 s where no other limit was
-    /// given. Any number does for `random`; it moves the wait by up to a fifth.
+    /// Returns the wait after one more failure: about 0.5 s, 1 s, 2 s and so on, at most 150 s by default.
+    /// `random` may be any number; it moves the wait by up to a fifth.
     pub fn wait(&mut self, random: u64) -> Duration {
         let wait = self.next;
         self.next = (wait * 2).min(self.longest);

@@ -1,18 +1,18 @@
-//! How many connections this process can hold.
+//! The numbers of connections that this process can hold.
 
 use std::sync::OnceLock;
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 const XDS_CONNECTIONS_MAX: usize = 20_000;
-/// At most.
+/// The most descriptors that are reserved.
 const RESERVED: usize = 256;
-/// Where the kernel does not say what it has.
+/// The result of [`stalled_memory`] if the kernel does not report its own limits, in bytes.
 const STALLED_MEMORY: u64 = 256 << 20;
-/// A connection holds one socket to the client and one to the endpoint.
+/// Descriptors per connection: one socket to the client and one to the endpoint.
 const PER_CONNECTION: usize = 2;
 
-/// Raises the soft descriptor limit to the hard one; the limit that then holds.
+/// Raises the soft descriptor limit to the hard one, and returns the limit that then holds.
 pub fn raise_descriptor_limit() -> usize {
     let mut limit = getrlimit(Resource::Nofile);
     let soft = limit.current;
@@ -24,35 +24,36 @@ pub fn raise_descriptor_limit() -> usize {
     limit.current.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX)
 }
 
-/// Descriptors kept for listeners, logs, the admin API, registries and pipes.
+/// Returns the number of descriptors reserved for listeners, logs, the admin API, registries and pipes.
 fn reserved(descriptors: usize) -> usize {
     RESERVED.min(descriptors / 4)
 }
 
-/// The kernel memory, in bytes, that connections of this process may hold whose peers do not read: a quarter of what all TCP
-/// of the host has before the kernel squeezes everybody's buffers.
+/// Returns the kernel memory, in bytes, that connections of this process may hold for peers that do not read:
+/// a quarter of the memory at which the kernel begins to reduce all TCP buffers of the host.
 pub fn stalled_memory() -> u64 {
     static BYTES: OnceLock<u64> = OnceLock::new();
     *BYTES.get_or_init(|| {
-        // Pages: below the first all is well, above the second memory is short (tcp(7)).
-        let told = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_mem").unwrap_or_default();
-        let pressure = told.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok());
+        // Values in pages: minimum, pressure, maximum (tcp(7)).
+        let text = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_mem").unwrap_or_default();
+        let pressure = text.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok());
         pressure.map_or(STALLED_MEMORY, |pages| pages * rustix::param::page_size() as u64 / 4)
     })
 }
 
-/// The connections of the data plane that a number of descriptors allows, beside so many of xDS clients.
+/// Returns the number of data-plane connections that a number of descriptors allows, beside `xds` connections
+/// of xDS clients.
 pub fn connections_for(descriptors: usize, xds: usize) -> usize {
     descriptors.saturating_sub(reserved(descriptors)).saturating_sub(xds) / PER_CONNECTION
 }
 
-/// The connections that each of the HTTP listeners (admin, metrics, health) may have: all of them together leave some of the
-/// reserved descriptors for the rest.
+/// Returns the number of connections that each HTTP listener (admin, metrics, health) may have; together they
+/// leave a part of the reserved descriptors free.
 pub fn http_connections_for(descriptors: usize) -> usize {
     (reserved(descriptors) / 4).max(1)
 }
 
-/// The connections that xDS clients may have.
+/// Returns the number of connections that xDS clients may have.
 pub fn xds_connections_for(descriptors: usize) -> usize {
     (descriptors / 4).clamp(1, XDS_CONNECTIONS_MAX)
 }

@@ -1,4 +1,4 @@
-//! One gRPC connection, over a stream that was opened for it; and what can go wrong in a call, in words for the operator.
+//! A gRPC client connection over a given stream, and the errors of its calls, with texts for the operator.
 
 use std::error::Error;
 use std::fmt;
@@ -21,28 +21,28 @@ use tonic_prost::ProstCodec;
 
 use super::scope::Scope;
 
-/// The size of a message that is taken where nothing else is said.
+/// The default limit of a message in bytes.
 const MESSAGE_BYTES_MAX: usize = 4 << 20;
-/// How long a peer may take to answer a ping.
+/// How long a peer may take to answer a PING.
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
-/// Messages of a two-way call that may wait to be sent.
+/// Messages of a bidirectional call that may wait to be sent.
 const SENDING_MAX: usize = 4;
-/// What is shown of a peer's own words.
+/// Characters shown of an error text that the peer sent.
 const WORDS_MAX: usize = 300;
 
-/// A connection on which calls are made; it ends when it is dropped together with their answers.
+/// A connection on which calls are made. It ends when it is dropped together with the streams of its calls.
 pub struct Channel {
     grpc: Grpc<Sender>,
 }
 
 struct Sender(SendRequest<Body>);
 
-/// What a connection may cost, and how it is watched.
+/// Limits of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// The size of a message that is taken.
+    /// The largest accepted message in bytes.
     pub message_bytes_max: usize,
-    /// How long a connection with an open call is silent before its peer is asked whether it lives; `None`: never asked.
+    /// How long a connection with an open call is silent before a PING is sent; `None`: never.
     pub ping_interval: Option<Duration>,
 }
 
@@ -52,22 +52,31 @@ impl Default for Limits {
     }
 }
 
-/// A call in which both sides send messages: what is put into `requests` is sent, and dropping it ends the sending.
+/// A call in which both sides send messages. Dropping `requests` ends the sending.
 pub struct TwoWay<Q, A> {
+    /// The messages to send; bounded.
     pub requests: mpsc::Sender<Q>,
+    /// The messages received.
     pub answers: Streaming<A>,
 }
 
-/// Why a call had no answer.
+/// The reason why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CallFault {
+    /// The connection is broken; the text is the innermost cause.
     #[error("the connection broke: {0}")]
     Broken(String),
+    /// The server answered with a status other than OK.
     #[error("refused with {code:?}: {message}")]
-    Refused { code: Code, message: String },
+    Refused {
+        /// The gRPC status code.
+        code: Code,
+        /// The beginning of the status message.
+        message: String,
+    },
 }
 
-/// Starts what HTTP/2 does aside in the scope, so that stop waits for it.
+/// Starts the background tasks of HTTP/2 in the scope, so that stop waits for them.
 #[derive(Clone)]
 struct Tasks(Scope);
 
@@ -78,7 +87,7 @@ impl<F: Future<Output: Send> + Send + 'static> hyper::rt::Executor<F> for Tasks 
 }
 
 impl Channel {
-    /// Agrees on HTTP/2 over the stream. `origin` is what the requests say they are sent to.
+    /// Performs the HTTP/2 handshake on the stream. `origin` is the scheme and authority of the requests.
     pub async fn open<S>(stream: S, origin: Uri, scope: &Scope) -> Result<Self, CallFault>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -86,7 +95,7 @@ impl Channel {
         Self::open_with(stream, origin, scope, Limits::default()).await
     }
 
-    /// As [`Channel::open`], with limits of the caller's own.
+    /// Does the same as [`Channel::open`], with other limits.
     pub async fn open_with<S>(
         stream: S,
         origin: Uri,
@@ -103,14 +112,15 @@ impl Channel {
             .handshake(TokioIo::new(stream))
             .await
             .map_err(broken)?;
-        // Ends with the last sender and the last answer; how it broke is told to those who wait for an answer.
+        // The task ends with the last sender and the last stream; a broken connection is reported to the
+        // calls that wait.
         scope.spawn(async move { drop(connection.await) });
         let grpc =
             Grpc::with_origin(Sender(sender), origin).max_decoding_message_size(limits.message_bytes_max);
         Ok(Self { grpc })
     }
 
-    /// A call with one answer.
+    /// Makes a call with one response.
     pub async fn unary<Q, A>(&mut self, method: &'static str, request: Request<Q>) -> Result<A, CallFault>
     where
         Q: prost::Message + 'static,
@@ -121,7 +131,7 @@ impl Channel {
         Ok(self.grpc.unary(request, path, codec).await?.into_inner())
     }
 
-    /// A call with answers one after another.
+    /// Makes a call with a stream of responses.
     pub async fn stream<Q, A>(
         &mut self,
         method: &'static str,
@@ -136,7 +146,8 @@ impl Channel {
         Ok(self.grpc.server_streaming(request, path, codec).await?.into_inner())
     }
 
-    /// A call in which both sides send, begun with a first message: many servers say nothing before they have one.
+    /// Makes a call in which both sides send, beginning with the message `first`: many servers send no
+    /// headers before they have one.
     pub async fn two_way<Q, A>(
         &mut self,
         method: &'static str,
@@ -149,7 +160,7 @@ impl Channel {
         self.grpc.ready().await.map_err(broken)?;
         let (requests, sending) = mpsc::channel(SENDING_MAX);
         let (metadata, extensions, first) = first.into_parts();
-        // There is room for it, and its receiver is here.
+        // The queue has room, and its receiver is in this function.
         let _ = requests.try_send(first);
         let request = Request::from_parts(metadata, extensions, ReceiverStream::new(sending));
         let (path, codec) = (PathAndQuery::from_static(method), ProstCodec::<Q, A>::default());
@@ -185,7 +196,7 @@ fn broken(error: hyper::Error) -> CallFault {
     CallFault::Broken(innermost(&error))
 }
 
-/// The cause behind all others: what wraps it says only that something failed.
+/// Returns the text of the innermost cause: the errors around it say only that something failed.
 fn innermost(error: &dyn Error) -> String {
     let mut last: &dyn Error = error;
     while let Some(source) = last.source() {
@@ -194,7 +205,7 @@ fn innermost(error: &dyn Error) -> String {
     cut(last)
 }
 
-/// The beginning of a text whose length the peer chose.
+/// Returns the beginning of a text whose length the peer chose.
 fn cut(text: impl fmt::Display) -> String {
     let text = text.to_string();
     match text.char_indices().nth(WORDS_MAX) {

@@ -1,8 +1,8 @@
-//! What the kernel knows of a TCP connection, asked over `NETLINK_SOCK_DIAG` (sock_diag(7)) as `ss` does: it needs no
-//! privilege, and gives what no socket option gives without `unsafe`.
+//! The kernel's state of a TCP connection, requested over `NETLINK_SOCK_DIAG` (sock_diag(7)) as `ss` does. It
+//! needs no privilege, and gives values that no socket option gives without `unsafe`.
 //!
-//! The kernel answers within the call that asks, so nothing here waits. One question costs two system calls; it is asked
-//! of connections that stand still or are about to be reset, never of those that move.
+//! The kernel answers within the `send` call, so no function waits. A request costs two system calls; it is
+//! made for connections that stand still or are about to be reset, never for those that move.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -23,59 +23,61 @@ const REQUEST: u16 = 1;
 /// `INET_DIAG_INFO` and `INET_DIAG_SKMEMINFO` (linux/inet_diag.h).
 const INFO: u16 = 2;
 const MEMORY: u16 = 7;
-/// `struct nlmsghdr`, `struct inet_diag_req_v2`, `struct inet_diag_msg`, in bytes.
+/// Sizes of `struct nlmsghdr`, `struct inet_diag_req_v2` and `struct inet_diag_msg` in bytes.
 const HEADER: usize = 16;
 const QUESTION: usize = 56;
 const MESSAGE: usize = 72;
-/// More than an answer is: `struct tcp_info` has some 250 bytes.
+/// More bytes than an answer has: `struct tcp_info` has about 250.
 const ANSWER_MAX: usize = 2048;
 /// Values of `idiag_timer`.
 const RETRANSMIT: u8 = 1;
 const PROBE: u8 = 4;
 
-/// Unanswered retransmissions, or window probes, after which a peer may be dead.
+/// Unanswered retransmissions or window probes after which a peer may be dead.
 const UNANSWERED: u8 = 3;
 /// How long a peer may leave bytes unacknowledged.
 const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(120);
-/// How long it may leave window probes unanswered. The first three take little more than a second, which a network may
-/// lose.
+/// How long a peer may leave window probes unanswered. The first three take little more than a second, and a
+/// network can lose those.
 const PROBES_ANSWERED_WITHIN: Duration = Duration::from_secs(15);
 
-/// A connection at one moment.
+/// The state of a connection at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpState {
-    /// Bytes received and not read.
+    /// Received bytes that were not read.
     pub unread: u32,
     /// Bytes that the peer has not acknowledged, sent or not.
     pub unacknowledged: u32,
-    /// The timer that runs (`idiag_timer`), and how often it has sent something without an answer.
+    /// The timer that runs (`idiag_timer`).
     pub timer: u8,
+    /// Packets that the timer has sent without an answer.
     pub unanswered: u8,
-    /// Since the peer last acknowledged anything.
+    /// Time since the peer's last acknowledgement.
     pub acknowledged: Duration,
-    /// Kernel memory of its buffers, in bytes.
+    /// Kernel memory of the buffers in bytes.
     pub memory: u32,
 }
 
 impl TcpState {
-    /// Whether the peer is dead rather than slow: it leaves bytes unacknowledged, or window probes unanswered.
+    /// Returns true if the peer is dead rather than slow: bytes stay unacknowledged, or window probes
+    /// unanswered.
     pub fn is_dead(&self) -> bool {
         let within = match self.timer {
             RETRANSMIT => ACKNOWLEDGED_WITHIN,
             PROBE => PROBES_ANSWERED_WITHIN,
             _ => return false,
         };
-        // What was sent a moment ago, after a long silence, is not late.
+        // Bytes that were sent a moment ago, after a long silence, are not late.
         self.unanswered >= UNANSWERED && self.acknowledged >= within
     }
 }
 
-/// Asks.
+/// A netlink socket for requests.
 #[derive(Debug)]
 pub struct Diag(OwnedFd);
 
 impl Diag {
-    /// `None` where the kernel, or a sandbox, does not answer.
+    /// Opens the socket; `None` if the kernel or a sandbox refuses.
     pub fn open() -> Option<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let kind = (AddressFamily::NETLINK, SocketType::DGRAM);
@@ -84,7 +86,7 @@ impl Diag {
         Some(Self(socket))
     }
 
-    /// The state of a connected socket; `None` where the kernel does not tell.
+    /// Returns the state of a connected socket; `None` if the kernel does not give it.
     pub fn state(&self, socket: &impl AsFd) -> Option<TcpState> {
         let socket = SockRef::from(socket);
         let local = without_mapping(socket.local_addr().ok()?.as_socket()?);
@@ -94,7 +96,7 @@ impl Diag {
 
     fn ask(&self, local: SocketAddr, peer: SocketAddr) -> io::Result<TcpState> {
         let mut answer = [0; ANSWER_MAX];
-        // Drops the answer to a question that was given up, if there is one.
+        // Drops the answer to an earlier request that was given up.
         while rustix::net::recv(&self.0, &mut answer, RecvFlags::DONTWAIT).is_ok() {}
         rustix::net::send(&self.0, &question(local, peer), SendFlags::NOSIGNAL)?;
         let (count, _) = rustix::net::recv(&self.0, &mut answer, RecvFlags::DONTWAIT)?;
@@ -102,7 +104,7 @@ impl Diag {
     }
 }
 
-/// Whether the kernel answers at all; found out once, with a connection of our own to ourselves.
+/// Returns true if the kernel answers requests; tested once, with a connection of this process to itself.
 pub fn is_answered() -> bool {
     static ANSWERED: OnceLock<bool> = OnceLock::new();
     *ANSWERED.get_or_init(|| {
@@ -115,7 +117,8 @@ pub fn is_answered() -> bool {
     })
 }
 
-/// An IPv4-mapped address as IPv4, under which the kernel has it; others with their scope.
+/// Converts an IPv4-mapped address to IPv4, the form in which the kernel lists it; other addresses keep their
+/// scope.
 fn without_mapping(address: SocketAddr) -> SocketAddr {
     match canonical_socket(address) {
         mapped @ SocketAddr::V4(_) => mapped,
@@ -136,7 +139,7 @@ fn question(local: SocketAddr, peer: SocketAddr) -> [u8; HEADER + QUESTION] {
     request[0] = if local.is_ipv4() { FAMILY_INET } else { FAMILY_INET6 };
     request[1] = PROTOCOL_TCP;
     request[2] = 1 << (INFO - 1) | 1 << (MEMORY - 1);
-    // Any state.
+    // All TCP states.
     request[4..8].fill(0xff);
     request[8..10].copy_from_slice(&local.port().to_be_bytes());
     request[10..12].copy_from_slice(&peer.port().to_be_bytes());
@@ -157,7 +160,7 @@ fn put_address(place: &mut [u8], address: IpAddr) {
     }
 }
 
-/// Reads the answer; `None` where it is an error, or not what is expected.
+/// Parses the answer; `None` if it is an error or malformed.
 fn read(answer: &[u8]) -> Option<TcpState> {
     if short(answer, 4)? != BY_FAMILY {
         return None;
@@ -175,9 +178,10 @@ fn read(answer: &[u8]) -> Option<TcpState> {
         let length = usize::from(short(rest, 0)?);
         let value = rest.get(4..length)?;
         match short(rest, 2)? {
-            // `tcpi_last_ack_recv`.
+            // The field `tcpi_last_ack_recv`, in milliseconds.
             INFO => state.acknowledged = Duration::from_millis(word(value, 56)?.into()),
-            // What is received (`SK_MEMINFO_RMEM_ALLOC`), and what waits to be sent (`SK_MEMINFO_WMEM_QUEUED`).
+            // Received bytes (`SK_MEMINFO_RMEM_ALLOC`) and bytes that wait to be sent
+            // (`SK_MEMINFO_WMEM_QUEUED`).
             MEMORY => state.memory = word(value, 0)?.saturating_add(word(value, 20)?),
             _ => {}
         }
@@ -210,7 +214,7 @@ mod tests {
     #[test]
     fn the_kernel_tells_what_a_socket_holds() {
         if !is_answered() {
-            // No kernel that answers; what it says is covered by the tests that need it.
+            // The kernel does not answer here; end-to-end tests that need the answers report that.
             return;
         }
         let diag = Diag::open().expect("the kernel answers");

@@ -1,39 +1,43 @@
-//! Reading of files that operators name: regular files alone (links are followed), and no more of them than a limit.
+//! Reads files that operators name: regular files only (links are followed), up to a size limit.
 
 use std::fs::{File, FileType, Metadata};
 use std::io::{self, Read as _};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
-/// Why a file could not be read; fits behind its path.
+/// The reason why a file could not be read; the text fits behind its path.
 #[derive(Debug, thiserror::Error)]
 pub enum FileFault {
+    /// The operating system's error.
     #[error("cannot be read: {0}")]
     System(#[from] io::Error),
+    /// The path is not a regular file; the text names its kind.
     #[error("cannot be read: it is {0}, not a regular file")]
     Special(&'static str),
+    /// The file is larger than this many bytes.
     #[error("is larger than {} MiB", .0 >> 20)]
     TooLarge(u64),
 }
 
-/// Reads a regular file of at most so many bytes. Blocks, for as long as the file system does.
+/// Reads a regular file of at most `bytes_max` bytes. Blocks as long as the file system does.
 pub fn read(path: &Path, bytes_max: u64) -> Result<Vec<u8>, FileFault> {
-    // Before it is opened, which waits for a writer where it is a pipe.
+    // Checked before opening: opening a pipe would wait for a writer.
     must_be_regular(&std::fs::metadata(path)?)?;
     let file = File::open(path)?;
-    // It may have been replaced in between.
+    // The file may have been replaced in between.
     must_be_regular(&file.metadata()?)?;
     read_all(file, bytes_max)
 }
 
-/// Reads whatever is there, a pipe or a terminal too: for what a person has named on the command line.
+/// Reads any kind of file, also a pipe or a terminal: for paths that an operator gives on the command line.
 pub fn read_any(path: &Path, bytes_max: u64) -> Result<Vec<u8>, FileFault> {
     read_all(File::open(path)?, bytes_max)
 }
 
 fn read_all(file: File, bytes_max: u64) -> Result<Vec<u8>, FileFault> {
     let mut bytes = Vec::with_capacity(expected(&file, bytes_max));
-    // By what is read, not by what its size is said to be: a device has none, and a file may grow.
+    // The limit applies to the bytes read, not to the reported size: a device has no size, and a file may
+    // grow.
     file.take(bytes_max + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > bytes_max { Err(FileFault::TooLarge(bytes_max)) } else { Ok(bytes) }
 }
@@ -77,7 +81,7 @@ mod tests {
         for (name, what) in [("endless", "a device"), ("pipe", "a pipe"), (".", "a folder")] {
             assert!(read(name, 4).is_err_and(|text| text.contains(what)), "{name}");
         }
-        // Nothing says how much there is of it.
+        // A device without a size.
         let endless = read_any(Path::new("/dev/zero"), 1 << 20);
         assert!(matches!(endless, Err(FileFault::TooLarge(_))));
     }

@@ -1,5 +1,5 @@
-//! The connections of a control-plane listener (admin, metrics, health, xDS): admitted by source, ended when their client
-//! says nothing, reads nothing, or has to make room for another source.
+//! The connections of a control-plane listener (admin, metrics, health, xDS): admitted by source, and ended
+//! if the client sends nothing, reads nothing, or has to make room for another source.
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,27 +18,27 @@ use tokio::time::{Instant, Sleep};
 use super::admission::{Admission, Holder, Verdict};
 use super::own::OwnAddresses;
 use super::ranking::Ranking;
-use super::seldom::Seldom;
+use super::throttle::LogThrottle;
 use crate::model::address::canonical_socket;
 use crate::telemetry::recorder::Recorder;
 
-/// Rest after the kernel had no descriptor or memory for a connection.
+/// The pause after the kernel had no descriptor or memory for a connection.
 const REST: Duration = Duration::from_millis(50);
-/// How long a client may leave unread what it has asked for.
+/// How long a client may leave responses unread.
 const STALLED: Duration = Duration::from_secs(30);
-/// How long a connection that was ended may take to make room.
+/// How long an evicted connection may take to end.
 const ROOM_WITHIN: Duration = Duration::from_millis(200);
-/// How often it is said that connections cannot be accepted, or are refused.
+/// The shortest time between two log lines about refused connections or failed accepts.
 const SAID_EVERY: Duration = Duration::from_secs(10);
 
-/// What one listener allows.
+/// Limits of one listener.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections at once.
+    /// Concurrent connections.
     pub connections: usize,
-    /// Those of them whose clients have not asked for anything yet.
+    /// Concurrent connections whose clients have not sent a request yet.
     pub unsettled: usize,
-    /// How long a client may take to ask for something; `None`: the protocol above has a limit of its own.
+    /// How long a client may take to send its first request; `None`: the protocol above has its own limit.
     pub first_request: Option<Duration>,
 }
 
@@ -48,7 +48,7 @@ pub struct Incoming {
     shared: Arc<Shared>,
 }
 
-/// What the connections of a listener have in common.
+/// The state that the connections of a listener share.
 struct Shared {
     name: &'static str,
     limits: Limits,
@@ -56,12 +56,12 @@ struct Shared {
     seats: Mutex<Seats>,
     ids: AtomicU64,
     own: Arc<OwnAddresses>,
-    /// Told of each seat that is free again.
+    /// Notified when a seat is released.
     released: Notify,
     refused: Counter,
     evicted: Counter,
     silent: Counter,
-    said: Seldom,
+    said: LogThrottle,
 }
 
 /// All connections of a listener.
@@ -71,7 +71,7 @@ struct Seats {
     settled: Ranking<Arc<State>>,
 }
 
-/// One connection as the others see it.
+/// The state of one connection that other connections change.
 #[derive(Debug, Default)]
 struct State {
     evicted: AtomicBool,
@@ -79,7 +79,7 @@ struct State {
     settled: AtomicBool,
 }
 
-/// A connection's place; dropped, it is free again.
+/// The place of a connection in its listener; released when dropped.
 pub struct Seat {
     shared: Arc<Shared>,
     state: Arc<State>,
@@ -90,6 +90,7 @@ pub struct Seat {
 }
 
 impl Incoming {
+    /// Wraps a listening socket. `name` is the listener in metrics and logs.
     pub fn new(
         socket: TcpListener,
         name: &'static str,
@@ -115,12 +116,12 @@ impl Incoming {
             evicted: ended("made_room"),
             silent: ended("hello_timeout"),
             released: Notify::new(),
-            said: Seldom::new(SAID_EVERY),
+            said: LogThrottle::new(SAID_EVERY),
         };
         Self { socket, shared: Arc::new(shared) }
     }
 
-    /// Waits for the next connection that is let in.
+    /// Waits for the next connection that is admitted.
     pub async fn accept(&self) -> (TcpStream, Arc<Seat>) {
         loop {
             match self.socket.accept().await {
@@ -142,12 +143,12 @@ impl Incoming {
 
 impl Shared {
     fn seats(&self) -> MutexGuard<'_, Seats> {
-        // Nothing that can panic runs under the lock.
+        // No code that can panic runs under the lock.
         self.seats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A seat, for which a source that has its share gives up the oldest of its connections that ask for nothing: a crowd of
-    /// idle ones does not keep an operator out who comes from the same address.
+    /// Returns a seat. If the source has its share, the oldest of its connections without a request is
+    /// evicted first: so idle connections do not keep out an operator at the same address.
     async fn seat_or_wait(self: &Arc<Self>, peer: SocketAddr) -> Option<Seat> {
         if let Some(seat) = self.seat(peer) {
             return Some(seat);
@@ -155,7 +156,7 @@ impl Shared {
         let idle = self.seats().unsettled.oldest_of(peer.ip()).cloned();
         if let Some(idle) = idle {
             self.evict(&idle);
-            // It ends as soon as its task is woken; the time is a bound for a machine that is very busy.
+            // The evicted connection ends as soon as its task runs; the timeout is for a busy machine.
             let _ = tokio::time::timeout(ROOM_WITHIN, self.released.notified()).await;
             if let Some(seat) = self.seat(peer) {
                 return Some(seat);
@@ -170,14 +171,15 @@ impl Shared {
         match self.admission.admit(&holder) {
             Verdict::Admit => {}
             Verdict::AdmitAndTakeBack(Holder::Source(most)) => {
-                // Those who have asked for nothing go first, the oldest of them; else the newest goes, which loses least.
+                // The oldest connection without a request goes first; else the newest, which has the least to
+                // lose.
                 let seats = self.seats();
                 let victim = seats.unsettled.oldest_of(most).or_else(|| seats.settled.newest_of(most));
                 if let Some(victim) = victim {
                     self.evict(victim);
                 }
             }
-            // All holders here are sources.
+            // All holders of this admission are sources.
             Verdict::AdmitAndTakeBack(Holder::Identity(_)) | Verdict::Refuse => return None,
         }
         let state = Arc::new(State::default());
@@ -205,11 +207,12 @@ impl Shared {
 }
 
 impl Seat {
+    /// Returns the address of the client.
     pub fn peer(&self) -> SocketAddr {
         self.peer
     }
 
-    /// Its client has asked for something.
+    /// Notes that the client has sent a request.
     pub fn settle(&self) {
         if self.state.settled.swap(true, Ordering::AcqRel) {
             return;
@@ -222,7 +225,7 @@ impl Seat {
         self.state.changed.notify_one();
     }
 
-    /// Its client has been answered, and asks for nothing.
+    /// Notes that all requests of the client were answered.
     pub fn idle(&self) {
         if !self.state.settled.swap(false, Ordering::AcqRel) {
             return;
@@ -233,7 +236,7 @@ impl Seat {
         }
     }
 
-    /// Waits until the connection has to end, and returns why. One task may wait.
+    /// Waits until the connection must end, and returns the reason. Only one task may wait.
     pub async fn ended(self: Arc<Self>) -> io::Error {
         let deadline = self.shared.limits.first_request.map(|first| self.since + first);
         loop {
@@ -277,37 +280,37 @@ impl Drop for Seat {
 
 type End = Pin<Box<dyn Future<Output = io::Error> + Send>>;
 
-/// A connection that fails once it has to end.
+/// An I/O wrapper that fails once its connection must end.
 pub struct Guarded<T> {
     io: T,
     seat: Arc<Seat>,
     end: End,
-    /// Until when the client may leave unread what was written.
+    /// The time until which the client must read what was written.
     unread: Option<Pin<Box<Sleep>>>,
-    /// Whether a byte was read.
+    /// True if a byte was read.
     heard: bool,
 }
 
 impl<T> Guarded<T> {
-    /// Ends it when its seat says so.
+    /// Wraps `io`; it fails when its seat ends.
     pub fn new(io: T, seat: &Arc<Seat>) -> Self {
         Self::until(io, seat, Box::pin(seat.clone().ended()))
     }
 
-    /// Ends it when this future does.
+    /// Wraps `io`; it fails when `end` completes.
     pub fn until(io: T, seat: &Arc<Seat>, end: End) -> Self {
         Self { io, seat: seat.clone(), end, unread: None, heard: false }
     }
 
     fn poll_end(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         let Poll::Ready(error) = self.end.as_mut().poll(context) else { return Ok(()) };
-        // Whoever asks again is told the same kind.
+        // Every later call gets an error of the same kind.
         let kind = error.kind();
         self.end = Box::pin(async move { kind.into() });
         Err(error)
     }
 
-    /// Fails where the client has read nothing for too long.
+    /// Fails if the client has not read for too long.
     fn written<R>(&mut self, written: Poll<io::Result<R>>, context: &mut Context<'_>) -> Poll<io::Result<R>> {
         if written.is_ready() {
             self.unread = None;

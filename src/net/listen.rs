@@ -1,4 +1,4 @@
-//! Listening sockets: one per worker and address, shared out by the kernel (SO_REUSEPORT).
+//! Listening sockets: one per worker and address; the kernel distributes connections (SO_REUSEPORT).
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -9,24 +9,25 @@ use socket2::{Domain, Protocol, Socket, Type};
 use super::socket::{bound_unsent, keep_alive};
 use crate::model::address::Bind;
 
-/// What the kernel may queue; it is cut to `net.core.somaxconn`.
+/// The length of the kernel's accept queue, which it cuts to `net.core.somaxconn`.
 const BACKLOG: i32 = 4096;
 
 /// The sockets of one bind address.
 #[derive(Debug)]
 pub struct Listening {
-    /// With the port that the kernel chose, where the bind address had port 0.
+    /// The address with the port that the kernel chose if the bind address had port 0.
     pub address: SocketAddr,
-    /// One per worker.
+    /// One socket per worker.
     pub sockets: Vec<OwnedFd>,
 }
 
-/// Opens a bind address for a number of workers. An address that anyone listens on, another isthmus
-/// included, is an error.
+/// Opens a bind address for a number of workers. Returns an error if any process listens on the address
+/// already, another isthmus included.
 pub fn listen(bind: Bind, workers: usize) -> io::Result<Listening> {
     let first = bind_first(bind).map_err(|error| advised(&error, bind))?;
     let address = first.local_addr()?.as_socket().ok_or(io::ErrorKind::AddrNotAvailable)?;
-    // Shared only from here on: while it was bound, the socket was exclusive, so nobody else has the address.
+    // The first socket is bound without SO_REUSEPORT, which fails if the address is in use; only then it is
+    // shared.
     first.set_reuse_port(true)?;
     let mut sockets = vec![first];
     for _ in 1..workers {
@@ -36,7 +37,7 @@ pub fn listen(bind: Bind, workers: usize) -> io::Result<Listening> {
         sockets.push(socket);
     }
     for socket in &sockets {
-        // Inherited by what is accepted: no system call per connection.
+        // Accepted sockets inherit these options, which saves a system call per connection.
         socket.set_tcp_nodelay(true)?;
         keep_alive(socket)?;
         socket.set_out_of_band_inline(true)?;
@@ -46,7 +47,7 @@ pub fn listen(bind: Bind, workers: usize) -> io::Result<Listening> {
     Ok(Listening { address, sockets: sockets.into_iter().map(OwnedFd::from).collect() })
 }
 
-/// The error with what to do about it.
+/// Adds advice to an error of binding.
 fn advised(error: &io::Error, bind: Bind) -> io::Error {
     let port = match bind {
         Bind::Any { port } => port,
@@ -75,7 +76,7 @@ fn bind_first(bind: Bind) -> io::Result<Socket> {
     match bind {
         Bind::Address(address) => bound(address),
         Bind::Any { port } => match bound((Ipv6Addr::UNSPECIFIED, port).into()) {
-            // A host without IPv6, or with it switched off.
+            // The host has no IPv6, or it is disabled.
             Err(error) if no_ipv6(&error) => bound((Ipv4Addr::UNSPECIFIED, port).into()),
             other => other,
         },
@@ -93,7 +94,7 @@ fn no_ipv6(error: &io::Error) -> bool {
 fn new_socket(address: SocketAddr, dual_stack: bool) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_nonblocking(true)?;
-    // Lets a restart have the address while old connections are in TIME_WAIT.
+    // Lets a restarted process bind while old connections are in TIME_WAIT.
     socket.set_reuse_address(true)?;
     if address.is_ipv6() {
         socket.set_only_v6(!dual_stack)?;

@@ -1,9 +1,9 @@
 //! The addresses of this process and of its host, so that the gateway never connects to itself.
 //!
-//! A connection to an address that the process listens on would be accepted, routed, and dialled again, without end; one to
-//! its admin API would carry a stranger's requests. An address is recognised before it is dialled. Where the host takes an
-//! address for its own that no interface has, the connection is recognised when it arrives: the local ends of dials to a
-//! port that the process listens on are kept while they last.
+//! A connection to an address that the process listens on would be accepted, routed and dialled again without
+//! end; one to its admin API would carry a stranger's requests. Such an address is recognised before it is
+//! dialled. If the host accepts connections to an address that no interface has, the connection is recognised
+//! on arrival: the local ends of dials to a port of this process are kept while the dials last.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -19,23 +19,23 @@ use crate::model::address::{canonical_ip, canonical_socket};
 
 /// How often the addresses of the host's interfaces are read.
 pub const LOOK_UP_EVERY: Duration = Duration::from_secs(30);
-/// How old they may be where an address that is not among them would be dialled on a port that this process listens on
-/// everywhere.
+/// The greatest age of these addresses if an unknown address would be dialled on a port that this process
+/// listens on.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// Where this process listens, and what it dials that might come back to it.
+/// The addresses that this process listens on, and its dials that might reach itself.
 #[derive(Debug, Default)]
 pub struct OwnAddresses {
     listening: ArcSwap<Vec<SocketAddr>>,
     host: ArcSwap<BTreeSet<IpAddr>>,
-    /// When the addresses of the host were last read.
+    /// The time of the last read of the host's addresses.
     looked_up: Mutex<Option<Instant>>,
     dials: DashSet<SocketAddr, DefaultHashBuilder>,
-    /// The length of `dials`: 0 spares every look-up.
+    /// The length of `dials`; 0 saves every look-up.
     dials_len: AtomicUsize,
 }
 
-/// The local end of a dial, kept for as long as this lives.
+/// The local end of a dial, registered until this is dropped.
 #[derive(Debug)]
 pub struct OwnDial {
     own: Arc<OwnAddresses>,
@@ -51,6 +51,7 @@ impl Drop for OwnDial {
 }
 
 impl OwnAddresses {
+    /// Reads the host's addresses; no address is listened on yet.
     pub fn new() -> Arc<Self> {
         let own = Self::default();
         own.look_up_host();
@@ -66,7 +67,7 @@ impl OwnAddresses {
         });
     }
 
-    /// Takes out an address that is not listened on any more.
+    /// Removes an address that is not listened on any more.
     pub fn closed(&self, address: SocketAddr) {
         self.listening.rcu(|listening| {
             let mut next = Vec::clone(listening);
@@ -77,7 +78,7 @@ impl OwnAddresses {
         });
     }
 
-    /// Reads the addresses of the host's interfaces again. Where they cannot be read, the last ones stay.
+    /// Reads the addresses of the host's interfaces again. On an error the last ones stay.
     pub fn look_up_host(&self) {
         *self.looked_up.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         match host_addresses() {
@@ -103,7 +104,7 @@ impl OwnAddresses {
         is_own() || everywhere() && self.look_up_host_again() && is_own()
     }
 
-    /// Reads the addresses of the host again, and returns true, unless that was done a moment ago.
+    /// Reads the addresses of the host again and returns true, unless the last read is too recent.
     fn look_up_host_again(&self) -> bool {
         let looked_up = *self.looked_up.lock().unwrap_or_else(PoisonError::into_inner);
         let stale = looked_up.is_none_or(|at| at.elapsed() >= FRESH);
@@ -113,12 +114,12 @@ impl OwnAddresses {
         stale
     }
 
-    /// Returns true if the process listens on this port, on whatever address.
+    /// Returns true if the process listens on this port, on any address.
     pub fn has_port(&self, port: u16) -> bool {
         self.listening.load().iter().any(|own| own.port() == port)
     }
 
-    /// Keeps the local end of a dial.
+    /// Registers the local end of a dial.
     pub fn dialling(self: &Arc<Self>, local: SocketAddr) -> OwnDial {
         let local = canonical_socket(local);
         if self.dials.insert(local) {
@@ -133,17 +134,17 @@ impl OwnAddresses {
     }
 }
 
-/// The addresses of this host's interfaces, IPv4-mapped ones as IPv4.
+/// Returns the addresses of this host's interfaces, IPv4-mapped ones as IPv4.
 pub fn host_addresses() -> std::io::Result<BTreeSet<IpAddr>> {
     let interfaces = if_addrs::get_if_addrs()?;
     Ok(interfaces.iter().map(|interface| canonical_ip(interface.ip())).collect())
 }
 
-/// Returns true if a connection to `ip` reaches a listener bound to `bound`, their ports being the same. A connection to the
-/// unspecified address goes to loopback.
+/// Returns true if a connection to `ip` reaches a listener bound to `bound` with the same port. A connection
+/// to the unspecified address goes to loopback.
 pub fn reaches(bound: IpAddr, ip: IpAddr, is_of_host: impl Fn(IpAddr) -> bool) -> bool {
     if bound.is_unspecified() {
-        // A socket of IPv6 may take both families.
+        // An IPv6 socket may take both families.
         let same_family = bound.is_ipv6() || ip.is_ipv4();
         return same_family && (ip.is_unspecified() || ip.is_loopback() || is_of_host(ip));
     }

@@ -1,37 +1,40 @@
-//! A few pipes for `splice(2)`, shared by all connections of a worker and held only while bytes are in them.
+//! Pipes for `splice(2)`, shared by all connections of a worker; a connection holds one only while bytes are
+//! in it.
 
 use std::os::fd::OwnedFd;
 
 use rustix::pipe::{PipeFlags, fcntl_getpipe_size, fcntl_setpipe_size, pipe_with};
 
-/// What a pipe should hold: with 1 MiB, splicing costs 10 to 15 % less than with 256 KiB.
+/// The wanted size of a pipe in bytes: with 1 MiB, splicing costs 10 to 15 % less than with 256 KiB.
 const SIZE: usize = 1 << 20;
 
-/// A pipe that is empty when it is in the pool.
+/// A pipe; it is empty while it is in the pool.
 #[derive(Debug)]
 pub struct Pipe {
+    /// The end to splice from.
     pub read: OwnedFd,
+    /// The end to splice to.
     pub write: OwnedFd,
-    /// Bytes it can hold. An unprivileged user gets 64 large pipes, then small ones.
+    /// The capacity in bytes. An unprivileged user gets 64 large pipes, then small ones.
     pub size: usize,
 }
 
-/// A worker's pipes.
+/// The pipes of a worker.
 #[derive(Debug)]
 pub struct Pipes {
     free: Vec<Pipe>,
-    /// Pipes in use and free.
+    /// Pipes that exist, in use or free.
     made: usize,
     limit: usize,
 }
 
 impl Pipes {
-    /// At most `limit` pipes; with 0, everything is copied.
+    /// Makes a pool of at most `limit` pipes; with 0, all bytes are copied.
     pub fn new(limit: usize) -> Self {
         Self { free: Vec::new(), made: 0, limit }
     }
 
-    /// An empty pipe; `None` where the limit is reached or the kernel has none.
+    /// Returns an empty pipe; `None` if the limit is reached or the kernel refuses one.
     pub fn take(&mut self) -> Option<Pipe> {
         if let Some(pipe) = self.free.pop() {
             return Some(pipe);
@@ -44,12 +47,12 @@ impl Pipes {
         Some(pipe)
     }
 
-    /// Takes back an empty pipe.
+    /// Returns an empty pipe to the pool.
     pub fn give_back(&mut self, pipe: Pipe) {
         self.free.push(pipe);
     }
 
-    /// Closes a pipe with bytes in it.
+    /// Closes a pipe that has bytes in it.
     pub fn discard(&mut self, pipe: Pipe) {
         drop(pipe);
         self.made -= 1;
@@ -58,7 +61,7 @@ impl Pipes {
 
 fn make() -> Option<Pipe> {
     let (read, write) = pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC).ok()?;
-    // Refused to an unprivileged user who has many already: the default size works too.
+    // The kernel refuses this to an unprivileged user with many large pipes; the default size works too.
     let _ = fcntl_setpipe_size(&write, SIZE);
     let size = fcntl_getpipe_size(&write).ok()?;
     Some(Pipe { read, write, size })

@@ -1,17 +1,17 @@
-//! Things that wait, by source and in order of arrival: where there are too many, the one that has waited longest of the source
-//! that has most gives way.
+//! Waiting entries by source, in order of arrival. If there are too many, the oldest entry of the source with
+//! the most entries is removed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use crate::model::address::source_block;
 
-/// Waiting things of all sources.
+/// Waiting entries of all sources.
 #[derive(Debug)]
 pub struct Ranking<T> {
-    /// By source block, then in order of arrival.
+    /// Entries by source block and id.
     waiting: BTreeMap<IpAddr, BTreeMap<u64, T>>,
-    /// How many each source has, most last.
+    /// The number of entries of each source, largest last.
     ranking: BTreeSet<(usize, IpAddr)>,
     len: usize,
 }
@@ -23,7 +23,8 @@ impl<T> Default for Ranking<T> {
 }
 
 impl<T> Ranking<T> {
-    /// Takes one in, under an id that grows with time. Where that makes more than `cap`, returns the one that gives way.
+    /// Adds an entry under an id that grows with time. If there are then more than `cap` entries, removes and
+    /// returns one.
     pub fn insert(&mut self, source: IpAddr, id: u64, thing: T, cap: usize) -> Option<T> {
         let given_way = if self.len >= cap.max(1) { self.evict() } else { None };
         let source = source_block(source);
@@ -37,7 +38,7 @@ impl<T> Ranking<T> {
         given_way
     }
 
-    /// Takes one out, if it is still there.
+    /// Removes an entry, if it exists.
     pub fn remove(&mut self, source: IpAddr, id: u64) -> Option<T> {
         let source = source_block(source);
         let of_source = self.waiting.get_mut(&source)?;
@@ -54,27 +55,29 @@ impl<T> Ranking<T> {
         Some(thing)
     }
 
-    /// Takes out the oldest of the source that has most.
+    /// Removes the oldest entry of the source with the most entries.
     fn evict(&mut self) -> Option<T> {
         let (_, source) = *self.ranking.last()?;
         let oldest = *self.waiting.get(&source)?.keys().next()?;
         self.remove(source, oldest)
     }
 
-    /// The oldest of a source.
+    /// Returns the oldest entry of a source.
     pub fn oldest_of(&self, source: IpAddr) -> Option<&T> {
         self.waiting.get(&source_block(source))?.values().next()
     }
 
-    /// The newest of a source.
+    /// Returns the newest entry of a source.
     pub fn newest_of(&self, source: IpAddr) -> Option<&T> {
         self.waiting.get(&source_block(source))?.values().next_back()
     }
 
+    /// Returns the number of entries.
     pub fn len(&self) -> usize {
         self.len
     }
 
+    /// Returns true if there are no entries.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

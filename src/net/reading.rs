@@ -1,7 +1,7 @@
-//! Work that waits for files, on threads of its own: a mount that hangs keeps its thread, and holds up nobody else.
+//! Runs work that waits for files on threads of its own: a hanging mount blocks its thread and nothing else.
 //!
-//! Whoever reads has a [`Readings`] of its own, which bounds how many of its readings can hang at the same time; each is
-//! given up after a time, and its thread ends when the file system answers, perhaps never.
+//! Each reader has a [`Readings`] that bounds how many of its reads can hang at the same time. A read is
+//! given up after a timeout; its thread ends when the file system answers, perhaps never.
 
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -9,12 +9,13 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::watch;
 
-use super::labour::give_way;
+use super::background::give_way;
 
-/// All readings at the same time; more wait, and are given up in their time.
+/// Concurrent reads of the process; further ones wait, and time out.
 const THREADS: usize = 256;
 
-/// Has no tasks, only threads. They end when idle, and never hold up the end of the process.
+/// This runtime runs no tasks; it only has threads for blocking work. They end when idle, and never delay the
+/// end of the process.
 static FILES: LazyLock<Runtime> = LazyLock::new(|| {
     let threads = Builder::new_current_thread()
         .thread_name("isthmus-files")
@@ -24,21 +25,24 @@ static FILES: LazyLock<Runtime> = LazyLock::new(|| {
     threads.expect("a runtime without drivers asks nothing of the system")
 });
 
-/// The readings of one reader; clones share the bound.
+/// The reads of one reader; clones share the bound.
 #[derive(Clone, Debug)]
 pub struct Readings {
-    /// Begun and not ended, given up or not.
+    /// Reads that began and have not ended, given up or not.
     running: Arc<watch::Sender<usize>>,
     most: usize,
 }
 
-/// Why there is no result; fits after "failed to read: ".
+/// The reason why a read has no result; the text fits after "failed to read: ".
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unread {
+pub enum ReadError {
+    /// The read took longer than this.
     #[error("the file system has not answered within {0:?}")]
     Late(Duration),
+    /// This many earlier reads hang, so no further one begins.
     #[error("the file system does not answer: {0} earlier attempts still wait for it")]
     Hanging(usize),
+    /// The work panicked.
     #[error("reading panicked")]
     Panicked,
 }
@@ -52,18 +56,18 @@ impl Drop for Running {
 }
 
 impl Readings {
-    /// At most so many at the same time.
+    /// Makes a reader of at most `most` concurrent reads.
     pub fn new(most: usize) -> Self {
         Self { running: Arc::default(), most }
     }
 
-    /// Has the work done, and gives it up after a time; it then goes on aside. Tasks that it starts run where this was
-    /// called. Once begun it is finished, even if the future is dropped.
+    /// Runs `work` and gives it up after `within`; it then continues in the background. Tasks that it starts
+    /// run on the caller's runtime. Once begun it is finished, even if the future is dropped.
     pub async fn read<T: Send + 'static>(
         &self,
         within: Duration,
         work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, Unread> {
+    ) -> Result<T, ReadError> {
         let mut before = 0;
         let begun = self.running.send_if_modified(|running| {
             before = *running;
@@ -71,7 +75,7 @@ impl Readings {
             before < self.most
         });
         if !begun {
-            return Err(Unread::Hanging(before));
+            return Err(ReadError::Hanging(before));
         }
         let (running, caller) = (Running(self.running.clone()), Handle::current());
         let work = FILES.spawn_blocking(move || {
@@ -81,19 +85,19 @@ impl Readings {
         });
         match tokio::time::timeout(within, work).await {
             Ok(Ok(result)) => Ok(result),
-            Ok(Err(_)) => Err(Unread::Panicked),
-            Err(_) => Err(Unread::Late(within)),
+            Ok(Err(_)) => Err(ReadError::Panicked),
+            Err(_) => Err(ReadError::Late(within)),
         }
     }
 
-    /// Waits until none is running.
+    /// Waits until no read is running.
     pub async fn ended(&self) {
         // The sender lives in `self`, so the wait cannot fail.
         let _ = self.running.subscribe().wait_for(|running| *running == 0).await;
     }
 }
 
-/// Has work done that may wait for files, and does not wait for it.
+/// Runs work that may wait for files, without waiting for it.
 pub(super) fn aside(work: impl FnOnce() + Send + 'static) {
     drop(FILES.spawn_blocking(work));
 }
@@ -110,20 +114,20 @@ mod tests {
         let soon = Duration::from_millis(10);
         let (stop, hang) = channel::<()>();
         let late = readings.read(soon, move || hang.recv()).await;
-        assert_eq!(late.expect_err("it hangs"), Unread::Late(soon));
-        // One place is left, and given back.
+        assert_eq!(late.expect_err("it hangs"), ReadError::Late(soon));
+        // One place is left, and released after each round.
         for round in 0..3 {
             assert_eq!(readings.read(Duration::from_secs(10), move || round).await, Ok(round));
         }
         let (also_stop, hang) = channel::<()>();
         let late = readings.read(soon, move || hang.recv()).await;
-        assert_eq!(late.expect_err("it hangs"), Unread::Late(soon));
-        assert_eq!(readings.read(soon, || ()).await, Err(Unread::Hanging(2)));
+        assert_eq!(late.expect_err("it hangs"), ReadError::Late(soon));
+        assert_eq!(readings.read(soon, || ()).await, Err(ReadError::Hanging(2)));
         assert_eq!(Readings::new(1).read(Duration::from_secs(10), || 7).await, Ok(7));
         drop((stop, also_stop));
         readings.ended().await;
         assert_eq!(readings.read(Duration::from_secs(10), || 8).await, Ok(8));
         let panics = || panic!("a test's");
-        assert_eq!(readings.read::<()>(Duration::from_secs(10), panics).await, Err(Unread::Panicked));
+        assert_eq!(readings.read::<()>(Duration::from_secs(10), panics).await, Err(ReadError::Panicked));
     }
 }

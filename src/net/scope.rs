@@ -1,4 +1,4 @@
-//! Scopes of tasks: stop can wait for all that were started in one.
+//! Scopes of tasks: stop waits for all tasks that were started in a scope.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -37,6 +37,7 @@ impl Scope {
         })
     }
 
+    /// Returns the number of running tasks.
     pub fn running(&self) -> usize {
         *self.running.borrow()
     }
@@ -74,6 +75,7 @@ impl LocalScope {
         });
     }
 
+    /// Returns the number of running tasks.
     pub fn running(&self) -> usize {
         self.running.get()
     }

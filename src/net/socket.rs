@@ -17,18 +17,19 @@ use tokio::net::TcpStream;
 use super::diag;
 use crate::model::reason::Reason;
 
-/// When a silent peer is first asked, and how long unacknowledged bytes may wait where nobody examines the connection.
+/// The silence after which keep-alive probes a peer; the interval and number of probes follow.
 const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(60);
 const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(15);
 const KEEP_ALIVE_PROBES: u32 = 4;
+/// How long bytes may stay unacknowledged if [`diag`] does not work here.
 const USER_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// What a socket may hold unsent: as much as a pipe, so that bulk goes on in large pieces.
+/// Bytes that a socket may hold unsent: as much as a pipe, so that bulk transfers move in large pieces.
 const UNSENT_MAX: u32 = 1 << 20;
-/// What a socket may receive ahead where memory is short.
+/// Bytes that a socket may receive ahead of its reader when memory is short.
 const RECEIVED_MAX: usize = 128 * 1024;
 
-/// Finds out when a peer has vanished.
+/// Enables keep-alive, which finds peers that have vanished.
 pub fn keep_alive(socket: &impl AsFd) -> io::Result<()> {
     let socket = SockRef::from(socket);
     let schedule = TcpKeepalive::new()
@@ -37,54 +38,56 @@ pub fn keep_alive(socket: &impl AsFd) -> io::Result<()> {
         .with_retries(KEEP_ALIVE_PROBES);
     socket.set_tcp_keepalive(&schedule)?;
     if diag::is_answered() {
-        // Bytes that are not acknowledged are seen to by who examines the connection: this option would end peers too
-        // that answer, and read nothing for a while.
+        // [`diag`](super::diag) finds unacknowledged bytes. TCP_USER_TIMEOUT would also end peers that are
+        // alive and do not read for a while.
         return Ok(());
     }
     socket.set_tcp_user_timeout(Some(USER_TIMEOUT))
 }
 
-/// Bounds what the kernel holds of what was written and not sent: a peer that does not read costs no more of it than this.
+/// Bounds the unsent bytes that the kernel buffers, so that a peer that does not read costs no more memory.
 pub fn bound_unsent(socket: &impl AsFd) -> io::Result<()> {
     SockRef::from(socket).set_tcp_notsent_lowat(UNSENT_MAX)
 }
 
-/// Bounds what a socket receives ahead of its reader, for as long as it lives: where memory is short.
+/// Bounds the bytes that a socket receives ahead of its reader, for the rest of its life; used when memory is
+/// short.
 pub fn bound_received(socket: &impl AsFd) -> io::Result<()> {
     SockRef::from(socket).set_recv_buffer_size(RECEIVED_MAX)
 }
 
-/// Makes the close of a socket a reset, so that its peer cannot take what it has for the whole.
+/// Makes the close of a socket a reset, so that the peer does not take a cut-off transfer for a complete one.
 pub fn reset_on_close(socket: &impl AsFd) {
-    // Fails only on a socket that has no peer any more, where there is nobody to tell.
+    // The call fails only on a socket whose peer is gone.
     let _ = SockRef::from(socket).set_linger(Some(Duration::ZERO));
 }
 
-/// Whether an error only says to try again when the socket is ready.
+/// Returns true if the call must be repeated when the socket is ready.
 pub fn is_again(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-/// Reads what is there, as far as it fits; 0 at the end.
+/// Reads available bytes into `bytes`; returns 0 at the end of the stream.
 ///
-/// A short read has emptied the socket: that it was readable is forgotten without a system call that would only say so,
-/// as the poller is edge-triggered and reports what comes next.
+/// A read shorter than the buffer has emptied the socket, so its readiness is cleared without another system
+/// call; the poller is edge-triggered and reports later bytes.
 pub fn receive(socket: &TcpStream, bytes: &mut [u8]) -> io::Result<usize> {
     let room = bytes.len();
     at_once(socket, Interest::READABLE, room, || Ok(rustix::net::recv(socket, bytes, RecvFlags::empty())?.0))
 }
 
-/// As [`receive`], of a socket with urgent data: a read stops before it, so that a short one has not emptied the socket.
+/// Reads like [`receive`] from a socket with urgent data: a read stops before the urgent mark, so a short
+/// read has not emptied the socket.
 pub fn receive_to_mark(socket: &TcpStream, bytes: &mut [u8]) -> io::Result<usize> {
     socket.try_io(Interest::READABLE, || receive_unasked(socket, bytes))
 }
 
-/// Reads what is there, also where the poller has not said that there is anything.
+/// Reads available bytes even if the poller has not reported readiness.
 pub fn receive_unasked(socket: &TcpStream, bytes: &mut [u8]) -> io::Result<usize> {
     Ok(rustix::net::recv(socket, bytes, RecvFlags::DONTWAIT)?.0)
 }
 
-/// As [`receive`], into what the buffer has room for.
+/// Reads like [`receive`] into the spare capacity of a buffer.
 pub fn receive_more(socket: &TcpStream, buffer: &mut Vec<u8>) -> io::Result<usize> {
     let room = buffer.capacity() - buffer.len();
     at_once(socket, Interest::READABLE, room, || {
@@ -92,9 +95,10 @@ pub fn receive_more(socket: &TcpStream, buffer: &mut Vec<u8>) -> io::Result<usiz
     })
 }
 
-/// Writes what the socket takes of these pieces, which are as many as one call takes.
+/// Writes as much of these pieces as the socket takes in one call.
 ///
-/// A short write has filled the socket: that it was writable is forgotten without asking it again, as [`receive`] does.
+/// A short write has filled the socket, so its readiness is cleared without another system call, as in
+/// [`receive`].
 pub fn send(socket: &TcpStream, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
     let wanted: usize = pieces.iter().map(|piece| piece.len()).sum();
     at_once(socket, Interest::WRITABLE, wanted, || {
@@ -107,7 +111,7 @@ pub fn send(socket: &TcpStream, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
     })
 }
 
-/// Moves up to so many bytes with one system call, and forgets that the socket was ready where it moved fewer.
+/// Calls `call` once, and clears the socket's readiness if it moved fewer than `room` bytes.
 fn at_once(
     socket: &TcpStream,
     interest: Interest,
@@ -126,13 +130,14 @@ fn at_once(
     }
 }
 
-/// Begins to connect; the socket is not waited for.
+/// Begins to connect, without waiting.
 pub fn dial(address: SocketAddr) -> Result<OwnedFd, Errno> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
     sockopt::set_tcp_nodelay(&socket, true)?;
-    // Urgent data in its place: it would be lost to the reader, and `splice` stops before it as at an end.
+    // Urgent data is delivered in line: otherwise the reader would lose it, and `splice` would stop before it
+    // as at an end.
     sockopt::set_socket_oobinline(&socket, true)?;
     match rustix::net::connect(&socket, &address) {
         Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
@@ -140,7 +145,7 @@ pub fn dial(address: SocketAddr) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// Why an endpoint could not be dialled.
+/// Returns the reason of a failed dial.
 pub fn dial_reason(error: Errno) -> Reason {
     match error {
         Errno::CONNREFUSED => Reason::EndpointRefused,

@@ -1,7 +1,8 @@
-//! Tells when files have changed: editors' renames, rewrites in place, and Kubernetes' `..data` links alike.
+//! Watches files for changes: editors' renames, rewrites in place, and Kubernetes' `..data` links alike.
 //!
-//! The kernel's notice of a change in a file's folder is only a hint to look; whether something changed is decided by what
-//! the files look like. Looking also happens now and then without a hint, for file systems that give none.
+//! The kernel's notice of a change in a file's folder is only a hint to check; whether a file changed is
+//! decided by its metadata. Files are also checked without a hint from time to time, for file systems that
+//! give none.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
@@ -10,62 +11,63 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use self::notices::{Hint, Listening};
-use super::reading::{Readings, Unread};
+use self::notices::{Hint, Subscription};
+use super::reading::{ReadError, Readings};
 
 mod notices;
 
-/// Files that are being written are looked at once they have been quiet for this long.
+/// Files that are being written are checked after this time without a hint.
 const QUIET: Duration = Duration::from_millis(100);
-/// A file that was closed is mostly whole, and one that was put in its place is; but others may follow that belong to it.
+/// The same after a file was closed or put in its place, which is then mostly complete; files that belong to
+/// it may follow.
 const QUIET_WHEN_WHOLE: Duration = Duration::from_millis(20);
-/// Files that are never quiet are looked at this long after the first hint, where a reading of them takes little time and
-/// no file is open for writing.
+/// Files that change all the time are checked this long after the first hint, if reading them takes little
+/// time and no file is open for writing.
 const BUSY_WITHIN: Duration = Duration::from_millis(100);
-/// But no later than this after the first hint.
+/// Files that change all the time are checked at the latest this long after the first hint.
 const QUIET_WITHIN: Duration = Duration::from_secs(2);
-/// How often files are looked at without a hint.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// A look that takes longer is given up.
-const LOOK_WITHIN: Duration = Duration::from_secs(10);
-/// Looks of one watch that may hang at the same time.
-const LOOKS: usize = 3;
+/// How often files are checked without a hint.
+const CHECK_EVERY: Duration = Duration::from_secs(5);
+/// A check that takes longer is given up.
+const CHECK_WITHIN: Duration = Duration::from_secs(10);
+/// Checks of one watch that may hang at the same time.
+const CHECKS: usize = 3;
 
-/// Watches some files and folders. Every look at them is a reading on a thread of its own.
+/// Watches files and folders. Every check is a read on a thread of its own.
 pub struct FileWatch {
-    seen: Sightings,
-    notices: Notices,
-    /// Heard, and not looked at yet.
+    seen: FileStates,
+    notices: SubscriptionState,
+    /// The strongest hint since the last check.
     hint: Option<Hint>,
-    /// Files that somebody has begun to write and not closed, as far as is known.
+    /// Files that a writer has begun to write and has not closed, as far as known.
     unfinished: BTreeSet<PathBuf>,
-    /// How long a reading of the files takes.
+    /// How long reading the files takes.
     cost: Duration,
     looks: Readings,
 }
 
-enum Notices {
-    /// Nobody listens, or at paths that have changed since.
-    Outdated(Option<Listening>),
-    Current(Listening),
+enum SubscriptionState {
+    /// The watched paths or their links have changed since the subscription was made, or there is none.
+    Outdated(Option<Subscription>),
+    Current(Subscription),
 }
 
-/// What a path looked like; for a folder, its entries as well.
+/// The state of a path; of a folder, the states of its entries.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Stamp {
-    file: Option<Look>,
-    entries: Vec<(PathBuf, Option<Look>)>,
+struct PathState {
+    file: Option<FileStamp>,
+    entries: Vec<(PathBuf, Option<FileStamp>)>,
 }
 
-/// Device, inode, size, and when it was last written to (seconds, nanoseconds).
-type Look = (u64, u64, u64, i64, i64);
+/// Device, inode, size, and time of the last change (seconds, nanoseconds).
+type FileStamp = (u64, u64, u64, i64, i64);
 
-/// Files and folders, each as it was when it was looked at; `None`: nobody has looked at it.
+/// Files and folders with their states at the last check; `None`: not checked yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Sightings(BTreeMap<PathBuf, Option<Stamp>>);
+pub struct FileStates(BTreeMap<PathBuf, Option<PathState>>);
 
-impl Sightings {
-    /// Notes how this is now, unless it was noted before. Blocks.
+impl FileStates {
+    /// Adds a path with its present state, unless the path is known. Blocks.
     pub fn note(&mut self, path: &Path) {
         let known = self.0.entry(path.to_owned()).or_default();
         if known.is_none() {
@@ -73,7 +75,7 @@ impl Sightings {
         }
     }
 
-    /// How the same are now. Blocks.
+    /// Returns the present states of the same paths. Blocks.
     #[must_use]
     pub fn now(&self) -> Self {
         Self(self.0.keys().map(|path| (path.clone(), Some(stamp(path)))).collect())
@@ -81,79 +83,81 @@ impl Sightings {
 }
 
 impl FileWatch {
-    /// Watches these, which nobody has looked at.
+    /// Watches paths that were never checked.
     pub fn new(paths: Vec<PathBuf>) -> Self {
-        Self::since(Sightings(paths.into_iter().map(|path| (path, None)).collect()))
+        Self::since(FileStates(paths.into_iter().map(|path| (path, None)).collect()))
     }
 
-    /// Watches these. What has happened since they were noted counts.
-    pub fn since(seen: Sightings) -> Self {
+    /// Watches paths; changes since the given states count.
+    pub fn since(seen: FileStates) -> Self {
         Self {
             seen,
-            notices: Notices::Outdated(None),
+            notices: SubscriptionState::Outdated(None),
             hint: None,
             unfinished: BTreeSet::new(),
             cost: Duration::ZERO,
-            looks: Readings::new(LOOKS),
+            looks: Readings::new(CHECKS),
         }
     }
 
-    /// How the files were when they were last looked at.
-    pub fn seen(&self) -> &Sightings {
+    /// Returns the states of the last check.
+    pub fn seen(&self) -> &FileStates {
         &self.seen
     }
 
-    /// Takes over how the files were just before somebody read them, and how long the reading took: who reads them next has
-    /// read all that was before.
-    pub fn was_read(&mut self, seen: Sightings, cost: Duration) {
+    /// Replaces the states by those from just before a read, with the time that the read took: the read
+    /// covers all changes before.
+    pub fn was_read(&mut self, seen: FileStates, cost: Duration) {
         for (path, stamp) in seen.0 {
             self.seen.0.entry(path).and_modify(|known| *known = stamp);
         }
         self.cost = cost;
     }
 
-    /// Looks at the files, before they are read: who reads them next has read all that was before.
-    pub async fn look(&mut self) {
+    /// Updates the states; to be called before the files are read, so that the read covers all changes
+    /// before.
+    pub async fn refresh(&mut self) {
         match self.now().await {
             Ok(now) => self.seen = now,
             Err(unread) => tracing::debug!(%unread, "cannot look at files"),
         }
     }
 
-    /// Returns true if somebody is writing to the files now, so that a reading may have seen half of a change. Waits a
-    /// moment for a hint.
+    /// Returns true if a writer is active, so that a read may have seen half of a change. Waits a moment for
+    /// a hint.
     pub async fn is_busy(&mut self) -> bool {
-        // After a change it has to listen anew. Before the first one nothing was listened to, which is no hint.
-        if matches!(self.notices, Notices::Outdated(Some(_))) {
+        // After a change the subscription must be renewed. Before the first check there was none, which is
+        // not a hint.
+        if matches!(self.notices, SubscriptionState::Outdated(Some(_))) {
             self.listen().await;
         }
-        self.hint.is_some() || tokio::time::timeout(QUIET, self.hear()).await.is_ok()
+        self.hint.is_some() || tokio::time::timeout(QUIET, self.next_hint()).await.is_ok()
     }
 
-    /// Watches these as well. What has happened since they were noted counts, and since the last look to those that are
-    /// watched already.
-    pub fn add(&mut self, more: &Sightings) {
+    /// Watches further paths; changes since the given states count. Paths that are watched already keep their
+    /// states.
+    pub fn add(&mut self, more: &FileStates) {
         for (path, stamp) in &more.0 {
             self.seen.0.entry(path.clone()).or_insert_with(|| stamp.clone());
         }
         self.outdate();
     }
 
-    /// Watches none but these any more.
-    pub fn retain(&mut self, these: &Sightings) {
+    /// Stops watching all other paths.
+    pub fn retain(&mut self, these: &FileStates) {
         self.seen.0.retain(|path, _| these.0.contains_key(path));
         self.outdate();
     }
 
-    /// Waits until a file is another than when it was last looked at. Nothing is lost where the wait is given up.
+    /// Waits until a file differs from its state at the last check. Cancel safe.
     pub async fn changed(&mut self) {
         loop {
             self.listen().await;
             if self.hint.is_none() {
-                // Which comes first does not matter: both lead to a look.
+                // The order does not matter: both arms lead to a check.
                 tokio::select! {
-                    () = self.hear() => {}
-                    () = tokio::time::sleep(LOOK_EVERY) => {}
+                    () = self.next_hint() => {}
+                    () = tokio::time::sleep(CHECK_EVERY) => {}
                 }
             }
             self.quiet().await;
@@ -162,54 +166,57 @@ impl FileWatch {
             match now {
                 Ok(now) if now != self.seen => {
                     self.seen = now;
-                    // Links may lead elsewhere now.
+                    // Links may point elsewhere after a change.
                     self.outdate();
                     return;
                 }
-                Ok(_) | Err(Unread::Late(_)) => {}
-                // Hints would only have it tried in vain.
-                Err(_) => tokio::time::sleep(LOOK_EVERY).await,
+                Ok(_) | Err(ReadError::Late(_)) => {}
+                // A hint would only repeat the failing check.
+                Err(_) => tokio::time::sleep(CHECK_EVERY).await,
             }
         }
     }
 
-    async fn now(&self) -> Result<Sightings, Unread> {
+    async fn now(&self) -> Result<FileStates, ReadError> {
         let seen = self.seen.clone();
-        self.looks.read(LOOK_WITHIN, move || seen.now()).await
+        self.looks.read(CHECK_WITHIN, move || seen.now()).await
     }
 
     fn outdate(&mut self) {
-        self.notices = match std::mem::replace(&mut self.notices, Notices::Outdated(None)) {
-            Notices::Current(listening) => Notices::Outdated(Some(listening)),
+        self.notices = match std::mem::replace(&mut self.notices, SubscriptionState::Outdated(None)) {
+            SubscriptionState::Current(listening) => SubscriptionState::Outdated(Some(listening)),
             outdated => outdated,
         };
     }
 
-    /// Listens to where the paths lead now. Where that cannot be found out, nobody gives notice until the next time.
+    /// Subscribes to the places that the paths and their links point to now. If they cannot be found, there
+    /// are no notices until the next call.
     async fn listen(&mut self) {
-        let Notices::Outdated(before) = &mut self.notices else { return };
+        let SubscriptionState::Outdated(before) = &mut self.notices else { return };
         let (before, paths) = (before.take(), self.seen.0.keys().cloned().collect::<Vec<_>>());
-        // Of what was before this nobody gives notice.
+        // Changes before this moment gave no notice.
         let missed = before.is_none().then_some(Hint::Begun);
         let follow = move || match before {
             Some(mut listening) => {
                 listening.follow(&paths);
                 listening
             }
-            None => Listening::to(&paths),
+            None => Subscription::to(&paths),
         };
-        match self.looks.read(LOOK_WITHIN, follow).await {
+        match self.looks.read(CHECK_WITHIN, follow).await {
             Ok(listening) => {
-                self.notices = Notices::Current(listening);
+                self.notices = SubscriptionState::Current(listening);
                 self.hint = self.hint.or(missed);
             }
             Err(unread) => tracing::debug!(%unread, "cannot listen to changes of files"),
         }
     }
 
-    /// Waits for the next hint; for ever, where nobody listens.
-    async fn hear(&mut self) {
-        let Notices::Current(listening) = &mut self.notices else { return std::future::pending().await };
+    /// Waits for the next hint; forever without a subscription.
+    async fn next_hint(&mut self) {
+        let SubscriptionState::Current(listening) = &mut self.notices else {
+            return std::future::pending().await;
+        };
         let heard = listening.next().await;
         match heard.hint {
             Hint::Begun => {}
@@ -219,49 +226,50 @@ impl FileWatch {
         self.hint = Some(heard.hint);
     }
 
-    /// Waits until hints have stopped for a moment, or for so long that the files are looked at all the same.
+    /// Waits until hints have stopped for a moment, or until files that change all the time must be checked.
     async fn quiet(&mut self) {
         let first = Instant::now();
-        // A reading takes at most a third of the time.
+        // Reading takes at most a third of the time.
         let busy = first + BUSY_WITHIN.max(2 * self.cost).min(QUIET_WITHIN);
         let alone = self.seen.0.len() == 1
             && self.seen.0.values().all(|stamp| stamp.as_ref().is_some_and(|stamp| stamp.file.is_some()));
-        while let (Some(last), Notices::Current(_)) = (self.hint, &self.notices) {
+        while let (Some(last), SubscriptionState::Current(_)) = (self.hint, &self.notices) {
             let latest = if self.unfinished.is_empty() { busy } else { first + QUIET_WITHIN };
             if Instant::now() >= latest {
                 break;
             }
             let rest = match last {
-                // Nothing else belongs to it.
+                // A single file was put in its place, and no other file belongs to it.
                 Hint::Placed if alone => break,
                 Hint::Begun | Hint::Written => QUIET,
                 Hint::Placed | Hint::Closed if !self.unfinished.is_empty() => QUIET,
                 Hint::Placed | Hint::Closed => QUIET_WHEN_WHOLE,
             };
             let rest = (Instant::now() + rest).min(latest);
-            if tokio::time::timeout_at(rest, self.hear()).await.is_err() && rest < latest {
+            if tokio::time::timeout_at(rest, self.next_hint()).await.is_err() && rest < latest {
                 break;
             }
         }
-        // Of a file whose end was not heard of nobody knows; the next hint of it begins anew.
+        // The end of a write may have been missed; the next hint of the file adds it again.
         self.unfinished.clear();
     }
 }
 
-fn stamp(path: &Path) -> Stamp {
+fn stamp(path: &Path) -> PathState {
     let mut entries = Vec::new();
     if path.is_dir()
         && let Ok(list) = std::fs::read_dir(path)
     {
-        entries = list.filter_map(Result::ok).map(|entry| (entry.path(), look(&entry.path()))).collect();
+        entries =
+            list.filter_map(Result::ok).map(|entry| (entry.path(), file_stamp(&entry.path()))).collect();
         entries.sort();
     }
-    // A folder's own times change with files that do not matter, so that only its entries count.
-    let file = if path.is_dir() { None } else { look(path) };
-    Stamp { file, entries }
+    // The times of a folder change with files that are not watched, so only its entries count.
+    let file = if path.is_dir() { None } else { file_stamp(path) };
+    PathState { file, entries }
 }
 
-fn look(path: &Path) -> Option<Look> {
+fn file_stamp(path: &Path) -> Option<FileStamp> {
     let data = std::fs::metadata(path).ok()?;
     Some((data.dev(), data.ino(), data.size(), data.mtime(), data.mtime_nsec()))
 }
@@ -282,7 +290,7 @@ mod tests {
         std::os::unix::fs::symlink("one", folder.path().join("..data")).expect("linked");
         let linked = folder.path().join("..data/b.yaml");
         let mut watch = FileWatch::new(vec![file.clone(), linked, folder.path().join("absent")]);
-        watch.look().await;
+        watch.refresh().await;
         let mut seen = async || tokio::time::timeout(Duration::from_secs(10), watch.changed()).await;
         std::fs::write(&file, "22").expect("written");
         seen().await.expect("a rewrite is seen");
@@ -308,9 +316,9 @@ mod tests {
         };
         link("one");
         let mut watch = FileWatch::new(vec![at("current/inner/a.yaml")]);
-        watch.look().await;
-        // Sooner than without a notice.
-        let mut seen = async || tokio::time::timeout(LOOK_EVERY / 2, watch.changed()).await.expect("seen");
+        watch.refresh().await;
+        // The change is seen sooner than by a check without a hint.
+        let mut seen = async || tokio::time::timeout(CHECK_EVERY / 2, watch.changed()).await.expect("seen");
         link("two");
         seen().await;
         std::fs::write(at("two/inner/a.yaml"), "where it leads now").expect("written");
@@ -322,11 +330,11 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("a.yaml");
         let mut watch = FileWatch::new(vec![file.clone()]);
-        watch.look().await;
+        watch.refresh().await;
         std::fs::write(&file, "1").expect("written");
         let given_up = tokio::time::timeout(QUIET_WHEN_WHOLE / 2, watch.changed()).await;
         assert!(given_up.is_err() && watch.hint.is_some());
-        tokio::time::timeout(LOOK_EVERY / 2, watch.changed()).await.expect("seen");
+        tokio::time::timeout(CHECK_EVERY / 2, watch.changed()).await.expect("seen");
     }
 
     #[tokio::test]
@@ -335,12 +343,12 @@ mod tests {
         let (file, more) = (folder.path().join("a.yaml"), folder.path().join("b.yaml"));
         std::fs::write(&file, "1").expect("written");
         let mut watch = FileWatch::new(vec![file.clone()]);
-        watch.look().await;
+        watch.refresh().await;
         std::fs::write(&file, "22").expect("written");
-        watch.look().await;
-        // Here a reader is at work, who has read 22.
+        watch.refresh().await;
+        // A reader that has read "22" begins here.
         std::fs::write(&file, "333").expect("written");
-        let mut seen = Sightings::default();
+        let mut seen = FileStates::default();
         [file, more].iter().for_each(|path| seen.note(path));
         watch.add(&seen);
         tokio::time::timeout(Duration::from_secs(10), watch.changed()).await.expect("seen");
@@ -355,9 +363,9 @@ mod tests {
         std::fs::write(&file, "1").expect("written");
         std::fs::write(&next, "2").expect("written");
         let mut watch = FileWatch::new(vec![file.clone()]);
-        watch.look().await;
+        watch.refresh().await;
         let mut fastest = Duration::MAX;
-        // More than once, as the machine may be busy; the wait for writers would be too long every time.
+        // Several rounds, as the machine may be busy; the wait for writers would be too long in every round.
         for size in 3..8 {
             let began = std::time::Instant::now();
             std::fs::rename(&next, &file).expect("renamed");

@@ -12,7 +12,7 @@ use super::server::provider;
 use super::source::{Options, Roots, Sink, Source, SourceStatus};
 use super::trust::TrustBundles;
 use super::{files, istio_ca, workload_api};
-use crate::net::fetch::{Fetch, Slot};
+use crate::net::latest::{Latest, LatestWriter};
 use crate::net::scope::Scope;
 use crate::net::watch::FileWatch;
 use crate::telemetry::Telemetry;
@@ -21,8 +21,8 @@ use crate::telemetry::control::CertificateKind;
 /// Handles to who we are and whom we trust.
 #[derive(Clone, Debug)]
 pub struct NodeContext {
-    pub certificate: Fetch<Certificate>,
-    pub trust: Fetch<TrustBundles>,
+    pub certificate: Latest<Certificate>,
+    pub trust: Latest<TrustBundles>,
 }
 
 impl NodeContext {
@@ -50,8 +50,8 @@ impl NodeContext {
 
 /// Keeps certificate and roots fresh, from wherever they come.
 pub struct Keeper {
-    certificate: Slot<Certificate>,
-    trust: Slot<TrustBundles>,
+    certificate: LatestWriter<Certificate>,
+    trust: LatestWriter<TrustBundles>,
     status: watch::Sender<SourceStatus>,
     roots: watch::Sender<Roots>,
     scope: Scope,
@@ -62,8 +62,8 @@ pub struct Keeper {
 impl Keeper {
     pub fn start(scope: &Scope) -> Self {
         Self {
-            certificate: Slot::default(),
-            trust: Slot::default(),
+            certificate: LatestWriter::default(),
+            trust: LatestWriter::default(),
             status: watch::Sender::new(SourceStatus::default()),
             roots: watch::Sender::new(Roots::default()),
             scope: scope.clone(),
@@ -73,7 +73,7 @@ impl Keeper {
     }
 
     pub fn context(&self) -> NodeContext {
-        NodeContext { certificate: self.certificate.fetch(), trust: self.trust.fetch() }
+        NodeContext { certificate: self.certificate.reader(), trust: self.trust.reader() }
     }
 
     pub fn status(&self) -> watch::Receiver<SourceStatus> {
@@ -113,7 +113,7 @@ impl Keeper {
         });
         // Before the files are read: what changes meanwhile is to be read again.
         let mut watch = FileWatch::new(files::paths(&options));
-        watch.look().await;
+        watch.refresh().await;
         let files = files::Reader::new(options.clone(), sink.clone());
         files.read().await;
         if withdrawn {

@@ -28,7 +28,7 @@ use super::trust::anchors;
 use crate::model::identity::{Identity, TrustDomain};
 use crate::net::backoff::Backoff;
 use crate::net::channel::{CallFault, Channel};
-use crate::net::reading::{Readings, Unread};
+use crate::net::reading::{ReadError, Readings};
 use crate::net::scope::Scope;
 use crate::proto::istio::v1::auth::{IstioCertificateRequest, IstioCertificateResponse};
 use crate::telemetry::clock::rfc3339;
@@ -167,7 +167,7 @@ async fn read(
 ) -> Result<(Vec<u8>, Vec<CertificateDer<'static>>), Fault> {
     let (token, roots) = (authority.token.clone(), authority.roots.clone());
     let read = move || Ok((files::read(&token)?, files::read_roots(&roots)?));
-    let unread = |unread: Unread| Err(format!("{}: {unread}", authority.token.display()));
+    let unread = |unread: ReadError| Err(format!("{}: {unread}", authority.token.display()));
     readings.read(files::READ_WITHIN, read).await.unwrap_or_else(unread).map_err(Fault::File)
 }
 

@@ -8,7 +8,7 @@ use rustls::{Error, ServerConnection};
 use super::certificate::identity_of;
 use super::trust::TrustBundles;
 use crate::model::identity::Identity;
-use crate::net::fetch::Fetch;
+use crate::net::latest::Latest;
 
 /// Who a peer has proven to be, and by what.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ impl Proof {
 
     /// Waits until the roots that are trusted do not vouch for it any more. What the handle has seen when the handshake
     /// began is what it was verified against.
-    pub async fn doubted(&self, mut trust: Fetch<TrustBundles>) -> Error {
+    pub async fn doubted(&self, mut trust: Latest<TrustBundles>) -> Error {
         loop {
             if let Err(error) = self.vouched_by(&*trust.changed().await) {
                 return error;

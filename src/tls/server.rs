@@ -18,7 +18,7 @@ use rustls::{
 use super::certificate::{Certificate, identity_of};
 use super::trust::TrustBundles;
 use crate::model::identity::Identity;
-use crate::net::fetch::Fetch;
+use crate::net::latest::Latest;
 
 /// The cryptography of all our own TLS.
 pub fn provider() -> Arc<CryptoProvider> {
@@ -29,8 +29,8 @@ pub fn provider() -> Arc<CryptoProvider> {
 ///
 /// There is no resumption: a ticket would outlive the roots that vouched for its holder.
 pub fn mutual(
-    certificate: Fetch<Certificate>,
-    trust: Fetch<TrustBundles>,
+    certificate: Latest<Certificate>,
+    trust: Latest<TrustBundles>,
     alpn: &[&[u8]],
 ) -> Result<ServerConfig, Error> {
     let provider = provider();
@@ -58,7 +58,7 @@ pub fn refused_identity() -> Option<Identity> {
 }
 
 #[derive(Debug)]
-struct Newest(Fetch<Certificate>);
+struct Newest(Latest<Certificate>);
 
 impl ResolvesServerCert for Newest {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
@@ -69,7 +69,7 @@ impl ResolvesServerCert for Newest {
 /// Believes clients whose certificate chains to the roots of the trust domain that it names.
 #[derive(Debug)]
 struct PeerVerifier {
-    trust: Fetch<TrustBundles>,
+    trust: Latest<TrustBundles>,
     algorithms: WebPkiSupportedAlgorithms,
 }
 

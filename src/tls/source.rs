@@ -1,7 +1,7 @@
 //! Where our own certificate and the trusted roots come from: the seam between the sources and those who use them.
 //!
 //! A source is a task that offers what it gets to a [`Sink`]; the sink checks it, keeps the last good, and says how it
-//! stands. Those who use a certificate hold a [`Fetch`](crate::net::fetch::Fetch) and never learn where it came from.
+//! stands. Those who use a certificate hold a [`Latest`](crate::net::latest::Fetch) and never learn where it came from.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
@@ -17,7 +17,7 @@ use super::certificate::Certificate;
 use super::trust::TrustBundles;
 use crate::model::identity::{Identity, TrustDomain};
 use crate::model::place::ClusterId;
-use crate::net::fetch::Slot;
+use crate::net::latest::LatestWriter;
 use crate::telemetry::clock::rfc3339;
 
 /// Who we are and whom we trust, as configured.
@@ -81,8 +81,8 @@ pub struct SourceStatus {
 /// Where a source puts what it gets.
 #[derive(Clone)]
 pub struct Sink {
-    pub(super) certificate: Slot<Certificate>,
-    pub(super) trust: Slot<TrustBundles>,
+    pub(super) certificate: LatestWriter<Certificate>,
+    pub(super) trust: LatestWriter<TrustBundles>,
     pub(super) status: watch::Sender<SourceStatus>,
     pub(super) expected: Option<Identity>,
     /// Trust domains whose roots are in files, be they read or not: for a source to say nothing about.
@@ -154,7 +154,7 @@ impl Sink {
         } else {
             tracing::info!(identity = %certificate.identity, until, "certificate taken into use");
         }
-        self.certificate.put(Arc::new(certificate));
+        self.certificate.set(Arc::new(certificate));
         self.status.send_modify(|status| {
             status.renewed = Some(SystemTime::now());
             status.problems.remove(CERTIFICATE);
@@ -202,7 +202,7 @@ impl Sink {
         match TrustBundles::new(domains, &self.provider) {
             Ok(bundles) => {
                 self.solved("trust");
-                self.trust.put(Arc::new(bundles));
+                self.trust.set(Arc::new(bundles));
             }
             Err(fault) => self.problem("trust", fault.to_string()),
         }
@@ -242,8 +242,8 @@ mod tests {
         /// One that nobody reads from but the test.
         pub(in crate::tls) fn alone(expected: Option<&str>, configured: &[&str]) -> Self {
             Self {
-                certificate: Slot::default(),
-                trust: Slot::default(),
+                certificate: LatestWriter::default(),
+                trust: LatestWriter::default(),
                 status: watch::Sender::new(SourceStatus::default()),
                 expected: expected.map(|expected| Identity::parse(expected).expect("legal")),
                 configured: configured.iter().map(|name| domain(name)).collect(),

@@ -15,7 +15,7 @@ use super::spec::{EtcdSpec, Login};
 use crate::model::address::{Host, Scheme, Url};
 use crate::net::channel::{CallFault, Channel, Limits, TwoWay};
 use crate::net::file;
-use crate::net::reading::{Readings, Unread};
+use crate::net::reading::{ReadError, Readings};
 use crate::net::scope::Scope;
 use crate::proto::etcdserverpb::watch_request::RequestUnion;
 use crate::proto::etcdserverpb::{
@@ -188,7 +188,7 @@ impl Connector {
         &self,
         work: impl FnOnce() -> Result<T, String> + Send + 'static,
     ) -> Result<T, Fault> {
-        let unread = |unread: Unread| Err(format!("its files cannot be read: {unread}"));
+        let unread = |unread: ReadError| Err(format!("its files cannot be read: {unread}"));
         self.readings.read(READ_WITHIN, work).await.unwrap_or_else(unread).map_err(Fault::File)
     }
 }

@@ -28,8 +28,8 @@ use super::spec::EtcdSpec;
 use crate::aggregator::registry::{Changes, Closed, Registry};
 use crate::aggregator::spec::RegistrySpec;
 use crate::model::address::Url;
+use crate::net::background;
 use crate::net::backoff::Backoff;
-use crate::net::labour::labour;
 use crate::net::scope::Scope;
 use crate::proto::etcdserverpb::WatchResponse;
 use crate::proto::mvccpb::{Event, KeyValue};
@@ -276,7 +276,7 @@ impl Follower {
             let changes = read(&mut reading, found);
             (reading, changes)
         };
-        let (reading, changes) = labour(work).await.map_err(|_| Ended::Panicked)?;
+        let (reading, changes) = background::run(work).await.map_err(|_| Ended::Panicked)?;
         self.reading = reading;
         Ok(changes)
     }

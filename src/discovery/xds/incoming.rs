@@ -13,8 +13,8 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 
 use crate::model::identity::Identity;
-use crate::net::fetch::Fetch;
 use crate::net::incoming::{Guarded, Limits, Seat};
+use crate::net::latest::Latest;
 use crate::tls::proof::{Proof, fault_of};
 use crate::tls::trust::{TrustBundles, why};
 
@@ -52,7 +52,7 @@ pub struct CalledOn {
 #[derive(Clone)]
 pub struct Tls {
     pub config: Arc<ServerConfig>,
-    pub trust: Fetch<TrustBundles>,
+    pub trust: Latest<TrustBundles>,
 }
 
 /// A connection that can be served.

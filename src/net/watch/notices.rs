@@ -1,5 +1,6 @@
-//! The kernel's notices of changes in folders: one inotify instance for the whole process (a user may have 128 of them, and
-//! a mesh more files than that), which tells each listener of what it listens to alone.
+//! The kernel's notices of changes in folders. One inotify instance serves the whole process (a user may have
+//! 128 of them, and a mesh more files than that), and each subscription gets only the notices of its own
+//! paths.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
@@ -12,28 +13,29 @@ use tokio::sync::mpsc;
 
 use super::super::reading::aside;
 
-/// Hints that wait to be heard; when some are lost, the last one counts as if it were of a file that is being written.
+/// Notices that may wait in a subscription. If some are lost, the last one counts as that of a file being
+/// written.
 const HINTS: usize = 64;
 /// Links followed on the way to a file: as many as the kernel follows (path_resolution(7)).
 const LINKS_MAX: usize = 40;
 
-static NOTICES: LazyLock<Notices> = LazyLock::new(Notices::new);
+static NOTICES: LazyLock<Notifier> = LazyLock::new(Notifier::new);
 
-/// What the kernel has noticed.
+/// The kind of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hint {
-    /// More may follow, so that a look could see half of it.
+    /// A change that others may follow, so that a read could see half of it.
     Begun,
-    /// The same, of a file that somebody has written to and is going to close.
+    /// The same, of a file that its writer has written to and not closed.
     Written,
-    /// A file was closed by its writer, or taken from its place; more may follow at once.
+    /// A file was closed by its writer, or removed; others may follow at once.
     Closed,
-    /// A file, or a link, was put in its place, whole.
+    /// A file or link was put in its place, complete.
     Placed,
 }
 
 impl Hint {
-    /// `None` of what changes nothing.
+    /// Returns the hint of an event; `None` if the event changes nothing.
     fn of(kind: EventKind) -> Option<Self> {
         match kind {
             EventKind::Modify(ModifyKind::Name(RenameMode::To | RenameMode::Both)) => Some(Self::Placed),
@@ -47,101 +49,103 @@ impl Hint {
     }
 }
 
-/// A hint, and the path that it is of.
+/// A hint and its path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Heard {
+pub(super) struct Notice {
     pub(super) hint: Hint,
-    /// Empty where it is not known.
+    /// Empty if the path is not known.
     pub(super) path: PathBuf,
 }
 
-/// Hears of changes at some paths, until it is dropped.
-pub(super) struct Listening {
-    heard: mpsc::Receiver<Heard>,
-    /// Its own end of the channel, by which it is known; and what wakes it without a notice.
-    own: mpsc::Sender<Heard>,
-    places: BTreeSet<Place>,
+/// A subscription to changes at some paths, until it is dropped.
+pub(super) struct Subscription {
+    heard: mpsc::Receiver<Notice>,
+    /// The subscription's own sender, by which the watcher identifies it, and by which it wakes itself.
+    own: mpsc::Sender<Notice>,
+    watch_points: BTreeSet<WatchPoint>,
 }
 
-/// Where a change may show.
+/// A folder entry whose change matters.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
-    /// Without links.
+struct WatchPoint {
+    /// The path without links.
     folder: PathBuf,
-    /// The entry of the folder; `None` for any.
+    /// The entry of the folder; `None`: any entry.
     name: Option<OsString>,
 }
 
-impl Listening {
+impl Subscription {
     pub(super) fn to<'p>(paths: impl IntoIterator<Item = &'p PathBuf>) -> Self {
         let (own, heard) = mpsc::channel(HINTS);
-        let places = places_of(paths);
-        NOTICES.begin(&places, &own);
-        Self { heard, own, places }
+        let watch_points = watch_points_of(paths);
+        NOTICES.begin(&watch_points, &own);
+        Self { heard, own, watch_points }
     }
 
-    /// Listens at other paths, or at where the links of the same ones lead now. Folders that cannot be watched give no
-    /// notice.
+    /// Subscribes to other paths, or to the present targets of the same links. Folders that cannot be watched
+    /// give no notices.
     pub(super) fn follow<'p>(&mut self, paths: impl IntoIterator<Item = &'p PathBuf>) {
-        let places = places_of(paths);
-        // The new ones first, so that what is among both is heard all the time. Those among both again, as a folder that
-        // was removed and made again is another.
-        NOTICES.begin(&places, &self.own);
-        NOTICES.end(&self.places, &self.own);
-        if !places.is_subset(&self.places) {
-            // Where nobody listened until now, something may have happened: it is worth a look.
-            let _ = self.own.try_send(Heard { hint: Hint::Begun, path: PathBuf::new() });
+        let watch_points = watch_points_of(paths);
+        // New watches are added before old ones are dropped, so that no event is lost. Places in both sets
+        // are added again: a folder that was removed and made again is another inode.
+        NOTICES.begin(&watch_points, &self.own);
+        NOTICES.end(&self.watch_points, &self.own);
+        if !watch_points.is_subset(&self.watch_points) {
+            // A place that was not watched before may have changed meanwhile, so a check is due.
+            let _ = self.own.try_send(Notice { hint: Hint::Begun, path: PathBuf::new() });
         }
-        self.places = places;
+        self.watch_points = watch_points;
     }
 
-    /// The next hint.
-    pub(super) async fn next(&mut self) -> Heard {
-        // Never closed, as this holds an end of its own.
-        self.heard.recv().await.unwrap_or(Heard { hint: Hint::Begun, path: PathBuf::new() })
+    /// Waits for the next notice.
+    pub(super) async fn next(&mut self) -> Notice {
+        // The channel never closes, as the subscription holds a sender.
+        self.heard.recv().await.unwrap_or(Notice { hint: Hint::Begun, path: PathBuf::new() })
     }
 }
 
-impl Drop for Listening {
+impl Drop for Subscription {
     fn drop(&mut self) {
-        NOTICES.end(&self.places, &self.own);
+        NOTICES.end(&self.watch_points, &self.own);
     }
 }
 
-struct Listener {
+struct Subscriber {
     name: Option<OsString>,
-    hints: mpsc::Sender<Heard>,
+    hints: mpsc::Sender<Notice>,
 }
 
-/// Who listens, by folder. Not under the watcher's lock: its thread takes this one while others wait for that thread.
-type Listeners = Arc<Mutex<BTreeMap<PathBuf, Vec<Listener>>>>;
+/// Subscriptions by folder. Behind a lock apart from the watcher's: the watcher's thread takes this one while
+/// others wait for that thread.
+type Subscribers = Arc<Mutex<BTreeMap<PathBuf, Vec<Subscriber>>>>;
 
-struct Notices {
-    listeners: Listeners,
-    /// Without one (no inotify instances left, say) nobody hears anything.
+struct Notifier {
+    subscribers: Subscribers,
+    /// `None` if the watcher could not be made, for example for lack of inotify instances: then there are no
+    /// notices.
     watcher: Mutex<Option<RecommendedWatcher>>,
 }
 
-impl Notices {
+impl Notifier {
     fn new() -> Self {
-        let listeners = Listeners::default();
-        let told = listeners.clone();
+        let subscribers = Subscribers::default();
+        let shared = subscribers.clone();
         let watcher = notify::recommended_watcher(move |event: notify::Result<Event>| {
             if let Ok(event) = event {
-                tell(&locked(&told), &event);
+                deliver(&locked(&shared), &event);
             }
         });
         let watcher = watcher.inspect_err(|error| {
             tracing::warn!(%error, "files are looked at every 5 s: the kernel gives no notice of changes");
         });
-        Self { listeners, watcher: Mutex::new(watcher.ok()) }
+        Self { subscribers, watcher: Mutex::new(watcher.ok()) }
     }
 
-    fn begin(&self, places: &BTreeSet<Place>, hints: &mpsc::Sender<Heard>) {
+    fn begin(&self, watch_points: &BTreeSet<WatchPoint>, hints: &mpsc::Sender<Notice>) {
         let mut watcher = locked(&self.watcher);
-        for Place { folder, name } in places {
-            let listener = Listener { name: name.clone(), hints: hints.clone() };
-            locked(&self.listeners).entry(folder.clone()).or_default().push(listener);
+        for WatchPoint { folder, name } in watch_points {
+            let subscriber = Subscriber { name: name.clone(), hints: hints.clone() };
+            locked(&self.subscribers).entry(folder.clone()).or_default().push(subscriber);
             let Some(watcher) = &mut *watcher else { continue };
             if let Err(error) = watcher.watch(folder, RecursiveMode::NonRecursive) {
                 tracing::debug!(folder = %folder.display(), %error, "cannot watch a folder");
@@ -149,22 +153,22 @@ impl Notices {
         }
     }
 
-    fn end(&self, places: &BTreeSet<Place>, hints: &mpsc::Sender<Heard>) {
+    fn end(&self, watch_points: &BTreeSet<WatchPoint>, hints: &mpsc::Sender<Notice>) {
         let mut idle = Vec::new();
-        for Place { folder, name } in places {
-            let mut listeners = locked(&self.listeners);
-            let Some(all) = listeners.get_mut(folder) else { continue };
-            let this = |known: &Listener| known.name == *name && known.hints.same_channel(hints);
+        for WatchPoint { folder, name } in watch_points {
+            let mut subscribers = locked(&self.subscribers);
+            let Some(all) = subscribers.get_mut(folder) else { continue };
+            let this = |known: &Subscriber| known.name == *name && known.hints.same_channel(hints);
             if let Some(at) = all.iter().position(this) {
                 all.swap_remove(at);
             }
             if all.is_empty() {
-                listeners.remove(folder);
+                subscribers.remove(folder);
                 idle.push(folder.clone());
             }
         }
         if !idle.is_empty() {
-            // The watcher may be waiting for a file system that does not answer, and this may be a thread that must not.
+            // The watcher may wait for a file system that does not answer, and this thread may have to go on.
             aside(|| NOTICES.unwatch(idle));
         }
     }
@@ -172,46 +176,48 @@ impl Notices {
     fn unwatch(&self, folders: Vec<PathBuf>) {
         let mut watcher = locked(&self.watcher);
         for folder in folders {
-            if !locked(&self.listeners).contains_key(&folder) {
-                // Fails where it could not be watched, or is gone.
+            if !locked(&self.subscribers).contains_key(&folder) {
+                // The call fails if the folder could not be watched, or is gone.
                 let _ = watcher.as_mut().map(|watcher| watcher.unwatch(&folder));
             }
         }
     }
 }
 
-/// Tells those whom an event concerns.
-fn tell(listeners: &BTreeMap<PathBuf, Vec<Listener>>, event: &Event) {
+/// Delivers an event to the subscriptions of its paths.
+fn deliver(subscribers: &BTreeMap<PathBuf, Vec<Subscriber>>, event: &Event) {
     let Some(hint) = Hint::of(event.kind) else { return };
-    // A full queue holds hints enough.
-    let tell = |listener: &Listener, path: &Path| {
-        let _ = listener.hints.try_send(Heard { hint, path: path.to_owned() });
+    // A full queue holds enough hints.
+    let deliver = |subscriber: &Subscriber, path: &Path| {
+        let _ = subscriber.hints.try_send(Notice { hint, path: path.to_owned() });
     };
     if event.need_rescan() {
-        // Some were lost, and nobody knows whose.
-        listeners.values().flatten().for_each(|listener| tell(listener, Path::new("")));
+        // The kernel dropped events of unknown paths.
+        subscribers.values().flatten().for_each(|subscriber| deliver(subscriber, Path::new("")));
     }
     for path in &event.paths {
-        let tell = |listener: &Listener| tell(listener, path);
-        let inside = path.parent().and_then(|folder| listeners.get(folder)).into_iter().flatten();
-        let concerned =
-            |listener: &&Listener| listener.name.is_none() || listener.name.as_deref() == path.file_name();
-        inside.filter(concerned).for_each(tell);
-        // The folder itself.
-        listeners.get(path).into_iter().flatten().for_each(tell);
+        let deliver = |subscriber: &Subscriber| deliver(subscriber, path);
+        let inside = path.parent().and_then(|folder| subscribers.get(folder)).into_iter().flatten();
+        let concerned = |subscriber: &&Subscriber| {
+            subscriber.name.is_none() || subscriber.name.as_deref() == path.file_name()
+        };
+        inside.filter(concerned).for_each(deliver);
+        // Subscriptions to the folder itself.
+        subscribers.get(path).into_iter().flatten().for_each(deliver);
     }
 }
 
-fn places_of<'p>(paths: impl IntoIterator<Item = &'p PathBuf>) -> BTreeSet<Place> {
-    paths.into_iter().flat_map(|path| places(path)).collect()
+fn watch_points_of<'p>(paths: impl IntoIterator<Item = &'p PathBuf>) -> BTreeSet<WatchPoint> {
+    paths.into_iter().flat_map(|path| watch_points(path)).collect()
 }
 
-/// Where a change may show of what is at a path: there, in the folder if it is one, and at each link on the way.
-fn places(path: &Path) -> Vec<Place> {
-    let mut places = Vec::new();
-    let Ok(whole) = std::path::absolute(path) else { return places };
+/// Returns the places whose change matters for a path: the path itself, the entries of a folder, and each
+/// link on the way.
+fn watch_points(path: &Path) -> Vec<WatchPoint> {
+    let mut watch_points = Vec::new();
+    let Ok(whole) = std::path::absolute(path) else { return watch_points };
     let mut at = PathBuf::new();
-    // What is left of the way, last part first.
+    // The rest of the way, last part first.
     let mut way: Vec<OsString> = parts(&whole);
     while let Some(part) = way.pop() {
         if part == OsStr::new("..") {
@@ -219,9 +225,9 @@ fn places(path: &Path) -> Vec<Place> {
             continue;
         }
         let next = at.join(&part);
-        let link = std::fs::read_link(&next).ok().filter(|_| places.len() < LINKS_MAX);
+        let link = std::fs::read_link(&next).ok().filter(|_| watch_points.len() < LINKS_MAX);
         if link.is_some() || way.is_empty() {
-            places.push(Place { folder: at.clone(), name: Some(part) });
+            watch_points.push(WatchPoint { folder: at.clone(), name: Some(part) });
         }
         match link {
             Some(target) => way.extend(parts(&target)),
@@ -229,19 +235,19 @@ fn places(path: &Path) -> Vec<Place> {
         }
     }
     if at.is_dir() {
-        places.push(Place { folder: at, name: None });
+        watch_points.push(WatchPoint { folder: at, name: None });
     }
-    places
+    watch_points
 }
 
-/// The parts of a path, last first. The root is one, which leads there from anywhere.
+/// Returns the parts of a path, last first. The root is a part too: it leads to the root from anywhere.
 fn parts(path: &Path) -> Vec<OsString> {
     let parts = path.components().rev().filter(|part| *part != Component::CurDir);
     parts.map(|part| part.as_os_str().to_owned()).collect()
 }
 
 fn locked<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What a panic left behind is whole: each change is one step.
+    // A poisoned lock is usable: each change is a single step.
     lock.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -278,11 +284,11 @@ mod tests {
         symlink(root.join("./folder/../inner/a"), root.join("a")).expect("linked");
         symlink("loop", root.join("loop")).expect("linked");
         let shown = |path: &str| {
-            let relative = |place: Place| {
+            let relative = |place: WatchPoint| {
                 let folder = place.folder.strip_prefix(&root).expect("inside").display().to_string();
                 format!("{folder}:{}", place.name.unwrap_or_default().display())
             };
-            places(&root.join(path)).into_iter().map(relative).collect::<Vec<_>>()
+            watch_points(&root.join(path)).into_iter().map(relative).collect::<Vec<_>>()
         };
         assert_eq!(shown("one/inner/a"), ["one/inner:a"]);
         assert_eq!(shown("one/absent"), ["one:absent"]);
@@ -295,15 +301,15 @@ mod tests {
     fn where_the_kernel_has_lost_notices_everybody_looks() {
         let listen = |name: Option<&str>| {
             let (hints, heard) = mpsc::channel(HINTS);
-            (Listener { name: name.map(Into::into), hints }, heard)
+            (Subscriber { name: name.map(Into::into), hints }, heard)
         };
         let (one, mut one_heard) = listen(Some("a.yaml"));
         let (other, mut other_heard) = listen(None);
-        let listeners = [("/a".into(), vec![one]), ("/b".into(), vec![other])].into();
-        tell(&listeners, &Event::new(EventKind::Other).set_flag(notify::event::Flag::Rescan));
-        let lost = || Ok(Heard { hint: Hint::Begun, path: PathBuf::new() });
+        let subscribers = [("/a".into(), vec![one]), ("/b".into(), vec![other])].into();
+        deliver(&subscribers, &Event::new(EventKind::Other).set_flag(notify::event::Flag::Rescan));
+        let lost = || Ok(Notice { hint: Hint::Begun, path: PathBuf::new() });
         assert_eq!((one_heard.try_recv(), other_heard.try_recv()), (lost(), lost()));
-        tell(&listeners, &Event::new(EventKind::Other).add_path("/a/b.yaml".into()));
+        deliver(&subscribers, &Event::new(EventKind::Other).add_path("/a/b.yaml".into()));
         assert!(one_heard.try_recv().is_err() && other_heard.try_recv().is_err());
     }
 
@@ -311,9 +317,9 @@ mod tests {
     async fn one_instance_tells_each_listener_of_its_own() {
         let folder = tempfile::tempdir().expect("a folder");
         let files: Vec<PathBuf> = (0..200).map(|file| folder.path().join(format!("{file}.yaml"))).collect();
-        let mut all: Vec<Listening> =
-            files.iter().map(|file| Listening::to(std::slice::from_ref(file))).collect();
-        let mut whole = Listening::to(&[folder.path().to_owned()]);
+        let mut all: Vec<Subscription> =
+            files.iter().map(|file| Subscription::to(std::slice::from_ref(file))).collect();
+        let mut whole = Subscription::to(&[folder.path().to_owned()]);
         std::fs::write(&files[7], "").expect("written");
         let _ = (all[7].next().await, whole.next().await);
         let others = all.iter().enumerate().filter(|(at, _)| *at != 7);
@@ -323,6 +329,6 @@ mod tests {
         assert_eq!(links.filter(|link| link.to_string_lossy() == "anon_inode:inotify").count(), 1);
         let gone = folder.path().canonicalize().expect("it is there");
         drop((all, whole));
-        assert!(!locked(&NOTICES.listeners).contains_key(&gone));
+        assert!(!locked(&NOTICES.subscribers).contains_key(&gone));
     }
 }

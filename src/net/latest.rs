@@ -1,80 +1,83 @@
-//! A value that comes later and may change: whoever needs it waits for the first one, reads the newest, and hears of
-//! change. The handle reads one thing and nothing else, so that a component is given no more than it needs.
+//! A value that is set later and may change. A reader waits for the first value, reads the newest, and waits
+//! for changes. The handle gives one value and nothing else, so that a component gets no more than it needs.
 
 use std::future::pending;
 use std::sync::Arc;
 
 use tokio::sync::watch;
 
-/// Where the value is put.
+/// Sets the value.
 #[derive(Debug)]
-pub struct Slot<T> {
+pub struct LatestWriter<T> {
     sender: watch::Sender<Option<Arc<T>>>,
 }
 
 /// Reads the value.
 #[derive(Debug)]
-pub struct Fetch<T> {
+pub struct Latest<T> {
     receiver: watch::Receiver<Option<Arc<T>>>,
 }
 
-impl<T> Default for Slot<T> {
+impl<T> Default for LatestWriter<T> {
     fn default() -> Self {
         Self { sender: watch::Sender::new(None) }
     }
 }
 
-impl<T> Clone for Slot<T> {
+impl<T> Clone for LatestWriter<T> {
     fn clone(&self) -> Self {
         Self { sender: self.sender.clone() }
     }
 }
 
-impl<T> Clone for Fetch<T> {
+impl<T> Clone for Latest<T> {
     fn clone(&self) -> Self {
         Self { receiver: self.receiver.clone() }
     }
 }
 
-impl<T> Slot<T> {
-    pub fn put(&self, value: Arc<T>) {
+impl<T> LatestWriter<T> {
+    /// Sets the value and wakes its readers.
+    pub fn set(&self, value: Arc<T>) {
         self.sender.send_replace(Some(value));
     }
 
+    /// Returns the newest value; `None` if none was set yet.
     pub fn newest(&self) -> Option<Arc<T>> {
         self.sender.borrow().clone()
     }
 
-    pub fn fetch(&self) -> Fetch<T> {
-        Fetch { receiver: self.sender.subscribe() }
+    /// Returns a reader.
+    pub fn reader(&self) -> Latest<T> {
+        Latest { receiver: self.sender.subscribe() }
     }
 }
 
-impl<T> Fetch<T> {
-    /// The newest value, if there is one yet.
+impl<T> Latest<T> {
+    /// Returns the newest value; `None` if none was set yet.
     pub fn newest(&self) -> Option<Arc<T>> {
         self.receiver.borrow().clone()
     }
 
-    /// From here on, this handle has seen what there is now.
+    /// Marks the newest value as seen by this handle.
     pub fn see(&mut self) {
         self.receiver.mark_unchanged();
     }
 
-    /// The newest value, if this handle has not seen it.
+    /// Returns the newest value if this handle has not seen it, and marks it as seen.
     pub fn unseen(&mut self) -> Option<Arc<T>> {
         let changed = self.receiver.has_changed().unwrap_or(false);
         changed.then(|| self.receiver.borrow_and_update().clone()).flatten()
     }
 
-    /// The newest value; waits for the first.
+    /// Returns the newest value; waits for the first.
     pub async fn get(&mut self) -> Arc<T> {
         if let Ok(value) = self.receiver.wait_for(Option::is_some).await
             && let Some(value) = &*value
         {
             return value.clone();
         }
-        // Nobody is left who could put one there, as when the process stops.
+        // All writers are gone, as when the process stops.
         pending().await
     }
 
@@ -104,19 +107,19 @@ mod tests {
 
     #[test]
     fn the_first_value_is_waited_for_and_the_newest_is_given() {
-        let slot = Slot::default();
-        let mut fetch = slot.fetch();
-        assert_eq!(fetch.newest(), None);
+        let writer = LatestWriter::default();
+        let mut reader = writer.reader();
+        assert_eq!(reader.newest(), None);
         {
-            let mut get = pin!(fetch.get());
+            let mut get = pin!(reader.get());
             assert_eq!(poll(get.as_mut()), Poll::Pending);
-            slot.put(Arc::new(1));
-            slot.put(Arc::new(2));
+            writer.set(Arc::new(1));
+            writer.set(Arc::new(2));
             assert_eq!(poll(get.as_mut()), Poll::Ready(Arc::new(2)));
         }
-        slot.put(Arc::new(3));
-        assert_eq!(poll(pin!(fetch.changed())), Poll::Ready(Arc::new(3)));
-        let mut changed = pin!(fetch.changed());
+        writer.set(Arc::new(3));
+        assert_eq!(poll(pin!(reader.changed())), Poll::Ready(Arc::new(3)));
+        let mut changed = pin!(reader.changed());
         assert_eq!(poll(changed.as_mut()), Poll::Pending);
     }
 }

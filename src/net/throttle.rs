@@ -1,23 +1,25 @@
-//! Says something at most so often: what happens for each connection of a flood would otherwise fill the log.
+//! Limits how often a log line is written: a line for each connection of a flood would fill the log.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// When something was last said, and how often it was kept back since.
+/// The time of the last line, and the number of occurrences since.
 #[derive(Debug)]
-pub struct Seldom {
+pub struct LogThrottle {
     every: Duration,
     last: Mutex<(Option<Instant>, u64)>,
 }
 
-impl Seldom {
+impl LogThrottle {
+    /// Allows one line per `every`.
     pub const fn new(every: Duration) -> Self {
         Self { every, last: Mutex::new((None, 0)) }
     }
 
-    /// Counts one occurrence. Returns how many there were since it was last said, this one included, if it is time to say so.
+    /// Counts one occurrence. If a line may be written, returns the number of occurrences since the last one,
+    /// this one included.
     pub fn occurred(&self) -> Option<u64> {
-        // A poisoned lock is as good: the two values need not agree.
+        // A poisoned lock does no harm: the two values need not agree.
         let mut last = self.last.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         last.1 += 1;
         let now = Instant::now();
@@ -35,9 +37,9 @@ mod tests {
 
     #[test]
     fn what_was_kept_back_is_counted() {
-        let seldom = Seldom::new(Duration::from_secs(3600));
+        let seldom = LogThrottle::new(Duration::from_secs(3600));
         assert_eq!([seldom.occurred(), seldom.occurred(), seldom.occurred()], [Some(1), None, None]);
-        let always = Seldom::new(Duration::ZERO);
+        let always = LogThrottle::new(Duration::ZERO);
         assert_eq!([always.occurred(), always.occurred()], [Some(1), Some(1)]);
     }
 }
