@@ -197,7 +197,7 @@ fn is_own_host(headers: &HeaderMap) -> bool {
 }
 
 async fn metrics(State(sources): State<Sources>) -> Response {
-    sources.identities.context.tell(&sources.telemetry);
+    sources.identities.context.report_expiry(&sources.telemetry);
     let problems = metric(&problems(&sources));
     let registries = registry_metrics::text(&sources.aggregator.borrow().registries);
     let text = sources.telemetry.recorder.render() + &problems + &registries + &process::render();

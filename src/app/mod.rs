@@ -46,7 +46,7 @@ use crate::net::watch::FileWatch;
 use crate::telemetry::Telemetry;
 use crate::telemetry::access_log::GatewayName;
 use crate::telemetry::control::ReloadResult;
-use crate::tls::context::Keeper;
+use crate::tls::context::CertificateRotation;
 use listeners::Listeners;
 use loading::{Loaded, Loader};
 use orders::{Reload, Supervisor};
@@ -177,7 +177,7 @@ struct Program {
     telemetry: Telemetry,
     /// Of the access log's file.
     openings: Readings,
-    identity: Keeper,
+    identity: CertificateRotation,
     aggregator: Handle,
     dataplane: Dataplane,
     listeners: Listeners,
@@ -227,7 +227,7 @@ impl Program {
         // Long work where the config is large.
         let world = background::run(move || owner::start(sources, registries, &control, &tasks)).await;
         let (aggregator, reader) = world.map_err(|_| "building the first world panicked".to_owned())?;
-        let mut identity = Keeper::start(&scope);
+        let mut identity = CertificateRotation::start(&scope);
         identity.configure(config.identity.clone()).await;
         let exporter = Exporter::start(&telemetry.spans, &scope);
         exporter.configure(config.tracing.as_ref(), &config.policy.node);

@@ -132,7 +132,7 @@ impl Peer {
     /// next to nothing otherwise.
     pub(crate) fn is_trusted(&self) -> bool {
         if let Some(changed) = self.trust.borrow_mut().unseen() {
-            self.trusted.set(self.proof.vouched_by(&changed).is_ok());
+            self.trusted.set(self.proof.verify_against(&changed).is_ok());
         }
         self.trusted.get()
     }

@@ -12,83 +12,102 @@ use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use crate::model::identity::{Identity, IdentityError};
 
-/// A certificate that can be shown to peers.
+/// A certificate of this gateway, with its key.
 #[derive(Debug)]
 pub struct Certificate {
+    /// The SPIFFE ID in its URI.
     pub identity: Identity,
+    /// When it is valid.
     pub validity: Validity,
-    /// As hexadecimal digits.
+    /// The serial number in hexadecimal digits.
     pub serial: String,
     /// The chain, leaf first, and the key.
     pub key: Arc<CertifiedKey>,
 }
 
 impl Certificate {
-    /// What is wrong if it has to be somebody's.
+    /// Returns an error text if `expected` is another identity.
     pub(super) fn is_not_of(&self, expected: Option<&Identity>) -> Option<String> {
         let expected = expected.filter(|expected| **expected != self.identity)?;
         Some(format!("it is of {}, but the node is {expected}", self.identity))
     }
 }
 
-/// When a certificate is valid.
+/// The validity of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Validity {
+    /// Valid from this time.
     pub not_before: SystemTime,
+    /// Valid until this time.
     pub not_after: SystemTime,
 }
 
 impl Validity {
-    /// Returns true if less than a third of the life is left: whoever renews does so earlier.
+    /// Returns true if less than a third of the lifetime is left. Renewal happens earlier, so this means that
+    /// it fails.
     pub fn is_near_its_end(&self, now: SystemTime) -> bool {
         let life = self.not_after.duration_since(self.not_before).unwrap_or_default();
         self.not_after.duration_since(now).is_ok_and(|left| left < life / 3)
     }
 
+    /// Returns true if the certificate has expired.
     pub fn is_over(&self, now: SystemTime) -> bool {
         self.not_after <= now
     }
 }
 
-/// Why a certificate cannot be used.
+/// The reason why a certificate cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CertificateFault {
+    /// The text is not PEM.
     #[error("it is no PEM text with certificates: {0}")]
     Pem(rustls::pki_types::pem::Error),
+    /// The chain has no certificate.
     #[error("there is no certificate in it")]
     Empty,
+    /// The key is malformed or of an unknown kind.
     #[error("the key is no PEM text with one private key: {0}")]
     Key(rustls::pki_types::pem::Error),
+    /// The key does not belong to the certificate.
     #[error("the certificate and the key do not belong together, or the key cannot be used: {0}")]
     Pair(rustls::Error),
+    /// The certificate is malformed.
     #[error("the certificate cannot be read")]
     Malformed,
+    /// The certificate does not name one SPIFFE ID.
     #[error("the certificate {0}")]
     Identity(#[from] IdentityFault),
 }
 
-/// Why a certificate says of nobody who they are (X.509-SVID §2: exactly one URI, a SPIFFE ID; §4.3: a key for signatures).
+/// The reason why a certificate names no identity (X.509-SVID §2: exactly one URI, a SPIFFE ID; §4.3: a key
+/// for signatures).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IdentityFault {
+    /// The certificate is malformed.
     #[error("cannot be read")]
     Malformed,
+    /// The certificate has no URI.
     #[error("has no URI among its names, so it says no SPIFFE identity")]
     None,
+    /// The key usage does not allow signatures.
     #[error("has a key that may not make digital signatures, by its key usage")]
     NoSignature,
+    /// The certificate has more than one URI.
     #[error("has several URIs among its names, so it is not clear whose it is")]
     Several,
+    /// The URI is not a SPIFFE ID.
     #[error("has a URI that is no SPIFFE identity: {0}")]
     Illegal(IdentityError),
 }
 
 impl Certificate {
+    /// Parses a certificate chain, leaf first, and its key from two PEM texts.
     pub fn from_pem(chain: &[u8], key: &[u8], provider: &CryptoProvider) -> Result<Self, CertificateFault> {
         let key = PrivateKeyDer::from_pem_slice(key).map_err(CertificateFault::Key)?;
         Self::from_der(certificates(chain)?, key, provider)
     }
 
-    /// From a chain, leaf first.
+    /// Checks a chain, leaf first, and its key.
     pub fn from_der(
         chain: Vec<CertificateDer<'static>>,
         key: PrivateKeyDer<'static>,
@@ -108,14 +127,14 @@ impl Certificate {
     }
 }
 
-/// All certificates of a PEM text, of which there has to be one.
+/// Parses all certificates of a PEM text; there must be at least one.
 pub fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, CertificateFault> {
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     let all = all.map_err(CertificateFault::Pem)?;
     if all.is_empty() { Err(CertificateFault::Empty) } else { Ok(all) }
 }
 
-/// Whose certificate it is.
+/// Returns the SPIFFE ID of a certificate.
 pub fn identity_of(certificate: &CertificateDer<'_>) -> Result<Identity, IdentityFault> {
     let (_, parsed) = X509Certificate::from_der(certificate).map_err(|_| IdentityFault::Malformed)?;
     let usage = parsed.key_usage().map_err(|_| IdentityFault::Malformed)?;
@@ -125,7 +144,7 @@ pub fn identity_of(certificate: &CertificateDer<'_>) -> Result<Identity, Identit
     let names = parsed.subject_alternative_name().map_err(|_| IdentityFault::Malformed)?;
     let mut uris = names.iter().flat_map(|names| &names.value.general_names).filter_map(|name| match name {
         GeneralName::URI(uri) => Some(Ok(*uri)),
-        // A URI that is no text counts as one: passed over, it would leave a second one as the only.
+        // A URI that is not text counts as one: if it were skipped, a second URI would be the only one.
         GeneralName::Invalid(_, _) => Some(Err(IdentityFault::Malformed)),
         _ => None,
     });
@@ -136,7 +155,7 @@ pub fn identity_of(certificate: &CertificateDer<'_>) -> Result<Identity, Identit
     Identity::parse(uri).map_err(IdentityFault::Illegal)
 }
 
-/// When a certificate is valid; `None` where it cannot be read.
+/// Returns the validity of a certificate; `None` if the certificate is malformed.
 pub fn validity_of(certificate: &CertificateDer<'_>) -> Option<Validity> {
     X509Certificate::from_der(certificate).ok().map(|(_, parsed)| validity(&parsed))
 }
@@ -145,7 +164,7 @@ fn validity(certificate: &X509Certificate<'_>) -> Validity {
     let validity = certificate.validity();
     let time = |seconds: i64| match u64::try_from(seconds) {
         Ok(seconds) => UNIX_EPOCH.checked_add(Duration::from_secs(seconds)).unwrap_or(UNIX_EPOCH),
-        // Before 1970: as good as always.
+        // The time is before 1970: the epoch is early enough.
         Err(_) => UNIX_EPOCH,
     };
     Validity {

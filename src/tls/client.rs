@@ -1,5 +1,5 @@
-//! TLS to servers that the operator names: verified against roots of theirs, with a certificate of ours for servers that
-//! ask for one. Who such a server is, its name says; SPIFFE identities play no part.
+//! TLS to servers that the operator names, such as etcd: verified against roots from files, with a client
+//! certificate if the server asks for one. The server is identified by its DNS name, not by a SPIFFE ID.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,13 +15,14 @@ use tokio_rustls::client::TlsStream;
 use super::certificate::certificates;
 use super::files::{read, read_roots};
 use super::server::provider;
-use super::trust::{anchors, why};
+use super::trust::{anchors, describe};
 
-/// Where roots are kept, and the certificate to show.
+/// The files of a TLS client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Files {
-    /// PEM file of the roots that the server's certificate chains to.
+    /// The PEM file of the roots that verify the server's certificate.
     pub roots: PathBuf,
+    /// The client certificate; `None`: the client shows none.
     pub certificate: Option<CertificateFiles>,
 }
 
@@ -30,19 +31,21 @@ pub struct Files {
 pub struct CertificateFiles {
     /// The chain, leaf first.
     pub chain: PathBuf,
+    /// The private key of the leaf.
     pub key: PathBuf,
 }
 
 /// A chain, leaf first, and the key of the leaf.
-pub type Own = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
+pub type OwnCertificate = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 
 impl Files {
-    /// Reads the files, or says which of them cannot be used, and why. Blocks.
+    /// Reads the files and makes a client config. An error names the file that cannot be used, and the cause.
+    /// Blocks.
     pub fn config(&self, alpn: &[&[u8]]) -> Result<Arc<ClientConfig>, String> {
         let roots = read_roots(&self.roots)?;
         let own = self.certificate.as_ref().map(CertificateFiles::read).transpose()?;
         let name = |fault: ConfigFault| match (&fault, &self.certificate) {
-            (ConfigFault::Own(_), Some(files)) => {
+            (ConfigFault::OwnCertificate(_), Some(files)) => {
                 format!("{} with {}: {fault}", files.chain.display(), files.key.display())
             }
             _ => format!("{}: {fault}", self.roots.display()),
@@ -52,7 +55,7 @@ impl Files {
 }
 
 impl CertificateFiles {
-    fn read(&self) -> Result<Own, String> {
+    fn read(&self) -> Result<OwnCertificate, String> {
         let chain = certificates(&read(&self.chain)?)
             .map_err(|fault| format!("{}: {fault}", self.chain.display()))?;
         let key = PrivateKeyDer::from_pem_slice(&read(&self.key)?).map_err(|fault| {
@@ -62,21 +65,25 @@ impl CertificateFiles {
     }
 }
 
-/// Why there can be no TLS with these roots and this certificate.
+/// The reason why a client config cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigFault {
+    /// A root cannot be used; roots are counted from 1.
     #[error("root {0} cannot be used: {1}")]
     Root(usize, rustls::Error),
+    /// The client certificate or its key cannot be used.
     #[error("the certificate and the key do not belong together, or the key cannot be used: {0}")]
-    Own(rustls::Error),
+    OwnCertificate(rustls::Error),
+    /// The cryptography provider does not support the protocol versions.
     #[error("{0}")]
     Provider(rustls::Error),
 }
 
-/// A client that believes servers whose certificates chain to `roots`, and shows its own to those that ask.
+/// Makes a config of a client that trusts servers whose certificates chain to `roots`, and shows `own` to
+/// servers that ask for a certificate.
 pub fn config(
     roots: &[CertificateDer<'static>],
-    own: Option<Own>,
+    own: Option<OwnCertificate>,
     provider: &Arc<CryptoProvider>,
     alpn: &[&[u8]],
 ) -> Result<Arc<ClientConfig>, ConfigFault> {
@@ -84,14 +91,16 @@ pub fn config(
     let config = ClientConfig::builder_with_provider(provider.clone()).with_safe_default_protocol_versions();
     let config = config.map_err(ConfigFault::Provider)?.with_root_certificates(store);
     let mut config = match own {
-        Some((chain, key)) => config.with_client_auth_cert(chain, key).map_err(ConfigFault::Own)?,
+        Some((chain, key)) => {
+            config.with_client_auth_cert(chain, key).map_err(ConfigFault::OwnCertificate)?
+        }
         None => config.with_no_client_auth(),
     };
     config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
     Ok(Arc::new(config))
 }
 
-/// Agrees on TLS with a server of this name; or says in words for the operator why not.
+/// Performs the TLS handshake with a server of this name; an error is a text for the operator.
 pub async fn secure(
     stream: TcpStream,
     name: ServerName<'static>,
@@ -99,6 +108,6 @@ pub async fn secure(
 ) -> Result<TlsStream<TcpStream>, String> {
     TlsConnector::from(config).connect(name, stream).await.map_err(|error| {
         let inner = error.get_ref().and_then(|inner| inner.downcast_ref());
-        inner.map_or_else(|| error.to_string(), why)
+        inner.map_or_else(|| error.to_string(), describe)
     })
 }

@@ -1,5 +1,5 @@
-//! This gateway's own workload as a context: narrow handles to its certificate and to the roots it trusts, and the one
-//! owner that keeps both fresh.
+//! The certificate of this gateway's own workload and the roots that it trusts: handles for readers, and the
+//! one owner that renews both.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -18,16 +18,18 @@ use crate::net::watch::FileWatch;
 use crate::telemetry::Telemetry;
 use crate::telemetry::control::CertificateKind;
 
-/// Handles to who we are and whom we trust.
+/// Handles to this gateway's certificate and to the trusted roots.
 #[derive(Clone, Debug)]
 pub struct NodeContext {
+    /// The certificate in use.
     pub certificate: Latest<Certificate>,
+    /// The trusted roots of each trust domain.
     pub trust: Latest<TrustBundles>,
 }
 
 impl NodeContext {
-    /// Tells the metrics how long certificates are still valid.
-    pub fn tell(&self, telemetry: &Telemetry) {
+    /// Updates the metrics of the time until certificates and roots expire.
+    pub fn report_expiry(&self, telemetry: &Telemetry) {
         if let Some(certificate) = self.certificate.newest() {
             let left = seconds_until(certificate.validity.not_after);
             telemetry.control.certificate_expires(
@@ -48,8 +50,8 @@ impl NodeContext {
     }
 }
 
-/// Keeps certificate and roots fresh, from wherever they come.
-pub struct Keeper {
+/// Renews the certificate and the roots from the configured sources.
+pub struct CertificateRotation {
     certificate: LatestWriter<Certificate>,
     trust: LatestWriter<TrustBundles>,
     status: watch::Sender<SourceStatus>,
@@ -59,7 +61,8 @@ pub struct Keeper {
     tasks: Vec<JoinHandle<()>>,
 }
 
-impl Keeper {
+impl CertificateRotation {
+    /// Starts without sources; tasks run in `scope`.
     pub fn start(scope: &Scope) -> Self {
         Self {
             certificate: LatestWriter::default(),
@@ -72,23 +75,25 @@ impl Keeper {
         }
     }
 
+    /// Returns handles to the certificate and the roots.
     pub fn context(&self) -> NodeContext {
         NodeContext { certificate: self.certificate.reader(), trust: self.trust.reader() }
     }
 
+    /// Returns the status of the source, and its changes.
     pub fn status(&self) -> watch::Receiver<SourceStatus> {
         self.status.subscribe()
     }
 
-    /// Goes over to other sources. Files are read before it returns; what the sources before gave stays in use until
-    /// the new ones have given something.
+    /// Replaces the sources. Files are read before the call returns. The certificate and roots of the old
+    /// sources stay in use until the new ones provide some.
     pub async fn configure(&mut self, options: Options) {
         if self.options.as_ref() == Some(&options) {
             return;
         }
         for task in self.tasks.drain(..) {
             task.abort();
-            // So that the last word of the old source is not said after the first of the new one.
+            // Waits for the task's end, so that the old source does not report after the new one.
             let _ = task.await;
         }
         let sink = Sink {
@@ -111,7 +116,7 @@ impl Keeper {
             roots.supplied.retain(|domain, _| brings_trust && !sink.configured.contains(domain));
             roots.supplied.len() != before
         });
-        // Before the files are read: what changes meanwhile is to be read again.
+        // The states are noted before the files are read, so that changes during the read are seen.
         let mut watch = FileWatch::new(files::paths(&options));
         watch.refresh().await;
         let files = files::Reader::new(options.clone(), sink.clone());
@@ -127,19 +132,20 @@ impl Keeper {
             (Some(Source::WorkloadApi { socket }), _) => {
                 self.begin(workload_api::run(socket.clone(), sink, self.scope.clone()));
             }
-            // Files were read above; and the authority has to be told whom to certify.
+            // Files were read above; without an expected identity the authority cannot be asked.
             (Some(Source::Files { .. } | Source::IstioCa(_)) | None, _) => {}
         }
         self.options = Some(options);
     }
 
-    /// Starts a task that ends with the options it was started for.
+    /// Starts a task that ends when the options change.
     fn begin(&mut self, task: impl Future<Output = ()> + Send + 'static) {
         self.tasks.push(self.scope.spawn(task));
     }
 }
 
 impl Source {
+    /// Returns the source's name in status and logs.
     pub fn text(&self) -> &'static str {
         match self {
             Self::Files { .. } => "files",
@@ -148,7 +154,7 @@ impl Source {
         }
     }
 
-    /// Whether roots come with the certificate, so that the config need not name any.
+    /// Returns true if the source provides roots too, so that the config need not name any.
     pub fn brings_trust(&self) -> bool {
         match self {
             Self::Files { .. } => false,
@@ -157,7 +163,7 @@ impl Source {
     }
 }
 
-/// Negative once the time has passed.
+/// Returns the seconds until a time; negative if it has passed.
 fn seconds_until(time: SystemTime) -> f64 {
     match time.duration_since(SystemTime::now()) {
         Ok(left) => left.as_secs_f64(),
@@ -187,9 +193,9 @@ mod tests {
         write(&roots, 1);
         let trust = vec![TrustFile { trust_domain: domain(), roots: roots.clone() }];
         let scope = Scope::default();
-        let mut keeper = Keeper::start(&scope);
+        let mut keeper = CertificateRotation::start(&scope);
         keeper.configure(Options { source: None, trust, expected: None }).await;
-        // On this one thread, nothing else has run since the files were read.
+        // The runtime has one thread, so no other task has run since the files were read.
         write(&roots, 2);
         let mut changed = keeper.context().trust;
         changed.see();

@@ -1,5 +1,6 @@
-//! A development CA and SPIFFE workload certificates (X.509-SVID), for `isthmus certs`, `isthmus demo` and
-//! tests. Values in, PEM out; `cli::certs` owns the files. Not for production: the CA's key lies about unguarded.
+//! A development CA that issues SPIFFE workload certificates (X.509-SVID), for `isthmus certs`, `isthmus
+//! demo` and tests. Input and output are values and PEM texts; `cli::certs` owns the files. Not for
+//! production: the CA's key is kept in a plain file.
 
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
@@ -15,48 +16,58 @@ use rustls::pki_types::pem::PemObject;
 use crate::model::identity::{Identity, IdentityError, TrustDomain};
 use crate::model::name::{NamePattern, PatternError};
 
-/// How long a CA is valid.
+/// The validity of a CA in days.
 const AUTHORITY_DAYS: u32 = 3650;
-/// Certificates are valid from this long ago, for clients whose clock is behind.
+/// How long before the present certificates become valid, for clients whose clock is behind.
 const CLOCK_SKEW: Duration = Duration::from_secs(3600);
 const SECONDS_PER_DAY: u64 = 86_400;
 
-/// Why a certificate could not be made.
+/// The reason why a certificate cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum DevelopmentError {
+    /// The namespace or service account does not fit into a SPIFFE ID.
     #[error("the identity is illegal: {0}")]
     Identity(#[from] IdentityError),
+    /// The identity is of another trust domain than the CA.
     #[error("{0} is not of the trust domain {1}")]
     TrustDomain(Identity, TrustDomain),
+    /// A further subject name is malformed.
     #[error("'{0}' is not a DNS name: {1}")]
     Name(String, #[source] PatternError),
+    /// The key of the CA is malformed.
     #[error("the CA's key is not a private key in PEM")]
     Key(#[source] rcgen::Error),
+    /// The certificate of the CA is malformed, or was not made by this program.
     #[error("the CA's certificate is not a certificate in PEM")]
     Certificate,
+    /// The CA's key does not belong to its certificate.
     #[error("the CA's certificate does not belong to the CA's key")]
     Pair,
+    /// The CA is of another trust domain.
     #[error("the CA was not made by isthmus for the trust domain {0}")]
     Foreign(TrustDomain),
+    /// Signing failed.
     #[error("signing failed")]
     Sign(#[source] rcgen::Error),
 }
 
-/// A CA for one trust domain, with its key.
+/// A CA of one trust domain, with its key.
 pub struct Authority {
     trust_domain: TrustDomain,
     certificate_pem: String,
     issuer: Issuer<'static, KeyPair>,
 }
 
-/// A workload's certificate, without its CA's, and its key.
+/// A workload's certificate, without that of its CA, and its key.
 pub struct Issued {
+    /// The certificate in PEM.
     pub certificate_pem: String,
+    /// The private key in PEM.
     pub key_pem: String,
 }
 
 impl Authority {
-    /// A new CA, valid for ten years.
+    /// Makes a new CA, valid for ten years.
     pub fn new(trust_domain: TrustDomain) -> Result<Self, DevelopmentError> {
         let key = KeyPair::generate().map_err(DevelopmentError::Sign)?;
         let params = authority_params(&trust_domain)?;
@@ -64,7 +75,7 @@ impl Authority {
         Ok(Self { trust_domain, certificate_pem, issuer: Issuer::new(params, key) })
     }
 
-    /// A CA that [`Authority::new`] made earlier, from its two PEM texts.
+    /// Restores a CA that [`Authority::new`] made, from its two PEM texts.
     pub fn from_pem(
         trust_domain: TrustDomain,
         certificate: &str,
@@ -73,7 +84,8 @@ impl Authority {
         let key = KeyPair::from_pem(key).map_err(DevelopmentError::Key)?;
         let found = anchor(certificate).ok_or(DevelopmentError::Certificate)?;
         let params = authority_params(&trust_domain)?;
-        // What this key and trust domain make again differs from the file only in time and signature.
+        // A certificate made again with the same key and trust domain differs from the file only in time and
+        // signature.
         let again = params.self_signed(&key).map_err(DevelopmentError::Sign)?.pem();
         let again = anchor(&again).ok_or(DevelopmentError::Certificate)?;
         if found.public_key != again.public_key {
@@ -85,21 +97,23 @@ impl Authority {
         Ok(Self { trust_domain, certificate_pem: certificate.to_owned(), issuer: Issuer::new(params, key) })
     }
 
+    /// Returns the certificate in PEM.
     pub fn certificate_pem(&self) -> &str {
         &self.certificate_pem
     }
 
+    /// Returns the private key in PEM.
     pub fn key_pem(&self) -> String {
         self.issuer.key().serialize_pem()
     }
 
-    /// The identity of a Kubernetes-like workload in this trust domain.
+    /// Returns the identity of a Kubernetes workload in this trust domain.
     pub fn identity(&self, namespace: &str, service_account: &str) -> Result<Identity, IdentityError> {
         Identity::parse(&format!("spiffe://{}/ns/{namespace}/sa/{service_account}", self.trust_domain))
     }
 
-    /// A certificate for server and client use whose one URI is `identity`; `names` are further subject names:
-    /// DNS names (`*.suffix` too) and IP addresses.
+    /// Issues a certificate for server and client use whose one URI is `identity`. `names` are further
+    /// subject names: DNS names (`*.suffix` too) and IP addresses.
     pub fn issue(&self, identity: &Identity, names: &[&str], days: u32) -> Result<Issued, DevelopmentError> {
         if identity.trust_domain() != self.trust_domain.as_str() {
             return Err(DevelopmentError::TrustDomain(identity.clone(), self.trust_domain.clone()));
@@ -131,7 +145,7 @@ fn authority_params(trust_domain: &TrustDomain) -> Result<CertificateParams, Dev
     Ok(params)
 }
 
-/// Nothing but the time of validity.
+/// Returns parameters with nothing but the validity set.
 fn params(days: u32) -> CertificateParams {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let epoch = date_time_ymd(1970, 1, 1);
@@ -158,7 +172,7 @@ fn subject_name(text: &str) -> Result<SanType, DevelopmentError> {
     name.try_into().map(SanType::DnsName).map_err(DevelopmentError::Sign)
 }
 
-/// The parts of a CA certificate that tell it from another.
+/// The parts of a CA certificate by which two are compared.
 struct Anchor {
     subject: Vec<u8>,
     public_key: Vec<u8>,

@@ -1,4 +1,4 @@
-//! Certificates and roots kept in PEM files: read when they change, however they are replaced.
+//! Certificates and roots in PEM files: read again when they change, however they are replaced.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,10 +16,10 @@ use crate::net::reading::Readings;
 use crate::net::watch::FileWatch;
 use crate::telemetry::clock::rfc3339;
 
-/// Largest PEM file read.
+/// The size limit of a PEM file in bytes.
 const BYTES_MAX: u64 = 4 << 20;
 
-/// The files that options name.
+/// Returns the files that options name.
 pub(super) fn paths(options: &Options) -> Vec<PathBuf> {
     let mut paths: Vec<PathBuf> = options.trust.iter().map(|trust| trust.roots.clone()).collect();
     if let Some(Source::Files { certificate, key }) = &options.source {
@@ -28,12 +28,12 @@ pub(super) fn paths(options: &Options) -> Vec<PathBuf> {
     paths
 }
 
-/// How long the files may take to be read.
+/// How long reading the files may take.
 pub const READ_WITHIN: Duration = Duration::from_secs(10);
-/// Readings of one source that may hang at the same time.
+/// Reads of one source that may hang at the same time.
 const READINGS: usize = 3;
 
-/// Reads files for one source; what hangs is given up.
+/// Reads the files of one source; a read that hangs is given up.
 #[derive(Clone)]
 pub(super) struct Reader {
     options: Options,
@@ -46,7 +46,7 @@ impl Reader {
         Self { options, sink, readings: Readings::new(READINGS) }
     }
 
-    /// Reads the files whenever they change.
+    /// Reads the files again whenever they change.
     pub(super) async fn run(self, mut watch: FileWatch) {
         loop {
             watch.changed().await;
@@ -54,7 +54,7 @@ impl Reader {
         }
     }
 
-    /// Takes what the files hold now into use; what cannot be read stays as it was.
+    /// Reads the files and applies them; for a file that cannot be read the last contents stay in use.
     pub(super) async fn read(&self) {
         let (options, sink) = (self.options.clone(), self.sink.clone());
         if let Err(unread) = self.readings.read(READ_WITHIN, move || take_all(&options, &sink)).await {
@@ -63,7 +63,7 @@ impl Reader {
     }
 }
 
-/// Takes what the files hold now into use. What cannot be read stays as it was.
+/// Applies the present contents of the files. For a file that cannot be read the last contents stay in use.
 fn take_all(options: &Options, sink: &Sink) {
     if let Some(Source::Files { certificate, key }) = &options.source {
         match read_pair(certificate, key, sink.provider()) {
@@ -97,7 +97,7 @@ fn take_all(options: &Options, sink: &Sink) {
     }
 }
 
-/// What is wrong with the files now, each with what it is of.
+/// Returns the problems of the files, each with its subject: the certificate, or the roots of a trust domain.
 pub fn problems(options: &Options) -> Vec<(String, String)> {
     let mut problems = Vec::new();
     if let Some(Source::Files { certificate, key }) = &options.source {
@@ -128,7 +128,7 @@ pub(super) fn read_roots(path: &Path) -> Result<Vec<CertificateDer<'static>>, St
     certificates(&read(path)?).map_err(|fault| format!("{}: {fault}", path.display()))
 }
 
-/// The bytes of a small file.
+/// Reads a file of at most [`BYTES_MAX`] bytes.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, String> {
     file::read(path, BYTES_MAX).map_err(|fault| format!("{}: {fault}", path.display()))
 }

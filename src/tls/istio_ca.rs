@@ -1,9 +1,9 @@
-//! Istio's certificate authority: a fresh key for each request, which never leaves this process, and the certificate
-//! renewed at half of its life.
+//! Istio's certificate authority. Each request has a fresh key, which never leaves this process; the
+//! certificate is renewed at half of its lifetime.
 //!
-//! What is asked and what an answer says are functions of their arguments; [`run`] reads files, connects and waits. A
-//! failure leaves the valid certificate in use. The roots at the end of an answer are believed for the trust domain of
-//! our own identity and for no other.
+//! The request and the check of a response are functions of their arguments; [`run`] reads files, connects
+//! and waits. After a failure the valid certificate stays in use. The roots at the end of a response are
+//! trusted for the trust domain of this gateway's identity and for no other.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -33,19 +33,19 @@ use crate::net::scope::Scope;
 use crate::proto::istio::v1::auth::{IstioCertificateRequest, IstioCertificateResponse};
 use crate::telemetry::clock::rfc3339;
 
-/// From the look-up of the name until the answer.
+/// The deadline of one attempt, from the look-up of the name to the response.
 const ATTEMPT: Duration = Duration::from_secs(10);
-/// Readings of its files that may hang at the same time.
+/// Reads of the authority's files that may hang at the same time.
 const READINGS: usize = 3;
-/// Certificates from ours to just below the root, and roots.
+/// Limits of a response: certificates of the chain without root, and roots.
 const CHAIN_MAX: usize = 16;
 const ROOTS_MAX: usize = 256;
 
 const METHOD: &str = "/istio.v1.auth.IstioCertificateService/CreateCertificate";
 
-/// Why there was no certificate.
+/// The reason why a request gave no certificate.
 #[derive(Debug, thiserror::Error)]
-enum Fault {
+enum IstioCaFault {
     #[error("{0}")]
     File(String),
     #[error("the token in {0} is empty, or has characters that cannot be sent")]
@@ -68,7 +68,7 @@ enum Fault {
     Answer(#[from] AnswerFault),
 }
 
-/// What is wrong with an answer.
+/// The reason why a response is not accepted.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 enum AnswerFault {
     #[error("it holds {0} items, where there have to be a certificate and a root")]
@@ -85,22 +85,22 @@ enum AnswerFault {
     Expired(String),
 }
 
-/// A certificate, and the roots that it came with.
+/// A certificate and the roots of its response.
 #[derive(Debug)]
 struct Issued {
     certificate: Certificate,
     roots: Vec<CertificateDer<'static>>,
 }
 
-/// Has `identity` certified, again and again.
+/// Requests certificates for `identity`, one after another.
 pub(super) async fn run(authority: IstioCa, identity: Identity, sink: Sink, scope: Scope) {
     let mut backoff = Backoff::default();
     let readings = Readings::new(READINGS);
     loop {
-        // Nothing is lost where it is dropped: the next attempt begins anew.
+        // Cancel safe: a later attempt starts from the beginning.
         let attempt = attempt(&authority, &identity, &sink, &readings, &scope);
         let attempt = tokio::time::timeout(ATTEMPT, attempt);
-        let renewal = match attempt.await.unwrap_or(Err(Fault::Late)) {
+        let renewal = match attempt.await.unwrap_or(Err(IstioCaFault::Late)) {
             Ok(issued) => take(issued, &identity, &sink),
             Err(fault) => {
                 sink.failed(format!("{} was asked to certify {identity}: {fault}", authority.address));
@@ -120,7 +120,8 @@ pub(super) async fn run(authority: IstioCa, identity: Identity, sink: Sink, scop
     }
 }
 
-/// Takes what was issued into use, and says when to renew it; `None` where it is somebody else's.
+/// Applies an issued certificate and returns the time of its renewal; `None` if the certificate names another
+/// identity.
 fn take(issued: Issued, identity: &Identity, sink: &Sink) -> Option<SystemTime> {
     let renewal = middle(issued.certificate.validity);
     let domain = TrustDomain::parse(identity.trust_domain()).ok()?;
@@ -128,7 +129,7 @@ fn take(issued: Issued, identity: &Identity, sink: &Sink) -> Option<SystemTime> 
     sink.offer_with(issued.certificate, roots).then_some(renewal)
 }
 
-/// When half of the life is over.
+/// Returns the time at which half of the validity has passed.
 fn middle(validity: Validity) -> SystemTime {
     let life = validity.not_after.duration_since(validity.not_before).unwrap_or_default();
     validity.not_before + life / 2
@@ -140,17 +141,18 @@ async fn attempt(
     sink: &Sink,
     readings: &Readings,
     scope: &Scope,
-) -> Result<Issued, Fault> {
+) -> Result<Issued, IstioCaFault> {
     let (token, roots) = read(authority, readings).await?;
     let (key, csr) = request(identity)?;
-    let authorization = bearer(&token).ok_or_else(|| Fault::Token(authority.token.display().to_string()))?;
+    let authorization =
+        bearer(&token).ok_or_else(|| IstioCaFault::Token(authority.token.display().to_string()))?;
     let mut request = Request::new(IstioCertificateRequest {
         csr,
         validity_duration: i64::try_from(authority.validity.as_secs()).unwrap_or(i64::MAX),
     });
     request.metadata_mut().insert("authorization", authorization);
     if !authority.cluster.as_str().is_empty() {
-        let cluster = authority.cluster.as_str().parse().map_err(|_| Fault::Cluster)?;
+        let cluster = authority.cluster.as_str().parse().map_err(|_| IstioCaFault::Cluster)?;
         request.metadata_mut().insert("clusterid", cluster);
     }
     let origin: Uri = authority.address.parse().unwrap_or_default();
@@ -160,15 +162,15 @@ async fn attempt(
     Ok(read_answer(&response.cert_chain, &key, SystemTime::now(), sink.provider())?)
 }
 
-/// The token and the roots, as the files hold them now.
+/// Reads the token and the roots.
 async fn read(
     authority: &IstioCa,
     readings: &Readings,
-) -> Result<(Vec<u8>, Vec<CertificateDer<'static>>), Fault> {
+) -> Result<(Vec<u8>, Vec<CertificateDer<'static>>), IstioCaFault> {
     let (token, roots) = (authority.token.clone(), authority.roots.clone());
     let read = move || Ok((files::read(&token)?, files::read_roots(&roots)?));
     let unread = |unread: ReadError| Err(format!("{}: {unread}", authority.token.display()));
-    readings.read(files::READ_WITHIN, read).await.unwrap_or_else(unread).map_err(Fault::File)
+    readings.read(files::READ_WITHIN, read).await.unwrap_or_else(unread).map_err(IstioCaFault::File)
 }
 
 fn bearer(token: &[u8]) -> Option<MetadataValue<Ascii>> {
@@ -181,7 +183,7 @@ fn bearer(token: &[u8]) -> Option<MetadataValue<Ascii>> {
     Some(value)
 }
 
-/// A new key, and the request (PKCS #10 in PEM) to certify that it is of `identity`: no subject, one URI.
+/// Makes a key, and the request (PKCS #10 in PEM) for a certificate of `identity`: no subject, one URI.
 fn request(identity: &Identity) -> Result<(KeyPair, String), rcgen::Error> {
     // ECDSA on P-256 with SHA-256.
     let key = KeyPair::generate()?;
@@ -196,19 +198,19 @@ async fn connect(
     origin: &Uri,
     roots: Vec<CertificateDer<'static>>,
     provider: &Arc<CryptoProvider>,
-) -> Result<TlsStream<TcpStream>, Fault> {
+) -> Result<TlsStream<TcpStream>, IstioCaFault> {
     let host = origin.host().unwrap_or_default().trim_matches(['[', ']']);
     let name = ServerName::try_from(host.to_owned())?;
     let config = client::config(&roots, None, provider, &[b"h2"]).map_err(|fault| match fault {
-        ConfigFault::Root(..) => Fault::Tls(format!("{fault}, of its file")),
-        ConfigFault::Own(_) | ConfigFault::Provider(_) => Fault::Tls(fault.to_string()),
+        ConfigFault::Root(..) => IstioCaFault::Tls(format!("{fault}, of its file")),
+        ConfigFault::OwnCertificate(_) | ConfigFault::Provider(_) => IstioCaFault::Tls(fault.to_string()),
     })?;
     let port = origin.port_u16().unwrap_or_default();
-    let stream = TcpStream::connect((host, port)).await.map_err(Fault::Unreachable)?;
-    client::secure(stream, name, config).await.map_err(Fault::Tls)
+    let stream = TcpStream::connect((host, port)).await.map_err(IstioCaFault::Unreachable)?;
+    client::secure(stream, name, config).await.map_err(IstioCaFault::Tls)
 }
 
-/// The certificate for `key`, and the roots, of an answer.
+/// Returns the certificate for `key` and the roots of a response.
 fn read_answer(
     items: &[String],
     key: &KeyPair,
@@ -226,7 +228,8 @@ fn read_answer(
     Ok(Issued { certificate, roots })
 }
 
-/// The chain, leaf first, and the roots: all that the last item holds. Each item holds one certificate or several.
+/// Splits a response into the chain, leaf first, and the roots, which are all certificates of the last item.
+/// Each item holds one certificate or several.
 fn split(
     items: &[String],
 ) -> Result<(Vec<CertificateDer<'static>>, Vec<CertificateDer<'static>>), AnswerFault> {

@@ -1,5 +1,7 @@
-//! TLS of our own: who we are, whom we trust, and the certificates that say so. The workloads' own TLS,
-//! which passes through untouched, is none of its business.
+//! TLS that this gateway terminates or originates: its own certificates and the roots that it trusts. The
+//! workloads' TLS passes through the gateway and has no part here.
+
+#![warn(missing_docs)]
 
 pub mod certificate;
 pub mod client;

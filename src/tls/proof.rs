@@ -1,4 +1,4 @@
-//! What a peer has proven in a TLS handshake, and for how long that holds.
+//! The identity that a peer has proven in a TLS handshake, and the check of it against newer roots.
 
 use std::io;
 
@@ -10,18 +10,19 @@ use super::trust::TrustBundles;
 use crate::model::identity::Identity;
 use crate::net::latest::Latest;
 
-/// Who a peer has proven to be, and by what.
+/// A verified peer: its identity and certificates.
 #[derive(Debug)]
 pub struct Proof {
+    /// The SPIFFE ID of the peer's certificate.
     pub identity: Identity,
-    /// The certificates that say so, leaf first.
+    /// The certificate chain that the peer sent, leaf first.
     chain: Vec<CertificateDer<'static>>,
-    /// When they were verified.
+    /// The time of the handshake, at which the chain was verified.
     verified: UnixTime,
 }
 
 impl Proof {
-    /// Of a handshake that is done; or, in words, why it proves nothing.
+    /// Takes the identity from a completed handshake; the error text says why there is none.
     pub fn of(session: &ServerConnection) -> Result<Self, String> {
         let chain = session.peer_certificates().unwrap_or_default();
         let leaf = chain.first().ok_or("it showed no certificate")?;
@@ -30,24 +31,25 @@ impl Proof {
         Ok(Self { identity, chain, verified: UnixTime::now() })
     }
 
-    /// Whether these roots vouch for it, as of when it was shown: that a certificate has expired since ends nothing.
-    pub fn vouched_by(&self, trust: &TrustBundles) -> Result<(), Error> {
+    /// Verifies the chain against these roots, as of the time of the handshake: a certificate that has
+    /// expired since then stays accepted.
+    pub fn verify_against(&self, trust: &TrustBundles) -> Result<(), Error> {
         let (leaf, intermediates) = self.chain.split_first().ok_or(Error::NoCertificatesPresented)?;
         trust.verify(leaf, intermediates, self.verified).map(drop)
     }
 
-    /// Waits until the roots that are trusted do not vouch for it any more. What the handle has seen when the handshake
-    /// began is what it was verified against.
-    pub async fn doubted(&self, mut trust: Latest<TrustBundles>) -> Error {
+    /// Waits until newer roots do not verify the chain any more. `trust` must have seen the roots that the
+    /// handshake used.
+    pub async fn until_distrusted(&self, mut trust: Latest<TrustBundles>) -> Error {
         loop {
-            if let Err(error) = self.vouched_by(&*trust.changed().await) {
+            if let Err(error) = self.verify_against(&*trust.changed().await) {
                 return error;
             }
         }
     }
 }
 
-/// What was wrong with the TLS of a failed handshake; `None` where the connection broke.
-pub fn fault_of(error: &io::Error) -> Option<&Error> {
+/// Returns the TLS error of a failed handshake; `None` if the connection broke.
+pub fn tls_error_of(error: &io::Error) -> Option<&Error> {
     error.get_ref().and_then(|inner| inner.downcast_ref())
 }

@@ -1,5 +1,5 @@
-//! The TLS that we end ourselves: version 1.3 alone, a certificate demanded of the client, the newest of our own and of
-//! the trusted roots used for each handshake.
+//! The TLS servers of this gateway: version 1.3 only, with a client certificate required. Each handshake uses
+//! the newest certificate of the gateway and the newest roots.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -20,14 +20,15 @@ use super::trust::TrustBundles;
 use crate::model::identity::Identity;
 use crate::net::latest::Latest;
 
-/// The cryptography of all our own TLS.
+/// Returns the cryptography provider of all TLS of this process.
 pub fn provider() -> Arc<CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())
 }
 
-/// A server that shows the newest certificate and asks the newest roots; changes of either need no new config.
+/// Makes a server config that shows the newest certificate and verifies against the newest roots; a change of
+/// either needs no new config.
 ///
-/// There is no resumption: a ticket would outlive the roots that vouched for its holder.
+/// There is no session resumption: a ticket would outlive the roots that verified its holder.
 pub fn mutual(
     certificate: Latest<Certificate>,
     trust: Latest<TrustBundles>,
@@ -47,12 +48,13 @@ pub fn mutual(
 }
 
 thread_local! {
-    /// Whose certificate was refused last on this thread: an error of rustls cannot carry it without losing its alert.
+    /// The identity in the certificate that was last refused on this thread: rustls errors cannot carry it
+    /// without losing their alert.
     static REFUSED: Cell<Option<Identity>> = const { Cell::new(None) };
 }
 
-/// Takes the identity, unproven, in the certificate that this thread refused last. To be asked in the poll in which the
-/// handshake failed.
+/// Takes the unverified identity of the certificate that was last refused on this thread. Must be called in
+/// the poll in which the handshake failed.
 pub fn refused_identity() -> Option<Identity> {
     REFUSED.take()
 }
@@ -66,7 +68,7 @@ impl ResolvesServerCert for Newest {
     }
 }
 
-/// Believes clients whose certificate chains to the roots of the trust domain that it names.
+/// Verifies client certificates against the roots of the trust domain that they name.
 #[derive(Debug)]
 struct PeerVerifier {
     trust: Latest<TrustBundles>,
@@ -75,7 +77,7 @@ struct PeerVerifier {
 
 impl ClientCertVerifier for PeerVerifier {
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        // Which authorities there are is nobody's business before a client has said who it is.
+        // An empty list: unknown clients do not learn which authorities are trusted.
         &[]
     }
 
@@ -101,7 +103,7 @@ impl ClientCertVerifier for PeerVerifier {
         _: &CertificateDer<'_>,
         _: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        // Never asked: the config has version 1.3 alone.
+        // rustls never calls this: the config allows version 1.3 only.
         Err(PeerMisbehaved::SignedHandshakeWithUnadvertisedSigScheme.into())
     }
 

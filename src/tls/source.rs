@@ -1,7 +1,9 @@
-//! Where our own certificate and the trusted roots come from: the seam between the sources and those who use them.
+//! The sources of this gateway's certificate and of the trusted roots, and the sink between them and the
+//! readers.
 //!
-//! A source is a task that offers what it gets to a [`Sink`]; the sink checks it, keeps the last good, and says how it
-//! stands. Those who use a certificate hold a [`Latest`](crate::net::latest::Fetch) and never learn where it came from.
+//! A source is a task that offers certificates and roots to a [`Sink`]. The sink checks them, keeps the last
+//! good ones, and updates the status. Readers hold a [`Latest`](crate::net::latest::Latest) and do not know
+//! the source.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
@@ -20,102 +22,114 @@ use crate::model::place::ClusterId;
 use crate::net::latest::LatestWriter;
 use crate::telemetry::clock::rfc3339;
 
-/// Who we are and whom we trust, as configured.
+/// The configured certificate source and roots.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// `None`: we have no certificate.
+    /// The source of the certificate; `None`: the gateway has no certificate.
     pub source: Option<Source>,
-    /// The roots of trust domains, from files.
+    /// Trust domains whose roots are in files.
     pub trust: Vec<TrustFile>,
-    /// Who a certificate has to be of, and whom [`IstioCa`] is asked to certify; `None`: whoever it names.
+    /// The identity that the certificate must have, and that [`IstioCa`] certifies; `None`: any.
     pub expected: Option<Identity>,
 }
 
-/// Where the certificate comes from.
+/// A source of certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     /// PEM files, read again when they change.
-    Files { certificate: PathBuf, key: PathBuf },
-    /// Istio's certificate authority; it brings the roots of our own trust domain too.
+    Files {
+        /// The PEM file of the chain, leaf first.
+        certificate: PathBuf,
+        /// The PEM file of the private key.
+        key: PathBuf,
+    },
+    /// Istio's certificate authority, which provides the roots of this gateway's trust domain too.
     IstioCa(IstioCa),
-    /// The SPIFFE Workload API on a unix socket; it brings roots too.
-    WorkloadApi { socket: PathBuf },
+    /// The SPIFFE Workload API on a unix socket, which provides roots too.
+    WorkloadApi {
+        /// The path of the socket.
+        socket: PathBuf,
+    },
 }
 
-/// How Istio's certificate authority is asked.
+/// The configuration of Istio's certificate authority.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IstioCa {
-    /// `https://host:port`.
+    /// The authority as `https://host:port`.
     pub address: String,
-    /// PEM file of the roots that the authority's own certificate chains to.
+    /// The PEM file of the roots that verify the authority's own certificate.
     pub roots: PathBuf,
-    /// File of the token that says who asks; read again for each request.
+    /// The file of the token that authenticates the gateway; read for each request.
     pub token: PathBuf,
-    /// How long the certificate asked for is valid.
+    /// The requested validity of certificates.
     pub validity: Duration,
-    /// Where we are, for the authority to know who has made the token; may be empty.
+    /// The cluster that issued the token, which the authority needs to check it; may be empty.
     pub cluster: ClusterId,
 }
 
 /// The roots of one trust domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TrustFile {
+    /// The trust domain.
     pub trust_domain: TrustDomain,
-    /// PEM.
+    /// A PEM file.
     pub roots: PathBuf,
 }
 
-/// How a source stands.
+/// The status of a source.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SourceStatus {
-    /// `files`, `istioCa`, `workloadApi`; empty without one.
+    /// `files`, `istioCa`, `workloadApi`; empty without a source.
     pub source: &'static str,
-    /// When it last gave a certificate that was taken into use.
+    /// When the last certificate was applied.
     pub renewed: Option<SystemTime>,
-    /// When it will be asked again.
+    /// When the next certificate will be requested.
     pub next: Option<SystemTime>,
-    /// Why the last attempt failed, by what failed: the certificate, or the roots of a trust domain.
+    /// Why the last attempt failed, by subject: the certificate, or the roots of a trust domain.
     pub problems: BTreeMap<String, String>,
 }
 
-/// Where a source puts what it gets.
+/// Receives certificates and roots from a source.
 #[derive(Clone)]
 pub struct Sink {
     pub(super) certificate: LatestWriter<Certificate>,
     pub(super) trust: LatestWriter<TrustBundles>,
     pub(super) status: watch::Sender<SourceStatus>,
     pub(super) expected: Option<Identity>,
-    /// Trust domains whose roots are in files, be they read or not: for a source to say nothing about.
+    /// Trust domains whose roots are configured as files. A source cannot override them, even if the file
+    /// could not be read.
     pub(super) configured: BTreeSet<TrustDomain>,
-    /// Roots by who told of them.
+    /// All roots, those from files apart from those that the source provided.
     pub(super) roots: watch::Sender<Roots>,
     pub(super) provider: Arc<CryptoProvider>,
 }
 
-/// The roots known, by origin.
+/// All known roots by origin.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Roots {
     pub(super) configured: BTreeMap<TrustDomain, Vec<CertificateDer<'static>>>,
     pub(super) supplied: BTreeMap<TrustDomain, Vec<CertificateDer<'static>>>,
 }
 
-/// The longest sleep towards a time of day.
+/// The longest sleep while waiting for a time of day.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 
-/// What `problems` calls the certificate.
+/// The subject of certificate problems.
 pub const CERTIFICATE: &str = "certificate";
 
-/// What `problems` calls the roots of a trust domain.
+/// Returns the subject of problems with the roots of a trust domain.
 pub fn trust_of(domain: &TrustDomain) -> String {
     format!("trust of {domain}")
 }
 
 impl Sink {
+    /// Returns the cryptography provider for checking certificates.
     pub fn provider(&self) -> &Arc<CryptoProvider> {
         &self.provider
     }
 
-    /// Takes a certificate into use; refused, with the reason in the status, where it is somebody else's.
+    /// Applies a certificate and returns true. A certificate of another identity is refused, and the status
+    /// says so.
     pub fn offer(&self, certificate: Certificate) -> bool {
         let ours = self.is_ours(&certificate);
         if ours {
@@ -124,7 +138,8 @@ impl Sink {
         ours
     }
 
-    /// The same together with roots, which are all that the source knows of; they are refused with the certificate.
+    /// Applies a certificate with all roots that the source knows; if the certificate is refused, so are the
+    /// roots.
     pub fn offer_with(
         &self,
         certificate: Certificate,
@@ -132,7 +147,7 @@ impl Sink {
     ) -> bool {
         let ours = self.is_ours(&certificate);
         if ours {
-            // First: whoever is ready has to know whom to believe.
+            // Roots come first: a gateway with a certificate must be able to verify peers.
             self.supply_trust(domains);
             self.take(certificate);
         }
@@ -161,19 +176,19 @@ impl Sink {
         });
     }
 
-    /// The certificate could not be got; the last good one stays in use.
+    /// Reports that the source could not get a certificate; the last good one stays in use.
     pub fn failed(&self, problem: String) {
         self.problem(CERTIFICATE, problem);
     }
 
-    /// When the source will be asked again.
+    /// Reports when the source will request the next certificate.
     pub fn next(&self, next: SystemTime) {
         self.status.send_modify(|status| status.next = Some(next));
     }
 
-    /// Roots that the source brought: all it knows of. Domains of the config file are left as they are there.
+    /// Applies roots: all that the source knows. Roots of domains that the config file names are ignored.
     pub fn supply_trust(&self, mut domains: BTreeMap<TrustDomain, Vec<CertificateDer<'static>>>) {
-        // Also where the file could never be read: what the config names is not for others to say.
+        // Also if the file of a domain could never be read: the source cannot override the config.
         domains.retain(|domain, _| !self.configured.contains(domain));
         let changed = self.roots.send_if_modified(|roots| {
             let changed = roots.supplied != domains;
@@ -194,7 +209,7 @@ impl Sink {
         self.status.send_if_modified(|status| status.problems.remove(of).is_some());
     }
 
-    /// Puts the roots known into use; where some cannot be used, all stay as they were.
+    /// Applies all known roots; if some cannot be used, the roots in use stay.
     pub(super) fn publish_trust(&self) {
         let roots = self.roots.borrow().clone();
         let mut domains = roots.supplied;
@@ -209,7 +224,8 @@ impl Sink {
     }
 }
 
-/// Waits for a time of day. Looks again now and then, as clocks are put right and machines sleep.
+/// Waits for a time of day. Checks the clock from time to time, because clocks are adjusted and machines
+/// sleep.
 pub(super) async fn until(time: SystemTime) {
     while let Ok(left) = time.duration_since(SystemTime::now()) {
         if left.is_zero() {
@@ -219,7 +235,7 @@ pub(super) async fn until(time: SystemTime) {
     }
 }
 
-/// For waits that should not be everybody's; not for secrets.
+/// Returns a random number for jitter; not for secrets.
 pub(super) fn random() -> u64 {
     RandomState::new().hash_one(())
 }
@@ -239,7 +255,7 @@ mod tests {
     }
 
     impl Sink {
-        /// One that nobody reads from but the test.
+        /// Returns a sink without readers.
         pub(in crate::tls) fn alone(expected: Option<&str>, configured: &[&str]) -> Self {
             Self {
                 certificate: LatestWriter::default(),
@@ -274,7 +290,7 @@ mod tests {
     #[test]
     fn a_domain_that_the_config_names_is_not_for_a_source_to_speak_of() {
         let authority = Authority::new(domain("td")).expect("a CA");
-        // Its file could not be read, so that there are no roots of it at all.
+        // The file of `west` could not be read, so `west` has no roots at all.
         let sink = Sink::alone(None, &["west"]);
         sink.supply_trust(roots(&authority, &["td", "west", "east"]));
         assert_eq!(trusted(&sink), ["east", "td"]);

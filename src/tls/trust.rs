@@ -1,5 +1,5 @@
-//! Whom we trust: the roots of each trust domain, apart. A certificate is verified against the roots of the domain that
-//! its own SPIFFE ID names, so that one domain's authority can never speak for another's workloads.
+//! The trusted roots of each trust domain. A certificate is verified against the roots of the domain in its
+//! own SPIFFE ID only, so that one domain's authority cannot certify another domain's workloads.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,22 +24,25 @@ pub struct TrustBundles {
 /// The roots of one trust domain.
 #[derive(Debug)]
 pub struct Bundle {
+    /// The root certificates.
     pub roots: Vec<CertificateDer<'static>>,
-    /// When the last of the roots ceases to be valid.
+    /// When the last of the roots expires; `None` if a validity cannot be read.
     pub not_after: Option<SystemTime>,
     verifier: Arc<dyn ClientCertVerifier>,
 }
 
-/// Why roots cannot be used.
+/// The reason why roots cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TrustFault {
+    /// A root is malformed; roots are counted from 1.
     #[error("root certificate {0} of the trust domain {1} cannot be used: {2}")]
     Root(usize, TrustDomain, Error),
+    /// No verifier can be made of the roots.
     #[error("the roots of the trust domain {0} cannot be used: {1}")]
     Roots(TrustDomain, rustls::server::VerifierBuilderError),
 }
 
-/// Why a peer is not believed to be who it says; the text goes into the log.
+/// The reason why a peer's certificate is not accepted; the text goes into the log.
 #[derive(Clone, Debug, thiserror::Error)]
 enum Distrust {
     #[error("the certificate {0}")]
@@ -54,8 +57,8 @@ impl From<Distrust> for Error {
     }
 }
 
-/// What a failed handshake was about, in words for the operator.
-pub fn why(error: &Error) -> String {
+/// Describes a failed handshake for the operator.
+pub fn describe(error: &Error) -> String {
     match error {
         Error::InvalidCertificate(CertificateError::Other(OtherError(distrust))) => distrust.to_string(),
         Error::InvalidCertificate(CertificateError::ExpiredContext { time, not_after }) => {
@@ -74,7 +77,7 @@ fn at(time: UnixTime) -> String {
     rfc3339(SystemTime::UNIX_EPOCH + Duration::from_secs(time.as_secs()))
 }
 
-/// Returns true if a certificate was refused because of the time alone.
+/// Returns true if a certificate was refused only because it is not valid at this time.
 pub fn is_expired(error: &Error) -> bool {
     use CertificateError::{Expired, ExpiredContext, NotValidYet, NotValidYetContext};
     matches!(
@@ -84,6 +87,7 @@ pub fn is_expired(error: &Error) -> bool {
 }
 
 impl TrustBundles {
+    /// Makes the verifiers of all trust domains.
     pub fn new(
         domains: impl IntoIterator<Item = (TrustDomain, Vec<CertificateDer<'static>>)>,
         provider: &Arc<CryptoProvider>,
@@ -95,11 +99,12 @@ impl TrustBundles {
         Ok(Self { domains: bundles.collect::<Result<_, _>>()? })
     }
 
+    /// Returns the trust domains with their roots, in order of name.
     pub fn domains(&self) -> impl Iterator<Item = (&TrustDomain, &Bundle)> {
         self.domains.iter()
     }
 
-    /// Who a peer is, if its certificate chains to the roots of its own trust domain.
+    /// Returns the identity of a peer if its certificate chains to the roots of its own trust domain.
     pub fn verify(
         &self,
         leaf: &CertificateDer<'_>,
@@ -130,7 +135,7 @@ impl Bundle {
     }
 }
 
-/// Roots to verify against; or which of them, counted from 1, cannot be used, and why.
+/// Parses roots. The error has the number of the root, counted from 1, that cannot be used.
 pub(super) fn anchors(roots: &[CertificateDer<'static>]) -> Result<RootCertStore, (usize, Error)> {
     let mut store = RootCertStore::empty();
     for (index, root) in roots.iter().enumerate() {
@@ -170,7 +175,7 @@ mod tests {
     fn text(result: Result<Identity, Error>) -> String {
         match result {
             Ok(identity) => identity.to_string(),
-            Err(error) => why(&error),
+            Err(error) => describe(&error),
         }
     }
 
@@ -181,7 +186,7 @@ mod tests {
         let now = UnixTime::now();
         assert_eq!(text(trust.verify(&leaf(&east), &[], now)), "spiffe://east/ns/shop/sa/cart");
         assert_eq!(text(trust.verify(&leaf(&west), &[], now)), "spiffe://west/ns/shop/sa/cart");
-        // Each domain's certificate, held against the other's roots.
+        // The certificate of each domain is verified against the roots of the other.
         let swapped = bundles(&[("east", &west), ("west", &east)]);
         for own in [&east, &west] {
             let error = text(swapped.verify(&leaf(own), &[], now));
@@ -222,7 +227,7 @@ mod tests {
         assert!(with(&["spiffe://a/b"]).is_ok());
     }
 
-    /// Signed with these parameters.
+    /// Returns the identity of a certificate with changed parameters.
     fn identity_with(change: impl FnOnce(&mut rcgen::CertificateParams)) -> Result<Identity, IdentityFault> {
         let (of_issuer, of_leaf) = (rcgen::KeyPair::generate(), rcgen::KeyPair::generate());
         let issuer = rcgen::Issuer::new(rcgen::CertificateParams::default(), of_issuer.expect("a key"));

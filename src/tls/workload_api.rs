@@ -1,8 +1,8 @@
-//! The SPIFFE Workload API on a unix socket: a stream of what we are given, certificate and roots of all trust domains
-//! in one message.
+//! The SPIFFE Workload API on a unix socket: a stream of messages, each with this gateway's certificate and
+//! the roots of all trust domains.
 //!
-//! `FetchX509SVID` alone is listened to. `FetchX509Bundles` tells of the same roots over again, for those who have no
-//! certificate; beside it there would be two words on whom to believe, of two moments.
+//! Only `FetchX509SVID` is called. `FetchX509Bundles` gives the same roots to workloads without a
+//! certificate; with both calls, two messages of different age could disagree.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -29,24 +29,24 @@ use crate::net::scope::Scope;
 use crate::proto::{X509svid, X509svidRequest, X509svidResponse};
 use crate::telemetry::clock::rfc3339;
 
-/// Until the first answer. An agent that has only just started may wait for its server.
+/// How long the first message may take. An agent that has just started may wait for its server.
 const FIRST_ANSWER: Duration = Duration::from_secs(30);
-/// Certificates of a chain, certificates of a bundle, and bundles.
+/// Limits of a message: certificates of a chain, certificates of a bundle, and bundles.
 const CHAIN_MAX: usize = 16;
 const BUNDLE_MAX: usize = 256;
 const DOMAINS_MAX: usize = 1024;
 
 const METHOD: &str = "/SpiffeWorkloadAPI/FetchX509SVID";
 
-/// What `problems` calls the bundles of other trust domains.
+/// The subject of problems with the bundles of other trust domains.
 const FEDERATION: &str = "federated trust";
 
 /// Roots by trust domain.
 type Bundles = BTreeMap<TrustDomain, Vec<CertificateDer<'static>>>;
 
-/// Why there was no certificate.
+/// The reason why a stream ended or gave no certificate.
 #[derive(Debug, thiserror::Error)]
-enum Fault {
+enum WorkloadApiFault {
     #[error("it cannot be reached: {0}")]
     Unreachable(io::Error),
     #[error("there was no answer within {} s", FIRST_ANSWER.as_secs())]
@@ -59,12 +59,12 @@ enum Fault {
     Silent,
     #[error("its answer is of no use: {0}")]
     Answer(#[from] AnswerFault),
-    /// The sink has said why.
+    /// The sink has reported the cause.
     #[error("it is somebody else's")]
     Foreign,
 }
 
-/// What is wrong with an answer.
+/// The reason why a message is not accepted.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 enum AnswerFault {
     #[error("it gives us no identity")]
@@ -85,7 +85,7 @@ enum AnswerFault {
     Domain(IdentityError),
 }
 
-/// Why bytes are no certificates one behind another.
+/// The reason why bytes are not concatenated DER certificates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 enum DerFault {
     #[error("certificate {0} cannot be read")]
@@ -96,22 +96,22 @@ enum DerFault {
     TooMany(usize),
 }
 
-/// What a message gives.
+/// The contents of a message.
 #[derive(Debug)]
-struct Given {
+struct Update {
     certificate: Certificate,
     bundles: Bundles,
-    /// What is wrong with bundles of other domains, by what they are called; it stops nothing else.
+    /// Problems of single bundles of other domains, by domain; all else of the message is applied.
     problems: BTreeMap<String, String>,
 }
 
-/// Listens to the socket, and connects again whenever the stream has ended.
+/// Reads the stream, and connects again when it has ended.
 pub(super) async fn run(socket: PathBuf, sink: Sink, scope: Scope) {
     let mut backoff = Backoff::default();
     loop {
-        // Nothing is lost where it is dropped: a new stream begins with all that there is.
+        // Cancel safe: a new stream starts with the complete state.
         let Err(fault) = listen(&socket, &sink, &scope, &mut backoff).await;
-        if !matches!(fault, Fault::Foreign) {
+        if !matches!(fault, WorkloadApiFault::Foreign) {
             sink.failed(format!("the Workload API at {}: {fault}", socket.display()));
         }
         let next = SystemTime::now() + backoff.wait(random());
@@ -125,46 +125,46 @@ async fn listen(
     sink: &Sink,
     scope: &Scope,
     backoff: &mut Backoff,
-) -> Result<Infallible, Fault> {
+) -> Result<Infallible, WorkloadApiFault> {
     let first = tokio::time::timeout(FIRST_ANSWER, open(socket, scope)).await;
-    let (mut stream, mut message) = first.unwrap_or(Err(Fault::Late))?;
+    let (mut stream, mut message) = first.unwrap_or(Err(WorkloadApiFault::Late))?;
     loop {
         let ask_again = take(&message, sink)?;
         *backoff = Backoff::default();
         sink.next(ask_again);
-        // Either may come first; where it is the time, a new stream begins with whatever this one still holds.
+        // The order does not matter: when the timer fires first, a new stream starts with the complete state.
         message = tokio::select! {
             next = next(&mut stream) => next?,
-            () = until(ask_again) => return Err(Fault::Silent),
+            () = until(ask_again) => return Err(WorkloadApiFault::Silent),
         };
     }
 }
 
-/// A stream, and the first that came on it.
+/// Opens a stream and returns it with its first message.
 async fn open(
     socket: &Path,
     scope: &Scope,
-) -> Result<(Streaming<X509svidResponse>, X509svidResponse), Fault> {
-    let stream = UnixStream::connect(socket).await.map_err(Fault::Unreachable)?;
+) -> Result<(Streaming<X509svidResponse>, X509svidResponse), WorkloadApiFault> {
+    let stream = UnixStream::connect(socket).await.map_err(WorkloadApiFault::Unreachable)?;
     let mut channel = Channel::open(stream, Uri::from_static("http://localhost"), scope).await?;
     let mut request = Request::new(X509svidRequest {});
-    // Without it every request is refused (Workload API §3): web pages cannot send it.
+    // Required by the Workload API (§3): web pages cannot send this header.
     request.metadata_mut().insert("workload.spiffe.io", MetadataValue::from_static("true"));
     let mut stream = channel.stream(METHOD, request).await?;
     let message = next(&mut stream).await?;
     Ok((stream, message))
 }
 
-async fn next(stream: &mut Streaming<X509svidResponse>) -> Result<X509svidResponse, Fault> {
-    stream.message().await.map_err(CallFault::from)?.ok_or(Fault::Ended)
+async fn next(stream: &mut Streaming<X509svidResponse>) -> Result<X509svidResponse, WorkloadApiFault> {
+    stream.message().await.map_err(CallFault::from)?.ok_or(WorkloadApiFault::Ended)
 }
 
-/// Takes what a message gives into use, and says when to ask again if nothing more comes.
-fn take(message: &X509svidResponse, sink: &Sink) -> Result<SystemTime, Fault> {
+/// Applies a message, and returns the time at which to connect again if no further message comes.
+fn take(message: &X509svidResponse, sink: &Sink) -> Result<SystemTime, WorkloadApiFault> {
     let given = read_answer(message, sink.expected.as_ref(), SystemTime::now(), sink.provider())?;
     let mut bundles = given.bundles;
     for domain in given.problems.keys().filter_map(|name| TrustDomain::parse(name).ok()) {
-        // A bundle that cannot be read takes nothing away.
+        // A bundle that cannot be read does not remove the last good one.
         if let Some(last) = sink.roots.borrow().supplied.get(&domain) {
             bundles.entry(domain).or_insert_with(|| last.clone());
         }
@@ -177,23 +177,23 @@ fn take(message: &X509svidResponse, sink: &Sink) -> Result<SystemTime, Fault> {
         }
     }
     let ask_again = last_quarter(given.certificate.validity);
-    if sink.offer_with(given.certificate, bundles) { Ok(ask_again) } else { Err(Fault::Foreign) }
+    if sink.offer_with(given.certificate, bundles) { Ok(ask_again) } else { Err(WorkloadApiFault::Foreign) }
 }
 
-/// When a quarter of the life is left; where that is past already, its end.
+/// Returns the time at which a quarter of the validity is left, or the end if that time has passed.
 fn last_quarter(validity: Validity) -> SystemTime {
     let life = validity.not_after.duration_since(validity.not_before).unwrap_or_default();
     let at = validity.not_after - life / 4;
     if at > SystemTime::now() { at } else { validity.not_after }
 }
 
-/// What a message gives: the certificate of `expected` if there is one, or else the first, which is the default.
+/// Parses a message: the certificate of `expected` if there is one, else the first, which is the default.
 fn read_answer(
     message: &X509svidResponse,
     expected: Option<&Identity>,
     now: SystemTime,
     provider: &CryptoProvider,
-) -> Result<Given, AnswerFault> {
+) -> Result<Update, AnswerFault> {
     let ours = |svid: &&X509svid| expected.is_some_and(|expected| svid.spiffe_id == expected.as_str());
     let svid = message.svids.iter().find(ours).or_else(|| message.svids.first()).ok_or(AnswerFault::Empty)?;
     let certificate = read_certificate(svid, provider)?;
@@ -209,17 +209,17 @@ fn read_answer(
         return Err(AnswerFault::TooMany);
     }
     let mut problems = BTreeMap::new();
-    // An empty bundle is of a domain of which nobody is believed.
+    // An empty bundle means a domain without trusted roots.
     for (name, der) in message.federated_bundles.iter().filter(|(_, der)| !der.is_empty()) {
         let name = name.strip_prefix("spiffe://").unwrap_or(name);
         let domain = TrustDomain::parse(name).map_err(AnswerFault::Domain);
         match domain.and_then(|domain| Ok((read_bundle(domain.as_str(), der)?, domain))) {
-            // Our own domain is there already, and not for a federation to speak of.
+            // A federated bundle cannot override that of this gateway's own domain.
             Ok((roots, domain)) => drop(bundles.entry(domain).or_insert(roots)),
             Err(fault) => drop(problems.insert(beginning(name), fault.to_string())),
         }
     }
-    Ok(Given { certificate, bundles, problems })
+    Ok(Update { certificate, bundles, problems })
 }
 
 fn read_certificate(svid: &X509svid, provider: &CryptoProvider) -> Result<Certificate, AnswerFault> {
@@ -242,12 +242,12 @@ fn read_bundle(domain: &str, der: &[u8]) -> Result<Vec<CertificateDer<'static>>,
     Ok(roots)
 }
 
-/// What is shown of a name that may be anything; trust domains are no longer.
+/// Returns the beginning of a name of any length; trust domains have at most 255 bytes.
 fn beginning(name: &str) -> String {
     name.chars().take(256).collect()
 }
 
-/// Certificates in DER, one behind another.
+/// Splits concatenated DER certificates.
 fn concatenated(mut der: &[u8], max: usize) -> Result<Vec<CertificateDer<'static>>, DerFault> {
     let mut found = Vec::new();
     while !der.is_empty() {

@@ -24,9 +24,9 @@ use crate::dataplane::worker::Worker;
 use crate::model::reason::Reason;
 use crate::snapshot::admit::admit_source;
 use crate::snapshot::policy::{HboneLimits, Listener};
-use crate::tls::proof::{Proof, fault_of};
+use crate::tls::proof::{Proof, tls_error_of};
 use crate::tls::server::refused_identity;
-use crate::tls::trust::{is_expired, why};
+use crate::tls::trust::{describe, is_expired};
 
 /// Streams that a client may reset before we have looked at them; more is an attack (CVE-2023-44487).
 const PENDING_RESETS_MAX: usize = 20;
@@ -86,7 +86,7 @@ pub(super) async fn handshake(
         let proof = Proof::of(stream.get_ref().1).map_err(untrusted)?;
         // The certificate is verified when it comes, and a client may take its time to finish after that.
         if let Some(changed) = trust.unseen() {
-            proof.vouched_by(&changed).map_err(|error| untrusted(why(&error)))?;
+            proof.verify_against(&changed).map_err(|error| untrusted(describe(&error)))?;
         }
         let peer = Rc::new(Peer::new(proof, trust));
         // Without a wait since: roots that are taken away from here on find it in the table.
@@ -121,19 +121,19 @@ async fn secure(
 }
 
 fn tls_failed(error: &io::Error) -> Failed {
-    match fault_of(error) {
+    match tls_error_of(error) {
         Some(fault @ rustls::Error::InvalidCertificate(_)) => distrusted(fault),
         Some(rustls::Error::NoCertificatesPresented) => {
             Failed::new(Reason::IdentityRequired, "the caller shows no certificate")
         }
-        Some(fault) => Failed::new(Reason::TlsFailed, why(fault)),
+        Some(fault) => Failed::new(Reason::TlsFailed, describe(fault)),
         None => Failed::new(Reason::ClientGone, "during the TLS handshake"),
     }
 }
 
 /// Why a caller's certificate is not believed; whose it was, if that is known, is not proven and stands in the detail alone.
 fn distrusted(fault: &rustls::Error) -> Failed {
-    let text = why(fault);
+    let text = describe(fault);
     let text = match refused_identity() {
         Some(identity) => format!("{identity}: {text}"),
         None => text,
@@ -141,8 +141,8 @@ fn distrusted(fault: &rustls::Error) -> Failed {
     Failed::new(if is_expired(fault) { Reason::IdentityExpired } else { Reason::IdentityUntrusted }, text)
 }
 
-fn untrusted(why: String) -> Failed {
-    Failed::new(Reason::IdentityUntrusted, why)
+fn untrusted(describe: String) -> Failed {
+    Failed::new(Reason::IdentityUntrusted, describe)
 }
 
 /// The windows that a new connection is offered: where much is held already, they are what a short way needs.

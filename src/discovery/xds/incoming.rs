@@ -15,8 +15,8 @@ use tokio_rustls::TlsAcceptor;
 use crate::model::identity::Identity;
 use crate::net::incoming::{Guarded, Limits, Seat};
 use crate::net::latest::Latest;
-use crate::tls::proof::{Proof, fault_of};
-use crate::tls::trust::{TrustBundles, why};
+use crate::tls::proof::{Proof, tls_error_of};
+use crate::tls::trust::{TrustBundles, describe};
 
 /// How long a client may take from being accepted to its first request, TLS included.
 const FIRST_REQUEST: Duration = Duration::from_secs(10);
@@ -111,7 +111,8 @@ async fn secure(tls: Tls, socket: TcpStream, seat: &Arc<Seat>) -> Result<Connect
         error = seat.clone().ended() => return Err(error.to_string()),
         accepted = TlsAcceptor::from(config).accept(guarded(socket, seat)) => accepted,
     };
-    let stream = accepted.map_err(|error| fault_of(&error).map_or_else(|| error.to_string(), why))?;
+    let stream =
+        accepted.map_err(|error| tls_error_of(&error).map_or_else(|| error.to_string(), describe))?;
     let proof = Proof::of(stream.get_ref().1)?;
     let caller = Caller { peer, identity: Some(proof.identity.clone()) };
     let called_on = CalledOn { caller, seat: seat.clone() };
@@ -119,8 +120,8 @@ async fn secure(tls: Tls, socket: TcpStream, seat: &Arc<Seat>) -> Result<Connect
     let end = Box::pin(async move {
         tokio::select! {
             error = ended => error,
-            error = proof.doubted(trust) => {
-                tracing::info!(%peer, identity = %proof.identity, "an xDS client is cut off: {}", why(&error));
+            error = proof.until_distrusted(trust) => {
+                tracing::info!(%peer, identity = %proof.identity, "an xDS client is cut off: {}", describe(&error));
                 io::Error::new(io::ErrorKind::PermissionDenied, error)
             }
         }

@@ -1,4 +1,4 @@
-//! What is asked of Istio's authority, and which of its answers are taken.
+//! The requests to Istio's authority, and the responses that are accepted.
 
 use rcgen::{BasicConstraints, CertifiedIssuer, IsCa, date_time_ymd};
 use rustls::pki_types::pem::PemObject;
@@ -12,14 +12,14 @@ fn identity() -> Identity {
     Identity::parse("spiffe://td/ns/istio-system/sa/eastwest").expect("legal")
 }
 
-/// A CA, which is a root.
+/// Returns a CA with a self-signed certificate.
 fn authority() -> CertifiedIssuer<'static, KeyPair> {
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     CertifiedIssuer::self_signed(params, KeyPair::generate().expect("a key")).expect("a CA")
 }
 
-/// A certificate of `key`, in PEM.
+/// Returns a certificate of `key`, in PEM.
 fn certified(key: &KeyPair, authority: &CertifiedIssuer<'static, KeyPair>, years: (i32, i32)) -> String {
     let mut params = CertificateParams::default();
     params.subject_alt_names.push(SanType::URI(identity().as_str().try_into().expect("ASCII")));
@@ -113,7 +113,7 @@ fn answers_that_are_of_no_use_are_refused() {
         let found = refused(&items);
         assert!(found.contains(expected), "no {expected:?} in {found:?}");
     }
-    // A certificate of another key than the one that was made for the request.
+    // The certificate is of another key than that of the request.
     let other = certified(&KeyPair::generate().expect("a key"), &root, (2020, 4000));
     assert!(refused(&[other, root.pem()]).contains("do not belong together"));
 }
@@ -122,6 +122,6 @@ fn answers_that_are_of_no_use_are_refused() {
 fn half_of_the_life_is_between_its_ends() {
     let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
     assert_eq!(middle(Validity { not_before: at(100), not_after: at(300) }), at(200));
-    // A life that ends before it begins is over at once.
+    // A validity that ends before it begins is over at once.
     assert_eq!(middle(Validity { not_before: at(300), not_after: at(100) }), at(300));
 }

@@ -1,4 +1,4 @@
-//! What messages of the Workload API give, and which are refused.
+//! The contents of Workload API messages, and the messages that are refused.
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, SanType, date_time_ymd};
 
@@ -31,7 +31,7 @@ fn svid(id: &str, authority: &Authority, until: i32) -> X509svid {
     }
 }
 
-fn read(message: &X509svidResponse, expected: Option<&str>) -> Result<Given, AnswerFault> {
+fn read(message: &X509svidResponse, expected: Option<&str>) -> Result<Update, AnswerFault> {
     read_answer(message, expected.map(identity).as_ref(), SystemTime::now(), &provider())
 }
 
@@ -51,7 +51,7 @@ fn certificates_one_behind_another_are_told_apart() {
         assert_eq!(concatenated(&both[..cut], 9), Err(DerFault::Malformed(at)), "{cut}");
     }
     assert_eq!(concatenated(&[&both[..], b"more"].concat(), 9), Err(DerFault::Malformed(3)));
-    // A length of many bytes that are not there.
+    // The length announces more bytes than there are.
     assert_eq!(concatenated(&[0x30, 0x84, 0xff, 0xff, 0xff, 0xff, 0], 9), Err(DerFault::Malformed(1)));
 }
 
@@ -62,7 +62,7 @@ fn the_expected_identity_is_chosen_or_else_the_default() {
     let chosen = |expected| read(&message, expected).expect("given").certificate.identity.to_string();
     assert_eq!(chosen(None), "spiffe://td/a");
     assert_eq!(chosen(Some("spiffe://td/b")), "spiffe://td/b");
-    // Whether it will do is for the sink to say.
+    // The sink decides whether another identity is acceptable.
     assert_eq!(chosen(Some("spiffe://td/c")), "spiffe://td/a");
 }
 
@@ -99,7 +99,7 @@ fn a_bundle_that_cannot_be_read_stays_as_it_was_and_one_that_is_not_there_goes()
     let sink = Sink::alone(None, &[]);
     let mut message = of(vec![svid("spiffe://td/a", &own, 4000)]);
     let mut tell = |west: Option<Vec<u8>>| {
-        // Nor does a bad bundle in our own domain's name touch our own.
+        // A bad bundle under the gateway's own domain changes nothing either.
         message.federated_bundles = west.into_iter().map(|der| ("spiffe://west".to_owned(), der)).collect();
         message.federated_bundles.insert("spiffe://td".to_owned(), b"no".to_vec());
         take(&message, &sink).expect("taken");
@@ -161,7 +161,7 @@ fn it_is_asked_again_when_a_quarter_of_the_life_is_left() {
     // Whole seconds, in a future that stays one.
     let at = |seconds: u64| SystemTime::UNIX_EPOCH + Duration::from_secs(40_000_000_000 + seconds);
     assert_eq!(last_quarter(Validity { not_before: at(0), not_after: at(400) }), at(300));
-    // Past already: at its end.
+    // The time has passed: the end counts.
     let now = SystemTime::now();
     let (not_before, not_after) = (now - Duration::from_secs(900), now + Duration::from_secs(100));
     assert_eq!(last_quarter(Validity { not_before, not_after }), not_after);
