@@ -16,7 +16,7 @@ use crate::aggregator::etcd::reading::{Found, VALUE_BYTES_MAX, read};
 use crate::aggregator::etcd::spec::{EtcdSpec, Login, PREFIX};
 use crate::document::problem::Problems;
 use crate::document::scalar;
-use crate::document::services::{Keep, ServiceReader, read_items};
+use crate::document::services::{KeptPositions, ServiceReader, read_items};
 use crate::document::tree::{self, Node, ScalarType, Source};
 use crate::model::address::{Scheme, Url};
 use crate::model::service::{Service, ServiceKey};
@@ -215,7 +215,7 @@ fn document(path: &Path) -> Result<Vec<(Arc<Service>, Node)>, Failure> {
 fn puts(items: &[(Arc<Service>, Node)], keys: &Keys) -> Result<Vec<PutRequest>, Failure> {
     let put = |(service, node): &(Arc<Service>, Node)| {
         let (key, value) = (keys.key(&service.key).into_bytes(), value(node)?);
-        let mut reader = ServiceReader::new(Keep::Services);
+        let mut reader = ServiceReader::new(KeptPositions::Services);
         match read(keys, &mut reader, &key, &value) {
             Found::Service(read) if read == **service => Ok(PutRequest { key, value }),
             Found::Service(_) => Err(format!("{}: the service cannot be written as it is", service.key)),
@@ -357,7 +357,7 @@ async fn delete(
 async fn list(client: &mut Client, keys: &Keys, format: Format, out: &mut impl Write) -> Result<(), Failure> {
     let mut listing = Listing::new(keys.range());
     let (mut rows, mut items, mut problems) = (Vec::new(), Vec::new(), Vec::new());
-    let mut reader = ServiceReader::new(Keep::Services);
+    let mut reader = ServiceReader::new(KeptPositions::Services);
     loop {
         let page = match listing.next(client).await {
             Ok(Some(page)) => page,

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
 
 use crate::document::problem::{Path, Position, Problems};
-use crate::document::services::Place;
+use crate::document::services::ServicePosition;
 use crate::model::address::Bind;
 use crate::model::address::Host;
 use crate::model::service::ServiceKey;
@@ -115,12 +115,12 @@ pub(super) fn own_fault(ip: IpAddr, port: u16, own: &Opened) -> String {
 /// may have addresses equal to ours.
 pub(super) fn own_endpoints(
     listing: &Listing,
-    places: &HashMap<ServiceKey, Place>,
+    positions: &HashMap<ServiceKey, ServicePosition>,
     own: &Own<'_>,
     problems: &mut Problems,
 ) {
     for (key, service) in &listing.services {
-        let Some(place) = places.get(key) else { continue };
+        let Some(place) = positions.get(key) else { continue };
         for (at, endpoint) in service.endpoints.iter().enumerate() {
             let near = endpoint.template.network.as_ref().is_none_or(|network| *network == listing.network);
             let ips = match &endpoint.host {

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use crate::aggregator::options::Options;
 use crate::aggregator::resolver::Options as DnsOptions;
 use crate::discovery::{ClientRule, Options as DiscoveryOptions};
-use crate::document::problem::{Fault, Path, Problems};
+use crate::document::problem::{InvalidValue, Path, Problems};
 use crate::document::reader::Fields;
 use crate::document::scalar;
 use crate::model::address::Bind;
@@ -68,8 +68,9 @@ pub(super) fn xds(
     };
     if let (false, Some(node), Some(missing)) = (bind.ip().is_loopback(), node, missing) {
         let meant = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), bind.port());
-        let fault =
-            Fault::new(format!("found {node}, which is no loopback address, and there is no {missing}"));
+        let fault = InvalidValue::new(format!(
+            "found {node}, which is no loopback address, and there is no {missing}"
+        ));
         problems.error(
             node.position,
             &Path::Root.key("xds").key("bind"),

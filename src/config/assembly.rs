@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::document::nearest::nearest;
-use crate::document::problem::{Fault, Path, Problem, Problems};
+use crate::document::problem::{InvalidValue, Path, Problem, Problems};
 use crate::document::reader::{Fields, check};
 use crate::document::scalar;
-use crate::document::services::Place;
+use crate::document::services::ServicePosition;
 use crate::document::table::Kind;
 use crate::document::tree::Node as Tree;
 use crate::model::identity::TrustDomain;
@@ -37,7 +37,7 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
     check(&tree, &Kind::Object(&ROOT), &Path::Root, &mut problems);
     let root = Fields::new(Some(&tree), &ROOT);
     let node = node(&root.fields("node", &NODE));
-    let (services, places) = services.finish(node.cluster.clone(), node.network.clone());
+    let (services, positions) = services.finish(node.cluster.clone(), node.network.clone());
     let telemetry = root.fields("telemetry", &TELEMETRY);
     let mut opened = Vec::new();
     let listeners = Listeners::read(&root, complete, &mut opened, &mut problems);
@@ -77,8 +77,8 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
         warn_of_idle_listeners(&root, &policy, &mut problems);
     }
     addresses::collisions(&opened, &mut problems);
-    addresses::own_endpoints(&services, &places, &own, &mut problems);
-    warn_of_long_names(&services, &places, &mut problems);
+    addresses::own_endpoints(&services, &positions, &own, &mut problems);
+    warn_of_long_names(&services, &positions, &mut problems);
     if registries.is_empty() {
         warn_of_unknown_services(&root, &routes, &services, &mut problems);
     }
@@ -198,9 +198,13 @@ fn warn_of_idle_listeners(root: &Fields<'_>, policy: &Policy, problems: &mut Pro
 }
 
 /// Mesh names that no client can ask for, as a host name has 253 bytes at most.
-fn warn_of_long_names(listing: &Listing, places: &HashMap<ServiceKey, Place>, problems: &mut Problems) {
+fn warn_of_long_names(
+    listing: &Listing,
+    positions: &HashMap<ServiceKey, ServicePosition>,
+    problems: &mut Problems,
+) {
     for (key, service) in &listing.services {
-        let Some(place) = places.get(key) else { continue };
+        let Some(place) = positions.get(key) else { continue };
         let subset = service.subsets.keys().map(|name| name.len()).max().unwrap_or(0);
         let port = service.ports.iter().map(|port| port.port).max().unwrap_or(0).to_string().len();
         let bytes =
@@ -231,11 +235,13 @@ fn warn_of_unknown_services(
         let fault = match (names.contains(hostname), has_port, has_subset) {
             (false, _, _) => {
                 let fault = format!("found {:?}, a service nobody has told of", hostname.as_str());
-                Fault::new(fault).hint(near(hostname.as_str()))
+                InvalidValue::new(fault).hint(near(hostname.as_str()))
             }
-            (true, false, _) => Fault::new(format!("found port {port}, which the service does not have")),
+            (true, false, _) => {
+                InvalidValue::new(format!("found port {port}, which the service does not have"))
+            }
             (true, true, false) => {
-                Fault::new(format!("found subset {subset:?}, which the service does not have"))
+                InvalidValue::new(format!("found subset {subset:?}, which the service does not have"))
             }
             (true, true, true) => continue,
         };
@@ -249,7 +255,7 @@ fn warn_of_unknown_services(
                 continue;
             };
             if !names.iter().any(|name| pattern.matches(name.as_str())) {
-                let fault = Fault::new(format!("found {node}, which no service is called"));
+                let fault = InvalidValue::new(format!("found {node}, which no service is called"));
                 problems.warn(node.position, &path.key("services").index(at), fault.hint(near(text)));
             }
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::document::nearest::nearest;
-use crate::document::problem::{Fault, Path, Problems};
+use crate::document::problem::{InvalidValue, Path, Problems};
 use crate::document::reader::Fields;
 use crate::document::scalar;
 use crate::model::place::ClusterId;
@@ -55,7 +55,7 @@ fn known_clusters(
         let Some(Ok(text)) = node.text().map(scalar::text) else { continue };
         let cluster = ClusterId::new(text);
         if !known.contains(&cluster) {
-            let fault = Fault::new(format!("found {node}, a cluster that no registry speaks for"));
+            let fault = InvalidValue::new(format!("found {node}, a cluster that no registry speaks for"));
             let fault = fault.hint(nearest(text, known.iter().map(ClusterId::as_str)));
             problems.warn(node.position, &list.index(at), fault);
         }

@@ -10,7 +10,7 @@ use crate::document::environment::Environment;
 use crate::document::problem::{self, FileId, Position, Problems};
 use crate::document::reader::check;
 use crate::document::scalar;
-use crate::document::services::{Keep, ServiceReader};
+use crate::document::services::{KeptPositions, ServiceReader};
 use crate::document::tree::{Node, Source, Stream, Value, parse};
 
 use crate::net::file;
@@ -54,7 +54,7 @@ pub(super) fn read(
         before,
         files: Files {
             root: None,
-            services: ServiceReader::new(Keep::Endpoints),
+            services: ServiceReader::new(KeptPositions::Endpoints),
             problems: Problems::new(),
             complete: true,
         },

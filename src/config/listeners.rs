@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::document::nearest::nearest;
-use crate::document::problem::{Fault, Path, Problems};
+use crate::document::problem::{InvalidValue, Path, Problems};
 use crate::document::reader::Fields;
 use crate::document::scalar;
 use crate::snapshot::policy::{HelloLimits, Listener, ListenerProtocol};
@@ -101,7 +101,8 @@ impl Listeners {
                 None => {
                     let names = || self.names.iter().map(|name| &**name);
                     let known = names().collect::<Vec<_>>().join(", ");
-                    let fault = Fault::new(format!("found {node}, expected the name of a listener: {known}"));
+                    let fault =
+                        InvalidValue::new(format!("found {node}, expected the name of a listener: {known}"));
                     problems.error(node.position, &list.index(index), fault.hint(nearest(text, names())));
                 }
             }

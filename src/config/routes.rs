@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::document::problem::{Fault, Path, Position, Problems};
+use crate::document::problem::{InvalidValue, Path, Position, Problems};
 use crate::document::reader::Fields;
 use crate::document::scalar;
 use crate::document::tree::{Node, Value, shortened};
@@ -20,7 +20,7 @@ use super::tuning::tuning;
 const TUNING_KEYS: [&str; 4] = ["loadBalancing", "ejection", "connectTimeout", "panic"];
 
 /// The key of a route.
-pub(super) fn route_name(text: &str) -> Result<RouteName, Fault> {
+pub(super) fn route_name(text: &str) -> Result<RouteName, InvalidValue> {
     match text {
         "-" => Ok(RouteName::NoSni),
         _ => scalar::pattern(text).map(RouteName::Name),
@@ -61,7 +61,7 @@ pub(super) fn read(root: &Fields<'_>, around: &Surroundings<'_>, problems: &mut 
         }
         places.insert(name.clone(), key.position);
         if matches!(&*key.text, "default" | "_" | "_default_") {
-            let fault = Fault::new(format!(
+            let fault = InvalidValue::new(format!(
                 "found {:?}, which takes clients that ask for this very name",
                 &*key.text
             ));

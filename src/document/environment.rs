@@ -1,15 +1,15 @@
-//! `${NAME}` and `${NAME:-default}` in a value: the environment's part in a document. What comes out
-//! is text and is never read as YAML again, so a variable cannot add keys.
+//! Replaces `${NAME}` and `${NAME:-default}` in values by environment variables. The result is text and is
+//! never parsed as YAML again, so a variable cannot add keys.
 
 use std::borrow::Cow;
 
-use super::problem::Fault;
+use super::problem::InvalidValue;
 
-/// Where variables come from: the process's environment, or a test's table.
+/// The source of variables: the process's environment, or a test's table.
 pub type Environment<'e> = &'e dyn Fn(&str) -> Option<String>;
 
-/// The text with its variables replaced; borrowed where it has none. `$${` stands for `${`.
-pub fn expand<'t>(text: &'t str, environment: Environment<'_>) -> Result<Cow<'t, str>, Fault> {
+/// Replaces the variables of a text; borrows the text if it has none. `$${` is a literal `${`.
+pub fn expand<'t>(text: &'t str, environment: Environment<'_>) -> Result<Cow<'t, str>, InvalidValue> {
     if !text.contains("${") {
         return Ok(Cow::Borrowed(text));
     }
@@ -35,8 +35,8 @@ pub fn expand<'t>(text: &'t str, environment: Environment<'_>) -> Result<Cow<'t,
     Ok(Cow::Owned(out))
 }
 
-/// As in a shell, `:-` stands in for a variable that is unset or empty.
-fn variable(inside: &str, environment: Environment<'_>) -> Result<String, Fault> {
+/// As in a shell, `:-` applies if a variable is unset or empty.
+fn variable(inside: &str, environment: Environment<'_>) -> Result<String, InvalidValue> {
     let (name, default) = match inside.split_once(":-") {
         Some((name, default)) => (name, Some(default)),
         None => (inside, None),
@@ -46,7 +46,7 @@ fn variable(inside: &str, environment: Environment<'_>) -> Result<String, Fault>
         && name.bytes().all(|byte| letter(byte) || byte.is_ascii_digit());
     if !legal {
         let found = inside.chars().take(64).collect::<String>();
-        return Err(Fault::new(format!(
+        return Err(InvalidValue::new(format!(
             "found \"${{{}}}\"; a variable's name is letters, digits and '_': write ${{NAME}} or \
              ${{NAME:-default}}, and $${{ for a literal ${{",
             found.escape_debug()
@@ -56,7 +56,7 @@ fn variable(inside: &str, environment: Environment<'_>) -> Result<String, Fault>
         (Some(value), None) => Ok(value),
         (Some(value), Some(_)) if !value.is_empty() => Ok(value),
         (_, Some(default)) => Ok(default.to_owned()),
-        (None, None) => Err(Fault::new(format!(
+        (None, None) => Err(InvalidValue::new(format!(
             "the environment variable {name} is not set; set it, or give a default: ${{{name}:-default}}"
         ))),
     }

@@ -1,4 +1,5 @@
-//! Keys of other programs' configs, and keys that this version does not have: what to say instead of "unknown key".
+//! Keys of other programs' configs, and keys that this version does not have, with better messages than
+//! "unknown key".
 
 use super::table::Object;
 
@@ -20,7 +21,7 @@ const NOT_YET: &[(&str, &str)] = &[
     ("export", "marked"),
 ];
 
-/// Keys of other programs, and what they are called here: a key of the same object, or text in backquotes.
+/// Keys of other programs with their equivalent here: a key of the same object, or text in backquotes.
 const WORDS: &[(&str, &str)] = &[
     ("frontend", "listeners"),
     ("frontends", "listeners"),
@@ -66,7 +67,7 @@ const WORDS: &[(&str, &str)] = &[
     ("allow", "from"),
 ];
 
-/// What a map is a config of, by keys that it has, if it is none of ours.
+/// Programs by the keys that their configs have.
 const PROGRAMS: &[(&[&str], &str)] = &[
     (&["apiVersion", "kind"], "a Kubernetes manifest"),
     (&["static_resources"], "an Envoy bootstrap"),
@@ -79,7 +80,7 @@ pub(super) fn is_not_yet(object: &Object, key: &str) -> bool {
     NOT_YET.contains(&(object.name, key))
 }
 
-/// Returns the key of an object that stands for another program's word.
+/// Returns the key of an object that is the equivalent of another program's key.
 pub(super) fn meant(object: &Object, word: &str) -> Option<&'static str> {
     WORDS
         .iter()
@@ -87,7 +88,7 @@ pub(super) fn meant(object: &Object, word: &str) -> Option<&'static str> {
         .map(|(_, ours)| *ours)
 }
 
-/// Returns what a map with these keys is a config of, if it is none of ours.
+/// Returns the kind of config that a map with these keys is, if it is another program's.
 pub(super) fn program(object: &Object, has: impl Fn(&str) -> bool) -> Option<&'static str> {
     let found = PROGRAMS.iter().find(|(keys, _)| keys.iter().all(|key| has(key)));
     found.filter(|_| object.name == "config").map(|(_, name)| *name)

@@ -1,4 +1,4 @@
-//! One copy of equal values: what 100,000 endpoints have in common is held once.
+//! Shares equal values: fields that 100,000 endpoints have in common are held once.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -7,9 +7,9 @@ use crate::model::endpoint::EndpointTemplate;
 use crate::model::identity::Identity;
 use crate::model::place::{Locality, Network};
 
-use super::problem::Fault;
+use super::problem::InvalidValue;
 
-/// The values met so far in one document; dropped with the reading of it.
+/// The values of one document; dropped after it was read.
 #[derive(Debug, Default)]
 pub struct Interner {
     texts: HashSet<Arc<str>>,
@@ -20,6 +20,7 @@ pub struct Interner {
 }
 
 impl Interner {
+    /// Returns the shared copy of a text.
     pub fn text(&mut self, text: &str) -> Arc<str> {
         match self.texts.get(text) {
             Some(known) => known.clone(),
@@ -31,6 +32,7 @@ impl Interner {
         }
     }
 
+    /// Returns the shared copy of a template.
     pub fn template(&mut self, template: EndpointTemplate) -> Arc<EndpointTemplate> {
         match self.templates.get(&template) {
             Some(known) => known.clone(),
@@ -42,6 +44,7 @@ impl Interner {
         }
     }
 
+    /// Returns the shared copy of a network.
     pub fn network(&mut self, text: &str) -> Network {
         match self.networks.get(text) {
             Some(known) => known.clone(),
@@ -53,11 +56,13 @@ impl Interner {
         }
     }
 
-    pub fn locality(&mut self, text: &str) -> Result<Locality, Fault> {
+    /// Parses a locality and returns its shared copy.
+    pub fn locality(&mut self, text: &str) -> Result<Locality, InvalidValue> {
         parsed(&mut self.localities, text, super::scalar::locality)
     }
 
-    pub fn identity(&mut self, text: &str) -> Result<Identity, Fault> {
+    /// Parses an identity and returns its shared copy.
+    pub fn identity(&mut self, text: &str) -> Result<Identity, InvalidValue> {
         parsed(&mut self.identities, text, super::scalar::identity)
     }
 }
@@ -65,8 +70,8 @@ impl Interner {
 fn parsed<T: Clone>(
     known: &mut HashMap<Box<str>, T>,
     text: &str,
-    parse: impl FnOnce(&str) -> Result<T, Fault>,
-) -> Result<T, Fault> {
+    parse: impl FnOnce(&str) -> Result<T, InvalidValue>,
+) -> Result<T, InvalidValue> {
     if let Some(known) = known.get(text) {
         return Ok(known.clone());
     }

@@ -1,14 +1,14 @@
-//! Mistakes in YAML that a parser reports by what they led to: an unquoted `*`, a line that is indented otherwise than its
-//! neighbours, a list, map or quote that is not closed.
+//! Mistakes in YAML that a parser reports by their consequences: an unquoted `*`, a line with another
+//! indentation than its neighbours, an unclosed list, map or quote.
 
-/// A mistake: its line (from 1), its column (from 0), and what to do.
+/// A mistake: its line (from 1), its column (from 0), and the advice.
 pub(super) struct Mistake {
     pub(super) line: usize,
     pub(super) column: usize,
     pub(super) message: String,
 }
 
-/// Returns the likely cause of what a parser complains of at a line (from 1).
+/// Returns the likely cause of a parser error at a line (from 1).
 pub(super) fn cause(text: &str, line: usize, complaint: &str) -> Option<Mistake> {
     if complaint.contains("anchor") || complaint.contains("alias") {
         return unquoted_star(text, line);
@@ -22,7 +22,7 @@ fn line_of(text: &str, line: usize) -> Option<&str> {
     text.lines().nth(line.checked_sub(1)?)
 }
 
-/// A name that begins with `*` is an alias to YAML, and needs quotes.
+/// Finds a name that begins with `*` without quotes, which YAML reads as an alias.
 fn unquoted_star(text: &str, line: usize) -> Option<Mistake> {
     let content = line_of(text, line)?;
     let signs: Vec<char> = content.chars().collect();
@@ -40,7 +40,7 @@ fn unquoted_star(text: &str, line: usize) -> Option<Mistake> {
     Some(Mistake { line, column, message })
 }
 
-/// A list, map or quoted text that is open where the parser stops.
+/// Finds a list, map or quoted text that is not closed where the parser stops.
 fn unclosed(text: &str, line: usize, complaint: &str) -> Option<Mistake> {
     let about = ["flow", "quoted", "illegal placement", "end of stream", "indentation"];
     if !about.iter().any(|word| complaint.contains(word)) {
@@ -86,7 +86,7 @@ fn indent(line: &str) -> usize {
     line.len() - line.trim_start_matches(' ').len()
 }
 
-/// A line of a map or list that is indented otherwise than the lines beside it.
+/// Finds a line of a map or list with another indentation than its neighbours.
 fn uneven(text: &str, line: usize) -> Option<Mistake> {
     let content = line_of(text, line)?;
     let own = indent(content);
@@ -94,7 +94,7 @@ fn uneven(text: &str, line: usize) -> Option<Mistake> {
     let before = text.lines().take(line - 1).filter(is_content).last()?;
     let neighbour = indent(before);
     let has_value = before.trim_end().rsplit_once(": ").is_some_and(|(_, value)| !value.trim().is_empty());
-    // Deeper than a line that is complete, or less deep than it and than nothing above.
+    // Deeper than a line that has a value, or less deep than it and equal to no line above.
     let deeper = own > neighbour && has_value;
     let between =
         own < neighbour && !text.lines().take(line - 1).filter(is_content).any(|above| indent(above) == own);
@@ -105,7 +105,7 @@ fn uneven(text: &str, line: usize) -> Option<Mistake> {
     Some(Mistake { line, column: own, message })
 }
 
-/// `a: b: c`: a plain value cannot hold `: `.
+/// Finds `a: b: c`: a plain value cannot contain `: `.
 fn second_colon(text: &str, line: usize, complaint: &str) -> Option<Mistake> {
     let content = line_of(text, line).filter(|_| complaint.contains("mapping values"))?;
     let (_, value) = content.split_once(": ")?;

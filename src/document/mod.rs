@@ -1,6 +1,8 @@
-//! Documents an operator writes: a YAML text becomes a tree that knows where each value stands, is
-//! checked against a table, and is read into values. Knows nothing of which keys a config file has,
-//! only of the `services:` list, which config and registry files share.
+//! Documents that an operator writes: YAML text becomes a tree with positions, is checked against a table,
+//! and is read into values. This module knows the `services:` list, which config and registry files share,
+//! and no other key of a config file.
+
+#![warn(missing_docs)]
 
 pub mod environment;
 mod foreign;

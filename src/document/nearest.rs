@@ -1,9 +1,9 @@
-//! The word that was probably meant: the nearest by edit distance, if it is near at all.
+//! Finds the candidate most similar to a misspelt word, by edit distance.
 
-/// Longest word compared; the cost grows with the product of two lengths.
+/// Longest word compared, in characters; the cost grows with the product of two lengths.
 const WORD_CHARS_MAX: usize = 128;
 
-/// The candidate that is fewest edits away from `word`, case aside, if these are few for its length.
+/// Returns the candidate with the fewest edits from `word`, ignoring case, if they are few for its length.
 pub fn nearest<'c>(word: &str, candidates: impl IntoIterator<Item = &'c str>) -> Option<&'c str> {
     let folded: Vec<char> = word.chars().take(WORD_CHARS_MAX + 1).flat_map(char::to_lowercase).collect();
     if folded.len() > WORD_CHARS_MAX {
@@ -18,7 +18,7 @@ pub fn nearest<'c>(word: &str, candidates: impl IntoIterator<Item = &'c str>) ->
         .map(|(_, candidate)| candidate)
 }
 
-/// Insertions, deletions, replacements and swaps of neighbours (optimal string alignment).
+/// Counts insertions, deletions, replacements and swaps of neighbours (optimal string alignment).
 fn distance(word: &[char], candidate: &str) -> usize {
     let candidate: Vec<char> = candidate.chars().take(WORD_CHARS_MAX).flat_map(char::to_lowercase).collect();
     let mut before: Vec<usize> = Vec::new();

@@ -1,30 +1,31 @@
-//! What is wrong with a document, and where: one line per problem, all of a document at once, in the
-//! order in which a reader of the files meets them. The list is bounded, whatever the document.
+//! The problems of a document with their positions: all problems of a document at once, one line each, in the
+//! order of the files. The list is bounded, whatever the document.
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::path;
 use std::sync::Arc;
 
-/// Problems told of; those beyond are only counted.
+/// The largest number of problems in a list; further ones are only counted.
 pub const PROBLEMS_MAX: usize = 100;
 
-/// Problems kept before the list is sorted and cut, so that the first of the file survive the cut.
+/// Problems kept before the list is sorted and cut, so that the first ones of the file survive the cut.
 const PROBLEMS_KEPT: usize = 10 * PROBLEMS_MAX;
 
-/// One thing an operator has to put right.
+/// A problem that an operator must correct.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
+    /// The file.
     pub file: Arc<path::Path>,
-    /// From 1; 0 where the problem is the file itself.
+    /// The line, from 1; 0 if the problem is the file as a whole.
     pub line: u32,
-    /// In characters, from 1.
+    /// The column in characters, from 1.
     pub column: u32,
-    /// As in `listeners[0].bind`; may be empty.
+    /// The path of the value, such as `listeners[0].bind`; may be empty.
     pub path: String,
     /// What was found and what is allowed.
     pub message: String,
-    /// What was probably meant.
+    /// The value that was probably meant.
     pub hint: Option<String>,
 }
 
@@ -45,71 +46,80 @@ impl fmt::Display for Problem {
     }
 }
 
-/// A problem without its place.
+/// A problem without its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fault {
+pub struct InvalidValue {
+    /// What was found and what is allowed.
     pub message: String,
+    /// The value that was probably meant.
     pub hint: Option<String>,
 }
 
-impl Fault {
+impl InvalidValue {
+    /// Makes a fault without a hint.
     pub fn new(message: impl Into<String>) -> Self {
         Self { message: message.into(), hint: None }
     }
 
-    /// The same with what was probably meant.
+    /// Returns the fault with the value that was probably meant.
     #[must_use]
     pub fn hint(self, hint: Option<impl Into<String>>) -> Self {
         Self { hint: hint.map(Into::into), ..self }
     }
 }
 
-impl From<String> for Fault {
+impl From<String> for InvalidValue {
     fn from(message: String) -> Self {
         Self::new(message)
     }
 }
 
-impl From<&str> for Fault {
+impl From<&str> for InvalidValue {
     fn from(message: &str) -> Self {
         Self::new(message)
     }
 }
 
-/// One of the files being read, by the order of reading.
+/// The number of a file, in the order of reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileId(u16);
 
-/// Where a value stands. Orders as a reader of the files meets it.
+/// The position of a value. Orders by file, then by line and column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Position {
+    /// The file.
     pub file: FileId,
-    /// From 1; 0 stands for the file itself.
+    /// The line, from 1; 0 for the file as a whole.
     pub line: u32,
-    /// In characters, from 1.
+    /// The column in characters, from 1.
     pub column: u32,
 }
 
 impl Position {
-    /// The file itself, where no line is to blame.
+    /// Returns the position of the file as a whole.
     pub fn whole(file: FileId) -> Self {
         Self { file, line: 0, column: 0 }
     }
 }
 
-/// The way from the root of a document to a value; lives on the stack of the reader.
+/// The path from the root of a document to a value; it lives on the stack of the reader.
 #[derive(Clone, Copy, Debug)]
 pub enum Path<'p> {
+    /// The root of the document.
     Root,
+    /// A key of the map at a path.
     Key(&'p Self, &'p str),
+    /// An item of the list at a path.
     Index(&'p Self, usize),
 }
 
 impl<'p> Path<'p> {
+    /// Returns the path of a key below this one.
     pub fn key(&'p self, key: &'p str) -> Self {
         Path::Key(self, key)
     }
 
+    /// Returns the path of an item below this one.
     pub fn index(&'p self, index: usize) -> Self {
         Path::Index(self, index)
     }
@@ -132,44 +142,51 @@ impl fmt::Display for Path<'_> {
     }
 }
 
-/// The files of one reading, and what is wrong or doubtful in them.
+/// Collects the files of one reading, with errors and warnings.
 #[derive(Debug, Default)]
 pub struct Problems {
     files: Vec<Arc<path::Path>>,
     errors: Bounded,
     warnings: Bounded,
-    /// Objects whose keys were listed.
+    /// Objects whose keys a message has listed.
     listed: BTreeSet<&'static str>,
 }
 
 impl Problems {
+    /// Makes an empty collection.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes note of a file about to be read; `None` after 65,535 of them.
+    /// Adds a file that will be read; `None` after 65,535 files.
     pub fn add_file(&mut self, path: &path::Path) -> Option<FileId> {
         let id = u16::try_from(self.files.len()).ok().filter(|id| *id < u16::MAX)?;
         self.files.push(path.into());
         Some(FileId(id))
     }
 
+    /// Returns the path of a file.
     pub fn file(&self, id: FileId) -> &path::Path {
         &self.files[usize::from(id.0)]
     }
 
-    /// A place as text, for messages that name a second one.
+    /// Returns a position as text, for messages that name a second one.
     pub fn place(&self, at: Position) -> String {
         format!("{}:{}:{}", self.file(at.file).display(), at.line, at.column)
     }
 
-    /// Adds what fails the document.
-    pub fn error(&mut self, at: Position, path: &dyn fmt::Display, fault: impl Into<Fault>) {
+    /// Adds an error, which makes the document unusable.
+    pub fn error(&mut self, at: Position, path: &dyn fmt::Display, fault: impl Into<InvalidValue>) {
         self.error_with(at, path, || fault.into());
     }
 
-    /// The same, where the text takes time to make: it is made only if it may be told.
-    pub fn error_with(&mut self, at: Position, path: &dyn fmt::Display, fault: impl FnOnce() -> Fault) {
+    /// Adds an error whose text is made only if it can appear in the list.
+    pub fn error_with(
+        &mut self,
+        at: Position,
+        path: &dyn fmt::Display,
+        fault: impl FnOnce() -> InvalidValue,
+    ) {
         if self.errors.is_beyond(at) {
             self.errors.more += 1;
             return;
@@ -179,28 +196,28 @@ impl Problems {
         self.errors.push(at, problem);
     }
 
-    /// Adds what is doubtful but does not fail the document.
-    pub fn warn(&mut self, at: Position, path: &dyn fmt::Display, fault: impl Into<Fault>) {
+    /// Adds a warning, with which the document can be used.
+    pub fn warn(&mut self, at: Position, path: &dyn fmt::Display, fault: impl Into<InvalidValue>) {
         let problem = self.problem(at, path, fault.into());
         self.warnings.push(at, problem);
     }
 
-    /// Returns true for the first caller who is about to list the keys of an object: once is enough.
+    /// Returns true for the first message that lists the keys of an object; later messages omit the list.
     pub fn lists_keys_of(&mut self, object: &'static str) -> bool {
         self.listed.insert(object)
     }
 
-    /// Whether nothing is wrong; warnings do not count.
+    /// Returns true if there are no errors; warnings do not count.
     pub fn is_empty(&self) -> bool {
         self.errors.list.is_empty()
     }
 
-    /// The errors and the warnings, each sorted by place.
+    /// Returns the errors and the warnings, each in order of position.
     pub fn finish(self) -> (Vec<Problem>, Vec<Problem>) {
         (self.errors.finish(), self.warnings.finish())
     }
 
-    fn problem(&self, at: Position, path: &dyn fmt::Display, fault: Fault) -> Problem {
+    fn problem(&self, at: Position, path: &dyn fmt::Display, fault: InvalidValue) -> Problem {
         Problem {
             file: self.files[usize::from(at.file.0)].clone(),
             line: at.line,
@@ -212,17 +229,17 @@ impl Problems {
     }
 }
 
-/// Problems in order of place, the first [`PROBLEMS_MAX`] of them.
+/// The first [`PROBLEMS_MAX`] problems in order of position.
 #[derive(Debug, Default)]
 struct Bounded {
     list: Vec<(Position, Problem)>,
     more: usize,
-    /// The place of the last that is told of, once there are more than are told.
+    /// The position of the last problem that will appear, once there are more than the limit.
     last: Option<Position>,
 }
 
 impl Bounded {
-    /// Returns true if a problem there would only be counted.
+    /// Returns true if a problem at this position would only be counted.
     fn is_beyond(&self, at: Position) -> bool {
         self.last.is_some_and(|last| at > last)
     }
@@ -234,7 +251,8 @@ impl Bounded {
         self.list.push((at, problem));
     }
 
-    /// An aliased value is checked wherever it is used, but stands and is told of once.
+    /// Sorts, removes duplicates and cuts the list. An aliased value is checked wherever it is used, but
+    /// reported once.
     fn cut(&mut self) {
         self.list.sort_by_key(|(at, _)| *at);
         self.list.dedup();

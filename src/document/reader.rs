@@ -1,18 +1,18 @@
-//! Holding a tree against its table ([`check`]), and taking values out of it ([`Fields`]). The check
-//! tells of everything that is wrong; taking out is silent about it, so that what needs several
-//! values at once can still be looked at in a document that has a fault elsewhere.
+//! Checks a tree against its table ([`check`]), and reads values out of it ([`Fields`]). The check reports
+//! all problems; reading reports none, so that checks across several values can run on a document that has a
+//! mistake elsewhere.
 
 use super::foreign;
 use super::nearest::nearest;
-use super::problem::{Fault, Path, Position, Problems};
+use super::problem::{InvalidValue, Path, Position, Problems};
 use super::scalar;
 use super::table::{Kind, Object, Presence, Text, Union};
 use super::tree::{Key, Node, Scalar, ScalarType, Style, Value, is_word, shortened};
 
-/// The longest text that is quoted where it is all of a file.
+/// The longest text that is quoted in a message if it is a whole file, in bytes.
 const PLAIN_BYTES_MAX: usize = 16;
 
-/// Tells of all in a value that its kind does not allow.
+/// Reports all parts of a value that its kind does not allow.
 pub fn check(node: &Node, kind: &Kind, path: &Path<'_>, problems: &mut Problems) {
     match (&node.value, kind) {
         (Value::Scalar(Scalar { style: Style::Unset, .. }), _) => {}
@@ -50,20 +50,25 @@ pub fn check(node: &Node, kind: &Kind, path: &Path<'_>, problems: &mut Problems)
             }
         }
         (Value::Scalar(scalar), _) if !is_harmless(&scalar.text, path) => {
-            // Perhaps all of another file, a secret: it is not quoted.
+            // The text may be a whole file with a secret, so it is not quoted.
             problems.error(node.position, path, format!("found a text, expected {kind}"));
         }
         _ => problems.error(node.position, path, format!("found {node}, expected {kind}")),
     }
 }
 
-/// The message of a value that is refused: what was found, why, what is expected.
-fn refused(found: &dyn std::fmt::Display, fault: Fault, expected: &dyn std::fmt::Display) -> Fault {
+/// Makes the message of a refused value: what was found, why, and what is expected.
+fn refused(
+    found: &dyn std::fmt::Display,
+    fault: InvalidValue,
+    expected: &dyn std::fmt::Display,
+) -> InvalidValue {
     let why = if fault.message.is_empty() { String::new() } else { format!(": {}", fault.message) };
-    Fault { message: format!("found {found}{why}; expected {expected}"), hint: fault.hint }
+    InvalidValue { message: format!("found {found}{why}; expected {expected}"), hint: fault.hint }
 }
 
-/// Returns true if a text where none belongs is no secret for sure. All of a file may be an access token, which looks like a key.
+/// Returns true if a text that is not expected here is certainly not a secret. A whole file may be an access
+/// token, which looks like a key.
 fn is_harmless(text: &str, path: &Path<'_>) -> bool {
     let is_plain = text.len() <= PLAIN_BYTES_MAX && text.bytes().all(|byte| byte.is_ascii_alphabetic());
     is_word(text) && (is_plain || !matches!(path, Path::Root))
@@ -80,7 +85,7 @@ fn is_off(node: &Node) -> bool {
     }
 }
 
-/// `true` and `false`; `on` and `off` mean the same.
+/// Parses `true` and `false`; `on` and `off` mean the same.
 fn switch(scalar: &Scalar) -> Option<bool> {
     if scalar.style == Style::Quoted {
         return None;
@@ -105,7 +110,7 @@ fn check_or_off(node: &Node, inner: &Kind, path: &Path<'_>, problems: &mut Probl
     }
 }
 
-/// Each form is told by its shape; only scalars can have several forms of one shape.
+/// Chooses the form by the type of the node; only scalars can have several forms of one type.
 fn check_union(node: &Node, union: &Union, path: &Path<'_>, problems: &mut Problems) {
     let fits = |kind: &&Kind| match &node.value {
         Value::Null => false,
@@ -121,7 +126,7 @@ fn check_union(node: &Node, union: &Union, path: &Path<'_>, problems: &mut Probl
     let fitting: Vec<&Kind> = union.kinds.iter().filter(fits).collect();
     match (&node.value, fitting.as_slice()) {
         (Value::Scalar(scalar), kinds) if !kinds.is_empty() => {
-            let faults: Vec<Fault> =
+            let faults: Vec<InvalidValue> =
                 kinds.iter().filter_map(|kind| check_scalar(scalar, kind).err()).collect();
             if faults.len() == kinds.len() {
                 let told = faults.into_iter().max_by_key(|fault| fault.hint.is_some());
@@ -134,13 +139,13 @@ fn check_union(node: &Node, union: &Union, path: &Path<'_>, problems: &mut Probl
     }
 }
 
-fn check_scalar(scalar: &Scalar, kind: &Kind) -> Result<(), Fault> {
+fn check_scalar(scalar: &Scalar, kind: &Kind) -> Result<(), InvalidValue> {
     let text = &*scalar.text;
     match kind {
         Kind::Text(form) => check_text(scalar, form),
         Kind::Boolean => match switch(scalar) {
             Some(_) => Ok(()),
-            None => Err(Fault::new("").hint(match text.to_ascii_lowercase().as_str() {
+            None => Err(InvalidValue::new("").hint(match text.to_ascii_lowercase().as_str() {
                 "yes" | "y" | "true" | "on" => Some("true"),
                 "no" | "n" | "false" | "off" => Some("false"),
                 _ => None,
@@ -151,7 +156,7 @@ fn check_scalar(scalar: &Scalar, kind: &Kind) -> Result<(), Fault> {
             let number = text.parse::<u64>().ok().filter(|_| digits);
             match number {
                 Some(_) if scalar.style == Style::Quoted => {
-                    Err(Fault::new("it is a text, as it is in quotes").hint(Some(text)))
+                    Err(InvalidValue::new("it is a text, as it is in quotes").hint(Some(text)))
                 }
                 Some(number) if (*min..=*max).contains(&number) => Ok(()),
                 _ => Err("".into()),
@@ -159,21 +164,21 @@ fn check_scalar(scalar: &Scalar, kind: &Kind) -> Result<(), Fault> {
         }
         Kind::Share => match scalar::share(text) {
             Ok(_) if scalar.style == Style::Quoted => {
-                Err(Fault::new("it is a text, as it is in quotes").hint(Some(text)))
+                Err(InvalidValue::new("it is a text, as it is in quotes").hint(Some(text)))
             }
             result => result.map(drop),
         },
         Kind::Choice(words) if words.contains(&text) => Ok(()),
-        Kind::Choice(words) => Err(Fault::new("").hint(nearest(text, words.iter().copied()))),
+        Kind::Choice(words) => Err(InvalidValue::new("").hint(nearest(text, words.iter().copied()))),
         _ => Err("".into()),
     }
 }
 
-fn check_text(scalar: &Scalar, form: &Text) -> Result<(), Fault> {
+fn check_text(scalar: &Scalar, form: &Text) -> Result<(), InvalidValue> {
     match scalar.scalar_type() {
         ScalarType::Boolean => return Err("it is no text".into()),
         ScalarType::Number if !form.number => {
-            // What is wrong with it as a text tells more, as the unit that a duration lacks.
+            // The error of the text form says more, for example that a duration lacks its unit.
             let quoted = format!("write it in quotes: \"{}\"", shortened(&scalar.text));
             return Err((form.check)(&scalar.text).err().unwrap_or_else(|| quoted.into()));
         }
@@ -200,7 +205,7 @@ fn check_object(
         let below = path.key(&key.text);
         match object.field(&key.text) {
             Some(field) => check(value, &field.kind, &below, problems),
-            // What is no word may be a secret of another file.
+            // A key that is not a plain word may be a secret of another file.
             None => {
                 let lists = problems.lists_keys_of(object.name);
                 let at = if is_word(&key.text) { &below } else { path };
@@ -221,13 +226,13 @@ fn check_object(
     }
 }
 
-fn unknown_key(key: &str, object: &'static Object, lists: bool) -> Fault {
+fn unknown_key(key: &str, object: &'static Object, lists: bool) -> InvalidValue {
     if key == "<<" {
         return "found a merge key (<<), which is not supported; repeat the keys".into();
     }
     if foreign::is_not_yet(object, key) {
         let version = env!("CARGO_PKG_VERSION");
-        return Fault::new(format!(
+        return InvalidValue::new(format!(
             "found the key {}, which is not available in this version ({version})",
             quoted(key)
         ));
@@ -240,10 +245,10 @@ fn unknown_key(key: &str, object: &'static Object, lists: bool) -> Fault {
         true => format!("found {found}, expected one of {}", keys.join(", ")),
         false => format!("found {found}"),
     };
-    Fault::new(message).hint(hint.filter(|_| is_word(key)))
+    InvalidValue::new(message).hint(hint.filter(|_| is_word(key)))
 }
 
-/// A map as its table sees it. What is absent or wrong reads as absent.
+/// A map read by its table. A value that is absent or wrong reads as absent.
 #[derive(Clone, Copy, Debug)]
 pub struct Fields<'n> {
     node: Option<&'n Node>,
@@ -251,47 +256,48 @@ pub struct Fields<'n> {
 }
 
 impl<'n> Fields<'n> {
+    /// Reads a node that may be absent or no map, in which case all keys are absent.
     pub fn new(node: Option<&'n Node>, object: &'static Object) -> Self {
         Self { node, object }
     }
 
-    /// The value of a key that the table has.
+    /// Returns the value of a key that the table has.
     pub fn node(&self, key: &str) -> Option<&'n Node> {
         debug_assert!(self.object.field(key).is_some(), "{} has no key {key}", self.object.name);
         self.node?.get(key)
     }
 
-    /// The map under a key.
+    /// Returns the map under a key.
     pub fn fields(&self, key: &str, object: &'static Object) -> Self {
         Self::new(self.node(key), object)
     }
 
-    /// The items of the list under a key.
+    /// Returns the items of the list under a key.
     pub fn items(&self, key: &str) -> &'n [Node] {
         self.node(key).map_or(&[], Node::items)
     }
 
-    /// The entries of the map under a key.
+    /// Returns the entries of the map under a key.
     pub fn entries(&self, key: &str) -> &'n [(Key, Node)] {
         self.node(key).map_or(&[], Node::entries)
     }
 
-    /// The text under a key, parsed.
-    pub fn read<T>(&self, key: &str, parse: impl FnOnce(&'n str) -> Result<T, Fault>) -> Option<T> {
+    /// Parses the text under a key.
+    pub fn read<T>(&self, key: &str, parse: impl FnOnce(&'n str) -> Result<T, InvalidValue>) -> Option<T> {
         parse(self.node(key)?.text()?).ok()
     }
 
-    /// The texts of the list under a key, parsed.
-    pub fn read_all<T>(&self, key: &str, parse: impl Fn(&'n str) -> Result<T, Fault>) -> Vec<T> {
+    /// Parses the texts of the list under a key.
+    pub fn read_all<T>(&self, key: &str, parse: impl Fn(&'n str) -> Result<T, InvalidValue>) -> Vec<T> {
         self.items(key).iter().filter_map(|item| parse(item.text()?).ok()).collect()
     }
 
-    /// The number under a key.
+    /// Returns the number under a key.
     pub fn number<T: std::str::FromStr>(&self, key: &str) -> Option<T> {
         self.node(key)?.text()?.parse().ok()
     }
 
-    /// The truth value under a key.
+    /// Returns the boolean under a key.
     pub fn flag(&self, key: &str) -> Option<bool> {
         match &self.node(key)?.value {
             Value::Scalar(scalar) => switch(scalar),
@@ -299,12 +305,12 @@ impl<'n> Fields<'n> {
         }
     }
 
-    /// Whether the key says `off`.
+    /// Returns true if the key is `off`.
     pub fn is_off(&self, key: &str) -> bool {
         self.node(key).is_some_and(is_off)
     }
 
-    /// The word under a key, as the value it stands for.
+    /// Returns the choice under a key as the value that it stands for.
     pub fn choice<T: Copy>(&self, key: &str, all: &[T], text: impl Fn(T) -> &'static str) -> Option<T> {
         let word = self.node(key)?.text()?;
         all.iter().copied().find(|value| text(*value) == word)

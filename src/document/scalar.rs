@@ -1,5 +1,5 @@
-//! The forms a text can have in a document: how each is read, and what is told to one who misspells
-//! it. A text is parsed here once, into the model's own types.
+//! The text forms of a document: how each is parsed, and the message for a misspelt one. A text is parsed
+//! once, into the model's own types.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -11,20 +11,21 @@ use crate::model::identity::{Identity, IdentityError, IdentityPattern, TrustDoma
 use crate::model::name::{HostName, NameError, NamePattern, PatternError};
 use crate::model::place::Locality;
 
-use super::problem::Fault;
+use super::problem::InvalidValue;
 use super::table::Text;
 
-/// Longest duration, so that no sum of a clock and a duration can overflow: one year.
+/// The longest duration, one year, so that a sum of a clock and a duration cannot overflow.
 const DURATION_MAX: Duration = Duration::from_secs(8760 * 3600);
-/// Where name servers listen.
+/// The default port of name servers.
 const NAME_SERVER_PORT: u16 = 53;
-/// Where collectors take OTLP over gRPC.
+/// The default port of OTLP collectors over gRPC.
 const OTLP_PORT: u16 = 4317;
-/// Where etcd serves its clients, where nothing else is said.
+/// The default port of etcd for clients.
 const ETCD_PORT: u16 = 2379;
-/// Longest free text in bytes.
+/// The longest free text in bytes.
 const TEXT_BYTES_MAX: usize = 253;
 
+/// The form of [`text`].
 pub static TEXT: Text = Text {
     name: "text",
     expects: "a text of 1 to 253 bytes without control characters (in quotes if it looks like a number)",
@@ -32,6 +33,7 @@ pub static TEXT: Text = Text {
     number: false,
     check: |text| checked(text).map(drop),
 };
+/// A label value, which may be empty.
 pub static LABEL_VALUE: Text = Text {
     name: "label",
     expects: "a text of up to 253 bytes without control characters (in quotes if it looks like a number)",
@@ -39,6 +41,7 @@ pub static LABEL_VALUE: Text = Text {
     number: false,
     check: |text| if text.is_empty() { Ok(()) } else { checked(text).map(drop) },
 };
+/// The form of [`path`].
 pub static PATH: Text = Text {
     name: "path",
     expects: "a path of a file, absolute or relative to this one",
@@ -46,6 +49,7 @@ pub static PATH: Text = Text {
     number: false,
     check: |text| path(text).map(drop),
 };
+/// The form of [`duration`], 0 included.
 pub static DURATION: Text = Text {
     name: "duration",
     expects: "a whole number with its unit: 250ms, 10s, 5m, 1h or 0s",
@@ -53,6 +57,7 @@ pub static DURATION: Text = Text {
     number: false,
     check: |text| duration(text).map(drop),
 };
+/// The form of [`duration`], without 0.
 pub static TIMEOUT: Text = Text {
     name: "timeout",
     expects: "a whole number above 0 with its unit: 250ms, 10s, 5m or 1h",
@@ -63,6 +68,7 @@ pub static TIMEOUT: Text = Text {
         _ => Ok(()),
     },
 };
+/// The form of [`size`] for a hello.
 pub static HELLO_BYTES: Text = Text {
     name: "helloSize",
     expects: "a size from 256 bytes to 1MiB: 4096, 16KiB or 1MiB",
@@ -70,6 +76,7 @@ pub static HELLO_BYTES: Text = Text {
     number: true,
     check: |text| within(text, 256, 1 << 20),
 };
+/// The form of [`size`] for a receive window.
 pub static WINDOW: Text = Text {
     name: "window",
     expects: "a size from 16KiB to 1GiB: 65536, 256KiB or 16MiB",
@@ -77,6 +84,7 @@ pub static WINDOW: Text = Text {
     number: true,
     check: |text| within(text, 16 << 10, 1 << 30),
 };
+/// The form of [`size`] for an HTTP/2 frame.
 pub static FRAME_SIZE: Text = Text {
     name: "frameSize",
     expects: "a size from 16KiB to 1MiB: 16384, 64KiB or 1MiB",
@@ -84,6 +92,7 @@ pub static FRAME_SIZE: Text = Text {
     number: true,
     check: |text| within(text, 16 << 10, 1 << 20),
 };
+/// The form of [`size`] for a header list.
 pub static HEADER_BYTES: Text = Text {
     name: "headerSize",
     expects: "a size from 1KiB to 1MiB: 4096, 16KiB or 1MiB",
@@ -91,6 +100,7 @@ pub static HEADER_BYTES: Text = Text {
     number: true,
     check: |text| within(text, 1 << 10, 1 << 20),
 };
+/// The form of [`https`].
 pub static HTTPS: Text = Text {
     name: "https",
     expects: "an address such as https://istiod.istio-system.svc:15012",
@@ -98,6 +108,7 @@ pub static HTTPS: Text = Text {
     number: false,
     check: |text| https(text).map(drop),
 };
+/// The form of [`etcd`].
 pub static ETCD: Text = Text {
     name: "etcd",
     expects: "a URL such as https://etcd-0.example:2379 (http:// is allowed only on loopback)",
@@ -105,6 +116,7 @@ pub static ETCD: Text = Text {
     number: false,
     check: |text| etcd(text).map(drop),
 };
+/// The form of [`etcd_prefix`].
 pub static ETCD_PREFIX: Text = Text {
     name: "etcdPrefix",
     expects: "a key prefix that ends in a slash, such as /isthmus/services/",
@@ -112,6 +124,7 @@ pub static ETCD_PREFIX: Text = Text {
     number: false,
     check: |text| etcd_prefix(text).map(drop),
 };
+/// The form of [`collector`].
 pub static COLLECTOR: Text = Text {
     name: "collector",
     expects: "the address of a collector that accepts OTLP over gRPC, such as http://collector:4317",
@@ -119,6 +132,7 @@ pub static COLLECTOR: Text = Text {
     number: false,
     check: |text| collector(text).map(drop),
 };
+/// The form of [`unix_socket`].
 pub static UNIX_SOCKET: Text = Text {
     name: "unixSocket",
     expects: "a socket such as unix:///run/spire/agent.sock",
@@ -126,6 +140,7 @@ pub static UNIX_SOCKET: Text = Text {
     number: false,
     check: |text| unix_socket(text).map(drop),
 };
+/// The form of [`percent`].
 pub static PERCENT: Text = Text {
     name: "percent",
     expects: "a whole number of percent from 0% to 100%",
@@ -133,6 +148,7 @@ pub static PERCENT: Text = Text {
     number: false,
     check: |text| percent(text).map(drop),
 };
+/// The form of [`host_name`].
 pub static HOST_NAME: Text = Text {
     name: "hostname",
     expects: "a host name: labels of letters, digits, '-' and '_' with '.' between them, at most 253 bytes",
@@ -140,6 +156,7 @@ pub static HOST_NAME: Text = Text {
     number: false,
     check: |text| host_name(text).map(drop),
 };
+/// The form of [`pattern`].
 pub static PATTERN: Text = Text {
     name: "pattern",
     expects: "a host name, \"*.suffix\", or \"*\"",
@@ -147,6 +164,7 @@ pub static PATTERN: Text = Text {
     number: false,
     check: |text| pattern(text).map(drop),
 };
+/// The form of [`cidr`].
 pub static CIDR: Text = Text {
     name: "cidr",
     expects: "a network such as 10.0.0.0/8 or fd00::/8",
@@ -154,6 +172,7 @@ pub static CIDR: Text = Text {
     number: false,
     check: |text| cidr(text).map(drop),
 };
+/// The form of [`ip`].
 pub static IP: Text = Text {
     name: "ip",
     expects: "an IP address such as 10.0.0.1 or fd00::1",
@@ -161,6 +180,7 @@ pub static IP: Text = Text {
     number: false,
     check: |text| ip(text).map(drop),
 };
+/// The form of [`host`].
 pub static HOST: Text = Text {
     name: "host",
     expects: "an IP address or a host name, without port",
@@ -168,6 +188,7 @@ pub static HOST: Text = Text {
     number: false,
     check: |text| host(text).map(drop),
 };
+/// The form of [`target`].
 pub static TARGET: Text = Text {
     name: "target",
     expects: "an address with its port: \"10.0.0.1:443\", \"[fd00::1]:443\" or \"db.internal:443\"",
@@ -175,6 +196,7 @@ pub static TARGET: Text = Text {
     number: false,
     check: |text| target(text).map(drop),
 };
+/// The form of [`bind`].
 pub static BIND: Text = Text {
     name: "bind",
     expects: "an address to listen on: \":15443\", \"10.0.0.1:15443\" or \"[::1]:15443\"",
@@ -182,6 +204,7 @@ pub static BIND: Text = Text {
     number: false,
     check: |text| bind(text).map(drop),
 };
+/// The form of [`bind_address`].
 pub static BIND_ADDRESS: Text = Text {
     name: "bindAddress",
     expects: "an IP address and port to listen on: \"127.0.0.1:15000\" or \"[::1]:15000\"",
@@ -189,6 +212,7 @@ pub static BIND_ADDRESS: Text = Text {
     number: false,
     check: |text| bind_address(text).map(drop),
 };
+/// The form of [`name_server`].
 pub static NAME_SERVER: Text = Text {
     name: "nameServer",
     expects: "an IP address, with a port if that is not 53: 10.0.0.53, \"10.0.0.53:5353\" or \"[fd00::53]:5353\"",
@@ -196,6 +220,7 @@ pub static NAME_SERVER: Text = Text {
     number: false,
     check: |text| name_server(text).map(drop),
 };
+/// The form of [`identity`].
 pub static IDENTITY: Text = Text {
     name: "identity",
     expects: "a SPIFFE ID such as spiffe://cluster.local/ns/shop/sa/cart",
@@ -203,6 +228,7 @@ pub static IDENTITY: Text = Text {
     number: false,
     check: |text| identity(text).map(drop),
 };
+/// The form of [`identity_pattern`].
 pub static IDENTITY_PATTERN: Text = Text {
     name: "identityPattern",
     expects: "a SPIFFE ID, or one that ends in \"/*\": spiffe://cluster.local/ns/shop/*",
@@ -210,6 +236,7 @@ pub static IDENTITY_PATTERN: Text = Text {
     number: false,
     check: |text| identity_pattern(text).map(drop),
 };
+/// The form of [`trust_domain`].
 pub static TRUST_DOMAIN: Text = Text {
     name: "trustDomain",
     expects: "a trust domain such as cluster.local: lower-case letters, digits, '-', '_' and '.'",
@@ -217,6 +244,7 @@ pub static TRUST_DOMAIN: Text = Text {
     number: false,
     check: |text| trust_domain(text).map(drop),
 };
+/// The form of [`locality`].
 pub static LOCALITY: Text = Text {
     name: "locality",
     expects: "region, region/zone or region/zone/subzone",
@@ -224,6 +252,7 @@ pub static LOCALITY: Text = Text {
     number: false,
     check: |text| locality(text).map(drop),
 };
+/// The form of [`subset`].
 pub static SUBSET: Text = Text {
     name: "subset",
     expects: "1 to 63 lower-case letters, digits, '-' and '_', as it is part of an SNI name",
@@ -231,6 +260,7 @@ pub static SUBSET: Text = Text {
     number: false,
     check: |text| subset(text).map(drop),
 };
+/// The form of [`alpn`].
 pub static ALPN: Text = Text {
     name: "alpn",
     expects: "a protocol's name in 1 to 255 bytes, such as h2",
@@ -239,11 +269,11 @@ pub static ALPN: Text = Text {
     check: |text| alpn(text).map(drop),
 };
 
-fn checked(text: &str) -> Result<&str, Fault> {
+fn checked(text: &str) -> Result<&str, InvalidValue> {
     if text.is_empty() {
         Err("it is empty".into())
     } else if text.len() > TEXT_BYTES_MAX {
-        Err(Fault::new(format!("it is longer than {TEXT_BYTES_MAX} bytes")))
+        Err(InvalidValue::new(format!("it is longer than {TEXT_BYTES_MAX} bytes")))
     } else if text.chars().any(char::is_control) {
         Err("it has a control character".into())
     } else {
@@ -251,13 +281,13 @@ fn checked(text: &str) -> Result<&str, Fault> {
     }
 }
 
-/// A non-empty text without control characters, as any name shown to people is.
-pub fn text(text: &str) -> Result<&str, Fault> {
+/// Checks a text that is not empty and has no control characters, as names shown to operators must be.
+pub fn text(text: &str) -> Result<&str, InvalidValue> {
     checked(text)
 }
 
-/// A path as written.
-pub fn path(text: &str) -> Result<&std::path::Path, Fault> {
+/// Parses a path, as written.
+pub fn path(text: &str) -> Result<&std::path::Path, InvalidValue> {
     if text.is_empty() {
         Err("it is empty".into())
     } else if text.chars().any(char::is_control) {
@@ -267,18 +297,18 @@ pub fn path(text: &str) -> Result<&std::path::Path, Fault> {
     }
 }
 
-/// A whole number and what follows it.
-fn quantity(text: &str) -> Result<(u64, &str), Fault> {
+/// Splits a text into a whole number and the rest.
+fn quantity(text: &str) -> Result<(u64, &str), InvalidValue> {
     let end = text.bytes().position(|byte| !byte.is_ascii_digit()).unwrap_or(text.len());
     let (digits, unit) = text.split_at(end);
     if digits.is_empty() {
         return Err("it does not begin with a number".into());
     }
-    Ok((digits.parse().map_err(|_| Fault::new("its number is too large"))?, unit))
+    Ok((digits.parse().map_err(|_| InvalidValue::new("its number is too large"))?, unit))
 }
 
-/// `250ms`, `10s`, `5m`, `1h`.
-pub fn duration(text: &str) -> Result<Duration, Fault> {
+/// Parses `250ms`, `10s`, `5m` or `1h`.
+pub fn duration(text: &str) -> Result<Duration, InvalidValue> {
     let (number, unit) = quantity(text)?;
     let milliseconds = match unit {
         "ms" => Some(number),
@@ -286,9 +316,9 @@ pub fn duration(text: &str) -> Result<Duration, Fault> {
         "m" => number.checked_mul(60_000),
         "h" => number.checked_mul(3_600_000),
         "" => {
-            // Whoever writes thousands means milliseconds.
+            // A number of thousands probably means milliseconds.
             let unit = if number >= 1000 { "ms" } else { "s" };
-            return Err(Fault::new("it has no unit").hint(Some(format!("{text}{unit}"))));
+            return Err(InvalidValue::new("it has no unit").hint(Some(format!("{text}{unit}"))));
         }
         _ => {
             let meant = match unit.trim().to_ascii_lowercase().as_str() {
@@ -298,7 +328,7 @@ pub fn duration(text: &str) -> Result<Duration, Fault> {
                 "h" | "hour" | "hours" => Some("h"),
                 _ => None,
             };
-            let fault = Fault::new(format!("{unit:?} is no unit of it"));
+            let fault = InvalidValue::new(format!("{unit:?} is no unit of it"));
             return Err(fault.hint(meant.map(|unit| format!("{number}{unit}"))));
         }
     };
@@ -308,8 +338,8 @@ pub fn duration(text: &str) -> Result<Duration, Fault> {
     }
 }
 
-/// `16KiB`, `1MiB`, or plain bytes.
-pub fn size(text: &str) -> Result<u64, Fault> {
+/// Parses `16KiB`, `1MiB` or a number of bytes.
+pub fn size(text: &str) -> Result<u64, InvalidValue> {
     let (number, unit) = quantity(text)?;
     let factor = match unit {
         "" => 1,
@@ -324,80 +354,80 @@ pub fn size(text: &str) -> Result<u64, Fault> {
                 "b" | "bytes" => Some(""),
                 _ => None,
             };
-            let fault = Fault::new(format!("{unit:?} is no unit of it"));
+            let fault = InvalidValue::new(format!("{unit:?} is no unit of it"));
             return Err(fault.hint(meant.map(|unit| format!("{number}{unit}"))));
         }
     };
     number.checked_mul(factor).ok_or_else(|| "it is too large".into())
 }
 
-fn within(text: &str, min: u64, max: u64) -> Result<(), Fault> {
+fn within(text: &str, min: u64, max: u64) -> Result<(), InvalidValue> {
     match size(text)? {
         bytes if (min..=max).contains(&bytes) => Ok(()),
-        bytes => Err(Fault::new(format!("it is {bytes} bytes"))),
+        bytes => Err(InvalidValue::new(format!("it is {bytes} bytes"))),
     }
 }
 
-/// `https://host:port`, without a path.
-pub fn https(text: &str) -> Result<&str, Fault> {
+/// Checks `https://host:port`, without a path.
+pub fn https(text: &str) -> Result<&str, InvalidValue> {
     let rest = text.strip_prefix("https://").ok_or("it does not begin with https://")?;
     target(rest)?;
     Ok(text)
 }
 
-/// Where etcd is: `https://host:port`, or `http://host:port` on loopback, without a path.
-pub fn etcd(text: &str) -> Result<Url, Fault> {
+/// Parses the URL of an etcd server: `https://host:port`, or `http://host:port` on loopback, without a path.
+pub fn etcd(text: &str) -> Result<Url, InvalidValue> {
     let (scheme, rest) = match (text.strip_prefix("https://"), text.strip_prefix("http://")) {
         (Some(rest), _) => (Scheme::Https, rest),
         (None, Some(rest)) => (Scheme::Http, rest),
         (None, None) => {
             let meant = target(text).is_ok().then(|| format!("https://{text}"));
-            return Err(Fault::new("it does not begin with https:// or http://").hint(meant));
+            return Err(InvalidValue::new("it does not begin with https:// or http://").hint(meant));
         }
     };
     let address = rest.strip_suffix('/').unwrap_or(rest);
     let (host, port) = target(address).map_err(|fault| {
         let ported = format!("{address}:{ETCD_PORT}");
         let meant = target(&ported).is_ok().then(|| format!("{}{ported}", scheme.text()));
-        Fault { hint: meant.or(fault.hint), ..fault }
+        InvalidValue { hint: meant.or(fault.hint), ..fault }
     })?;
     let url = Url { scheme, host, port };
     if rest != address {
-        return Err(Fault::new("it has a slash at its end").hint(Some(url.to_string())));
+        return Err(InvalidValue::new("it has a slash at its end").hint(Some(url.to_string())));
     }
     if scheme == Scheme::Http && !url.is_loopback() {
         let meant = Url { scheme: Scheme::Https, ..url };
         let fault =
             "plain TCP to another host would show what is read, and the password, to everybody on the way";
-        return Err(Fault::new(fault).hint(Some(meant.to_string())));
+        return Err(InvalidValue::new(fault).hint(Some(meant.to_string())));
     }
     Ok(url)
 }
 
-/// What all keys of a registry in etcd begin with.
-pub fn etcd_prefix(text: &str) -> Result<&str, Fault> {
+/// Checks the prefix of all keys of a registry in etcd.
+pub fn etcd_prefix(text: &str) -> Result<&str, InvalidValue> {
     let text = checked(text)?;
     match text.ends_with('/') {
         true => Ok(text),
-        false => Err(Fault::new("it has no slash at its end").hint(Some(format!("{text}/")))),
+        false => Err(InvalidValue::new("it has no slash at its end").hint(Some(format!("{text}/")))),
     }
 }
 
-/// `http://host:port`, without a path.
-pub fn collector(text: &str) -> Result<&str, Fault> {
+/// Checks `http://host:port`, without a path.
+pub fn collector(text: &str) -> Result<&str, InvalidValue> {
     let meant = |host: &str| {
         let host = host.split('/').next().unwrap_or_default();
         let ported = if split_port(host).is_ok() { host.to_owned() } else { format!("{host}:{OTLP_PORT}") };
         target(&ported).is_ok().then(|| format!("http://{ported}"))
     };
     if let Some(rest) = text.strip_prefix("https://") {
-        return Err(Fault::new("it asks for TLS, which spans are not sent over").hint(meant(rest)));
+        return Err(InvalidValue::new("it asks for TLS, which spans are not sent over").hint(meant(rest)));
     }
     let Some(rest) = text.strip_prefix("http://") else {
-        return Err(Fault::new("it does not begin with http://").hint(meant(text)));
+        return Err(InvalidValue::new("it does not begin with http://").hint(meant(text)));
     };
     if rest.contains('/') {
-        return Err(Fault::new("it has a path, which OTLP over gRPC does not have").hint(meant(rest)));
+        return Err(InvalidValue::new("it has a path, which OTLP over gRPC does not have").hint(meant(rest)));
     }
     target(rest).map_err(|fault| match meant(rest) {
         Some(meant) => fault.hint(Some(meant)),
@@ -406,11 +436,11 @@ pub fn collector(text: &str) -> Result<&str, Fault> {
     Ok(text)
 }
 
-/// A share of all, from 0 to 1.
-pub fn share(text: &str) -> Result<f64, Fault> {
+/// Parses a share from 0 to 1.
+pub fn share(text: &str) -> Result<f64, InvalidValue> {
     if let Some(number) = text.strip_suffix('%') {
         let meant = number.parse::<f64>().ok().filter(|percent| (0.0..=100.0).contains(percent));
-        let fault = Fault::new("it is in percent");
+        let fault = InvalidValue::new("it is in percent");
         return Err(fault.hint(meant.map(|percent| (percent / 100.0).to_string())));
     }
     let plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
@@ -421,8 +451,8 @@ pub fn share(text: &str) -> Result<f64, Fault> {
     }
 }
 
-/// The path of a unix socket, as `unix:///path` or `unix:/path`.
-pub fn unix_socket(text: &str) -> Result<&std::path::Path, Fault> {
+/// Parses the path of a unix socket: `unix:///path` or `unix:/path`.
+pub fn unix_socket(text: &str) -> Result<&std::path::Path, InvalidValue> {
     let rest = text.strip_prefix("unix:").ok_or("it does not begin with unix:")?;
     let path = rest.strip_prefix("//").unwrap_or(rest);
     match path.starts_with('/') {
@@ -431,26 +461,26 @@ pub fn unix_socket(text: &str) -> Result<&std::path::Path, Fault> {
     }
 }
 
-/// `50%`.
-pub fn percent(text: &str) -> Result<u8, Fault> {
+/// Parses `50%`.
+pub fn percent(text: &str) -> Result<u8, InvalidValue> {
     match quantity(text)? {
         (number, "%") => match u8::try_from(number) {
             Ok(percent) if percent <= 100 => Ok(percent),
             _ => Err("it is more than 100%".into()),
         },
-        (number, "") => Err(Fault::new("it has no '%'").hint(Some(format!("{number}%")))),
+        (number, "") => Err(InvalidValue::new("it has no '%'").hint(Some(format!("{number}%")))),
         _ => Err("it does not end in '%'".into()),
     }
 }
 
-fn name_fault(text: &str, error: NameError) -> Fault {
+fn name_fault(text: &str, error: NameError) -> InvalidValue {
     let bare = text.split_once("://").map_or(text, |(_, rest)| rest).split(['/', ':']).next().unwrap_or("");
     let meant = (bare != text).then(|| HostName::parse(bare).ok()).flatten();
-    Fault::new(error.to_string()).hint(meant.map(|name| name.to_string()))
+    InvalidValue::new(error.to_string()).hint(meant.map(|name| name.to_string()))
 }
 
-/// A host name that is no IP address.
-pub fn host_name(text: &str) -> Result<HostName, Fault> {
+/// Parses a host name that is not an IP address.
+pub fn host_name(text: &str) -> Result<HostName, InvalidValue> {
     let name = HostName::parse(text).map_err(|error| name_fault(text, error))?;
     let last = name.as_str().rsplit('.').next().unwrap_or("");
     if last.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -459,41 +489,41 @@ pub fn host_name(text: &str) -> Result<HostName, Fault> {
     Ok(name)
 }
 
-/// A host name, `*.suffix` or `*`.
-pub fn pattern(text: &str) -> Result<NamePattern, Fault> {
+/// Parses a host name, `*.suffix` or `*`.
+pub fn pattern(text: &str) -> Result<NamePattern, InvalidValue> {
     match NamePattern::parse(text) {
         Ok(NamePattern::Exact(_)) => host_name(text).map(NamePattern::Exact),
         Ok(pattern) => Ok(pattern),
         Err(PatternError::Name(error)) => Err(name_fault(text, error)),
-        Err(error @ PatternError::Star) => Err(Fault::new(error.to_string())),
+        Err(error @ PatternError::Star) => Err(InvalidValue::new(error.to_string())),
     }
 }
 
-/// An IP address; IPv4-mapped IPv6 becomes IPv4.
-pub fn ip(text: &str) -> Result<IpAddr, Fault> {
+/// Parses an IP address; an IPv4-mapped IPv6 address becomes IPv4.
+pub fn ip(text: &str) -> Result<IpAddr, InvalidValue> {
     text.parse().map(canonical_ip).map_err(|_| "it is no IP address".into())
 }
 
-/// A network without host bits; an IPv4-mapped one becomes IPv4.
-pub fn cidr(text: &str) -> Result<IpNet, Fault> {
+/// Parses a CIDR without host bits; an IPv4-mapped one becomes IPv4.
+pub fn cidr(text: &str) -> Result<IpNet, InvalidValue> {
     let Some((address, prefix)) = text.split_once('/') else {
         return Err(match text.parse::<IpAddr>() {
             Ok(address) => {
                 let own = IpNet::from(address);
-                Fault::new("it has no prefix length").hint(Some(own.to_string()))
+                InvalidValue::new("it has no prefix length").hint(Some(own.to_string()))
             }
             Err(_) => "it has no prefix length".into(),
         });
     };
-    let address: IpAddr = address.parse().map_err(|_| Fault::new("its address is no IP address"))?;
+    let address: IpAddr = address.parse().map_err(|_| InvalidValue::new("its address is no IP address"))?;
     let digits = !prefix.is_empty() && prefix.bytes().all(|byte| byte.is_ascii_digit());
     let length = prefix.parse::<u8>().ok().filter(|_| digits);
     let net = length.and_then(|length| IpNet::new(address, length).ok()).ok_or_else(|| {
         let max = if address.is_ipv4() { 32 } else { 128 };
-        Fault::new(format!("its prefix length is no number from 0 to {max}"))
+        InvalidValue::new(format!("its prefix length is no number from 0 to {max}"))
     })?;
     if net.trunc() != net {
-        let fault = Fault::new("it has bits set behind its prefix");
+        let fault = InvalidValue::new("it has bits set behind its prefix");
         return Err(fault.hint(Some(net.trunc().to_string())));
     }
     match (canonical_ip(address), net.prefix_len().checked_sub(96)) {
@@ -504,34 +534,34 @@ pub fn cidr(text: &str) -> Result<IpNet, Fault> {
     }
 }
 
-/// An IP address or host name without a port.
-pub fn host(text: &str) -> Result<Host, Fault> {
+/// Parses an IP address or host name without a port.
+pub fn host(text: &str) -> Result<Host, InvalidValue> {
     let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
     if let Ok(ip) = bare.parse::<IpAddr>() {
         return Ok(Host::Ip(canonical_ip(ip)));
     }
     if let Ok((host, _)) = target(text) {
-        return Err(Fault::new("it has a port, which is said elsewhere").hint(Some(host.to_string())));
+        return Err(InvalidValue::new("it has a port, which is said elsewhere").hint(Some(host.to_string())));
     }
     host_name(text).map(Host::Name)
 }
 
-fn port(text: &str) -> Result<u16, Fault> {
+fn port(text: &str) -> Result<u16, InvalidValue> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let port = text.parse().ok().filter(|_| digits);
-    port.ok_or_else(|| Fault::new("its port is no number from 1 to 65535"))
+    port.ok_or_else(|| InvalidValue::new("its port is no number from 1 to 65535"))
 }
 
-fn split_port(text: &str) -> Result<(&str, &str), Fault> {
+fn split_port(text: &str) -> Result<(&str, &str), InvalidValue> {
     if text.parse::<IpAddr>().is_ok_and(|ip| ip.is_ipv6()) {
-        // The last group may have been meant as the port.
+        // The last group may be meant as the port.
         let meant = text.rsplit_once(':').and_then(|(host, port)| {
             let port: u16 = port.parse().ok().filter(|port| *port > 0)?;
             let ip = host.parse::<IpAddr>().ok()?;
             Some(format!("[{ip}]:{port}"))
         });
         let meant = meant.unwrap_or_else(|| format!("[{text}]:443"));
-        return Err(Fault::new("an IPv6 address with a port needs brackets").hint(Some(meant)));
+        return Err(InvalidValue::new("an IPv6 address with a port needs brackets").hint(Some(meant)));
     }
     let bare_v6 = text.starts_with('[') && text.ends_with(']');
     match text.rsplit_once(':').filter(|_| !bare_v6) {
@@ -540,11 +570,11 @@ fn split_port(text: &str) -> Result<(&str, &str), Fault> {
     }
 }
 
-/// An address or host name with its port.
-pub fn target(text: &str) -> Result<(Host, u16), Fault> {
+/// Parses an address or host name with its port.
+pub fn target(text: &str) -> Result<(Host, u16), InvalidValue> {
     if let Some(list) = text.contains(',').then(|| text.split(',').map(str::trim)) {
         let meant = format!("[{}]", list.collect::<Vec<_>>().join(", "));
-        return Err(Fault::new("it has a comma; several addresses are a list").hint(Some(meant)));
+        return Err(InvalidValue::new("it has a comma; several addresses are a list").hint(Some(meant)));
     }
     if text.contains("://") || text.contains('/') {
         return Err("it is no plain address".into());
@@ -570,8 +600,9 @@ pub fn target(text: &str) -> Result<(Host, u16), Fault> {
     }
 }
 
-/// `:port`, or an IP address and port. Port 0 (any free one) only on loopback, where nobody depends on it.
-pub fn bind(text: &str) -> Result<Bind, Fault> {
+/// Parses `:port`, or an IP address and port. Port 0 (a free port) is allowed only on loopback, where no
+/// other host depends on it.
+pub fn bind(text: &str) -> Result<Bind, InvalidValue> {
     match text.strip_prefix(':').filter(|rest| !rest.contains(':')) {
         Some(digits) => match port(digits)? {
             0 => Err("port 0 is for loopback addresses alone".into()),
@@ -581,8 +612,8 @@ pub fn bind(text: &str) -> Result<Bind, Fault> {
     }
 }
 
-/// An IP address and port to listen on.
-pub fn bind_address(text: &str) -> Result<SocketAddr, Fault> {
+/// Parses an IP address and port to listen on.
+pub fn bind_address(text: &str) -> Result<SocketAddr, InvalidValue> {
     let address = match text.parse::<SocketAddr>() {
         Ok(SocketAddr::V6(v6)) if v6.ip().to_ipv4_mapped().is_some() => {
             SocketAddr::new(canonical_ip(IpAddr::V6(*v6.ip())), v6.port())
@@ -596,12 +627,12 @@ pub fn bind_address(text: &str) -> Result<SocketAddr, Fault> {
     Ok(address)
 }
 
-/// The address of a name server.
-pub fn name_server(text: &str) -> Result<SocketAddr, Fault> {
+/// Parses the address of a name server.
+pub fn name_server(text: &str) -> Result<SocketAddr, InvalidValue> {
     if let Ok(ip) = text.parse::<IpAddr>() {
         return Ok(SocketAddr::new(canonical_ip(ip), NAME_SERVER_PORT));
     }
-    let by_name = || Fault::new("a name server cannot be given by name");
+    let by_name = || InvalidValue::new("a name server cannot be given by name");
     match target(text) {
         Ok((Host::Ip(ip), port)) => Ok(SocketAddr::new(ip, port)),
         Ok((Host::Ips(_) | Host::Name(_), _)) => Err(by_name()),
@@ -610,14 +641,16 @@ pub fn name_server(text: &str) -> Result<SocketAddr, Fault> {
     }
 }
 
-fn bind_fault(text: &str) -> Fault {
+fn bind_fault(text: &str) -> InvalidValue {
     if text.starts_with("unix:") {
         let version = env!("CARGO_PKG_VERSION");
-        return Fault::new(format!("unix sockets are not available in this version ({version})"));
+        return InvalidValue::new(format!("unix sockets are not available in this version ({version})"));
     }
     let (host, digits) = match split_port(text) {
         Ok(parts) => parts,
-        Err(_) if port(text).is_ok() => return Fault::new("it has no ':'").hint(Some(format!(":{text}"))),
+        Err(_) if port(text).is_ok() => {
+            return InvalidValue::new("it has no ':'").hint(Some(format!(":{text}")));
+        }
         Err(fault) => return fault,
     };
     if let Err(fault) = port(digits) {
@@ -625,43 +658,45 @@ fn bind_fault(text: &str) -> Fault {
     }
     let meant = match host {
         "" => {
-            return Fault::new("it has no address before the port").hint(Some(format!("127.0.0.1:{digits}")));
+            return InvalidValue::new("it has no address before the port")
+                .hint(Some(format!("127.0.0.1:{digits}")));
         }
         "localhost" => Some(format!("127.0.0.1:{digits}")),
         "*" => Some(format!(":{digits}")),
         _ => None,
     };
-    Fault::new("what stands before the port is no IP address").hint(meant)
+    InvalidValue::new("what stands before the port is no IP address").hint(meant)
 }
 
-fn identity_fault(text: &str, error: IdentityError) -> Fault {
+fn identity_fault(text: &str, error: IdentityError) -> InvalidValue {
     let meant = format!("spiffe://{text}");
     let bare =
         error == IdentityError::Scheme && !text.contains("://") && IdentityPattern::parse(&meant).is_ok();
-    Fault::new(error.to_string()).hint(bare.then_some(meant))
+    InvalidValue::new(error.to_string()).hint(bare.then_some(meant))
 }
 
-/// A SPIFFE ID.
-pub fn identity(text: &str) -> Result<Identity, Fault> {
+/// Parses a SPIFFE ID.
+pub fn identity(text: &str) -> Result<Identity, InvalidValue> {
     Identity::parse(text).map_err(|error| identity_fault(text, error))
 }
 
-/// A SPIFFE ID, or all below a path.
-pub fn identity_pattern(text: &str) -> Result<IdentityPattern, Fault> {
+/// Parses a SPIFFE ID, or one that ends with `/*`.
+pub fn identity_pattern(text: &str) -> Result<IdentityPattern, InvalidValue> {
     IdentityPattern::parse(text).map_err(|error| identity_fault(text, error))
 }
 
-/// A SPIFFE trust domain.
-pub fn trust_domain(text: &str) -> Result<TrustDomain, Fault> {
+/// Parses a SPIFFE trust domain.
+pub fn trust_domain(text: &str) -> Result<TrustDomain, InvalidValue> {
     TrustDomain::parse(text).map_err(|_| {
         let lower = text.to_ascii_lowercase();
         let meant = TrustDomain::parse(lower.strip_prefix("spiffe://").unwrap_or(&lower)).ok();
-        Fault::new("it has another character, or is empty").hint(meant.map(|domain| domain.to_string()))
+        InvalidValue::new("it has another character, or is empty")
+            .hint(meant.map(|domain| domain.to_string()))
     })
 }
 
-/// `region/zone/subzone`, the last two optional.
-pub fn locality(text: &str) -> Result<Locality, Fault> {
+/// Parses `region/zone/subzone`, the last two optional.
+pub fn locality(text: &str) -> Result<Locality, InvalidValue> {
     checked(text)?;
     if text.starts_with('/') {
         return Err("its region is empty".into());
@@ -669,20 +704,20 @@ pub fn locality(text: &str) -> Result<Locality, Fault> {
     Locality::parse(text).ok_or_else(|| "it has more than three parts".into())
 }
 
-/// The name of a subset.
-pub fn subset(text: &str) -> Result<&str, Fault> {
+/// Checks the name of a subset.
+pub fn subset(text: &str) -> Result<&str, InvalidValue> {
     let legal = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_');
     if (1..=63).contains(&text.len()) && text.bytes().all(legal) {
         return Ok(text);
     }
     let lower = text.to_ascii_lowercase();
     let meant = (1..=63).contains(&lower.len()) && lower.bytes().all(legal);
-    let fault = Fault::new("it has another character, or is empty or too long");
+    let fault = InvalidValue::new("it has another character, or is empty or too long");
     Err(fault.hint(meant.then_some(lower)))
 }
 
-/// The name of an application protocol (RFC 7301).
-pub fn alpn(text: &str) -> Result<Box<[u8]>, Fault> {
+/// Parses the name of an application protocol (RFC 7301).
+pub fn alpn(text: &str) -> Result<Box<[u8]>, InvalidValue> {
     match text.len() {
         1..=255 => Ok(text.as_bytes().into()),
         _ => Err("it is empty or too long".into()),

@@ -1,6 +1,6 @@
-//! The `services:` list, in the config file and in registry files alike, as a [`Listing`]. Read service
-//! by service: the tree of one is dropped before the next is parsed, and equal values are shared, so
-//! that what stays of a large document is its endpoints.
+//! The `services:` list of config and registry files, read into a [`Listing`]. It is read service by service:
+//! the tree of one is dropped before the next is parsed, and equal values are shared, so that only the
+//! endpoints of a large document stay in memory.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -17,13 +17,13 @@ use crate::snapshot::listing::Listing;
 
 use super::intern::Interner;
 use super::nearest::nearest;
-use super::problem::{Fault, Path, Position, Problem, Problems};
+use super::problem::{InvalidValue, Path, Position, Problem, Problems};
 use super::reader::{Fields, check};
 use super::scalar;
 use super::table::{Kind, Object, PORT, default, list, optional, required, some};
 use super::tree::{Key, Node, Source, Stream, parse, shortened};
 
-/// The words of `protocol`, in the order of [`PortProtocol::ALL`].
+/// The values of `protocol`, in the order of [`PortProtocol::ALL`].
 const PROTOCOLS: Kind = Kind::Choice(&["TCP", "HTTP", "HTTP2", "GRPC", "TLS", "HTTPS"]);
 
 /// A registry file.
@@ -34,9 +34,10 @@ pub static REGISTRY_FILE: Object = Object {
     fields: &[required("services", SERVICES, "The services and their endpoints.")],
 };
 
-/// What stands under `services`.
+/// The value of `services`.
 pub const SERVICES: Kind = Kind::List { of: &Kind::Object(&SERVICE), min: 0 };
 
+/// A service.
 pub static SERVICE: Object = Object {
     name: "service",
     doc: "A service of the mesh.",
@@ -67,6 +68,7 @@ pub static SERVICE: Object = Object {
     ],
 };
 
+/// A waypoint.
 pub static WAYPOINT: Object = Object {
     name: "waypoint",
     doc: "Waypoint proxy of a service. It is skipped if the caller is the waypoint itself.",
@@ -86,6 +88,7 @@ pub static WAYPOINT: Object = Object {
 
 const LABELS: Kind = Kind::Map { key: &scalar::TEXT, of: &Kind::Text(&scalar::LABEL_VALUE) };
 
+/// A service port.
 pub static SERVICE_PORT: Object = Object {
     name: "servicePort",
     doc: "One port of a service.",
@@ -110,6 +113,7 @@ pub static SERVICE_PORT: Object = Object {
     ],
 };
 
+/// An endpoint.
 pub static ENDPOINT: Object = Object {
     name: "endpoint",
     doc: "One instance of a service.",
@@ -173,21 +177,21 @@ pub static ENDPOINT: Object = Object {
     ],
 };
 
-/// Reads a registry file of this text. What `${…}` stands there is text like any other.
+/// Reads a registry file. `${…}` is text like any other.
 pub fn read_registry(
     file: &path::Path,
     text: &str,
     cluster: &ClusterId,
     network: &Network,
 ) -> Result<Listing, Vec<Problem>> {
-    let mut reader = ServiceReader::new(Keep::Services);
+    let mut reader = ServiceReader::new(KeptPositions::Services);
     read_list(file, text, &mut |index, node, problems| reader.read(index, &node, problems))?;
     Ok(reader.finish(cluster.clone(), network.clone()).0)
 }
 
-/// Reads a registry file of this text as its services, each with the tree that it was read from.
+/// Reads a registry file as services, each with the tree that it was read from.
 pub fn read_items(file: &path::Path, text: &str) -> Result<Vec<(Arc<Service>, Node)>, Vec<Problem>> {
-    let (mut reader, mut items) = (ServiceReader::new(Keep::Services), Vec::new());
+    let (mut reader, mut items) = (ServiceReader::new(KeptPositions::Services), Vec::new());
     read_list(file, text, &mut |index, node, problems| {
         let service = reader.read_item(index, &node, problems);
         items.extend(service.map(|service| (service, node)));
@@ -195,7 +199,7 @@ pub fn read_items(file: &path::Path, text: &str) -> Result<Vec<(Arc<Service>, No
     Ok(items)
 }
 
-/// Gives away the items of a registry file one by one; fails if there are problems.
+/// Passes the items of a registry file on one by one; fails if there are problems.
 fn read_list(
     file: &path::Path,
     text: &str,
@@ -212,37 +216,39 @@ fn read_list(
     if problems.is_empty() { Ok(()) } else { Err(problems.finish().0) }
 }
 
-/// What a reader remembers of where things stood.
+/// The positions that a reader keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Keep {
-    /// The places of the services, as it must.
+pub enum KeptPositions {
+    /// The positions of services.
     Services,
-    /// Those of the endpoints' addresses as well.
+    /// The positions of services and of endpoints' addresses.
     Endpoints,
 }
 
-/// Where a service stood.
+/// The position of a service.
 #[derive(Clone, Debug)]
-pub struct Place {
-    /// In the list, over all files.
+pub struct ServicePosition {
+    /// The index in the list, over all files.
     pub index: usize,
+    /// The position of the service's item.
     pub position: Position,
-    /// Of the addresses, in the order of the endpoints; empty with [`Keep::Services`].
+    /// The positions of the addresses, in the order of the endpoints; empty with [`Keep::Services`].
     pub endpoints: Vec<Position>,
 }
 
 /// Collects the services of a list.
 #[derive(Debug)]
 pub struct ServiceReader {
-    keep: Keep,
+    keep: KeptPositions,
     interner: Interner,
     services: BTreeMap<ServiceKey, Arc<Service>>,
-    places: HashMap<ServiceKey, Place>,
+    positions: HashMap<ServiceKey, ServicePosition>,
 }
 
 impl ServiceReader {
-    pub fn new(keep: Keep) -> Self {
-        Self { keep, interner: Interner::default(), services: BTreeMap::new(), places: HashMap::new() }
+    /// Makes a reader without services.
+    pub fn new(keep: KeptPositions) -> Self {
+        Self { keep, interner: Interner::default(), services: BTreeMap::new(), positions: HashMap::new() }
     }
 
     /// Reads the item at `index` of the list.
@@ -250,20 +256,20 @@ impl ServiceReader {
         let _ = self.read_item(index, node, problems);
     }
 
-    /// Reads the item at `index` of the list, and returns its service if it has a key of its own.
+    /// Reads the item at `index` of the list, and returns its service if no earlier item has its key.
     fn read_item(&mut self, index: usize, node: &Node, problems: &mut Problems) -> Option<Arc<Service>> {
         let list = Path::Root.key("services");
         let path = list.index(index);
         let key = self.key(node, &path, problems)?;
-        if let Some(first) = self.places.get(&key) {
+        if let Some(first) = self.positions.get(&key) {
             let first = problems.place(first.position);
             let fault = format!("the service {key} is there twice; first at {first}");
             problems.error(node.position, &path, fault);
             return None;
         }
-        let mut place = Place { index, position: node.position, endpoints: Vec::new() };
-        if self.keep == Keep::Endpoints {
-            // Those that became endpoints, so that both lists stay in step.
+        let mut position = ServicePosition { index, position: node.position, endpoints: Vec::new() };
+        if self.keep == KeptPositions::Endpoints {
+            // Only items that became endpoints, so that both lists have the same indices.
             let accepted = Fields::new(Some(node), &SERVICE)
                 .items("endpoints")
                 .iter()
@@ -272,16 +278,16 @@ impl ServiceReader {
                 let given = node.get("address").or_else(|| node.get("addresses"));
                 given.map_or(node.position, |given| given.position)
             };
-            place.endpoints = accepted.map(address).collect();
+            position.endpoints = accepted.map(address).collect();
         }
-        self.places.insert(key.clone(), place);
+        self.positions.insert(key.clone(), position);
         let service = Arc::new(self.service(key.clone(), node, &path, problems));
         self.services.insert(key, service.clone());
         Some(service)
     }
 
-    /// Reads a text that is one item of a list, and nothing else. `name` is shown as its file; the item has to be of
-    /// the service `expected`. The reader remembers of it only the values that later items may share.
+    /// Reads a text that is one item of a list and nothing else. `name` is shown as its file; the item must
+    /// be of the service `expected`. The reader keeps only values that later items may share.
     pub fn read_alone(
         &mut self,
         name: &path::Path,
@@ -325,9 +331,13 @@ impl ServiceReader {
         Service { key, addresses, ports, subsets, waypoint, endpoints }
     }
 
-    /// The shard, and where its services stood.
-    pub fn finish(self, cluster: ClusterId, network: Network) -> (Listing, HashMap<ServiceKey, Place>) {
-        (Listing { cluster, network, services: self.services }, self.places)
+    /// Returns the listing, and the positions of its services.
+    pub fn finish(
+        self,
+        cluster: ClusterId,
+        network: Network,
+    ) -> (Listing, HashMap<ServiceKey, ServicePosition>) {
+        (Listing { cluster, network, services: self.services }, self.positions)
     }
 
     fn ports(&mut self, fields: &Fields<'_>, path: &Path<'_>, problems: &mut Problems) -> Vec<ServicePort> {
@@ -359,7 +369,7 @@ impl ServiceReader {
             ports.push((port, node.position));
         }
         let mut ports: Vec<ServicePort> = ports.into_iter().map(|(port, _)| port).collect();
-        // Collected in place: the room of the positions is still theirs.
+        // Collected in place, so the allocation is still that of the larger positions.
         ports.shrink_to_fit();
         ports
     }
@@ -439,7 +449,7 @@ impl ServiceReader {
                 None => {
                     let names = || ports.iter().map(|port| &*port.name);
                     let known = names().collect::<Vec<_>>().join(", ");
-                    let fault = Fault::new(format!(
+                    let fault = InvalidValue::new(format!(
                         "found {:?}, expected the name of a port of the service: {known}",
                         shortened(&key.text)
                     ));
@@ -453,7 +463,7 @@ impl ServiceReader {
     }
 }
 
-/// Where an endpoint is.
+/// Returns the host of an endpoint.
 fn host(fields: &Fields<'_>) -> Option<Host> {
     if let Some(host) = fields.read("address", scalar::host) {
         return Some(host);
@@ -468,7 +478,7 @@ fn host(fields: &Fields<'_>) -> Option<Host> {
     }
 }
 
-/// Refuses an item that is of another service than `expected`.
+/// Reports an item that is of another service than `expected`.
 fn must_be(node: &Node, key: &ServiceKey, expected: &ServiceKey, problems: &mut Problems) {
     let fields = Fields::new(Some(node), &SERVICE);
     let parts = [
@@ -477,7 +487,7 @@ fn must_be(node: &Node, key: &ServiceKey, expected: &ServiceKey, problems: &mut 
     ];
     for (name, found, expected) in parts {
         if let (true, Some(node)) = (found != expected, fields.node(name)) {
-            let fault = Fault::new(format!("found {node}, expected the {name} of the key"));
+            let fault = InvalidValue::new(format!("found {node}, expected the {name} of the key"));
             problems.error(node.position, &Path::Root.key(name), fault.hint(Some(expected)));
         }
     }

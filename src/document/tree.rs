@@ -1,6 +1,5 @@
-//! A YAML text as a tree in which every value knows its place. Built from the parser's events, not by
-//! the parser's own (recursive) loader, so that depth, aliases and memory are bounded here: nothing a
-//! file says can make us recurse or grow without end.
+//! YAML text as a tree with positions. It is built from the parser's events, not by the parser's own
+//! recursive loader, so that depth, aliases and memory are bounded whatever the file holds.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -10,47 +9,58 @@ use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, Span, StrInput, Tag};
 
 use super::environment::{Environment, expand};
 use super::mistakes::cause;
-use super::problem::{Fault, FileId, Path, Position, Problems};
+use super::problem::{FileId, InvalidValue, Path, Position, Problems};
 
-/// Lists and maps within one another.
+/// The largest depth of lists and maps.
 pub const DEPTH_MAX: usize = 64;
-/// Values of one document, or of one item of its streamed list; keys are not counted.
+/// The largest number of values of a document, or of one item of its streamed list; keys are not counted.
 pub const NODES_MAX: usize = 2_000_000;
-/// Values that one document's aliases may stand for, together with those its anchors keep.
+/// The largest number of values that the aliases of a document stand for, together with those that its
+/// anchors keep.
 pub const ALIASED_NODES_MAX: usize = 1_000_000;
 
-/// Longest key of an unknown file that is quoted.
+/// The longest key of an unknown file that is quoted, in bytes.
 const WORD_BYTES_MAX: usize = 64;
-/// Keys of one map that are searched one by one; an index for each small map costs more than it saves.
+/// The largest map whose keys are searched one by one; an index for each small map costs more than it saves.
 const KEYS_SEARCHED_MAX: usize = 16;
 
-/// One value and where it stands.
+/// A value with its position.
 #[derive(Clone, Debug)]
 pub struct Node {
+    /// The position of the value.
     pub position: Position,
+    /// The value.
     pub value: Value,
 }
 
-/// What a value is.
+/// A YAML value.
 #[derive(Clone, Debug)]
 pub enum Value {
+    /// An empty value, `~` or `null`.
     Null,
+    /// A text, number or boolean.
     Scalar(Scalar),
+    /// A list.
     Sequence(Vec<Node>),
+    /// A map, in the order of the document.
     Mapping(Vec<(Key, Node)>),
 }
 
-/// A key of a map and where it stands; unique in its map.
+/// A key of a map with its position; unique in its map.
 #[derive(Clone, Debug)]
 pub struct Key {
+    /// The position of the key.
     pub position: Position,
+    /// The text of the key.
     pub text: Box<str>,
 }
 
-/// A text, with what tells whether it may be read as a number.
+/// A text, with the style that decides whether it may be read as a number.
 #[derive(Clone, Debug)]
 pub struct Scalar {
+    /// The text.
     pub text: Box<str>,
+    /// How the text was written.
     pub style: Style,
 }
 
@@ -59,25 +69,29 @@ pub struct Scalar {
 pub enum Style {
     /// Without quotes: `5` is a number.
     Plain,
-    /// In quotes or as a block, or tagged `!!str`: `"5"` is a text.
+    /// In quotes, as a block, or tagged `!!str`: `"5"` is a text.
     Quoted,
-    /// Written with a variable: whatever the reader takes it for.
+    /// With a variable: the reader decides the type.
     Expanded,
-    /// Its variable is not set, which has been told of.
+    /// With a variable that is not set, which was reported.
     Unset,
 }
 
-/// What a scalar is to YAML 1.2's core schema.
+/// The type of a scalar in YAML 1.2's core schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScalarType {
+    /// A text.
     Text,
+    /// A number.
     Number,
+    /// A boolean.
     Boolean,
-    /// Its writer left the type to the reader.
+    /// Any type: the reader decides.
     Open,
 }
 
 impl Scalar {
+    /// Returns the type of the scalar.
     pub fn scalar_type(&self) -> ScalarType {
         match self.style {
             Style::Quoted => ScalarType::Text,
@@ -92,7 +106,7 @@ impl Scalar {
 }
 
 impl Node {
-    /// The text of a scalar.
+    /// Returns the text of a scalar.
     pub fn text(&self) -> Option<&str> {
         match &self.value {
             Value::Scalar(scalar) => Some(&scalar.text),
@@ -100,7 +114,7 @@ impl Node {
         }
     }
 
-    /// The items of a list; none if it is no list.
+    /// Returns the items of a list; none if the value is not a list.
     pub fn items(&self) -> &[Self] {
         match &self.value {
             Value::Sequence(items) => items,
@@ -108,7 +122,7 @@ impl Node {
         }
     }
 
-    /// The entries of a map; none if it is no map.
+    /// Returns the entries of a map; none if the value is not a map.
     pub fn entries(&self) -> &[(Key, Self)] {
         match &self.value {
             Value::Mapping(entries) => entries,
@@ -116,13 +130,13 @@ impl Node {
         }
     }
 
-    /// The value of a key of a map.
+    /// Returns the value of a key of a map.
     pub fn get(&self, key: &str) -> Option<&Self> {
         self.entries().iter().find(|(own, _)| &*own.text == key).map(|(_, node)| node)
     }
 }
 
-/// As an operator would name what was found: `"10x"`, `the number 5`, `a list`.
+/// Writes the value as an operator would name it: `"10x"`, `the number 5`, `a list`.
 impl fmt::Display for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.value {
@@ -141,7 +155,7 @@ impl fmt::Display for Node {
     }
 }
 
-/// At most 80 characters of a text, for a message.
+/// Returns at most 80 characters of a text, for a message.
 pub fn shortened(text: &str) -> Cow<'_, str> {
     match text.char_indices().nth(80) {
         Some((end, _)) => Cow::Owned(format!("{}…", &text[..end])),
@@ -149,14 +163,14 @@ pub fn shortened(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// Returns true if a text looks like a key of a config or a name: short, and without the characters that passwords and
-/// encoded keys have. Of a file that is no config nothing else is quoted.
+/// Returns true if a text looks like a key of a config or a name: short, and without the characters of
+/// passwords and encoded keys. Only such texts are quoted from a file that is not a config.
 pub fn is_word(text: &str) -> bool {
     (1..=WORD_BYTES_MAX).contains(&text.len())
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.*<".contains(&byte))
 }
 
-/// YAML 1.2 §10.3.2: decimal, octal and hexadecimal integers, floats.
+/// Returns true for decimal, octal and hexadecimal integers and floats (YAML 1.2 §10.3.2).
 fn is_number(text: &str) -> bool {
     if let Some(octal) = text.strip_prefix("0o") {
         return !octal.is_empty() && octal.bytes().all(|byte| matches!(byte, b'0'..=b'7'));
@@ -175,25 +189,28 @@ fn is_number(text: &str) -> bool {
     }
 }
 
-/// A text to be read.
+/// A text to parse.
 #[derive(Clone, Copy)]
 pub struct Source<'s> {
+    /// The file that positions name.
     pub file: FileId,
+    /// The YAML text.
     pub text: &'s str,
-    /// Absent: `${…}` is text like any other.
+    /// The source of variables; `None`: `${…}` is text like any other.
     pub environment: Option<Environment<'s>>,
 }
 
-/// A list under a key of the root whose items are given away one by one and not kept, so that a large
-/// document is never held whole. It stays in the tree as an empty list.
+/// A list under a key of the root whose items are passed on one by one and not kept, so that a large document
+/// is never held whole. The tree has an empty list in its place.
 pub struct Stream<'s> {
+    /// The key of the list.
     pub key: &'static str,
-    /// Takes an item with its index.
+    /// Receives an item with its index.
     pub item: &'s mut dyn FnMut(usize, Node, &mut Problems),
 }
 
-/// The tree of the one document of a text. `None` if it could not be read to its end, which has then
-/// been told of. A document of nothing but comments is [`Value::Null`].
+/// Parses the one document of a text. Returns `None` if it cannot be read to its end, after reporting the
+/// cause. A document of nothing but comments is [`Value::Null`].
 pub fn parse<'s>(source: Source<'s>, stream: Option<Stream<'s>>, problems: &'s mut Problems) -> Option<Node> {
     let builder = Builder {
         parser: Parser::new_from_str(source.text),
@@ -207,7 +224,7 @@ pub fn parse<'s>(source: Source<'s>, stream: Option<Stream<'s>>, problems: &'s m
     builder.document().ok()
 }
 
-/// The document cannot be read further; the reason has been told.
+/// The document cannot be read further; the cause was reported.
 struct Stop;
 
 struct Builder<'s> {
@@ -217,7 +234,7 @@ struct Builder<'s> {
     problems: &'s mut Problems,
     nodes: usize,
     aliased: usize,
-    /// By the parser's number; `None` while the anchored value is being read.
+    /// Anchors by the parser's number; `None` while the anchored value is being read.
     anchors: HashMap<usize, Option<(Node, usize)>>,
 }
 
@@ -299,7 +316,7 @@ impl<'s> Builder<'s> {
         }
     }
 
-    /// The anchored value again, in full: what was cheap to write must not be dear to hold.
+    /// Copies the anchored value, counting its values: a short text must not become a large tree.
     fn alias(&mut self, anchor: usize, span: Span, depth: usize, path: &Path<'_>) -> Result<Node, Stop> {
         let Some(Some((node, size))) = self.anchors.get(&anchor) else {
             return Err(self.stop(span, path, "found an alias within the value it stands for".into()));
@@ -399,7 +416,7 @@ impl<'s> Builder<'s> {
         }
     }
 
-    /// Gives the items away; whatever is no list stays in the tree, for the reader to refuse.
+    /// Passes the items on; a value that is not a list stays in the tree, so that the reader refuses it.
     fn streamed(&mut self, event: Event<'s>, span: Span, path: &Path<'_>) -> Result<Node, Stop> {
         let position = self.position(span);
         if !matches!(event, Event::SequenceStart(0, None)) {
@@ -477,14 +494,14 @@ impl<'s> Builder<'s> {
         position(self.source.file, span.start.line(), span.start.col())
     }
 
-    fn stop(&mut self, span: Span, path: &Path<'_>, fault: Fault) -> Stop {
+    fn stop(&mut self, span: Span, path: &Path<'_>, fault: InvalidValue) -> Stop {
         let position = self.position(span);
         self.problems.error(position, path, fault);
         Stop
     }
 
-    /// The parser's complaint; tabs, the usual cause, by name. A tab can end a text that began on an
-    /// earlier line, which is what the parser then points to.
+    /// Reports the parser's error; for tabs, the usual cause, with a message of its own. A tab can end a text
+    /// that began on an earlier line, which is the line that the parser reports.
     fn unreadable(&mut self, error: &ScanError) -> Stop {
         let line = error.marker().line();
         let later = if error.info().contains("tab") { usize::MAX } else { 1 };
@@ -507,23 +524,23 @@ impl<'s> Builder<'s> {
     }
 }
 
-/// From the parser's line (from 1) and column (from 0).
+/// Converts the parser's line (from 1) and column (from 0).
 fn position(file: FileId, line: usize, column: usize) -> Position {
     let clamped = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
     Position { file, line: clamped(line), column: clamped(column.saturating_add(1)) }
 }
 
-/// Whether a tag is `!` alone, which makes a plain scalar a text (YAML 1.2 §6.9.1).
+/// Returns true if a tag is `!` alone, which makes a plain scalar a text (YAML 1.2 §6.9.1).
 fn is_non_specific(tag: &Tag) -> bool {
     matches!((&*tag.handle, &*tag.suffix), ("", "!") | ("!", ""))
 }
 
-/// The column of a tab before anything else on a line.
+/// Returns the column of a tab that comes before anything else on a line.
 fn indenting_tab(line: &str) -> Option<usize> {
     line.chars().take_while(|sign| matches!(sign, ' ' | '\t')).position(|sign| sign == '\t')
 }
 
-/// Levels of lists and maps in a value.
+/// Returns the number of levels of lists and maps in a value.
 fn height(node: &Node) -> usize {
     let below = match &node.value {
         Value::Null | Value::Scalar(_) => return 0,

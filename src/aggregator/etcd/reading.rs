@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::flaws::Flaws;
 use super::keys::{Keys, shown};
-use crate::document::services::{Keep, ServiceReader};
+use crate::document::services::{KeptPositions, ServiceReader};
 use crate::model::service::{Service, ServiceKey};
 use crate::proto::mvccpb::event::EventType;
 use crate::proto::mvccpb::{Event, KeyValue};
@@ -38,12 +38,12 @@ pub enum Found {
 
 impl Reading {
     pub(super) fn new(keys: Keys) -> Self {
-        Self { flaws: Flaws::new(keys.prefix()), keys, listing: ServiceReader::new(Keep::Services) }
+        Self { flaws: Flaws::new(keys.prefix()), keys, listing: ServiceReader::new(KeptPositions::Services) }
     }
 
     /// Begins a listing.
     pub(super) fn begin(&mut self) -> Vec<Change> {
-        self.listing = ServiceReader::new(Keep::Services);
+        self.listing = ServiceReader::new(KeptPositions::Services);
         self.flaws.begin();
         vec![Change::Begin]
     }
@@ -74,7 +74,7 @@ impl Reading {
 
     /// Ends the listing.
     pub(super) fn complete(&mut self) -> Vec<Change> {
-        self.listing = ServiceReader::new(Keep::Services);
+        self.listing = ServiceReader::new(KeptPositions::Services);
         let mut changes = Vec::new();
         self.flaws.complete(&mut changes);
         changes.push(Change::Complete);
@@ -84,7 +84,7 @@ impl Reading {
     /// Reads what was changed after the listing.
     pub(super) fn changed(&mut self, events: &[Event]) -> Vec<Change> {
         let mut changes = Vec::with_capacity(events.len());
-        let mut reader = ServiceReader::new(Keep::Services);
+        let mut reader = ServiceReader::new(KeptPositions::Services);
         for event in events {
             let Some(value) = &event.kv else { continue };
             match event.r#type() {

@@ -1,4 +1,4 @@
-//! The `services:` document against the shard it becomes, and the places that its errors name.
+//! The `services:` document against the listing that it becomes, and the positions in its errors.
 
 use std::fmt::Write as _;
 

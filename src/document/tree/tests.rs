@@ -1,4 +1,4 @@
-//! The spanned tree: places, the core schema's types, aliases, and text that is no YAML.
+//! The tree with positions: positions, the core schema's types, aliases, and text that is not YAML.
 
 use std::path;
 
