@@ -16,6 +16,7 @@ pub mod gateway;
 pub mod hang;
 pub mod hbone;
 pub mod helm;
+pub mod image;
 pub mod namespace;
 pub mod pki;
 pub mod python;
