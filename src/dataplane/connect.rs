@@ -9,10 +9,10 @@ use rustix::io::Errno;
 use rustix::net::{SendFlags, getsockname};
 use tokio::net::TcpStream;
 
+use super::core::Core;
+use super::entry::Entry;
 use super::peek::First;
-use super::table::Entry;
 use super::upstreams::{InFlight, Verdict};
-use super::worker::Worker;
 use crate::balance::{Ask, choose};
 use crate::model::endpoint::Encapsulation;
 use crate::model::reason::Reason;
@@ -46,14 +46,14 @@ impl Attempts {
     }
 
     /// The endpoint of the last attempt failed before it had taken the connection.
-    pub(crate) fn failed(&mut self, worker: &Worker, in_flight: &InFlight, reason: Reason) {
+    pub(crate) fn failed(&mut self, core: &Core, in_flight: &InFlight, reason: Reason) {
         let present = self.tried.len().checked_sub(1).and_then(|present| self.failed.get_mut(present));
         debug_assert!(present.is_some(), "an attempt failed that was not begun");
         if let Some(present) = present {
             *present = Some(reason);
         }
         let candidates = &self.admission.candidates;
-        if worker.shared.upstreams.failed(in_flight, candidates, reason) == Verdict::Ejected {
+        if core.shared.upstreams.failed(in_flight, candidates, reason) == Verdict::Ejected {
             let endpoint = self.tried.last().map(ToString::to_string);
             tracing::warn!(service = &*candidates.group, endpoint, %reason, "endpoint ejected");
         }
@@ -68,8 +68,8 @@ impl Attempts {
     }
 
     /// The next endpoint to try, by its index among the candidates.
-    fn next(&self, worker: &Worker, entry: &Entry) -> Result<usize, Reason> {
-        let total = worker.snapshot().policy.timeouts.connect_total;
+    fn next(&self, core: &Core, entry: &Entry) -> Result<usize, Reason> {
+        let total = core.snapshot().policy.timeouts.connect_total;
         let late = !self.tried.is_empty() && self.started.elapsed() >= total;
         let last = self.failed.iter().rev().find_map(|reason| *reason);
         if let Some(last) = last
@@ -83,30 +83,30 @@ impl Attempts {
             tried: &self.tried,
             source: Some(entry.source.ip()),
         };
-        choose(&ask, &*worker.shared.upstreams, &mut || worker.random(), &mut ())
+        choose(&ask, &*core.shared.upstreams, &mut || core.random(), &mut ())
             .map_err(|reason| last.unwrap_or(reason))
     }
 }
 
 /// Connects to an endpoint and sends it what has been read; the error is the last attempt's.
 pub(crate) async fn connect(
-    worker: &Rc<Worker>,
+    core: &Rc<Core>,
     entry: &Rc<Entry>,
     attempts: &mut Attempts,
     first: &mut Option<First>,
 ) -> Result<Connected, Reason> {
     loop {
-        let index = attempts.next(worker, entry)?;
+        let index = attempts.next(core, entry)?;
         let candidate = &attempts.admission.candidates.endpoints()[index];
         let (address, tunnel) = (candidate.key.address, candidate.encapsulation);
         let timeout = attempts.admission.candidates.tuning.connect_timeout;
         entry.story.borrow_mut().dialled(candidate);
-        let in_flight = worker.shared.upstreams.begin(candidate);
+        let in_flight = core.shared.upstreams.begin(candidate);
         attempts.tried.push(address);
         if let Some(first) = first {
             entry.take_back(std::mem::take(&mut first.sent));
         }
-        let dialled = match dial_endpoint(worker, entry, address, first) {
+        let dialled = match dial_endpoint(core, entry, address, first) {
             Ok(Dialled::Connected(socket)) => Ok(socket),
             Ok(Dialled::Connecting(socket)) => {
                 // An order to end wins, then the endpoint, then its time.
@@ -121,19 +121,19 @@ pub(crate) async fn connect(
         };
         match dialled {
             Ok(socket) => {
-                taken_up(worker, entry, attempts);
+                taken_up(core, entry, attempts);
                 return Ok(Connected { socket, in_flight, tunnel });
             }
             // A fault of our own says nothing about the endpoint.
             Err(Reason::Internal) => return Err(Reason::Internal),
-            Err(reason) => attempts.failed(worker, &in_flight, reason),
+            Err(reason) => attempts.failed(core, &in_flight, reason),
         }
     }
 }
 
-fn taken_up(worker: &Worker, entry: &Entry, attempts: &Attempts) {
+fn taken_up(core: &Core, entry: &Entry, attempts: &Attempts) {
     let after = attempts.started.elapsed();
-    worker.local.connected(after);
+    core.local.connected(after);
     let mut story = entry.story.borrow_mut();
     if let Some(failures) = attempts.failures() {
         story.detail = Some(failures);
@@ -141,7 +141,7 @@ fn taken_up(worker: &Worker, entry: &Entry, attempts: &Attempts) {
     story.connect = Some(after);
     if story.destination.is_none() {
         drop(story);
-        let destination = worker.local.destination(&entry.record(None, "".into()));
+        let destination = core.local.destination(&entry.record(None, "".into()));
         destination.opened();
         entry.story.borrow_mut().destination = Some(destination);
     }
@@ -154,13 +154,13 @@ enum Dialled {
 
 /// Begins to connect, and tries to send at once: on a fast network the endpoint has accepted by then.
 fn dial_endpoint(
-    worker: &Worker,
+    core: &Core,
     entry: &Entry,
     address: SocketAddr,
     first: &mut Option<First>,
 ) -> Result<Dialled, Reason> {
-    let own = &worker.shared.own;
-    if own.is_own(address) || worker.is_own_gateway(address) {
+    let own = &core.shared.own;
+    if own.is_own(address) || core.is_own_gateway(address) {
         return Err(Reason::EndpointUnreachable);
     }
     let socket = dial(address).map_err(dial_reason)?;

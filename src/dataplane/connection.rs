@@ -6,12 +6,12 @@ use std::sync::Arc;
 use tokio::net::TcpStream;
 
 use super::connect::{Attempts, connect};
+use super::core::{Core, Registration};
+use super::entry::Entry;
 use super::hbone;
 use super::peek::{First, Peeked, peek};
 use super::refuse;
 use super::relay::{self, relay};
-use super::table::Entry;
-use super::worker::Worker;
 use crate::model::address::canonical_socket;
 use crate::model::reason::Reason;
 use crate::net::socket::reset_on_close;
@@ -32,45 +32,26 @@ enum Ending {
     Hbone(Box<[u8]>),
 }
 
-/// Serves an accepted connection.
-pub(crate) async fn serve(worker: Rc<Worker>, entry: Rc<Entry>, listener: Arc<Listener>, client: TcpStream) {
-    let leave = Leave(&worker, &entry);
+/// Serves an accepted connection to its end, or until it is known to be HBONE.
+pub(crate) async fn serve(registration: Registration, listener: Arc<Listener>, client: TcpStream) {
+    let (core, entry) = (&registration.core, &registration.entry);
     entry.local.set(client.local_addr().ok().map(canonical_socket));
-    match run(&worker, &entry, &listener, &client).await {
-        Ending::Probe => worker.told(&entry, Reason::ClientGone, true),
-        Ending::Silent(reason) | Ending::Relayed(reason) => worker.told(&entry, reason, false),
+    match run(core, entry, &listener, &client).await {
+        Ending::Probe => core.finish_probe(entry),
+        Ending::Silent(reason) | Ending::Relayed(reason) => core.finish(entry, reason),
         Ending::Refused(reason) => {
-            worker.told(&entry, reason, false);
-            refuse::refuse(&worker, &client, reason).await;
+            core.finish(entry, reason);
+            refuse::refuse(core, &client, reason).await;
         }
-        Ending::Hbone(hello) => {
-            leave.stay();
-            hbone::take_over(&worker, &entry, &listener, client, hello);
-        }
+        Ending::Hbone(hello) => hbone::take_over(registration, &listener, client, hello),
     }
 }
 
-/// Leaves the table at its end, also where the task is dropped half-way, or panics.
-pub(super) struct Leave<'a>(pub(super) &'a Rc<Worker>, pub(super) &'a Rc<Entry>);
-
-impl Leave<'_> {
-    /// Somebody else goes on with the connection.
-    fn stay(self) {
-        std::mem::forget(self);
-    }
-}
-
-impl Drop for Leave<'_> {
-    fn drop(&mut self) {
-        self.0.leave(self.1);
-    }
-}
-
-async fn run(worker: &Rc<Worker>, entry: &Rc<Entry>, listener: &Arc<Listener>, client: &TcpStream) -> Ending {
+async fn run(core: &Rc<Core>, entry: &Rc<Entry>, listener: &Arc<Listener>, client: &TcpStream) -> Ending {
     if let Err(reason) = admit_source(listener, entry.source.ip()) {
         return Ending::Refused(reason);
     }
-    let (admission, first) = match peek(worker, entry, listener, client).await {
+    let (admission, first) = match peek(core, entry, listener, client).await {
         Peeked::Admitted(admission, first) => (admission, first),
         Peeked::Hbone(hello) => return Ending::Hbone(hello),
         Peeked::Own => {
@@ -86,14 +67,14 @@ async fn run(worker: &Rc<Worker>, entry: &Rc<Entry>, listener: &Arc<Listener>, c
     let mut first: Option<First> = Some(first);
     let mut attempts = Attempts::new(admission);
     loop {
-        let connected = match connect(worker, entry, &mut attempts, &mut first).await {
+        let connected = match connect(core, entry, &mut attempts, &mut first).await {
             Ok(connected) => connected,
             Err(reason) => return Ending::Refused(reason),
         };
-        match relay(worker, entry, client, &connected, &mut first).await {
+        match relay(core, entry, client, &connected, &mut first).await {
             relay::End::Closed(reason) => return Ending::Relayed(reason),
             relay::End::NotTaken(again) => {
-                attempts.failed(worker, &connected.in_flight, Reason::EndpointReset);
+                attempts.failed(core, &connected.in_flight, Reason::EndpointReset);
                 if again == relay::Again::No {
                     return Ending::Relayed(Reason::EndpointReset);
                 }
@@ -107,12 +88,12 @@ mod tests {
     use super::*;
     use crate::dataplane::connect::Connected;
 
-    fn of_connection<F>(_: impl FnOnce(Rc<Worker>, Rc<Entry>, Arc<Listener>, TcpStream) -> F) -> usize {
+    fn of_connection<F>(_: impl FnOnce(Registration, Arc<Listener>, TcpStream) -> F) -> usize {
         size_of::<F>()
     }
 
     fn of_relay<'a, F>(
-        _: impl FnOnce(&'a Rc<Worker>, &'a Rc<Entry>, &'a TcpStream, &'a Connected, &'a mut Option<First>) -> F,
+        _: impl FnOnce(&'a Rc<Core>, &'a Rc<Entry>, &'a TcpStream, &'a Connected, &'a mut Option<First>) -> F,
     ) -> usize {
         size_of::<F>()
     }

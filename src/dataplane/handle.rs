@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 
+use super::shared::{Hbone, Message, Shared, WorkerHandle};
 use super::upstreams::Upstreams;
-use super::worker::{self, Desk, Hbone, Message, Shared};
+use super::worker;
 use crate::model::address::Bind;
 use crate::model::record::ConnectionRecord;
 use crate::net::admission::Admission;
@@ -86,7 +87,7 @@ impl Dataplane {
             admission: Admission::new(0),
             pending_cap: AtomicUsize::new(0),
             own,
-            desks: mailboxes.into_iter().map(Desk::new).collect(),
+            workers: mailboxes.into_iter().map(WorkerHandle::new).collect(),
             hbone: Hbone { tls, context },
         });
         let mut dataplane = Self { shared, threads: Vec::new(), open: BTreeMap::new() };
@@ -105,7 +106,7 @@ impl Dataplane {
     }
 
     pub fn workers(&self) -> usize {
-        self.shared.desks.len()
+        self.shared.workers.len()
     }
 
     pub fn set_limits(&self, limits: EffectiveLimits) {
@@ -124,9 +125,9 @@ impl Dataplane {
         self.open.insert(bind, listening.address);
         self.shared.own.listens(listening.address);
         let sockets: Vec<OwnedFd> = listening.sockets;
-        for (desk, socket) in self.shared.desks.iter().zip(sockets) {
+        for (worker, socket) in self.shared.workers.iter().zip(sockets) {
             // Fails only for a thread that has ended, which nothing can be opened on.
-            let _ = desk.mailbox.send(Message::Open { bind, socket }).await;
+            let _ = worker.mailbox.send(Message::Open { bind, socket }).await;
         }
     }
 
@@ -135,21 +136,21 @@ impl Dataplane {
         if let Some(address) = self.open.remove(&bind) {
             self.shared.own.closed(address);
         }
-        for Desk { mailbox, .. } in &self.shared.desks {
+        for WorkerHandle { mailbox, .. } in &self.shared.workers {
             let _ = mailbox.send(Message::Close { bind, listener: listener.clone(), within }).await;
         }
     }
 
     /// Ends connections that the newest config file does not admit any more.
     pub async fn readmit(&self) {
-        for Desk { mailbox, .. } in &self.shared.desks {
+        for WorkerHandle { mailbox, .. } in &self.shared.workers {
             let _ = mailbox.send(Message::Readmit).await;
         }
     }
 
     /// Stops listening, lets connections finish within the time, resets what is left, and ends the threads.
     pub async fn drain(self, within: Duration) {
-        for Desk { mailbox, .. } in &self.shared.desks {
+        for WorkerHandle { mailbox, .. } in &self.shared.workers {
             let _ = mailbox.send(Message::Drain { within }).await;
         }
         let join = tokio::task::spawn_blocking(move || {
@@ -176,7 +177,7 @@ impl Control {
     /// All live connections, oldest first; at most 10,000 of each worker.
     pub async fn connections(&self) -> Vec<ConnectionRecord> {
         let mut all = Vec::new();
-        for Desk { mailbox, .. } in &self.shared.desks {
+        for WorkerHandle { mailbox, .. } in &self.shared.workers {
             let (answer, list) = oneshot::channel();
             if mailbox.send(Message::Connections(answer)).await.is_ok() {
                 all.extend(list.await.unwrap_or_default());
@@ -189,7 +190,7 @@ impl Control {
     /// Whether every worker answers within the time.
     pub async fn alive(&self, within: Duration) -> bool {
         let all = async {
-            for Desk { mailbox, .. } in &self.shared.desks {
+            for WorkerHandle { mailbox, .. } in &self.shared.workers {
                 let (answer, alive) = oneshot::channel();
                 if mailbox.send(Message::Alive(answer)).await.is_err() || alive.await.is_err() {
                     return false;

@@ -14,9 +14,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 
 use super::connection;
+use super::core::Core;
+use super::entry::Entry;
 use super::refuse;
-use super::table::Entry;
-use super::worker::Worker;
 use crate::model::address::{Bind, canonical_socket};
 use crate::model::reason::Reason;
 use crate::net::throttle::LogThrottle;
@@ -37,11 +37,11 @@ pub(crate) struct OpenListener {
 }
 
 impl OpenListener {
-    pub(crate) fn start(worker: &Rc<Worker>, bind: Bind, socket: OwnedFd) -> io::Result<Self> {
+    pub(crate) fn start(core: &Rc<Core>, bind: Bind, socket: OwnedFd) -> io::Result<Self> {
         let socket = Rc::new(TcpListener::from_std(socket.into())?);
         let stop = Rc::new(Notify::new());
-        let incoming = Rc::new(Incoming { worker: worker.clone(), bind, listener: RefCell::new(None) });
-        worker.scope.spawn(accept(incoming.clone(), socket.clone(), stop.clone()));
+        let incoming = Rc::new(Incoming { core: core.clone(), bind, listener: RefCell::new(None) });
+        core.scope.spawn(accept(incoming.clone(), socket.clone(), stop.clone()));
         Ok(Self { stop, socket, incoming })
     }
 
@@ -60,7 +60,7 @@ impl OpenListener {
 
 /// Where accepted connections go.
 struct Incoming {
-    worker: Rc<Worker>,
+    core: Rc<Core>,
     bind: Bind,
     /// What the policy says of this address, with the policy's generation.
     listener: RefCell<Option<(u64, Arc<Listener>)>>,
@@ -105,25 +105,24 @@ impl Incoming {
     }
 
     fn take(&self, client: TcpStream, source: SocketAddr) {
-        let worker = &self.worker;
+        let core = &self.core;
         let source = canonical_socket(source);
         let Some(listener) = self.listener() else {
             // The address is on its way out; the client sees what it would see a moment later.
             return;
         };
-        let entry = Rc::new(Entry::new(worker.next_id(), listener.name.clone(), source, worker.clock.now()));
-        worker.local.accepted(&listener.name);
-        if !worker.admit(&entry) {
-            refuse::at_once(worker, &client, Reason::LimitGlobal);
-            worker.told(&entry, Reason::LimitGlobal, false);
+        let entry = Rc::new(Entry::new(core.next_id(), listener.name.clone(), source, core.clock.now()));
+        core.local.accepted(&listener.name);
+        if !core.admit(&entry) {
+            refuse::at_once(core, &client, Reason::LimitGlobal);
+            core.finish(&entry, Reason::LimitGlobal);
             return;
         }
-        worker.enter(&entry);
-        worker.scope.spawn(connection::serve(worker.clone(), entry, listener, client));
+        core.scope.spawn(connection::serve(core.register(entry), listener, client));
     }
 
     fn listener(&self) -> Option<Arc<Listener>> {
-        let snapshot = self.worker.snapshot();
+        let snapshot = self.core.snapshot();
         let mut cached = self.listener.borrow_mut();
         if let Some((generation, listener)) = &*cached
             && *generation == snapshot.policy_generation

@@ -8,16 +8,22 @@
 //! - the hello is read in the worker's scratch buffer; a buffer of its own is made only for one that comes in pieces;
 //! - an idle connection holds two sockets, its entry in the table and its task: no buffer, no pipe, no timer.
 
+pub(crate) mod clock;
 pub(crate) mod connect;
 pub(crate) mod connection;
+pub(crate) mod core;
+pub(crate) mod entry;
+pub(crate) mod examine;
 pub mod handle;
 pub(crate) mod hbone;
 pub(crate) mod listener;
+pub(crate) mod pacer;
 pub(crate) mod peek;
+pub(crate) mod readmission;
 pub(crate) mod refuse;
 pub(crate) mod relay;
+pub(crate) mod shared;
 pub(crate) mod standstill;
-pub mod table;
 pub(crate) mod tick;
 pub mod upstreams;
 pub(crate) mod worker;

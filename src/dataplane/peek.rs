@@ -8,8 +8,8 @@ use rustix::net::RecvFlags;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
-use super::table::Entry;
-use super::worker::Worker;
+use super::core::Core;
+use super::entry::Entry;
 use crate::model::alpn::Protocols;
 use crate::model::reason::Reason;
 use crate::snapshot::Snapshot;
@@ -44,13 +44,13 @@ pub(crate) struct First {
 }
 
 pub(crate) async fn peek(
-    worker: &Rc<Worker>,
+    core: &Rc<Core>,
     entry: &Rc<Entry>,
     listener: &Arc<Listener>,
     client: &TcpStream,
 ) -> Peeked {
     let mut peek = Peek {
-        worker,
+        core,
         entry,
         listener,
         scanner: Scanner::new(listener.hello.bytes_max, listener.hello.records_max),
@@ -60,22 +60,21 @@ pub(crate) async fn peek(
     if let Some(peeked) = peek.read(client) {
         return peeked;
     }
-    let _waiting = Waiting::begin(worker, entry);
+    let _waiting = Waiting::begin(core, entry);
     peek.wait(client).await
 }
 
 /// Stands in the list of pending hellos for as long as it lives.
-pub(crate) struct Waiting<'a>(&'a Worker, &'a Entry);
+pub(crate) struct Waiting<'a>(&'a Core, &'a Entry);
 
 impl<'a> Waiting<'a> {
-    pub(crate) fn begin(worker: &'a Worker, entry: &'a Rc<Entry>) -> Self {
+    pub(crate) fn begin(core: &'a Core, entry: &'a Rc<Entry>) -> Self {
         let source = entry.source.ip();
-        let given_way =
-            worker.pending.borrow_mut().insert(source, entry.id, entry.clone(), worker.pending_cap());
+        let given_way = core.pending.borrow_mut().insert(source, entry.id, entry.clone(), core.pending_cap());
         if let Some(given_way) = given_way {
             given_way.cut(Reason::LimitGlobal);
         }
-        Self(worker, entry)
+        Self(core, entry)
     }
 }
 
@@ -86,7 +85,7 @@ impl Drop for Waiting<'_> {
 }
 
 struct Peek<'a> {
-    worker: &'a Worker,
+    core: &'a Core,
     entry: &'a Rc<Entry>,
     listener: &'a Arc<Listener>,
     scanner: Scanner,
@@ -115,7 +114,7 @@ impl Peek<'_> {
 
     /// Reads what is there; `None` while the hello is not whole.
     fn read(&mut self, client: &TcpStream) -> Option<Peeked> {
-        let mut scratch = self.worker.scratch.borrow_mut();
+        let mut scratch = self.core.scratch.borrow_mut();
         let scratch = &mut *scratch;
         let mut read =
             rustix::net::recv(client, &mut *scratch.bytes, RecvFlags::empty()).map(|(count, _)| count);
@@ -140,7 +139,7 @@ impl Peek<'_> {
             Ok(count) if self.received.is_empty() => {
                 let bytes = &scratch.bytes[..count];
                 let verdict = self.scanner.scan(bytes, &mut scratch.hello);
-                if let Some(peeked) = conclude(self.worker, self.entry, self.listener, &verdict, bytes) {
+                if let Some(peeked) = conclude(self.core, self.entry, self.listener, &verdict, bytes) {
                     return Some(peeked);
                 }
                 self.received.extend_from_slice(bytes);
@@ -148,7 +147,7 @@ impl Peek<'_> {
             Ok(count) => {
                 self.received.extend_from_slice(&scratch.bytes[..count]);
                 let verdict = self.scanner.scan(&self.received, &mut scratch.hello);
-                return conclude(self.worker, self.entry, self.listener, &verdict, &self.received);
+                return conclude(self.core, self.entry, self.listener, &verdict, &self.received);
             }
         }
         None
@@ -157,7 +156,7 @@ impl Peek<'_> {
 
 /// What a verdict on the hello means; `None` while it is not whole.
 fn conclude(
-    worker: &Worker,
+    core: &Core,
     entry: &Entry,
     listener: &Arc<Listener>,
     verdict: &Verdict<'_>,
@@ -177,14 +176,14 @@ fn conclude(
         }
     };
     let after = entry.accepted.elapsed();
-    worker.local.hello(after);
+    core.local.hello(after);
     entry.story.borrow_mut().hello = Some(after);
-    if worker.shared.own.is_own_dial(entry.source) {
+    if core.shared.own.is_own_dial(entry.source) {
         entry.story.borrow_mut().detail = Some("this gateway connected to itself".into());
         return Some(Peeked::Own);
     }
     // A reload may have narrowed it since the connection was accepted.
-    let listener = &*worker.newest(listener);
+    let listener = &*core.newest(listener);
     if let Err(reason) = admit_source(listener, entry.source.ip()) {
         return Some(Peeked::Refused(reason));
     }
@@ -198,7 +197,7 @@ fn conclude(
         entry.story.borrow_mut().detail = Some(text.into());
         return Some(Peeked::Refused(Reason::AlpnRefused));
     }
-    Some(match ask(worker, entry, listener, hello) {
+    Some(match ask(core, entry, listener, hello) {
         Ok(admission) => {
             let first = First { bytes: bytes.into(), sent: 0, repeatable: bytes.len() == hello.length };
             Peeked::Admitted(admission, first)
@@ -243,7 +242,7 @@ fn is_hbone(protocol: ListenerProtocol, hello: &Hello<'_>) -> bool {
     }
 }
 
-fn ask(worker: &Worker, entry: &Entry, listener: &Listener, hello: &Hello<'_>) -> Result<Admission, Reason> {
+fn ask(core: &Core, entry: &Entry, listener: &Listener, hello: &Hello<'_>) -> Result<Admission, Reason> {
     note_names(entry, hello);
     let question = AdmissionRequest {
         listener,
@@ -252,7 +251,7 @@ fn ask(worker: &Worker, entry: &Entry, listener: &Listener, hello: &Hello<'_>) -
         alpn: Some(hello.alpn.unwrap_or(Protocols::NONE)),
         identity: None,
     };
-    let snapshot = worker.snapshot();
+    let snapshot = core.snapshot();
     let answer = admit(&snapshot, &question, &mut ());
     if let Err(refusal) = &answer {
         entry.story.borrow_mut().detail = unresolved(&snapshot, refusal);

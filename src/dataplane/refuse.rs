@@ -8,7 +8,7 @@ use rustix::net::{RecvFlags, SendFlags, Shutdown};
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
-use super::worker::Worker;
+use super::core::Core;
 use crate::model::reason::Reason;
 use crate::wire::alert::Alert;
 
@@ -18,18 +18,18 @@ const DISCARDED_MAX: usize = 64 * 1024;
 const LINGER: Duration = Duration::from_secs(1);
 
 /// Tells the client, and waits until it has had a chance to hear.
-pub(crate) async fn refuse(worker: &Worker, client: &TcpStream, reason: Reason) {
+pub(crate) async fn refuse(core: &Core, client: &TcpStream, reason: Reason) {
     if tell(client, reason) {
-        linger(worker, client).await;
+        linger(core, client).await;
     }
 }
 
 /// Discards what a client still sends, so that it can read what it was told before FIN.
-pub(crate) async fn linger(worker: &Worker, client: &TcpStream) {
+pub(crate) async fn linger(core: &Core, client: &TcpStream) {
     let deadline = tokio::time::Instant::now() + LINGER;
     let mut discarded = 0;
     while discarded < DISCARDED_MAX {
-        match discard(worker, client) {
+        match discard(core, client) {
             Some(0) => return,
             Some(count) => discarded += count,
             None => {
@@ -48,9 +48,9 @@ pub(crate) async fn linger(worker: &Worker, client: &TcpStream) {
 }
 
 /// Tells the client, without waiting: where there is no room to wait.
-pub(crate) fn at_once(worker: &Worker, client: &impl AsFd, reason: Reason) {
+pub(crate) fn at_once(core: &Core, client: &impl AsFd, reason: Reason) {
     tell(client, reason);
-    let _ = rustix::net::recv(client, &mut *worker.scratch.borrow_mut().bytes, RecvFlags::DONTWAIT);
+    let _ = rustix::net::recv(client, &mut *core.scratch.borrow_mut().bytes, RecvFlags::DONTWAIT);
 }
 
 /// Sends the alert and FIN; whether that made sense.
@@ -64,8 +64,8 @@ fn tell(client: &impl AsFd, reason: Reason) -> bool {
 }
 
 /// Reads and drops; `None` where there is nothing now, 0 at the end.
-fn discard(worker: &Worker, client: &TcpStream) -> Option<usize> {
-    let mut scratch = worker.scratch.borrow_mut();
+fn discard(core: &Core, client: &TcpStream) -> Option<usize> {
+    let mut scratch = core.scratch.borrow_mut();
     let read = client.try_io(Interest::READABLE, || {
         Ok(rustix::net::recv(client, &mut *scratch.bytes, RecvFlags::empty())?.0)
     });

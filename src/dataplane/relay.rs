@@ -28,10 +28,10 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 
 use super::connect::Connected;
+use super::core::Core;
+use super::entry::Entry;
+use super::examine::{self, Sides, examine};
 use super::peek::First;
-use super::standstill::{self, Sides, examine};
-use super::table::Entry;
-use super::worker::Worker;
 use crate::model::reason::Reason;
 use crate::model::record::Side;
 use crate::net::pipe::Pipe;
@@ -67,16 +67,16 @@ pub(crate) enum Again {
 
 /// Relays until the end.
 pub(crate) async fn relay(
-    worker: &Rc<Worker>,
+    core: &Rc<Core>,
     entry: &Rc<Entry>,
     client: &TcpStream,
     connected: &Connected,
     first: &mut Option<First>,
 ) -> End {
-    worker.clock.begin(entry);
-    standstill::begin(worker, &[client, &connected.socket]);
+    core.clock.begin(entry);
+    examine::begin(core, &[client, &connected.socket]);
     let mut relay = Relay {
-        worker,
+        core,
         entry,
         client,
         connected,
@@ -90,7 +90,7 @@ pub(crate) async fn relay(
 }
 
 struct Relay<'a> {
-    worker: &'a Worker,
+    core: &'a Core,
     entry: &'a Rc<Entry>,
     client: &'a TcpStream,
     connected: &'a Connected,
@@ -178,7 +178,7 @@ impl Relay<'_> {
 
     /// Sets the options of a connection that has lived for a tick; those that end sooner never pay for them.
     fn tune(&mut self) {
-        if !self.tuned && self.worker.clock.now() != self.entry.opened.get() {
+        if !self.tuned && self.core.clock.now() != self.entry.opened.get() {
             self.tuned = true;
             // A kernel without an option works without it.
             let _ = keep_alive(&self.connected.socket).and_then(|()| bound_unsent(&self.connected.socket));
@@ -191,7 +191,7 @@ impl Relay<'_> {
     fn examine(&mut self) -> Option<Reason> {
         let waiting = [self.up.holds(), self.down.holds()];
         let sides = Sides { client: Some(self.client), endpoint: &self.connected.socket, waiting };
-        let found = examine(self.worker, self.entry, &sides);
+        let found = examine(self.core, self.entry, &sides);
         // A read that stops before urgent data is as short as one that has emptied the socket.
         [self.up.untold, self.down.untold] = found.unread;
         found.end
@@ -386,7 +386,7 @@ impl Relay<'_> {
         if way == Way::Down && !self.taken {
             self.taken = true;
             self.entry.answered();
-            self.worker.shared.upstreams.succeeded(&self.connected.in_flight);
+            self.core.shared.upstreams.succeeded(&self.connected.in_flight);
         }
         if let Some(first) = self.first.as_mut() {
             first.repeatable = false;
@@ -398,14 +398,14 @@ impl Relay<'_> {
 
     fn has_pipe(&mut self, way: Way) -> bool {
         if self.direction(way).pipe.is_none() {
-            let pipe = self.worker.pipes.borrow_mut().take();
+            let pipe = self.core.pipes.borrow_mut().take();
             self.direction(way).pipe = pipe;
         }
         self.direction(way).pipe.is_some()
     }
 
     fn fill_pipe(&mut self, way: Way) -> io::Result<usize> {
-        let worker = self.worker;
+        let core = self.core;
         let (source, _) = self.source(way);
         let pipe = match way {
             Way::Up => &self.up.pipe,
@@ -414,7 +414,7 @@ impl Relay<'_> {
         let Some(pipe) = pipe else {
             return Err(io::ErrorKind::WouldBlock.into());
         };
-        let mut scratch = worker.scratch.borrow_mut();
+        let mut scratch = core.scratch.borrow_mut();
         let mut piped = 0;
         let count = source.try_io(Interest::READABLE, || {
             let flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
@@ -445,8 +445,8 @@ impl Relay<'_> {
         way: Way,
         receive: impl FnOnce(&TcpStream, &mut [u8]) -> io::Result<usize>,
     ) -> io::Result<usize> {
-        let worker = self.worker;
-        let mut scratch = worker.scratch.borrow_mut();
+        let core = self.core;
+        let mut scratch = core.scratch.borrow_mut();
         let (source, _) = self.source(way);
         let count = receive(source, &mut scratch.bytes)?;
         let bytes = &scratch.bytes[..count];
@@ -476,7 +476,7 @@ impl Relay<'_> {
     fn look_at_answer(&self, bytes: &[u8]) {
         let tls = answers_tls(bytes);
         if !bytes.is_empty() {
-            self.worker.shared.upstreams.answered(&self.connected.in_flight, tls);
+            self.core.shared.upstreams.answered(&self.connected.in_flight, tls);
         }
         if !tls {
             let like = looks_like(bytes).map_or(String::new(), |like| format!(", and looks like {like}"));
@@ -492,13 +492,13 @@ impl Relay<'_> {
         if direction.piped == 0
             && let Some(pipe) = direction.pipe.take()
         {
-            self.worker.pipes.borrow_mut().give_back(pipe);
+            self.core.pipes.borrow_mut().give_back(pipe);
         }
     }
 
     fn count(&self, way: Way, path: RelayPath, bytes: usize) {
         if bytes > 0 {
-            self.worker.moved(self.entry, way == Way::Up, path, bytes);
+            self.core.moved(self.entry, way == Way::Up, path, bytes);
         }
     }
 
@@ -510,7 +510,7 @@ impl Relay<'_> {
             let text = "the endpoint ended the connection before its first byte";
             self.entry.story.borrow_mut().detail = Some(text.into());
         }
-        self.worker.clock.touch(self.entry);
+        self.core.clock.touch(self.entry);
         if self.up.ended && self.down.ended {
             // Both sockets are closed next, which says the same.
             self.entry.half_closed.set(false);
@@ -529,7 +529,7 @@ impl Drop for Relay<'_> {
             let direction = self.direction(way);
             let empty = direction.piped == 0;
             if let Some(pipe) = direction.pipe.take() {
-                let mut pipes = self.worker.pipes.borrow_mut();
+                let mut pipes = self.core.pipes.borrow_mut();
                 if empty { pipes.give_back(pipe) } else { pipes.discard(pipe) }
             }
         }

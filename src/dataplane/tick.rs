@@ -1,145 +1,51 @@
 //! The worker's coarse clock: once a second it tells the metrics what has moved and ends what was idle for
 //! too long. Work is in proportion to the connections that moved something, not to those that are open.
 
-use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::hbone::held::relieve;
-use super::standstill;
-use super::table::Entry;
-use super::worker::Worker;
+use super::core::Core;
+use super::entry::Entry;
+use super::examine;
+use super::hbone::held;
 use crate::model::reason::Reason;
 use crate::snapshot::policy::Timeouts;
-use crate::telemetry::local::RelayPath;
-
-/// The length of a tick.
-pub(crate) const TICK: Duration = Duration::from_secs(1);
 
 /// How long a half-closed connection may go on whose endpoint has not sent a byte.
 const UNANSWERED: Duration = Duration::from_secs(30);
 
-/// Ticks, and what is to be looked at with one.
-#[derive(Default)]
-pub(crate) struct Clock {
-    now: Cell<u32>,
-    /// Connections that moved something in this tick.
-    touched: RefCell<Vec<Rc<Entry>>>,
-    /// Connections (by their place in the table) by the tick at which they may be due.
-    deadlines: RefCell<BTreeMap<u32, BTreeSet<usize>>>,
-}
-
-impl Clock {
-    pub(crate) fn now(&self) -> u32 {
-        self.now.get()
-    }
-
-    /// A connection begins to relay.
-    pub(crate) fn begin(&self, entry: &Rc<Entry>) {
-        entry.moved.set(self.now());
-        self.touched.borrow_mut().push(entry.clone());
-    }
-
-    /// A connection moved something.
-    pub(crate) fn touch(&self, entry: &Rc<Entry>) {
-        if entry.moved.replace(self.now()) != self.now() {
-            self.touched.borrow_mut().push(entry.clone());
-        }
-    }
-
-    /// Looks at a connection at this tick, where it is not before.
-    pub(crate) fn reschedule(&self, entry: &Entry, due: u32) {
-        if entry.deadline.get() == 0 || entry.deadline.get() > due {
-            self.schedule(entry, due);
-        }
-    }
-
-    fn schedule(&self, entry: &Entry, due: u32) {
-        if entry.deadline.get() == due {
-            return;
-        }
-        self.forget(entry);
-        entry.deadline.set(due);
-        self.deadlines.borrow_mut().entry(due).or_default().insert(entry.key.get());
-    }
-
-    /// The connection has ended.
-    pub(crate) fn forget(&self, entry: &Entry) {
-        let due = entry.deadline.replace(0);
-        if due == 0 {
-            return;
-        }
-        let mut deadlines = self.deadlines.borrow_mut();
-        if let Some(keys) = deadlines.get_mut(&due) {
-            keys.remove(&entry.key.get());
-            if keys.is_empty() {
-                deadlines.remove(&due);
-            }
-        }
-    }
-
-    /// The next tick: what was touched in the last one, and whose deadline has come.
-    fn advance(&self) -> (Vec<Rc<Entry>>, Vec<usize>) {
-        self.now.set(self.now() + 1);
-        let touched = std::mem::take(&mut *self.touched.borrow_mut());
-        let mut deadlines = self.deadlines.borrow_mut();
-        let later = deadlines.split_off(&(self.now() + 1));
-        let due = std::mem::replace(&mut *deadlines, later);
-        (touched, due.into_values().flatten().collect())
-    }
-}
-
 /// One tick of a worker.
-pub(crate) fn tick(worker: &Worker) {
-    let policy = worker.snapshot().policy.clone();
+pub(crate) fn tick(core: &Core) {
+    let policy = core.snapshot().policy.clone();
     let timeouts = policy.timeouts;
-    let (touched, due) = worker.clock.advance();
+    let (touched, due) = core.clock.advance();
     for entry in &touched {
-        tell(worker, entry);
-        if entry.opened.get() + 1 == worker.clock.now() {
+        core.report_bytes(entry);
+        if entry.opened.get() + 1 == core.clock.now() {
             // Has the relay set the options that a short connection never pays for.
             entry.wake();
         }
-        entry.standstill.touch(worker.clock.now());
-        look(worker, entry, &timeouts);
+        entry.standstill.touch(core.clock.now());
+        look(core, entry, &timeouts);
     }
     for key in due {
-        let entry = worker.table.borrow().get(key).cloned();
+        let entry = core.table.borrow().get(key).cloned();
         if let Some(entry) = entry {
             entry.deadline.set(0);
-            look(worker, &entry, &timeouts);
+            look(core, &entry, &timeouts);
         }
     }
-    relieve(worker, &policy.hbone);
-    standstill::relieve(worker, policy.hbone.stalled);
-    worker.local.stalled_memory(worker.kernel_memory.get());
-}
-
-/// Tells the metrics what a connection has moved since they last heard of it.
-pub(crate) fn tell(worker: &Worker, entry: &Entry) {
-    let (up, down, spliced) = entry.untold();
-    if up + down == 0 {
-        return;
-    }
-    let story = entry.story.borrow();
-    if let Some(destination) = &story.destination {
-        destination.moved(up, down);
-    }
-    if story.call.is_some() {
-        worker.local.relayed(RelayPath::Hbone, up + down);
-        return;
-    }
-    worker.local.relayed(RelayPath::Splice, spliced);
-    worker.local.relayed(RelayPath::Copy, up + down - spliced);
+    held::relieve(core, &policy.hbone);
+    examine::relieve(core, policy.hbone.stalled);
+    core.local.stalled_memory(core.kernel_memory.get());
 }
 
 /// Ends a connection that was idle for too long, or looks again when it may be.
-fn look(worker: &Worker, entry: &Rc<Entry>, timeouts: &Timeouts) {
-    if !worker.is_live(entry) {
+fn look(core: &Core, entry: &Rc<Entry>, timeouts: &Timeouts) {
+    if !core.is_live(entry) {
         return;
     }
-    let now = worker.clock.now();
+    let now = core.clock.now();
     let due = |timeout: Duration| entry.moved.get().saturating_add(ticks(timeout));
     let idle = timeouts.idle.map(|timeout| (due(timeout), Reason::IdleTimeout));
     let half_close = half_close(entry, timeouts).map(|timeout| (due(timeout), Reason::HalfCloseTimeout));
@@ -148,10 +54,10 @@ fn look(worker: &Worker, entry: &Rc<Entry>, timeouts: &Timeouts) {
         entry.cut(reason);
         return;
     }
-    let examined = entry.standstill.due(entry, now);
+    let examined = entry.examination_due(now);
     match end.map(|(due, _)| due).into_iter().chain(examined).min() {
-        None => worker.clock.forget(entry),
-        Some(due) => worker.clock.schedule(entry, due),
+        None => core.clock.forget(entry),
+        Some(due) => core.clock.schedule(entry, due),
     }
 }
 

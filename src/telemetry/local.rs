@@ -124,14 +124,16 @@ impl Local {
         }
     }
 
-    /// A connection ended. Probes (gone before their first byte) are counted, neither logged nor listed nor traced.
-    /// `random` makes the ids of its span, if it gets one.
-    pub fn ended(&self, mut record: ConnectionRecord, probe: bool, random: impl FnMut() -> u64) {
+    /// A probe ended: a connection that was gone before its first byte. It is counted, neither logged nor listed nor traced.
+    pub fn probe_ended(&self, record: &ConnectionRecord) {
+        self.active(&record.listener, |gauge| gauge.decrement(1.0));
+        self.count_ended(record);
+    }
+
+    /// A connection ended. `random` makes the ids of its span, if it gets one.
+    pub fn ended(&self, mut record: ConnectionRecord, random: impl FnMut() -> u64) {
         self.active(&record.listener, |gauge| gauge.decrement(1.0));
         self.count_ended(&record);
-        if probe {
-            return;
-        }
         record.span =
             self.telemetry.spans.sampling().and_then(|sampling| sampling.span(record.trace, random));
         let record = Arc::new(record);

@@ -15,12 +15,12 @@ use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use super::meter::{Metered, Seen};
-use super::relay::{FRAME, RECORDS};
-use super::transport::Transport;
+use super::meter::Seen;
+use super::metered::Metered;
+use super::transport::{FRAME, RECORDS, Transport};
+use crate::dataplane::core::Core;
+use crate::dataplane::entry::{Entry, Peer};
 use crate::dataplane::peek::Waiting;
-use crate::dataplane::table::{Entry, Peer};
-use crate::dataplane::worker::Worker;
 use crate::model::reason::Reason;
 use crate::snapshot::admit::admit_source;
 use crate::snapshot::policy::{HboneLimits, Listener};
@@ -70,19 +70,19 @@ impl From<Reason> for Failed {
 
 /// Agrees on TLS and HTTP/2 before the deadline.
 pub(super) async fn handshake(
-    worker: &Rc<Worker>,
+    core: &Rc<Core>,
     entry: &Rc<Entry>,
     listener: &Arc<Listener>,
     limits: &HboneLimits,
     transport: Transport,
 ) -> Result<Agreed, Failed> {
     // One of those whose hellos are not whole yet, as nobody knows who it is.
-    let _waiting = Waiting::begin(worker, entry);
+    let _waiting = Waiting::begin(core, entry);
     let deadline = Instant::from_std(entry.accepted + limits.handshake_timeout);
     let agree = Box::pin(async {
-        let mut trust = worker.shared.hbone.context.trust.clone();
+        let mut trust = core.shared.hbone.context.trust.clone();
         trust.see();
-        let stream = secure(worker, entry, transport).await?;
+        let stream = secure(core, entry, transport).await?;
         let proof = Proof::of(stream.get_ref().1).map_err(untrusted)?;
         // The certificate is verified when it comes, and a client may take its time to finish after that.
         if let Some(changed) = trust.unseen() {
@@ -91,8 +91,8 @@ pub(super) async fn handshake(
         let peer = Rc::new(Peer::new(proof, trust));
         // Without a wait since: roots that are taken away from here on find it in the table.
         entry.story.borrow_mut().peer = Some(peer.clone());
-        admit_source(&worker.newest(listener), entry.source.ip())?;
-        agree(worker, limits, stream, peer).await
+        admit_source(&core.newest(listener), entry.source.ip())?;
+        agree(core, limits, stream, peer).await
     });
     // An order to end and the deadline win: a client that drips cannot outrun them.
     tokio::select! {
@@ -106,18 +106,18 @@ pub(super) async fn handshake(
 }
 
 async fn secure(
-    worker: &Rc<Worker>,
+    core: &Rc<Core>,
     entry: &Entry,
     transport: Transport,
 ) -> Result<TlsStream<Transport>, Failed> {
-    let hbone = &worker.shared.hbone;
+    let hbone = &core.shared.hbone;
     if hbone.context.certificate.newest().is_none() {
         return Err(Failed::new(Reason::TlsFailed, "this gateway has no certificate yet"));
     }
     let accept = TlsAcceptor::from(hbone.tls.clone()).accept(transport);
     // In the same poll: no other handshake of this thread comes between a refusal and what is said of it.
     let accept = async { accept.await.map_err(|error| tls_failed(&error)) };
-    worker.lane.paced(&worker.scope, entry.source.ip(), accept).await
+    core.pacer.paced(&core.scope, entry.source.ip(), accept).await
 }
 
 fn tls_failed(error: &io::Error) -> Failed {
@@ -146,8 +146,8 @@ fn untrusted(describe: String) -> Failed {
 }
 
 /// The windows that a new connection is offered: where much is held already, they are what a short way needs.
-fn windows(worker: &Worker, limits: &HboneLimits) -> (u32, u32) {
-    if worker.held.bytes() <= limits.held_per_worker / 2 {
+fn windows(core: &Core, limits: &HboneLimits) -> (u32, u32) {
+    if core.held.bytes() <= limits.held_per_worker / 2 {
         return (limits.stream_window, limits.connection_window);
     }
     let stream = limits.stream_window.min(SHORT_WINDOW);
@@ -155,14 +155,14 @@ fn windows(worker: &Worker, limits: &HboneLimits) -> (u32, u32) {
 }
 
 async fn agree(
-    worker: &Rc<Worker>,
+    core: &Rc<Core>,
     limits: &HboneLimits,
     mut tls: TlsStream<Transport>,
     peer: Rc<Peer>,
 ) -> Result<Agreed, Failed> {
-    let seen = Seen::new(worker.clock.now());
+    let seen = Seen::new(core.clock.now());
     let socket = tls.get_ref().0.socket().clone();
-    let (stream_window, connection_window) = windows(worker, limits);
+    let (stream_window, connection_window) = windows(core, limits);
     let mut builder = server::Builder::new();
     builder
         .max_concurrent_streams(limits.streams)
@@ -188,7 +188,7 @@ async fn agree(
         let agreed = agreeing.as_mut().poll(context);
         if agreed.is_pending() {
             seen.end_turn();
-            if let Some(what) = seen.excess(worker.clock.now(), limits) {
+            if let Some(what) = seen.excess(core.clock.now(), limits) {
                 return Poll::Ready(Err(Failed::new(
                     Reason::BadRequest,
                     format!("too many {what} in a second"),

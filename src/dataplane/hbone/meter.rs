@@ -3,15 +3,11 @@
 
 use std::cell::{Cell, RefCell};
 use std::io;
-use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker, ready};
+use std::task::{Context, Poll, Waker};
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
-use tokio_rustls::server::TlsStream;
 
-use super::transport::Transport;
 use crate::snapshot::policy::HboneLimits;
 use crate::wire::frames::{Counts, FrameMeter};
 use crate::wire::records::Records;
@@ -35,7 +31,7 @@ pub(crate) struct Seen {
     /// What may still be read in this turn, in bytes.
     left: Cell<usize>,
     /// Whether nothing is read until its driver says so.
-    braked: Cell<bool>,
+    paused: Cell<bool>,
     /// Given to HTTP/2 and not written yet, in bytes.
     queued: Cell<usize>,
     /// Whether the client's socket was full when it was last written to.
@@ -87,7 +83,7 @@ impl Seen {
             bulk: Cell::new(0),
             windows: Cell::new(0),
             left: Cell::new(TURN),
-            braked: Cell::new(false),
+            paused: Cell::new(false),
             queued: Cell::new(0),
             blocked: Cell::new(false),
             waiting: RefCell::default(),
@@ -118,8 +114,8 @@ impl Seen {
     }
 
     /// Whether nothing is to be read while the connection is driven; its driver knows when it may go on.
-    pub(crate) fn brake(&self, on: bool) {
-        if self.braked.replace(on) {
+    pub(crate) fn pause(&self, on: bool) {
+        if self.paused.replace(on) {
             // Who is not read is not silent.
             self.heard.set(Instant::now());
         }
@@ -176,8 +172,32 @@ impl Seen {
         }
     }
 
-    /// What came of a write.
-    fn tried(&self, result: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+    /// Returns true if nothing is to be read until the driver says so.
+    pub(super) fn is_paused(&self) -> bool {
+        self.paused.get()
+    }
+
+    /// Counts the frames in bytes that the client has sent.
+    pub(super) fn frames_received(&self, bytes: &[u8]) {
+        self.heard.set(Instant::now());
+        let mut meter = self.meter.borrow_mut();
+        let frames = meter.feed(bytes);
+        let windows = std::mem::take(&mut meter.counts.windows);
+        let with_reason = windows.min(self.windows.get());
+        self.windows.set(self.windows.get() - with_reason);
+        meter.counts.empty = meter.counts.empty.saturating_add(windows - with_reason);
+        // Their bytes have been counted below TLS.
+        let cost = (frames * FRAME_COST).saturating_sub(bytes.len());
+        self.left.set(self.left.get().saturating_sub(cost));
+    }
+
+    /// Notes whether the client's socket took all that was flushed.
+    pub(super) fn flushed(&self, flushed: &Poll<io::Result<()>>) {
+        self.blocked.set(flushed.is_pending());
+    }
+
+    /// Notes the result of a write.
+    pub(super) fn tried(&self, result: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         self.blocked.set(result.is_pending());
         if let Poll::Ready(Ok(bytes)) = &result {
             self.written(*bytes);
@@ -214,76 +234,6 @@ impl Seen {
             (self.tiny.get(), limits.empty_frames, "TLS records that carry nothing"),
         ];
         checks.into_iter().find(|(count, limit, _)| count > limit).map(|(_, _, what)| what)
-    }
-}
-
-/// A TLS connection whose frames are seen.
-pub(crate) struct Metered {
-    pub(super) tls: TlsStream<Transport>,
-    pub(super) seen: Rc<Seen>,
-}
-
-impl AsyncRead for Metered {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        if this.seen.braked.get() {
-            return Poll::Pending;
-        }
-        if this.seen.has_had_its_turn() {
-            context.waker().wake_by_ref();
-            return Poll::Pending;
-        }
-        let before = buffer.filled().len();
-        ready!(Pin::new(&mut this.tls).poll_read(context, buffer))?;
-        let new = &buffer.filled()[before..];
-        if !new.is_empty() {
-            this.seen.heard.set(Instant::now());
-            let mut meter = this.seen.meter.borrow_mut();
-            let frames = meter.feed(new);
-            let windows = std::mem::take(&mut meter.counts.windows);
-            let with_reason = windows.min(this.seen.windows.get());
-            this.seen.windows.set(this.seen.windows.get() - with_reason);
-            meter.counts.empty = meter.counts.empty.saturating_add(windows - with_reason);
-            // Their bytes have been counted below TLS.
-            let cost = (frames * FRAME_COST).saturating_sub(new.len());
-            this.seen.left.set(this.seen.left.get().saturating_sub(cost));
-        }
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncWrite for Metered {
-    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
-        this.seen.tried(Pin::new(&mut this.tls).poll_write(context, bytes))
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        pieces: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
-        this.seen.tried(Pin::new(&mut this.tls).poll_write_vectored(context, pieces))
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.tls.is_write_vectored()
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        let flushed = Pin::new(&mut this.tls).poll_flush(context);
-        this.seen.blocked.set(flushed.is_pending());
-        flushed
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().tls).poll_shutdown(context)
     }
 }
 

@@ -13,15 +13,16 @@ use bytes::Bytes;
 use h2::{RecvStream, SendStream};
 use rustix::net::Shutdown;
 
+use super::connection::HboneConnection;
 use super::delivery::{Delivery, Waits};
 use super::held::Holding;
 use super::meter::Place;
 use super::queue::Queue;
-use super::tunnel::Tunnel;
+use super::transport::FRAME;
 use crate::dataplane::connect::Connected;
-use crate::dataplane::standstill::{self, Sides, examine};
-use crate::dataplane::table::Entry;
-use crate::dataplane::worker::Worker;
+use crate::dataplane::core::Core;
+use crate::dataplane::entry::Entry;
+use crate::dataplane::examine::{self, Sides, examine};
 use crate::model::endpoint::Encapsulation as Carried;
 use crate::model::reason::Reason;
 use crate::model::record::Side;
@@ -30,14 +31,9 @@ use crate::net::socket::{
     bound_unsent, is_again, keep_alive, receive, receive_more, receive_unasked, reset_on_close,
 };
 use crate::telemetry::local::RelayPath;
-use crate::wire::frames::HEADER;
 
 /// What one direction may move before others have a turn, in bytes.
 const TURN: usize = 256 * 1024;
-/// What is written to the client with one system call, in bytes: eight full records of TLS.
-pub(super) const RECORDS: usize = 128 * 1024;
-/// What is read from the endpoint at once, and becomes a frame, in bytes: with its header it fills those records.
-pub(super) const FRAME: usize = RECORDS - HEADER;
 /// A read of this many bytes is bulk: the next is made into a buffer that becomes the frame, instead of being copied.
 const BULK: usize = FRAME / 2;
 /// What such a buffer leaves empty before the frame, in bytes. Large buffers begin with a page, those that TLS encrypts
@@ -49,19 +45,19 @@ const GATHER: usize = 64 * 1024;
 
 /// Relays until the end; the reason, and whether the endpoint had taken the connection.
 pub(super) async fn relay(
-    worker: &Rc<Worker>,
+    core: &Rc<Core>,
     entry: &Rc<Entry>,
-    tunnel: &Rc<Tunnel>,
+    tunnel: &Rc<HboneConnection>,
     connected: &Connected,
     receive: RecvStream,
     send: SendStream<Bytes>,
 ) -> (Reason, bool) {
-    worker.clock.begin(entry);
-    standstill::begin(worker, &[&connected.socket]);
+    core.clock.begin(entry);
+    examine::begin(core, &[&connected.socket]);
     let limit = tunnel.limits.held_per_connection;
-    let holding = Holding::new(worker.clone(), tunnel.peer.held.clone(), limit, entry.clone());
+    let holding = Holding::new(core.clone(), tunnel.peer.held.clone(), limit, entry.clone());
     let mut relay = StreamRelay {
-        worker,
+        core,
         entry,
         tunnel,
         connected,
@@ -79,9 +75,9 @@ pub(super) async fn relay(
 }
 
 struct StreamRelay<'a> {
-    worker: &'a Rc<Worker>,
+    core: &'a Rc<Core>,
     entry: &'a Rc<Entry>,
-    tunnel: &'a Tunnel,
+    tunnel: &'a HboneConnection,
     connected: &'a Connected,
     receive: RecvStream,
     send: SendStream<Bytes>,
@@ -181,13 +177,13 @@ impl StreamRelay<'_> {
     fn examine(&mut self) -> Option<Reason> {
         let waiting = [!self.up.queue.is_empty(), !self.down.held.is_empty()];
         let sides = Sides { client: None, endpoint: &self.connected.socket, waiting };
-        let found = examine(self.worker, self.entry, &sides);
+        let found = examine(self.core, self.entry, &sides);
         self.down.untold = found.unread[1];
         found.end
     }
 
     fn tune(&mut self) {
-        if !self.tuned && self.worker.clock.now() != self.entry.opened.get() {
+        if !self.tuned && self.core.clock.now() != self.entry.opened.get() {
             self.tuned = true;
             // A kernel without an option works without it.
             let _ = keep_alive(&self.connected.socket).and_then(|()| bound_unsent(&self.connected.socket));
@@ -295,7 +291,7 @@ impl StreamRelay<'_> {
                 self.up.queue.advance(written);
                 // Fails only if more is given back than was taken.
                 let _ = self.receive.flow_control().release_capacity(written);
-                self.worker.moved(self.entry, true, RelayPath::Hbone, written);
+                self.core.moved(self.entry, true, RelayPath::Hbone, written);
             }
         }
         Ok(total)
@@ -305,7 +301,7 @@ impl StreamRelay<'_> {
     fn end_up(&mut self) {
         self.up.ended = true;
         self.entry.ended_first(Side::Client);
-        self.worker.clock.touch(self.entry);
+        self.core.clock.touch(self.entry);
         self.entry.half_closed.set(!self.down.ended);
         if !self.down.ended {
             // Where the endpoint is gone already, the other direction finds out.
@@ -324,7 +320,7 @@ impl StreamRelay<'_> {
                 self.send.send_data(Bytes::new(), true).map_err(|_| self.hung_up(context))?;
                 self.down.ended = true;
                 self.entry.ended_first(Side::Endpoint);
-                self.worker.clock.touch(self.entry);
+                self.core.clock.touch(self.entry);
                 self.entry.half_closed.set(!self.up.ended);
                 return Poll::Ready(Ok(()));
             }
@@ -363,7 +359,7 @@ impl StreamRelay<'_> {
             down.held = Bytes::from(buffer).split_off(HEADROOM);
             down.unpin();
         } else {
-            let mut scratch = self.worker.scratch.borrow_mut();
+            let mut scratch = self.core.scratch.borrow_mut();
             let bytes = &mut scratch.bytes;
             let count = if told { receive(socket, bytes)? } else { receive_unasked(socket, bytes)? };
             down.pinned = count;
@@ -394,7 +390,7 @@ impl StreamRelay<'_> {
             if count > 0 {
                 self.send.send_data(piece, false).map_err(|_| self.hung_up(context))?;
                 self.tunnel.seen.queue(count);
-                self.worker.moved(self.entry, false, RelayPath::Hbone, count);
+                self.core.moved(self.entry, false, RelayPath::Hbone, count);
             }
         }
         self.down.held = Bytes::new();
@@ -465,7 +461,7 @@ impl StreamRelay<'_> {
     /// Whether the endpoint's kernel has all that was written, but perhaps our end. Where it cannot be asked, it has not.
     fn is_acknowledged(&self) -> bool {
         let state = |diag: &Diag| diag.state(&self.connected.socket).unwrap_or_default();
-        self.worker
+        self.core
             .diag
             .as_ref()
             .map(state)
@@ -481,7 +477,7 @@ impl StreamRelay<'_> {
                 return Poll::Pending;
             }
             ready!(self.connected.socket.poll_read_ready(context))?;
-            let mut scratch = self.worker.scratch.borrow_mut();
+            let mut scratch = self.core.scratch.borrow_mut();
             match receive(&self.connected.socket, &mut scratch.bytes) {
                 Ok(0) => self.down.read_out = true,
                 Ok(count) => left = left.saturating_sub(count),
@@ -503,7 +499,7 @@ impl StreamRelay<'_> {
         if !self.taken {
             self.taken = true;
             self.entry.answered();
-            self.worker.shared.upstreams.succeeded(&self.connected.in_flight);
+            self.core.shared.upstreams.succeeded(&self.connected.in_flight);
         }
     }
 }

@@ -9,19 +9,18 @@ use h2::server::SendResponse;
 use h2::{RecvStream, SendStream};
 use http::{Request, StatusCode};
 
+use super::connection::HboneConnection;
 use super::relay::relay;
-use super::tunnel::Tunnel;
 use crate::dataplane::connect::{Attempts, Connected, connect};
-use crate::dataplane::connection::Leave;
-use crate::dataplane::table::{Call, Entry};
-use crate::dataplane::worker::Worker;
+use crate::dataplane::core::Core;
+use crate::dataplane::entry::{Call, Entry};
 use crate::model::reason::Reason;
 use crate::net::admission::Holder;
 use crate::snapshot::admit::{Admission, AdmissionRequest, Requested, admit};
 use crate::wire::connect::{ConnectHead, answer, read_head, status_of};
 
 /// Counts a stream among those of its connection for as long as it lives.
-struct Counted(Rc<Tunnel>);
+struct Counted(Rc<HboneConnection>);
 
 impl Drop for Counted {
     fn drop(&mut self) {
@@ -31,40 +30,44 @@ impl Drop for Counted {
 
 /// Serves a stream to its end.
 pub(super) async fn serve(
-    worker: Rc<Worker>,
-    tunnel: Rc<Tunnel>,
+    core: Rc<Core>,
+    tunnel: Rc<HboneConnection>,
     request: Request<RecvStream>,
     respond: SendResponse<Bytes>,
 ) {
     let counted = Counted(tunnel.clone());
     let name = tunnel.listener.name.clone();
     let holder = Holder::Identity(tunnel.peer.proof.identity.shared());
-    let (id, tick) = (worker.next_id(), worker.clock.now());
+    let (id, tick) = (core.next_id(), core.clock.now());
     let entry = Rc::new(Entry::held_by(holder, id, name, tunnel.source, tick));
     entry.local.set(tunnel.local);
-    worker.local.accepted(&entry.listener);
-    if !worker.admit(&entry) {
+    core.local.accepted(&entry.listener);
+    if !core.admit(&entry) {
         refuse(&tunnel, respond, status_of(Reason::LimitGlobal));
-        worker.told(&entry, Reason::LimitGlobal, false);
+        core.finish(&entry, Reason::LimitGlobal);
         return;
     }
-    worker.enter(&entry);
-    let _leave = Leave(&worker, &entry);
-    let reason = run(&worker, &entry, &tunnel, request, respond).await;
+    let registration = core.register(entry);
+    let entry = &registration.entry;
+    let reason = run(&core, entry, &tunnel, request, respond).await;
     drop(counted);
-    worker.told(&entry, reason, false);
+    core.finish(entry, reason);
 }
 
 /// Says no, in a header and by the end of the stream. A caller that is gone does not hear it.
-fn refuse(tunnel: &Tunnel, mut respond: SendResponse<Bytes>, (status, reason): (StatusCode, Reason)) {
+fn refuse(
+    tunnel: &HboneConnection,
+    mut respond: SendResponse<Bytes>,
+    (status, reason): (StatusCode, Reason),
+) {
     tunnel.seen.refused();
     let _ = respond.send_response(answer(status, reason), true);
 }
 
 async fn run(
-    worker: &Rc<Worker>,
+    core: &Rc<Core>,
     entry: &Rc<Entry>,
-    tunnel: &Rc<Tunnel>,
+    tunnel: &Rc<HboneConnection>,
     request: Request<RecvStream>,
     respond: SendResponse<Bytes>,
 ) -> Reason {
@@ -85,8 +88,8 @@ async fn run(
     };
     call.claims = head.claims.clone();
     entry.story.borrow_mut().call = Some(Box::new(call));
-    match ask(worker, entry, tunnel, &head) {
-        Ok(admission) => Box::pin(pass_on(worker, entry, tunnel, admission, receive, respond)).await,
+    match ask(core, entry, tunnel, &head) {
+        Ok(admission) => Box::pin(pass_on(core, entry, tunnel, admission, receive, respond)).await,
         Err(reason) => {
             refuse(tunnel, respond, status_of(reason));
             reason
@@ -94,14 +97,19 @@ async fn run(
     }
 }
 
-fn ask(worker: &Worker, entry: &Entry, tunnel: &Tunnel, head: &ConnectHead) -> Result<Admission, Reason> {
+fn ask(
+    core: &Core,
+    entry: &Entry,
+    tunnel: &HboneConnection,
+    head: &ConnectHead,
+) -> Result<Admission, Reason> {
     // Roots that were taken away since are found by the first stream, before the connection is ended for it.
     if !tunnel.peer.is_trusted() {
         return Err(Reason::IdentityUntrusted);
     }
-    let snapshot = worker.snapshot();
+    let snapshot = core.snapshot();
     let question = AdmissionRequest {
-        listener: &worker.newest(&tunnel.listener),
+        listener: &core.newest(&tunnel.listener),
         requested: Requested::Authority(&head.authority),
         source: Some(tunnel.source.ip()),
         alpn: None,
@@ -111,15 +119,15 @@ fn ask(worker: &Worker, entry: &Entry, tunnel: &Tunnel, head: &ConnectHead) -> R
 }
 
 async fn pass_on(
-    worker: &Rc<Worker>,
+    core: &Rc<Core>,
     entry: &Rc<Entry>,
-    tunnel: &Rc<Tunnel>,
+    tunnel: &Rc<HboneConnection>,
     admission: Admission,
     receive: RecvStream,
     mut respond: SendResponse<Bytes>,
 ) -> Reason {
     let mut attempts = Attempts::new(admission);
-    let connected = match dial(worker, entry, tunnel, &mut attempts, &mut respond).await {
+    let connected = match dial(core, entry, tunnel, &mut attempts, &mut respond).await {
         Ok(Ok(connected)) => connected,
         Ok(Err(reason)) => {
             refuse(tunnel, respond, status_of(reason));
@@ -132,9 +140,9 @@ async fn pass_on(
     let Ok(send) = answered else {
         return tunnel.client_fault();
     };
-    let (reason, taken) = relay(worker, entry, tunnel, &connected, receive, send).await;
+    let (reason, taken) = relay(core, entry, tunnel, &connected, receive, send).await;
     if reason == Reason::EndpointReset && !taken {
-        attempts.failed(worker, &connected.in_flight, reason);
+        attempts.failed(core, &connected.in_flight, reason);
     }
     reason
 }
@@ -144,14 +152,14 @@ struct GivenUp;
 
 /// Connects to an endpoint, unless the caller gives up first.
 async fn dial(
-    worker: &Rc<Worker>,
+    core: &Rc<Core>,
     entry: &Rc<Entry>,
-    tunnel: &Tunnel,
+    tunnel: &HboneConnection,
     attempts: &mut Attempts,
     respond: &mut SendResponse<Bytes>,
 ) -> Result<Result<Connected, Reason>, GivenUp> {
     let mut nothing_read = None;
-    let connect = Box::pin(connect(worker, entry, attempts, &mut nothing_read));
+    let connect = Box::pin(connect(core, entry, attempts, &mut nothing_read));
     // The caller first: for one that is gone nothing is dialled any more.
     tokio::select! {
         biased;

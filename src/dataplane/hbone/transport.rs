@@ -13,12 +13,18 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
 use super::meter::Seen;
-use crate::dataplane::worker::Worker;
+use crate::dataplane::core::Core;
 use crate::net::socket::{is_again, receive, send};
+use crate::wire::frames::HEADER;
 use crate::wire::records::RecordMeter;
 
+/// What is written to the client with one system call, in bytes: eight full records of TLS.
+pub(super) const RECORDS: usize = 128 * 1024;
+/// What is read from the endpoint at once, and becomes a frame, in bytes: with its header it fills those records.
+pub(super) const FRAME: usize = RECORDS - HEADER;
+
 pub(crate) struct Transport {
-    worker: Rc<Worker>,
+    core: Rc<Core>,
     socket: Rc<TcpStream>,
     /// Read and not asked for yet; empty while the connection is quiet.
     ahead: Bytes,
@@ -28,9 +34,9 @@ pub(crate) struct Transport {
 }
 
 impl Transport {
-    pub(crate) fn new(worker: Rc<Worker>, socket: TcpStream, first: Box<[u8]>) -> Self {
+    pub(crate) fn new(core: Rc<Core>, socket: TcpStream, first: Box<[u8]>) -> Self {
         Self {
-            worker,
+            core,
             socket: Rc::new(socket),
             ahead: first.into(),
             records: RecordMeter::default(),
@@ -75,10 +81,10 @@ impl AsyncRead for Transport {
         if this.has_had_its_turn(context) {
             return Poll::Pending;
         }
-        let worker = this.worker.clone();
+        let core = this.core.clone();
         while this.ahead.is_empty() {
             ready!(this.socket.poll_read_ready(context))?;
-            let mut scratch = worker.scratch.borrow_mut();
+            let mut scratch = core.scratch.borrow_mut();
             match receive(&this.socket, &mut scratch.bytes) {
                 Ok(count) => {
                     let now = count.min(buffer.remaining());

@@ -15,7 +15,7 @@ use crate::net::scope::LocalScope;
 
 /// The order in which handshakes of one worker go on.
 #[derive(Clone, Default)]
-pub(crate) struct Lane(Rc<RefCell<Waiting>>);
+pub(crate) struct HandshakePacer(Rc<RefCell<Waiting>>);
 
 /// Steps that wait for their turn.
 #[derive(Default)]
@@ -45,7 +45,7 @@ enum StepState {
 }
 
 /// The turn; dropped, it is passed on.
-struct Turn<'a>(&'a Lane);
+struct Turn<'a>(&'a HandshakePacer);
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
@@ -53,7 +53,7 @@ impl Drop for Turn<'_> {
     }
 }
 
-impl Lane {
+impl HandshakePacer {
     /// Runs a future of a source so that each of its steps waits for its turn.
     pub(crate) async fn paced<F: Future>(&self, scope: &LocalScope, source: IpAddr, future: F) -> F::Output {
         let mut future = pin!(future);
@@ -62,9 +62,9 @@ impl Lane {
             let turn = self.turn(source).await;
             let step = poll_fn(|context| Poll::Ready(future.as_mut().poll(context))).await;
             std::mem::forget(turn);
-            let lane = self.clone();
+            let pacer = self.clone();
             scope.spawn(async move {
-                let _turn = Turn(&lane);
+                let _turn = Turn(&pacer);
                 // The next step comes after whatever else is ready now.
                 tokio::task::yield_now().await;
             });
@@ -80,7 +80,7 @@ impl Lane {
             return Turn(self);
         }
         let step = self.0.borrow_mut().push(source);
-        let mut place = Place { lane: self, step, kept: false };
+        let mut place = Place { pacer: self, step, kept: false };
         poll_fn(|context| {
             if place.step.state.get() == StepState::Granted {
                 return Poll::Ready(());
@@ -136,7 +136,7 @@ impl Waiting {
 
 /// A place among those that wait, which may be given up at any time.
 struct Place<'a> {
-    lane: &'a Lane,
+    pacer: &'a HandshakePacer,
     step: Rc<Step>,
     /// Whether the turn that it led to is taken care of.
     kept: bool,
@@ -148,7 +148,7 @@ impl Drop for Place<'_> {
             return;
         }
         if self.step.state.replace(StepState::Gone) == StepState::Granted {
-            self.lane.pass_on();
+            self.pacer.pass_on();
         }
     }
 }
@@ -180,15 +180,15 @@ mod tests {
 
     #[test]
     fn sources_take_turns_whatever_the_number_of_their_handshakes() {
-        let lane = Lane::default();
-        let mut first = Box::pin(lane.turn(host(1)));
+        let pacer = HandshakePacer::default();
+        let mut first = Box::pin(pacer.turn(host(1)));
         assert!(poll(&mut first), "nobody else waits");
         let order = [1, 1, 1, 2, 2, 3];
-        let mut waiting: Vec<_> = order.iter().map(|of| Some(Box::pin(lane.turn(host(*of))))).collect();
+        let mut waiting: Vec<_> = order.iter().map(|of| Some(Box::pin(pacer.turn(host(*of))))).collect();
         assert!(waiting.iter_mut().flatten().all(|turn| !poll(turn)));
         let mut granted = Vec::new();
         for _ in &order {
-            lane.pass_on();
+            pacer.pass_on();
             let ready: Vec<usize> =
                 (0..order.len()).filter(|at| waiting[*at].as_mut().is_some_and(poll)).collect();
             let [at] = ready[..] else { panic!("one turn at a time: {ready:?}") };
@@ -196,19 +196,20 @@ mod tests {
             granted.push(order[at]);
         }
         assert_eq!(granted, [1, 2, 3, 1, 2, 1]);
-        lane.pass_on();
-        assert!(poll(&mut Box::pin(lane.turn(host(4)))), "the turn is free again");
+        pacer.pass_on();
+        assert!(poll(&mut Box::pin(pacer.turn(host(4)))), "the turn is free again");
     }
 
     #[test]
     fn a_turn_of_one_that_has_gone_is_passed_on() {
-        let lane = Lane::default();
-        let mut first = Box::pin(lane.turn(host(1)));
+        let pacer = HandshakePacer::default();
+        let mut first = Box::pin(pacer.turn(host(1)));
         assert!(poll(&mut first));
-        let [mut gone, mut granted, mut last] = [host(1), host(2), host(3)].map(|of| Box::pin(lane.turn(of)));
+        let [mut gone, mut granted, mut last] =
+            [host(1), host(2), host(3)].map(|of| Box::pin(pacer.turn(of)));
         assert!(!poll(&mut gone) && !poll(&mut granted) && !poll(&mut last));
         drop(gone);
-        lane.pass_on();
+        pacer.pass_on();
         drop(granted);
         assert!(poll(&mut last), "granted to one that was given up before it looked");
     }

@@ -21,45 +21,24 @@ use h2::{Ping, PingPong, RecvStream};
 use http::Request;
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use super::connection::HboneConnection;
 use super::handshake::Agreed;
-use super::held::{Holding, is_braked};
-use super::meter::{Metered, Seen};
-use super::relay::RECORDS;
+use super::held::{Holding, is_over_share};
+use super::metered::Metered;
 use super::stream;
+use super::transport::RECORDS;
+use crate::dataplane::core::Core;
+use crate::dataplane::entry::Entry;
 use crate::dataplane::refuse;
-use crate::dataplane::table::{Entry, Peer};
-use crate::dataplane::worker::Worker;
 use crate::model::reason::Reason;
 use crate::snapshot::policy::{HboneLimits, Listener};
 
 /// How long an error may take to reach the client.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// What the streams of one connection have in common.
-pub(super) struct Tunnel {
-    pub(super) source: std::net::SocketAddr,
-    pub(super) local: Option<std::net::SocketAddr>,
-    pub(super) listener: Arc<Listener>,
-    pub(super) limits: HboneLimits,
-    pub(super) peer: Rc<Peer>,
-    pub(super) seen: Rc<Seen>,
-    /// Streams now.
-    pub(super) streams: Cell<u32>,
-    /// Why the connection ends; what is left is to tell the client.
-    pub(super) ending: Cell<Option<Reason>>,
-}
-
-impl Tunnel {
-    /// Why a stream has ended that its client takes no part in any more: where all of the connection was ordered to end,
-    /// for the same reason.
-    pub(super) fn client_fault(&self) -> Reason {
-        self.ending.get().unwrap_or(Reason::ClientReset)
-    }
-}
-
 /// Serves a connection to its end. The future of an `async fn` would have three places for the connection, of 2.5 KiB each.
 pub(super) fn drive<'a>(
-    worker: &'a Rc<Worker>,
+    core: &'a Rc<Core>,
     entry: &'a Rc<Entry>,
     listener: Arc<Listener>,
     limits: HboneLimits,
@@ -67,8 +46,8 @@ pub(super) fn drive<'a>(
 ) -> impl Future<Output = Reason> + use<'a> {
     let Agreed { mut connection, seen, peer, socket } = agreed;
     let limit = limits.held_per_connection;
-    let holding = Holding::new(worker.clone(), peer.held.clone(), limit, entry.clone());
-    let tunnel = Rc::new(Tunnel {
+    let holding = Holding::new(core.clone(), peer.held.clone(), limit, entry.clone());
+    let tunnel = Rc::new(HboneConnection {
         source: entry.source,
         local: entry.local.get(),
         listener,
@@ -80,7 +59,7 @@ pub(super) fn drive<'a>(
     });
     let timer = Box::pin(sleep_until(tunnel.seen.heard() + limits.ping_interval));
     let mut driver = Driver {
-        worker,
+        core,
         entry,
         pings: connection.ping_pong(),
         connection,
@@ -95,13 +74,13 @@ pub(super) fn drive<'a>(
         while let Some((request, respond)) = poll_fn(|context| driver.poll(context)).await {
             let tunnel = driver.tunnel.clone();
             tunnel.streams.set(tunnel.streams.get() + 1);
-            worker.scope.spawn(stream::serve(worker.clone(), tunnel, request, respond));
+            core.scope.spawn(stream::serve(core.clone(), tunnel, request, respond));
         }
         let reason = driver.tunnel.ending.get().unwrap_or(Reason::Ok);
         drop(driver);
         if reason == Reason::BadRequest {
             // Closing on unread bytes would be a reset, which takes the error with it.
-            Box::pin(refuse::linger(worker, &socket)).await;
+            Box::pin(refuse::linger(core, &socket)).await;
         }
         reason
     }
@@ -110,11 +89,11 @@ pub(super) fn drive<'a>(
 type Taken = (Request<RecvStream>, SendResponse<Bytes>);
 
 struct Driver<'a> {
-    worker: &'a Rc<Worker>,
+    core: &'a Rc<Core>,
     entry: &'a Rc<Entry>,
     connection: Connection<Metered, Bytes>,
     pings: Option<PingPong>,
-    tunnel: Rc<Tunnel>,
+    tunnel: Rc<HboneConnection>,
     /// What waits for the client to read.
     holding: Holding,
     /// When the client is looked after next.
@@ -134,12 +113,13 @@ impl Driver<'_> {
         if self.look_after(context) {
             return Poll::Ready(None);
         }
-        let braked = !self.is_ending() && is_braked(self.worker, &self.tunnel.peer.held, &self.tunnel.limits);
-        if braked {
-            self.worker.brake(context.waker());
+        let paused =
+            !self.is_ending() && is_over_share(self.core, &self.tunnel.peer.held, &self.tunnel.limits);
+        if paused {
+            self.core.pause_reads(context.waker());
         }
         // What waits to be written still goes, or it would be held for as long as nothing is read.
-        self.tunnel.seen.brake(braked);
+        self.tunnel.seen.pause(paused);
         let polled = self.accept(context);
         self.tunnel.seen.driven();
         self.hold();
@@ -194,7 +174,7 @@ impl Driver<'_> {
         // What TLS has encrypted is written before anything else is taken.
         let queued = seen.queued() + if seen.is_blocked() { RECORDS } else { 0 };
         if queued < self.entry.held.get() || queued == 0 {
-            self.entry.moved.set(self.worker.clock.now());
+            self.entry.moved.set(self.core.clock.now());
         }
         self.holding.set(queued);
     }
@@ -208,7 +188,7 @@ impl Driver<'_> {
             // Streams end with it: to callers, no error would be the end of what there is.
             let streams = self.tunnel.streams.get() > 0;
             self.end(reason, if streams { h2::Reason::INTERNAL_ERROR } else { h2::Reason::NO_ERROR });
-        } else if !self.retired && (self.entry.is_retiring() || self.worker.is_draining()) {
+        } else if !self.retired && (self.entry.is_retiring() || self.core.is_draining()) {
             self.retire();
         }
     }
@@ -230,7 +210,7 @@ impl Driver<'_> {
         if self.is_ending() {
             return;
         }
-        if let Some(what) = self.tunnel.seen.excess(self.worker.clock.now(), &self.tunnel.limits) {
+        if let Some(what) = self.tunnel.seen.excess(self.core.clock.now(), &self.tunnel.limits) {
             let (source, identity) = (self.entry.source, &self.tunnel.peer.proof.identity);
             tracing::info!(%source, %identity, "HBONE connection closed: too many {what} in a second");
             self.entry.story.borrow_mut().detail = Some(format!("too many {what} in a second").into());
@@ -285,7 +265,7 @@ mod tests {
     use super::*;
 
     fn of_drive<'a, F>(
-        _: impl FnOnce(&'a Rc<Worker>, &'a Rc<Entry>, Arc<Listener>, HboneLimits, Agreed) -> F,
+        _: impl FnOnce(&'a Rc<Core>, &'a Rc<Entry>, Arc<Listener>, HboneLimits, Agreed) -> F,
     ) -> usize {
         size_of::<F>()
     }

@@ -2,14 +2,11 @@
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::hbone::Counted;
-use super::hbone::held::Held;
 use super::standstill::Standstill;
 use crate::model::reason::Reason;
 use crate::model::record::{ConnectionProtocol, ConnectionRecord, Side};
@@ -18,7 +15,6 @@ use crate::net::latest::Latest;
 use crate::net::own::OwnDial;
 use crate::snapshot::admit::{Admission, Permit, Refusal, RouteMatch};
 use crate::snapshot::candidates::Candidate;
-use crate::snapshot::policy::Listener;
 use crate::telemetry::local::{Destination, RelayPath};
 use crate::tls::proof::Proof;
 use crate::tls::trust::TrustBundles;
@@ -34,7 +30,7 @@ pub(crate) struct Entry {
     /// The party that its place is counted for.
     pub(crate) holder: Holder,
     pub(crate) accepted: Instant,
-    time: SystemTime,
+    pub(crate) time: SystemTime,
     pub(crate) story: RefCell<Story>,
     /// Client to endpoint.
     pub(crate) up: Cell<u64>,
@@ -57,6 +53,8 @@ pub(crate) struct Entry {
     pub(crate) standstill: Standstill,
     /// Whether it shall end when its streams have.
     retiring: Cell<bool>,
+    /// True once another worker goes on with it, and with its place among those admitted.
+    pub(crate) handed_over: Cell<bool>,
     /// Its place in the worker's table.
     pub(crate) key: Cell<usize>,
     /// The tick at which the worker looks whether it was idle for too long; 0: none.
@@ -64,6 +62,22 @@ pub(crate) struct Entry {
     /// An order to end, with its reason.
     order: Cell<Option<Reason>>,
     waker: RefCell<Option<Waker>>,
+}
+
+/// Bytes that the streams of one worker, or of one connection, hold.
+#[derive(Debug, Default)]
+pub(crate) struct HeldBytes(Cell<usize>);
+
+impl HeldBytes {
+    pub(crate) fn bytes(&self) -> usize {
+        self.0.get()
+    }
+
+    /// Counts `bytes` of a stream that was counted with `before` bytes.
+    pub(crate) fn change(&self, before: usize, bytes: usize) {
+        debug_assert!(self.0.get() >= before, "{before} bytes are held of {}", self.0.get());
+        self.0.set(self.0.get() - before + bytes);
+    }
 }
 
 /// What is learnt of a connection on its way.
@@ -113,7 +127,7 @@ pub(crate) struct Peer {
     /// Has seen the roots that it was last held against.
     trust: RefCell<Latest<TrustBundles>>,
     /// What the connection and its streams hold that somebody does not take.
-    pub(crate) held: Rc<Held>,
+    pub(crate) held: Rc<HeldBytes>,
 }
 
 impl Call {
@@ -135,40 +149,6 @@ impl Peer {
             self.trusted.set(self.proof.verify_against(&changed).is_ok());
         }
         self.trusted.get()
-    }
-}
-
-/// A connection on its way from one worker to another.
-pub(crate) struct Arrival {
-    id: u64,
-    source: SocketAddr,
-    local: Option<SocketAddr>,
-    accepted: Instant,
-    time: SystemTime,
-    socket: OwnedFd,
-    opening: Opening,
-}
-
-/// What is known of an HBONE connection before anything is agreed on.
-pub(crate) struct Opening {
-    pub(crate) listener: Arc<Listener>,
-    /// The bytes read so far.
-    pub(crate) hello: Box<[u8]>,
-    pub(crate) counted: Counted,
-}
-
-impl Arrival {
-    pub(crate) fn of(entry: &Entry, socket: OwnedFd, opening: Opening) -> Self {
-        let (accepted, time, local) = (entry.accepted, entry.time, entry.local.get());
-        Self { id: entry.id, source: entry.source, local, accepted, time, socket, opening }
-    }
-
-    pub(crate) fn into_entry(self, tick: u32) -> (Entry, OwnedFd, Opening) {
-        let Self { id, source, local, accepted, time, socket, opening } = self;
-        let listener = opening.listener.name.clone();
-        let local = Cell::new(local);
-        let entry = Entry { accepted, time, local, ..Entry::new(id, listener, source, tick) };
-        (entry, socket, opening)
     }
 }
 
@@ -236,6 +216,7 @@ impl Entry {
             held: Cell::new(0),
             standstill: Standstill::default(),
             retiring: Cell::new(false),
+            handed_over: Cell::new(false),
             key: Cell::new(usize::MAX),
             deadline: Cell::new(0),
             order: Cell::new(None),
@@ -276,7 +257,7 @@ impl Entry {
     }
 
     /// What its whole connection holds, if it is HBONE's.
-    pub(crate) fn tunnel_held(&self) -> Option<Rc<Held>> {
+    pub(crate) fn connection_held(&self) -> Option<Rc<HeldBytes>> {
         let story = self.story.borrow();
         story.peer().map(|peer| peer.held.clone())
     }
@@ -300,6 +281,15 @@ impl Entry {
         Poll::Pending
     }
 
+    /// Returns the tick of the next examination, if there is one. Where that is now, the task is woken to do it.
+    pub(crate) fn examination_due(&self, now: u32) -> Option<u32> {
+        let due = self.standstill.due(self.moved.get(), now);
+        if self.standstill.is_ordered() {
+            self.wake();
+        }
+        due
+    }
+
     /// Waits for an order to end.
     pub(crate) async fn cut_ordered(&self) -> Reason {
         std::future::poll_fn(|context| self.poll_cut(context)).await
@@ -320,7 +310,7 @@ impl Entry {
     }
 
     /// What has moved since the last call: up, down, and of both through a pipe. What was taken back is told once.
-    pub(crate) fn untold(&self) -> (u64, u64, u64) {
+    pub(crate) fn take_unreported(&self) -> (u64, u64, u64) {
         let told = self.told.get();
         let now = (self.up.get().max(told.0), self.down.get().max(told.1), self.spliced.get().max(told.2));
         self.told.set(now);

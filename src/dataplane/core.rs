@@ -1,0 +1,330 @@
+//! What the connections of one worker borrow: the world, buffers, the table of connections, the clock, ids.
+//!
+//! The loop that owns a worker's listeners and its mailbox is [`super::worker`]; nothing here knows of it.
+
+use std::cell::{Cell, RefCell};
+use std::hash::{BuildHasher, RandomState};
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::Waker;
+
+use slab::Slab;
+
+use super::clock::Clock;
+use super::entry::{Entry, HeldBytes};
+use super::pacer::HandshakePacer;
+use super::shared::{Message, Shared};
+use crate::model::reason::Reason;
+use crate::model::record::ConnectionRecord;
+use crate::net::admission::{Holder, Verdict};
+use crate::net::diag::{self, Diag};
+use crate::net::pipe::Pipes;
+use crate::net::ranking::Ranking;
+use crate::net::scope::LocalScope;
+use crate::snapshot::Snapshot;
+use crate::snapshot::policy::Listener;
+use crate::telemetry::local::{Local, RelayPath};
+use crate::wire::client_hello;
+use crate::world::Reader;
+
+/// Bytes that one read may bring.
+const SCRATCH: usize = 64 * 1024;
+/// Pipes of one worker; beyond, bulk is copied. 64 large ones are all that an unprivileged user gets.
+const PIPES: usize = 16;
+/// Connections of a holder that are compared when one of them is taken back.
+const TAKEN_BACK_AMONG: usize = 16;
+
+/// Buffers that all connections of a worker use in turn.
+pub(crate) struct Scratch {
+    pub(crate) bytes: Box<[u8]>,
+    pub(crate) hello: client_hello::Scratch,
+}
+
+/// The state that the connections of one worker share.
+pub(crate) struct Core {
+    /// The worker's place among all workers.
+    pub(crate) index: usize,
+    pub(crate) shared: Arc<Shared>,
+    reader: RefCell<Reader>,
+    pub(crate) local: Local,
+    pub(crate) scratch: RefCell<Scratch>,
+    pub(crate) pipes: RefCell<Pipes>,
+    /// `None` where the kernel does not answer.
+    pub(crate) diag: Option<Diag>,
+    pub(crate) table: RefCell<Slab<Rc<Entry>>>,
+    /// Connections whose hello or TLS handshake is not complete yet.
+    pub(crate) pending: RefCell<Ranking<Rc<Entry>>>,
+    pub(crate) clock: Clock,
+    pub(crate) scope: LocalScope,
+    pub(crate) pacer: HandshakePacer,
+    /// Bytes that all CONNECT streams of the worker hold.
+    pub(crate) held: Rc<HeldBytes>,
+    /// Kernel memory of connections whose peers do not read, in bytes.
+    pub(crate) kernel_memory: Cell<u64>,
+    /// True if a connection held more than its limit since the last tick.
+    pub(crate) over_limit: Cell<bool>,
+    /// HBONE connections that are not read until less is held.
+    paused: RefCell<Vec<Waker>>,
+    draining: Cell<bool>,
+    /// Connections and streams that were given an id.
+    numbered: Cell<u64>,
+    random: Cell<u64>,
+}
+
+/// A connection's place in the table and among those admitted. Dropped, it gives both back, also where the task is
+/// dropped half-way or panics.
+pub(crate) struct Registration {
+    pub(crate) core: Rc<Core>,
+    pub(crate) entry: Rc<Entry>,
+}
+
+impl Registration {
+    /// Takes the connection out of this worker's table; its place among those admitted goes with it.
+    pub(crate) fn hand_over(self) {
+        self.entry.handed_over.set(true);
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        self.core.remove(&self.entry);
+        if !self.entry.handed_over.get() {
+            self.core.shared.admission.release(&self.entry.holder);
+        }
+    }
+}
+
+impl Core {
+    pub(crate) fn new(index: usize, shared: Arc<Shared>, reader: Reader) -> Rc<Self> {
+        Rc::new(Self {
+            index,
+            reader: RefCell::new(reader),
+            local: Local::new(&shared.telemetry),
+            scratch: RefCell::new(Scratch {
+                bytes: vec![0; SCRATCH].into(),
+                hello: client_hello::Scratch::new(),
+            }),
+            pipes: RefCell::new(Pipes::new(PIPES)),
+            diag: diag::is_answered().then(Diag::open).flatten(),
+            table: RefCell::default(),
+            pending: RefCell::default(),
+            clock: Clock::default(),
+            scope: LocalScope::default(),
+            pacer: HandshakePacer::default(),
+            held: Rc::default(),
+            kernel_memory: Cell::new(0),
+            over_limit: Cell::new(false),
+            paused: RefCell::default(),
+            draining: Cell::new(false),
+            numbered: Cell::new(0),
+            random: Cell::new(RandomState::new().hash_one(index)),
+            shared,
+        })
+    }
+
+    /// Returns the newest snapshot.
+    pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
+        self.reader.borrow_mut().current().clone()
+    }
+
+    /// Returns the listener as the newest config has it, or `listener` itself where the config has none: then it drains.
+    pub(crate) fn newest(&self, listener: &Arc<Listener>) -> Arc<Listener> {
+        let mut reader = self.reader.borrow_mut();
+        let policy = &reader.current().policy;
+        let same_bind = || policy.listeners.iter().find(|other| other.bind == listener.bind);
+        let named = policy.listeners.iter().find(|other| other.name == listener.name);
+        named.or_else(same_bind).unwrap_or(listener).clone()
+    }
+
+    /// Returns true if this is a gateway of the own network, which would pass the connection on to one of its endpoints again.
+    pub(crate) fn is_own_gateway(&self, address: SocketAddr) -> bool {
+        self.reader.borrow_mut().current().networks.is_own_gateway(address)
+    }
+
+    /// Returns a random number (SplitMix64, seeded by the operating system): for choices, not for secrets.
+    pub(crate) fn random(&self) -> u64 {
+        let state = self.random.get().wrapping_add(0x9e37_79b9_7f4a_7c15);
+        self.random.set(state);
+        let mut mixed = state;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// Returns an id that no other connection of this process has.
+    pub(crate) fn next_id(&self) -> u64 {
+        let count = self.numbered.get();
+        self.numbered.set(count + 1);
+        count * self.shared.workers.len() as u64 + self.index as u64 + 1
+    }
+
+    /// Counts bytes that a connection has passed on.
+    pub(crate) fn moved(&self, entry: &Rc<Entry>, up: bool, path: RelayPath, bytes: usize) {
+        entry.count(up, path, bytes);
+        self.clock.touch(entry);
+    }
+
+    /// Takes a place for a connection or stream among those admitted; returns false if there is none. The place is to be
+    /// [registered](Self::register) next.
+    pub(crate) fn admit(&self, entry: &Entry) -> bool {
+        match self.shared.admission.admit(&entry.holder) {
+            Verdict::Admit => true,
+            Verdict::AdmitAndTakeBack(holder) => {
+                self.take_back(holder, 0);
+                true
+            }
+            Verdict::Refuse => false,
+        }
+    }
+
+    /// Puts an admitted connection into the table.
+    pub(crate) fn register(self: &Rc<Self>, entry: Rc<Entry>) -> Registration {
+        debug_assert_eq!(entry.key.get(), usize::MAX, "a connection is registered once");
+        entry.key.set(self.table.borrow_mut().insert(entry.clone()));
+        Registration { core: self.clone(), entry }
+    }
+
+    /// Returns true if the connection is in the table.
+    pub(crate) fn is_live(&self, entry: &Rc<Entry>) -> bool {
+        self.table.borrow().get(entry.key.get()).is_some_and(|known| Rc::ptr_eq(known, entry))
+    }
+
+    /// Counts and logs the end of a connection, once.
+    pub(crate) fn finish(&self, entry: &Entry, reason: Reason) {
+        self.local.ended(self.record(entry, reason), || self.random());
+    }
+
+    /// Counts the end of a connection that was gone before it sent a byte; it is not logged.
+    pub(crate) fn finish_probe(&self, entry: &Entry) {
+        self.local.probe_ended(&self.record(entry, Reason::ClientGone));
+    }
+
+    fn record(&self, entry: &Entry, reason: Reason) -> ConnectionRecord {
+        self.report_bytes(entry);
+        if let Some(destination) = &entry.story.borrow().destination {
+            destination.closed();
+        }
+        entry.record(Some(reason), self.source_network(entry))
+    }
+
+    /// Counts the end of an HBONE connection. It is logged only if the client broke the protocol or stopped reading; its
+    /// streams have lines of their own.
+    pub(crate) fn finish_hbone(&self, entry: &Entry, reason: Reason) {
+        self.local.tunnel_ended(&entry.listener, reason);
+        if matches!(reason, Reason::BadRequest | Reason::Stalled) {
+            self.finish(entry, reason);
+        } else {
+            self.local.ended_silently(&entry.listener);
+        }
+    }
+
+    /// Adds the bytes that a connection has passed on since the last call to the counters.
+    pub(crate) fn report_bytes(&self, entry: &Entry) {
+        let (up, down, spliced) = entry.take_unreported();
+        if up + down == 0 {
+            return;
+        }
+        let story = entry.story.borrow();
+        if let Some(destination) = &story.destination {
+            destination.moved(up, down);
+        }
+        if story.call.is_some() {
+            self.local.relayed(RelayPath::Hbone, up + down);
+            return;
+        }
+        debug_assert!(spliced <= up + down, "bytes that were spliced are among those passed on");
+        self.local.relayed(RelayPath::Splice, spliced);
+        self.local.relayed(RelayPath::Copy, up + down - spliced);
+    }
+
+    /// Takes a connection out of the table.
+    fn remove(&self, entry: &Entry) {
+        self.clock.forget(entry);
+        self.set_kernel_memory(entry, 0);
+        self.table.borrow_mut().try_remove(entry.key.get());
+    }
+
+    /// Notes how much kernel memory, in bytes, a connection holds whose peer does not read.
+    pub(crate) fn set_kernel_memory(&self, entry: &Entry, bytes: u32) {
+        let before = entry.standstill.memory.replace(bytes);
+        debug_assert!(self.kernel_memory.get() >= u64::from(before), "kernel memory is counted once");
+        let all = self.kernel_memory.get() + u64::from(bytes) - u64::from(before);
+        self.kernel_memory.set(all);
+    }
+
+    /// Wakes the task of `waker` with the next tick, as its connection is not read until less is held.
+    pub(crate) fn pause_reads(&self, waker: &Waker) {
+        self.paused.borrow_mut().push(waker.clone());
+    }
+
+    /// Wakes the connections that were not read; each looks itself whether it may be read.
+    pub(crate) fn wake_paused(&self) {
+        self.paused.take().into_iter().for_each(Waker::wake);
+    }
+
+    /// Returns the name of the network of a connection's client; empty where it is in none.
+    pub(crate) fn source_network(&self, entry: &Entry) -> Arc<str> {
+        let snapshot = self.snapshot();
+        let network = snapshot.networks().network_of_address(entry.source.ip());
+        network.map(|network| network.shared()).unwrap_or_default()
+    }
+
+    /// Ends the connection of a holder that has been idle longest among the first few found; where this worker has none,
+    /// the next one is asked, `asked` workers having been asked before. A full mailbox drops the order: the places above
+    /// the limit then stay fewer by one.
+    pub(crate) fn take_back(&self, holder: Holder, asked: usize) {
+        let workers = &self.shared.workers;
+        if let Some(victim) = self.idle_longest_of(&holder) {
+            victim.cut(Reason::LimitGlobal);
+        } else if asked + 1 < workers.len() {
+            let next = &workers[(self.index + 1) % workers.len()];
+            let _ = next.mailbox.try_send(Message::TakeBack { holder, asked: asked + 1 });
+        }
+    }
+
+    /// A holder that has most has a large part of all, so that a few are found soon wherever the search begins.
+    fn idle_longest_of(&self, holder: &Holder) -> Option<Rc<Entry>> {
+        let table = self.table.borrow();
+        let places = table.capacity().max(1);
+        let from = usize::try_from(self.random()).unwrap_or_default() % places;
+        let found = (from..places).chain(0..from).filter_map(|place| table.get(place));
+        let found = found.filter(|entry| entry.holder == *holder && !entry.is_cut()).take(TAKEN_BACK_AMONG);
+        found.min_by_key(|entry| entry.moved.get()).cloned()
+    }
+
+    /// Returns true if HBONE connections shall end with the streams that they have.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.get()
+    }
+
+    /// Has every HBONE connection, also those to come, end with the streams that it has.
+    pub(crate) fn start_draining(&self) {
+        self.draining.set(true);
+        self.retire_where(|_| true);
+    }
+
+    /// Has HBONE connections take no new streams, and end with the last.
+    pub(crate) fn retire_where(&self, which: impl Fn(&Entry) -> bool) {
+        for (_, entry) in self.table.borrow().iter() {
+            if which(entry) {
+                entry.retire();
+            }
+        }
+    }
+
+    /// Orders connections to end.
+    pub(crate) fn cut_where(&self, which: impl Fn(&Entry) -> bool, reason: Reason) {
+        for (_, entry) in self.table.borrow().iter() {
+            if which(entry) {
+                entry.cut(reason);
+            }
+        }
+    }
+
+    /// Returns how many incomplete hellos this worker may hold.
+    pub(crate) fn pending_cap(&self) -> usize {
+        self.shared.pending_cap.load(Ordering::Relaxed)
+    }
+}

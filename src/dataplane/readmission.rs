@@ -1,0 +1,65 @@
+//! Whether live connections are still admitted after a new config file or a new trust bundle.
+
+use std::rc::Rc;
+
+use super::core::Core;
+use super::entry::Entry;
+use crate::model::authority::Authority;
+use crate::model::reason::Reason;
+use crate::snapshot::Snapshot;
+use crate::snapshot::admit::{AdmissionRequest, Requested, admit_source, readmit};
+
+/// Connections looked at in one go.
+const AT_ONCE: usize = 256;
+
+/// Ends the connections that the config file or the trust bundle does not admit any more; those of removed listeners drain.
+pub(crate) async fn readmit_all(core: Rc<Core>) {
+    let snapshot = core.snapshot();
+    let entries: Vec<Rc<Entry>> = core.table.borrow().iter().map(|(_, entry)| entry.clone()).collect();
+    verify_peers(&entries).await;
+    for some in entries.chunks(AT_ONCE) {
+        for entry in some {
+            if !is_still_admitted(&snapshot, entry) {
+                entry.cut(Reason::ConfigRemoved);
+            }
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Verifies the certificates of authenticated peers against the current trust bundle. One by one, as each costs as much as
+/// a handshake where the bundle has changed.
+async fn verify_peers(entries: &[Rc<Entry>]) {
+    for entry in entries {
+        let Some(peer) = entry.story.borrow().peer.clone() else { continue };
+        peer.is_trusted();
+        tokio::task::yield_now().await;
+    }
+}
+
+fn is_still_admitted(snapshot: &Snapshot, entry: &Entry) -> bool {
+    let story = entry.story.borrow();
+    let call = story.call.as_deref();
+    if story.peer().is_some_and(|peer| !peer.is_trusted()) {
+        return false;
+    }
+    let authority = call.and_then(|call| Authority::parse(&call.authority).ok());
+    let Some(listener) = snapshot.listener(&entry.listener) else {
+        return true;
+    };
+    let Some(permit) = &story.permit else {
+        // Not admitted yet, or an HBONE connection, whose streams are admitted one by one.
+        return story.peer.is_none() || admit_source(listener, entry.source.ip()).is_ok();
+    };
+    let question = AdmissionRequest {
+        listener,
+        requested: match &authority {
+            Some(authority) => Requested::Authority(authority),
+            None => Requested::ServerName(story.sni.as_deref()),
+        },
+        source: Some(entry.source.ip()),
+        alpn: None,
+        identity: call.map(|call| &call.peer.proof.identity),
+    };
+    readmit(snapshot, &question, permit)
+}
