@@ -9,34 +9,13 @@ use super::address_index::AddressIndex;
 use super::change::Dirty;
 use super::delta::Delta;
 use super::exports::ExportIndex;
+use super::inputs::Inputs;
 use super::name_index::NameMap;
 use super::networks::NetworkTable;
-use super::policy::Policy;
-use super::routes::{Resolved, RouteTable};
-use super::service_view::ServiceView;
-use super::shard::Shard;
+use super::routes::RouteTable;
+use super::service_view::{ServiceView, Site};
 use crate::model::name::HostName;
 use crate::model::place::Network;
-
-/// All inputs of a snapshot.
-#[derive(Clone, Copy, Debug)]
-pub struct Inputs<'a> {
-    /// The operator's policy.
-    pub policy: &'a Arc<Policy>,
-    /// Counts the config files that were applied.
-    pub policy_generation: u64,
-    /// The shards in the order of their registries; the config file's own comes first.
-    pub shards: &'a [Arc<Shard>],
-    /// The addresses of resolved host names.
-    pub resolved: &'a Resolved,
-}
-
-/// The inputs of merging one service: the shards and the networks' gateways.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Site<'a> {
-    pub(super) inputs: Inputs<'a>,
-    pub(super) networks: &'a NetworkTable,
-}
 
 /// For each network, the services with an endpoint on it.
 pub(super) type ServicesBehind = std::collections::BTreeMap<Network, NameMap<()>>;

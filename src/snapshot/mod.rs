@@ -13,6 +13,7 @@ pub mod candidates;
 pub mod change;
 pub mod delta;
 pub mod exports;
+pub mod inputs;
 pub mod listing;
 pub mod name_index;
 pub mod near;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use prefix_trie::PrefixMap;
 
-use super::build::Inputs;
+use super::inputs::Inputs;
 use super::policy::{Access, Gateway, NetworkPolicy};
 use super::routes::addresses;
 use super::shard::Standing;

@@ -6,10 +6,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use super::Snapshot;
-use super::build::Site;
 use super::candidates::{Candidate, Candidates, EndpointKey};
 use super::change::Mark;
 use super::exports::ExportIndex;
+use super::inputs::Inputs;
 use super::networks::NetworkTable;
 use super::policy::{ExportRule, Node, Tuning};
 use super::routes::{Resolved, addresses};
@@ -19,6 +19,13 @@ use crate::model::endpoint::{Encapsulation, Endpoint, HBONE_PORT, Health, Labels
 use crate::model::identity::Identity;
 use crate::model::place::{ClusterId, Distance, Locality, Network};
 use crate::model::service::{PortProtocol, Service, ServiceKey, ServicePort, Waypoint};
+
+/// The inputs of merging one service: the shards and the networks' gateways.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Site<'a> {
+    pub(super) inputs: Inputs<'a>,
+    pub(super) networks: &'a NetworkTable,
+}
 
 /// A merged service.
 #[derive(Clone, Debug)]

@@ -11,7 +11,8 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use super::Snapshot;
-use super::build::{Inputs, all};
+use super::build::all;
+use super::inputs::Inputs;
 use super::listing::Listing;
 use super::policy::{
     Access, ExportRule, ExportScope, Gateway, HboneLimits, Limits, Listener, ListenerProtocol,

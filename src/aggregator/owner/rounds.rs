@@ -11,9 +11,10 @@ use super::contained::{self, Place, contained};
 use crate::aggregator::lifecycle::{Effect, Lifecycle};
 use crate::aggregator::registry::Epoch;
 use crate::snapshot::Snapshot;
-use crate::snapshot::build::{self, Inputs};
+use crate::snapshot::build;
 use crate::snapshot::change::Dirty;
 use crate::snapshot::delta::Delta;
+use crate::snapshot::inputs::Inputs;
 use crate::snapshot::shard::Shard;
 
 /// When the task of a registry is started again whose changes caused a panic.

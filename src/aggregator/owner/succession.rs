@@ -9,8 +9,9 @@ use super::{Followed, NotApplied, Owner, Sources, own_shard};
 use crate::aggregator::lifecycle::Lifecycle;
 use crate::aggregator::resolver;
 use crate::aggregator::spec::RegistrySpec;
-use crate::snapshot::build::{self, Inputs};
+use crate::snapshot::build;
 use crate::snapshot::change::Dirty;
+use crate::snapshot::inputs::Inputs;
 use crate::snapshot::shard::Shard;
 
 /// A registry of the next config: one that goes on, or a new one.

@@ -5,7 +5,7 @@ use crate::document::services::read_registry;
 use crate::model::name::HostName;
 use crate::model::place::ClusterId;
 use crate::snapshot::build;
-use crate::snapshot::build::Inputs;
+use crate::snapshot::inputs::Inputs;
 use crate::snapshot::policy::RegistryScope;
 use crate::snapshot::tests::policy_of;
 

@@ -1,0 +1,20 @@
+//! The inputs of a snapshot: the operator's policy, the shards of the registries, and resolved names.
+
+use std::sync::Arc;
+
+use super::policy::Policy;
+use super::routes::Resolved;
+use super::shard::Shard;
+
+/// All inputs of a snapshot.
+#[derive(Clone, Copy, Debug)]
+pub struct Inputs<'a> {
+    /// The operator's policy.
+    pub policy: &'a Arc<Policy>,
+    /// Counts the config files that were applied.
+    pub policy_generation: u64,
+    /// The shards in the order of their registries; the config file's own comes first.
+    pub shards: &'a [Arc<Shard>],
+    /// The addresses of resolved host names.
+    pub resolved: &'a Resolved,
+}
