@@ -19,14 +19,6 @@ use super::tuning::tuning;
 /// Keys that tune a choice among a route's own endpoints.
 const TUNING_KEYS: [&str; 4] = ["loadBalancing", "ejection", "connectTimeout", "panic"];
 
-/// The key of a route.
-pub(super) fn route_name(text: &str) -> Result<RouteName, InvalidValue> {
-    match text {
-        "-" => Ok(RouteName::NoSni),
-        _ => scalar::pattern(text).map(RouteName::Name),
-    }
-}
-
 /// What routes are checked against.
 pub(super) struct Surroundings<'c> {
     pub(super) listeners: &'c Listeners,
@@ -48,7 +40,7 @@ pub(super) fn read(root: &Fields<'_>, around: &Surroundings<'_>, problems: &mut 
     let mut routes = Vec::new();
     for (key, node) in root.entries("routes") {
         let path = list.key(&key.text);
-        let Ok(name) = route_name(&key.text) else { continue };
+        let Ok(name) = scalar::route_name(&key.text) else { continue };
         if let Some(first) = places.get(&name) {
             let first = problems.place(*first);
             let fault = format!(

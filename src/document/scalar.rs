@@ -10,6 +10,7 @@ use crate::model::address::{Bind, Host, Scheme, Url, canonical_ip};
 use crate::model::identity::{Identity, IdentityError, IdentityPattern, TrustDomain};
 use crate::model::name::{HostName, NameError, NamePattern, PatternError};
 use crate::model::place::Locality;
+use crate::snapshot::policy::RouteName;
 
 use super::problem::InvalidValue;
 use super::table::Text;
@@ -496,6 +497,14 @@ pub fn pattern(text: &str) -> Result<NamePattern, InvalidValue> {
         Ok(pattern) => Ok(pattern),
         Err(PatternError::Name(error)) => Err(name_fault(text, error)),
         Err(error @ PatternError::Star) => Err(InvalidValue::new(error.to_string())),
+    }
+}
+
+/// Parses the key of a route: a name as [`pattern`] takes it, or `-`.
+pub fn route_name(text: &str) -> Result<RouteName, InvalidValue> {
+    match text {
+        "-" => Ok(RouteName::NoSni),
+        _ => pattern(text).map(RouteName::Name),
     }
 }
 

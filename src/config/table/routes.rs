@@ -11,7 +11,7 @@ pub(in crate::config) static ROUTE_KEY: Text = Text {
     expects: "a host name, \"*.suffix\", \"*\", or \"-\" for clients that send no server name",
     pattern: "^(-|\\*|(\\*\\.)?[A-Za-z0-9_.-]+)$",
     number: false,
-    check: |text| crate::config::routes::route_name(text).map(drop),
+    check: |text| scalar::route_name(text).map(drop),
 };
 
 pub(super) static ROUTE_FORMS: Union = Union {
