@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::DemoError;
+use super::calls::{answered_by, told};
 use super::report::Outcome;
 use super::stage::{CHECKOUT, Call, Network, Stage};
-use super::steps::{answered_by, told};
 use crate::cli::output::cell;
 
 /// The endpoint that dies.

@@ -9,12 +9,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::DemoError;
+use super::calls::{SHARE_TOLERANCE, SHARED_CALLS, settled};
 use super::client::CallError;
 use super::endpoint::{CLIENT_HEADER, ENDPOINT_HEADER};
 use super::envoy::{self, Envoy};
 use super::report::Outcome;
 use super::stage::{CATALOG, Network, Stage};
-use super::steps::{SHARE_TOLERANCE, SHARED_CALLS, settled};
 use crate::cli::client;
 use crate::cli::output::cell;
 use crate::net::scope::Scope;

@@ -4,6 +4,7 @@
 //! `stage` sets the two networks up, `steps` (with `horizon`, `tunnels`, `refusals` and `changes`) drives them, `report` prints; the other
 //! files are the actors.
 
+mod calls;
 mod certificates;
 mod changes;
 mod client;
@@ -15,6 +16,7 @@ mod horizon;
 mod refusals;
 mod report;
 mod stage;
+mod step;
 mod steps;
 mod tunnels;
 
@@ -29,7 +31,7 @@ use super::output::Format;
 use crate::tls::development::DevelopmentError;
 use report::{Outcome, Report};
 use stage::Stage;
-use steps::Step;
+use step::Step;
 
 /// How long the whole may take; beyond it has failed.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -127,8 +129,9 @@ async fn perform(args: &Args, report: &mut Report, out: &mut impl Write) -> Resu
     for step in steps {
         report.announce(step, out).map_err(DemoError::Output)?;
         // A step that breaks off has failed; the next ones may still tell more.
-        let outcome =
-            Box::pin(step.play(&mut stage)).await.unwrap_or_else(|error| Outcome::broken(step, &error));
+        let outcome = Box::pin(steps::play(step, &mut stage))
+            .await
+            .unwrap_or_else(|error| Outcome::broken(step, &error));
         report.add(outcome, out).map_err(DemoError::Output)?;
     }
     Ok(stage)

@@ -8,10 +8,10 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::DemoError;
+use super::calls::told;
 use super::client::CallError;
 use super::report::Outcome;
 use super::stage::{CHECKOUT, Call, INTERNAL, Network, Stage, mesh_name};
-use super::steps::told;
 use crate::cli::output::cell;
 
 /// Alerts, by the names that RFC 8446 gives them.

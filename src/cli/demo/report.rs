@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::DemoError;
 use super::client::{Answer, CallError};
 use super::stage::{CHECKOUT, Network, Stage, VAULT};
-use super::steps::Step;
+use super::step::Step;
 use crate::cli::output::{Format, structured, table};
 
 /// What one step has measured, and what went otherwise than it should.

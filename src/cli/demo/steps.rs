@@ -2,201 +2,59 @@
 //! says. `horizon` has what each side is told of
 //! the other, `tunnels` the calls by HBONE, `refusals` the calls that are refused, `changes` what changes something while it runs.
 
-use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
-
 use rustls::AlertDescription;
 
 use super::DemoError;
-use super::certificates::Certificates;
-use super::client::{Answer, CallError, Caller};
+use super::calls::{SHARE_TOLERANCE, SHARED_CALLS, answered_by, settled, told};
+use super::client::CallError;
 use super::report::Outcome;
 use super::stage::{CHECKOUT, Call, MESH_ALPN, Network, PAYMENTS, REVIEWS, Stage, WEB, mesh_name};
+use super::step::Step;
 use super::{changes, horizon, refusals, tunnels};
 use crate::cli::output::cell;
 
-/// Calls of the step that compares shares.
-pub(super) const SHARED_CALLS: usize = 300;
 /// Calls of other steps.
 const CALLS: usize = 40;
-/// How far a measured share may be from what `explain` says.
-pub(super) const SHARE_TOLERANCE: f64 = 0.05;
 /// Bytes of the bulk transfer.
 const BULK: u64 = 256 << 20;
 /// The share of bulk that has to stay in the kernel. Where the endpoint encrypts no faster than the gateway passes
 /// on, some of it comes in pieces that are too small for that.
 const SPLICE_SHARE_MIN: f64 = 0.75;
-/// How long the gateway may take to hear of a connection's end after the caller, and to write it down.
-const SETTLED_WITHIN: Duration = Duration::from_secs(3);
 
-/// One thing that is shown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
-    MeshName,
-    HostName,
-    Alias,
-    Zones,
-    OtherWay,
-    MutualTls,
-    Hbone,
-    DoubleHbone,
-    SplitHorizon,
-    DeadEndpoint,
-    Recovery,
-    NotExported,
-    UnknownName,
-    WrongProtocol,
-    NoName,
-    NotTls,
-    IdentityDenied,
-    Bulk,
-    Reload,
-    BadReload,
-    Drain,
-}
-
-impl Step {
-    pub(super) const ALL: [Self; 21] = [
-        Self::MeshName,
-        Self::HostName,
-        Self::Alias,
-        Self::Zones,
-        Self::OtherWay,
-        Self::MutualTls,
-        Self::Hbone,
-        Self::DoubleHbone,
-        Self::SplitHorizon,
-        Self::DeadEndpoint,
-        Self::Recovery,
-        Self::NotExported,
-        Self::UnknownName,
-        Self::WrongProtocol,
-        Self::NoName,
-        Self::NotTls,
-        Self::IdentityDenied,
-        Self::Bulk,
-        Self::Reload,
-        Self::BadReload,
-        Self::Drain,
-    ];
-
-    pub(super) fn title(self) -> &'static str {
-        match self {
-            Self::MeshName => "mesh name, by weight",
-            Self::HostName => "host name",
-            Self::Alias => "route to a service",
-            Self::Zones => "wildcard, nearest zone",
-            Self::OtherWay => "west to east",
-            Self::MutualTls => "mutual TLS",
-            Self::Hbone => "HBONE beside SNI",
-            Self::DoubleHbone => "double HBONE",
-            Self::SplitHorizon => "split horizon",
-            Self::DeadEndpoint => "dead endpoint",
-            Self::Recovery => "endpoint is back",
-            Self::NotExported => "not exported",
-            Self::UnknownName => "unknown name",
-            Self::WrongProtocol => "wrong protocol",
-            Self::NoName => "no name",
-            Self::NotTls => "not TLS",
-            Self::IdentityDenied => "identity denied",
-            Self::Bulk => "bulk",
-            Self::Reload => "reload",
-            Self::BadReload => "broken config",
-            Self::Drain => "drain",
+/// Plays a step on the stage.
+pub(super) async fn play(step: Step, stage: &mut Stage) -> Result<Outcome, DemoError> {
+    let mut outcome = Outcome::new(step);
+    match step {
+        Step::MeshName => by_weight(stage, &mut outcome).await?,
+        Step::HostName => {
+            let caller = stage.caller_in_east(&Call::plain(CHECKOUT, CHECKOUT))?;
+            answered_by(stage, &stage.west, &caller, CHECKOUT, CALLS, &mut outcome).await?;
         }
-    }
-
-    /// What is shown, and why it matters.
-    pub(super) fn story(self) -> &'static str {
-        match self {
-            Self::MeshName => {
-                "By mesh name, as Istio's sidecars ask: east calls checkout in the west, whose endpoints weigh 1, 1 and 2."
-            }
-            Self::HostName => {
-                "By host name, as any TLS client asks: the same service, with no mesh software at all."
-            }
-            Self::Alias => "By a name of your own: the route checkout.global leads to the same service.",
-            Self::Zones => {
-                "By a wildcard: *.shop.example has an endpoint in the gateway's own zone, which gets the calls, and one elsewhere."
-            }
-            Self::OtherWay => "The other way: west calls reviews in the east, by mesh name and by host name.",
-            Self::MutualTls => {
-                "Mutual TLS from end to end: payments asks for a certificate; the gateway holds no key and is not part of it."
-            }
-            Self::Hbone => {
-                "HBONE calls beside SNI calls: on the mesh's port, one connection of web carries streams to echo, while others come by server name."
-            }
-            Self::DoubleHbone => {
-                "A tunnel in the tunnel: ledger takes HBONE itself, so its caller's mutual TLS ends there, and the gateway passes on what it cannot read."
-            }
-            Self::SplitHorizon => {
-                "catalog runs in three clusters, one of them in three zones: each side is given its own endpoints, and the rest as one gateway."
-            }
-            Self::DeadEndpoint => {
-                "checkout-3 dies. Its calls go to the others, and soon nobody tries it any more."
-            }
-            Self::Recovery => "checkout-3 is back, and after a while gets its share again.",
-            Self::NotExported => {
-                "A service that no export rule names cannot be reached; a refused client reads a TLS alert, you read why."
-            }
-            Self::UnknownName => {
-                "A name with a typing error: the client reads the same alert; you read what may have been meant."
-            }
-            Self::WrongProtocol => {
-                "The mesh's listener takes clients of the mesh alone: one without its protocol (ALPN) is refused."
-            }
-            Self::NoName => "A client that sends no server name has no route here.",
-            Self::NotTls => "What is not TLS is closed at once.",
-            Self::IdentityDenied => {
-                "vault is for callers of the namespace bank: web is told 403 over HBONE, and explain says why, as the gateway itself decides."
-            }
-            Self::Bulk => {
-                "256 MiB down one connection: bulk stays in the kernel (splice), whatever its size."
-            }
-            Self::Reload => "The config gets one more route. Connections that are open go on.",
-            Self::BadReload => {
-                "A broken config changes nothing, and the gateway says what is wrong with it, and where."
-            }
-            Self::Drain => {
-                "SIGTERM in the middle of a call: the call is finished, new ones are not taken, the exit code is 0."
-            }
+        Step::Alias => {
+            let caller = stage.caller_in_east(&Call::plain("checkout.global", "checkout.global"))?;
+            answered_by(stage, &stage.west, &caller, CHECKOUT, CALLS, &mut outcome).await?;
+            routed(&stage.west, "checkout.global", &mut outcome).await?;
         }
+        Step::Zones => nearest_zone(stage, &mut outcome).await?,
+        Step::OtherWay => other_way(stage, &mut outcome).await?,
+        Step::MutualTls => mutual_tls(stage, &mut outcome).await?,
+        Step::Hbone => tunnels::beside(stage, &mut outcome).await?,
+        Step::DoubleHbone => tunnels::double(stage, &mut outcome).await?,
+        Step::SplitHorizon => horizon::split(stage, &mut outcome).await?,
+        Step::DeadEndpoint => changes::dead_endpoint(stage, &mut outcome).await?,
+        Step::Recovery => changes::recovery(stage, &mut outcome).await?,
+        Step::NotExported => refusals::not_exported(stage, &mut outcome).await?,
+        Step::UnknownName => refusals::unknown_name(stage, &mut outcome).await?,
+        Step::WrongProtocol => refusals::wrong_protocol(stage, &mut outcome).await?,
+        Step::NoName => refusals::no_name(stage, &mut outcome).await?,
+        Step::NotTls => refusals::not_tls(stage, &mut outcome).await?,
+        Step::IdentityDenied => tunnels::denied(stage, &mut outcome).await?,
+        Step::Bulk => bulk(stage, &mut outcome).await?,
+        Step::Reload => changes::reload(stage, &mut outcome).await?,
+        Step::BadReload => changes::bad_reload(stage, &mut outcome).await?,
+        Step::Drain => changes::drain(stage, &mut outcome).await?,
     }
-
-    pub(super) async fn play(self, stage: &mut Stage) -> Result<Outcome, DemoError> {
-        let mut outcome = Outcome::new(self);
-        match self {
-            Self::MeshName => by_weight(stage, &mut outcome).await?,
-            Self::HostName => {
-                let caller = stage.caller_in_east(&Call::plain(CHECKOUT, CHECKOUT))?;
-                answered_by(stage, &stage.west, &caller, CHECKOUT, CALLS, &mut outcome).await?;
-            }
-            Self::Alias => {
-                let caller = stage.caller_in_east(&Call::plain("checkout.global", "checkout.global"))?;
-                answered_by(stage, &stage.west, &caller, CHECKOUT, CALLS, &mut outcome).await?;
-                routed(&stage.west, "checkout.global", &mut outcome).await?;
-            }
-            Self::Zones => nearest_zone(stage, &mut outcome).await?,
-            Self::OtherWay => other_way(stage, &mut outcome).await?,
-            Self::MutualTls => mutual_tls(stage, &mut outcome).await?,
-            Self::Hbone => tunnels::beside(stage, &mut outcome).await?,
-            Self::DoubleHbone => tunnels::double(stage, &mut outcome).await?,
-            Self::SplitHorizon => horizon::split(stage, &mut outcome).await?,
-            Self::DeadEndpoint => changes::dead_endpoint(stage, &mut outcome).await?,
-            Self::Recovery => changes::recovery(stage, &mut outcome).await?,
-            Self::NotExported => refusals::not_exported(stage, &mut outcome).await?,
-            Self::UnknownName => refusals::unknown_name(stage, &mut outcome).await?,
-            Self::WrongProtocol => refusals::wrong_protocol(stage, &mut outcome).await?,
-            Self::NoName => refusals::no_name(stage, &mut outcome).await?,
-            Self::NotTls => refusals::not_tls(stage, &mut outcome).await?,
-            Self::IdentityDenied => tunnels::denied(stage, &mut outcome).await?,
-            Self::Bulk => bulk(stage, &mut outcome).await?,
-            Self::Reload => changes::reload(stage, &mut outcome).await?,
-            Self::BadReload => changes::bad_reload(stage, &mut outcome).await?,
-            Self::Drain => changes::drain(stage, &mut outcome).await?,
-        }
-        Ok(outcome)
-    }
+    Ok(outcome)
 }
 
 async fn by_weight(stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
@@ -303,64 +161,6 @@ async fn bulk(stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
     Ok(())
 }
 
-/// Makes calls of which every one has to be answered by an endpoint that proves to be the one it says, over a
-/// post-quantum key exchange; compares their number with the gateway's counter for `service` (or a route).
-/// How many calls each endpoint had.
-pub(super) async fn answered_by(
-    stage: &Stage,
-    network: &Network,
-    caller: &Caller,
-    service: &str,
-    count: usize,
-    outcome: &mut Outcome,
-) -> Result<BTreeMap<String, usize>, DemoError> {
-    let before = network.gateway.ended_well(service).await?;
-    let mut shares = BTreeMap::new();
-    for result in caller.calls(count).await {
-        match result {
-            Ok(answer) => {
-                verify(&stage.certificates, &answer, outcome);
-                outcome.answered(&answer);
-                *shares.entry(answer.endpoint).or_default() += 1;
-            }
-            Err(error) => outcome.lost(&error),
-        }
-    }
-    let counts: Vec<String> = shares.iter().map(|(endpoint, count)| format!("{endpoint} {count}")).collect();
-    outcome.note(format!("{count} calls for {}: {}", caller.name, counts.join(", ")));
-    // Counters are whole numbers, and small ones here: as floats they are exact.
-    let ended = async || Ok(network.gateway.ended_well(service).await? - before);
-    let counted = settled(count as f64, ended).await?;
-    outcome.check(counted == count as f64, || {
-        format!("isthmus_connections_total{{service={service}, reason=ok}} went up by {counted} instead of {count}")
-    });
-    outcome.proof(format!("isthmus_connections_total +{counted} ok"));
-    Ok(shares)
-}
-
-/// Asks again until there are `enough`, or for [`SETTLED_WITHIN`]: how many there are.
-pub(super) async fn settled<N: PartialOrd>(
-    enough: N,
-    count: impl AsyncFn() -> Result<N, DemoError>,
-) -> Result<N, DemoError> {
-    let deadline = Instant::now() + SETTLED_WITHIN;
-    loop {
-        let counted = count().await?;
-        if counted >= enough || Instant::now() > deadline {
-            return Ok(counted);
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-}
-
-fn verify(certificates: &Certificates, answer: &Answer, outcome: &mut Outcome) {
-    let holder = certificates.holder(&answer.certificate).map(|held| held.holder);
-    outcome.check(holder == Some(&answer.endpoint), || {
-        format!("{} answered with the certificate of {}", answer.endpoint, holder.unwrap_or("nobody"))
-    });
-    outcome.check(answer.post_quantum, || "the key exchange was not post-quantum".to_owned());
-}
-
 /// Checks that the access log names a route.
 async fn routed(network: &Network, route: &str, outcome: &mut Outcome) -> Result<(), DemoError> {
     let written = async || Ok(network.gateway.access(|line| line["route"] == route).len());
@@ -370,12 +170,4 @@ async fn routed(network: &Network, route: &str, outcome: &mut Outcome) -> Result
     });
     outcome.proof(format!("access log: route {route}"));
     Ok(())
-}
-
-/// A result in words.
-pub(super) fn told(result: &Result<Answer, CallError>) -> String {
-    match result {
-        Ok(answer) => format!("an answer of {}", answer.endpoint),
-        Err(error) => error.to_string(),
-    }
 }

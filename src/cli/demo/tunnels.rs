@@ -6,11 +6,11 @@ use std::time::Instant;
 use serde_json::Value;
 
 use super::DemoError;
+use super::calls::settled;
 use super::client::{CallError, Caller};
 use super::hbone::{Stream, Tunnel};
 use super::report::Outcome;
 use super::stage::{CHECKOUT, Call, ECHO, LEDGER, Stage, VAULT, WEB, gateway_name, mesh_name};
-use super::steps::settled;
 use crate::cli::output::cell;
 use crate::model::endpoint::HBONE_PORT;
 use crate::net::scope::Scope;
