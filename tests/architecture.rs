@@ -1,11 +1,16 @@
 //! The layers, kept by a test: reads every file of `src/`, works out what it imports (`use`, re-exports,
 //! paths in code, `super::` resolved) and compares the edges between top-level modules with [`LAYERS`].
-//! It works on tokens, so comments and strings never count; `#[cfg(test)]` items may look anywhere.
+//! The files of one module may not import each other in a circle. Comments and strings never count; `#[cfg(test)]` items may
+//! look anywhere.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs;
 use std::path::Path;
+
+use proc_macro2::{Ident, TokenStream, TokenTree};
+use syn::visit::{self, Visit};
+use syn::{Attribute, ImplItemFn, ItemFn, ItemMod, ItemUse, Meta, UseTree};
 
 /// One top-level module, and the modules it may import. Rows may import only from rows above them.
 struct Layer {
@@ -135,6 +140,16 @@ fn no_import_cycle_exists_among_the_modules() {
     let edges = judge(&sources()).edges;
     assert_eq!(cycle(&edges), None);
     assert!(edges.contains(&edge("snapshot", "model")), "the reader sees no edges: {edges:?}");
+}
+
+#[test]
+fn no_import_cycle_exists_among_the_files_of_a_module() {
+    let edges = judge(&sources()).file_edges;
+    assert_eq!(cycle(&edges), None);
+    assert!(
+        edges.contains(&edge("dataplane::relay", "dataplane::core")),
+        "the reader sees no edges: {edges:?}"
+    );
 }
 
 #[test]
@@ -288,6 +303,24 @@ fn a_cycle_between_modules_is_found() {
     assert_eq!(cycle(&report.edges).as_deref(), Some("app → cli → app"));
 }
 
+#[test]
+fn a_cycle_between_files_of_one_module_is_found() {
+    let one = ("src/net/one.rs", "//! x\nuse super::two::parts::Part;\n");
+    let two = ("src/net/two/mod.rs", "//! x\nmod parts;\nfn f() { parts::g() }\n");
+    let back = ("src/net/two/parts.rs", "//! x\nuse super::Whole;\nfn g() { vec![crate::net::one::h()]; }\n");
+    let planted = judge(&made_up(&[one, two, back]));
+    assert_eq!(
+        cycle(&planted.file_edges).as_deref(),
+        Some("net::one → net::two::parts → net::one"),
+        "{:?}",
+        planted.file_edges
+    );
+    // A part may use the file that it is nested in.
+    let apart = judge(&made_up(&[two, ("src/net/two/parts.rs", "//! x\nuse super::Whole;\n")]));
+    assert_eq!(cycle(&apart.file_edges), None);
+    assert!(apart.file_edges.contains(&edge("net::two", "net::two::parts")));
+}
+
 // --- judging -------------------------------------------------------------------------------------
 
 type Edges = BTreeSet<(String, String)>;
@@ -297,6 +330,9 @@ struct Report {
     violations: BTreeSet<Violation>,
     /// Importing module, imported module.
     edges: Edges,
+    /// Importing file, imported file, both of one module. A file's use of a file that it is nested in does not count: what
+    /// was split into parts is one thing.
+    file_edges: Edges,
 }
 
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
@@ -318,6 +354,7 @@ type Sources = BTreeMap<String, String>;
 fn judge(sources: &Sources) -> Report {
     let mut report = Report::default();
     let files: Vec<File> = sources.iter().map(|(path, text)| File::read(path, text)).collect();
+    let modules: BTreeSet<&[String]> = files.iter().map(|file| &file.module[..]).collect();
     let test_only: BTreeSet<&Vec<String>> = files.iter().flat_map(|file| &file.test_modules).collect();
     for file in &files {
         judge_house_rules(file, &mut report);
@@ -331,9 +368,18 @@ fn judge(sources: &Sources) -> Report {
         };
         for path in &file.paths {
             judge_path(file, at, path, &mut report);
+            report.file_edges.extend(file_edge(file, path, &modules));
         }
     }
     report
+}
+
+/// Returns the edge to another file of the same module, if the path leads to one that `file` is not nested in.
+fn file_edge(file: &File, path: &PathUse, modules: &BTreeSet<&[String]>) -> Option<(String, String)> {
+    let inside = path.inside_crate(file)?;
+    let target = (1..=inside.len()).rev().map(|n| &inside[..n]).find(|target| modules.contains(target))?;
+    let is_elsewhere = target[0] == file.owner() && !file.module.starts_with(target);
+    is_elsewhere.then(|| edge(&file.module.join("::"), &target.join("::")))
 }
 
 fn judge_house_rules(file: &File, report: &mut Report) {
@@ -360,7 +406,7 @@ fn judge_house_rules(file: &File, report: &mut Report) {
 fn judge_path(file: &File, at: usize, path: &PathUse, report: &mut Report) {
     let layer = &LAYERS[at];
     let owner = layer.module;
-    let Some(inside) = path.inside_crate(&file.module, owner == "main") else {
+    let Some(inside) = path.inside_crate(file) else {
         if layer.purity == Pure
             && let Some(word) = path.forbidden()
         {
@@ -438,6 +484,8 @@ struct File {
     has_header: bool,
     paths: Vec<PathUse>,
     inline_modules: Vec<(usize, String)>,
+    /// Modules declared here that are files of their own.
+    children: BTreeSet<String>,
     /// Full paths of modules declared under `#[cfg(test)]` in files of their own.
     test_modules: Vec<Vec<String>>,
     unsafe_lines: Vec<usize>,
@@ -453,25 +501,25 @@ struct PathUse {
 }
 
 impl PathUse {
-    /// The path below the crate's root, or `None` if it leads elsewhere.
-    fn inside_crate(&self, file_module: &[String], is_main: bool) -> Option<Vec<String>> {
-        let mut at: Vec<String> = file_module.iter().chain(&self.inline).cloned().collect();
-        let mut rest = self.segments.iter();
-        match self.segments[0].as_str() {
-            "crate" => at.clear(),
-            "isthmus" if is_main => at.clear(),
-            "self" => {}
-            "super" => {
-                at.pop();
-            }
+    /// Returns the path below the crate's root, or `None` if it leads elsewhere.
+    fn inside_crate(&self, file: &File) -> Option<Vec<String>> {
+        let mut at: Vec<String> = file.module.iter().chain(&self.inline).cloned().collect();
+        let first = self.segments[0].as_str();
+        let rest = match first {
+            "crate" => &self.segments[1..],
+            "isthmus" if file.owner() == "main" => &self.segments[1..],
+            "self" | "super" => &self.segments[..],
+            child if self.inline.is_empty() && file.children.contains(child) => &self.segments[..],
             _ => return None,
+        };
+        if rest.len() < self.segments.len() {
+            at.clear();
         }
-        rest.next();
-        for segment in rest {
-            if segment == "super" {
-                at.pop();
-            } else {
-                at.push(segment.clone());
+        for (depth, segment) in rest.iter().enumerate() {
+            match segment.as_str() {
+                "super" => drop(at.pop()),
+                "self" if depth == 0 && first == "self" => {}
+                name => at.push(name.to_owned()),
             }
         }
         Some(at)
@@ -499,172 +547,160 @@ impl File {
     }
 
     fn read(path: &str, text: &str) -> Self {
-        let tokens = tokens(text);
         let mut file = Self {
             path: path.to_owned(),
             module: module_of(path),
             has_header: text.starts_with("//!"),
             paths: Vec::new(),
             inline_modules: Vec::new(),
+            children: BTreeSet::new(),
             test_modules: Vec::new(),
             unsafe_lines: Vec::new(),
             path_attributes: Vec::new(),
         };
-        for (at, token) in tokens.iter().enumerate() {
-            if token.text == "unsafe" {
-                file.unsafe_lines.push(token.line);
-            }
-            if is_sequence(&tokens[at..], &["#", "[", "path", "="]) {
-                file.path_attributes.push(token.line);
-            }
-        }
-        Reader { tokens: &tokens, at: 0, file: &mut file }.read();
+        let tokens: TokenStream = text.parse().unwrap_or_else(|error| panic!("{path}: {error}"));
+        note_unsafe(tokens.clone(), &mut file.unsafe_lines);
+        let syntax: syn::File = syn::parse2(tokens).unwrap_or_else(|error| panic!("{path}: {error}"));
+        Reader { file: &mut file, inline: Vec::new() }.visit_file(&syntax);
         file
     }
 }
 
+/// Walks one file and leaves out what stands under `#[cfg(test)]`.
 struct Reader<'a> {
-    tokens: &'a [Token],
-    at: usize,
     file: &'a mut File,
+    /// Inline modules around the current place.
+    inline: Vec<String>,
 }
 
 impl Reader<'_> {
-    fn read(mut self) {
-        let mut depth = 0;
-        // Inline modules around the current token, each with the depth inside its braces.
-        let mut inline: Vec<(usize, String)> = Vec::new();
-        while let Some(token) = self.tokens.get(self.at) {
-            let names = || inline.iter().map(|(_, name)| name.clone()).collect::<Vec<_>>();
-            match token.text.as_str() {
-                "#" if is_sequence(&self.tokens[self.at..], &["#", "[", "cfg", "(", "test", ")", "]"]) => {
-                    self.skip_test_item(&names());
-                    continue;
-                }
-                "mod" => {
-                    if let Some(name) = self.text(1).map(str::to_owned)
-                        && self.text(2) == Some("{")
-                    {
-                        self.file.inline_modules.push((token.line, name.clone()));
-                        depth += 1;
-                        inline.push((depth, name));
-                        self.at += 3;
-                        continue;
-                    }
-                    self.at += 1;
-                }
-                "use" => {
-                    self.at += 1;
-                    let inline = names();
-                    self.tree(&[], &inline);
-                }
-                "{" => {
-                    depth += 1;
-                    self.at += 1;
-                }
-                "}" => {
-                    if inline.last().is_some_and(|(inside, _)| *inside == depth) {
-                        inline.pop();
-                    }
-                    depth -= 1;
-                    self.at += 1;
-                }
-                _ if token.is_word() => {
-                    let inline = names();
-                    self.path(&inline);
-                }
-                _ => self.at += 1,
-            }
+    /// Notes a path. A single word counts only as a forbidden type, never as an import.
+    fn note(&mut self, line: usize, segments: Vec<String>) {
+        if segments.len() > 1 || segments.iter().any(|name| FORBIDDEN_TYPES.contains(&name.as_str())) {
+            self.file.paths.push(PathUse { line, segments, inline: self.inline.clone() });
         }
     }
 
-    fn text(&self, ahead: usize) -> Option<&str> {
-        self.tokens.get(self.at + ahead).map(|token| token.text.as_str())
+    /// Notes each leaf of the tree of a `use`.
+    fn note_tree(&mut self, prefix: &[String], tree: &UseTree) {
+        let leaf = |name: &Ident| [prefix, &[name.to_string()]].concat();
+        let (line, segments) = match tree {
+            UseTree::Path(path) => return self.note_tree(&leaf(&path.ident), &path.tree),
+            UseTree::Group(group) => {
+                return group.items.iter().for_each(|tree| self.note_tree(prefix, tree));
+            }
+            UseTree::Name(name) => (line(&name.ident), leaf(&name.ident)),
+            UseTree::Rename(rename) => (line(&rename.ident), leaf(&rename.ident)),
+            UseTree::Glob(glob) => {
+                (glob.star_token.spans[0].start().line, [prefix, &["*".to_owned()]].concat())
+            }
+        };
+        self.file.paths.push(PathUse { line, segments, inline: self.inline.clone() });
     }
 
-    /// A path in code. A single word counts only as a forbidden type, never as an import.
-    fn path(&mut self, inline: &[String]) {
-        let line = self.tokens[self.at].line;
-        let mut segments = vec![self.tokens[self.at].text.clone()];
-        self.at += 1;
-        while self.text(0) == Some("::") && self.tokens.get(self.at + 1).is_some_and(Token::is_word) {
-            segments.push(self.tokens[self.at + 1].text.clone());
-            self.at += 2;
+    /// Notes the paths in the body of a macro, which has no other syntax than its tokens.
+    fn note_tokens(&mut self, tokens: TokenStream) {
+        let (mut path, mut colons) = (Vec::new(), 0);
+        for token in tokens {
+            if matches!(&token, TokenTree::Punct(punct) if punct.as_char() == ':') {
+                colons += 1;
+                continue;
+            }
+            if colons != 2 || !matches!(token, TokenTree::Ident(_)) {
+                self.note_idents(&std::mem::take(&mut path));
+            }
+            colons = 0;
+            match token {
+                TokenTree::Ident(ident) => path.push(ident),
+                TokenTree::Group(group) => self.note_tokens(group.stream()),
+                TokenTree::Punct(_) | TokenTree::Literal(_) => {}
+            }
         }
-        if segments.len() > 1 || FORBIDDEN_TYPES.contains(&segments[0].as_str()) {
-            self.file.paths.push(PathUse { line, segments, inline: inline.to_vec() });
-        }
+        self.note_idents(&path);
     }
 
-    /// The tree of a `use`, from behind its keyword; each leaf is a path.
-    fn tree(&mut self, prefix: &[String], inline: &[String]) {
-        let mut segments = prefix.to_vec();
-        let mut line = self.tokens.get(self.at).map_or(0, |token| token.line);
-        while let Some(token) = self.tokens.get(self.at) {
-            match token.text.as_str() {
-                "::" => self.at += 1,
-                "{" => {
-                    self.at += 1;
-                    while let Some(text) = self.text(0) {
-                        match text {
-                            "}" => break,
-                            "," => self.at += 1,
-                            _ => self.tree(&segments, inline),
-                        }
-                    }
-                    self.at += 1;
-                    return;
-                }
-                "as" => self.at += 2,
-                _ if token.is_word() || token.text == "*" => {
-                    line = token.line;
-                    segments.push(token.text.clone());
-                    self.at += 1;
-                }
-                ";" | "," | "}" => break,
-                // Not a `use` after all (`impl Trait + use<'a>`): the caller goes on from here.
-                _ => {
-                    self.at += 1;
-                    return;
-                }
-            }
-        }
-        if !segments.is_empty() {
-            self.file.paths.push(PathUse { line, segments, inline: inline.to_vec() });
-        }
-    }
-
-    /// From `#[cfg(test)]` to the end of the item it stands on.
-    fn skip_test_item(&mut self, inline: &[String]) {
-        self.at += 7;
-        let start = self.at;
-        let mut depth = 0;
-        while let Some(text) = self.text(0) {
-            match text {
-                "{" | "[" | "(" => depth += 1,
-                "}" | "]" | ")" => depth -= 1,
-                _ => {}
-            }
-            let ends = depth == 0 && matches!(text, "}" | ";" | ",");
-            self.at += 1;
-            if ends {
-                break;
-            }
-        }
-        let item = &self.tokens[start..self.at];
-        if let [.., keyword, name, end] = item
-            && keyword.text == "mod"
-            && end.text == ";"
-        {
-            let own = std::iter::once(name.text.clone());
-            let module = self.file.module.iter().chain(inline).cloned().chain(own).collect();
-            self.file.test_modules.push(module);
+    fn note_idents(&mut self, path: &[Ident]) {
+        if let Some(first) = path.first() {
+            self.note(line(first), path.iter().map(ToString::to_string).collect());
         }
     }
 }
 
-fn is_sequence(tokens: &[Token], texts: &[&str]) -> bool {
-    tokens.len() >= texts.len() && tokens.iter().zip(texts).all(|(token, text)| token.text == *text)
+impl<'ast> Visit<'ast> for Reader<'_> {
+    fn visit_item_mod(&mut self, module: &'ast ItemMod) {
+        module.attrs.iter().for_each(|attribute| self.visit_attribute(attribute));
+        let name = module.ident.to_string();
+        match &module.content {
+            None if is_test(&module.attrs) => {
+                let path = self.file.module.iter().chain(&self.inline).cloned().chain([name]).collect();
+                self.file.test_modules.push(path);
+            }
+            None => drop(self.file.children.insert(name)),
+            Some(_) if is_test(&module.attrs) => {}
+            Some((_, items)) => {
+                self.file.inline_modules.push((line(&module.ident), name.clone()));
+                self.inline.push(name);
+                items.iter().for_each(|item| self.visit_item(item));
+                self.inline.pop();
+            }
+        }
+    }
+
+    fn visit_item_use(&mut self, item: &'ast ItemUse) {
+        if !is_test(&item.attrs) {
+            self.note_tree(&[], &item.tree);
+        }
+    }
+
+    fn visit_item_fn(&mut self, function: &'ast ItemFn) {
+        if !is_test(&function.attrs) {
+            visit::visit_item_fn(self, function);
+        }
+    }
+
+    fn visit_impl_item_fn(&mut self, function: &'ast ImplItemFn) {
+        if !is_test(&function.attrs) {
+            visit::visit_impl_item_fn(self, function);
+        }
+    }
+
+    fn visit_path(&mut self, path: &'ast syn::Path) {
+        self.note_idents(&path.segments.iter().map(|segment| segment.ident.clone()).collect::<Vec<_>>());
+        visit::visit_path(self, path);
+    }
+
+    fn visit_macro(&mut self, call: &'ast syn::Macro) {
+        self.visit_path(&call.path);
+        self.note_tokens(call.tokens.clone());
+    }
+
+    fn visit_attribute(&mut self, attribute: &'ast Attribute) {
+        if matches!(&attribute.meta, Meta::NameValue(pair) if pair.path.is_ident("path")) {
+            self.file.path_attributes.push(attribute.pound_token.spans[0].start().line);
+        }
+    }
+}
+
+/// Returns true if these attributes hold `#[cfg(test)]`.
+fn is_test(attributes: &[Attribute]) -> bool {
+    attributes.iter().any(|attribute| {
+        attribute.path().is_ident("cfg")
+            && attribute.parse_args::<syn::Path>().is_ok_and(|condition| condition.is_ident("test"))
+    })
+}
+
+fn note_unsafe(tokens: TokenStream, lines: &mut Vec<usize>) {
+    for token in tokens {
+        match token {
+            TokenTree::Ident(ident) if ident == "unsafe" => lines.push(line(&ident)),
+            TokenTree::Group(group) => note_unsafe(group.stream(), lines),
+            _ => {}
+        }
+    }
+}
+
+fn line(ident: &Ident) -> usize {
+    ident.span().start().line
 }
 
 fn module_of(path: &str) -> Vec<String> {
@@ -675,124 +711,6 @@ fn module_of(path: &str) -> Vec<String> {
         "lib" | "main" => Vec::new(),
         _ => inner.split('/').map(str::to_owned).collect(),
     }
-}
-
-/// A word, a number, `::`, or one other character.
-struct Token {
-    line: usize,
-    text: String,
-}
-
-impl Token {
-    fn is_word(&self) -> bool {
-        self.text.starts_with(|first: char| first.is_alphabetic() || first == '_')
-    }
-}
-
-/// The tokens of a source: comments, strings, character literals and lifetimes are left out.
-fn tokens(text: &str) -> Vec<Token> {
-    let bytes = text.as_bytes();
-    let mut tokens = Vec::new();
-    let (mut at, mut line) = (0, 1);
-    while at < bytes.len() {
-        let rest = &bytes[at..];
-        let length = match rest[0] {
-            b'/' if rest.starts_with(b"//") => line_comment(rest),
-            b'/' if rest.starts_with(b"/*") => block_comment(rest),
-            b'"' => string(rest, 0),
-            b'\'' => character_or_lifetime(rest),
-            first if first.is_ascii_alphanumeric() || first == b'_' || first >= 0x80 => {
-                let word = rest.iter().take_while(|byte| is_word_byte(**byte)).count();
-                match prefixed_literal(&rest[..word], &rest[word..]) {
-                    Some(literal) => word + literal,
-                    None => {
-                        tokens
-                            .push(Token { line, text: String::from_utf8_lossy(&rest[..word]).into_owned() });
-                        word
-                    }
-                }
-            }
-            b':' if rest.starts_with(b"::") => {
-                tokens.push(Token { line, text: "::".to_owned() });
-                2
-            }
-            first if first.is_ascii_whitespace() => 1,
-            first => {
-                tokens.push(Token { line, text: char::from(first).to_string() });
-                1
-            }
-        };
-        line += rest[..length].iter().filter(|byte| **byte == b'\n').count();
-        at += length;
-    }
-    tokens
-}
-
-fn is_word_byte(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || byte == b'_' || byte >= 0x80
-}
-
-fn line_comment(rest: &[u8]) -> usize {
-    rest.iter().position(|byte| *byte == b'\n').unwrap_or(rest.len())
-}
-
-fn block_comment(rest: &[u8]) -> usize {
-    let mut depth = 0_usize;
-    let mut at = 0;
-    while at < rest.len() {
-        if rest[at..].starts_with(b"/*") {
-            depth += 1;
-            at += 2;
-        } else if rest[at..].starts_with(b"*/") {
-            depth -= 1;
-            at += 2;
-            if depth == 0 {
-                return at;
-            }
-        } else {
-            at += 1;
-        }
-    }
-    rest.len()
-}
-
-/// The literal behind a prefix (`b"…"`, `r#"…"#`, `c"…"`, `b'…'`), or `None` if the word is only a word.
-fn prefixed_literal(word: &[u8], rest: &[u8]) -> Option<usize> {
-    let raw = matches!(word, b"r" | b"br" | b"cr");
-    let hashes = rest.iter().take_while(|byte| **byte == b'#').count();
-    match rest.get(hashes) {
-        Some(b'"') if raw => Some(raw_string(rest, hashes)),
-        Some(b'"') if hashes == 0 && matches!(word, b"b" | b"c") => Some(string(rest, 0)),
-        Some(b'\'') if hashes == 0 && word == b"b" => Some(character_or_lifetime(rest)),
-        _ => None,
-    }
-}
-
-fn raw_string(rest: &[u8], hashes: usize) -> usize {
-    let end: Vec<u8> = std::iter::once(b'"').chain(std::iter::repeat_n(b'#', hashes)).collect();
-    let body = &rest[hashes + 1..];
-    let found = body.windows(end.len()).position(|window| window == end);
-    found.map_or(rest.len(), |at| hashes + 1 + at + end.len())
-}
-
-/// A literal in the quote that `rest[start]` is, with escapes.
-fn string(rest: &[u8], start: usize) -> usize {
-    let quote = rest[start];
-    let mut at = start + 1;
-    while at < rest.len() {
-        match rest[at] {
-            b'\\' => at += 2,
-            byte if byte == quote => return at + 1,
-            _ => at += 1,
-        }
-    }
-    rest.len()
-}
-
-fn character_or_lifetime(rest: &[u8]) -> usize {
-    let name = rest[1..].iter().take_while(|byte| is_word_byte(**byte)).count();
-    // `'a'` is a character, `'a` a lifetime; a character is one `char` of up to four bytes.
-    if name > 0 && rest.get(1 + name) != Some(&b'\'') { 1 + name } else { string(rest, 0) }
 }
 
 // --- inputs --------------------------------------------------------------------------------------
