@@ -1,4 +1,4 @@
-//! `/api/v1/certificates`: who this gateway is, whom it trusts, and until when.
+//! `/api/v1/certificates`: the identity of this gateway, the trusted roots, and their validity.
 
 use std::time::SystemTime;
 
@@ -11,15 +11,18 @@ use crate::telemetry::clock::rfc3339;
 use crate::tls::context::NodeContext;
 use crate::tls::source::SourceStatus;
 
-/// Handles to who we are.
+/// Handles to the gateway's certificate, the trusted roots, and the state of their source.
 #[derive(Clone)]
 pub struct Identities {
+    /// The certificate and the roots.
     pub context: NodeContext,
+    /// The status of the source.
     pub status: watch::Receiver<SourceStatus>,
 }
 
 impl Identities {
-    /// The gate of readiness: closed until there is a certificate, where the config names a source.
+    /// Returns the readiness gate: closed until there is a valid certificate. `None` if the config names no
+    /// source.
     pub fn gate(&self) -> Option<Gate> {
         let status = self.status.borrow();
         if status.source.is_empty() {
@@ -37,7 +40,7 @@ impl Identities {
         Some(Gate { name: "identity".to_owned(), closed })
     }
 
-    /// The problems of the gateway's own identity and of its trust bundles.
+    /// Returns the problems of the gateway's own certificate and of its trust bundles.
     pub(super) fn problems(&self, now: SystemTime) -> Vec<Problem> {
         let status = self.status.borrow();
         let mut all = Vec::new();
@@ -78,7 +81,7 @@ impl Identities {
         all
     }
 
-    /// How the source stands; `null` without one.
+    /// Returns the status of the source; `null` without one.
     pub fn source(&self) -> Value {
         let status = self.status.borrow();
         if status.source.is_empty() && status.problems.is_empty() {
@@ -92,7 +95,7 @@ impl Identities {
         })
     }
 
-    /// Our own certificate, and the roots of each trust domain.
+    /// Returns the gateway's own certificate and the roots of each trust domain.
     pub fn certificates(&self) -> Value {
         let now = SystemTime::now();
         let own = self.context.certificate.newest();

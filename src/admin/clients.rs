@@ -8,7 +8,7 @@ use crate::discovery::xds::status::{ClientStatus, Clients, TypeStatus};
 use crate::snapshot::view::{ClientKind, Families};
 use crate::telemetry::clock::rfc3339;
 
-/// One object for each stream, oldest first.
+/// Returns one object for each stream, oldest first.
 pub fn clients(clients: &Clients) -> Value {
     clients.list().iter().map(client).collect()
 }
@@ -54,13 +54,13 @@ fn client(status: &ClientStatus) -> Value {
     })
 }
 
-/// For how long the last response has not been acknowledged.
+/// Returns how long the last response has been unacknowledged, in seconds.
 fn unacknowledged(of: &TypeStatus) -> Option<u64> {
     let sent = of.overview.in_flight?;
     Some(sent.elapsed().map_or(0, |elapsed| elapsed.as_secs()))
 }
 
-/// Clients that were refused, newest first.
+/// Returns the clients that were refused, newest first.
 pub fn refused(clients: &Clients) -> Value {
     let (total, recent) = clients.refused();
     let recent = recent.iter().map(|client| {
@@ -78,7 +78,7 @@ pub fn refused(clients: &Clients) -> Value {
     json!({"total": total, "recent": recent.collect::<Vec<_>>()})
 }
 
-/// As `eds 12` or `cds *`.
+/// Returns a subscription as text, such as `eds 12` or `cds *`.
 fn subscription(kind: Kind, of: &TypeStatus) -> String {
     match (of.overview.wildcard, of.overview.names) {
         (true, 0) => format!("{kind} *"),

@@ -1,4 +1,5 @@
-//! Endpoints and their state, as `get endpoints`, `/api/v1/endpoints` and `/api/v1/services/{hostname}` show them.
+//! Endpoints and their state, as `get endpoints`, `/api/v1/endpoints` and `/api/v1/services/{hostname}` show
+//! them.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use crate::snapshot::routes::addresses;
 use crate::snapshot::service_view::{Part, ServiceView, network_of};
 use crate::telemetry::clock::rfc3339;
 
-/// The endpoints of all services, in order of host name, then those of routes.
+/// Returns the endpoints of all services, in order of host name, then those of routes.
 pub fn endpoints(snapshot: &Snapshot, upstreams: &Upstreams) -> Value {
     let services = snapshot.services().into_iter();
     let of_services = services.flat_map(|service| {
@@ -28,7 +29,7 @@ pub fn endpoints(snapshot: &Snapshot, upstreams: &Upstreams) -> Value {
     of_services.chain(of_routes).map(Value::from).collect()
 }
 
-/// The endpoints of one service, wherever they are.
+/// Returns the endpoints of one service, on every network.
 pub(super) fn of_service(
     snapshot: &Snapshot,
     service: &ServiceView,
@@ -100,7 +101,8 @@ fn of_route(snapshot: &Snapshot, route: &Route, upstreams: &Upstreams) -> Vec<Ma
     endpoints.iter().map(view).collect()
 }
 
-/// Adds `state`, `last_failure`, `ejected_for_ms` and `not_tls`: of all its ports and addresses, the worst.
+/// Adds `state`, `last_failure`, `ejected_for_ms` and `not_tls`, each the worst of the endpoint's ports and
+/// addresses.
 fn add_state(
     shown: &mut Map<String, Value>,
     health: Health,

@@ -1,4 +1,4 @@
-//! `explain`: the decision on a name, by the functions of the data path, with every step in words.
+//! `explain`: the decision on a name, made by the functions of the data path, with every step in words.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -22,66 +22,82 @@ use crate::telemetry::clock::rfc3339;
 use crate::wire::alert::Alert;
 use crate::wire::connect::status_of;
 
-/// What is asked.
+/// The parameters of an explanation.
 #[derive(Clone, Debug, Default)]
-pub struct Inquiry {
-    /// As a client would send it; absent: none.
+pub struct ExplainRequest {
+    /// The name as a client would send it; `None`: a hello without SNI.
     pub name: Option<String>,
-    /// Whether `name` is the authority of a CONNECT, not a server name.
+    /// True if `name` is the authority of a CONNECT, false if it is a server name.
     pub authority: bool,
-    /// Who calls, by HBONE; absent: somebody without an identity.
+    /// The verified identity of an HBONE caller; `None`: the caller has none.
     pub identity: Option<Identity>,
-    /// Absent: the first listener that takes such names.
+    /// The listener; `None`: the first one that takes such names.
     pub listener: Option<String>,
-    /// Absent: rules about sources are shown, not applied.
+    /// The caller's address; `None`: rules about sources are shown, not applied.
     pub source: Option<IpAddr>,
-    /// Absent: the listener's check is shown, not applied.
+    /// The protocols offered by ALPN; `None`: the listener's check is shown, not applied.
     pub alpn: Option<Vec<String>>,
 }
 
-/// The run-time state of a live gateway that an explanation shows: endpoints that failed, sockets that are bound.
+/// The run-time state of a live gateway that an explanation shows: endpoints that failed, sockets that are
+/// bound.
 #[derive(Clone, Copy)]
 pub struct Running<'a> {
+    /// The run-time state of endpoints.
     pub upstreams: &'a Upstreams,
     /// The addresses that listeners are bound to, by name.
     pub listening: &'a [(Arc<str>, SocketAddr)],
 }
 
-/// The answer.
+/// An explanation.
 #[derive(Clone, Debug)]
 pub struct Explanation {
+    /// The name as asked; empty if there was none.
     pub name: String,
+    /// The name of the listener.
     pub listener: String,
+    /// The name in the form in which it is looked up; `None` if it was not looked up.
     pub canonical: Option<String>,
+    /// The kind of rule that matched.
     pub matched: Option<&'static str>,
+    /// The key of the route, or the host name of the service.
     pub rule: Option<String>,
+    /// The decision.
     pub reason: Reason,
+    /// The steps of the decision, in order.
     pub steps: Vec<String>,
+    /// The endpoints that could be chosen.
     pub candidates: Vec<CandidateView>,
-    /// The endpoints that cannot be chosen, counted by why.
+    /// The endpoints that cannot be chosen, counted by reason.
     pub omitted: Vec<Omitted>,
-    /// Hints for the operator that do not change the verdict.
+    /// Hints for the operator that do not change the decision.
     pub warnings: Vec<String>,
+    /// Known names that are similar to an unknown one.
     pub near: Vec<String>,
 }
 
-/// One endpoint that could be chosen.
+/// An endpoint that could be chosen.
 #[derive(Clone, Debug)]
 pub struct CandidateView {
+    /// The address that is dialled.
     pub address: SocketAddr,
+    /// The cluster of its registry.
     pub cluster: String,
+    /// Its locality.
     pub locality: String,
+    /// Its weight.
     pub weight: u32,
+    /// The health that its registry gives.
     pub health: &'static str,
-    /// From 0 to 1.
+    /// The probability of being chosen, from 0 to 1.
     pub odds: f64,
     /// The key of its run-time state.
     key: EndpointKey,
-    /// How it did when it was dialled; `None` where it was not, or the gateway does not run.
+    /// Its run-time state; `None` if it was never dialled, or if no gateway runs.
     pub state: Option<EndpointState>,
-    /// How long it may take to accept.
+    /// How long connecting may take.
     pub connect_timeout: Duration,
-    /// The result of dialling it, where the operator asked for a probe.
+    /// The result of dialling it, if the operator asked for a probe.
     pub probe: Option<Value>,
 }
 
@@ -92,7 +108,7 @@ struct Steps {
 }
 
 impl Steps {
-    /// Says how many endpoints cannot be chosen, and why.
+    /// Adds a step with the numbers of endpoints that cannot be chosen, and the reasons.
     fn omitted(&mut self, omitted: &[Omitted]) {
         let parts = omitted.iter().map(|omitted| {
             let network = if omitted.network.is_unknown() { "no network" } else { omitted.network.as_str() };
@@ -116,10 +132,11 @@ impl Trace for Steps {
     }
 }
 
-/// Explains, or says what is wrong with the question; without a running gateway as if nothing had failed yet.
+/// Explains a name; the error says what is wrong with the parameters. Without a running gateway all endpoints
+/// count as never failed.
 pub fn explain(
     snapshot: &Snapshot,
-    inquiry: &Inquiry,
+    inquiry: &ExplainRequest,
     running: Option<Running<'_>>,
 ) -> Result<Explanation, String> {
     match running {
@@ -130,7 +147,7 @@ pub fn explain(
 
 fn explain_by(
     snapshot: &Snapshot,
-    inquiry: &Inquiry,
+    inquiry: &ExplainRequest,
     load: &impl Load,
     running: Option<Running<'_>>,
 ) -> Result<Explanation, String> {
@@ -194,7 +211,7 @@ fn explain_by(
     Ok(explanation)
 }
 
-fn find_listener<'a>(snapshot: &'a Snapshot, inquiry: &Inquiry) -> Result<&'a Listener, String> {
+fn find_listener<'a>(snapshot: &'a Snapshot, inquiry: &ExplainRequest) -> Result<&'a Listener, String> {
     let listeners = &snapshot.policy.listeners;
     let (other, way) = match inquiry.authority {
         true => (ListenerProtocol::Sni, "HBONE"),
@@ -286,7 +303,7 @@ fn candidates(ask: &Ask<'_>, load: &impl Load) -> Vec<CandidateView> {
 }
 
 impl CandidateView {
-    /// Says that it fails, if it does.
+    /// Returns a text about the candidate's failures, if it has any.
     fn failing(&self, which: &str) -> Option<String> {
         let state = self.state.as_ref()?;
         let last = state.last_failure?;
@@ -301,7 +318,7 @@ impl CandidateView {
     }
 }
 
-/// The shape of `last_failure`; `null` where there was none.
+/// Returns the JSON of `last_failure`; `null` if there was none.
 pub(super) fn last_failure(state: &EndpointState) -> Value {
     state.last_failure.map_or(
         Value::Null,
@@ -310,11 +327,12 @@ pub(super) fn last_failure(state: &EndpointState) -> Value {
 }
 
 impl Explanation {
+    /// Returns true if the connection would be admitted.
     pub fn admitted(&self) -> bool {
         self.reason == Reason::Ok
     }
 
-    /// Adds how the candidates did when they were dialled.
+    /// Adds the run-time state of the candidates.
     fn look_at_endpoints(&mut self, upstreams: &Upstreams) {
         for candidate in &mut self.candidates {
             candidate.state = upstreams.state(&candidate.key);
@@ -339,7 +357,7 @@ impl Explanation {
         self.warnings.extend(warnings);
     }
 
-    /// The shape of SPEC §12.
+    /// Returns the JSON of SPEC §12.
     pub fn to_json(&self) -> Value {
         let candidates: Vec<Value> = self
             .candidates

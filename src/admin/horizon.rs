@@ -1,4 +1,5 @@
-//! `horizon`: what a viewer is given of a service, by the function that xDS clients are answered with.
+//! `horizon`: the endpoints of a service as a viewer gets them, computed by the function that answers xDS
+//! clients.
 
 use std::collections::BTreeSet;
 
@@ -18,32 +19,33 @@ use crate::snapshot::view::{
 use crate::snapshot::weights::Share;
 
 const PARAMETERS: &str = "network, cluster, service, port, subset, tunnel, families, client, sees";
-/// Parts that a fraction is shown in.
+/// The resolution of fractions.
 const FRACTION: u32 = 1_000_000_000;
 
-/// What is asked.
+/// The parameters of `horizon`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Inquiry {
+pub struct HorizonRequest {
+    /// The viewer.
     pub viewer: Viewer,
-    /// Absent: all services.
+    /// The service; `None`: all services.
     pub service: Option<HostName>,
-    /// Absent: the service's only port, or all ports of all services.
+    /// The port; `None`: the service's only port, or all ports of all services.
     pub port: Option<u16>,
-    /// As in a mesh name, lower case; `""`: everything.
+    /// The subset in lower case, as in a mesh name; `""`: all endpoints.
     pub subset: String,
 }
 
-/// Why there is no answer.
+/// The reason why there is no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Problem {
-    /// The question is wrong.
-    Question(String),
-    /// It asks for something that is not there.
+pub enum HorizonError {
+    /// The parameters are wrong.
+    Invalid(String),
+    /// The parameters name a network, service, port or subset that does not exist.
     Unknown(String),
 }
 
-impl Inquiry {
-    /// From the parameters of a query; what is absent or empty is not asked for.
+impl HorizonRequest {
+    /// Parses the parameters of a query; a parameter that is absent or empty has its default.
     pub fn from_parameters(parameters: impl IntoIterator<Item = (String, String)>) -> Result<Self, String> {
         let mut inquiry = Self::default();
         for (key, value) in parameters {
@@ -104,9 +106,9 @@ fn networks(text: &str) -> std::sync::Arc<[Network]> {
     networks.into()
 }
 
-/// The answer for one service and port, or a list of answers for all.
-pub fn horizon(snapshot: &Snapshot, inquiry: &Inquiry) -> Result<Value, Problem> {
-    // A viewer that asks for a view of certain networks may be on any network.
+/// Returns the answer for one service and port, or a list of answers for all.
+pub fn horizon(snapshot: &Snapshot, inquiry: &HorizonRequest) -> Result<Value, HorizonError> {
+    // A viewer that wants to see certain networks may be on any network itself.
     if inquiry.viewer.sees.is_empty() {
         check_network(snapshot, &inquiry.viewer.network)?;
     }
@@ -120,8 +122,8 @@ pub fn horizon(snapshot: &Snapshot, inquiry: &Inquiry) -> Result<Value, Problem>
     Ok(answer(inquiry, service, port, &found))
 }
 
-/// Every service and port that has what is asked for.
-fn everything(snapshot: &Snapshot, inquiry: &Inquiry) -> Value {
+/// Returns an answer for every service and port that has the requested subset.
+fn everything(snapshot: &Snapshot, inquiry: &HorizonRequest) -> Value {
     let mut answers = Vec::new();
     for service in snapshot.services() {
         for port in service.ports.iter().filter(|port| inquiry.port.is_none_or(|asked| asked == port.port)) {
@@ -132,9 +134,9 @@ fn everything(snapshot: &Snapshot, inquiry: &Inquiry) -> Value {
     answers.into()
 }
 
-/// Fails for a network that neither the config nor any endpoint is on: it is a typing error, and a viewer there would be
-/// given what a viewer of any network without neighbours is.
-fn check_network(snapshot: &Snapshot, network: &Network) -> Result<(), Problem> {
+/// Returns an error for a network that neither the config nor any endpoint names: it is a misspelling, for
+/// which the answer would be that of a network without neighbours.
+fn check_network(snapshot: &Snapshot, network: &Network) -> Result<(), HorizonError> {
     let node = &snapshot.policy.node.network;
     if network.is_unknown() || network == node || snapshot.networks().get(network).is_some() {
         return Ok(());
@@ -158,14 +160,14 @@ fn check_network(snapshot: &Snapshot, network: &Network) -> Result<(), Problem> 
         None => format!("; there are: {}", names.join(", ")),
     };
     let text = format!("no network {:?}: neither the config nor an endpoint has it{meant}", network.as_str());
-    Err(Problem::Unknown(text))
+    Err(HorizonError::Unknown(text))
 }
 
-fn no_service(snapshot: &Snapshot, name: &HostName) -> Problem {
+fn no_service(snapshot: &Snapshot, name: &HostName) -> HorizonError {
     let mut near = near(snapshot, name.as_str());
     near.retain(|name| snapshot.service(name).is_some());
     if near.is_empty() {
-        // A short form of a name is many edits away from it.
+        // The edit distance from a short form of a name to the name is large.
         let short = name.as_str().split('.').next().unwrap_or_default();
         let services = snapshot.services();
         let hosts = services.iter().map(|service| &*service.name);
@@ -177,34 +179,34 @@ fn no_service(snapshot: &Snapshot, name: &HostName) -> Problem {
         near.extend(nearest(name.as_str(), services.iter().map(|service| &*service.name)).map(str::to_owned));
     }
     let meant = if near.is_empty() { String::new() } else { format!("; near it: {}", near.join(", ")) };
-    Problem::Unknown(format!("no registry has told of service {:?}{meant}", name.as_str()))
+    HorizonError::Unknown(format!("no registry has told of service {:?}{meant}", name.as_str()))
 }
 
-fn no_subset(service: &ServiceView, subset: &str) -> Problem {
+fn no_subset(service: &ServiceView, subset: &str) -> HorizonError {
     let known: Vec<&str> = service.subsets.keys().map(|name| &**name).collect();
     let known =
         if known.is_empty() { "it has none".to_owned() } else { format!("it has: {}", known.join(", ")) };
-    Problem::Unknown(format!("service {} has no subset {subset:?}; {known}", service.name))
+    HorizonError::Unknown(format!("service {} has no subset {subset:?}; {known}", service.name))
 }
 
-fn port_of(service: &ServiceView, asked: Option<u16>) -> Result<&PortView, Problem> {
+fn port_of(service: &ServiceView, asked: Option<u16>) -> Result<&PortView, HorizonError> {
     let known = || service.ports.iter().map(|port| port.port.to_string()).collect::<Vec<_>>().join(", ");
     match (asked, service.ports.as_slice()) {
         (None, [only]) => Ok(only),
-        (_, []) => Err(Problem::Unknown(format!("service {} has no ports", service.name))),
-        (None, _) => Err(Problem::Question(format!(
+        (_, []) => Err(HorizonError::Unknown(format!("service {} has no ports", service.name))),
+        (None, _) => Err(HorizonError::Invalid(format!(
             "service {} has ports {}: say which (port)",
             service.name,
             known()
         ))),
         (Some(port), _) => service.port(port).ok_or_else(|| {
-            Problem::Unknown(format!("service {} has no port {port}; it has: {}", service.name, known()))
+            HorizonError::Unknown(format!("service {} has no port {port}; it has: {}", service.name, known()))
         }),
     }
 }
 
-/// The shape of SPEC §12.
-fn answer(inquiry: &Inquiry, service: &ServiceView, port: &PortView, found: &Assignment) -> Value {
+/// Returns the JSON of SPEC §12.
+fn answer(inquiry: &HorizonRequest, service: &ServiceView, port: &PortView, found: &Assignment) -> Value {
     json!({
         "viewer": viewer(&inquiry.viewer),
         "service": &*service.name,
@@ -215,7 +217,7 @@ fn answer(inquiry: &Inquiry, service: &ServiceView, port: &PortView, found: &Ass
     })
 }
 
-/// What is out of the ordinary is said; the rest goes without.
+/// Returns the viewer as JSON, without values that are the default.
 fn viewer(viewer: &Viewer) -> Value {
     let families: &[u8] = match viewer.families {
         Families::V4 => &[4],
@@ -265,13 +267,13 @@ fn excluded(excluded: &Excluded) -> Value {
     })
 }
 
-/// A share as a number: whole where it is, else rounded to billionths.
+/// Returns a share as a JSON number: an integer if it is one, else rounded to billionths.
 fn number(share: &Share) -> Value {
     if let Some(whole) = share.is_integer().then(|| u64::try_from(share.numer()).ok()).flatten() {
         return whole.into();
     }
     let parts = (share * BigUint::from(FRACTION)).round().to_integer();
-    // Weights of 2^32 on 2^32 endpoints would fit.
+    // 2^32 endpoints of weight 2^32 would fit.
     let parts = u128::try_from(parts).unwrap_or(u128::MAX);
     (parts as f64 / f64::from(FRACTION)).into()
 }

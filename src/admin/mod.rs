@@ -1,5 +1,7 @@
-//! The admin API: status, readiness, explain, horizon. It reads the status values of the rest and changes nothing by itself;
-//! what changes something is a [`Command`] to whoever composed the program.
+//! The admin API: status, readiness, explain, horizon. It reads the state of other modules and changes
+//! nothing itself; a request for a change is sent as a [`Command`] to `app`.
+
+#![warn(missing_docs)]
 
 pub mod certificates;
 pub mod clients;
@@ -32,16 +34,18 @@ use crate::net::own::OwnAddresses;
 use crate::telemetry::Telemetry;
 use crate::world::Reader;
 
-/// What an operator asks for through the API.
+/// A change that an operator requests through the API.
 pub enum Command {
-    /// Answered with what is wrong, a line each, or with what was done.
+    /// Reload the config. The answer is a summary of the changes, or the problems, a line each.
     Reload(oneshot::Sender<Result<String, Vec<String>>>),
+    /// Drain and stop.
     Drain,
-    /// A level or a filter, as `log.level` or `RUST_LOG` have it; refused where a part of it is neither.
+    /// Set the log level or filter, in the form of `log.level` or `RUST_LOG`; refused if a part of it is
+    /// malformed.
     LogLevel(String, oneshot::Sender<Result<(), String>>),
 }
 
-/// The config in use as JSON, made when somebody asks for it: it may be large.
+/// Makes the config in use as JSON on demand, as it may be large.
 #[derive(Clone)]
 pub struct InUse(pub Arc<dyn Fn() -> serde_json::Value + Send + Sync>);
 
@@ -51,46 +55,63 @@ impl fmt::Debug for InUse {
     }
 }
 
-/// How the program itself stands; replaced whole when that changes.
+/// The state of the program itself; replaced whole when it changes.
 #[derive(Clone, Debug)]
 pub struct ProgramStatus {
+    /// The path of the config file.
     pub config: PathBuf,
+    /// When the config in use was applied.
     pub config_since: SystemTime,
+    /// The config in use.
     pub in_use: InUse,
-    /// What was wrong with the file when it was last read, a line each; empty: it is what runs.
+    /// The problems of the file at its last read, a line each; empty if that config is in use.
     pub rejected: Vec<String>,
+    /// The warnings about the config in use, a line each.
     pub warnings: Vec<String>,
-    /// Keys whose values in the file are not those that the process runs with, as a change of them needs a restart.
+    /// Keys that need a restart because the file has other values than the process was started with.
     pub restart: Vec<String>,
-    /// True once the registries were waited for: listeners are open, and the xDS server serves, as far as they are configured.
+    /// True once the start has waited for the registries: listeners are open, and the xDS server serves, as
+    /// far as they are configured.
     pub serving: bool,
-    /// By listener name.
+    /// The bound address of each listener, by name.
     pub listening: Vec<(Arc<str>, SocketAddr)>,
+    /// The limits after those of the process are considered.
     pub limits: EffectiveLimits,
+    /// The number of data-plane threads.
     pub workers: usize,
+    /// True while the gateway drains.
     pub draining: bool,
 }
 
-/// Everything the API reads.
+/// All inputs of the API.
 #[derive(Clone)]
 pub struct Sources {
+    /// Reads the snapshot.
     pub reader: Reader,
-    /// Of the xDS server; nobody, where it is not opened.
+    /// The clients of the xDS server; empty if there is no server.
     pub clients: Arc<Clients>,
+    /// Reads the data plane's state.
     pub dataplane: Control,
+    /// The status of registries and names.
     pub aggregator: watch::Receiver<Arc<AggregatorStatus>>,
+    /// The metrics and the failures list.
     pub telemetry: Telemetry,
+    /// The certificate, the roots, and their source.
     pub identities: Identities,
+    /// The state of the program.
     pub program: Arc<ArcSwap<ProgramStatus>>,
+    /// Sends requests for changes.
     pub commands: mpsc::Sender<Command>,
+    /// The addresses of this process.
     pub own: Arc<OwnAddresses>,
+    /// The start of the process.
     pub started: Instant,
-    /// The state between two looks at the problems.
-    pub memory: Arc<problems::Memory>,
+    /// The state between two evaluations of the problems.
+    pub history: Arc<problems::History>,
 }
 
 impl Sources {
-    /// The gates of readiness.
+    /// Returns the readiness gates.
     pub fn gates(&self, own_cluster: &ClusterId) -> Vec<readiness::Gate> {
         readiness::gates(&self.program.load(), &self.aggregator.borrow(), own_cluster, self.identities.gate())
     }

@@ -12,7 +12,7 @@ use crate::snapshot::policy::Access;
 use crate::snapshot::service_view::network_of;
 use crate::snapshot::shard::Standing;
 
-/// A line per gateway, in order of network, then as in the file.
+/// Returns one object per gateway, in order of network, then of the file.
 pub fn gateways(snapshot: &Snapshot) -> Value {
     let networks = snapshot.networks().iter();
     let all = networks.flat_map(|(name, network)| {
@@ -38,7 +38,7 @@ fn gateway(network: &Network, access: Access, entry: &GatewayEntry) -> Value {
     })
 }
 
-/// Why no viewer at all is given a gateway.
+/// Returns the reason if no viewer at all can use a gateway.
 fn why_unusable(access: Access, entry: &GatewayEntry) -> Option<&'static str> {
     if access == Access::Direct {
         Some("its network is given by address")
@@ -57,8 +57,8 @@ struct Count {
     ready_weight: u64,
 }
 
-/// A line per network, in order of name: those of the config, those with gateways, and those that endpoints are on. An
-/// endpoint counts once for each service it is of.
+/// Returns one object per network, in order of name: those of the config, those with gateways, and those of
+/// endpoints. An endpoint counts once for each service that has it.
 pub fn networks(snapshot: &Snapshot) -> Value {
     let mut counts: BTreeMap<&Network, Count> =
         snapshot.networks().iter().map(|(name, _)| (name, Count::default())).collect();

@@ -1,4 +1,5 @@
-//! Dials the endpoints that `explain` shows, to see whether they take a connection now. Nothing is sent to them.
+//! Dials the endpoints that `explain` shows, to find out if they accept a connection now. Sends nothing to
+//! them.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -12,13 +13,13 @@ use super::explain::Explanation;
 use crate::model::reason::Reason;
 use crate::net::socket::dial_reason;
 
-/// Candidates that are dialled; those beyond are left alone.
+/// The largest number of candidates that are dialled.
 const PROBED_MAX: usize = 32;
-/// The longest wait for one.
+/// The longest timeout of a dial.
 const WITHIN: Duration = Duration::from_secs(5);
 
 impl Explanation {
-    /// Dials the candidates, all at once, each for as long as a connection would wait for it.
+    /// Dials the candidates at the same time, each with its own connect timeout.
     pub async fn probe(&mut self) {
         let some = self.candidates.iter_mut().take(PROBED_MAX);
         join_all(some.map(|candidate| async {

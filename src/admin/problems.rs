@@ -1,5 +1,5 @@
-//! The problems of a running gateway, by one closed list of codes: the beginning of `status`, the metric
-//! `isthmus_problems` and the lines `problem` and `problem solved` of the log are made of this one list.
+//! The problems of a running gateway, by a closed list of codes. The beginning of `status`, the metric
+//! `isthmus_problems` and the log lines `problem` and `problem solved` are made of this one list.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,41 +13,42 @@ use crate::snapshot::Snapshot;
 use crate::telemetry::clock::rfc3339;
 use crate::telemetry::recorder::Recorder;
 
-/// How often it is looked whether there are new problems.
+/// How often the log looks for new problems.
 pub const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How long something that was lost is a problem after the last of it.
+/// How long a loss is a problem after its last occurrence.
 const LOSS_REMEMBERED: Duration = Duration::from_secs(600);
-/// Failures in a row from which on an endpoint is a problem: fewer may be one restart.
+/// Consecutive failures after which an endpoint is a problem: fewer may be a restart.
 const FAILURES_MIN: u32 = 3;
-/// Problems of one code that are listed; those beyond are counted.
+/// The largest number of listed problems per code; further ones are counted.
 const LISTED_MAX: usize = 50;
 
 macro_rules! codes {
     ($($variant:ident = $text:literal, $meaning:literal, $look_at:literal;)*) => {
-        /// One word for what is wrong with the gateway, where it is not the end of one connection.
+        /// The kind of a problem of the gateway that is not the end of one connection.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         pub enum Code {
-            $($variant,)*
+            $(#[doc = $meaning] $variant,)*
         }
 
         impl Code {
+            /// All codes, in the order of documents.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
 
-            /// The word, as it stands in `status`, in the metric's label and in the log.
+            /// Returns the code as `status`, the metric's label and the log write it.
             pub const fn text(self) -> &'static str {
                 match self {
                     $(Self::$variant => $text,)*
                 }
             }
 
-            /// The meaning of a code.
+            /// Returns the meaning of the code.
             pub const fn meaning(self) -> &'static str {
                 match self {
                     $(Self::$variant => $meaning,)*
                 }
             }
 
-            /// The command, key or document that the operator looks at next.
+            /// Returns the command, key or document that the operator checks next.
             pub const fn look_at(self) -> &'static str {
                 match self {
                     $(Self::$variant => $look_at,)*
@@ -128,19 +129,21 @@ codes! {
         "the log of the gateway, `xds.clients`; `isthmus_xds_refused_total`";
 }
 
-/// A loss is noticed by a counter that goes up.
+/// Counters whose increase is a loss, with the code and the noun of the text.
 const LOSSES: [(Code, &str, &str); 3] = [
     (Code::AccessLogLost, "isthmus_access_log_dropped_total", "lines of the access log"),
     (Code::SpansLost, "isthmus_spans_dropped_total", "spans"),
     (Code::XdsClientRefused, "isthmus_xds_refused_total", "xDS clients"),
 ];
 
-/// One thing that is wrong.
+/// A problem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
+    /// The kind of the problem.
     pub code: Code,
-    /// The subject: a registry, a name, an endpoint; may be empty.
+    /// The subject, such as a registry, a name or an endpoint; may be empty.
     pub about: String,
+    /// The problem in words.
     pub text: String,
 }
 
@@ -149,6 +152,7 @@ impl Problem {
         Self { code, about: about.into(), text: text.into() }
     }
 
+    /// Returns the problem as JSON.
     pub fn to_json(&self) -> Value {
         json!({
             "code": self.code.text(),
@@ -159,36 +163,36 @@ impl Problem {
     }
 }
 
-/// The state between two looks at the problems.
+/// The state between two evaluations of the problems.
 #[derive(Default)]
-pub struct Memory {
-    seen: Mutex<Seen>,
+pub struct History {
+    state: Mutex<HistoryState>,
 }
 
 #[derive(Default)]
-struct Seen {
+struct HistoryState {
     losses: BTreeMap<Code, Loss>,
-    /// Conflicts of a generation of the world.
+    /// The service conflicts, with the generation of their snapshot.
     conflicts: Option<(u64, Arc<[String]>)>,
-    /// The problems that the log has a line for.
-    told: Vec<Problem>,
+    /// The problems that the log has reported.
+    logged: Vec<Problem>,
 }
 
-/// A counter of what is lost.
+/// A counter of losses.
 struct Loss {
     count: u64,
-    /// When it last went up.
+    /// When the counter last increased.
     last: Option<(Instant, SystemTime)>,
 }
 
-impl Memory {
-    /// Lines and spans that were lost lately.
+impl History {
+    /// Returns a problem for each counter that increased recently.
     fn losses(&self, recorder: &Recorder) -> Vec<Problem> {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let mut problems = Vec::new();
         for (code, counter, what) in LOSSES {
             let count = recorder.counted(counter);
-            let loss = seen.losses.entry(code).or_insert(Loss { count: 0, last: None });
+            let loss = state.losses.entry(code).or_insert(Loss { count: 0, last: None });
             if count > loss.count {
                 *loss = Loss { count, last: Some((Instant::now(), SystemTime::now())) };
             }
@@ -201,30 +205,30 @@ impl Memory {
         problems
     }
 
-    /// What registries disagree on; looked for once in each world.
+    /// Returns the conflicts of registries; computed once per snapshot.
     fn conflicts(&self, snapshot: &Snapshot) -> Arc<[String]> {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, known)) = seen.conflicts.as_ref().filter(|(of, _)| *of == snapshot.generation) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, known)) = state.conflicts.as_ref().filter(|(of, _)| *of == snapshot.generation) {
             return known.clone();
         }
         let all = snapshot.services().into_iter().flat_map(|service| service.conflicts.clone());
         let found: Arc<[String]> = all.collect();
-        seen.conflicts = Some((snapshot.generation, found.clone()));
+        state.conflicts = Some((snapshot.generation, found.clone()));
         found
     }
 }
 
-/// All that is wrong now, in the order of the codes.
+/// Returns all problems, in the order of the codes.
 pub fn problems(sources: &Sources) -> Vec<Problem> {
     let snapshot = sources.reader.latest();
-    let conflicts = sources.memory.conflicts(&snapshot);
+    let conflicts = sources.history.conflicts(&snapshot);
     let mut all = cheap_problems(sources, &snapshot);
     all.extend(conflicts.iter().map(|text| Problem::new(Code::ServiceConflict, "", text.as_str())));
     all.sort_by(|one, other| (one.code, &one.about).cmp(&(other.code, &other.about)));
     all
 }
 
-/// The same without what has to be looked for in every service.
+/// Returns the problems that need no search through all services.
 fn cheap_problems(sources: &Sources, snapshot: &Snapshot) -> Vec<Problem> {
     let mut all = of_program(sources);
     let aggregator = sources.aggregator.borrow().clone();
@@ -237,7 +241,7 @@ fn cheap_problems(sources: &Sources, snapshot: &Snapshot) -> Vec<Problem> {
     }
     all.extend(sources.identities.problems(SystemTime::now()));
     all.extend(of_endpoints(sources));
-    all.extend(sources.memory.losses(&sources.telemetry.recorder));
+    all.extend(sources.history.losses(&sources.telemetry.recorder));
     all.sort_by(|one, other| (one.code, &one.about).cmp(&(other.code, &other.about)));
     all
 }
@@ -319,7 +323,7 @@ fn of_endpoints(sources: &Sources) -> Vec<Problem> {
     all
 }
 
-/// At most `LISTED_MAX` of each code, and how many more there are.
+/// Returns at most [`LISTED_MAX`] problems of each code, with a line for the number of further ones.
 pub fn listed(problems: &[Problem]) -> Vec<Problem> {
     let mut listed = Vec::new();
     for of_code in problems.chunk_by(|one, other| one.code == other.code) {
@@ -331,7 +335,7 @@ pub fn listed(problems: &[Problem]) -> Vec<Problem> {
     listed
 }
 
-/// The metric: how many problems there are of each code, those without any included.
+/// Returns the metric: the number of problems of each code, 0 included.
 pub fn metric(problems: &[Problem]) -> String {
     let mut text = format!("# HELP {METRIC} {METRIC_HELP}\n# TYPE {METRIC} gauge\n");
     for code in Code::ALL {
@@ -341,32 +345,32 @@ pub fn metric(problems: &[Problem]) -> String {
     text
 }
 
-/// The metric's name.
+/// The name of the metric.
 pub const METRIC: &str = "isthmus_problems";
-/// The metric's description.
+/// The description of the metric.
 pub const METRIC_HELP: &str = "What is wrong now, by problem code; 0 where nothing is.";
 
-/// Tells the log of each problem when it begins and when it ends.
+/// Logs each problem when it begins and when it ends.
 pub async fn watch(sources: Sources) {
     let mut every = tokio::time::interval(LOOK_EVERY);
     loop {
         every.tick().await;
         let snapshot = sources.reader.latest();
         let now = listed(&cheap_problems(&sources, &snapshot));
-        let mut seen = sources.memory.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        tell(&seen.told, &now);
-        seen.told = now;
+        let mut state = sources.history.state.lock().unwrap_or_else(PoisonError::into_inner);
+        log_changes(&state.logged, &now);
+        state.logged = now;
     }
 }
 
-fn tell(before: &[Problem], now: &[Problem]) {
+fn log_changes(before: &[Problem], now: &[Problem]) {
     let same = |one: &Problem, other: &Problem| one.code == other.code && one.about == other.about;
     for problem in now.iter().filter(|problem| !before.iter().any(|known| same(known, problem))) {
         let (code, look_at) = (problem.code.text(), problem.code.look_at());
         match problem.code {
-            // Nobody can call any more.
+            // No caller can connect any more.
             Code::CertificateExpired => tracing::error!(code, look_at, "problem: {}", problem.text),
-            // Ordered by whoever reads this.
+            // An operator has ordered it.
             Code::Draining => {}
             _ => tracing::warn!(code, look_at, "problem: {}", problem.text),
         }
@@ -397,10 +401,10 @@ mod tests {
 
     #[test]
     fn what_is_lost_is_a_problem_when_its_counter_goes_up() {
-        let (memory, recorder) = (Memory::default(), Recorder::default());
-        assert_eq!(memory.losses(&recorder), []);
+        let (history, recorder) = (History::default(), Recorder::default());
+        assert_eq!(history.losses(&recorder), []);
         recorder.counter("isthmus_spans_dropped_total", &[]).increment(3);
-        let [problem] = &memory.losses(&recorder)[..] else { panic!("one") };
+        let [problem] = &history.losses(&recorder)[..] else { panic!("one") };
         assert_eq!(problem.code, Code::SpansLost);
         assert!(problem.text.starts_with("3 spans lost since the start"), "{}", problem.text);
     }

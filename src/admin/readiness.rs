@@ -1,19 +1,21 @@
-//! Readiness: each gate by name, and whether it is open.
+//! Readiness: named gates, each open or closed.
 
 use crate::aggregator::status::{RegistryState, Status};
 use crate::model::place::ClusterId;
 
 use super::ProgramStatus;
 
-/// One condition of readiness.
+/// A condition of readiness.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gate {
+    /// The name, such as `registry files (live)`.
     pub name: String,
-    /// `None`: open; else why not.
+    /// Why the gate is closed; `None` if it is open.
     pub closed: Option<String>,
 }
 
-/// All gates, that of our identity among them where the config wants one. Registries of other clusters are none: they are shown, and hold nothing up.
+/// Returns all readiness gates, with that of the gateway's certificate if the config names a source. Only
+/// registries of the gateway's own cluster are gates.
 pub fn gates(
     program: &ProgramStatus,
     aggregator: &Status,
@@ -34,7 +36,7 @@ pub fn gates(
         let why = registry.problems.first().map_or("not read yet", String::as_str);
         let name = match registry.state {
             RegistryState::Missing | RegistryState::Live => format!("registry {}", registry.name),
-            // Open, but by a word that is not today's.
+            // The gate is open, but the registry's state is shown.
             state => format!("registry {} ({})", registry.name, state.text()),
         };
         gates.push(gate(&name, heard, why));

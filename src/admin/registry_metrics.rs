@@ -1,11 +1,12 @@
-//! The metrics of registries (SPEC §15), made from their status at each scrape: a registry that is gone leaves none.
+//! The metrics of registries (SPEC §15), made from their status at each scrape, so that a removed registry
+//! leaves no metrics.
 
 use std::fmt::Write as _;
 
 use crate::aggregator::status::{RegistryError, RegistryState, RegistryStatus};
 use crate::telemetry::recorder::escaped;
 
-/// Names and descriptions.
+/// Names and descriptions of the metrics.
 pub const DESCRIPTIONS: [(&str, &str); 4] = [
     ("isthmus_registry_state", "1 for the state that a registry is in, 0 for the others."),
     ("isthmus_registry_items", "Items of a registry that are in use, by kind."),
@@ -13,7 +14,7 @@ pub const DESCRIPTIONS: [(&str, &str); 4] = [
     ("isthmus_registry_errors_total", "What went wrong with a registry, by kind of error."),
 ];
 
-/// The metrics in the Prometheus text format.
+/// Returns the metrics in the Prometheus text format.
 pub(super) fn text(registries: &[RegistryStatus]) -> String {
     let [state, items, changes, errors] = DESCRIPTIONS;
     let mut text = String::new();

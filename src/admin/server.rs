@@ -1,4 +1,4 @@
-//! The HTTP servers: the admin API, and the listeners for metrics and health alone.
+//! The HTTP servers: the admin API, and the separate listeners for metrics and health.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 
-use super::explain::{Explanation, Inquiry, Running, explain};
+use super::explain::{ExplainRequest, Explanation, Running, explain};
 use super::horizon::{self, horizon};
 use super::problems::{metric, problems};
 use super::registry_metrics;
@@ -31,25 +31,30 @@ use crate::net::scope::Scope;
 use crate::telemetry::access_log;
 use crate::telemetry::process;
 
-/// The Prometheus text format.
+/// The media type of the Prometheus text format.
 const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
-/// How long `/livez` waits for the data plane before it says so (it stays 200: a restart would cut everyone).
+/// How long `/livez` waits for the data plane before it reports a delay. The status stays 200, because a
+/// restart would end all connections.
 const ALIVE_WITHIN: Duration = Duration::from_secs(5);
 
-/// How long a client may take for the head of a request, also while it keeps its connection for the next one.
+/// How long a client may take to send the head of a request, also the next one on the same connection.
 const HEADER_WITHIN: Duration = Duration::from_secs(10);
-/// The size of a request's head.
+/// The largest head of a request in bytes.
 const HEADER_BYTES_MAX: usize = 32 * 1024;
 
-/// Which parts of the API an address serves.
+/// The parts of the API that an address serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
+    /// All parts.
     Admin,
+    /// Metrics only.
     Metrics,
+    /// Health only.
     Health,
 }
 
 impl Part {
+    /// Returns the name in logs and metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Admin => "admin",
@@ -79,7 +84,7 @@ pub fn serve(part: Part, listener: TcpListener, sources: Sources, scope: &Scope)
     });
 }
 
-/// Serves one client until it has gone, is silent, or has to make room.
+/// Serves one client until it is gone, is silent, or has to make room.
 async fn serve_connection(socket: TcpStream, seat: Arc<Seat>, app: Router) {
     let io = TokioIo::new(Guarded::new(socket, &seat));
     let app = TowerToHyperService::new(app);
@@ -164,7 +169,8 @@ fn admin(sources: Sources) -> Router {
         .with_state(sources)
 }
 
-/// Keeps web pages out: a browser that was led here by a name of the attacker's, or that posts for another page.
+/// Refuses requests of web pages: those that reach this address by a foreign name (DNS rebinding), and posts
+/// from another origin.
 async fn guard(request: Request, next: Next) -> Response {
     let headers = request.headers();
     if !is_own_host(headers) {
@@ -176,7 +182,7 @@ async fn guard(request: Request, next: Next) -> Response {
     next.run(request).await
 }
 
-/// Whether `Host` is an address or `localhost`, with or without a port.
+/// Returns true if `Host` is an address or `localhost`, with or without a port.
 fn is_own_host(headers: &HeaderMap) -> bool {
     let mut hosts = headers.get_all(header::HOST).iter();
     let (Some(host), None) = (hosts.next(), hosts.next()) else {
@@ -204,7 +210,7 @@ async fn metrics(State(sources): State<Sources>) -> Response {
     ([(header::CONTENT_TYPE, METRICS_TYPE)], text).into_response()
 }
 
-/// Alive as long as this answers; a data plane that does not is shown, not punished.
+/// Answers 200 while the control runtime works. A data plane that does not respond is reported in the text.
 async fn livez(State(sources): State<Sources>, Query(query): Query<BTreeMap<String, String>>) -> Response {
     if !query.contains_key("verbose") {
         return "ok\n".into_response();
@@ -287,7 +293,7 @@ async fn explain_name(
     }
 }
 
-/// The same, and dials the candidates; no `GET`, as it does something.
+/// Explains, and dials the candidates; a POST, because dialling has effects.
 async fn explain_and_probe(
     State(sources): State<Sources>,
     Query(query): Query<BTreeMap<String, String>>,
@@ -302,14 +308,14 @@ async fn explain_and_probe(
     }
 }
 
-fn explained(sources: &Sources, inquiry: &Inquiry) -> Result<Explanation, String> {
+fn explained(sources: &Sources, inquiry: &ExplainRequest) -> Result<Explanation, String> {
     let program = sources.program.load();
     let running = Running { upstreams: sources.dataplane.upstreams(), listening: &program.listening };
     explain(&sources.reader.latest(), inquiry, Some(running))
 }
 
-fn inquiry(query: BTreeMap<String, String>) -> Result<Inquiry, String> {
-    let mut inquiry = Inquiry::default();
+fn inquiry(query: BTreeMap<String, String>) -> Result<ExplainRequest, String> {
+    let mut inquiry = ExplainRequest::default();
     for (key, value) in query {
         match key.as_str() {
             "sni" | "authority" if inquiry.name.is_some() => {
@@ -350,13 +356,13 @@ async fn horizon_of(
     State(sources): State<Sources>,
     Query(query): Query<BTreeMap<String, String>>,
 ) -> Response {
-    let answer = horizon::Inquiry::from_parameters(query)
-        .map_err(horizon::Problem::Question)
+    let answer = horizon::HorizonRequest::from_parameters(query)
+        .map_err(horizon::HorizonError::Invalid)
         .and_then(|inquiry| horizon(&sources.reader.latest(), &inquiry));
     match answer {
         Ok(value) => json_response(&value),
-        Err(horizon::Problem::Question(text)) => error(StatusCode::BAD_REQUEST, &text),
-        Err(horizon::Problem::Unknown(text)) => error(StatusCode::NOT_FOUND, &text),
+        Err(horizon::HorizonError::Invalid(text)) => error(StatusCode::BAD_REQUEST, &text),
+        Err(horizon::HorizonError::Unknown(text)) => error(StatusCode::NOT_FOUND, &text),
     }
 }
 

@@ -1,4 +1,4 @@
-//! What the API and the command line show, as JSON values.
+//! The JSON values of the API and the command line.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::snapshot::policy::{ExportRule, Listener, ListenerProtocol, Route, Rou
 use crate::snapshot::service_view::{AskedBy, PortView, ServiceView};
 use crate::telemetry::clock::rfc3339;
 
-/// The program as a whole.
+/// Returns the status of the program.
 pub fn status(sources: &Sources) -> Value {
     let snapshot = sources.reader.latest();
     let program = sources.program.load();
@@ -68,7 +68,8 @@ pub fn status(sources: &Sources) -> Value {
     })
 }
 
-/// What xDS clients that came back keep, as these registries may have it and were never read.
+/// Returns the registries that were never read, and the numbers of names that reconnected xDS clients keep
+/// for them.
 fn held_back(sources: &Sources, aggregator: &AggregatorStatus) -> Value {
     let held_back = sources.clients.held_back();
     json!({
@@ -78,7 +79,7 @@ fn held_back(sources: &Sources, aggregator: &AggregatorStatus) -> Value {
     })
 }
 
-/// A line per registry, in order of precedence.
+/// Returns one object per registry, in order of precedence.
 pub fn registries(aggregator: &AggregatorStatus) -> Value {
     let view = |registry: &RegistryStatus| {
         json!({
@@ -103,7 +104,7 @@ pub fn registries(aggregator: &AggregatorStatus) -> Value {
     aggregator.registries.iter().map(view).collect()
 }
 
-/// A line per route, in the order of the file.
+/// Returns one object per route, in the order of the file.
 pub fn routes(snapshot: &Snapshot) -> Value {
     let view = |route: &Arc<Route>| {
         let entry = snapshot.routes().named(&route.key.to_string());
@@ -118,7 +119,7 @@ pub fn routes(snapshot: &Snapshot) -> Value {
     snapshot.policy.routes.iter().map(view).collect()
 }
 
-/// Where a route leads, as it is written.
+/// Returns the targets of a route, as the file writes them.
 fn leads_to(route: &Route) -> Vec<String> {
     match &route.to {
         RouteTarget::Endpoints { endpoints, .. } => {
@@ -131,6 +132,7 @@ fn leads_to(route: &Route) -> Vec<String> {
     }
 }
 
+/// Returns one object per listener, in the order of the file.
 pub fn listeners(sources: &Sources) -> Value {
     let program = sources.program.load();
     let snapshot = sources.reader.latest();
@@ -148,7 +150,7 @@ pub fn listeners(sources: &Sources) -> Value {
     snapshot.policy.listeners.iter().map(view).collect()
 }
 
-/// A line per service.
+/// Returns one object per service.
 pub fn services(snapshot: &Snapshot) -> Value {
     let view = |service: &Arc<ServiceView>| {
         json!({
@@ -174,7 +176,7 @@ fn port(port: &PortView) -> Value {
     })
 }
 
-/// The same with the number of the port behind it.
+/// Returns a port with its target port.
 fn port_of_service(service: &ServiceView, view: &PortView) -> Value {
     let mut value = port(view);
     value["target_port"] = service.target_port(view).into();
@@ -188,7 +190,7 @@ fn clusters(service: &ServiceView) -> Vec<String> {
     clusters.into_iter().map(ToString::to_string).collect()
 }
 
-/// One service, with all its endpoints.
+/// Returns one service with all its endpoints; `None` if it does not exist.
 pub fn service(snapshot: &Snapshot, hostname: &str, upstreams: &Upstreams) -> Option<Value> {
     let service = snapshot.service(hostname)?;
     let endpoints = endpoints::of_service(snapshot, service, upstreams);
@@ -204,11 +206,11 @@ pub fn service(snapshot: &Snapshot, hostname: &str, upstreams: &Upstreams) -> Op
     }))
 }
 
-/// Every name that can be reached, on which listener, by whom, and what lets it be reached.
+/// Returns every reachable name with its listener, the callers that may use it, and the rule that exports it.
 pub fn exposed(snapshot: &Snapshot) -> Value {
     let mut rows = Vec::new();
     for listener in &snapshot.policy.listeners {
-        // Callers by HBONE reach services, and no routes.
+        // HBONE callers reach services only, not routes.
         if listener.protocol != ListenerProtocol::Hbone {
             exposed_routes(snapshot, listener, &mut rows);
         }
@@ -245,7 +247,7 @@ fn exposed_port(listener: &Listener, service: &ServiceView, port: &PortView, row
             names.push(MeshName { port: port.port, subset: "", hostname: &service.name }.text());
             names.extend(by_hostname.then(|| service.name.to_string()));
         }
-        // What callers by HBONE ask for.
+        // The authority that HBONE callers send.
         if listener.protocol != ListenerProtocol::Sni {
             names.push(format!("{}:{}", service.name, port.port));
         }

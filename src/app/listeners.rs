@@ -1,4 +1,4 @@
-//! Which addresses are listened on: sockets are keyed by address, and never rebound for another change.
+//! The open listeners. Sockets are keyed by bind address, and no other change rebinds one.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -21,15 +21,15 @@ struct Open {
     address: SocketAddr,
 }
 
-/// Addresses that are bound, and not accepted from yet.
+/// Sockets that are bound and do not accept yet.
 pub(super) struct Bound {
     new: Vec<(Bind, Listening)>,
-    /// The name that each address of the policy has.
+    /// The listener name of each address of the policy.
     names: BTreeMap<Bind, Arc<str>>,
 }
 
 impl Listeners {
-    /// Binds what the policy has and we do not; where one cannot be bound, none is.
+    /// Binds the addresses of the policy that are not open; if one cannot be bound, none is.
     pub(super) fn bind(&self, policy: &Policy, workers: usize) -> Result<Bound, Vec<String>> {
         let mut bound = Bound { new: Vec::new(), names: BTreeMap::new() };
         let mut problems = Vec::new();
@@ -49,7 +49,7 @@ impl Listeners {
         if problems.is_empty() { Ok(bound) } else { Err(problems) }
     }
 
-    /// Accepts on what was bound.
+    /// Accepts connections on bound sockets.
     pub(super) async fn open(&mut self, bound: Bound, dataplane: &mut Dataplane) {
         for (bind, listening) in bound.new {
             let address = listening.address;
@@ -65,7 +65,7 @@ impl Listeners {
         }
     }
 
-    /// Stops listening on what the policy does not have.
+    /// Closes the addresses that the policy does not have.
     pub(super) async fn close_others(
         &mut self,
         policy: &Policy,
@@ -82,7 +82,7 @@ impl Listeners {
         }
     }
 
-    /// By name.
+    /// Returns the bound addresses by listener name.
     pub(super) fn listening(&self) -> Vec<(Arc<str>, SocketAddr)> {
         self.open.values().map(|open| (open.name.clone(), open.address)).collect()
     }

@@ -1,4 +1,4 @@
-//! Readings of the config file: on threads of their own, given up after a time, a few at most.
+//! Reads of the config file: on threads of their own, with a timeout and a bound on their number.
 
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -11,47 +11,48 @@ use crate::config::{self, Config};
 use crate::net::reading::Readings;
 use crate::net::watch::FileStates;
 
-/// A reading of the config that takes longer is given up.
+/// A read of the config that takes longer is given up.
 const READ_WITHIN: Duration = Duration::from_secs(30);
-/// Readings that may hang at the same time.
+/// Reads that may hang at the same time.
 const READINGS: usize = 4;
-/// A reading that has taken so long may hang, unless the one before took long too: another may begin beside it.
+/// A read that has taken this long may hang, so another may begin beside it, unless the last complete read
+/// took long too.
 const SLOW: Duration = Duration::from_secs(1);
-/// How many times as long as the one before a reading may take before another begins beside it.
+/// How many times as long as the last complete read a read may take before another begins beside it.
 const SLOWER: u32 = 4;
 
-/// What a reading found.
+/// The result of a read.
 pub(super) struct Loaded {
-    /// Or what is wrong, a line each.
+    /// The config, or the problems, a line each.
     pub(super) config: Result<Config, Vec<String>>,
-    /// The files of this config, as they were before they were read; `None`: nobody knows.
+    /// The files of the config with their states before the read; `None` if the read was given up.
     pub(super) files: Option<FileStates>,
-    /// The files known before, as they were before they were read.
+    /// The files known before, with their states before the read.
     pub(super) known: FileStates,
     pub(super) cost: Duration,
 }
 
-/// What a reading that came to its end found.
+/// The result of a read that was completed.
 struct Contents {
-    /// Or what is wrong, a line each.
+    /// The config, or the problems, a line each.
     config: Result<Config, Vec<String>>,
-    /// The files of this config, and those known before, as they were before they were read.
+    /// The files of the config, and those known before, with their states before the read.
     files: FileStates,
     known: FileStates,
 }
 
-/// Reads one config, again and again.
+/// Reads one config file repeatedly.
 pub(super) struct Loader {
     path: PathBuf,
     readings: Readings,
-    /// How long a reading may take.
+    /// How long a read may take.
     within: Duration,
     current: Option<Current>,
-    /// How long the last reading took that came to its end.
+    /// How long the last complete read took.
     cost: Duration,
 }
 
-/// A reading under way.
+/// A read in progress.
 struct Current {
     reload: Reload,
     begun: Instant,
@@ -69,7 +70,7 @@ impl Loader {
         }
     }
 
-    /// Reads it for the first time.
+    /// Starts the first read.
     pub(super) fn first(&self) -> impl Future<Output = Loaded> + Send + 'static {
         self.load(FileStates::default())
     }
@@ -78,13 +79,13 @@ impl Loader {
         self.current.is_some()
     }
 
-    /// When another reading may begin.
+    /// Returns the time from which another read may begin.
     pub(super) fn may_begin(&self) -> Instant {
         let slow = SLOW.max(SLOWER * self.cost);
         self.current.as_ref().map_or_else(Instant::now, |current| current.begun + slow)
     }
 
-    /// Begins a reading. Whoever waits for one under way waits for this.
+    /// Starts a read. Waiters of a read in progress wait for this one instead.
     pub(super) fn begin(&mut self, mut reload: Reload, known: FileStates) {
         let loaded = Box::pin(self.load(known));
         if let Some(before) = self.current.take() {
@@ -93,7 +94,7 @@ impl Loader {
         self.current = Some(Current { reload, begun: Instant::now(), loaded });
     }
 
-    /// Waits for the reading under way; for ever, where there is none. Nothing is lost where this is dropped.
+    /// Waits for the read in progress; forever if there is none. Cancel safe.
     pub(super) async fn loaded(&mut self) -> (Reload, Loaded) {
         if let Some(current) = &mut self.current {
             let loaded = current.loaded.as_mut().await;
@@ -109,7 +110,7 @@ impl Loader {
 
     fn load(&self, known: FileStates) -> impl Future<Output = Loaded> + Send + 'static {
         let (file, before) = (self.path.clone(), known.clone());
-        // Looked at first: what changes while it is read is to be read again.
+        // States are taken before the read, so that changes during the read are seen.
         self.read(known, move || {
             let known = before.now();
             let mut files = FileStates::default();
@@ -120,7 +121,7 @@ impl Loader {
         })
     }
 
-    /// Has the config read, and gives that up after a time.
+    /// Runs `read` on a thread of its own and gives it up after the timeout.
     fn read(
         &self,
         known: FileStates,
@@ -150,7 +151,7 @@ mod tests {
 
     use super::*;
 
-    /// A reading that ends when the sender of the channel is dropped.
+    /// Returns a read that ends when the sender of the channel is dropped.
     fn hanging(hang: Receiver<()>) -> impl FnOnce() -> Contents + Send + 'static {
         move || {
             let _ = hang.recv();

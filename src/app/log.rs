@@ -1,4 +1,4 @@
-//! The program's own log.
+//! The program log.
 
 use std::io::Write;
 
@@ -10,22 +10,23 @@ use crate::config::{Log, LogFormat, LogLevel};
 use crate::document::nearest::nearest;
 use crate::telemetry::writer::Writer;
 
-/// The variable that overrules the file's level.
+/// The environment variable that overrides the level of the config file.
 const VARIABLE: &str = "RUST_LOG";
 
-/// Changes what is logged while the program runs.
+/// Changes the log level at run time.
 pub(super) struct LogControl {
     filter: reload::Handle<EnvFilter, registry::Registry>,
 }
 
 impl LogControl {
-    /// Takes a level, or a filter as `RUST_LOG` has it, into use; targets that the filter does not name have `level`.
+    /// Applies a level, or a filter in the form of `RUST_LOG`; targets that the filter does not name get
+    /// `level`.
     pub(super) fn set(&self, text: &str, level: LogLevel) -> Result<(), String> {
         self.filter.reload(filter(text, level)?).map_err(|error| error.to_string())
     }
 }
 
-/// Starts the log. `RUST_LOG`, where it is set, overrules the file.
+/// Starts the log. `RUST_LOG`, if set, overrides the config file.
 pub(super) fn start(log: &Log, writer: &Writer) -> LogControl {
     let wanted = std::env::var(VARIABLE).ok().filter(|text| !text.is_empty());
     let parsed = wanted.map(|text| filter(&text, log.level)).transpose();
@@ -37,7 +38,7 @@ pub(super) fn start(log: &Log, writer: &Writer) -> LogControl {
     let lines = writer.lines();
     let writer = move || lines.clone();
     let subscriber = registry::Registry::default().with(filter);
-    // Fails only where a log was started before in this process, which then goes on.
+    // Fails only if this process has a log already, which then continues.
     let _ = match log.format {
         LogFormat::Text => {
             subscriber.with(fmt::layer().with_writer(writer).with_ansi(false).with_target(false)).try_init()
@@ -52,8 +53,8 @@ pub(super) fn start(log: &Log, writer: &Writer) -> LogControl {
     LogControl { filter: handle }
 }
 
-/// A filter of `text`, in which every part is a level or `target=level`. `EnvFilter` by itself takes a level with a typing
-/// error for a target, and then turns all other targets off.
+/// Parses a filter in which every part is a level or `target=level`. `EnvFilter` alone would take a misspelt
+/// level for a target, and turn all other targets off.
 fn filter(text: &str, level: LogLevel) -> Result<EnvFilter, String> {
     let levels = || LogLevel::ALL.map(LogLevel::text).into_iter();
     let parts = || text.split(',').map(str::trim);
@@ -71,9 +72,9 @@ fn filter(text: &str, level: LogLevel) -> Result<EnvFilter, String> {
     whole.parse().map_err(|error| format!("{text:?} is no log level or filter: {error}"))
 }
 
-/// Tells of a problem while there is no log yet.
-pub(super) fn complain(problem: &str) {
-    // Nothing can be done about a stderr that is gone.
+/// Writes a problem to stderr before the log is started.
+pub(super) fn print_problem(problem: &str) {
+    // If stderr is closed, the problem cannot be reported.
     let _ = writeln!(std::io::stderr(), "{problem}");
 }
 

@@ -1,5 +1,7 @@
-//! The composition root of `isthmus run`: makes every part, hands each what it needs, and carries out what signals,
-//! changed files and the admin API ask for. Whatever it does, `orders` are obeyed meanwhile.
+//! The composition root of `isthmus run`: makes every part, connects them, and carries out the orders of
+//! signals, changed files and the admin API. Orders are carried out during all other work.
+
+#![warn(missing_docs)]
 
 mod listeners;
 mod loading;
@@ -7,11 +9,11 @@ mod log;
 mod orders;
 #[cfg(feature = "otlp")]
 mod otlp;
+#[cfg(not(feature = "otlp"))]
+mod otlp_disabled;
 mod servers;
 mod shutdown;
 mod threads;
-#[cfg(not(feature = "otlp"))]
-mod untraced;
 mod xds;
 
 use std::convert::Infallible;
@@ -53,28 +55,28 @@ use orders::{Reload, Supervisor};
 #[cfg(feature = "otlp")]
 use otlp::Exporter;
 #[cfg(not(feature = "otlp"))]
-use untraced::Exporter;
+use otlp_disabled::Exporter;
 use xds::Xds;
 
 /// Commands of the admin API that may wait.
 const COMMANDS: usize = 16;
-/// Threads of the control side: admin, aggregator, look-ups.
+/// Threads of the control runtime: admin, aggregator, look-ups.
 const CONTROL_THREADS: usize = 2;
-/// Threads beside those of the data plane that there may be at the same time: control, logs, readings, builds, notices.
+/// The largest number of threads beside those of the data plane: control, logs, file reads, builds, notices.
 const THREADS: usize = CONTROL_THREADS + 12;
-/// How long tasks that are left at the end may take to notice it.
+/// How long tasks that still run at the end may take to finish.
 const END_WITHIN: Duration = Duration::from_millis(200);
-/// How the process ends after a fault of its own (EX_SOFTWARE of sysexits.h).
+/// The exit code after an internal fault (EX_SOFTWARE of sysexits.h).
 const EXIT_INTERNAL: u8 = 70;
 const AGGREGATOR_ENDED: &str = "the aggregator has ended";
 /// Log files whose opening may hang at the same time.
 const OPENINGS: usize = 4;
 
-/// Runs the gateway until it is told to stop.
+/// Runs the gateway until an order to stop.
 pub fn run(path: &Path) -> ExitCode {
     use_small_pages();
     if let Err(problem) = threads::can_be_made(THREADS) {
-        log::complain(&problem);
+        log::print_problem(&problem);
         return ExitCode::FAILURE;
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -85,11 +87,11 @@ pub fn run(path: &Path) -> ExitCode {
     let runtime = match runtime {
         Ok(runtime) => runtime,
         Err(error) => {
-            log::complain(&format!("cannot start the control threads: {error}"));
+            log::print_problem(&format!("cannot start the control threads: {error}"));
             return ExitCode::FAILURE;
         }
     };
-    let result = runtime.block_on(govern(path));
+    let result = runtime.block_on(run_until_stopped(path));
     runtime.shutdown_timeout(END_WITHIN);
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -98,40 +100,40 @@ pub fn run(path: &Path) -> ExitCode {
     }
 }
 
-/// Why the program did not end as it was told to; it has been said.
+/// An end without an order to stop; the cause was reported.
 enum Failed {
-    /// It could not start.
+    /// The start failed.
     Start,
-    /// It had to end because of a fault of its own.
+    /// An internal fault ended the program.
     Internal,
 }
 
-/// What there is before there is a log complains to stderr.
-fn complain(problem: &str) -> Failed {
-    log::complain(problem);
+/// Reports a problem of the start to stderr, before the log is started.
+fn start_failed(problem: &str) -> Failed {
+    log::print_problem(problem);
     Failed::Start
 }
 
-/// Reads the config, opens the logs, and operates the gateway; orders are obeyed from the first moment on.
-async fn govern(path: &Path) -> Result<(), Failed> {
+/// Reads the config, opens the logs, and runs the gateway. Orders are carried out from the first moment.
+async fn run_until_stopped(path: &Path) -> Result<(), Failed> {
     let (command, commands) = mpsc::channel(COMMANDS);
-    let mut supervisor =
-        Supervisor::new(commands).map_err(|error| complain(&format!("cannot listen to signals: {error}")))?;
+    let mut supervisor = Supervisor::new(commands)
+        .map_err(|error| start_failed(&format!("cannot listen to signals: {error}")))?;
     let loader = Loader::new(path);
     let Ok(Loaded { config, files, .. }) = supervisor.during(loader.first()).await else { return Ok(()) };
-    let config = config.map_err(|problems| complain(&problems.join("\n")))?;
-    // A start may take long: what changes meanwhile is to be read again.
+    let config = config.map_err(|problems| start_failed(&problems.join("\n")))?;
+    // The states are those before the read: files that change during a long start are read again.
     let watch = FileWatch::since(files.unwrap_or_default());
     let openings = Readings::new(OPENINGS);
     let opening = supervisor.during(orders::open(&openings, config.access_log.clone())).await;
     let Ok(access_log) = opening else { return Ok(()) };
-    let access_log = access_log.map_err(|problem| complain(&problem))?;
+    let access_log = access_log.map_err(|problem| start_failed(&problem))?;
     let telemetry = Telemetry::start(access_log)
-        .map_err(|error| complain(&format!("cannot start the threads of the logs: {error}")))?;
+        .map_err(|error| start_failed(&format!("cannot start the threads of the logs: {error}")))?;
     telemetry.gateway.store(gateway_name(&config));
     let scope = Scope::default();
     let log = log::start(&config.log, &telemetry.writer);
-    supervisor.log_to(log, config.log.level, &config.access_log, &telemetry.writer, &scope);
+    supervisor.take_logs(log, config.log.level, &config.access_log, &telemetry.writer, &scope);
     let parts = Parts { path, config, watch, telemetry: telemetry.clone(), scope, openings, command };
     let result = match supervisor.during(Program::start(parts)).await {
         Ok(Ok(program)) => program.serve(supervisor, loader).await,
@@ -148,19 +150,20 @@ async fn govern(path: &Path) -> Result<(), Failed> {
     result
 }
 
-/// Huge pages are of no use to a world that is built and let go piece by piece: with a million endpoints it takes a
-/// sixth more memory in them, and reading a million routes a third more processor time, all of it the kernel's.
+/// Disables huge pages, which cost more than they give here, as snapshots are built and dropped piece by
+/// piece: with a million endpoints they take a sixth more memory, and reading a million routes takes a third
+/// more processor time, all of it in the kernel.
 fn use_small_pages() {
     if let Err(error) = rustix::thread::disable_transparent_huge_pages(true) {
-        log::complain(&format!("cannot do without huge pages: {error}"));
+        log::print_problem(&format!("cannot do without huge pages: {error}"));
     }
 }
 
-/// What a program is made of.
+/// The inputs of [`Program::start`].
 struct Parts<'p> {
     path: &'p Path,
     config: Config,
-    /// Of the files that the config came from.
+    /// Watches the files of the config.
     watch: FileWatch,
     telemetry: Telemetry,
     scope: Scope,
@@ -170,12 +173,12 @@ struct Parts<'p> {
 
 struct Program {
     config: Config,
-    /// What the process keeps of the config that it was started with.
+    /// The values of the config at start that a reload does not change.
     fixed: Fixed,
-    /// Of the files that the config came from.
+    /// Watches the files of the config.
     watch: FileWatch,
     telemetry: Telemetry,
-    /// Of the access log's file.
+    /// Reads for opening the file of the access log.
     openings: Readings,
     identity: CertificateRotation,
     aggregator: Handle,
@@ -186,16 +189,16 @@ struct Program {
     descriptors: usize,
 }
 
-/// What the program waits for, beside orders.
+/// Events beside orders.
 enum Event {
-    /// A reload that was asked for may begin.
+    /// A requested reload may begin.
     Begin,
     Loaded(Reload, Box<Loaded>),
     /// The files of the config have changed.
     Changed,
-    /// Other roots are trusted than before.
+    /// The trusted roots have changed.
     Trust,
-    /// The aggregator has ended, which it never does by itself.
+    /// The aggregator has ended, which is an internal fault.
     AggregatorEnded,
 }
 
@@ -205,7 +208,7 @@ impl Program {
         let descriptors = raise_descriptor_limit();
         let workers = match config.workers {
             Workers::Count(count) => count.get(),
-            // The standard library looks at the CPU quota of the cgroup and at the affinity of the process.
+            // The standard library considers the CPU quota of the cgroup and the affinity of the process.
             Workers::Auto => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
         };
         threads::can_be_made(THREADS + workers)?;
@@ -218,13 +221,13 @@ impl Program {
             pending_hellos = limits.pending_hellos,
             "isthmus starts"
         );
-        // Bound first: an address in use is known before anything else is done.
+        // Listeners are bound first, so that an address in use is reported before any other work.
         let mut listeners = Listeners::default();
         let bound = listeners.bind(&config.policy, workers).map_err(|problems| problems.join("; "))?;
         let (sources, control, tasks) = (world_sources(&config), telemetry.control.clone(), scope.clone());
         let registry_tasks = scope.clone();
         let registries: Arc<Factory> = Arc::new(move |spec| registry_of(spec, &registry_tasks));
-        // Long work where the config is large.
+        // A large config makes this a long computation.
         let world = background::run(move || owner::start(sources, registries, &control, &tasks)).await;
         let (aggregator, reader) = world.map_err(|_| "building the first world panicked".to_owned())?;
         let mut identity = CertificateRotation::start(&scope);
@@ -277,7 +280,7 @@ impl Program {
             commands: command,
             own: own.clone(),
             started: Instant::now(),
-            memory: Arc::default(),
+            history: Arc::default(),
         };
         servers::open(&config, &sources, &scope).await?;
         upkeep(&sources, &scope);
@@ -286,7 +289,8 @@ impl Program {
         wait_for_registries(&aggregator, names, config.aggregator.start_timeout).await;
         listeners.open(bound, &mut dataplane).await;
         if let Some(xds) = xds {
-            // Only when registries have said what there is: a client that comes back would lose what they still list.
+            // The xDS server starts after the registries were read: a client that reconnects would lose
+            // endpoints of registries that are still being listed.
             xds.serve()?;
         }
         let program = Self {
@@ -317,7 +321,7 @@ impl Program {
     }
 
     async fn serve(mut self, mut supervisor: Supervisor, mut loader: Loader) -> Result<(), Failed> {
-        let why = match self.turn(&mut supervisor, &mut loader).await {
+        let why = match self.handle_events(&mut supervisor, &mut loader).await {
             Ok(never) => match never {},
             Err(why) => why,
         };
@@ -329,7 +333,7 @@ impl Program {
             false => tracing::info!(why, "stopping"),
         }
         drop(loader);
-        supervisor.drains();
+        supervisor.set_draining();
         self.telemetry.control.draining();
         self.tell(|status| status.draining = true);
         let Self { dataplane, config, exporter, status, telemetry, aggregator, .. } = self;
@@ -341,7 +345,7 @@ impl Program {
         let stopped = async {
             shutdown::shutdown(dataplane, config.drain, deaf).await;
             exporter.finish().await;
-            // The newest state of each registry, from which the next process may start.
+            // The next process can start from the newest state of each registry.
             if tokio::task::spawn_blocking(move || aggregator.write_copies()).await.is_err() {
                 tracing::error!("writing copies of registries panicked");
             }
@@ -349,14 +353,14 @@ impl Program {
         if supervisor.during(stopped).await.is_err() {
             tracing::warn!("a second signal: ending at once");
             telemetry.writer.flush();
-            // No destructor may hold this up.
+            // Destructors must not delay this exit.
             std::process::exit(1);
         }
         if internal { Err(Failed::Internal) } else { Ok(()) }
     }
 
-    /// Does what there is to do until an order to stop, which is the error.
-    async fn turn(
+    /// Handles events until an order to stop, which is the error.
+    async fn handle_events(
         &mut self,
         supervisor: &mut Supervisor,
         loader: &mut Loader,
@@ -365,10 +369,10 @@ impl Program {
         loop {
             let (may_begin, is_asked) = (loader.may_begin(), supervisor.reload.is_some());
             let event = tokio::select! {
-                // Orders come first. Then what is asked for, and at last what comes by itself.
+                // Orders come first, then requested reloads, then events.
                 biased;
-                asked = supervisor.asked() => {
-                    asked?;
+                stopped = supervisor.carry_out_next() => {
+                    stopped?;
                     continue;
                 }
                 () = sleep_until(may_begin), if is_asked => Event::Begin,
@@ -383,15 +387,15 @@ impl Program {
                         loader.begin(reload, self.watch.seen().clone());
                     }
                 }
-                Event::Changed => supervisor.ask("the config file changed", None),
+                Event::Changed => supervisor.request_reload("the config file changed", None),
                 Event::Trust => supervisor.during(self.dataplane.readmit()).await?,
                 Event::AggregatorEnded => return Err(AGGREGATOR_ENDED),
                 Event::Loaded(Reload { why, waiters }, loaded) => {
-                    // Problems were logged, counted and put into the status.
+                    // Problems were logged, counted and added to the status.
                     let result = supervisor.during(self.reload(why, *loaded)).await?;
-                    supervisor.logs_are(self.config.log.level, &self.config.access_log);
+                    supervisor.configure_logs(self.config.log.level, &self.config.access_log);
                     for waiter in waiters {
-                        // Whoever asked may have gone.
+                        // The waiter may be gone.
                         let _ = waiter.send(result.clone());
                     }
                 }
@@ -399,7 +403,7 @@ impl Program {
         }
     }
 
-    /// Takes what was read into use; on any error nothing changes.
+    /// Applies a config that was read; on any error nothing changes.
     async fn reload(&mut self, why: &str, loaded: Loaded) -> Result<String, Vec<String>> {
         let result = self.try_reload(loaded).await;
         match &result {
@@ -426,16 +430,16 @@ impl Program {
         let Loaded { config, files, known, cost } = loaded;
         self.watch.was_read(known, cost);
         if let Some(files) = &files {
-            // Also of a config that is rejected: what mends it may be in a file that is new to it.
+            // Done for a rejected config too: the correction may be in a file that this config has added.
             self.watch.add(files);
         }
         let config = config?;
-        // Also where it is the same: it may have been moved away.
+        // Opened also if the path is the same, as the file may have been moved.
         let order = self.telemetry.writer.order();
         let access_log = orders::open(&self.openings, config.access_log.clone()).await;
         let access_log = access_log.map_err(|problem| vec![problem])?;
         let bound = self.listeners.bind(&config.policy, self.dataplane.workers())?;
-        // The last thing that can fail: from here on, everything is taken into use.
+        // The last step that can fail: after it, every part of the config is applied.
         let published = self.aggregator.configure(world_sources(&config)).await;
         published.map_err(|not_applied| vec![not_applied.to_string()])?;
         for warning in &config.warnings {
@@ -473,7 +477,7 @@ impl Program {
     }
 }
 
-/// How the access log names this gateway.
+/// Returns the name of this gateway for the access log.
 fn gateway_name(config: &Config) -> Arc<GatewayName> {
     let node = &config.policy.node;
     Arc::new(GatewayName {
@@ -483,7 +487,7 @@ fn gateway_name(config: &Config) -> Arc<GatewayName> {
     })
 }
 
-/// The config in use, for those who ask.
+/// Returns a function that makes the config in use as JSON.
 fn in_use(config: &Config) -> InUse {
     let config = config.without_services();
     InUse(Arc::new(move || crate::config::effective(&config)))
@@ -493,7 +497,7 @@ fn texts(problems: &[crate::document::problem::Problem]) -> Vec<String> {
     problems.iter().map(ToString::to_string).collect()
 }
 
-/// What a process keeps of the config that it was started with, whatever it reads later.
+/// The values of the config at start that a reload does not change.
 struct Fixed {
     workers: Workers,
     admin: Option<SocketAddr>,
@@ -515,7 +519,7 @@ impl Fixed {
         }
     }
 
-    /// The keys whose values differ.
+    /// Returns the keys whose values differ.
     fn differs_from(&self, next: &Self) -> Vec<&'static str> {
         let changed = [
             ("workers", self.workers != next.workers),
@@ -538,7 +542,7 @@ fn world_sources(config: &Config) -> owner::Sources {
     }
 }
 
-/// Makes the task that reads a registry.
+/// Makes the registry of a spec.
 fn registry_of(spec: &RegistrySpec, scope: &Scope) -> Box<dyn Registry> {
     match &spec.kind {
         RegistryKind::File { path } => Box::new(FileRegistry::new(spec.clone(), path.clone())),
@@ -546,7 +550,8 @@ fn registry_of(spec: &RegistrySpec, scope: &Scope) -> Box<dyn Registry> {
     }
 }
 
-/// Lets ejected endpoints back in time, forgets unused ones, and notices new addresses of this host.
+/// Runs the periodic upkeep: readmits ejected endpoints, drops the state of unused ones, and reads the
+/// addresses of this host.
 fn upkeep(sources: &Sources, scope: &Scope) {
     let upstreams = sources.dataplane.upstreams().clone();
     let own = sources.own.clone();
@@ -566,15 +571,16 @@ fn upkeep(sources: &Sources, scope: &Scope) {
     });
 }
 
-/// Whether the first look-up of every name is waited for: an xDS client that comes back would lose a network whose
-/// gateway has a name that was not looked up yet.
+/// Whether the start waits for the first look-up of every name: an xDS client that reconnects would lose a
+/// network whose gateway's name is not resolved yet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Names {
     Awaited,
     Later,
 }
 
-/// Waits until every registry or its last good copy was read; the gateway then listens without those that were not.
+/// Waits until every registry or its last good copy was read. After the timeout the gateway starts without
+/// the others.
 async fn wait_for_registries(aggregator: &Handle, names: Names, timeout: Duration) {
     let mut status = aggregator.status.clone();
     let all_in = |status: &Arc<Status>| {

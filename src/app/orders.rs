@@ -1,4 +1,4 @@
-//! The orders that a running program gets, from signals and from the admin API, and who obeys them while other work goes on.
+//! Orders to the running program, from signals and the admin API, which are carried out while other work goes on.
 //!
 //! ```text
 //!  signals ──┐                    ┌─▶ stop: the work at hand is dropped
@@ -6,7 +6,7 @@
 //!  commands ─┘   (during work)    └─▶ log level, reopened logs: at once
 //! ```
 //!
-//! Nothing here waits for a log, a disk, or a file system.
+//! This module never waits for a log, a disk, or a file system.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -22,29 +22,29 @@ use crate::net::scope::Scope;
 use crate::telemetry::access_log::AccessLog;
 use crate::telemetry::writer::Writer;
 
-/// How long a log file may take to be opened.
+/// How long opening a log file may take.
 const OPEN_WITHIN: Duration = Duration::from_secs(10);
 /// Log files whose opening may hang at the same time.
 const OPENINGS: usize = 4;
 
-/// Who waits for the end of a reload.
+/// Receives the result of a reload.
 pub(super) type Waiter = oneshot::Sender<Result<String, Vec<String>>>;
 
-/// A reload that was asked for.
+/// A requested reload.
 pub(super) struct Reload {
     pub(super) why: &'static str,
     pub(super) waiters: Vec<Waiter>,
 }
 
-/// Obeys orders.
+/// Receives orders and carries them out.
 pub(super) struct Supervisor {
     signals: Signals,
     commands: mpsc::Receiver<Command>,
-    /// From when there are logs.
+    /// `None` until the logs are started.
     logs: Option<Logs>,
-    /// Asked for, and not begun.
+    /// A reload that was requested and has not begun.
     pub(super) reload: Option<Reload>,
-    /// SIGUSR1 came before there were logs.
+    /// True if SIGUSR1 came before the logs were started.
     reopen: bool,
     draining: bool,
 }
@@ -60,23 +60,23 @@ struct Logs {
 }
 
 enum Order {
-    /// A signal to stop.
+    /// Stop, by this signal.
     Stop(&'static str),
-    /// Reload, because of a signal.
+    /// Reload, by SIGHUP.
     HangUp,
     ReopenLogs,
     Command(Command),
 }
 
 impl Supervisor {
-    /// Takes over the signals of the process.
+    /// Installs the signal handlers of the process.
     pub(super) fn new(commands: mpsc::Receiver<Command>) -> std::io::Result<Self> {
         let signals = Signals::new()?;
         Ok(Self { signals, commands, logs: None, reload: None, reopen: false, draining: false })
     }
 
-    /// Takes over the logs.
-    pub(super) fn log_to(
+    /// Takes the logs over, and reopens them if that was ordered.
+    pub(super) fn take_logs(
         &mut self,
         program: LogControl,
         level: LogLevel,
@@ -93,8 +93,8 @@ impl Supervisor {
         self.logs = Some(logs);
     }
 
-    /// Takes over what the config says of logs.
-    pub(super) fn logs_are(&mut self, level: LogLevel, access_log: &AccessLog) {
+    /// Applies the log settings of a config.
+    pub(super) fn configure_logs(&mut self, level: LogLevel, access_log: &AccessLog) {
         if let Some(logs) = &mut self.logs {
             if logs.level != level {
                 logs.level = level;
@@ -104,19 +104,20 @@ impl Supervisor {
         }
     }
 
-    /// From now on, an order to stop is the second one.
-    pub(super) fn drains(&mut self) {
+    /// Notes that the program drains: a further order to stop ends it at once.
+    pub(super) fn set_draining(&mut self) {
         self.draining = true;
     }
 
-    /// Goes on with the work while orders come. An order to stop ends it: then the result is why.
+    /// Runs `work` and carries out orders meanwhile. An order to stop drops the work, and its reason is the
+    /// error.
     pub(super) async fn during<T>(&mut self, work: impl Future<Output = T>) -> Result<T, &'static str> {
         let mut work = pin!(work);
         loop {
-            // Orders come first, or work that is always ready would keep them waiting.
+            // Orders come first: work that is always ready would delay them.
             tokio::select! {
                 biased;
-                order = next(&mut self.signals, &mut self.commands) => if let Some(why) = self.obey(order) {
+                order = next(&mut self.signals, &mut self.commands) => if let Some(why) = self.carry_out(order) {
                     return Err(why);
                 },
                 done = &mut work => return Ok(done),
@@ -124,28 +125,30 @@ impl Supervisor {
         }
     }
 
-    /// Obeys the next order; the error is why to stop. No order is lost where this is dropped.
-    pub(super) async fn asked(&mut self) -> Result<(), &'static str> {
+    /// Carries out the next order; the error is the reason to stop. Cancel safe.
+    pub(super) async fn carry_out_next(&mut self) -> Result<(), &'static str> {
         let order = next(&mut self.signals, &mut self.commands).await;
-        self.obey(order).map_or(Ok(()), Err)
+        self.carry_out(order).map_or(Ok(()), Err)
     }
 
-    /// Asks for a reload on behalf of the program itself.
-    pub(super) fn ask(&mut self, why: &'static str, waiter: Option<Waiter>) {
+    /// Requests a reload.
+    pub(super) fn request_reload(&mut self, why: &'static str, waiter: Option<Waiter>) {
         let reload = self.reload.get_or_insert(Reload { why, waiters: Vec::new() });
         reload.waiters.extend(waiter);
     }
 
-    /// Returns why to stop, if the order says so.
-    fn obey(&mut self, order: Order) -> Option<&'static str> {
+    /// Carries out an order; returns the reason if it is an order to stop.
+    fn carry_out(&mut self, order: Order) -> Option<&'static str> {
         match order {
             Order::Stop(why) => return Some(why),
             Order::Command(Command::Drain) if !self.draining => return Some("POST /drain"),
             Order::Command(Command::Drain) => {}
-            // Whoever asked is told that the program stops, as the answer is dropped.
+            // The waiter sees that the program stops, because its channel is dropped.
             Order::HangUp | Order::Command(Command::Reload(_)) if self.draining => {}
-            Order::HangUp => self.ask("SIGHUP", None),
-            Order::Command(Command::Reload(answer)) => self.ask("POST /api/v1/reload", Some(answer)),
+            Order::HangUp => self.request_reload("SIGHUP", None),
+            Order::Command(Command::Reload(answer)) => {
+                self.request_reload("POST /api/v1/reload", Some(answer))
+            }
             Order::Command(Command::LogLevel(level, answer)) => {
                 let set = self.logs.as_ref().map(|logs| logs.program.set(&level, logs.level));
                 let _ = answer.send(set.unwrap_or_else(|| Err("there is no log yet".to_owned())));
@@ -160,7 +163,7 @@ impl Supervisor {
 }
 
 impl Logs {
-    /// Opens the file of the access log anew, aside.
+    /// Reopens the file of the access log in the background.
     fn reopen(&self) {
         let (log, writer, openings) = (self.access_log.clone(), self.writer.clone(), self.openings.clone());
         let order = writer.order();
@@ -186,17 +189,17 @@ pub(super) async fn open(
     opened.unwrap_or_else(|unread| Err(format!("telemetry.accessLog.path: cannot be opened: {unread}")))
 }
 
-/// No order is lost where this is dropped.
+/// Returns the next order. Cancel safe.
 async fn next(signals: &mut Signals, commands: &mut mpsc::Receiver<Command>) -> Order {
     tokio::select! {
-        // Signals first, and among them those to stop.
+        // Signals come first, and among them those to stop.
         biased;
         order = signals.next() => order,
         Some(command) = commands.recv() => Order::Command(command),
     }
 }
 
-/// The signals that mean something to us.
+/// The signals that the program handles.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,

@@ -1,6 +1,6 @@
-//! Spans to a collector, by OTLP over gRPC: taken from the queue as connections end, gathered, and sent with a deadline
-//! and a few attempts. What the collector does not take is counted and forgotten: while it is away nothing but the bounded
-//! queue fills, and no connection waits.
+//! Exports spans to a collector by OTLP over gRPC. Spans are taken from the queue as connections end,
+//! collected into batches, and sent with a deadline and a few attempts. Spans that the collector does not
+//! accept are counted and dropped: only the bounded queue fills while it is away, and no connection waits.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -24,48 +24,48 @@ use crate::telemetry::spans::{Ended, Spans, TracingOptions};
 
 mod span;
 
-/// Spans of one request.
+/// The largest number of spans in a request.
 const BATCH_MAX: usize = 512;
-/// How long spans gather before they are sent, where there are fewer.
+/// How long a batch that is not full collects spans.
 const GATHER: Duration = Duration::from_secs(1);
-/// How long is rested between looks into the queue: workers then never have to wake anybody.
+/// The pause between reads of the queue: so the data-plane threads need not wake the exporter.
 const REST: Duration = Duration::from_millis(50);
-/// From the look-up of the name until the answer.
+/// The deadline of one attempt, from the look-up of the name to the response.
 const ATTEMPT: Duration = Duration::from_secs(5);
-/// How often a batch is sent that was not taken, and how long all of it may take.
+/// The number of attempts to send a batch, and the deadline of all together.
 const ATTEMPTS: usize = 3;
 const BATCH_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long the last spans may take when the program stops.
+/// How long sending the last spans may take when the program stops.
 const FINISH: Duration = Duration::from_secs(2);
 
 const METHOD: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
 
-/// The task that sends spans.
+/// A handle to the task that sends spans.
 pub(super) struct Exporter {
     spans: Spans,
-    orders: watch::Sender<Orders>,
+    settings: watch::Sender<Settings>,
     task: Option<JoinHandle<()>>,
 }
 
-/// What the task is told.
+/// The settings of the task.
 #[derive(Clone, Default)]
-struct Orders {
-    /// `None`: what there is still is dropped.
-    to: Option<Target>,
-    /// Whether it shall send what there is and end.
+struct Settings {
+    /// Where spans are sent to; `None`: spans are dropped.
+    target: Option<Target>,
+    /// True if the task should send the queued spans and end.
     finish: bool,
 }
 
-/// Where to, and who we are.
+/// The collector, and the node that the spans are of.
 #[derive(Clone)]
 struct Target {
     collector: String,
     node: Node,
 }
 
-/// Why a batch was not taken.
+/// The reason why a batch was not accepted.
 #[derive(Debug, thiserror::Error)]
-enum Fault {
+enum ExportFault {
     #[error("it cannot be reached: {0}")]
     Unreachable(io::Error),
     #[error("there was no answer within {} s", ATTEMPT.as_secs())]
@@ -74,8 +74,8 @@ enum Fault {
     Call(#[from] CallFault),
 }
 
-impl Fault {
-    /// Whether the same may be taken the next time (OTLP §Failures).
+impl ExportFault {
+    /// Returns true if a further attempt may succeed (OTLP §Failures).
     fn may_pass(&self) -> bool {
         match self {
             Self::Unreachable(_) | Self::Late | Self::Call(CallFault::Broken(_)) => true,
@@ -94,28 +94,34 @@ impl Fault {
 }
 
 impl Exporter {
-    /// Sends nothing until it is configured.
+    /// Starts the task; it sends nothing until it is configured.
     pub(super) fn start(spans: &Spans, scope: &Scope) -> Self {
-        let (orders, told) = watch::channel(Orders::default());
+        let (sender, settings) = watch::channel(Settings::default());
         let task = spans.queue().map(|queue| {
-            let task =
-                Task { spans: spans.clone(), queue, told, open: None, scope: scope.clone(), failing: false };
+            let task = Task {
+                spans: spans.clone(),
+                queue,
+                settings,
+                open: None,
+                scope: scope.clone(),
+                failing: false,
+            };
             scope.spawn(task.run())
         });
-        Self { spans: spans.clone(), orders, task }
+        Self { spans: spans.clone(), settings: sender, task }
     }
 
     pub(super) fn configure(&self, tracing: Option<&TracingOptions>, node: &Node) {
-        let to = tracing.map(|tracing| Target { collector: tracing.otlp.clone(), node: node.clone() });
-        self.orders.send_modify(|orders| orders.to = to);
+        let target = tracing.map(|tracing| Target { collector: tracing.otlp.clone(), node: node.clone() });
+        self.settings.send_modify(|settings| settings.target = target);
         self.spans.choose(tracing.map(|tracing| tracing.sample));
     }
 
-    /// Sends what there is, if the collector takes it in time.
+    /// Sends the queued spans within [`FINISH`], and ends the task.
     pub(super) async fn finish(self) {
-        self.orders.send_modify(|orders| orders.finish = true);
+        self.settings.send_modify(|settings| settings.finish = true);
         if let Some(task) = self.task {
-            // What it has not sent by then is lost with it.
+            // Spans that were not sent by then are lost.
             let _ = timeout(FINISH, task).await;
         }
     }
@@ -124,11 +130,11 @@ impl Exporter {
 struct Task {
     spans: Spans,
     queue: mpsc::Receiver<Ended>,
-    told: watch::Receiver<Orders>,
-    /// The connection of the last batch, and whom it is to.
+    settings: watch::Receiver<Settings>,
+    /// The connection of the last batch, with its collector.
     open: Option<(String, Channel)>,
     scope: Scope,
-    /// Whether the last batch was lost, so that only changes are logged.
+    /// True if the last batch was lost; only changes are logged.
     failing: bool,
 }
 
@@ -139,24 +145,24 @@ impl Task {
             if batch.is_empty() {
                 return;
             }
-            let to = self.told.borrow().to.clone();
+            let target = self.settings.borrow().target.clone();
             let count = batch.len() as u64;
-            match to {
-                Some(to) => self.send(&to, &batch).await,
+            match target {
+                Some(target) => self.send(&target, &batch).await,
                 None => self.spans.dropped(count),
             }
         }
     }
 
-    /// The next spans; none when it shall end.
+    /// Returns the next batch; an empty one when the task should end.
     async fn gather(&mut self) -> Vec<Ended> {
         let mut batch = Vec::new();
-        // Spans first: the order to end holds once there are none. Nothing is lost where it is dropped: what was
-        // received is in the batch.
+        // Spans come first: the order to end counts once the queue is empty. Cancel safe: a received span is
+        // in the batch.
         tokio::select! {
             biased;
             first = self.queue.recv() => batch.extend(first),
-            () = finish(&mut self.told) => return batch,
+            () = finish(&mut self.settings) => return batch,
         }
         let deadline = Instant::now() + GATHER;
         loop {
@@ -165,22 +171,22 @@ impl Task {
             {
                 batch.push(next);
             }
-            if batch.len() == BATCH_MAX || Instant::now() >= deadline || self.told.borrow().finish {
+            if batch.len() == BATCH_MAX || Instant::now() >= deadline || self.settings.borrow().finish {
                 return batch;
             }
-            // Whichever is sooner.
+            // The order does not matter.
             tokio::select! {
-                () = finish(&mut self.told) => {}
+                () = finish(&mut self.settings) => {}
                 () = sleep(REST) => {}
             }
         }
     }
 
-    async fn send(&mut self, to: &Target, batch: &[Ended]) {
-        let request = span::request(&to.node, batch.iter().map(|ended| &ended.record));
+    async fn send(&mut self, target: &Target, batch: &[Ended]) {
+        let request = span::request(&target.node, batch.iter().map(|ended| &ended.record));
         let count = batch.len() as u64;
-        let delivered = timeout(BATCH_TIMEOUT, self.deliver(to, &request)).await;
-        match delivered.unwrap_or(Err(Fault::Late)) {
+        let delivered = timeout(BATCH_TIMEOUT, self.deliver(target, &request)).await;
+        match delivered.unwrap_or(Err(ExportFault::Late)) {
             Ok(answer) => {
                 let partial = answer.partial_success.unwrap_or_default();
                 let refused = u64::try_from(partial.rejected_spans).unwrap_or_default().min(count);
@@ -188,17 +194,17 @@ impl Task {
                 self.spans.dropped(refused);
                 if refused > 0 {
                     let why = partial.error_message.escape_debug().take(300).collect::<String>();
-                    tracing::warn!(collector = to.collector, refused, why, "the collector refused spans");
+                    tracing::warn!(collector = target.collector, refused, why, "the collector refused spans");
                 }
                 if std::mem::replace(&mut self.failing, false) {
-                    tracing::info!(collector = to.collector, "the collector takes spans again");
+                    tracing::info!(collector = target.collector, "the collector takes spans again");
                 }
             }
             Err(fault) => {
                 self.spans.dropped(count);
                 if !std::mem::replace(&mut self.failing, true) {
                     tracing::warn!(
-                        collector = to.collector,
+                        collector = target.collector,
                         "spans are lost, as the collector does not take them: {fault}"
                     );
                 }
@@ -208,53 +214,55 @@ impl Task {
 
     async fn deliver(
         &mut self,
-        to: &Target,
+        target: &Target,
         request: &ExportTraceServiceRequest,
-    ) -> Result<ExportTraceServiceResponse, Fault> {
+    ) -> Result<ExportTraceServiceResponse, ExportFault> {
         let mut backoff = Backoff::default();
         let mut left = ATTEMPTS;
         loop {
             left -= 1;
-            let result = timeout(ATTEMPT, self.attempt(to, request)).await.unwrap_or(Err(Fault::Late));
+            let result =
+                timeout(ATTEMPT, self.attempt(target, request)).await.unwrap_or(Err(ExportFault::Late));
             let Err(fault) = result else { return result };
             if left == 0 || !fault.may_pass() {
                 return Err(fault);
             }
-            tracing::debug!(collector = to.collector, left, "spans were not taken: {fault}");
+            tracing::debug!(collector = target.collector, left, "spans were not taken: {fault}");
             sleep(backoff.wait(RandomState::new().hash_one(left))).await;
         }
     }
 
     async fn attempt(
         &mut self,
-        to: &Target,
+        target: &Target,
         request: &ExportTraceServiceRequest,
-    ) -> Result<ExportTraceServiceResponse, Fault> {
-        // Taken out while it is used: one that fails, or is not waited for, is not used again.
+    ) -> Result<ExportTraceServiceResponse, ExportFault> {
+        // The connection is taken out while it is used, so that one that fails or is given up is not used
+        // again.
         let mut channel = match self.open.take() {
-            Some((collector, channel)) if collector == to.collector => channel,
-            _ => connect(&to.collector, &self.scope).await?,
+            Some((collector, channel)) if collector == target.collector => channel,
+            _ => connect(&target.collector, &self.scope).await?,
         };
         let answer = channel.unary(METHOD, Request::new(request.clone())).await?;
-        self.open = Some((to.collector.clone(), channel));
+        self.open = Some((target.collector.clone(), channel));
         Ok(answer)
     }
 }
 
-async fn connect(collector: &str, scope: &Scope) -> Result<Channel, Fault> {
-    // It was checked when the config was read.
+async fn connect(collector: &str, scope: &Scope) -> Result<Channel, ExportFault> {
+    // The URL was checked when the config was read.
     let origin: Uri = collector.parse().unwrap_or_default();
     let host = origin.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
     let port = origin.port_u16().unwrap_or_default();
-    let stream = TcpStream::connect((host, port)).await.map_err(Fault::Unreachable)?;
-    stream.set_nodelay(true).map_err(Fault::Unreachable)?;
+    let stream = TcpStream::connect((host, port)).await.map_err(ExportFault::Unreachable)?;
+    stream.set_nodelay(true).map_err(ExportFault::Unreachable)?;
     Ok(Channel::open(stream, origin, scope).await?)
 }
 
 /// Waits for the order to end.
-async fn finish(told: &mut watch::Receiver<Orders>) {
-    // The other side is gone only when all is.
-    let _ = told.wait_for(|orders| orders.finish).await;
+async fn finish(settings: &mut watch::Receiver<Settings>) {
+    // The sender is dropped only when the program ends.
+    let _ = settings.wait_for(|settings| settings.finish).await;
 }
 
 #[cfg(test)]

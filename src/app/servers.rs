@@ -1,5 +1,5 @@
-//! The HTTP listeners for admin, metrics and health. One whose address a draining gateway still holds, as at a restart in
-//! place, is opened when that gateway has ended; whatever else holds an address is an error.
+//! The HTTP listeners for admin, metrics and health. If a draining gateway still holds an address, as at a
+//! restart in place, the listener opens when that gateway has ended; any other holder is an error.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -16,11 +16,11 @@ use crate::model::address::Bind;
 use crate::net::listen::listen;
 use crate::net::scope::Scope;
 
-/// How long the holder of an address may take to say what it is.
+/// How long the holder of an address may take to answer.
 const ASK_WITHIN: Duration = Duration::from_secs(1);
-/// Bytes of its answer that are read.
+/// The largest part of the holder's answer that is read, in bytes.
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
-/// How often an address is tried that a draining gateway holds.
+/// How often an address held by a draining gateway is tried.
 const RETRY_EVERY: Duration = Duration::from_millis(200);
 
 /// One listener.
@@ -33,7 +33,7 @@ struct Server {
     scope: Scope,
 }
 
-/// Opens what the config has of them.
+/// Opens the listeners of the config.
 pub(super) async fn open(config: &Config, sources: &Sources, scope: &Scope) -> Result<(), String> {
     let binds = [
         (Part::Admin, "admin", config.admin.map(Bind::Address)),
@@ -58,7 +58,7 @@ impl Server {
             return Err(self.cannot(&error));
         }
         if !self.is_held_by_a_draining_gateway().await {
-            // Perhaps because it has just ended.
+            // The holder may have just ended.
             return self.open().map_err(|error| self.cannot(&error));
         }
         tracing::warn!(
@@ -96,7 +96,7 @@ impl Server {
         format!("cannot listen on {} ({}): {error}", self.bind, self.name)
     }
 
-    /// Asks whoever answers there, in the words of our own API.
+    /// Returns true if the holder of the address answers like a draining isthmus to the readiness probe.
     async fn is_held_by_a_draining_gateway(&self) -> bool {
         let (path, word) = match self.part {
             Part::Admin | Part::Health => ("/readyz", "[-] serving: draining"),
@@ -116,7 +116,7 @@ async fn ask(address: SocketAddr, path: &str) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&answer).into_owned())
 }
 
-/// Where a bind address is reached from this host.
+/// Returns an address at which this host reaches a bind address.
 fn reachable(bind: Bind) -> SocketAddr {
     match bind {
         Bind::Any { port } => (Ipv4Addr::LOCALHOST, port).into(),

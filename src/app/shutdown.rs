@@ -1,9 +1,9 @@
-//! Stops in order: not ready, then deaf, then empty, then gone.
+//! Stops in order: not ready, listeners closed, connections ended.
 
 use crate::config::Drain;
 use crate::dataplane::handle::Dataplane;
 
-/// Drains. `deaf` is called when listeners close.
+/// Drains the data plane. `deaf` is called when listeners close.
 pub(super) async fn shutdown(dataplane: Dataplane, drain: Drain, deaf: impl FnOnce()) {
     if !drain.delay.is_zero() {
         tracing::info!(delay = ?drain.delay, "not ready; still accepting");

@@ -1,17 +1,17 @@
-//! Whether the threads of the program can be made: found out first, as much that makes threads panics where it cannot.
+//! Checks that the program can make its threads: the runtimes panic if they cannot.
 
 use std::io;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::Builder;
 
-/// Fails where so many threads cannot live at the same time.
+/// Returns an error if this many threads cannot exist at the same time.
 pub(super) fn can_be_made(count: usize) -> Result<(), String> {
     let (hold, held) = channel::<()>();
     let held = Arc::new(Mutex::new(held));
     let make = |_| {
         let held = held.clone();
-        // Waits until all were made.
+        // Each thread waits until all were made.
         Builder::new().spawn(move || held.lock().unwrap_or_else(PoisonError::into_inner).recv().is_ok())
     };
     let made: Vec<_> = (0..count).map(make).collect();

@@ -1,4 +1,5 @@
-//! The xDS server's start: its address is taken at once, clients are served when the world is known.
+//! The start of the xDS server: its address is bound at once, and clients are served when the registries were
+//! read.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use crate::tls::context::NodeContext;
 use crate::tls::server::mutual;
 use crate::world::Reader;
 
-/// Bound, and not yet serving.
+/// The xDS server, bound and not serving yet.
 pub(super) struct Xds {
     service: Arc<Service>,
     socket: OwnedFd,

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::output::{Format, cell, structured, table};
 use super::{Failure, Reading, client, read};
-use crate::admin::horizon::{Inquiry, Problem, horizon};
+use crate::admin::horizon::{HorizonError, HorizonRequest, horizon};
 
 #[derive(Debug, Args)]
 pub(super) struct Horizon {
@@ -74,9 +74,9 @@ pub(super) fn run(args: &Horizon, out: &mut impl Write) -> Result<(), Failure> {
             let offline = read::world(path).map_err(|problems| Failure::Wrong(problems.join("\n")))?;
             let parameters =
                 args.parameters().into_iter().map(|(key, value)| (key.to_owned(), value.to_owned()));
-            let inquiry = Inquiry::from_parameters(parameters).map_err(Failure::Wrong)?;
+            let inquiry = HorizonRequest::from_parameters(parameters).map_err(Failure::Wrong)?;
             horizon(&offline.snapshot, &inquiry).map_err(|problem| match problem {
-                Problem::Question(text) | Problem::Unknown(text) => Failure::Wrong(text),
+                HorizonError::Invalid(text) | HorizonError::Unknown(text) => Failure::Wrong(text),
             })?
         }
         None => {

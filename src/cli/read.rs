@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::output::{Colour, Format, cell, paint, structured, table};
 use super::{Explain, Failure, Filter, Reading, What, client};
-use crate::admin::explain::{Explanation, Inquiry, explain as explain_name};
+use crate::admin::explain::{ExplainRequest, Explanation, explain as explain_name};
 use crate::aggregator::offline::{self, Unread, names_in};
 use crate::aggregator::spec::RegistrySpec;
 use crate::model::address::canonical_ip;
@@ -160,7 +160,7 @@ pub(super) fn explain(args: &Explain, out: &mut impl Write) -> Result<(), Failur
 
 fn explain_offline(args: &Explain, path: &Path) -> Result<Explanation, Failure> {
     let offline = world(path).map_err(|problems| Failure::Wrong(problems.join("\n")))?;
-    let inquiry = Inquiry {
+    let inquiry = ExplainRequest {
         name: (!args.name.is_empty()).then(|| args.name.clone()),
         authority: args.authority,
         identity: args.identity.clone(),

@@ -1,4 +1,4 @@
-//! The shapes of SPEC §12, and what is said to a question that is wrong.
+//! The JSON of SPEC §12, and the errors for wrong parameters.
 
 use super::*;
 use crate::admin::networks::{gateways, networks as networks_list};
@@ -38,9 +38,9 @@ fn snapshot() -> Snapshot {
     .snapshot()
 }
 
-fn ask(parameters: &[(&str, &str)]) -> Result<Value, Problem> {
+fn ask(parameters: &[(&str, &str)]) -> Result<Value, HorizonError> {
     let parameters = parameters.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
-    let inquiry = Inquiry::from_parameters(parameters).map_err(Problem::Question)?;
+    let inquiry = HorizonRequest::from_parameters(parameters).map_err(HorizonError::Invalid)?;
     horizon(&snapshot(), &inquiry)
 }
 
@@ -128,7 +128,7 @@ fn wrong_questions_are_told_from_unknown_things() {
         (&[("service", "a b")], "service: \"a b\": it has a character"),
         (&[("service", "two.shop.mesh")], "has ports 80, 81: say which"),
     ] {
-        let Err(Problem::Question(found)) = ask(asked) else { panic!("{asked:?}") };
+        let Err(HorizonError::Invalid(found)) = ask(asked) else { panic!("{asked:?}") };
         assert!(found.contains(text), "{found}");
     }
     for (asked, text) in [
@@ -138,7 +138,7 @@ fn wrong_questions_are_told_from_unknown_things() {
         (&[("service", "cart.shop.mesh"), ("subset", "v2")], "no subset \"v2\"; it has: v1"),
         (&[("service", "two.shop.mesh"), ("port", "80"), ("subset", "v2")], "it has none"),
     ] {
-        let Err(Problem::Unknown(found)) = ask(asked) else { panic!("{asked:?}") };
+        let Err(HorizonError::Unknown(found)) = ask(asked) else { panic!("{asked:?}") };
         assert!(found.contains(text), "{found}");
     }
 }

@@ -1,5 +1,6 @@
-//! What a collector is told: each connection as a span, and who tells. A span has the fields of the access log under their
-//! own names, with `isthmus.` before them, and beside them the few that OpenTelemetry has names for.
+//! The messages to a collector: a span for each connection, with the node as resource. The attributes of a
+//! span are the fields of the access log with the prefix `isthmus.`, and the few attributes that
+//! OpenTelemetry has names for.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -16,14 +17,14 @@ use crate::model::record::{ConnectionProtocol, ConnectionRecord};
 use crate::snapshot::policy::Node;
 use crate::telemetry::access_log::{GatewayName, fields};
 
-/// Bytes kept of a text: a client chooses how long some are.
+/// The largest attribute text in bytes: a client chooses the length of some.
 const TEXT_BYTES_MAX: usize = 1_024;
-/// What the access log has and a span says in its own way.
+/// Fields of the access log that a span holds in fields of its own.
 const NOT_ATTRIBUTES: [&str; 3] = ["time", "duration_ms", "trace_id"];
-/// The trace was chosen (W3C Trace Context §3.3).
+/// The flag `sampled` (W3C Trace Context §3.3).
 const SAMPLED: u32 = 1;
 
-/// All that a batch says.
+/// Makes the request of a batch.
 pub(super) fn request<'r>(
     node: &Node,
     records: impl Iterator<Item = &'r Arc<ConnectionRecord>>,
@@ -40,7 +41,7 @@ pub(super) fn request<'r>(
     ExportTraceServiceRequest { resource_spans }
 }
 
-/// Who tells.
+/// Describes this gateway.
 fn resource(node: &Node) -> Resource {
     let attributes = [
         ("service.name", "isthmus"),
@@ -54,7 +55,7 @@ fn resource(node: &Node) -> Resource {
     Resource { attributes: known.map(|(key, value)| text(key, value)).collect(), ..Resource::default() }
 }
 
-/// A connection as a span; `None` for one that was not chosen.
+/// Makes the span of a connection; `None` if its trace is not sampled.
 fn span(record: &ConnectionRecord, node: &Node) -> Option<Span> {
     let place = record.span?;
     let name = match record.protocol {
@@ -78,7 +79,7 @@ fn span(record: &ConnectionRecord, node: &Node) -> Option<Span> {
     })
 }
 
-/// Without a word where all went well, as servers are asked to leave it.
+/// Returns the status of a fault; `None` if the connection ended well, as OpenTelemetry asks of servers.
 fn status(record: &ConnectionRecord) -> Option<Status> {
     let reason = record.reason.filter(|_| record.is_fault())?;
     Some(Status { code: StatusCode::Error.into(), message: reason.text().to_owned() })
@@ -104,7 +105,7 @@ fn attributes(record: &ConnectionRecord, node: &Node) -> Vec<KeyValue> {
     own.chain(network).chain(conventional(record)).collect()
 }
 
-/// What OpenTelemetry's semantic conventions have names for.
+/// Returns the attributes that OpenTelemetry's semantic conventions have names for.
 fn conventional(record: &ConnectionRecord) -> Vec<KeyValue> {
     let mut all = vec![
         text("network.transport", "tcp"),

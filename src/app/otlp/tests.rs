@@ -1,4 +1,4 @@
-//! What a connection becomes for a collector.
+//! The spans of connections.
 
 use std::sync::Arc;
 use std::time::Duration;

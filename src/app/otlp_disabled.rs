@@ -1,4 +1,4 @@
-//! Stands where `otlp` stands in a program that was built without it: the config cannot ask for spans there.
+//! The exporter of a program that is built without `otlp`; its config cannot ask for spans.
 
 use crate::net::scope::Scope;
 use crate::snapshot::policy::Node;
