@@ -30,7 +30,7 @@ impl Identities {
         }
         let first = || status.problems.values().next().cloned();
         let closed = match self.context.certificate.newest() {
-            None => Some(first().unwrap_or_else(|| "not got yet".to_owned())),
+            None => Some(first().unwrap_or_else(|| "no certificate has been received yet".to_owned())),
             Some(own) if own.validity.is_over(SystemTime::now()) => {
                 let why = first().map_or(String::new(), |why| format!("; {why}"));
                 Some(format!("the certificate expired at {}{why}", rfc3339(own.validity.not_after)))
@@ -51,7 +51,7 @@ impl Identities {
             None => problem(
                 Code::CertificateMissing,
                 status.source,
-                format!("{} gave no certificate yet", status.source),
+                format!("{} has not provided a certificate yet", status.source),
             ),
             Some(own) => {
                 let (identity, until) = (own.identity.as_str(), rfc3339(own.validity.not_after));
@@ -62,8 +62,9 @@ impl Identities {
                         format!("the certificate of {identity} expired at {until}"),
                     );
                 } else if own.validity.is_near_its_end(now) {
-                    let text =
-                        format!("the certificate of {identity} expires at {until}, and was not renewed yet");
+                    let text = format!(
+                        "the certificate of {identity} expires at {until} and has not been renewed yet"
+                    );
                     problem(Code::CertificateExpiring, identity, text);
                 }
             }

@@ -116,7 +116,7 @@ impl Steps {
         });
         let parts: Vec<String> = parts.collect();
         if !parts.is_empty() {
-            self.steps.push(format!("endpoints that cannot be chosen: {}", parts.join(", ")));
+            self.steps.push(format!("endpoints that cannot be used: {}", parts.join(", ")));
         }
     }
 }
@@ -128,7 +128,7 @@ impl Trace for Steps {
 
     fn canonical(&mut self, name: &str) {
         self.canonical = Some(name.to_owned());
-        self.steps.push(format!("the name is looked up as {name:?}"));
+        self.steps.push(format!("the gateway looks up the name as {name:?}"));
     }
 }
 
@@ -198,9 +198,9 @@ fn explain_by(
     }
     if authority.is_some() {
         let (status, told) = status_of(explanation.reason);
-        steps.step(|| format!("the caller reads the status {} and isthmus-reason {told}", status.as_u16()));
+        steps.step(|| format!("the caller gets the status {} and isthmus-reason {told}", status.as_u16()));
     } else if let Some(alert) = Alert::of(explanation.reason) {
-        steps.step(|| format!("the client reads the TLS alert {} ({})", alert.text(), alert as u8));
+        steps.step(|| format!("the client gets the TLS alert {} ({})", alert.text(), alert as u8));
     }
     let looked_for = steps.canonical.as_deref().unwrap_or(&explanation.name);
     if matches!(explanation.reason, Reason::SniUnknown | Reason::AuthorityUnknown | Reason::NotExported) {
@@ -219,16 +219,14 @@ fn find_listener<'a>(snapshot: &'a Snapshot, inquiry: &ExplainRequest) -> Result
     };
     let Some(name) = inquiry.listener.as_deref() else {
         let found = listeners.iter().find(|listener| listener.protocol != other);
-        return found
-            .map(|listener| &**listener)
-            .ok_or_else(|| format!("there is no listener that takes {way}"));
+        return found.map(|listener| &**listener).ok_or_else(|| format!("no listener accepts {way}"));
     };
     let found = listeners.iter().find(|listener| &*listener.name == name).ok_or_else(|| {
         let names: Vec<&str> = listeners.iter().map(|listener| &*listener.name).collect();
         format!("there is no listener {name:?}; there are: {}", names.join(", "))
     })?;
     if found.protocol == other {
-        Err(format!("the listener {name:?} does not take {way}"))
+        Err(format!("the listener {name:?} does not accept {way}"))
     } else {
         Ok(found)
     }
@@ -246,8 +244,8 @@ fn decide(
     if !from.is_empty() {
         let list = from.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         let applied =
-            if request.source.is_some() { "" } else { " (shown, not applied: no source was given)" };
-        steps.step(|| format!("the listener takes connections from {list} only{applied}"));
+            if request.source.is_some() { "" } else { " (not checked: no source address was given)" };
+        steps.step(|| format!("the listener accepts connections only from {list}{applied}"));
     }
     if let Some(Err(reason)) = request.source.map(|source| admit_source(request.listener, source)) {
         return reason;
@@ -308,8 +306,8 @@ impl CandidateView {
         let state = self.state.as_ref()?;
         let last = state.last_failure?;
         Some(format!(
-            "{which} {} did not take the last {} connections: {}, last at {}; the verdict says what is allowed, not that \
-             it works (`isthmus explain --probe` dials it)",
+            "{which} {} failed the last {} connection attempts: {}, last at {}; the verdict covers only what the \
+             config allows (`isthmus explain --probe` also dials the endpoint)",
             self.address,
             state.in_a_row,
             last.reason,

@@ -67,7 +67,7 @@ impl HorizonRequest {
                 "port" => {
                     let port = value.parse().ok().filter(|port| *port != 0);
                     inquiry.port =
-                        Some(port.ok_or_else(|| format!("port: {value:?} is no number from 1 to 65535"))?);
+                        Some(port.ok_or_else(|| format!("port: {value:?} is not a number from 1 to 65535"))?);
                 }
                 "subset" => inquiry.subset = value.to_ascii_lowercase(),
                 other => return Err(format!("unknown parameter {other:?}; there are: {PARAMETERS}")),
@@ -82,7 +82,7 @@ fn families(text: &str) -> Result<Families, String> {
         "4" => Ok(Families::V4),
         "6" => Ok(Families::V6),
         "4,6" | "6,4" => Ok(Families::Both),
-        other => Err(format!("families: {other:?} is none of 4, 6 and 4,6")),
+        other => Err(format!("families: {other:?} is not 4, 6 or 4,6")),
     }
 }
 
@@ -159,7 +159,10 @@ fn check_network(snapshot: &Snapshot, network: &Network) -> Result<(), HorizonEr
         None if names.is_empty() => String::new(),
         None => format!("; there are: {}", names.join(", ")),
     };
-    let text = format!("no network {:?}: neither the config nor an endpoint has it{meant}", network.as_str());
+    let text = format!(
+        "network {:?} is unknown: neither the config nor an endpoint names it{meant}",
+        network.as_str()
+    );
     Err(HorizonError::Unknown(text))
 }
 
@@ -179,7 +182,7 @@ fn no_service(snapshot: &Snapshot, name: &HostName) -> HorizonError {
         near.extend(nearest(name.as_str(), services.iter().map(|service| &*service.name)).map(str::to_owned));
     }
     let meant = if near.is_empty() { String::new() } else { format!("; near it: {}", near.join(", ")) };
-    HorizonError::Unknown(format!("no registry has told of service {:?}{meant}", name.as_str()))
+    HorizonError::Unknown(format!("no service {:?} is known{meant}", name.as_str()))
 }
 
 fn no_subset(service: &ServiceView, subset: &str) -> HorizonError {
@@ -195,7 +198,7 @@ fn port_of(service: &ServiceView, asked: Option<u16>) -> Result<&PortView, Horiz
         (None, [only]) => Ok(only),
         (_, []) => Err(HorizonError::Unknown(format!("service {} has no ports", service.name))),
         (None, _) => Err(HorizonError::Invalid(format!(
-            "service {} has ports {}: say which (port)",
+            "service {} has the ports {}; choose one of them by `port`",
             service.name,
             known()
         ))),

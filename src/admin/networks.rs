@@ -41,9 +41,9 @@ fn gateway(network: &Network, access: Access, entry: &GatewayEntry) -> Value {
 /// Returns the reason if no viewer at all can use a gateway.
 fn why_unusable(access: Access, entry: &GatewayEntry) -> Option<&'static str> {
     if access == Access::Direct {
-        Some("its network is given by address")
+        Some("the endpoints of its network are given by address")
     } else if entry.addresses.is_empty() {
-        Some("its name has no address")
+        Some("its host name does not resolve")
     } else if entry.gateway.sni_port.is_none() {
         Some("it has no sniPort")
     } else {

@@ -28,7 +28,9 @@ impl Explanation {
         .await;
         let probed = || self.candidates.iter().filter_map(|candidate| candidate.probe.as_ref());
         if probed().next().is_some() && probed().all(|probe| probe["reason"] != Reason::Ok.text()) {
-            self.warnings.push("no endpoint took a connection when it was dialled just now".to_owned());
+            self.warnings.push(
+                "no endpoint accepted a connection when the gateway dialled it for this request".to_owned(),
+            );
         }
     }
 }

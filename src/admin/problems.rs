@@ -60,72 +60,76 @@ macro_rules! codes {
 
 codes! {
     ConfigRejected = "config_rejected",
-        "The config file on disk has mistakes; the gateway runs with the one before.",
+        "The config file on disk has mistakes. The gateway keeps running with the config that it read before.",
         "`isthmus validate FILE`; then `isthmus reload`";
     NeedsRestart = "needs_restart",
-        "The config file says something that only a restart takes into use.",
-        "restart the gateway, or take the change back";
+        "The config file has a change that takes effect only after a restart.",
+        "restart the gateway, or undo the change";
     Draining = "draining",
-        "The gateway is stopping: it is not ready, and ends when its connections have ended.",
+        "The gateway is stopping. It is not ready, and exits when its connections have ended.",
         "`isthmus get connections`, `drain.timeout`";
     RegistryMissing = "registry_missing",
-        "A registry was never read since the start, and there is no copy of it: its services are unknown.",
-        "`isthmus get registries`; the path and the rights of the file, or where etcd is and its user";
+        "A registry has not been read since the start and has no saved copy, so its services are unknown.",
+        "`isthmus get registries`; path and permissions of the file, or address and user of etcd";
     RegistryStale = "registry_stale",
-        "A registry cannot be read; its last good state is in use (stale), counts only where no other has a ready endpoint \
-         (demoted), or is withdrawn (expired).",
-        "`isthmus get registries`; `isthmus validate` of the config";
+        "A registry cannot be read. Its last good state is in use (stale), is used only for ports without a ready \
+         endpoint elsewhere (demoted), or has been removed (expired).",
+        "`isthmus get registries`; `isthmus validate FILE`";
     RegistryHeld = "registry_held",
-        "An update of a registry would leave many services without a ready endpoint, and is held back.",
+        "An update of a registry would leave many services without a ready endpoint. The update is held back, and \
+         the state before it stays in use.",
         "the source of the registry; `aggregator.withdrawalHold`";
     RegistryFlawed = "registry_flawed",
-        "Objects of a registry have mistakes; their last good state is in use.",
+        "Objects of a registry have mistakes. The last good state of these objects is in use.",
         "`isthmus get registries -o yaml`; the objects named there";
     RegistryLeftOut = "registry_left_out",
-        "A registry has services or endpoints that its `allow` does not let it have; they are left out.",
+        "A registry has services or endpoints that its `allow` does not permit. They are left out.",
         "`isthmus get registries`; `registries[].allow`";
     AddressNotAllowed = "address_not_allowed",
-        "A registry has endpoints at addresses that its `allow.addresses` does not let it give (loopback and link-local unless it \
-         names them); they are left out.",
+        "A registry has endpoints at addresses that its `allow.addresses` does not permit. Loopback and \
+         link-local addresses need a block of their own there. These endpoints are left out.",
         "`isthmus get registries`; `registries[].allow.addresses`";
     ServiceConflict = "service_conflict",
-        "Registries disagree about a service; the earlier registry wins.",
+        "Registries disagree about a service. The earlier registry applies.",
         "`conflicts` of `isthmus status -o json`";
     NameUnresolved = "name_unresolved",
-        "A host name of an endpoint or of a gateway has no address.",
+        "The host name of an endpoint or of a gateway does not resolve.",
         "`isthmus get endpoints`, `isthmus get gateways`; `dns.servers`";
     CertificateMissing = "certificate_missing",
-        "The gateway has no certificate yet, and is not ready: callers by HBONE are refused (`tls_failed`).",
+        "The gateway has no certificate yet and is not ready. HBONE callers are refused (`tls_failed`).",
         "`isthmus get certificates`; `identity`";
     CertificateExpiring = "certificate_expiring",
-        "Less than a third of the life of the gateway's own certificate is left: it should have been renewed.",
+        "The gateway's own certificate has less than a third of its lifetime left and should have been renewed.",
         "`isthmus get certificates`; `identity` of `isthmus status -o json`";
     CertificateExpired = "certificate_expired",
-        "The gateway's own certificate has expired, and the gateway is not ready: callers by HBONE refuse it.",
+        "The gateway's own certificate has expired, so HBONE callers refuse it. The gateway is not ready.",
         "`isthmus get certificates`; `identity` of `isthmus status -o json`";
     CertificateSource = "certificate_source",
-        "A certificate or roots cannot be read or renewed; what was last good is in use.",
+        "A certificate, or the roots of a trust domain, cannot be read or renewed. The last good one stays in use.",
         "`identity` of `isthmus status -o json`";
     RootsExpired = "roots_expired",
-        "All roots of a trust domain have expired: its callers are refused.",
+        "All root certificates of a trust domain have expired, so callers of that domain are refused.",
         "`isthmus get certificates`; `trust`";
     EndpointEjected = "endpoint_ejected",
-        "An endpoint failed several times in a row and is left out for a while.",
+        "An endpoint failed several times in a row and gets no connections for a while.",
         "`isthmus get endpoints`; the endpoint itself";
     EndpointFailing = "endpoint_failing",
-        "An endpoint did not take its last three connections or more, and is tried nevertheless.",
+        "At least the last three connection attempts to an endpoint failed. The endpoint is not ejected and still \
+         gets connections.",
         "`isthmus get endpoints`, `isthmus explain NAME --probe`; the endpoint itself";
     EndpointNotTls = "endpoint_not_tls",
         "An endpoint answers a ClientHello with bytes that are not TLS.",
         "the port of the endpoint: `isthmus get endpoints`";
     AccessLogLost = "access_log_lost",
-        "Lines of the access log were lost in the last ten minutes: its queue was full, or its file cannot be written.",
-        "`telemetry.accessLog.path`, the disk, whoever reads the log; `isthmus_access_log_dropped_total`";
+        "Lines of the access log were lost in the last ten minutes because the queue was full or the file could \
+         not be written.",
+        "`telemetry.accessLog.path`, the disk, the program that reads the log; `isthmus_access_log_dropped_total`";
     SpansLost = "spans_lost",
-        "Spans were lost in the last ten minutes: the collector cannot be reached, or does not keep up.",
+        "Spans were lost in the last ten minutes because the collector could not be reached or did not keep up.",
         "`telemetry.tracing.otlp`; `isthmus_spans_dropped_total`";
     XdsClientRefused = "xds_client_refused",
-        "An xDS client was refused in the last ten minutes: it claims what `xds.clients` does not let it claim.",
+        "An xDS client was refused in the last ten minutes because no rule of `xds.clients` allows the network or \
+         cluster that it claims.",
         "the log of the gateway, `xds.clients`; `isthmus_xds_refused_total`";
 }
 
@@ -233,9 +237,9 @@ fn cheap_problems(sources: &Sources, snapshot: &Snapshot) -> Vec<Problem> {
     let mut all = of_program(sources);
     let aggregator = sources.aggregator.borrow().clone();
     all.extend(aggregator.registries.iter().flat_map(of_registry));
-    let failed = aggregator.unresolved.iter().map(|name| (name.clone(), "it cannot be looked up"));
+    let failed = aggregator.unresolved.iter().map(|name| (name.clone(), "the DNS lookup fails"));
     let empty = snapshot.resolved().iter().filter(|(_, addresses)| addresses.is_empty());
-    let empty = empty.map(|(name, _)| (name.to_string(), "it does not exist, or has no address"));
+    let empty = empty.map(|(name, _)| (name.to_string(), "the name does not exist, or has no address"));
     for (name, why) in failed.chain(empty) {
         all.push(Problem::new(Code::NameUnresolved, &name, format!("{name} has no address: {why}")));
     }
@@ -262,7 +266,7 @@ fn of_program(sources: &Sources) -> Vec<Problem> {
     }
     if program.draining {
         let connections = sources.dataplane.connections_active();
-        all.push(Problem::new(Code::Draining, "", format!("{connections} connections are left")));
+        all.push(Problem::new(Code::Draining, "", format!("{connections} connections are still open")));
     }
     all
 }
@@ -310,7 +314,7 @@ fn of_endpoints(sources: &Sources) -> Vec<Problem> {
             format!("{}, {} in a row, last at {}", last.reason, state.in_a_row, rfc3339(last.time))
         });
         if let Some(rest) = state.ejected_for {
-            let text = format!("{about} is left out for {} more seconds: {last}", rest.as_secs());
+            let text = format!("{about} is ejected for {} more seconds: {last}", rest.as_secs());
             all.push(Problem::new(Code::EndpointEjected, &about, text));
         } else if state.in_a_row >= FAILURES_MIN {
             all.push(Problem::new(Code::EndpointFailing, &about, format!("{about}: {last}")));
@@ -348,7 +352,7 @@ pub fn metric(problems: &[Problem]) -> String {
 /// The name of the metric.
 pub const METRIC: &str = "isthmus_problems";
 /// The description of the metric.
-pub const METRIC_HELP: &str = "What is wrong now, by problem code; 0 where nothing is.";
+pub const METRIC_HELP: &str = "Number of current problems, by problem code; 0 for a code without a problem.";
 
 /// Logs each problem when it begins and when it ends.
 pub async fn watch(sources: Sources) {

@@ -8,10 +8,10 @@ use crate::telemetry::recorder::escaped;
 
 /// Names and descriptions of the metrics.
 pub const DESCRIPTIONS: [(&str, &str); 4] = [
-    ("isthmus_registry_state", "1 for the state that a registry is in, 0 for the others."),
-    ("isthmus_registry_items", "Items of a registry that are in use, by kind."),
-    ("isthmus_registry_changes_total", "Changes that a registry has sent."),
-    ("isthmus_registry_errors_total", "What went wrong with a registry, by kind of error."),
+    ("isthmus_registry_state", "1 for the current state of a registry, 0 for its other states."),
+    ("isthmus_registry_items", "Items of a registry in use, by kind."),
+    ("isthmus_registry_changes_total", "Changes received from a registry."),
+    ("isthmus_registry_errors_total", "Errors of a registry, by kind of error."),
 ];
 
 /// Returns the metrics in the Prometheus text format.

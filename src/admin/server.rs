@@ -177,7 +177,11 @@ async fn guard(request: Request, next: Next) -> Response {
         return error(StatusCode::FORBIDDEN, "the Host header must be an address or localhost");
     }
     if request.method() != Method::GET && headers.contains_key(header::ORIGIN) {
-        return error(StatusCode::FORBIDDEN, "requests of web pages are not taken");
+        return error(
+            StatusCode::FORBIDDEN,
+            "a POST request with an Origin header, as web pages send it, is \
+                                             refused",
+        );
     }
     next.run(request).await
 }
@@ -247,7 +251,7 @@ async fn service(State(sources): State<Sources>, Path(hostname): Path<String>) -
     let view = name.and_then(|name| views::service(&sources.reader.latest(), name.as_str(), upstreams));
     match view {
         Some(view) => json_response(&view),
-        None => error(StatusCode::NOT_FOUND, "no registry has told of this service"),
+        None => error(StatusCode::NOT_FOUND, "no such service is known"),
     }
 }
 
@@ -319,7 +323,7 @@ fn inquiry(query: BTreeMap<String, String>) -> Result<ExplainRequest, String> {
     for (key, value) in query {
         match key.as_str() {
             "sni" | "authority" if inquiry.name.is_some() => {
-                return Err("say either sni or authority".to_owned());
+                return Err("give either sni or authority".to_owned());
             }
             "sni" => inquiry.name = (!value.is_empty()).then_some(value),
             "authority" => {
@@ -334,7 +338,7 @@ fn inquiry(query: BTreeMap<String, String>) -> Result<ExplainRequest, String> {
             "listener" => inquiry.listener = Some(value),
             "from" => {
                 let source: IpAddr =
-                    value.parse().map_err(|_| format!("from: {value:?} is no IP address"))?;
+                    value.parse().map_err(|_| format!("from: {value:?} is not an IP address"))?;
                 inquiry.source = Some(source.to_canonical());
             }
             "alpn" => {
@@ -404,7 +408,10 @@ async fn log_level(
     Query(query): Query<BTreeMap<String, String>>,
 ) -> Response {
     let Some(level) = query.get("level").cloned() else {
-        return error(StatusCode::BAD_REQUEST, "say ?level=error, warn, info, debug or trace");
+        return error(
+            StatusCode::BAD_REQUEST,
+            "the level is missing; add ?level=error, warn, info, debug or trace",
+        );
     };
     let (answer, wait) = oneshot::channel();
     if sources.commands.send(Command::LogLevel(level.clone(), answer)).await.is_err() {
@@ -418,7 +425,7 @@ async fn log_level(
 }
 
 async fn not_found() -> Response {
-    error(StatusCode::NOT_FOUND, "there is nothing here; see /api/v1/status")
+    error(StatusCode::NOT_FOUND, "there is no such path; /api/v1/status is one that exists")
 }
 
 fn json_response(value: &Value) -> Response {

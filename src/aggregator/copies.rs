@@ -107,7 +107,10 @@ impl Copies {
             }
             let copies = self.clone();
             let Ok(all) = tokio::task::spawn_blocking(move || copies.carry_out(due)).await else {
-                tracing::error!("writing or reading copies of registries panicked: none is written any more");
+                tracing::error!(
+                    "writing or reading the copies of registries panicked; no more copies are written \
+                                 until a restart"
+                );
                 return;
             };
             for one in all {
@@ -126,7 +129,7 @@ impl Copies {
         drop(orders);
         for one in self.carry_out(due) {
             if let CopyNews::Written(name, Err(error)) = one {
-                tracing::error!(registry = &*name, %error, "its last good copy cannot be written");
+                tracing::error!(registry = &*name, %error, "cannot write the registry's last good copy");
             }
         }
     }
@@ -237,7 +240,11 @@ impl Folder {
             let name = entry.file_name().to_string_lossy().into_owned();
             if !names.contains(&name) && is_copy_name(&name) {
                 match remove(&entry.path()) {
-                    Ok(()) => tracing::info!(copy = name, "removed the copy of a registry that is gone"),
+                    Ok(()) => tracing::info!(
+                        copy = name,
+                        "removed the copy of a registry that is no longer \
+                                                           configured"
+                    ),
                     Err(error) => tracing::warn!(copy = name, %error, "cannot remove an old copy"),
                 }
             }

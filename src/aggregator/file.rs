@@ -74,7 +74,7 @@ impl FileRegistry {
                     String::from_utf8(bytes).map_err(|_| "cannot be read: it is not UTF-8".to_owned())
                 }
                 Err(FileFault::TooLarge(_)) if left < BYTES_MAX => {
-                    Err(format!("the files of this folder are larger than {} MiB together", BYTES_MAX >> 20))
+                    Err(format!("the files of this directory exceed {} MiB together", BYTES_MAX >> 20))
                 }
                 Err(fault) => Err(fault.to_string()),
             };
@@ -149,8 +149,10 @@ fn join(listing: &mut Listing, part: Listing, file: &Path, problems: &mut Vec<St
             Entry::Vacant(free) => drop(free.insert(service)),
             Entry::Occupied(taken) => {
                 let key = taken.key();
-                problems
-                    .push(format!("{}: service {key} is in another file of this folder too", file.display()));
+                problems.push(format!(
+                    "{}: the service {key} is also in another file of this directory",
+                    file.display()
+                ));
             }
         }
     }

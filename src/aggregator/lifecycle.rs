@@ -227,7 +227,7 @@ impl Lifecycle {
     /// A change that follows no listing is of no use: the task that sends it has a fault.
     fn out_of_order(&mut self, what: &str) {
         self.count(RegistryError::OutOfOrder);
-        let text = format!("{what} came without a listing before it, and was dropped");
+        let text = format!("{what} arrived before a full listing and was dropped");
         if !self.problems.contains(&text) {
             tracing::error!(registry = &*self.spec.name, "{text}");
             self.problems.push(text);
@@ -262,7 +262,8 @@ impl Lifecycle {
             return self.take_in(draft);
         }
         let text = format!(
-            "its last update takes the last ready endpoint from {} of {} services: held for {:?}",
+            "update held: it would leave {} of {} services without a ready endpoint; it is applied after {:?} if \
+             it persists",
             withdrawal.lost, withdrawal.ready, options.withdrawal_hold
         );
         if !matches!(self.phase, Phase::Held { .. }) {
@@ -287,7 +288,7 @@ impl Lifecycle {
         let effect = match &mut self.phase {
             Phase::Held { until, .. } if *until <= now => {
                 let next = self.last_said();
-                tracing::warn!(registry = &*self.spec.name, "the held update has persisted: applied");
+                tracing::warn!(registry = &*self.spec.name, "the held update has persisted and is applied");
                 self.lost = LostServices::default();
                 self.take_in(next)
             }
@@ -310,7 +311,10 @@ impl Lifecycle {
             return Effect::default();
         }
         let before = self.state();
-        tracing::warn!(registry = &*self.spec.name, "starting from its last good copy");
+        tracing::warn!(
+            registry = &*self.spec.name,
+            "the registry cannot be read; its last good copy is used"
+        );
         let mut draft = Draft::of(&self.shard);
         items.into_iter().for_each(|item| draft.put(item));
         self.phase = Phase::Stale { since: now };
@@ -327,7 +331,8 @@ impl Lifecycle {
         let before = self.state();
         tracing::error!(
             registry = &*self.spec.name,
-            "internal error while taking in what the registry says: {fault}; its last good state stays in use"
+            "internal error while applying a change of the registry: {fault}; the registry's last good state \
+             stays in use"
         );
         self.count(RegistryError::Internal);
         self.shard = shard;
@@ -459,7 +464,8 @@ impl Lifecycle {
             registry = &*self.spec.name,
             standing = standing.text(),
             services = self.shard.counts().services,
-            "the registry counts differently, as it cannot be read"
+            "the registry cannot be read; its endpoints are used only where no other registry has a ready one, or \
+             not at all"
         );
         self.shard = Arc::new(self.shard.with_standing(standing));
         Effect { dirty: self.shard.everything(), taken_in: false }

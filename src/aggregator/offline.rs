@@ -32,9 +32,11 @@ pub fn read(spec: &RegistrySpec) -> Result<Shard, Unread> {
             })?;
             Ok(Shard::of(listing, &spec.scope))
         }
-        RegistryKind::Etcd(_) => {
-            Err(Unread::Absent(vec![format!("registry {}: etcd is read by `run` alone", spec.name)]))
-        }
+        RegistryKind::Etcd(_) => Err(Unread::Absent(vec![format!(
+            "registry {}: this command does not read etcd, so its services are \
+                                             missing here; only `run` reads it",
+            spec.name
+        )])),
     }
 }
 

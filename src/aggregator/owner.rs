@@ -70,7 +70,7 @@ type Reply = oneshot::Sender<Result<(), NotApplied>>;
 /// Why a config is not in use.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotApplied {
-    #[error("internal error while building the snapshot: {0}; the config before stays in use")]
+    #[error("internal error while building the snapshot: {0}; the previous config stays in use")]
     Panicked(String),
     #[error("the aggregator has ended")]
     Ended,
@@ -379,13 +379,17 @@ impl Owner {
             }
             CopyNews::Read(_, Ok(None)) => {}
             CopyNews::Read(name, Err(error)) => {
-                self.note_copy_problem(&name, Some(format!("its last good copy cannot be read: {error}")));
+                self.note_copy_problem(
+                    &name,
+                    Some(format!("the registry's last good copy cannot be read: {error}")),
+                );
             }
         }
     }
 
     fn written(&mut self, name: &Arc<str>, result: std::io::Result<()>) {
-        let problem = result.err().map(|error| format!("its last good copy cannot be written: {error}"));
+        let problem =
+            result.err().map(|error| format!("the registry's last good copy cannot be written: {error}"));
         self.note_copy_problem(name, problem);
     }
 

@@ -60,7 +60,8 @@ pub async fn run(
     let resolver = match resolver(&options.servers) {
         Ok(resolver) => resolver,
         Err(error) => {
-            tracing::error!(%error, "cannot read the system's name servers: endpoints given by name have no addresses");
+            tracing::error!(%error, "cannot read the system's name servers, so host names of endpoints cannot be \
+                                     resolved");
             return;
         }
     };

@@ -76,7 +76,7 @@ impl Listeners {
         let gone: Vec<Bind> = self.open.keys().filter(|bind| !wanted(bind)).copied().collect();
         for bind in gone {
             if let Some(open) = self.open.remove(&bind) {
-                tracing::info!(listener = &*open.name, address = %open.address, "listening no more");
+                tracing::info!(listener = &*open.name, address = %open.address, "listener closed");
                 dataplane.close(bind, &open.name, within).await;
             }
         }

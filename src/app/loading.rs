@@ -174,7 +174,7 @@ mod tests {
             let problems = late.config.expect_err("it was not read");
             let why = match hung {
                 READINGS => {
-                    format!("the file system does not answer: {READINGS} earlier attempts still wait for it")
+                    format!("the file system does not answer; {READINGS} earlier reads still wait for it")
                 }
                 _ => "the file system has not answered within 10ms".to_owned(),
             };

@@ -62,14 +62,14 @@ fn filter(text: &str, level: LogLevel) -> Result<EnvFilter, String> {
     if let Some(part) = parts().find(|part| !is_level(part) && !part.contains('=')) {
         let hint = nearest(part, levels()).map(|level| format!(" (did you mean {level:?}?)"));
         return Err(format!(
-            "{part:?} is no log level; there are {}, and target=level{}",
+            "{part:?} is not a log level; expected one of {}, or target=level{}",
             levels().collect::<Vec<_>>().join(", "),
             hint.unwrap_or_default()
         ));
     }
     let base = if parts().any(is_level) { String::new() } else { format!("{},", level.text()) };
     let whole = format!("{base}{text}");
-    whole.parse().map_err(|error| format!("{text:?} is no log level or filter: {error}"))
+    whole.parse().map_err(|error| format!("{text:?} is not a log level or filter: {error}"))
 }
 
 /// Writes a problem to stderr before the log is started.

@@ -118,7 +118,7 @@ fn start_failed(problem: &str) -> Failed {
 async fn run_until_stopped(path: &Path) -> Result<(), Failed> {
     let (command, commands) = mpsc::channel(COMMANDS);
     let mut supervisor = Supervisor::new(commands)
-        .map_err(|error| start_failed(&format!("cannot listen to signals: {error}")))?;
+        .map_err(|error| start_failed(&format!("cannot receive signals: {error}")))?;
     let loader = Loader::new(path);
     let Ok(Loaded { config, files, .. }) = supervisor.during(loader.first()).await else { return Ok(()) };
     let config = config.map_err(|problems| start_failed(&problems.join("\n")))?;
@@ -142,7 +142,7 @@ async fn run_until_stopped(path: &Path) -> Result<(), Failed> {
             Err(Failed::Start)
         }
         Err(why) => {
-            tracing::info!(why, "stopping during the start");
+            tracing::info!(why, "stop ordered during the start");
             Ok(())
         }
     };
@@ -155,7 +155,7 @@ async fn run_until_stopped(path: &Path) -> Result<(), Failed> {
 /// more processor time, all of it in the kernel.
 fn use_small_pages() {
     if let Err(error) = rustix::thread::disable_transparent_huge_pages(true) {
-        log::print_problem(&format!("cannot do without huge pages: {error}"));
+        log::print_problem(&format!("cannot disable huge pages: {error}"));
     }
 }
 
@@ -229,7 +229,7 @@ impl Program {
         let registries: Arc<Factory> = Arc::new(move |spec| registry_of(spec, &registry_tasks));
         // A large config makes this a long computation.
         let world = background::run(move || owner::start(sources, registries, &control, &tasks)).await;
-        let (aggregator, reader) = world.map_err(|_| "building the first world panicked".to_owned())?;
+        let (aggregator, reader) = world.map_err(|_| "building the first snapshot panicked".to_owned())?;
         let mut identity = CertificateRotation::start(&scope);
         identity.configure(config.identity.clone()).await;
         let exporter = Exporter::start(&telemetry.spans, &scope);
@@ -328,7 +328,7 @@ impl Program {
         let internal = why == AGGREGATOR_ENDED;
         match internal {
             true => tracing::error!(
-                "{why} because of an internal error: draining, then ending with {EXIT_INTERNAL}"
+                "{why} because of an internal error; the gateway drains and exits with code {EXIT_INTERNAL}"
             ),
             false => tracing::info!(why, "stopping"),
         }
@@ -347,11 +347,11 @@ impl Program {
             exporter.finish().await;
             // The next process can start from the newest state of each registry.
             if tokio::task::spawn_blocking(move || aggregator.write_copies()).await.is_err() {
-                tracing::error!("writing copies of registries panicked");
+                tracing::error!("writing the copies of registries panicked");
             }
         };
         if supervisor.during(stopped).await.is_err() {
-            tracing::warn!("a second signal: ending at once");
+            tracing::warn!("second signal received, exiting at once");
             telemetry.writer.flush();
             // Destructors must not delay this exit.
             std::process::exit(1);
@@ -408,7 +408,7 @@ impl Program {
         let result = self.try_reload(loaded).await;
         match &result {
             Ok(done) => {
-                tracing::info!(why, "config taken into use: {done}");
+                tracing::info!(why, "config {done}");
                 self.telemetry.control.reloaded(ReloadResult::Applied);
                 self.tell(|status| {
                     status.rejected.clear();
@@ -417,7 +417,7 @@ impl Program {
             }
             Err(problems) => {
                 for problem in problems {
-                    tracing::error!(why, "config rejected, nothing changed: {problem}");
+                    tracing::error!(why, "config rejected, the previous one stays in use: {problem}");
                 }
                 self.telemetry.control.reloaded(ReloadResult::Rejected);
                 self.tell(|status| status.rejected.clone_from(problems));
@@ -456,7 +456,7 @@ impl Program {
         self.exporter.configure(config.tracing.as_ref(), &config.policy.node);
         let restart = self.fixed.differs_from(&Fixed::of(&config));
         for what in &restart {
-            tracing::warn!("{what} has changed, which needs a restart; all else is in use");
+            tracing::warn!("the change of {what} takes effect after a restart; all other changes are in use");
         }
         self.config = config;
         if let Some(files) = &files {
@@ -472,7 +472,7 @@ impl Program {
         Ok(if restart.is_empty() {
             "applied".to_owned()
         } else {
-            format!("applied, but for {}, which needs a restart", restart.join(", "))
+            format!("applied, except {}, which takes effect after a restart", restart.join(", "))
         })
     }
 }
@@ -591,10 +591,10 @@ async fn wait_for_registries(aggregator: &Handle, names: Names, timeout: Duratio
     }
     let status = status.borrow();
     for registry in missing(&status) {
-        let problem = registry.problems.first().map_or("not read to its end yet", String::as_str);
+        let problem = registry.problems.first().map_or("still being read", String::as_str);
         tracing::warn!(registry = &*registry.name, problem, "the registry is missing");
     }
-    tracing::warn!("some registries have not answered; listening without them");
+    tracing::warn!("some registries could not be read in time; the listeners open without them");
 }
 
 fn missing(status: &Status) -> impl Iterator<Item = &RegistryStatus> {

@@ -151,7 +151,7 @@ impl Supervisor {
             }
             Order::Command(Command::LogLevel(level, answer)) => {
                 let set = self.logs.as_ref().map(|logs| logs.program.set(&level, logs.level));
-                let _ = answer.send(set.unwrap_or_else(|| Err("there is no log yet".to_owned())));
+                let _ = answer.send(set.unwrap_or_else(|| Err("the log is not open yet".to_owned())));
             }
             Order::ReopenLogs => match &self.logs {
                 Some(logs) => logs.reopen(),
@@ -174,7 +174,9 @@ impl Logs {
                     writer.use_access_log(order, open);
                     tracing::info!("log files reopened");
                 }
-                Err(problem) => tracing::error!("the access log goes on as it is: {problem}"),
+                Err(problem) => {
+                    tracing::error!("the access log cannot be reopened and stays as it is: {problem}")
+                }
             }
         });
     }

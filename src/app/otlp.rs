@@ -197,7 +197,7 @@ impl Task {
                     tracing::warn!(collector = target.collector, refused, why, "the collector refused spans");
                 }
                 if std::mem::replace(&mut self.failing, false) {
-                    tracing::info!(collector = target.collector, "the collector takes spans again");
+                    tracing::info!(collector = target.collector, "the collector accepts spans again");
                 }
             }
             Err(fault) => {
@@ -205,7 +205,7 @@ impl Task {
                 if !std::mem::replace(&mut self.failing, true) {
                     tracing::warn!(
                         collector = target.collector,
-                        "spans are lost, as the collector does not take them: {fault}"
+                        "spans are lost because the collector does not accept them: {fault}"
                     );
                 }
             }
@@ -227,7 +227,11 @@ impl Task {
             if left == 0 || !fault.may_pass() {
                 return Err(fault);
             }
-            tracing::debug!(collector = target.collector, left, "spans were not taken: {fault}");
+            tracing::debug!(
+                collector = target.collector,
+                left,
+                "the collector did not accept spans: {fault}"
+            );
             sleep(backoff.wait(RandomState::new().hash_one(left))).await;
         }
     }

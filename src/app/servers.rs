@@ -64,7 +64,7 @@ impl Server {
         tracing::warn!(
             listener = self.name,
             address = %self.bind,
-            "a draining gateway still holds the address; it is opened when that gateway has ended"
+            "a draining gateway still holds the address; the listener opens when that gateway has exited"
         );
         let scope = self.scope.clone();
         scope.spawn(self.open_later());

@@ -25,7 +25,8 @@ pub(super) fn can_be_made(count: usize) -> Result<(), String> {
     }
     failed.map_or(Ok(()), |error| {
         Err(format!(
-            "cannot make {count} threads: {error}; look at the limits of processes (ulimit -u, pids.max) and of memory (ulimit -v)"
+            "cannot start {count} threads: {error}; check the limits on processes (ulimit -u, pids.max) and \
+             memory (ulimit -v)"
         ))
     })
 }

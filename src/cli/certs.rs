@@ -20,7 +20,7 @@ const AUTHORITY_KEY: &str = "ca-key.pem";
 /// made anew. For development and tests only: the CA's key is a plain file.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// Folder to write to; made if it is not there
+    /// Directory to write to; created if it does not exist
     #[arg(long, value_name = "DIR")]
     pub dir: PathBuf,
     /// Trust domain of the CA and of every identity
@@ -56,7 +56,8 @@ impl Workload {
 #[derive(Debug, thiserror::Error)]
 pub enum CertsError {
     #[error(
-        "{} is there but {} is not: put the other half of this CA back, or remove this one to begin with a new CA",
+        "{} exists but {} does not: restore the missing file of this CA, or remove the existing one to create a \
+         new CA",
         .present.display(), .absent.display()
     )]
     HalfAuthority { present: PathBuf, absent: PathBuf },
@@ -291,8 +292,8 @@ mod tests {
             fs::remove_file(dir.path().join(gone)).expect("removed");
             let before = fs::read(dir.path().join(kept)).expect("a file");
             let refusal = certs(dir.path(), &["--workload", "a/b"]).expect_err("refused").to_string();
-            assert!(refusal.contains(&format!("{kept} is there but")), "{refusal}");
-            assert!(refusal.contains(&format!("{gone} is not")), "{refusal}");
+            assert!(refusal.contains(&format!("{kept} exists but")), "{refusal}");
+            assert!(refusal.contains(&format!("{gone} does not")), "{refusal}");
             assert_eq!(fs::read(dir.path().join(kept)).expect("a file"), before);
             assert_eq!(fs::read_dir(dir.path()).expect("a folder").count(), 1);
         }

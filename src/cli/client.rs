@@ -16,7 +16,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     #[error(
-        "cannot reach the admin API at {url}: {cause}; is isthmus running, and is this its `admin.bind`? (--admin URL)"
+        "cannot reach the admin API at {url}: {cause}; check that isthmus runs and that `--admin URL` (or \
+         ISTHMUS_ADMIN) is its `admin.bind`"
     )]
     Unreachable { url: String, cause: String },
     #[error("{0}")]
@@ -33,7 +34,7 @@ impl Answer {
     /// The body as JSON, where the API has said yes.
     pub fn json(self) -> Result<Value, ClientError> {
         let value: Value = serde_json::from_str(&self.body)
-            .map_err(|error| ClientError::Refused(format!("the answer is no JSON: {error}")))?;
+            .map_err(|error| ClientError::Refused(format!("the answer is not JSON: {error}")))?;
         match value.get("error").and_then(Value::as_str) {
             Some(text) if self.status >= 400 => Err(ClientError::Refused(text.to_owned())),
             _ => Ok(value),

@@ -35,11 +35,11 @@ const ANSWERED: [Reason; 17] = [
 
 fn reasons() -> String {
     let mut text = "# Reasons\n\n\
-        Why a connection ended or was refused: one word of this list, the same in the access log (`reason`), in \
-        `isthmus_connections_total{reason}`, in `isthmus failures`, in `isthmus explain`, and for callers by HBONE in the header \
-        `isthmus-reason`. A client by server name reads a TLS alert, a caller by HBONE a status; `–` where there is nobody to tell, \
-        or the connection had begun. What is wrong with the gateway, and not with one connection, is in \
-        [problems](problems.md). This page is made from the code.\n\n\
+        A reason says why a connection ended or was refused. The same word is in the access log (`reason`), in the metric \
+        `isthmus_connections_total{reason}`, in `isthmus failures` and in `isthmus explain`. A refused SNI client also gets a TLS \
+        alert; a refused HBONE caller gets an HTTP status and the word in the header `isthmus-reason`. `–` means that the client \
+        gets neither, for example because the connection was already established. Problems of the gateway as a whole are in \
+        [problems](problems.md). This page is generated from the code.\n\n\
         | reason | alert | status | meaning | look at |\n|---|---|---|---|---|\n"
         .to_owned();
     for reason in Reason::ALL {
@@ -58,7 +58,7 @@ fn reasons() -> String {
     }
     text.push_str(
         "\n## Endpoints that are left out\n\n\
-         `explain` counts under `omitted` the endpoints that a name has and that this gateway cannot choose:\n\n\
+         `isthmus explain` lists the endpoints of a name that this gateway cannot use, by why (`omitted` in the API):\n\n\
          | why | meaning |\n|---|---|\n",
     );
     for why in OmissionReason::ALL {
@@ -69,9 +69,9 @@ fn reasons() -> String {
 
 fn problem_codes() -> String {
     let mut text = "# Problems\n\n\
-        What is wrong with a running gateway now: one word of this list, the same at the beginning of `isthmus status` (`problems` of \
-        `/api/v1/status`), in the metric `isthmus_problems{code}`, and in the lines `problem` and `problem solved` of the log. Why one \
-        connection was refused is in [reasons](reasons.md). This page is made from the code.\n\n\
+        A problem code names something that is wrong with a running gateway at the moment. The same word is at the top of \
+        `isthmus status` (`problems` of `/api/v1/status`), in the metric `isthmus_problems{code}`, and in the log lines `problem` and \
+        `problem solved`. Why one connection was refused is in [reasons](reasons.md). This page is generated from the code.\n\n\
         | code | meaning | look at |\n|---|---|---|\n"
         .to_owned();
     for code in problems::Code::ALL {
@@ -82,10 +82,10 @@ fn problem_codes() -> String {
 
 fn access_log() -> String {
     let mut text = "# Access log\n\n\
-        One line per connection by server name, and one per CONNECT stream, at its end: JSON, or `key=value` with `format: text`. What \
-        is not known is left out. `isthmus failures`, `isthmus get connections` and their API have the same names. A load balancer's \
-        probe (gone before its first byte) is counted and not logged. Spans have the same fields as attributes, with `isthmus.` before \
-        them. This page is made from the code.\n\n\
+        The gateway writes one line when an SNI connection or a CONNECT stream ends: JSON, or `key=value` with `format: text`. A \
+        field without a value is left out. `isthmus failures`, `isthmus get connections` and their API use the same names. A client \
+        that closes before it sends a byte, as load balancer probes do, is counted but not logged. Spans have the same fields as \
+        attributes, with the prefix `isthmus.`. This page is generated from the code.\n\n\
         | field | meaning |\n|---|---|\n"
         .to_owned();
     for (field, meaning) in FIELDS {
@@ -96,9 +96,10 @@ fn access_log() -> String {
 
 fn metrics() -> String {
     let mut text = "# Metrics\n\n\
-        On the admin listener and on `telemetry.metrics.bind`, at `/metrics`, in the Prometheus text format. Names that no rule knows never \
-        become labels: they are counted as `_unknown`. Alert on `isthmus_problems > 0`, by [code](problems.md), and on \
-        `rate(isthmus_connections_total{reason!=\"ok\"}[5m])`, by [reason](reasons.md). This page is made from the code.\n\n\
+        The admin listener and `telemetry.metrics.bind` serve these metrics at `/metrics` in the Prometheus text format. Server names \
+        that match no route or service are counted under the label `_unknown`. Useful alerts are `isthmus_problems > 0`, by \
+        [code](problems.md), and `rate(isthmus_connections_total{reason!=\"ok\"}[5m])`, by [reason](reasons.md). This page is \
+        generated from the code.\n\n\
         | metric | meaning |\n|---|---|\n"
         .to_owned();
     let problems = [(problems::METRIC, problems::METRIC_HELP)];

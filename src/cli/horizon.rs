@@ -12,28 +12,28 @@ use crate::admin::horizon::{HorizonError, HorizonRequest, horizon};
 
 #[derive(Debug, Args)]
 pub(super) struct Horizon {
-    /// The service, and its port where it has several; without it: all services
+    /// Host name of the service, with a port if it has several [default: all services]
     #[arg(value_name = "SERVICE[:PORT]")]
     service: Option<String>,
-    /// The viewer's network; "" for the unknown one
+    /// Network of the client; "" for an unknown network
     #[arg(long, value_name = "N")]
     network: String,
-    /// The viewer's cluster
+    /// Cluster of the client
     #[arg(long, value_name = "C")]
     cluster: Option<String>,
-    /// A subset of the service
+    /// Subset of the service
     #[arg(long, value_name = "NAME")]
     subset: Option<String>,
-    /// How the viewer calls gateways [default: sni]
+    /// How the client connects to gateways: sni or hbone [default: sni]
     #[arg(long, value_name = "T")]
     tunnel: Option<String>,
-    /// The address families that the viewer can connect to [default: 4,6]
+    /// Address families that the client can connect to [default: 4,6]
     #[arg(long, value_name = "4,6")]
     families: Option<String>,
-    /// What the viewer is: envoy or grpc [default: envoy]
+    /// Kind of the client: envoy or grpc [default: envoy]
     #[arg(long, value_name = "KIND")]
     client: Option<String>,
-    /// The only networks that the viewer asked for (`REQUESTED_NETWORK_VIEW`) [default: all]
+    /// Networks that the client asks for (`REQUESTED_NETWORK_VIEW`) [default: all]
     #[arg(long, value_name = "N,N")]
     sees: Option<String>,
     /// Answer from this config file instead of the running gateway
@@ -99,7 +99,7 @@ fn items(value: &Value) -> &[Value] {
 fn print(value: &Value, out: &mut impl Write) -> Result<(), Failure> {
     let answers = value.as_array().map_or_else(|| std::slice::from_ref(value), Vec::as_slice);
     if answers.is_empty() {
-        writeln!(out, "no service has such a port and subset")?;
+        writeln!(out, "no service has that port and subset")?;
     }
     for (number, answer) in answers.iter().enumerate() {
         if number == 0 {
@@ -132,7 +132,7 @@ fn print_answer(answer: &Value, out: &mut impl Write) -> Result<(), Failure> {
     writeln!(out, "{}:{}{subset}", cell(&answer["service"]), cell(&answer["port"]))?;
     let (entries, missing) = (items(&answer["entries"]), items(&answer["missing"]));
     if entries.is_empty() {
-        writeln!(out, "nothing is given")?;
+        writeln!(out, "the viewer gets no endpoints")?;
     } else {
         print_entries(entries, out)?;
     }
@@ -163,7 +163,7 @@ fn print_entries(entries: &[Value], out: &mut impl Write) -> Result<(), Failure>
     let stands_for: f64 = entries.iter().filter_map(|entry| entry["standsFor"].as_f64()).sum();
     // Fractions come in billionths; their sum is shown without what rounding left.
     let stands_for = (stands_for * 1e6).round() / 1e6;
-    Ok(writeln!(out, "in all: weight {total}, which stands for {stands_for}")?)
+    Ok(writeln!(out, "total weight {total}, for a ready weight of {stands_for}")?)
 }
 
 #[cfg(test)]
@@ -217,7 +217,7 @@ mod tests {
             "ADDRESS      KIND      NETWORK  CLUSTER  LOCALITY  WEIGHT  SHARE   STANDS FOR  HEALTH",
             "10.1.0.1:1   endpoint  n        -        r/1       1       25.0 %  1.0         draining",
             "192.0.2.1:2  gateway   n        -        r/1       3       75.0 %  3.0         healthy",
-            "in all: weight 4, which stands for 4",
+            "total weight 4, for a ready weight of 4",
             "missing:",
             "NETWORK  CLUSTER  WEIGHT  WHY",
             "w        c        4       unready\n",

@@ -30,7 +30,7 @@ const UNREACHABLE: u8 = 3;
 /// Where the config is looked for when nothing is said.
 const CONFIG_PATHS: [&str; 2] = ["isthmus.yaml", "/etc/isthmus/isthmus.yaml"];
 
-/// An east-west mesh gateway: routes TLS by SNI between networks, passes the bytes through, and says why it refused.
+/// An east-west mesh gateway: routes TLS by server name between networks, passes the bytes through, and explains every refusal.
 #[derive(Debug, Parser)]
 #[command(name = "isthmus", version, arg_required_else_help = true, after_help = EXAMPLES)]
 struct Cli {
@@ -42,9 +42,9 @@ struct Cli {
 const EXAMPLES: &str = "Examples:
   isthmus validate isthmus.yaml                  check a config
   isthmus run -c isthmus.yaml                    run the gateway
-  isthmus status                                 what is wrong, and how the gateway is
-  isthmus explain checkout.shop.mesh --probe     why a name is refused, or its endpoint does not answer
-  isthmus failures --reason sni_unknown --watch  refused connections as they come";
+  isthmus status                                 current problems, and the gateway's state
+  isthmus explain checkout.shop.mesh --probe     how a name is routed, and whether its endpoints answer
+  isthmus failures --reason sni_unknown --watch  refused connections, as they happen";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -54,12 +54,12 @@ enum Command {
         #[arg(short, long, value_name = "FILE")]
         config: Option<PathBuf>,
     },
-    /// Check config files, as `run` would, without running
+    /// Check config files as `run` does, without running the gateway
     Validate {
         /// Config files, or directories of them; `-` for the standard input
         #[arg(required_unless_present = "config", value_name = "FILE")]
         files: Vec<PathBuf>,
-        /// The same, as the other commands take it
+        /// A config file, as with the other commands
         #[arg(short, long, value_name = "FILE")]
         config: Option<PathBuf>,
         /// Treat warnings as errors
@@ -74,11 +74,11 @@ enum Command {
     },
     /// Explain how a name is routed, and why
     Explain(Explain),
-    /// Show what a viewer on some network is given of a service, and what not and why
+    /// Show the endpoints that a client on a network gets for a service, and why others are left out
     Horizon(horizon::Horizon),
-    /// Show what is wrong, and the state of the gateway, its listeners and registries
+    /// Show current problems, and the state of the gateway, its listeners and registries
     Status(Reading),
-    /// Show every name that can be reached, by whom, and what lets it be reached
+    /// Show every reachable name, who may use it, and the rule or route that allows it
     Exposed(Reading),
     /// Show the last 1,000 connections that were refused or failed
     Failures {
@@ -94,11 +94,11 @@ enum Command {
         #[command(flatten)]
         reading: Reading,
     },
-    /// Have the running gateway read its config again
+    /// Tell the running gateway to read its config again
     Reload(Admin),
-    /// Stop the running gateway once its connections have ended, as SIGTERM does
+    /// Stop the running gateway gracefully, as SIGTERM does: open connections may finish
     Drain(Admin),
-    /// Change what the running gateway logs, until its restart: error, warn, info, debug, trace, or a filter
+    /// Change the log level until the next restart: error, warn, info, debug, trace, or a filter
     LogLevel {
         level: String,
         #[command(flatten)]
@@ -109,9 +109,9 @@ enum Command {
     Registry(registry::Action),
     /// Make a development CA and workload certificates
     Certs(certs::Args),
-    /// Two networks on loopback, a gateway each, services, clients: measured, and cleaned up
+    /// Run a demo on loopback: two networks with a gateway each, services and clients; cleans up afterwards
     Demo(demo::Args),
-    /// Whether the gateway is ready; for containers
+    /// Check whether the gateway is ready; for container health checks
     Healthcheck(Admin),
     /// Print a completion script
     Completion {
@@ -137,7 +137,7 @@ enum What {
 
 #[derive(Debug, Args)]
 struct Admin {
-    /// The gateway's admin API
+    /// URL of the gateway's admin API
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:15000", env = "ISTHMUS_ADMIN")]
     admin: String,
 }
@@ -146,7 +146,7 @@ struct Admin {
 struct Reading {
     #[command(flatten)]
     admin: Admin,
-    /// How to print
+    /// Output format
     #[arg(short, long, value_enum, default_value_t)]
     output: Format,
 }
@@ -154,16 +154,16 @@ struct Reading {
 /// Which connections are shown.
 #[derive(Debug, Default, Args)]
 struct Filter {
-    /// Those that ended for this reason alone
+    /// Only connections that ended for this reason
     #[arg(long, value_name = "REASON")]
     reason: Option<String>,
-    /// Those whose server name or authority has this text
+    /// Only connections whose server name or authority contains this text
     #[arg(long, value_name = "TEXT")]
     name: Option<String>,
-    /// Those of this last time: 30s, 5m, 1h
+    /// Only connections of the last 30s, 5m, 1h, …
     #[arg(long, value_name = "TIME", value_parser = time)]
     since: Option<Duration>,
-    /// Go on with those that come
+    /// Keep running, and show new connections as they fail
     #[arg(long)]
     watch: bool,
 }
@@ -175,27 +175,27 @@ fn time(text: &str) -> Result<Duration, String> {
 
 #[derive(Debug, Args)]
 struct Explain {
-    /// The name as a client would send it; "" for a client that sends none
+    /// Name as a client sends it; "" for a client that sends none
     name: String,
     /// The name is the authority of an HBONE CONNECT: `hostname:port` or `address:port`
     #[arg(long)]
     authority: bool,
-    /// Who calls by HBONE: a SPIFFE ID
+    /// SPIFFE ID of the HBONE caller
     #[arg(long, value_name = "ID", requires = "authority", value_parser = Identity::parse)]
     identity: Option<Identity>,
-    /// The client's address; without it, rules about sources are shown, not applied
+    /// Address of the client; without it, source rules are shown but not checked
     #[arg(long, value_name = "IP")]
     from: Option<IpAddr>,
-    /// The ALPN protocols the client offers; without it, the listener's check is shown, not applied
+    /// ALPN protocols that the client offers; without it, the listener's check is shown but not applied
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     alpn: Option<Vec<String>>,
-    /// The listener's name [default: the first that takes such names]
+    /// Name of the listener [default: the first one that accepts such names]
     #[arg(long)]
     listener: Option<String>,
     /// Answer from this config file instead of the running gateway
     #[arg(short, long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Dial the endpoints too: by the gateway, or from here with `--config`
+    /// Also dial the endpoints: from the gateway, or from this host with `--config`
     #[arg(long)]
     probe: bool,
     #[command(flatten)]
@@ -288,7 +288,7 @@ fn config_path(given: Option<&Path>) -> Result<PathBuf, Failure> {
     let found = CONFIG_PATHS.iter().map(PathBuf::from).find(|path| path.exists());
     found.ok_or_else(|| {
         Failure::Wrong(format!(
-            "there is no config: give one with -c FILE, or as {}",
+            "no config file found; give one with -c FILE, or put it at {}",
             CONFIG_PATHS.join(" or ")
         ))
     })
@@ -315,7 +315,7 @@ fn validate(files: &[PathBuf], strict: bool, out: &mut impl Write) -> Result<(),
                 let verdict = match (world.errors.is_empty(), world.warnings.is_empty()) {
                     (true, true) => "fine",
                     (true, false) => "fine, with warnings",
-                    (false, _) => "`run` would start, but its certificate or roots cannot be used",
+                    (false, _) => "`run` would start, but the certificate or the roots cannot be used",
                 };
                 writeln!(out, "{}: {verdict}", file.display())?;
             }

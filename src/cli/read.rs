@@ -65,8 +65,8 @@ pub(super) fn world(path: &Path) -> Result<Offline, Vec<String>> {
                 }
                 if counts.denied_addresses > 0 {
                     warnings.push(format!(
-                        "registry {}: {} endpoints are left out by `allow.addresses`, which without such a key keeps out \
-                         loopback and link-local addresses",
+                        "registry {}: {} endpoints are left out by `allow.addresses` (without that key, loopback \
+                         and link-local addresses are left out)",
                         registry.name, counts.denied_addresses
                     ));
                 }
@@ -83,7 +83,12 @@ pub(super) fn world(path: &Path) -> Result<Offline, Vec<String>> {
     let names = names_in(&config.policy, shards.iter().map(|shard| &**shard));
     let resolved = resolve(&names);
     let lost = names.iter().filter(|name| resolved.get(name.as_str()).is_none_or(|found| found.is_empty()));
-    warnings.extend(lost.map(|name| format!("{name} does not resolve: what is given by it has no address")));
+    warnings.extend(lost.map(|name| {
+        format!(
+            "{name} does not resolve, so the endpoints and gateways with this \
+                                             name have no address"
+        )
+    }));
     let inputs =
         Inputs { policy: &config.policy, policy_generation: 1, shards: &shards, resolved: &resolved };
     let snapshot = all(inputs, 1);
@@ -119,13 +124,13 @@ fn off_network(snapshot: &Snapshot, registries: &[RegistrySpec]) -> Vec<String> 
         let called = called(cluster);
         match (node.network.is_unknown(), none, some) {
             (false, 1.., _) => Some(format!(
-                "{called}: {none} of {all} endpoints are on no network and node.network is {}, so none of them can be \
-                 chosen; say `network`, or `networks.<name>.cidrs`",
+                "{called}: {none} of {all} endpoints have no network, but node.network is {}, so none of these \
+                 endpoints can be used; set `network`, or `networks.<name>.cidrs`",
                 node.network
             )),
             (true, _, 1..) => Some(format!(
-                "{called}: {some} of {all} endpoints are on a network and node.network is not said, so none of them can \
-                 be chosen"
+                "{called}: {some} of {all} endpoints have a network, but node.network is not set, so none of \
+                 these endpoints can be used; set `node.network`"
             )),
             _ => None,
         }
@@ -535,7 +540,7 @@ pub(super) fn status(reading: &Reading, out: &mut impl Write) -> Result<(), Fail
         format!("not ready ({})", cell(&value["not_ready"]))
     };
     let config = &value["config"];
-    let running = if config["file_is_running"] == true { "" } else { ", but the file on disk is rejected" };
+    let running = if config["file_is_running"] == true { "" } else { ", but the file on disk was rejected" };
     writeln!(out, "isthmus {}, {ready}, up {} s", cell(&value["version"]), cell(&value["uptime_seconds"]))?;
     writeln!(out, "config {} in use since {}{running}", cell(&config["path"]), cell(&config["since"]))?;
     for (heading, key) in [("rejected", "rejected"), ("warning", "warnings")] {

@@ -37,7 +37,7 @@ const PUT_EXAMPLES: &str = "Examples:
   isthmus registry put services.yaml --etcd http://127.0.0.1:2379
   isthmus registry put - --etcd https://etcd-0.example:2379,https://etcd-1.example:2379 --tls-roots etcd-ca.pem < services.yaml
 
-A document has a `services` list, as a registry file has. It is checked as a whole first; with a mistake in it nothing is written.";
+A document has a `services` list, as a registry file has. The whole document is checked first; if it has a mistake, nothing is written.";
 const DELETE_EXAMPLES: &str = "Examples:
   isthmus registry delete shop/cart.shop.mesh --etcd http://127.0.0.1:2379
   isthmus registry delete -f services.yaml --etcd http://127.0.0.1:2379";
@@ -45,15 +45,15 @@ const LIST_EXAMPLES: &str = "Examples:
   isthmus registry list --etcd http://127.0.0.1:2379
   isthmus registry list --etcd http://127.0.0.1:2379 -o yaml > services.yaml
 
-As YAML and JSON it is a document that `put` takes. Keys with mistakes are named on stderr, and make the exit code 1.";
+The YAML and JSON output is a document that `put` accepts. Keys with mistakes are listed on stderr, and the exit code is then 1.";
 
 /// What is done with a registry in etcd.
 #[derive(Debug, Subcommand)]
 pub(super) enum Action {
-    /// Write the services of a document, one key each
+    /// Write the services of a document, one key per service
     #[command(after_help = PUT_EXAMPLES)]
     Put {
-        /// A document with a `services` list; `-` for the standard input
+        /// Document with a `services` list; `-` for the standard input
         #[arg(value_name = "FILE")]
         file: PathBuf,
         #[command(flatten)]
@@ -65,7 +65,7 @@ pub(super) enum Action {
         /// Services, as NAMESPACE/HOSTNAME
         #[arg(value_name = "SERVICE", required_unless_present = "file")]
         services: Vec<String>,
-        /// The services of a document; `-` for the standard input
+        /// Delete all services of a document; `-` for the standard input
         #[arg(short, long, value_name = "FILE")]
         file: Option<PathBuf>,
         #[command(flatten)]
@@ -76,7 +76,7 @@ pub(super) enum Action {
     List {
         #[command(flatten)]
         server: Server,
-        /// How to print
+        /// Output format
         #[arg(short, long, value_enum, default_value_t)]
         output: Format,
     },
@@ -88,22 +88,22 @@ pub(super) struct Server {
     /// Members of the cluster: https://host:port, or http://host:port on loopback
     #[arg(long = "etcd", value_name = "URL", value_delimiter = ',', required = true, value_parser = url)]
     members: Vec<Url>,
-    /// What the keys begin with
+    /// Prefix of the keys
     #[arg(long, default_value = PREFIX, value_parser = prefix)]
     prefix: String,
-    /// PEM file of the roots that etcd's certificates chain to
+    /// PEM file of the roots that verify etcd's certificates
     #[arg(long, value_name = "FILE")]
     tls_roots: Option<PathBuf>,
-    /// PEM file of the certificate to show
+    /// PEM file of the client certificate
     #[arg(long, value_name = "FILE", requires = "tls_key", requires = "tls_roots")]
     tls_certificate: Option<PathBuf>,
-    /// PEM file of its key
+    /// PEM file of the client certificate's key
     #[arg(long, value_name = "FILE", requires = "tls_certificate")]
     tls_key: Option<PathBuf>,
-    /// User of etcd
+    /// etcd user to log in as
     #[arg(long, requires = "password_file")]
     user: Option<String>,
-    /// File of the user's password
+    /// File with the user's password
     #[arg(long, value_name = "FILE", requires = "user")]
     password_file: Option<PathBuf>,
 }
@@ -161,7 +161,9 @@ impl Server {
             }
             Some(_) => return Err(Failure::Wrong("--tls-roots is for members with https://".into())),
             None if secure => {
-                return Err(Failure::Wrong("https:// needs --tls-roots, to know etcd by".into()));
+                return Err(Failure::Wrong(
+                    "https:// needs --tls-roots, to verify etcd's certificate".into(),
+                ));
             }
             None => None,
         };
@@ -299,7 +301,8 @@ async fn write(client: &mut Client, success: Vec<RequestOp>) -> Result<Vec<Respo
 
 /// A failure in the middle of the work.
 fn stopped(failure: Failure, done: &str, count: usize, all: usize, first: &str) -> Failure {
-    let text = format!("{failure}\n{count} of {all} keys were {done}; the first that was not: {first}");
+    let text =
+        format!("{failure}\\n{count} of {all} keys were {done}; the first one that was not is {first}");
     match failure {
         Failure::Unreachable(_) => Failure::Unreachable(text),
         _ => Failure::Wrong(text),
@@ -311,7 +314,9 @@ fn named(services: &[String], keys: &Keys) -> Result<Vec<ServiceKey>, Failure> {
     let key = |text: &String| {
         let key = format!("{}{text}", keys.prefix());
         keys.service(key.as_bytes()).map_err(|_| {
-            Failure::Wrong(format!("{text:?} is no service; expected NAMESPACE/HOSTNAME, in small letters"))
+            Failure::Wrong(format!(
+                "{text:?} is not a service; expected NAMESPACE/HOSTNAME in lower-case letters"
+            ))
         })
     };
     services.iter().map(key).collect()
@@ -347,7 +352,7 @@ async fn delete(
             absent |= !deleted;
             match deleted {
                 true => writeln!(out, "deleted {}", keys.key(key))?,
-                false => writeln!(out, "{} was not there", keys.key(key))?,
+                false => writeln!(out, "{} does not exist", keys.key(key))?,
             }
         }
     }

@@ -43,7 +43,7 @@ pub(super) fn collisions(opened: &[Opened], problems: &mut Problems) {
             };
             let Some(position) = late.position else { continue };
             let fault = format!(
-                "found {}, which collides with {} of {} at {place}; each needs an address and port of its own",
+                "found {}, which is also {} of {} at {place}; each needs its own address and port",
                 shown(late.bind),
                 shown(early.bind),
                 early.path
@@ -108,7 +108,7 @@ impl<'a> Own<'a> {
 /// What is told of an endpoint that is one of our own addresses.
 pub(super) fn own_fault(ip: IpAddr, port: u16, own: &Opened) -> String {
     let address = std::net::SocketAddr::new(ip, port);
-    format!("found {address}, which is our own {}; an endpoint has to be another process", own.path)
+    format!("found {address}, which is this gateway's own {}; an endpoint must be another process", own.path)
 }
 
 /// Tells of endpoints of the file's own services that are our own addresses. Those of other networks

@@ -63,13 +63,13 @@ pub(super) fn xds(
     let clients = fields.node("clients").map(|_| rules.collect());
     let missing = match (tls, &clients) {
         (false, _) => Some("xds.tls"),
-        (true, None) => Some("xds.clients, which says who may claim what"),
+        (true, None) => Some("xds.clients, which says what each client may claim"),
         (true, Some(_)) => None,
     };
     if let (false, Some(node), Some(missing)) = (bind.ip().is_loopback(), node, missing) {
         let meant = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), bind.port());
         let fault = InvalidValue::new(format!(
-            "found {node}, which is no loopback address, and there is no {missing}"
+            "found {node}, which is not a loopback address; that requires {missing}"
         ));
         problems.error(
             node.position,

@@ -110,7 +110,8 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
 fn something_to_do(root: &Fields<'_>, tree: &Tree, needed: bool, problems: &mut Problems) {
     let listening = root.node("listen").is_some() || !root.items("listeners").is_empty();
     if !listening && needed {
-        let fault = "found none of listen, listeners and xds, so there is nothing to do; the least is listen: \":15443\"";
+        let fault = "found none of listen, listeners and xds, so there is nothing to do; the smallest config has \
+                     listen: \":15443\"";
         problems.error(tree.position, &Path::Root, fault);
     }
 }
@@ -187,8 +188,10 @@ fn warn_of_idle_listeners(root: &Fields<'_>, policy: &Policy, problems: &mut Pro
         let named = |node: &&Tree| node.get("name").and_then(Tree::text) == Some(&*listener.name);
         let place = root.items("listeners").iter().enumerate().find(|(_, node)| named(node));
         let what = if by_name { "no route and no export" } else { "no export" };
-        let fault =
-            format!("nothing can be reached through the listener {:?}: {what} is for it", &*listener.name);
+        let fault = format!(
+            "nothing can be reached through the listener {:?}: {what} applies to it",
+            &*listener.name
+        );
         match (place, root.node("listen")) {
             (Some((index, node)), _) => problems.warn(node.position, &list.index(index), fault),
             (None, Some(node)) => problems.warn(node.position, &Path::Root.key("listen"), fault),
@@ -211,8 +214,9 @@ fn warn_of_long_names(
             "outbound_.".len() + port + "_.".len() + subset + "_.".len() + key.hostname.as_str().len();
         if bytes > NAME_BYTES_MAX {
             let path = Path::Root.key("services");
-            let fault =
-                format!("its longest mesh name has {bytes} bytes; a host name has {NAME_BYTES_MAX} at most");
+            let fault = format!(
+                "its longest mesh name has {bytes} bytes, but a host name has at most {NAME_BYTES_MAX}"
+            );
             problems.warn(place.position, &path.index(place.index), fault);
         }
     }
@@ -234,14 +238,14 @@ fn warn_of_unknown_services(
         let has_subset = subset.is_empty() || services().any(|service| service.subsets.contains_key(subset));
         let fault = match (names.contains(hostname), has_port, has_subset) {
             (false, _, _) => {
-                let fault = format!("found {:?}, a service nobody has told of", hostname.as_str());
+                let fault = format!("found {:?}, which matches no known service", hostname.as_str());
                 InvalidValue::new(fault).hint(near(hostname.as_str()))
             }
             (true, false, _) => {
-                InvalidValue::new(format!("found port {port}, which the service does not have"))
+                InvalidValue::new(format!("found port {port}, but the service has no such port"))
             }
             (true, true, false) => {
-                InvalidValue::new(format!("found subset {subset:?}, which the service does not have"))
+                InvalidValue::new(format!("found subset {subset:?}, but the service has no such subset"))
             }
             (true, true, true) => continue,
         };
@@ -255,7 +259,7 @@ fn warn_of_unknown_services(
                 continue;
             };
             if !names.iter().any(|name| pattern.matches(name.as_str())) {
-                let fault = InvalidValue::new(format!("found {node}, which no service is called"));
+                let fault = InvalidValue::new(format!("found {node}, which matches no known service"));
                 problems.warn(node.position, &path.key("services").index(at), fault.hint(near(text)));
             }
         }

@@ -55,7 +55,7 @@ fn known_clusters(
         let Some(Ok(text)) = node.text().map(scalar::text) else { continue };
         let cluster = ClusterId::new(text);
         if !known.contains(&cluster) {
-            let fault = InvalidValue::new(format!("found {node}, a cluster that no registry speaks for"));
+            let fault = InvalidValue::new(format!("found {node}, which is the cluster of no registry"));
             let fault = fault.hint(nearest(text, known.iter().map(ClusterId::as_str)));
             problems.warn(node.position, &list.index(at), fault);
         }

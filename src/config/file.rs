@@ -87,7 +87,7 @@ impl Reading<'_> {
         let Some((file, text)) = self.text(path, None) else { return };
         let Some(mut root) = self.tree(file, &text) else { return };
         if matches!(root.value, Value::Null) {
-            let fault = "found an empty file; the least is a listen and a route";
+            let fault = "found an empty file; the smallest config has a listen and a route";
             return self.files.problems.error(root.position, &problem::Path::Root, fault);
         }
         let include = take(&mut root, "include");
@@ -138,7 +138,7 @@ impl Reading<'_> {
         let directory = wanted.parent().filter(|parent| !parent.as_os_str().is_empty());
         let (directory, name) = (directory.unwrap_or_else(|| Path::new(".")), wanted.file_name());
         if directory.to_string_lossy().contains('*') {
-            let fault = format!("found {node}; '*' may stand only in the last part of a path");
+            let fault = format!("found {node}; '*' is allowed only in the last part of a path");
             return self.files.problems.error(node.position, path, fault);
         }
         let pattern = name.map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
@@ -172,7 +172,7 @@ impl Reading<'_> {
     /// Reads a file and merges it with what there is.
     fn add(&mut self, path: &Path, named: Option<(&Node, &problem::Path<'_>)>) {
         if let Some((node, at)) = named.filter(|_| self.is_seen(path)) {
-            let fault = format!("{} is read twice", path.display());
+            let fault = format!("{} is included twice", path.display());
             return self.files.problems.error(node.position, at, fault);
         }
         let Some((file, text)) = self.text(path, named) else { return };
@@ -251,7 +251,7 @@ fn read_text(path: &Path, what: What) -> Result<String, (u32, String)> {
     String::from_utf8(bytes).map_err(|error| {
         let before = &error.as_bytes()[..error.utf8_error().valid_up_to()];
         let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
-        (u32::try_from(line).unwrap_or(u32::MAX), "found a byte that is no UTF-8".to_owned())
+        (u32::try_from(line).unwrap_or(u32::MAX), "found a byte that is not UTF-8".to_owned())
     })
 }
 
@@ -318,7 +318,7 @@ fn merge(into: &mut Node, from: Node, path: &problem::Path<'_>, problems: &mut P
         (Value::Sequence(into), Value::Sequence(from)) => into.extend(from),
         _ => {
             let first = problems.place(first);
-            problems.error(from.position, path, format!("said twice; first at {first}"));
+            problems.error(from.position, path, format!("set twice; first at {first}"));
         }
     }
 }

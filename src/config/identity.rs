@@ -28,8 +28,8 @@ pub(super) fn options(root: &Fields<'_>, node: &Node, mesh: &Mesh, problems: &mu
     if let (Some(Source::IstioCa(_)), None) = (&source, &expected)
         && let Some(found) = root.node("identity")
     {
-        let fault = "found istioCa, but no node.namespace and node.serviceAccount, so it is not known whom it shall \
-                     certify";
+        let fault = "found istioCa, but not both node.namespace and node.serviceAccount, which form the identity \
+                     to request";
         problems.error(found.position, &Path::Root.key("identity"), fault);
     }
     Options { source, trust: trust(root, problems), expected }
@@ -77,7 +77,7 @@ fn trust(root: &Fields<'_>, problems: &mut Problems) -> Vec<TrustFile> {
         let Some((trust_domain, named)) = domain else { continue };
         if let Some(first) = places.insert(trust_domain.clone(), named.position) {
             let first = problems.place(first);
-            let fault = format!("the trust domain {trust_domain} is there twice; first at {first}");
+            let fault = format!("the trust domain {trust_domain} is listed twice; first at {first}");
             problems.error(named.position, &list.index(at).key("trustDomain"), fault);
             continue;
         }
@@ -156,8 +156,8 @@ pub(super) fn needed(
     let of_xds = secure_xds.then(|| ("xds", "xds has tls".to_owned()));
     let brings_trust = options.source.as_ref().is_some_and(Source::brings_trust);
     let missing = match (root.node("identity"), options.trust.is_empty() && root.items("trust").is_empty()) {
-        (None, _) => "identity, so it has no certificate to show",
-        (Some(_), true) if !brings_trust => "trust, so no caller could be believed",
+        (None, _) => "identity, so there is no certificate to show",
+        (Some(_), true) if !brings_trust => "trust, so no caller could be verified",
         (Some(_), _) => return,
     };
     for (key, who) in of_listener.into_iter().chain(of_xds) {

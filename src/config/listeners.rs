@@ -59,7 +59,7 @@ impl Listeners {
             let name: Arc<str> = name.into();
             if let Some(first) = places.get(&name) {
                 let first = problems.place(*first);
-                let fault = format!("the listener {name:?} is there twice; first at {first}");
+                let fault = format!("there are two listeners {name:?}; first at {first}");
                 problems.error(named.position, &path.key("name"), fault);
                 continue;
             }
@@ -69,7 +69,8 @@ impl Listeners {
             let protocol = fields.choice("protocol", &ListenerProtocol::ALL, ListenerProtocol::text);
             let protocol = protocol.unwrap_or_default();
             if let (ListenerProtocol::Hbone, Some(node)) = (protocol, fields.node("alpn")) {
-                let fault = "found alpn on a listener of protocol hbone, which asks for h2 and nothing else";
+                let fault =
+                    "found alpn on a listener of protocol hbone, which always requires h2; remove alpn";
                 problems.error(node.position, &path.key("alpn"), fault);
             }
             listeners.list.push(Arc::new(Listener {

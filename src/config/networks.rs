@@ -51,7 +51,7 @@ fn cidrs(
         match places.insert(cidr, node.position) {
             None => cidrs.push(cidr),
             Some(first) => {
-                let fault = format!("{node} is there twice; first at {}", problems.place(first));
+                let fault = format!("{node} is listed twice; first at {}", problems.place(first));
                 problems.error(node.position, &path.key("cidrs").index(at), fault);
             }
         }
@@ -62,8 +62,7 @@ fn cidrs(
 fn gateway(node: &Node, path: &Path<'_>, problems: &mut Problems) -> Option<Gateway> {
     let fields = Fields::new(Some(node), &GATEWAY);
     if !node.entries().is_empty() && fields.node("sniPort").is_none() && fields.node("hbonePort").is_none() {
-        let fault =
-            "found neither sniPort nor hbonePort, so it cannot be entered; expected at least one of them";
+        let fault = "found neither sniPort nor hbonePort; a gateway needs at least one of them";
         problems.error(node.position, path, fault);
     }
     Some(Gateway {

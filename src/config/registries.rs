@@ -93,7 +93,7 @@ impl Reader<'_> {
         let name: Arc<str> = format!("{first}/{}", prefix.trim_start_matches('/')).into();
         if let Some(other) = self.etcds.insert(name.clone(), node.position) {
             let other = self.problems.place(other);
-            let fault = format!("{name} is two registries; first at {other}");
+            let fault = format!("two registries have the name {name}; first at {other}");
             return self.problems.error(node.position, &at.key("endpoints"), fault);
         }
         self.add(name, etcd, scope, RegistryKind::Etcd(EtcdSpec { endpoints, prefix, tls, login }));
@@ -121,20 +121,19 @@ impl Reader<'_> {
         let (secure, plain) = (with(Scheme::Https), with(Scheme::Http));
         let list = at.key("endpoints");
         if let (Some(_), Some((index, node))) = (secure, plain) {
-            let fault = format!(
-                "found {node}, but other members are spoken to by TLS; expected https:// for all of them"
-            );
+            let fault =
+                format!("found {node}, but other members use https://; expected https:// for all of them");
             self.problems.error(node.position, &list.index(index), fault);
         }
         let tls = etcd.node("tls");
         match (secure, plain, tls) {
             (Some((index, node)), _, None) => {
                 let fault =
-                    format!("found {node}, but no tls, so it is not known by which roots to verify it");
+                    format!("found {node}, but no tls; add tls.roots, which verify etcd's certificate");
                 self.problems.error(node.position, &list.index(index), fault);
             }
             (None, Some(_), Some(tls)) => {
-                let fault = "found tls, but all endpoints are http://, which is without TLS";
+                let fault = "found tls, but all endpoints are http://, which is plain TCP";
                 self.problems.error(tls.position, &at.key("tls"), fault);
             }
             _ => {}

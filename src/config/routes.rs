@@ -44,8 +44,7 @@ pub(super) fn read(root: &Fields<'_>, around: &Surroundings<'_>, problems: &mut 
         if let Some(first) = places.get(&name) {
             let first = problems.place(*first);
             let fault = format!(
-                "the route {:?} is there twice, as names are the same whatever their case and trailing dot; \
-                 first at {first}",
+                "there are two routes {:?} (letter case and a trailing dot make no difference); first at {first}",
                 shortened(&key.text)
             );
             problems.error(key.position, &path, fault);
@@ -54,7 +53,7 @@ pub(super) fn read(root: &Fields<'_>, around: &Surroundings<'_>, problems: &mut 
         places.insert(name.clone(), key.position);
         if matches!(&*key.text, "default" | "_" | "_default_") {
             let fault = InvalidValue::new(format!(
-                "found {:?}, which takes clients that ask for this very name",
+                "found {:?}, which matches only clients that send exactly this name",
                 &*key.text
             ));
             problems.warn(key.position, &path, fault.hint(Some("*")));
@@ -92,7 +91,7 @@ fn target(
         Value::Mapping(_) => {
             for key in ["port", "subset"] {
                 if let Some(node) = fields.node(key) {
-                    let fault = "this goes with service; the endpoints have ports of their own";
+                    let fault = "this key is allowed only with `service`; endpoints have their own ports";
                     problems.error(node.position, &path.key(key), fault);
                 }
             }
@@ -110,7 +109,7 @@ fn service(
 ) -> Option<RouteTarget> {
     for key in TUNING_KEYS {
         if let Some(node) = fields.node(key) {
-            let fault = "this goes with endpoints; a service is tuned by policies";
+            let fault = "this key is allowed only with `endpoints`; a service is configured by `policies`";
             problems.error(node.position, &path.key(key), fault);
         }
     }
@@ -141,7 +140,7 @@ fn endpoints(
             problems.warn(
                 node.position,
                 &path,
-                format!("{host}:{port} is there twice; it counts once; first at {first}"),
+                format!("{host}:{port} is listed twice, but counts once; first at {first}"),
             );
         }
         all.push(endpoint);
@@ -169,7 +168,8 @@ fn endpoint(
     } else if let Host::Ip(ip) = host
         && (ip.is_unspecified() || ip.is_multicast())
     {
-        let fault = format!("found {ip}, which is no address of one process; name the host's own address");
+        let fault =
+            format!("found {ip}, which is not the address of one process; write the address of the host");
         problems.error(address.position, path, fault);
     }
     Some(RouteEndpoint {

@@ -96,8 +96,7 @@ pub(super) fn tracing(telemetry: &Fields<'_>, problems: &mut Problems) -> Option
     let node = telemetry.node("tracing")?;
     if cfg!(not(feature = "otlp")) {
         let path = Path::Root.key("telemetry");
-        let fault =
-            "this isthmus was built without the feature otlp, so it cannot send spans; leave the key out";
+        let fault = "this isthmus was built without the feature otlp and cannot send spans; remove the key";
         problems.error(node.position, &path.key("tracing"), fault);
     }
     let fields = telemetry.fields("tracing", &TRACING);

@@ -176,7 +176,7 @@ fn check_scalar(scalar: &Scalar, kind: &Kind) -> Result<(), InvalidValue> {
 
 fn check_text(scalar: &Scalar, form: &Text) -> Result<(), InvalidValue> {
     match scalar.scalar_type() {
-        ScalarType::Boolean => return Err("it is no text".into()),
+        ScalarType::Boolean => return Err("it is not a text".into()),
         ScalarType::Number if !form.number => {
             // The error of the text form says more, for example that a duration lacks its unit.
             let quoted = format!("write it in quotes: \"{}\"", shortened(&scalar.text));

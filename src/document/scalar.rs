@@ -65,7 +65,7 @@ pub static TIMEOUT: Text = Text {
     pattern: "^0*[1-9][0-9]*(ms|s|m|h)$",
     number: false,
     check: |text| match duration(text)? {
-        Duration::ZERO => Err("this cannot wait for no time at all".into()),
+        Duration::ZERO => Err("it must be greater than zero".into()),
         _ => Ok(()),
     },
 };
@@ -329,7 +329,7 @@ pub fn duration(text: &str) -> Result<Duration, InvalidValue> {
                 "h" | "hour" | "hours" => Some("h"),
                 _ => None,
             };
-            let fault = InvalidValue::new(format!("{unit:?} is no unit of it"));
+            let fault = InvalidValue::new(format!("unknown unit {unit:?}"));
             return Err(fault.hint(meant.map(|unit| format!("{number}{unit}"))));
         }
     };
@@ -355,7 +355,7 @@ pub fn size(text: &str) -> Result<u64, InvalidValue> {
                 "b" | "bytes" => Some(""),
                 _ => None,
             };
-            let fault = InvalidValue::new(format!("{unit:?} is no unit of it"));
+            let fault = InvalidValue::new(format!("unknown unit {unit:?}"));
             return Err(fault.hint(meant.map(|unit| format!("{number}{unit}"))));
         }
     };
@@ -398,8 +398,7 @@ pub fn etcd(text: &str) -> Result<Url, InvalidValue> {
     }
     if scheme == Scheme::Http && !url.is_loopback() {
         let meant = Url { scheme: Scheme::Https, ..url };
-        let fault =
-            "plain TCP to another host would show what is read, and the password, to everybody on the way";
+        let fault = "plain TCP to another host would expose the services and the password to the network";
         return Err(InvalidValue::new(fault).hint(Some(meant.to_string())));
     }
     Ok(url)
@@ -422,13 +421,13 @@ pub fn collector(text: &str) -> Result<&str, InvalidValue> {
         target(&ported).is_ok().then(|| format!("http://{ported}"))
     };
     if let Some(rest) = text.strip_prefix("https://") {
-        return Err(InvalidValue::new("it asks for TLS, which spans are not sent over").hint(meant(rest)));
+        return Err(InvalidValue::new("it asks for TLS, but spans are sent without TLS").hint(meant(rest)));
     }
     let Some(rest) = text.strip_prefix("http://") else {
         return Err(InvalidValue::new("it does not begin with http://").hint(meant(text)));
     };
     if rest.contains('/') {
-        return Err(InvalidValue::new("it has a path, which OTLP over gRPC does not have").hint(meant(rest)));
+        return Err(InvalidValue::new("it has a path, but OTLP over gRPC has none").hint(meant(rest)));
     }
     target(rest).map_err(|fault| match meant(rest) {
         Some(meant) => fault.hint(Some(meant)),
@@ -510,7 +509,7 @@ pub fn route_name(text: &str) -> Result<RouteName, InvalidValue> {
 
 /// Parses an IP address; an IPv4-mapped IPv6 address becomes IPv4.
 pub fn ip(text: &str) -> Result<IpAddr, InvalidValue> {
-    text.parse().map(canonical_ip).map_err(|_| "it is no IP address".into())
+    text.parse().map(canonical_ip).map_err(|_| "it is not an IP address".into())
 }
 
 /// Parses a CIDR without host bits; an IPv4-mapped one becomes IPv4.
@@ -524,15 +523,16 @@ pub fn cidr(text: &str) -> Result<IpNet, InvalidValue> {
             Err(_) => "it has no prefix length".into(),
         });
     };
-    let address: IpAddr = address.parse().map_err(|_| InvalidValue::new("its address is no IP address"))?;
+    let address: IpAddr =
+        address.parse().map_err(|_| InvalidValue::new("its address is not an IP address"))?;
     let digits = !prefix.is_empty() && prefix.bytes().all(|byte| byte.is_ascii_digit());
     let length = prefix.parse::<u8>().ok().filter(|_| digits);
     let net = length.and_then(|length| IpNet::new(address, length).ok()).ok_or_else(|| {
         let max = if address.is_ipv4() { 32 } else { 128 };
-        InvalidValue::new(format!("its prefix length is no number from 0 to {max}"))
+        InvalidValue::new(format!("its prefix length is not a number from 0 to {max}"))
     })?;
     if net.trunc() != net {
-        let fault = InvalidValue::new("it has bits set behind its prefix");
+        let fault = InvalidValue::new("it has bits set after its prefix");
         return Err(fault.hint(Some(net.trunc().to_string())));
     }
     match (canonical_ip(address), net.prefix_len().checked_sub(96)) {
@@ -550,7 +550,8 @@ pub fn host(text: &str) -> Result<Host, InvalidValue> {
         return Ok(Host::Ip(canonical_ip(ip)));
     }
     if let Ok((host, _)) = target(text) {
-        return Err(InvalidValue::new("it has a port, which is said elsewhere").hint(Some(host.to_string())));
+        return Err(InvalidValue::new("it has a port, but only an address is allowed here")
+            .hint(Some(host.to_string())));
     }
     host_name(text).map(Host::Name)
 }
@@ -558,7 +559,7 @@ pub fn host(text: &str) -> Result<Host, InvalidValue> {
 fn port(text: &str) -> Result<u16, InvalidValue> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let port = text.parse().ok().filter(|_| digits);
-    port.ok_or_else(|| InvalidValue::new("its port is no number from 1 to 65535"))
+    port.ok_or_else(|| InvalidValue::new("its port is not a number from 1 to 65535"))
 }
 
 fn split_port(text: &str) -> Result<(&str, &str), InvalidValue> {
@@ -586,7 +587,7 @@ pub fn target(text: &str) -> Result<(Host, u16), InvalidValue> {
         return Err(InvalidValue::new("it has a comma; several addresses are a list").hint(Some(meant)));
     }
     if text.contains("://") || text.contains('/') {
-        return Err("it is no plain address".into());
+        return Err("it is not an address or host name".into());
     }
     let (host, digits) = split_port(text)?;
     let port = port(digits)?;
@@ -600,7 +601,7 @@ pub fn target(text: &str) -> Result<(Host, u16), InvalidValue> {
     match bare {
         Some(inside) => match inside.parse::<IpAddr>() {
             Ok(ip @ IpAddr::V6(_)) => Ok((Host::Ip(canonical_ip(ip)), port)),
-            _ => Err("there is no IPv6 address in its brackets".into()),
+            _ => Err("the text in its brackets is not an IPv6 address".into()),
         },
         None => match host.parse::<IpAddr>() {
             Ok(ip) => Ok((Host::Ip(ip), port)),
@@ -614,7 +615,7 @@ pub fn target(text: &str) -> Result<(Host, u16), InvalidValue> {
 pub fn bind(text: &str) -> Result<Bind, InvalidValue> {
     match text.strip_prefix(':').filter(|rest| !rest.contains(':')) {
         Some(digits) => match port(digits)? {
-            0 => Err("port 0 is for loopback addresses alone".into()),
+            0 => Err("port 0 is allowed only on a loopback address".into()),
             port => Ok(Bind::Any { port }),
         },
         None => bind_address(text).map(Bind::Address),
@@ -631,7 +632,7 @@ pub fn bind_address(text: &str) -> Result<SocketAddr, InvalidValue> {
         Err(_) => return Err(bind_fault(text)),
     };
     if address.port() == 0 && !address.ip().is_loopback() {
-        return Err("port 0 is for loopback addresses alone".into());
+        return Err("port 0 is allowed only on a loopback address".into());
     }
     Ok(address)
 }
@@ -674,7 +675,7 @@ fn bind_fault(text: &str) -> InvalidValue {
         "*" => Some(format!(":{digits}")),
         _ => None,
     };
-    InvalidValue::new("what stands before the port is no IP address").hint(meant)
+    InvalidValue::new("the part before the port is not an IP address").hint(meant)
 }
 
 fn identity_fault(text: &str, error: IdentityError) -> InvalidValue {
@@ -699,7 +700,7 @@ pub fn trust_domain(text: &str) -> Result<TrustDomain, InvalidValue> {
     TrustDomain::parse(text).map_err(|_| {
         let lower = text.to_ascii_lowercase();
         let meant = TrustDomain::parse(lower.strip_prefix("spiffe://").unwrap_or(&lower)).ok();
-        InvalidValue::new("it has another character, or is empty")
+        InvalidValue::new("it is empty or has a character that is not allowed")
             .hint(meant.map(|domain| domain.to_string()))
     })
 }
@@ -721,7 +722,7 @@ pub fn subset(text: &str) -> Result<&str, InvalidValue> {
     }
     let lower = text.to_ascii_lowercase();
     let meant = (1..=63).contains(&lower.len()) && lower.bytes().all(legal);
-    let fault = InvalidValue::new("it has another character, or is empty or too long");
+    let fault = InvalidValue::new("it is empty, too long, or has a character that is not allowed");
     Err(fault.hint(meant.then_some(lower)))
 }
 

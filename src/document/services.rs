@@ -263,7 +263,7 @@ impl ServiceReader {
         let key = self.key(node, &path, problems)?;
         if let Some(first) = self.positions.get(&key) {
             let first = problems.place(first.position);
-            let fault = format!("the service {key} is there twice; first at {first}");
+            let fault = format!("the service {key} is listed twice; first at {first}");
             problems.error(node.position, &path, fault);
             return None;
         }
@@ -354,7 +354,7 @@ impl ServiceReader {
                 let key = if &*other.name == name { "name" } else { "port" };
                 let found = fields.node(key).unwrap_or(node);
                 let first = problems.place(*first);
-                let fault = format!("{found} is there twice in this service; first at {first}");
+                let fault = format!("{found} is listed twice in this service; first at {first}");
                 problems.error(found.position, &path.key(key), fault);
                 continue;
             }
@@ -382,7 +382,7 @@ impl ServiceReader {
             match seen.insert(address) {
                 true => addresses.push(address),
                 false => {
-                    let fault = format!("{node} is there twice");
+                    let fault = format!("{node} is listed twice");
                     problems.error(node.position, &path.key("addresses").index(at), fault);
                 }
             }

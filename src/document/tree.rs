@@ -319,7 +319,7 @@ impl<'s> Builder<'s> {
     /// Copies the anchored value, counting its values: a short text must not become a large tree.
     fn alias(&mut self, anchor: usize, span: Span, depth: usize, path: &Path<'_>) -> Result<Node, Stop> {
         let Some(Some((node, size))) = self.anchors.get(&anchor) else {
-            return Err(self.stop(span, path, "found an alias within the value it stands for".into()));
+            return Err(self.stop(span, path, "found an alias within the value that it refers to".into()));
         };
         let (size, deep) = (*size, depth + height(node) > DEPTH_MAX);
         if deep {
@@ -385,10 +385,10 @@ impl<'s> Builder<'s> {
                 let first = self.problems.place(first);
                 if is_word(&key.text) {
                     let fault =
-                        format!("the key {:?} is there twice; first at {first}", shortened(&key.text));
+                        format!("the key {:?} is given twice; first at {first}", shortened(&key.text));
                     self.problems.error(key.position, &below, fault);
                 } else {
-                    let fault = format!("found a key that is there twice; first at {first}");
+                    let fault = format!("found a key that is given twice; first at {first}");
                     self.problems.error(key.position, path, fault);
                 }
                 continue;

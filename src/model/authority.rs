@@ -18,7 +18,7 @@ pub enum AuthorityFault {
     #[error("it has no port")]
     NoPort,
     /// The port is not a number from 1 to 65535.
-    #[error("its port is no number from 1 to 65535")]
+    #[error("its port is not a number from 1 to 65535")]
     Port,
     /// The host is neither a host name nor an address.
     #[error("it is neither a host name nor an address")]

@@ -144,7 +144,7 @@ pub enum NamePattern {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PatternError {
     /// The text has a `*` that is not alone or the whole first label.
-    #[error("'*' may stand only alone or as the whole first label ('*.suffix')")]
+    #[error("'*' is allowed only alone or as the whole first label ('*.suffix')")]
     Star,
     /// The text is not a host name.
     #[error(transparent)]

@@ -33,31 +33,31 @@ macro_rules! reasons {
 }
 
 reasons! {
-    /// Both sides ended the connection in order.
+    /// The connection ended normally.
     Ok = "ok",
-    /// The hello was not whole when `hello.timeout` had passed.
+    /// The ClientHello was incomplete when `hello.timeout` had passed.
     HelloTimeout = "hello_timeout",
-    /// The client closed or reset before it was admitted, or answers no more.
+    /// The client closed or reset the connection before it was admitted, or no longer answers.
     ClientGone = "client_gone",
-    /// The hello is longer than `hello.maxBytes`, or says that it will be.
+    /// The ClientHello is longer than `hello.maxBytes`, or announces a length above it.
     HelloTooLarge = "hello_too_large",
-    /// The hello came in more records than `hello.maxRecords`.
+    /// The ClientHello spans more TLS records than `hello.maxRecords`.
     HelloFragments = "hello_fragments",
-    /// The hello is malformed or ambiguous.
+    /// The ClientHello is malformed or ambiguous.
     BadHello = "bad_hello",
     /// The first bytes are not a TLS handshake.
     NotTls = "not_tls",
-    /// No SNI, or an IP address as SNI, and no `"-"` route.
+    /// The client sent no SNI, or an IP address as SNI, and there is no route `"-"`.
     NoSni = "no_sni",
     /// The SNI is not a legal host name.
     SniInvalid = "sni_invalid",
-    /// No route, and no service this gateway has heard of, has this name.
+    /// No route and no known service has the name that the client sent as SNI.
     SniUnknown = "sni_unknown",
-    /// The same for the authority of a CONNECT.
+    /// No known service has the name or address in the `:authority` of a CONNECT.
     AuthorityUnknown = "authority_unknown",
-    /// The name is known, but no export rule lets this caller reach it here.
+    /// The service is known, but no export rule allows this caller to reach it through this listener.
     NotExported = "not_exported",
-    /// None of the listener's `alpn` was offered.
+    /// The client offered none of the protocols in the listener's `alpn`.
     AlpnRefused = "alpn_refused",
     /// The source address is outside the listener's `from`.
     SourceDenied = "source_denied",
@@ -67,47 +67,47 @@ reasons! {
     TlsFailed = "tls_failed",
     /// The caller's certificate does not chain to its trust domain's roots.
     IdentityUntrusted = "identity_untrusted",
-    /// The caller's certificate is outside its validity.
+    /// The caller's certificate has expired or is not valid yet.
     IdentityExpired = "identity_expired",
-    /// An identity is asked for, and the caller has none: it shows no certificate, or the listener cannot know one.
+    /// An identity is required and the caller has none: it showed no certificate, or the listener is an SNI listener.
     IdentityRequired = "identity_required",
-    /// The caller's identity is not among those the export rule names.
+    /// The caller's identity is not among those that the export rule names.
     IdentityDenied = "identity_denied",
-    /// A CONNECT that cannot be understood.
+    /// The CONNECT request is malformed, or the method is not CONNECT.
     BadRequest = "bad_request",
-    /// The service has no endpoint on this network that can be chosen.
+    /// The service has no usable endpoint on the gateway's own network.
     NoEndpoints = "no_endpoints",
-    /// There are endpoints, none is healthy, and `panic` is off.
+    /// No endpoint is healthy, and `panic` is off.
     AllUnhealthy = "all_unhealthy",
     /// The endpoint refused the connection.
     EndpointRefused = "endpoint_refused",
-    /// The endpoint did not answer within the connect timeout.
+    /// The endpoint did not accept the connection within the connect timeout.
     EndpointTimeout = "endpoint_timeout",
-    /// There is no way to the endpoint.
+    /// The endpoint cannot be reached from this host, or is this gateway itself.
     EndpointUnreachable = "endpoint_unreachable",
     /// The client reset the connection.
     ClientReset = "client_reset",
     /// The endpoint reset the connection.
     EndpointReset = "endpoint_reset",
-    /// Bytes waited for a peer that read nothing.
+    /// The client or the endpoint read nothing for too long while bytes waited for it.
     Stalled = "stalled",
-    /// No byte in either direction for `timeouts.idle`.
+    /// No byte was sent in either direction for `timeouts.idle`.
     IdleTimeout = "idle_timeout",
-    /// One direction had ended and the other moved nothing for `timeouts.halfClose`.
+    /// One direction had ended, and no byte was sent in the other direction for `timeouts.halfClose`.
     HalfCloseTimeout = "half_close_timeout",
-    /// A limit per source was reached.
+    /// A limit on connections of one source was reached.
     LimitSource = "limit_source",
-    /// A limit per service was reached.
+    /// A limit on connections to one service was reached.
     LimitService = "limit_service",
     /// `limits.connections` or `limits.pendingHellos` was reached.
     LimitGlobal = "limit_global",
     /// The gateway is stopping.
     Draining = "draining",
-    /// A reload of the config file took away what had admitted this connection.
+    /// The config file was reloaded and no longer allows this connection.
     ConfigRemoved = "config_removed",
-    /// An operator ended it.
+    /// An operator closed the connection.
     Killed = "killed",
-    /// A fault of our own.
+    /// An internal error of the gateway.
     Internal = "internal",
 }
 
@@ -115,13 +115,13 @@ impl Reason {
     /// Returns what an operator checks next.
     pub const fn look_at(self) -> &'static str {
         match self {
-            Self::Ok => "nothing; `detail` and `attempts` if it was slow",
+            Self::Ok => "nothing, or `detail` and `attempts` if the connection was slow",
             Self::HelloTimeout => "the client, the path to it (MTU), `hello.timeout`",
             Self::ClientGone => "the client, its timeouts; a load balancer's probes",
             Self::HelloTooLarge | Self::HelloFragments => "the client; `listeners[].hello`",
-            Self::BadHello => "`detail`; the client, or what is between it and here",
+            Self::BadHello => "`detail`; the client, or a middlebox between client and gateway",
             Self::NotTls => {
-                "`detail`: the client speaks something else, or a load balancer adds a PROXY header"
+                "`detail`: the client speaks another protocol, or a load balancer adds a PROXY header"
             }
             Self::NoSni => "the client's TLS settings; route `\"-\"`",
             Self::SniInvalid => "`sni`; the client's settings",
@@ -134,9 +134,9 @@ impl Reason {
             Self::ProxyProtocol => "the load balancer before the gateway; `listeners[].proxyProtocol`",
             Self::TlsFailed => "`detail`; `isthmus get certificates`; the caller's TLS version",
             Self::IdentityUntrusted => "`detail`; `isthmus get certificates`; `trust`",
-            Self::IdentityExpired => "`detail`: whose certificate it is; whoever renews it; clocks",
+            Self::IdentityExpired => "`detail` names the certificate; its renewal; the clocks of both hosts",
             Self::IdentityRequired => {
-                "the caller's certificate; `exports[].to.identities` on a listener by server name"
+                "the caller's certificate; `exports[].to.identities` on an SNI listener"
             }
             Self::IdentityDenied => {
                 "`source_identity`; `isthmus explain NAME --authority --identity ID`; `exports[].to`"
@@ -150,20 +150,22 @@ impl Reason {
             Self::EndpointTimeout => {
                 "the endpoint, firewalls; `connectTimeout`; `isthmus explain NAME --probe`"
             }
-            Self::EndpointUnreachable => "routes of this host; an endpoint that is this gateway itself",
+            Self::EndpointUnreachable => "the host's routing table; `detail`",
             Self::ClientReset => "the client; `ended_by`, `bytes_up`, `bytes_down`",
             Self::Stalled => {
-                "who does not read: `bytes_up`, `bytes_down`; `timeouts.stalled`, `hbone.stalled`"
+                "`bytes_up` and `bytes_down` show which side does not read; `timeouts.stalled`, `hbone.stalled`"
             }
             Self::IdleTimeout => "`timeouts.idle`",
-            Self::HalfCloseTimeout => "`timeouts.halfClose`; who did not end its direction: `ended_by`",
+            Self::HalfCloseTimeout => {
+                "`ended_by` shows which side did not end its direction; `timeouts.halfClose`"
+            }
             Self::LimitSource => "`source`; limits by source",
             Self::LimitService => "`service`; limits by service",
             Self::LimitGlobal => "`isthmus status`; `limits`, the descriptor limit of the process",
             Self::Draining => "nothing: the gateway was stopped",
-            Self::ConfigRemoved => "what the last reload took away",
-            Self::Killed => "whoever ended it",
-            Self::Internal => "the log of the gateway; report it",
+            Self::ConfigRemoved => "`from`, `routes`, `exports` and `trust` in the last change of the config",
+            Self::Killed => "the operator who closed the connection",
+            Self::Internal => "the log of the gateway; please report it",
         }
     }
 }

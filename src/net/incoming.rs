@@ -195,7 +195,8 @@ impl Shared {
         self.refused.increment(1);
         if let Some(times) = self.said.occurred() {
             let (listener, limit) = (self.name, self.limits.connections);
-            tracing::warn!(listener, %peer, limit, times, "connections refused: a source has its share of them");
+            tracing::warn!(listener, %peer, limit, times, "connections refused because their source already has \
+                                                           its share");
         }
     }
 
@@ -241,7 +242,10 @@ impl Seat {
         let deadline = self.shared.limits.first_request.map(|first| self.since + first);
         loop {
             if self.state.evicted.load(Ordering::Acquire) {
-                return io::Error::new(io::ErrorKind::ConnectionAborted, "it makes room for another source");
+                return io::Error::new(
+                    io::ErrorKind::ConnectionAborted,
+                    "closed to make room for another source",
+                );
             }
             let waits = !self.state.settled.load(Ordering::Acquire);
             tokio::select! {
@@ -249,7 +253,7 @@ impl Seat {
                 () = tokio::time::sleep_until(deadline.unwrap_or(self.since)),
                     if waits && deadline.is_some() => {
                     self.shared.silent.increment(1);
-                    return io::Error::new(io::ErrorKind::TimedOut, "its client has asked for nothing");
+                    return io::Error::new(io::ErrorKind::TimedOut, "closed because the client sent no request");
                 }
             }
         }

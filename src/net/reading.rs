@@ -40,7 +40,7 @@ pub enum ReadError {
     #[error("the file system has not answered within {0:?}")]
     Late(Duration),
     /// This many earlier reads hang, so no further one begins.
-    #[error("the file system does not answer: {0} earlier attempts still wait for it")]
+    #[error("the file system does not answer; {0} earlier reads still wait for it")]
     Hanging(usize),
     /// The work panicked.
     #[error("reading panicked")]

@@ -119,7 +119,7 @@ impl FileWatch {
     pub async fn refresh(&mut self) {
         match self.now().await {
             Ok(now) => self.seen = now,
-            Err(unread) => tracing::debug!(%unread, "cannot look at files"),
+            Err(unread) => tracing::debug!(%unread, "cannot check files for changes"),
         }
     }
 
@@ -208,7 +208,7 @@ impl FileWatch {
                 self.notices = SubscriptionState::Current(listening);
                 self.hint = self.hint.or(missed);
             }
-            Err(unread) => tracing::debug!(%unread, "cannot listen to changes of files"),
+            Err(unread) => tracing::debug!(%unread, "cannot receive notices of file changes"),
         }
     }
 

@@ -209,14 +209,17 @@ fn check_alpn(request: &AdmissionRequest<'_>, trace: &mut impl Trace) -> Result<
     let listed = || wanted.iter().map(|name| String::from_utf8_lossy(name)).collect::<Vec<_>>().join(", ");
     let Some(offered) = request.alpn else {
         trace.step(|| {
-            format!("the listener asks for one of the ALPN protocols {} (shown, not applied)", listed())
+            format!(
+                "the listener requires one of the ALPN protocols {} (not checked: no protocols were given)",
+                listed()
+            )
         });
         return Ok(());
     };
     let found = offered.iter().any(|name| wanted.iter().any(|wanted| **wanted == *name));
     trace.step(|| {
-        let verdict = if found { "one is offered" } else { "none is offered" };
-        format!("the listener asks for one of the ALPN protocols {}: {verdict}", listed())
+        let verdict = if found { "the client offers one" } else { "the client offers none of them" };
+        format!("the listener requires one of the ALPN protocols {}: {verdict}", listed())
     });
     if found { Ok(()) } else { Err(Reason::AlpnRefused) }
 }
@@ -247,7 +250,7 @@ fn admit_hostname(
 ) -> Result<Admission, Refusal> {
     trace.canonical(name.as_str());
     let Some(service) = snapshot.service(name.as_str()) else {
-        trace.step(|| format!("no registry has told of a service {name}"));
+        trace.step(|| format!("no service {name} is known"));
         return Err(Reason::AuthorityUnknown.into());
     };
     let matched = |port: Option<u16>| RouteMatch {
@@ -316,30 +319,30 @@ fn admit_name(
     };
     let mut buffer = NameBuffer::new();
     let name = canonical(raw, &mut buffer).map_err(|error| {
-        trace.step(|| format!("the name is no legal host name: {error}"));
+        trace.step(|| format!("the name is not a legal host name: {error}"));
         Refusal::from(Reason::SniInvalid)
     })?;
     trace.canonical(name);
     let listener = &*request.listener.name;
     if let Some(entry) = snapshot.routes.exact(name).filter(|entry| entry.on_listener(listener)) {
-        trace.step(|| format!("route {name:?} has this very name"));
+        trace.step(|| format!("route {name:?} has exactly this name"));
         return follow(snapshot, entry, MatchKind::ExactRoute, trace);
     }
     trace.step(|| match snapshot.routes.exact(name) {
         Some(entry) => {
             format!(
-                "there is a route of this very name, but only on listeners {}",
+                "a route has exactly this name, but applies only to the listeners {}",
                 entry.route.listeners.join(", ")
             )
         }
-        None => "no route has this very name".to_owned(),
+        None => "no route has exactly this name".to_owned(),
     });
     match read(name) {
         Dialect::Mesh(mesh) => admit_mesh_name(snapshot, request, &mesh, trace),
         Dialect::Malformed => {
             trace.step(|| {
-                "the name begins as a mesh name does, but is not outbound_.<port>_.<subset>_.<hostname>; such a name \
-                 never meets a wildcard"
+                "the name begins like a mesh name, but is not outbound_.<port>_.<subset>_.<hostname>; wildcard \
+                 routes do not match such a name"
                     .to_owned()
             });
             Err(Reason::SniUnknown.into())
@@ -355,11 +358,11 @@ fn admit_nameless(
 ) -> Result<Admission, Refusal> {
     match snapshot.routes.no_sni().filter(|entry| entry.on_listener(&request.listener.name)) {
         Some(entry) => {
-            trace.step(|| "the client gives no host name; route \"-\" takes such clients".to_owned());
+            trace.step(|| "the client sends no server name; route \"-\" applies to such clients".to_owned());
             follow(snapshot, entry, MatchKind::NoSniRoute, trace)
         }
         None => {
-            trace.step(|| "the client gives no host name, and there is no route \"-\"".to_owned());
+            trace.step(|| "the client sends no server name, and there is no route \"-\"".to_owned());
             Err(Reason::NoSni.into())
         }
     }
@@ -373,12 +376,12 @@ fn admit_mesh_name(
 ) -> Result<Admission, Refusal> {
     trace.step(|| {
         format!(
-            "it is the mesh name of {}, service port {}, subset {:?}",
+            "the name is the mesh name of {}, service port {}, subset {:?}",
             mesh.hostname, mesh.port, mesh.subset
         )
     });
     let Some(service) = snapshot.service(mesh.hostname) else {
-        trace.step(|| format!("no registry has told of a service {}", mesh.hostname));
+        trace.step(|| format!("no service {} is known", mesh.hostname));
         return Err(Reason::SniUnknown.into());
     };
     let matched = |port: Option<u16>| RouteMatch {
@@ -420,23 +423,23 @@ fn admit_plain(
         trace.step(|| {
             let exported = |port: &PortView| port.rules.iter().any(|rule| rule.on_listener(listener));
             if !service.ports.iter().any(exported) {
-                return format!("there is a service {name}, but no export rule names it on this listener");
+                return format!("the service {name} exists, but no export rule names it on this listener");
             }
             format!(
-                "there is a service {name}, but its bare host name would have to mean exactly one exported port of \
-                 protocol TLS or HTTPS; it has {}",
+                "the service {name} exists, but a plain host name needs exactly one exported port of protocol TLS \
+                 or HTTPS; the service has {}",
                 ports_text(service)
             )
         });
     } else {
-        trace.step(|| format!("no registry has told of a service {name}"));
+        trace.step(|| format!("no service {name} is known"));
     }
     let mut wildcards = snapshot.routes.wildcards(name);
     if let Some(entry) = wildcards.find(|entry| entry.on_listener(listener)) {
-        trace.step(|| format!("route {:?} is the longest wildcard that takes it", &*entry.key));
+        trace.step(|| format!("route {:?} is the longest wildcard that matches", &*entry.key));
         return follow(snapshot, entry, MatchKind::WildcardRoute, trace);
     }
-    trace.step(|| "no wildcard route takes it".to_owned());
+    trace.step(|| "no wildcard route matches".to_owned());
     let Some(service) = service else {
         return Err(Reason::SniUnknown.into());
     };
@@ -473,19 +476,21 @@ fn admit_to(
         Ok(granted) => granted,
         Err(reason) => {
             trace.step(|| {
-                format!("no export rule lets this caller reach {}:{} here", service.name, port.port)
+                format!("no export rule allows this caller to reach {}:{} here", service.name, port.port)
             });
             return Err(Refusal { reason, matched });
         }
     };
-    trace.step(|| format!("{} lets the caller in", granted.rule.name));
+    trace.step(|| format!("{} allows this caller", granted.rule.name));
     let permit = Permit::Export { hostname: service.name.clone(), port: port.port };
     if let (Requested::Authority(_), Some(waypoint)) = (request.requested, &service.waypoint) {
         // The waypoint is recognised by its certificate only: anybody could write a header.
         if waypoint.identity.is_some() && waypoint.identity.as_ref() == request.identity {
-            trace.step(|| "the caller is the service's waypoint, so it goes on to the endpoints".to_owned());
+            trace.step(|| {
+                "the caller is the service's waypoint, so it is connected to the endpoints".to_owned()
+            });
         } else {
-            trace.step(|| "the service's waypoint takes the connection first".to_owned());
+            trace.step(|| "the service has a waypoint, to which the caller is connected".to_owned());
             return connectable(Some(waypoint.candidates.clone()), None, permit, matched, trace);
         }
     }
@@ -508,7 +513,7 @@ fn follow(
     let service = snapshot.service(hostname.as_str());
     let view = service.and_then(|service| Some((service, service.port(*port)?)));
     let Some((service, view)) = view else {
-        trace.step(|| format!("no registry has told of a service {hostname} with a port {port}"));
+        trace.step(|| format!("no service {hostname} with port {port} is known"));
         return Err(Refusal { reason: Reason::NoEndpoints, matched });
     };
     matched.service = Some(target(service, Some(*port), subset));
@@ -534,7 +539,7 @@ fn connectable(
             Ok(Admission { matched, candidates, clusters, permit })
         }
         _ => {
-            trace.step(|| "no endpoint on this gateway's own network can be chosen".to_owned());
+            trace.step(|| "no endpoint on this gateway's own network can be used".to_owned());
             Err(Refusal { reason: Reason::NoEndpoints, matched })
         }
     }
@@ -559,27 +564,27 @@ fn ports_text(service: &ServiceView) -> String {
 }
 
 fn rule_text(rule: &ExportRule, request: &AdmissionRequest<'_>) -> String {
-    let mut text = format!("{} speaks of this service port", rule.name);
+    let mut text = format!("{} matches this service and port", rule.name);
     if !rule.on_listener(&request.listener.name) {
         text.push_str(", but not on this listener");
     }
     if !rule.to.cidrs.is_empty() {
         let list = rule.to.cidrs.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         let verdict = match request.source {
-            None => "shown, not applied: no source was given",
-            Some(source) if admits(&rule.to.cidrs, source) => "the source is among them",
-            Some(_) => "the source is not among them",
+            None => "not checked: no source address was given",
+            Some(source) if admits(&rule.to.cidrs, source) => "the source matches",
+            Some(_) => "the source does not match",
         };
         text.push_str(&format!("; sources {list} ({verdict})"));
     }
     if !rule.to.identities.is_empty() {
         let list = rule.to.identities.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         let verdict = match request.identity {
-            None => "only an HBONE caller has one",
+            None => "only HBONE callers have an identity",
             Some(identity) if rule.to.identities.iter().any(|pattern| pattern.matches(identity)) => {
-                "the caller is among them"
+                "the caller matches"
             }
-            Some(_) => "the caller is not among them",
+            Some(_) => "the caller does not match",
         };
         text.push_str(&format!("; identities {list} ({verdict})"));
     }

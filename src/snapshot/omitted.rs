@@ -75,33 +75,34 @@ impl OmissionReason {
     pub fn meaning(self) -> &'static str {
         match self {
             Self::OtherNetwork => {
-                "It is on another network, or on none: a gateway passes connections to its own network alone. \
-                 Compare `node.network` with the `network` of the registry."
+                "The endpoint is on another network, or has no network. A gateway connects only to endpoints of \
+                 its own network. Compare `node.network` with the `network` of the registry."
             }
-            Self::Unresolved => "It is given by a host name that has no address.",
+            Self::Unresolved => "The endpoint's host name does not resolve.",
             Self::AddressNotAllowed => {
-                "Its registry's `allow.addresses` keeps out its address, or those that its name resolves to; without such a \
-                 key loopback and link-local addresses."
+                "The registry's `allow.addresses` does not permit the endpoint's address, or any address that its \
+                 host name resolves to. Without that key, loopback and link-local addresses are not permitted."
             }
             Self::Gateway => {
-                "It is a gateway of this gateway's own network (`networks`): two that choose each other would pass a \
-                 connection to and fro without end."
+                "The endpoint is a gateway of this gateway's own network (`networks`). Two gateways that chose \
+                 each other would pass a connection back and forth without end."
             }
             Self::PortConflict => {
-                "Its registry has the port under another number or protocol than an earlier registry."
+                "The endpoint's registry gives the port another number or protocol than an earlier registry does."
             }
             Self::OtherTlsMode => {
-                "One TLS mode is chosen for a port, and `tls: none` never for callers by server name; this \
-                 endpoint has another."
+                "The gateway uses endpoints of one TLS mode per port, and this endpoint has another mode. For SNI \
+                 clients, `tls: none` is never used."
             }
             Self::NoTunnel => {
-                "Other endpoints of the port take HBONE (`tunnel: hbone`); only those are chosen."
+                "Other endpoints of the port have `tunnel: hbone`. If any ready endpoint has it, only such \
+                 endpoints are used."
             }
-            Self::OtherCluster => "The export rule that lets the caller in speaks of other `clusters`.",
+            Self::OtherCluster => "The export rule that allows the caller names other `clusters`.",
             Self::Demoted => {
-                "Its registry cannot be read, and another one has a ready endpoint for the port."
+                "The endpoint's registry cannot be read, and another registry has a ready endpoint for the port."
             }
-            Self::Expired => "Its registry could not be read for `aggregator.expireAfter`.",
+            Self::Expired => "The endpoint's registry could not be read for `aggregator.expireAfter`.",
         }
     }
 }
@@ -283,15 +284,15 @@ pub fn warnings(snapshot: &Snapshot, omitted: &[Omitted], candidates: usize) -> 
                 format!("name_unresolved: {names} does not resolve: {count} of the endpoints have no address")
             }
             OmissionReason::OtherNetwork if network.is_unknown() => format!(
-                "{count} endpoints of cluster {clusters} are on no network, and this gateway is on {own}: say `network` in \
-                 the registry or at the endpoints"
+                "{count} endpoints of cluster {clusters} have no network, but this gateway is on {own}; set \
+                 `network` of the registry or of the endpoints"
             ),
             OmissionReason::OtherNetwork if own.is_unknown() => format!(
-                "{count} endpoints are on {network}, and this gateway is on no network: say `node.network`"
+                "{count} endpoints are on {network}, but this gateway has no network; set `node.network`"
             ),
             _ if candidates > 0 => continue,
             OmissionReason::OtherNetwork => format!(
-                "{count} endpoints are on {network}: a gateway passes connections to its own network ({own}) alone"
+                "{count} endpoints are on {network}, but a gateway connects only to its own network ({own})"
             ),
             reason => format!("{count} endpoints are left out ({}): {}", reason.text(), reason.meaning()),
         };

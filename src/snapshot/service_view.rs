@@ -375,8 +375,8 @@ fn owned_parts(hostname: &str, shards: &[Arc<Shard>], conflicts: &mut Vec<String
                 parts.push(Part { origin: shard.origin.clone(), service: service.clone(), marks });
             } else {
                 conflicts.push(format!(
-                    "cluster {:?} has {hostname} in namespace {:?}; the name belongs to namespace {owner:?}, so \
-                     that one is not reachable",
+                    "cluster {:?} has {hostname} in namespace {:?}, but the name belongs to namespace {owner:?}, \
+                     so the service of this cluster is not reachable",
                     shard.origin.cluster.as_str(),
                     &*service.key.namespace
                 ));
@@ -393,7 +393,7 @@ fn merge_ports(ports: &mut Vec<ServicePort>, part: &Part, conflicts: &mut Vec<St
         if let Some(known) = same_name {
             if (known.port, known.protocol) != (port.port, port.protocol) {
                 conflicts.push(format!(
-                    "cluster {:?} has port {:?} as {} {}; an earlier registry has it as {} {}, which wins",
+                    "cluster {:?} has port {:?} as {} {}, but an earlier registry has it as {} {}, which applies",
                     part.origin.cluster.as_str(),
                     &*port.name,
                     port.protocol.text(),
@@ -408,7 +408,7 @@ fn merge_ports(ports: &mut Vec<ServicePort>, part: &Part, conflicts: &mut Vec<St
             None => ports.push(port.clone()),
             Some(known) if known.protocol == port.protocol => {}
             Some(known) => conflicts.push(format!(
-                "cluster {:?} has port {} as {}; an earlier registry has it as {}, which wins",
+                "cluster {:?} has port {} as {}, but an earlier registry has it as {}, which applies",
                 part.origin.cluster.as_str(),
                 port.port,
                 port.protocol.text(),

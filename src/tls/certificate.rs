@@ -29,7 +29,7 @@ impl Certificate {
     /// Returns an error text if `expected` is another identity.
     pub(super) fn is_not_of(&self, expected: Option<&Identity>) -> Option<String> {
         let expected = expected.filter(|expected| **expected != self.identity)?;
-        Some(format!("it is of {}, but the node is {expected}", self.identity))
+        Some(format!("its identity is {}, but the node's is {expected}", self.identity))
     }
 }
 
@@ -60,13 +60,13 @@ impl Validity {
 #[derive(Debug, thiserror::Error)]
 pub enum CertificateFault {
     /// The text is not PEM.
-    #[error("it is no PEM text with certificates: {0}")]
+    #[error("it is not a PEM file of certificates: {0}")]
     Pem(rustls::pki_types::pem::Error),
     /// The chain has no certificate.
-    #[error("there is no certificate in it")]
+    #[error("it has no certificate")]
     Empty,
     /// The key is malformed or of an unknown kind.
-    #[error("the key is no PEM text with one private key: {0}")]
+    #[error("the key is not a PEM file with one private key: {0}")]
     Key(rustls::pki_types::pem::Error),
     /// The key does not belong to the certificate.
     #[error("the certificate and the key do not belong together, or the key cannot be used: {0}")]
@@ -87,16 +87,16 @@ pub enum IdentityFault {
     #[error("cannot be read")]
     Malformed,
     /// The certificate has no URI.
-    #[error("has no URI among its names, so it says no SPIFFE identity")]
+    #[error("has no URI among its names, so it has no SPIFFE identity")]
     None,
     /// The key usage does not allow signatures.
-    #[error("has a key that may not make digital signatures, by its key usage")]
+    #[error("has a key usage without digitalSignature")]
     NoSignature,
     /// The certificate has more than one URI.
-    #[error("has several URIs among its names, so it is not clear whose it is")]
+    #[error("has several URIs among its names, so its identity is ambiguous")]
     Several,
     /// The URI is not a SPIFFE ID.
-    #[error("has a URI that is no SPIFFE identity: {0}")]
+    #[error("has a URI that is not a SPIFFE identity: {0}")]
     Illegal(IdentityError),
 }
 

@@ -59,7 +59,7 @@ impl CertificateFiles {
         let chain = certificates(&read(&self.chain)?)
             .map_err(|fault| format!("{}: {fault}", self.chain.display()))?;
         let key = PrivateKeyDer::from_pem_slice(&read(&self.key)?).map_err(|fault| {
-            format!("{}: it is no PEM text with a private key: {fault}", self.key.display())
+            format!("{}: it is not a PEM file with a private key: {fault}", self.key.display())
         })?;
         Ok((chain, key))
     }

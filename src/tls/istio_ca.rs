@@ -64,14 +64,14 @@ enum IstioCaFault {
     Late,
     #[error("{0}")]
     Call(#[from] CallFault),
-    #[error("its answer is of no use: {0}")]
+    #[error("its answer is invalid: {0}")]
     Answer(#[from] AnswerFault),
 }
 
 /// The reason why a response is not accepted.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 enum AnswerFault {
-    #[error("it holds {0} items, where there have to be a certificate and a root")]
+    #[error("it holds {0} items, but at least a certificate and a root are required")]
     NoRoot(usize),
     #[error("it holds more than {CHAIN_MAX} certificates and {ROOTS_MAX} roots")]
     TooLong,
@@ -103,7 +103,10 @@ pub(super) async fn run(authority: IstioCa, identity: Identity, sink: Sink, scop
         let renewal = match attempt.await.unwrap_or(Err(IstioCaFault::Late)) {
             Ok(issued) => take(issued, &identity, &sink),
             Err(fault) => {
-                sink.failed(format!("{} was asked to certify {identity}: {fault}", authority.address));
+                sink.failed(format!(
+                    "{} did not issue a certificate for {identity}: {fault}",
+                    authority.address
+                ));
                 None
             }
         };

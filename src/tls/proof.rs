@@ -25,7 +25,7 @@ impl Proof {
     /// Takes the identity from a completed handshake; the error text says why there is none.
     pub fn of(session: &ServerConnection) -> Result<Self, String> {
         let chain = session.peer_certificates().unwrap_or_default();
-        let leaf = chain.first().ok_or("it showed no certificate")?;
+        let leaf = chain.first().ok_or("the caller showed no certificate")?;
         let identity = identity_of(leaf).map_err(|fault| fault.to_string())?;
         let chain = chain.iter().map(|certificate| certificate.clone().into_owned()).collect();
         Ok(Self { identity, chain, verified: UnixTime::now() })

@@ -165,9 +165,10 @@ impl Sink {
     fn take(&self, certificate: Certificate) {
         let until = rfc3339(certificate.validity.not_after);
         if certificate.validity.is_over(SystemTime::now()) {
-            tracing::error!(identity = %certificate.identity, until, "certificate taken into use, although it has expired");
+            tracing::error!(identity = %certificate.identity, until, "this gateway's certificate is in use \
+                                                                      although it has expired");
         } else {
-            tracing::info!(identity = %certificate.identity, until, "certificate taken into use");
+            tracing::info!(identity = %certificate.identity, until, "new certificate in use");
         }
         self.certificate.set(Arc::new(certificate));
         self.status.send_modify(|status| {
@@ -201,7 +202,7 @@ impl Sink {
     }
 
     pub(super) fn problem(&self, of: &str, problem: String) {
-        tracing::warn!(of, "cannot renew what this gateway identifies itself by: {problem}");
+        tracing::warn!(of, "cannot renew this gateway's certificate or roots: {problem}");
         self.status.send_modify(|status| drop(status.problems.insert(of.to_owned(), problem)));
     }
 
@@ -306,7 +307,10 @@ mod tests {
         assert!(sink.certificate.newest().is_none());
         assert_eq!(trusted(&sink), [""; 0]);
         let problem = sink.status.borrow().problems[CERTIFICATE].clone();
-        assert!(problem.contains("it is of spiffe://td/b, but the node is spiffe://td/a"), "{problem}");
+        assert!(
+            problem.contains("its identity is spiffe://td/b, but the node's is spiffe://td/a"),
+            "{problem}"
+        );
         assert!(sink.offer_with(certificate(&authority, "spiffe://td/a"), roots(&authority, &["td"])));
         assert_eq!(trusted(&sink), ["td"]);
         assert!(sink.status.borrow().problems.is_empty());

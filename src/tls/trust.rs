@@ -47,7 +47,7 @@ pub enum TrustFault {
 enum Distrust {
     #[error("the certificate {0}")]
     Identity(IdentityFault),
-    #[error("the trust domain of {0} is not among those trusted here")]
+    #[error("the trust domain of {0} is not trusted here")]
     Domain(Identity),
 }
 
@@ -66,9 +66,9 @@ pub fn describe(error: &Error) -> String {
             format!("the certificate expired at {}, {ago} s ago", at(*not_after))
         }
         Error::InvalidCertificate(CertificateError::NotValidYetContext { not_before, .. }) => {
-            format!("the certificate is not valid yet: its time begins at {}", at(*not_before))
+            format!("the certificate is not valid before {}", at(*not_before))
         }
-        Error::InvalidCertificate(error) => format!("the certificate is not to be trusted: {error}"),
+        Error::InvalidCertificate(error) => format!("the certificate is not trusted: {error}"),
         error => error.to_string(),
     }
 }
@@ -193,7 +193,7 @@ mod tests {
             assert!(error.contains("UnknownIssuer") || error.contains("BadSignature"), "{error}");
         }
         let error = text(bundles(&[("east", &east)]).verify(&leaf(&west), &[], now));
-        assert!(error.contains("not among those trusted here"), "{error}");
+        assert!(error.contains("is not trusted here"), "{error}");
     }
 
     #[test]
@@ -205,7 +205,7 @@ mod tests {
             text(trust.verify(&leaf(&east), &[], UnixTime::since_unix_epoch(Duration::from_secs(now))))
         };
         assert!(at(2).contains("expired"), "{}", at(2));
-        assert!(at(-2).contains("not valid yet"), "{}", at(-2));
+        assert!(at(-2).contains("not valid before"), "{}", at(-2));
     }
 
     #[test]

@@ -55,19 +55,19 @@ enum WorkloadApiFault {
     Call(#[from] CallFault),
     #[error("the stream ended")]
     Ended,
-    #[error("a quarter of the certificate's life is left, and there was no other")]
+    #[error("the certificate has a quarter of its lifetime left and has not been replaced")]
     Silent,
-    #[error("its answer is of no use: {0}")]
+    #[error("its answer is invalid: {0}")]
     Answer(#[from] AnswerFault),
     /// The sink has reported the cause.
-    #[error("it is somebody else's")]
+    #[error("it is the certificate of another identity")]
     Foreign,
 }
 
 /// The reason why a message is not accepted.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 enum AnswerFault {
-    #[error("it gives us no identity")]
+    #[error("it provides no identity")]
     Empty,
     #[error("{0} of {1}: {2}")]
     Der(&'static str, String, DerFault),
@@ -75,13 +75,13 @@ enum AnswerFault {
     Root(String, usize, String),
     #[error("the certificate of {0}: {1}")]
     Certificate(String, String),
-    #[error("what is said to be of {0} is a certificate of {1}")]
+    #[error("the certificate sent for {0} is of {1}")]
     Other(String, Identity),
     #[error("the certificate of {0} expired at {1}")]
     Expired(Identity, String),
     #[error("it has bundles of more than {DOMAINS_MAX} trust domains")]
     TooMany,
-    #[error("that is no trust domain: {0}")]
+    #[error("it names an invalid trust domain: {0}")]
     Domain(IdentityError),
 }
 
@@ -90,7 +90,7 @@ enum AnswerFault {
 enum DerFault {
     #[error("certificate {0} cannot be read")]
     Malformed(usize),
-    #[error("there is no certificate in it")]
+    #[error("it has no certificate")]
     Empty,
     #[error("it has more than {0} certificates")]
     TooMany(usize),
@@ -173,7 +173,13 @@ fn take(message: &X509svidResponse, sink: &Sink) -> Result<SystemTime, WorkloadA
         None => sink.solved(FEDERATION),
         Some((name, first)) => {
             let count = given.problems.len();
-            sink.problem(FEDERATION, format!("{count} cannot be used; the first, {name:?}: {first}"));
+            sink.problem(
+                FEDERATION,
+                format!(
+                    "{count} trust bundles cannot be used; the first one, {name:?}: \
+                                              {first}"
+                ),
+            );
         }
     }
     let ask_again = last_quarter(given.certificate.validity);

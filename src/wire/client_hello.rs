@@ -47,13 +47,13 @@ pub struct Hello<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HelloFault {
     /// The first bytes are not a TLS handshake record.
-    #[error("the first bytes are no TLS handshake record")]
+    #[error("the first bytes are not a TLS handshake record")]
     NotTls,
     /// The hello is longer than `bytes_max`, or says that it will be.
     #[error("the hello is longer than allowed")]
     TooLarge,
     /// The hello came in more than `records_max` records.
-    #[error("the hello comes in more records than allowed")]
+    #[error("the hello spans more records than allowed")]
     Fragments,
     /// The hello is malformed or ambiguous; the text names the part.
     #[error("{0}")]
@@ -239,7 +239,7 @@ impl Scanner {
         }
         let have = have + fragment.len();
         if have >= 1 && self.header[0] != HANDSHAKE_CLIENT_HELLO {
-            return Err(HelloFault::Malformed("the handshake message is no ClientHello"));
+            return Err(HelloFault::Malformed("the handshake message is not a ClientHello"));
         }
         if have < HANDSHAKE_HEADER {
             return Ok(None);

@@ -113,7 +113,7 @@ fn certificates_that_cannot_be_used_fail_validate_with_the_line_that_names_them(
                 std::fs::write(folder.join("cert.pem"), &other.certificate_pem).expect("written");
                 std::fs::write(folder.join("key.pem"), &other.key_pem).expect("written");
             },
-            "it is of spiffe://cluster.local/ns/shop/sa/other",
+            "its identity is spiffe://cluster.local/ns/shop/sa/other",
         ),
         (
             "no identity",
@@ -121,7 +121,7 @@ fn certificates_that_cannot_be_used_fail_validate_with_the_line_that_names_them(
                 std::fs::write(folder.join("cert.pem"), &nameless.certificate_pem).expect("written");
                 std::fs::write(folder.join("key.pem"), &nameless.key_pem).expect("written");
             },
-            "says no SPIFFE identity",
+            "has no SPIFFE identity",
         ),
         (
             "expired",
@@ -158,13 +158,13 @@ fn networks_that_are_not_said_are_warned_of() {
     };
     let (code, told) = validate(folder.path(), &config(", network: net-east", ""));
     assert_eq!(code, Some(0), "{told}");
-    let wanted = "registry west.yaml: 3 of 3 endpoints are on no network and node.network is net-east";
+    let wanted = "registry west.yaml: 3 of 3 endpoints have no network, but node.network is net-east";
     assert!(told.contains(wanted), "{told}");
     assert!(told.contains("gone.invalid does not resolve"), "{told}");
     let (_, told) = validate(folder.path(), &config("", ", network: net-west"));
-    assert!(told.contains("3 of 3 endpoints are on a network and node.network is not said"), "{told}");
+    assert!(told.contains("3 of 3 endpoints have a network, but node.network is not set"), "{told}");
     let (_, told) = validate(folder.path(), &config(", network: net-east", ", network: net-west"));
-    assert!(!told.contains("endpoints are on"), "{told}");
+    assert!(!told.contains("endpoints have"), "{told}");
 }
 
 /// The backquoted texts of a cell.

@@ -75,7 +75,7 @@ fn a_panic_while_a_snapshot_is_built_stays_with_the_registry_that_caused_it() {
     assert_eq!(registry_problem(&gateway, 0).0, "live");
     assert!(gateway.metric("isthmus_registry_errors_total", &["east.yaml", "internal"]) >= 1.0);
     assert_eq!(gateway.metric("isthmus_registry_state", &["east.yaml", "\"stale\""]), 1.0);
-    gateway.told("internal error while taking in what the registry says");
+    gateway.told("internal error while applying a change of the registry");
     // Traffic and the other registry go on.
     NAMES.iter().for_each(|name| serves(&gateway, name));
     write(gateway.folder(), "west.yaml", &registry(NAMES[0], &west, &["more.mesh"]));
@@ -134,5 +134,7 @@ fn when_the_aggregator_ends_the_process_drains_and_ends_with_70() {
     write(gateway.folder(), "east.yaml", &poison);
     let ended = gateway.ended();
     assert_eq!(ended.code(), Some(70), "{ended}");
-    gateway.told("the aggregator has ended because of an internal error: draining, then ending with 70");
+    gateway.told(
+        "the aggregator has ended because of an internal error; the gateway drains and exits with code 70",
+    );
 }

@@ -182,9 +182,9 @@ fn keys_outside_of_the_grammar_are_named_and_counted() {
     put(&etcd, NAME, 7001);
     let gateway = start(&etcd);
     etcd.put("s1.mesh", service("s1.mesh", 1));
-    complains(&gateway, &format!("{PREFIX}s1.mesh: the key has no slash behind its namespace"));
+    complains(&gateway, &format!("{PREFIX}s1.mesh: the key has no slash after its namespace"));
     etcd.put("shop/S1.mesh", service("S1.mesh", 1));
-    complains(&gateway, "another spelling than the service: write s1.mesh");
+    complains(&gateway, "not in canonical form; write s1.mesh");
     for number in 0..150 {
         etcd.put(&format!("shop/10.0.0.{number}"), "x");
     }
@@ -227,7 +227,7 @@ fn a_watch_that_has_lasted_is_resumed_where_it_ended() {
     put(&etcd, "s1.mesh", 7002);
     etcd.delete(&key("s2.mesh"));
     gateway.signal("CONT");
-    gateway.told("the watch ended, and is resumed");
+    gateway.told("the etcd watch ended; it is resumed");
     leads_to(&gateway, "s1.mesh", 7002);
     is_gone(&gateway, "s2.mesh");
     put(&etcd, "s3.mesh", 7003);
@@ -268,7 +268,7 @@ fn a_compaction_while_disconnected_leads_to_a_new_listing_without_a_loss() {
         (vec!["7001".into()], vec!["7001".into()])
     );
     eventually("one problem", || (problems(&gateway).len() == 1).then_some(()));
-    gateway.told("the registry is listed again");
+    gateway.told("etcd is listed again");
     assert_eq!((errors(&gateway), status(&gateway)["state"].as_str()), (Vec::new(), Some("live")));
 }
 
@@ -355,7 +355,7 @@ fn wrong_credentials_are_named_and_right_ones_taken_when_they_come() {
     };
     let gateway = Gateway::start_in(folder, &with("root"), &[]);
     let problem =
-        complains(&gateway, "it does not let the user \"root\" in: etcdserver: authentication failed");
+        complains(&gateway, "it refused to log in the user \"root\": etcdserver: authentication failed");
     assert!(problem.starts_with(&format!("etcd at {}: ", etcd.url())), "{problem}");
     assert_eq!(status(&gateway)["state"], "missing");
     std::fs::write(gateway.folder().join("password"), "secret\n").expect("written");
@@ -539,7 +539,7 @@ fn tls_with_client_certificates() {
     becomes(&gateway, "live");
     assert_eq!(ports(&gateway, NAME), ["7001"]);
     gateway.reload(&with(&path("other-ca.pem"), &own));
-    complains(&gateway, "TLS with it failed: the certificate is not to be trusted");
+    complains(&gateway, "TLS with it failed: the certificate is not trusted");
     gateway.reload(&with(&ca, ""));
     complains(&gateway, &format!("etcd at {url}: "));
     gateway.reload(&with(&path("absent.pem"), ""));
@@ -581,7 +581,7 @@ fn services_are_written_listed_and_deleted_by_hand() {
     assert_eq!(gone.status.code(), Some(1));
     assert_eq!(
         text(&gone.stdout),
-        format!("deleted {PREFIX}shop/a.mesh\n{PREFIX}shop/none.mesh was not there\n")
+        format!("deleted {PREFIX}shop/a.mesh\n{PREFIX}shop/none.mesh does not exist\n")
     );
     assert!(run(&["put", "-"], &good).status.success());
     assert!(run(&["delete", "-f", "-"], &good).status.success());

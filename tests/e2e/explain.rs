@@ -251,7 +251,7 @@ fn an_only_endpoint_that_fails_is_said_by_explain_and_get_endpoints_alike() {
         "{explained:#}"
     );
     let [warning] = &texts(&explained["warnings"])[..] else { panic!("one warning: {explained:#}") };
-    assert!(warning.contains("did not take the last 3 connections: endpoint_refused"), "{warning}");
+    assert!(warning.contains("failed the last 3 connection attempts: endpoint_refused"), "{warning}");
     let endpoints = gateway.json("/api/v1/endpoints");
     let endpoint = |name: &str| {
         let all = endpoints.as_array().into_iter().flatten();
@@ -275,7 +275,7 @@ fn an_only_endpoint_that_fails_is_said_by_explain_and_get_endpoints_alike() {
         .output()
         .expect("the binary runs");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(text.contains("PROBE") && text.contains("no endpoint took a connection"), "{text}");
+    assert!(text.contains("PROBE") && text.contains("no endpoint accepted a connection"), "{text}");
     assert_eq!(output.status.code(), Some(0), "{text}");
     // A name that stands for nothing.
     let explained = gateway.json("/api/v1/explain?sni=lost.test");
@@ -317,8 +317,7 @@ fn endpoints_that_cannot_be_chosen_are_counted_by_why() {
     );
     let warnings = texts(&explained["warnings"]).join("\n");
     assert!(
-        warnings
-            .contains("2 endpoints of cluster \"west\" are on no network, and this gateway is on net-east"),
+        warnings.contains("2 endpoints of cluster \"west\" have no network, but this gateway is on net-east"),
         "{warnings}"
     );
     let explained = gateway.json("/api/v1/explain?sni=web.shop.mesh");

@@ -122,7 +122,7 @@ fn a_pair_that_does_not_match_or_is_somebody_elses_is_not_used() {
         gateway.json("/api/v1/status")["identity"]["problems"]["certificate"].as_str().map(str::to_owned)
     };
     let told =
-        eventually("the refusal", || problem(&gateway).filter(|text| text.contains("but the node is")));
+        eventually("the refusal", || problem(&gateway).filter(|text| text.contains("but the node's is")));
     assert!(told.contains("ns/other/sa/gateway"), "{told}");
     std::fs::write(gateway.folder().join("key.pem"), PKI.issue(&[], Some(OWN)).key_pem).expect("written");
     eventually("the mismatch", || problem(&gateway).filter(|text| text.contains("do not belong together")));

@@ -116,7 +116,7 @@ fn both_sides_see_neighbours_by_address_and_the_rest_through_gateways() {
 fn what_is_not_there_is_said_with_what_is_near() {
     let gateway = start();
     for (query, status, text) in [
-        ("service=card.shop.mesh", 404, "near it: cart.shop.mesh"),
+        ("service=card.shop.mesh", 404, "similar names: cart.shop.mesh"),
         ("service=cart.shop.mesh&port=80", 404, "it has: 443"),
         ("service=cart.shop.mesh&subset=v9", 404, "it has none"),
         ("service=cart.shop.mesh&tunnel=gre", 400, "neither sni nor hbone"),
@@ -129,7 +129,7 @@ fn what_is_not_there_is_said_with_what_is_near() {
     for live in [true, false] {
         let output = run(&["horizon", "--network", "net-east", "card.shop.mesh"], &gateway, live);
         assert_eq!(output.status.code(), Some(1));
-        assert!(String::from_utf8_lossy(&output.stderr).contains("near it: cart.shop.mesh"));
+        assert!(String::from_utf8_lossy(&output.stderr).contains("similar names: cart.shop.mesh"));
     }
 }
 
@@ -138,7 +138,9 @@ fn tables_name_entries_sums_and_what_is_missing() {
     let gateway = start();
     let output = run(&["horizon", "--network", "net-east"], &gateway, true);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    for part in ["cart.shop.mesh:443", "192.0.2.2:15443", "in all: weight 7, which stands for 7", "unready"] {
+    for part in
+        ["cart.shop.mesh:443", "192.0.2.2:15443", "total weight 7, for a ready weight of 7", "unready"]
+    {
         assert!(text.contains(part), "{part}: {text}");
     }
     let gateways = run(&["get", "gateways"], &gateway, true);
@@ -168,5 +170,5 @@ fn a_network_that_nobody_knows_is_an_error_with_the_nearest_name() {
     assert!(body.contains("did you mean \\\"net-east\\\"?"), "{body}");
     let (status, body) = gateway.get("/api/v1/horizon?network=net-east&service=cart");
     assert_eq!(status, 404, "{body}");
-    assert!(body.contains("near it: cart.shop.mesh"), "{body}");
+    assert!(body.contains("similar names: cart.shop.mesh"), "{body}");
 }

@@ -106,8 +106,10 @@ fn istios_authority_is_asked_for_what_we_are_and_readiness_waits_for_it() {
     let gateway = Gateway::start_unready(folder, &istio(&authority));
     told(&gateway, "refused with PermissionDenied: token of nobody");
     assert!(
-        problem(&gateway)
-            .contains(&format!("https://localhost:{} was asked to certify {OURS}", authority.port()))
+        problem(&gateway).contains(&format!(
+            "https://localhost:{} did not issue a certificate for {OURS}",
+            authority.port()
+        ))
     );
     let (status, ready) = gateway.get("/readyz?verbose");
     assert_eq!(status, 503);
@@ -172,7 +174,7 @@ fn a_refusal_leaves_the_last_certificate_in_use_until_it_has_expired_and_beyond(
     let left = gateway.metric("isthmus_certificate_expiry_seconds", &["workload"]);
     assert!(left <= 0.0, "{left}");
     authority.tell(&json!({"refuse": null, "lifetime": 3600}));
-    gateway.told("certificate taken into use");
+    gateway.told("new certificate in use");
     gateway.ready();
     eventually("a certificate again", || own(&gateway).filter(|own| own["state"] == "valid"));
     in_use(&gateway, &certified(&authority)["serial"]);
@@ -206,12 +208,12 @@ fn answers_that_are_not_for_us_or_without_a_root_are_refused() {
         return;
     };
     let gateway = Gateway::start_unready(folder, &istio(&authority));
-    told(&gateway, &format!("it is of {other}, but the node is {OURS}"));
+    told(&gateway, &format!("its identity is {other}, but the node's is {OURS}"));
     assert!(own(&gateway).is_none() && trusted(&gateway).is_empty());
     authority.tell(&json!({"as": null, "chain": "leaf"}));
     told(
         &gateway,
-        "its answer is of no use: it holds 1 items, where there have to be a certificate and a root",
+        "its answer is invalid: it holds 1 items, but at least a certificate and a root are required",
     );
     assert!(own(&gateway).is_none() && trusted(&gateway).is_empty());
     assert_eq!(gateway.get("/readyz").0, 503);
@@ -234,7 +236,7 @@ fn the_authoritys_own_certificate_is_verified_by_roots_that_may_be_replaced() {
         .expect("written");
     let config = istio(&authority) + "trust: [{trustDomain: td, roots: two.pem}]\n";
     let gateway = Gateway::start_unready(folder, &config);
-    told(&gateway, "TLS with it failed: the certificate is not to be trusted");
+    told(&gateway, "TLS with it failed: the certificate is not trusted");
     assert_eq!(authority.calls(), [Value::Null; 0], "the token was sent to who knows whom");
     std::fs::remove_file(&at).expect("removed");
     told(&gateway, "tls-roots.pem: cannot be read");
@@ -284,9 +286,9 @@ fn a_workload_api_that_refuses_goes_or_has_nothing_takes_nothing_away() {
     told(&gateway, "refused with PermissionDenied: no identity issued");
     assert_eq!(gateway.get("/readyz").0, 503);
     authority.tell(&json!({"refuse": null}));
-    told(&gateway, "it gives us no identity");
+    told(&gateway, "it provides no identity");
     authority.tell(&json!({"svids": ["spiffe://td/somebody/else"]}));
-    told(&gateway, &format!("it is of spiffe://td/somebody/else, but the node is {OURS}"));
+    told(&gateway, &format!("its identity is spiffe://td/somebody/else, but the node's is {OURS}"));
     assert!(trusted(&gateway).is_empty());
     let first = authority.tell(&json!({"svids": [OURS], "federated": ["west"]}));
     gateway.ready();

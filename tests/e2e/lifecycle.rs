@@ -86,7 +86,7 @@ fn a_broken_file_changes_nothing_and_says_so() {
         "{program}"
     );
     assert!(gateway.metric("isthmus_config_reloads_total", &["result=\"rejected\""]) >= 1.0);
-    gateway.told("config rejected, nothing changed");
+    gateway.told("config rejected, the previous one stays in use");
     assert_eq!(call(&mut standing, "x").expect("an answer"), "x");
     open(&gateway, "live.test");
     // Put right, it is taken into use by itself.

@@ -67,7 +67,7 @@ fn a_name_is_looked_up_again_in_time_and_kept_when_nobody_can_say() {
     servers.answer(NAME, Answer::Failure);
     asked_again(&servers, NAME);
     assert_eq!(reached(&gateway).as_deref(), Some("second"));
-    gateway.told("cannot look the name up");
+    gateway.told("the DNS lookup fails");
     // It is said that there is nothing: then there is nothing.
     for nothing in [Answer::Empty, Answer::Unknown] {
         servers.answer(NAME, nothing);
@@ -129,7 +129,7 @@ fn names_of_gateways_are_looked_up() {
     let gateway = Gateway::start(&config(&servers, first.address.port(), networks));
     let generation = || gateway.json("/api/v1/status")["generation"].as_u64().expect("a number");
     let before = eventually("a look-up", || {
-        let found = |line: &String| line.contains("name looked up") && line.contains("192.0.2.1");
+        let found = |line: &String| line.contains("name resolved") && line.contains("192.0.2.1");
         gateway.log().iter().any(found).then(generation)
     });
     // Another address is another world.
@@ -170,7 +170,7 @@ fn a_name_without_an_address_is_a_warning_that_says_who_uses_it() {
     }
     warned(&gateway, NAME, "the name does not resolve", "route \"db.test\"");
     warned(&gateway, "gw.test", "the name does not resolve", "a gateway of network \"west\"");
-    warned(&gateway, "mute.test", "cannot look the name up", "a gateway of network \"north\"");
+    warned(&gateway, "mute.test", "the DNS lookup fails", "a gateway of network \"north\"");
     // The same word in every place: the list of problems, and the connection that finds no endpoint.
     let unresolved = || -> Vec<String> {
         let status = gateway.json("/api/v1/status");

@@ -41,7 +41,7 @@ fn a_log_level_with_a_typing_error_is_refused_and_changes_nothing() {
     assert!(body.contains("did you mean \\\"debug\\\"?"), "{body}");
     // The log goes on.
     gateway.reload(&config("timeouts: {idle: 1h}\n"));
-    gateway.told("config taken into use");
+    gateway.told("config applied");
     assert_eq!(gateway.post("/api/v1/log-level?level=error").0, 200);
 }
 
@@ -49,11 +49,11 @@ fn a_log_level_with_a_typing_error_is_refused_and_changes_nothing() {
 fn needs_restart_compares_the_file_with_the_process() {
     let gateway = Gateway::start(&config(""));
     let (other, same) = (config("workers: 1\n"), config(""));
-    assert!(reload(&gateway, &other).contains("applied, but for workers, which needs a restart"));
+    assert!(reload(&gateway, &other).contains("applied, except workers, which takes effect after a restart"));
     assert_eq!(needs_restart(&gateway), ["workers"]);
     // Another reload of the same file does not make the process another.
     let again = config("workers: 1\ntimeouts: {idle: 1h}\n");
-    assert!(reload(&gateway, &again).contains("but for workers"));
+    assert!(reload(&gateway, &again).contains("except workers"));
     assert_eq!(needs_restart(&gateway), ["workers"]);
     // A file that is rejected does neither.
     gateway.write_config("nonsense: 1\n");
@@ -418,7 +418,7 @@ fn too_few_threads_are_an_error_and_no_panic() {
         } else {
             refused += 1;
             assert_eq!(child.wait().expect("it ends").code(), Some(1), "{lines:?}");
-            assert!(lines.iter().any(|line| line.contains("cannot make")), "{gibibytes} GiB: {lines:?}");
+            assert!(lines.iter().any(|line| line.contains("cannot start")), "{gibibytes} GiB: {lines:?}");
         }
     }
     assert!(refused > 0 && started > 0, "{refused} refused, {started} started");

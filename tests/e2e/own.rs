@@ -192,7 +192,7 @@ fn no_registry_leads_to_the_gateways_own_servers() {
     let gateway = Gateway::start_in(folder, &config(", allow: {services: [\"*.test\"]}"), &[]);
     let address = gateway.listener("default");
     for name in ["own.dns.test", "localhost.dns.test"] {
-        let looked_up = |line: &String| line.contains("name looked up") && line.contains(name);
+        let looked_up = |line: &String| line.contains("name resolved") && line.contains(name);
         eventually(name, || gateway.log().iter().any(looked_up).then_some(()));
     }
     let is_ours = |spelling: &str, server: &str| {
@@ -266,7 +266,7 @@ fn a_config_that_names_an_own_address_is_refused_whatever_the_interface() {
         "127.0.0.5:15443",
     ] {
         let (code, told) = validate(own);
-        assert!(code == Some(1) && told.contains("which is our own listen"), "{own}: {told}");
+        assert!(code == Some(1) && told.contains("which is this gateway's own listen"), "{own}: {told}");
     }
     for other in ["10.77.0.9:15443", "10.77.0.7:443"] {
         assert_eq!(validate(other).0, Some(0), "{other}");

@@ -222,7 +222,7 @@ fn copies_that_cannot_be_written_are_a_problem_and_no_more() {
     let gateway = start(&[("west", many(1, &one))], "state: {dir: west.yaml/state}");
     let problem =
         eventually("the problem", || status(&gateway, 0)["problems"][0].as_str().map(str::to_owned));
-    assert!(problem.starts_with("its last good copy cannot be written: "), "{problem}");
+    assert!(problem.starts_with("the registry's last good copy cannot be written: "), "{problem}");
     assert_eq!(status(&gateway, 0)["state"], "live");
     assert_eq!(call(&mut open(&gateway), "x").expect("an answer"), "x");
     // Put right, what is in use is written at once.
@@ -248,7 +248,7 @@ fn a_mass_withdrawal_is_applied_when_it_persists() {
     write(gateway.folder(), "west", &many(9, &one));
     let held = becomes(&gateway, 0, "held");
     assert!(
-        held["problems"][0].as_str().is_some_and(|text| text.contains("from 11 of 20 services")),
+        held["problems"][0].as_str().is_some_and(|text| text.contains("it would leave 11 of 20 services")),
         "{held}"
     );
     assert_eq!(verdict(&gateway, "s19.mesh"), "ok");
@@ -359,7 +359,7 @@ fn bad_services_are_told_of_with_their_place_and_good_ones_taken() {
     let registries = [("twice", twice), ("nothing", nothing), ("most", most)];
     let gateway = start(&registries, "aggregator: {startTimeout: 1s}");
     for (registry, fragment) in [
-        (0, "ports[1].name: \"https\" is there twice in this service"),
+        (0, "ports[1].name: \"https\" is listed twice in this service"),
         (1, "endpoints[0].weight: found the number 0"),
     ] {
         let status = status(&gateway, registry);
@@ -431,7 +431,7 @@ fn a_registry_that_does_not_answer_is_waited_for_so_long() {
     assert!(began.elapsed() >= Duration::from_secs(1));
     assert_eq!(status(&gateway, 0)["state"], "missing");
     assert_eq!(call(&mut open(&gateway), "x").expect("an answer"), "x");
-    gateway.told("some registries have not answered");
+    gateway.told("some registries could not be read in time");
     // When it does answer, it is taken in.
     drop(hang);
     eventually("it is taken in", || (verdict(&gateway, "late.mesh") == "ok").then_some(()));

@@ -622,5 +622,5 @@ fn a_reload_says_what_came_of_it() {
         let told = out(&isthmus(&["status", "--admin", &admin]));
         told.contains("rejected").then_some(told)
     });
-    assert!(status.contains("the file on disk is rejected"), "{status}");
+    assert!(status.contains("the file on disk was rejected"), "{status}");
 }

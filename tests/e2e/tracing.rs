@@ -255,7 +255,7 @@ fn nobody_waits_for_a_collector_and_what_is_lost_is_counted() {
     collector.tell(&json!({"serve": false}));
     let away = many(&hbone, 500);
     eventually("spans are lost", || (dropped() == 500.0).then_some(()));
-    gateway.told("spans are lost, as the collector does not take them: it cannot be reached");
+    gateway.told("spans are lost because the collector does not accept them: it cannot be reached");
 
     // Somebody takes the connection and is silent: what is not taken fills the queue, and no more than that.
     collector.tell(&json!({"mute": true}));
@@ -271,7 +271,7 @@ fn nobody_waits_for_a_collector_and_what_is_lost_is_counted() {
     // Slow, but there: spans arrive late, and connections do not wait.
     collector.tell(&json!({"serve": true, "mute": false, "delay": 1}));
     let slow = many(&hbone, 500);
-    gateway.told("the collector takes spans again");
+    gateway.told("the collector accepts spans again");
     for (how, took) in [("away", away), ("silent", silent), ("slow", slow)] {
         eprintln!("500 streams with a collector {how}: {took:.2?}, with one that answers: {with:.2?}");
         assert!(took < with * 4 + Duration::from_secs(1), "{how}: {took:?} instead of {with:?}");

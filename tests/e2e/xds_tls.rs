@@ -82,7 +82,7 @@ fn clients_are_known_by_their_certificates() {
     for (pki, certificate) in [(&Pki::new("a stranger's CA"), "yes"), (&*PKI, "no")] {
         assert_eq!(ask(pki, cart, "east", certificate)["code"], "UNAVAILABLE", "not past TLS");
     }
-    gateway.told("an xDS client is not let in");
+    gateway.told("xDS client refused");
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn a_trust_domain_that_is_removed_ends_the_streams_of_its_members() {
     gateway.reload(&both.replace(", {trustDomain: partner, roots: partner.pem}", ""));
     assert_eq!(their_line()["code"], "UNAVAILABLE");
     assert!(theirs.wait().expect("it ends").success());
-    gateway.told("an xDS client is cut off");
+    gateway.told("xDS client disconnected");
     assert!(ours.try_wait().expect("it runs").is_none(), "nobody else is");
     assert_eq!(gateway.json("/api/v1/clients").as_array().map(Vec::len), Some(1));
     ours.kill().expect("ended");

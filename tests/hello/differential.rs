@@ -162,7 +162,7 @@ fn refused_by_us_alone(scanned: &Scanned, theirs: &Theirs, stream: &[u8]) -> Opt
         (HelloFault::NotTls, Theirs::NeedMore) => Some(Difference::EarlierRefusal),
         (
             HelloFault::Malformed(
-                "the handshake message is no ClientHello"
+                "the handshake message is not a ClientHello"
                 | "a record of another kind interrupts the ClientHello"
                 | "a record's version is not 3.x"
                 | "a record is empty"
@@ -334,7 +334,7 @@ fn explains(fault: &HelloFault, messages: &[TlsMessage<'_>], record: &[u8]) -> b
         return matches!(fault, HelloFault::TooLarge);
     };
     let [TlsMessage::Handshake(TlsMessageHandshake::ClientHello(hello))] = messages else {
-        return *text == "the handshake message is no ClientHello"
+        return *text == "the handshake message is not a ClientHello"
             || *text == "other bytes follow the ClientHello in its record";
     };
     let mut extensions = Vec::new();

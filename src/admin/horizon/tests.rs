@@ -121,19 +121,19 @@ fn wrong_questions_are_told_from_unknown_things() {
         (&[("netwrk", "a")][..], "unknown parameter \"netwrk\"; there are: network, cluster"),
         (&[("netwrk", "")], "unknown parameter"),
         (&[("tunnel", "gre")], "\"gre\" is neither sni nor hbone"),
-        (&[("families", "46")], "none of 4, 6 and 4,6"),
+        (&[("families", "46")], "is not 4, 6 or 4,6"),
         (&[("client", "curl")], "neither envoy nor grpc"),
-        (&[("port", "0")], "no number from 1 to 65535"),
-        (&[("port", "65536")], "no number from 1 to 65535"),
+        (&[("port", "0")], "not a number from 1 to 65535"),
+        (&[("port", "65536")], "not a number from 1 to 65535"),
         (&[("service", "a b")], "service: \"a b\": it has a character"),
-        (&[("service", "two.shop.mesh")], "has ports 80, 81: say which"),
+        (&[("service", "two.shop.mesh")], "has the ports 80, 81; choose one"),
     ] {
         let Err(HorizonError::Invalid(found)) = ask(asked) else { panic!("{asked:?}") };
         assert!(found.contains(text), "{found}");
     }
     for (asked, text) in [
-        (&[("service", "card.shop.mesh")][..], "\"card.shop.mesh\"; near it: cart.shop.mesh"),
-        (&[("service", "nothing.like.it.test")], "no registry has told of"),
+        (&[("service", "card.shop.mesh")][..], "\"card.shop.mesh\" is known; similar names: cart.shop.mesh"),
+        (&[("service", "nothing.like.it.test")], "no service"),
         (&[("service", "two.shop.mesh"), ("port", "82")], "no port 82; it has: 80, 81"),
         (&[("service", "cart.shop.mesh"), ("subset", "v2")], "no subset \"v2\"; it has: v1"),
         (&[("service", "two.shop.mesh"), ("port", "80"), ("subset", "v2")], "it has none"),
@@ -156,7 +156,7 @@ fn gateways_say_whether_they_are_of_use() {
     let whys: Vec<&Value> = value.as_array().expect("a list").iter().map(|one| &one["why"]).collect();
     assert_eq!(
         whys,
-        [&Value::Null, &Value::Null, &"its name has no address".into(), &"it has no sniPort".into()]
+        [&Value::Null, &Value::Null, &"its host name does not resolve".into(), &"it has no sniPort".into()]
     );
 }
 

@@ -31,9 +31,9 @@ const RECORD_BYTES_MAX: u64 = 256 << 20;
 pub(in crate::aggregator) enum CopyFault {
     #[error(transparent)]
     Io(#[from] io::Error),
-    #[error("it is not a copy of a registry that this version of isthmus wrote")]
+    #[error("the file is not a registry copy written by this version of isthmus")]
     Head,
-    #[error("it is damaged: {0}")]
+    #[error("the file is damaged: {0}")]
     Damaged(&'static str),
 }
 
@@ -70,7 +70,7 @@ pub(super) fn read(from: impl BufRead) -> Result<Vec<Item>, CopyFault> {
         buffer.clear();
         let taken = (&mut from).take(length).read_to_end(&mut buffer)?;
         if taken as u64 != length {
-            return Err(CopyFault::Damaged("it ends in the middle"));
+            return Err(CopyFault::Damaged("the file is truncated"));
         }
         let record =
             proto::Record::decode(&*buffer).map_err(|_| CopyFault::Damaged("a record cannot be read"))?;
@@ -78,15 +78,15 @@ pub(super) fn read(from: impl BufRead) -> Result<Vec<Item>, CopyFault> {
             Some(proto::record::Kind::End(end)) if end.hash == hash && end.items == items.len() as u64 => {
                 break;
             }
-            Some(proto::record::Kind::End(_)) => return Err(CopyFault::Damaged("its hash is another")),
-            Some(kind) => {
-                items.push(decoder.item(kind).ok_or(CopyFault::Damaged("a record makes no sense"))?)
+            Some(proto::record::Kind::End(_)) => {
+                return Err(CopyFault::Damaged("the checksum does not match"));
             }
-            None => return Err(CopyFault::Damaged("a record of no known kind")),
+            Some(kind) => items.push(decoder.item(kind).ok_or(CopyFault::Damaged("a record is invalid"))?),
+            None => return Err(CopyFault::Damaged("a record has an unknown kind")),
         }
     }
     if from.read(&mut [0])? > 0 {
-        return Err(CopyFault::Damaged("it goes on after its end"));
+        return Err(CopyFault::Damaged("the file has bytes after its end mark"));
     }
     Ok(items)
 }
@@ -97,7 +97,7 @@ fn length(from: &mut impl Read) -> Result<u64, CopyFault> {
     loop {
         let mut byte = [0];
         if from.read(&mut byte)? == 0 {
-            return Err(CopyFault::Damaged("it has no end"));
+            return Err(CopyFault::Damaged("the file has no end mark"));
         }
         bytes.push(byte[0]);
         if byte[0] & 0x80 == 0 {

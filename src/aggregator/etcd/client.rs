@@ -54,13 +54,13 @@ pub enum Fault {
     Address(#[from] InvalidDnsNameError),
     #[error("it cannot be reached: {0}")]
     Unreachable(io::Error),
-    #[error("its name stands for {0}, and plain TCP is for loopback alone")]
+    #[error("its name resolves to {0}, and plain TCP is allowed only on loopback")]
     NotLoopback(IpAddr),
     #[error("TLS with it failed: {0}")]
     Tls(String),
     #[error("there was no answer within {} s", .0.as_secs())]
     Late(Duration),
-    #[error("it does not let the user {0:?} in: {1}")]
+    #[error("it refused to log in the user {0:?}: {1}")]
     Login(String, String),
     #[error("{0}")]
     Call(CallFault),
@@ -71,7 +71,7 @@ pub enum Fault {
     #[error("an answer is larger than {} MiB", MESSAGE_BYTES_MAX >> 20)]
     TooLarge,
     /// The answer breaks the rules of the API.
-    #[error("its answer is of no use: {0}")]
+    #[error("its answer is invalid: {0}")]
     Answer(&'static str),
     #[error("it ended the watch: {0}")]
     WatchEnded(String),
@@ -156,7 +156,8 @@ impl Connector {
             }
             Scheme::Https => {
                 let files = self.spec.tls.clone();
-                let files = files.ok_or_else(|| Fault::File("there are no roots to verify it by".into()))?;
+                let files = files
+                    .ok_or_else(|| Fault::File("there are no roots to verify its certificate".into()))?;
                 let config = self.read(move || files.config(&[b"h2"])).await?;
                 let stream = dial(member).await?;
                 let stream = secure(stream, server_name(&member.host)?, config).await.map_err(Fault::Tls)?;
@@ -280,7 +281,8 @@ impl Client {
         let token = match answer {
             Ok(answer) => answer.token,
             Err(Fault::Call(CallFault::Refused { code: Code::FailedPrecondition, message })) => {
-                tracing::debug!(member = %self.member, message, "etcd takes everybody in without a password");
+                tracing::debug!(member = %self.member, message, "etcd has authentication turned off; the user and \
+                                                                 password are not used");
                 return Ok(());
             }
             Err(Fault::Call(CallFault::Refused {

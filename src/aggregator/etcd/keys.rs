@@ -21,13 +21,13 @@ pub struct Keys {
 pub enum KeyFault {
     #[error("the key is not UTF-8; expected {0}<namespace>/<hostname>")]
     Text(Arc<str>),
-    #[error("the key has no slash behind its namespace; expected {0}<namespace>/<hostname>")]
+    #[error("the key has no slash after its namespace; expected {0}<namespace>/<hostname>")]
     Slash(Arc<str>),
     #[error("the namespace of the key cannot be used: {0}")]
     Namespace(String),
     #[error("the hostname of the key cannot be used: {0}")]
     Hostname(String),
-    #[error("the hostname of the key has another spelling than the service: write {0}")]
+    #[error("the host name in the key is not in canonical form; write {0}")]
     Spelling(String),
 }
 
@@ -113,13 +113,13 @@ mod tests {
     #[test]
     fn keys_outside_of_the_grammar_say_what_is_wrong() {
         for (key, wanted) in [
-            (&b"/isthmus/services/cart.mesh"[..], "no slash behind its namespace"),
-            (b"/isthmus/services/", "no slash behind its namespace"),
+            (&b"/isthmus/services/cart.mesh"[..], "no slash after its namespace"),
+            (b"/isthmus/services/", "no slash after its namespace"),
             (b"/isthmus/services//cart.mesh", "the namespace of the key cannot be used: it is empty"),
             (b"/isthmus/services/shop/", "the hostname of the key cannot be used: it is empty"),
             (b"/isthmus/services/shop/10.0.0.1", "the hostname of the key cannot be used: its last label"),
-            (b"/isthmus/services/shop/Cart.mesh", "another spelling than the service: write cart.mesh"),
-            (b"/isthmus/services/shop/cart.mesh.", "another spelling than the service: write cart.mesh"),
+            (b"/isthmus/services/shop/Cart.mesh", "not in canonical form; write cart.mesh"),
+            (b"/isthmus/services/shop/cart.mesh.", "not in canonical form; write cart.mesh"),
             (b"/isthmus/services/shop/c\xffrt.mesh", "not UTF-8"),
             (b"/isthmus/services/sh\np/cart.mesh", "it has a control character"),
         ] {

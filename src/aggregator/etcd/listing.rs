@@ -80,7 +80,7 @@ impl Listing {
         let bytes: usize = kvs.iter().map(|pair| pair.key.len() + pair.value.len()).sum();
         self.bytes = self.bytes.saturating_add(bytes);
         if self.bytes > BYTES_MAX {
-            return Err(Fault::Answer("the values of the registry are larger than 1 GiB together"));
+            return Err(Fault::Answer("the values of the registry exceed 1 GiB together"));
         }
         // As many keys as would have made a page of the size that is aimed at.
         let fitting = kvs.len().saturating_mul(PAGE_BYTES) / bytes.max(1);
@@ -99,7 +99,7 @@ impl Listing {
 
     fn note(&mut self, header: Option<&ResponseHeader>) -> Result<(), Fault> {
         let header = header.filter(|header| header.revision > 0);
-        let header = header.ok_or(Fault::Answer("it does not say which revision it is of"))?;
+        let header = header.ok_or(Fault::Answer("the listing has no revision"))?;
         if self.revision == 0 {
             (self.revision, self.cluster) = (header.revision, header.cluster_id);
         }
@@ -111,13 +111,13 @@ impl Listing {
         let from = self.next.take().unwrap_or_default();
         let Some(last) = last else {
             return if more {
-                Err(Fault::Answer("a page has no keys, and more are to follow"))
+                Err(Fault::Answer("a page of the listing is empty although more keys follow"))
             } else {
                 Ok(())
             };
         };
         if last.key < from || last.key >= self.end {
-            return Err(Fault::Answer("a page has keys that were not asked for"));
+            return Err(Fault::Answer("a page of the listing has keys that were not requested"));
         }
         if more {
             // The first possible key behind the last one.
@@ -171,10 +171,10 @@ mod tests {
     #[test]
     fn answers_that_would_never_end_are_faults() {
         for (wrong, wanted) in [
-            (answer(&[], 0, true), "a page has no keys"),
-            (answer(&["/o/z"], 0, true), "keys that were not asked for"),
-            (answer(&["/p0"], 0, true), "keys that were not asked for"),
-            (RangeResponse::default(), "which revision"),
+            (answer(&[], 0, true), "a page of the listing is empty"),
+            (answer(&["/o/z"], 0, true), "keys that were not requested"),
+            (answer(&["/p0"], 0, true), "keys that were not requested"),
+            (RangeResponse::default(), "no revision"),
         ] {
             let mut listing = listing();
             listing.take(answer(&["/p/a"], 0, true)).expect("a page");

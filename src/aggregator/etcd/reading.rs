@@ -233,7 +233,7 @@ mod tests {
                 "keep service shop/c.test",
                 "/isthmus/services/shop/c.test:3:25: ports[0].port: found the number 0; expected a whole number from 1 \
                  to 65535",
-                "/isthmus/services/shop: the key has no slash behind its namespace; expected \
+                "/isthmus/services/shop: the key has no slash after its namespace; expected \
                  /isthmus/services/<namespace>/<hostname>",
                 "keep service shop/d.test",
                 "/isthmus/services/shop/d.test: the value is larger than 4 MiB",

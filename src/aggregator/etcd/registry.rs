@@ -181,7 +181,7 @@ impl Follower {
     fn judge(&self, faults: Vec<MemberFault>) -> Option<Vec<String>> {
         let problems: Vec<String> = faults.iter().map(ToString::to_string).collect();
         if self.quiet.is_some_and(|until| Instant::now() < until) {
-            tracing::info!(registry = &*self.name, ?problems, "the watch ended, and is resumed");
+            tracing::info!(registry = &*self.name, ?problems, "the etcd watch ended; it is resumed");
             return None;
         }
         Some(problems)
@@ -190,7 +190,7 @@ impl Follower {
     /// Has the registry listed anew; returns the problems to report, which are none unless listings follow one another without
     /// end.
     fn list_again(&mut self, member: &Url, why: &str) -> Option<Vec<String>> {
-        tracing::info!(registry = &*self.name, why, "the registry is listed again");
+        tracing::info!(registry = &*self.name, why, "etcd is listed again");
         self.place = None;
         self.listings += 1;
         (self.listings > LISTINGS_MAX).then(|| vec![format!("etcd at {member}: {why}")])
@@ -206,7 +206,9 @@ impl Follower {
         // A cluster made from a backup has another history, in which the same numbers stand for other changes.
         let header = first.header.unwrap_or_default();
         if header.cluster_id != place.cluster || header.revision < place.revision {
-            return Err(Ended::List("its history is another one, or older than what is known".into()));
+            return Err(Ended::List(
+                "the history of etcd has changed, or is older than the state in use".into(),
+            ));
         }
         self.watching = Some(Instant::now());
         loop {

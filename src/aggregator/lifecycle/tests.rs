@@ -161,7 +161,10 @@ fn a_suspicious_word_waits_and_is_dropped_by_a_better_one() {
     story.good(20);
     assert_eq!(story.good(3), 0);
     story.is(RegistryState::Held, 20);
-    assert!(story.registry.status().problems[0].contains("from 17 of 20 services: held for 30s"));
+    assert!(
+        story.registry.status().problems[0]
+            .contains("it would leave 17 of 20 services without a ready endpoint")
+    );
     assert_eq!(story.pass(29), None);
     assert_eq!(story.good(19), 1);
     story.is(RegistryState::Live, 19);
@@ -275,7 +278,7 @@ fn changes_out_of_order_are_dropped_and_shown() {
     }
     let problems = story.registry.status().problems;
     assert!(
-        problems.len() == 2 && problems.iter().all(|one| one.contains("without a listing")),
+        problems.len() == 2 && problems.iter().all(|one| one.contains("before a full listing")),
         "{problems:?}"
     );
     assert_eq!(story.good(2), 2);
@@ -298,7 +301,7 @@ fn withdrawals_one_after_another_count_as_one() {
     }
     assert!(story.hear(removals(10..11)).dirty.is_empty());
     story.is(RegistryState::Held, 10);
-    assert!(story.registry.status().problems[0].contains("from 11 of 20 services"));
+    assert!(story.registry.status().problems[0].contains("it would leave 11 of 20 services"));
     // Ready again, the last ones of the window count less.
     assert_eq!(story.hear(puts(1)).dirty.services.len(), 2);
     story.is(RegistryState::Live, 10);

@@ -14,7 +14,7 @@ pub(super) fn contained<T>(work: impl FnOnce() -> T) -> Result<T, String> {
 fn words(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-    text.unwrap_or_else(|| "a panic without words".to_owned())
+    text.unwrap_or_else(|| "a panic without a message".to_owned())
 }
 
 /// Where a test can ask for a panic.

@@ -105,7 +105,8 @@ impl Names {
                 // It is looked up again and again: the log tells of it once.
                 if self.failing.insert(name.clone()) {
                     let used_by = used_by(name);
-                    tracing::warn!(%name, used_by, error, "cannot look the name up; its last addresses stay");
+                    tracing::warn!(%name, used_by, error, "the DNS lookup fails; the last known addresses stay in \
+                                                           use");
                 }
                 if !self.resolved.contains_key(name.as_str()) {
                     self.unresolved.insert(name.clone());
@@ -121,9 +122,9 @@ impl Names {
                 match addresses.is_empty() {
                     true => {
                         let used_by = used_by(name);
-                        tracing::warn!(%name, used_by, "the name does not resolve: it has no address");
+                        tracing::warn!(%name, used_by, "the name does not resolve, so it has no address");
                     }
-                    false => tracing::info!(%name, addresses = ?addresses, "name looked up"),
+                    false => tracing::info!(%name, addresses = ?addresses, "name resolved"),
                 }
                 self.resolved.insert(name.clone(), addresses);
                 true

@@ -109,7 +109,9 @@ impl Owner {
             })
             .collect();
         if let Err(fault) = self.build_and_publish(&beside) {
-            tracing::error!("internal error while building a snapshot: {fault}; the last one stays in force");
+            tracing::error!(
+                "internal error while building a snapshot: {fault}; the last snapshot stays in use"
+            );
         }
         for (replaced, after) in shards.into_iter().zip(afterwards.into_iter().rev()) {
             self.publish_alone(replaced, after, now);

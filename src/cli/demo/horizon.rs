@@ -29,7 +29,10 @@ pub(super) async fn split(stage: &Stage, outcome: &mut Outcome) -> Result<(), De
     outcome.proof("isthmus horizon, from both sides");
     match envoy::installed() {
         Some(program) => called_by_envoy(&Envoy::start(program, stage).await?, stage, outcome).await?,
-        None => outcome.note("there is no envoy on the PATH: that a client splits its calls so was left out"),
+        None => outcome.note(
+            "there is no envoy on the PATH, so the check that a client splits its calls by these \
+                              weights is left out",
+        ),
     }
     Ok(())
 }

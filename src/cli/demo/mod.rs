@@ -38,10 +38,10 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Leave everything running until Ctrl-C, to try commands of your own
+    /// Keep everything running until Ctrl-C, to try commands yourself
     #[arg(long)]
     keep: bool,
-    /// How to print what was measured
+    /// Output format of the measurements
     #[arg(short, long, value_enum, default_value_t)]
     output: Format,
 }

@@ -33,7 +33,7 @@ pub(super) async fn unknown_name(stage: &mut Stage, outcome: &mut Outcome) -> Re
     let expected = (UNRECOGNIZED_NAME, "sni_unknown");
     let explanation = refused(stage, &Call::plain(&name, CHECKOUT), expected, outcome).await?;
     let near = cell(&explanation["near"]);
-    outcome.note(format!("isthmus explain {name} asks: did you mean {near}?"));
+    outcome.note(format!("isthmus explain {name} suggests: did you mean {near}?"));
     outcome.check(near.contains(CHECKOUT), || format!("explain does not suggest {CHECKOUT}"));
     Ok(())
 }
@@ -69,7 +69,7 @@ pub(super) async fn not_tls(stage: &mut Stage, outcome: &mut Outcome) -> Result<
         Err(error) => outcome.check(false, || format!("plain HTTP led to: {error}")),
     }
     failure_listed(&mut stage.west, "not_tls", outcome).await?;
-    outcome.note("plain HTTP was sent; the connection was closed without a byte");
+    outcome.note("the client sent plain HTTP; the gateway closed the connection without a byte");
     Ok(())
 }
 
@@ -92,7 +92,7 @@ async fn refused(
     let explained = cell(&explanation["reason"]);
     outcome.check(explained == reason, || format!("explain says {explained} instead of {reason}"));
     failure_listed(&mut stage.west, reason, outcome).await?;
-    outcome.note(format!("the client reads the TLS alert {alert_name}; isthmus explain says {explained}"));
+    outcome.note(format!("the client gets the TLS alert {alert_name}; isthmus explain says {explained}"));
     outcome.proof(format!("alert {alert_name}, explain {explained}"));
     Ok(explanation)
 }

@@ -156,15 +156,15 @@ impl Report {
         }
         writeln!(
             out,
-            "Two networks on loopback. Each has TLS services, clients, and a gateway, which is a process of its"
+            "Two networks on loopback. Each has TLS services, clients, and a gateway, which is a separate"
         )?;
         writeln!(
             out,
-            "own. A client calls a service of the other network through that network's gateway, which routes by"
+            "process. A client calls a service of the other network through that network's gateway, which routes by"
         )?;
         writeln!(
             out,
-            "the server name in the TLS hello and passes the bytes on: it has no key to look inside.\n"
+            "the server name in the TLS hello and passes the bytes through: it has no key to decrypt them.\n"
         )?;
         let row = |network: &Network| -> Vec<String> {
             let listener =
@@ -241,7 +241,7 @@ pub(super) fn hints(stage: &Stage, out: &mut impl Write) -> io::Result<()> {
     let address = west.listener("plain").map_or_else(|_| "-".to_owned(), |address| address.to_string());
     let folder = stage.folder.root().display();
     let admin = &west.admin;
-    writeln!(out, "\nEverything is left running until Ctrl-C. In another terminal, try:\n")?;
+    writeln!(out, "\nEverything keeps running until Ctrl-C. Try these commands in another terminal:\n")?;
     writeln!(out, "  curl --cacert {folder}/ca.pem --connect-to ::{address} https://{CHECKOUT}/")?;
     writeln!(out, "  isthmus explain {CHECKOUT} --listener plain --admin {admin}")?;
     writeln!(
@@ -251,5 +251,5 @@ pub(super) fn hints(stage: &Stage, out: &mut impl Write) -> io::Result<()> {
     for command in ["status", "exposed", "failures"] {
         writeln!(out, "  isthmus {command} --admin {admin}")?;
     }
-    writeln!(out, "  $EDITOR {folder}/west.yaml    (the gateway takes it when it is saved)")
+    writeln!(out, "  $EDITOR {folder}/west.yaml    (the gateway reloads the file when you save it)")
 }

@@ -81,55 +81,66 @@ impl Step {
     pub(super) fn story(self) -> &'static str {
         match self {
             Self::MeshName => {
-                "By mesh name, as Istio's sidecars ask: east calls checkout in the west, whose endpoints weigh 1, 1 and 2."
+                "Mesh names, as Istio sidecars send them: clients on net-east call checkout on net-west, whose \
+                 three endpoints have the weights 1, 1 and 2."
             }
             Self::HostName => {
-                "By host name, as any TLS client asks: the same service, with no mesh software at all."
+                "Host names, as any TLS client sends them: the same service, without any mesh software."
             }
-            Self::Alias => "By a name of your own: the route checkout.global leads to the same service.",
+            Self::Alias => "A route: the name checkout.global leads to the same service.",
             Self::Zones => {
-                "By a wildcard: *.shop.example has an endpoint in the gateway's own zone, which gets the calls, and one elsewhere."
+                "A wildcard route: *.shop.example has one endpoint in the gateway's own zone, which gets all \
+                 calls, and one in another zone."
             }
-            Self::OtherWay => "The other way: west calls reviews in the east, by mesh name and by host name.",
+            Self::OtherWay => {
+                "The other direction: clients on net-west call reviews on net-east, by mesh name \
+                               and by host name."
+            }
             Self::MutualTls => {
-                "Mutual TLS from end to end: payments asks for a certificate; the gateway holds no key and is not part of it."
+                "End-to-end mutual TLS: payments requires a client certificate. The gateway has no key and takes \
+                 no part in the handshake."
             }
             Self::Hbone => {
-                "HBONE calls beside SNI calls: on the mesh's port, one connection of web carries streams to echo, while others come by server name."
+                "HBONE and SNI on one port: one HBONE connection of web carries streams to echo while other \
+                 clients connect by server name."
             }
             Self::DoubleHbone => {
-                "A tunnel in the tunnel: ledger takes HBONE itself, so its caller's mutual TLS ends there, and the gateway passes on what it cannot read."
+                "Double HBONE: ledger accepts HBONE itself, so the inner mutual TLS ends at ledger, and the \
+                 gateway passes through bytes that it cannot read."
             }
             Self::SplitHorizon => {
-                "catalog runs in three clusters, one of them in three zones: each side is given its own endpoints, and the rest as one gateway."
+                "Split horizon: catalog runs in three clusters. Each network gets its own endpoints by address \
+                 and the endpoints of the other network as one gateway."
             }
             Self::DeadEndpoint => {
-                "checkout-3 dies. Its calls go to the others, and soon nobody tries it any more."
+                "checkout-3 dies. Its calls go to the other endpoints, and after a few failures it is ejected."
             }
-            Self::Recovery => "checkout-3 is back, and after a while gets its share again.",
+            Self::Recovery => "checkout-3 is back, and gets its share again when the ejection ends.",
             Self::NotExported => {
-                "A service that no export rule names cannot be reached; a refused client reads a TLS alert, you read why."
+                "A service that no export rule names cannot be reached. The client gets a TLS alert; `isthmus \
+                 explain` gives the operator the reason."
             }
             Self::UnknownName => {
-                "A name with a typing error: the client reads the same alert; you read what may have been meant."
+                "A misspelt name: the client gets the same alert, and `isthmus explain` suggests similar names."
             }
             Self::WrongProtocol => {
-                "The mesh's listener takes clients of the mesh alone: one without its protocol (ALPN) is refused."
+                "The mesh listener accepts only clients of the mesh: a client without the mesh's ALPN protocol is \
+                 refused."
             }
             Self::NoName => "A client that sends no server name has no route here.",
-            Self::NotTls => "What is not TLS is closed at once.",
+            Self::NotTls => "A client that does not speak TLS is disconnected at once.",
             Self::IdentityDenied => {
-                "vault is for callers of the namespace bank: web is told 403 over HBONE, and explain says why, as the gateway itself decides."
+                "vault is exported only to callers of the namespace bank: web gets the status 403, and `isthmus \
+                 explain` shows why."
             }
-            Self::Bulk => {
-                "256 MiB down one connection: bulk stays in the kernel (splice), whatever its size."
-            }
-            Self::Reload => "The config gets one more route. Connections that are open go on.",
+            Self::Bulk => "A download of 256 MiB: the bytes stay in the kernel (splice).",
+            Self::Reload => "A reload adds a route. Open connections continue.",
             Self::BadReload => {
-                "A broken config changes nothing, and the gateway says what is wrong with it, and where."
+                "A reload of a broken config changes nothing, and the gateway names the mistake with line and \
+                 column."
             }
             Self::Drain => {
-                "SIGTERM in the middle of a call: the call is finished, new ones are not taken, the exit code is 0."
+                "SIGTERM during a call: the call finishes, new connections are refused, and the exit code is 0."
             }
         }
     }

@@ -82,7 +82,7 @@ async fn by_weight(stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoError
         expected.push(format!("{} {:.0} %", endpoint.name, odds * 100.0));
     }
     outcome.check(expected.len() == 3, || format!("explain lists {} endpoints instead of 3", expected.len()));
-    outcome.note(format!("isthmus explain had said: {}", expected.join(", ")));
+    outcome.note(format!("isthmus explain predicted: {}", expected.join(", ")));
     let written = async || Ok(stage.west.gateway.access(|line| line["source_network"] == "net-east").len());
     let remote = settled(SHARED_CALLS, written).await?;
     outcome.proof("access log: source_network net-east");
@@ -128,7 +128,10 @@ async fn mutual_tls(stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoErro
     match stage.caller_in_east(&Call { certificate: None, ..call })?.call("/").await {
         Err(CallError::Alert(AlertDescription::CertificateRequired)) => {
             outcome.refused();
-            outcome.note("without a certificate, it is payments that refuses, through the gateway: certificate_required");
+            outcome.note(
+                "a client without a certificate is refused by payments itself, with the alert \
+                          certificate_required",
+            );
             outcome.proof("the alert is the endpoint's own");
         }
         other => outcome.check(false, || format!("without a certificate, the call led to {}", told(&other))),

@@ -84,7 +84,7 @@ async fn echo(stream: Stream, message: &[u8], began: Instant, outcome: &mut Outc
 pub(super) async fn double(stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
     let Some(node) = stage.node else {
         outcome.note(format!(
-            "port {HBONE_PORT} is free nowhere on net-west: that a workload takes HBONE was left out"
+            "port {HBONE_PORT} is in use on every address of net-west, so this step is left out"
         ));
         return Ok(());
     };

@@ -43,7 +43,7 @@ fn bad_networks() {
     };
     gateway(
         "{address: 192.0.2.7}",
-        "21: networks.west.gateways[0]: found neither sniPort nor hbonePort…expected at least one of them",
+        "21: networks.west.gateways[0]: found neither sniPort nor hbonePort; a gateway needs at least one of them",
     );
     gateway(
         "{address: 192.0.2.7, sniPort: 0}",
@@ -127,7 +127,7 @@ fn bad_aggregators() {
     );
     refused_with(
         "aggregator: {staleAfter: 0s}",
-        &[":2:26: aggregator.staleAfter: found \"0s\": this cannot wait for no time at all"],
+        &[":2:26: aggregator.staleAfter: found \"0s\": it must be greater than zero"],
     );
     refused_with(
         "aggregator: {expireAfter: nevre}",
@@ -163,7 +163,7 @@ fn bad_resolvers() {
     );
     server("'ns.example.com:53'", "\"ns.example.com:53\": a name server cannot be given by name");
     server("'10.0.0.53:0'", "\"10.0.0.53:0\": its port is 0");
-    server("'10.0.0.53:65536'", "\"10.0.0.53:65536\": its port is no number from 1 to 65535");
+    server("'10.0.0.53:65536'", "\"10.0.0.53:65536\": its port is not a number from 1 to 65535");
     refused_with("dns: {minTtl: 2h}", &[":2:15: dns.minTtl: found \"2h\", which is more than maxTtl, 3600s"]);
     refused_with(
         "dns: {minTtl: 10s, maxTtl: 5s}",
@@ -200,12 +200,12 @@ fn bad_xds() {
     refused_with(
         "xds: {bind: '10.0.0.1:15010'}",
         &[
-            ":2:13: xds.bind: found \"10.0.0.1:15010\", which is no loopback address, and there is no xds.tls…(did you mean \"127.0.0.1:15010\"?)",
+            ":2:13: xds.bind: found \"10.0.0.1:15010\", which is not a loopback address; that requires xds.tls…(did you mean \"127.0.0.1:15010\"?)",
         ],
     );
     refused_with(
         "xds: {bind: '0.0.0.0:15010'}",
-        &[":2:13: xds.bind: found \"0.0.0.0:15010\", which is no loopback"],
+        &[":2:13: xds.bind: found \"0.0.0.0:15010\", which is not a loopback"],
     );
     refused_with(
         "xds: {bind: ':15010'}",
@@ -217,7 +217,7 @@ fn bad_xds() {
     refused_with(
         &format!("xds: {{bind: '10.0.0.1:15010', tls: {{}}}}\n{secure}"),
         &[
-            ":2:13: xds.bind: found \"10.0.0.1:15010\", which is no loopback address, and there is no xds.clients",
+            ":2:13: xds.bind: found \"10.0.0.1:15010\", which is not a loopback address; that requires xds.clients",
         ],
     );
     refused_with(
@@ -232,12 +232,12 @@ fn bad_xds() {
     refused_with(
         "xds: {bind: '127.0.0.1:15000'}",
         &[
-            ":2:13: xds.bind: found 127.0.0.1:15000, which collides with 127.0.0.1:15000 of admin.bind at its default",
+            ":2:13: xds.bind: found 127.0.0.1:15000, which is also 127.0.0.1:15000 of admin.bind at its default",
         ],
     );
     refused(
         "listen: ':15010'\nxds: {bind: '127.0.0.1:15010'}",
-        &[":2:13: xds.bind: found 127.0.0.1:15010, which collides with :15010 of listen at c.yaml:1:9"],
+        &[":2:13: xds.bind: found 127.0.0.1:15010, which is also :15010 of listen at c.yaml:1:9"],
     );
     refused_with(
         "xds: {bind: '127.0.0.1:15010', clients: [{networks: []}]}",
@@ -252,6 +252,6 @@ fn bad_xds() {
     );
     refused_with(
         "xds: {bind: '127.0.0.1:15010'}\nroutes: {a.b: '127.0.0.1:15010'}",
-        &[":3:15: routes[\"a.b\"]: found 127.0.0.1:15010, which is our own xds.bind"],
+        &[":3:15: routes[\"a.b\"]: found 127.0.0.1:15010, which is this gateway's own xds.bind"],
     );
 }

@@ -43,7 +43,7 @@ fn keys() {
     );
     refused_with(
         "drain: {delay: 1s}\nmesh: {}\ndrain: {}",
-        &[":4:1: drain: the key \"drain\" is there twice; first at c.yaml:2:1"],
+        &[":4:1: drain: the key \"drain\" is given twice; first at c.yaml:2:1"],
     );
     refused_with(
         "mesh: {<<: {a: b}}",
@@ -81,7 +81,7 @@ fn types() {
         "node: {name: 5}",
         &[":2:14: node.name: found the number 5: write it in quotes: \"5\"; expected a text"],
     );
-    refused_with("node: {name: true}", &[":2:14: node.name: found true: it is no text"]);
+    refused_with("node: {name: true}", &[":2:14: node.name: found true: it is not a text"]);
     refused_with(
         "limits: {connections: '5'}",
         &[":2:23: limits.connections: found \"5\": it is a text…(did you mean \"5\"?)"],
@@ -130,9 +130,9 @@ fn durations_and_sizes() {
         "10",
         "found the number 10: it has no unit; expected a whole number above 0 with its unit…(did you mean \"10s\"?)",
     );
-    connect("10sec", "found \"10sec\": \"sec\" is no unit of it…(did you mean \"10s\"?)");
-    connect("0s", "found \"0s\": this cannot wait for no time at all");
-    connect("1.5s", "found \"1.5s\": \".5s\" is no unit");
+    connect("10sec", "found \"10sec\": unknown unit \"sec\"…(did you mean \"10s\"?)");
+    connect("0s", "found \"0s\": it must be greater than zero");
+    connect("1.5s", "found \"1.5s\": unknown unit \".5s\"");
     connect("s", "found \"s\": it does not begin with a number");
     connect("9999999999999999999999s", "found…its number is too large");
     connect("9000h", "found \"9000h\": it is longer than a year");
@@ -141,7 +141,7 @@ fn durations_and_sizes() {
         let text = format!("listeners: [{{name: a, bind: ':1', hello: {{maxBytes: {value}}}}}]");
         refused_with(&text, &[&format!(":2:53: listeners[0].hello.maxBytes: {wanted}")]);
     };
-    bytes("16KB", "found \"16KB\": \"KB\" is no unit of it; expected a size…(did you mean \"16KiB\"?)");
+    bytes("16KB", "found \"16KB\": unknown unit \"KB\"; expected a size…(did you mean \"16KiB\"?)");
     bytes("2MiB", "found \"2MiB\": it is 2097152 bytes");
     bytes("5", "found the number 5: it is 5 bytes; expected a size from 256 bytes");
     refused_with(
@@ -162,19 +162,19 @@ fn networks() {
     };
     from(
         "10.1.2.3/8",
-        "found \"10.1.2.3/8\": it has bits set behind its prefix…(did you mean \"10.0.0.0/8\"?)",
+        "found \"10.1.2.3/8\": it has bits set after its prefix…(did you mean \"10.0.0.0/8\"?)",
     );
     from("10.1.2.3", "found \"10.1.2.3\": it has no prefix length…(did you mean \"10.1.2.3/32\"?)");
-    from("10.0.0.0/33", "found \"10.0.0.0/33\": its prefix length is no number from 0 to 32");
-    from("'fd00::/+8'", "found \"fd00::/+8\": its prefix length is no number from 0 to 128");
-    from("here/8", "found \"here/8\": its address is no IP address; expected a network such as");
+    from("10.0.0.0/33", "found \"10.0.0.0/33\": its prefix length is not a number from 0 to 32");
+    from("'fd00::/+8'", "found \"fd00::/+8\": its prefix length is not a number from 0 to 128");
+    from("here/8", "found \"here/8\": its address is not an IP address; expected a network such as");
     refused_with(
         "listeners: [{name: a, bind: ':1', from: []}]",
         &[":2:41: listeners[0].from: found an empty list"],
     );
     refused_with(
         "networks: {a: {cidrs: [10.0.0.0/8]}, b: {cidrs: [10.0.0.0/8]}}",
-        &[":2:50: networks.b.cidrs[0]: \"10.0.0.0/8\" is there twice; first at c.yaml:2:24"],
+        &[":2:50: networks.b.cidrs[0]: \"10.0.0.0/8\" is listed twice; first at c.yaml:2:24"],
     );
 }
 
@@ -183,11 +183,11 @@ fn binds() {
     let listen = |value: &str, wanted: &str| {
         refused(&format!("listen: {value}"), &[&format!(":1:9: listen: {wanted}")])
     };
-    listen("':0'", "found \":0\": port 0 is for loopback addresses alone");
-    listen("'10.0.0.1:0'", "found \"10.0.0.1:0\": port 0 is for loopback");
-    listen("':65536'", "found \":65536\": its port is no number from 1 to 65535");
-    listen("'127.0.0.1:65536'", "found \"127.0.0.1:65536\": its port is no number from 1 to 65535");
-    listen("localhost:443", "found…is no IP address…(did you mean \"127.0.0.1:443\"?)");
+    listen("':0'", "found \":0\": port 0 is allowed only on a loopback address");
+    listen("'10.0.0.1:0'", "found \"10.0.0.1:0\": port 0 is allowed only on a loopback");
+    listen("':65536'", "found \":65536\": its port is not a number from 1 to 65535");
+    listen("'127.0.0.1:65536'", "found \"127.0.0.1:65536\": its port is not a number from 1 to 65535");
+    listen("localhost:443", "found…is not an IP address…(did you mean \"127.0.0.1:443\"?)");
     listen("'*:443'", "found \"*:443\"…(did you mean \":443\"?)");
     listen("'10.0.0.1'", "found \"10.0.0.1\": it has no port");
     listen("'::1:443'", "found \"::1:443\": an IPv6 address with a port needs brackets");
@@ -201,13 +201,12 @@ fn binds() {
 
 #[test]
 fn colliding_addresses() {
-    let wanted = [
-        ":2:29: listeners[0].bind: found 10.0.0.1:15443, which collides with :15443 of listen at c.yaml:1:9",
-    ];
+    let wanted =
+        [":2:29: listeners[0].bind: found 10.0.0.1:15443, which is also :15443 of listen at c.yaml:1:9"];
     refused_with("listeners: [{name: a, bind: '10.0.0.1:15443'}]", &wanted);
     refused_with(
         "telemetry: {metrics: {bind: '127.0.0.1:15443'}}",
-        &[":2:29: telemetry.metrics.bind: found 127.0.0.1:15443, which collides"],
+        &[":2:29: telemetry.metrics.bind: found 127.0.0.1:15443, which is also"],
     );
     refused_with(
         "listeners: [{name: a, bind: '0.0.0.0:7'}, {name: b, bind: '1.2.3.4:7'}, {name: c, bind: '[::]:7'}]",
@@ -215,11 +214,11 @@ fn colliding_addresses() {
     );
     refused(
         "listen: ':15000'",
-        &[":1:9: listen: found :15000, which collides with 127.0.0.1:15000 of admin.bind at its default"],
+        &[":1:9: listen: found :15000, which is also 127.0.0.1:15000 of admin.bind at its default"],
     );
     refused_with(
         "listeners: [{name: default, bind: ':7'}]",
-        &[":2:20: listeners[0].name: the listener \"default\" is there twice; first at c.yaml:1:9"],
+        &[":2:20: listeners[0].name: there are two listeners \"default\"; first at c.yaml:1:9"],
     );
 }
 
@@ -248,8 +247,11 @@ fn routes() {
         "31: routes[\"a.b\"].endpoints[0].address: found \"c.d\": it has no port; expected an address with its port",
     );
     route("'c.d:0'", "8: routes[\"a.b\"]: found \"c.d:0\": its port is 0");
-    route("'c.d:65536'", "8: routes[\"a.b\"]: found \"c.d:65536\": its port is no number from 1 to 65535");
-    route("'http://c.d:80'", "8: routes[\"a.b\"]: found \"http://c.d:80\": it is no plain address");
+    route("'c.d:65536'", "8: routes[\"a.b\"]: found \"c.d:65536\": its port is not a number from 1 to 65535");
+    route(
+        "'http://c.d:80'",
+        "8: routes[\"a.b\"]: found \"http://c.d:80\": it is not an address or host name",
+    );
     route("'10.0.0.300:80'", "8: routes[\"a.b\"]: found \"10.0.0.300:80\": its last label is a number");
     route(
         "'fd00::1'",
@@ -257,7 +259,7 @@ fn routes() {
     );
     route(
         "'[10.0.0.1]:80'",
-        "8: routes[\"a.b\"]: found \"[10.0.0.1]:80\": there is no IPv6 address in its brackets",
+        "8: routes[\"a.b\"]: found \"[10.0.0.1]:80\": the text in its brackets is not an IPv6 address",
     );
     route(
         "[{address: 'c.d:1', weight: 0}]",
@@ -275,17 +277,23 @@ fn routes() {
     );
     route(
         "{service: e.f, port: 1, panic: true}",
-        "39: routes[\"a.b\"].panic: this goes with endpoints; a service is tuned by policies",
+        "39: routes[\"a.b\"].panic: this key is allowed only with `endpoints`; a service is configured by `policies`",
     );
-    route("{endpoints: ['c.d:1'], subset: v1}", "39: routes[\"a.b\"].subset: this goes with service");
+    route(
+        "{endpoints: ['c.d:1'], subset: v1}",
+        "39: routes[\"a.b\"].subset: this key is allowed only with `service`",
+    );
     route(
         "{endpoints: ['c.d:1'], listeners: [defualt]}",
         "43: routes[\"a.b\"].listeners[0]: found \"defualt\", expected the name of a listener: default (did you mean \"default\"?)",
     );
-    route("'127.0.0.1:15443'", "8: routes[\"a.b\"]: found 127.0.0.1:15443, which is our own listen");
+    route(
+        "'127.0.0.1:15443'",
+        "8: routes[\"a.b\"]: found 127.0.0.1:15443, which is this gateway's own listen",
+    );
     route(
         "[{address: '127.0.0.1:15000'}]",
-        "19: routes[\"a.b\"][0].address: found 127.0.0.1:15000, which is our own admin.bind",
+        "19: routes[\"a.b\"][0].address: found 127.0.0.1:15000, which is this gateway's own admin.bind",
     );
 }
 
@@ -294,8 +302,8 @@ fn route_names() {
     let name = |name: &str, wanted: &str| {
         refused_with(&format!("routes:\n  {name}: 'c.d:1'"), &[&format!(":3:3: routes[{wanted}")]);
     };
-    name("a.*.b", "\"a.*.b\"]: found \"a.*.b\": '*' may stand only alone or as the whole first label");
-    name("'*a.b'", "\"*a.b\"]: found \"*a.b\": '*' may stand only");
+    name("a.*.b", "\"a.*.b\"]: found \"a.*.b\": '*' is allowed only alone or as the whole first label");
+    name("'*a.b'", "\"*a.b\"]: found \"*a.b\": '*' is allowed only");
     name("a..b", "\"a..b\"]: found \"a..b\": it has an empty label");
     name("'a b'", "\"a b\"]: found \"a b\": it has a character other");
     name("'https://a.b/'", "\"https://a.b/\"]: found…(did you mean \"a.b\"?)");
@@ -303,8 +311,8 @@ fn route_names() {
     refused_with(
         "routes:\n  a.b: 'c.d:1'\n  A.b: 'c.d:1'\n  'a.b.': 'c.d:1'",
         &[
-            ":4:3: routes[\"A.b\"]: the route \"A.b\" is there twice…first at c.yaml:3:3",
-            ":5:3: routes[\"a.b.\"]: the route \"a.b.\" is there twice…first at c.yaml:3:3",
+            ":4:3: routes[\"A.b\"]: there are two routes \"A.b\"…first at c.yaml:3:3",
+            ":5:3: routes[\"a.b.\"]: there are two routes \"a.b.\"…first at c.yaml:3:3",
         ],
     );
 }
@@ -325,7 +333,7 @@ fn services() {
     );
     endpoint(
         "{address: '10.0.0.1:80'}",
-        "25: services[0].endpoints[0].address: found \"10.0.0.1:80\": it has a port, which is said elsewhere…(did you mean \"10.0.0.1\"?)",
+        "25: services[0].endpoints[0].address: found \"10.0.0.1:80\": it has a port, but only an address is allowed here…(did you mean \"10.0.0.1\"?)",
     );
     endpoint(
         "{address: 10.0.0.1, ports: {q: 1}}",
@@ -345,7 +353,7 @@ fn services() {
     );
     endpoint(
         "{address: 127.0.0.1, ports: {p: 15443}}",
-        "25: services[0].endpoints[0].address: found 127.0.0.1:15443, which is our own listen",
+        "25: services[0].endpoints[0].address: found 127.0.0.1:15443, which is this gateway's own listen",
     );
     endpoint(
         "{address: 10.0.0.1, tunnel: gre}",
@@ -353,7 +361,7 @@ fn services() {
     );
     service(
         "addresses: [240.0.0.1, '::ffff:240.0.0.1']",
-        &[":6:26: services[0].addresses[1]: \"::ffff:240.0.0.1\" is there twice"],
+        &[":6:26: services[0].addresses[1]: \"::ffff:240.0.0.1\" is listed twice"],
     );
     service("subsets: {V1: {a: b}}", &[":6:13: services[0].subsets.V1: found \"V1\"…(did you mean \"v1\"?)"]);
     service(
@@ -363,8 +371,8 @@ fn services() {
     refused_with(
         "services: [{hostname: a.b, namespace: n, ports: [{name: p, port: 1}, {name: p, port: 2}, {name: q, port: 1}]}]",
         &[
-            ":2:77: services[0].ports[1].name: \"p\" is there twice in this service; first at c.yaml:2:50",
-            ":2:106: services[0].ports[2].port: the number 1 is there twice in this service; first at c.yaml:2:50",
+            ":2:77: services[0].ports[1].name: \"p\" is listed twice in this service; first at c.yaml:2:50",
+            ":2:106: services[0].ports[2].port: the number 1 is listed twice in this service; first at c.yaml:2:50",
         ],
     );
     refused_with(
@@ -503,7 +511,7 @@ fn aliases_are_values_and_cannot_explode() {
     );
     refused_with(
         "mesh: &m {clusterDomain: *m}",
-        &[":2:26: mesh.clusterDomain: found an alias within the value it stands for"],
+        &[":2:26: mesh.clusterDomain: found an alias within the value that it refers to"],
     );
 }
 
@@ -554,9 +562,7 @@ fn the_key_path_is_written_as_operators_write_it() {
 fn two_listeners_cannot_take_a_free_port_of_one_address() {
     refused(
         "listeners: [{name: a, bind: '127.0.0.1:0'}, {name: b, bind: '127.0.0.1:0'}]",
-        &[
-            ":1:61: listeners[1].bind: found 127.0.0.1:0, which collides with 127.0.0.1:0 of listeners[0].bind",
-        ],
+        &[":1:61: listeners[1].bind: found 127.0.0.1:0, which is also 127.0.0.1:0 of listeners[0].bind"],
     );
     assert!(load_text("listeners: [{name: a, bind: '127.0.0.1:0'}, {name: b, bind: '127.0.0.2:0'}]").is_ok());
 }
@@ -650,7 +656,7 @@ fn suggestions_are_what_was_meant() {
             ":2:52: …it has no unit…(did you mean \"3000ms\"?)",
             ":2:64: …needs brackets…(did you mean \"[::1]:443\"?)",
             ":2:80: …several addresses are a list…(did you mean \"[h:1, h:2]\"?)",
-            ":2:96: …which is no address of one process",
+            ":2:96: …which is not the address of one process",
         ],
     );
 }
@@ -668,8 +674,8 @@ fn what_is_doubtful_is_warned_of() {
     for wanted in [
         "c.yaml:2:10: include: \"nothere/*.yaml\" matches no file",
         "c.yaml:3:13: listeners[0]: nothing can be reached through the listener \"idle\": no route and no export",
-        "c.yaml:5:3: routes.default: found \"default\", which takes clients that ask for this very name (did you mean \"*\"?)",
-        "c.yaml:6:28: routes[\"a.b\"].endpoints[1]: h:1 is there twice",
+        "c.yaml:5:3: routes.default: found \"default\", which matches only clients that send exactly this name (did you mean \"*\"?)",
+        "c.yaml:6:28: routes[\"a.b\"].endpoints[1]: h:1 is listed twice",
     ] {
         assert!(told.contains(wanted), "{told}\nhas not\n{wanted}");
     }

@@ -75,9 +75,9 @@ fn what_is_said_twice_names_both_places() {
     ]);
     let problems = load_file(files.path(), "c.yaml").expect_err("bad");
     let wanted = [
-        "b.yaml:2:10: drain.delay: said twice; first at c.yaml:3:16",
-        "b.yaml:3:9: listen: said twice; first at c.yaml:2:9",
-        "b.yaml:5:3: services[1]: the service c/a.b is there twice; first at c.yaml:5:3",
+        "b.yaml:2:10: drain.delay: set twice; first at c.yaml:3:16",
+        "b.yaml:3:9: listen: set twice; first at c.yaml:2:9",
+        "b.yaml:5:3: services[1]: the service c/a.b is listed twice; first at c.yaml:5:3",
     ];
     assert_eq!(problems, wanted);
 }
@@ -105,15 +105,15 @@ fn an_include_that_cannot_be_is_refused_where_it_is_named() {
     for (include, wanted) in [
         ("b.yaml", "c.yaml:1:10: include: b.yaml: cannot be read: No such file"),
         ("[x*.yaml, b.yaml]", "c.yaml:1:20: include[1]: b.yaml: cannot be read: No such file"),
-        ("c.yaml", "c.yaml:1:10: include: c.yaml is read twice"),
+        ("c.yaml", "c.yaml:1:10: include: c.yaml is included twice"),
         (
             "'*/a.yaml'",
-            "c.yaml:1:10: include: found \"*/a.yaml\"; '*' may stand only in the last part of a path",
+            "c.yaml:1:10: include: found \"*/a.yaml\"; '*' is allowed only in the last part of a path",
         ),
         ("nested.yaml", "nested.yaml:2:1: include: found an include in a file that is itself included"),
         ("{a: b}", "c.yaml:1:10: include: found a map, expected a path"),
         ("[]", "c.yaml:1:10: include: found an empty list"),
-        ("latin.yaml", "latin.yaml:2:1: found a byte that is no UTF-8"),
+        ("latin.yaml", "latin.yaml:2:1: found a byte that is not UTF-8"),
     ] {
         let main = format!("include: {include}\nlisten: ':1'\n");
         let files = directory(&[("c.yaml", &main), ("nested.yaml", "mesh: {}\ninclude: x.yaml\n")]);

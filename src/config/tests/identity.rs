@@ -73,7 +73,7 @@ fn bad_identities() {
     );
     refused_with(
         "identity: {istioCa: {address: 'https://a:1', roots: r, token: t}}",
-        &[":2:11: identity: found istioCa, but no node.namespace"],
+        &[":2:11: identity: found istioCa, but not both node.namespace"],
     );
     let ca = |address: &str| {
         format!(
@@ -89,7 +89,7 @@ fn bad_identities() {
     );
     refused_with(
         "trust: [{trustDomain: td, roots: a}, {trustDomain: td, roots: b}]",
-        &[":2:52: trust[1].trustDomain: the trust domain td is there twice; first at c.yaml:2:23"],
+        &[":2:52: trust[1].trustDomain: the trust domain td is listed twice; first at c.yaml:2:23"],
     );
 }
 

@@ -84,9 +84,7 @@ fn bad_registries_in_etcd() {
     );
     bad(
         "endpoints: ['https://a.test:1', 'http://[::1]:1'], tls: {roots: r}",
-        &[
-            ":2:66: registries[0].etcd.endpoints[1]: found \"http://[::1]:1\", but other members are spoken to by TLS",
-        ],
+        &[":2:66: registries[0].etcd.endpoints[1]: found \"http://[::1]:1\", but other members use https://"],
     );
     bad(
         "endpoints: ['https://a.test:1'], tls: {roots: r, key: k}",
@@ -117,7 +115,7 @@ fn bad_registries_in_etcd() {
     refused_with(
         "registries:\n- etcd: {endpoints: ['http://[::1]:1'], cluster: c}\n- etcd: {endpoints: ['http://[::1]:1'], cluster: d}\n",
         &[
-            ":4:21: registries[1].etcd.endpoints: http://[::1]:1/isthmus/services/ is two registries; first at c.yaml:3:21",
+            ":4:21: registries[1].etcd.endpoints: two registries have the name http://[::1]:1/isthmus/services/; first at c.yaml:3:21",
         ],
     );
 }

@@ -46,9 +46,12 @@ fn what_is_wrong_with_it_is_told() {
             "{told}"
         );
     };
-    at("collector:4317", "it does not begin with http://; expected an address such as http://collector:4317");
+    at(
+        "collector:4317",
+        "it does not begin with http://; expected the address of a collector that accepts OTLP over gRPC, such as http://collector:4317",
+    );
     at("collector", "it does not begin with http://");
-    at("https://c:4317", "it asks for TLS, which spans are not sent over");
+    at("https://c:4317", "it asks for TLS, but spans are sent without TLS");
     at("http://c:4317/v1/traces", "it has a path");
     at("http://c", "it has no port");
     at("http://:4317", "it has no address");

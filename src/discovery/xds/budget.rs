@@ -32,9 +32,9 @@ pub struct Account {
 /// Why a client is given no more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Exhausted {
-    #[error("the client holds more than {0} bytes")]
+    #[error("the names of the client exceed {0} bytes")]
     Client(usize),
-    #[error("all clients together hold too much")]
+    #[error("the names of all clients together exceed their limit")]
     Everyone,
 }
 

@@ -47,7 +47,7 @@ pub(super) enum Fault {
     /// It has to end.
     #[error(transparent)]
     Ended(#[from] io::Error),
-    #[error("its client does not answer")]
+    #[error("the client does not answer")]
     Silent,
 }
 

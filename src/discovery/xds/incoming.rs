@@ -77,7 +77,7 @@ pub async fn open(tls: Option<Tls>, socket: TcpStream, seat: &Arc<Seat>) -> Opti
         None => Ok(plain(socket, seat)),
     };
     connection
-        .inspect_err(|problem| tracing::info!(peer = %seat.peer(), "an xDS client is not let in: {problem}"))
+        .inspect_err(|problem| tracing::info!(peer = %seat.peer(), "xDS client refused: {problem}"))
         .ok()
 }
 
@@ -101,7 +101,7 @@ async fn secure(tls: Tls, socket: TcpStream, seat: &Arc<Seat>) -> Result<Connect
         readable = socket.readable() => readable.map_err(|error| error.to_string())?,
         () = tokio::time::sleep(FIRST_BYTE) => {
             seat.was_silent();
-            return Err("it has sent nothing".to_owned());
+            return Err("the client sent nothing".to_owned());
         }
     }
     // What changes from here on is asked again.
@@ -121,7 +121,7 @@ async fn secure(tls: Tls, socket: TcpStream, seat: &Arc<Seat>) -> Result<Connect
         tokio::select! {
             error = ended => error,
             error = proof.until_distrusted(trust) => {
-                tracing::info!(%peer, identity = %proof.identity, "an xDS client is cut off: {}", describe(&error));
+                tracing::info!(%peer, identity = %proof.identity, "xDS client disconnected: {}", describe(&error));
                 io::Error::new(io::ErrorKind::PermissionDenied, error)
             }
         }

@@ -99,7 +99,7 @@ fn length(resource: &Resource, protocol: Protocol) -> usize {
 }
 
 fn not_found(name: &str) -> ResourceError {
-    let text = format!("no registry has told of {name:?}");
+    let text = format!("no service {name:?} is known");
     ResourceError {
         resource_name: Some(ResourceName { name: name.to_owned() }),
         error_detail: Some(rpc::Status { code: Code::NotFound as i32, message: text, details: Vec::new() }),

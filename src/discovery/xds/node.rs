@@ -30,7 +30,7 @@ pub struct Introduction {
 
 /// What a client claims that it may not.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{who} may not claim network {network:?} and cluster {cluster:?}: no rule of xds.clients lets it")]
+#[error("{who} may not claim network {network:?} and cluster {cluster:?}: no rule of xds.clients allows it")]
 pub struct Denied {
     /// Its identity, or its address.
     pub who: String,

@@ -63,7 +63,7 @@ impl<R: prost::Message + Default> Requests<R> {
                 },
                 Some(data) => self.hold(&data)?,
                 None if self.buffer.is_empty() => return Ok(None),
-                None => return Err(Status::internal("the stream ends within a request")),
+                None => return Err(Status::internal("the stream ended within a request")),
             }
         }
     }
@@ -97,7 +97,7 @@ impl<R: prost::Message + Default> Requests<R> {
         match deadline {
             None => data.await,
             Some(deadline) => tokio::time::timeout_at(deadline, data).await.unwrap_or_else(|_| {
-                Err(Status::deadline_exceeded(format!("a request was not whole within {WHOLE_WITHIN:?}")))
+                Err(Status::deadline_exceeded(format!("a request was incomplete after {WHOLE_WITHIN:?}")))
             }),
         }
     }
@@ -112,7 +112,7 @@ fn read<R: prost::Message + Default>(bytes: &[u8], bytes_max: usize) -> Result<O
     let length = u32::from_be_bytes([prefix[1], prefix[2], prefix[3], prefix[4]]);
     let length = usize::try_from(length).unwrap_or(usize::MAX);
     if length > bytes_max {
-        let text = format!("a request of {length} bytes; at most {bytes_max} are taken here");
+        let text = format!("a request of {length} bytes exceeds the limit of {bytes_max}");
         return Err(Status::resource_exhausted(text));
     }
     let Some(message) = rest.get(..length) else { return Ok(None) };

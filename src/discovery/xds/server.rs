@@ -171,7 +171,10 @@ fn open(
             let body = request.into_body();
             talk::<discovery::DiscoveryRequest>(service, called_on, body, respond, only)
         }
-        None => refuse(respond, Status::unimplemented(format!("there is no {}", request.uri().path()))),
+        None => refuse(
+            respond,
+            Status::unimplemented(format!("there is no gRPC method {}", request.uri().path())),
+        ),
     }
 }
 
@@ -342,8 +345,10 @@ impl<R: DiscoveryRequest> Client<R> {
         if bytes > LATER_BYTES_MAX && session.has_asked(kind) {
             let bytes_max = LATER_BYTES_MAX + session.names_bytes(kind);
             if bytes > bytes_max {
-                let text =
-                    format!("a request of {bytes} bytes; at most {bytes_max} are taken after the first");
+                let text = format!(
+                    "a request of {bytes} bytes exceeds the limit of {bytes_max} for requests after the \
+                             first"
+                );
                 return Err(Status::resource_exhausted(text));
             }
         }

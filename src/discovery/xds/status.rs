@@ -139,7 +139,7 @@ impl Clients {
         if is_over(refusals.warned, WARN.0) && is_over(client.warned, WARN.1) {
             (refusals.warned, client.warned) = (Some(now), Some(now));
             let untold = std::mem::take(&mut refusals.untold);
-            tracing::warn!(peer = %caller.peer, node = client.node, untold, "an xDS client is refused: {denied}");
+            tracing::warn!(peer = %caller.peer, node = client.node, untold, "xDS client refused: {denied}");
         } else {
             refusals.untold += 1;
         }

@@ -63,7 +63,7 @@ fn a_service_twice_names_both_places() {
     );
     assert_eq!(
         problems.expect_err("bad"),
-        ["r.yaml:4:3: services[2]: the service n/a.b is there twice; first at r.yaml:2:3"]
+        ["r.yaml:4:3: services[2]: the service n/a.b is listed twice; first at r.yaml:2:3"]
     );
 }
 

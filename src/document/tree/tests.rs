@@ -64,8 +64,8 @@ fn a_key_of_many_is_found_twice_too() {
     let mut text: String = (0..100).map(|number| format!("key{number}: x\n")).collect();
     text.push_str("key3: x\nkey99: y\n");
     let wanted = [
-        "t.yaml:101:1: key3: the key \"key3\" is there twice; first at t.yaml:4:1",
-        "t.yaml:102:1: key99: the key \"key99\" is there twice; first at t.yaml:100:1",
+        "t.yaml:101:1: key3: the key \"key3\" is given twice; first at t.yaml:4:1",
+        "t.yaml:102:1: key99: the key \"key99\" is given twice; first at t.yaml:100:1",
     ];
     assert_eq!(tree(&text).expect_err("bad"), wanted);
 }

@@ -136,7 +136,7 @@ impl Notifier {
             }
         });
         let watcher = watcher.inspect_err(|error| {
-            tracing::warn!(%error, "files are looked at every 5 s: the kernel gives no notice of changes");
+            tracing::warn!(%error, "the kernel gives no notice of file changes; files are checked every 5 s");
         });
         Self { subscribers, watcher: Mutex::new(watcher.ok()) }
     }
@@ -148,7 +148,7 @@ impl Notifier {
             locked(&self.subscribers).entry(folder.clone()).or_default().push(subscriber);
             let Some(watcher) = &mut *watcher else { continue };
             if let Err(error) = watcher.watch(folder, RecursiveMode::NonRecursive) {
-                tracing::debug!(folder = %folder.display(), %error, "cannot watch a folder");
+                tracing::debug!(folder = %folder.display(), %error, "cannot watch a directory");
             }
         }
     }

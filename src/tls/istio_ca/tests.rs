@@ -93,11 +93,11 @@ fn answers_that_are_of_no_use_are_refused() {
     let leaf = certified(&key, &root, (2020, 4000));
     let refused = |items: &[String]| answer(items, &key).expect_err("refused").to_string();
     let cases = [
-        (vec![String::new(), root.pem()], "item 1: there is no certificate in it"),
-        (vec![leaf.clone(), "none".to_owned()], "item 2: there is no certificate in it"),
+        (vec![String::new(), root.pem()], "item 1: it has no certificate"),
+        (vec![leaf.clone(), "none".to_owned()], "item 2: it has no certificate"),
         (
             vec![leaf.clone(), leaf.clone(), "-----BEGIN CERTIFICATE-----\n!".to_owned()],
-            "item 3: it is no PEM",
+            "item 3: it is not a PEM",
         ),
         (vec![leaf.replacen("MII", "MIA", 1), root.pem()], "cannot be read"),
         (

@@ -90,7 +90,7 @@ fn a_bundle_of_another_domain_that_is_bad_stops_nothing_else() {
     let given = read(&message, None).expect("given");
     assert_eq!(given.bundles.len(), 1);
     assert!(given.problems["west"].contains("the bundle of west: certificate 1 cannot be read"));
-    assert!(given.problems["EAST"].contains("that is no trust domain"));
+    assert!(given.problems["EAST"].contains("it names an invalid trust domain"));
 }
 
 #[test]
@@ -112,10 +112,13 @@ fn a_bundle_that_cannot_be_read_stays_as_it_was_and_one_that_is_not_there_goes()
     assert_eq!(tell(Some(west.der().to_vec())).0, both);
     let (domains, problem) = tell(Some(b"no".to_vec()));
     assert_eq!(domains, both);
-    assert!(problem.starts_with("2 cannot be used; the first, \"td\": the bundle of td"), "{problem}");
+    assert!(
+        problem.starts_with("2 trust bundles cannot be used; the first one, \"td\": the bundle of td"),
+        "{problem}"
+    );
     let (domains, problem) = tell(None);
     assert_eq!(domains, both[..1]);
-    assert!(problem.starts_with("1 cannot be used"), "{problem}");
+    assert!(problem.starts_with("1 trust bundles cannot be used"), "{problem}");
     message.federated_bundles.clear();
     take(&message, &sink).expect("taken");
     assert!(sink.status.borrow().problems.is_empty());
@@ -132,21 +135,18 @@ fn answers_that_are_of_no_use_are_refused() {
         refused(&of(vec![svid]))
     };
     let cases = [
-        (refused(&of(Vec::new())), "it gives us no identity"),
-        (
-            with(|svid| svid.x509_svid.clear()),
-            "the certificate of spiffe://td/a: there is no certificate in it",
-        ),
+        (refused(&of(Vec::new())), "it provides no identity"),
+        (with(|svid| svid.x509_svid.clear()), "the certificate of spiffe://td/a: it has no certificate"),
         (with(|svid| svid.x509_svid.truncate(9)), "certificate 1 cannot be read"),
         (with(|svid| svid.x509_svid_key.truncate(9)), "the key cannot be used"),
-        (with(|svid| svid.spiffe_id = "spiffe://td/b".to_owned()), "is a certificate of spiffe://td/a"),
-        (with(|svid| svid.bundle.clear()), "the bundle of td: there is no certificate in it"),
+        (with(|svid| svid.spiffe_id = "spiffe://td/b".to_owned()), "is of spiffe://td/a"),
+        (with(|svid| svid.bundle.clear()), "the bundle of td: it has no certificate"),
         (
             with(|svid| svid.x509_svid = svid.x509_svid.repeat(CHAIN_MAX + 1)),
             "it has more than 16 certificates",
         ),
         (refused(&of(vec![svid("spiffe://td/a", &root, 2021)])), "expired at 2021-01-01T00:00"),
-        (refused(&of(vec![svid("https://td/a", &root, 4000)])), "a URI that is no SPIFFE identity"),
+        (refused(&of(vec![svid("https://td/a", &root, 4000)])), "a URI that is not a SPIFFE identity"),
     ];
     for (found, expected) in cases {
         assert!(found.contains(expected), "no {expected:?} in {found:?}");
