@@ -181,7 +181,7 @@ fn no_service(snapshot: &Snapshot, name: &HostName) -> HorizonError {
         let services = snapshot.services();
         near.extend(nearest(name.as_str(), services.iter().map(|service| &*service.name)).map(str::to_owned));
     }
-    let meant = if near.is_empty() { String::new() } else { format!("; near it: {}", near.join(", ")) };
+    let meant = if near.is_empty() { String::new() } else { format!("; similar names: {}", near.join(", ")) };
     HorizonError::Unknown(format!("no service {:?} is known{meant}", name.as_str()))
 }
 
