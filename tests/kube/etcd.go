@@ -2,22 +2,22 @@ package main
 
 import (
 	"flag"
-	"fmt"
 	"net/url"
 
 	"go.etcd.io/etcd/server/v3/embed"
 )
 
-// runEtcd runs a cluster of one etcd that never waits for the disk, and prints the address that clients connect to.
+// runEtcd runs a cluster of one etcd that never waits for the disk.
 func runEtcd(arguments []string) {
 	flags := flag.NewFlagSet("etcd", flag.ExitOnError)
 	data := flags.String("data", "", "the folder of its data")
-	listen := flags.String("listen", "127.0.0.1:0", "the address for clients; port 0 takes a free one")
+	listen := flags.String("listen", "127.0.0.1:2379", "the address for clients, with its port")
 	must("etcd", flags.Parse(arguments))
 
 	config := embed.NewConfig()
+	config.Name = "rig"
 	config.Dir = *data
-	config.LogLevel = "warn"
+	config.LogLevel = "error"
 	config.LogOutputs = []string{"stderr"}
 	config.UnsafeNoFsync = true
 	config.ListenClientUrls = []url.URL{{Scheme: "http", Host: *listen}}
@@ -29,7 +29,5 @@ func runEtcd(arguments []string) {
 
 	server, err := embed.StartEtcd(config)
 	must("etcd", err)
-	<-server.Server.ReadyNotify()
-	fmt.Println(server.Clients[0].Addr())
 	must("etcd", <-server.Err())
 }

@@ -10,9 +10,10 @@ import (
 
 const usage = `isthmus-kube-rig [--attached] COMMAND [FLAG…]
 
-  etcd         stores an API server's objects; prints its address
+  etcd         stores the objects of an API server: --data FOLDER --listen ADDRESS
   apiserver    takes the flags of kube-apiserver
-  controllers  endpointslice, endpointslicemirroring, namespace, serviceaccount, serviceaccount-token
+  controllers  endpointslice, endpointslicemirroring, namespace, serviceaccount, serviceaccount-token:
+               --kubeconfig FILE --service-account-private-key-file FILE
 
   --attached   ends the process when its standard input ends
 `

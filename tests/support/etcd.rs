@@ -37,7 +37,7 @@ pub struct Etcd {
 }
 
 /// Ports that were free a moment ago.
-fn free_ports(count: usize) -> Vec<u16> {
+pub fn free_ports(count: usize) -> Vec<u16> {
     let bind = |_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
     // All at once, so that none is given twice.
     let held: Vec<TcpListener> = (0..count).map(bind).collect();

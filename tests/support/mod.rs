@@ -17,6 +17,8 @@ pub mod hang;
 pub mod hbone;
 pub mod helm;
 pub mod image;
+pub mod kube;
+pub mod kube_client;
 pub mod namespace;
 pub mod pki;
 pub mod python;
@@ -30,13 +32,19 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Waits until `ready` gives something; fails the test with `what` after [`PATIENCE`].
 #[track_caller]
-pub fn eventually<T>(what: &str, mut ready: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
+pub fn eventually<T>(what: &str, ready: impl FnMut() -> Option<T>) -> T {
+    within(PATIENCE, what, ready)
+}
+
+/// Waits until `ready` gives something; fails the test with `what` after the limit.
+#[track_caller]
+pub fn within<T>(limit: Duration, what: &str, mut ready: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + limit;
     loop {
         if let Some(value) = ready() {
             return value;
         }
-        assert!(Instant::now() < deadline, "waited {PATIENCE:?} in vain: {what}");
+        assert!(Instant::now() < deadline, "waited {limit:?} in vain: {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

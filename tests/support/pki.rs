@@ -67,6 +67,14 @@ impl Pki {
         self.sign(params)
     }
 
+    /// Issues a client certificate to a user in a group, as Kubernetes reads its subject (CN and O).
+    pub fn issue_to(&self, user: &str, group: &str) -> Issued {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, user);
+        params.distinguished_name.push(DnType::OrganizationName, group);
+        self.sign(params)
+    }
+
     fn sign(&self, params: CertificateParams) -> Issued {
         let key = KeyPair::generate().expect("a key");
         let certificate = params.signed_by(&key, &self.issuer).expect("a certificate");
