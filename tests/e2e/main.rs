@@ -27,6 +27,7 @@ mod hostile;
 mod identity;
 mod interop;
 mod kernel_memory;
+mod kube_records;
 mod kube_rig;
 mod lifecycle;
 mod names;
