@@ -14,7 +14,7 @@ pub fn clients(clients: &Clients) -> Value {
 }
 
 fn client(status: &ClientStatus) -> Value {
-    let who = status.introduction.clone().unwrap_or_default();
+    let who = status.node_info.clone().unwrap_or_default();
     let types: Map<String, Value> =
         status.types.iter().map(|(kind, of)| (kind.text().to_owned(), of_type(of))).collect();
     json!({

@@ -70,7 +70,7 @@ impl Xds {
         let incoming = Incoming::new(
             listener,
             "xds",
-            limits(self.connections, self.tls.is_some()),
+            limits(self.connections, self.tls.as_ref()),
             self.own,
             &self.recorder,
         );

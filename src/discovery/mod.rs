@@ -1,4 +1,7 @@
-//! What tells others of the world. Each output has a module of its own; they do not import one another.
+//! Servers that give snapshots to other programs. Each has a module of its own; they do not import one
+//! another.
+
+#![warn(missing_docs)]
 
 pub mod xds;
 
@@ -9,26 +12,26 @@ use ipnet::IpNet;
 use crate::model::identity::IdentityPattern;
 use crate::model::place::{ClusterId, Network};
 
-/// Where xDS is offered, and who may ask for what.
+/// The settings of the xDS server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// A loopback address, where there is no TLS; port 0 takes a free one.
+    /// The bind address. Without TLS it must be a loopback address. Port 0 means a free port.
     pub bind: SocketAddr,
-    /// Whether clients come by mutual TLS.
+    /// True if clients must use mutual TLS.
     pub tls: bool,
-    /// A client may claim what one of the rules allows; `None`: anything.
+    /// Rules for the claims of clients: a claim must match one of them. `None`: every claim is accepted.
     pub clients: Option<Vec<ClientRule>>,
 }
 
-/// What some clients may say they are.
+/// A rule for the networks and clusters that some clients may claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientRule {
-    /// Who it speaks of, by their certificates; empty: anyone, also without one.
+    /// Identities of the clients, by their certificates; empty: any client, also without a certificate.
     pub identities: Vec<IdentityPattern>,
-    /// Source addresses it speaks of; empty: any.
+    /// Source addresses of the clients; empty: any.
     pub cidrs: Vec<IpNet>,
-    /// Networks that may be claimed; `None`: any.
+    /// Networks that they may claim; `None`: any.
     pub networks: Option<Vec<Network>>,
-    /// Clusters that may be claimed; `None`: any.
+    /// Clusters that they may claim; `None`: any.
     pub clusters: Option<Vec<ClusterId>>,
 }

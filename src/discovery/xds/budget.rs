@@ -1,26 +1,27 @@
-//! Bytes that the server holds for its clients: the names they want, and requests that are not whole yet. Each client has a
-//! bound of its own, and all together have one, of which the last fifth is for sources that hold less than their part
-//! (SPEC §10): one source cannot keep the others out, and one that is alone may have all.
+//! Limits on the bytes that the server holds for its clients: subscribed names, and incomplete requests. Each
+//! client has a limit, and all together have one. The last fifth of the common limit is reserved for sources
+//! that hold less than their share (SPEC §10), so one source cannot keep the others out, and a source that is
+//! alone may use all.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A bound for all clients together.
+/// The common limit of all clients.
 #[derive(Debug)]
 pub struct Budget {
     bytes_max: usize,
-    held: Mutex<Held>,
+    usage: Mutex<Usage>,
 }
 
 #[derive(Debug, Default)]
-struct Held {
+struct Usage {
     bytes: usize,
-    /// Bytes of each source that holds any.
+    /// Bytes by source.
     sources: HashMap<IpAddr, usize>,
 }
 
-/// What one client holds of a budget; given back when dropped.
+/// The bytes that one client uses of a budget; released when dropped.
 #[derive(Debug)]
 pub struct Account {
     budget: Arc<Budget>,
@@ -29,66 +30,70 @@ pub struct Account {
     bytes: usize,
 }
 
-/// Why a client is given no more.
+/// The reason why a client gets no more bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Exhausted {
+    /// The client would exceed its own limit of this many bytes.
     #[error("the names of the client exceed {0} bytes")]
     Client(usize),
+    /// The common limit is reached, or the client's source has used its share.
     #[error("the names of all clients together exceed their limit")]
     Everyone,
 }
 
 impl Budget {
+    /// Makes a budget of `bytes_max` bytes.
     pub fn new(bytes_max: usize) -> Arc<Self> {
-        Arc::new(Self { bytes_max, held: Mutex::default() })
+        Arc::new(Self { bytes_max, usage: Mutex::default() })
     }
 
-    /// An account for one more client, which may hold so much.
+    /// Opens an account of at most `bytes_max` bytes for a client.
     pub fn account(self: &Arc<Self>, source: IpAddr, bytes_max: usize) -> Account {
         Account { budget: self.clone(), source, bytes_max, bytes: 0 }
     }
 
-    /// Bytes that all clients hold.
+    /// Returns the bytes that all clients use.
     pub fn bytes(&self) -> usize {
-        self.held().bytes
+        self.usage().bytes
     }
 
     fn take(&self, source: IpAddr, bytes: usize) -> Result<(), Exhausted> {
-        let mut held = self.held();
-        let (all, own) = (held.bytes + bytes, held.sources.get(&source).copied().unwrap_or(0) + bytes);
-        let sources = held.sources.len() + usize::from(own == bytes);
+        let mut usage = self.usage();
+        let (all, own) = (usage.bytes + bytes, usage.sources.get(&source).copied().unwrap_or(0) + bytes);
+        let sources = usage.sources.len() + usize::from(own == bytes);
         let is_reserved = all > self.bytes_max / 5 * 4;
         if all > self.bytes_max || is_reserved && sources > 1 && own > self.bytes_max / sources {
             return Err(Exhausted::Everyone);
         }
-        held.bytes = all;
-        held.sources.insert(source, own);
+        usage.bytes = all;
+        usage.sources.insert(source, own);
         Ok(())
     }
 
-    fn give_back(&self, source: IpAddr, bytes: usize) {
-        let mut held = self.held();
-        held.bytes -= bytes;
-        if let Some(own) = held.sources.get_mut(&source) {
+    fn release(&self, source: IpAddr, bytes: usize) {
+        let mut usage = self.usage();
+        usage.bytes -= bytes;
+        if let Some(own) = usage.sources.get_mut(&source) {
             *own -= bytes;
             if *own == 0 {
-                held.sources.remove(&source);
+                usage.sources.remove(&source);
             }
         }
     }
 
-    fn held(&self) -> MutexGuard<'_, Held> {
-        // Each change is whole by itself.
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    fn usage(&self) -> MutexGuard<'_, Usage> {
+        // A poisoned lock is usable: each change is a single step.
+        self.usage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Account {
+    /// Returns the bytes that the client uses.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Takes so much more, or nothing.
+    /// Takes `bytes` more, all or none.
     pub fn take(&mut self, bytes: usize) -> Result<(), Exhausted> {
         if bytes == 0 {
             return Ok(());
@@ -101,11 +106,11 @@ impl Account {
         Ok(())
     }
 
-    /// Gives back some of what was taken.
-    pub fn give_back(&mut self, bytes: usize) {
+    /// Releases some of the bytes taken.
+    pub fn release(&mut self, bytes: usize) {
         let bytes = bytes.min(self.bytes);
         if bytes > 0 {
-            self.budget.give_back(self.source, bytes);
+            self.budget.release(self.source, bytes);
             self.bytes -= bytes;
         }
     }
@@ -113,7 +118,7 @@ impl Account {
 
 impl Drop for Account {
     fn drop(&mut self) {
-        self.give_back(self.bytes);
+        self.release(self.bytes);
     }
 }
 
@@ -130,13 +135,13 @@ mod tests {
         let mut second = budget.account(other, 60);
         assert_eq!(second.take(61), Err(Exhausted::Client(60)));
         assert_eq!(second.take(60), Ok(()));
-        // The first has more than half already.
+        // The first source has more than half already.
         assert_eq!(first.take(1), Err(Exhausted::Everyone));
-        first.give_back(500);
+        first.release(500);
         assert_eq!((first.take(500), first.bytes(), budget.bytes()), (Err(Exhausted::Everyone), 400, 460));
         drop(first);
         drop(second);
         assert_eq!(budget.bytes(), 0);
-        assert!(budget.held().sources.is_empty());
+        assert!(budget.usage().sources.is_empty());
     }
 }

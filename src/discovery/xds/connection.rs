@@ -1,13 +1,13 @@
-//! One client's HTTP/2 connection: a single task reads frames, runs the streams, and writes what they say.
+//! One client's HTTP/2 connection: a single task reads frames, runs the streams, and writes their responses.
 //!
 //! A push and its acknowledgement are two wakes of this task. With a task for each stream, as HTTP servers for short
 //! requests have it, they are four, and each connection holds the buffers of both.
 //!
 //! ```text
-//!            rings                                rings
+//!            wakes                                wakes
 //! socket ─────────────▶ frames ──▶ requests ─────────────────▶ streams
 //!                          ▲                                      │
-//!                          └──────────── responses ◀──────────────┘ ◀── the hub's marks ring
+//!                          └──────────── responses ◀──────────────┘ ◀── the hub's marks wake
 //! ```
 
 use std::future::poll_fn;
@@ -23,39 +23,39 @@ use http::Request;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::incoming::{Connection, End};
-use super::turns::{Bell, Turns};
+use super::turns::{Part, Turns};
 
-/// Bytes that a connection, and a stream of it, may send ahead of what the server reads.
+/// The receive windows of a connection and of a stream in bytes.
 const WINDOWS: (u32, u32) = (256 << 10, 64 << 10);
-/// Streams of one connection: one, or one for each type, is what clients have.
+/// Concurrent streams of a connection: clients open one, or one per type.
 const STREAMS_MAX: u32 = 128;
-/// Bytes of the headers of a request.
+/// The largest header list of a request in bytes.
 const HEADERS_BYTES_MAX: u32 = 16 << 10;
-/// How often a client is asked whether it lives, and how long it may take to say so.
+/// How often a PING is sent to a client, and how long the answer may take.
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
-/// Rounds of frames and streams before other tasks have a turn.
+/// Rounds of frames and streams before the task yields.
 const ROUNDS: usize = 16;
 
-/// A stream while it is served.
+/// The task of a stream.
 pub(super) type Stream = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Why a connection ends otherwise than by its client.
+/// The reason why the server ends a connection.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Fault {
+pub(super) enum ConnectionFault {
     #[error(transparent)]
     Http2(#[from] h2::Error),
-    /// It has to end.
+    /// The seat ended the connection, or TLS or the socket failed.
     #[error(transparent)]
     Ended(#[from] io::Error),
     #[error("the client does not answer")]
     Silent,
 }
 
-/// Serves a connection to its end. The streams that its client opens are given to `open`.
+/// Serves a connection to its end. `open` makes the future of each stream that the client opens.
 pub(super) async fn serve(
     mut connection: Connection,
     open: impl FnMut(Request<RecvStream>, SendResponse<Bytes>) -> Stream,
-) -> Result<(), Fault> {
+) -> Result<(), ConnectionFault> {
     let mut end = connection.take_end();
     let handshake = server::Builder::new()
         .initial_window_size(WINDOWS.1)
@@ -74,9 +74,9 @@ pub(super) async fn serve(
     let mut turns = Turns::default();
     poll_fn(|context| {
         turns.poll(context, ROUNDS, |bell, context, streams| match bell {
-            Bell::Life => driver.poll_life(context),
-            Bell::Frames => driver.poll_frames(context, streams),
-            Bell::Streams => driver.poll_streams(context),
+            Part::Life => driver.poll_life(context),
+            Part::Frames => driver.poll_frames(context, streams),
+            Part::Streams => driver.poll_streams(context),
         })
     })
     .await
@@ -88,15 +88,15 @@ struct Driver<F> {
     streams: Vec<Stream>,
     end: End,
     pings: Option<PingPong>,
-    /// When the client is asked whether it lives, or has not answered in time.
+    /// Fires when the next PING is due, or when an answer is late.
     timer: Pin<Box<Sleep>>,
-    /// Whether the client was asked, and has not answered.
+    /// True if a PING was sent and not answered.
     asked: bool,
 }
 
 impl<F: FnMut(Request<RecvStream>, SendResponse<Bytes>) -> Stream> Driver<F> {
-    /// Asks the client from time to time whether it lives, and finds that the connection has to end.
-    fn poll_life(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Fault>> {
+    /// Sends PINGs, and returns an error if an answer is late or the connection must end.
+    fn poll_life(&mut self, context: &mut Context<'_>) -> Poll<Result<(), ConnectionFault>> {
         if let Poll::Ready(error) = self.end.as_mut().poll(context) {
             return Poll::Ready(Err(error.into()));
         }
@@ -107,9 +107,9 @@ impl<F: FnMut(Request<RecvStream>, SendResponse<Bytes>) -> Stream> Driver<F> {
         }
         while self.timer.as_mut().poll(context).is_ready() {
             if self.asked {
-                return Poll::Ready(Err(Fault::Silent));
+                return Poll::Ready(Err(ConnectionFault::Silent));
             }
-            // Fails only where the connection ends.
+            // Fails only if the connection ends.
             let _ = pings.send_ping(Ping::opaque());
             self.asked = pings.poll_pong(context).is_pending();
             self.timer.as_mut().reset(Instant::now() + KEEP_ALIVE.1);
@@ -117,8 +117,12 @@ impl<F: FnMut(Request<RecvStream>, SendResponse<Bytes>) -> Stream> Driver<F> {
         Poll::Pending
     }
 
-    /// Reads what has come, and writes what there is to write.
-    fn poll_frames(&mut self, context: &mut Context<'_>, streams: &Waker) -> Poll<Result<(), Fault>> {
+    /// Reads received frames, and writes those that are due.
+    fn poll_frames(
+        &mut self,
+        context: &mut Context<'_>,
+        streams: &Waker,
+    ) -> Poll<Result<(), ConnectionFault>> {
         loop {
             match self.frames.poll_accept(context) {
                 Poll::Ready(Some(Ok((request, respond)))) => {
@@ -132,7 +136,7 @@ impl<F: FnMut(Request<RecvStream>, SendResponse<Bytes>) -> Stream> Driver<F> {
         }
     }
 
-    fn poll_streams(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Fault>> {
+    fn poll_streams(&mut self, context: &mut Context<'_>) -> Poll<Result<(), ConnectionFault>> {
         self.streams.retain_mut(|stream| stream.as_mut().poll(context).is_pending());
         Poll::Pending
     }

@@ -1,17 +1,17 @@
-//! The cache of renderings, and the sessions that are told when one changes.
+//! The cache of rendered resources, and the sessions that are notified of changes.
 //!
-//! A resource is rendered once for each class of viewers that get the same, when it is first wanted, and again when the
-//! world says other things of its service; where the bytes come out the same, nobody is told. Sessions are told by a
-//! mark in their mailbox: a set of names, however long they do not look.
+//! A resource is rendered once for each class of viewers that get the same, at its first subscription, and again when a
+//! snapshot changes its service; if the bytes are the same, no session is notified. A session is notified by a
+//! mark in its mailbox, a set of names that does not grow with the number of changes.
 //!
 //! ```text
-//! worlds ──▶ queue: services whose own data changed ▷ clusters to be listed ▷ services behind changed networks, policy
-//!                │ one service at a time, with a look for newer worlds between any two
+//! snapshots ─▶ queue: services whose own data changed ▷ clusters to be listed ▷ services behind changed networks, policy
+//!                │ one service at a time, with a check for newer snapshots between any two
 //!                ▼
-//!            renderings ──▶ mailboxes of the sessions that want them, as soon as the service is rendered
+//!            renderings ──▶ mailboxes of the subscribed sessions, as soon as the service is rendered
 //! ```
 //!
-//! - `queue`: what is to be rendered, the most urgent first.
+//! - `queue`: services to be rendered, the most urgent first.
 //! - `rendering`: one resource as one class of viewers gets it, and subscriptions to it.
 //! - `all`: the list of all clusters.
 //! - `mailbox`: the marks of a session.
@@ -52,38 +52,38 @@ mod queue;
 mod rendering;
 mod subscribers;
 
-/// Renderings made before other tasks have a turn.
+/// Resources rendered before the task yields.
 const TURN: usize = 64;
-/// Sessions woken in a turn for changes that are not urgent: those that are told of an urgent one do not wait for more of
-/// them.
+/// Sessions woken per turn for changes that are not urgent. Sessions with urgent changes are woken at once.
 const WAKES: usize = 8;
 
-/// What sessions are served from.
+/// The cache that sessions are served from.
 pub struct Hub {
     reader: Reader,
     san_history: SanHistory,
     renderings: DashMap<HostName, HashTable<Arc<Rendering>>>,
     hasher: DefaultHashBuilder,
     all: Mutex<All>,
-    /// Whether the list of all clusters is whole.
+    /// True if the list of all clusters is complete.
     is_listed: AtomicBool,
-    /// Notified when a session wants the list of all clusters for the first time.
+    /// Notified when a session asks for the list of all clusters for the first time.
     wanted: Notify,
-    held_back: Mutex<HeldBack>,
-    /// Counts how often the registries that have not been read were set.
+    held_back: Mutex<UnreadState>,
+    /// Counts the changes of `held_back.unread`.
     unread_set: AtomicU64,
 }
 
-/// What sessions hold back from their clients while registries have not been read.
-struct HeldBack {
-    /// Of the worlds that resources are rendered from; renderings on demand may be of a later one.
+/// The registries that were not read yet, for which sessions hold changes back.
+struct UnreadState {
+    /// The unread registries of the snapshots that resources are rendered from; a rendering on demand may be
+    /// of a later snapshot.
     unread: Arc<Unread>,
-    /// Sessions that hold something back.
+    /// Sessions that hold a change back.
     sessions: Subscribers,
 }
 
-/// A session's entry in a list of the hub; dropping it takes it out.
-pub struct Listed {
+/// A session's entry in a list of the hub; removed when dropped.
+pub struct ListEntry {
     hub: Arc<Hub>,
     list: List,
     slot: Slot,
@@ -91,14 +91,16 @@ pub struct Listed {
 
 enum List {
     All,
-    HeldBack,
+    UnreadState,
 }
 
 impl Hub {
+    /// Makes a hub without renderings.
     pub fn new(reader: Reader) -> Arc<Self> {
         let (san_history, renderings, all) = (SanHistory::default(), DashMap::new(), Mutex::default());
         let hasher = DefaultHashBuilder::default();
-        let held_back = HeldBack { unread: reader.latest().unread.clone(), sessions: Subscribers::default() };
+        let held_back =
+            UnreadState { unread: reader.latest().unread.clone(), sessions: Subscribers::default() };
         Arc::new(Self {
             reader,
             san_history,
@@ -112,11 +114,11 @@ impl Hub {
         })
     }
 
-    /// Keeps the renderings up with the world, until there will be no more worlds.
+    /// Renders the changes of each new snapshot, until there are no more snapshots.
     pub async fn run(self: Arc<Self>) {
         let mut queue = Queue::new(self.reader.latest());
         loop {
-            self.work_off(&mut queue).await;
+            self.run_queue(&mut queue).await;
             tokio::select! {
                 changed = self.reader.changed(queue.world.generation) => if !changed {
                     return;
@@ -126,51 +128,53 @@ impl Hub {
         }
     }
 
-    /// Renders again what may come out differently in another world, and tells the sessions that want it.
+    /// Renders the resources that may differ between two snapshots, and notifies their sessions.
     pub async fn step(&self, seen: &Snapshot, next: &Snapshot) {
         let mut queue = Queue::new(Arc::new(seen.clone()));
-        self.take_in(&mut queue, Arc::new(next.clone()));
-        self.work_off(&mut queue).await;
+        self.enqueue_changes(&mut queue, Arc::new(next.clone()));
+        self.run_queue(&mut queue).await;
     }
 
-    /// Does all the work there is for the newest world.
+    /// Does all the work for the newest snapshot.
     #[cfg(test)]
     pub(super) fn settle(&self) {
         let mut queue = Queue::new(self.reader.latest());
-        while self.turn(&mut queue) {}
+        while self.run_turn(&mut queue) {}
     }
 
-    async fn work_off(&self, queue: &mut Queue) {
-        while self.turn(queue) {
+    async fn run_queue(&self, queue: &mut Queue) {
+        while self.run_turn(queue) {
             tokio::task::yield_now().await;
         }
     }
 
     /// Does a part of the work; returns false if there is none left.
-    fn turn(&self, queue: &mut Queue) -> bool {
+    fn run_turn(&self, queue: &mut Queue) -> bool {
         let mut rendered = 0;
         while rendered < TURN {
-            // A change that has come meanwhile may be more urgent than the next service.
-            self.look_up(queue);
+            // A newer change may be more urgent than the next service of the queue.
+            self.read_inputs(queue);
             let Some(step) = queue.pop() else { break };
-            rendered += 1 + self.take(queue, step);
+            rendered += 1 + self.execute(queue, step);
         }
         if queue.is_listed() {
             self.finish_list();
         }
         if queue.is_rendered() {
-            // Not before all is rendered: a session that no longer holds anything back must see what was missing.
-            self.take_unread(queue.world.unread.clone());
+            // Set only after all is rendered: a session that holds nothing back any more must see the
+            // resources of the registry.
+            self.set_unread(queue.world.unread.clone());
         }
         queue.wake(WAKES);
         !queue.is_done()
     }
 
-    /// Takes in the newest world, and the wish for the list of all clusters.
-    fn look_up(&self, queue: &mut Queue) {
+    /// Adds the changes of the newest snapshot to the queue, and the services for the list of all clusters if
+    /// it was asked for.
+    fn read_inputs(&self, queue: &mut Queue) {
         let next = self.reader.latest();
         if next.generation > queue.world.generation {
-            self.take_in(queue, next);
+            self.enqueue_changes(queue, next);
         }
         let mut all = lock(&self.all);
         if all.stage == Stage::Wanted {
@@ -182,7 +186,7 @@ impl Hub {
         }
     }
 
-    fn take_in(&self, queue: &mut Queue, next: Arc<Snapshot>) {
+    fn enqueue_changes(&self, queue: &mut Queue, next: Arc<Snapshot>) {
         debug_assert!(next.generation >= queue.world.generation, "worlds come in their order");
         let now = Instant::now();
         let Changes { own, behind, everything } = Changes::between(&self.reader, &queue.world, &next);
@@ -196,7 +200,7 @@ impl Hub {
         queue.world = next;
     }
 
-    /// Every service that something is kept of, or of which there are clusters to be listed.
+    /// Returns every service that has renderings, or whose clusters must be listed.
     fn all_names(&self, world: &Snapshot) -> Vec<HostName> {
         let rendered = self.renderings.iter().map(|entry| entry.key().clone());
         let all = lock(&self.all);
@@ -207,19 +211,19 @@ impl Hub {
         rendered.chain(clusters.iter().map(|(name, _)| name.clone())).chain(services).collect()
     }
 
-    /// Takes a step; returns how many resources were rendered.
-    fn take(&self, queue: &mut Queue, step: Step) -> usize {
+    /// Does one step; returns the number of rendered resources.
+    fn execute(&self, queue: &mut Queue, step: Step) -> usize {
         match step {
             Step::Front(hostname, since) => {
-                let (rendered, news) = self.refresh(&queue.world, &hostname);
-                for News { kind, name, subscribers } in &news {
+                let (rendered, changes) = self.refresh(&queue.world, &hostname);
+                for ChangedResource { kind, name, subscribers } in &changes {
                     subscribers.iter().for_each(|mailbox| mailbox.deliver(*kind, name.as_ref(), since));
                 }
                 rendered
             }
             Step::Background(hostname, since) => {
-                let (rendered, news) = self.refresh(&queue.world, &hostname);
-                for News { kind, name, subscribers } in &news {
+                let (rendered, changes) = self.refresh(&queue.world, &hostname);
+                for ChangedResource { kind, name, subscribers } in &changes {
                     for mailbox in subscribers {
                         mailbox.mark(*kind, name.as_ref(), since);
                         queue.wake_later(mailbox);
@@ -234,30 +238,33 @@ impl Hub {
         }
     }
 
-    /// Renders a service's resources again; returns how many, and those that came out differently, each after what it is
-    /// referred to by.
-    fn refresh(&self, world: &Snapshot, hostname: &HostName) -> (usize, Vec<News>) {
+    /// Renders a service's resources again. Returns their number, and the changed ones in the order of their
+    /// types.
+    fn refresh(&self, world: &Snapshot, hostname: &HostName) -> (usize, Vec<ChangedResource>) {
         self.san_history.keep_ports_of(world, hostname);
         let renderings: Vec<Arc<Rendering>> = self
             .renderings
             .get(hostname)
             .map(|of_service| of_service.iter().cloned().collect())
             .unwrap_or_default();
-        // Sessions that hold a resource back have to look at it, also where it comes out the same.
+        // Sessions that hold a resource back must check it, even if its bytes are the same.
         let is_noted = world.unread.is_changed(hostname.as_str());
-        let mut news = Vec::from_iter(self.update_clusters(world, hostname));
-        news.extend(renderings.iter().filter(|one| one.refresh(self, world) | is_noted).map(|one| News {
-            kind: one.key.kind,
-            name: Some(one.key.name.clone()),
-            subscribers: lock(&one.subscribers).iter().cloned().collect(),
+        let mut changes = Vec::from_iter(self.update_clusters(world, hostname));
+        changes.extend(renderings.iter().filter(|one| one.refresh(self, world) | is_noted).map(|one| {
+            ChangedResource {
+                kind: one.key.kind,
+                name: Some(one.key.name.clone()),
+                subscribers: lock(&one.subscribers).iter().cloned().collect(),
+            }
         }));
-        // A session that sees a mark of a resource finds the marks of what it refers to.
-        news.sort_by_key(|news| news.kind);
-        (renderings.len(), news)
+        // Marks are set in the order of types, so that a session that sees a mark finds those of the types
+        // before it.
+        changes.sort_by_key(|changes| changes.kind);
+        (renderings.len(), changes)
     }
 
-    /// Renders the clusters of a service for the list of all, if that is wanted.
-    fn update_clusters(&self, world: &Snapshot, hostname: &HostName) -> Option<News> {
+    /// Renders the clusters of a service for the list of all clusters, if the list was asked for.
+    fn update_clusters(&self, world: &Snapshot, hostname: &HostName) -> Option<ChangedResource> {
         let all = lock(&self.all);
         if matches!(all.stage, Stage::Unwanted | Stage::Wanted) {
             return None;
@@ -273,7 +280,7 @@ impl Hub {
         if are_same(&made, &old) {
             return None;
         }
-        // Nobody else changes the list.
+        // Only this task changes the list.
         let mut all = lock(&self.all);
         debug_assert!(
             are_same(&clusters_of(&all.clusters, hostname), &old),
@@ -281,10 +288,10 @@ impl Hub {
         );
         put_clusters(&mut all.clusters, hostname.clone(), made);
         let subscribers = all.subscribers.iter().cloned().collect();
-        Some(News { kind: Kind::Cluster, name: None, subscribers })
+        Some(ChangedResource { kind: Kind::Cluster, name: None, subscribers })
     }
 
-    /// Tells the sessions that wait for the list of all clusters that it is whole.
+    /// Notifies the sessions that wait for the list of all clusters that it is complete.
     fn finish_list(&self) {
         let mut all = lock(&self.all);
         if all.stage == Stage::Listing {
@@ -295,8 +302,7 @@ impl Hub {
         }
     }
 
-    /// Adds the registries that a world was built without to those that had not been read before, until all of it is
-    /// rendered.
+    /// Adds the unread registries of a snapshot to those known, until the snapshot is rendered.
     fn add_unread(&self, unread: &Unread) {
         let before = lock(&self.held_back).unread.clone();
         if before.is_empty() && unread.is_empty() {
@@ -305,11 +311,11 @@ impl Hub {
         let mut registries = unread.registries().to_vec();
         let more = before.registries().iter().filter(|registry| !unread.registries().contains(registry));
         registries.extend(more.cloned());
-        self.take_unread(Arc::new(unread.with_registries(registries)));
+        self.set_unread(Arc::new(unread.with_registries(registries)));
     }
 
-    /// Takes over which registries have not been read; sessions that hold something back look again if they are others.
-    fn take_unread(&self, unread: Arc<Unread>) {
+    /// Replaces the unread registries; if they differ, sessions that hold a change back are notified.
+    fn set_unread(&self, unread: Arc<Unread>) {
         let mut held_back = lock(&self.held_back);
         if Arc::ptr_eq(&held_back.unread, &unread) || held_back.unread.is_empty() && unread.is_empty() {
             return;
@@ -322,8 +328,8 @@ impl Hub {
         }
     }
 
-    /// The registries that have not been read, if they were set since the count that the caller has, which becomes the
-    /// present one. To be asked for after the marks of a mailbox were taken.
+    /// Returns the unread registries if they changed since `count`, and updates `count`. Must be called after
+    /// the marks of a mailbox were taken.
     pub fn unread(&self, count: &mut u64) -> Option<Arc<Unread>> {
         if self.unread_set.load(Ordering::Acquire) == *count {
             return None;
@@ -333,38 +339,39 @@ impl Hub {
         Some(held_back.unread.clone())
     }
 
-    /// Wakes this mailbox when other registries have not been read than these.
-    pub fn holds_back(self: &Arc<Self>, mailbox: &Arc<Mailbox>, seen: &Unread) -> Listed {
+    /// Wakes this mailbox when the unread registries differ from `seen`.
+    pub fn subscribe_unread(self: &Arc<Self>, mailbox: &Arc<Mailbox>, seen: &Unread) -> ListEntry {
         let mut held_back = lock(&self.held_back);
         if !held_back.unread.has_registries_of(seen) {
             mailbox.wake();
         }
         let slot = held_back.sessions.insert(mailbox.clone());
-        Listed { hub: self.clone(), list: List::HeldBack, slot }
+        ListEntry { hub: self.clone(), list: List::UnreadState, slot }
     }
 
-    /// Tells this mailbox when the list of all clusters changes, and when it is whole for the first time.
-    pub fn subscribe_all(self: &Arc<Self>, mailbox: &Arc<Mailbox>) -> Listed {
+    /// Wakes this mailbox when the list of all clusters changes, and when it is complete for the first time.
+    pub fn subscribe_all(self: &Arc<Self>, mailbox: &Arc<Mailbox>) -> ListEntry {
         let mut all = lock(&self.all);
         if all.stage == Stage::Unwanted {
             all.stage = Stage::Wanted;
             self.wanted.notify_one();
         }
         let slot = all.subscribers.insert(mailbox.clone());
-        Listed { hub: self.clone(), list: List::All, slot }
+        ListEntry { hub: self.clone(), list: List::All, slot }
     }
 
-    /// Returns true if the list of all clusters is whole. It is so for good, some time after a session has subscribed.
+    /// Returns true if the list of all clusters is complete, which happens once, some time after the first
+    /// session has asked for it.
     pub fn is_listed(&self) -> bool {
         self.is_listed.load(Ordering::Acquire)
     }
 
-    /// All clusters; empty unless a session has subscribed to all.
+    /// Returns all clusters; empty unless a session has asked for them.
     pub fn all_clusters(&self) -> Arc<Clusters> {
         lock(&self.all).clusters.clone()
     }
 
-    /// One resource, and to be told when it changes.
+    /// Subscribes a mailbox to one resource.
     pub fn subscribe(
         self: &Arc<Self>,
         mailbox: &Arc<Mailbox>,
@@ -377,7 +384,7 @@ impl Hub {
             let key = Key { kind, name, viewer: viewer.clone() };
             return Subscription::new(Rendering::new(weak, key, None), mailbox);
         };
-        // Only assignments depend on where the viewer is.
+        // Only assignments depend on the viewer.
         let viewer = match kind {
             Kind::Assignment => viewer.clone(),
             Kind::Cluster | Kind::Listener | Kind::Route => {
@@ -396,11 +403,11 @@ impl Hub {
                 rendering
             }
         };
-        // While nobody else can take the rendering out.
+        // The lock on the map's shard is held, so the rendering cannot be removed meanwhile.
         Subscription::new(rendering, mailbox)
     }
 
-    /// Takes out a rendering that no session wants, unless one has come to want it.
+    /// Removes a rendering without subscribers, unless a session has subscribed meanwhile.
     fn remove_unused(&self, rendering: &Arc<Rendering>) {
         let Some(hostname) = rendering.target.as_ref().map(|target| &target.hostname) else { return };
         let Some(mut of_service) = self.renderings.get_mut(hostname) else { return };
@@ -417,30 +424,30 @@ impl Hub {
         }
     }
 
-    /// Renderings that are kept.
+    /// Returns the number of renderings.
     pub fn renderings(&self) -> usize {
         self.renderings.iter().map(|entry| entry.value().len()).sum()
     }
 }
 
-impl Drop for Listed {
+impl Drop for ListEntry {
     fn drop(&mut self) {
         match self.list {
             List::All => lock(&self.hub.all).subscribers.remove(&self.slot),
-            List::HeldBack => lock(&self.hub.held_back).sessions.remove(&self.slot),
+            List::UnreadState => lock(&self.hub.held_back).sessions.remove(&self.slot),
         };
     }
 }
 
-/// That a resource is not as it was, and for which sessions.
-struct News {
+/// A changed resource, and the sessions to notify.
+struct ChangedResource {
     kind: Kind,
-    /// `None`: the list of all.
+    /// `None`: the list of all clusters.
     name: Option<Arc<str>>,
     subscribers: Vec<Arc<Mailbox>>,
 }
 
-/// Nothing panics while it holds one of these locks for long enough to leave half a change.
+/// Locks a mutex; a poisoned one is usable, as no code that can panic leaves half a change.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! Connections of xDS clients: accepted, and past TLS where that is asked for.
+//! Connections of xDS clients: accepted, and through the TLS handshake if TLS is on.
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,40 +18,44 @@ use crate::net::latest::Latest;
 use crate::tls::proof::{Proof, tls_error_of};
 use crate::tls::trust::{TrustBundles, describe};
 
-/// How long a client may take from being accepted to its first request, TLS included.
+/// The deadline of a client's first request, counted from accept, TLS included.
 const FIRST_REQUEST: Duration = Duration::from_secs(10);
-/// How long it may take to its first byte where TLS is asked for.
+/// The deadline of a client's first byte, if TLS is on.
 const FIRST_BYTE: Duration = Duration::from_secs(3);
-/// Clients at once that have not finished TLS and asked for something; the oldest of the source that has most gives way. Each
-/// may cost some 20 KiB meanwhile.
+/// Concurrent clients that have not finished TLS and sent a request; the oldest of the largest source is
+/// evicted. Each may cost about 20 KiB meanwhile.
 const UNSETTLED_MAX: usize = 2_048;
 
-/// What the listener allows, for so many connections.
-pub fn limits(connections: usize, tls: bool) -> Limits {
-    let unsettled = if tls { UNSETTLED_MAX.min(connections) } else { connections };
+/// Returns the limits of the listener for this many connections.
+pub fn limits(connections: usize, tls: Option<&Tls>) -> Limits {
+    let unsettled = if tls.is_some() { UNSETTLED_MAX.min(connections) } else { connections };
     Limits { connections, unsettled, first_request: Some(FIRST_REQUEST) }
 }
 
-/// Who calls.
+/// The client of a connection.
 #[derive(Clone, Debug)]
 pub struct Caller {
+    /// The address of the client.
     pub peer: SocketAddr,
-    /// Proven by its certificate; `None` without TLS.
+    /// The identity of the client's certificate; `None` without TLS.
     pub identity: Option<Identity>,
 }
 
-/// What each stream of a connection is given.
+/// The values of a connection that each stream gets.
 #[derive(Clone)]
 pub struct CalledOn {
+    /// The client.
     pub caller: Caller,
-    /// Of the connection, which is settled by a request.
+    /// The seat of the connection; a request settles it.
     pub seat: Arc<Seat>,
 }
 
-/// How clients prove who they are.
+/// The TLS of the listener.
 #[derive(Clone)]
 pub struct Tls {
+    /// The config of the handshakes.
     pub config: Arc<ServerConfig>,
+    /// The roots that clients are verified against.
     pub trust: Latest<TrustBundles>,
 }
 
@@ -59,18 +63,18 @@ pub struct Tls {
 pub struct Connection {
     io: Pin<Box<dyn Io>>,
     called_on: CalledOn,
-    /// Ready once the connection has to end.
+    /// Completes when the connection must end.
     end: End,
 }
 
-/// Why a connection has to end, once it has to.
+/// A future that completes with the reason when a connection must end.
 pub(super) type End = Pin<Box<dyn Future<Output = io::Error> + Send>>;
 
 trait Io: AsyncRead + AsyncWrite + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Send> Io for T {}
 
-/// A connection that can be served, once its client has proven who it is where that is asked for.
+/// Performs the TLS handshake, if there is TLS; `None` if it fails.
 pub async fn open(tls: Option<Tls>, socket: TcpStream, seat: &Arc<Seat>) -> Option<Connection> {
     let connection = match tls {
         Some(tls) => Box::pin(secure(tls, socket, seat)).await,
@@ -87,7 +91,8 @@ fn plain(socket: TcpStream, seat: &Arc<Seat>) -> Connection {
     Connection { io: Box::pin(guarded(socket, seat)), called_on, end: Box::pin(seat.clone().ended()) }
 }
 
-/// Fails where its client reads nothing. That it has to end is for its task to see, and not asked with each read and write.
+/// Wraps `io` so that it fails if the client does not read. The connection's task watches for the other
+/// reasons to end, so that they are not polled with each read and write.
 fn guarded<T>(io: T, seat: &Arc<Seat>) -> Guarded<T> {
     Guarded::until(io, seat, Box::pin(std::future::pending()))
 }
@@ -104,7 +109,7 @@ async fn secure(tls: Tls, socket: TcpStream, seat: &Arc<Seat>) -> Result<Connect
             return Err("the client sent nothing".to_owned());
         }
     }
-    // What changes from here on is asked again.
+    // Roots that change from here on are checked again.
     trust.see();
     let accepted = tokio::select! {
         biased;
@@ -130,11 +135,12 @@ async fn secure(tls: Tls, socket: TcpStream, seat: &Arc<Seat>) -> Result<Connect
 }
 
 impl Connection {
+    /// Returns the values for a stream.
     pub fn called_on(&self) -> &CalledOn {
         &self.called_on
     }
 
-    /// Gives out what tells that the connection has to end; it is for the caller to wait for it.
+    /// Takes the future that completes when the connection must end; the caller must poll it.
     pub(super) fn take_end(&mut self) -> End {
         std::mem::replace(&mut self.end, Box::pin(std::future::pending()))
     }

@@ -1,22 +1,28 @@
-//! The resource types, and what their names say.
+//! The resource types, and the form of their names.
 
 use std::fmt;
 
 use crate::model::mesh_name::{self, Dialect, MeshName};
 use crate::model::name::HostName;
 
-/// A resource type. The order is that in which changes are sent: nothing is told of before what it refers to.
+/// A resource type, in the order in which the xDS protocol wants changes sent: CDS, EDS, LDS, RDS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
+    /// `Cluster` (CDS).
     Cluster,
+    /// `ClusterLoadAssignment` (EDS).
     Assignment,
+    /// `Listener` (LDS).
     Listener,
+    /// `RouteConfiguration` (RDS).
     Route,
 }
 
 impl Kind {
+    /// All types, in the order in which changes are sent.
     pub const ALL: [Self; 4] = [Self::Cluster, Self::Assignment, Self::Listener, Self::Route];
 
+    /// Returns the type URL.
     pub fn type_url(self) -> &'static str {
         match self {
             Self::Cluster => "type.googleapis.com/envoy.config.cluster.v3.Cluster",
@@ -26,11 +32,12 @@ impl Kind {
         }
     }
 
+    /// Returns the type of a type URL.
     pub fn of_type_url(url: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.type_url() == url)
     }
 
-    /// As operators and metrics call it.
+    /// Returns the short name that operators and metrics use.
     pub fn text(self) -> &'static str {
         match self {
             Self::Cluster => "cds",
@@ -40,12 +47,12 @@ impl Kind {
         }
     }
 
-    /// Whether a client can ask for all there are (LDS and CDS).
+    /// Returns true if a client can subscribe to all resources of the type (LDS and CDS).
     pub fn has_wildcard(self) -> bool {
         matches!(self, Self::Cluster | Self::Listener)
     }
 
-    /// What a name of this type means.
+    /// Parses a name of this type.
     pub fn read(self, name: &str) -> Option<Target> {
         match self {
             Self::Cluster | Self::Assignment => Target::of_cluster(name),
@@ -60,17 +67,19 @@ impl fmt::Display for Kind {
     }
 }
 
-/// The service port and subset that a resource speaks of.
+/// The service port and subset of a resource.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Target {
+    /// The host name of the service.
     pub hostname: HostName,
+    /// The service port.
     pub port: u16,
-    /// Lower case, as subsets are found; may be empty.
+    /// The subset in lower case; empty for all endpoints.
     pub subset: String,
 }
 
 impl Target {
-    /// From `outbound|<port>|<subset>|<hostname>` or `outbound_.<port>_.<subset>_.<hostname>`.
+    /// Parses `outbound|<port>|<subset>|<hostname>` or `outbound_.<port>_.<subset>_.<hostname>`.
     fn of_cluster(name: &str) -> Option<Self> {
         let mesh_name = match name.strip_prefix("outbound|") {
             Some(rest) => {
@@ -90,7 +99,7 @@ impl Target {
         })
     }
 
-    /// From `hostname:port`, what comes behind `xds:///`.
+    /// Parses `hostname:port`, the part behind `xds:///`.
     fn of_authority(name: &str) -> Option<Self> {
         let (hostname, port) = name.rsplit_once(':')?;
         Some(Self {
@@ -101,7 +110,7 @@ impl Target {
     }
 }
 
-/// The name under which a cluster and its assignment are told of.
+/// Returns the name of a cluster and of its assignment.
 pub fn cluster_name(port: u16, subset: &str, hostname: &str) -> String {
     format!("outbound|{port}|{subset}|{hostname}")
 }

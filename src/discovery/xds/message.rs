@@ -1,4 +1,4 @@
-//! Responses as shared slices, made when they are sent.
+//! Responses as shared slices, encoded when they are sent.
 //!
 //! A response in the queue of a client that does not read holds references to resources that others hold too; large
 //! resources are never copied, small ones only chunk by chunk as the connection takes them.
@@ -14,16 +14,17 @@ use super::session::{Protocol, Response};
 use crate::proto::envoy::service::discovery::v3::{ResourceError, ResourceName};
 use crate::proto::google::rpc;
 
-/// From this size on a resource is sent as the slice that all share; below, a frame of its own costs more than a copy.
+/// The size in bytes from which a resource is sent as the shared slice; for a smaller one a frame of its own
+/// costs more than a copy.
 const SHARED_FROM: usize = 4096;
-/// What is put together from small resources.
+/// The size in bytes of a piece made of small resources.
 const CHUNK: usize = 16 * 1024;
-/// Compression flag and length of a gRPC message.
+/// The compression flag and length of a gRPC message, in bytes.
 const PREFIX: usize = 5;
-/// Room for the version, the type and the nonce of a response.
+/// Space for the version, type and nonce of a response, in bytes.
 const FIELDS: usize = 128;
 
-/// Field numbers of `DiscoveryResponse`, and, where they differ, `DeltaDiscoveryResponse`.
+/// Field numbers of `DiscoveryResponse`, and of `DeltaDiscoveryResponse` where they differ.
 const VERSION: u32 = 1;
 const RESOURCES: u32 = 2;
 const TYPE_URL: u32 = 4;
@@ -31,10 +32,10 @@ const NONCE: u32 = 5;
 const DELTA_REMOVED: u32 = 6;
 const WORLD_ERRORS: u32 = 7;
 
-/// A response on its way out.
+/// A response that is being sent.
 pub(super) struct Message {
     protocol: Protocol,
-    /// What comes before the resources, until it was sent.
+    /// The bytes before the resources, until they were sent.
     head: BytesMut,
     resources: std::vec::IntoIter<Arc<Resource>>,
     /// The slice of a large resource whose head was sent.
@@ -49,7 +50,7 @@ impl Message {
         let copied = resources.first().map_or(0, |first| field_length(length(first, protocol)));
         let copied = if copied < SHARED_FROM { size.min(CHUNK) } else { 0 };
         let mut head = BytesMut::with_capacity(PREFIX + FIELDS + copied);
-        // Not compressed; and the length, once it is known.
+        // The compression flag (none) and the length, which is filled in below.
         head.put_bytes(0, PREFIX);
         put_field(&mut head, VERSION, version.text().as_bytes());
         put_field(&mut head, TYPE_URL, type_url.as_bytes());
@@ -65,12 +66,12 @@ impl Message {
         Self { protocol, head, resources: resources.into_iter(), shared: None }
     }
 
-    /// The next piece; `None` at the end.
+    /// Returns the next piece; `None` at the end.
     pub(super) fn next(&mut self) -> Option<Bytes> {
         if let Some(shared) = self.shared.take() {
             return Some(shared);
         }
-        // A response of small resources is one piece: each has its way through the connection.
+        // A response of small resources is one piece: each piece costs a pass through the connection.
         let mut chunk = std::mem::take(&mut self.head);
         while chunk.len() < CHUNK
             && let Some(resource) = self.resources.next()

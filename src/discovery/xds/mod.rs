@@ -1,26 +1,26 @@
-//! The xDS server: every client is told the endpoints as its own network sees them.
+//! The xDS server: every client gets the endpoints as seen from its own network.
 //!
 //! ```text
 //!  Snapshot ──Reader──▶ hub: one rendering of each resource for each class of viewers
 //!                        │ marks names in mailboxes
-//!  client ──request──▶ session: what this client wants, was sent, has acknowledged ──▶ messages of shared slices
+//!  client ──request──▶ session: what this client subscribed to, was sent, has acknowledged ──▶ messages of shared slices
 //! ```
 //!
-//! - [`budget`]: what clients may have the server hold, in bytes.
+//! - [`budget`]: limits on the bytes that the server holds for clients.
 //! - `connection`: one client's HTTP/2 connection, its frames and its streams in one task.
-//! - `turns`: whether a wake of that task is for the frames or for the streams.
-//! - [`incoming`]: connections, past TLS where that is asked for.
-//! - [`kind`]: the resource types, and how their names are read.
-//! - [`node`]: who a client says it is, and what of that it may say.
-//! - [`peers`]: who may answer for a service by mutual TLS.
+//! - `turns`: the parts of that task, each with a waker of its own.
+//! - [`incoming`]: connections, through the TLS handshake if TLS is on.
+//! - [`kind`]: the resource types, and the form of their names.
+//! - [`node`]: a client's node, and the rules for its claims.
+//! - [`peers`]: the identities that may serve a service by mutual TLS.
 //! - [`render`]: snapshot → resources, as Envoy and gRPC take them.
-//! - [`requests`]: the requests of a stream, out of the data of its HTTP request.
-//! - [`resource`]: one encoded resource, shared by all who are sent it.
-//! - [`hub`]: the cache of renderings, and who is to be told when one changes.
+//! - [`requests`]: the requests of a stream, parsed from the data of its HTTP request.
+//! - [`resource`]: one encoded resource, shared by all clients that get it.
+//! - [`hub`]: the cache of rendered resources, and the sessions that are notified of changes.
 //! - [`session`]: the protocol, state of the world and delta, as a state machine without sockets.
-//! - [`message`]: responses as shared slices, made when they are sent.
+//! - [`message`]: responses as shared slices, encoded when they are sent.
 //! - [`server`]: the gRPC methods.
-//! - [`status`]: what is known of each client.
+//! - [`status`]: the state of each client, for operators.
 
 pub mod budget;
 mod connection;

@@ -1,4 +1,4 @@
-//! Who a client says it is, and what of that it may say.
+//! A client's node: the network and cluster that it claims, and the rules for the claims.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -13,37 +13,41 @@ use crate::proto::envoy::config::core::v3::Node;
 use crate::snapshot::policy::admits;
 use crate::snapshot::view::{ClientKind, Families, Tunnel, Viewer};
 
-/// The key of the networks that a client wants to see.
+/// The metadata key of the networks that a client wants to see.
 const VIEW: &str = "REQUESTED_NETWORK_VIEW";
-/// Bytes that are kept of a text.
+/// The longest text that is kept, in bytes.
 const TEXT_BYTES_MAX: usize = 512;
-/// Networks that `REQUESTED_NETWORK_VIEW` may list.
+/// The largest number of networks in `REQUESTED_NETWORK_VIEW`.
 const SEES_MAX: usize = 64;
 
-/// What is kept of a client's node. Envoy sends hundreds of extensions, which nobody needs.
+/// The parts of a client's node that are kept. Envoy sends hundreds of extensions, which are not used.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Introduction {
+pub struct NodeInfo {
+    /// The node id.
     pub id: String,
+    /// The user agent and its version.
     pub user_agent: String,
+    /// The viewer that the node describes.
     pub viewer: Viewer,
 }
 
-/// What a client claims that it may not.
+/// A claim that no rule allows.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{who} may not claim network {network:?} and cluster {cluster:?}: no rule of xds.clients allows it")]
 pub struct Denied {
-    /// Its identity, or its address.
+    /// The client's identity, or its address.
     pub who: String,
     network: String,
     cluster: String,
 }
 
-/// A text of the node that is too long to be kept.
+/// A text of the node that is too long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the node's {0} has more than {TEXT_BYTES_MAX} bytes")]
 pub struct TooLong(&'static str);
 
-impl Introduction {
+impl NodeInfo {
+    /// Parses a node.
     pub fn of(node: &Node) -> Result<Self, TooLong> {
         for key in ["NETWORK", "CLUSTER_ID"] {
             if metadata_text(node, key).len() > TEXT_BYTES_MAX {
@@ -74,8 +78,8 @@ impl Introduction {
         })
     }
 
-    /// Whether the rules let this client say so. Without rules anyone may claim anything: without TLS
-    /// that is only possible on loopback.
+    /// Returns an error unless a rule allows the claims of the client. Without rules every claim is allowed;
+    /// without TLS the server is on loopback then.
     pub fn check(&self, caller: &Caller, options: &Options) -> Result<(), Denied> {
         let viewer = &self.viewer;
         let is_one = |rule: &ClientRule| {
@@ -98,7 +102,7 @@ impl Introduction {
     }
 }
 
-/// As much of a text as is kept.
+/// Returns the part of a text that is kept.
 fn beginning_of(text: &str) -> String {
     let mut end = text.len().min(TEXT_BYTES_MAX);
     while !text.is_char_boundary(end) {
@@ -115,13 +119,13 @@ fn metadata_text<'a>(node: &'a Node, key: &str) -> &'a str {
     }
 }
 
-/// Of its addresses; a client that tells of none may have both.
+/// Returns the address families of the client's addresses; both if it gives none.
 fn families(ips: impl Iterator<Item = IpAddr>) -> Families {
     let (mut v4, mut v6) = (false, false);
     for ip in ips.map(canonical_ip) {
         match ip {
             IpAddr::V4(_) => v4 = true,
-            // A link-local address reaches no gateway.
+            // A link-local address cannot reach a gateway.
             IpAddr::V6(ip) => v6 |= !ip.is_unicast_link_local(),
         }
     }
@@ -153,7 +157,7 @@ mod tests {
 
     #[test]
     fn metadata_says_who_asks() {
-        let said = Introduction::of(&node(&[
+        let said = NodeInfo::of(&node(&[
             ("NETWORK", "east"),
             ("CLUSTER_ID", "c1"),
             ("REQUESTED_NETWORK_VIEW", "west, east,"),
@@ -171,18 +175,18 @@ mod tests {
         assert_eq!(said.viewer, expected);
         let grpc =
             Node { user_agent_name: "gRPC C-core linux Python".into(), ..node(&[("INSTANCE_IPS", "::1,x")]) };
-        let said = Introduction::of(&grpc).expect("short");
+        let said = NodeInfo::of(&grpc).expect("short");
         assert_eq!((said.viewer.client, said.viewer.families), (ClientKind::Grpc, Families::V6));
-        assert_eq!(Introduction::of(&Node::default()).expect("short").viewer, Viewer::default());
+        assert_eq!(NodeInfo::of(&Node::default()).expect("short").viewer, Viewer::default());
     }
 
     #[test]
     fn long_texts_are_cut_or_refused() {
         let long = "ü".repeat(TEXT_BYTES_MAX);
-        let of = |key| Introduction::of(&node(&[(key, &long)])).map(|said| said.viewer);
+        let of = |key| NodeInfo::of(&node(&[(key, &long)])).map(|said| said.viewer);
         assert_eq!((of("NETWORK"), of(VIEW)), (Err(TooLong("NETWORK")), Err(TooLong(VIEW))));
         let said =
-            Introduction::of(&Node { id: format!("x{long}"), ..node(&[("OTHER", &long)]) }).expect("short");
+            NodeInfo::of(&Node { id: format!("x{long}"), ..node(&[("OTHER", &long)]) }).expect("short");
         assert_eq!(said.id.len(), TEXT_BYTES_MAX - 1);
     }
 
@@ -199,8 +203,8 @@ mod tests {
             let peer = SocketAddr::new(from.parse().expect("legal"), 1);
             let caller =
                 Caller { peer, identity: Some(Identity::parse("spiffe://td/ns/a/sa/b").expect("legal")) };
-            let introduction = Introduction::of(&node(&[("NETWORK", network)])).expect("short");
-            introduction.check(&caller, options)
+            let node_info = NodeInfo::of(&node(&[("NETWORK", network)])).expect("short");
+            node_info.check(&caller, options)
         };
         let rules = options(Some(vec![rule]));
         assert_eq!(ask("east", "127.0.0.1", &rules), Ok(()));

@@ -1,4 +1,5 @@
-//! Who may answer for a service port by mutual TLS: what Envoy matches the server's SPIFFE URI against.
+//! The identities that may serve a service port by mutual TLS: Envoy matches the server's SPIFFE URI against
+//! them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,18 +11,20 @@ use crate::model::name::HostName;
 use crate::snapshot::Snapshot;
 use crate::snapshot::service_view::{PortView, ServiceView};
 
-/// Those who answer for one service port, in whatever cluster.
+/// The identities of one service port, in all clusters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Peers {
-    /// Whether any endpoint speaks mutual TLS, or would by default.
+    /// True if any endpoint speaks mutual TLS, or would by default.
     pub any: bool,
+    /// The SPIFFE IDs that registries give.
     pub identities: BTreeSet<Arc<str>>,
-    /// What the identity of those begins with whose identity nobody has told of.
+    /// The SPIFFE prefix accepted for endpoints without a known identity.
     pub prefix: Option<Arc<str>>,
     endpoints: usize,
 }
 
 impl Peers {
+    /// Collects the identities of a service port.
     pub fn of(snapshot: &Snapshot, service: &ServiceView, port: &PortView) -> Self {
         let mut peers = Self { any: port.protocol.default_tls() == TlsMode::Mesh, ..Self::default() };
         let mut nameless = false;
@@ -41,7 +44,7 @@ impl Peers {
         peers
     }
 
-    /// Whether all of these were already allowed before.
+    /// Returns true if `before` allows all of these.
     fn are_known(&self, before: &Self) -> bool {
         self.endpoints == 0 && before.endpoints > 0
             || (self.any == before.any
@@ -50,27 +53,29 @@ impl Peers {
     }
 }
 
-/// The identities that the clusters of each service port were last rendered with. Envoy drains the connections of a
-/// cluster that changes, so pods that go do not change it: an identity leaves together with the next one that comes.
+/// The identities that the clusters of each service port were last rendered with. Envoy drains the
+/// connections of a cluster that changes, so the removal of a pod does not change it: its identity is removed
+/// together with the next addition.
 ///
-/// It is state, which two replicas need not have in common: each lists what the world says now, and may list besides what
-/// left while it ran (SECURITY.md). No larger than the services that there are.
+/// This is state that two replicas need not share: each lists the present identities, and may list some that
+/// were removed while it ran (SECURITY.md). It never has more entries than there are services.
 #[derive(Debug, Default)]
 pub struct SanHistory(DashMap<HostName, BTreeMap<u16, Entry>>);
 
 #[derive(Debug, Default)]
 struct Entry {
-    /// Of the newest world that it was held against.
+    /// The generation of the newest snapshot that was applied.
     generation: u64,
     peers: Arc<Peers>,
 }
 
 impl SanHistory {
+    /// Returns the identities to render for a service port, and updates the history.
     pub fn peers(&self, snapshot: &Snapshot, service: &ServiceView, port: &PortView) -> Arc<Peers> {
         let peers = Peers::of(snapshot, service, port);
         let mut ports = self.0.entry(service.key.hostname.clone()).or_default();
         let entry = ports.entry(port.port).or_default();
-        // An older world has no say after a newer one.
+        // An older snapshot does not override a newer one.
         if snapshot.generation >= entry.generation {
             entry.generation = snapshot.generation;
             if !peers.are_known(&entry.peers) {
@@ -80,18 +85,18 @@ impl SanHistory {
         entry.peers.clone()
     }
 
-    /// Forgets services, and ports of them, that a world does not have.
+    /// Removes services and ports that a snapshot does not have.
     pub fn keep_those_of(&self, snapshot: &Snapshot) {
         self.0.retain(|hostname, ports| keep_ports(snapshot, hostname, ports));
     }
 
-    /// Forgets a service, or ports of it, that a world does not have.
+    /// Removes a service, or ports of it, that a snapshot does not have.
     pub fn keep_ports_of(&self, snapshot: &Snapshot, hostname: &HostName) {
         self.0.remove_if_mut(hostname, |hostname, ports| !keep_ports(snapshot, hostname, ports));
     }
 }
 
-/// Keeps the ports that a service has; returns false if there is no such service.
+/// Keeps the ports that a service has; returns false if the service does not exist.
 fn keep_ports(snapshot: &Snapshot, hostname: &HostName, ports: &mut BTreeMap<u16, Entry>) -> bool {
     let service = snapshot.service(hostname.as_str());
     ports.retain(|port, _| service.is_some_and(|service| service.port(*port).is_some()));
@@ -122,7 +127,7 @@ mod tests {
         assert_eq!(ends(&first), ["s101", "s102"]);
         assert_eq!(ends(&fewer), ["s101", "s102"]);
         assert_eq!(ends(&other), ["s101", "s103"]);
-        // A resource that is still rendered from an older world takes nothing back.
+        // Rendering from an older snapshot removes nothing.
         assert_eq!(ends(&first), ["s101", "s103"]);
         let hostname = HostName::parse("a").expect("legal");
         history.keep_ports_of(&other, &hostname);

@@ -1,5 +1,5 @@
-//! From the snapshot to resources, as Envoy and gRPC take them. The same world gives the same bytes, but for the identities
-//! that a cluster for Envoy lists, which [`SanHistory`] keeps.
+//! Renders resources from a snapshot, in the forms that Envoy and gRPC accept. Equal snapshots give equal
+//! bytes, except for the identities in a cluster for Envoy, which [`SanHistory`] keeps.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,16 +30,16 @@ use crate::snapshot::Snapshot;
 use crate::snapshot::service_view::{PortView, ServiceView};
 use crate::snapshot::view::{ClientKind, Entry, Viewer, view};
 
-/// The metadata namespace and key by which Envoy picks a transport socket for an endpoint.
+/// The metadata namespace by which Envoy selects a transport socket for an endpoint, and its key.
 const TRANSPORT_MATCH: &str = "envoy.transport_socket_match";
 const TLS_MODE: (&str, &str) = ("tlsMode", "istio");
-/// The static secrets of the Envoy's own that mutual TLS in the mesh uses.
+/// Names of the static secrets in Envoy's own config that mutual TLS in the mesh uses.
 const CERTIFICATE_SECRET: &str = "default";
 const ROOTS_SECRET: &str = "ROOTCA";
-/// What mesh endpoints and SNI gateways of Istio expect to be offered.
+/// The ALPN protocol that mesh endpoints and Istio's SNI gateways expect.
 const MESH_ALPN: &str = "istio";
 
-/// What a name speaks of.
+/// The service port of a name.
 #[derive(Clone, Copy)]
 struct Found<'a> {
     service: &'a ServiceView,
@@ -47,9 +47,9 @@ struct Found<'a> {
     subset: &'a str,
 }
 
-/// The resource of a name for a viewer; `None` where there is none. Every assignment there is: that of a service
-/// nobody has told of is empty. Of nothing at all there is nothing: clients refuse an assignment without a name, and
-/// some give up all names by asking for an empty one.
+/// Renders the resource of a name for a viewer; `None` if it does not exist. Every assignment exists: that of
+/// an unknown service is empty. An assignment with an empty name does not: clients refuse it, and some
+/// unsubscribe from all names by asking for it.
 pub fn resource(
     snapshot: &Snapshot,
     kind: Kind,
@@ -79,7 +79,8 @@ pub fn resource(
     }
 }
 
-/// What there is of a name that nobody has told of: an assignment without endpoints, and of other types nothing.
+/// Returns the resource of a name that no registry has: an assignment without endpoints, and `None` for other
+/// types.
 pub fn nothing(kind: Kind, name: &Arc<str>) -> Option<Resource> {
     let made = || endpoint::ClusterLoadAssignment {
         cluster_name: name.to_string(),
@@ -89,7 +90,8 @@ pub fn nothing(kind: Kind, name: &Arc<str>) -> Option<Resource> {
     is_empty.then(|| Resource::new(kind, name.clone(), &made()).without_endpoints())
 }
 
-/// The clusters of a service, one for each port and subset, for those who ask for all (Envoy).
+/// Renders the clusters of a service, one for each port and subset, for clients with a wildcard subscription
+/// (Envoy).
 pub fn clusters(snapshot: &Snapshot, hostname: &HostName, san_history: &SanHistory) -> Vec<Resource> {
     let Some(service) = snapshot.service(hostname.as_str()) else {
         return Vec::new();
@@ -106,7 +108,8 @@ pub fn clusters(snapshot: &Snapshot, hostname: &HostName, san_history: &SanHisto
     clusters
 }
 
-/// For Envoy, which is told of peers, or for gRPC, which brings its own credentials.
+/// Renders a cluster. With `peers` it is for Envoy; without, for gRPC, whose clients bring their own
+/// credentials.
 fn cluster_of(snapshot: &Snapshot, name: &Arc<str>, found: Found<'_>, peers: Option<&Peers>) -> Resource {
     let tuning = snapshot.policy.tuning.of(&found.service.name);
     let mut made = cluster::Cluster {
@@ -123,8 +126,8 @@ fn cluster_of(snapshot: &Snapshot, name: &Arc<str>, found: Found<'_>, peers: Opt
         ..cluster::Cluster::default()
     };
     if let Some(peers) = peers {
-        // Endpoints that are not ready are told of as such; they get calls only where none is ready, and the policy
-        // lets them (a threshold of 0 never does).
+        // Endpoints that are not ready are sent with their health. They get calls only if none is ready and
+        // the policy allows it (a threshold of 0 never does).
         let threshold = if tuning.panic { 0.01 } else { 0.0 };
         made.common_lb_config = Some(cluster::cluster::CommonLbConfig {
             healthy_panic_threshold: Some(Percent { value: threshold }),
@@ -135,7 +138,7 @@ fn cluster_of(snapshot: &Snapshot, name: &Arc<str>, found: Found<'_>, peers: Opt
     Resource::new(Kind::Cluster, name.clone(), &made)
 }
 
-/// Mutual TLS for endpoints and gateways that speak it, nothing of Envoy's own for the rest.
+/// Returns transport sockets: mutual TLS for endpoints and gateways that speak it, none for the rest.
 fn transport_sockets(found: Found<'_>, peers: &Peers) -> Vec<cluster::cluster::TransportSocketMatch> {
     let Found { service, port, subset } = found;
     let socket = |name: &str, kind: &str, config: Any| core::TransportSocket {
@@ -211,7 +214,7 @@ fn assignment(snapshot: &Snapshot, name: &Arc<str>, found: Option<Found<'_>>, vi
     if entries.is_empty() { resource.without_endpoints() } else { resource }
 }
 
-/// Each endpoint with its own weight.
+/// Groups endpoints by locality, each with its own weight.
 fn for_envoy(entries: &[Entry]) -> Vec<endpoint::LocalityLbEndpoints> {
     let mut localities: BTreeMap<&str, Vec<&Entry>> = BTreeMap::new();
     for entry in entries {
@@ -225,8 +228,8 @@ fn for_envoy(entries: &[Entry]) -> Vec<endpoint::LocalityLbEndpoints> {
     localities.into_values().map(of).collect()
 }
 
-/// gRPC looks at the weights of localities alone, so endpoints of one locality that differ in weight are told of as
-/// localities of their own, told apart by their sub-zone.
+/// gRPC uses the weights of localities only, so endpoints of one locality with different weights are sent as
+/// several localities, distinguished by their sub-zone.
 fn for_grpc(entries: &[Entry]) -> Vec<endpoint::LocalityLbEndpoints> {
     let mut localities: BTreeMap<&str, BTreeMap<u32, Vec<&Entry>>> = BTreeMap::new();
     for entry in entries {
@@ -265,7 +268,7 @@ fn lb_endpoint(entry: &Entry) -> endpoint::LbEndpoint {
         ..core::SocketAddress::default()
     };
     let address = core::Address { address: Some(core::address::Address::SocketAddress(address)) };
-    // Healthy is what is not said.
+    // `UNKNOWN` counts as healthy and needs no bytes.
     let health = match entry.health {
         Health::Healthy => core::HealthStatus::Unknown,
         Health::Unhealthy => core::HealthStatus::Unhealthy,
@@ -284,7 +287,7 @@ fn lb_endpoint(entry: &Entry) -> endpoint::LbEndpoint {
     }
 }
 
-/// What gRPC asks for first: a listener that leads to the routes of the same name.
+/// Renders the listener, which gRPC asks for first; it refers to the route configuration of the same name.
 fn listener_of(name: &Arc<str>) -> Resource {
     let router = http::HttpFilter {
         name: "envoy.filters.http.router".into(),
@@ -311,7 +314,7 @@ fn listener_of(name: &Arc<str>) -> Resource {
     Resource::new(Kind::Listener, name.clone(), &made)
 }
 
-/// Everything goes to the cluster of the service port.
+/// Renders a route configuration that sends all calls to the cluster of the service port.
 fn route_of(name: &Arc<str>, found: Found<'_>) -> Resource {
     let cluster = cluster_name(found.port.port, "", &found.service.name);
     let action = route::RouteAction {
@@ -346,7 +349,7 @@ fn mesh_mode() -> Struct {
     Struct { fields: [(key.to_owned(), value)].into() }
 }
 
-/// The value alone; the type is for the caller to say.
+/// Encodes the value; the caller sets the type.
 fn any(message: &impl Message) -> Any {
     Any { type_url: String::new(), value: message.encode_to_vec() }
 }

@@ -1,5 +1,5 @@
-//! The requests of a stream, out of the data of its HTTP request. No more of a request is held than has arrived, it is
-//! counted from its first byte, and it has to be whole in time.
+//! Parses the requests of a stream from the data of its HTTP request. No more of a request is buffered than
+//! has arrived, it is counted from its first byte, and it must be complete in time.
 
 use std::future::poll_fn;
 use std::marker::PhantomData;
@@ -12,48 +12,51 @@ use tonic::Status;
 
 use super::budget::Account;
 
-/// Compression flag and length of a gRPC message.
+/// The compression flag and length of a gRPC message, in bytes.
 const PREFIX: usize = 5;
-/// From the first byte of a request to its last.
+/// The deadline of a request, from its first byte to its last.
 const WHOLE_WITHIN: Duration = Duration::from_secs(30);
 
-/// Reads requests, one after another.
+/// Reads the requests of a stream, one after another.
 pub struct Requests<R> {
     body: RecvStream,
-    /// What has arrived and was not given out.
+    /// Received bytes of an incomplete request.
     buffer: BytesMut,
-    /// Holds as much as is in the buffer.
+    /// Accounts for the bytes in the buffer.
     account: Account,
-    /// When the request that has begun has to be whole.
+    /// The deadline of the incomplete request.
     deadline: Option<Instant>,
     request: PhantomData<fn() -> R>,
 }
 
-/// A request, and how long it is.
+/// A request with its length.
 pub struct Whole<R> {
+    /// The request.
     pub request: R,
+    /// Its length in bytes.
     pub bytes: usize,
 }
 
 impl<R: prost::Message + Default> Requests<R> {
+    /// Reads requests from `body`.
     pub fn new(body: RecvStream, account: Account) -> Self {
         let (buffer, deadline, request) = (BytesMut::new(), None, PhantomData);
         Self { body, buffer, account, deadline, request }
     }
 
-    /// The next request, of at most so many bytes; `None` at the end. Nothing is lost where the future is dropped.
+    /// Returns the next request of at most `bytes_max` bytes; `None` at the end. Cancel safe.
     pub async fn next(&mut self, bytes_max: usize) -> Result<Option<Whole<R>>, Status> {
         loop {
             if let Some(whole) = read::<R>(&self.buffer, bytes_max)? {
                 let taken = PREFIX + whole.bytes;
-                self.account.give_back(taken);
+                self.account.release(taken);
                 // A buffer that once held a large request would keep its size.
                 self.buffer = BytesMut::from(&self.buffer[taken..]);
                 self.deadline = (!self.buffer.is_empty()).then(|| Instant::now() + WHOLE_WITHIN);
                 return Ok(Some(whole));
             }
             match self.arrives().await? {
-                // Of a request that arrives in one piece nothing is held.
+                // A request that arrives in one piece is not buffered.
                 Some(data) if self.buffer.is_empty() => match read::<R>(&data, bytes_max)? {
                     Some(whole) => {
                         self.hold(&data[PREFIX + whole.bytes..])?;
@@ -68,7 +71,7 @@ impl<R: prost::Message + Default> Requests<R> {
         }
     }
 
-    /// Keeps the beginning of a request.
+    /// Buffers the beginning of a request.
     fn hold(&mut self, data: &[u8]) -> Result<(), Status> {
         let taken = self.account.take(data.len());
         taken.map_err(|error| Status::resource_exhausted(format!("requests: {error}")))?;
@@ -79,15 +82,15 @@ impl<R: prost::Message + Default> Requests<R> {
         Ok(())
     }
 
-    /// More data; `None` at the end of the stream.
+    /// Returns further data; `None` at the end of the stream.
     async fn arrives(&mut self) -> Result<Option<Bytes>, Status> {
         let (body, deadline) = (&mut self.body, self.deadline);
         let data = async {
             loop {
-                // Trailers say nothing.
+                // Trailers are ignored.
                 let Some(data) = poll_fn(|context| body.poll_data(context)).await else { return Ok(None) };
                 let data = data.map_err(|error| Status::cancelled(error.to_string()))?;
-                // Fails only where the stream has ended, which is found next.
+                // Fails only if the stream has ended, which the next call returns.
                 let _ = body.flow_control().release_capacity(data.len());
                 if !data.is_empty() {
                     return Ok(Some(data));
@@ -103,7 +106,7 @@ impl<R: prost::Message + Default> Requests<R> {
     }
 }
 
-/// Reads the request that bytes begin with, if it is whole.
+/// Parses the request at the start of `bytes`, if it is complete.
 fn read<R: prost::Message + Default>(bytes: &[u8], bytes_max: usize) -> Result<Option<Whole<R>>, Status> {
     let Some((prefix, rest)) = bytes.split_at_checked(PREFIX) else { return Ok(None) };
     if prefix[0] != 0 {

@@ -1,4 +1,4 @@
-//! One encoded resource. All who are sent it share its bytes.
+//! One encoded resource. All clients that get it share its bytes.
 
 use std::sync::Arc;
 
@@ -8,39 +8,43 @@ use twox_hash::XxHash3_64;
 
 use super::kind::Kind;
 
-/// A resource of some type, as it goes over the wire.
+/// A resource in its wire format.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Resource {
+    /// The name of the resource.
     pub name: Arc<str>,
+    /// The version, made from the content.
     pub version: Version,
-    /// Whether it is an assignment without endpoints.
+    /// True for an assignment without endpoints.
     pub is_empty: bool,
-    /// A `Resource` message: name and version, then, last, the `Any` with the resource itself.
+    /// A `Resource` message: name and version, and last the `Any` with the resource itself.
     bytes: Bytes,
-    /// Where the `Any` begins.
+    /// The offset of the `Any`.
     any: usize,
 }
 
-/// A hash of the content: the same on every replica and after a restart, so that a client that comes back is sent
-/// nothing that it has.
+/// A hash of the content. It is equal on every replica and after a restart, so that a client that reconnects
+/// gets only what differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Version(u64);
 
 impl Version {
+    /// Hashes the content.
     pub fn of(content: &[u8]) -> Self {
         Self(XxHash3_64::oneshot(content))
     }
 
-    /// 16 hexadecimal digits.
+    /// Returns 16 hexadecimal digits.
     pub fn text(self) -> String {
         format!("{:016x}", self.0)
     }
 
+    /// Parses the form that [`Version::text`] returns.
     pub fn parse(text: &str) -> Option<Self> {
         (text.len() == 16).then(|| u64::from_str_radix(text, 16).ok().map(Self))?
     }
 
-    /// One version for several resources, in whatever order.
+    /// Returns one version of several resources, independent of their order.
     pub fn of_all(versions: impl Iterator<Item = Self>) -> Self {
         Self(versions.fold(0, |all, version| all.wrapping_add(version.0.wrapping_mul(0x9e37_79b9_7f4a_7c15))))
     }
@@ -54,6 +58,7 @@ const ANY_TYPE_URL: u32 = 1;
 const ANY_VALUE: u32 = 2;
 
 impl Resource {
+    /// Encodes a resource.
     pub fn new(kind: Kind, name: Arc<str>, value: &impl prost::Message) -> Self {
         let value = value.encode_to_vec();
         let version = Version::of(&value);
@@ -70,41 +75,41 @@ impl Resource {
         Self { name, version, is_empty: false, bytes: bytes.freeze(), any }
     }
 
-    /// The same, known to be an assignment without endpoints.
+    /// Marks the resource as an assignment without endpoints.
     #[must_use]
     pub fn without_endpoints(self) -> Self {
         Self { is_empty: true, ..self }
     }
 
-    /// The `Resource` message, as delta responses carry it.
+    /// Returns the `Resource` message, the form of delta responses.
     pub fn message(&self) -> &Bytes {
         &self.bytes
     }
 
-    /// The `Any`, as state-of-the-world responses carry it.
+    /// Returns the `Any`, the form of state-of-the-world responses.
     pub fn any(&self) -> Bytes {
         self.bytes.slice(self.any..)
     }
 
-    /// The size of [`Self::any`].
+    /// Returns the length of [`Self::any`] in bytes.
     pub fn any_length(&self) -> usize {
         self.bytes.len() - self.any
     }
 }
 
-/// The size of a field of bytes whose number is below 16.
+/// Returns the length of a bytes field whose number is below 16.
 pub(super) fn field_length(length: usize) -> usize {
     1 + prost::encoding::encoded_len_varint(length as u64) + length
 }
 
-/// Tag and length of a field of bytes.
+/// Writes the tag and length of a bytes field.
 pub(super) fn put_head(buffer: &mut impl BufMut, number: u32, length: usize) {
     const LENGTH_DELIMITED: u32 = 2;
     encode_varint(u64::from(number << 3 | LENGTH_DELIMITED), buffer);
     encode_varint(length as u64, buffer);
 }
 
-/// A field of bytes.
+/// Writes a bytes field.
 pub(super) fn put_field(buffer: &mut impl BufMut, number: u32, bytes: &[u8]) {
     put_head(buffer, number, bytes.len());
     buffer.put_slice(bytes);

@@ -1,4 +1,5 @@
-//! The gRPC methods: all types over one stream (ADS), and each type's own, in both forms of the protocol.
+//! The gRPC methods: all types over one stream (ADS), and one method per type, in both variants of the
+//! protocol.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -15,13 +16,14 @@ use super::hub::Hub;
 use super::incoming::{self, CalledOn, Caller, Tls};
 use super::kind::Kind;
 use super::message::Message;
-use super::node::Introduction;
+use super::node::NodeInfo;
 use super::requests::{Requests, Whole};
 use super::resource::Version;
 use super::session::{
-    Answer, NAME_BYTES_MAX, NAMES_MAX, Protocol, Refusal, Request as Asked, Response, Session,
+    Acknowledgement, NAME_BYTES_MAX, NAMES_MAX, Protocol, Request as SessionRequest, RequestRefusal,
+    Response, Session,
 };
-use super::status::{Clients, Place};
+use super::status::{ClientEntry, Clients};
 use crate::discovery::Options;
 use crate::net::incoming::Incoming;
 use crate::net::scope::Scope;
@@ -29,19 +31,19 @@ use crate::proto::envoy::config::core::v3::Node;
 use crate::proto::envoy::service::discovery::v3 as discovery;
 use crate::telemetry::discovery::Discovery as Metrics;
 
-/// The size of a request: a client of as many names as it may have gives each with its version when it comes back, which
-/// is some 120 bytes.
+/// The largest request in bytes: a client that reconnects sends all of its names with their versions, about
+/// 120 bytes each.
 const REQUEST_BYTES_MAX: usize = 16 << 20;
-/// The same of a request for a type that the client has asked for before, beside the names that it wants.
+/// The largest later request of a type in bytes, beside the names that the client subscribes to.
 const LATER_BYTES_MAX: usize = 1 << 20;
-/// Bytes of requests that are not whole yet, of all clients; one client may have one.
+/// Bytes of incomplete requests of all clients; one client may have one incomplete request.
 const REQUESTS_BYTES_MAX: usize = 128 << 20;
-/// What the names of one client may cost, and those of all.
+/// The cost limit of the names of one client, and of all clients, in bytes.
 const NAMES_BYTES_MAX: (usize, usize) = (128 << 20, 1 << 30);
-/// Streams at once.
+/// Concurrent streams.
 const STREAMS_MAX: usize = 20_000;
 
-/// What every stream needs.
+/// The state that all streams share.
 pub struct Service {
     hub: Arc<Hub>,
     clients: Arc<Clients>,
@@ -53,11 +55,13 @@ pub struct Service {
 }
 
 impl Service {
+    /// Makes the service; streams run in `scope`.
     pub fn new(hub: Arc<Hub>, metrics: Metrics, options: Options, scope: Scope) -> Arc<Self> {
         let (names, unfinished) = (Budget::new(NAMES_BYTES_MAX.1), Budget::new(REQUESTS_BYTES_MAX));
         Arc::new(Self { hub, clients: Arc::default(), metrics, options, scope, names, unfinished })
     }
 
+    /// Returns the connected clients.
     pub fn clients(&self) -> Arc<Clients> {
         self.clients.clone()
     }
@@ -73,14 +77,14 @@ async fn accept(service: Arc<Service>, incoming: Incoming, tls: Option<Tls>) {
     loop {
         let (socket, seat) = incoming.accept().await;
         let (client, tls) = (service.clone(), tls.clone());
-        // In a task of its own, so that nobody waits for a client that is slow.
+        // A task per connection, so that a slow handshake delays no other client.
         service.scope.spawn(async move {
             let Some(connection) = incoming::open(tls, socket, &seat).await else { return };
             drop(seat);
             let called_on = connection.called_on().clone();
             let peer = called_on.caller.peer;
             let open = move |request, respond| open(&client, &called_on, request, respond);
-            // In a box, as the task would hold the future several times over.
+            // Boxed, because the task would hold the future several times.
             if let Err(error) = Box::pin(connection::serve(connection, open)).await {
                 tracing::debug!(%peer, %error, "an xDS connection ended");
             }
@@ -88,7 +92,7 @@ async fn accept(service: Arc<Service>, incoming: Incoming, tls: Option<Tls>) {
     }
 }
 
-/// A service's name, its methods without what they all begin with, and its type; `None`: any.
+/// The gRPC services: name, method without its prefix, and type; `None`: all types.
 const SERVICES: [(&str, &str, Option<Kind>); 5] = [
     ("envoy.service.discovery.v3.AggregatedDiscoveryService", "AggregatedResources", None),
     ("envoy.service.cluster.v3.ClusterDiscoveryService", "Clusters", Some(Kind::Cluster)),
@@ -97,7 +101,7 @@ const SERVICES: [(&str, &str, Option<Kind>); 5] = [
     ("envoy.service.route.v3.RouteDiscoveryService", "Routes", Some(Kind::Route)),
 ];
 
-/// The form and the type of a method; `None`: there is no such method.
+/// Returns the variant and the type of a method; `None` if the method does not exist.
 fn method(path: &str) -> Option<(Protocol, Option<Kind>)> {
     let (service, method) = path.strip_prefix('/')?.split_once('/')?;
     let (_, what, only) = SERVICES.into_iter().find(|(name, ..)| *name == service)?;
@@ -109,26 +113,26 @@ fn method(path: &str) -> Option<(Protocol, Option<Kind>)> {
     Some((protocol, only))
 }
 
-/// A request of either form.
+/// A request of either variant.
 trait DiscoveryRequest: prost::Message + Default + 'static {
     const PROTOCOL: Protocol;
 
     fn take_apart(self) -> Parts;
 }
 
-/// What a request says: of the client, and of a type.
+/// The parts of a request.
 struct Parts {
     node: Option<Node>,
-    /// Empty on a type's own stream.
+    /// Empty on a stream of a single type.
     type_url: String,
-    asked: Asked,
+    request: SessionRequest,
 }
 
 impl DiscoveryRequest for discovery::DeltaDiscoveryRequest {
     const PROTOCOL: Protocol = Protocol::Delta;
 
     fn take_apart(self) -> Parts {
-        let asked = Asked {
+        let request = SessionRequest {
             names: self.resource_names_subscribe,
             unsubscribe: self.resource_names_unsubscribe,
             returns: !self.initial_resource_versions.is_empty(),
@@ -136,7 +140,7 @@ impl DiscoveryRequest for discovery::DeltaDiscoveryRequest {
             nonce: self.response_nonce,
             error: self.error_detail.map(|status| status.message),
         };
-        Parts { node: self.node, type_url: self.type_url, asked }
+        Parts { node: self.node, type_url: self.type_url, request }
     }
 }
 
@@ -144,14 +148,14 @@ impl DiscoveryRequest for discovery::DiscoveryRequest {
     const PROTOCOL: Protocol = Protocol::StateOfTheWorld;
 
     fn take_apart(self) -> Parts {
-        let asked = Asked {
+        let request = SessionRequest {
             names: self.resource_names,
             returns: !self.version_info.is_empty(),
             nonce: self.response_nonce,
             error: self.error_detail.map(|status| status.message),
-            ..Asked::default()
+            ..SessionRequest::default()
         };
-        Parts { node: self.node, type_url: self.type_url, asked }
+        Parts { node: self.node, type_url: self.type_url, request }
     }
 }
 
@@ -165,11 +169,11 @@ fn open(
     match method(request.uri().path()).filter(|_| request.method() == http::Method::POST) {
         Some((Protocol::Delta, only)) => {
             let body = request.into_body();
-            talk::<discovery::DeltaDiscoveryRequest>(service, called_on, body, respond, only)
+            open_stream::<discovery::DeltaDiscoveryRequest>(service, called_on, body, respond, only)
         }
         Some((Protocol::StateOfTheWorld, only)) => {
             let body = request.into_body();
-            talk::<discovery::DiscoveryRequest>(service, called_on, body, respond, only)
+            open_stream::<discovery::DiscoveryRequest>(service, called_on, body, respond, only)
         }
         None => refuse(
             respond,
@@ -178,15 +182,15 @@ fn open(
     }
 }
 
-/// Ends a stream before it has begun.
+/// Ends a stream before it begins.
 fn refuse(mut respond: SendResponse<Bytes>, status: Status) -> connection::Stream {
     let (head, ()) = status.into_http::<()>().into_parts();
-    // Fails only where the client has gone.
+    // Fails only if the client is gone.
     let _ = respond.send_response(http::Response::from_parts(head, ()), true);
     Box::pin(std::future::ready(()))
 }
 
-fn talk<R: DiscoveryRequest>(
+fn open_stream<R: DiscoveryRequest>(
     service: &Arc<Service>,
     CalledOn { caller, seat }: &CalledOn,
     body: RecvStream,
@@ -194,58 +198,58 @@ fn talk<R: DiscoveryRequest>(
     only: Option<Kind>,
 ) -> connection::Stream {
     seat.settle();
-    let Some(place) = service.clients.enter(caller, R::PROTOCOL, STREAMS_MAX) else {
+    let Some(entry) = service.clients.register(caller, R::PROTOCOL, STREAMS_MAX) else {
         return refuse(respond, Status::resource_exhausted("too many clients"));
     };
-    // One more than the limit, so that it is the request's size that is refused, and not the account.
+    // Twice the request limit, so that a large request is refused for its size, not by the account.
     let account = service.unfinished.account(caller.peer.ip(), 2 * REQUEST_BYTES_MAX);
     service.metrics.come();
-    // In a box: a future holds what it is made from twice.
-    let client = Box::new(Client {
+    // Boxed, because a future holds the values that it is made from twice.
+    let client = Box::new(ClientStream {
         service: service.clone(),
         requests: Requests::<R>::new(body, account),
         caller: caller.clone(),
         only,
-        place,
+        entry,
         session: None,
         unknown: None,
         held_back: 0,
         refused: [false; Kind::ALL.len()],
         is_half_closed: false,
     });
-    Box::pin(client.talk(respond))
+    Box::pin(client.serve_stream(respond))
 }
 
 /// One client's stream.
-struct Client<R> {
+struct ClientStream<R> {
     service: Arc<Service>,
     requests: Requests<R>,
     caller: Caller,
     only: Option<Kind>,
-    place: Place,
-    /// Made by the first request.
+    entry: ClientEntry,
+    /// `None` before the first request.
     session: Option<Session>,
-    /// An answer of which no session knows.
+    /// The response to a request of an unknown type, which no session handles.
     unknown: Option<Response>,
-    /// How much was held back from it when that was last noted.
+    /// The number of names held back from the client when it was last noted.
     held_back: usize,
-    /// Types of which it has refused a response.
+    /// Types of which the client has refused a response.
     refused: [bool; Kind::ALL.len()],
-    /// Whether it has ended its side of the stream.
+    /// True if the client has ended its side of the stream.
     is_half_closed: bool,
 }
 
-impl<R> Drop for Client<R> {
+impl<R> Drop for ClientStream<R> {
     fn drop(&mut self) {
         self.service.metrics.gone();
     }
 }
 
-impl<R: DiscoveryRequest> Client<R> {
-    /// Says one thing after another, the next one when the one before is on its way; an error is the end, and is what the
-    /// client is told. Making the next response is also what reads requests, so that a client that does not read is not
-    /// heard either.
-    async fn talk(mut self: Box<Self>, mut respond: SendResponse<Bytes>) {
+impl<R: DiscoveryRequest> ClientStream<R> {
+    /// Sends responses one after another, each when the one before was sent; an error ends the stream, and
+    /// the client gets its status. Requests are read while the next response is made, so a client that does
+    /// not read is not read from either.
+    async fn serve_stream(mut self: Box<Self>, mut respond: SendResponse<Bytes>) {
         let mut head = http::Response::new(());
         let content = http::HeaderValue::from_static("application/grpc");
         head.headers_mut().insert(http::header::CONTENT_TYPE, content);
@@ -255,7 +259,8 @@ impl<R: DiscoveryRequest> Client<R> {
                 Ok(response) => Message::new(response),
                 Err(status) => {
                     let mut trailers = http::HeaderMap::new();
-                    // Refused for a text that is no header: the client is told nothing rather than something wrong.
+                    // A text that is not a legal header is dropped: the client gets no text rather than a
+                    // wrong one.
                     let _ = status.add_header(&mut trailers);
                     let _ = send.send_trailers(trailers);
                     return;
@@ -269,25 +274,25 @@ impl<R: DiscoveryRequest> Client<R> {
         }
     }
 
-    /// The next thing to say; an error is the last.
+    /// Returns the next response; an error ends the stream.
     async fn next(&mut self) -> Result<Response, Status> {
         let end = loop {
-            if let Some(response) = self.say().await {
+            if let Some(response) = self.next_response().await {
                 return Ok(response);
             }
-            // A client that asks for nothing more is told what it asked for before, and not that something was wrong.
+            // A client that sends no further requests gets the responses to earlier ones, then the status OK.
             if self.is_half_closed && !self.session.as_ref().is_some_and(Session::waits_for_list) {
                 break Status::ok("");
             }
             let request = tokio::select! {
-                // What the client says comes first: it may not want any more what has changed.
+                // Requests come first: the client may unsubscribe from resources that changed.
                 biased;
                 request = self.requests.next(REQUEST_BYTES_MAX), if !self.is_half_closed => Some(request),
                 () = changed(self.session.as_ref()) => None,
             };
             let heard = match request {
                 None => Ok(()),
-                Some(Ok(Some(request))) => self.hear(request),
+                Some(Ok(Some(request))) => self.handle(request),
                 Some(Ok(None)) => {
                     self.is_half_closed = true;
                     Ok(())
@@ -302,22 +307,22 @@ impl<R: DiscoveryRequest> Client<R> {
         Err(end)
     }
 
-    fn hear(&mut self, request: Whole<R>) -> Result<(), Status> {
-        let Self { service, place, session, .. } = self;
+    fn handle(&mut self, request: Whole<R>) -> Result<(), Status> {
+        let Self { service, entry, session, .. } = self;
         let Whole { request, bytes } = request;
-        let Parts { node, type_url, asked } = request.take_apart();
+        let Parts { node, type_url, request } = request.take_apart();
         let session = match session {
             Some(session) => session,
             None => {
-                let introduction = Introduction::of(&node.unwrap_or_default())
+                let node_info = NodeInfo::of(&node.unwrap_or_default())
                     .map_err(|long| Status::invalid_argument(long.to_string()))?;
-                if let Err(denied) = introduction.check(&self.caller, &service.options) {
+                if let Err(denied) = node_info.check(&self.caller, &service.options) {
                     service.metrics.refused();
-                    service.clients.refuse(&self.caller, &introduction, &denied);
+                    service.clients.refuse(&self.caller, &node_info, &denied);
                     return Err(Status::permission_denied(denied.to_string()));
                 }
-                let viewer = introduction.viewer.clone();
-                place.introduced(introduction);
+                let viewer = node_info.viewer.clone();
+                entry.set_node(node_info);
                 let account = service.names.account(self.caller.peer.ip(), NAMES_BYTES_MAX.0);
                 let made = Session::new(service.hub.clone(), viewer, R::PROTOCOL);
                 session.insert(made.paid_from(account))
@@ -331,15 +336,16 @@ impl<R: DiscoveryRequest> Client<R> {
             None => Kind::of_type_url(&type_url),
         };
         let Some(kind) = kind else {
-            if type_url.len() > NAME_BYTES_MAX || asked.names.iter().any(|name| name.len() > NAME_BYTES_MAX) {
-                return Err(refused(&Refusal::TooLongName));
+            if type_url.len() > NAME_BYTES_MAX || request.names.iter().any(|name| name.len() > NAME_BYTES_MAX)
+            {
+                return Err(refused(&RequestRefusal::TooLongName));
             }
-            if bytes > LATER_BYTES_MAX || asked.names.len() > NAMES_MAX {
+            if bytes > LATER_BYTES_MAX || request.names.len() > NAMES_MAX {
                 return Err(Status::resource_exhausted(format!(
                     "a request of {bytes} bytes for an unknown type"
                 )));
             }
-            self.unknown = unknown(session, R::PROTOCOL, type_url, asked);
+            self.unknown = unknown(session, R::PROTOCOL, type_url, request);
             return Ok(());
         };
         if bytes > LATER_BYTES_MAX && session.has_asked(kind) {
@@ -352,28 +358,28 @@ impl<R: DiscoveryRequest> Client<R> {
                 return Err(Status::resource_exhausted(text));
             }
         }
-        let answer = session.request(kind, asked).map_err(|refusal| refused(&refusal))?;
+        let answer = session.request(kind, request).map_err(|refusal| refused(&refusal))?;
         match &answer {
-            Answer::None => {}
-            Answer::Ack(since) => {
+            Acknowledgement::None => {}
+            Acknowledgement::Ack(since) => {
                 if let Some(since) = since {
                     service.metrics.converged(Instant::now() - *since);
                 }
             }
-            Answer::Nack(text) => {
+            Acknowledgement::Nack(text) => {
                 service.metrics.rejected(kind.text());
-                // Once for each type: a client that refuses everything would fill the log.
+                // Logged once per type: a client that refuses everything would fill the log.
                 if !std::mem::replace(&mut self.refused[kind as usize], true) {
                     tracing::warn!(peer = %self.caller.peer, kind = kind.text(), text, "an xDS client refused a response");
                 }
             }
         }
-        place.note(kind, session.overview(kind), &answer);
+        entry.note(kind, session.overview(kind), &answer);
         Ok(())
     }
 
-    /// What there is to say, if anything.
-    async fn say(&mut self) -> Option<Response> {
+    /// Returns the next response, if there is one.
+    async fn next_response(&mut self) -> Option<Response> {
         let session = self.session.as_mut()?;
         if let Some(response) = self.unknown.take() {
             return Some(response);
@@ -382,7 +388,7 @@ impl<R: DiscoveryRequest> Client<R> {
             if let Some(response) = session.response() {
                 if let Some(kind) = Kind::of_type_url(&response.type_url) {
                     self.service.metrics.pushed(kind.text());
-                    self.place.note(kind, session.overview(kind), &Answer::None);
+                    self.entry.note(kind, session.overview(kind), &Acknowledgement::None);
                 }
                 return Some(response);
             }
@@ -390,20 +396,20 @@ impl<R: DiscoveryRequest> Client<R> {
                 let held_back = session.held_back();
                 if std::mem::replace(&mut self.held_back, held_back) != held_back {
                     for kind in Kind::ALL {
-                        self.place.note(kind, session.overview(kind), &Answer::None);
+                        self.entry.note(kind, session.overview(kind), &Acknowledgement::None);
                     }
                 }
                 return None;
             }
-            // Others have a turn.
+            // Other tasks may run between two parts of the work.
             tokio::task::yield_now().await;
         }
     }
 }
 
-/// Sends a piece once there is room for some of it; returns false if the client has gone.
+/// Sends a piece as the client's window allows; returns false if the client is gone.
 async fn write(send: &mut SendStream<Bytes>, piece: Bytes) -> bool {
-    // No more: what is reserved and not used yet would be missing for other streams of the connection.
+    // Reserves one byte only: unused capacity would be missing for other streams of the connection.
     send.reserve_capacity(1);
     while send.capacity() == 0 {
         if !matches!(poll_fn(|context| send.poll_capacity(context)).await, Some(Ok(_))) {
@@ -413,9 +419,14 @@ async fn write(send: &mut SendStream<Bytes>, piece: Bytes) -> bool {
     send.send_data(piece, false).is_ok()
 }
 
-/// Of a type that we do not have there is nothing: delta clients are told, others wait.
-fn unknown(session: &mut Session, protocol: Protocol, type_url: String, asked: Asked) -> Option<Response> {
-    let names: Vec<Arc<str>> = asked.names.into_iter().filter(|name| name != "*").map(Into::into).collect();
+/// Answers a request of an unknown type: delta clients get all names as removed, others get no response.
+fn unknown(
+    session: &mut Session,
+    protocol: Protocol,
+    type_url: String,
+    request: SessionRequest,
+) -> Option<Response> {
+    let names: Vec<Arc<str>> = request.names.into_iter().filter(|name| name != "*").map(Into::into).collect();
     (protocol == Protocol::Delta && !names.is_empty()).then(|| Response {
         protocol,
         type_url: type_url.into(),
@@ -427,16 +438,16 @@ fn unknown(session: &mut Session, protocol: Protocol, type_url: String, asked: A
     })
 }
 
-/// What a client is told that asks for too much.
-fn refused(refusal: &Refusal) -> Status {
+/// Returns the status for a client that asks for too much.
+fn refused(refusal: &RequestRefusal) -> Status {
     let text = refusal.to_string();
     match refusal {
-        Refusal::TooLongName => Status::invalid_argument(text),
-        Refusal::TooManyNames | Refusal::TooManyBytes(_) => Status::resource_exhausted(text),
+        RequestRefusal::TooLongName => Status::invalid_argument(text),
+        RequestRefusal::TooManyNames | RequestRefusal::TooManyBytes(_) => Status::resource_exhausted(text),
     }
 }
 
-/// Waits for news; forever before the first request.
+/// Waits for changes; forever before the first request.
 async fn changed(session: Option<&Session>) {
     match session {
         Some(session) => session.changed().await,

@@ -1,16 +1,16 @@
-//! One client's stream, as a state machine without sockets: what it wants, what it was sent, what it has acknowledged.
+//! One client's stream, as a state machine without sockets: its subscriptions, the versions that it was sent, and those that it has acknowledged.
 //!
 //! ```text
-//!              request                      something to say
+//!              request                      a change to send
 //!   (unknown) ────────▶ idle ────────────────────────────────▶ in flight
 //!                        ▲                                        │
 //!                        └────────────── ACK or NACK ─────────────┘
 //! ```
 //!
-//! Each type is on its own. While a response is in flight its type only gathers names; the acknowledgement sends what has
-//! gathered, in its newest state. There is no timer: a client that never acknowledges costs its set of names.
+//! Each type is independent. While a response is in flight, changed names of the type are collected; after the
+//! acknowledgement their newest state is sent. There is no timer: a client that never acknowledges costs its set of names.
 //!
-//! Here is what both forms of the protocol have in common; what a request means and what a response holds in each is in
+//! This module has the parts that both variants of the protocol share; the meaning of a request and the content of a response are in
 //! `delta` and `world`.
 
 use std::borrow::Cow;
@@ -22,7 +22,7 @@ use draft::Draft;
 use names::Names;
 
 use super::budget::{Account, Exhausted};
-use super::hub::{Clusters, Hub, Listed, Mailbox, Subscription};
+use super::hub::{Clusters, Hub, ListEntry, Mailbox, Subscription};
 use super::kind::Kind;
 use super::resource::{Resource, Version};
 use crate::model::name::HostName;
@@ -34,87 +34,104 @@ mod draft;
 mod names;
 mod world;
 
-/// Names that a client may subscribe to, of one type.
+/// Names that a client may subscribe to, per type.
 pub const NAMES_MAX: usize = 1 << 17;
-/// Bytes of a name; the longest that means something has some 350.
+/// The longest name in bytes; the longest that can be parsed has about 350.
 pub const NAME_BYTES_MAX: usize = 512;
-/// What a name costs beside its text: that a client wants it, and what is rendered for it.
+/// The cost of a name beside its text, in bytes: the subscription and the rendering.
 const NAME_COST: usize = 512;
-/// Of the text of a NACK, which may hold whole resources.
+/// The longest text of a NACK that is kept, in bytes; it may quote whole resources.
 const ERROR_BYTES_MAX: usize = 4096;
 
-/// The two forms of the protocol.
+/// The variants of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
+    /// State of the world: a response has all subscribed resources.
     StateOfTheWorld,
+    /// Delta: a response has the changed resources.
     Delta,
 }
 
-/// A request of a known type, of either form.
+/// A request of a known type, of either variant.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request {
-    /// Delta: names subscribed to. State of the world: all names.
+    /// Delta: names to subscribe to. State of the world: all names.
     pub names: Vec<String>,
+    /// Delta: names to unsubscribe from.
     pub unsubscribe: Vec<String>,
-    /// Delta, first request: what the client has from an earlier stream.
+    /// Delta, first request: `initial_resource_versions`, the resources of an earlier stream by name and
+    /// version.
     pub has: Vec<(String, String)>,
-    /// First request: whether the client has something from an earlier stream.
+    /// First request: true if the client has resources of an earlier stream.
     pub returns: bool,
+    /// The nonce of the response that the request answers; empty if none.
     pub nonce: String,
-    /// A NACK's text.
+    /// The text of a NACK.
     pub error: Option<String>,
 }
 
-/// What goes to the client.
+/// A response to the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Response {
+    /// The variant of the protocol.
     pub protocol: Protocol,
+    /// The type URL.
     pub type_url: Cow<'static, str>,
+    /// The nonce, unique in the stream.
     pub nonce: String,
+    /// The version of all resources together.
     pub version: Version,
+    /// The resources.
     pub resources: Vec<Arc<Resource>>,
-    /// Delta: names that there is nothing of, or nothing any more.
+    /// Delta: names of resources that do not exist, or not any more.
     pub removed: Vec<Arc<str>>,
-    /// State of the world: the same, said once.
+    /// State of the world: the same; each name is sent once.
     pub missing: Vec<Arc<str>>,
 }
 
-/// Why a stream is ended.
+/// The reason why a stream is ended.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum RequestRefusal {
+    /// The client subscribes to more than [`NAMES_MAX`] names of a type.
     #[error("more than {NAMES_MAX} names of one type")]
     TooManyNames,
+    /// A name is longer than [`NAME_BYTES_MAX`].
     #[error("a name of more than {NAME_BYTES_MAX} bytes")]
     TooLongName,
+    /// The names of the client, or of all clients, cost too much.
     #[error("names: {0}")]
     TooManyBytes(#[from] Exhausted),
 }
 
-/// What became of the response before.
+/// The client's answer to the last response.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
-    /// It says nothing of a response, or of an old one.
+pub enum Acknowledgement {
+    /// The request answers no response, or an earlier one.
     None,
-    /// With when the change came that the response told of.
+    /// The response was accepted; with the time of the earliest change in it.
     Ack(Option<Instant>),
+    /// The response was refused, with this text.
     Nack(String),
 }
 
-/// What a session has of one type, for those who look on.
+/// The state of one type in a session, for operators.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overview {
-    /// Whether the client has asked for anything of the type.
+    /// True if the client has sent a request of the type.
     pub asked: bool,
+    /// True if the client subscribes to all resources.
     pub wildcard: bool,
+    /// The number of names that the client subscribes to.
     pub names: usize,
+    /// The number of responses sent.
     pub sent: u64,
     /// When the response was sent that is not acknowledged yet.
     pub in_flight: Option<SystemTime>,
-    /// Names, and responses that have to hold all, that are held back while a registry has not been read.
+    /// Names, and complete responses, that are held back while a registry is unread.
     pub held_back: usize,
 }
 
-/// A client's stream.
+/// The session of one stream.
 pub struct Session {
     hub: Arc<Hub>,
     mailbox: Arc<Mailbox>,
@@ -123,83 +140,94 @@ pub struct Session {
     types: [Type; Kind::ALL.len()],
     responses: u64,
     unfinished: bool,
-    /// What the names may cost; absent: anything.
+    /// Pays for the names; `None`: they are free.
     account: Option<Account>,
-    /// Registries that have not been read, as of the last look, and how often the hub had set them by then.
+    /// The unread registries as last read from the hub, and the hub's count at that time.
     unread: Arc<Unread>,
     unread_count: u64,
-    /// Has the hub wake this session when registries have been read, as long as something is held back.
-    holds_back: Option<Listed>,
-    /// Has the hub wake this session when the list of all clusters changes, as long as the client wants all.
-    wants_all: Option<Listed>,
+    /// Wakes this session when the unread registries change, while a change is held back.
+    unread_entry: Option<ListEntry>,
+    /// Wakes this session when the list of all clusters changes, while the client subscribes to all.
+    wants_all: Option<ListEntry>,
 }
 
-/// A type of which the client may have asked.
+/// The state of one type.
 #[derive(Default)]
 struct Type {
     asked: bool,
     wildcard: bool,
-    /// State of the world: whether it has ever given a name, after which no names are none and not all.
+    /// State of the world: true if the client has ever given a name, after which an empty list means no
+    /// names, not all.
     ever_named: bool,
     named: Names,
-    /// Names to look at, as they may have changed.
+    /// Names that may have changed.
     pending: BTreeSet<Arc<str>>,
-    /// Names to be answered, whatever was sent before.
+    /// Names that must be answered, whatever was sent before.
     owed: BTreeSet<Arc<str>>,
-    /// Whether the client had something from an earlier stream when it first asked.
+    /// True if the client had resources of an earlier stream at its first request.
     returns: bool,
-    /// Names held back while a registry has not been read, each with whether it is owed.
+    /// Names held back while a registry is unread, each with true if it must be answered.
     held_back: BTreeMap<Arc<str>, bool>,
-    /// State of the world: whether the response that has to hold all is held back.
+    /// State of the world: true if the complete response is held back.
     waits: bool,
-    /// Delta: what the client has besides names that it gave, by the service, where that is not what there is.
+    /// Delta: resources of the wildcard subscription that the client has and that differ from the present
+    /// ones, by service.
     kept: BTreeMap<HostName, BTreeMap<Arc<str>, Option<Version>>>,
-    /// Whether what is kept has to be looked at, as other registries have not been read than before.
+    /// True if `kept` must be checked because the unread registries changed.
     kept_changed: bool,
-    /// Whether a response is owed even where there is nothing to tell.
+    /// True if a response is due even if nothing changed.
     must_answer: bool,
-    /// What was sent to those who want all.
+    /// The clusters that were sent for the wildcard subscription.
     all_sent: Arc<Clusters>,
-    /// Whether `all_sent` may be behind.
+    /// True if `all_sent` may be outdated.
     all_changed: bool,
-    /// What a client that wants all said it has, until the list of all is whole.
+    /// The client's `initial_resource_versions` for the wildcard subscription, until the list of all clusters
+    /// is complete.
     unseeded: Option<BTreeMap<Arc<str>, Option<Version>>>,
-    /// What the client said it has, and there is not.
+    /// Names in `initial_resource_versions` that do not exist any more.
     gone: BTreeSet<Arc<str>>,
-    /// When the first of the changes came that are not told of yet.
+    /// When the first change was made that was not sent yet.
     since: Option<Instant>,
     in_flight: Option<InFlight>,
-    /// Of the last response.
+    /// The nonce of the last response.
     last_nonce: Option<String>,
     sent: u64,
 }
 
-/// The last response is not answered yet.
+/// A response that is not acknowledged yet.
 struct InFlight {
-    /// When the first of the changes came that it tells of.
+    /// When the first change in the response was made.
     since: Option<Instant>,
     sent: SystemTime,
 }
 
-/// A name that the client has given.
+/// A name that the client subscribes to.
 struct Named {
     subscription: Subscription,
     sent: Sent,
-    /// Whether the client had it before this stream.
+    /// True if the client had the resource before this stream.
     brought: bool,
-    /// Whether the client may have more of it than there is, as it has it from before this stream.
+    /// True if the client may have more endpoints than the present resource, from before this stream.
     lacking: bool,
+}
+
+/// The state of a name before the client subscribed to it on this stream.
+enum BeforeStream {
+    Nothing,
+    /// The client had the resource; the present version counts as sent if the client has it.
+    Had(Sent),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sent {
     Nothing,
-    /// That there is none.
+    /// The client was told that the resource does not exist.
     Absence,
     Version(Version),
 }
 
 impl Session {
+    /// Makes a session without subscriptions.
     pub fn new(hub: Arc<Hub>, viewer: Viewer, protocol: Protocol) -> Self {
         let (mailbox, types) = (Arc::<Mailbox>::default(), Default::default());
         let mut unread_count = 0;
@@ -215,40 +243,41 @@ impl Session {
             account: None,
             unread,
             unread_count,
-            holds_back: None,
+            unread_entry: None,
             wants_all: None,
         }
     }
 
-    /// The same, whose names are paid for from an account.
+    /// Returns the session with an account that pays for its names.
     #[must_use]
     pub fn paid_from(mut self, account: Account) -> Self {
         self.account = Some(account);
         self
     }
 
-    /// Bytes that the names cost.
+    /// Returns the cost of the names in bytes.
     pub fn names_cost(&self) -> usize {
         self.account.as_ref().map_or(0, Account::bytes)
     }
 
-    /// Bytes of the largest sensible request of a type that the client has asked for before: in state of the world each one
-    /// gives all names.
+    /// Returns the size in bytes that the names add to a later request: in state of the world each request
+    /// has all names.
     pub fn names_bytes(&self, kind: Kind) -> usize {
-        // Tag and length of each.
+        // The text of each name, with tag and length.
         self.types[kind as usize].named.iter().map(|named| named.name().len() + 4).sum()
     }
 
-    /// Whether the client has asked for something of a type.
+    /// Returns true if the client has sent a request of the type.
     pub fn has_asked(&self, kind: Kind) -> bool {
         self.types[kind as usize].asked
     }
 
-    /// Waits until something changes, or has.
+    /// Waits until there may be a change to send.
     pub async fn changed(&self) {
         self.mailbox.changed().await;
     }
 
+    /// Returns the state of a type.
     pub fn overview(&self, kind: Kind) -> Overview {
         let of = &self.types[kind as usize];
         Overview {
@@ -261,16 +290,16 @@ impl Session {
         }
     }
 
-    /// How much of all types is held back.
+    /// Returns the number of names and complete responses that are held back.
     pub fn held_back(&self) -> usize {
         self.types.iter().filter(|of| of.asked).map(Type::held_back).sum()
     }
 
-    /// Takes in a request.
-    pub fn request(&mut self, kind: Kind, request: Request) -> Result<Answer, Refusal> {
+    /// Applies a request.
+    pub fn request(&mut self, kind: Kind, request: Request) -> Result<Acknowledgement, RequestRefusal> {
         let names = request.names.iter().chain(request.has.iter().map(|(name, _)| name));
         if names.into_iter().any(|name| name.len() > NAME_BYTES_MAX) {
-            return Err(Refusal::TooLongName);
+            return Err(RequestRefusal::TooLongName);
         }
         match self.protocol {
             Protocol::Delta => self.delta_request(kind, request),
@@ -278,15 +307,15 @@ impl Session {
         }
     }
 
-    /// An identification that no other response of this stream has.
+    /// Returns a nonce that no other response of this stream has.
     pub fn next_nonce(&mut self) -> String {
         self.responses += 1;
         format!("{:x}", self.responses)
     }
 
-    /// The next thing to say, if there is any.
+    /// Returns the next response, if there is one to send.
     pub fn response(&mut self) -> Option<Response> {
-        self.gather();
+        self.collect_marks();
         let response = self.next_response();
         self.note_held_back();
         response
@@ -295,7 +324,7 @@ impl Session {
     fn next_response(&mut self) -> Option<Response> {
         self.unfinished = false;
         self.seed_late();
-        // Clusters before assignments before listeners before routes.
+        // Clusters come before assignments, listeners and routes.
         for kind in Kind::ALL {
             let of = &self.types[kind as usize];
             let waits_for_list = kind == Kind::Cluster && self.waits_for_list();
@@ -321,35 +350,36 @@ impl Session {
         None
     }
 
-    /// Whether there was no response because there is more to look at than one turn allows.
+    /// Returns true if there was no response only because there is more work than one turn allows.
     pub fn is_unfinished(&self) -> bool {
         self.unfinished
     }
 
-    /// Takes the marks out of the mailbox.
-    fn gather(&mut self) {
+    /// Takes the marks from the mailbox.
+    fn collect_marks(&mut self) {
         let news = self.mailbox.take();
         for (of, marks) in self.types.iter_mut().zip(news).filter(|(_, marks)| marks.since.is_some()) {
             of.pending.extend(marks.names.into_iter().filter(|name| of.named.contains(name)));
             of.all_changed |= marks.all && of.wildcard;
             of.since = of.since.or(marks.since);
         }
-        // Only after the marks were taken: what they tell of is rendered without the registries that are unread then.
+        // Read after the marks: the marked resources are rendered without the registries that are unread at
+        // this point.
         if let Some(unread) = self.hub.unread(&mut self.unread_count) {
             if !unread.has_registries_of(&self.unread) {
-                self.types.iter_mut().for_each(Type::look_at_held_back);
+                self.types.iter_mut().for_each(Type::recheck_held_back);
             }
             self.unread = unread;
         }
     }
 
-    /// Returns true while the list of all clusters is made for a client that wants all.
+    /// Returns true while the list of all clusters is being made for this client.
     pub fn waits_for_list(&self) -> bool {
         self.types[Kind::Cluster as usize].wildcard && !self.hub.is_listed()
     }
 
-    /// Returns true while the response of a type that has to hold all would take something from the client that a registry
-    /// which has not been read may have.
+    /// Returns true while the complete response of a type would remove something that an unread registry may
+    /// have.
     fn waits(&mut self, kind: Kind) -> bool {
         let of = &mut self.types[kind as usize];
         let may_wait = self.protocol == Protocol::StateOfTheWorld && kind.has_wildcard();
@@ -365,22 +395,26 @@ impl Session {
         of.waits
     }
 
-    /// Has the hub wake this session when registries have been read, as long as something is held back.
+    /// Subscribes to changes of the unread registries while a change is held back.
     fn note_held_back(&mut self) {
         match !self.unread.is_empty() && self.held_back() > 0 {
-            true if self.holds_back.is_some() => {}
-            true => self.holds_back = Some(self.hub.holds_back(&self.mailbox, &self.unread)),
-            false => self.holds_back = None,
+            true if self.unread_entry.is_some() => {}
+            true => self.unread_entry = Some(self.hub.subscribe_unread(&self.mailbox, &self.unread)),
+            false => self.unread_entry = None,
         }
     }
 
-    fn add(&mut self, kind: Kind, name: &Arc<str>, sent: Sent, brought: bool) -> Result<(), Refusal> {
+    fn add(&mut self, kind: Kind, name: &Arc<str>, before: BeforeStream) -> Result<(), RequestRefusal> {
+        let (sent, brought) = match before {
+            BeforeStream::Nothing => (Sent::Nothing, false),
+            BeforeStream::Had(sent) => (sent, true),
+        };
         let of = &mut self.types[kind as usize];
         if of.named.contains(name) {
             return Ok(());
         }
         if of.named.len() >= NAMES_MAX {
-            return Err(Refusal::TooManyNames);
+            return Err(RequestRefusal::TooManyNames);
         }
         if let Some(account) = &mut self.account {
             account.take(name.len() + NAME_COST)?;
@@ -390,46 +424,57 @@ impl Session {
         Ok(())
     }
 
-    fn want_all(&mut self, kind: Kind, wants: bool) {
+    fn subscribe_to_all(&mut self, kind: Kind) {
         let of = &mut self.types[kind as usize];
-        if of.wildcard == wants {
+        if of.wildcard {
             return;
         }
-        of.wildcard = wants;
-        of.all_sent = Arc::default();
-        of.kept.clear();
-        // Of listeners there is none that anybody could ask for without its name.
+        of.wildcard = true;
+        of.forget_all();
+        // There are no listeners without a name to ask for.
         if kind == Kind::Cluster {
-            of.all_changed = wants;
-            of.unseeded = None;
-            self.wants_all = wants.then(|| self.hub.subscribe_all(&self.mailbox));
+            of.all_changed = true;
+            self.wants_all = Some(self.hub.subscribe_all(&self.mailbox));
         }
     }
 
-    /// Gives back what these names cost.
-    fn give_back<'a>(account: &mut Option<Account>, names: impl Iterator<Item = &'a Arc<str>>) {
+    fn unsubscribe_from_all(&mut self, kind: Kind) {
+        let of = &mut self.types[kind as usize];
+        if !of.wildcard {
+            return;
+        }
+        of.wildcard = false;
+        of.forget_all();
+        if kind == Kind::Cluster {
+            of.all_changed = false;
+            self.wants_all = None;
+        }
+    }
+
+    /// Releases the cost of these names.
+    fn release<'a>(account: &mut Option<Account>, names: impl Iterator<Item = &'a Arc<str>>) {
         if let Some(account) = account {
-            account.give_back(names.map(|name| name.len() + NAME_COST).sum());
+            account.release(names.map(|name| name.len() + NAME_COST).sum());
         }
     }
 
-    /// What the request says of the response before, and the end of that one's flight.
-    fn answer(&mut self, kind: Kind, request: &Request) -> Answer {
+    /// Takes the request's answer to the last response, which is then not in flight any more.
+    fn answer(&mut self, kind: Kind, request: &Request) -> Acknowledgement {
         let of = &mut self.types[kind as usize];
         if of.last_nonce.as_ref() != Some(&request.nonce) {
-            return Answer::None;
+            return Acknowledgement::None;
         }
         match (of.in_flight.take(), &request.error) {
-            (None, _) => Answer::None,
-            (Some(flight), None) => Answer::Ack(flight.since),
-            (Some(_), Some(error)) => Answer::Nack(shortened(error).to_owned()),
+            (None, _) => Acknowledgement::None,
+            (Some(flight), None) => Acknowledgement::Ack(flight.since),
+            (Some(_), Some(error)) => Acknowledgement::Nack(shortened(error).to_owned()),
         }
     }
 
-    /// Makes the response, and notes that it is in flight.
+    /// Makes the response and notes that it is in flight.
     fn send(&mut self, kind: Kind, draft: Draft) -> Response {
         if kind == Kind::Cluster {
-            // Envoy warms a cluster until an assignment comes after it, be it the one that it has.
+            // Envoy warms a cluster until an assignment follows it, even one that it has.
             let assignments = &mut self.types[Kind::Assignment as usize];
             for name in &draft.new {
                 if assignments.named.contains(name) {
@@ -456,13 +501,13 @@ impl Session {
 }
 
 impl Type {
-    /// How much is held back.
+    /// Returns the number of names and complete responses that are held back.
     fn held_back(&self) -> usize {
         self.held_back.len() + self.kept.values().map(BTreeMap::len).sum::<usize>() + usize::from(self.waits)
     }
 
-    /// Looks again at all that is held back.
-    fn look_at_held_back(&mut self) {
+    /// Checks all that is held back again.
+    fn recheck_held_back(&mut self) {
         for (name, owed) in std::mem::take(&mut self.held_back) {
             match owed {
                 true => self.owed.insert(name),
@@ -472,18 +517,26 @@ impl Type {
         self.kept_changed = !self.kept.is_empty();
     }
 
-    /// Takes a name from those that are held back; whether it is owed.
+    /// Removes a name from those held back; returns true if it must be answered.
     fn take_held_back(&mut self, name: &Arc<str>) -> bool {
         self.held_back.remove(name).unwrap_or(false)
     }
 
-    /// The next name to look at, and whether it has to be answered.
+    /// Resets the state of the wildcard subscription.
+    fn forget_all(&mut self) {
+        self.all_sent = Arc::default();
+        self.kept.clear();
+        self.unseeded = None;
+    }
+
+    /// Returns the next name to check, with true if it must be answered.
     fn next_name(&mut self) -> Option<(Arc<str>, bool)> {
         let owed = self.owed.pop_first().map(|name| (name, true));
         owed.or_else(|| Some((self.pending.pop_first()?, false)))
     }
 
-    /// Whether the client is sent no endpoints of a name any more, so far as it asked for any.
+    /// Returns true if the client holds no endpoints of a removed name: it was sent the present, empty
+    /// assignment, or none, or it does not subscribe to the name.
     fn is_emptied(&self, name: &Arc<str>) -> bool {
         self.named.get(name).is_none_or(|named| {
             let current = named.subscription.current().map(|resource| resource.version);
@@ -497,8 +550,8 @@ impl Named {
         self.subscription.name()
     }
 
-    /// Returns true if the client keeps what it has, as a registry that was not read may have more of it: what it has is
-    /// neither removed nor emptied, and is changed only where a registry in use has changed the service.
+    /// Returns true if the client keeps its resource because an unread registry may have more: the resource
+    /// is neither removed nor emptied, and it changes only if a registry in use has changed the service.
     fn is_held_back(
         &self,
         kind: Kind,
@@ -513,15 +566,15 @@ impl Named {
             return false;
         }
         let Some(hostname) = self.subscription.hostname().map(HostName::as_str) else { return false };
-        // Other resources are the same whichever endpoints there are.
+        // Other resources do not depend on the endpoints.
         let lists_endpoints =
             kind == Kind::Assignment || kind == Kind::Cluster && client == ClientKind::Envoy;
         let lacks = self.lacking && lists_endpoints && !unread.is_changed(hostname);
         unread.may_have(hostname) && (lacks || current.is_none_or(|resource| resource.is_empty))
     }
 
-    /// Notes what the client is sent, or has: no more than there is.
-    fn is_sent(&mut self, sent: Sent) {
+    /// Notes the version that was sent; the client then has no more than the present resource.
+    fn set_sent(&mut self, sent: Sent) {
         self.sent = sent;
         self.lacking = false;
     }
@@ -534,9 +587,8 @@ impl Named {
     }
 }
 
-/// The clusters of a service that a client holds next: those that there are, and of those that are no more the ones for
-/// which it is still sent endpoints. One that is sent none any more first has nothing to lose with the cluster. And
-/// whether none had to stay.
+/// Returns the clusters of a service to send next: the present ones, and removed ones whose assignment is not
+/// empty yet (make before break). The flag is true if no removed cluster had to stay.
 fn held_next(
     next: &Arc<[Arc<Resource>]>,
     sent: &[Arc<Resource>],

@@ -1,4 +1,4 @@
-//! What is known of each client, for operators.
+//! The state of each client, for operators.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -7,10 +7,10 @@ use std::time::{Duration, Instant, SystemTime};
 
 use super::incoming::Caller;
 use super::kind::Kind;
-use super::node::{Denied, Introduction};
-use super::session::{Answer, Overview, Protocol};
+use super::node::{Denied, NodeInfo};
+use super::session::{Acknowledgement, Overview, Protocol};
 
-/// All clients that are connected.
+/// All connected clients.
 #[derive(Default)]
 pub struct Clients {
     next: AtomicU64,
@@ -19,33 +19,39 @@ pub struct Clients {
     refusals: Mutex<Refusals>,
 }
 
-/// Refused clients that are remembered, the latest of them.
+/// The number of refused clients that are remembered.
 const REFUSED_MAX: usize = 100;
-/// How often the log tells of refused clients at most, and of the same one.
+/// The shortest time between two log lines about refused clients, and about the same client.
 const WARN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
 #[derive(Default)]
 struct Refusals {
-    /// In the order of their last time.
+    /// Refused clients in order of their last refusal.
     clients: VecDeque<RefusedClient>,
     total: u64,
-    /// When the log told of one, and how many there were since that it has not told of.
+    /// When the log last reported a refusal, and the number of refusals since.
     warned: Option<Instant>,
     untold: u64,
 }
 
-/// A client that claimed what no rule lets it.
+/// A client whose claim no rule allows.
 #[derive(Clone, Debug)]
 pub struct RefusedClient {
-    /// Its identity, or its address.
+    /// The client's identity, or its address.
     pub who: String,
+    /// The node id.
     pub node: String,
+    /// The network that it claims.
     pub network: String,
+    /// The cluster that it claims.
     pub cluster: String,
-    /// What it was told.
+    /// The error that the client got.
     pub why: String,
+    /// When it was first refused.
     pub first: SystemTime,
+    /// When it was last refused.
     pub last: SystemTime,
+    /// How often it was refused.
     pub count: u64,
     warned: Option<Instant>,
 }
@@ -53,44 +59,57 @@ pub struct RefusedClient {
 /// One client's stream.
 #[derive(Clone, Debug)]
 pub struct ClientStatus {
-    /// Counts up with each stream of this process.
+    /// Counts the streams of this process.
     pub id: u64,
+    /// The client of the connection.
     pub caller: Caller,
+    /// When the stream was opened.
     pub since: SystemTime,
+    /// The variant of the protocol.
     pub protocol: Protocol,
-    /// `None` before its first request.
-    pub introduction: Option<Introduction>,
-    /// What it has asked for.
+    /// The client's node; `None` before its first request.
+    pub node_info: Option<NodeInfo>,
+    /// The types that the client has sent requests of.
     pub types: BTreeMap<Kind, TypeStatus>,
 }
 
+/// The state of one type of a stream.
 #[derive(Clone, Debug, Default)]
 pub struct TypeStatus {
+    /// The subscriptions and responses.
     pub overview: Overview,
+    /// When the client last accepted a response.
     pub acked: Option<SystemTime>,
+    /// The number of responses that the client refused.
     pub nacks: u64,
-    /// The last refusal, with its text.
+    /// When the client last refused a response, and its text.
     pub nacked: Option<(SystemTime, String)>,
 }
 
-/// What clients keep that a registry may have which was not read.
+/// The totals of names that are held back because a registry is unread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeldBack {
+    /// The number of clients.
     pub clients: usize,
-    /// Names, and responses that would have to hold all.
+    /// Names, and complete responses.
     pub names: usize,
 }
 
-/// A client's place in the list; dropping it takes it out.
-pub struct Place {
+/// A client's entry in the list; removed when dropped.
+pub struct ClientEntry {
     clients: Arc<Clients>,
     id: u64,
     status: Arc<Mutex<ClientStatus>>,
 }
 
 impl Clients {
-    /// A place for one more, of at most `most`.
-    pub fn enter(self: &Arc<Self>, caller: &Caller, protocol: Protocol, most: usize) -> Option<Place> {
+    /// Adds a client, if there are fewer than `most`.
+    pub fn register(
+        self: &Arc<Self>,
+        caller: &Caller,
+        protocol: Protocol,
+        most: usize,
+    ) -> Option<ClientEntry> {
         let room = |count: usize| (count < most).then_some(count + 1);
         self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, room).ok()?;
         let id = self.next.fetch_add(1, Ordering::Relaxed);
@@ -100,19 +119,19 @@ impl Clients {
             caller: caller.clone(),
             since,
             protocol,
-            introduction: None,
+            node_info: None,
             types,
         }));
         self.streams.lock().unwrap_or_else(PoisonError::into_inner).insert(id, status.clone());
-        Some(Place { clients: self.clone(), id, status })
+        Some(ClientEntry { clients: self.clone(), id, status })
     }
 
-    /// Notes a client whose claims no rule allows, and tells of it in the log, but not too often.
-    pub fn refuse(&self, caller: &Caller, introduction: &Introduction, denied: &Denied) {
+    /// Notes a client whose claims no rule allows, and logs it, but not too often.
+    pub fn refuse(&self, caller: &Caller, node_info: &NodeInfo, denied: &Denied) {
         let (now, time) = (Instant::now(), SystemTime::now());
         let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
         refusals.total += 1;
-        let viewer = &introduction.viewer;
+        let viewer = &node_info.viewer;
         let is_same = |other: &RefusedClient| {
             other.who == denied.who
                 && other.network == viewer.network.as_str()
@@ -130,7 +149,7 @@ impl Clients {
             count: 0,
             warned: None,
         });
-        client.node.clone_from(&introduction.id);
+        client.node.clone_from(&node_info.id);
         client.why = denied.to_string();
         client.last = time;
         client.count += 1;
@@ -149,17 +168,18 @@ impl Clients {
         refusals.clients.push_back(client);
     }
 
-    /// How many were refused, and the latest of them, newest first.
+    /// Returns the number of refusals, and the latest refused clients, newest first.
     pub fn refused(&self) -> (u64, Vec<RefusedClient>) {
         let refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
         (refusals.total, refusals.clients.iter().rev().cloned().collect())
     }
 
+    /// Returns the number of streams.
     pub fn count(&self) -> usize {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// How much is held back from all clients, and from how many, while registries have not been read.
+    /// Returns the totals of what is held back.
     pub fn held_back(&self) -> HeldBack {
         let held_back =
             |status: &ClientStatus| -> usize { status.types.values().map(|of| of.overview.held_back).sum() };
@@ -171,24 +191,25 @@ impl Clients {
         })
     }
 
-    /// All, oldest first.
+    /// Returns all clients, oldest first.
     pub fn list(&self) -> Vec<ClientStatus> {
         let streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         streams.values().map(|status| status.lock().unwrap_or_else(PoisonError::into_inner).clone()).collect()
     }
 }
 
-impl Place {
+impl ClientEntry {
     fn change(&self, change: impl FnOnce(&mut ClientStatus)) {
         change(&mut self.status.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    pub fn introduced(&self, introduction: Introduction) {
-        self.change(|status| status.introduction = Some(introduction));
+    /// Notes the client's node.
+    pub fn set_node(&self, node_info: NodeInfo) {
+        self.change(|status| status.node_info = Some(node_info));
     }
 
-    /// Notes how a type stands, and what the client said of the response before.
-    pub fn note(&self, kind: Kind, overview: Overview, answer: &Answer) {
+    /// Notes the state of a type, and the client's answer to the last response.
+    pub fn note(&self, kind: Kind, overview: Overview, answer: &Acknowledgement) {
         if !overview.asked {
             return;
         }
@@ -196,9 +217,9 @@ impl Place {
             let of = status.types.entry(kind).or_default();
             of.overview = overview;
             match answer {
-                Answer::None => {}
-                Answer::Ack(_) => of.acked = Some(SystemTime::now()),
-                Answer::Nack(text) => {
+                Acknowledgement::None => {}
+                Acknowledgement::Ack(_) => of.acked = Some(SystemTime::now()),
+                Acknowledgement::Nack(text) => {
                     of.nacks += 1;
                     of.nacked = Some((SystemTime::now(), text.clone()));
                 }
@@ -207,7 +228,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ClientEntry {
     fn drop(&mut self) {
         self.clients.streams.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
         self.clients.count.fetch_sub(1, Ordering::Relaxed);

@@ -1,30 +1,31 @@
-//! The turns of a connection's task, which is three things in one: its life, its frames and its streams. Each has a bell,
-//! so that a wake polls the one that it is for; a bell that is rung while the task runs costs no further wake.
+//! The parts of a connection's task: its life, its frames and its streams. Each has a waker of its own, so
+//! that a wake polls only the part that it is for. A part that is woken while the task runs costs no further
+//! wake of the task.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
-/// What is polled.
+/// A part of the task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Bell {
+pub(super) enum Part {
     Life,
     Frames,
     Streams,
 }
 
-impl Bell {
+impl Part {
     const ALL: [Self; 3] = [Self::Life, Self::Frames, Self::Streams];
 }
 
-/// The bells of a task. They are made when it is first polled.
+/// The wakers of the parts, made when the task is first polled.
 #[derive(Default)]
 pub(super) struct Turns {
-    bells: Option<(Arc<Task>, Ringers)>,
+    wakers: Option<(Arc<Task>, PartWakers)>,
 }
 
-/// By bell.
-type Ringers = [Ringer; Bell::ALL.len()];
+/// Wakers by part.
+type PartWakers = [PartWaker; Part::ALL.len()];
 
 /// A task, and whether it runs.
 struct Task {
@@ -32,68 +33,70 @@ struct Task {
     runs: AtomicBool,
 }
 
-struct Ringer {
-    inside: Arc<Inside>,
+struct PartWaker {
+    flag: Arc<WakeFlag>,
     waker: Waker,
 }
 
-struct Inside {
-    rung: AtomicBool,
+struct WakeFlag {
+    woken: AtomicBool,
     task: Arc<Task>,
 }
 
-impl Wake for Inside {
+impl Wake for WakeFlag {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // A task that runs looks at its bells once more after it has said that it does not: one of the two sees the other.
-        if !self.rung.swap(true, Ordering::SeqCst) && !self.task.runs.load(Ordering::SeqCst) {
+        // The task checks its parts once more after it has cleared `runs`, so that either this wake or that
+        // check sees the other.
+        if !self.woken.swap(true, Ordering::SeqCst) && !self.task.runs.load(Ordering::SeqCst) {
             self.task.waker.wake_by_ref();
         }
     }
 }
 
-impl Ringer {
+impl PartWaker {
     fn new(task: &Arc<Task>) -> Self {
-        let inside = Arc::new(Inside { rung: AtomicBool::new(true), task: task.clone() });
-        Self { waker: inside.clone().into(), inside }
+        let flag = Arc::new(WakeFlag { woken: AtomicBool::new(true), task: task.clone() });
+        Self { waker: flag.clone().into(), flag }
     }
 }
 
 impl Turns {
-    /// Polls what has rung, until nothing has, or for so many rounds. The last argument of `poll` rings for the streams.
+    /// Polls the parts that were woken, until none is, or for at most `rounds` rounds. The last argument of
+    /// `poll` wakes the streams.
     pub(super) fn poll<T>(
         &mut self,
         context: &Context<'_>,
         rounds: usize,
-        mut poll: impl FnMut(Bell, &mut Context<'_>, &Waker) -> Poll<T>,
+        mut poll: impl FnMut(Part, &mut Context<'_>, &Waker) -> Poll<T>,
     ) -> Poll<T> {
         let is_same = |(task, _): &(Arc<Task>, _)| task.waker.will_wake(context.waker());
-        if !self.bells.as_ref().is_some_and(is_same) {
+        if !self.wakers.as_ref().is_some_and(is_same) {
             let task = Arc::new(Task { waker: context.waker().clone(), runs: AtomicBool::new(false) });
-            let ringers = Bell::ALL.map(|_| Ringer::new(&task));
-            self.bells = Some((task, ringers));
+            let wakers = Part::ALL.map(|_| PartWaker::new(&task));
+            self.wakers = Some((task, wakers));
         }
-        let Some((task, ringers)) = &self.bells else { return Poll::Pending };
-        let streams = &ringers[Bell::Streams as usize].waker;
+        let Some((task, wakers)) = &self.wakers else { return Poll::Pending };
+        let streams = &wakers[Part::Streams as usize].waker;
         for _ in 0..rounds {
             task.runs.store(true, Ordering::SeqCst);
-            for (bell, ringer) in Bell::ALL.into_iter().zip(ringers) {
-                if ringer.inside.rung.load(Ordering::Acquire)
-                    && ringer.inside.rung.swap(false, Ordering::SeqCst)
-                    && let Poll::Ready(end) = poll(bell, &mut Context::from_waker(&ringer.waker), streams)
+            for (part, part_waker) in Part::ALL.into_iter().zip(wakers) {
+                if part_waker.flag.woken.load(Ordering::Acquire)
+                    && part_waker.flag.woken.swap(false, Ordering::SeqCst)
+                    && let Poll::Ready(end) = poll(part, &mut Context::from_waker(&part_waker.waker), streams)
                 {
                     return Poll::Ready(end);
                 }
             }
             task.runs.store(false, Ordering::SeqCst);
-            if !ringers.iter().any(|ringer| ringer.inside.rung.load(Ordering::SeqCst)) {
+            if !wakers.iter().any(|part_waker| part_waker.flag.woken.load(Ordering::SeqCst)) {
                 return Poll::Pending;
             }
         }
-        // Others have a turn.
+        // Yields to other tasks.
         context.waker().wake_by_ref();
         Poll::Pending
     }
@@ -120,32 +123,32 @@ mod tests {
         let context = Context::from_waker(&waker);
         let mut turns = Turns::default();
         let (mut polled, mut wakers) = (Vec::new(), Vec::new());
-        let _ = turns.poll(&context, 4, |bell, context, _| {
-            polled.push(bell);
+        let _ = turns.poll(&context, 4, |part, context, _| {
+            polled.push(part);
             wakers.push(context.waker().clone());
             Poll::<()>::Pending
         });
-        assert_eq!((&polled[..], wakes()), (&Bell::ALL[..], 0));
-        // From outside.
-        wakers[Bell::Frames as usize].wake_by_ref();
-        wakers[Bell::Frames as usize].wake_by_ref();
+        assert_eq!((&polled[..], wakes()), (&Part::ALL[..], 0));
+        // A wake from outside of the task.
+        wakers[Part::Frames as usize].wake_by_ref();
+        wakers[Part::Frames as usize].wake_by_ref();
         assert_eq!(wakes(), 1);
         polled.clear();
-        let _ = turns.poll(&context, 4, |bell, _, streams| {
-            polled.push(bell);
-            match bell {
-                Bell::Frames => streams.wake_by_ref(),
-                Bell::Streams => wakers[Bell::Life as usize].wake_by_ref(),
-                Bell::Life => {}
+        let _ = turns.poll(&context, 4, |part, _, streams| {
+            polled.push(part);
+            match part {
+                Part::Frames => streams.wake_by_ref(),
+                Part::Streams => wakers[Part::Life as usize].wake_by_ref(),
+                Part::Life => {}
             }
             Poll::<()>::Pending
         });
-        assert_eq!((&polled[..], wakes()), (&[Bell::Frames, Bell::Streams, Bell::Life][..], 1));
-        // A part that never rests leaves others a turn.
+        assert_eq!((&polled[..], wakes()), (&[Part::Frames, Part::Streams, Part::Life][..], 1));
+        // A part that wakes itself without end yields to other tasks.
         wakers[0].wake_by_ref();
         polled.clear();
-        let _ = turns.poll(&context, 4, |bell, context, _| {
-            polled.push(bell);
+        let _ = turns.poll(&context, 4, |part, context, _| {
+            polled.push(part);
             context.waker().wake_by_ref();
             Poll::<()>::Pending
         });

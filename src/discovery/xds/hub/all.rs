@@ -1,5 +1,5 @@
-//! The list of all clusters, for clients that ask for all. The hub makes it when the first client wants it, and keeps it
-//! up with the world from then on.
+//! The list of all clusters, for clients with a wildcard subscription. The hub makes it when the first client
+//! asks for it, and keeps it up to date from then on.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::snapshot::name_index::NameMap;
 /// All clusters, by the host name of their service.
 pub type Clusters = NameMap<Arc<[Arc<Resource>]>>;
 
-/// The list, and the sessions that are told when it changes.
+/// The list, and the sessions that subscribe to it.
 #[derive(Default)]
 pub(super) struct All {
     pub(super) stage: Stage,
@@ -24,7 +24,7 @@ pub(super) struct All {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// A mesh without clients that want all does not pay for the list.
+    /// No client has asked for the list, so it costs nothing.
     #[default]
     Unwanted,
     Wanted,
@@ -32,12 +32,12 @@ pub(super) enum Stage {
     Whole,
 }
 
-/// The clusters of one service.
+/// Returns the clusters of one service.
 pub(in crate::discovery::xds) fn clusters_of(all: &Clusters, hostname: &HostName) -> Arc<[Arc<Resource>]> {
     all.get(hostname.as_str()).cloned().unwrap_or_default()
 }
 
-/// Makes these the clusters of a service; the list is copied only as far as others hold it.
+/// Replaces the clusters of a service; the list is copied only as far as others share it.
 pub(in crate::discovery::xds) fn put_clusters(
     all: &mut Arc<Clusters>,
     hostname: HostName,
@@ -51,7 +51,7 @@ pub(in crate::discovery::xds) fn put_clusters(
     }
 }
 
-/// Returns true if two lists share all that they hold.
+/// Returns true if two lists share all clusters.
 pub(in crate::discovery::xds) fn are_same(one: &Arc<[Arc<Resource>]>, other: &Arc<[Arc<Resource>]>) -> bool {
     Arc::ptr_eq(one, other)
         || one.len() == other.len() && one.iter().zip(&**other).all(|(a, b)| Arc::ptr_eq(a, b))

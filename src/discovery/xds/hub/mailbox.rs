@@ -1,4 +1,4 @@
-//! A session's mailbox: a set of marks, however long the session does not look.
+//! A session's mailbox: the set of resources that changed since the session last read it.
 
 use std::collections::BTreeSet;
 use std::future::poll_fn;
@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use crate::discovery::xds::kind::Kind;
 
-/// Changes that a session has not looked at yet.
+/// Changes that a session has not read yet.
 #[derive(Default)]
 pub struct Mailbox {
     inside: Mutex<Inside>,
@@ -17,9 +17,9 @@ pub struct Mailbox {
 #[derive(Default)]
 struct Inside {
     marks: [Marks; Kind::ALL.len()],
-    /// Whether there is something to look at.
+    /// True if the session has something to check.
     news: bool,
-    /// Whether the hub will wake the session in its turn.
+    /// True if the session is in the hub's queue of sessions to be woken.
     queued: bool,
     /// The session's task, while it waits.
     waiting: Option<Waker>,
@@ -40,15 +40,16 @@ impl Inside {
 /// Changes of one type.
 #[derive(Debug, Default)]
 pub struct Marks {
+    /// Names of changed resources.
     pub names: BTreeSet<Arc<str>>,
-    /// Whether the list of all resources of the type changed.
+    /// True if the list of all resources of the type changed.
     pub all: bool,
-    /// When the first of the changes came.
+    /// When the first of the changes was made.
     pub since: Option<Instant>,
 }
 
 impl Mailbox {
-    /// Marks a resource, or the list of all (`None`), as changed. The session is not woken.
+    /// Marks a resource, or the list of all (`None`), as changed, without waking the session.
     pub(super) fn mark(&self, kind: Kind, name: Option<&Arc<str>>, since: Instant) {
         self.inside().mark(kind, name, since);
     }
@@ -62,7 +63,7 @@ impl Mailbox {
         waiting.into_iter().for_each(Waker::wake);
     }
 
-    /// Has the session look whether there is something to do.
+    /// Wakes the session, so that it checks its state.
     pub(super) fn wake(&self) {
         let mut inside = self.inside();
         inside.news = true;
@@ -71,12 +72,12 @@ impl Mailbox {
         waiting.into_iter().for_each(Waker::wake);
     }
 
-    /// Returns true if the session is not in the hub's queue of sessions to be woken, where it is from now on.
+    /// Notes that the session is queued; returns true if it was not queued before.
     pub(super) fn enqueue(&self) -> bool {
         !std::mem::replace(&mut self.inside().queued, true)
     }
 
-    /// Wakes the session in its turn, if it has not looked at its marks meanwhile.
+    /// Wakes a queued session, unless it has read its marks meanwhile.
     pub(super) fn dequeue(&self) {
         let mut inside = self.inside();
         inside.queued = false;
@@ -85,7 +86,7 @@ impl Mailbox {
         waiting.into_iter().for_each(Waker::wake);
     }
 
-    /// Takes the changes of all types at one moment, so that their order holds.
+    /// Takes the changes of all types in one step, so that their order is kept.
     pub fn take(&self) -> [Marks; Kind::ALL.len()] {
         let mut inside = self.inside();
         match std::mem::take(&mut inside.news) {
@@ -94,7 +95,7 @@ impl Mailbox {
         }
     }
 
-    /// Waits until there is something to take. Only one task waits at a time.
+    /// Waits until there is something to take. Only one task may wait at a time.
     pub async fn changed(&self) {
         poll_fn(|context| {
             let mut inside = self.inside();
@@ -110,7 +111,7 @@ impl Mailbox {
     }
 
     fn inside(&self) -> MutexGuard<'_, Inside> {
-        // Each change is whole by itself.
+        // A poisoned lock is usable: each change is a single step.
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

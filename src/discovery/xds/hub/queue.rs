@@ -9,44 +9,44 @@ use crate::model::name::HostName;
 use crate::snapshot::Snapshot;
 use crate::world::{Reader, Since};
 
-/// What is to be done for the newest world that the hub has looked at.
+/// The work for the newest snapshot that the hub has seen.
 pub(super) struct Queue {
     pub(super) world: Arc<Snapshot>,
     /// Services whose own data changed.
-    front: Lane,
-    /// Services whose clusters are not in the list of all yet.
-    listing: Lane,
-    /// Services that may come out differently as gateways, networks or the policy changed.
-    background: Lane,
-    /// Sessions that have marks of the background lane and were not woken.
-    sleepers: VecDeque<Arc<Mailbox>>,
+    front: WorkList,
+    /// Services whose clusters are not in the list of all clusters yet.
+    listing: WorkList,
+    /// Services that may render differently because gateways, networks or the policy changed.
+    background: WorkList,
+    /// Sessions with marks of the background list that were not woken yet.
+    unwoken: VecDeque<Arc<Mailbox>>,
 }
 
 /// One step of the work.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Renders a service whose own data changed, since a moment.
+    /// Render a service whose own data changed at this time.
     Front(HostName, Instant),
-    /// Puts the clusters of a service into the list of all.
+    /// Add the clusters of a service to the list of all clusters.
     List(HostName),
-    /// Renders a service that may come out differently, since a moment.
+    /// Render a service that may render differently since this time.
     Background(HostName, Instant),
 }
 
-/// What a world says differently from an older one.
+/// The services that may differ between two snapshots.
 pub(super) struct Changes {
     /// Services whose own data changed.
     pub(super) own: Vec<HostName>,
-    /// Services that may come out differently as the gateways of a network changed.
+    /// Services that may render differently because the gateways of a network changed.
     pub(super) behind: Vec<HostName>,
-    /// Whether any other service may come out differently too.
+    /// True if any other service may differ too.
     pub(super) everything: bool,
 }
 
 impl Changes {
     pub(super) fn between(reader: &Reader, older: &Snapshot, newer: &Snapshot) -> Self {
         match reader.since(older.generation, newer.generation) {
-            // Every service was merged anew: which of them changed by themselves cannot be told.
+            // Every service was merged again: the delta does not name those that differ.
             Since::Everything => Self { own: Vec::new(), behind: Vec::new(), everything: true },
             Since::Deltas(deltas) => {
                 let own = deltas.iter().flat_map(|delta| delta.services.keys());
@@ -60,14 +60,14 @@ impl Changes {
     }
 }
 
-/// Services in the order in which they came, each once.
+/// Services in order of arrival, each once.
 #[derive(Default)]
-struct Lane {
+struct WorkList {
     order: VecDeque<(HostName, Instant)>,
     names: HashSet<HostName>,
 }
 
-impl Lane {
+impl WorkList {
     fn push(&mut self, name: HostName, since: Instant) {
         if self.names.insert(name.clone()) {
             self.order.push_back((name, since));
@@ -91,7 +91,7 @@ impl Lane {
 impl Queue {
     pub(super) fn new(world: Arc<Snapshot>) -> Self {
         let (front, listing, background) = Default::default();
-        Self { world, front, listing, background, sleepers: VecDeque::new() }
+        Self { world, front, listing, background, unwoken: VecDeque::new() }
     }
 
     pub(super) fn push_front(&mut self, names: impl IntoIterator<Item = HostName>, since: Instant) {
@@ -106,7 +106,7 @@ impl Queue {
         names.into_iter().for_each(|name| self.background.push(name, since));
     }
 
-    /// The most urgent step.
+    /// Takes the most urgent step.
     pub(super) fn pop(&mut self) -> Option<Step> {
         let front = self.front.pop().map(|(name, since)| Step::Front(name, since));
         let listing = || self.listing.pop().map(|(name, _)| Step::List(name));
@@ -115,31 +115,31 @@ impl Queue {
             .or_else(|| self.background.pop().map(|(name, since)| Step::Background(name, since)))
     }
 
-    /// Returns true if every service is rendered from the newest world.
+    /// Returns true if every service is rendered from the newest snapshot.
     pub(super) fn is_rendered(&self) -> bool {
         self.front.is_empty() && self.background.is_empty()
     }
 
-    /// Returns true if the list of all clusters is whole.
+    /// Returns true if the list of all clusters is complete.
     pub(super) fn is_listed(&self) -> bool {
         self.listing.is_empty()
     }
 
-    /// Returns true if there is nothing left to do.
+    /// Returns true if there is no work left.
     pub(super) fn is_done(&self) -> bool {
-        self.is_rendered() && self.is_listed() && self.sleepers.is_empty()
+        self.is_rendered() && self.is_listed() && self.unwoken.is_empty()
     }
 
-    /// Wakes a session later, once.
+    /// Queues a session to be woken, once.
     pub(super) fn wake_later(&mut self, mailbox: &Arc<Mailbox>) {
         if mailbox.enqueue() {
-            self.sleepers.push_back(mailbox.clone());
+            self.unwoken.push_back(mailbox.clone());
         }
     }
 
-    /// Wakes so many sessions that wait for their turn.
+    /// Wakes at most `count` queued sessions.
     pub(super) fn wake(&mut self, count: usize) {
-        let count = count.min(self.sleepers.len());
-        self.sleepers.drain(..count).for_each(|mailbox| mailbox.dequeue());
+        let count = count.min(self.unwoken.len());
+        self.unwoken.drain(..count).for_each(|mailbox| mailbox.dequeue());
     }
 }

@@ -1,4 +1,4 @@
-//! One resource as one class of viewers gets it, and the sessions that want it.
+//! One resource as one class of viewers gets it, and its subscribers.
 
 use std::sync::{Arc, Mutex, Weak};
 
@@ -12,7 +12,7 @@ use crate::model::name::HostName;
 use crate::snapshot::Snapshot;
 use crate::snapshot::view::Viewer;
 
-/// What a rendering is of.
+/// The key of a rendering.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub(super) kind: Kind,
@@ -20,11 +20,12 @@ pub(super) struct Key {
     pub(super) viewer: Arc<Viewer>,
 }
 
-/// One resource as one class of viewers gets it. Neither of its locks is held while something is rendered.
+/// One resource as one class of viewers gets it. Neither of its locks is held while a resource is rendered.
 pub(super) struct Rendering {
     hub: Weak<Hub>,
     pub(super) key: Key,
-    /// `None`: the name means nothing, and never will. Such a rendering belongs to one session.
+    /// `None`: the name cannot be parsed, so its resource never changes. Such a rendering belongs to one
+    /// session.
     pub(super) target: Option<Target>,
     state: Mutex<State>,
     pub(super) subscribers: Mutex<Subscribers>,
@@ -32,20 +33,20 @@ pub(super) struct Rendering {
 
 #[derive(Default)]
 struct State {
-    /// Of the world that `made` was rendered from; 0: nothing was rendered.
+    /// The generation of the snapshot that `made` was rendered from; 0: nothing was rendered.
     generation: u64,
-    /// Of the newest world that the hub passed by before anything was rendered.
+    /// The generation of the newest snapshot for which the hub found this rendering without a result.
     due: u64,
     made: Made,
 }
 
-/// What a rendering came out as.
+/// The result of a rendering.
 #[derive(Default)]
 enum Made {
     #[default]
     Nothing,
-    /// An assignment without endpoints, which says no more than its name: it is made whenever it is asked for, as there may
-    /// be very many names that no registry has.
+    /// An assignment without endpoints, made from its name on demand: there may be very many names that no
+    /// registry has.
     Empty(Version),
     Resource(Arc<Resource>),
 }
@@ -65,11 +66,12 @@ impl Rendering {
         Arc::new(Self { hub, key, target, state: Mutex::default(), subscribers: Mutex::default() })
     }
 
-    /// Renders again, if anything was rendered; returns true if it came out differently.
+    /// Renders again, if there is a result; returns true if the new one differs.
     pub(super) fn refresh(&self, hub: &Hub, world: &Snapshot) -> bool {
         let mut state = lock(&self.state);
         if state.generation == 0 {
-            // Whoever renders it for the first time has begun with an older world, and sees that this one is due.
+            // The session that renders the first result began with an older snapshot; it sees that a newer
+            // one is due.
             state.due = world.generation;
             return false;
         }
@@ -80,7 +82,8 @@ impl Rendering {
         self.render(hub, world)
     }
 
-    /// Renders; returns true if it came out differently. Nothing is rendered from an older world over a newer one.
+    /// Renders; returns true if the result differs. A result of a newer snapshot is never replaced by one of
+    /// an older snapshot.
     fn render(&self, hub: &Hub, world: &Snapshot) -> bool {
         let Key { kind, name, viewer } = &self.key;
         let made = render::resource(world, *kind, name, self.target.as_ref(), viewer, &hub.san_history);
@@ -100,7 +103,7 @@ impl Rendering {
         true
     }
 
-    /// The resource, rendered from the newest world if it was not rendered before.
+    /// Returns the resource; renders it from the newest snapshot if there is no result.
     fn current(&self) -> Option<Arc<Resource>> {
         let nothing = || render::nothing(self.key.kind, &self.key.name).map(Arc::new);
         if self.target.is_none() {
@@ -116,9 +119,9 @@ impl Rendering {
                 };
             }
             drop(state);
-            // The hub is there for as long as a session is.
+            // A session keeps the hub alive.
             let hub = self.hub.upgrade()?;
-            // The world is looked up after the hub can find this rendering: no later world is missed.
+            // The snapshot is read after the hub can find this rendering, so no later snapshot is missed.
             let world = hub.reader.latest();
             self.render(&hub, &world);
             debug_assert!(lock(&self.state).generation >= world.generation, "it is rendered by now");
@@ -126,7 +129,7 @@ impl Rendering {
     }
 }
 
-/// A session's wish to be told of one resource; dropping it takes it back.
+/// A session's subscription to one resource; ends when dropped.
 pub struct Subscription {
     rendering: Arc<Rendering>,
     slot: Slot,
@@ -138,16 +141,17 @@ impl Subscription {
         Self { rendering, slot }
     }
 
+    /// Returns the name of the resource.
     pub fn name(&self) -> &Arc<str> {
         &self.rendering.key.name
     }
 
-    /// The service that the resource speaks of; `None` where the name means nothing.
+    /// Returns the service of the resource; `None` if the name cannot be parsed.
     pub fn hostname(&self) -> Option<&HostName> {
         self.rendering.target.as_ref().map(|target| &target.hostname)
     }
 
-    /// The resource as the newest world has it.
+    /// Returns the resource of the newest snapshot.
     pub fn current(&self) -> Option<Arc<Resource>> {
         self.rendering.current()
     }

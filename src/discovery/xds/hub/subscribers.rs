@@ -1,18 +1,18 @@
-//! Mailboxes by slot: entering and leaving cost the same however many others there are.
+//! Mailboxes by slot: adding and removing cost the same for any number of others.
 
 use std::sync::Arc;
 
 use super::mailbox::Mailbox;
 
-/// A list of mailboxes. Eight bytes for each; as long as it was at its longest, until it is empty.
+/// A list of mailboxes, 8 bytes each. It keeps its largest size until it is empty.
 #[derive(Default)]
 pub(super) struct Subscribers {
     slots: Vec<Option<Arc<Mailbox>>>,
-    /// Slots that can be taken again.
+    /// Free slots.
     free: Vec<u32>,
 }
 
-/// A place in a list.
+/// The index of a mailbox in a list.
 #[derive(Debug)]
 pub(super) struct Slot(u32);
 
@@ -20,7 +20,7 @@ impl Subscribers {
     pub(super) fn insert(&mut self, mailbox: Arc<Mailbox>) -> Slot {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
-            // Streams are bounded far below.
+            // The limit of streams is far below.
             u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
         });
         let entry = &mut self.slots[slot as usize];
@@ -29,7 +29,7 @@ impl Subscribers {
         Slot(slot)
     }
 
-    /// Gives a slot back; returns true if the list is empty.
+    /// Frees a slot; returns true if the list is empty.
     pub(super) fn remove(&mut self, slot: &Slot) -> bool {
         let removed = self.slots.get_mut(slot.0 as usize).and_then(Option::take);
         debug_assert!(removed.is_some(), "a slot is given back once");

@@ -1,4 +1,4 @@
-//! The order in which the hub works, and what it keeps.
+//! The order of the hub's work, and the renderings that it keeps.
 
 use super::*;
 use crate::discovery::xds::session::tests::{Stage, snapshot};
@@ -7,7 +7,7 @@ use crate::snapshot::delta::Delta;
 
 const SERVICES: usize = 200;
 
-/// Services with one endpoint each, which is on this host; one service may have another.
+/// Returns services with one endpoint each on this host; one service may have a second endpoint.
 fn services<'a>(
     names: &'a [String],
     host: &'a [u8],
@@ -36,7 +36,7 @@ fn a_service_that_changes_overtakes_all_that_may_have_changed() {
 
     let everything = Delta { generation: 2, everything: true, ..Delta::default() };
     stage.publisher.publish(snapshot(&stage.policy, 2, &services(&names, &[2], None)), everything);
-    assert!(hub.turn(&mut queue), "there is more than one turn allows");
+    assert!(hub.run_turn(&mut queue), "there is more than one turn allows");
     let told = marked(&mailbox).len();
     assert!(0 < told && told < SERVICES / 2, "{told} in the first turn");
 
@@ -46,11 +46,11 @@ fn a_service_that_changes_overtakes_all_that_may_have_changed() {
         let hostname = service.as_ref().expect("there").key.hostname.clone();
         let delta = Delta { generation, services: [(hostname, service)].into(), ..Delta::default() };
         stage.publisher.publish(next, delta);
-        assert!(hub.turn(&mut queue), "the others wait");
+        assert!(hub.run_turn(&mut queue), "the others wait");
         assert!(marked(&mailbox).contains(&name(changed)));
     }
 
-    while hub.turn(&mut queue) {}
+    while hub.run_turn(&mut queue) {}
     let last: Vec<_> = subscriptions.iter().map(Subscription::current).collect();
     assert!(
         first.iter().zip(&last).all(|(first, last)| first != last),
@@ -96,10 +96,10 @@ fn changes_that_are_not_urgent_wake_few_sessions_in_a_turn() {
     let everything = Delta { generation: 2, everything: true, ..Delta::default() };
     stage.publisher.publish(snapshot(&stage.policy, 2, &[("a", &[2])]), everything);
     let mut turns = 1;
-    while hub.turn(&mut queue) {
+    while hub.run_turn(&mut queue) {
         turns += 1;
     }
     assert_eq!(turns, 3);
-    // A session that looks for another reason finds the mark before its turn.
+    // A session that wakes for another reason finds the mark before its turn.
     assert!(waits.iter_mut().all(|wait| wait.as_mut().poll(context).is_ready()));
 }

@@ -1,17 +1,23 @@
-//! Delta: names are added and taken back, and a response holds what the client does not have.
+//! The delta variant: requests add and remove names, and a response has the resources that the client lacks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::draft::Draft;
-use super::{Answer, NAMES_MAX, Refusal, Request, Sent, Session, Type, held_next};
+use super::{
+    Acknowledgement, BeforeStream, NAMES_MAX, Request, RequestRefusal, Sent, Session, Type, held_next,
+};
 use crate::discovery::xds::hub::{Clusters, are_same, clusters_of, put_clusters};
 use crate::discovery::xds::kind::{Kind, Target};
 use crate::discovery::xds::resource::{Resource, Version};
 use crate::snapshot::unread::Unread;
 
 impl Session {
-    pub(super) fn delta_request(&mut self, kind: Kind, request: Request) -> Result<Answer, Refusal> {
+    pub(super) fn delta_request(
+        &mut self,
+        kind: Kind,
+        request: Request,
+    ) -> Result<Acknowledgement, RequestRefusal> {
         let answer = self.answer(kind, &request);
         let first = !std::mem::replace(&mut self.types[kind as usize].asked, true);
         let mut has: BTreeMap<Arc<str>, Option<Version>> = BTreeMap::new();
@@ -23,15 +29,18 @@ impl Session {
         let legacy = first && request.names.is_empty() && request.unsubscribe.is_empty();
         let star = legacy || request.names.iter().any(|name| name == "*");
         if star && kind.has_wildcard() {
-            self.want_all(kind, true);
+            self.subscribe_to_all(kind);
             self.types[kind as usize].must_answer = true;
         }
         for name in request.names.into_iter().filter(|name| name != "*") {
             let name: Arc<str> = name.into();
-            // An equal version is an answer that the client has already.
+            // If the version is equal, the client needs no response.
             let had = has.get(&name).copied().flatten();
-            let brought = has.contains_key(&name);
-            self.add(kind, &name, had.map_or(Sent::Nothing, Sent::Version), brought)?;
+            let before = match has.contains_key(&name) {
+                true => BeforeStream::Had(had.map_or(Sent::Nothing, Sent::Version)),
+                false => BeforeStream::Nothing,
+            };
+            self.add(kind, &name, before)?;
             let of = &mut self.types[kind as usize];
             match had {
                 Some(_) => of.pending.insert(name),
@@ -52,24 +61,24 @@ impl Session {
 
     fn unsubscribe(&mut self, kind: Kind, name: &str) {
         if name == "*" {
-            self.want_all(kind, false);
+            self.unsubscribe_from_all(kind);
             return;
         }
         let of = &mut self.types[kind as usize];
         if let Some(named) = of.named.remove(name) {
             let name = named.name().clone();
-            Self::give_back(&mut self.account, std::iter::once(&name));
+            Self::release(&mut self.account, std::iter::once(&name));
             of.pending.remove(&name);
             of.owed.remove(&name);
             of.held_back.remove(&name);
-            // Whether it is covered by the wildcard still, the client cannot know.
+            // The client cannot know if the wildcard still covers the name, so it is answered.
             if of.wildcard {
                 of.owed.insert(name);
             }
         }
     }
 
-    /// Takes what the client said it has as sent, once it can be held against the list of all.
+    /// Takes `initial_resource_versions` as sent, once it can be compared with the list of all clusters.
     pub(super) fn seed_late(&mut self) {
         if !self.waits_for_list()
             && let Some(has) = self.types[Kind::Cluster as usize].unseeded.take()
@@ -78,7 +87,7 @@ impl Session {
         }
     }
 
-    /// Takes what the client says it has as sent, where it is what there is.
+    /// Takes `initial_resource_versions` as sent, where the versions are the present ones.
     fn seed(&mut self, kind: Kind, mut has: BTreeMap<Arc<str>, Option<Version>>) {
         if has.is_empty() {
             return;
@@ -98,15 +107,15 @@ impl Session {
             }
         }
         let of = &mut self.types[kind as usize];
-        // Names it asks for are answered as such.
+        // Names that the client subscribes to are answered by name.
         has.retain(|name, _| !of.named.contains(name));
         for (name, version) in has {
             let is_known = known.contains(&name);
             match kind.read(&name).filter(|_| kind == Kind::Cluster) {
-                // It may change or go before the client is told of it.
+                // The resource may change or go before the client gets a response.
                 Some(Target { hostname, .. }) if is_known || self.unread.may_have(hostname.as_str()) => {
-                    let is_sent = clusters_of(&sent, &hostname).iter().any(|sent| sent.name == name);
-                    if !is_sent {
+                    let set_sent = clusters_of(&sent, &hostname).iter().any(|sent| sent.name == name);
+                    if !set_sent {
                         of.kept.entry(hostname).or_default().insert(name, version);
                     }
                 }
@@ -118,11 +127,11 @@ impl Session {
         of.all_sent = Arc::new(sent);
     }
 
-    /// What there is to say of a type.
+    /// Makes the next response of a type.
     pub(super) fn draft_delta(&mut self, kind: Kind) -> Draft {
         let mut draft = Draft::default();
         draft.removed.append(&mut self.types[kind as usize].gone);
-        self.tell_all_delta(kind, &mut draft);
+        self.add_all_delta(kind, &mut draft);
         let [clusters, others @ ..] = &mut self.types;
         let (of, assignments) = match kind {
             Kind::Cluster => (clusters, others.first()),
@@ -140,8 +149,8 @@ impl Session {
                         of.held_back.insert(name, owed);
                     }
                     Some(resource) if owed || named.sent != Sent::Version(resource.version) => {
-                        named.is_sent(Sent::Version(resource.version));
-                        draft.tell(resource);
+                        named.set_sent(Sent::Version(resource.version));
+                        draft.add(resource);
                     }
                     Some(_) => named.lacking = false,
                     None if !owed && assignments.is_some_and(|of| !of.is_emptied(&name)) => {
@@ -151,12 +160,12 @@ impl Session {
                         if owed || matches!(named.sent, Sent::Version(_)) {
                             draft.removed.insert(name);
                         }
-                        named.is_sent(Sent::Absence);
+                        named.set_sent(Sent::Absence);
                     }
                 },
-                // Given up as a name: the wildcard covers it, or there is none.
+                // The name was unsubscribed: the wildcard covers it, or it does not exist.
                 None if owed => match find(&of.all_sent, kind, &name) {
-                    Some(resource) => draft.tell(resource),
+                    Some(resource) => draft.add(resource),
                     None if of.is_kept(kind, &name, unread) => {}
                     None => drop(draft.removed.insert(name)),
                 },
@@ -167,8 +176,8 @@ impl Session {
         draft
     }
 
-    /// Adds what those who want all do not have yet.
-    fn tell_all_delta(&mut self, kind: Kind, draft: &mut Draft) {
+    /// Adds the resources of the wildcard subscription that the client lacks.
+    fn add_all_delta(&mut self, kind: Kind, draft: &mut Draft) {
         let [clusters, assignments, ..] = &mut self.types;
         if kind != Kind::Cluster || !clusters.all_changed && !clusters.kept_changed {
             return;
@@ -199,12 +208,13 @@ impl Session {
                 };
                 kept.remove(&resource.name);
                 if !has {
-                    draft.tell(resource.clone());
+                    draft.add(resource.clone());
                 }
             }
             let gone = sent.iter().filter(|old| !held.iter().any(|new| new.name == old.name));
             match keeps {
-                // Of a cluster that is kept already the client has an older version than it was noted to be sent.
+                // The client has an older version of a cluster that was kept before than the one noted as
+                // sent.
                 true => gone.for_each(|old| {
                     kept.entry(old.name.clone()).or_insert(Some(old.version));
                 }),
@@ -219,11 +229,11 @@ impl Session {
             put_clusters(&mut clusters.all_sent, hostname, held);
         }
         if complete && clusters.kept_changed {
-            complete = clusters.tell_kept(&all, assignments, unread, draft);
+            complete = clusters.add_kept(&all, assignments, unread, draft);
             clusters.kept_changed = !complete;
         }
         if complete {
-            // The same content in fewer bytes: shared with all who have it.
+            // Equal content, but the new list is shared with other sessions.
             clusters.all_sent = all;
             clusters.all_changed = false;
         }
@@ -231,14 +241,15 @@ impl Session {
 }
 
 impl Type {
-    /// Returns true if the client keeps a cluster that it had, as a registry which was not read may have it.
+    /// Returns true if the client keeps a cluster that it has, because an unread registry may have it.
     fn is_kept(&self, kind: Kind, name: &str, unread: &Unread) -> bool {
         let target = || kind.read(name).is_some_and(|target| unread.may_have(target.hostname.as_str()));
         self.returns && !unread.is_empty() && target()
     }
 
-    /// Tells of what was kept and is kept no longer; returns true if there is no more to tell of it now.
-    fn tell_kept(&mut self, all: &Clusters, assignments: &Self, unread: &Unread, draft: &mut Draft) -> bool {
+    /// Adds the changes of clusters that are not kept any more; returns true if the draft has room for all of
+    /// them.
+    fn add_kept(&mut self, all: &Clusters, assignments: &Self, unread: &Unread, draft: &mut Draft) -> bool {
         let mut complete = true;
         let mut stays = BTreeMap::new();
         while let Some((hostname, kept)) = self.kept.pop_first() {
@@ -256,7 +267,7 @@ impl Type {
             for (name, version) in kept {
                 match current.iter().find(|resource| resource.name == name) {
                     Some(resource) if version == Some(resource.version) => {}
-                    Some(resource) => draft.tell(resource.clone()),
+                    Some(resource) => draft.add(resource.clone()),
                     None if assignments.is_emptied(&name) => drop(draft.removed.insert(name)),
                     None => {
                         complete = false;
@@ -270,7 +281,7 @@ impl Type {
     }
 }
 
-/// The resource of a name among all.
+/// Returns the resource of a name among all clusters.
 fn find(all: &Clusters, kind: Kind, name: &str) -> Option<Arc<Resource>> {
     let resources = all.get(kind.read(name)?.hostname.as_str())?;
     resources.iter().find(|resource| &*resource.name == name).cloned()

@@ -1,31 +1,31 @@
-//! A response while it is put together.
+//! A response while it is being made.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::discovery::xds::resource::Resource;
 
-/// Bytes of resources after which a response is closed that need not hold all: clients refuse messages of over 4 MiB.
+/// The size in bytes at which a partial response is closed: clients refuse messages of more than 4 MiB.
 const RESPONSE_BYTES: usize = 1 << 20;
-/// Names looked at for one such response.
+/// Names that are checked for one partial response.
 pub(super) const RESPONSE_NAMES: usize = 10_000;
 
-/// What a response will hold.
+/// The contents of a response.
 #[derive(Default)]
 pub(super) struct Draft {
     pub(super) resources: Vec<Arc<Resource>>,
-    /// Names of those that the client does not have in this version.
+    /// Names of the resources that the client does not have in this version.
     pub(super) new: Vec<Arc<str>>,
     names: BTreeSet<Arc<str>>,
     pub(super) removed: BTreeSet<Arc<str>>,
     pub(super) missing: BTreeSet<Arc<str>>,
     bytes: usize,
-    /// Names looked at for it, whatever came of that.
+    /// Names that were checked for the response, with or without a result.
     pub(super) looked_at: usize,
 }
 
 impl Draft {
-    /// Whether it may grow. Some responses have to hold all and grow beyond.
+    /// Returns true if a partial response may grow; a complete one grows beyond.
     pub(super) fn has_room(&self) -> bool {
         self.bytes < RESPONSE_BYTES && self.looked_at < RESPONSE_NAMES
     }
@@ -34,21 +34,27 @@ impl Draft {
         self.resources.is_empty() && self.removed.is_empty() && self.missing.is_empty()
     }
 
-    /// Tells of a resource that the client does not have.
-    pub(super) fn tell(&mut self, resource: Arc<Resource>) {
-        self.tell_as(resource, true);
+    /// Adds a resource that the client does not have.
+    pub(super) fn add(&mut self, resource: Arc<Resource>) {
+        let name = resource.name.clone();
+        if self.put(resource) {
+            self.new.push(name);
+        }
     }
 
-    /// A name is told of once, and not as removed too.
-    pub(super) fn tell_as(&mut self, resource: Arc<Resource>, new: bool) {
+    /// Adds a resource that the client has in this version.
+    pub(super) fn add_known(&mut self, resource: Arc<Resource>) {
+        self.put(resource);
+    }
+
+    /// Adds a resource, unless the draft has its name; the name is then not removed. Returns true if it was added.
+    fn put(&mut self, resource: Arc<Resource>) -> bool {
         if !self.names.insert(resource.name.clone()) {
-            return;
+            return false;
         }
         self.removed.remove(&resource.name);
         self.bytes += resource.message().len();
-        if new {
-            self.new.push(resource.name.clone());
-        }
         self.resources.push(resource);
+        true
     }
 }

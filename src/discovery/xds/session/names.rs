@@ -1,4 +1,4 @@
-//! The names that a client has given of one type, each once.
+//! The names of one type that a client subscribes to, each once.
 
 use std::hash::BuildHasher;
 use std::sync::Arc;
@@ -7,10 +7,10 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 
 use super::Named;
 
-/// The table is made smaller where it could hold so many times what it does.
+/// The table shrinks if its capacity exceeds its length by this factor.
 const ROOM: usize = 8;
 
-/// Names, found by their text. The text itself belongs to the rendering that all clients of a name share.
+/// Names by their text, which belongs to the rendering and is shared by all clients.
 #[derive(Default)]
 pub(super) struct Names {
     table: HashTable<Named>,
@@ -34,7 +34,7 @@ impl Names {
         self.table.find_mut(self.hasher.hash_one(name), |named| **named.name() == *name)
     }
 
-    /// Adds a name that is not there yet.
+    /// Adds a name that is not in the table yet.
     pub(super) fn insert(&mut self, named: Named) {
         let hash = |named: &Named| self.hasher.hash_one(&**named.name());
         debug_assert!(!self.contains(named.name()), "a name is given once");
@@ -53,19 +53,19 @@ impl Names {
         self.shrink();
     }
 
-    /// Gives back the room of names that were taken back.
+    /// Shrinks the table after names were removed.
     fn shrink(&mut self) {
         if self.table.capacity() > ROOM * self.table.len().max(ROOM) {
             self.table.shrink_to_fit(|named| self.hasher.hash_one(&**named.name()));
         }
     }
 
-    /// All names, in no order.
+    /// Returns all names in no particular order.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Named> {
         self.table.iter()
     }
 
-    /// All names in the order of their text.
+    /// Returns all names in order of their text.
     pub(super) fn sorted_mut(&mut self) -> Vec<&mut Named> {
         let mut all: Vec<&mut Named> = self.table.iter_mut().collect();
         all.sort_unstable_by(|one, other| one.name().cmp(other.name()));

@@ -1,4 +1,4 @@
-//! What a client is told, request by request and world by world.
+//! The responses of a session to requests and snapshots.
 
 use super::draft::RESPONSE_NAMES;
 use super::*;
@@ -18,7 +18,7 @@ use crate::world::Publisher;
 
 const BOTH: [Protocol; 2] = [Protocol::Delta, Protocol::StateOfTheWorld];
 
-/// A world that can be made another.
+/// A hub whose snapshot can be replaced.
 pub(in crate::discovery::xds) struct Stage {
     pub(in crate::discovery::xds) policy: Arc<Policy>,
     pub(in crate::discovery::xds) publisher: Publisher,
@@ -26,7 +26,8 @@ pub(in crate::discovery::xds) struct Stage {
 }
 
 impl Stage {
-    /// Services by name, each with the hosts of its endpoints; a host from 100 on has an identity of its own.
+    /// Makes services by name, each with the hosts of its endpoints; hosts from 100 on have an identity of
+    /// their own.
     pub(in crate::discovery::xds) fn new(services: &[(&str, &[u8])]) -> Self {
         let policy = Arc::new(policy_of("east", "east"));
         let (publisher, reader) = Publisher::new(snapshot(&policy, 1, services));
@@ -46,7 +47,7 @@ impl Stage {
         runtime.block_on(self.hub.step(&seen, &self.publisher.current()));
     }
 
-    /// Another process, which could not read a registry that may have these services (none: any).
+    /// Restarts the process without a registry that may have these services (empty: any).
     fn restarts_without(&mut self, services: &[&str], world: &[(&str, &[u8])]) {
         let pattern = |name: &&str| NamePattern::parse(name).expect("legal");
         let services = services.iter().map(pattern).collect();
@@ -57,7 +58,7 @@ impl Stage {
         self.hub = Hub::new(reader);
     }
 
-    /// A registry in use changes a service, and nothing more is read.
+    /// Lets a registry in use change a service, while the unread one stays unread.
     fn changes(&mut self, name: &str, world: &[(&str, &[u8])]) {
         let seen = self.publisher.current();
         let mut unread = (*seen.unread).clone();
@@ -103,7 +104,7 @@ pub(in crate::discovery::xds) fn snapshot(
     )
 }
 
-/// One that acknowledges all it is told.
+/// A client that acknowledges every response.
 struct Client {
     session: Session,
     names: BTreeMap<Kind, Vec<String>>,
@@ -112,7 +113,7 @@ struct Client {
 }
 
 impl Client {
-    /// Delta: these too. State of the world: these.
+    /// Sends a request with these names: in delta further ones, in state of the world all.
     fn ask(&mut self, kind: Kind, names: &[&str]) {
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         self.names.insert(kind, names.clone());
@@ -124,7 +125,7 @@ impl Client {
         self.session.request(kind, Request { names, nonce, has, ..Request::default() }).expect("taken");
     }
 
-    /// All it is told until there is no more, each response as `type: names -removed !missing`.
+    /// Returns all responses, each as `type: names -removed !missing`.
     fn hears(&mut self) -> Vec<String> {
         let mut heard = Vec::new();
         while let Some(response) = self.next() {
@@ -160,7 +161,7 @@ impl Client {
 }
 
 impl Client {
-    /// The same client at another process, telling what it has.
+    /// Returns the same client connected to another process, sending the versions that it has.
     fn comes_back(&self, stage: &Stage) -> Self {
         let mut client = stage.client(self.session.protocol);
         client.has = self.has.clone();
@@ -215,7 +216,7 @@ fn an_assignment_follows_the_cluster_that_changed() {
         assert_eq!(client.hears(), ["eds: a"], "{protocol:?}");
         client.ask(Kind::Cluster, &[]);
         assert_eq!(client.hears(), ["cds: a", "eds: a"], "{protocol:?}");
-        // Another identity.
+        // The identity changes.
         stage.becomes(&[("a", &[102])]);
         assert_eq!(client.hears(), ["cds: a", "eds: a"], "{protocol:?}");
         assert!(client.hears().is_empty());
@@ -251,7 +252,7 @@ fn a_cluster_that_waits_for_its_removal_holds_up_no_other() {
     client.ask(Kind::Assignment, &[A]);
     client.hears();
     stage.becomes(&[("a", &[2])]);
-    // The assignment is not acknowledged, so that the empty one has to wait.
+    // The assignment is not acknowledged, so the empty one has to wait.
     let assignment = client.session.response().expect("the assignment");
     stage.becomes(&[("b", &[1])]);
     assert_eq!(client.hears(), ["cds: a b"]);
@@ -278,7 +279,7 @@ fn who_comes_back_is_told_of_what_went_and_not_of_what_is_there() {
 #[test]
 fn what_an_unread_registry_may_have_is_kept_until_it_is_read() {
     let whole: &[(&str, &[u8])] = &[("a", &[101, 102]), ("b", &[103]), ("c", &[104])];
-    // Without the registry `a` has an endpoint less, `b` none, and there is no `c`.
+    // Without the registry `a` has one endpoint less, `b` has none, and `c` does not exist.
     let rest: &[(&str, &[u8])] = &[("a", &[101]), ("b", &[])];
     for protocol in BOTH {
         let mut stage = Stage::new(whole);
@@ -288,16 +289,18 @@ fn what_an_unread_registry_may_have_is_kept_until_it_is_read() {
         before.hears();
         stage.restarts_without(&[], rest);
         let mut client = before.comes_back(&stage);
-        // Whoever asks for all is answered, if with nothing; a response that has to hold all waits.
+        // A delta client with a wildcard gets an empty response; the complete response of state of the world
+        // waits.
         let answered: &[&str] = if protocol == Protocol::Delta { &["cds: "] } else { &[] };
         assert_eq!(client.hears(), answered, "{protocol:?}");
         assert!(client.session.held_back() > 0, "{protocol:?}");
-        // A client that has nothing yet is told what is known.
+        // A client without resources gets the known ones.
         let mut fresh = stage.client(protocol);
         fresh.ask(Kind::Cluster, &[]);
         fresh.ask(Kind::Assignment, &["outbound|80||c"]);
         assert_eq!(fresh.hears(), ["cds: a b", "eds: c"], "{protocol:?}");
-        // A registry in use changes `a`: that is told, of clusters only where the response need not hold all.
+        // A registry in use changes `a`, which is sent; in state of the world not for clusters, whose
+        // response is complete.
         let changed: &[(&str, &[u8])] = &[("a", &[105]), ("b", &[])];
         stage.changes("a", changed);
         let heard = client.hears();
@@ -305,7 +308,7 @@ fn what_an_unread_registry_may_have_is_kept_until_it_is_read() {
             Protocol::Delta => assert_eq!(heard, ["cds: a", "eds: a"]),
             Protocol::StateOfTheWorld => assert_eq!(heard, ["eds: a"]),
         }
-        // Read, it has what it had, but for `c`, which it has no more.
+        // After the registry was read, the client has its resources again, except `c`, which was removed.
         stage.becomes(&[("a", &[102, 105]), ("b", &[103])]);
         let heard = client.hears();
         match protocol {
@@ -345,11 +348,14 @@ fn names_are_bounded_in_bytes() {
                 Request { names: list(names), unsubscribe: list(unsubscribe), ..Request::default() };
             session.request(Kind::Assignment, request)
         };
-        assert_eq!(ask(&mut session, &[&"x".repeat(NAME_BYTES_MAX + 1)], &[]), Err(Refusal::TooLongName));
-        assert_eq!(ask(&mut session, &[A, B], &[]), Ok(Answer::None));
+        assert_eq!(
+            ask(&mut session, &[&"x".repeat(NAME_BYTES_MAX + 1)], &[]),
+            Err(RequestRefusal::TooLongName)
+        );
+        assert_eq!(ask(&mut session, &[A, B], &[]), Ok(Acknowledgement::None));
         assert_eq!(budget.bytes(), 2 * (NAME_COST + A.len()));
         let more = ask(&mut session, &[A, B, "outbound|80||c"], &[]);
-        assert!(matches!(more, Err(Refusal::TooManyBytes(_))), "{more:?}");
+        assert!(matches!(more, Err(RequestRefusal::TooManyBytes(_))), "{more:?}");
         drop(session);
         assert_eq!(budget.bytes(), 0);
     }

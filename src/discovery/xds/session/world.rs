@@ -1,40 +1,47 @@
-//! State of the world: each request gives all names; of listeners and clusters a response holds all, of the other types
-//! what has changed.
+//! The state-of-the-world variant: each request has all names. A response has all listeners or clusters; of
+//! the other types it has those that changed.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::draft::Draft;
-use super::{Answer, Named, Refusal, Request, Sent, Session, Type, held_next};
+use super::{Acknowledgement, BeforeStream, Named, Request, RequestRefusal, Sent, Session, Type, held_next};
 use crate::discovery::xds::hub::{Clusters, are_same, clusters_of, put_clusters};
 use crate::discovery::xds::kind::Kind;
 use crate::snapshot::unread::Unread;
 use crate::snapshot::view::ClientKind;
 
 impl Session {
-    pub(super) fn world_request(&mut self, kind: Kind, request: Request) -> Result<Answer, Refusal> {
+    pub(super) fn world_request(
+        &mut self,
+        kind: Kind,
+        request: Request,
+    ) -> Result<Acknowledgement, RequestRefusal> {
         let of = &self.types[kind as usize];
-        // A stale request was sent before the client had seen our last response: the one that answers it follows.
+        // A stale request was sent before the client had seen the last response; the one that answers it
+        // follows.
         if of.last_nonce.as_ref().is_some_and(|last| *last != request.nonce) {
-            return Ok(Answer::None);
+            return Ok(Acknowledgement::None);
         }
         let answer = self.answer(kind, &request);
         let first = !std::mem::replace(&mut self.types[kind as usize].asked, true);
         let ever_named = self.types[kind as usize].ever_named;
         let star = request.names.iter().any(|name| name == "*") || request.names.is_empty() && !ever_named;
         self.types[kind as usize].ever_named |= !request.names.is_empty();
-        // Of names that come later the client has nothing yet.
+        // The client has no resources of names that it adds later.
         let brought = first && request.returns;
         self.types[kind as usize].returns |= brought;
         let names: BTreeSet<Arc<str>> =
             request.names.into_iter().filter(|name| name != "*").map(Into::into).collect();
         let wanted_all = self.types[kind as usize].wildcard;
-        if kind.has_wildcard() {
-            self.want_all(kind, star);
+        match star {
+            true if kind.has_wildcard() => self.subscribe_to_all(kind),
+            false if kind.has_wildcard() => self.unsubscribe_from_all(kind),
+            _ => {}
         }
         let of = &mut self.types[kind as usize];
         let all = of.named.iter().map(Named::name);
-        Self::give_back(&mut self.account, all.filter(|name| !names.contains(*name)));
+        Self::release(&mut self.account, all.filter(|name| !names.contains(*name)));
         of.named.retain(|name| names.contains(name));
         of.pending.retain(|name| names.contains(name));
         of.owed.retain(|name| names.contains(name));
@@ -42,28 +49,29 @@ impl Session {
         of.must_answer |= kind.has_wildcard() && (first || !wanted_all && star);
         for name in names {
             if !self.types[kind as usize].named.contains(&name) {
-                self.add(kind, &name, Sent::Nothing, brought)?;
+                let before = if brought { BeforeStream::Had(Sent::Nothing) } else { BeforeStream::Nothing };
+                self.add(kind, &name, before)?;
                 self.types[kind as usize].owed.insert(name);
             }
         }
         Ok(answer)
     }
 
-    /// What there is to say of a type.
+    /// Makes the next response of a type.
     pub(super) fn draft_world(&mut self, kind: Kind) -> Draft {
         let mut draft = Draft::default();
         if kind.has_wildcard() {
-            self.tell_whole_world(kind, &mut draft);
+            self.add_whole_world(kind, &mut draft);
         } else {
             let (client, unread) = (self.viewer.client, &*self.unread);
-            self.types[kind as usize].tell_some_of_world(kind, client, unread, &mut draft);
+            self.types[kind as usize].add_some_of_world(kind, client, unread, &mut draft);
         }
         draft
     }
 
-    /// Listeners and clusters are told of all together: what is left out is gone, so that where there is news it is told
-    /// even if nothing is left.
-    fn tell_whole_world(&mut self, kind: Kind, draft: &mut Draft) {
+    /// Adds all listeners or clusters: a resource that is missing is removed. A response is due even if none
+    /// is left.
+    fn add_whole_world(&mut self, kind: Kind, draft: &mut Draft) {
         let all = self.all_of_world(kind);
         let of = &mut self.types[kind as usize];
         let version = |named: &Named| named.subscription.current().map(|resource| resource.version);
@@ -81,14 +89,17 @@ impl Session {
         for named in of.named.sorted_mut() {
             match named.subscription.current() {
                 Some(resource) => {
-                    draft.tell_as(resource.clone(), named.sent != Sent::Version(resource.version));
-                    named.is_sent(Sent::Version(resource.version));
+                    match named.sent == Sent::Version(resource.version) {
+                        true => draft.add_known(resource.clone()),
+                        false => draft.add(resource.clone()),
+                    }
+                    named.set_sent(Sent::Version(resource.version));
                 }
                 None => {
                     if named.sent != Sent::Absence {
                         draft.missing.insert(named.name().clone());
                     }
-                    named.is_sent(Sent::Absence);
+                    named.set_sent(Sent::Absence);
                 }
             }
         }
@@ -96,14 +107,16 @@ impl Session {
         for (hostname, resources) in all.sorted() {
             let sent = of.all_sent.get(hostname.as_str());
             for resource in resources.iter().filter(|resource| !of.named.contains(&resource.name)) {
-                let new = !sent.is_some_and(|sent| sent.iter().any(|old| old.version == resource.version));
-                draft.tell_as(resource.clone(), new);
+                match sent.is_some_and(|sent| sent.iter().any(|old| old.version == resource.version)) {
+                    true => draft.add_known(resource.clone()),
+                    false => draft.add(resource.clone()),
+                }
             }
         }
         of.all_sent = all;
     }
 
-    /// What those who want all have next, if it is not what they have.
+    /// Returns the next list for the wildcard subscription, if it differs from the one sent.
     fn all_of_world(&mut self, kind: Kind) -> Option<Arc<Clusters>> {
         let [clusters, assignments, ..] = &mut self.types;
         if kind != Kind::Cluster || !clusters.all_changed {
@@ -126,8 +139,8 @@ impl Session {
 }
 
 impl Type {
-    /// Of the other types, what has changed is told, as much as one response may hold.
-    fn tell_some_of_world(&mut self, kind: Kind, client: ClientKind, unread: &Unread, draft: &mut Draft) {
+    /// Adds the changed resources of the other types, as far as the response has room.
+    fn add_some_of_world(&mut self, kind: Kind, client: ClientKind, unread: &Unread, draft: &mut Draft) {
         while draft.has_room() {
             let Some((name, owed)) = self.next_name() else { break };
             draft.looked_at += 1;
@@ -141,15 +154,15 @@ impl Type {
             match current {
                 Some(resource) => {
                     if owed || named.sent != Sent::Version(resource.version) {
-                        draft.tell(resource.clone());
+                        draft.add(resource.clone());
                     }
-                    named.is_sent(Sent::Version(resource.version));
+                    named.set_sent(Sent::Version(resource.version));
                 }
                 None => {
                     if named.sent != Sent::Absence {
                         draft.missing.insert(name);
                     }
-                    named.is_sent(Sent::Absence);
+                    named.set_sent(Sent::Absence);
                 }
             }
         }
