@@ -56,7 +56,7 @@ fn of_part(
     let mut ports = Map::new();
     let mut keys = Vec::new();
     for port in &part.service.ports {
-        let number = template.ports.get(&port.name).copied().unwrap_or(port.target_port);
+        let Some(number) = template.port_for(port) else { continue };
         ports.insert(port.port.to_string(), number.into());
         let group: Arc<str> = format!("{}:{}", service.name, port.port).into();
         let key = |ip| EndpointKey { group: group.clone(), address: SocketAddr::new(ip, number) };

@@ -13,11 +13,13 @@ use crate::model::authority::Authority;
 use crate::model::identity::Identity;
 use crate::model::reason::Reason;
 use crate::snapshot::Snapshot;
-use crate::snapshot::admit::{Admission, AdmissionRequest, Requested, Trace, admit, admit_source};
+use crate::snapshot::admit::{
+    Admission, AdmissionRequest, Requested, RouteMatch, Trace, admit, admit_source,
+};
 use crate::snapshot::candidates::EndpointKey;
 use crate::snapshot::near::near;
 use crate::snapshot::omitted::{self, Omitted};
-use crate::snapshot::policy::{Listener, ListenerProtocol};
+use crate::snapshot::policy::{ExportRule, Listener, ListenerProtocol, MarkCondition};
 use crate::telemetry::clock::rfc3339;
 use crate::wire::alert::Alert;
 use crate::wire::connect::status_of;
@@ -269,9 +271,31 @@ fn decide(
         explanation.warnings =
             omitted::warnings(snapshot, &explanation.omitted, explanation.candidates.len());
     }
+    if explanation.reason == Reason::NotExported {
+        for text in marks_missing(snapshot, &matched) {
+            steps.step(|| text);
+        }
+    }
     explanation.matched = matched.kind.map(|kind| kind.text());
     explanation.rule = matched.rule.map(|rule| rule.to_string());
     explanation.reason
+}
+
+/// Says of each rule that would let callers in which mark it asks for that no registry gives.
+fn marks_missing(snapshot: &Snapshot, matched: &RouteMatch) -> Vec<String> {
+    let Some(target) = &matched.service else { return Vec::new() };
+    let service = snapshot.service(&target.hostname);
+    let found = service.and_then(|service| Some((service, service.port(target.port?)?)));
+    let Some((service, port)) = found else { return Vec::new() };
+    let rules = snapshot.exports.lacking_mark(service, port);
+    let text = |rule: &Arc<ExportRule>| {
+        let wanted = rule.marked.as_ref().map(MarkCondition::text).unwrap_or_default();
+        format!(
+            "no mark: {} asks for {wanted}, and no registry has it for {}",
+            rule.name, service.export_name
+        )
+    };
+    rules.iter().map(text).collect()
 }
 
 fn ask<'a>(admission: &'a Admission, source: Option<IpAddr>) -> Ask<'a> {

@@ -78,6 +78,7 @@ mod tests {
             state,
             problems: vec!["no such file".to_owned()],
             flaws: Vec::new(),
+            report: None,
             items: Counts::default(),
             changes: 0,
             errors: std::collections::BTreeMap::new(),

@@ -12,8 +12,9 @@ use crate::dataplane::upstreams::Upstreams;
 use crate::model::mesh_name::MeshName;
 use crate::model::place::ClusterId;
 use crate::snapshot::Snapshot;
-use crate::snapshot::policy::{ExportRule, Listener, ListenerProtocol, Route, RouteTarget};
-use crate::snapshot::service_view::{AskedBy, PortView, ServiceView};
+use crate::snapshot::change::Report;
+use crate::snapshot::policy::{ExportRule, Listener, ListenerProtocol, MarkCondition, Route, RouteTarget};
+use crate::snapshot::service_view::{AskedBy, Part, PortView, ServiceView};
 use crate::telemetry::clock::rfc3339;
 
 /// Returns the status of the program.
@@ -99,9 +100,27 @@ pub fn registries(aggregator: &AggregatorStatus) -> Value {
             "denied_addresses": registry.items.denied_addresses,
             "since": rfc3339(registry.since),
             "read": registry.read.map(rfc3339),
+            "report": registry.report.as_deref().map(report),
         })
     };
     aggregator.registries.iter().map(view).collect()
+}
+
+/// Returns what a registry says of how it is read.
+fn report(report: &Report) -> Value {
+    let counts = |list: &[(&'static str, usize)]| -> Value {
+        let pairs = list.iter().map(|(name, count)| ((*name).to_owned(), Value::from(*count)));
+        Value::Object(pairs.collect())
+    };
+    let facts = report.facts.iter().map(|(name, text)| ((*name).to_owned(), Value::from(text.as_str())));
+    json!({
+        "server": report.server,
+        "version": report.version,
+        "facts": Value::Object(facts.collect()),
+        "objects": counts(&report.objects),
+        "left_out": counts(&report.left_out),
+        "problems": report.problems,
+    })
 }
 
 /// Returns one object per route, in the order of the file.
@@ -275,7 +294,23 @@ fn exposed_row(
         "leads_to": [format!("{}:{}", service.name, port.port)],
         "sources": sources_text(&[&listener.from, &rule.to.cidrs]),
         "identities": identities,
+        "marked_by": rule.marked.as_ref().map(|condition| marked_by(condition, service)),
     })
+}
+
+/// The objects that set the mark which a rule asks for, each with its cluster.
+fn marked_by(condition: &MarkCondition, service: &ServiceView) -> Vec<String> {
+    let of_part = |part: &Part| {
+        let cluster = part.origin.cluster.clone();
+        let marks: Vec<String> = part
+            .marks
+            .iter()
+            .filter(|mark| condition.is_met_by(std::slice::from_ref(*mark)))
+            .map(|mark| format!("{} ({cluster})", mark.key.object))
+            .collect();
+        marks
+    };
+    service.parts.iter().flat_map(of_part).collect()
 }
 
 fn sources_text(all: &[&Vec<ipnet::IpNet>]) -> Value {

@@ -21,7 +21,8 @@ use super::options::Options;
 use super::registry::Epoch;
 use super::spec::RegistrySpec;
 use super::status::{RegistryError, RegistryState, RegistryStatus};
-use crate::snapshot::change::{Change, Dirty, Item, Key};
+use crate::model::place::Network;
+use crate::snapshot::change::{Change, Dirty, Item, Key, Report};
 use crate::snapshot::shard::{Shard, Standing};
 
 /// How long clients keep what a registry may have that was never read, where registries never expire.
@@ -51,6 +52,8 @@ pub(super) struct Lifecycle {
     problems: Vec<String>,
     /// Objects with mistakes, of which the last good state is in use.
     flaws: BTreeMap<Arc<str>, Arc<[String]>>,
+    /// What its task says of how it is read.
+    report: Option<Arc<Report>>,
     /// Why there is no copy of its last good state on disk.
     pub(super) copy_problem: Option<String>,
     /// When the process started; `None`: the registry was configured later, so that no client knows it.
@@ -117,6 +120,7 @@ impl Lifecycle {
             lost: LostServices::default(),
             problems: Vec::new(),
             flaws: BTreeMap::new(),
+            report: None,
             copy_problem: None,
             from_start: None,
             since: SystemTime::now(),
@@ -164,6 +168,8 @@ impl Lifecycle {
         let before = self.state();
         let mut draft = None;
         let mut failed = None;
+        // A report says nothing of whether the registry can be read.
+        let is_report = !batch.is_empty() && batch.iter().all(|change| matches!(change, Change::Report(_)));
         for change in batch {
             self.changes += 1;
             match change {
@@ -187,6 +193,7 @@ impl Lifecycle {
                     failed = Some(problems);
                 }
                 Change::Flawed { object, problems } => self.note_flaw(object, problems),
+                Change::Report(report) => self.report = Some(report),
             }
         }
         let effect = match (failed, draft) {
@@ -196,7 +203,7 @@ impl Lifecycle {
                 effect
             }
             (None, Some(draft)) => self.judge(draft, now, options),
-            (None, None) if self.is_listed && self.is_stale() => {
+            (None, None) if self.is_listed && self.is_stale() && !is_report => {
                 let draft = self.last_said();
                 self.judge(draft, now, options)
             }
@@ -375,16 +382,23 @@ impl Lifecycle {
         RegistryStatus {
             name: self.spec.name.clone(),
             cluster: self.spec.cluster.clone(),
-            network: self.spec.network.clone(),
+            network: self.network(),
             state: self.state(),
             since: self.since,
             read: self.read,
             problems: self.problems.iter().chain(&self.copy_problem).cloned().collect(),
             flaws: self.flaws.values().cloned().collect(),
+            report: self.report.clone(),
             items: self.shard.counts(),
             changes: self.changes,
             errors: self.errors.clone(),
         }
+    }
+
+    /// The registry's own network: the configured one, else what its task has found.
+    fn network(&self) -> Network {
+        let found = self.report.as_ref().map(|report| report.network.clone());
+        found.filter(|_| self.spec.network.is_unknown()).unwrap_or_else(|| self.spec.network.clone())
     }
 
     fn count(&mut self, error: RegistryError) {

@@ -5,6 +5,7 @@ mod copies;
 pub mod etcd;
 pub mod file;
 mod guard;
+pub mod kubernetes;
 mod lifecycle;
 pub mod offline;
 pub mod options;

@@ -32,12 +32,17 @@ pub fn read(spec: &RegistrySpec) -> Result<Shard, Unread> {
             })?;
             Ok(Shard::of(listing, &spec.scope))
         }
-        RegistryKind::Etcd(_) => Err(Unread::Absent(vec![format!(
-            "registry {}: this command does not read etcd, so its services are \
-                                             missing here; only `run` reads it",
-            spec.name
-        )])),
+        RegistryKind::Etcd(_) => Err(Unread::Absent(vec![live_only(spec, "etcd")])),
+        RegistryKind::Kubernetes(_) => Err(Unread::Absent(vec![live_only(spec, "Kubernetes")])),
     }
+}
+
+/// Says that only a running gateway reads the registry.
+fn live_only(spec: &RegistrySpec, source: &str) -> String {
+    format!(
+        "registry {}: this command does not read {source}, so its services are missing here; only `run` reads it",
+        spec.name
+    )
 }
 
 /// What the config file says itself.

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::etcd::spec::EtcdSpec;
+use super::kubernetes::spec::KubernetesSpec;
 use crate::model::place::{ClusterId, Network};
 use crate::snapshot::policy::RegistryScope;
 
@@ -27,4 +28,6 @@ pub enum RegistryKind {
     File { path: PathBuf },
     /// Keys of an etcd.
     Etcd(EtcdSpec),
+    /// The API server of a Kubernetes cluster.
+    Kubernetes(KubernetesSpec),
 }

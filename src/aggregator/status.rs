@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use crate::model::place::{ClusterId, Network};
+use crate::snapshot::change::Report;
 use crate::snapshot::shard::Counts;
 
 /// A registry's state.
@@ -85,6 +86,8 @@ pub struct RegistryStatus {
     pub problems: Vec<String>,
     /// What is wrong with objects of which the last good state is in use: of each object its lines.
     pub flaws: Vec<Arc<[String]>>,
+    /// How it is read, where its kind says more of that.
+    pub report: Option<Arc<Report>>,
     /// What of it is in use, and what its scope keeps out.
     pub items: Counts,
     /// Changes that it has sent since the process started.

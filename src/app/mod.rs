@@ -32,6 +32,7 @@ use crate::admin::problems;
 use crate::admin::{Command, InUse, ProgramStatus, Sources};
 use crate::aggregator::etcd::registry::EtcdRegistry;
 use crate::aggregator::file::FileRegistry;
+use crate::aggregator::kubernetes::registry::KubernetesRegistry;
 use crate::aggregator::owner::{self, Handle};
 use crate::aggregator::registry::{Factory, Registry};
 use crate::aggregator::spec::{RegistryKind, RegistrySpec};
@@ -546,6 +547,9 @@ fn world_sources(config: &Config) -> owner::Sources {
 fn registry_of(spec: &RegistrySpec, scope: &Scope) -> Box<dyn Registry> {
     match &spec.kind {
         RegistryKind::File { path } => Box::new(FileRegistry::new(spec.clone(), path.clone())),
+        RegistryKind::Kubernetes(kubernetes) => {
+            Box::new(KubernetesRegistry::new(spec.clone(), kubernetes.clone(), scope.clone()))
+        }
         RegistryKind::Etcd(etcd) => Box::new(EtcdRegistry::new(spec.clone(), etcd.clone(), scope.clone())),
     }
 }

@@ -49,14 +49,14 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
     let own = addresses::Own::new(&opened);
     let around = Surroundings { listeners: &listeners, own: &own, timeouts: &timeouts };
     let routes = routes::read(&root, &around, &mut problems);
-    let registries = registries::read(&root, &mut problems);
+    let mesh = mesh(&root.fields("mesh", &MESH));
+    let registries = registries::read(&root, &mesh, &mut problems);
     let clusters: Vec<ClusterId> = registries
         .iter()
         .map(|registry| registry.cluster.clone())
         .chain([node.cluster.clone()])
         .filter(|cluster| !cluster.as_str().is_empty())
         .collect();
-    let mesh = mesh(&root.fields("mesh", &MESH));
     let identity = identity::options(&root, &node, &mesh, &mut problems);
     let secure_xds = xds.as_ref().is_some_and(|options| options.tls);
     identity::needed(&root, &listeners.list, secure_xds, &identity, &mut problems);

@@ -8,12 +8,14 @@ use serde_json::{Map, Value, json};
 
 use super::{Config, LogFormat, Workers};
 use crate::aggregator::etcd::spec::EtcdSpec;
+use crate::aggregator::kubernetes::spec::{AccessSpec, KubernetesSpec};
 use crate::aggregator::spec::RegistryKind;
 use crate::discovery::ClientRule;
 use crate::model::address::Bind;
+use crate::model::endpoint::Labels;
 use crate::snapshot::policy::{
-    Access, AddressScope, ExportRule, Gateway, Listener, LocalityMode, NetworkPolicy, Policy, Route,
-    RouteEndpoint, RouteTarget, Tuning,
+    Access, AddressScope, ExportRule, Gateway, Listener, LocalityMode, MarkCondition, NetworkPolicy, Policy,
+    Route, RouteEndpoint, RouteTarget, Tuning,
 };
 use crate::telemetry::access_log::{AccessLog, Format, Sink};
 use crate::tls::source::Source;
@@ -204,6 +206,7 @@ fn registries(config: &Config) -> Vec<Value> {
         let (kind, mut shown) = match &registry.kind {
             RegistryKind::File { path } => ("file", json!({"path": path.display().to_string()})),
             RegistryKind::Etcd(spec) => ("etcd", etcd(spec)),
+            RegistryKind::Kubernetes(spec) => ("kubernetes", kubernetes(spec)),
         };
         shown["cluster"] = registry.cluster.as_str().into();
         shown["network"] = json!(text(registry.network.as_str()));
@@ -240,12 +243,50 @@ fn etcd(spec: &EtcdSpec) -> Value {
     })
 }
 
+fn kubernetes(spec: &KubernetesSpec) -> Value {
+    let (kubeconfig, context, token_file) = match &spec.access {
+        AccessSpec::ServiceAccount => (None, None, None),
+        AccessSpec::Kubeconfig { path, context, token_file } => {
+            (Some(path.display().to_string()), context.clone(), token_file.as_ref())
+        }
+    };
+    json!({
+        "kubeconfig": kubeconfig,
+        "context": context,
+        "tokenFile": token_file.map(|path| path.display().to_string()),
+        "trustDomain": spec.trust_domain.as_str(),
+        "meshConfig": spec.mesh_config,
+        "systemNamespace": &*spec.system_namespace,
+        "namespaces": {
+            "only": texts(&spec.namespaces.only),
+            "except": texts(&spec.namespaces.except),
+            "labels": labels(&spec.namespaces.labels),
+        },
+        "manualEndpoints": spec.manual_endpoints,
+        "destinationRules": spec.destination_rules,
+        "gateways": spec.gateways.as_ref().map(|namespaces| json!({"namespaces": texts(namespaces)})),
+    })
+}
+
+fn labels(labels: &Labels) -> Value {
+    labels.iter().map(|(key, value)| (key.to_string(), Value::from(&**value))).collect()
+}
+
+fn marked(condition: &MarkCondition) -> Value {
+    match condition {
+        MarkCondition::ServiceExport => json!({"serviceExport": true}),
+        MarkCondition::Labels(labels) => json!({"labels": self::labels(labels)}),
+        MarkCondition::NamespaceLabels(labels) => json!({"namespaceLabels": self::labels(labels)}),
+    }
+}
+
 fn export(rule: &ExportRule) -> Value {
     json!({
         "services": texts(&rule.services),
         "except": texts(&rule.except),
         "ports": rule.ports,
         "clusters": texts(&rule.clusters),
+        "marked": rule.marked.as_ref().map(marked),
         "listeners": texts(&rule.listeners),
         "to": {"cidrs": texts(&rule.to.cidrs), "identities": texts(&rule.to.identities)},
     })

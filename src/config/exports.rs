@@ -6,11 +6,12 @@ use crate::document::nearest::nearest;
 use crate::document::problem::{InvalidValue, Path, Problems};
 use crate::document::reader::Fields;
 use crate::document::scalar;
+use crate::model::endpoint::Labels;
 use crate::model::place::ClusterId;
-use crate::snapshot::policy::{ExportRule, ExportScope};
+use crate::snapshot::policy::{ExportRule, ExportScope, MarkCondition};
 
 use super::listeners::Listeners;
-use super::table::{EXPORT, SCOPE};
+use super::table::{EXPORT, MARKED, SCOPE};
 
 /// The rules in the order of the file. `clusters` are those that some registry speaks for.
 pub(super) fn read(
@@ -32,6 +33,7 @@ pub(super) fn read(
             except: fields.read_all("except", scalar::pattern),
             ports: ports.filter_map(|port| port.text()?.parse().ok()).collect(),
             clusters: known_clusters(&fields, &path, clusters, problems),
+            marked: marked(&fields, &path, problems),
             listeners: listeners.references(&fields, &path, problems),
             to: ExportScope {
                 cidrs: scope.read_all("cidrs", scalar::cidr),
@@ -40,6 +42,30 @@ pub(super) fn read(
         }));
     }
     rules
+}
+
+fn marked(fields: &Fields<'_>, path: &Path<'_>, problems: &mut Problems) -> Option<MarkCondition> {
+    fields.node("marked")?;
+    let marked = fields.fields("marked", &MARKED);
+    if marked.node("labels").is_some() {
+        Some(MarkCondition::Labels(labels(&marked, "labels")))
+    } else if marked.node("namespaceLabels").is_some() {
+        Some(MarkCondition::NamespaceLabels(labels(&marked, "namespaceLabels")))
+    } else {
+        if let Some(node) =
+            marked.node("serviceExport").filter(|_| marked.flag("serviceExport") == Some(false))
+        {
+            let fault = "found false, which asks for nothing; expected true, or no `marked`";
+            problems.error(node.position, &path.key("marked").key("serviceExport"), fault);
+        }
+        Some(MarkCondition::ServiceExport)
+    }
+}
+
+/// The labels under a key.
+pub(super) fn labels(fields: &Fields<'_>, key: &str) -> Labels {
+    let pairs = fields.entries(key).iter();
+    pairs.filter_map(|(name, value)| Some((Arc::from(&*name.text), value.text()?.into()))).collect()
 }
 
 /// The clusters of a rule; one that nobody speaks for is only doubtful, as it may be added later.

@@ -1,6 +1,7 @@
 //! `networks`: their addresses, how they are reached, and where they are entered.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use ipnet::IpNet;
 
@@ -73,5 +74,6 @@ fn gateway(node: &Node, path: &Path<'_>, problems: &mut Problems) -> Option<Gate
         locality: fields.read("locality", scalar::locality).unwrap_or_default(),
         weight: fields.number("weight").and_then(Weight::new).unwrap_or(Weight::ONE),
         identity: fields.read("identity", scalar::identity),
+        instances: Arc::default(),
     })
 }

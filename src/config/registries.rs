@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::aggregator::etcd::spec::{EtcdSpec, Login, PREFIX};
+use crate::aggregator::kubernetes::spec::{AccessSpec, KubernetesSpec, NamespaceChoice, SYSTEM_NAMESPACE};
 use crate::aggregator::spec::{RegistryKind, RegistrySpec};
 use crate::document::problem::{Path, Position, Problems};
 use crate::document::reader::Fields;
@@ -12,17 +13,25 @@ use crate::document::scalar;
 use crate::document::tree::Node;
 use crate::model::address::{Scheme, Url};
 use crate::model::place::{ClusterId, Network};
-use crate::snapshot::policy::{AddressScope, RegistryScope};
+use crate::snapshot::policy::{AddressScope, Mesh, RegistryScope};
 use crate::tls::client::{CertificateFiles, Files};
 
+use super::exports::labels;
 use super::file::relative_to;
-use super::table::registries::{ALLOW, ETCD_TLS, REGISTRY, REGISTRY_ETCD, REGISTRY_PATH};
+use super::table::registries::{
+    ALLOW, ETCD_TLS, GATEWAY_NAMESPACES, KUBERNETES, NAMESPACES, REGISTRY, REGISTRY_ETCD, REGISTRY_PATH,
+};
 
 /// The registries in the order of the file.
-pub(super) fn read(root: &Fields<'_>, problems: &mut Problems) -> Vec<RegistrySpec> {
+pub(super) fn read(root: &Fields<'_>, mesh: &Mesh, problems: &mut Problems) -> Vec<RegistrySpec> {
     let list = Path::Root.key("registries");
-    let mut reader =
-        Reader { problems, files: HashMap::new(), etcds: HashMap::new(), registries: Vec::new() };
+    let mut reader = Reader {
+        problems,
+        files: HashMap::new(),
+        etcds: HashMap::new(),
+        clusters: HashMap::new(),
+        registries: Vec::new(),
+    };
     for (index, node) in root.items("registries").iter().enumerate() {
         let path = list.index(index);
         let fields = Fields::new(Some(node), &REGISTRY);
@@ -31,6 +40,13 @@ pub(super) fn read(root: &Fields<'_>, problems: &mut Problems) -> Vec<RegistrySp
             reader.file(&fields.fields("file", &REGISTRY_PATH), scope, &path.key("file"));
         } else if fields.node("etcd").is_some() {
             reader.etcd(&fields.fields("etcd", &REGISTRY_ETCD), scope, &path.key("etcd"));
+        } else if fields.node("kubernetes").is_some() {
+            reader.kubernetes(
+                &fields.fields("kubernetes", &KUBERNETES),
+                scope,
+                mesh,
+                &path.key("kubernetes"),
+            );
         }
     }
     reader.registries
@@ -46,6 +62,7 @@ fn scope(fields: &Fields<'_>) -> RegistryScope {
     RegistryScope {
         services: allow.read_all("services", scalar::pattern),
         networks,
+        finds_network: false,
         addresses: addresses(&allow, fields.node("allow").is_some()),
     }
 }
@@ -64,6 +81,8 @@ struct Reader<'r> {
     /// Where each file was named, and each part of an etcd.
     files: HashMap<PathBuf, Position>,
     etcds: HashMap<Arc<str>, Position>,
+    /// Where each Kubernetes cluster was named.
+    clusters: HashMap<Arc<str>, Position>,
     registries: Vec<RegistrySpec>,
 }
 
@@ -97,6 +116,74 @@ impl Reader<'_> {
             return self.problems.error(node.position, &at.key("endpoints"), fault);
         }
         self.add(name, etcd, scope, RegistryKind::Etcd(EtcdSpec { endpoints, prefix, tls, login }));
+    }
+
+    fn kubernetes(&mut self, fields: &Fields<'_>, mut scope: RegistryScope, mesh: &Mesh, at: &Path<'_>) {
+        let Some((cluster, node)) = fields.read("cluster", scalar::text).zip(fields.node("cluster")) else {
+            return;
+        };
+        let name: Arc<str> = format!("kubernetes/{cluster}").into();
+        if let Some(first) = self.clusters.insert(name.clone(), node.position) {
+            let first = self.problems.place(first);
+            let fault = format!("{node} is the cluster of two Kubernetes registries; first at {first}");
+            return self.problems.error(node.position, &at.key("cluster"), fault);
+        }
+        let Some(access) = self.access(fields, at) else { return };
+        let texts = |fields: &Fields<'_>, key: &str| -> Vec<Arc<str>> {
+            fields.read_all(key, scalar::text).into_iter().map(Arc::from).collect()
+        };
+        let system: Arc<str> =
+            fields.read("systemNamespace", scalar::text).unwrap_or(SYSTEM_NAMESPACE).into();
+        let chosen = fields.fields("namespaces", &NAMESPACES);
+        let gateways = match (fields.is_off("gateways"), fields.node("gateways")) {
+            (true, _) => None,
+            (false, None) => Some(vec![system.clone()]),
+            (false, Some(_)) => Some(texts(&fields.fields("gateways", &GATEWAY_NAMESPACES), "namespaces")),
+        };
+        let network = fields.read("network", scalar::text).map(Network::new);
+        scope.finds_network = network.is_none() && scope.networks.is_none();
+        // The addresses of pods are those of its own hosts' surroundings alone where the operator says so.
+        if scope.addresses == AddressScope::Any {
+            scope.addresses = AddressScope::Public;
+        }
+        let spec = KubernetesSpec {
+            access,
+            network,
+            networks: scope.networks.clone().unwrap_or_default(),
+            trust_domain: fields
+                .read("trustDomain", scalar::trust_domain)
+                .unwrap_or_else(|| mesh.trust_domain.clone()),
+            mesh_config: fields.flag("meshConfig").unwrap_or(false),
+            cluster_domain: mesh.cluster_domain.clone(),
+            system_namespace: system,
+            namespaces: NamespaceChoice {
+                only: texts(&chosen, "only"),
+                except: texts(&chosen, "except"),
+                labels: labels(&chosen, "labels"),
+            },
+            manual_endpoints: fields.flag("manualEndpoints").unwrap_or(false),
+            destination_rules: fields.flag("destinationRules").unwrap_or(false),
+            gateways,
+        };
+        self.add(name, fields, scope, RegistryKind::Kubernetes(spec));
+    }
+
+    /// How the API server is found, and what lets us in.
+    fn access(&mut self, fields: &Fields<'_>, at: &Path<'_>) -> Option<AccessSpec> {
+        if let Some(node) = fields.node("kubeconfig") {
+            return Some(AccessSpec::Kubeconfig {
+                path: self.path(node)?,
+                context: fields.read("context", scalar::text).map(str::to_owned),
+                token_file: fields.node("tokenFile").and_then(|node| self.path(node)),
+            });
+        }
+        for key in ["context", "tokenFile"] {
+            if let Some(node) = fields.node(key) {
+                let fault = format!("found {key}, but no kubeconfig to use it with");
+                self.problems.error(node.position, &at.key(key), fault);
+            }
+        }
+        Some(AccessSpec::ServiceAccount)
     }
 
     fn add(&mut self, name: Arc<str>, fields: &Fields<'_>, scope: RegistryScope, kind: RegistryKind) {

@@ -12,7 +12,7 @@ pub(super) mod telemetry;
 
 use identity::{HBONE, IDENTITY, TRUST};
 use mesh::{AGGREGATOR, DNS, NETWORK, STATE, XDS};
-use registries::REGISTRY;
+use registries::{LABELS, REGISTRY};
 use routes::{DEFAULTS, LISTENER_NAMES, POLICY, ROUTE_FORMS, ROUTE_KEY};
 use telemetry::{ADMIN, TELEMETRY};
 
@@ -303,6 +303,12 @@ pub(super) static EXPORT: Object = Object {
         ),
         optional("ports", some(&PORT), "all", "Service ports that the rule applies to."),
         optional("clusters", some(&TEXT), "all", "Clusters whose endpoints the rule makes reachable."),
+        optional(
+            "marked",
+            Kind::Object(&MARKED),
+            "no mark is needed",
+            "The mark that the services must have, set by the teams that run them; asked of each cluster by itself.",
+        ),
         optional("listeners", LISTENER_NAMES, "all", "Listeners through which the services can be reached."),
         optional(
             "to",
@@ -311,6 +317,22 @@ pub(super) static EXPORT: Object = Object {
             "Callers that may reach the services. A caller must match both `cidrs` and `identities` where both \
              are given.",
         ),
+    ],
+};
+
+pub(super) static MARKED: Object = Object {
+    name: "exportMark",
+    doc: "A mark of services, found in Kubernetes registries. A mark alone exports nothing.",
+    one_of: &["serviceExport", "labels", "namespaceLabels"],
+    fields: &[
+        optional(
+            "serviceExport",
+            Kind::Boolean,
+            "not asked for",
+            "A ServiceExport (`multicluster.x-k8s.io`) of the service's name and namespace.",
+        ),
+        optional("labels", LABELS, "not asked for", "Labels of the Service."),
+        optional("namespaceLabels", LABELS, "not asked for", "Labels of the Service's namespace."),
     ],
 };
 

@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use crate::model::address::Host;
 use crate::model::endpoint::{
-    Encapsulation, Endpoint, EndpointTemplate, HBONE_PORT, Health, Labels, OwnPorts, TlsMode, Weight,
+    DeclaredTls, Encapsulation, Endpoint, EndpointTemplate, HBONE_PORT, Health, Labels, OwnPorts, TlsMode,
+    Weight,
 };
 use crate::model::place::{ClusterId, Network};
 use crate::model::service::{PortProtocol, Service, ServiceKey, ServicePort, Waypoint};
@@ -328,7 +329,16 @@ impl ServiceReader {
         let addresses = self.addresses(&fields, path, problems);
         let subsets = self.subsets(&fields);
         let waypoint = fields.node("waypoint").and_then(|node| waypoint(&Fields::new(Some(node), &WAYPOINT)));
-        Service { key, addresses, ports, subsets, waypoint, endpoints }
+        Service {
+            key,
+            addresses,
+            ports,
+            subsets,
+            waypoint,
+            endpoints,
+            exported_as: None,
+            withheld: Box::default(),
+        }
     }
 
     /// Returns the listing, and the positions of its services.
@@ -417,7 +427,7 @@ impl ServiceReader {
             labels: self.labels(fields.entries("labels")),
             network: fields
                 .read("network", |text| scalar::text(text).map(|text| self.interner.network(text))),
-            tls: fields.choice("tls", &TlsMode::ALL, TlsMode::text),
+            tls: fields.choice("tls", &TlsMode::ALL, TlsMode::text).map(DeclaredTls::Mode),
             encapsulation: fields
                 .choice("tunnel", &Encapsulation::ALL, Encapsulation::text)
                 .unwrap_or_default(),

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::address::Host;
 use super::identity::Identity;
 use super::place::{Locality, Network};
+use super::service::{PortProtocol, ServicePort};
 
 /// A relative share of traffic, from 1 to 2^32 − 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -88,6 +89,29 @@ impl TlsMode {
 /// The port on which workloads accept HBONE.
 pub const HBONE_PORT: u16 = 15_008;
 
+/// The TLS mode that an endpoint declares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DeclaredTls {
+    /// The same mode on every port.
+    Mode(TlsMode),
+    /// The workload is outside the mesh: `own` on ports of protocol TLS or HTTPS, else `none`.
+    Application,
+}
+
+impl DeclaredTls {
+    /// All values.
+    pub const ALL: [Self; 4] =
+        [Self::Mode(TlsMode::Mesh), Self::Mode(TlsMode::Own), Self::Mode(TlsMode::None), Self::Application];
+
+    /// The value as copies on disk and the API write it.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Mode(mode) => mode.text(),
+            Self::Application => "application",
+        }
+    }
+}
+
 /// The encapsulation that an endpoint accepts beside plain TCP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Encapsulation {
@@ -139,14 +163,15 @@ pub struct Endpoint {
 /// What the instances of one workload have in common; held once per shard.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct EndpointTemplate {
-    /// For a service port that is not listed here, the endpoint listens on the service's target port.
+    /// For a service port that is not listed here, the endpoint listens on the service's target port. With 0 it does not
+    /// listen for that service port.
     pub ports: OwnPorts,
     /// Labels that subsets select by.
     pub labels: Labels,
     /// `None`: the network of the registry.
     pub network: Option<Network>,
     /// `None`: `own` on ports of protocol TLS or HTTPS, else `mesh`.
-    pub tls: Option<TlsMode>,
+    pub tls: Option<DeclaredTls>,
     /// The encapsulation that the endpoint accepts.
     pub encapsulation: Encapsulation,
     /// The SPIFFE ID that clients verify; `None` if the registry gives none.
@@ -154,6 +179,22 @@ pub struct EndpointTemplate {
 }
 
 impl EndpointTemplate {
+    /// The TLS mode on ports of a protocol.
+    pub fn tls_on(&self, protocol: PortProtocol) -> TlsMode {
+        match self.tls {
+            None => protocol.default_tls(),
+            Some(DeclaredTls::Mode(mode)) => mode,
+            Some(DeclaredTls::Application) if protocol.is_tls() => TlsMode::Own,
+            Some(DeclaredTls::Application) => TlsMode::None,
+        }
+    }
+
+    /// Returns the port on which the endpoint listens for a service port; `None` if it does not.
+    pub fn port_for(&self, port: &ServicePort) -> Option<u16> {
+        let own = self.ports.get(&port.name).copied().unwrap_or(port.target_port);
+        (own != 0).then_some(own)
+    }
+
     /// Returns true if the endpoint has all the labels that a subset selects.
     pub fn has_labels(&self, wanted: &Labels) -> bool {
         wanted.iter().all(|(key, value)| self.labels.get(key).is_some_and(|own| own == value))

@@ -106,4 +106,49 @@ pub struct Service {
     pub waypoint: Option<Waypoint>,
     /// The endpoints that the registry gives for this service.
     pub endpoints: Arc<[Endpoint]>,
+    /// The name by which export rules know the service; absent: its host name. An alias is exported as what it stands for.
+    pub exported_as: Option<HostName>,
+    /// Endpoints that the registry knows of and does not believe, by why; each kind at most once.
+    pub withheld: Box<[(Withheld, u32)]>,
+}
+
+/// Why a registry does not believe in an endpoint that its source names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Withheld {
+    /// Its pod is another one, is elsewhere, or has another address.
+    Claimed,
+    /// Its pod is not known yet.
+    WaitingForPod,
+    /// It names no pod.
+    NoPod,
+    /// Its registry may not speak of its network.
+    ForeignNetwork,
+}
+
+impl Withheld {
+    /// All values.
+    pub const ALL: [Self; 4] = [Self::Claimed, Self::WaitingForPod, Self::NoPod, Self::ForeignNetwork];
+
+    /// The value as `explain` shows it.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Claimed => "claimed",
+            Self::WaitingForPod => "waiting for pod",
+            Self::NoPod => "no pod",
+            Self::ForeignNetwork => "network not allowed",
+        }
+    }
+}
+
+impl Service {
+    /// The same service under another host name, exported as this one.
+    pub fn standing_for(&self, hostname: HostName) -> Self {
+        let key = ServiceKey { namespace: self.key.namespace.clone(), hostname };
+        Self { key, addresses: Vec::new(), exported_as: Some(self.export_name().clone()), ..self.clone() }
+    }
+
+    /// The name by which export rules know the service.
+    pub fn export_name(&self) -> &HostName {
+        self.exported_as.as_ref().unwrap_or(&self.key.hostname)
+    }
 }

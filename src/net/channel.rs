@@ -78,7 +78,14 @@ pub enum CallFault {
 
 /// Starts the background tasks of HTTP/2 in the scope, so that stop waits for them.
 #[derive(Clone)]
-struct Tasks(Scope);
+pub struct Tasks(Scope);
+
+impl Tasks {
+    /// Tasks are started in `scope`.
+    pub fn new(scope: Scope) -> Self {
+        Self(scope)
+    }
+}
 
 impl<F: Future<Output: Send> + Send + 'static> hyper::rt::Executor<F> for Tasks {
     fn execute(&self, task: F) {

@@ -482,7 +482,7 @@ fn admit_to(
         }
     };
     trace.step(|| format!("{} allows this caller", granted.rule.name));
-    let permit = Permit::Export { hostname: service.name.clone(), port: port.port };
+    let permit = Permit::Export { hostname: service.export_name.clone(), port: port.port };
     if let (Requested::Authority(_), Some(waypoint)) = (request.requested, &service.waypoint) {
         // The waypoint is recognised by its certificate only: anybody could write a header.
         if waypoint.identity.is_some() && waypoint.identity.as_ref() == request.identity {

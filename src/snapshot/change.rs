@@ -34,6 +34,27 @@ pub enum Change {
         /// The mistakes; empty if there are none any more.
         problems: Vec<String>,
     },
+    /// What the registry says of itself; it changes no item.
+    Report(Arc<Report>),
+}
+
+/// How a registry is read, for those who look. Each line is a name and a value, in words for the operator.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Where it is read from, such as `https://10.0.0.1:6443`.
+    pub server: String,
+    /// The version that the server gives; empty: not known.
+    pub version: String,
+    /// The network that the registry has found to be its own; unknown where it finds none.
+    pub network: Network,
+    /// Facts about reading it, such as `last listing`.
+    pub facts: Vec<(&'static str, String)>,
+    /// Objects that are known, by kind.
+    pub objects: Vec<(&'static str, usize)>,
+    /// Objects and endpoints that are left out, by reason.
+    pub left_out: Vec<(&'static str, usize)>,
+    /// What is wrong beside what keeps the registry from being read.
+    pub problems: Vec<String>,
 }
 
 /// One item of a registry.
@@ -91,8 +112,35 @@ pub struct GatewayKey {
 pub struct Mark {
     /// The service, and the object.
     pub key: MarkKey,
+    /// The kind of the object.
+    pub kind: MarkKind,
     /// Labels of the object that export rules may require.
     pub labels: Labels,
+}
+
+/// The kind of an object that marks a service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MarkKind {
+    /// A `ServiceExport` of the Multi-Cluster Services API.
+    ServiceExport,
+    /// The service itself, by its labels.
+    Service,
+    /// The service's namespace, by its labels.
+    Namespace,
+}
+
+impl MarkKind {
+    /// All values.
+    pub const ALL: [Self; 3] = [Self::ServiceExport, Self::Service, Self::Namespace];
+
+    /// The value as copies on disk write it.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::ServiceExport => "serviceExport",
+            Self::Service => "service",
+            Self::Namespace => "namespace",
+        }
+    }
 }
 
 /// The key of a mark in its registry.

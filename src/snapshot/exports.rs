@@ -1,16 +1,17 @@
 //! Export rules by service: the rules that cover a service port, and whether they admit a caller.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
+use super::change::{Mark, MarkKind};
 use super::name_index::PatternMap;
-use super::policy::{ExportRule, admits};
+use super::policy::{ExportRule, MarkCondition, admits};
+use super::service_view::{Part, PortView, ServiceView};
+use crate::model::endpoint::Labels;
+use crate::model::identity::{Identity, IdentityPattern};
 use crate::model::name::NamePattern;
 use crate::model::place::ClusterId;
 use crate::model::reason::Reason;
-
-use std::net::IpAddr;
-
-use crate::model::identity::{Identity, IdentityPattern};
 
 /// The rules, and an index of them by name pattern.
 #[derive(Clone, Debug, Default)]
@@ -69,13 +70,54 @@ impl ExportIndex {
             .collect()
     }
 
+    /// Returns the rules that apply to a port of a service, in the order of the file. A rule that requires a mark applies
+    /// only to the clusters whose registry marks the service, and not at all if there are none.
+    pub fn applying(&self, parts: &[Part], port: u16) -> Vec<Arc<ExportRule>> {
+        let Some(first) = parts.first() else { return Vec::new() };
+        let covering = self.covering(first.service.export_name().as_str(), port);
+        covering.into_iter().filter_map(|rule| rule.narrowed(parts)).collect()
+    }
+
+    /// Returns the rules that cover a service port and do not apply because no registry marks the service.
+    pub fn lacking_mark(&self, service: &ServiceView, port: &PortView) -> Vec<Arc<ExportRule>> {
+        let applies = |rule: &ExportRule| port.rules.iter().any(|applied| applied.name == rule.name);
+        let covering = self.covering(&service.export_name, port.port);
+        covering.into_iter().filter(|rule| rule.marked.is_some() && !applies(rule)).collect()
+    }
+
     /// Returns true if there are no rules.
     pub fn is_empty(&self) -> bool {
         self.rules.is_empty()
     }
 }
 
+impl MarkCondition {
+    /// Returns true if one of the marks is what the rule asks for.
+    pub fn is_met_by(&self, marks: &[Mark]) -> bool {
+        let has = |mark: &Mark, kind, wanted: &Labels| {
+            mark.kind == kind && wanted.iter().all(|(key, value)| mark.labels.get(key) == Some(value))
+        };
+        marks.iter().any(|mark| match self {
+            Self::ServiceExport => mark.kind == MarkKind::ServiceExport,
+            Self::Labels(wanted) => has(mark, MarkKind::Service, wanted),
+            Self::NamespaceLabels(wanted) => has(mark, MarkKind::Namespace, wanted),
+        })
+    }
+}
+
 impl ExportRule {
+    /// Limits the rule to the clusters that mark the service, if it requires a mark; `None` if no cluster does.
+    fn narrowed(self: Arc<Self>, parts: &[Part]) -> Option<Arc<Self>> {
+        let Some(condition) = &self.marked else { return Some(self) };
+        let covers = |cluster: &ClusterId| self.clusters.is_empty() || self.clusters.contains(cluster);
+        let marked = parts.iter().filter(|part| condition.is_met_by(&part.marks));
+        let mut clusters: Vec<ClusterId> = marked.map(|part| part.origin.cluster.clone()).collect();
+        clusters.retain(covers);
+        clusters.sort_unstable();
+        clusters.dedup();
+        (!clusters.is_empty()).then(|| Arc::new(Self { clusters, ..(*self).clone() }))
+    }
+
     /// Returns true if a rule covers the listener.
     pub fn on_listener(&self, listener: &str) -> bool {
         self.listeners.is_empty() || self.listeners.iter().any(|name| &**name == listener)
@@ -136,6 +178,7 @@ mod tests {
             except: Vec::new(),
             ports: Vec::new(),
             clusters: Vec::new(),
+            marked: None,
             listeners: Vec::new(),
             to: ExportScope::default(),
         }

@@ -52,7 +52,9 @@ pub struct GatewayEntry {
 impl GatewayEntry {
     fn sockets(&self) -> impl Iterator<Item = SocketAddr> {
         let ports = [self.gateway.sni_port, self.gateway.hbone_port].into_iter().flatten();
-        ports.flat_map(|port| self.addresses.iter().map(move |ip| SocketAddr::new(*ip, port)))
+        let entrances =
+            ports.flat_map(|port| self.addresses.iter().map(move |ip| SocketAddr::new(*ip, port)));
+        entrances.chain(self.gateway.instances.iter().copied())
     }
 }
 

@@ -14,6 +14,7 @@ use super::shard::Standing;
 use crate::model::endpoint::{Encapsulation, HBONE_PORT};
 use crate::model::name::HostName;
 use crate::model::place::{ClusterId, Network};
+use crate::model::service::Withheld;
 
 /// The reason why an endpoint cannot be chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -38,11 +39,13 @@ pub enum OmissionReason {
     Demoted,
     /// The registry is expired.
     Expired,
+    /// The registry does not believe in the endpoint.
+    Withheld(Withheld),
 }
 
 impl OmissionReason {
     /// All values, in the order of `docs/reasons.md`.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 14] = [
         Self::OtherNetwork,
         Self::Unresolved,
         Self::AddressNotAllowed,
@@ -53,6 +56,10 @@ impl OmissionReason {
         Self::OtherCluster,
         Self::Demoted,
         Self::Expired,
+        Self::Withheld(Withheld::Claimed),
+        Self::Withheld(Withheld::WaitingForPod),
+        Self::Withheld(Withheld::NoPod),
+        Self::Withheld(Withheld::ForeignNetwork),
     ];
 
     /// Returns the value as `explain` shows it.
@@ -68,6 +75,7 @@ impl OmissionReason {
             Self::OtherCluster => "other cluster",
             Self::Demoted => "registry demoted",
             Self::Expired => "registry expired",
+            Self::Withheld(why) => why.text(),
         }
     }
 
@@ -103,6 +111,19 @@ impl OmissionReason {
                 "The endpoint's registry cannot be read, and another registry has a ready endpoint for the port."
             }
             Self::Expired => "The endpoint's registry could not be read for `aggregator.expireAfter`.",
+            Self::Withheld(Withheld::Claimed) => {
+                "An EndpointSlice names a pod with another UID, namespace or address for the endpoint. Whoever may write \
+                 slices could otherwise make a service stand for any address."
+            }
+            Self::Withheld(Withheld::WaitingForPod) => {
+                "An EndpointSlice names a pod for the endpoint that the API server has not listed yet, or may not list for us."
+            }
+            Self::Withheld(Withheld::NoPod) => {
+                "An EndpointSlice gives the endpoint without a pod, and the registry has no `manualEndpoints: true`."
+            }
+            Self::Withheld(Withheld::ForeignNetwork) => {
+                "The endpoint's pod has a network label that `allow.networks` of the registry does not list."
+            }
         }
     }
 }
@@ -267,6 +288,18 @@ pub fn of_port(
     // The scope kept these endpoints out of the shard, so they are counted only.
     for _ in 0..service.denied_addresses {
         count.add_to(OmissionReason::AddressNotAllowed, &snapshot.policy.node.network, None, None);
+    }
+    for part in &service.parts {
+        for (why, number) in &part.service.withheld {
+            for _ in 0..*number {
+                count.add_to(
+                    OmissionReason::Withheld(*why),
+                    &part.origin.network,
+                    Some(&part.origin.cluster),
+                    None,
+                );
+            }
+        }
     }
     count.finish()
 }

@@ -1,14 +1,14 @@
 //! The checked contents of the config file, ready for use: listeners, routes, exports, tuning, limits,
 //! timeouts. Made by `config`; a reload replaces it whole.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use ipnet::IpNet;
 
 use crate::model::address::{Bind, Host};
-use crate::model::endpoint::Weight;
+use crate::model::endpoint::{Labels, Weight};
 use crate::model::identity::{Identity, IdentityPattern, TrustDomain};
 use crate::model::name::{HostName, NamePattern};
 use crate::model::place::{ClusterId, Locality, Network};
@@ -121,6 +121,8 @@ pub struct Gateway {
     pub weight: Weight,
     /// The SPIFFE ID that clients verify.
     pub identity: Option<Identity>,
+    /// Where the instances behind its address listen on their own network, as far as a registry knows them.
+    pub instances: Arc<[SocketAddr]>,
 }
 
 /// One listener. Its socket is keyed by `bind`; all other fields can change without touching the socket.
@@ -329,10 +331,37 @@ pub struct ExportRule {
     pub ports: Vec<u16>,
     /// Clusters whose endpoints the rule offers; empty: all.
     pub clusters: Vec<ClusterId>,
+    /// The mark that the services must have, each in the cluster of its endpoints; `None`: none is needed.
+    pub marked: Option<MarkCondition>,
     /// Names of listeners; empty: all.
     pub listeners: Vec<Arc<str>>,
     /// The callers that the rule admits.
     pub to: ExportScope,
+}
+
+/// The mark that an export rule requires.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MarkCondition {
+    /// A `ServiceExport` of the service's name and namespace.
+    ServiceExport,
+    /// Labels of the service.
+    Labels(Labels),
+    /// Labels of the service's namespace.
+    NamespaceLabels(Labels),
+}
+
+impl MarkCondition {
+    /// Names the mark, for messages.
+    pub fn text(&self) -> String {
+        let list = |labels: &Labels| {
+            labels.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(", ")
+        };
+        match self {
+            Self::ServiceExport => "a ServiceExport".to_owned(),
+            Self::Labels(labels) => format!("the labels {} of the service", list(labels)),
+            Self::NamespaceLabels(labels) => format!("the labels {} of its namespace", list(labels)),
+        }
+    }
 }
 
 /// The callers that a rule admits; a caller must match every kind that is given.
@@ -489,6 +518,8 @@ pub struct RegistryScope {
     pub services: Vec<NamePattern>,
     /// Networks that its endpoints may name; `None`: only the registry's own.
     pub networks: Option<Vec<Network>>,
+    /// True if the registry itself finds out which network is its own, and keeps to it.
+    pub finds_network: bool,
     /// Addresses that its endpoints may have.
     pub addresses: AddressScope,
 }

@@ -34,6 +34,8 @@ pub struct ServiceView {
     pub key: ServiceKey,
     /// `key.hostname` as shared text, for labels.
     pub name: Arc<str>,
+    /// The name by which export rules know the service: `name`, unless it is an alias.
+    pub export_name: Arc<str>,
     /// `key.namespace` as shared text, for labels.
     pub namespace: Arc<str>,
     /// The virtual addresses that registries give.
@@ -332,6 +334,9 @@ impl ServiceView {
         Some(Self {
             other_addresses,
             networks: networks.into_iter().cloned().collect(),
+            export_name: parts
+                .first()
+                .map_or_else(|| name.clone(), |part| part.service.export_name().shared()),
             key,
             name,
             namespace,
@@ -448,7 +453,7 @@ fn port_view(
         .map(|(name, labels)| (name, subset_candidates(&here, labels, &group, tuning, site)))
         .collect();
     PortView {
-        rules: exports.covering(key.hostname.as_str(), port.port),
+        rules: exports.applying(parts, port.port),
         name: port.name,
         port: port.port,
         protocol: port.protocol,
@@ -506,15 +511,14 @@ impl<'a> PortEndpoint<'a> {
         own: &'a ServicePort,
         networks: &'a NetworkTable,
     ) -> impl Iterator<Item = PortEndpoint<'a>> {
-        part.service.endpoints.iter().map(move |endpoint| {
-            let port = endpoint.template.ports.get(&own.name).copied();
-            PortEndpoint {
+        part.service.endpoints.iter().filter_map(move |endpoint| {
+            Some(PortEndpoint {
                 endpoint,
                 network: network_of(endpoint, &part.origin, networks),
                 origin: &part.origin,
-                port: port.unwrap_or(own.target_port),
-                tls: endpoint.template.tls.unwrap_or_else(|| own.protocol.default_tls()),
-            }
+                port: endpoint.template.port_for(own)?,
+                tls: endpoint.template.tls_on(own.protocol),
+            })
         })
     }
 

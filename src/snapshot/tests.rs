@@ -23,7 +23,9 @@ use super::routes::Resolved;
 use super::shard::{Shard, Standing};
 use super::view::{ClientKind, Families, Tunnel, Viewer};
 use crate::model::address::{Bind, Host};
-use crate::model::endpoint::{Encapsulation, Endpoint, EndpointTemplate, Health, TlsMode, Weight};
+use crate::model::endpoint::{
+    DeclaredTls, Encapsulation, Endpoint, EndpointTemplate, Health, TlsMode, Weight,
+};
 use crate::model::identity::{IdentityPattern, TrustDomain};
 use crate::model::name::{HostName, NamePattern};
 use crate::model::place::{ClusterId, Locality, Network};
@@ -107,6 +109,7 @@ pub(crate) fn rule(services: &str) -> Arc<ExportRule> {
         except: Vec::new(),
         ports: Vec::new(),
         clusters: Vec::new(),
+        marked: None,
         listeners: Vec::new(),
         to: ExportScope::default(),
     })
@@ -142,6 +145,7 @@ pub(crate) fn gateway(host: &str, weight_value: u32) -> Gateway {
         locality: Locality::default(),
         weight: weight(weight_value),
         identity: None,
+        instances: Arc::default(),
     }
 }
 
@@ -169,6 +173,8 @@ pub(crate) fn service(name: &str, ports: Vec<ServicePort>, endpoints: Vec<Endpoi
         subsets: BTreeMap::new(),
         waypoint: None,
         endpoints: endpoints.into(),
+        exported_as: None,
+        withheld: Box::default(),
     }
 }
 
@@ -256,6 +262,7 @@ fn endpoints() -> impl Strategy<Value = Endpoint> {
         |(host, network, health, (tls, encapsulation), label, port, locality, weight)| {
             let ports = port.into_iter().map(|port| (Arc::from("x"), port)).collect();
             let labels = label.into_iter().map(|value| (Arc::from("version"), Arc::from(value))).collect();
+            let tls = tls.map(DeclaredTls::Mode);
             let template = EndpointTemplate { ports, labels, network, tls, encapsulation, identity: None };
             Endpoint { host, locality, weight, health, template: template.into() }
         },

@@ -124,7 +124,8 @@ fn read_pair(certificate: &Path, key: &Path, provider: &Arc<CryptoProvider>) -> 
         .map_err(|fault| format!("{} with {}: {fault}", certificate.display(), key.display()))
 }
 
-pub(super) fn read_roots(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+/// Reads the roots of a PEM file of at most 4 MiB; an error names the file and what is wrong with it. Blocks.
+pub fn read_roots(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     certificates(&read(path)?).map_err(|fault| format!("{}: {fault}", path.display()))
 }
 

@@ -11,14 +11,16 @@ use twox_hash::XxHash3_64;
 
 use crate::document::intern::Interner;
 use crate::model::address::{Host, canonical_ip};
-use crate::model::endpoint::{Encapsulation, Endpoint, EndpointTemplate, Health, Labels, TlsMode, Weight};
+use crate::model::endpoint::{
+    DeclaredTls, Encapsulation, Endpoint, EndpointTemplate, Health, Labels, Weight,
+};
 use crate::model::identity::Identity;
 use crate::model::name::HostName;
 use crate::model::place::{ClusterId, Locality, Network};
 use crate::model::service::{PortProtocol, Service, ServiceKey, ServicePort, Waypoint};
 use crate::proto::isthmus::registry::v1 as proto;
 use crate::snapshot::change::{
-    EndpointSet, EndpointSetKey, GatewayKey, Item, Mark, MarkKey, RegistryGateway,
+    EndpointSet, EndpointSetKey, GatewayKey, Item, Mark, MarkKey, MarkKind, RegistryGateway,
 };
 use crate::snapshot::policy::Gateway;
 
@@ -154,6 +156,7 @@ fn record(item: &Item) -> proto::record::Kind {
             service: Some(key(&mark.key.service)),
             object: mark.key.object.to_string(),
             labels: texts(&mark.labels),
+            kind: mark.kind.text().to_owned(),
         }),
     }
 }
@@ -182,6 +185,7 @@ fn service(service: &Service) -> proto::Service {
             identity: identity_text(waypoint.identity.as_ref()),
         }),
         endpoints: Some(endpoints(&service.endpoints)),
+        exported_as: service.exported_as.as_ref().map(ToString::to_string).unwrap_or_default(),
     }
 }
 
@@ -197,6 +201,7 @@ fn gateway(found: &RegistryGateway) -> proto::Gateway {
         locality: gateway.locality.to_string(),
         weight: gateway.weight.value(),
         identity: identity_text(gateway.identity.as_ref()),
+        instances: gateway.instances.iter().map(ToString::to_string).collect(),
     }
 }
 
@@ -280,7 +285,8 @@ impl Decoder {
             proto::record::Kind::Gateway(gateway) => Item::Gateway(self.gateway(gateway)?),
             proto::record::Kind::Mark(mark) => {
                 let key = MarkKey { service: self.key(mark.service?)?, object: mark.object.into() };
-                Item::Mark(Mark { key, labels: self.labels(mark.labels) })
+                let kind = choice(&mark.kind, &MarkKind::ALL, MarkKind::text)?;
+                Item::Mark(Mark { key, kind, labels: self.labels(mark.labels) })
             }
             proto::record::Kind::End(_) => return None,
         })
@@ -319,6 +325,12 @@ impl Decoder {
             subsets,
             waypoint,
             endpoints: self.endpoints(service.endpoints.unwrap_or_default())?,
+            exported_as: match service.exported_as.is_empty() {
+                true => None,
+                false => Some(HostName::parse(&service.exported_as).ok()?),
+            },
+            // A copy is of what is believed.
+            withheld: Box::default(),
         })
     }
 
@@ -350,14 +362,15 @@ impl Decoder {
     }
 
     fn template(&mut self, workload: proto::Workload) -> Option<Arc<EndpointTemplate>> {
-        let port = |(name, port): (String, u32)| Some((self.interner.text(&name), number(port)?));
+        // 0: the instances do not listen for the port.
+        let port = |(name, port): (String, u32)| Some((self.interner.text(&name), u16::try_from(port).ok()?));
         let template = EndpointTemplate {
             ports: workload.ports.into_iter().map(port).collect::<Option<_>>()?,
             labels: self.labels(workload.labels),
             network: workload.network.map(|network| self.interner.network(&network)),
             tls: match workload.tls.is_empty() {
                 true => None,
-                false => Some(choice(&workload.tls, &TlsMode::ALL, TlsMode::text)?),
+                false => Some(choice(&workload.tls, &DeclaredTls::ALL, DeclaredTls::text)?),
             },
             encapsulation: choice(&workload.tunnel, &Encapsulation::ALL, Encapsulation::text)?,
             identity: self.identity(&workload.identity)?,
@@ -376,6 +389,7 @@ impl Decoder {
             locality: self.locality(&gateway.locality)?,
             weight: Weight::new(gateway.weight)?,
             identity: self.identity(&gateway.identity)?,
+            instances: gateway.instances.iter().map(|text| text.parse().ok()).collect::<Option<_>>()?,
         };
         Some(RegistryGateway { key, gateway })
     }
@@ -447,6 +461,7 @@ mod tests {
         let labels = Labels::from([("a".into(), "b".into())]);
         items.push(Item::Mark(Mark {
             key: MarkKey { service: key, object: "ServiceExport n/b".into() },
+            kind: MarkKind::ServiceExport,
             labels,
         }));
         items

@@ -207,6 +207,7 @@ mod tests {
             Change::Failed(problems) => format!("failed {problems:?}"),
             Change::Flawed { object, problems } if problems.is_empty() => format!("right {object}"),
             Change::Flawed { problems, .. } => problems.join(" | "),
+            Change::Report(report) => format!("{report:?}"),
         };
         changes.iter().map(text).collect()
     }

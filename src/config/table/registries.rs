@@ -1,8 +1,9 @@
 //! The keys of `registries`: where services come from, and what each source may speak of.
 
 use crate::aggregator::etcd::spec::PREFIX;
+use crate::aggregator::kubernetes::spec::SYSTEM_NAMESPACE;
 use crate::document::scalar;
-use crate::document::table::{Kind, Object, default, optional, required, some};
+use crate::document::table::{Kind, Object, default, list, optional, required, some};
 
 use super::{CIDR, PATTERN, TEXT};
 
@@ -11,10 +12,16 @@ const PATH: Kind = Kind::Text(&scalar::PATH);
 pub(in crate::config) static REGISTRY: Object = Object {
     name: "registry",
     doc: "A source of services.",
-    one_of: &["file", "etcd"],
+    one_of: &["file", "etcd", "kubernetes"],
     fields: &[
         optional("file", Kind::Object(&REGISTRY_PATH), "none", "A registry in a file."),
         optional("etcd", Kind::Object(&REGISTRY_ETCD), "none", "A registry in etcd."),
+        optional(
+            "kubernetes",
+            Kind::Object(&KUBERNETES),
+            "none",
+            "The Kubernetes cluster that is the registry.",
+        ),
         optional(
             "allow",
             Kind::Object(&ALLOW),
@@ -90,6 +97,94 @@ pub(in crate::config) static ETCD_TLS: Object = Object {
         optional("key", PATH, "none", "PEM file of the client certificate's private key."),
     ],
 };
+
+pub(in crate::config) static KUBERNETES: Object = Object {
+    name: "registryKubernetes",
+    doc: "A Kubernetes cluster: its Services are services, the pods of their EndpointSlices endpoints. An endpoint is taken only if \
+          its pod exists with that UID, namespace and address.",
+    one_of: &[],
+    fields: &[
+        required("cluster", TEXT, "The cluster it speaks for."),
+        optional(
+            "kubeconfig",
+            PATH,
+            "the pod's own service account",
+            "Kubeconfig file, read again when it changes. One that would start a program or read a file is refused.",
+        ),
+        optional("context", TEXT, "the current one", "The context of the kubeconfig."),
+        optional(
+            "tokenFile",
+            PATH,
+            "the kubeconfig's own",
+            "File of the bearer token, for clouds whose tokens a sidecar renews; read again when it changes.",
+        ),
+        optional(
+            "network",
+            TEXT,
+            "the label `topology.istio.io/network` of the system namespace",
+            "The network of endpoints whose pods say none.",
+        ),
+        optional(
+            "trustDomain",
+            Kind::Text(&scalar::TRUST_DOMAIN),
+            "`mesh.trustDomain`",
+            "The trust domain of its pods' identities.",
+        ),
+        default(
+            "meshConfig",
+            Kind::Boolean,
+            "false",
+            "Whether the trust domain is read from the ConfigMap `istio` of the system namespace, where it has one.",
+        ),
+        default("systemNamespace", TEXT, SYSTEM_NAMESPACE, "The namespace of the mesh's control plane."),
+        optional("namespaces", Kind::Object(&NAMESPACES), "all", "The namespaces that are read."),
+        default(
+            "manualEndpoints",
+            Kind::Boolean,
+            "false",
+            "Whether endpoints without a pod are taken. They have no identity.",
+        ),
+        default(
+            "destinationRules",
+            Kind::Boolean,
+            "false",
+            "Whether the subsets of DestinationRules (`networking.istio.io/v1`) are read.",
+        ),
+        optional(
+            "gateways",
+            Kind::OrOff(&Kind::Object(&GATEWAY_NAMESPACES)),
+            "the system namespace",
+            "Where gateways of networks are looked for.",
+        ),
+    ],
+};
+
+pub(in crate::config) static NAMESPACES: Object = Object {
+    name: "namespaces",
+    doc: "Namespaces of a Kubernetes cluster; all that is said has to hold.",
+    one_of: &[],
+    fields: &[
+        optional(
+            "only",
+            some(&TEXT),
+            "all",
+            "Names. Up to 20 are each watched by itself, which needs fewer rights.",
+        ),
+        optional("except", list(&TEXT), "none", "Names that are left out."),
+        optional("labels", LABELS, "any", "Labels that a namespace must have."),
+    ],
+};
+
+pub(in crate::config) static GATEWAY_NAMESPACES: Object = Object {
+    name: "gatewayNamespaces",
+    doc: "Where a Service or Gateway object with the label `topology.istio.io/network` is a gateway of that network. Elsewhere \
+          the label counts for nothing: who may edit Services there could draw a network's traffic to himself.",
+    one_of: &[],
+    fields: &[required("namespaces", some(&TEXT), "Names.")],
+};
+
+pub(in crate::config) const LABELS: Kind =
+    Kind::Map { key: &scalar::TEXT, of: &Kind::Text(&scalar::LABEL_VALUE) };
 
 pub(in crate::config) static ALLOW: Object = Object {
     name: "allow",

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use super::*;
 use crate::model::address::Host;
+use crate::model::endpoint::DeclaredTls;
 
 fn registry(text: &str) -> Result<Listing, Vec<String>> {
     let read =
@@ -31,7 +32,10 @@ fn a_registry_file_becomes_a_shard() {
     let template = &first.template;
     let v1 = &service.subsets["v1"];
     assert!(template.has_labels(v1) && !second.template.has_labels(v1));
-    assert_eq!((template.ports.get("https"), template.tls), (Some(&9443), Some(TlsMode::None)));
+    assert_eq!(
+        (template.ports.get("https"), template.tls),
+        (Some(&9443), Some(DeclaredTls::Mode(TlsMode::None)))
+    );
     assert_eq!(template.network, Some(Network::new("n")));
     assert!(template.identity.as_ref().is_some_and(|identity| identity.as_str() == "spiffe://td/ns/a"));
     assert_eq!((second.health, second.weight), (Health::Healthy, Weight::ONE));

@@ -11,7 +11,7 @@ use super::*;
 use crate::model::address::Host;
 use crate::model::service::{Service, ServiceKey};
 use crate::snapshot::change::{
-    EndpointSet, EndpointSetKey, GatewayKey, Item, Key, Mark, MarkKey, RegistryGateway,
+    EndpointSet, EndpointSetKey, GatewayKey, Item, Key, Mark, MarkKey, MarkKind, RegistryGateway,
 };
 use crate::snapshot::policy::RouteName;
 use crate::snapshot::service_view::AskedBy;
@@ -170,7 +170,7 @@ fn said(step: Step, mesh: &Mesh, numbering: &mut Numbering) -> (usize, Result<It
         Step::RemoveGateway(at, of, name) => (place(at), Err(Key::Gateway(gateway_key(of, name)))),
         Step::PutMark(at, name, label) => {
             let labels = [("label".into(), label.to_string().into())].into();
-            (place(at), Ok(Item::Mark(Mark { key: mark_key(name), labels })))
+            (place(at), Ok(Item::Mark(Mark { key: mark_key(name), kind: MarkKind::Service, labels })))
         }
         Step::RemoveMark(at, name) => (place(at), Err(Key::Mark(mark_key(name)))),
         Step::Forget(_) | Step::Stand(..) | Step::Resolve(..) => panic!("not about one item: {step:?}"),

@@ -30,7 +30,7 @@ impl Shard {
         match (network, &self.scope.networks) {
             (None, _) => true,
             (Some(network), Some(networks)) => networks.contains(network),
-            (Some(network), None) => *network == self.origin.network,
+            (Some(network), None) => self.scope.finds_network || *network == self.origin.network,
         }
     }
 

@@ -79,7 +79,12 @@ fn endpoint_sets_wait_for_their_service_and_are_joined_with_it() {
 #[test]
 fn what_the_scope_keeps_out_is_counted_and_comes_in_when_it_changes() {
     let addresses = AddressScope::Blocks(["10.0.0.0/24".parse().expect("legal")].into());
-    let scope = RegistryScope { services: vec![pattern("*.mesh")], networks: None, addresses };
+    let scope = RegistryScope {
+        services: vec![pattern("*.mesh")],
+        networks: None,
+        addresses,
+        ..RegistryScope::default()
+    };
     let mut shard = shard(&scope);
     let counts = |shard: &Shard| {
         let counts = shard.counts();

@@ -3,7 +3,7 @@
 mod properties;
 
 use super::*;
-use crate::model::endpoint::{Endpoint, EndpointTemplate};
+use crate::model::endpoint::{DeclaredTls, Endpoint, EndpointTemplate};
 use crate::model::service::PortProtocol;
 use crate::snapshot::policy::Gateway;
 use crate::snapshot::tests::{
@@ -220,7 +220,7 @@ fn what_is_not_ready_counts_only_as_a_neighbour_of_envoy() {
 }
 
 fn speaking(host: &str, tls: TlsMode) -> Endpoint {
-    let template = EndpointTemplate { tls: Some(tls), ..EndpointTemplate::default() };
+    let template = EndpointTemplate { tls: Some(DeclaredTls::Mode(tls)), ..EndpointTemplate::default() };
     Endpoint { template: template.into(), ..endpoint(host, 1) }
 }
 

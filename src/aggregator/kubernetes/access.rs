@@ -1,0 +1,120 @@
+//! Where an API server is and what lets us in, read anew now and then: tokens and kubeconfigs are renewed under a running
+//! process.
+
+use std::env;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+
+use http::{HeaderName, HeaderValue};
+use rustls::pki_types::{CertificateDer, ServerName};
+
+use super::kubeconfig;
+use super::spec::AccessSpec;
+use crate::model::address::{Host, Scheme, Url};
+use crate::net::file;
+use crate::net::reading::{ReadError, Readings};
+use crate::tls::client::OwnCertificate;
+use crate::tls::files::{READ_WITHIN, read_roots};
+
+/// Where a pod finds what its service account gives it.
+const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+/// The largest file of a token.
+const TOKEN_BYTES_MAX: u64 = 64 << 10;
+
+/// An API server, and what lets us in.
+#[derive(Debug)]
+pub(super) struct Access {
+    pub(super) server: Url,
+    /// What the server's certificate chains to.
+    pub(super) roots: Vec<CertificateDer<'static>>,
+    /// The name in the server's certificate; absent: the server's own.
+    pub(super) server_name: Option<ServerName<'static>>,
+    pub(super) identification: Identification,
+}
+
+/// What lets us in.
+pub(super) struct Identification {
+    pub(super) token: Option<String>,
+    pub(super) own: Option<OwnCertificate>,
+    /// Headers of requests in another user's name.
+    pub(super) impersonation: Vec<(HeaderName, HeaderValue)>,
+}
+
+impl std::fmt::Debug for Identification {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Identification(secret)")
+    }
+}
+
+/// What was read, and a number that differs when something else is read.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) access: Access,
+    pub(super) digest: u64,
+}
+
+/// Reads where the server is and what lets us in; the mistakes, a line each.
+pub(super) async fn find(spec: &AccessSpec, readings: &Readings) -> Result<Found, Vec<String>> {
+    let spec = spec.clone();
+    let unread = |unread: ReadError| Err(vec![format!("its credentials cannot be read: {unread}")]);
+    readings.read(READ_WITHIN, move || read(&spec)).await.unwrap_or_else(unread)
+}
+
+fn read(spec: &AccessSpec) -> Result<Found, Vec<String>> {
+    match spec {
+        AccessSpec::ServiceAccount => {
+            of_service_account(Path::new(SERVICE_ACCOUNT)).map_err(|fault| vec![fault])
+        }
+        AccessSpec::Kubeconfig { path, context, token_file } => {
+            of_kubeconfig(path, context.as_deref(), token_file.as_ref())
+        }
+    }
+}
+
+fn of_kubeconfig(
+    path: &Path,
+    context: Option<&str>,
+    token_file: Option<&PathBuf>,
+) -> Result<Found, Vec<String>> {
+    let fault = |fault: &dyn std::fmt::Display| vec![format!("kubeconfig {}: {fault}", path.display())];
+    let bytes = file::read(path, kubeconfig::BYTES_MAX).map_err(|error| fault(&error))?;
+    let mut hasher = DefaultHasher::new();
+    bytes.hash(&mut hasher);
+    let text = String::from_utf8(bytes).map_err(|_| fault(&"it is not UTF-8"))?;
+    let with_token = token_file.map(|path| token(path)).transpose().map_err(|fault| vec![fault])?;
+    with_token.hash(&mut hasher);
+    let mut access = kubeconfig::read(path, &text, context, with_token.is_some())?;
+    if with_token.is_some() {
+        access.identification.token = with_token;
+    }
+    Ok(Found { access, digest: hasher.finish() })
+}
+
+fn of_service_account(folder: &Path) -> Result<Found, String> {
+    let variable = |name: &str| {
+        env::var(name).map_err(|_| {
+            format!("{name} is not set: this process runs in no pod of a cluster; give `kubeconfig`")
+        })
+    };
+    let (host, port) = (variable("KUBERNETES_SERVICE_HOST")?, variable("KUBERNETES_SERVICE_PORT")?);
+    let host = Host::parse(&host).map_err(|error| format!("KUBERNETES_SERVICE_HOST is {host:?}: {error}"))?;
+    let port = port.parse().map_err(|_| format!("KUBERNETES_SERVICE_PORT is {port:?}, which is no port"))?;
+    let token = token(&folder.join("token"))?;
+    let roots = read_roots(&folder.join("ca.crt"))?;
+    let mut hasher = DefaultHasher::new();
+    token.hash(&mut hasher);
+    roots.iter().for_each(|root| root.as_ref().hash(&mut hasher));
+    let server = Url { scheme: Scheme::Https, host, port };
+    server.hash(&mut hasher);
+    let identification = Identification { token: Some(token), own: None, impersonation: Vec::new() };
+    Ok(Found { access: Access { server, roots, server_name: None, identification }, digest: hasher.finish() })
+}
+
+/// The token in a file, without the line end behind it.
+fn token(path: &Path) -> Result<String, String> {
+    let named = |fault: &dyn std::fmt::Display| format!("token {}: {fault}", path.display());
+    let bytes = file::read(path, TOKEN_BYTES_MAX).map_err(|fault| named(&fault))?;
+    let text = String::from_utf8(bytes).map_err(|_| named(&"it is not UTF-8"))?;
+    let text = text.trim_end();
+    if text.is_empty() { Err(named(&"it is empty")) } else { Ok(text.to_owned()) }
+}

@@ -1,0 +1,291 @@
+//! A client of one API server: one HTTP/2 connection, opened when it is needed, on which all kinds are followed.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, RETRY_AFTER, USER_AGENT};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http2::{self, SendRequest};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use rustls::ClientConfig;
+use rustls::pki_types::{DnsName, ServerName};
+use tokio::net::TcpStream;
+use tokio::sync::Mutex;
+use tokio::time::timeout;
+
+use super::access::Access;
+use super::objects::Status;
+use crate::model::address::{Host, Url};
+use crate::net::channel::Tasks;
+use crate::net::scope::Scope;
+use crate::tls::client::{config, secure};
+use crate::tls::server::provider;
+
+/// From the look-up of the server's name to the end of the TLS handshake.
+const CONNECT: Duration = Duration::from_secs(5);
+/// How long the head of an answer, or the next part of its body, may take.
+pub(super) const ANSWER: Duration = Duration::from_secs(60);
+/// How long a connection is silent before the server is asked whether it lives, and how long its answer may take.
+const PING_INTERVAL: Duration = Duration::from_secs(5);
+const PING_TIMEOUT: Duration = Duration::from_secs(5);
+/// The largest answer to a request for one object.
+const OBJECT_BYTES_MAX: usize = 4 << 20;
+/// The longest text of an answer that is shown.
+const SHOWN_MAX: usize = 300;
+/// The longest wait that a server may ask for.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
+
+/// Why an API server does not do what it is asked.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Fault {
+    #[error("{0}")]
+    Access(String),
+    #[error("it cannot be reached: {0}")]
+    Unreachable(io::Error),
+    #[error("TLS with it failed: {0}")]
+    Tls(String),
+    #[error("there was no answer within {} s", .0.as_secs())]
+    Late(Duration),
+    #[error("the connection broke: {0}")]
+    Broken(String),
+    /// It answered with another status than 2xx.
+    #[error("{}", refusal(*.status, .message))]
+    Refused { status: StatusCode, message: String, retry_after: Option<Duration> },
+    #[error("its answer is of no use: {0}")]
+    Answer(String),
+}
+
+fn refusal(status: StatusCode, message: &str) -> String {
+    let name = match status {
+        StatusCode::UNAUTHORIZED => "unauthorized: it does not accept our credentials",
+        StatusCode::FORBIDDEN => "forbidden",
+        _ => return format!("it answered {status}: {message}"),
+    };
+    format!("{name} ({})", message)
+}
+
+impl Fault {
+    /// The status with which the server refused.
+    pub(super) fn status(&self) -> Option<StatusCode> {
+        match self {
+            Self::Refused { status, .. } => Some(*status),
+            _ => None,
+        }
+    }
+
+    pub(super) fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Refused { retry_after, .. } => *retry_after,
+            _ => None,
+        }
+    }
+}
+
+type Sender = SendRequest<Full<Bytes>>;
+
+/// An API server, and the connection to it while there is one.
+pub(super) struct Client {
+    server: Url,
+    name: ServerName<'static>,
+    tls: Arc<ClientConfig>,
+    headers: HeaderMap,
+    scope: Scope,
+    connection: Mutex<Option<Sender>>,
+}
+
+impl Client {
+    /// Tasks of the connection are started in `scope`.
+    pub(super) fn new(access: Access, scope: Scope) -> Result<Self, Fault> {
+        let Access { server, roots, server_name, identification } = access;
+        let name = match server_name {
+            Some(name) => name,
+            None => name_of(&server.host)?,
+        };
+        let tls = config(&roots, identification.own, &provider(), &[b"h2"])
+            .map_err(|fault| Fault::Access(fault.to_string()))?;
+        let mut headers = HeaderMap::new();
+        let agent = concat!("isthmus/", env!("CARGO_PKG_VERSION"));
+        headers.insert(USER_AGENT, HeaderValue::from_static(agent));
+        headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
+        if let Some(token) = identification.token {
+            let mut value = HeaderValue::from_str(&format!("Bearer {token}"))
+                .map_err(|_| Fault::Access("the token has characters that cannot be sent".to_owned()))?;
+            value.set_sensitive(true);
+            headers.insert(AUTHORIZATION, value);
+        }
+        for (name, value) in identification.impersonation {
+            headers.append(name, value);
+        }
+        Ok(Self { server, name, tls, headers, scope, connection: Mutex::new(None) })
+    }
+
+    pub(super) fn server(&self) -> &Url {
+        &self.server
+    }
+
+    /// Asks for a path, and returns the answer's body where its status is 2xx.
+    pub(super) async fn get(&self, path: &str) -> Result<Incoming, Fault> {
+        Ok(self.send(Method::GET, path, None).await?.into_body())
+    }
+
+    /// Sends an object, and returns what the server answers.
+    #[expect(dead_code, reason = "leases and conditions of ServiceExports are written next")]
+    pub(super) async fn write(
+        &self,
+        method: Method,
+        path: &str,
+        kind: &'static str,
+        object: Vec<u8>,
+    ) -> Result<Bytes, Fault> {
+        let answer = self.send(method, path, Some((kind, object))).await?;
+        collected(answer.into_body(), OBJECT_BYTES_MAX).await
+    }
+
+    /// Asks for one object.
+    pub(super) async fn object(&self, path: &str) -> Result<Bytes, Fault> {
+        collected(self.get(path).await?, OBJECT_BYTES_MAX).await
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<(&'static str, Vec<u8>)>,
+    ) -> Result<Response<Incoming>, Fault> {
+        let mut sender = self.sender().await?;
+        let uri = format!("{}{path}", self.server);
+        let mut request = Request::builder().method(method).uri(uri);
+        if let Some(headers) = request.headers_mut() {
+            headers.extend(self.headers.clone());
+            headers.remove(HOST);
+        }
+        let body = match body {
+            Some((kind, object)) => {
+                request = request.header(CONTENT_TYPE, kind);
+                Bytes::from(object)
+            }
+            None => Bytes::new(),
+        };
+        let request = request.body(Full::new(body)).map_err(|error| Fault::Answer(error.to_string()))?;
+        let answer = timeout(ANSWER, sender.send_request(request)).await.map_err(|_| Fault::Late(ANSWER))?;
+        let answer = answer.map_err(|error| Fault::Broken(innermost(&error)))?;
+        if answer.status().is_success() {
+            return Ok(answer);
+        }
+        Err(refused(answer).await)
+    }
+
+    /// The connection; another one where the last one has ended.
+    async fn sender(&self) -> Result<Sender, Fault> {
+        let mut connection = self.connection.lock().await;
+        if let Some(sender) = connection.as_ref().filter(|sender| !sender.is_closed()) {
+            return Ok(sender.clone());
+        }
+        *connection = None;
+        let sender = timeout(CONNECT, self.connect()).await.map_err(|_| Fault::Late(CONNECT))??;
+        Ok(connection.insert(sender).clone())
+    }
+
+    async fn connect(&self) -> Result<Sender, Fault> {
+        let stream = dial(&self.server).await.map_err(Fault::Unreachable)?;
+        let stream = secure(stream, self.name.clone(), self.tls.clone()).await.map_err(Fault::Tls)?;
+        if stream.get_ref().1.alpn_protocol() != Some(b"h2") {
+            return Err(Fault::Answer("it does not speak HTTP/2".to_owned()));
+        }
+        let (sender, connection) = http2::Builder::new(Tasks::new(self.scope.clone()))
+            .timer(TokioTimer::new())
+            .keep_alive_interval(PING_INTERVAL)
+            .keep_alive_timeout(PING_TIMEOUT)
+            .adaptive_window(true)
+            .handshake(TokioIo::new(stream))
+            .await
+            .map_err(|error| Fault::Broken(innermost(&error)))?;
+        // It ends with the last request; those that wait for an answer learn how it broke.
+        self.scope.spawn(async move { drop(connection.await) });
+        Ok(sender)
+    }
+}
+
+async fn dial(server: &Url) -> io::Result<TcpStream> {
+    let stream = match &server.host {
+        Host::Ip(ip) => TcpStream::connect((*ip, server.port)).await?,
+        Host::Ips(ips) => {
+            let all: Vec<SocketAddr> = ips.iter().map(|ip| SocketAddr::new(*ip, server.port)).collect();
+            TcpStream::connect(&*all).await?
+        }
+        Host::Name(name) => TcpStream::connect((name.as_str(), server.port)).await?,
+    };
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+fn name_of(host: &Host) -> Result<ServerName<'static>, Fault> {
+    match host {
+        Host::Ip(ip) => Ok(ServerName::IpAddress((*ip).into())),
+        Host::Ips(_) => Err(Fault::Access("its address has no name to verify".to_owned())),
+        Host::Name(name) => DnsName::try_from(name.as_str().to_owned())
+            .map(ServerName::DnsName)
+            .map_err(|_| Fault::Access("its address has no name to verify".to_owned())),
+    }
+}
+
+/// The whole of a body of at most so many bytes.
+pub(super) async fn collected(mut body: Incoming, most: usize) -> Result<Bytes, Fault> {
+    let mut bytes = Vec::new();
+    while let Some(part) = next(&mut body, ANSWER).await? {
+        if bytes.len() + part.len() > most {
+            return Err(Fault::Answer(format!("it has more than {} MiB", most >> 20)));
+        }
+        bytes.extend_from_slice(&part);
+    }
+    Ok(bytes.into())
+}
+
+/// The next part of a body, which may take `within`; `None` at its end.
+pub(super) async fn next(body: &mut Incoming, within: Duration) -> Result<Option<Bytes>, Fault> {
+    loop {
+        let frame = timeout(within, body.frame()).await.map_err(|_| Fault::Late(within))?;
+        match frame {
+            None => return Ok(None),
+            Some(Err(error)) => return Err(Fault::Broken(innermost(&error))),
+            Some(Ok(frame)) => {
+                if let Ok(data) = frame.into_data() {
+                    return Ok(Some(data));
+                }
+            }
+        }
+    }
+}
+
+async fn refused(answer: Response<Incoming>) -> Fault {
+    let status = answer.status();
+    let header = answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+    let body = collected(answer.into_body(), OBJECT_BYTES_MAX).await.unwrap_or_default();
+    let said: Status = serde_json::from_slice(&body).unwrap_or_default();
+    let seconds =
+        header.or_else(|| u64::try_from(said.details.retry_after_seconds).ok().filter(|at| *at > 0));
+    let retry_after = seconds.map(|seconds| Duration::from_secs(seconds).min(RETRY_AFTER_MAX));
+    let message = if said.message.is_empty() { said.reason } else { said.message };
+    Fault::Refused { status, message: shown(&message), retry_after }
+}
+
+/// The beginning of a text whose length the server chose.
+pub(super) fn shown(text: &str) -> String {
+    match text.char_indices().nth(SHOWN_MAX) {
+        Some((at, _)) => format!("{}…", &text[..at]),
+        None => text.to_owned(),
+    }
+}
+
+fn innermost(error: &dyn std::error::Error) -> String {
+    let mut last = error;
+    while let Some(source) = last.source() {
+        last = source;
+    }
+    shown(&last.to_string())
+}

@@ -1,0 +1,217 @@
+//! Makes endpoints of the slices of a service and of the pods that they name. A slice is a claim: an endpoint is believed only
+//! if its pod is known with that UID, namespace and address (CVE-2021-25740).
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::index::{Listed, PodEntry};
+use super::records::{
+    Interner, NodeRecord, PodRecord, PodTemplate, ServiceRecord, SliceEndpoint, SliceRecord, Uid,
+};
+use super::spec::KubernetesSpec;
+use crate::model::address::Host;
+use crate::model::endpoint::{DeclaredTls, Endpoint, EndpointTemplate, Health, OwnPorts, Weight};
+use crate::model::place::{Locality, Network};
+use crate::model::service::Withheld;
+
+/// What endpoints of a service are made of.
+pub(super) struct Sources<'a> {
+    pub(super) spec: &'a KubernetesSpec,
+    /// The network of the cluster.
+    pub(super) network: &'a Network,
+    pub(super) pods: &'a HashMap<Uid, PodEntry>,
+    pub(super) nodes: &'a HashMap<Arc<str>, Listed<NodeRecord>>,
+}
+
+/// The endpoints of a service.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Made {
+    /// In order of address.
+    pub(super) endpoints: Vec<Endpoint>,
+    /// Of the endpoints that have a name of their own, that name and their place among the endpoints.
+    pub(super) named: Vec<(Arc<str>, usize)>,
+    /// What is not believed, by why.
+    pub(super) withheld: BTreeMap<Withheld, u32>,
+}
+
+/// One instance, as all slices together have it.
+struct Instance<'a> {
+    addresses: Vec<IpAddr>,
+    ports: BTreeMap<&'a str, u16>,
+    health: Health,
+    pod: Option<&'a PodRecord>,
+    hostname: Option<&'a Arc<str>>,
+    node: Option<&'a Arc<str>>,
+    zone: Option<&'a Arc<str>>,
+}
+
+/// What makes several entries of slices one instance.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Whose {
+    Pod(Uid),
+    Address(IpAddr),
+}
+
+/// Makes the endpoints of a service out of its slices, in whatever order they come.
+pub(super) fn made<'a>(
+    sources: &Sources<'a>,
+    service: &ServiceRecord,
+    slices: impl Iterator<Item = (&'a Arc<str>, &'a SliceRecord)>,
+    texts: &mut Interner,
+) -> Made {
+    let mut made = Made::default();
+    let mut instances: BTreeMap<Whose, Instance<'a>> = BTreeMap::new();
+    for (namespace, slice) in slices {
+        for endpoint in &slice.endpoints {
+            match sources.believed(namespace, endpoint) {
+                Ok((whose, pod)) => join(&mut instances, whose, pod, slice, endpoint),
+                Err(why) => *made.withheld.entry(why).or_default() += 1,
+            }
+        }
+    }
+    let mut all: Vec<(Endpoint, Option<&Arc<str>>)> = Vec::with_capacity(instances.len());
+    for mut instance in instances.into_values() {
+        let Some(network) = sources.network_of(instance.pod) else {
+            *made.withheld.entry(Withheld::ForeignNetwork).or_default() += 1;
+            continue;
+        };
+        instance.addresses.sort_by_key(|ip| (ip.is_ipv6() != service.prefers_v6, *ip));
+        instance.addresses.dedup();
+        let host = match instance.addresses.as_slice() {
+            [one] => Host::Ip(*one),
+            several => Host::Ips(several.into()),
+        };
+        let endpoint = Endpoint {
+            host,
+            locality: sources.locality(&instance),
+            weight: Weight::ONE,
+            health: instance.health,
+            template: texts.endpoint_template(endpoint_template(&instance, service, network)),
+        };
+        all.push((endpoint, instance.hostname));
+    }
+    all.sort_by(|(one, _), (other, _)| one.host.cmp(&other.host));
+    for (at, (endpoint, hostname)) in all.into_iter().enumerate() {
+        made.named.extend(hostname.map(|name| (name.clone(), at)));
+        made.endpoints.push(endpoint);
+    }
+    made
+}
+
+/// Adds what a slice says of an instance to what others say of it. Of two states the better one counts, but that an instance
+/// drains counts more.
+fn join<'a>(
+    instances: &mut BTreeMap<Whose, Instance<'a>>,
+    whose: Whose,
+    pod: Option<&'a PodRecord>,
+    slice: &'a SliceRecord,
+    endpoint: &'a SliceEndpoint,
+) {
+    let ports = || slice.ports.iter().map(|(name, number)| (&**name, *number));
+    let instance = instances.entry(whose).or_insert_with(|| Instance {
+        addresses: Vec::new(),
+        ports: BTreeMap::new(),
+        health: endpoint.health,
+        pod,
+        hostname: None,
+        node: None,
+        zone: None,
+    });
+    instance.addresses.push(endpoint.address);
+    for (name, number) in ports() {
+        let known = instance.ports.entry(name).or_insert(number);
+        // The same in whatever order the slices come.
+        *known = (*known).min(number);
+    }
+    instance.health = match (instance.health, endpoint.health) {
+        (Health::Draining, _) | (_, Health::Draining) => Health::Draining,
+        (Health::Healthy, _) | (_, Health::Healthy) => Health::Healthy,
+        (Health::Unhealthy, Health::Unhealthy) => Health::Unhealthy,
+    };
+    instance.hostname = instance.hostname.max(endpoint.hostname.as_ref());
+    instance.node = instance.node.max(endpoint.node.as_ref());
+    instance.zone = instance.zone.max(endpoint.zone.as_ref());
+}
+
+impl<'a> Sources<'a> {
+    /// The pod of an endpoint, if the endpoint is believed.
+    fn believed(
+        &self,
+        namespace: &Arc<str>,
+        endpoint: &SliceEndpoint,
+    ) -> Result<(Whose, Option<&'a PodRecord>), Withheld> {
+        let uid = match endpoint.pod {
+            None if self.spec.manual_endpoints => return Ok((Whose::Address(endpoint.address), None)),
+            None => return Err(Withheld::NoPod),
+            Some(None) => return Err(Withheld::Claimed),
+            Some(Some(uid)) => uid,
+        };
+        let pod = self.pods.get(&uid).and_then(|entry| entry.pod.as_ref());
+        let pod = pod.ok_or(Withheld::WaitingForPod)?;
+        if pod.namespace != *namespace {
+            return Err(Withheld::Claimed);
+        }
+        if pod.addresses.is_empty() {
+            return Err(Withheld::WaitingForPod);
+        }
+        if !pod.addresses.contains(&endpoint.address) {
+            return Err(Withheld::Claimed);
+        }
+        Ok((Whose::Pod(uid), Some(pod)))
+    }
+
+    /// The network of an instance; `None` where the registry may not speak of it.
+    fn network_of(&self, pod: Option<&PodRecord>) -> Option<Option<Network>> {
+        let own =
+            || self.spec.network.is_none().then(|| self.network.clone()).filter(|own| !own.is_unknown());
+        match pod.and_then(|pod| pod.template.network.as_ref()) {
+            None => Some(own()),
+            Some(network) if network == self.network => Some(own()),
+            Some(network) if self.spec.networks.contains(network) => Some(Some(network.clone())),
+            Some(_) => None,
+        }
+    }
+
+    /// Where an instance is: what its pod says, else its node, else the zone of its slice.
+    fn locality(&self, instance: &Instance<'_>) -> Locality {
+        if let Some(locality) = instance.pod.and_then(|pod| pod.template.locality.as_ref()) {
+            return locality.clone();
+        }
+        let node = instance.pod.and_then(|pod| pod.node.as_ref()).or(instance.node);
+        if let Some(node) = node.and_then(|name| self.nodes.get(name)) {
+            return node.value.locality.clone();
+        }
+        let of_zone = |zone: &Arc<str>| Locality::parse(&format!("/{zone}"));
+        instance.zone.and_then(of_zone).unwrap_or_default()
+    }
+}
+
+fn endpoint_template(
+    instance: &Instance<'_>,
+    service: &ServiceRecord,
+    network: Option<Network>,
+) -> EndpointTemplate {
+    let none = PodTemplate::default();
+    let template = instance.pod.map_or(&none, |pod| &pod.template);
+    let mut ports = OwnPorts::new();
+    for port in &service.ports {
+        let own = instance.ports.get(&*port.name).copied();
+        if own != Some(port.target.unwrap_or(port.number)) {
+            // A pod that does not have the named port listens nowhere.
+            ports.insert(port.name.clone(), own.unwrap_or(0));
+        }
+    }
+    EndpointTemplate {
+        ports,
+        labels: template.labels.clone(),
+        network,
+        tls: Some(if template.is_meshed {
+            DeclaredTls::Mode(crate::model::endpoint::TlsMode::Mesh)
+        } else {
+            DeclaredTls::Application
+        }),
+        encapsulation: template.encapsulation,
+        identity: template.identity.clone(),
+    }
+}

@@ -1,0 +1,266 @@
+//! The gateways of networks that a cluster has: Services and Gateway objects with the label `topology.istio.io/network`, in
+//! namespaces that are trusted with it.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use super::index::Index;
+use super::objects;
+use super::records::{Entrance, NETWORK_LABEL, ObjectKey, PortRecord, ServiceRecord};
+use crate::model::address::Host;
+use crate::model::endpoint::{HBONE_PORT, Health, Weight};
+use crate::model::identity::Identity;
+use crate::model::place::{Locality, Network};
+use crate::snapshot::change::{GatewayKey, RegistryGateway};
+use crate::snapshot::policy::Gateway;
+
+/// Where Istio's gateways take TLS by SNI.
+const SNI_PORT: u16 = 15_443;
+/// Gateways of one cluster; more are left out, and shown.
+const GATEWAYS_MAX: usize = 1_000;
+
+/// A Gateway object.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct GatewayRecord {
+    network: Network,
+    hosts: Vec<Host>,
+    sni_port: Option<u16>,
+    hbone_port: Option<u16>,
+    identity: Option<Identity>,
+}
+
+impl GatewayRecord {
+    pub(super) fn read(object: &objects::Gateway, trust_domain: &str) -> Self {
+        let objects::Gateway { metadata, spec, status } = object;
+        let network = metadata.labels.get(NETWORK_LABEL).map(String::as_str).unwrap_or_default();
+        let is_usable =
+            |found: &&objects::TypedAddress| matches!(found.kind.as_str(), "" | "IPAddress" | "Hostname");
+        let given = if spec.addresses.is_empty() { &status.addresses } else { &spec.addresses };
+        let hosts =
+            given.iter().filter(is_usable).filter_map(|found| Host::parse(&found.value).ok()).collect();
+        let label = metadata.labels.get("networking.istio.io/gatewayPort").and_then(|text| text.parse().ok());
+        let label: i64 = label.unwrap_or_else(|| SNI_PORT.into());
+        let passes = |listener: &&objects::GatewayListener| {
+            let option = listener.tls.options.get("gateway.istio.io/listener-protocol");
+            let is_auto = listener.protocol == "TLS"
+                && (option.is_some_and(|value| value == "auto-passthrough") || listener.port == label);
+            is_auto && listener.tls.mode != "Terminate"
+        };
+        let number =
+            |listener: &objects::GatewayListener| u16::try_from(listener.port).ok().filter(|port| *port > 0);
+        let hbone = spec.listeners.iter().find(|listener| listener.protocol == "HBONE");
+        let account = metadata.annotations.get("gateway.istio.io/service-account").cloned();
+        let account = account.unwrap_or_else(|| match spec.gateway_class_name.as_str() {
+            "istio-remote" => format!("{}-istio-remote", metadata.name),
+            _ => metadata.name.clone(),
+        });
+        let identity = format!("spiffe://{trust_domain}/ns/{}/sa/{account}", metadata.namespace);
+        Self {
+            network: Network::new(network),
+            hosts,
+            sni_port: spec.listeners.iter().find(passes).and_then(number),
+            hbone_port: hbone.and_then(number),
+            identity: Identity::parse(&identity).ok().filter(|_| hbone.is_some()),
+        }
+    }
+}
+
+/// A gateway, and whether something behind it is ready.
+struct Found {
+    gateway: RegistryGateway,
+    is_ready: bool,
+}
+
+/// The gateways of the cluster, and what is wrong with others, in words.
+pub(super) fn find(index: &Index) -> (Vec<RegistryGateway>, Vec<String>) {
+    let mut found = Vec::new();
+    let mut notes = Vec::new();
+    let Some(trusted) = &index.spec.gateways else { return (Vec::new(), notes) };
+    let is_trusted = |key: &ObjectKey| trusted.contains(&key.namespace);
+    for (key, known) in &index.services {
+        let Some(entrance) = &known.value.entrance else { continue };
+        if is_trusted(key) {
+            of_service(index, key, &known.value, entrance, &mut found, &mut notes);
+        } else {
+            notes.push(format!(
+                "Service {key} has the label {NETWORK_LABEL}, but its namespace is not among `gateways.namespaces`: ignored"
+            ));
+        }
+    }
+    for (key, known) in &index.gateways {
+        if is_trusted(key) {
+            of_object(index, key, &known.value, &mut found, &mut notes);
+        } else {
+            notes.push(format!(
+                "Gateway {key} has the label {NETWORK_LABEL}, but its namespace is not among `gateways.namespaces`: ignored"
+            ));
+        }
+    }
+    let mut ready: BTreeSet<Network> = BTreeSet::new();
+    ready.extend(found.iter().filter(|found| found.is_ready).map(|found| found.gateway.key.network.clone()));
+    found.retain(|found| {
+        let is_kept = found.is_ready || !ready.contains(&found.gateway.key.network);
+        if !is_kept {
+            notes.push(format!("gateway {} is unready: nothing ready is behind it", found.gateway.key.name));
+        }
+        is_kept
+    });
+    if found.len() > GATEWAYS_MAX {
+        notes.push(format!("there are {} gateways: only {GATEWAYS_MAX} are used", found.len()));
+        found.truncate(GATEWAYS_MAX);
+    }
+    notes.truncate(GATEWAYS_MAX);
+    (found.into_iter().map(|found| found.gateway).collect(), notes)
+}
+
+fn of_service(
+    index: &Index,
+    key: &ObjectKey,
+    service: &ServiceRecord,
+    entrance: &Entrance,
+    found: &mut Vec<Found>,
+    notes: &mut Vec<String>,
+) {
+    let port = |number| service.ports.iter().find(|port| port.number == number);
+    let (sni, hbone) = (port(entrance.sni_port), port(HBONE_PORT));
+    if sni.is_none() && hbone.is_none() {
+        return notes.push(format!(
+            "Service {key} is a gateway without the port {} or {HBONE_PORT}: ignored",
+            entrance.sni_port
+        ));
+    }
+    let behind = Behind::of(index, key, [sni, hbone].into_iter().flatten());
+    let mut add = |host: Host, sni_port: Option<u16>, hbone_port: Option<u16>| {
+        let name = format!("{key}/{host}").into();
+        let gateway = Gateway {
+            host,
+            sni_port,
+            hbone_port,
+            cluster: index.cluster().clone(),
+            locality: Locality::default(),
+            weight: Weight::new(entrance.weight).unwrap_or(Weight::ONE),
+            identity: behind.identity.clone().filter(|_| hbone_port.is_some()),
+            instances: behind.sockets.clone(),
+        };
+        let key = GatewayKey { network: entrance.network.clone(), name };
+        found.push(Found { gateway: RegistryGateway { key, gateway }, is_ready: behind.is_ready });
+    };
+    let number = |port: Option<&PortRecord>| port.map(|port| port.number);
+    if !entrance.overrides.is_empty() {
+        for (host, own) in &entrance.overrides {
+            // A port of the address's own is where it takes SNI, or HBONE where it takes nothing else.
+            let (sni_port, hbone_port) = match own {
+                None => (number(sni), number(hbone)),
+                Some(own) if sni.is_some() => (Some(*own), None),
+                Some(own) => (None, Some(*own)),
+            };
+            add(host.clone(), sni_port, hbone_port);
+        }
+        return;
+    }
+    for host in &entrance.hosts {
+        add(host.clone(), number(sni), number(hbone));
+    }
+    if let Some(wanted) = &entrance.nodes {
+        let node_port = |port: Option<&PortRecord>| port.and_then(|port| port.node_port);
+        for ip in behind.node_addresses(index, entrance, wanted) {
+            add(Host::Ip(ip), node_port(sni), node_port(hbone));
+        }
+    } else if entrance.hosts.is_empty() {
+        notes.push(format!(
+            "Service {key} is a gateway of network {} without an address: no load balancer has given it one",
+            entrance.network
+        ));
+    }
+}
+
+/// The pods behind a gateway's Service.
+struct Behind {
+    is_ready: bool,
+    identity: Option<Identity>,
+    /// Where they listen for the gateway's ports.
+    sockets: Arc<[SocketAddr]>,
+    /// The nodes that ready ones are on.
+    nodes: BTreeSet<Arc<str>>,
+}
+
+impl Behind {
+    fn of<'p>(index: &Index, key: &ObjectKey, ports: impl Iterator<Item = &'p PortRecord> + Clone) -> Self {
+        let mut behind =
+            Self { is_ready: false, identity: None, sockets: Arc::default(), nodes: BTreeSet::new() };
+        let mut sockets = BTreeSet::new();
+        for slice in index.slices_of(key) {
+            for endpoint in &slice.endpoints {
+                let uid = endpoint.pod.flatten();
+                let pod = uid.and_then(|uid| index.pod(uid)).filter(|pod| pod.namespace == key.namespace);
+                let is_believed = pod.is_some_and(|pod| pod.addresses.contains(&endpoint.address));
+                if !is_believed && !index.spec.manual_endpoints {
+                    continue;
+                }
+                if endpoint.health == Health::Healthy {
+                    behind.is_ready = true;
+                    behind.nodes.extend(endpoint.node.clone());
+                }
+                behind.identity =
+                    behind.identity.or_else(|| pod.and_then(|pod| pod.template.identity.clone()));
+                for port in ports.clone() {
+                    let own = slice.ports.iter().find(|(name, _)| *name == port.name).map(|(_, own)| *own);
+                    sockets.extend(own.map(|own| SocketAddr::new(endpoint.address, own)));
+                }
+            }
+        }
+        behind.sockets = sockets.into_iter().collect();
+        behind
+    }
+
+    /// The addresses of the nodes by which the Service is reached.
+    fn node_addresses(
+        &self,
+        index: &Index,
+        entrance: &Entrance,
+        wanted: &crate::model::endpoint::Labels,
+    ) -> BTreeSet<IpAddr> {
+        let is_wanted = |name: &Arc<str>, labels: &crate::model::endpoint::Labels| {
+            wanted.iter().all(|(key, value)| labels.get(key) == Some(value))
+                && (!entrance.is_local || self.nodes.contains(name))
+        };
+        let nodes = index.all_nodes().filter(|(name, node)| is_wanted(name, &node.labels));
+        let address = |node: &super::records::NodeRecord| {
+            let mut of_type = node.addresses.iter().filter(|(kind, _)| *kind == entrance.node_address);
+            of_type.next().map(|(_, ip)| *ip)
+        };
+        nodes.filter_map(|(_, node)| address(node)).collect()
+    }
+}
+
+fn of_object(
+    index: &Index,
+    key: &ObjectKey,
+    record: &GatewayRecord,
+    found: &mut Vec<Found>,
+    notes: &mut Vec<String>,
+) {
+    if record.sni_port.is_none() && record.hbone_port.is_none() {
+        return notes.push(format!("Gateway {key} has no listener for TLS passthrough or HBONE: ignored"));
+    }
+    if record.hosts.is_empty() {
+        return notes.push(format!("Gateway {key} of network {} has no address", record.network));
+    }
+    for host in &record.hosts {
+        let gateway = Gateway {
+            host: host.clone(),
+            sni_port: record.sni_port,
+            hbone_port: record.hbone_port,
+            cluster: index.cluster().clone(),
+            locality: Locality::default(),
+            weight: Weight::ONE,
+            identity: record.identity.clone(),
+            instances: Arc::default(),
+        };
+        let name = format!("{key}/{host}").into();
+        let key = GatewayKey { network: record.network.clone(), name };
+        // What is behind the address cannot be seen from here.
+        found.push(Found { gateway: RegistryGateway { key, gateway }, is_ready: true });
+    }
+}

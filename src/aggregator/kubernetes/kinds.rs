@@ -1,0 +1,136 @@
+//! The kinds of objects that are followed, and where an API server has them.
+
+use std::fmt::Write as _;
+
+/// A kind of object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Kind {
+    Namespace,
+    Service,
+    EndpointSlice,
+    Pod,
+    Node,
+    Gateway,
+    ServiceExport,
+    ServiceImport,
+    DestinationRule,
+    ConfigMap,
+}
+
+/// What a request asks for beside the kind.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Selectors {
+    labels: &'static str,
+    fields: &'static str,
+}
+
+impl Kind {
+    pub(super) const ALL: [Self; 10] = [
+        Self::Namespace,
+        Self::Service,
+        Self::EndpointSlice,
+        Self::Pod,
+        Self::Node,
+        Self::Gateway,
+        Self::ServiceExport,
+        Self::ServiceImport,
+        Self::DestinationRule,
+        Self::ConfigMap,
+    ];
+
+    /// As RBAC and messages name it.
+    pub(super) fn plural(self) -> &'static str {
+        match self {
+            Self::Namespace => "namespaces",
+            Self::Service => "services",
+            Self::EndpointSlice => "endpointslices",
+            Self::Pod => "pods",
+            Self::Node => "nodes",
+            Self::Gateway => "gateways",
+            Self::ServiceExport => "serviceexports",
+            Self::ServiceImport => "serviceimports",
+            Self::DestinationRule => "destinationrules",
+            Self::ConfigMap => "configmaps",
+        }
+    }
+
+    /// The API groups and versions that have it, the one that is asked first.
+    pub(super) fn versions(self) -> &'static [&'static str] {
+        match self {
+            Self::Namespace | Self::Service | Self::Pod | Self::Node | Self::ConfigMap => &["api/v1"],
+            Self::EndpointSlice => &["apis/discovery.k8s.io/v1"],
+            Self::Gateway => &["apis/gateway.networking.k8s.io/v1"],
+            Self::ServiceExport | Self::ServiceImport => {
+                &["apis/multicluster.x-k8s.io/v1beta1", "apis/multicluster.x-k8s.io/v1alpha1"]
+            }
+            Self::DestinationRule => &["apis/networking.istio.io/v1"],
+        }
+    }
+
+    /// Returns true if the cluster may lack the kind: it is defined by a CustomResourceDefinition.
+    pub(super) fn is_custom(self) -> bool {
+        matches!(self, Self::Gateway | Self::ServiceExport | Self::ServiceImport | Self::DestinationRule)
+    }
+
+    /// Returns true if without it nothing can be said of endpoints.
+    pub(super) fn is_needed(self) -> bool {
+        matches!(self, Self::Service | Self::EndpointSlice | Self::Pod)
+    }
+
+    pub(super) fn is_namespaced(self) -> bool {
+        !matches!(self, Self::Namespace | Self::Node)
+    }
+
+    fn selectors(self) -> Selectors {
+        match self {
+            // Slices of imported services are made of other clusters' endpoints.
+            Self::EndpointSlice => Selectors {
+                labels: "kubernetes.io%2Fservice-name,%21multicluster.kubernetes.io%2Fservice-name",
+                fields: "",
+            },
+            // Pods that have ended stay until they are collected, and may be many.
+            Self::Pod => {
+                Selectors { labels: "", fields: "status.phase%21%3DFailed%2Cstatus.phase%21%3DSucceeded" }
+            }
+            Self::Gateway => Selectors { labels: "topology.istio.io%2Fnetwork", fields: "" },
+            Self::ConfigMap => Selectors { labels: "", fields: "metadata.name%3Distio" },
+            _ => Selectors::default(),
+        }
+    }
+
+    /// The path and the query of a list or watch, to which `more` is added.
+    pub(super) fn request(self, version: &str, namespace: Option<&str>, more: &str) -> String {
+        let mut path = format!("/{version}/");
+        if let Some(namespace) = namespace.filter(|_| self.is_namespaced()) {
+            let _ = write!(path, "namespaces/{namespace}/");
+        }
+        let Selectors { labels, fields } = self.selectors();
+        let _ = write!(path, "{}?{more}", self.plural());
+        if !labels.is_empty() {
+            let _ = write!(path, "&labelSelector={labels}");
+        }
+        if !fields.is_empty() {
+            let _ = write!(path, "&fieldSelector={fields}");
+        }
+        path
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_those_of_the_api() {
+        let pods = Kind::Pod.request("api/v1", Some("shop"), "limit=500");
+        assert_eq!(
+            pods,
+            "/api/v1/namespaces/shop/pods?limit=500&fieldSelector=status.phase%21%3DFailed%2Cstatus.phase%21%3DSucceeded"
+        );
+        assert_eq!(Kind::Node.request("api/v1", Some("shop"), "watch=1"), "/api/v1/nodes?watch=1");
+        for kind in Kind::ALL {
+            let all = kind.request(kind.versions()[0], None, "limit=1");
+            assert!(all.parse::<http::uri::PathAndQuery>().is_ok(), "{all}");
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! Registries in Kubernetes: a cluster's Services, EndpointSlices and pods as services and endpoints, its gateways, and the
+//! objects that mark services for export.
+
+mod access;
+mod client;
+mod endpoints;
+mod gateways;
+mod index;
+mod kinds;
+mod kubeconfig;
+mod objects;
+mod records;
+pub mod registry;
+pub mod spec;
+mod watch;

@@ -1,0 +1,525 @@
+//! What is kept of Kubernetes objects: a few hundred bytes each, with texts shared.
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::objects::{self, IntOrText, Texts};
+use crate::model::address::{Host, canonical_ip};
+use crate::model::endpoint::{Encapsulation, EndpointTemplate, Health, Labels};
+use crate::model::identity::Identity;
+use crate::model::place::{Locality, Network};
+use crate::model::service::PortProtocol;
+
+/// The network that an object is on, or stands for.
+pub(super) const NETWORK_LABEL: &str = "topology.istio.io/network";
+/// Labels of pods that are kept beside those that subsets ask for. Labels that each pod has for itself would keep pods from
+/// sharing what they have in common.
+const KEPT_LABELS: [&str; 7] = [
+    NETWORK_LABEL,
+    "service.istio.io/canonical-name",
+    "service.istio.io/canonical-revision",
+    "app",
+    "app.kubernetes.io/name",
+    "app.kubernetes.io/version",
+    "version",
+];
+
+/// Values below which a sweep is not worth it.
+const SWEEP_MIN: usize = 10_000;
+
+/// A namespaced object.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct ObjectKey {
+    pub(super) namespace: Arc<str>,
+    pub(super) name: Arc<str>,
+}
+
+impl std::fmt::Display for ObjectKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// The UID of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct Uid([u8; 16]);
+
+impl Uid {
+    /// From 32 hexadecimal digits, with or without hyphens.
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        let mut bytes = [0; 16];
+        let mut count = 0;
+        for letter in text.bytes().filter(|letter| *letter != b'-') {
+            let digit = u8::try_from(char::from(letter).to_digit(16)?).ok()?;
+            *bytes.get_mut(count / 2)? |= if count % 2 == 0 { digit << 4 } else { digit };
+            count += 1;
+        }
+        (count == 32).then_some(Self(bytes))
+    }
+}
+
+/// Gives equal texts, and equal values made of them, one place.
+#[derive(Debug, Default)]
+pub(super) struct Interner {
+    texts: HashSet<Arc<str>>,
+    templates: HashSet<Arc<PodTemplate>>,
+    endpoint_templates: HashSet<Arc<EndpointTemplate>>,
+    /// How many values there were after the last sweep.
+    swept: usize,
+}
+
+impl Interner {
+    pub(super) fn text(&mut self, text: &str) -> Arc<str> {
+        if let Some(known) = self.texts.get(text) {
+            return known.clone();
+        }
+        let new: Arc<str> = text.into();
+        self.texts.insert(new.clone());
+        new
+    }
+
+    pub(super) fn template(&mut self, template: PodTemplate) -> Arc<PodTemplate> {
+        if let Some(known) = self.templates.get(&template) {
+            return known.clone();
+        }
+        let new = Arc::new(template);
+        self.templates.insert(new.clone());
+        new
+    }
+
+    pub(super) fn endpoint_template(&mut self, template: EndpointTemplate) -> Arc<EndpointTemplate> {
+        if let Some(known) = self.endpoint_templates.get(&template) {
+            return known.clone();
+        }
+        let new = Arc::new(template);
+        self.endpoint_templates.insert(new.clone());
+        new
+    }
+
+    /// Forgets the values that nothing else holds, once there are twice as many as after the last time.
+    pub(super) fn sweep(&mut self) {
+        let count = |all: &Self| all.texts.len() + all.templates.len() + all.endpoint_templates.len();
+        if count(self) < self.swept.saturating_mul(2).max(SWEEP_MIN) {
+            return;
+        }
+        self.endpoint_templates.retain(|value| Arc::strong_count(value) > 1);
+        self.templates.retain(|value| Arc::strong_count(value) > 1);
+        self.texts.retain(|value| Arc::strong_count(value) > 1);
+        self.swept = count(self);
+    }
+
+    pub(super) fn key(&mut self, namespace: &str, name: &str) -> ObjectKey {
+        ObjectKey { namespace: self.text(namespace), name: self.text(name) }
+    }
+
+    pub(super) fn labels(&mut self, labels: &Texts) -> Labels {
+        labels.iter().map(|(key, value)| (self.text(key), self.text(value))).collect()
+    }
+
+    /// `None` for an empty text.
+    pub(super) fn optional(&mut self, text: &str) -> Option<Arc<str>> {
+        (!text.is_empty()).then(|| self.text(text))
+    }
+}
+
+/// A Service.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct ServiceRecord {
+    pub(super) labels: Labels,
+    pub(super) class: ServiceClass,
+    pub(super) vips: Vec<IpAddr>,
+    /// Whether IPv6 is the family that the service names first.
+    pub(super) prefers_v6: bool,
+    pub(super) ports: Vec<PortRecord>,
+    /// Ports that are left out, as they are not of TCP.
+    pub(super) other_ports: usize,
+    /// Why no mark exports it: only a rule that names it does so.
+    pub(super) unmarkable: Option<&'static str>,
+    pub(super) entrance: Option<Box<Entrance>>,
+    /// Seconds since 1970, as text that sorts: RFC 3339.
+    pub(super) created: Arc<str>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ServiceClass {
+    ClusterIp,
+    /// Without a virtual address: clients use the pods' own.
+    Headless,
+    /// Only another name.
+    ExternalName,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct PortRecord {
+    /// Empty where the service's only port has none.
+    pub(super) name: Arc<str>,
+    pub(super) number: u16,
+    pub(super) protocol: PortProtocol,
+    /// Where pods listen; `None`: each names its own.
+    pub(super) target: Option<u16>,
+    pub(super) node_port: Option<u16>,
+}
+
+/// What a Service says of itself as the gateway of a network.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Entrance {
+    pub(super) network: Network,
+    /// The number of the service port that takes TLS by SNI.
+    pub(super) sni_port: u16,
+    /// What load balancers have given it, and addresses that the operator has led to it.
+    pub(super) hosts: Vec<Host>,
+    /// Labels of the nodes by whose addresses it is reached.
+    pub(super) nodes: Option<Labels>,
+    /// The type of the nodes' addresses.
+    pub(super) node_address: Arc<str>,
+    /// Whether a node passes connections on to pods on it alone.
+    pub(super) is_local: bool,
+    /// Addresses in the place of all others, each with a port of its own or none.
+    pub(super) overrides: Vec<(Host, Option<u16>)>,
+    pub(super) weight: u32,
+}
+
+/// An EndpointSlice.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct SliceRecord {
+    /// The name of its service, in its own namespace.
+    pub(super) service: Arc<str>,
+    /// By port name, where its endpoints listen.
+    pub(super) ports: Vec<(Arc<str>, u16)>,
+    pub(super) endpoints: Box<[SliceEndpoint]>,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct SliceEndpoint {
+    pub(super) address: IpAddr,
+    /// Of the pod it names; the outer `None`: it names none.
+    pub(super) pod: Option<Option<Uid>>,
+    pub(super) health: Health,
+    pub(super) hostname: Option<Arc<str>>,
+    pub(super) node: Option<Arc<str>>,
+    pub(super) zone: Option<Arc<str>>,
+}
+
+/// A pod.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct PodRecord {
+    pub(super) namespace: Arc<str>,
+    pub(super) addresses: Box<[IpAddr]>,
+    pub(super) node: Option<Arc<str>>,
+    pub(super) template: Arc<PodTemplate>,
+}
+
+/// What the pods of one deployment have in common.
+#[derive(Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct PodTemplate {
+    pub(super) labels: Labels,
+    pub(super) network: Option<Network>,
+    pub(super) identity: Option<Identity>,
+    pub(super) is_meshed: bool,
+    pub(super) encapsulation: Encapsulation,
+    /// From the label `istio-locality`.
+    pub(super) locality: Option<Locality>,
+}
+
+/// A node.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct NodeRecord {
+    pub(super) labels: Labels,
+    pub(super) locality: Locality,
+    /// By type, such as `ExternalIP`.
+    pub(super) addresses: Vec<(Arc<str>, IpAddr)>,
+}
+
+fn ip(text: &str) -> Option<IpAddr> {
+    text.parse().ok().map(canonical_ip)
+}
+
+fn port(number: i64) -> Option<u16> {
+    u16::try_from(number).ok().filter(|number| *number > 0)
+}
+
+/// What is spoken on a port: `appProtocol` if it is there, else what the port's name begins with.
+fn protocol(port: &objects::Port) -> PortProtocol {
+    let named = match port.app_protocol.as_str() {
+        "" => port.name.as_str(),
+        "kubernetes.io/h2c" => return PortProtocol::Http2,
+        "kubernetes.io/ws" | "kubernetes.io/wss" => return PortProtocol::Http,
+        other => other,
+    };
+    let lower = named.to_ascii_lowercase();
+    if lower == "grpc-web" || lower.starts_with("grpc-web-") {
+        return PortProtocol::Http;
+    }
+    match lower.split('-').next().unwrap_or_default() {
+        "http" => PortProtocol::Http,
+        "http2" => PortProtocol::Http2,
+        "grpc" => PortProtocol::Grpc,
+        "https" => PortProtocol::Https,
+        "tls" => PortProtocol::Tls,
+        _ => PortProtocol::Tcp,
+    }
+}
+
+impl ServiceRecord {
+    pub(super) fn read(object: &objects::Service, texts: &mut Interner) -> Self {
+        let objects::Service { metadata, spec, status } = object;
+        let class = if spec.kind == "ExternalName" {
+            ServiceClass::ExternalName
+        } else if spec.cluster_ip == "None" || spec.cluster_ips.iter().any(|ip| ip == "None") {
+            ServiceClass::Headless
+        } else {
+            ServiceClass::ClusterIp
+        };
+        let is_tcp = |port: &&objects::Port| matches!(port.protocol.as_str(), "" | "TCP");
+        let single = [spec.cluster_ip.clone()];
+        let all = if spec.cluster_ips.is_empty() { &single[..] } else { &spec.cluster_ips };
+        let vips: Vec<IpAddr> = all.iter().filter_map(|text| ip(text)).collect();
+        let export_to = metadata.annotations.get("networking.istio.io/exportTo");
+        let unmarkable = if export_to.is_some_and(|list| list.split(',').any(|one| one.trim() == "~")) {
+            Some("the annotation networking.istio.io/exportTo has ~")
+        } else if spec.internal_traffic_policy == "Local" {
+            Some("internalTrafficPolicy is Local, and callers from other networks are on no node")
+        } else {
+            None
+        };
+        let ports = spec.ports.iter().filter(is_tcp).filter_map(|found| {
+            Some(PortRecord {
+                name: texts.text(&found.name),
+                number: port(found.port)?,
+                protocol: protocol(found),
+                target: match &found.target_port {
+                    IntOrText::Number(0) | IntOrText::Absent => port(found.port),
+                    IntOrText::Number(number) => port(*number),
+                    IntOrText::Text(_) => None,
+                },
+                node_port: port(found.node_port),
+            })
+        });
+        let ports: Vec<PortRecord> = ports.collect();
+        Self {
+            prefers_v6: spec.ip_families.first().is_some_and(|family| family == "IPv6"),
+            other_ports: spec.ports.len() - ports.len(),
+            entrance: Entrance::read(metadata, spec, status, texts).map(Box::new),
+            labels: texts.labels(&metadata.labels),
+            created: texts.text(&metadata.creation_timestamp),
+            class,
+            vips,
+            ports,
+            unmarkable,
+        }
+    }
+}
+
+impl Entrance {
+    fn read(
+        metadata: &objects::Meta,
+        spec: &objects::ServiceSpec,
+        status: &objects::ServiceStatus,
+        texts: &mut Interner,
+    ) -> Option<Self> {
+        let network = metadata.labels.get(NETWORK_LABEL).filter(|text| !text.is_empty())?;
+        if !metadata.deletion_timestamp.is_empty() {
+            return None;
+        }
+        let annotation = |name: &str| metadata.annotations.get(name).map(String::as_str);
+        let sni_port = metadata.labels.get("networking.istio.io/gatewayPort");
+        let ingress = status
+            .load_balancer
+            .ingress
+            .iter()
+            .map(|found| if found.ip.is_empty() { found.hostname.as_str() } else { found.ip.as_str() });
+        let external = spec.external_ips.iter().map(String::as_str);
+        let mut hosts: Vec<Host> =
+            ingress.chain(external).filter_map(|text| Host::parse(text).ok()).collect();
+        hosts.sort();
+        hosts.dedup();
+        let nodes = annotation("traffic.istio.io/nodeSelector").filter(|_| spec.kind == "NodePort");
+        let nodes = nodes.and_then(|json| serde_json::from_str::<Texts>(json).ok());
+        let overrides = annotation("isthmus.dev/gateway-address")
+            .map(|list| list.split(',').filter_map(|one| address_and_port(one.trim())).collect::<Vec<_>>());
+        let weight = annotation("isthmus.dev/gateway-weight").and_then(|text| text.parse().ok());
+        Some(Self {
+            network: Network::new(network),
+            sni_port: sni_port.and_then(|text| text.parse().ok()).unwrap_or(15_443),
+            hosts,
+            nodes: nodes.map(|labels| texts.labels(&labels)),
+            node_address: texts.text(annotation("isthmus.dev/node-address-type").unwrap_or("ExternalIP")),
+            is_local: spec.external_traffic_policy == "Local",
+            overrides: overrides.unwrap_or_default(),
+            weight: weight.filter(|weight| *weight > 0).unwrap_or(1),
+        })
+    }
+}
+
+/// From `host`, `host:port`, `[v6]:port`.
+fn address_and_port(text: &str) -> Option<(Host, Option<u16>)> {
+    if let Ok(host) = Host::parse(text) {
+        return Some((host, None));
+    }
+    let (host, number) = text.rsplit_once(':')?;
+    Some((Host::parse(host).ok()?, Some(number.parse().ok().and_then(port)?)))
+}
+
+impl SliceRecord {
+    /// `None` for a slice of no service, or of names instead of addresses.
+    pub(super) fn read(object: &objects::Slice, texts: &mut Interner) -> Option<Self> {
+        let service = texts.text(object.metadata.labels.get("kubernetes.io/service-name")?);
+        if !matches!(object.address_type.as_str(), "IPv4" | "IPv6") {
+            return None;
+        }
+        let ports = object.ports.iter().filter(|port| matches!(port.protocol.as_str(), "" | "TCP"));
+        let ports = ports.filter_map(|found| Some((texts.text(&found.name), port(found.port)?))).collect();
+        let endpoints = object.endpoints.iter().filter_map(|found| {
+            let target = &found.target_ref;
+            let is_pod = target.kind == "Pod" || (target.kind.is_empty() && !target.uid.is_empty());
+            Some(SliceEndpoint {
+                // Only the first address has a meaning.
+                address: ip(found.addresses.first()?)?,
+                pod: is_pod.then(|| Uid::parse(&target.uid)),
+                health: health(&found.conditions)?,
+                hostname: texts.optional(&found.hostname),
+                node: texts.optional(&found.node_name),
+                zone: texts.optional(&found.zone),
+            })
+        });
+        Some(Self { service, ports, endpoints: endpoints.collect() })
+    }
+}
+
+/// `None`: it takes part no more. Readiness comes from the slice: a service may publish pods that are not ready.
+fn health(conditions: &objects::Conditions) -> Option<Health> {
+    let ready = conditions.ready.unwrap_or(true);
+    let serving = conditions.serving.unwrap_or(ready);
+    let terminating = conditions.terminating.unwrap_or(false);
+    match (ready, serving, terminating) {
+        (true, _, _) => Some(Health::Healthy),
+        (false, true, true) => Some(Health::Draining),
+        (false, false, true) => None,
+        (false, _, false) => Some(Health::Unhealthy),
+    }
+}
+
+impl PodRecord {
+    /// `kept` are labels that subsets ask for.
+    pub(super) fn read(
+        object: &objects::Pod,
+        trust_domain: &str,
+        kept: &dyn Fn(&str) -> bool,
+        texts: &mut Interner,
+    ) -> Self {
+        let objects::Pod { metadata, spec, status } = object;
+        let label = |name: &str| metadata.labels.get(name).map(String::as_str);
+        let account = Some(spec.service_account_name.as_str()).filter(|name| !name.is_empty());
+        let account = account.unwrap_or("default");
+        let identity = format!("spiffe://{trust_domain}/ns/{}/sa/{account}", metadata.namespace);
+        let is_kept = |name: &str| KEPT_LABELS.contains(&name) || kept(name);
+        let labels = metadata.labels.iter().filter(|(name, _)| is_kept(name));
+        let redirected = metadata.annotations.get("ambient.istio.io/redirection");
+        let tunnels = label("networking.istio.io/tunnel").unwrap_or_default();
+        let by_hbone = redirected.is_some_and(|state| state == "enabled")
+            || tunnels.split(',').any(|tunnel| tunnel.trim() == "http");
+        let locality = label("istio-locality").map(|text| text.replace('.', "/"));
+        let template = PodTemplate {
+            labels: labels.map(|(name, value)| (texts.text(name), texts.text(value))).collect(),
+            network: label(NETWORK_LABEL).filter(|text| !text.is_empty()).map(Network::new),
+            identity: Identity::parse(&identity).ok(),
+            is_meshed: label("security.istio.io/tlsMode") == Some("istio"),
+            encapsulation: if by_hbone { Encapsulation::Hbone } else { Encapsulation::None },
+            locality: locality.and_then(|text| Locality::parse(&text)),
+        };
+        let mut addresses: Vec<IpAddr> = status.pod_ips.iter().filter_map(|found| ip(&found.ip)).collect();
+        addresses.dedup();
+        Self {
+            namespace: texts.text(&metadata.namespace),
+            addresses: addresses.into(),
+            node: texts.optional(&spec.node_name),
+            template: texts.template(template),
+        }
+    }
+}
+
+impl NodeRecord {
+    pub(super) fn read(object: &objects::Node, texts: &mut Interner) -> Self {
+        let labels = &object.metadata.labels;
+        let first = |names: [&str; 2]| {
+            let mut found = names.iter().filter_map(|name| labels.get(*name));
+            found.next().map(String::as_str).unwrap_or_default()
+        };
+        let region = first(["topology.kubernetes.io/region", "failure-domain.beta.kubernetes.io/region"]);
+        let zone = first(["topology.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/zone"]);
+        let subzone = labels.get("topology.istio.io/subzone").map(String::as_str).unwrap_or_default();
+        let addresses = object.status.addresses.iter();
+        let addresses = addresses.filter_map(|found| Some((texts.text(&found.kind), ip(&found.address)?)));
+        let addresses = addresses.collect();
+        Self {
+            addresses,
+            locality: Locality::parse(&format!("{region}/{zone}/{subzone}")).unwrap_or_default(),
+            labels: texts.labels(labels),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn conditions(ready: Option<bool>, serving: Option<bool>, terminating: Option<bool>) -> Option<Health> {
+        health(&objects::Conditions { ready, serving, terminating })
+    }
+
+    #[test]
+    fn conditions_become_health() {
+        let (yes, no) = (Some(true), Some(false));
+        assert_eq!(conditions(None, None, None), Some(Health::Healthy));
+        assert_eq!(conditions(yes, yes, no), Some(Health::Healthy));
+        assert_eq!(conditions(yes, no, yes), Some(Health::Healthy), "publishNotReadyAddresses");
+        assert_eq!(conditions(no, yes, yes), Some(Health::Draining));
+        assert_eq!(conditions(no, no, yes), None);
+        assert_eq!(conditions(no, no, no), Some(Health::Unhealthy));
+        assert_eq!(conditions(no, None, None), Some(Health::Unhealthy));
+    }
+
+    #[test]
+    fn a_port_speaks_what_its_app_protocol_or_its_name_says() {
+        let spoken = |app: &str, name: &str| {
+            protocol(&objects::Port {
+                app_protocol: app.into(),
+                name: name.into(),
+                ..objects::Port::default()
+            })
+        };
+        assert_eq!(spoken("", "http"), PortProtocol::Http);
+        assert_eq!(spoken("", "HTTP2-api"), PortProtocol::Http2);
+        assert_eq!(spoken("", "grpc-web"), PortProtocol::Http);
+        assert_eq!(spoken("", "grpc-web-ui"), PortProtocol::Http);
+        assert_eq!(spoken("", "grpc-websocket"), PortProtocol::Grpc);
+        assert_eq!(spoken("", "https-443"), PortProtocol::Https);
+        assert_eq!(spoken("", "tls"), PortProtocol::Tls);
+        assert_eq!(spoken("", "mongo"), PortProtocol::Tcp);
+        assert_eq!(spoken("", ""), PortProtocol::Tcp);
+        assert_eq!(spoken("tls", "http"), PortProtocol::Tls, "appProtocol is first");
+        assert_eq!(spoken("kubernetes.io/h2c", "tcp"), PortProtocol::Http2);
+        assert_eq!(spoken("example.com/odd", "http"), PortProtocol::Tcp);
+    }
+
+    #[test]
+    fn uids_are_read_with_and_without_hyphens() {
+        let plain = Uid::parse("0123456789abcdef0123456789ABCDEF").expect("legal");
+        assert_eq!(Uid::parse("01234567-89ab-cdef-0123-456789abcdef"), Some(plain));
+        for bad in ["", "0123", "0123456789abcdef0123456789abcdef0", "x123456789abcdef0123456789abcdef"] {
+            assert_eq!(Uid::parse(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn overrides_are_hosts_with_or_without_a_port() {
+        let read = |text| address_and_port(text).map(|(host, port)| (host.to_string(), port));
+        assert_eq!(read("a.example.com"), Some(("a.example.com".into(), None)));
+        assert_eq!(read("1.2.3.4:31443"), Some(("1.2.3.4".into(), Some(31_443))));
+        assert_eq!(read("[2001:db8::1]:443"), Some(("2001:db8::1".into(), Some(443))));
+        assert_eq!(read("2001:db8::1"), Some(("2001:db8::1".into(), None)));
+        assert_eq!(read("a b"), None);
+        assert_eq!(read("a:0"), None);
+    }
+}

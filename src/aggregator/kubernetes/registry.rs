@@ -1,0 +1,474 @@
+//! Follows a cluster: a session with one set of credentials watches it, and new credentials are tried in a session beside it,
+//! which takes its place once it has read everything.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, SystemTime};
+
+use tokio::sync::mpsc;
+use tokio::task::{AbortHandle, JoinHandle};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+
+use super::access::{Found, find};
+use super::client::{Client, Fault, shown};
+use super::index::{Index, trust_domain_of};
+use super::kinds::Kind;
+use super::objects::ConfigMap;
+use super::spec::{KubernetesSpec, WATCHED_APART_MAX};
+use super::watch::{Event, Watcher, Way, What};
+use crate::aggregator::registry::{Changes, Closed, Registry};
+use crate::aggregator::spec::RegistrySpec;
+use crate::model::identity::TrustDomain;
+use crate::net::background;
+use crate::net::reading::Readings;
+use crate::net::scope::Scope;
+use crate::snapshot::change::{Change, Report};
+
+/// How often credentials are read again, and it is looked whether there is something to say of the cluster.
+const TICK: Duration = Duration::from_secs(1);
+/// How long a kind cannot be followed before it is reported that the registry cannot be read: servers are restarted, and
+/// connections moved, in less.
+const GRACE: Duration = Duration::from_secs(3);
+/// Batches of events that may wait; watches wait behind them.
+const EVENTS_MAX: usize = 64;
+/// Batches that are taken in before the registry's changes are sent.
+const ROUND: usize = 256;
+/// Services whose endpoints are made where their events arrive; more are made on a thread for long work.
+const MADE_HERE_MAX: usize = 64;
+/// How long the server may take to say its version and the mesh's configuration.
+const ABOUT_WITHIN: Duration = Duration::from_secs(10);
+/// Readings of credentials that may hang at the same time.
+const READINGS: usize = 3;
+
+/// A registry in Kubernetes.
+pub struct KubernetesRegistry {
+    spec: RegistrySpec,
+    kubernetes: Arc<KubernetesSpec>,
+    scope: Scope,
+}
+
+impl KubernetesRegistry {
+    /// Tasks of its connections are started in `scope`.
+    pub fn new(spec: RegistrySpec, kubernetes: KubernetesSpec, scope: Scope) -> Self {
+        Self { spec, kubernetes: Arc::new(kubernetes), scope }
+    }
+}
+
+impl Registry for KubernetesRegistry {
+    fn spec(&self) -> &RegistrySpec {
+        &self.spec
+    }
+
+    fn run(self: Box<Self>, changes: Changes) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>> {
+        let follower = Follower::new(*self, changes);
+        // Nothing is left to say once nobody takes changes.
+        Box::pin(async move {
+            let _ = follower.run().await;
+        })
+    }
+}
+
+/// The watches of a cluster with one set of credentials.
+struct Session {
+    client: Arc<Client>,
+    way: Arc<Way>,
+    version: String,
+    /// Of the credentials.
+    digest: u64,
+    index: Index,
+    events: mpsc::Receiver<Vec<Event>>,
+    tasks: Vec<AbortHandle>,
+    last_event: Option<SystemTime>,
+    /// When a kind was listed again last, and which.
+    relisted: Option<(SystemTime, &'static str)>,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(AbortHandle::abort);
+    }
+}
+
+/// Why the cluster cannot be read at the moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Failing {
+    since: Instant,
+    /// What was reported of it; empty: nothing yet.
+    reported: Vec<String>,
+}
+
+struct Follower {
+    registry: KubernetesRegistry,
+    changes: Changes,
+    readings: Readings,
+    /// In use.
+    current: Option<Session>,
+    /// Being started with new credentials.
+    starting: Option<JoinHandle<Result<Session, Fault>>>,
+    /// Reading everything with new credentials.
+    candidate: Option<Session>,
+    /// Of the credentials that were tried last.
+    tried: Option<u64>,
+    /// What is wrong with the credentials as they are now, a line each.
+    refused: Vec<String>,
+    failing: Option<Failing>,
+    report: Report,
+    last_change: Option<SystemTime>,
+}
+
+impl Follower {
+    fn new(registry: KubernetesRegistry, changes: Changes) -> Self {
+        Self {
+            registry,
+            changes,
+            readings: Readings::new(READINGS),
+            current: None,
+            starting: None,
+            candidate: None,
+            tried: None,
+            refused: Vec::new(),
+            failing: None,
+            report: Report::default(),
+            last_change: None,
+        }
+    }
+
+    async fn run(mut self) -> Result<(), Closed> {
+        let mut tick = interval(TICK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = tick.tick() => {
+                    self.renew_credentials().await;
+                    self.report().await?;
+                }
+                batch = next_event(&mut self.current) => take(&mut self.current, batch),
+                batch = next_event(&mut self.candidate) => take(&mut self.candidate, batch),
+                started = ended(&mut self.starting) => self.started(started),
+            }
+            self.promote();
+            self.publish().await?;
+            self.judge().await?;
+        }
+    }
+
+    /// Reads the credentials again, and tries those that differ beside those in use.
+    async fn renew_credentials(&mut self) {
+        if self.starting.is_some() {
+            return;
+        }
+        let found = match find(&self.registry.kubernetes.access, &self.readings).await {
+            Ok(found) => found,
+            Err(problems) => {
+                if self.refused != problems {
+                    let registry = &*self.registry.spec.name;
+                    tracing::error!(registry, ?problems, "the credentials cannot be used");
+                }
+                self.refused = problems;
+                return;
+            }
+        };
+        self.refused.clear();
+        let in_use = self.current.as_ref().filter(|session| !session.index.is_outdated);
+        let is_new = self.tried != Some(found.digest) || (in_use.is_none() && self.candidate.is_none());
+        if !is_new {
+            return;
+        }
+        self.tried = Some(found.digest);
+        // They are those in use again.
+        if in_use.is_some_and(|session| session.digest == found.digest) {
+            self.candidate = None;
+            return;
+        }
+        self.candidate = None;
+        let (spec, scope) = (self.registry.kubernetes.clone(), self.registry.scope.clone());
+        let cluster = self.registry.spec.cluster.clone();
+        let start = async move { Session::start(found, spec, cluster, scope).await };
+        self.starting = Some(self.registry.scope.spawn(start));
+    }
+
+    fn started(&mut self, started: Result<Session, Fault>) {
+        self.starting = None;
+        match started {
+            Ok(session) => self.candidate = Some(session),
+            Err(fault) => {
+                self.tried = None;
+                self.refused = vec![fault.to_string()];
+            }
+        }
+    }
+
+    /// Takes the session with new credentials into use once it has read everything.
+    fn promote(&mut self) {
+        if self.candidate.as_ref().is_none_or(|candidate| !candidate.index.is_ready()) {
+            return;
+        }
+        let Some(mut session) = self.candidate.take() else { return };
+        if let Some(before) = &self.current {
+            session.relisted = Some((SystemTime::now(), "new credentials"));
+            let server = before.client.server();
+            tracing::info!(registry = &*self.registry.spec.name, %server, "the session is replaced");
+        }
+        session.index.begin_listing();
+        self.current = Some(session);
+    }
+
+    /// Sends what has changed in the session in use.
+    async fn publish(&mut self) -> Result<(), Closed> {
+        let Some(session) = self.current.as_mut().filter(|session| session.index.is_dirty()) else {
+            return Ok(());
+        };
+        let mut changes = session.changes().await;
+        if changes.is_empty() {
+            return Ok(());
+        }
+        // Changes say that the registry can be read, which it cannot be for one of its kinds.
+        if let Some(failing) = self.failing.as_ref().filter(|failing| !failing.reported.is_empty()) {
+            changes.push(Change::Failed(failing.reported.clone()));
+        }
+        self.last_change = Some(SystemTime::now());
+        self.changes.send(changes).await
+    }
+
+    /// Reports that the cluster cannot be read, or that it can be again.
+    async fn judge(&mut self) -> Result<(), Closed> {
+        let problems = self.problems();
+        if problems.is_empty() {
+            let was_reported = self.failing.take().is_some_and(|failing| !failing.reported.is_empty());
+            if was_reported && self.current.is_some() {
+                return self.changes.send(Vec::new()).await;
+            }
+            return Ok(());
+        }
+        let failing = self.failing.get_or_insert(Failing { since: Instant::now(), reported: Vec::new() });
+        let is_due = self.current.is_none() || failing.since.elapsed() >= GRACE;
+        if !is_due || failing.reported == problems {
+            return Ok(());
+        }
+        failing.reported.clone_from(&problems);
+        self.changes.send(vec![Change::Failed(problems)]).await
+    }
+
+    /// Why the cluster cannot be read, a line each.
+    fn problems(&self) -> Vec<String> {
+        let of_session = |session: &Session| {
+            let server = session.client.server();
+            let failures = session.index.failures();
+            failures.iter().map(|why| format!("{server}: {why}")).collect::<Vec<_>>()
+        };
+        match (&self.current, &self.candidate) {
+            (Some(current), _) => of_session(current),
+            (None, Some(candidate)) => of_session(candidate),
+            (None, None) => self.refused.clone(),
+        }
+    }
+
+    /// Says how the cluster is read, where that has changed.
+    async fn report(&mut self) -> Result<(), Closed> {
+        let report = self.report_now();
+        if report == self.report {
+            return Ok(());
+        }
+        self.report = report.clone();
+        self.changes.send(vec![Change::Report(Arc::new(report))]).await
+    }
+
+    fn report_now(&self) -> Report {
+        let mut report = Report { problems: self.refused.clone(), ..Report::default() };
+        if self.current.is_some() {
+            report.problems.iter_mut().for_each(|line| line.push_str("; those read before stay in use"));
+        }
+        if let (Some(_), Some(candidate)) = (&self.current, &self.candidate) {
+            let failures = candidate.index.failures();
+            report.problems.extend(
+                failures.iter().map(|why| format!("new credentials: {why}; those read before stay in use")),
+            );
+        }
+        let Some(session) = self.current.as_ref().or(self.candidate.as_ref()) else { return report };
+        session.describe(&mut report);
+        report
+    }
+}
+
+/// The next events of a session; none of it while there is no session.
+async fn next_event(session: &mut Option<Session>) -> Option<Vec<Event>> {
+    match session {
+        Some(session) => session.events.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The end of a start; none of it while nothing is started.
+async fn ended(starting: &mut Option<JoinHandle<Result<Session, Fault>>>) -> Result<Session, Fault> {
+    match starting {
+        Some(handle) => match handle.await {
+            Ok(started) => started,
+            Err(_) => Err(Fault::Answer("internal: starting a session panicked".to_owned())),
+        },
+        None => std::future::pending().await,
+    }
+}
+
+/// Takes in events, and those that wait behind them.
+fn take(session: &mut Option<Session>, batch: Option<Vec<Event>>) {
+    let Some(session) = session else { return };
+    let mut next = batch;
+    let mut taken = 0;
+    while let Some(events) = next {
+        events.into_iter().for_each(|event| session.take(event));
+        taken += 1;
+        next = if taken < ROUND { session.events.try_recv().ok() } else { None };
+    }
+}
+
+impl Session {
+    async fn start(
+        found: Found,
+        spec: Arc<KubernetesSpec>,
+        cluster: crate::model::place::ClusterId,
+        scope: Scope,
+    ) -> Result<Self, Fault> {
+        let Found { access, digest } = found;
+        let client = Arc::new(Client::new(access, scope.clone())?);
+        let about = async { (version(&client).await, trust_domain(&client, &spec).await) };
+        let (version, trust_domain) =
+            timeout(ABOUT_WITHIN, about).await.unwrap_or_else(|_| (String::new(), spec.trust_domain.clone()));
+        let (sender, events) = mpsc::channel(EVENTS_MAX);
+        let watches = watches(&spec);
+        let way = Arc::new(Way::default());
+        let tasks = watches.iter().enumerate().map(|(id, (kind, namespace))| {
+            let of = (*kind, namespace.clone());
+            let watcher = Watcher::new((client.clone(), way.clone()), id, of, sender.clone());
+            scope.spawn(watcher.run()).abort_handle()
+        });
+        Ok(Self {
+            tasks: tasks.collect(),
+            index: Index::new(spec, cluster, trust_domain, &watches),
+            client,
+            way,
+            version,
+            digest,
+            events,
+            last_event: None,
+            relisted: None,
+        })
+    }
+
+    fn take(&mut self, event: Event) {
+        match &event.what {
+            What::Begin if self.index.watches[event.watch].is_synced => {
+                self.relisted = Some((SystemTime::now(), event.kind.plural()));
+            }
+            What::Put(_) | What::Gone(_) => self.last_event = Some(SystemTime::now()),
+            _ => {}
+        }
+        self.index.apply(event);
+    }
+
+    /// What has changed, made on a thread for long work where it is much.
+    async fn changes(&mut self) -> Vec<Change> {
+        if self.index.work() <= MADE_HERE_MAX {
+            return self.index.changes();
+        }
+        let none = self.index.placeholder();
+        let mut index = std::mem::replace(&mut self.index, none);
+        let made = background::run(move || {
+            let changes = index.changes();
+            (index, changes)
+        });
+        match made.await {
+            Ok((index, changes)) => {
+                self.index = index;
+                changes
+            }
+            // The index is lost with the thread: the session begins anew.
+            Err(_) => {
+                self.index.is_outdated = true;
+                Vec::new()
+            }
+        }
+    }
+
+    fn describe(&self, report: &mut Report) {
+        use crate::telemetry::clock::rfc3339;
+        report.server = self.client.server().to_string();
+        report.version = self.version.clone();
+        report.objects = self.index.objects();
+        report.left_out = self.index.left_out();
+        let network = self.index.network();
+        if network.is_unknown() {
+            report.problems.push(format!(
+                "no network: the namespace {} has no label topology.istio.io/network, and the registry no `network`",
+                self.index.spec.system_namespace
+            ));
+        }
+        report.network = network;
+        let (streamed, paged) =
+            (self.way.streamed.load(Ordering::Relaxed), self.way.paged.load(Ordering::Relaxed));
+        report.facts.push(("listed on watches", streamed.to_string()));
+        report.facts.push(("listed in pages", paged.to_string()));
+        report.facts.push(("watches resumed", self.way.resumed.load(Ordering::Relaxed).to_string()));
+        if let Some(at) = self.last_event {
+            report.facts.push(("last event", rfc3339(at)));
+        }
+        if let Some((at, why)) = self.relisted {
+            report.facts.push(("last relisting", format!("{} ({why})", rfc3339(at))));
+        }
+        for watch in &self.index.watches {
+            if let Some((why, _)) = watch.failing.as_ref().filter(|_| !watch.kind.is_needed()) {
+                report.problems.push(format!("{}: {why}", watch.kind.plural()));
+            }
+        }
+        report.problems.extend(self.index.gateway_notes.iter().cloned());
+        for (kind, count) in &self.index.overflow {
+            report.problems.push(format!("{count} {} are not taken in: there are too many", kind.plural()));
+        }
+    }
+}
+
+/// What is watched: each kind, in all namespaces or in a few by themselves.
+fn watches(spec: &KubernetesSpec) -> Vec<(Kind, Option<Arc<str>>)> {
+    let is_wanted = |kind: &Kind| match kind {
+        Kind::Gateway => spec.gateways.is_some(),
+        Kind::DestinationRule => spec.destination_rules,
+        Kind::ConfigMap => spec.mesh_config,
+        _ => true,
+    };
+    let only = &spec.namespaces.only;
+    let is_apart = !only.is_empty() && only.len() <= WATCHED_APART_MAX;
+    let mut all = Vec::new();
+    for kind in Kind::ALL.into_iter().filter(is_wanted) {
+        if kind == Kind::ConfigMap {
+            all.push((kind, Some(spec.system_namespace.clone())));
+        } else if is_apart && kind.is_namespaced() {
+            let mut namespaces = only.clone();
+            if matches!(kind, Kind::Service | Kind::EndpointSlice | Kind::Pod | Kind::Gateway) {
+                namespaces.extend(spec.gateways.iter().flatten().cloned());
+            }
+            namespaces.sort();
+            namespaces.dedup();
+            all.extend(namespaces.into_iter().map(|namespace| (kind, Some(namespace))));
+        } else {
+            all.push((kind, None));
+        }
+    }
+    all
+}
+
+async fn version(client: &Client) -> String {
+    let Ok(answer) = client.object("/version").await else { return String::new() };
+    let value: serde_json::Value = serde_json::from_slice(&answer).unwrap_or_default();
+    value["gitVersion"].as_str().map(shown).unwrap_or_default()
+}
+
+/// The trust domain of the mesh's own configuration, where it is asked for and there; else that of the config.
+async fn trust_domain(client: &Client, spec: &KubernetesSpec) -> TrustDomain {
+    let configured = spec.trust_domain.clone();
+    if !spec.mesh_config {
+        return configured;
+    }
+    let path = format!("/api/v1/namespaces/{}/configmaps/istio", spec.system_namespace);
+    let Ok(answer) = client.object(&path).await else { return configured };
+    let map: ConfigMap = serde_json::from_slice(&answer).unwrap_or_default();
+    trust_domain_of(map.data.get("mesh").map(String::as_str)).unwrap_or(configured)
+}

@@ -1,0 +1,72 @@
+//! Where the API server of a Kubernetes cluster is, and what is read from it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::model::endpoint::Labels;
+use crate::model::identity::TrustDomain;
+use crate::model::name::HostName;
+use crate::model::place::Network;
+
+/// Where Istio's control plane and gateways are, if nothing else is said.
+pub const SYSTEM_NAMESPACE: &str = "istio-system";
+/// Namespaces of `only` that are each watched by itself. More are watched as the whole cluster, and filtered here.
+pub const WATCHED_APART_MAX: usize = 20;
+
+/// A Kubernetes cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KubernetesSpec {
+    pub access: AccessSpec,
+    /// Absent: what the label `topology.istio.io/network` of the system namespace says.
+    pub network: Option<Network>,
+    /// Networks other than its own that its pods and gateways may say (`allow.networks`).
+    pub networks: Vec<Network>,
+    /// Of the identities of its pods.
+    pub trust_domain: TrustDomain,
+    /// Whether the trust domain is read from the ConfigMap `istio` of the system namespace, where that has one.
+    pub mesh_config: bool,
+    /// The suffix of services' host names.
+    pub cluster_domain: HostName,
+    pub system_namespace: Arc<str>,
+    pub namespaces: NamespaceChoice,
+    /// Whether endpoints without a pod are believed.
+    pub manual_endpoints: bool,
+    /// Whether the subsets of DestinationRules are read.
+    pub destination_rules: bool,
+    /// Namespaces whose Services and Gateway objects may be gateways; `None`: no gateways are looked for.
+    pub gateways: Option<Vec<Arc<str>>>,
+}
+
+/// How the API server is found, and what lets us in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AccessSpec {
+    /// The service account of the pod that this process runs in.
+    ServiceAccount,
+    Kubeconfig {
+        path: PathBuf,
+        /// Absent: the current one.
+        context: Option<String>,
+        /// A file with a token, read again when it changes; absent: the kubeconfig has what lets us in.
+        token_file: Option<PathBuf>,
+    },
+}
+
+/// Which namespaces are read. The system namespace is read for its labels whatever is chosen.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NamespaceChoice {
+    /// Empty: all.
+    pub only: Vec<Arc<str>>,
+    pub except: Vec<Arc<str>>,
+    /// Labels that a namespace must have.
+    pub labels: Labels,
+}
+
+impl NamespaceChoice {
+    /// Returns true if a namespace with these labels is read.
+    pub fn takes(&self, namespace: &str, labels: &Labels) -> bool {
+        let is = |name: &Arc<str>| &**name == namespace;
+        (self.only.is_empty() || self.only.iter().any(is))
+            && !self.except.iter().any(is)
+            && self.labels.iter().all(|(key, value)| labels.get(key) == Some(value))
+    }
+}

@@ -1,0 +1,532 @@
+//! Follows the objects of one kind: lists them, watches them from there, and begins again where that fails. Each kind has a
+//! task of its own, so that a fault with one holds up no other.
+//!
+//! An API server can send the list on the watch itself (`sendInitialEvents`); where it refuses that, pages are asked for.
+
+use std::convert::Infallible;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use http::StatusCode;
+use hyper::body::Incoming;
+use serde_json::value::RawValue;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, timeout_at};
+
+use super::client::{ANSWER, Client, Fault, collected, next, shown};
+use super::kinds::Kind;
+use super::objects::{
+    Bare, ConfigMap, DestinationRule, Gateway, List, Meta, Node, Pod, Service, ServiceExport, ServiceImport,
+    Slice, Status, WatchLine,
+};
+use crate::net::backoff::Backoff;
+
+/// The longest wait between attempts, give or take a fifth.
+const WAIT_MAX: Duration = Duration::from_secs(30);
+/// How long to wait before it is asked again for a kind that the server does not have.
+const ABSENT_WAIT: Duration = Duration::from_secs(60);
+/// How long a whole listing may take.
+const LIST_WITHIN: Duration = Duration::from_secs(600);
+/// The server ends a watch after this time, and up to half as much more; the next one goes on from there.
+const WATCH_SECONDS: u64 = 240;
+/// Objects of one page.
+const PAGE: usize = 500;
+/// The largest page. An object of etcd has at most 1.5 MiB as a rule.
+const PAGE_BYTES_MAX: usize = 64 << 20;
+/// The largest line of a watch: one object.
+const LINE_BYTES_MAX: usize = 8 << 20;
+/// Objects of one listing.
+const LISTED_MAX: usize = 2_000_000;
+/// Pages without an object that may follow one another.
+const EMPTY_PAGES_MAX: usize = 100;
+/// Listings in a row that may expire while they are read before all is asked for at once.
+const EXPIRED_MAX: u32 = 2;
+/// The annotation of the bookmark that ends the list on a watch.
+const INITIAL_END: &str = "k8s.io/initial-events-end";
+
+/// One of the watches of a cluster.
+pub(super) type WatchId = usize;
+
+/// What a watch tells.
+#[derive(Debug)]
+pub(super) struct Event {
+    pub(super) watch: WatchId,
+    pub(super) kind: Kind,
+    pub(super) what: What,
+}
+
+#[derive(Debug)]
+pub(super) enum What {
+    /// A listing begins; one before it that was not completed is void.
+    Begin,
+    Put(Object),
+    Gone(Meta),
+    /// An object that cannot be read: its last good state stays.
+    Broken(Meta, String),
+    /// The listing is whole.
+    Complete,
+    /// The cluster does not have the kind.
+    Absent,
+    /// The kind cannot be followed at the moment.
+    Failing(Arc<str>, Option<StatusCode>),
+    /// It can be followed again, from where it was.
+    Resumed,
+}
+
+/// An object of a kind that is followed.
+#[derive(Debug)]
+pub(super) enum Object {
+    Namespace(Bare),
+    Service(Box<Service>),
+    Slice(Box<Slice>),
+    Pod(Box<Pod>),
+    Node(Box<Node>),
+    Gateway(Box<Gateway>),
+    ServiceExport(Box<ServiceExport>),
+    ServiceImport(Box<ServiceImport>),
+    DestinationRule(Box<DestinationRule>),
+    ConfigMap(Box<ConfigMap>),
+}
+
+/// How an API server is listed; what one watch finds out holds for all.
+#[derive(Debug, Default)]
+pub(super) struct Way {
+    /// The server refuses to send lists on watches.
+    pages: AtomicBool,
+    pub(super) streamed: AtomicU64,
+    pub(super) paged: AtomicU64,
+    pub(super) resumed: AtomicU64,
+}
+
+/// Why following has ended.
+enum Ended {
+    /// Nobody takes events any more.
+    Closed,
+    /// The server has ended the watch in its time.
+    InTime,
+    /// What was known is too old to go on from.
+    Expired,
+    Absent,
+    Fault(Fault),
+}
+
+impl From<Fault> for Ended {
+    fn from(fault: Fault) -> Self {
+        match fault.status() {
+            Some(StatusCode::GONE) => Self::Expired,
+            _ => Self::Fault(fault),
+        }
+    }
+}
+
+/// The task that follows one kind.
+pub(super) struct Watcher {
+    client: Arc<Client>,
+    way: Arc<Way>,
+    id: WatchId,
+    kind: Kind,
+    namespace: Option<Arc<str>>,
+    events: mpsc::Sender<Vec<Event>>,
+    /// Which of the kind's versions is asked for.
+    version: usize,
+    /// From where to watch; `None`: the kind has to be listed.
+    revision: Option<String>,
+    /// Listings in a row that have expired.
+    expired: u32,
+    backoff: Backoff,
+}
+
+impl Watcher {
+    /// Follows the kind in one namespace, or in all.
+    pub(super) fn new(
+        (client, way): (Arc<Client>, Arc<Way>),
+        id: WatchId,
+        (kind, namespace): (Kind, Option<Arc<str>>),
+        events: mpsc::Sender<Vec<Event>>,
+    ) -> Self {
+        Self {
+            client,
+            way,
+            id,
+            kind,
+            namespace,
+            events,
+            version: 0,
+            revision: None,
+            expired: 0,
+            backoff: Backoff::up_to(WAIT_MAX),
+        }
+    }
+
+    /// Follows until nobody takes events any more.
+    pub(super) async fn run(mut self) {
+        loop {
+            let Err(ended) = self.follow().await;
+            let wait = match ended {
+                Ended::Closed => return,
+                Ended::InTime => continue,
+                Ended::Expired => {
+                    self.revision = None;
+                    self.expired += 1;
+                    self.wait()
+                }
+                Ended::Absent => {
+                    self.revision = None;
+                    self.version = 0;
+                    if self.send(vec![What::Absent]).await.is_err() {
+                        return;
+                    }
+                    ABSENT_WAIT
+                }
+                Ended::Fault(fault) => {
+                    let wait = self.wait().max(fault.retry_after().unwrap_or_default());
+                    let text = format!("{fault}; next attempt in {:.0?}", wait.max(Duration::from_secs(1)));
+                    if self.send(vec![What::Failing(text.into(), fault.status())]).await.is_err() {
+                        return;
+                    }
+                    wait
+                }
+            };
+            sleep(wait).await;
+        }
+    }
+
+    fn wait(&mut self) -> Duration {
+        // Not a secret, only another number in each gateway.
+        self.backoff.wait(RandomState::new().hash_one(self.id))
+    }
+
+    async fn send(&self, what: Vec<What>) -> Result<(), Ended> {
+        let (watch, kind) = (self.id, self.kind);
+        let events = what.into_iter().map(|what| Event { watch, kind, what }).collect();
+        self.events.send(events).await.map_err(|_| Ended::Closed)
+    }
+
+    async fn follow(&mut self) -> Result<Infallible, Ended> {
+        let (mut body, mut lines) = match self.revision.clone() {
+            Some(revision) => {
+                let body = self.watch(&format!("&resourceVersion={revision}")).await?;
+                self.way.resumed.fetch_add(1, Ordering::Relaxed);
+                self.send(vec![What::Resumed]).await?;
+                (body, Lines::default())
+            }
+            None => match self.listed_on_watch().await? {
+                Some(begun) => begun,
+                None => {
+                    let revision = self.pages().await?;
+                    self.revision = Some(revision.clone());
+                    (self.watch(&format!("&resourceVersion={revision}")).await?, Lines::default())
+                }
+            },
+        };
+        self.backoff.reset();
+        self.expired = 0;
+        // The server ends the watch long before.
+        let within = Duration::from_secs(WATCH_SECONDS * 2);
+        loop {
+            let Some(part) = next(&mut body, within).await? else { return Err(Ended::InTime) };
+            lines.push(&part)?;
+            let (batch, _) = self.read(&mut lines)?;
+            if !batch.is_empty() {
+                self.send(batch).await?;
+            }
+        }
+    }
+
+    /// Begins a watch.
+    async fn watch(&mut self, more: &str) -> Result<Incoming, Ended> {
+        let seconds = WATCH_SECONDS + RandomState::new().hash_one(self.id) % (WATCH_SECONDS / 2);
+        let more = format!("watch=1&allowWatchBookmarks=true&timeoutSeconds={seconds}{more}");
+        self.get(&more).await
+    }
+
+    /// Asks for the kind in the first version that the server has.
+    async fn get(&mut self, more: &str) -> Result<Incoming, Ended> {
+        loop {
+            let version = self.kind.versions()[self.version];
+            let path = self.kind.request(version, self.namespace.as_deref(), more);
+            match self.client.get(&path).await {
+                Err(fault) if fault.status() == Some(StatusCode::NOT_FOUND) && self.kind.is_custom() => {
+                    if self.version + 1 == self.kind.versions().len() {
+                        return Err(Ended::Absent);
+                    }
+                    self.version += 1;
+                }
+                answer => return Ok(answer?),
+            }
+        }
+    }
+
+    /// Has the objects listed on the watch, and returns it with what was read of the next line; `None` if the server
+    /// refuses that.
+    async fn listed_on_watch(&mut self) -> Result<Option<(Incoming, Lines)>, Ended> {
+        if self.way.pages.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let more = "&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
+        let mut body = match self.watch(more).await {
+            Ok(body) => body,
+            Err(Ended::Fault(Fault::Refused {
+                status: StatusCode::UNPROCESSABLE_ENTITY | StatusCode::BAD_REQUEST,
+                message,
+                ..
+            })) => {
+                tracing::debug!(kind = self.kind.plural(), message, "the server lists in pages");
+                self.way.pages.store(true, Ordering::Relaxed);
+                return Ok(None);
+            }
+            Err(ended) => return Err(ended),
+        };
+        let end = Instant::now() + LIST_WITHIN;
+        let mut lines = Lines::default();
+        let mut listed = 0;
+        self.send(vec![What::Begin]).await?;
+        loop {
+            let part = timeout_at(end, next(&mut body, ANSWER)).await;
+            let part = part.map_err(|_| Fault::Late(LIST_WITHIN))??;
+            let part = part.ok_or_else(|| Fault::Broken("the list on the watch has no end".to_owned()))?;
+            lines.push(&part)?;
+            let (mut batch, is_whole) = self.read(&mut lines)?;
+            listed += batch.len();
+            if listed > LISTED_MAX {
+                return Err(Fault::Answer(format!("it lists more than {LISTED_MAX} objects")).into());
+            }
+            if is_whole {
+                self.way.streamed.fetch_add(1, Ordering::Relaxed);
+            }
+            if !batch.is_empty() {
+                batch.shrink_to_fit();
+                self.send(batch).await?;
+            }
+            if is_whole {
+                return Ok(Some((body, lines)));
+            }
+        }
+    }
+
+    /// Lists the objects page by page, and returns the revision to watch from.
+    async fn pages(&mut self) -> Result<String, Ended> {
+        let (mut token, mut listed, mut empty) = (String::new(), 0, 0);
+        self.send(vec![What::Begin]).await?;
+        // Pages that expire again and again are too slow for this server: all at once comes out of its cache.
+        let first = if self.expired >= EXPIRED_MAX {
+            "resourceVersion=0&resourceVersionMatch=NotOlderThan".to_owned()
+        } else {
+            format!("limit={PAGE}")
+        };
+        loop {
+            let more =
+                if token.is_empty() { first.clone() } else { format!("limit={PAGE}&continue={token}") };
+            let body = self.get(&more).await?;
+            let page = collected(body, PAGE_BYTES_MAX).await?;
+            let list: List<'_> = serde_json::from_slice(&page)
+                .map_err(|error| Fault::Answer(format!("it is no list: {error}")))?;
+            let items = list.items.unwrap_or_default();
+            listed += items.len();
+            empty = if items.is_empty() { empty + 1 } else { 0 };
+            let batch = items.iter().map(|item| self.object(item)).collect();
+            self.send(batch).await?;
+            let next = percent_encoded(&list.metadata.token);
+            if next.is_empty() {
+                if list.metadata.resource_version.is_empty() {
+                    return Err(Fault::Answer("the list has no resourceVersion".to_owned()).into());
+                }
+                self.way.paged.fetch_add(1, Ordering::Relaxed);
+                self.send(vec![What::Complete]).await?;
+                return Ok(list.metadata.resource_version);
+            }
+            if next == token || empty > EMPTY_PAGES_MAX || listed > LISTED_MAX {
+                return Err(Fault::Answer("its list has no end".to_owned()).into());
+            }
+            token = next;
+        }
+    }
+
+    /// Reads the whole lines. True if one of them ends the list on the watch.
+    fn read(&mut self, lines: &mut Lines) -> Result<(Vec<What>, bool), Ended> {
+        let (mut batch, mut is_whole) = (Vec::new(), false);
+        while let Some(line) = lines.next() {
+            if line.is_empty() {
+                continue;
+            }
+            let line: WatchLine<'_> = serde_json::from_slice(line)
+                .map_err(|error| Fault::Answer(format!("a line of the watch cannot be read: {error}")))?;
+            match line.kind {
+                "ADDED" | "MODIFIED" => {
+                    let what = self.object(line.object);
+                    self.note(&what)?;
+                    batch.push(what);
+                }
+                "DELETED" => {
+                    let Bare { metadata } = serde_json::from_str(line.object.get()).map_err(|error| {
+                        Fault::Answer(format!("a deleted object cannot be read: {error}"))
+                    })?;
+                    self.revision = Some(metadata.resource_version.clone());
+                    batch.push(What::Gone(metadata));
+                }
+                "BOOKMARK" => {
+                    let bare: Bare = serde_json::from_str(line.object.get()).unwrap_or_default();
+                    if !bare.metadata.resource_version.is_empty() {
+                        self.revision = Some(bare.metadata.resource_version);
+                    }
+                    if bare.metadata.annotations.get(INITIAL_END).is_some_and(|value| value == "true") {
+                        batch.push(What::Complete);
+                        is_whole = true;
+                    }
+                }
+                "ERROR" => {
+                    let status: Status = serde_json::from_str(line.object.get()).unwrap_or_default();
+                    return Err(of_status(&status));
+                }
+                // A type that is defined after this was written.
+                _ => {}
+            }
+        }
+        Ok((batch, is_whole))
+    }
+
+    /// Notes how far the watch has come. An object without a revision is listed again, as nothing can go on from it.
+    fn note(&mut self, what: &What) -> Result<(), Ended> {
+        let revision = match what {
+            What::Put(object) => object.meta().resource_version.clone(),
+            What::Broken(meta, _) => meta.resource_version.clone(),
+            _ => return Ok(()),
+        };
+        if revision.is_empty() {
+            return Err(Fault::Answer("an object has no resourceVersion".to_owned()).into());
+        }
+        self.revision = Some(revision);
+        Ok(())
+    }
+
+    fn object(&self, raw: &RawValue) -> What {
+        match Object::read(self.kind, raw.get()) {
+            Ok(object) => What::Put(object),
+            Err(error) => {
+                let Bare { metadata } = serde_json::from_str(raw.get()).unwrap_or_default();
+                What::Broken(metadata, shown(&error.to_string()))
+            }
+        }
+    }
+}
+
+fn of_status(status: &Status) -> Ended {
+    let code = u16::try_from(status.code).ok().and_then(|code| StatusCode::from_u16(code).ok());
+    let code = code.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let seconds = u64::try_from(status.details.retry_after_seconds).unwrap_or_default();
+    let retry_after = (seconds > 0).then(|| Duration::from_secs(seconds.min(300)));
+    Fault::Refused { status: code, message: shown(&status.message), retry_after }.into()
+}
+
+/// A token as part of a query.
+fn percent_encoded(text: &str) -> String {
+    use std::fmt::Write as _;
+    text.bytes().fold(String::with_capacity(text.len()), |mut all, byte| {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => all.push(byte.into()),
+            byte => drop(write!(all, "%{byte:02X}")),
+        }
+        all
+    })
+}
+
+impl Object {
+    /// Reads an object of the kind.
+    fn read(kind: Kind, text: &str) -> Result<Self, serde_json::Error> {
+        Ok(match kind {
+            Kind::Namespace => Self::Namespace(serde_json::from_str(text)?),
+            Kind::Service => Self::Service(serde_json::from_str(text)?),
+            Kind::EndpointSlice => Self::Slice(serde_json::from_str(text)?),
+            Kind::Pod => Self::Pod(serde_json::from_str(text)?),
+            Kind::Node => Self::Node(serde_json::from_str(text)?),
+            Kind::Gateway => Self::Gateway(serde_json::from_str(text)?),
+            Kind::ServiceExport => Self::ServiceExport(serde_json::from_str(text)?),
+            Kind::ServiceImport => Self::ServiceImport(serde_json::from_str(text)?),
+            Kind::DestinationRule => Self::DestinationRule(serde_json::from_str(text)?),
+            Kind::ConfigMap => Self::ConfigMap(serde_json::from_str(text)?),
+        })
+    }
+
+    pub(super) fn meta(&self) -> &Meta {
+        match self {
+            Self::Namespace(object) => &object.metadata,
+            Self::Service(object) => &object.metadata,
+            Self::Slice(object) => &object.metadata,
+            Self::Pod(object) => &object.metadata,
+            Self::Node(object) => &object.metadata,
+            Self::Gateway(object) => &object.metadata,
+            Self::ServiceExport(object) => &object.metadata,
+            Self::ServiceImport(object) => &object.metadata,
+            Self::DestinationRule(object) => &object.metadata,
+            Self::ConfigMap(object) => &object.metadata,
+        }
+    }
+}
+
+/// Bytes of a body, cut into lines.
+#[derive(Default)]
+struct Lines {
+    bytes: Vec<u8>,
+    /// Where the first line begins that was not taken.
+    begin: usize,
+    /// How far no line end was found.
+    looked: usize,
+}
+
+impl Lines {
+    fn push(&mut self, part: &[u8]) -> Result<(), Fault> {
+        self.bytes.drain(..self.begin);
+        self.looked -= self.begin;
+        self.begin = 0;
+        if self.bytes.len() + part.len() > LINE_BYTES_MAX {
+            return Err(Fault::Answer(format!("an object has more than {} MiB", LINE_BYTES_MAX >> 20)));
+        }
+        self.bytes.extend_from_slice(part);
+        Ok(())
+    }
+
+    fn next(&mut self) -> Option<&[u8]> {
+        let end = self.bytes[self.looked..].iter().position(|byte| *byte == b'\n');
+        let Some(end) = end else {
+            self.looked = self.bytes.len();
+            return None;
+        };
+        let (begin, end) = (self.begin, self.looked + end);
+        self.begin = end + 1;
+        self.looked = self.begin;
+        debug_assert!(begin <= end && self.begin <= self.bytes.len());
+        Some(&self.bytes[begin..end])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_cut_whatever_the_parts() {
+        let text = b"{\"a\":1}\n{\"b\":2}\n\n{\"c\":3}\nrest";
+        for size in 1..text.len() {
+            let mut lines = Lines::default();
+            let mut found = Vec::new();
+            for part in text.chunks(size) {
+                lines.push(part).expect("short");
+                while let Some(line) = lines.next() {
+                    found.push(String::from_utf8(line.to_vec()).expect("text"));
+                }
+            }
+            assert_eq!(found, ["{\"a\":1}", "{\"b\":2}", "", "{\"c\":3}"], "parts of {size}");
+            assert_eq!(&lines.bytes[lines.begin..], b"rest");
+        }
+    }
+
+    #[test]
+    fn a_line_without_end_is_refused() {
+        let mut lines = Lines::default();
+        let part = vec![b'x'; 1 << 20];
+        let pushed = (0..9).map(|_| lines.push(&part)).collect::<Result<Vec<()>, Fault>>();
+        assert!(pushed.is_err());
+    }
+}
