@@ -4,6 +4,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod cluster;
 mod image;
 mod monitoring;
 mod rendered;

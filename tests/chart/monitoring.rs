@@ -86,7 +86,7 @@ fn alerts_name_problems_that_exist() {
 
 #[test]
 fn kinds_of_the_operator_are_rendered_only_where_it_is() {
-    let Some(helm) = Helm::installed("kinds_of_the_operator_are_rendered_only_where_it_is") else { return };
+    let Some(helm) = Helm::installed() else { return };
     let (_, everything) = sets().into_iter().find(|(name, _)| name == "7-everything").expect("a set");
     let kinds = ["PodMonitor", "ServiceMonitor", "PrometheusRule"];
     let without = helm.objects(Some(&everything), &[]);

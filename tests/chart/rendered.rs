@@ -22,7 +22,7 @@ fn set(name: &str) -> std::path::PathBuf {
 
 #[test]
 fn the_linter_finds_nothing() {
-    let Some(helm) = Helm::installed("the_linter_finds_nothing") else { return };
+    let Some(helm) = Helm::installed() else { return };
     let chart = chart();
     helm.run(&["lint", "--strict", path(&chart)]).expect("without values");
     for (name, file) in sets() {
@@ -34,7 +34,7 @@ fn the_linter_finds_nothing() {
 /// `ISTHMUS_BLESS=1` writes them anew.
 #[test]
 fn every_set_of_values_renders_its_golden_file() {
-    let Some(helm) = Helm::installed("every_set_of_values_renders_its_golden_file") else { return };
+    let Some(helm) = Helm::installed() else { return };
     assert_eq!(sets().len(), 8);
     for (name, file) in sets() {
         let rendered =
@@ -57,7 +57,7 @@ fn every_set_of_values_renders_its_golden_file() {
 /// Names, labels, ports and their order are what clouds, istiods and dashboards know the gateway by.
 #[test]
 fn a_network_gateway_is_called_as_that_of_istios_chart() {
-    let Some(helm) = Helm::installed("a_network_gateway_is_called_as_that_of_istios_chart") else { return };
+    let Some(helm) = Helm::installed() else { return };
     let objects = helm.objects(Some(&set("1-drop-in")), &[]);
     let service = object(&objects, "Service", RELEASE);
     assert_eq!(service["metadata"]["namespace"], NAMESPACE);
@@ -96,6 +96,13 @@ fn a_network_gateway_is_called_as_that_of_istios_chart() {
     assert_eq!(annotations["prometheus.io/path"], "/stats/prometheus");
     assert_eq!(annotations["prometheus.io/scrape"], "true");
 
+    // Unseen by istiods, and on its network all the same.
+    let objects = helm.objects(Some(&set("1-drop-in")), &["--set", "service.advertise=false"]);
+    assert!(
+        object(&objects, "Service", RELEASE)["metadata"]["labels"]["topology.istio.io/network"].is_null()
+    );
+    assert_eq!(config_of(&objects, RELEASE)["node"]["network"], "${ISTIO_META_NETWORK:-net-east}");
+
     // HBONE comes last, so that the order of the others stays.
     let ambient = [&IMAGE[..], &["--set", "networkGateway=n,hbone.enabled=true"]].concat();
     let objects = helm.objects(None, &ambient);
@@ -106,7 +113,7 @@ fn a_network_gateway_is_called_as_that_of_istios_chart() {
 
 #[test]
 fn pods_keep_to_the_restricted_profile() {
-    let Some(helm) = Helm::installed("pods_keep_to_the_restricted_profile") else { return };
+    let Some(helm) = Helm::installed() else { return };
     for (name, file) in sets() {
         let objects = helm.objects(Some(&file), &OPERATOR);
         let pods = objects.iter().filter_map(pod_of);
@@ -160,7 +167,7 @@ fn pod_of(object: &Value) -> Option<&Value> {
 
 #[test]
 fn a_pod_is_given_the_time_that_draining_takes() {
-    let Some(helm) = Helm::installed("a_pod_is_given_the_time_that_draining_takes") else { return };
+    let Some(helm) = Helm::installed() else { return };
     let render = |more: &[&str]| helm.objects(None, &[&IMAGE[..], more].concat());
     for (more, wanted) in
         [(vec![], (15, 30)), (vec!["--set", "drain.delaySeconds=0,drain.timeoutSeconds=600"], (0, 600))]
@@ -176,7 +183,7 @@ fn a_pod_is_given_the_time_that_draining_takes() {
 
 #[test]
 fn threads_follow_the_cpu_request() {
-    let Some(helm) = Helm::installed("threads_follow_the_cpu_request") else { return };
+    let Some(helm) = Helm::installed() else { return };
     let cases = [("100m", "1"), ("1", "1"), ("1500m", "2"), ("2.5", "3"), ("4", "4")];
     for (cpu, wanted) in cases {
         let request = format!("resources.requests.cpu={cpu}");
@@ -192,7 +199,7 @@ fn threads_follow_the_cpu_request() {
 /// What a running gateway takes over does not restart it; what it cannot take over does.
 #[test]
 fn only_keys_that_need_a_restart_change_the_pods() {
-    let Some(helm) = Helm::installed("only_keys_that_need_a_restart_change_the_pods") else { return };
+    let Some(helm) = Helm::installed() else { return };
     let pods = |more: &str| {
         let objects = helm.objects(None, &[&IMAGE[..], &["--set-json", more]].concat());
         object(&objects, "Deployment", RELEASE)["spec"]["template"].clone()
@@ -226,7 +233,7 @@ fn rules(role: &Value) -> Vec<String> {
 
 #[test]
 fn each_right_comes_with_its_feature_alone() {
-    let Some(helm) = Helm::installed("each_right_comes_with_its_feature_alone") else { return };
+    let Some(helm) = Helm::installed() else { return };
     const READ: &str = "get,list,watch";
     let read = |resource: &str| format!("{resource} {READ}");
     let base = ["/namespaces", "/nodes", "/pods", "/services", "discovery.k8s.io/endpointslices"].map(read);
@@ -305,7 +312,7 @@ fn config_of(objects: &[Value], name: &str) -> Value {
 
 #[test]
 fn the_gateway_takes_every_config_that_the_chart_writes() {
-    let Some(helm) = Helm::installed("the_gateway_takes_every_config_that_the_chart_writes") else { return };
+    let Some(helm) = Helm::installed() else { return };
     let mut configs = 0;
     for (name, file) in sets() {
         let objects = helm.objects(Some(&file), &OPERATOR);
@@ -374,7 +381,7 @@ fn known(text: &str) -> String {
 
 #[test]
 fn notes_say_what_to_do_next() {
-    let Some(helm) = Helm::installed("notes_say_what_to_do_next") else { return };
+    let Some(helm) = Helm::installed() else { return };
     let chart = chart();
     let notes = |more: &[&str]| {
         let install = ["install", RELEASE, path(&chart), "--namespace", NAMESPACE, "--dry-run=client"];

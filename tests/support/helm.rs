@@ -1,26 +1,15 @@
-//! Helm and kubectl, as `tests/run` installs them, and the chart of this repository.
+//! Helm with the chart of this repository.
 
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use serde_json::Value;
 
-use super::{skip, yaml};
+use super::{kube, yaml};
 
 /// The release and the namespace that all tests render: those of Istio's own gateway.
 pub const RELEASE: &str = "istio-eastwestgateway";
 pub const NAMESPACE: &str = "istio-system";
-
-/// Where a tool is: the variable, or where `tests/run` has put it.
-fn tool(variable: &str, name: &str) -> Option<OsString> {
-    let installed = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/interop/kube").join(name);
-    std::env::var_os(variable).or_else(|| installed.exists().then(|| installed.into_os_string()))
-}
-
-pub fn kubectl() -> Option<OsString> {
-    tool("ISTHMUS_KUBECTL", "kubectl")
-}
 
 /// The folder of the chart.
 pub fn chart() -> PathBuf {
@@ -39,18 +28,14 @@ pub fn sets() -> Vec<(String, PathBuf)> {
 
 /// Helm, with folders of its own.
 pub struct Helm {
-    binary: OsString,
+    binary: PathBuf,
     home: tempfile::TempDir,
 }
 
 impl Helm {
     /// Returns none, and says so, where there is no Helm.
-    pub fn installed(test: &str) -> Option<Self> {
-        let binary = tool("ISTHMUS_HELM", "helm");
-        if binary.is_none() {
-            skip(&format!("{test}: there is no helm"));
-        }
-        Some(Self { binary: binary?, home: tempfile::tempdir().expect("a folder") })
+    pub fn installed() -> Option<Self> {
+        Some(Self { binary: kube::helm()?, home: tempfile::tempdir().expect("a folder") })
     }
 
     /// A command that reaches no cluster, unless it is given a kubeconfig.

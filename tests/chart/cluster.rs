@@ -1,0 +1,302 @@
+//! The chart at a real API server: what it takes, what a release's life leaves behind, and what a pod's own token may do.
+
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+
+use crate::support::helm::{Helm, NAMESPACE, RELEASE, chart, path, said, sets};
+use crate::support::kube::{self, Cluster, Options};
+use crate::support::yaml;
+
+/// A cluster, with what it takes to install the chart in it.
+struct Place {
+    cluster: Cluster,
+    kubectl: PathBuf,
+    helm: PathBuf,
+    files: tempfile::TempDir,
+}
+
+impl Place {
+    /// None, and said so, where there is no API server or a tool is missing.
+    fn start() -> Option<Self> {
+        let (rig, kubectl, helm) = (kube::installed()?, kube::kubectl()?, kube::helm()?);
+        let cluster = Cluster::start(&rig, "east", &Options::default());
+        cluster.install_crds();
+        for namespace in [NAMESPACE, "shop", "pay", "far"] {
+            cluster.namespace(namespace, &json!({}));
+        }
+        Some(Self { cluster, kubectl, helm, files: tempfile::tempdir().expect("a folder") })
+    }
+
+    /// Runs kubectl; the error is what it says.
+    fn kubectl(&self, arguments: &[&str]) -> Result<String, String> {
+        said(self.cluster.run(&self.kubectl, arguments))
+    }
+
+    /// Runs helm on the release, in its namespace.
+    #[track_caller]
+    fn helm(&self, command: &str, more: &[&str]) -> String {
+        let arguments = [&[command, RELEASE], more, &["--namespace", NAMESPACE]].concat();
+        let done = said(self.cluster.run(&self.helm, &arguments));
+        done.unwrap_or_else(|error| panic!("{arguments:?}: {error}"))
+    }
+
+    /// Writes a file for a command.
+    fn file(&self, name: &str, text: &str) -> String {
+        let file = self.files.path().join(name);
+        std::fs::write(&file, text).expect("written");
+        path(&file).to_owned()
+    }
+
+    /// An object that is there.
+    #[track_caller]
+    fn get(&self, kind: &str, name: &str) -> Value {
+        let text = self.kubectl(&["get", kind, name, "--namespace", NAMESPACE, "-o", "json"]);
+        serde_json::from_str(&text.unwrap_or_else(|error| panic!("{error}"))).expect("JSON")
+    }
+}
+
+fn set(name: &str) -> String {
+    let (_, file) = sets().into_iter().find(|(set, _)| set == name).expect("a set");
+    path(&file).to_owned()
+}
+
+#[test]
+fn the_api_server_takes_every_set_of_values() {
+    let (Some(helm), Some(place)) = (Helm::installed(), Place::start()) else { return };
+    let enforce = "pod-security.kubernetes.io/enforce";
+    place.cluster.namespace("restricted", &json!({enforce: "restricted"}));
+    for (name, values) in sets() {
+        let rendered = helm.template(Some(&values), &[]).expect("rendered");
+        let file = place.file("rendered.yaml", &rendered);
+        let taken = place.kubectl(&["apply", "--dry-run=server", "--validate=strict", "-f", &file]);
+        taken.unwrap_or_else(|error| panic!("{name}: {error}"));
+        // Admission judges pods, so that each template has to become one.
+        for (at, object) in yaml::documents(&rendered).iter().enumerate() {
+            let template = &object["spec"]["template"];
+            if template["spec"]["containers"].is_null() || template["spec"]["hostNetwork"] == true {
+                continue;
+            }
+            let metadata = json!({"name": format!("pod-{at}"), "namespace": "restricted"});
+            let mut pod =
+                json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]});
+            // A priority class of the set, which this cluster's namespace need not have.
+            pod["spec"].as_object_mut().expect("a spec").remove("priorityClassName");
+            let file = place.file("pod.json", &pod.to_string());
+            let taken = place.kubectl(&["apply", "--dry-run=server", "--validate=strict", "-f", &file]);
+            taken.unwrap_or_else(|error| panic!("{name}: {error}"));
+            pod["spec"]["hostPID"] = true.into();
+            let file = place.file("pod.json", &pod.to_string());
+            let refused =
+                place.kubectl(&["apply", "--dry-run=server", "-f", &file]).expect_err("it is enforced");
+            assert!(refused.contains("violates PodSecurity"), "{refused}");
+        }
+    }
+}
+
+#[test]
+fn a_release_is_installed_changed_taken_back_and_removed() {
+    let Some(place) = Place::start() else { return };
+    let (chart, drop_in) = (chart(), set("1-drop-in"));
+    let chart = path(&chart);
+    let told = place.helm("install", &[chart, "--values", &drop_in]);
+    assert!(told.contains("/usr/bin/isthmus status"), "{told}");
+    let installed = place.get("deployment", RELEASE);
+    // A change of what can be reached restarts nothing.
+    let narrow = r#"exports=[{"services":["*.shop.svc.cluster.local"]}]"#;
+    place.helm("upgrade", &[chart, "--values", &drop_in, "--set-json", narrow]);
+    let config = |place: &Place| place.get("configmap", RELEASE)["data"]["isthmus.yaml"].to_string();
+    assert!(config(&place).contains("*.shop.svc.cluster.local"));
+    assert_eq!(
+        place.get("deployment", RELEASE)["metadata"]["generation"],
+        installed["metadata"]["generation"]
+    );
+    place.helm("rollback", &["1"]);
+    assert!(!config(&place).contains("*.shop.svc.cluster.local"));
+    // Both roles, and back.
+    let more = ["--set", "roles.aggregator=true,reader.create=true"];
+    let clients = r#"aggregator.xds.clients=[{"networks":["net-east"]}]"#;
+    place.helm("upgrade", &[&[chart, "--values", &drop_in], &more[..], &["--set-json", clients]].concat());
+    assert_eq!(place.get("deployment", "istio-eastwestgateway-aggregator")["spec"]["replicas"], 2);
+    place.helm("upgrade", &[chart, "--values", &drop_in]);
+    // Nothing is left of it.
+    place.helm("uninstall", &["--wait"]);
+    let kinds = "all,configmap,secret,serviceaccount,role,rolebinding,clusterrole,clusterrolebinding,pdb,hpa,netpol,gateway,lease";
+    let label = format!("app.kubernetes.io/instance={RELEASE}");
+    let left = place
+        .kubectl(&["get", kinds, "--all-namespaces", "--selector", &label, "-o", "name"])
+        .expect("a list");
+    assert_eq!(left, "");
+}
+
+/// A release of Istio's own chart becomes one of this chart where the Service, and with it the load balancer, has to stay.
+#[test]
+fn a_release_of_istios_chart_is_replaced_in_place() {
+    let Some(place) = Place::start() else { return };
+    let folder = place.files.path().join("gateway");
+    std::fs::create_dir_all(folder.join("templates")).expect("made");
+    std::fs::write(folder.join("Chart.yaml"), "{apiVersion: v2, name: gateway, version: 1.30.0}\n")
+        .expect("written");
+    std::fs::write(folder.join("templates/all.yaml"), ISTIO).expect("written");
+    place.helm("install", &[path(&folder)]);
+    let (service, deployment) = (place.get("service", RELEASE), place.get("deployment", RELEASE));
+    let drop_in = set("1-drop-in");
+    place.helm("upgrade", &[path(&chart()), "--values", &drop_in, "--reset-values"]);
+    let containers = |deployment: &Value| {
+        let containers = deployment["spec"]["template"]["spec"]["containers"].as_array().expect("containers");
+        containers.iter().map(|container| container["name"].clone()).collect::<Vec<_>>()
+    };
+    let (now, new) = (place.get("service", RELEASE), place.get("deployment", RELEASE));
+    for key in ["uid", "name"] {
+        assert_eq!(now["metadata"][key], service["metadata"][key]);
+        assert_eq!(new["metadata"][key], deployment["metadata"][key]);
+    }
+    assert_eq!(now["spec"]["clusterIP"], service["spec"]["clusterIP"]);
+    assert_eq!(now["spec"]["ports"], service["spec"]["ports"], "node ports too");
+    assert_eq!(containers(&new), ["isthmus"]);
+    place.helm("rollback", &[]);
+    assert_eq!(containers(&place.get("deployment", RELEASE)), ["istio-proxy"]);
+    assert_eq!(place.get("service", RELEASE)["spec"]["ports"], service["spec"]["ports"]);
+}
+
+/// What Istio's chart makes of `networkGateway: net-east`, as far as this chart writes the same objects.
+pub(crate) const ISTIO: &str = r#"
+apiVersion: v1
+kind: Service
+metadata:
+  name: istio-eastwestgateway
+  labels: {app: istio-eastwestgateway, istio: eastwestgateway, topology.istio.io/network: net-east}
+spec:
+  type: LoadBalancer
+  ports:
+    - {name: status-port, port: 15021, targetPort: 15021}
+    - {name: tls, port: 15443, targetPort: 15443}
+    - {name: tls-istiod, port: 15012, targetPort: 15012}
+    - {name: tls-webhook, port: 15017, targetPort: 15017}
+  selector: {app: istio-eastwestgateway, istio: eastwestgateway}
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: istio-eastwestgateway}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: istio-eastwestgateway}
+spec:
+  selector: {matchLabels: {app: istio-eastwestgateway, istio: eastwestgateway}}
+  template:
+    metadata:
+      labels: {app: istio-eastwestgateway, istio: eastwestgateway, sidecar.istio.io/inject: "true"}
+      annotations: {inject.istio.io/templates: gateway}
+    spec:
+      serviceAccountName: istio-eastwestgateway
+      securityContext: {sysctls: [{name: net.ipv4.ip_unprivileged_port_start, value: "0"}]}
+      containers:
+        - name: istio-proxy
+          image: auto
+          env: [{name: ISTIO_META_REQUESTED_NETWORK_VIEW, value: net-east}]
+          ports: [{containerPort: 15090, name: http-envoy-prom}]
+"#;
+
+#[test]
+fn a_pods_own_token_may_do_what_its_features_need_and_no_more() {
+    let Some(place) = Place::start() else { return };
+    let chart = chart();
+    let read = |kinds: &[&str]| -> Vec<String> {
+        kinds.iter().map(|kind| format!("{kind} [get list watch]")).collect()
+    };
+    let base = read(&["endpointslices.discovery.k8s.io", "namespaces", "nodes", "pods", "services"]);
+    let gateways = read(&["gateways.gateway.networking.k8s.io"]);
+    let exports = [
+        read(&["serviceexports.multicluster.x-k8s.io", "serviceimports.multicluster.x-k8s.io"]),
+        vec![
+            "serviceexports.multicluster.x-k8s.io/status [patch]".to_owned(),
+            "leases.coordination.k8s.io [create]".to_owned(),
+            "leases.coordination.k8s.io [istio-eastwestgateway-service-exports] [get update]".to_owned(),
+        ],
+    ]
+    .concat();
+    let cases: [(&str, Vec<String>, Vec<String>); 5] = [
+        ("kubernetes.enabled=false", vec![], vec![]),
+        ("kubernetes.gateways.enabled=false", base.clone(), vec![]),
+        (
+            "kubernetes.serviceExports.enabled=true",
+            [base.clone(), gateways.clone(), exports].concat(),
+            vec![],
+        ),
+        (
+            "remoteClusters.watch.enabled=true,remoteClusters.watch.namespace=far",
+            [base, gateways.clone()].concat(),
+            read(&["secrets"]),
+        ),
+        (
+            "kubernetes.namespaces.only={far}",
+            [read(&["namespaces", "nodes"]), gateways].concat(),
+            read(&base_in()),
+        ),
+    ];
+    let mut installed = false;
+    for (feature, here, far) in cases {
+        let command = if installed { "upgrade" } else { "install" };
+        installed = true;
+        place.helm(command, &[path(&chart), "--set", "image.repository=r/isthmus", "--set", feature]);
+        let token = place.kubectl(&["create", "token", RELEASE, "--namespace", NAMESPACE]).expect("a token");
+        let kubeconfig = place.file("pod.kubeconfig", &place.cluster.kubeconfig(token.trim()));
+        let may = |namespace: &str| rights(&place, &kubeconfig, namespace);
+        let everywhere: Vec<String> =
+            here.iter().filter(|right| !right.starts_with("leases")).cloned().collect();
+        assert_eq!(may(NAMESPACE), sorted(here), "{feature}");
+        assert_eq!(may("far"), sorted([everywhere, far].concat()), "{feature}");
+    }
+}
+
+/// What Roles give in a namespace that is named.
+fn base_in() -> [&'static str; 3] {
+    ["endpointslices.discovery.k8s.io", "pods", "services"]
+}
+
+fn sorted(mut rights: Vec<String>) -> Vec<String> {
+    rights.sort();
+    rights
+}
+
+/// What a user may do with objects in a namespace, but for what every user may: `RESOURCE [names] [verbs]`.
+#[track_caller]
+fn rights(place: &Place, kubeconfig: &str, namespace: &str) -> Vec<String> {
+    let list =
+        ["auth", "can-i", "--list", "--no-headers", "--namespace", namespace, "--kubeconfig", kubeconfig];
+    let text = place.kubectl(&list).unwrap_or_else(|error| panic!("{error}"));
+    let lines = text.lines().filter(|line| !line.starts_with(' ') && !line.starts_with("self"));
+    let rights = lines.map(|line| {
+        // Resource, URLs, names, verbs: each list in brackets.
+        let (resource, rest) = line.split_once(char::is_whitespace).expect("columns");
+        let lists: Vec<&str> =
+            rest.split('[').skip(1).filter_map(|part| Some(part.split_once(']')?.0)).collect();
+        let names = if lists[1].is_empty() { String::new() } else { format!(" [{}]", lists[1]) };
+        format!("{resource}{names} [{}]", lists[2])
+    });
+    sorted(rights.collect())
+}
+
+/// The account for other clusters: its token is in the Secret, and reads what a registry reads.
+#[test]
+fn the_reader_reads_and_sees_no_secrets() {
+    let Some(place) = Place::start() else { return };
+    place.helm("install", &[path(&chart()), "--values", &set("6-reader")]);
+    let token = crate::support::eventually("the token", || {
+        let template = "go-template={{with .data}}{{.token | base64decode}}{{end}}";
+        let get = ["get", "secret", "isthmus-reader-token", "--namespace", NAMESPACE, "-o", template];
+        place.kubectl(&get).ok().filter(|token| !token.is_empty())
+    });
+    let kubeconfig = place.file("reader.kubeconfig", &place.cluster.kubeconfig(&token));
+    let can = |arguments: &[&str]| place.kubectl(&[&["--kubeconfig", &kubeconfig], arguments].concat());
+    for kind in
+        ["namespaces", "nodes", "pods", "services", "endpointslices", "gateways.gateway.networking.k8s.io"]
+    {
+        can(&["get", kind, "--all-namespaces"]).unwrap_or_else(|error| panic!("{kind}: {error}"));
+    }
+    for kind in ["secrets", "configmaps"] {
+        let error = can(&["get", kind, "--all-namespaces"]).expect_err(kind);
+        assert!(error.contains("forbidden"), "{error}");
+    }
+}
