@@ -5,6 +5,7 @@
 mod support;
 
 mod cluster;
+mod documents;
 mod image;
 mod monitoring;
 mod rendered;

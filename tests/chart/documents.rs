@@ -1,0 +1,198 @@
+//! Runs the commands of the documents about Kubernetes against two real API servers. What needs a node is replaced: a command in a
+//! pod by the same command without a gateway, a wait for pods by a look at their Deployment.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::json;
+
+use crate::cluster::ISTIO;
+use crate::support::etcd::encoded;
+use crate::support::gateway::BINARY;
+use crate::support::helm::{Helm, NAMESPACE, path, said};
+use crate::support::kube::{self, Cluster, Options};
+
+/// A command in a pod ends with 3, as there is no gateway here; a wrong argument would end it with 2.
+const KUBECTL: &str = r#"#!/bin/sh
+case " $* " in
+*" exec "*)
+    while [ "$1" != -- ]; do shift; done
+    [ "$2" = /usr/bin/isthmus ] || exit 9
+    shift 2
+    isthmus "$@"
+    [ $? = 3 ] ;;
+*" rollout status "*) exec "$REAL_KUBECTL" $(echo "$*" | sed 's/ rollout status / get /') ;;
+*) exec "$REAL_KUBECTL" "$@" ;;
+esac
+"#;
+
+/// The pod of a test never ends here.
+const HELM: &str = r#"#!/bin/sh
+case " $* " in
+*" test "*) exec "$REAL_HELM" $(echo "$*" | sed 's/ test / status /') ;;
+*) exec "$REAL_HELM" "$@" ;;
+esac
+"#;
+
+/// A block of a document, and the heading that it stands under.
+struct Block {
+    heading: String,
+    language: String,
+    text: String,
+}
+
+fn blocks(document: &str) -> Vec<Block> {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs").join(document);
+    let text = std::fs::read_to_string(file).expect("a document");
+    let mut blocks: Vec<Block> = Vec::new();
+    let (mut heading, mut inside) = (String::new(), false);
+    for line in text.lines() {
+        match line.strip_prefix("```") {
+            Some(_) if inside => inside = false,
+            Some(language) => {
+                let language = language.to_owned();
+                blocks.push(Block { heading: heading.clone(), language, text: String::new() });
+                inside = true;
+            }
+            None if inside => {
+                let block = blocks.last_mut().expect("begun");
+                block.text += &format!("{line}\n");
+            }
+            None if line.starts_with('#') => line.trim_start_matches(['#', ' ']).clone_into(&mut heading),
+            None => {}
+        }
+    }
+    blocks
+}
+
+/// Two clusters that are the contexts of one kubeconfig, and a folder in which commands are typed.
+struct Desk {
+    clusters: [Cluster; 2],
+    folder: tempfile::TempDir,
+    kubectl: PathBuf,
+    helm: PathBuf,
+}
+
+impl Desk {
+    fn new() -> Option<Self> {
+        let (rig, kubectl, helm) = (kube::installed()?, kube::kubectl()?, kube::helm()?);
+        let clusters = ["east", "west"].map(|name| Cluster::start(&rig, name, &Options::default()));
+        clusters.iter().for_each(Cluster::install_crds);
+        let folder = tempfile::tempdir().expect("a folder");
+        let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).expect("written");
+        write("kubeconfig", &kubeconfig(&clusters));
+        std::fs::create_dir(folder.path().join("bin")).expect("made");
+        write("bin/kubectl", KUBECTL);
+        write("bin/helm", HELM);
+        let link = |target: &Path, name: &str| {
+            std::os::unix::fs::symlink(target, folder.path().join(name)).expect("a link");
+        };
+        link(Path::new(BINARY), "bin/isthmus");
+        link(&Path::new(env!("CARGO_MANIFEST_DIR")).join("charts"), "charts");
+        let mut chmod = Command::new("chmod");
+        chmod.args(["+x", "bin/kubectl", "bin/helm"]).current_dir(folder.path());
+        assert!(chmod.status().expect("chmod").success());
+        Some(Self { clusters, folder, kubectl, helm })
+    }
+
+    /// Runs commands as they are typed.
+    #[track_caller]
+    fn run(&self, commands: &str) -> String {
+        let folder = self.folder.path();
+        let paths = format!("{}:{}", path(&folder.join("bin")), std::env::var("PATH").expect("a path"));
+        let mut command = Command::new("sh");
+        command.args(["-euc", commands]).current_dir(folder).stdin(Stdio::null()).env("PATH", paths);
+        command.env("REAL_KUBECTL", &self.kubectl).env("REAL_HELM", &self.helm).env("HOME", folder);
+        command.env("KUBECONFIG", folder.join("kubeconfig")).env("ISTHMUS_ADMIN", "http://127.0.0.1:1");
+        let done = said(command.output().expect("a shell"));
+        done.unwrap_or_else(|error| panic!("{commands}\n{error}"))
+    }
+
+    /// Runs a document from its beginning to its end; before the first block of a heading, what that needs.
+    #[track_caller]
+    fn follow(&self, document: &str, before: (&str, &dyn Fn())) {
+        let mut prepared = false;
+        let blocks = blocks(document);
+        assert!(blocks.len() > 3, "{document}");
+        for block in blocks.iter().filter(|block| block.language == "sh") {
+            if block.heading == before.0 && !std::mem::replace(&mut prepared, true) {
+                before.1();
+            }
+            self.run(&block.text);
+        }
+        assert!(prepared || before.0.is_empty(), "{document} has no heading {:?}", before.0);
+        for name in ["east", "west"] {
+            self.run(&format!(
+                "helm --kube-context {name} list -n {NAMESPACE} -q | xargs -r -n1 helm --kube-context {name} uninstall -n {NAMESPACE}"
+            ));
+        }
+    }
+
+    /// Installs what stands for Istio's gateway.
+    fn install_istio(&self) {
+        let folder = self.folder.path().join("gateway");
+        std::fs::create_dir_all(folder.join("templates")).expect("made");
+        let write = |name: &str, text: &str| std::fs::write(folder.join(name), text).expect("written");
+        write("Chart.yaml", "{apiVersion: v2, name: gateway, version: 1.30.0}\n");
+        write("templates/all.yaml", ISTIO);
+        self.run(&format!("helm --kube-context east install istio-eastwestgateway gateway -n {NAMESPACE}"));
+    }
+}
+
+fn kubeconfig(clusters: &[Cluster; 2]) -> String {
+    let list = |entry: &dyn Fn(&Cluster) -> serde_json::Value| clusters.iter().map(entry).collect::<Vec<_>>();
+    let config = json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "east",
+        "clusters": list(&|cluster| json!({"name": cluster.name, "cluster": {
+            "server": cluster.server(), "certificate-authority-data": encoded(cluster.ca_pem().as_bytes()),
+        }})),
+        "users": list(&|cluster| json!({"name": cluster.name, "user": {"token": cluster.admin_token()}})),
+        "contexts": list(&|cluster| json!({
+            "name": cluster.name, "context": {"cluster": cluster.name, "user": cluster.name},
+        })),
+    });
+    config.to_string()
+}
+
+#[test]
+fn the_documents_commands_do_what_they_say() {
+    let Some(desk) = Desk::new() else { return };
+    desk.follow("kubernetes.md", ("Changes", &|| {
+        // The kubeconfig that the document has made is one that isthmus in the other cluster is given.
+        let secret = desk.run("kubectl --context east -n istio-system get secret isthmus-cluster-west -o jsonpath={.data.west}");
+        assert!(!secret.is_empty());
+        let objects = desk.run("kubectl --context east -n istio-system get deployments -o name");
+        assert!(objects.contains("istio-eastwestgateway") && objects.contains("isthmus-aggregator"), "{objects}");
+    }));
+    desk.install_istio();
+    desk.follow(
+        "replace-istio-gateway.md",
+        ("Where the address must stay", &|| {
+            desk.run("helm --kube-context east uninstall isthmus-eastwestgateway -n istio-system");
+            desk.install_istio();
+        }),
+    );
+    desk.follow("ambient.md", ("", &|| ()));
+    assert_eq!(desk.clusters.len(), 2);
+}
+
+/// Blocks of YAML are values of the chart.
+#[test]
+fn the_documents_values_are_values_of_the_chart() {
+    let Some(helm) = Helm::installed() else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut checked = 0;
+    for document in ["kubernetes.md", "replace-istio-gateway.md", "ambient.md"] {
+        for block in blocks(document).iter().filter(|block| block.language == "yaml") {
+            let file = folder.path().join("values.yaml");
+            std::fs::write(&file, &block.text).expect("written");
+            let image = ["--set", "image.repository=r/isthmus"];
+            helm.template(Some(&file), &image)
+                .unwrap_or_else(|error| panic!("{document}: {}{error}", block.text));
+            checked += 1;
+        }
+    }
+    assert!(checked > 0);
+}
