@@ -330,11 +330,11 @@ impl CandidateView {
         let state = self.state.as_ref()?;
         let last = state.last_failure?;
         Some(format!(
-            "{which} {} failed the last {} connection attempts: {}, last at {}; the verdict covers only what the \
-             config allows (`isthmus explain --probe` also dials the endpoint)",
+            "{which} {} fails: {} ({} in a row, last at {}); the verdict covers only what the config allows \
+             (`isthmus explain --probe` also dials the endpoint)",
             self.address,
-            state.in_a_row,
             last.reason,
+            state.in_a_row,
             rfc3339(last.time)
         ))
     }

@@ -251,7 +251,7 @@ fn an_only_endpoint_that_fails_is_said_by_explain_and_get_endpoints_alike() {
         "{explained:#}"
     );
     let [warning] = &texts(&explained["warnings"])[..] else { panic!("one warning: {explained:#}") };
-    assert!(warning.contains("failed the last 3 connection attempts: endpoint_refused"), "{warning}");
+    assert!(warning.contains("fails: endpoint_refused (3 in a row"), "{warning}");
     let endpoints = gateway.json("/api/v1/endpoints");
     let endpoint = |name: &str| {
         let all = endpoints.as_array().into_iter().flatten();
