@@ -1,6 +1,11 @@
 //! The documents that are made from the code: tables of reasons, problem codes, fields of the access log and metrics.
 //! `ISTHMUS_BLESS=1 cargo test --lib documents` writes them anew.
 
+#[allow(dead_code, unreachable_pub, reason = "the end-to-end tests use the same file")]
+#[path = "../../tests/support/markdown.rs"]
+mod markdown;
+mod pages;
+
 use std::fmt::Write as _;
 use std::path::PathBuf;
 

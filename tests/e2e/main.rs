@@ -11,6 +11,7 @@ mod commands;
 mod contained;
 mod cost;
 mod distance;
+mod documents;
 mod endings;
 mod endpoints;
 mod etcd;

@@ -19,6 +19,7 @@ pub mod helm;
 pub mod image;
 pub mod kube;
 pub mod kube_client;
+pub mod markdown;
 pub mod namespace;
 pub mod pki;
 pub mod python;

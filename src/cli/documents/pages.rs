@@ -1,0 +1,206 @@
+//! The pages that people write: each config on them is valid, each command line is one that `isthmus` takes, and each
+//! link leads to a file and a heading that exist. `tests/e2e/documents.rs` runs the commands that are marked `sh run`.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::Parser;
+use clap::error::ErrorKind;
+
+use super::super::Cli;
+use super::markdown::{Block, split};
+use crate::config;
+
+/// Keys of which a config needs one.
+const OPENERS: [&str; 3] = ["listen:", "listeners:", "xds:"];
+/// Pages that also show Kubernetes manifests and values of a chart: a block is a config if it has one of these keys.
+const MIXED: [&str; 3] = ["kubernetes.md", "replace-istio-gateway.md", "ambient.md"];
+const CONFIG_KEYS: [&str; 5] = ["listen:", "listeners:", "routes:", "registries:", "exports:"];
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn markdown_in(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).expect("a folder").flatten().map(|entry| entry.path());
+    entries.filter(|path| path.extension().is_some_and(|extension| extension == "md")).collect()
+}
+
+/// All pages, each with its text.
+fn pages() -> Vec<(PathBuf, String)> {
+    let mut paths = markdown_in(&root());
+    for folder in ["docs", "config"] {
+        paths.extend(markdown_in(&root().join(folder)));
+    }
+    for example in fs::read_dir(root().join("examples")).expect("examples").flatten() {
+        paths.extend(markdown_in(&example.path()));
+    }
+    paths.sort();
+    paths.into_iter().map(|path| (path.clone(), fs::read_to_string(path).expect("a page"))).collect()
+}
+
+fn has_key(block: &Block, keys: &[&str]) -> bool {
+    block.text.lines().any(|line| keys.iter().any(|key| line.starts_with(key)))
+}
+
+fn is_config(page: &Path, block: &Block) -> bool {
+    let mixed = MIXED.iter().any(|name| page.ends_with(name));
+    let plain = block.language() == "yaml" && block.marks().all(|mark| mark.starts_with("file="));
+    plain && !has_key(block, &["apiVersion:"]) && (!mixed || has_key(block, &CONFIG_KEYS))
+}
+
+/// The mistakes of a block that is a whole config or the beginning of one.
+fn mistakes(block: &Block, folder: &Path) -> Vec<String> {
+    let listen = if has_key(block, &OPENERS) { "" } else { "listen: \"127.0.0.1:15443\"\n" };
+    let path = folder.join("page.yaml");
+    fs::write(&path, format!("{listen}{}", block.text)).expect("written");
+    let read = config::load_named(&path, &|_| None);
+    read.err().into_iter().flatten().map(|problem| problem.to_string()).collect()
+}
+
+#[test]
+fn every_config_on_a_page_is_valid() {
+    let (mut configs, mut wrong) = (0, Vec::new());
+    for (page, text) in pages() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let blocks: Vec<Block> = split(&text).0.into_iter().filter(|block| is_config(&page, block)).collect();
+        for block in &blocks {
+            let at = format!("{}:{}", page.display(), block.line);
+            wrong
+                .extend(mistakes(block, folder.path()).into_iter().map(|mistake| format!("{at}: {mistake}")));
+        }
+        configs += blocks.len();
+    }
+    assert!(
+        wrong.is_empty(),
+        "(a block that is no config says what it is: ```yaml helm)\n{}",
+        wrong.join("\n")
+    );
+    assert!(configs > 20, "only {configs} configs were found");
+}
+
+/// The words of each command of a shell script whose program is `isthmus`.
+fn commands(script: &str) -> Vec<Vec<String>> {
+    let script = script.replace("\\\n", " ");
+    let mut all = Vec::new();
+    for line in script.lines() {
+        let (mut command, mut word, mut quote) = (Vec::new(), None::<String>, None);
+        for sign in line.chars().chain(['\n']) {
+            match (quote, sign) {
+                (Some(open), _) if open == sign => quote = None,
+                (Some(_), _) => word.get_or_insert_default().push(sign),
+                (None, '"' | '\'') => {
+                    quote = Some(sign);
+                    word.get_or_insert_default();
+                }
+                (None, ' ' | '\n') => command.extend(word.take()),
+                (None, '|' | '&' | ';' | '<' | '>' | '#' | '(' | ')') => {
+                    command.extend(word.take());
+                    all.push(std::mem::take(&mut command));
+                }
+                (None, _) => word.get_or_insert_default().push(sign),
+            }
+        }
+        all.push(command);
+    }
+    let begins = |command: &Vec<String>| {
+        command.iter().position(|word| !["sudo", "$", "do", "then", "until", "while", "!"].contains(&&**word))
+    };
+    let own = all.into_iter().filter_map(|command| {
+        let first = begins(&command)?;
+        (command[first] == "isthmus").then(|| command[first..].to_vec())
+    });
+    own.collect()
+}
+
+/// Why `isthmus` does not take a command; a mention in the text may leave arguments out.
+fn refusal(command: &[String], may_be_short: bool) -> Option<String> {
+    let filled = command.iter().map(|word| match word.as_str() {
+        "ID" => "spiffe://cluster.local/ns/shop/sa/web",
+        "IP" => "10.0.0.1",
+        "WHAT" => "services",
+        word => word,
+    });
+    let error = Cli::try_parse_from(filled).err()?;
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => None,
+        ErrorKind::MissingRequiredArgument
+        | ErrorKind::MissingSubcommand
+        | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+            if may_be_short =>
+        {
+            None
+        }
+        _ => Some(error.to_string()),
+    }
+}
+
+/// Commands that the text mentions: `isthmus …` between backticks.
+fn mentioned(prose: &str) -> Vec<Vec<String>> {
+    let spans = prose.split('`').skip(1).step_by(2);
+    let own = spans.filter(|span| span.starts_with("isthmus ") && !span.contains(['\\', '…']));
+    // A word in capitals stands for one command of several.
+    let own =
+        own.filter(|span| span.split(' ').nth(1).is_some_and(|word| word.starts_with(char::is_lowercase)));
+    own.flat_map(commands).collect()
+}
+
+#[test]
+fn every_command_line_on_a_page_is_one_that_isthmus_takes() {
+    let (mut count, mut wrong) = (0, Vec::new());
+    for (page, text) in pages() {
+        if page.ends_with("CHANGELOG.md") {
+            continue;
+        }
+        let (blocks, prose) = split(&text);
+        for block in blocks.iter().filter(|block| ["sh", "console", ""].contains(&block.language())) {
+            for command in commands(&block.text) {
+                count += 1;
+                let at = format!("{}:{}", page.display(), block.line);
+                wrong.extend(
+                    refusal(&command, false).map(|why| format!("{at}: {}: {why}", command.join(" "))),
+                );
+            }
+        }
+        for command in mentioned(&prose) {
+            count += 1;
+            let why = refusal(&command, true);
+            wrong.extend(why.map(|why| format!("{}: {}: {why}", page.display(), command.join(" "))));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(count > 60, "only {count} commands were found");
+}
+
+/// The headings of a page as GitHub names them in links.
+fn anchors(prose: &str) -> BTreeSet<String> {
+    let headings = prose.lines().filter(|line| line.starts_with('#'));
+    let slug = |line: &str| {
+        let text = line.trim_start_matches('#').trim().to_lowercase().replace(' ', "-");
+        text.chars().filter(|sign| sign.is_alphanumeric() || ['-', '_'].contains(sign)).collect()
+    };
+    headings.map(slug).collect()
+}
+
+/// The targets of the links of a page.
+fn links(prose: &str) -> impl Iterator<Item = &str> {
+    prose.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(target, _)| target)
+}
+
+#[test]
+fn every_link_on_a_page_leads_somewhere() {
+    let mut dead = Vec::new();
+    for (page, text) in pages() {
+        for target in links(&split(&text).1).filter(|target| !target.contains("://")) {
+            let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
+            let to = if path.is_empty() { page.clone() } else { page.with_file_name("").join(path) };
+            let leads = anchor.is_empty()
+                || fs::read_to_string(&to).is_ok_and(|text| anchors(&split(&text).1).contains(anchor));
+            if !to.exists() || !leads {
+                dead.push(format!("{}: {target}", page.display()));
+            }
+        }
+    }
+    assert!(dead.is_empty(), "{}", dead.join("\n"));
+}

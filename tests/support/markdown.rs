@@ -1,0 +1,51 @@
+//! The code blocks of a Markdown page.
+
+/// A fenced code block.
+#[derive(Clone, Debug)]
+pub struct Block {
+    /// The words behind the opening fence, such as `sh run`.
+    pub info: String,
+    pub text: String,
+    /// The line of the opening fence, from 1.
+    pub line: usize,
+}
+
+impl Block {
+    pub fn language(&self) -> &str {
+        self.info.split(' ').next().unwrap_or_default()
+    }
+
+    /// The words behind the language.
+    pub fn marks(&self) -> impl Iterator<Item = &str> {
+        self.info.split(' ').skip(1)
+    }
+
+    /// The name of the file that the block shows: `yaml file=NAME`.
+    pub fn file(&self) -> Option<&str> {
+        self.marks().find_map(|mark| mark.strip_prefix("file="))
+    }
+}
+
+/// Splits a page into its code blocks and the text around them.
+pub fn split(page: &str) -> (Vec<Block>, String) {
+    let (mut blocks, mut prose, mut open) = (Vec::new(), String::new(), None::<Block>);
+    for (index, line) in page.lines().enumerate() {
+        match (line.trim_start().strip_prefix("```"), open.take()) {
+            (Some(info), None) => {
+                open = Some(Block { info: info.to_owned(), text: String::new(), line: index + 1 });
+            }
+            (Some(_), Some(block)) => blocks.push(block),
+            (None, Some(mut block)) => {
+                block.text.push_str(line);
+                block.text.push('\n');
+                open = Some(block);
+            }
+            (None, None) => {
+                prose.push_str(line);
+                prose.push('\n');
+            }
+        }
+    }
+    assert!(open.is_none(), "a code block does not end");
+    (blocks, prose)
+}
