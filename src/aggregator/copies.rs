@@ -1,7 +1,7 @@
-//! Last good copies of registries on disk, from which a restart goes on while a registry cannot be read.
+//! Last good copies of registries on disk, from which a restarted process starts while a registry cannot be read.
 //!
-//! Each registry has a file below `registries/` in the state folder, in one form whatever kind of registry it is. A copy
-//! is written beside the old one and takes its place by a rename, so that a copy is always whole. The newest state is
+//! Each registry has a file below `registries/` in the state folder, in one format for all kinds of registry. A copy
+//! is written beside the old one and replaces it by a rename, so that a copy is always complete. The newest state is
 //! written at most every ten seconds, and once more at the end of the process.
 
 mod codec;
@@ -21,18 +21,18 @@ use self::codec::CopyFault;
 use crate::snapshot::change::Item;
 use crate::snapshot::shard::Shard;
 
-/// The part of a name that is kept for people to read.
+/// The longest part of a registry's name in a file name, in bytes.
 const READABLE_BYTES_MAX: usize = 64;
-/// How the name of a copy ends.
+/// The suffix of a copy's file name.
 const SUFFIX: &str = ".copy";
-/// How its name ends while it is written.
+/// The further suffix while the file is written.
 const NEW: &str = ".new";
-/// Between two copies of one registry.
+/// The shortest time between two copies of one registry.
 const WRITE_EVERY: Duration = Duration::from_secs(10);
 
-/// Keeps copies where the config says so; cheap to clone.
+/// Stores copies if the config says so; cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Copies {
+pub(super) struct CopyStore {
     shared: Arc<Shared>,
 }
 
@@ -40,34 +40,34 @@ pub(super) struct Copies {
 struct Shared {
     orders: Mutex<Orders>,
     ordered: Notify,
-    /// Held while files are written, so that no two write the same.
+    /// Held while files are written, so that two threads never write the same file.
     writing: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
 struct Orders {
-    /// `None`: no copies are kept.
+    /// `None`: no copies are stored.
     folder: Option<Folder>,
-    /// Registries that there are, if that has changed.
+    /// The registries of the config, if they have changed; other copies are removed.
     only: Option<BTreeSet<Arc<str>>>,
-    /// The newest state of registries of which there is an older copy, or none.
+    /// The newest state of registries whose copy is older or absent.
     store: BTreeMap<Arc<str>, Arc<Shard>>,
     /// Registries whose copies are to be read.
     load: BTreeSet<Arc<str>>,
-    /// When a copy was written last.
+    /// When the last copy of each registry was written.
     written: BTreeMap<Arc<str>, Instant>,
 }
 
 /// The result of an order.
 #[derive(Debug)]
-pub(super) enum CopyNews {
+pub(super) enum CopyEvent {
     Written(Arc<str>, io::Result<()>),
-    /// The items of a copy and when it was written; `None`: there is none.
+    /// The items of a copy and its time; `None`: there is no copy.
     Read(Arc<str>, Result<Option<(Vec<Item>, SystemTime)>, CopyFault>),
 }
 
-impl Copies {
-    /// Keeps copies of these registries, and of no others, below `dir`.
+impl CopyStore {
+    /// Sets the registries whose copies are kept below `dir`; copies of others are removed.
     pub(super) fn keep(&self, dir: Option<&Path>, registries: BTreeSet<Arc<str>>) {
         let mut orders = self.orders();
         orders.folder = dir.map(|dir| Folder(dir.join("registries")));
@@ -77,7 +77,7 @@ impl Copies {
         self.shared.ordered.notify_one();
     }
 
-    /// Has a copy written, in the place of the one before.
+    /// Orders the write of a copy, replacing the one before.
     pub(super) fn store(&self, registry: &Arc<str>, shard: Arc<Shard>) {
         let mut orders = self.orders();
         if orders.folder.is_some() {
@@ -86,19 +86,19 @@ impl Copies {
         }
     }
 
-    /// Has the copy of a registry read.
+    /// Orders the read of a registry's copy.
     pub(super) fn load(&self, registry: &Arc<str>) {
         self.orders().load.insert(registry.clone());
         self.shared.ordered.notify_one();
     }
 
-    /// Carries orders out and tells what became of them, until nobody wants to know.
-    pub(super) async fn run(self, news: mpsc::Sender<CopyNews>) {
+    /// Carries out orders and sends their results, until the receiver is gone.
+    pub(super) async fn run(self, news: mpsc::Sender<CopyEvent>) {
         loop {
             let due = self.orders().due(Instant::now());
             if due.is_nothing() {
                 let next = self.orders().next_due();
-                // Which comes first does not matter: both lead to another look.
+                // The order does not matter: both arms lead to another check.
                 tokio::select! {
                     () = self.shared.ordered.notified() => {}
                     () = tokio::time::sleep_until(next.unwrap_or_else(|| Instant::now() + WRITE_EVERY)) => {}
@@ -121,43 +121,43 @@ impl Copies {
         }
     }
 
-    /// Writes all that is not yet written. Blocks.
+    /// Writes all pending copies. Blocks.
     pub(super) fn write_all(&self) {
         let mut orders = self.orders();
         orders.written.clear();
         let due = Due { load: BTreeSet::new(), ..orders.due(Instant::now()) };
         drop(orders);
         for one in self.carry_out(due) {
-            if let CopyNews::Written(name, Err(error)) = one {
+            if let CopyEvent::Written(name, Err(error)) = one {
                 tracing::error!(registry = &*name, %error, "cannot write the registry's last good copy");
             }
         }
     }
 
-    fn carry_out(&self, due: Due) -> Vec<CopyNews> {
+    fn carry_out(&self, due: Due) -> Vec<CopyEvent> {
         let Due { folder, only, store, load } = due;
         let Some(folder) = folder else {
-            return load.into_iter().map(|name| CopyNews::Read(name, Ok(None))).collect();
+            return load.into_iter().map(|name| CopyEvent::Read(name, Ok(None))).collect();
         };
-        // A thread that panicked may have left a file half written: it is written again.
+        // A thread that panicked may have left an incomplete file, which is written again.
         let _writing = self.shared.writing.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(only) = only {
             folder.retain(&only);
         }
         let read = load.into_iter().map(|name| {
             let result = folder.load(&name);
-            CopyNews::Read(name, result)
+            CopyEvent::Read(name, result)
         });
-        let mut all: Vec<CopyNews> = read.collect();
+        let mut all: Vec<CopyEvent> = read.collect();
         all.extend(store.into_iter().map(|(name, shard)| {
             let result = folder.store(&name, shard.items());
-            CopyNews::Written(name, result)
+            CopyEvent::Written(name, result)
         }));
         all
     }
 
     fn orders(&self) -> MutexGuard<'_, Orders> {
-        // Each change of the orders is whole by itself.
+        // A poisoned lock is usable: each change is a single step.
         self.shared.orders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -178,7 +178,7 @@ impl Due {
 }
 
 impl Orders {
-    /// Takes out what is to be done now.
+    /// Takes the orders that are due.
     fn due(&mut self, now: Instant) -> Due {
         if self.folder.is_none() {
             self.store.clear();
@@ -193,14 +193,14 @@ impl Orders {
         Due { folder: self.folder.clone(), only: self.only.take(), store, load }
     }
 
-    /// When the next copy is to be written.
+    /// Returns the time at which the next copy is due.
     fn next_due(&self) -> Option<Instant> {
         let at = |name: &Arc<str>| self.written.get(name).map(|at| *at + WRITE_EVERY);
         self.store.keys().filter_map(at).min()
     }
 }
 
-/// Where the copies are.
+/// The folder of the copies.
 #[derive(Clone, Debug)]
 struct Folder(PathBuf);
 
@@ -232,7 +232,7 @@ impl Folder {
         Ok(Some((codec::read(BufReader::new(file))?, written)))
     }
 
-    /// Removes copies of other registries, and those of another form. What does not look like a copy is left alone.
+    /// Removes copies of other registries, and files of an older format. Other files stay.
     fn retain(&self, registries: &BTreeSet<Arc<str>>) {
         let names: BTreeSet<String> = registries.iter().map(|name| file_name(name)).collect();
         let Ok(entries) = fs::read_dir(&self.0) else { return };
@@ -252,7 +252,7 @@ impl Folder {
     }
 }
 
-/// Removes a file or a folder, if it is there.
+/// Removes a file or a folder, if it exists.
 fn remove(path: &Path) -> io::Result<()> {
     let removed = match fs::symlink_metadata(path) {
         Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path),
@@ -271,13 +271,14 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// The file of a registry: a readable part of its name, and a hash that tells apart names whose readable parts are
-/// the same. A name is an operator's path, so nothing of it but plain characters is taken over.
+/// Returns the file name of a registry: a readable part of its name, and a hash that distinguishes names with
+/// equal readable parts. A name can be any text of the operator, so only plain characters are used.
 fn file_name(registry: &str) -> String {
     format!("{}-{:016x}{SUFFIX}", readable(registry), fnv(registry.as_bytes()))
 }
 
-/// Returns true for the name of a copy, whole or unfinished, also of the folders that earlier versions kept copies in.
+/// Returns true for the name of a copy, complete or not, also for the folders in which earlier versions kept
+/// copies.
 fn is_copy_name(name: &str) -> bool {
     let base = [NEW, ".old"].iter().find_map(|suffix| name.strip_suffix(suffix)).unwrap_or(name);
     let base = base.strip_suffix(SUFFIX).unwrap_or(base);
@@ -285,7 +286,7 @@ fn is_copy_name(name: &str) -> bool {
     hash.len() == 16 && hash.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// The end of a name, which tells files apart better than its beginning, without characters that mean something.
+/// Returns the end of a name, which differs more often than its beginning, without special characters.
 fn readable(name: &str) -> String {
     let plain = |byte: u8| match byte {
         b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' => char::from(byte),
@@ -293,11 +294,11 @@ fn readable(name: &str) -> String {
     };
     let bytes = &name.as_bytes()[name.len().saturating_sub(READABLE_BYTES_MAX)..];
     let text: String = bytes.iter().copied().map(plain).collect();
-    // Neither hidden nor `..`.
+    // The name must not be hidden, nor be `..`.
     text.strip_prefix('.').map(|rest| format!("_{rest}")).unwrap_or(text)
 }
 
-/// FNV-1a, which is the same in every release.
+/// Hashes by FNV-1a, whose result is the same in every release.
 fn fnv(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
@@ -332,7 +333,7 @@ mod tests {
         assert_eq!(loaded(&folder, "a.yaml"), None);
         folder.store("a.yaml", shard("one").items()).expect("stored");
         assert_eq!(loaded(&folder, "a.yaml"), Some(vec!["service n/one.mesh".to_owned()]));
-        // Cut off while writing.
+        // The process was killed while writing.
         let place = folder.path("a.yaml");
         fs::write(with_suffix(&place, NEW), "half").expect("written");
         assert_eq!(loaded(&folder, "a.yaml"), Some(vec!["service n/one.mesh".to_owned()]));
@@ -381,7 +382,7 @@ mod tests {
     #[test]
     fn a_registry_that_changes_all_the_time_is_written_every_ten_seconds_and_at_the_end() {
         let temporary = tempfile::tempdir().expect("a folder");
-        let copies = Copies::default();
+        let copies = CopyStore::default();
         let name: Arc<str> = "a".into();
         copies.keep(Some(temporary.path()), [name.clone()].into());
         let folder = Folder(temporary.path().join("registries"));

@@ -1,4 +1,4 @@
-//! A registry kept in a file, or in a folder of files.
+//! A registry in a file, or in a folder of files.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -22,29 +22,30 @@ use crate::net::watch::FileWatch;
 use crate::snapshot::change::{Change, Item, Key};
 use crate::snapshot::listing::Listing;
 
-/// Registries that are read and parsed at the same time: more would only be slower, and leave more memory in pieces.
+/// Registries that are read and parsed at the same time: more would be slower, and fragment memory.
 static TURNS: Semaphore = Semaphore::const_new(2);
-/// A registry whose files take longer gives its turn to others until it has them, as its file system may hang.
+/// A registry whose files take longer releases its permit until it has read them, as its file system may
+/// hang.
 const TURN: Duration = Duration::from_millis(100);
-/// How long the files may take; parsing them is not counted.
+/// How long reading the files may take, without parsing them.
 const READ_WITHIN: Duration = Duration::from_secs(10);
-/// Readings of one registry that may hang at the same time: one that is waited for, and two that were given up.
+/// Reads of one registry that may hang at the same time: one that is waited for, and two that were given up.
 const READINGS: usize = 3;
-/// Files that are being written are read again for so long before it is said that they cannot be understood.
+/// How long files that are being written are read again before their mistakes are reported.
 const UNSETTLED: Duration = Duration::from_secs(2);
-/// After more readings hang than may, the next attempt.
+/// The time until the next attempt if too many reads hang.
 const AGAIN: Duration = Duration::from_secs(5);
-/// All files of one registry together.
+/// The largest total size of a registry's files, in bytes.
 const BYTES_MAX: u64 = 256 << 20;
 
-/// The files of a registry, read whole at each change; what has changed in them is sent on.
+/// Reads the files of a registry whole after each change, and sends the differences.
 #[derive(Clone, Debug)]
 pub struct FileRegistry {
     spec: RegistrySpec,
     path: PathBuf,
 }
 
-/// What one file of a registry holds.
+/// The content of one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Text {
     path: PathBuf,
@@ -54,17 +55,18 @@ struct Text {
 type Services = BTreeMap<ServiceKey, Arc<Service>>;
 
 impl FileRegistry {
+    /// Makes the registry of a file or folder.
     pub fn new(spec: RegistrySpec, path: PathBuf) -> Self {
         Self { spec, path }
     }
 
-    /// Reads all of it, or says what is wrong, a line each. Blocks.
+    /// Reads and parses all files; the errors are lines of text. Blocks.
     pub fn read(&self) -> Result<Listing, Vec<String>> {
         let Found { texts, problems } = self.texts()?;
         self.understand(&texts, problems)
     }
 
-    /// Reads the files, at least those that can be read. Blocks, for as long as the file system does.
+    /// Reads the files that can be read. Blocks as long as the file system does.
     fn texts(&self) -> Result<Found, Vec<String>> {
         let mut found = Found::default();
         let mut left = BYTES_MAX;
@@ -89,7 +91,7 @@ impl FileRegistry {
         Ok(found)
     }
 
-    /// The file, or the `*.yaml`, `*.yml` and `*.json` of the folder in the order of their names.
+    /// Returns the file, or the `*.yaml`, `*.yml` and `*.json` of the folder in order of name.
     fn files(&self) -> Result<Vec<PathBuf>, String> {
         if !self.path.is_dir() {
             return Ok(vec![self.path.clone()]);
@@ -108,7 +110,7 @@ impl FileRegistry {
         Ok(files)
     }
 
-    /// The services of all texts together, unless there are problems.
+    /// Parses all texts; returns the services unless there are problems.
     fn understand(&self, texts: &[Text], mut problems: Vec<String>) -> Result<Listing, Vec<String>> {
         let (cluster, network) = (&self.spec.cluster, &self.spec.network);
         let mut listing =
@@ -135,14 +137,14 @@ impl Registry for FileRegistry {
             registry: *self,
             last: None,
         };
-        // Ends when nobody takes its changes any more.
+        // Ends when the receiver of changes is gone.
         Box::pin(async move {
             let Err(Closed) = follower.follow(changes).await;
         })
     }
 }
 
-/// Adds the services of one more file; a service in two files is an error.
+/// Adds the services of another file; a service in two files is an error.
 fn join(listing: &mut Listing, part: Listing, file: &Path, problems: &mut Vec<String>) {
     for (key, service) in part.services {
         match listing.services.entry(key) {
@@ -158,7 +160,7 @@ fn join(listing: &mut Listing, part: Listing, file: &Path, problems: &mut Vec<St
     }
 }
 
-/// The changes that make one listing out of another, all in one batch.
+/// Returns the changes from one listing to another, in one batch.
 fn changes_between(last: Option<&Services>, next: &mut Services) -> Vec<Change> {
     let Some(last) = last else {
         let items = next.values().map(|service| Change::Put(Item::Service(service.clone())));
@@ -167,7 +169,7 @@ fn changes_between(last: Option<&Services>, next: &mut Services) -> Vec<Change> 
     let mut changes = Vec::new();
     for (key, service) in next.iter_mut() {
         match last.get(key).filter(|known| known == &service) {
-            // A service that has not changed is held once.
+            // An equal service is shared, not held twice.
             Some(same) => *service = same.clone(),
             None => changes.push(Change::Put(Item::Service(service.clone()))),
         }
@@ -177,23 +179,23 @@ fn changes_between(last: Option<&Services>, next: &mut Services) -> Vec<Change> 
     changes
 }
 
-/// What the files of a registry hold, and what is wrong with those that cannot be read.
+/// The contents of a registry's files, and the problems of those that cannot be read.
 #[derive(Debug, Default)]
 struct Found {
     texts: Vec<Text>,
     problems: Vec<String>,
 }
 
-/// How an attempt to read a registry ended.
+/// The result of an attempt to read a registry.
 enum Outcome {
     Good(Services),
-    /// The mistakes, a line each, and whether the files changed while they were read.
+    /// The files have these mistakes, a line each; true if the files changed during the read.
     Bad(Vec<String>, bool),
     /// The file system does not answer.
     ReadError(ReadError),
 }
 
-/// Reads one registry, again and again.
+/// Follows one registry.
 struct Follower {
     registry: FileRegistry,
     watch: FileWatch,
@@ -203,7 +205,7 @@ struct Follower {
 }
 
 impl Follower {
-    /// Reads the registry whenever it changes, and sends what has changed.
+    /// Reads the registry whenever it changes, and sends the differences.
     async fn follow(mut self, changes: Changes) -> Result<Infallible, Closed> {
         let mut bad_since: Option<Instant> = None;
         loop {
@@ -224,7 +226,7 @@ impl Follower {
             };
             let unsettled = UNSETTLED.saturating_sub(bad_since.get_or_insert_with(Instant::now).elapsed());
             if unread.is_none() && !unsettled.is_zero() && (changing || self.watch.is_busy().await) {
-                // Half of a change, perhaps.
+                // The files may have been read in the middle of a change.
                 if !changing {
                     let _ = timeout(unsettled, self.watch.changed()).await;
                 }
@@ -240,11 +242,11 @@ impl Follower {
     }
 
     async fn read(&mut self) -> Outcome {
-        // Fails only when it is closed, which nobody does.
+        // Fails only if the semaphore is closed, which never happens.
         let turn = TURNS.acquire().await;
         let begun = Instant::now();
         let (registry, before) = (self.registry.clone(), self.watch.seen().clone());
-        // What changes after it was looked at is to be read again.
+        // States are taken before the read, so that changes during the read are seen.
         let files = self.readings.read(READ_WITHIN, move || {
             let (seen, found) = (before.now(), registry.texts());
             let changing = seen.now() != seen;
@@ -278,13 +280,13 @@ impl Follower {
         outcome.unwrap_or(Outcome::ReadError(ReadError::Panicked))
     }
 
-    /// Waits until it is worth another attempt: a reading that hung has ended, or there are other files.
+    /// Waits until another attempt may succeed: a read that hung has ended, or the files have changed.
     async fn answered(&mut self, unread: &ReadError) {
         if matches!(unread, ReadError::Hanging(_) | ReadError::Panicked) {
             tokio::time::sleep(AGAIN).await;
         }
         self.watch.refresh().await;
-        // Which comes first does not matter: both lead to another reading.
+        // The order does not matter: both arms lead to another read.
         tokio::select! {
             () = self.readings.ended() => {}
             () = self.watch.changed() => {}

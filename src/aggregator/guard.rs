@@ -1,5 +1,5 @@
-//! The guard against mass withdrawal (SPEC §8): a registry that suddenly has next to nothing is more often broken
-//! than right.
+//! The guard against mass withdrawal (SPEC §8): a registry that suddenly has almost no endpoints is more
+//! often broken than right.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,36 +10,39 @@ use crate::model::service::ServiceKey;
 use crate::snapshot::change::Dirty;
 use crate::snapshot::shard::{Shard, Standing};
 
-/// Services that may lose their last ready endpoint at once.
+/// The number of services that may lose their last ready endpoint at once.
 const LOST_MAX: usize = 10;
-/// The share of services, in percent, that may.
+/// The share of services, in percent, that may lose it at once.
 const LOST_PERCENT_MAX: usize = 30;
-/// Losses within this time count as one: a registry that speaks in changes withdraws services one after another.
+/// Losses within this time count together: a registry that sends changes withdraws services one after
+/// another.
 const WINDOW: Duration = Duration::from_secs(30);
 
-/// The services that an update, together with the updates shortly before it, would leave without a ready endpoint.
+/// The services that an update, together with the updates shortly before it, would leave without a ready
+/// endpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Withdrawal {
-    /// Services that the update takes the last ready endpoint from.
+    /// Services whose last ready endpoint the update removes.
     pub(super) services: Vec<ServiceKey>,
-    /// How many have lost it within the window, those among them.
+    /// The number of services that lost it within the window, including these.
     pub(super) lost: usize,
-    /// Services that had one at the beginning of the window.
+    /// The number of services that had one at the beginning of the window.
     pub(super) ready: usize,
 }
 
-/// The services that have lost their last ready endpoint a short time ago.
+/// The services that lost their last ready endpoint recently, with the time.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LostServices(BTreeMap<ServiceKey, Instant>);
 
 impl LostServices {
-    /// Notes the services of an update that was applied, and forgets those that are ready again or were lost long ago.
+    /// Notes the services of an update that was applied, and forgets those that are ready again or were lost
+    /// before the window.
     pub(super) fn note(&mut self, services: Vec<ServiceKey>, shard: &Shard, now: Instant) {
         self.0.retain(|key, at| now.duration_since(*at) < WINDOW && !shard.is_ready(key));
         self.0.extend(services.into_iter().map(|key| (key, now)));
     }
 
-    /// Those that are still lost in `next`.
+    /// Returns the number of these services that are still without a ready endpoint in `next`.
     fn within(&self, next: &Shard, now: Instant) -> usize {
         let counts =
             |(key, at): &(&ServiceKey, &Instant)| now.duration_since(**at) < WINDOW && !next.is_ready(key);
@@ -48,7 +51,7 @@ impl LostServices {
 }
 
 impl Withdrawal {
-    /// What is lost between the shard in use and the next one, which differ in what is `dirty`.
+    /// Returns the losses between the shard in use and the next one, which differ in `dirty`.
     pub(super) fn between(
         shard: &Shard,
         next: &Shard,
@@ -57,7 +60,7 @@ impl Withdrawal {
         now: Instant,
     ) -> Self {
         if shard.origin.standing == Standing::Expired {
-            // Nothing of it is in use that could be taken away.
+            // No endpoint of the shard is in use, so none can be withdrawn.
             return Self::default();
         }
         let before = dirty.services.iter().flat_map(|hostname| shard.services_of(hostname.as_str()));
@@ -68,7 +71,7 @@ impl Withdrawal {
         Self { lost: services.len() + recent, ready: shard.counts().ready_services + recent, services }
     }
 
-    /// Returns true if it should wait until it has persisted.
+    /// Returns true if the update should be held until it has persisted.
     pub(super) fn is_suspicious(&self) -> bool {
         self.lost > LOST_MAX && self.lost * 100 > self.ready * LOST_PERCENT_MAX
     }

@@ -1,5 +1,5 @@
-//! One registry's life: what of its changes is in use, what is held back, and how much it counts while it cannot be
-//! read. A function of the changes and of time; it neither reads nor publishes.
+//! The lifecycle of one registry: the changes in use, those held back, and the standing of the registry while it cannot be
+//! read. A function of the changes and of time; it does no I/O and publishes nothing.
 //!
 //! ```text
 //!  Missing ─listed──▶ Live ◀─listed── Stale ──time──▶ (demoted, expired)
@@ -25,88 +25,89 @@ use crate::model::place::Network;
 use crate::snapshot::change::{Change, Dirty, Item, Key, Report};
 use crate::snapshot::shard::{Shard, Standing};
 
-/// How long clients keep what a registry may have that was never read, where registries never expire.
+/// How long clients keep the endpoints of a registry that was never read, if registries never expire.
 const UNREAD: Duration = Duration::from_secs(3600);
-/// Objects with mistakes that are remembered by name; more are counted.
+/// The largest number of flawed objects kept by name; further ones are counted.
 const FLAWS_MAX: usize = 1_000;
-/// Lines that are kept of the mistakes of one object.
+/// The largest number of lines kept per flawed object.
 const FLAW_LINES_MAX: usize = 20;
 
-/// One registry.
+/// The state of one registry.
 pub(super) struct Lifecycle {
     pub(super) spec: RegistrySpec,
-    /// Of the task whose changes are taken.
+    /// The epoch of the task whose changes are accepted.
     pub(super) epoch: Epoch,
-    /// What of it is in the world.
+    /// The items in use.
     pub(super) shard: Arc<Shard>,
     phase: Phase,
-    /// The listing that has begun.
+    /// The listing in progress.
     listing: Option<Draft>,
-    /// What the registry says, where that is not in use as it takes too much away at once.
+    /// The newest state of the registry, while it is held back as a mass withdrawal.
     withheld: Option<Draft>,
-    /// Whether the task has completed a listing, so that its changes have something to change.
+    /// True if the task has completed a listing, on which changes can build.
     is_listed: bool,
-    /// Services that have lost their last ready endpoint a short time ago.
+    /// Services that lost their last ready endpoint recently.
     lost: LostServices,
-    /// Why it cannot be read, or is not used as it was read.
+    /// Why the registry cannot be read, or is not used as it was read.
     problems: Vec<String>,
-    /// Objects with mistakes, of which the last good state is in use.
+    /// Objects with mistakes; their last good state is in use.
     flaws: BTreeMap<Arc<str>, Arc<[String]>>,
-    /// What its task says of how it is read.
+    /// The newest report of the task on how the registry is read.
     report: Option<Arc<Report>>,
-    /// Why there is no copy of its last good state on disk.
+    /// Why there is no copy on disk.
     pub(super) copy_problem: Option<String>,
-    /// When the process started; `None`: the registry was configured later, so that no client knows it.
+    /// When the process started; `None` if the registry was configured later, so that no client knows it.
     from_start: Option<Instant>,
     since: SystemTime,
     read: Option<SystemTime>,
-    /// Changes taken in since the process started.
+    /// Changes received since the process started.
     changes: u64,
-    /// What went wrong since the process started, by kind of error.
+    /// Errors since the process started, by kind.
     errors: BTreeMap<RegistryError, u64>,
 }
 
 enum Phase {
-    /// It was never read.
+    /// The registry was never read.
     Missing,
     Live,
-    /// It cannot be read.
+    /// The registry cannot be read.
     Stale {
         since: Instant,
     },
-    /// What is withheld waits until it has persisted.
+    /// An update is held back until it has persisted.
     Held {
         until: Instant,
-        /// Since when it could not be read before those changes.
+        /// When the registry became stale, if it was stale before the held update arrived.
         stale: Option<Instant>,
     },
 }
 
-/// A shard that is prepared beside the one in use.
+/// A shard that is prepared while another one is in use.
 #[derive(Debug)]
 struct Draft {
     shard: Shard,
-    /// What has been touched in it since it was the shard in use.
+    /// The items that differ from the shard in use.
     dirty: Dirty,
-    /// Of a listing: the items that it has named.
+    /// The keys that the listing has named.
     named: HashSet<Key>,
 }
 
-/// The effect of a batch of changes on the shard in use.
+/// The effect of changes on the shard in use.
 #[derive(Debug, Default)]
 pub(super) struct Effect {
     pub(super) dirty: Dirty,
-    /// Whether the shard is what the registry says now, so that a copy of it should be kept.
-    pub(super) taken_in: bool,
+    /// True if the shard is the registry's present state, so that a copy of it should be stored.
+    pub(super) accepted: bool,
 }
 
 impl Lifecycle {
-    /// A registry that the process starts with: clients may have from an earlier process what it lists.
+    /// Makes a registry that exists from the start of the process: clients may know it from an earlier
+    /// process.
     pub(super) fn from_start(spec: RegistrySpec, epoch: Epoch, now: Instant) -> Self {
         Self { from_start: Some(now), ..Self::new(spec, epoch) }
     }
 
-    /// A registry that was configured while the process runs.
+    /// Makes a registry that was configured while the process runs.
     pub(super) fn new(spec: RegistrySpec, epoch: Epoch) -> Self {
         let shard = Shard::new(spec.cluster.clone(), spec.network.clone(), &spec.scope);
         Self {
@@ -130,8 +131,8 @@ impl Lifecycle {
         }
     }
 
-    /// The same registry under another config: what it has said stays in use as far as the new scope goes, until the new
-    /// task has listed.
+    /// Returns the registry under another config. Its items stay in use as far as the new scope allows, until
+    /// the new task has listed.
     pub(super) fn succeeded_by(&self, spec: RegistrySpec, epoch: Epoch) -> Self {
         let mut shard = Shard::new(spec.cluster.clone(), spec.network.clone(), &spec.scope);
         let mut dirty = Dirty::default();
@@ -154,7 +155,7 @@ impl Lifecycle {
         }
     }
 
-    /// Takes changes of the task that replaces one which ended, or will.
+    /// Prepares for a new task that replaces one which ended, or will end.
     pub(super) fn restart(&mut self, epoch: Epoch) {
         self.epoch = epoch;
         self.listing = None;
@@ -163,8 +164,8 @@ impl Lifecycle {
         self.flaws.clear();
     }
 
-    /// Takes in a batch of changes as one.
-    pub(super) fn hear(&mut self, batch: Vec<Change>, now: Instant, options: &Options) -> Effect {
+    /// Applies a batch of changes in one step.
+    pub(super) fn apply(&mut self, batch: Vec<Change>, now: Instant, options: &Options) -> Effect {
         let before = self.state();
         let mut draft = None;
         let mut failed = None;
@@ -198,14 +199,14 @@ impl Lifecycle {
         }
         let effect = match (failed, draft) {
             (Some(problems), draft) => {
-                let effect = draft.map(|draft| self.judge(draft, now, options)).unwrap_or_default();
+                let effect = draft.map(|draft| self.accept_or_hold(draft, now, options)).unwrap_or_default();
                 self.fail(problems, now);
                 effect
             }
-            (None, Some(draft)) => self.judge(draft, now, options),
+            (None, Some(draft)) => self.accept_or_hold(draft, now, options),
             (None, None) if self.is_listed && self.is_stale() && !is_report => {
-                let draft = self.last_said();
-                self.judge(draft, now, options)
+                let draft = self.newest_state();
+                self.accept_or_hold(draft, now, options)
             }
             (None, None) => Effect::default(),
         };
@@ -213,7 +214,7 @@ impl Lifecycle {
         effect
     }
 
-    /// Applies one change to the listing, or to what the registry said last.
+    /// Applies one change to the listing in progress, or to the registry's newest state.
     fn change(&mut self, draft: &mut Option<Draft>, apply: impl FnOnce(&mut Draft)) {
         if let Some(listing) = &mut self.listing {
             return apply(listing);
@@ -221,17 +222,17 @@ impl Lifecycle {
         if !self.is_listed {
             return self.out_of_order("a change");
         }
-        let mut changed = draft.take().unwrap_or_else(|| self.last_said());
+        let mut changed = draft.take().unwrap_or_else(|| self.newest_state());
         apply(&mut changed);
         *draft = Some(changed);
     }
 
-    /// What the registry has said last, to be changed further.
-    fn last_said(&mut self) -> Draft {
+    /// Returns the registry's newest state as a draft.
+    fn newest_state(&mut self) -> Draft {
         self.withheld.take().unwrap_or_else(|| Draft::of(&self.shard))
     }
 
-    /// A change that follows no listing is of no use: the task that sends it has a fault.
+    /// Reports a change without a listing before it, which is a fault of the task that sent it.
     fn out_of_order(&mut self, what: &str) {
         self.count(RegistryError::OutOfOrder);
         let text = format!("{what} arrived before a full listing and was dropped");
@@ -259,14 +260,14 @@ impl Lifecycle {
         }
     }
 
-    /// Takes a draft into use, or holds it back where it takes too much away at once.
-    fn judge(&mut self, draft: Draft, now: Instant, options: &Options) -> Effect {
-        // The draft holds whatever of it still holds.
+    /// Accepts a draft, or holds it back as a mass withdrawal.
+    fn accept_or_hold(&mut self, draft: Draft, now: Instant, options: &Options) -> Effect {
+        // The draft includes what was held back before.
         self.withheld = None;
         let withdrawal = Withdrawal::between(&self.shard, &draft.shard, &draft.dirty, &self.lost, now);
         if !withdrawal.is_suspicious() || options.withdrawal_hold.is_zero() {
             self.lost.note(withdrawal.services, &draft.shard, now);
-            return self.take_in(draft);
+            return self.accept(draft);
         }
         let text = format!(
             "update held: it would leave {} of {} services without a ready endpoint; it is applied after {:?} if \
@@ -277,7 +278,7 @@ impl Lifecycle {
             self.count(RegistryError::MassWithdrawal);
             tracing::warn!(registry = &*self.spec.name, "{text}");
         }
-        // One suspicious update after another is one withdrawal that persists.
+        // Suspicious updates that follow one another are one withdrawal that persists.
         let (until, stale) = match &self.phase {
             Phase::Held { until, stale, .. } => (*until, *stale),
             Phase::Stale { since } => (now + options.withdrawal_hold, Some(*since)),
@@ -289,15 +290,15 @@ impl Lifecycle {
         Effect::default()
     }
 
-    /// Does what time asks for, if anything.
+    /// Applies the effects of time, if any.
     pub(super) fn tick(&mut self, now: Instant, options: &Options) -> Option<Effect> {
         let before = self.state();
         let effect = match &mut self.phase {
             Phase::Held { until, .. } if *until <= now => {
-                let next = self.last_said();
+                let next = self.newest_state();
                 tracing::warn!(registry = &*self.spec.name, "the held update has persisted and is applied");
                 self.lost = LostServices::default();
-                self.take_in(next)
+                self.accept(next)
             }
             Phase::Stale { since } => {
                 let standing = standing(now.duration_since(*since), options);
@@ -312,7 +313,7 @@ impl Lifecycle {
         Some(effect)
     }
 
-    /// Starts from a copy of what an earlier process has read, if the registry was not read meanwhile.
+    /// Starts from a copy of an earlier process, unless the registry was read meanwhile.
     pub(super) fn start_from_copy(&mut self, items: Vec<Item>, written: SystemTime, now: Instant) -> Effect {
         if self.is_known() {
             return Effect::default();
@@ -331,8 +332,8 @@ impl Lifecycle {
         effect
     }
 
-    /// Gives up what the registry has changed, as the program has a fault in dealing with it: what was in use before
-    /// stays, if the registry was known then. Changes are taken from the task of the next epoch.
+    /// Drops the changes of a registry after a fault of this program: the shard from before stays, if the
+    /// registry was known then. Further changes are accepted only from the task of the next epoch.
     pub(super) fn contain(&mut self, before: (Arc<Shard>, bool), fault: &str, next: Epoch, now: Instant) {
         let (shard, was_known) = before;
         let before = self.state();
@@ -357,8 +358,8 @@ impl Lifecycle {
         self.entered(before);
     }
 
-    /// Whether clients may not lose what the registry may have: it was never read, and is missing for less time than after
-    /// which it would have expired.
+    /// Returns true if clients must keep the endpoints that the registry may have: it was never read, for
+    /// less time than after which it would expire.
     pub(super) fn is_unread(&self, now: Instant, options: &Options) -> bool {
         let limit = options.expire_after.unwrap_or(UNREAD);
         !self.is_known() && self.from_start.is_some_and(|start| now.duration_since(start) < limit)
@@ -369,7 +370,7 @@ impl Lifecycle {
         !matches!(self.phase, Phase::Missing)
     }
 
-    /// Returns true if there is something wrong with reading it.
+    /// Returns true if reading the registry has problems.
     pub(super) fn has_failed(&self) -> bool {
         !self.problems.is_empty()
     }
@@ -438,13 +439,13 @@ impl Lifecycle {
         self.phase = Phase::Stale { since };
     }
 
-    /// Takes a draft into use, whatever was before.
-    fn take_in(&mut self, draft: Draft) -> Effect {
+    /// Puts a draft into use.
+    fn accept(&mut self, draft: Draft) -> Effect {
         let is_first = !matches!(self.phase, Phase::Live);
         self.phase = Phase::Live;
         self.read = Some(SystemTime::now());
         self.problems.clear();
-        let effect = Effect { taken_in: true, ..self.put(draft) };
+        let effect = Effect { accepted: true, ..self.put(draft) };
         if is_first {
             let counts = self.shard.counts();
             tracing::info!(
@@ -463,14 +464,14 @@ impl Lifecycle {
         let next =
             if shard.origin.standing == Standing::Live { shard } else { shard.with_standing(Standing::Live) };
         if self.shard.origin.standing == Standing::Live {
-            // What was changed and changed back is no change.
+            // An item that was changed and changed back does not differ.
             dirty.services.retain(|hostname| !self.shard.says_the_same(&next, hostname.as_str()));
         } else {
             dirty.merge(self.shard.everything());
             dirty.merge(next.everything());
         }
         self.shard = Arc::new(next);
-        Effect { dirty, taken_in: false }
+        Effect { dirty, accepted: false }
     }
 
     fn stand(&mut self, standing: Standing) -> Effect {
@@ -482,7 +483,7 @@ impl Lifecycle {
              not at all"
         );
         self.shard = Arc::new(self.shard.with_standing(standing));
-        Effect { dirty: self.shard.everything(), taken_in: false }
+        Effect { dirty: self.shard.everything(), accepted: false }
     }
 }
 
@@ -501,7 +502,7 @@ impl Draft {
         self.shard.remove(key, &mut self.dirty);
     }
 
-    /// Without the items that the listing has not named.
+    /// Removes the items that the listing has not named.
     fn completed(mut self) -> Self {
         let gone: Vec<Key> = self.shard.keys().filter(|key| !self.named.contains(key)).collect();
         gone.iter().for_each(|key| self.shard.remove(key, &mut self.dirty));
@@ -510,7 +511,7 @@ impl Draft {
     }
 }
 
-/// What a registry that cannot be read for this long counts for.
+/// Returns the standing of a registry that could not be read for this long.
 fn standing(silent: Duration, options: &Options) -> Standing {
     if options.expire_after.is_some_and(|after| silent >= after) {
         Standing::Expired

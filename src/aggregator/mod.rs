@@ -1,5 +1,7 @@
-//! The one maker of the world: takes what registries, the config file and the name servers say, and publishes
-//! snapshots. One task owns all of it; everyone else sends it messages.
+//! The one maker of snapshots: applies the changes of registries, the config file and name servers, and
+//! publishes. One task owns all of it; all others send it messages.
+
+#![warn(missing_docs)]
 
 mod copies;
 pub mod etcd;

@@ -1,4 +1,4 @@
-//! Registries as they are read once, without a running gateway: for `validate` and the other offline commands.
+//! Reads registries once, without a running gateway: for `validate` and the other offline commands.
 
 use std::collections::BTreeSet;
 
@@ -12,32 +12,32 @@ use crate::snapshot::policy::Policy;
 use crate::snapshot::routes::{Resolved, RouteTable};
 use crate::snapshot::shard::Shard;
 
-/// Why a registry cannot be shown offline.
+/// The reason why a registry cannot be shown offline.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Unread {
-    /// It is not here: another machine may have it.
+pub enum OfflineError {
+    /// It does not exist here; another machine may have it. The lines say what is missing.
     Absent(Vec<String>),
     /// It has mistakes, a line each.
     Wrong(Vec<String>),
 }
 
-/// What a registry says now. Blocks.
-pub fn read(spec: &RegistrySpec) -> Result<Shard, Unread> {
+/// Reads a registry. Blocks.
+pub fn read(spec: &RegistrySpec) -> Result<Shard, OfflineError> {
     match &spec.kind {
         RegistryKind::File { path } => {
             let listing = FileRegistry::new(spec.clone(), path.clone()).read();
             let listing = listing.map_err(|problems| match path.exists() {
-                true => Unread::Wrong(problems),
-                false => Unread::Absent(problems),
+                true => OfflineError::Wrong(problems),
+                false => OfflineError::Absent(problems),
             })?;
             Ok(Shard::of(listing, &spec.scope))
         }
-        RegistryKind::Etcd(_) => Err(Unread::Absent(vec![live_only(spec, "etcd")])),
-        RegistryKind::Kubernetes(_) => Err(Unread::Absent(vec![live_only(spec, "Kubernetes")])),
+        RegistryKind::Etcd(_) => Err(OfflineError::Absent(vec![live_only(spec, "etcd")])),
+        RegistryKind::Kubernetes(_) => Err(OfflineError::Absent(vec![live_only(spec, "Kubernetes")])),
     }
 }
 
-/// Says that only a running gateway reads the registry.
+/// Describes a registry that only a running gateway reads.
 fn live_only(spec: &RegistrySpec, source: &str) -> String {
     format!(
         "registry {}: this command does not read {source}, so its services are missing here; only `run` reads it",
@@ -45,12 +45,12 @@ fn live_only(spec: &RegistrySpec, source: &str) -> String {
     )
 }
 
-/// What the config file says itself.
+/// Returns the services of the config file itself.
 pub fn own(services: Listing) -> Shard {
     own_shard(services)
 }
 
-/// The names that a running gateway would look up.
+/// Returns the names that a running gateway would look up.
 pub fn names_in<'a>(policy: &Policy, shards: impl Iterator<Item = &'a Shard>) -> BTreeSet<HostName> {
     let routes = RouteTable::new(policy, &Resolved::default());
     let mut names = of_policy(policy, &routes);

@@ -1,23 +1,24 @@
-//! What the operator says of the aggregator.
+//! The settings of the aggregator.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::resolver;
 
-/// How registries are waited for and doubted, and where names are looked up.
+/// How long registries are waited for, when they stop counting, and where names are looked up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// For how long a registry cannot be read before it is demoted.
+    /// How long a registry cannot be read before it is demoted.
     pub stale_after: Duration,
-    /// For how long before its endpoints are withdrawn; `None`: never.
+    /// How long a registry cannot be read before its endpoints are withdrawn; `None`: forever.
     pub expire_after: Option<Duration>,
-    /// How long a suspicious withdrawal has to persist; zero: not at all.
+    /// How long a suspicious withdrawal must persist; zero: it is applied at once.
     pub withdrawal_hold: Duration,
-    /// How long registries are waited for at start.
+    /// How long the start waits for registries.
     pub start_timeout: Duration,
-    /// Where last good copies are kept; `None`: nowhere.
+    /// The folder of last good copies; `None`: there are no copies.
     pub state: Option<PathBuf>,
+    /// The settings of name look-ups.
     pub dns: resolver::Options,
 }
 

@@ -1,6 +1,6 @@
 //! The owner task: the only place where the state of registries changes, and the only publisher.
 //!
-//! It takes all messages that wait, merges what they touch into one set, and builds one snapshot. A panic while a change
+//! It takes all waiting messages, merges the items that they change into one set, and builds one snapshot. A panic while a change
 //! is applied or a snapshot is built is contained: the registry whose changes caused it keeps its last good state.
 
 mod contained;
@@ -18,11 +18,11 @@ use tokio::time::{Instant, Interval};
 
 use self::names::Names;
 use self::rounds::Round;
-use super::copies::{Copies, CopyNews};
+use super::copies::{CopyEvent, CopyStore};
 use super::lifecycle::Lifecycle;
 use super::options::Options;
 use super::registry::{Changes, Epoch, Factory};
-use super::resolver::{self, Answer};
+use super::resolver::{self, Resolution};
 use super::spec::RegistrySpec;
 use super::status::Status;
 use crate::model::name::HostName;
@@ -39,69 +39,75 @@ use crate::snapshot::unread::{Unread, UnreadRegistry};
 use crate::telemetry::control::Control;
 use crate::world::{Publisher, Reader};
 
-/// How often it is looked whether a registry's time is over, and retired worlds are let go.
+/// How often the time of registries is checked, and retired snapshots are dropped.
 const SWEEP: Duration = Duration::from_secs(1);
-/// Messages of a kind that may wait; whoever sends more waits.
+/// Messages of one kind that may wait; further senders wait.
 const QUEUE: usize = 256;
-/// Messages that are taken for one snapshot.
+/// The largest number of messages that one snapshot covers.
 const ROUND: usize = 1_024;
 
-/// What a config file says that the world is made of.
+/// The inputs from a config file.
 #[derive(Clone, Debug)]
 pub struct Sources {
+    /// The operator's policy.
     pub policy: Arc<Policy>,
-    /// The file's own services.
+    /// The services of the config file itself.
     pub services: Listing,
+    /// The registries, in order of precedence.
     pub registries: Vec<RegistrySpec>,
+    /// The settings of the aggregator.
     pub options: Options,
 }
 
-/// Talks to the owner task; cheap to clone.
+/// A handle to the owner task; cheap to clone.
 #[derive(Clone)]
 pub struct Handle {
     configure: mpsc::Sender<(Sources, Reply)>,
+    /// The status, and its changes.
     pub status: watch::Receiver<Arc<Status>>,
-    copies: Copies,
+    copies: CopyStore,
 }
 
-/// Tells whoever sent a config what became of it.
+/// Receives the result of applying a config.
 type Reply = oneshot::Sender<Result<(), NotApplied>>;
 
-/// Why a config is not in use.
+/// The reason why a config was not applied.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotApplied {
+    /// Building the snapshot panicked with this text.
     #[error("internal error while building the snapshot: {0}; the previous config stays in use")]
     Panicked(String),
+    /// The owner task has ended.
     #[error("the aggregator has ended")]
     Ended,
 }
 
 impl Handle {
-    /// Takes another config file into use; returns once the snapshot is published, or why it is not.
+    /// Applies another config; returns when the snapshot is published, or an error.
     pub async fn configure(&self, sources: Sources) -> Result<(), NotApplied> {
         let (reply, answer) = oneshot::channel();
         self.configure.send((sources, reply)).await.map_err(|_| NotApplied::Ended)?;
         answer.await.map_err(|_| NotApplied::Ended)?
     }
 
-    /// Waits until the owner task has ended: by itself it never does.
+    /// Waits until the owner task has ended, which is a fault.
     pub async fn ended(&self) {
         self.configure.closed().await;
     }
 
-    /// Writes the copies that are still to be written. Blocks.
+    /// Writes the pending copies. Blocks.
     pub fn write_copies(&self) {
         self.copies.write_all();
     }
 }
 
-/// A registry, and the task that reads it.
+/// A registry and the task that reads it.
 struct Followed {
     life: Lifecycle,
     task: AbortHandle,
-    /// When its task is started again, after a panic.
+    /// When the task is restarted after a panic.
     restart: Option<Instant>,
-    /// Whether its copy on disk was asked for.
+    /// True if the copy on disk was requested.
     asked_for_copy: bool,
 }
 
@@ -118,49 +124,48 @@ struct Owner {
     factory: Arc<Factory>,
     policy: Arc<Policy>,
     policy_generation: u64,
-    /// What the config file says itself: the registry before all others.
+    /// The items of the config file itself, which take precedence over all registries.
     own: Arc<Shard>,
     registries: Vec<Followed>,
-    /// Of the last task of a registry that was started.
+    /// The epoch of the task that was started last.
     epoch: Epoch,
-    /// Registries that were never read, and what the others have changed meanwhile.
+    /// Registries that were never read, and the services that others have changed meanwhile.
     unread: Arc<Unread>,
     options: Options,
-    copies: Copies,
+    copies: CopyStore,
     names: Names,
     resolver: AbortHandle,
     changes: mpsc::Sender<(Epoch, Vec<Change>)>,
-    answers: mpsc::Sender<(HostName, Answer)>,
+    answers: mpsc::Sender<(HostName, Resolution)>,
     status: watch::Sender<Arc<Status>>,
 }
 
-/// What the owner listens to.
+/// The channels of the owner.
 struct Inbox {
     configures: mpsc::Receiver<(Sources, Reply)>,
     changes: mpsc::Receiver<(Epoch, Vec<Change>)>,
-    answers: mpsc::Receiver<(HostName, Answer)>,
-    copies: mpsc::Receiver<CopyNews>,
+    answers: mpsc::Receiver<(HostName, Resolution)>,
+    copies: mpsc::Receiver<CopyEvent>,
 }
 
-/// What it hears.
+/// A message to the owner.
 enum Message {
     Configure(Sources, Reply),
     Changes(Epoch, Vec<Change>),
-    Answer(HostName, Answer),
-    Copy(CopyNews),
+    Resolution(HostName, Resolution),
+    Copy(CopyEvent),
     Sweep,
 }
 
 impl Inbox {
-    /// All messages that wait, at least one; `None` when nobody is left to configure the owner. No message is lost where
-    /// this is dropped.
+    /// Returns all waiting messages, at least one; `None` when all handles are gone. Cancel safe.
     async fn next(&mut self, sweep: &mut Interval) -> Option<Vec<Message>> {
-        // A new config first: it may change what the other messages mean.
+        // A new config comes first: it may change the meaning of the other messages.
         let first = tokio::select! {
             biased;
             configure = self.configures.recv() => configure.map(|(sources, reply)| Message::Configure(sources, reply)),
             Some((epoch, batch)) = self.changes.recv() => Some(Message::Changes(epoch, batch)),
-            Some((name, answer)) = self.answers.recv() => Some(Message::Answer(name, answer)),
+            Some((name, answer)) = self.answers.recv() => Some(Message::Resolution(name, answer)),
             Some(news) = self.copies.recv() => Some(Message::Copy(news)),
             _ = sweep.tick() => Some(Message::Sweep),
         };
@@ -177,13 +182,13 @@ impl Inbox {
         let configure = self.configures.try_recv().map(|(sources, reply)| Message::Configure(sources, reply));
         let mut changes = || self.changes.try_recv().map(|(epoch, batch)| Message::Changes(epoch, batch));
         let message = configure.or_else(|_| changes());
-        let message =
-            message.or_else(|_| self.answers.try_recv().map(|(name, answer)| Message::Answer(name, answer)));
+        let message = message
+            .or_else(|_| self.answers.try_recv().map(|(name, answer)| Message::Resolution(name, answer)));
         message.or_else(|_| self.copies.try_recv().map(Message::Copy)).ok()
     }
 }
 
-/// Publishes the first world, and goes on in a task of the scope.
+/// Publishes the first snapshot, and runs the owner in a task of the scope.
 pub fn start(
     sources: Sources,
     factory: Arc<Factory>,
@@ -199,7 +204,7 @@ fn unread_registry(spec: &RegistrySpec) -> UnreadRegistry {
     UnreadRegistry { name: spec.name.clone(), services: spec.scope.services.clone() }
 }
 
-/// What the config file says itself. It may speak of everything.
+/// Makes the shard of the config file itself, whose scope allows everything.
 pub(super) fn own_shard(services: Listing) -> Shard {
     let networks = services.services.values().flat_map(|service| {
         service.endpoints.iter().filter_map(|endpoint| endpoint.template.network.clone()).collect::<Vec<_>>()
@@ -210,7 +215,7 @@ pub(super) fn own_shard(services: Listing) -> Shard {
 }
 
 impl Owner {
-    /// Publishes the first world, and follows the registries and names.
+    /// Publishes the first snapshot, and starts the tasks of registries and names.
     fn new(
         sources: Sources,
         factory: Arc<Factory>,
@@ -220,7 +225,7 @@ impl Owner {
         let own = Arc::new(own_shard(sources.services));
         let (configure, configures) = mpsc::channel(QUEUE);
         let (changes, changed) = mpsc::channel(QUEUE);
-        let (answers, answered) = mpsc::channel(QUEUE);
+        let (answers, apply_resolution) = mpsc::channel(QUEUE);
         let (news, copies_news) = mpsc::channel(QUEUE);
         let (status, statuses) = watch::channel(Arc::default());
         let mut names = Names::default();
@@ -237,7 +242,7 @@ impl Owner {
         names.configure(&sources.policy, first.routes(), &shards);
         let (publisher, reader) = Publisher::new(first);
         telemetry.published(1);
-        let copies = Copies::default();
+        let copies = CopyStore::default();
         scope.spawn(copies.clone().run(news));
         let resolver = resolver::run(sources.options.dns.clone(), names.wanted(), answers.clone());
         let mut owner = Self {
@@ -267,8 +272,8 @@ impl Owner {
             let life = Lifecycle::from_start(spec, epoch, now);
             owner.registries.push(Followed::new(life, task));
         }
-        owner.tell_status();
-        let inbox = Inbox { configures, changes: changed, answers: answered, copies: copies_news };
+        owner.publish_status();
+        let inbox = Inbox { configures, changes: changed, answers: apply_resolution, copies: copies_news };
         (owner, inbox, Handle { configure, status: statuses, copies }, reader)
     }
 
@@ -295,19 +300,19 @@ impl Owner {
         for message in messages {
             match message {
                 Message::Configure(sources, reply) => {
-                    // What came before is published under the config that it came under.
+                    // Earlier changes are published under the earlier config.
                     self.publish_round(std::mem::take(&mut round), now);
-                    // Whoever asked may have gone.
+                    // The sender of the config may be gone.
                     let _ = reply.send(self.configure(sources, now));
                 }
-                Message::Changes(epoch, batch) => self.hear(epoch, batch, now, &mut round),
-                Message::Answer(name, answer) => self.resolve(name, answer, &mut round),
-                Message::Copy(news) => self.hear_of_copy(news, now, &mut round),
+                Message::Changes(epoch, batch) => self.apply_changes(epoch, batch, now, &mut round),
+                Message::Resolution(name, answer) => self.resolve(name, answer, &mut round),
+                Message::Copy(news) => self.apply_copy_event(news, now, &mut round),
                 Message::Sweep => self.sweep(now, &mut round),
             }
         }
         self.publish_round(round, now);
-        self.tell_status();
+        self.publish_status();
     }
 
     fn next_epoch(&mut self) -> Epoch {
@@ -336,18 +341,18 @@ impl Owner {
         std::iter::once(own).chain(registries).cloned().collect()
     }
 
-    /// In order of precedence.
+    /// Returns all shards in order of precedence.
     fn shards(&self) -> Vec<Arc<Shard>> {
         Self::shards_of(&self.own, self.registries.iter().map(|followed| &followed.life.shard))
     }
 
-    /// Takes in a batch of changes, unless its task was replaced.
-    fn hear(&mut self, epoch: Epoch, batch: Vec<Change>, now: Instant, round: &mut Round) {
+    /// Applies a batch of changes, unless its task was replaced.
+    fn apply_changes(&mut self, epoch: Epoch, batch: Vec<Change>, now: Instant, round: &mut Round) {
         let options = self.options.clone();
-        self.change(epoch, now, round, |life| life.hear(batch, now, &options));
+        self.change(epoch, now, round, |life| life.apply(batch, now, &options));
     }
 
-    /// Notes what registries in use have changed, as long as another one was never read.
+    /// Notes the services that registries in use have changed, while another registry is unread.
     fn note_changes(&mut self, services: &BTreeSet<HostName>) {
         if !self.unread.is_empty() && !services.is_empty() {
             let unread = Arc::make_mut(&mut self.unread);
@@ -355,7 +360,7 @@ impl Owner {
         }
     }
 
-    /// Finds the registries that were never read; returns true if they are others than before.
+    /// Updates the list of unread registries; returns true if it changed.
     fn find_unread(&mut self, now: Instant) -> bool {
         let lives = self.registries.iter().map(|followed| &followed.life);
         let unread = lives.filter(|life| life.is_unread(now, &self.options));
@@ -367,18 +372,18 @@ impl Owner {
         differs
     }
 
-    fn hear_of_copy(&mut self, news: CopyNews, now: Instant, round: &mut Round) {
+    fn apply_copy_event(&mut self, news: CopyEvent, now: Instant, round: &mut Round) {
         match news {
-            CopyNews::Written(name, result) => self.written(&name, result),
-            CopyNews::Read(name, Ok(Some((items, written)))) => {
+            CopyEvent::Written(name, result) => self.written(&name, result),
+            CopyEvent::Read(name, Ok(Some((items, written)))) => {
                 let of_name = |followed: &&Followed| followed.life.spec.name == name;
                 let Some(epoch) = self.registries.iter().find(of_name).map(|one| one.life.epoch) else {
                     return;
                 };
                 self.change(epoch, now, round, |life| life.start_from_copy(items, written, now));
             }
-            CopyNews::Read(_, Ok(None)) => {}
-            CopyNews::Read(name, Err(error)) => {
+            CopyEvent::Read(_, Ok(None)) => {}
+            CopyEvent::Read(name, Err(error)) => {
                 self.note_copy_problem(
                     &name,
                     Some(format!("the registry's last good copy cannot be read: {error}")),
@@ -402,16 +407,16 @@ impl Owner {
         followed.life.copy_problem = problem;
     }
 
-    /// Takes in what a name stands for.
-    fn resolve(&mut self, name: HostName, answer: Answer, round: &mut Round) {
+    /// Applies the result of a name look-up.
+    fn resolve(&mut self, name: HostName, answer: Resolution, round: &mut Round) {
         let (current, own, registries) = (self.publisher.current(), &self.own, &self.registries);
         let used_by = |name: &HostName| users_of(name, &current, own, registries);
-        if self.names.answered(&name, answer, used_by) {
+        if self.names.apply_resolution(&name, answer, used_by) {
             round.dirty.resolved.insert(name);
         }
     }
 
-    /// Does what time asks of registries, and lets go of old worlds.
+    /// Applies the effects of time on registries, and drops retired snapshots.
     fn sweep(&mut self, now: Instant, round: &mut Round) {
         self.publisher.sweep();
         let epochs: Vec<Epoch> = self.registries.iter().map(|followed| followed.life.epoch).collect();
@@ -430,11 +435,11 @@ impl Owner {
                 std::mem::replace(&mut followed.task, task).abort();
             }
         }
-        // A registry may have been missing for so long that clients no longer keep what it may have.
+        // A registry may be unread for so long that clients do not keep its endpoints any longer.
         round.publishes |= self.find_unread(now);
     }
 
-    fn tell_status(&self) {
+    fn publish_status(&self) {
         let registries = self.registries.iter().map(|followed| followed.life.status());
         let unread = self.unread.registries().iter().map(|registry| registry.name.clone()).collect();
         self.status.send_replace(Arc::new(Status {
@@ -446,7 +451,7 @@ impl Owner {
     }
 }
 
-/// What is given by a name, in words: gateways, routes, registries.
+/// Describes the gateways, routes and registries that use a name.
 fn users_of(name: &HostName, current: &Snapshot, own: &Shard, registries: &[Followed]) -> String {
     let is_named = |gateway: &Gateway| gateway.host.name() == Some(name);
     let networks = current.networks().iter();

@@ -1,5 +1,5 @@
-//! Looks names up, and again when their time is over. A look-up that fails keeps the last answer; one that says
-//! there is nothing takes it away.
+//! Looks up host names, and again when their TTL is over. If a look-up fails, the last addresses stay; if the
+//! name does not exist, they are removed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -19,20 +19,21 @@ use crate::model::address::canonical_ip;
 use crate::model::name::HostName;
 use crate::snapshot::name_index::NameMap;
 
-/// After a failure, and where a name stands for nothing.
+/// The time until the next look-up after a failure, or of a name without addresses.
 const RETRY: Duration = Duration::from_secs(2);
-/// One look-up, with its retries.
+/// The deadline of one look-up, with its retries.
 const LOOKUP: Duration = Duration::from_secs(10);
-/// Looked up at the same time.
+/// Concurrent look-ups.
 const AT_ONCE: usize = 32;
 
-/// Whom to ask, and how often.
+/// The name servers, and the bounds of the TTL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Empty: the system's.
+    /// Name servers; empty: those of the system.
     pub servers: Vec<SocketAddr>,
-    /// Bounds of an answer's time to live; the first is not above the second.
+    /// The shortest TTL, at most `ttl_max`.
     pub ttl_min: Duration,
+    /// The longest TTL.
     pub ttl_max: Duration,
 }
 
@@ -42,20 +43,20 @@ impl Default for Options {
     }
 }
 
-/// What became of a look-up.
+/// The result of a look-up.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
-    /// Sorted; empty: the name exists no more.
+pub enum Resolution {
+    /// The addresses, sorted; empty if the name does not exist any more.
     Addresses(Arc<[IpAddr]>),
-    /// Nobody could say.
+    /// The look-up failed with this text.
     Failed(String),
 }
 
-/// Keeps the wanted names looked up, until nobody wants any.
+/// Looks up the wanted names until the sender of `wanted` is gone.
 pub async fn run(
     options: Options,
     mut wanted: watch::Receiver<NameMap<()>>,
-    answers: mpsc::Sender<(HostName, Answer)>,
+    answers: mpsc::Sender<(HostName, Resolution)>,
 ) {
     let resolver = match resolver(&options.servers) {
         Ok(resolver) => resolver,
@@ -84,7 +85,7 @@ pub async fn run(
         }
         let has_room = running.len() < AT_ONCE;
         let due = schedule.next_due().unwrap_or_else(|| Instant::now() + options.ttl_max);
-        // Which comes first does not matter: all lead to another look at the schedule.
+        // The order does not matter: all arms lead to another check of the schedule.
         tokio::select! {
             changed = wanted.changed() => if changed.is_err() {
                 return;
@@ -103,7 +104,7 @@ pub async fn run(
     }
 }
 
-/// When each name is to be looked up.
+/// The times of the next look-ups.
 #[derive(Debug, Default)]
 struct Schedule {
     times: BTreeMap<HostName, Instant>,
@@ -124,7 +125,7 @@ impl Schedule {
         }
     }
 
-    /// Takes out the first name whose time has come.
+    /// Takes the first name whose time has come.
     fn pop_due(&mut self, now: Instant) -> Option<HostName> {
         let (at, name) = self.queue.first().filter(|(at, _)| *at <= now).cloned()?;
         self.queue.remove(&(at, name.clone()));
@@ -149,28 +150,28 @@ fn resolver(servers: &[SocketAddr]) -> Result<TokioResolver, NetError> {
         let config = ResolverConfig::from_name_servers(servers.collect());
         TokioResolver::builder_with_config(config, TokioRuntimeProvider::default())
     };
-    // We ask when the time of an answer is over by our bounds; an answer kept from before would be no answer.
+    // The schedule has its own bounds of the TTL; the resolver's cache would answer with old addresses.
     builder.options_mut().cache_size = 0;
     builder.build()
 }
 
-/// The answer, and how long it holds, if it says so.
-async fn look_up(resolver: &TokioResolver, name: HostName) -> (HostName, Answer, Option<Duration>) {
-    // A trailing dot keeps the system's search list out: names are whole.
+/// Looks up a name; returns the result, with its TTL if it has one.
+async fn look_up(resolver: &TokioResolver, name: HostName) -> (HostName, Resolution, Option<Duration>) {
+    // A trailing dot disables the system's search list: names are fully qualified.
     let lookup = resolver.lookup_ip(format!("{name}."));
     let (answer, ttl) = match tokio::time::timeout(LOOKUP, lookup).await {
-        Err(_) => (Answer::Failed("timed out".to_owned()), None),
+        Err(_) => (Resolution::Failed("timed out".to_owned()), None),
         Ok(Ok(found)) => {
             let mut addresses: Vec<IpAddr> = found.iter().map(canonical_ip).collect();
             addresses.sort_unstable();
             addresses.dedup();
             let ttl = found.valid_until().saturating_duration_since(std::time::Instant::now());
-            (Answer::Addresses(addresses.into()), Some(ttl))
+            (Resolution::Addresses(addresses.into()), Some(ttl))
         }
         Ok(Err(error)) if error.is_no_records_found() || error.is_nx_domain() => {
-            (Answer::Addresses(Arc::new([])), None)
+            (Resolution::Addresses(Arc::new([])), None)
         }
-        Ok(Err(error)) => (Answer::Failed(error.to_string()), None),
+        Ok(Err(error)) => (Resolution::Failed(error.to_string()), None),
     };
     (name, answer, ttl)
 }

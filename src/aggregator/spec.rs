@@ -1,4 +1,4 @@
-//! What the config says of a registry: data, from which `app` makes the task that reads it.
+//! The config of a registry as data, from which `app` makes the task that reads it.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,22 +11,27 @@ use crate::snapshot::policy::RegistryScope;
 /// One registry of the config.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegistrySpec {
-    /// Unique among the registries; where its copy on disk, its status and its metrics are found.
+    /// The name, unique among the registries; it identifies the copy on disk, the status and the metrics.
     pub name: Arc<str>,
+    /// The cluster of the registry's services.
     pub cluster: ClusterId,
     /// The network of endpoints that give none; `""`: unknown.
     pub network: Network,
-    /// What it may speak of.
+    /// The items that the registry may give.
     pub scope: RegistryScope,
+    /// The kind and location of the registry.
     pub kind: RegistryKind,
 }
 
-/// Where a registry is read from.
+/// The kind and location of a registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RegistryKind {
     /// A file, or a folder of files.
-    File { path: PathBuf },
-    /// Keys of an etcd.
+    File {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Keys of an etcd cluster.
     Etcd(EtcdSpec),
     /// The API server of a Kubernetes cluster.
     Kubernetes(KubernetesSpec),

@@ -1,4 +1,4 @@
-//! How each registry stands, for readiness and for those who look.
+//! The state of each registry, for readiness and operators.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,27 +8,29 @@ use crate::model::place::{ClusterId, Network};
 use crate::snapshot::change::Report;
 use crate::snapshot::shard::Counts;
 
-/// A registry's state.
+/// The state of a registry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RegistryState {
-    /// Not heard of yet.
+    /// It was never read.
     Missing,
-    /// Its last word is in use.
+    /// Its newest state is in use.
     Live,
-    /// It cannot be read or understood; its last word stays in use.
+    /// It cannot be read or parsed; its last good state stays in use.
     Stale,
-    /// The same for so long that its last word counts only where no live registry is ready.
+    /// It cannot be read for so long that its endpoints count only where no live registry has a ready one.
     Demoted,
-    /// The same for so long that its endpoints are withdrawn.
+    /// It cannot be read for so long that its endpoints are withdrawn.
     Expired,
-    /// Its last word would take away too much at once, and waits.
+    /// Its newest update would remove too much at once, and is held back.
     Held,
 }
 
 impl RegistryState {
+    /// All values, in the order of documents.
     pub const ALL: [Self; 6] =
         [Self::Missing, Self::Live, Self::Stale, Self::Demoted, Self::Expired, Self::Held];
 
+    /// Returns the value as the status and the metrics write it.
     pub fn text(self) -> &'static str {
         match self {
             Self::Missing => "missing",
@@ -41,25 +43,27 @@ impl RegistryState {
     }
 }
 
-/// What can go wrong with a registry.
+/// The kind of an error of a registry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RegistryError {
-    /// It cannot be read or understood.
+    /// The registry cannot be read or parsed.
     Unreadable,
     /// One of its objects has mistakes.
     Flawed,
-    /// An update takes too much away at once.
+    /// An update removes too much at once.
     MassWithdrawal,
     /// It has sent changes before a listing.
     OutOfOrder,
-    /// This program has a fault in dealing with what it says.
+    /// This program has a fault in handling its items.
     Internal,
 }
 
 impl RegistryError {
+    /// All values, in the order of documents.
     pub const ALL: [Self; 5] =
         [Self::Unreadable, Self::Flawed, Self::MassWithdrawal, Self::OutOfOrder, Self::Internal];
 
+    /// Returns the value as the metrics write it.
     pub fn text(self) -> &'static str {
         match self {
             Self::Unreadable => "unreadable",
@@ -71,40 +75,44 @@ impl RegistryError {
     }
 }
 
-/// One registry.
+/// The status of one registry.
 #[derive(Clone, Debug)]
 pub struct RegistryStatus {
+    /// The name of the registry.
     pub name: Arc<str>,
+    /// Its cluster.
     pub cluster: ClusterId,
+    /// Its network.
     pub network: Network,
+    /// Its state.
     pub state: RegistryState,
-    /// Since when it is in this state; the word of a live one is that old.
+    /// When it entered the state; for a live registry, when its newest state was applied.
     pub since: SystemTime,
-    /// When its word in use was taken in, perhaps by an earlier process.
+    /// When the state in use was read, perhaps by an earlier process.
     pub read: Option<SystemTime>,
-    /// What is wrong, a line each.
+    /// Its problems, a line each.
     pub problems: Vec<String>,
-    /// What is wrong with objects of which the last good state is in use: of each object its lines.
+    /// The problems of flawed objects, a line each, by object; their last good state is in use.
     pub flaws: Vec<Arc<[String]>>,
-    /// How it is read, where its kind says more of that.
+    /// How the registry is read, if its kind reports that.
     pub report: Option<Arc<Report>>,
-    /// What of it is in use, and what its scope keeps out.
+    /// The numbers of items in use, and of those that its scope keeps out.
     pub items: Counts,
-    /// Changes that it has sent since the process started.
+    /// Changes received since the process started.
     pub changes: u64,
-    /// What went wrong since the process started, by kind of error.
+    /// Errors since the process started, by kind.
     pub errors: BTreeMap<RegistryError, u64>,
 }
 
-/// The aggregator as a whole.
+/// The status of the aggregator.
 #[derive(Clone, Debug, Default)]
 pub struct Status {
-    /// In order of precedence; the config file's own services are not among them.
+    /// The registries in order of precedence, without the config file's own services.
     pub registries: Vec<RegistryStatus>,
-    /// Registries that were never read: clients that return keep what these may have.
+    /// Registries that were never read: reconnected clients keep the endpoints that these may have.
     pub unread: Vec<Arc<str>>,
-    /// Names that no answer has come for yet, not even that they cannot be looked up.
+    /// The number of names without any result yet, not even a failure.
     pub looking_up: usize,
-    /// Names that could not be looked up yet.
+    /// Names without addresses.
     pub unresolved: Vec<String>,
 }

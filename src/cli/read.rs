@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::output::{Colour, Format, cell, paint, structured, table};
 use super::{Explain, Failure, Filter, Reading, What, client};
 use crate::admin::explain::{ExplainRequest, Explanation, explain as explain_name};
-use crate::aggregator::offline::{self, Unread, names_in};
+use crate::aggregator::offline::{self, OfflineError, names_in};
 use crate::aggregator::spec::RegistrySpec;
 use crate::model::address::canonical_ip;
 use crate::model::name::HostName;
@@ -73,8 +73,8 @@ pub(super) fn world(path: &Path) -> Result<Offline, Vec<String>> {
                 shards.push(Arc::new(shard));
             }
             // Another machine's file may be absent here; one that is here must be right.
-            Err(Unread::Absent(found)) => warnings.extend(found),
-            Err(Unread::Wrong(found)) => problems.extend(found),
+            Err(OfflineError::Absent(found)) => warnings.extend(found),
+            Err(OfflineError::Wrong(found)) => problems.extend(found),
         }
     }
     if !problems.is_empty() {

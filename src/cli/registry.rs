@@ -9,10 +9,10 @@ use serde_json::{Map, Value, json};
 
 use super::Failure;
 use super::output::{Format, structured, table};
-use crate::aggregator::etcd::client::{Client, Connector, Fault, MemberFault};
+use crate::aggregator::etcd::client::{Connector, EtcdClient, EtcdFault, MemberFault};
 use crate::aggregator::etcd::keys::{Keys, shown};
 use crate::aggregator::etcd::listing::{Listing, Page};
-use crate::aggregator::etcd::reading::{Found, VALUE_BYTES_MAX, read};
+use crate::aggregator::etcd::reading::{ParsedKey, VALUE_BYTES_MAX, read};
 use crate::aggregator::etcd::spec::{EtcdSpec, Login, PREFIX};
 use crate::document::problem::Problems;
 use crate::document::scalar;
@@ -177,7 +177,10 @@ impl Server {
     }
 
     /// Has work done with a connection to the first member that takes us in.
-    fn connected<T>(&self, work: impl AsyncFnOnce(&mut Client) -> Result<T, Failure>) -> Result<T, Failure> {
+    fn connected<T>(
+        &self,
+        work: impl AsyncFnOnce(&mut EtcdClient) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
         let spec = self.spec()?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
@@ -195,7 +198,7 @@ impl Server {
 }
 
 /// What etcd has refused, or left unanswered.
-fn failed(client: &Client, fault: Fault) -> Failure {
+fn failed(client: &EtcdClient, fault: EtcdFault) -> Failure {
     let silence = fault.is_silence();
     let text = MemberFault { member: client.member().clone(), fault }.to_string();
     if silence { Failure::Unreachable(text) } else { Failure::Wrong(text) }
@@ -219,12 +222,12 @@ fn puts(items: &[(Arc<Service>, Node)], keys: &Keys) -> Result<Vec<PutRequest>, 
         let (key, value) = (keys.key(&service.key).into_bytes(), value(node)?);
         let mut reader = ServiceReader::new(KeptPositions::Services);
         match read(keys, &mut reader, &key, &value) {
-            Found::Service(read) if read == **service => Ok(PutRequest { key, value }),
-            Found::Service(_) => Err(format!("{}: the service cannot be written as it is", service.key)),
-            Found::Flawed { .. } if value.len() > VALUE_BYTES_MAX => {
+            ParsedKey::Service(read) if read == **service => Ok(PutRequest { key, value }),
+            ParsedKey::Service(_) => Err(format!("{}: the service cannot be written as it is", service.key)),
+            ParsedKey::Flawed { .. } if value.len() > VALUE_BYTES_MAX => {
                 Err(format!("{}: the service is larger than {} MiB", service.key, VALUE_BYTES_MAX >> 20))
             }
-            Found::Flawed { problems, .. } => Err(problems.join("\n")),
+            ParsedKey::Flawed { problems, .. } => Err(problems.join("\n")),
         }
     };
     let (mut good, mut bad) = (Vec::with_capacity(items.len()), Vec::new());
@@ -264,7 +267,7 @@ fn plain(node: &Node) -> Value {
     }
 }
 
-async fn put(client: &mut Client, puts: &[PutRequest], out: &mut impl Write) -> Result<(), Failure> {
+async fn put(client: &mut EtcdClient, puts: &[PutRequest], out: &mut impl Write) -> Result<(), Failure> {
     let mut rest = puts;
     while !rest.is_empty() {
         let (batch, later) = rest.split_at(batch_len(rest));
@@ -292,7 +295,7 @@ fn batch_len(puts: &[PutRequest]) -> usize {
     puts.iter().take(BATCH_MAX).take_while(fits).count().max(1)
 }
 
-async fn write(client: &mut Client, success: Vec<RequestOp>) -> Result<Vec<ResponseOp>, Failure> {
+async fn write(client: &mut EtcdClient, success: Vec<RequestOp>) -> Result<Vec<ResponseOp>, Failure> {
     match client.transaction(TxnRequest { success }).await {
         Ok(answer) => Ok(answer.responses),
         Err(fault) => Err(failed(client, fault)),
@@ -323,7 +326,7 @@ fn named(services: &[String], keys: &Keys) -> Result<Vec<ServiceKey>, Failure> {
 }
 
 async fn delete(
-    client: &mut Client,
+    client: &mut EtcdClient,
     keys: &Keys,
     mut gone: Vec<ServiceKey>,
     out: &mut impl Write,
@@ -359,7 +362,12 @@ async fn delete(
     if absent { Err(Failure::Told) } else { Ok(()) }
 }
 
-async fn list(client: &mut Client, keys: &Keys, format: Format, out: &mut impl Write) -> Result<(), Failure> {
+async fn list(
+    client: &mut EtcdClient,
+    keys: &Keys,
+    format: Format,
+    out: &mut impl Write,
+) -> Result<(), Failure> {
     let mut listing = Listing::new(keys.range());
     let (mut rows, mut items, mut problems) = (Vec::new(), Vec::new(), Vec::new());
     let mut reader = ServiceReader::new(KeptPositions::Services);
@@ -379,9 +387,9 @@ async fn list(client: &mut Client, keys: &Keys, format: Format, out: &mut impl W
         };
         for pair in pairs {
             match (read(keys, &mut reader, &pair.key, &pair.value), format) {
-                (Found::Flawed { problems: found, .. }, _) => problems.extend(found),
-                (Found::Service(service), Format::Table) => rows.push(row(&service, pair.mod_revision)),
-                (Found::Service(_), Format::Json | Format::Yaml) => items.push(item(&pair.value)),
+                (ParsedKey::Flawed { problems: found, .. }, _) => problems.extend(found),
+                (ParsedKey::Service(service), Format::Table) => rows.push(row(&service, pair.mod_revision)),
+                (ParsedKey::Service(_), Format::Json | Format::Yaml) => items.push(item(&pair.value)),
             }
         }
     }

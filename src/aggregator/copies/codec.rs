@@ -1,4 +1,5 @@
-//! The form of a copy: a line that names it, the items of a shard, and a hash of all of it (`proto/isthmus/registry/v1`).
+//! The format of a copy: a line that identifies it, the items of a shard, and a hash of all
+//! (`proto/isthmus/registry/v1`).
 
 use std::collections::BTreeMap;
 use std::hash::Hasher;
@@ -25,10 +26,10 @@ use crate::snapshot::change::{
 use crate::snapshot::policy::Gateway;
 
 const HEAD: &[u8] = b"isthmus registry copy 1\n";
-/// The largest record: a service with some millions of endpoints.
+/// The largest record in bytes: a service with some millions of endpoints.
 const RECORD_BYTES_MAX: u64 = 256 << 20;
 
-/// Why a copy is of no use.
+/// The reason why a copy cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::aggregator) enum CopyFault {
     #[error(transparent)]
@@ -39,7 +40,7 @@ pub(in crate::aggregator) enum CopyFault {
     Damaged(&'static str),
 }
 
-/// Writes the items.
+/// Writes items.
 pub(super) fn write(items: impl Iterator<Item = Item>, to: impl Write) -> io::Result<()> {
     let mut to = Hashed { inner: to, hasher: XxHash3_64::new() };
     to.write_all(HEAD)?;
@@ -93,7 +94,7 @@ pub(super) fn read(from: impl BufRead) -> Result<Vec<Item>, CopyFault> {
     Ok(items)
 }
 
-/// A varint of at most ten bytes.
+/// Reads a varint of at most ten bytes.
 fn length(from: &mut impl Read) -> Result<u64, CopyFault> {
     let mut bytes = Vec::new();
     loop {
@@ -117,7 +118,7 @@ fn length(from: &mut impl Read) -> Result<u64, CopyFault> {
     Ok(length)
 }
 
-/// Hashes what is read or written through it.
+/// Hashes the bytes that are read or written through it.
 struct Hashed<T> {
     inner: T,
     hasher: XxHash3_64,
@@ -265,7 +266,7 @@ fn octets(ip: IpAddr) -> Vec<u8> {
     }
 }
 
-/// Makes items of records; equal values are shared. `None` is a record that no item was made into.
+/// Decodes records into items; equal values are shared. `None` means a record that is not a valid item.
 #[derive(Default)]
 struct Decoder {
     interner: Interner,
@@ -402,7 +403,7 @@ impl Decoder {
         if text.is_empty() { Some(Locality::default()) } else { self.interner.locality(text).ok() }
     }
 
-    /// The outer `None` is a text that is no identity.
+    /// Returns an outer `None` for a text that is not an identity.
     fn identity(&mut self, text: &str) -> Option<Option<Identity>> {
         if text.is_empty() { Some(None) } else { self.interner.identity(text).ok().map(Some) }
     }

@@ -1,4 +1,5 @@
-//! A client of etcd's API v3: one connection to one member, its calls, and the way to another member when one fails.
+//! A client of etcd's API v3: one connection to one member, its calls, and the change to another member after
+//! a fault.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -25,18 +26,19 @@ use crate::proto::etcdserverpb::{
 use crate::tls::client::secure;
 use crate::tls::files::READ_WITHIN;
 
-/// From the look-up of a member's name until it has let us in.
+/// The deadline of connecting, from the look-up of a member's name to the login.
 const CONNECT: Duration = Duration::from_secs(5);
-/// How long an answer may take. A member waits 7 s for the others before it says that it cannot answer.
+/// The deadline of a response. A member waits 7 s for the others before it reports that it cannot answer.
 const ANSWER: Duration = Duration::from_secs(10);
-/// How long a connection is silent before its member is asked whether it lives. etcd closes connections that ask more
-/// often than every 5 s.
+/// How long a connection is silent before a PING is sent. etcd closes connections with PINGs more often than
+/// every 5 s.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
-/// The size of an answer. The values of a listing are asked for in smaller parts; a single larger one is refused.
+/// The largest response in bytes. The values of a listing are requested in smaller pages; a larger single
+/// value is refused.
 const MESSAGE_BYTES_MAX: usize = 16 << 20;
-/// Readings of certificates and passwords that may hang at the same time.
+/// Reads of certificates and passwords that may hang at the same time.
 const READINGS: usize = 3;
-/// Largest file of a password.
+/// The largest password file in bytes.
 const PASSWORD_BYTES_MAX: u64 = 4096;
 
 const RANGE: &str = "/etcdserverpb.KV/Range";
@@ -44,43 +46,51 @@ const TXN: &str = "/etcdserverpb.KV/Txn";
 const WATCH: &str = "/etcdserverpb.Watch/Watch";
 const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
 
-/// Why etcd does not do what it is asked.
+/// The reason why a request to etcd failed.
 #[derive(Debug, thiserror::Error)]
-pub enum Fault {
-    /// Something that the operator has named cannot be used.
+pub enum EtcdFault {
+    /// A file of the config cannot be used.
     #[error("{0}")]
     File(String),
+    /// The URL's host cannot be a TLS server name.
     #[error("its address has no name to verify")]
     Address(#[from] InvalidDnsNameError),
+    /// Connecting failed.
     #[error("it cannot be reached: {0}")]
     Unreachable(io::Error),
+    /// The name of a plain-text URL resolves to an address that is not loopback.
     #[error("its name resolves to {0}, and plain TCP is allowed only on loopback")]
     NotLoopback(IpAddr),
+    /// The TLS handshake failed.
     #[error("TLS with it failed: {0}")]
     Tls(String),
+    /// The member did not answer within this time.
     #[error("there was no answer within {} s", .0.as_secs())]
     Late(Duration),
+    /// The login of this user failed with this text.
     #[error("it refused to log in the user {0:?}: {1}")]
     Login(String, String),
+    /// The call failed.
     #[error("{0}")]
     Call(CallFault),
-    /// The revision that was asked for is not kept any more.
+    /// The requested revision is not kept any more.
     #[error("the revision was compacted away")]
     Compacted,
-    /// The answer is larger than is taken.
+    /// The response is larger than [`MESSAGE_BYTES_MAX`].
     #[error("an answer is larger than {} MiB", MESSAGE_BYTES_MAX >> 20)]
     TooLarge,
-    /// The answer breaks the rules of the API.
+    /// The response violates the API.
     #[error("its answer is invalid: {0}")]
     Answer(&'static str),
+    /// The member ended the watch with this reason.
     #[error("it ended the watch: {0}")]
     WatchEnded(String),
 }
 
-impl From<CallFault> for Fault {
+impl From<CallFault> for EtcdFault {
     fn from(fault: CallFault) -> Self {
         match &fault {
-            // etcd's own texts begin with its name; the other one is of the codec here.
+            // Texts from etcd begin with its name; the other text is from the codec of this program.
             CallFault::Refused { code: Code::OutOfRange, message } if message.starts_with("etcdserver:") => {
                 Self::Compacted
             }
@@ -90,8 +100,9 @@ impl From<CallFault> for Fault {
     }
 }
 
-impl Fault {
-    /// Returns true if the member could not be reached or did not answer, so that nothing is known of the request.
+impl EtcdFault {
+    /// Returns true if the member could not be reached or did not answer, so that the effect of the request
+    /// is unknown.
     pub fn is_silence(&self) -> bool {
         matches!(
             self,
@@ -103,12 +114,12 @@ impl Fault {
     }
 }
 
-/// Makes connections to the members of a cluster, one at a time.
+/// Connects to the members of a cluster, one at a time.
 pub struct Connector {
     spec: EtcdSpec,
     scope: Scope,
     readings: Readings,
-    /// The member to ask first.
+    /// The index of the member to try first.
     next: usize,
 }
 
@@ -116,24 +127,26 @@ pub struct Connector {
 #[derive(Debug, thiserror::Error)]
 #[error("etcd at {member}: {fault}")]
 pub struct MemberFault {
+    /// The member.
     pub member: Url,
-    pub fault: Fault,
+    /// The fault.
+    pub fault: EtcdFault,
 }
 
 impl Connector {
-    /// Tasks of the connections are started in `scope`.
+    /// Makes a connector; tasks of its connections run in `scope`.
     pub fn new(spec: EtcdSpec, scope: Scope) -> Self {
         Self { spec, scope, readings: Readings::new(READINGS), next: 0 }
     }
 
-    /// Connects to the first member that lets us in, or says for each one why it does not.
-    pub async fn connect(&mut self) -> Result<Client, Vec<MemberFault>> {
+    /// Connects to the first member that accepts, or returns the fault of each one.
+    pub async fn connect(&mut self) -> Result<EtcdClient, Vec<MemberFault>> {
         let mut faults = Vec::new();
         for _ in 0..self.spec.endpoints.len() {
             let member = self.spec.endpoints[self.next].clone();
-            // The next attempt begins with another member, whatever becomes of this one.
+            // The next attempt begins with another member, whatever the result of this one.
             self.next = (self.next + 1) % self.spec.endpoints.len();
-            match timeout(CONNECT, self.open(&member)).await.unwrap_or(Err(Fault::Late(CONNECT))) {
+            match timeout(CONNECT, self.open(&member)).await.unwrap_or(Err(EtcdFault::Late(CONNECT))) {
                 Ok(client) => return Ok(client),
                 Err(fault) => faults.push(MemberFault { member, fault }),
             }
@@ -141,31 +154,32 @@ impl Connector {
         Err(faults)
     }
 
-    async fn open(&self, member: &Url) -> Result<Client, Fault> {
+    async fn open(&self, member: &Url) -> Result<EtcdClient, EtcdFault> {
         let origin: Uri = member.to_string().parse().unwrap_or_default();
         let limits = Limits { message_bytes_max: MESSAGE_BYTES_MAX, ping_interval: Some(PING_INTERVAL) };
         let channel = match member.scheme {
             Scheme::Http => {
                 let stream = dial(member).await?;
-                // The name may have been changed to that of another host.
-                let peer = stream.peer_addr().map_err(Fault::Unreachable)?.ip();
+                // The name may resolve to another host by now.
+                let peer = stream.peer_addr().map_err(EtcdFault::Unreachable)?.ip();
                 if !peer.to_canonical().is_loopback() {
-                    return Err(Fault::NotLoopback(peer));
+                    return Err(EtcdFault::NotLoopback(peer));
                 }
                 Channel::open_with(stream, origin, &self.scope, limits).await
             }
             Scheme::Https => {
                 let files = self.spec.tls.clone();
                 let files = files
-                    .ok_or_else(|| Fault::File("there are no roots to verify its certificate".into()))?;
+                    .ok_or_else(|| EtcdFault::File("there are no roots to verify its certificate".into()))?;
                 let config = self.read(move || files.config(&[b"h2"])).await?;
                 let stream = dial(member).await?;
-                let stream = secure(stream, server_name(&member.host)?, config).await.map_err(Fault::Tls)?;
+                let stream =
+                    secure(stream, server_name(&member.host)?, config).await.map_err(EtcdFault::Tls)?;
                 Channel::open_with(stream, origin, &self.scope, limits).await
             }
         };
-        let channel = channel.map_err(Fault::from)?;
-        let mut client = Client { member: member.clone(), channel, token: None };
+        let channel = channel.map_err(EtcdFault::from)?;
+        let mut client = EtcdClient { member: member.clone(), channel, token: None };
         if let Some(login) = &self.spec.login {
             let password = self.password(login).await?;
             client.log_in(&login.user, password).await?;
@@ -173,7 +187,7 @@ impl Connector {
         Ok(client)
     }
 
-    async fn password(&self, login: &Login) -> Result<String, Fault> {
+    async fn password(&self, login: &Login) -> Result<String, EtcdFault> {
         let path = login.password.clone();
         self.read(move || {
             let named = |fault: &dyn std::fmt::Display| format!("{}: {fault}", path.display());
@@ -188,13 +202,13 @@ impl Connector {
     async fn read<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, String> + Send + 'static,
-    ) -> Result<T, Fault> {
+    ) -> Result<T, EtcdFault> {
         let unread = |unread: ReadError| Err(format!("its files cannot be read: {unread}"));
-        self.readings.read(READ_WITHIN, work).await.unwrap_or_else(unread).map_err(Fault::File)
+        self.readings.read(READ_WITHIN, work).await.unwrap_or_else(unread).map_err(EtcdFault::File)
     }
 }
 
-async fn dial(member: &Url) -> Result<TcpStream, Fault> {
+async fn dial(member: &Url) -> Result<TcpStream, EtcdFault> {
     let stream = match &member.host {
         Host::Ip(ip) => TcpStream::connect((*ip, member.port)).await,
         Host::Ips(ips) => {
@@ -203,9 +217,9 @@ async fn dial(member: &Url) -> Result<TcpStream, Fault> {
         }
         Host::Name(name) => TcpStream::connect((name.as_str(), member.port)).await,
     };
-    let stream = stream.map_err(Fault::Unreachable)?;
-    // Requests are small, and waited for.
-    stream.set_nodelay(true).map_err(Fault::Unreachable)?;
+    let stream = stream.map_err(EtcdFault::Unreachable)?;
+    // Requests are small, and their responses are waited for.
+    stream.set_nodelay(true).map_err(EtcdFault::Unreachable)?;
     Ok(stream)
 }
 
@@ -222,39 +236,40 @@ fn server_name(host: &Host) -> Result<ServerName<'static>, InvalidDnsNameError> 
 }
 
 /// A connection to one member.
-pub struct Client {
+pub struct EtcdClient {
     member: Url,
     channel: Channel,
     token: Option<MetadataValue<Ascii>>,
 }
 
-/// The changes of a range of keys, from a revision on.
+/// The changes of a range of keys from a revision on.
 pub struct Watch {
     call: TwoWay<WatchRequest, WatchResponse>,
 }
 
-impl Client {
+impl EtcdClient {
+    /// Returns the member.
     pub fn member(&self) -> &Url {
         &self.member
     }
 
     /// Reads keys.
-    pub async fn range(&mut self, request: RangeRequest) -> Result<RangeResponse, Fault> {
+    pub async fn range(&mut self, request: RangeRequest) -> Result<RangeResponse, EtcdFault> {
         self.call(RANGE, request).await
     }
 
     /// Writes keys, all or none.
-    pub async fn transaction(&mut self, request: TxnRequest) -> Result<TxnResponse, Fault> {
+    pub async fn transaction(&mut self, request: TxnRequest) -> Result<TxnResponse, EtcdFault> {
         self.call(TXN, request).await
     }
 
-    /// Watches the keys from `begin` to just before `end` from `revision` on. Returns with etcd's first answer, which says
-    /// which cluster it is and how far its history reaches.
+    /// Watches the keys from `begin` to just before `end` from `revision` on. Returns with etcd's first
+    /// response, which identifies the cluster and has its newest revision.
     pub async fn watch(
         &mut self,
         (begin, end): (Vec<u8>, Vec<u8>),
         revision: i64,
-    ) -> Result<(Watch, WatchResponse), Fault> {
+    ) -> Result<(Watch, WatchResponse), EtcdFault> {
         let create = WatchCreateRequest {
             key: begin,
             range_end: end,
@@ -268,50 +283,53 @@ impl Client {
             let first = watch.next().await?;
             match first.created {
                 true => Ok((watch, first)),
-                false => Err(Fault::Answer("a watch begins with another answer than that it was created")),
+                false => {
+                    Err(EtcdFault::Answer("a watch begins with another answer than that it was created"))
+                }
             }
         };
-        timeout(ANSWER, open).await.unwrap_or(Err(Fault::Late(ANSWER)))
+        timeout(ANSWER, open).await.unwrap_or(Err(EtcdFault::Late(ANSWER)))
     }
 
-    /// Gets a token for the calls that follow. An etcd without authentication asks for none.
-    async fn log_in(&mut self, user: &str, password: String) -> Result<(), Fault> {
+    /// Requests a token for later calls; without authentication etcd needs none.
+    async fn log_in(&mut self, user: &str, password: String) -> Result<(), EtcdFault> {
         let request = AuthenticateRequest { name: user.to_owned(), password };
-        let answer: Result<AuthenticateResponse, Fault> = self.call(AUTHENTICATE, request).await;
+        let answer: Result<AuthenticateResponse, EtcdFault> = self.call(AUTHENTICATE, request).await;
         let token = match answer {
             Ok(answer) => answer.token,
-            Err(Fault::Call(CallFault::Refused { code: Code::FailedPrecondition, message })) => {
+            Err(EtcdFault::Call(CallFault::Refused { code: Code::FailedPrecondition, message })) => {
                 tracing::debug!(member = %self.member, message, "etcd has authentication turned off; the user and \
                                                                  password are not used");
                 return Ok(());
             }
-            Err(Fault::Call(CallFault::Refused {
+            Err(EtcdFault::Call(CallFault::Refused {
                 code: Code::InvalidArgument | Code::PermissionDenied | Code::Unauthenticated,
                 message,
-            })) => return Err(Fault::Login(user.to_owned(), message)),
+            })) => return Err(EtcdFault::Login(user.to_owned(), message)),
             Err(fault) => return Err(fault),
         };
         let mut token: MetadataValue<Ascii> =
-            token.parse().map_err(|_| Fault::Answer("its token has characters that cannot be sent"))?;
+            token.parse().map_err(|_| EtcdFault::Answer("its token has characters that cannot be sent"))?;
         token.set_sensitive(true);
         self.token = Some(token);
         Ok(())
     }
 
-    async fn call<Q, A>(&mut self, method: &'static str, message: Q) -> Result<A, Fault>
+    async fn call<Q, A>(&mut self, method: &'static str, message: Q) -> Result<A, EtcdFault>
     where
         Q: prost::Message + 'static,
         A: prost::Message + Default + 'static,
     {
         let request = self.request(message);
         let answer = timeout(ANSWER, self.channel.unary(method, request)).await;
-        Ok(answer.map_err(|_| Fault::Late(ANSWER))??)
+        Ok(answer.map_err(|_| EtcdFault::Late(ANSWER))??)
     }
 
     fn request<Q>(&self, message: Q) -> Request<Q> {
         let mut request = Request::new(message);
         let metadata = request.metadata_mut();
-        // A member that has lost its leader refuses, and ends watches, at once: it knows of no changes.
+        // A member that has lost its leader then refuses calls and ends watches at once: it would not learn
+        // of changes.
         metadata.insert("hasleader", MetadataValue::from_static("true"));
         if let Some(token) = &self.token {
             metadata.insert("token", token.clone());
@@ -321,16 +339,16 @@ impl Client {
 }
 
 impl Watch {
-    /// Waits for the next answer. An answer that ends the watch is a fault. No answer is lost where this is dropped.
-    pub async fn next(&mut self) -> Result<WatchResponse, Fault> {
+    /// Waits for the next response. A response that ends the watch is a fault. Cancel safe.
+    pub async fn next(&mut self) -> Result<WatchResponse, EtcdFault> {
         let answer =
-            self.call.answers.message().await.map_err(|status| Fault::from(CallFault::from(status)))?;
-        let answer = answer.ok_or_else(|| Fault::WatchEnded("the stream ended".into()))?;
+            self.call.answers.message().await.map_err(|status| EtcdFault::from(CallFault::from(status)))?;
+        let answer = answer.ok_or_else(|| EtcdFault::WatchEnded("the stream ended".into()))?;
         if answer.compact_revision > 0 {
-            return Err(Fault::Compacted);
+            return Err(EtcdFault::Compacted);
         }
         if answer.canceled {
-            return Err(Fault::WatchEnded(answer.cancel_reason));
+            return Err(EtcdFault::WatchEnded(answer.cancel_reason));
         }
         Ok(answer)
     }

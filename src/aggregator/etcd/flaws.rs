@@ -1,4 +1,4 @@
-//! The keys of a registry that have mistakes: the first of them are reported by name, the rest is counted.
+//! The keys of a registry that have mistakes: the first ones are reported by name, the others are counted.
 
 use std::collections::{BTreeSet, HashSet};
 use std::hash::{BuildHasher, RandomState};
@@ -6,28 +6,28 @@ use std::sync::Arc;
 
 use crate::snapshot::change::Change;
 
-/// Keys that are reported by name.
+/// The largest number of keys that are reported by name.
 const NAMED_MAX: usize = 100;
-/// Keys beyond them that are told apart, at 16 bytes each.
+/// The largest number of further keys that are counted apart, at 16 bytes each.
 const COUNTED_MAX: usize = 100_000;
 
 /// Keys with mistakes.
 #[derive(Debug)]
 pub(super) struct Flaws {
-    /// The object by which keys are reported that have no place of their own.
+    /// The object that stands for all keys that are not reported by name.
     rest: Arc<str>,
     named: BTreeSet<Arc<str>>,
-    /// Hashes of further keys.
+    /// Hashes of the further keys.
     counted: HashSet<u64>,
     hasher: RandomState,
-    /// As last reported.
+    /// The number of further keys in the last report.
     reported: usize,
-    /// Objects reported before the listing that is being read; those that it does not name are right again, or gone.
+    /// Objects reported before the present listing; those that it does not report again are correct, or gone.
     before: BTreeSet<Arc<str>>,
 }
 
 impl Flaws {
-    /// No mistakes in the keys that begin with `prefix`.
+    /// Starts without flawed keys; all keys begin with `prefix`.
     pub(super) fn new(prefix: &str) -> Self {
         Self {
             rest: format!("{prefix}…").into(),
@@ -39,20 +39,20 @@ impl Flaws {
         }
     }
 
-    /// A new listing begins, which names every key that has mistakes.
+    /// Begins a listing, which will report every flawed key.
     pub(super) fn begin(&mut self) {
         self.before.append(&mut self.named);
         self.counted.clear();
     }
 
-    /// The listing is whole: reports the objects as right that it has not named.
+    /// Completes the listing: objects that it has not reported are correct.
     pub(super) fn complete(&mut self, changes: &mut Vec<Change>) {
         let before = std::mem::take(&mut self.before);
         changes.extend(before.difference(&self.named).map(|object| right(object.clone())));
         self.settle(changes);
     }
 
-    /// A key has mistakes.
+    /// Reports that a key has mistakes.
     pub(super) fn flawed(&mut self, object: Arc<str>, problems: Vec<String>, changes: &mut Vec<Change>) {
         if self.named.len() < NAMED_MAX || self.named.contains(&object) {
             self.counted.remove(&self.hasher.hash_one(&object));
@@ -63,7 +63,7 @@ impl Flaws {
         }
     }
 
-    /// A key has no mistakes, or is gone.
+    /// Reports that a key has no mistakes, or is gone.
     pub(super) fn right(&mut self, object: &Arc<str>, changes: &mut Vec<Change>) {
         if self.named.remove(object) {
             changes.push(right(object.clone()));
@@ -72,8 +72,7 @@ impl Flaws {
         }
     }
 
-    /// Reports how many keys have mistakes beyond those with a name, if that is another number than before. To be called
-    /// at the end of a batch.
+    /// Reports the number of further keys, if it has changed. Must be called at the end of a batch.
     pub(super) fn settle(&mut self, changes: &mut Vec<Change>) {
         let count = self.counted.len();
         if count == self.reported {
@@ -124,7 +123,7 @@ mod tests {
         assert_eq!(changes.len(), NAMED_MAX + 1);
         assert!(matches!(changes.last(), Some(Change::Flawed { object, problems })
             if &**object == "/p/…" && problems == &["/p/…: 3 more keys have mistakes"]));
-        // The same key again, one that is right, one that was never wrong.
+        // The same key again, a key that is correct now, and one that was never wrong.
         changes.clear();
         flaws.flawed(key(NAMED_MAX), vec!["y".into()], &mut changes);
         flaws.right(&key(NAMED_MAX + 1), &mut changes);
@@ -134,7 +133,7 @@ mod tests {
         assert_eq!(objects(&changes), [("/p/…".to_owned(), 1)]);
         changes.clear();
         flaws.right(&key(0), &mut changes);
-        // There is room for a name again.
+        // A further key can be reported by name again.
         flaws.flawed(key(NAMED_MAX), vec!["y".into()], &mut changes);
         flaws.right(&key(NAMED_MAX + 2), &mut changes);
         flaws.settle(&mut changes);
@@ -148,7 +147,7 @@ mod tests {
         let (mut flaws, mut changes) = (Flaws::new("/p/"), Vec::new());
         (0..NAMED_MAX + 5).for_each(|number| flaws.flawed(key(number), vec!["x".into()], &mut changes));
         flaws.settle(&mut changes);
-        // The first listing is discarded, the second one is whole.
+        // The first listing is discarded, the second one is complete.
         flaws.begin();
         flaws.flawed(key(7), vec!["x".into()], &mut changes);
         flaws.begin();

@@ -1,5 +1,5 @@
-//! The grammar of the registry's keys: `<prefix><namespace>/<hostname>`. Each service has one key, and each key of the
-//! grammar one service.
+//! The grammar of the registry's keys: `<prefix><namespace>/<hostname>`. Each service has one key, and each
+//! key of the grammar one service.
 
 use std::hash::{DefaultHasher, Hasher};
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::document::scalar;
 use crate::model::service::ServiceKey;
 
-/// Characters of a key that are shown.
+/// The longest part of a key in messages, in characters.
 const SHOWN_MAX: usize = 200;
 
 /// The keys of one registry.
@@ -16,47 +16,53 @@ pub struct Keys {
     prefix: Arc<str>,
 }
 
-/// Why a key is none of a service.
+/// The reason why a key is not that of a service.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyFault {
+    /// The key is not text; the prefix.
     #[error("the key is not UTF-8; expected {0}<namespace>/<hostname>")]
     Text(Arc<str>),
+    /// The key has no slash behind the prefix.
     #[error("the key has no slash after its namespace; expected {0}<namespace>/<hostname>")]
     Slash(Arc<str>),
+    /// The namespace is malformed.
     #[error("the namespace of the key cannot be used: {0}")]
     Namespace(String),
+    /// The host name is malformed.
     #[error("the hostname of the key cannot be used: {0}")]
     Hostname(String),
+    /// The host name is not in its canonical form.
     #[error("the host name in the key is not in canonical form; write {0}")]
     Spelling(String),
 }
 
 impl Keys {
-    /// Keys that begin with `prefix`, which ends with a slash.
+    /// Makes the grammar of a prefix, which ends with a slash.
     pub fn new(prefix: Arc<str>) -> Self {
         Self { prefix }
     }
 
+    /// Returns the prefix.
     pub fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// The first possible key, and the first one behind all of them.
+    /// Returns the first possible key, and the first key behind all of them.
     pub fn range(&self) -> (Vec<u8>, Vec<u8>) {
         let begin = self.prefix.as_bytes().to_vec();
         let mut end = begin.clone();
-        // The slash at the end becomes the byte behind it.
+        // The slash at the end becomes the next byte.
         if let Some(last) = end.last_mut() {
             *last = last.saturating_add(1);
         }
         (begin, end)
     }
 
-    /// The service of a key.
+    /// Returns the service of a key.
     pub fn service(&self, key: &[u8]) -> Result<ServiceKey, KeyFault> {
         let text = std::str::from_utf8(key).map_err(|_| KeyFault::Text(self.prefix.clone()))?;
         let rest = text.strip_prefix(&*self.prefix).unwrap_or(text);
-        // A namespace may have slashes, a hostname has none.
+        // A namespace may contain slashes, a host name cannot.
         let (namespace, hostname) =
             rest.rsplit_once('/').ok_or_else(|| KeyFault::Slash(self.prefix.clone()))?;
         let namespace = scalar::text(namespace).map_err(|fault| KeyFault::Namespace(fault.message))?;
@@ -67,13 +73,13 @@ impl Keys {
         Ok(ServiceKey { namespace: namespace.into(), hostname: name })
     }
 
-    /// The key of a service.
+    /// Returns the key of a service.
     pub fn key(&self, service: &ServiceKey) -> String {
         format!("{}{service}", self.prefix)
     }
 }
 
-/// A key as text for people: on one line, and not longer than a line. Two keys never have the same text.
+/// Returns a key as text for messages, on one line and of bounded length. Two keys never have the same text.
 pub fn shown(key: &[u8]) -> Arc<str> {
     let text = String::from_utf8_lossy(key);
     let is_whole = matches!(text, std::borrow::Cow::Borrowed(_)) && text.chars().count() <= SHOWN_MAX;

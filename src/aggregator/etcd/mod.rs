@@ -1,6 +1,6 @@
 //! The registry kept in etcd: one key per service, listed at a revision and watched from there.
 //!
-//! Nothing here asks for the time of day: what is newer is told by etcd's revisions alone.
+//! The order of changes comes from etcd's revisions alone, never from a clock.
 
 pub mod client;
 mod flaws;

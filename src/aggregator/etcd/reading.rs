@@ -1,5 +1,5 @@
-//! Turns keys and values into changes of services, and into reports of keys that have mistakes. Pure; the bytes may be
-//! anything.
+//! Converts keys and values into changes of services, and into reports of keys with mistakes. Pure; the bytes
+//! may be anything.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,26 +12,29 @@ use crate::proto::mvccpb::event::EventType;
 use crate::proto::mvccpb::{Event, KeyValue};
 use crate::snapshot::change::{Change, Item, Key};
 
-/// The size of a value that is read.
+/// The largest value that is parsed, in bytes.
 pub const VALUE_BYTES_MAX: usize = 4 << 20;
-/// Mistakes of one value that are reported; those beyond are counted.
+/// The largest number of reported mistakes per value; further ones are counted.
 const PROBLEMS_MAX: usize = 8;
 
-/// Reads the keys of one registry.
+/// Parses the keys of one registry.
 pub(super) struct Reading {
     keys: Keys,
     flaws: Flaws,
-    /// Values of the listing that is being read, which its services share.
+    /// Shares equal values among the services of the present listing.
     listing: ServiceReader,
 }
 
-/// A key with what it holds.
+/// The result of parsing a key.
 #[derive(Debug)]
-pub enum Found {
+pub enum ParsedKey {
+    /// The service.
     Service(Service),
-    /// The mistakes, a line each, and the service of the key, if the key is of one.
+    /// A key with mistakes.
     Flawed {
+        /// The service of the key, if the key is that of a service.
         service: Option<ServiceKey>,
+        /// The mistakes, a line each.
         problems: Vec<String>,
     },
 }
@@ -48,13 +51,13 @@ impl Reading {
         vec![Change::Begin]
     }
 
-    /// Reads a part of the listing.
+    /// Parses a part of the listing.
     pub(super) fn listed(&mut self, values: &[KeyValue]) -> Vec<Change> {
         let mut changes = Vec::with_capacity(values.len());
         for value in values {
             match read(&self.keys, &mut self.listing, &value.key, &value.value) {
-                Found::Service(service) => changes.push(Change::Put(Item::Service(Arc::new(service)))),
-                Found::Flawed { service, problems } => {
+                ParsedKey::Service(service) => changes.push(Change::Put(Item::Service(Arc::new(service)))),
+                ParsedKey::Flawed { service, problems } => {
                     self.keep(&value.key, service, problems, &mut changes);
                 }
             }
@@ -63,7 +66,7 @@ impl Reading {
         changes
     }
 
-    /// A key of the listing whose value is larger than a message may be.
+    /// Reports a key of the listing whose value is larger than a message.
     pub(super) fn oversize(&mut self, key: &[u8]) -> Vec<Change> {
         let mut changes = Vec::new();
         let service = self.keys.service(key).ok();
@@ -72,7 +75,7 @@ impl Reading {
         changes
     }
 
-    /// Ends the listing.
+    /// Completes the listing.
     pub(super) fn complete(&mut self) -> Vec<Change> {
         self.listing = ServiceReader::new(KeptPositions::Services);
         let mut changes = Vec::new();
@@ -81,7 +84,7 @@ impl Reading {
         changes
     }
 
-    /// Reads what was changed after the listing.
+    /// Parses changes after the listing.
     pub(super) fn changed(&mut self, events: &[Event]) -> Vec<Change> {
         let mut changes = Vec::with_capacity(events.len());
         let mut reader = ServiceReader::new(KeptPositions::Services);
@@ -103,15 +106,15 @@ impl Reading {
 
     fn put(&mut self, reader: &mut ServiceReader, value: &KeyValue, changes: &mut Vec<Change>) {
         match read(&self.keys, reader, &value.key, &value.value) {
-            Found::Service(service) => {
+            ParsedKey::Service(service) => {
                 changes.push(Change::Put(Item::Service(Arc::new(service))));
                 self.right(&value.key, changes);
             }
-            Found::Flawed { problems, .. } => self.flaws.flawed(shown(&value.key), problems, changes),
+            ParsedKey::Flawed { problems, .. } => self.flaws.flawed(shown(&value.key), problems, changes),
         }
     }
 
-    /// Reports a key of a listing, and keeps what it held when it was right.
+    /// Reports a key of a listing with mistakes, and keeps its last good state.
     fn keep(
         &mut self,
         key: &[u8],
@@ -124,22 +127,22 @@ impl Reading {
     }
 
     fn right(&mut self, key: &[u8], changes: &mut Vec<Change>) {
-        // The text of a key is only made where one has mistakes.
+        // The text of a key is only made if a key has mistakes.
         if !self.flaws.is_empty() {
             self.flaws.right(&shown(key), changes);
         }
     }
 }
 
-/// Reads one key. `reader` remembers values that later keys may share.
-pub fn read(keys: &Keys, reader: &mut ServiceReader, key: &[u8], value: &[u8]) -> Found {
+/// Parses one key. `reader` shares values among the keys that it parses.
+pub fn read(keys: &Keys, reader: &mut ServiceReader, key: &[u8], value: &[u8]) -> ParsedKey {
     let service = match keys.service(key) {
         Ok(service) => service,
         Err(fault) => {
-            return Found::Flawed { service: None, problems: vec![format!("{}: {fault}", shown(key))] };
+            return ParsedKey::Flawed { service: None, problems: vec![format!("{}: {fault}", shown(key))] };
         }
     };
-    let flawed = |problems| Found::Flawed { service: Some(service.clone()), problems };
+    let flawed = |problems| ParsedKey::Flawed { service: Some(service.clone()), problems };
     if value.len() > VALUE_BYTES_MAX {
         return flawed(vec![oversize(key)]);
     }
@@ -151,7 +154,7 @@ pub fn read(keys: &Keys, reader: &mut ServiceReader, key: &[u8], value: &[u8]) -
         }
     };
     match reader.read_alone(Path::new(&*shown(key)), text, &service) {
-        Ok(service) => Found::Service(service),
+        Ok(service) => ParsedKey::Service(service),
         Err(problems) => {
             let more = problems.len().saturating_sub(PROBLEMS_MAX);
             let mut lines: Vec<String> =
@@ -166,7 +169,7 @@ fn oversize(key: &[u8]) -> String {
     format!("{}: the value is larger than {} MiB", shown(key), VALUE_BYTES_MAX >> 20)
 }
 
-/// Line and column, from 1, of what follows a text.
+/// Returns the line and column, from 1, of the character behind a text.
 fn place(text: &[u8]) -> (usize, usize) {
     let last = text.rsplit(|byte| *byte == b'\n').next().unwrap_or_default();
     let lines = text.iter().filter(|byte| **byte == b'\n').count();
@@ -196,7 +199,7 @@ mod tests {
         Event { r#type: EventType::Delete.into(), kv: Some(pair(key, "")) }
     }
 
-    /// Changes as short texts.
+    /// Returns changes as short texts.
     fn told(changes: &[Change]) -> Vec<String> {
         let text = |change: &Change| match change {
             Change::Begin => "begin".to_owned(),
@@ -241,7 +244,7 @@ mod tests {
                 "complete"
             ]
         );
-        // In the next one, the first of them is right, the second gone.
+        // In the next listing the first of them is correct, the second gone.
         let mut changes = reading.begin();
         changes.extend(reading.listed(&[pair("shop/c.test", GOOD.replace("a.test", "c.test"))]));
         changes.extend(reading.oversize(format!("{PREFIX}shop/d.test").as_bytes()));
@@ -324,7 +327,7 @@ mod tests {
         };
         assert_eq!(problems.len(), PROBLEMS_MAX + 1);
         assert_eq!(problems[PROBLEMS_MAX], "/isthmus/services/shop/a.test: and 12 more");
-        // An event without a key says nothing.
+        // An event without a key is ignored.
         assert_eq!(reading.changed(&[Event::default()]), []);
     }
 

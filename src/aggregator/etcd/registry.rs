@@ -1,15 +1,15 @@
-//! Follows a registry in etcd: lists it at a revision, watches it from there, and begins again where that fails.
+//! Follows a registry in etcd: lists it at a revision, watches it from there, and starts again after a fault.
 //!
 //! ```text
 //!  connect ──▶ list ──▶ watch from the revision behind ──┐
 //!   ▲  ▲  │               ▲                              │
 //!   │  │  └─ resumed ─────┘                              │
-//!   │  └──── for a short time, quietly: resumed ◀────────┤ a watch that has lasted ended
+//!   │  └──── for a short time, unreported: resumed ◀────────┤ a watch that has lasted ended
 //!   └─────── back-off: listed anew ◀─────────────────────┘ any other fault, reported; compacted; another history
 //! ```
 //!
-//! After a fault that was reported, the registry is listed anew even if its revision is still there: the listing is right
-//! whatever was lost on the way to the fault.
+//! After a fault that was reported, the registry is listed again even if its revision is still kept: the listing is correct
+//! whatever was lost before the fault.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::client::{Client, Connector, Fault, MemberFault};
+use super::client::{Connector, EtcdClient, EtcdFault, MemberFault};
 use super::keys::Keys;
 use super::listing::{Listing, Page};
 use super::reading::Reading;
@@ -35,15 +35,16 @@ use crate::proto::etcdserverpb::WatchResponse;
 use crate::proto::mvccpb::{Event, KeyValue};
 use crate::snapshot::change::Change;
 
-/// The longest wait between attempts, give or take a fifth.
+/// The longest wait between attempts, before jitter of a fifth.
 const WAIT_MAX: Duration = Duration::from_secs(10);
-/// A watch that has lasted so long is begun again when it ends: its member was restarted, or the leader moved.
+/// A watch that has lasted this long is resumed when it ends: its member was restarted, or the leader
+/// changed.
 const STEADY: Duration = Duration::from_secs(5);
-/// How long that is tried before it is reported that the registry cannot be read. A new leader is elected in a second or two.
+/// How long resuming is tried before the fault is reported. Electing a new leader takes a second or two.
 const GRACE: Duration = Duration::from_secs(3);
 /// Listings in a row that compactions may overtake before that is reported.
 const LISTINGS_MAX: u32 = 3;
-/// Changes of this size are read where they arrive; reading more would hold up other tasks.
+/// Changes up to this size in bytes are parsed on the task; larger ones would delay other tasks.
 const READ_HERE_MAX: usize = 16 << 10;
 
 /// A registry in etcd.
@@ -54,7 +55,7 @@ pub struct EtcdRegistry {
 }
 
 impl EtcdRegistry {
-    /// Tasks of its connections are started in `scope`.
+    /// Makes the registry; tasks of its connections run in `scope`.
     pub fn new(spec: RegistrySpec, etcd: EtcdSpec, scope: Scope) -> Self {
         Self { spec, etcd, scope }
     }
@@ -71,29 +72,29 @@ impl Registry for EtcdRegistry {
     }
 }
 
-/// The history that was read, and how far.
+/// The position in the cluster's history up to which the registry was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
+struct Position {
     cluster: u64,
     revision: i64,
 }
 
-/// Why following a member has ended.
+/// The reason why following a member ended.
 enum Ended {
-    /// Nobody takes changes any more.
+    /// The receiver of changes is gone.
     Closed,
-    /// The watch cannot go on from the known revision: the registry has to be listed again.
+    /// The watch cannot continue from the known revision: the registry must be listed again.
     List(String),
-    Fault(Fault),
-    /// Reading keys panicked.
+    Fault(EtcdFault),
+    /// Parsing keys panicked.
     Panicked,
 }
 
-impl From<Fault> for Ended {
-    fn from(fault: Fault) -> Self {
+impl From<EtcdFault> for Ended {
+    fn from(fault: EtcdFault) -> Self {
         match fault {
-            // A larger answer than is taken is met in each attempt to go on, but in no listing.
-            Fault::Compacted | Fault::TooLarge => Self::List(fault.to_string()),
+            // An oversize response would come again on each attempt to resume; a listing avoids it.
+            EtcdFault::Compacted | EtcdFault::TooLarge => Self::List(fault.to_string()),
             fault => Self::Fault(fault),
         }
     }
@@ -111,8 +112,8 @@ struct Follower {
     connector: Connector,
     changes: Changes,
     reading: Reading,
-    /// `None`: the registry has to be listed.
-    place: Option<Place>,
+    /// `None`: the registry must be listed.
+    position: Option<Position>,
     /// When the watch began.
     watching: Option<Instant>,
     /// Until when faults are not reported.
@@ -131,7 +132,7 @@ impl Follower {
             keys,
             connector: Connector::new(registry.etcd, registry.scope),
             changes,
-            place: None,
+            position: None,
             watching: None,
             quiet: None,
             listings: 0,
@@ -142,32 +143,32 @@ impl Follower {
     async fn run(mut self) {
         loop {
             let problems = match self.connector.connect().await {
-                Err(faults) => self.judge(faults),
+                Err(faults) => self.problems_of(faults),
                 Ok(mut client) => {
                     let Err(ended) = self.follow(&mut client).await;
                     self.note_watch();
                     let member = client.member().clone();
                     match ended {
                         Ended::Closed => return,
-                        Ended::Fault(fault) => self.judge(vec![MemberFault { member, fault }]),
+                        Ended::Fault(fault) => self.problems_of(vec![MemberFault { member, fault }]),
                         Ended::List(why) => self.list_again(&member, &why),
                         Ended::Panicked => Some(vec!["internal: reading a key panicked".to_owned()]),
                     }
                 }
             };
             if let Some(problems) = problems {
-                self.place = None;
+                self.position = None;
                 self.quiet = None;
                 if self.changes.send(vec![Change::Failed(problems)]).await.is_err() {
                     return;
                 }
             }
-            // Not a secret, only another number in each gateway.
+            // The number need not be secret, only different in each gateway.
             sleep(self.backoff.wait(RandomState::new().hash_one(()))).await;
         }
     }
 
-    /// Notes how long the watch has lasted, if there was one.
+    /// Notes how long the watch lasted, if there was one.
     fn note_watch(&mut self) {
         let Some(begun) = self.watching.take() else { return };
         self.listings = 0;
@@ -177,8 +178,8 @@ impl Follower {
         }
     }
 
-    /// Returns the problems to report of faults: none while a watch that was steady may be resumed.
-    fn judge(&self, faults: Vec<MemberFault>) -> Option<Vec<String>> {
+    /// Returns the problems to report for faults; `None` while a watch that lasted may be resumed.
+    fn problems_of(&self, faults: Vec<MemberFault>) -> Option<Vec<String>> {
         let problems: Vec<String> = faults.iter().map(ToString::to_string).collect();
         if self.quiet.is_some_and(|until| Instant::now() < until) {
             tracing::info!(registry = &*self.name, ?problems, "the etcd watch ended; it is resumed");
@@ -187,25 +188,24 @@ impl Follower {
         Some(problems)
     }
 
-    /// Has the registry listed anew; returns the problems to report, which are none unless listings follow one another without
-    /// end.
+    /// Requests a new listing; returns the problems to report, if listings follow one another without end.
     fn list_again(&mut self, member: &Url, why: &str) -> Option<Vec<String>> {
         tracing::info!(registry = &*self.name, why, "etcd is listed again");
-        self.place = None;
+        self.position = None;
         self.listings += 1;
         (self.listings > LISTINGS_MAX).then(|| vec![format!("etcd at {member}: {why}")])
     }
 
-    /// Lists the registry if it has to be, and takes its changes from there.
-    async fn follow(&mut self, client: &mut Client) -> Result<Infallible, Ended> {
-        let place = match self.place {
-            Some(place) => place,
+    /// Lists the registry if necessary, and then sends its changes.
+    async fn follow(&mut self, client: &mut EtcdClient) -> Result<Infallible, Ended> {
+        let position = match self.position {
+            Some(position) => position,
             None => self.list(client).await?,
         };
-        let (mut watch, first) = client.watch(self.keys.range(), place.revision + 1).await?;
-        // A cluster made from a backup has another history, in which the same numbers stand for other changes.
+        let (mut watch, first) = client.watch(self.keys.range(), position.revision + 1).await?;
+        // A cluster restored from a backup has another history, in which equal revisions mean other changes.
         let header = first.header.unwrap_or_default();
-        if header.cluster_id != place.cluster || header.revision < place.revision {
+        if header.cluster_id != position.cluster || header.revision < position.revision {
             return Err(Ended::List(
                 "the history of etcd has changed, or is older than the state in use".into(),
             ));
@@ -218,7 +218,7 @@ impl Follower {
     }
 
     /// Sends all keys as one listing.
-    async fn list(&mut self, client: &mut Client) -> Result<Place, Ended> {
+    async fn list(&mut self, client: &mut EtcdClient) -> Result<Position, Ended> {
         let begun = Instant::now();
         let mut listing = Listing::new(self.keys.range());
         let begin = self.reading.begin();
@@ -236,18 +236,18 @@ impl Follower {
         }
         let complete = self.reading.complete();
         self.changes.send(complete).await?;
-        let place = Place { cluster: listing.cluster(), revision: listing.revision() };
-        self.place = Some(place);
-        tracing::debug!(registry = &*self.name, keys, place.revision, took = ?begun.elapsed(), "registry listed");
-        Ok(place)
+        let position = Position { cluster: listing.cluster(), revision: listing.revision() };
+        self.position = Some(position);
+        tracing::debug!(registry = &*self.name, keys, position.revision, took = ?begun.elapsed(), "registry listed");
+        Ok(position)
     }
 
-    /// Takes an answer of the watch.
+    /// Applies a response of the watch.
     async fn take(&mut self, answer: WatchResponse) -> Result<(), Ended> {
         let WatchResponse { header, events, fragment, .. } = answer;
         let revision = match events.last() {
             Some(event) => event.kv.as_ref().map_or(0, |pair| pair.mod_revision),
-            // All changes up to it were sent.
+            // All changes up to this revision were sent.
             None => header.map_or(0, |header| header.revision),
         };
         if !events.is_empty() {
@@ -260,13 +260,13 @@ impl Follower {
                 self.changes.send(changes).await?;
             }
         }
-        if let Some(place) = self.place.as_mut().filter(|_| !fragment) {
-            place.revision = place.revision.max(revision);
+        if let Some(position) = self.position.as_mut().filter(|_| !fragment) {
+            position.revision = position.revision.max(revision);
         }
         Ok(())
     }
 
-    /// Reads on a thread for long work.
+    /// Parses on a background thread if the input is large.
     async fn read<T: Send + 'static>(
         &mut self,
         found: T,

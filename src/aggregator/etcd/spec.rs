@@ -1,4 +1,4 @@
-//! Where a registry in etcd is, and how it is read.
+//! The location of a registry in etcd, and the credentials for reading it.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -6,25 +6,27 @@ use std::sync::Arc;
 use crate::model::address::Url;
 use crate::tls::client::Files;
 
-/// Where keys begin if nothing else is said.
+/// The default prefix of keys.
 pub const PREFIX: &str = "/isthmus/services/";
 
 /// A registry in etcd: one key per service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EtcdSpec {
-    /// Members of one cluster, each asked when the one before it does not answer.
+    /// The members of one cluster; each is tried after the one before has failed.
     pub endpoints: Vec<Url>,
-    /// The beginning of all keys of the registry; it ends with a slash.
+    /// The prefix of all keys of the registry; it ends with a slash.
     pub prefix: Arc<str>,
-    /// Needed by members that are spoken to by TLS, and by no others.
+    /// The TLS files, for members with `https` URLs.
     pub tls: Option<Files>,
+    /// The etcd user; `None` without authentication.
     pub login: Option<Login>,
 }
 
 /// A user of etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Login {
+    /// The name of the user.
     pub user: String,
-    /// Read for each connection; a line end behind the password is no part of it.
+    /// The password file, read for each connection; a newline at its end is ignored.
     pub password: PathBuf,
 }

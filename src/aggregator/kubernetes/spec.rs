@@ -16,6 +16,7 @@ pub const WATCHED_APART_MAX: usize = 20;
 /// A Kubernetes cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KubernetesSpec {
+    /// The API server and the credentials.
     pub access: AccessSpec,
     /// Absent: what the label `topology.istio.io/network` of the system namespace says.
     pub network: Option<Network>,
@@ -27,7 +28,9 @@ pub struct KubernetesSpec {
     pub mesh_config: bool,
     /// The suffix of services' host names.
     pub cluster_domain: HostName,
+    /// The namespace of Istio's control plane.
     pub system_namespace: Arc<str>,
+    /// The namespaces that are read.
     pub namespaces: NamespaceChoice,
     /// Whether endpoints without a pod are believed.
     pub manual_endpoints: bool,
@@ -42,7 +45,9 @@ pub struct KubernetesSpec {
 pub enum AccessSpec {
     /// The service account of the pod that this process runs in.
     ServiceAccount,
+    /// A kubeconfig file.
     Kubeconfig {
+        /// The path of the file.
         path: PathBuf,
         /// Absent: the current one.
         context: Option<String>,
@@ -56,6 +61,7 @@ pub enum AccessSpec {
 pub struct NamespaceChoice {
     /// Empty: all.
     pub only: Vec<Arc<str>>,
+    /// Namespaces that are not read although `only` allows them.
     pub except: Vec<Arc<str>>,
     /// Labels that a namespace must have.
     pub labels: Labels,

@@ -1,4 +1,4 @@
-//! A registry's life, told step by step in a time of our own.
+//! The lifecycle of a registry step by step, in simulated time.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -12,8 +12,8 @@ use crate::model::place::{ClusterId, Network};
 use crate::model::service::{Service, ServiceKey};
 use crate::snapshot::policy::RegistryScope;
 
-/// A registry at a moment that the test moves on.
-struct Story {
+/// A registry at a time that the test advances.
+struct Scenario {
     registry: Lifecycle,
     now: Instant,
     options: Options,
@@ -29,7 +29,7 @@ fn spec() -> RegistrySpec {
     }
 }
 
-impl Story {
+impl Scenario {
     fn new() -> Self {
         let expire_after = Some(Duration::from_secs(600));
         let options = Options { expire_after, ..Options::default() };
@@ -37,19 +37,19 @@ impl Story {
         Self { registry: Lifecycle::from_start(spec(), Epoch(1), now), now, options }
     }
 
-    fn hear(&mut self, batch: Vec<Change>) -> Effect {
-        let effect = self.registry.hear(batch, self.now, &self.options);
+    fn apply(&mut self, batch: Vec<Change>) -> Effect {
+        let effect = self.registry.apply(batch, self.now, &self.options);
         self.registry.shard.check_invariants();
         effect
     }
 
-    /// The registry lists so many services; how many of them have changed.
+    /// Lists this many services; returns how many have changed.
     fn good(&mut self, services: usize) -> usize {
-        self.hear(listing(services)).dirty.services.len()
+        self.apply(listing(services)).dirty.services.len()
     }
 
     fn bad(&mut self) {
-        self.hear(vec![Change::Failed(vec!["gone".to_owned()])]);
+        self.apply(vec![Change::Failed(vec!["gone".to_owned()])]);
     }
 
     fn bad_with(&mut self, copy: usize) {
@@ -57,7 +57,7 @@ impl Story {
         self.registry.start_from_copy(items(copy), SystemTime::UNIX_EPOCH, self.now);
     }
 
-    /// So much time passes; how many services that changes.
+    /// Advances the time; returns how many services change by that.
     fn pass(&mut self, seconds: u64) -> Option<usize> {
         self.now += Duration::from_secs(seconds);
         let effect = self.registry.tick(self.now, &self.options);
@@ -96,8 +96,8 @@ fn key(index: usize) -> Key {
     Key::Service(ServiceKey { namespace: "n".into(), hostname })
 }
 
-fn flaws(story: &Story) -> Vec<String> {
-    story.registry.status().flaws.iter().flat_map(|lines| lines.iter()).cloned().collect()
+fn flaws(scenario: &Scenario) -> Vec<String> {
+    scenario.registry.status().flaws.iter().flat_map(|lines| lines.iter()).cloned().collect()
 }
 
 fn removals(services: std::ops::Range<usize>) -> Vec<Change> {
@@ -106,310 +106,310 @@ fn removals(services: std::ops::Range<usize>) -> Vec<Change> {
 
 #[test]
 fn it_is_demoted_and_withdrawn_in_time_and_comes_back_at_once() {
-    let mut story = Story::new();
-    story.is(RegistryState::Missing, 0);
-    assert_eq!(story.good(3), 3);
-    story.is(RegistryState::Live, 3);
-    story.bad();
-    story.is(RegistryState::Stale, 3);
-    assert_eq!(story.registry.status().problems, ["gone"]);
-    assert_eq!(story.pass(119), None);
-    // Failing again is no new beginning.
-    story.bad();
-    assert_eq!(story.pass(1), Some(3));
-    story.is(RegistryState::Demoted, 3);
-    story.bad();
-    assert_eq!(story.pass(1), None);
-    assert_eq!(story.pass(479), Some(3));
-    story.is(RegistryState::Expired, 3);
-    assert_eq!(story.registry.shard.origin.standing, Standing::Expired);
-    // All of its services change when it comes back, as all count again.
-    assert_eq!(story.good(3), 3);
-    story.is(RegistryState::Live, 3);
-    assert_eq!(story.registry.shard.origin.standing, Standing::Live);
-    assert_eq!((story.pass(10_000), story.registry.status().problems), (None, vec![]));
+    let mut scenario = Scenario::new();
+    scenario.is(RegistryState::Missing, 0);
+    assert_eq!(scenario.good(3), 3);
+    scenario.is(RegistryState::Live, 3);
+    scenario.bad();
+    scenario.is(RegistryState::Stale, 3);
+    assert_eq!(scenario.registry.status().problems, ["gone"]);
+    assert_eq!(scenario.pass(119), None);
+    // A further failure does not restart the time.
+    scenario.bad();
+    assert_eq!(scenario.pass(1), Some(3));
+    scenario.is(RegistryState::Demoted, 3);
+    scenario.bad();
+    assert_eq!(scenario.pass(1), None);
+    assert_eq!(scenario.pass(479), Some(3));
+    scenario.is(RegistryState::Expired, 3);
+    assert_eq!(scenario.registry.shard.origin.standing, Standing::Expired);
+    // All services change when the registry is live again, as all endpoints count again.
+    assert_eq!(scenario.good(3), 3);
+    scenario.is(RegistryState::Live, 3);
+    assert_eq!(scenario.registry.shard.origin.standing, Standing::Live);
+    assert_eq!((scenario.pass(10_000), scenario.registry.status().problems), (None, vec![]));
 }
 
 #[test]
 fn without_a_word_there_is_nothing_to_doubt() {
-    let mut story = Story::new();
-    story.bad();
-    story.is(RegistryState::Missing, 0);
-    assert_eq!(story.registry.status().problems, ["gone"]);
-    assert_eq!(story.pass(10_000), None);
-    story.is(RegistryState::Missing, 0);
+    let mut scenario = Scenario::new();
+    scenario.bad();
+    scenario.is(RegistryState::Missing, 0);
+    assert_eq!(scenario.registry.status().problems, ["gone"]);
+    assert_eq!(scenario.pass(10_000), None);
+    scenario.is(RegistryState::Missing, 0);
 }
 
 #[test]
 fn a_copy_stands_in_for_the_first_word_only() {
-    let mut story = Story::new();
-    story.bad_with(20);
-    story.is(RegistryState::Stale, 20);
-    assert_eq!(story.registry.status().read, Some(SystemTime::UNIX_EPOCH));
-    story.bad_with(5);
-    story.is(RegistryState::Stale, 20);
-    assert_eq!(story.pass(120), Some(20));
-    story.is(RegistryState::Demoted, 20);
-    assert_eq!(story.good(19), 20);
-    story.bad_with(5);
-    story.is(RegistryState::Stale, 19);
+    let mut scenario = Scenario::new();
+    scenario.bad_with(20);
+    scenario.is(RegistryState::Stale, 20);
+    assert_eq!(scenario.registry.status().read, Some(SystemTime::UNIX_EPOCH));
+    scenario.bad_with(5);
+    scenario.is(RegistryState::Stale, 20);
+    assert_eq!(scenario.pass(120), Some(20));
+    scenario.is(RegistryState::Demoted, 20);
+    assert_eq!(scenario.good(19), 20);
+    scenario.bad_with(5);
+    scenario.is(RegistryState::Stale, 19);
 }
 
 #[test]
 fn a_suspicious_word_waits_and_is_dropped_by_a_better_one() {
-    let mut story = Story::new();
-    story.good(20);
-    assert_eq!(story.good(3), 0);
-    story.is(RegistryState::Held, 20);
+    let mut scenario = Scenario::new();
+    scenario.good(20);
+    assert_eq!(scenario.good(3), 0);
+    scenario.is(RegistryState::Held, 20);
     assert!(
-        story.registry.status().problems[0]
+        scenario.registry.status().problems[0]
             .contains("it would leave 17 of 20 services without a ready endpoint")
     );
-    assert_eq!(story.pass(29), None);
-    assert_eq!(story.good(19), 1);
-    story.is(RegistryState::Live, 19);
-    assert_eq!(story.pass(100), None);
-    // One that persists is applied, the newest of its kind, by the time of the first.
-    story.good(3);
-    story.pass(20);
-    story.good(2);
-    assert_eq!(story.pass(10), Some(17));
-    story.is(RegistryState::Live, 2);
+    assert_eq!(scenario.pass(29), None);
+    assert_eq!(scenario.good(19), 1);
+    scenario.is(RegistryState::Live, 19);
+    assert_eq!(scenario.pass(100), None);
+    // A held update is applied in its newest form when the first one has persisted.
+    scenario.good(3);
+    scenario.pass(20);
+    scenario.good(2);
+    assert_eq!(scenario.pass(10), Some(17));
+    scenario.is(RegistryState::Live, 2);
 }
 
 #[test]
 fn what_is_held_is_forgotten_when_the_registry_cannot_be_read() {
-    let mut story = Story::new();
-    story.good(20);
-    story.good(3);
-    story.bad();
-    story.is(RegistryState::Stale, 20);
-    assert_eq!(story.pass(119), None);
-    story.is(RegistryState::Stale, 20);
-    // Held again, its standing stays as it is until something is taken in.
-    assert_eq!(story.pass(1), Some(20));
-    story.is(RegistryState::Demoted, 20);
-    story.good(3);
-    story.is(RegistryState::Held, 20);
-    assert_eq!(story.registry.shard.origin.standing, Standing::Demoted);
-    story.bad();
-    story.is(RegistryState::Demoted, 20);
-    assert_eq!(story.pass(0), None);
-    story.good(3);
-    assert_eq!(story.pass(30), Some(20));
-    story.is(RegistryState::Live, 3);
+    let mut scenario = Scenario::new();
+    scenario.good(20);
+    scenario.good(3);
+    scenario.bad();
+    scenario.is(RegistryState::Stale, 20);
+    assert_eq!(scenario.pass(119), None);
+    scenario.is(RegistryState::Stale, 20);
+    // The standing stays until an update is accepted.
+    assert_eq!(scenario.pass(1), Some(20));
+    scenario.is(RegistryState::Demoted, 20);
+    scenario.good(3);
+    scenario.is(RegistryState::Held, 20);
+    assert_eq!(scenario.registry.shard.origin.standing, Standing::Demoted);
+    scenario.bad();
+    scenario.is(RegistryState::Demoted, 20);
+    assert_eq!(scenario.pass(0), None);
+    scenario.good(3);
+    assert_eq!(scenario.pass(30), Some(20));
+    scenario.is(RegistryState::Live, 3);
 }
 
 #[test]
 fn nothing_is_held_of_a_registry_that_counts_for_nothing_or_without_a_hold() {
-    let mut story = Story::new();
-    story.good(20);
-    story.bad();
-    story.pass(600);
-    story.is(RegistryState::Expired, 20);
-    story.good(1);
-    story.is(RegistryState::Live, 1);
-    story.options.withdrawal_hold = Duration::ZERO;
-    story.good(20);
-    story.good(0);
-    story.is(RegistryState::Live, 0);
+    let mut scenario = Scenario::new();
+    scenario.good(20);
+    scenario.bad();
+    scenario.pass(600);
+    scenario.is(RegistryState::Expired, 20);
+    scenario.good(1);
+    scenario.is(RegistryState::Live, 1);
+    scenario.options.withdrawal_hold = Duration::ZERO;
+    scenario.good(20);
+    scenario.good(0);
+    scenario.is(RegistryState::Live, 0);
 }
 
 #[test]
 fn only_what_is_taken_in_is_kept_as_a_copy() {
-    let mut story = Story::new();
-    assert!(story.hear(listing(20)).taken_in);
-    assert!(!story.hear(listing(2)).taken_in);
-    assert!(story.hear(listing(20)).taken_in);
+    let mut scenario = Scenario::new();
+    assert!(scenario.apply(listing(20)).accepted);
+    assert!(!scenario.apply(listing(2)).accepted);
+    assert!(scenario.apply(listing(20)).accepted);
 }
 
 #[test]
 fn a_listing_takes_effect_when_it_is_complete_and_removes_what_it_does_not_name() {
-    let mut story = Story::new();
-    story.good(3);
+    let mut scenario = Scenario::new();
+    scenario.good(3);
     let begun = [vec![Change::Begin], puts(1)].concat();
-    assert!(story.hear(begun.clone()).dirty.is_empty());
-    story.is(RegistryState::Live, 3);
-    // What comes next belongs to the listing.
-    assert!(story.hear(vec![Change::Put(Item::Service(service(7)))]).dirty.is_empty());
-    story.is(RegistryState::Live, 3);
-    // One that the source has and cannot give stays as it is.
-    let effect = story.hear(vec![Change::Keep(key(2)), Change::Complete]);
+    assert!(scenario.apply(begun.clone()).dirty.is_empty());
+    scenario.is(RegistryState::Live, 3);
+    // Changes after `Begin` belong to the listing.
+    assert!(scenario.apply(vec![Change::Put(Item::Service(service(7)))]).dirty.is_empty());
+    scenario.is(RegistryState::Live, 3);
+    // An item that exists and cannot be given stays as it is.
+    let effect = scenario.apply(vec![Change::Keep(key(2)), Change::Complete]);
     let names: Vec<String> = effect.dirty.services.iter().map(ToString::to_string).collect();
     assert_eq!(names, ["s1.mesh", "s7.mesh"]);
-    story.is(RegistryState::Live, 3);
-    // Another beginning, or a failure, discards what was not completed.
-    story.hear(begun);
-    assert!(story.hear([vec![Change::Begin], puts(8)].concat()).dirty.is_empty());
-    story.bad();
-    story.is(RegistryState::Stale, 3);
-    assert_eq!(story.good(8), 5, "services 1, 3, 4, 5 and 6 are new");
-    story.is(RegistryState::Live, 8);
+    scenario.is(RegistryState::Live, 3);
+    // A new `Begin`, or a failure, discards the listing in progress.
+    scenario.apply(begun);
+    assert!(scenario.apply([vec![Change::Begin], puts(8)].concat()).dirty.is_empty());
+    scenario.bad();
+    scenario.is(RegistryState::Stale, 3);
+    assert_eq!(scenario.good(8), 5, "services 1, 3, 4, 5 and 6 are new");
+    scenario.is(RegistryState::Live, 8);
 }
 
 #[test]
 fn changes_are_applied_batch_by_batch() {
-    let mut story = Story::new();
-    story.good(20);
-    assert_eq!(story.hear(removals(0..2)).dirty.services.len(), 2);
-    story.is(RegistryState::Live, 18);
-    // What is said again is no change.
-    let again = story.hear(vec![Change::Put(Item::Service(service(5))), Change::Remove(key(99))]);
-    assert!(again.dirty.is_empty() && again.taken_in);
-    // After a failure an empty batch says that the registry can be read again.
-    story.bad();
-    story.is(RegistryState::Stale, 18);
-    assert!(story.hear(Vec::new()).dirty.is_empty());
-    story.is(RegistryState::Live, 18);
-    assert_eq!(story.registry.status().problems, Vec::<String>::new());
+    let mut scenario = Scenario::new();
+    scenario.good(20);
+    assert_eq!(scenario.apply(removals(0..2)).dirty.services.len(), 2);
+    scenario.is(RegistryState::Live, 18);
+    // An equal item is not a change.
+    let again = scenario.apply(vec![Change::Put(Item::Service(service(5))), Change::Remove(key(99))]);
+    assert!(again.dirty.is_empty() && again.accepted);
+    // After a failure an empty batch means that the registry can be read again.
+    scenario.bad();
+    scenario.is(RegistryState::Stale, 18);
+    assert!(scenario.apply(Vec::new()).dirty.is_empty());
+    scenario.is(RegistryState::Live, 18);
+    assert_eq!(scenario.registry.status().problems, Vec::<String>::new());
     // Demoted meanwhile, all of its services change.
-    story.bad();
-    assert_eq!(story.pass(120), Some(18));
-    assert_eq!(story.hear(Vec::new()).dirty.services.len(), 18);
-    story.is(RegistryState::Live, 18);
+    scenario.bad();
+    assert_eq!(scenario.pass(120), Some(18));
+    assert_eq!(scenario.apply(Vec::new()).dirty.services.len(), 18);
+    scenario.is(RegistryState::Live, 18);
 }
 
 #[test]
 fn changes_out_of_order_are_dropped_and_shown() {
-    let mut story = Story::new();
+    let mut scenario = Scenario::new();
     for batch in [puts(1), removals(0..1), vec![Change::Complete]] {
-        assert!(story.hear(batch).dirty.is_empty());
-        story.is(RegistryState::Missing, 0);
+        assert!(scenario.apply(batch).dirty.is_empty());
+        scenario.is(RegistryState::Missing, 0);
     }
-    let problems = story.registry.status().problems;
+    let problems = scenario.registry.status().problems;
     assert!(
         problems.len() == 2 && problems.iter().all(|one| one.contains("before a full listing")),
         "{problems:?}"
     );
-    assert_eq!(story.good(2), 2);
-    assert!(story.hear(vec![Change::Complete]).dirty.is_empty());
-    story.is(RegistryState::Live, 2);
-    // A listing that never completes changes nothing, however much it names.
-    story.hear(vec![Change::Begin]);
+    assert_eq!(scenario.good(2), 2);
+    assert!(scenario.apply(vec![Change::Complete]).dirty.is_empty());
+    scenario.is(RegistryState::Live, 2);
+    // A listing that never completes changes nothing, however many items it names.
+    scenario.apply(vec![Change::Begin]);
     for _ in 0..10 {
-        assert!(story.hear(puts(50)).dirty.is_empty());
+        assert!(scenario.apply(puts(50)).dirty.is_empty());
     }
-    story.is(RegistryState::Live, 2);
+    scenario.is(RegistryState::Live, 2);
 }
 
 #[test]
 fn withdrawals_one_after_another_count_as_one() {
-    let mut story = Story::new();
-    story.good(20);
+    let mut scenario = Scenario::new();
+    scenario.good(20);
     for index in 0..10 {
-        assert_eq!(story.hear(removals(index..index + 1)).dirty.services.len(), 1, "{index}");
+        assert_eq!(scenario.apply(removals(index..index + 1)).dirty.services.len(), 1, "{index}");
     }
-    assert!(story.hear(removals(10..11)).dirty.is_empty());
-    story.is(RegistryState::Held, 10);
-    assert!(story.registry.status().problems[0].contains("it would leave 11 of 20 services"));
-    // Ready again, the last ones of the window count less.
-    assert_eq!(story.hear(puts(1)).dirty.services.len(), 2);
-    story.is(RegistryState::Live, 10);
-    // After the window each counts by itself.
-    assert_eq!(story.pass(30), None);
-    assert_eq!(story.hear(removals(11..18)).dirty.services.len(), 7);
-    story.is(RegistryState::Live, 3);
+    assert!(scenario.apply(removals(10..11)).dirty.is_empty());
+    scenario.is(RegistryState::Held, 10);
+    assert!(scenario.registry.status().problems[0].contains("it would leave 11 of 20 services"));
+    // Services that are ready again do not count as lost.
+    assert_eq!(scenario.apply(puts(1)).dirty.services.len(), 2);
+    scenario.is(RegistryState::Live, 10);
+    // After the window each loss counts by itself.
+    assert_eq!(scenario.pass(30), None);
+    assert_eq!(scenario.apply(removals(11..18)).dirty.services.len(), 7);
+    scenario.is(RegistryState::Live, 3);
 }
 
 #[test]
 fn what_is_held_is_changed_further_and_applied_once_it_has_persisted() {
-    let mut story = Story::new();
-    story.good(20);
-    assert!(story.hear(removals(0..15)).dirty.is_empty());
-    story.is(RegistryState::Held, 20);
-    assert!(story.hear(removals(15..16)).dirty.is_empty());
-    assert_eq!(story.pass(29), None);
-    assert_eq!(story.pass(1), Some(16));
-    story.is(RegistryState::Live, 4);
-    // Given back before that, nothing has changed.
-    story.good(20);
-    story.hear(removals(0..15));
-    story.is(RegistryState::Held, 20);
-    let back = story.hear(puts(20));
-    assert!(back.dirty.is_empty() && back.taken_in);
-    story.is(RegistryState::Live, 20);
+    let mut scenario = Scenario::new();
+    scenario.good(20);
+    assert!(scenario.apply(removals(0..15)).dirty.is_empty());
+    scenario.is(RegistryState::Held, 20);
+    assert!(scenario.apply(removals(15..16)).dirty.is_empty());
+    assert_eq!(scenario.pass(29), None);
+    assert_eq!(scenario.pass(1), Some(16));
+    scenario.is(RegistryState::Live, 4);
+    // Endpoints that come back before that change nothing.
+    scenario.good(20);
+    scenario.apply(removals(0..15));
+    scenario.is(RegistryState::Held, 20);
+    let back = scenario.apply(puts(20));
+    assert!(back.dirty.is_empty() && back.accepted);
+    scenario.is(RegistryState::Live, 20);
 }
 
 #[test]
 fn objects_with_mistakes_are_named_until_they_are_right_and_are_bounded() {
-    let mut story = Story::new();
-    story.good(2);
+    let mut scenario = Scenario::new();
+    scenario.good(2);
     let flawed = |object: &str, problems: &[&str]| Change::Flawed {
         object: object.into(),
         problems: problems.iter().map(|line| (*line).to_owned()).collect(),
     };
-    story.hear(vec![flawed("a", &["a:1:2: wrong"])]);
-    story.is(RegistryState::Live, 2);
-    assert_eq!(flaws(&story), ["a:1:2: wrong"]);
-    story.hear(vec![flawed("a", &[])]);
-    assert_eq!(flaws(&story), Vec::<String>::new());
+    scenario.apply(vec![flawed("a", &["a:1:2: wrong"])]);
+    scenario.is(RegistryState::Live, 2);
+    assert_eq!(flaws(&scenario), ["a:1:2: wrong"]);
+    scenario.apply(vec![flawed("a", &[])]);
+    assert_eq!(flaws(&scenario), Vec::<String>::new());
     let many = (0..FLAWS_MAX + 10).map(|index| flawed(&index.to_string(), &["x"; 50])).collect();
-    story.hear(many);
-    let status = story.registry.status();
-    assert_eq!((status.flaws.len(), flaws(&story).len()), (FLAWS_MAX, FLAWS_MAX * FLAW_LINES_MAX));
+    scenario.apply(many);
+    let status = scenario.registry.status();
+    assert_eq!((status.flaws.len(), flaws(&scenario).len()), (FLAWS_MAX, FLAWS_MAX * FLAW_LINES_MAX));
 }
 
 #[test]
 fn under_another_config_it_keeps_what_the_new_scope_lets_it_say() {
-    let mut story = Story::new();
-    story.good(4);
+    let mut scenario = Scenario::new();
+    scenario.good(4);
     let services = ["s1.mesh", "s2.mesh"].map(crate::snapshot::tests::pattern).to_vec();
     let narrow = RegistrySpec { scope: RegistryScope { services, ..RegistryScope::default() }, ..spec() };
-    story.registry = story.registry.succeeded_by(narrow, Epoch(2));
-    story.is(RegistryState::Live, 2);
-    let names: BTreeSet<String> = story.registry.shard.hostnames().map(ToString::to_string).collect();
+    scenario.registry = scenario.registry.succeeded_by(narrow, Epoch(2));
+    scenario.is(RegistryState::Live, 2);
+    let names: BTreeSet<String> = scenario.registry.shard.hostnames().map(ToString::to_string).collect();
     assert_eq!(names, ["s1.mesh".to_owned(), "s2.mesh".to_owned()].into());
-    // The new task has to list before it changes anything.
-    assert!(story.hear(removals(1..2)).dirty.is_empty());
-    assert_eq!(story.good(4), 0);
-    assert_eq!(story.registry.status().items.denied_items, 2);
+    // The new task must list before its changes count.
+    assert!(scenario.apply(removals(1..2)).dirty.is_empty());
+    assert_eq!(scenario.good(4), 0);
+    assert_eq!(scenario.registry.status().items.denied_items, 2);
 }
 
 #[test]
 fn a_fault_of_the_program_leaves_the_last_good_state() {
-    let mut story = Story::new();
-    story.good(3);
-    let before = story.registry.shard.clone();
-    story.good(5);
-    story.registry.contain((before, true), "index out of bounds", Epoch(2), story.now);
-    assert_eq!(story.registry.epoch, Epoch(2));
-    story.is(RegistryState::Stale, 3);
-    assert_eq!(story.registry.status().problems, ["internal: index out of bounds"]);
-    assert_eq!(story.good(3), 0);
-    story.is(RegistryState::Live, 3);
-    // One that was never read is missing again, so that its copy is wanted.
-    let mut story = Story::new();
-    let before = story.registry.shard.clone();
-    story.good(5);
-    story.registry.contain((before, false), "overflow", Epoch(3), story.now);
-    story.is(RegistryState::Missing, 0);
-    assert!(story.registry.has_failed() && story.registry.is_unread(story.now, &story.options));
+    let mut scenario = Scenario::new();
+    scenario.good(3);
+    let before = scenario.registry.shard.clone();
+    scenario.good(5);
+    scenario.registry.contain((before, true), "index out of bounds", Epoch(2), scenario.now);
+    assert_eq!(scenario.registry.epoch, Epoch(2));
+    scenario.is(RegistryState::Stale, 3);
+    assert_eq!(scenario.registry.status().problems, ["internal: index out of bounds"]);
+    assert_eq!(scenario.good(3), 0);
+    scenario.is(RegistryState::Live, 3);
+    // A registry that was never read is missing again, so its copy is requested.
+    let mut scenario = Scenario::new();
+    let before = scenario.registry.shard.clone();
+    scenario.good(5);
+    scenario.registry.contain((before, false), "overflow", Epoch(3), scenario.now);
+    scenario.is(RegistryState::Missing, 0);
+    assert!(scenario.registry.has_failed() && scenario.registry.is_unread(scenario.now, &scenario.options));
 }
 
 #[test]
 fn a_listing_takes_the_place_of_what_was_withheld() {
-    let mut story = Story::new();
-    story.good(20);
-    story.hear(removals(0..15));
-    story.is(RegistryState::Held, 20);
-    assert_eq!(story.good(20), 0);
-    story.is(RegistryState::Live, 20);
-    // The next changes are changes of the listing.
-    assert_eq!(story.hear(removals(0..1)).dirty.services.len(), 1);
-    story.is(RegistryState::Live, 19);
+    let mut scenario = Scenario::new();
+    scenario.good(20);
+    scenario.apply(removals(0..15));
+    scenario.is(RegistryState::Held, 20);
+    assert_eq!(scenario.good(20), 0);
+    scenario.is(RegistryState::Live, 20);
+    // The next changes build on the listing.
+    assert_eq!(scenario.apply(removals(0..1)).dirty.services.len(), 1);
+    scenario.is(RegistryState::Live, 19);
 }
 
 #[test]
 fn what_is_withheld_is_what_the_registry_said_last_also_after_a_failure() {
-    let mut story = Story::new();
-    story.good(20);
-    story.hear(removals(0..15));
-    story.bad();
-    story.is(RegistryState::Stale, 20);
-    // Nothing new: the registry still says what was withheld.
-    assert!(story.hear(Vec::new()).dirty.is_empty());
-    story.is(RegistryState::Held, 20);
-    story.bad();
-    assert_eq!(story.hear(puts(14)).dirty.services.len(), 1);
-    story.is(RegistryState::Live, 19);
+    let mut scenario = Scenario::new();
+    scenario.good(20);
+    scenario.apply(removals(0..15));
+    scenario.bad();
+    scenario.is(RegistryState::Stale, 20);
+    // An empty batch changes nothing: the update stays held back.
+    assert!(scenario.apply(Vec::new()).dirty.is_empty());
+    scenario.is(RegistryState::Held, 20);
+    scenario.bad();
+    assert_eq!(scenario.apply(puts(14)).dirty.services.len(), 1);
+    scenario.is(RegistryState::Live, 19);
 }

@@ -1,12 +1,12 @@
-//! Panics of pure work are contained: they end the work, not the program.
+//! Catches panics of pure work, so that they end the work and not the program.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::snapshot::change::Dirty;
 
-/// Does the work, or says with which words it has panicked. What the work changes in place is for the caller to put
-/// back.
+/// Does the work; a panic is returned as its text. The caller must restore state that the work changes in
+/// place.
 pub(super) fn contained<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| words(&*panic))
 }
@@ -17,22 +17,23 @@ fn words(panic: &(dyn Any + Send)) -> String {
     text.unwrap_or_else(|| "a panic without a message".to_owned())
 }
 
-/// Where a test can ask for a panic.
+/// A place where a test can cause a panic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
-    /// While a snapshot is built.
+pub(super) enum PanicSite {
+    /// While a snapshot is built, where panics are caught.
     Build,
-    /// In the owner's own loop, where nothing contains it.
+    /// In the owner's own loop, where panics are not caught.
     Owner,
 }
 
-/// In debug builds, panics where `ISTHMUS_TEST_PANIC` is `build=HOSTNAME` or `owner=HOSTNAME` and that service is dirty.
-pub(super) fn fault(place: Place, dirty: &Dirty) {
+/// In debug builds, panics if `ISTHMUS_TEST_PANIC` is `build=HOSTNAME` or `owner=HOSTNAME` and that service
+/// is dirty.
+pub(super) fn panic_if_asked(place: PanicSite, dirty: &Dirty) {
     if !cfg!(debug_assertions) {
         return;
     }
     let Ok(asked) = std::env::var("ISTHMUS_TEST_PANIC") else { return };
-    let prefix = if place == Place::Build { "build=" } else { "owner=" };
+    let prefix = if place == PanicSite::Build { "build=" } else { "owner=" };
     let Some(hostname) = asked.strip_prefix(prefix) else { return };
     if dirty.services.iter().any(|service| service.as_str() == hostname) {
         std::panic::panic_any(format!("a test asked for a panic at {hostname}"));

@@ -1,11 +1,11 @@
-//! The host names that routes, gateways and endpoints are given by, and what they stand for.
+//! The host names of routes, gateways and endpoints, with their addresses.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::aggregator::resolver::Answer;
+use crate::aggregator::resolver::Resolution;
 use crate::model::address::Host;
 use crate::model::name::HostName;
 use crate::snapshot::name_index::NameMap;
@@ -13,15 +13,15 @@ use crate::snapshot::policy::Policy;
 use crate::snapshot::routes::{Resolved, RouteTable};
 use crate::snapshot::shard::Shard;
 
-/// Names and their addresses. A name that nothing is given by any more is forgotten.
+/// Host names and their addresses. A name that is not used any more is removed.
 pub(super) struct Names {
     wanted: watch::Sender<NameMap<()>>,
-    /// Of these, the ones that the config's networks and routes are given by.
+    /// The names among them that the config's networks and routes use.
     of_policy: BTreeSet<HostName>,
     resolved: Resolved,
-    /// Names without an answer that says which addresses they have.
+    /// Names whose addresses are not known.
     unresolved: BTreeSet<HostName>,
-    /// Names of which the last look-up has failed.
+    /// Names whose last look-up failed.
     failing: BTreeSet<HostName>,
 }
 
@@ -37,7 +37,7 @@ impl Default for Names {
     }
 }
 
-/// The names that the config gives gateways and routes by.
+/// Returns the names that the config uses for gateways and routes.
 pub(in crate::aggregator) fn of_policy(policy: &Policy, routes: &RouteTable) -> BTreeSet<HostName> {
     let gateways = policy.networks.iter().flat_map(|network| &network.gateways).map(|gateway| &gateway.host);
     gateways.filter_map(Host::name).chain(routes.host_names()).cloned().collect()
@@ -52,7 +52,7 @@ impl Names {
         &self.resolved
     }
 
-    /// Wants the names of another config and of all shards, and no others.
+    /// Replaces the wanted names by those of another config and of all shards.
     pub(super) fn configure(&mut self, policy: &Policy, routes: &RouteTable, shards: &[Arc<Shard>]) {
         self.of_policy = of_policy(policy, routes);
         let all: BTreeSet<&HostName> =
@@ -70,7 +70,7 @@ impl Names {
         self.wanted.send_replace(wanted);
     }
 
-    /// Looks again whether these names are wanted.
+    /// Checks again if these names are used.
     pub(super) fn renew(&mut self, touched: &BTreeSet<HostName>, shards: &[Arc<Shard>]) {
         for name in touched {
             let wants = self.of_policy.contains(name) || shards.iter().any(|shard| shard.uses_name(name));
@@ -89,20 +89,20 @@ impl Names {
         }
     }
 
-    /// Takes in an answer; returns true if the name stands for other addresses than before.
-    pub(super) fn answered(
+    /// Applies the result of a look-up; returns true if the addresses differ from before.
+    pub(super) fn apply_resolution(
         &mut self,
         name: &HostName,
-        answer: Answer,
+        answer: Resolution,
         used_by: impl Fn(&HostName) -> String,
     ) -> bool {
         if !self.wanted.borrow().contains_key(name.as_str()) {
-            // It was asked for before the name was forgotten.
+            // The look-up began before the name was removed.
             return false;
         }
         match answer {
-            Answer::Failed(error) => {
-                // It is looked up again and again: the log tells of it once.
+            Resolution::Failed(error) => {
+                // The name is looked up repeatedly: the log reports it once.
                 if self.failing.insert(name.clone()) {
                     let used_by = used_by(name);
                     tracing::warn!(%name, used_by, error, "the DNS lookup fails; the last known addresses stay in \
@@ -113,7 +113,7 @@ impl Names {
                 }
                 false
             }
-            Answer::Addresses(addresses) => {
+            Resolution::Addresses(addresses) => {
                 self.failing.remove(name);
                 self.unresolved.remove(name);
                 if self.resolved.get(name.as_str()) == Some(&addresses) {
@@ -132,15 +132,15 @@ impl Names {
         }
     }
 
-    /// Names that no answer has come for yet, not even that they cannot be looked up.
+    /// Returns the number of names without any result yet, not even a failure.
     pub(super) fn looking_up(&self) -> usize {
-        let answered = self.resolved.len() + self.unresolved.len();
+        let apply_resolution = self.resolved.len() + self.unresolved.len();
         let wanted = self.wanted.borrow().len();
-        debug_assert!(answered <= wanted, "only wanted names are answered, each in one way");
-        wanted.saturating_sub(answered)
+        debug_assert!(apply_resolution <= wanted, "only wanted names are answered, each in one way");
+        wanted.saturating_sub(apply_resolution)
     }
 
-    /// Names that could not be looked up yet, in order.
+    /// Returns the names without addresses, in order.
     pub(super) fn unresolved(&self) -> Vec<String> {
         self.unresolved.iter().map(ToString::to_string).collect()
     }

@@ -1,5 +1,5 @@
-//! One round of messages: what they change is published as one snapshot, and a fault in it stays with the registry whose
-//! changes caused it.
+//! A round of messages: its changes are published as one snapshot, and a panic is attributed to the registry
+//! whose changes caused it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::Owner;
-use super::contained::{self, Place, contained};
+use super::contained::{self, PanicSite, contained};
 use crate::aggregator::lifecycle::{Effect, Lifecycle};
 use crate::aggregator::registry::Epoch;
 use crate::snapshot::Snapshot;
@@ -17,31 +17,31 @@ use crate::snapshot::delta::Delta;
 use crate::snapshot::inputs::Inputs;
 use crate::snapshot::shard::Shard;
 
-/// When the task of a registry is started again whose changes caused a panic.
+/// The time after which the task of a registry whose changes caused a panic is restarted.
 const RESTART: Duration = Duration::from_secs(10);
 
-/// A shard in use, and the one that takes its place unless the snapshot cannot be built with it.
+/// The shard of a registry before a round; it is restored if the snapshot cannot be built.
 pub(super) struct Replaced {
     epoch: Epoch,
     before: Arc<Shard>,
-    /// Whether the registry was known with that shard.
+    /// True if the registry was known with that shard.
     was_known: bool,
     dirty: Dirty,
-    taken_in: bool,
+    accepted: bool,
 }
 
-/// What one round of messages has changed.
+/// The changes of one round of messages.
 #[derive(Default)]
 pub(super) struct Round {
     pub(super) shards: Vec<Replaced>,
-    /// What was touched beside the shards.
+    /// Changes other than those of shards.
     pub(super) dirty: Dirty,
-    /// Whether a snapshot is to be published even if nothing is dirty.
+    /// True if a snapshot is published even if nothing is dirty.
     pub(super) publishes: bool,
 }
 
 impl Owner {
-    /// Has a registry change its shard; a panic is contained.
+    /// Lets a registry change its shard; a panic is caught.
     pub(super) fn change(
         &mut self,
         epoch: Epoch,
@@ -54,18 +54,18 @@ impl Owner {
         let (known, before) = (life.is_known(), life.shard.clone());
         match contained(|| change(life)) {
             Ok(effect) => {
-                let Effect { dirty, taken_in } = effect;
-                if known && taken_in {
+                let Effect { dirty, accepted } = effect;
+                if known && accepted {
                     self.note_changes(&dirty.services);
                 }
-                round.shards.push(Replaced { epoch, before, was_known: known, dirty, taken_in });
+                round.shards.push(Replaced { epoch, before, was_known: known, dirty, accepted });
             }
             Err(fault) => self.give_up(epoch, (before, known), &fault, now),
         }
         self.ask_for_copy(epoch);
     }
 
-    /// Goes on with the shard of before, and starts the registry's task again later; what it sends until then is dropped.
+    /// Restores the registry's shard, and restarts its task later; changes until then are dropped.
     pub(super) fn give_up(&mut self, epoch: Epoch, before: (Arc<Shard>, bool), fault: &str, now: Instant) {
         let next = self.next_epoch();
         let Some(followed) = self.followed(epoch) else { return };
@@ -75,7 +75,7 @@ impl Owner {
         self.ask_for_copy(next);
     }
 
-    /// Asks, once, for the copy of a registry that cannot be read and never was.
+    /// Requests, once, the copy of a registry that cannot be read and never was.
     pub(super) fn ask_for_copy(&mut self, epoch: Epoch) {
         let are_kept = self.options.state.is_some();
         let Some(followed) = self.followed(epoch) else { return };
@@ -86,14 +86,14 @@ impl Owner {
         }
     }
 
-    /// Publishes what a round has changed as one snapshot. Where it cannot be built, the registries are tried one by one,
-    /// and those with which it cannot be built keep their shard of before.
+    /// Publishes the changes of a round as one snapshot. If it cannot be built, the registries are tried one
+    /// by one, and those with which it cannot be built keep their earlier shard.
     pub(super) fn publish_round(&mut self, round: Round, now: Instant) {
         let Round { shards, mut dirty, publishes } = round;
         let unread_differ = self.find_unread(now);
         let beside = dirty.clone();
         shards.iter().for_each(|replaced| dirty.merge(replaced.dirty.clone()));
-        contained::fault(Place::Owner, &dirty);
+        contained::panic_if_asked(PanicSite::Owner, &dirty);
         if dirty.is_empty() && !publishes && !unread_differ {
             return self.keep(&shards);
         }
@@ -118,10 +118,11 @@ impl Owner {
         }
     }
 
-    /// Publishes what one registry has changed, or gives it up.
+    /// Publishes the changes of one registry, or restores its earlier shard.
     pub(super) fn publish_alone(&mut self, replaced: Replaced, after: Option<Arc<Shard>>, now: Instant) {
         let Replaced { epoch, dirty, was_known, .. } = &replaced;
-        // After an earlier batch of it was given up the registry has another epoch: later ones rest on that batch.
+        // If an earlier batch was given up, the registry has another epoch: later batches build on the lost
+        // one.
         let Some((followed, after)) = self.followed(*epoch).zip(after) else { return };
         let before = std::mem::replace(&mut followed.life.shard, after);
         match self.build_and_publish(dirty) {
@@ -130,16 +131,16 @@ impl Owner {
         }
     }
 
-    /// Has copies written of the shards that are in use now.
+    /// Orders copies of the shards that are in use.
     pub(super) fn keep(&mut self, shards: &[Replaced]) {
-        for replaced in shards.iter().filter(|replaced| replaced.taken_in) {
+        for replaced in shards.iter().filter(|replaced| replaced.accepted) {
             let Some(followed) = self.followed(replaced.epoch) else { continue };
             let (name, shard) = (followed.life.spec.name.clone(), followed.life.shard.clone());
             self.copies.store(&name, shard);
         }
     }
 
-    /// Publishes the world after this has changed; a panic on the way leaves the last one in force.
+    /// Builds and publishes a snapshot; after a panic the last one stays in force.
     pub(super) fn build_and_publish(&mut self, dirty: &Dirty) -> Result<(), String> {
         let begun = Instant::now();
         let shards = self.shards();
@@ -151,7 +152,7 @@ impl Owner {
             resolved: self.names.resolved(),
         };
         let (next, delta) = contained(|| {
-            contained::fault(Place::Build, dirty);
+            contained::panic_if_asked(PanicSite::Build, dirty);
             let (next, delta) = build::next(&current, inputs, dirty);
             next.check_invariants(&delta);
             (next, delta)

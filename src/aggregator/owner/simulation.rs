@@ -1,9 +1,9 @@
-//! Registries that flap, reorder, stall and return, over clients that join, leave, refuse and come back, and a process
+//! Registries that flap, reorder, stall and return, with clients that join, leave, refuse and reconnect, and a process
 //! that restarts while registries are missing: the owner, the hub and sessions as they run, without sockets and in
 //! virtual time. A failure prints its seed.
 //!
-//! The clients here are written from the protocol documentation alone, as simply as can be. What a client may lose while
-//! a registry is missing is written from SPEC §7 alone, in [`Client::keeps`].
+//! The clients are written from the protocol documentation alone, as simply as possible. The resources that a client may lose while
+//! a registry is missing are written from SPEC §7 alone, in [`Client::keeps`].
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::SystemTime;
@@ -39,7 +39,7 @@ const SERVICES: u64 = 12;
 const CLIENTS_MAX: usize = 8;
 const EXPIRES: Duration = Duration::from_secs(600);
 
-/// SplitMix64.
+/// A SplitMix64 generator.
 struct Random(u64);
 
 impl Random {
@@ -74,7 +74,7 @@ fn policy() -> Arc<Policy> {
     Arc::new(Policy { networks, exports: vec![rule("*")], ..policy_of("c0", "east") })
 }
 
-/// What a registry may speak of: the first two of everything, the others of one half of the services each.
+/// Returns the scope of a registry: all services for the first two, half of the services for each other one.
 fn scope(at: usize) -> RegistryScope {
     let half = SERVICES / 2;
     let services = match at {
@@ -86,17 +86,18 @@ fn scope(at: usize) -> RegistryScope {
     RegistryScope { services: services.collect(), ..RegistryScope::default() }
 }
 
-/// The registries that were not read since the process started, and the services that the others have changed.
+/// The registries that were not read since the process started, and the services that the others have
+/// changed.
 #[derive(Debug, Default)]
-struct Missing {
+struct MissingRegistries {
     registries: BTreeSet<usize>,
-    /// Changed for certain, and changed or perhaps only held back as a mass withdrawal.
+    /// Services changed for certain, and services changed or only held back as a mass withdrawal.
     changed: BTreeSet<HostName>,
     perhaps: BTreeSet<HostName>,
 }
 
-impl Missing {
-    /// Whether a missing registry may have the service of a name.
+impl MissingRegistries {
+    /// Returns true if a missing registry may have the service of a name.
     fn may_have(&self, kind: Kind, name: &str) -> bool {
         let hostname = kind.read(name).expect("a name of ours").hostname;
         let has = |at: &usize| {
@@ -107,7 +108,7 @@ impl Missing {
     }
 }
 
-/// A registry's next word: some services with some endpoints.
+/// Returns the next state of a registry: some services with some endpoints.
 fn services(at: usize, random: &mut Random) -> Services {
     let mut text = String::from("services:\n");
     let mut any = false;
@@ -144,13 +145,13 @@ fn services(at: usize, random: &mut Random) -> Services {
 
 type Services = BTreeMap<ServiceKey, Arc<Service>>;
 
-/// What a registry sends to say this.
+/// Returns the changes of a listing.
 fn listing(services: &Services) -> Vec<Change> {
     let puts = services.values().map(|service| Change::Put(Item::Service(service.clone())));
     std::iter::once(Change::Begin).chain(puts).chain([Change::Complete]).collect()
 }
 
-/// What a registry sends when it says the second after the first.
+/// Returns the changes from one state to another.
 fn difference(before: &Services, after: &Services) -> Vec<Change> {
     let puts = after.iter().filter(|(key, service)| before.get(*key) != Some(*service));
     let puts = puts.map(|(_, service)| Change::Put(Item::Service(service.clone())));
@@ -158,7 +159,7 @@ fn difference(before: &Services, after: &Services) -> Vec<Change> {
     puts.chain(gone.cloned().map(|key| Change::Remove(Key::Service(key)))).collect()
 }
 
-/// A registry whose changes the story sends.
+/// A registry whose changes the simulation sends.
 struct Silent(RegistrySpec);
 
 impl Registry for Silent {
@@ -171,28 +172,35 @@ impl Registry for Silent {
     }
 }
 
-/// A client, as the protocol documentation has it.
+/// The reply of a client to a response.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reply {
+    Accept,
+    Refuse,
+}
+
+/// A client as the protocol documentation describes it.
 struct Client {
     viewer: Viewer,
     protocol: Protocol,
     session: Session,
-    /// What the server said and this client has not read.
+    /// Responses that the client has not read yet.
     inbox: VecDeque<Response>,
     has: BTreeMap<(Kind, Arc<str>), Version>,
-    /// What it has refused, and keeps the older one of.
+    /// Resources that it has refused, keeping the older version.
     refused: BTreeMap<(Kind, Arc<str>), Version>,
-    /// What it keeps as it has refused the removal.
+    /// Resources that it keeps because it has refused the removal.
     kept: BTreeSet<(Kind, Arc<str>)>,
-    /// Names of assignments that it wants.
+    /// Names of assignments that it subscribes to.
     wants: BTreeSet<String>,
     nonces: BTreeMap<Kind, String>,
-    /// What it had when it came back, and said so.
+    /// The resources that it had and reported when it reconnected.
     brought: BTreeMap<(Kind, Arc<str>), Version>,
-    /// The assignments that it wanted when it came back and said that it had some.
+    /// The assignments that it subscribed to when it reconnected and reported that it had some.
     wanted: BTreeSet<String>,
-    /// Of what it brought, the assignments that were at some time since just what the world said.
+    /// Assignments among `brought` that have equalled those of a snapshot since.
     exact: BTreeSet<Arc<str>>,
-    /// The endpoints of every assignment that it was told.
+    /// The number of endpoints of every assignment that it got.
     endpoints: BTreeMap<Version, usize>,
 }
 
@@ -231,12 +239,12 @@ impl Client {
         self.session.request(kind, request).expect("few names");
     }
 
-    /// Connects anew, perhaps telling what it has.
+    /// Reconnects, sometimes reporting the resources that it has.
     fn come_back(&mut self, hub: &Arc<Hub>, random: &mut Random) {
         self.session = Session::new(hub.clone(), self.viewer.clone(), self.protocol);
         self.inbox.clear();
         self.nonces.clear();
-        // What was refused is not held, so that it is sent again.
+        // A refused resource is not held, so it is sent again.
         self.refused.clear();
         self.kept.clear();
         let tells = random.percent(80);
@@ -261,7 +269,7 @@ impl Client {
         }
     }
 
-    /// Wants other assignments than before.
+    /// Changes the subscriptions.
     fn want(&mut self, random: &mut Random) {
         let name = match random.below(3) {
             0 => format!("outbound|80||s{}.mesh", random.below(SERVICES)),
@@ -288,8 +296,8 @@ impl Client {
         self.ask(Kind::Assignment, request);
     }
 
-    /// Lets the server say what it has to say.
-    fn receive(&mut self, worlds: &[&Snapshot; 2], missing: &Missing) {
+    /// Lets the server send all of its responses.
+    fn receive(&mut self, worlds: &[&Snapshot; 2], missing: &MissingRegistries) {
         while let Some(response) = self.session.response() {
             for name in &response.removed {
                 let kind = Kind::of_type_url(&response.type_url).expect("a type we asked for");
@@ -310,8 +318,8 @@ impl Client {
         assert!(self.inbox.len() <= Kind::ALL.len(), "one response of a type is in flight at most");
     }
 
-    /// Reads one response, and takes or refuses it.
-    fn read(&mut self, refuses: bool) {
+    /// Reads one response, and accepts or refuses it.
+    fn read(&mut self, reply: Reply) {
         let Some(response) = self.inbox.pop_front() else { return };
         let kind = Kind::of_type_url(&response.type_url).expect("a type we asked for");
         let told: BTreeSet<&Arc<str>> = response.resources.iter().map(|resource| &resource.name).collect();
@@ -336,7 +344,7 @@ impl Client {
                 self.endpoints.insert(resource.version, count);
             }
             self.kept.remove(&key);
-            if refuses {
+            if reply == Reply::Refuse {
                 self.refused.insert(key, resource.version);
             } else {
                 self.refused.remove(&key);
@@ -349,7 +357,7 @@ impl Client {
             gone.extend(self.has.keys().filter(|(of, name)| *of == kind && !told.contains(name)).cloned());
         }
         for key in gone {
-            if refuses {
+            if reply == Reply::Refuse {
                 self.kept.insert(key);
             } else {
                 self.has.remove(&key);
@@ -360,11 +368,11 @@ impl Client {
             (Protocol::StateOfTheWorld, Kind::Assignment) => self.wants.iter().cloned().collect(),
             _ => Vec::new(),
         };
-        let error = refuses.then(|| "no".to_owned());
+        let error = (reply == Reply::Refuse).then(|| "no".to_owned());
         self.ask(kind, Request { names, nonce: response.nonce, error, ..Request::default() });
     }
 
-    /// The version of an assignment in a world.
+    /// Returns the version of an assignment in a snapshot.
     fn version_in(&self, world: &Snapshot, name: &str) -> Version {
         let (kind, name): (Kind, Arc<str>) = (Kind::Assignment, name.into());
         let target = kind.read(&name);
@@ -373,7 +381,7 @@ impl Client {
         made.expect("there is one of each name").version
     }
 
-    /// Notes what of that which it brought is just what a world says.
+    /// Notes the brought assignments that equal those of a snapshot.
     fn compare(&mut self, world: &Snapshot) {
         let of_assignments = self.brought.iter().filter(|((kind, _), _)| *kind == Kind::Assignment);
         let same = of_assignments.filter(|((_, name), version)| self.version_in(world, name) == **version);
@@ -381,8 +389,9 @@ impl Client {
         self.exact.extend(same);
     }
 
-    /// Whether what it holds of a name is right though the world says something else, as a registry is missing.
-    fn keeps(&self, key: &(Kind, Arc<str>), current: Option<Version>, missing: &Missing) -> bool {
+    /// Returns true if the client's version of a name is right although the snapshot has another, because a
+    /// registry is missing.
+    fn keeps(&self, key: &(Kind, Arc<str>), current: Option<Version>, missing: &MissingRegistries) -> bool {
         let (kind, name) = key;
         let (brought, has) = (self.brought.get(key), self.has.get(key));
         if missing.registries.is_empty() {
@@ -391,16 +400,16 @@ impl Client {
         if *kind == Kind::Cluster {
             let returned = self.brought.keys().any(|(of, _)| of == kind);
             return match self.protocol {
-                // The response, which would have to hold all, waits.
+                // The complete response waits.
                 Protocol::StateOfTheWorld => returned && has == brought,
-                // It holds what it brought, or more than there is.
+                // The client holds the resource that it brought, or one that does not exist.
                 Protocol::Delta => {
                     let kept = has.is_some() && (brought.is_some() || current.is_none());
                     returned && missing.may_have(*kind, name) && kept
                 }
             };
         }
-        // A client of state of the world does not say which of the names it wants it has.
+        // A state-of-the-world client does not report which of its names it has.
         let may_have_brought =
             brought.is_some() || self.protocol == Protocol::StateOfTheWorld && self.wanted.contains(&**name);
         if !may_have_brought || !missing.may_have(*kind, name) {
@@ -409,10 +418,10 @@ impl Client {
         let hostname = kind.read(name).expect("a name of ours").hostname;
         let is_empty = |version: &Version| self.endpoints.get(version) == Some(&0);
         if has == brought && !missing.changed.contains(&hostname) {
-            // Nothing was changed: the client keeps just what it has.
+            // No registry has changed the service: the client keeps its resource.
             return true;
         }
-        // Something was: it keeps what it has where it would be sent nothing at all.
+        // A registry has changed it: the client keeps its resource if it would get an empty one.
         let would_be_emptied = current.is_none_or(|version| version == self.empty_version(name));
         would_be_emptied && has.is_none_or(|version| !is_empty(version))
     }
@@ -432,8 +441,8 @@ impl Client {
         )
     }
 
-    /// Nothing that a missing registry may have was taken from it.
-    fn check_kept(&self, missing: &Missing) {
+    /// Asserts that the client has lost nothing that a missing registry may have.
+    fn check_kept(&self, missing: &MissingRegistries) {
         for (key, brought) in &self.brought {
             let (kind, name) = key;
             if !missing.may_have(*kind, name) {
@@ -455,8 +464,8 @@ impl Client {
         }
     }
 
-    /// Whether it holds what the world says, but for what it has refused and what it keeps.
-    fn check(&self, hub: &Hub, truth: &Snapshot, missing: &Missing) {
+    /// Asserts that the client has the resources of the snapshot, except those that it has refused or keeps.
+    fn check(&self, hub: &Hub, truth: &Snapshot, missing: &MissingRegistries) {
         self.check_kept(missing);
         let mut expected: BTreeMap<(Kind, Arc<str>), Version> = BTreeMap::new();
         for (_, clusters) in hub.all_clusters().iter() {
@@ -499,7 +508,7 @@ impl Client {
     }
 }
 
-struct Story {
+struct Run {
     owner: Owner,
     reader: Reader,
     hub: Arc<Hub>,
@@ -507,11 +516,11 @@ struct Story {
     now: Instant,
     clients: Vec<Client>,
     random: Random,
-    /// What each registry has said last.
+    /// The last state of each registry.
     said: BTreeMap<usize, Services>,
     /// Registries that have listed since the process started.
     listed: BTreeSet<usize>,
-    missing: Missing,
+    missing: MissingRegistries,
     scope: Scope,
     restarts: usize,
     /// Names that checks found held back.
@@ -521,7 +530,7 @@ struct Story {
     ever_held: BTreeSet<usize>,
 }
 
-/// A process without anything read.
+/// Starts a process in which no registry was read.
 fn process(scope: &Scope) -> (Owner, Reader) {
     let registries = (0..REGISTRIES).map(|at| RegistrySpec {
         name: format!("r{at}").into(),
@@ -539,7 +548,7 @@ fn process(scope: &Scope) -> (Owner, Reader) {
     (owner, reader)
 }
 
-impl Story {
+impl Run {
     fn new(seed: u64, scope: &Scope) -> Self {
         let (owner, reader) = process(scope);
         let hub = Hub::new(reader.clone());
@@ -553,14 +562,17 @@ impl Story {
             random: Random(seed),
             said: BTreeMap::new(),
             listed: BTreeSet::new(),
-            missing: Missing { registries: (0..REGISTRIES).collect(), ..Missing::default() },
+            missing: MissingRegistries {
+                registries: (0..REGISTRIES).collect(),
+                ..MissingRegistries::default()
+            },
             scope: scope.clone(),
             restarts: 0,
             held_back: 0,
             started: Instant::now(),
             ever_held: BTreeSet::new(),
         };
-        // Clients are served from when every registry has answered.
+        // Clients are served after every registry has answered.
         (0..REGISTRIES).for_each(|at| world.good_word(at));
         world
     }
@@ -570,12 +582,12 @@ impl Story {
         self.say(at, services);
     }
 
-    /// A registry is read, and says this.
+    /// Lets a registry be read with this state.
     fn say(&mut self, at: usize, services: Services) {
         let before = self.said.insert(at, services.clone());
         let known = !self.missing.registries.remove(&at);
         let listed = self.listed.insert(at);
-        // A registry that has listed sends what changes, or lists again; in one batch, or in several.
+        // A registry that has listed sends changes or lists again, in one batch or in several.
         let mut changes = match before.as_ref().filter(|_| !listed && self.random.percent(70)) {
             Some(before) => difference(before, &services),
             None => listing(&services),
@@ -609,7 +621,7 @@ impl Story {
         self.forget_changes();
     }
 
-    /// Has the owner hear a batch, and now and then one of a task that was replaced.
+    /// Sends a batch to the owner, and sometimes one of a task that was replaced.
     fn send(&mut self, at: usize, batch: Vec<Change>) {
         let epoch = self.owner.registries[at].life.epoch;
         let mut messages = vec![Message::Changes(epoch, batch)];
@@ -620,25 +632,27 @@ impl Story {
         self.owner.take(messages, self.now);
     }
 
-    /// Without a missing registry nobody asks for what has changed.
+    /// Without a missing registry the changes are not needed.
     fn forget_changes(&mut self) {
         if self.missing.registries.is_empty() {
-            self.missing = Missing::default();
+            self.missing = MissingRegistries::default();
         }
     }
 
-    /// The process ends and another one starts, which finds only some of the registries; the clients come back to it.
+    /// Ends the process and starts another one, which can read only some of the registries; the clients
+    /// reconnect.
     fn restart(&mut self) {
         self.restarts += 1;
         (self.owner, self.reader) = process(&self.scope);
         self.hub = Hub::new(self.reader.clone());
         self.seen = self.reader.latest();
-        // The start of the process, for those who ask how long a registry has been missing.
+        // The start of the process, from which the time of missing registries counts.
         self.now = Instant::now();
         self.started = self.now;
         self.ever_held.clear();
         self.listed.clear();
-        self.missing = Missing { registries: (0..REGISTRIES).collect(), ..Missing::default() };
+        self.missing =
+            MissingRegistries { registries: (0..REGISTRIES).collect(), ..MissingRegistries::default() };
         for at in 0..REGISTRIES {
             if self.random.percent(60) {
                 match self.said.get(&at).cloned().filter(|_| self.random.percent(70)) {
@@ -657,7 +671,7 @@ impl Story {
 
     fn dispatch(&mut self) {
         let next = self.reader.latest();
-        // Of the owner's own tasks none runs meanwhile: this drives the future alone.
+        // No task of the owner runs meanwhile: this call drives the future alone.
         tokio::runtime::Handle::current().block_on(self.hub.step(&self.seen, &next));
         self.clients.iter_mut().for_each(|client| client.compare(&next));
         self.seen = next;
@@ -666,7 +680,7 @@ impl Story {
     fn step(&mut self) {
         let at = self.random.index(REGISTRIES);
         match self.random.below(20) {
-            // A registry that is missing is often missing for long.
+            // A missing registry often stays missing for a long time.
             0..5 if self.missing.registries.contains(&at) && self.random.percent(90) => {}
             0..5 => self.good_word(at),
             5 => {
@@ -676,28 +690,28 @@ impl Story {
                     self.forget_changes();
                     let items = copy.into_values().map(Item::Service).collect();
                     let name = format!("r{at}").into();
-                    let news = CopyNews::Read(name, Ok(Some((items, SystemTime::now()))));
+                    let news = CopyEvent::Read(name, Ok(Some((items, SystemTime::now()))));
                     self.owner.take(vec![Message::Copy(news)], self.now);
                 }
             }
             6 => {
                 self.now += Duration::from_secs(self.random.below(300));
                 if self.now.duration_since(self.started) >= EXPIRES {
-                    self.missing = Missing::default();
+                    self.missing = MissingRegistries::default();
                 }
                 self.owner.take(vec![Message::Sweep], self.now);
             }
             7 => {
                 let name = HostName::parse("gateway.north").expect("a name");
                 let answer = match self.random.below(3) {
-                    0 => Answer::Failed("timed out".into()),
-                    1 => Answer::Addresses(Arc::new([])),
+                    0 => Resolution::Failed("timed out".into()),
+                    1 => Resolution::Addresses(Arc::new([])),
                     _ => {
                         let last = u8::try_from(self.random.below(3)).expect("small");
-                        Answer::Addresses([std::net::IpAddr::from([192, 168, 2, last])].into())
+                        Resolution::Addresses([std::net::IpAddr::from([192, 168, 2, last])].into())
                     }
                 };
-                self.owner.take(vec![Message::Answer(name, answer)], self.now);
+                self.owner.take(vec![Message::Resolution(name, answer)], self.now);
             }
             8 if self.clients.len() < CLIENTS_MAX => {
                 self.clients.push(Client::join(&self.hub, &mut self.random));
@@ -719,17 +733,17 @@ impl Story {
             14 | 15 => self.dispatch(),
             _ if !self.clients.is_empty() => {
                 let at = self.random.index(self.clients.len());
-                let refuses = self.random.percent(10);
+                let reply = if self.random.percent(10) { Reply::Refuse } else { Reply::Accept };
                 let latest = self.reader.latest();
-                // What the hub has rendered is of one of the two.
+                // The hub has rendered from one of the two snapshots.
                 self.clients[at].receive(&[&self.seen, &latest], &self.missing);
-                self.clients[at].read(refuses);
+                self.clients[at].read(reply);
             }
             _ => {}
         }
     }
 
-    /// What is in use of each registry is what it has said last, unless that is withheld.
+    /// Asserts that the items in use of each registry are its last state, unless that is held back.
     fn check_registries(&self) {
         for (at, services) in &self.said {
             let life = &self.owner.registries[*at].life;
@@ -752,7 +766,7 @@ impl Story {
         }
     }
 
-    /// Lets everybody hear everything.
+    /// Runs until every message is delivered.
     fn quiet(&mut self) {
         self.check_registries();
         self.dispatch();
@@ -763,7 +777,7 @@ impl Story {
                 if client.inbox.is_empty() {
                     break;
                 }
-                client.read(false);
+                client.read(Reply::Accept);
             }
         }
         self.held_back += self.clients.iter().map(|client| client.session.held_back()).sum::<usize>();
@@ -775,7 +789,7 @@ fn simulate(seed: u64) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let _context = runtime.enter();
     let scope = Scope::default();
-    let mut world = Story::new(seed, &scope);
+    let mut world = Run::new(seed, &scope);
     for step in 0..STEPS {
         world.step();
         if step % 100 == 99 {

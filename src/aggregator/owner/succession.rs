@@ -1,10 +1,10 @@
-//! What becomes of the registries under another config.
+//! The registries under another config.
 
 use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::contained::{self, Place, contained};
+use super::contained::{self, PanicSite, contained};
 use super::{Followed, NotApplied, Owner, Sources, own_shard};
 use crate::aggregator::lifecycle::Lifecycle;
 use crate::aggregator::resolver;
@@ -14,9 +14,9 @@ use crate::snapshot::change::Dirty;
 use crate::snapshot::inputs::Inputs;
 use crate::snapshot::shard::Shard;
 
-/// A registry of the next config: one that goes on, or a new one.
+/// A registry of the next config: one that continues, or a new one.
 enum Successor {
-    /// That at this place, unchanged.
+    /// The registry at this index, unchanged.
     Same(usize),
     New(Box<Lifecycle>),
 }
@@ -38,7 +38,7 @@ impl Successor {
 }
 
 impl Owner {
-    /// Takes another config into use, unless the snapshot cannot be built.
+    /// Applies another config, unless the snapshot cannot be built.
     pub(super) fn configure(&mut self, sources: Sources, now: Instant) -> Result<(), NotApplied> {
         let begun = Instant::now();
         let Sources { policy, services, registries, options } = sources;
@@ -55,7 +55,7 @@ impl Owner {
             resolved: self.names.resolved(),
         };
         let (next, delta) = contained(|| {
-            contained::fault(Place::Build, &dirty);
+            contained::panic_if_asked(PanicSite::Build, &dirty);
             build::next(&current, inputs, &dirty)
         })
         .map_err(NotApplied::Panicked)?;
@@ -71,7 +71,7 @@ impl Owner {
         if before.dns != self.options.dns {
             self.resolver.abort();
             let resolver = resolver::run(self.options.dns.clone(), self.names.wanted(), self.answers.clone());
-            // It looks all names up again; what they last stood for stays until it has.
+            // The new task looks all names up again; their last addresses stay until then.
             self.resolver = self.scope.spawn(resolver).abort_handle();
         }
         if before.state != self.options.state {
@@ -84,11 +84,11 @@ impl Owner {
         }
         tracing::debug!(routes = self.policy.routes.len(), took = ?begun.elapsed(), "world built");
         self.publish(next, delta);
-        self.tell_status();
+        self.publish_status();
         Ok(())
     }
 
-    /// What becomes of the registries under another list of them, in its order; what goes or changes by it is dirty.
+    /// Returns the registries of a new list, in its order, and notes the items that go or change in `dirty`.
     fn succession(&mut self, specs: &[RegistrySpec], dirty: &mut Dirty) -> Vec<Successor> {
         let mut next = Vec::new();
         for spec in specs {
@@ -108,7 +108,8 @@ impl Owner {
         }
         let kept = next.iter().filter_map(Successor::place);
         let kept: Vec<usize> = kept.collect();
-        // Precedence follows the order: where it changes, whatever a moved registry says may come out otherwise.
+        // Precedence follows the order: if it changes, the items of a moved registry may be merged
+        // differently.
         let reordered = !kept.is_sorted();
         for (at, followed) in self.registries.iter().enumerate() {
             let stays = specs.iter().any(|spec| spec.name == followed.life.spec.name);
@@ -120,7 +121,7 @@ impl Owner {
         next
     }
 
-    /// Goes on with these registries, and ends the tasks of the others.
+    /// Replaces the registries, and ends the tasks of those that do not continue.
     fn succeed(&mut self, next: Vec<Successor>) {
         let mut before: Vec<Option<Followed>> = self.registries.drain(..).map(Some).collect();
         for successor in next {
