@@ -1,5 +1,5 @@
 //! `isthmus certs`: a development CA and workload certificates as files. `tls::development` makes them; this
-//! file owns where they go. A CA that is there is used again and never overwritten.
+//! module writes the files. An existing CA is used again and never overwritten.
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
@@ -37,43 +37,75 @@ pub struct Args {
     pub days: u32,
 }
 
-/// One `--workload`.
+/// The value of one `--workload`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Workload {
+    /// The namespace.
     pub namespace: String,
+    /// The service account.
     pub service_account: String,
+    /// Further subject names: DNS names and IP addresses.
     pub names: Vec<String>,
 }
 
 impl Workload {
-    /// The stem of its files. Neither part can hold a `_`, so no two workloads share one.
+    /// Returns the stem of the workload's file names. Neither part can contain `_`, so no two workloads share
+    /// a stem.
     fn stem(&self) -> String {
         format!("{}_{}", self.namespace, self.service_account)
     }
 }
 
-/// Why certificates could not be written.
+/// The reason why certificates could not be written.
 #[derive(Debug, thiserror::Error)]
 pub enum CertsError {
+    /// Only one of the two files of the CA exists.
     #[error(
         "{} exists but {} does not: restore the missing file of this CA, or remove the existing one to create a \
          new CA",
         .present.display(), .absent.display()
     )]
-    HalfAuthority { present: PathBuf, absent: PathBuf },
+    HalfAuthority {
+        /// The file that exists.
+        present: PathBuf,
+        /// The file that is missing.
+        absent: PathBuf,
+    },
+    /// The workload is given twice.
     #[error("--workload {0} is given twice")]
     Twice(String),
+    /// The CA cannot be made or restored.
     #[error("cannot use the CA in {}: {error}", .dir.display())]
-    Authority { dir: PathBuf, error: DevelopmentError },
+    Authority {
+        /// The folder of the CA.
+        dir: PathBuf,
+        /// The cause.
+        error: DevelopmentError,
+    },
+    /// A certificate cannot be issued.
     #[error("cannot make a certificate for {workload}: {error}")]
-    Issue { workload: String, error: DevelopmentError },
+    Issue {
+        /// The workload.
+        workload: String,
+        /// The cause.
+        error: DevelopmentError,
+    },
+    /// A file cannot be read or written.
     #[error("cannot {what} {}: {error}", .path.display())]
-    File { what: &'static str, path: PathBuf, error: io::Error },
+    File {
+        /// The verb of the message.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        error: io::Error,
+    },
+    /// The output cannot be written.
     #[error("cannot write the report: {0}")]
     Report(#[from] io::Error),
 }
 
-/// Makes and writes what `args` asks for, and tells on `out` what was written.
+/// Makes and writes the certificates that `args` ask for, and reports the written files on `out`.
 pub fn run(args: &Args, out: &mut impl Write) -> Result<(), CertsError> {
     let mut stems = BTreeSet::new();
     for workload in &args.workloads {
@@ -167,8 +199,8 @@ enum Existing {
     Replace,
 }
 
-/// Writes a whole file or none: a new file beside it takes its place when it is complete, and has its
-/// permissions from the moment it exists.
+/// Writes a whole file or none: a new file beside it replaces it when it is complete, and has its permissions
+/// from its creation.
 fn write(path: &Path, text: &str, secrecy: Secrecy, existing: Existing) -> Result<(), CertsError> {
     let mode = match secrecy {
         Secrecy::Public => 0o644,
@@ -176,7 +208,7 @@ fn write(path: &Path, text: &str, secrecy: Secrecy, existing: Existing) -> Resul
     };
     let new = path.with_extension("pem.new");
     let fault = || file_error("write", path);
-    // What an interrupted run left behind may have other permissions.
+    // An interrupted run may have left a file with other permissions.
     match fs::remove_file(&new) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(fault()(error)),
         _ => {}
@@ -185,7 +217,7 @@ fn write(path: &Path, text: &str, secrecy: Secrecy, existing: Existing) -> Resul
     file.write_all(text.as_bytes()).map_err(fault())?;
     match existing {
         Existing::Replace => fs::rename(&new, path).map_err(fault()),
-        // A link refuses to take the place of a file that came in the meantime; a rename would not.
+        // A link fails if the file was created meanwhile; a rename would replace it.
         Existing::Refuse => {
             let linked = fs::hard_link(&new, path).map_err(fault());
             fs::remove_file(&new).map_err(fault())?;
@@ -250,9 +282,9 @@ mod tests {
     fn an_empty_folder_gets_a_ca_and_the_workloads_keys_that_only_the_owner_reads() {
         let temporary = tempfile::tempdir().expect("a folder");
         let dir = temporary.path().join("new/folder");
-        let told =
+        let output =
             certs(&dir, &["--workload", "shop/cart=cart.example.com,10.0.0.1", "--workload", "shop/web"]);
-        let told = told.expect("written");
+        let output = output.expect("written");
         let mut names: Vec<_> =
             fs::read_dir(&dir).expect("a folder").map(|entry| entry.expect("an entry").file_name()).collect();
         names.sort();
@@ -267,9 +299,11 @@ mod tests {
         assert_eq!(names, expected);
         for name in expected {
             assert_eq!(mode(&dir.join(name)), if name.contains("-key") { 0o600 } else { 0o644 }, "{name}");
-            assert!(told.contains(&format!("{}  ", dir.join(name).display())), "{told}");
+            assert!(output.contains(&format!("{}  ", dir.join(name).display())), "{output}");
         }
-        assert!(told.contains("spiffe://cluster.local/ns/shop/sa/cart, cart.example.com, 10.0.0.1, 30 days"));
+        assert!(
+            output.contains("spiffe://cluster.local/ns/shop/sa/cart, cart.example.com, 10.0.0.1, 30 days")
+        );
     }
 
     #[test]
@@ -278,8 +312,8 @@ mod tests {
         let read = |name: &str| fs::read_to_string(dir.path().join(name)).expect("a file");
         certs(dir.path(), &["--workload", "shop/cart"]).expect("written");
         let (authority, cart) = (read("ca.pem"), read("shop_cart.pem"));
-        let told = certs(dir.path(), &["--workload", "shop/cart", "--dns", "a.example"]).expect("written");
-        assert!(told.starts_with("using   "), "{told}");
+        let output = certs(dir.path(), &["--workload", "shop/cart", "--dns", "a.example"]).expect("written");
+        assert!(output.starts_with("using   "), "{output}");
         assert_eq!(read("ca.pem"), authority);
         assert_ne!(read("shop_cart.pem"), cart);
     }

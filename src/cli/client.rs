@@ -1,4 +1,4 @@
-//! Asks a running gateway's admin API.
+//! An HTTP client of a running gateway's admin API.
 
 use std::time::Duration;
 
@@ -9,29 +9,38 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::TcpStream;
 
-/// How long an answer may take.
+/// How long a response may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Why there is no answer.
+/// The reason why there is no response.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
+    /// The API cannot be reached.
     #[error(
         "cannot reach the admin API at {url}: {cause}; check that isthmus runs and that `--admin URL` (or \
          ISTHMUS_ADMIN) is its `admin.bind`"
     )]
-    Unreachable { url: String, cause: String },
+    Unreachable {
+        /// The URL of the API.
+        url: String,
+        /// The cause.
+        cause: String,
+    },
+    /// The API answered with an error status; the text is the body.
     #[error("{0}")]
     Refused(String),
 }
 
-/// An answer: status code and body.
-pub struct Answer {
+/// A response of the API.
+pub struct ApiResponse {
+    /// The status code.
     pub status: u16,
+    /// The body.
     pub body: String,
 }
 
-impl Answer {
-    /// The body as JSON, where the API has said yes.
+impl ApiResponse {
+    /// Parses the body as JSON; an error status becomes an error.
     pub fn json(self) -> Result<Value, ClientError> {
         let value: Value = serde_json::from_str(&self.body)
             .map_err(|error| ClientError::Refused(format!("the answer is not JSON: {error}")))?;
@@ -42,17 +51,17 @@ impl Answer {
     }
 }
 
-/// `GET` of a path below an admin URL (`http://host:port`, or `host:port`).
-pub fn get(admin: &str, path: &str) -> Result<Answer, ClientError> {
+/// Sends a `GET` for a path below an admin URL (`http://host:port`, or `host:port`).
+pub fn get(admin: &str, path: &str) -> Result<ApiResponse, ClientError> {
     request(admin, "GET", path)
 }
 
-/// `POST` without a body.
-pub fn post(admin: &str, path: &str) -> Result<Answer, ClientError> {
+/// Sends a `POST` without a body.
+pub fn post(admin: &str, path: &str) -> Result<ApiResponse, ClientError> {
     request(admin, "POST", path)
 }
 
-fn request(admin: &str, method: &str, path: &str) -> Result<Answer, ClientError> {
+fn request(admin: &str, method: &str, path: &str) -> Result<ApiResponse, ClientError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -60,8 +69,8 @@ fn request(admin: &str, method: &str, path: &str) -> Result<Answer, ClientError>
     runtime.block_on(ask(admin, method, path))
 }
 
-/// The same for those who have a runtime.
-pub(super) async fn ask(admin: &str, method: &str, path: &str) -> Result<Answer, ClientError> {
+/// Sends a request within the caller's runtime.
+pub(super) async fn ask(admin: &str, method: &str, path: &str) -> Result<ApiResponse, ClientError> {
     let unreachable = |cause: String| ClientError::Unreachable { url: admin.to_owned(), cause };
     match tokio::time::timeout(PATIENCE, exchange(admin, method, path)).await {
         Ok(answer) => answer.map_err(|error| unreachable(error.to_string())),
@@ -73,7 +82,7 @@ async fn exchange(
     admin: &str,
     method: &str,
     path: &str,
-) -> Result<Answer, Box<dyn std::error::Error + Send + Sync>> {
+) -> Result<ApiResponse, Box<dyn std::error::Error + Send + Sync>> {
     let host = admin.strip_prefix("http://").unwrap_or(admin).trim_end_matches('/');
     let stream = TcpStream::connect(host).await?;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
@@ -83,9 +92,9 @@ async fn exchange(
         let response = sender.send_request(request).await?;
         let status = response.status().as_u16();
         let body = response.into_body().collect().await?.to_bytes();
-        Ok::<_, hyper::Error>(Answer { status, body: String::from_utf8_lossy(&body).into_owned() })
+        Ok::<_, hyper::Error>(ApiResponse { status, body: String::from_utf8_lossy(&body).into_owned() })
     };
-    // The connection is driven by the same task: whichever ends first has said all.
+    // The task drives the connection too: when either ends, the response is complete or lost.
     tokio::pin!(answered, connection);
     tokio::select! {
         biased;
@@ -97,7 +106,7 @@ async fn exchange(
     }
 }
 
-/// A query string of these parameters, percent-encoded.
+/// Makes a query string of these parameters, percent-encoded.
 pub fn query(parameters: &[(&str, &str)]) -> String {
     let encode = |text: &str| {
         text.bytes().fold(String::new(), |mut out, byte| {

@@ -1,4 +1,4 @@
-//! `isthmus horizon`: what a viewer on some network is given, live or from a config file.
+//! `isthmus horizon`: the endpoints that a viewer gets, from the running gateway or from a config file.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -44,7 +44,7 @@ pub(super) struct Horizon {
 }
 
 impl Horizon {
-    /// The question as the API takes it: live and offline it is read by one function.
+    /// Returns the parameters as the API takes them, so that one function parses them for both.
     fn parameters(&self) -> Vec<(&'static str, &str)> {
         let (service, port) = match self.service.as_deref() {
             Some(text) => {
@@ -67,11 +67,11 @@ impl Horizon {
     }
 }
 
-/// `isthmus horizon`: 1 where nothing is given of the service that was asked for.
+/// Runs `isthmus horizon`; the exit code is 1 if the viewer gets no endpoint of the service.
 pub(super) fn run(args: &Horizon, out: &mut impl Write) -> Result<(), Failure> {
     let value = match &args.config {
         Some(path) => {
-            let offline = read::world(path).map_err(|problems| Failure::Wrong(problems.join("\n")))?;
+            let offline = read::offline(path).map_err(|problems| Failure::Wrong(problems.join("\n")))?;
             let parameters =
                 args.parameters().into_iter().map(|(key, value)| (key.to_owned(), value.to_owned()));
             let inquiry = HorizonRequest::from_parameters(parameters).map_err(Failure::Wrong)?;
@@ -88,8 +88,8 @@ pub(super) fn run(args: &Horizon, out: &mut impl Write) -> Result<(), Failure> {
         Format::Table => print(&value, out)?,
         format => structured(out, &value, format)?,
     }
-    // A list, without a service, is an answer also where it is empty.
-    if value.is_object() && items(&value["entries"]).is_empty() { Err(Failure::Told) } else { Ok(()) }
+    // Without a service the answer is a list, which may be empty.
+    if value.is_object() && items(&value["entries"]).is_empty() { Err(Failure::Reported) } else { Ok(()) }
 }
 
 fn items(value: &Value) -> &[Value] {
@@ -161,7 +161,7 @@ fn print_entries(entries: &[Value], out: &mut impl Write) -> Result<(), Failure>
         ["ADDRESS", "KIND", "NETWORK", "CLUSTER", "LOCALITY", "WEIGHT", "SHARE", "STANDS FOR", "HEALTH"];
     table(out, &heading, &rows)?;
     let stands_for: f64 = entries.iter().filter_map(|entry| entry["standsFor"].as_f64()).sum();
-    // Fractions come in billionths; their sum is shown without what rounding left.
+    // Fractions come in billionths; the sum is rounded, so that it does not show their rounding errors.
     let stands_for = (stands_for * 1e6).round() / 1e6;
     Ok(writeln!(out, "total weight {total}, for a ready weight of {stands_for}")?)
 }

@@ -1,5 +1,7 @@
 //! The commands of `isthmus`.
 
+#![warn(missing_docs)]
+
 pub mod certs;
 pub mod client;
 pub mod demo;
@@ -23,11 +25,11 @@ use crate::model::identity::Identity;
 use crate::{app, config};
 use output::Format;
 
-/// Something asked about is wrong: an invalid config, a refused name, a failed demo.
+/// The exit code if a check has a negative result: an invalid config, a refused name, a failed demo.
 const WRONG: u8 = 1;
-/// The admin API, or etcd, cannot be reached.
+/// The exit code if the admin API or etcd cannot be reached.
 const UNREACHABLE: u8 = 3;
-/// Where the config is looked for when nothing is said.
+/// Where the config is looked for by default.
 const CONFIG_PATHS: [&str; 2] = ["isthmus.yaml", "/etc/isthmus/isthmus.yaml"];
 
 /// An east-west mesh gateway: routes TLS by server name between networks, passes the bytes through, and explains every refusal.
@@ -38,7 +40,7 @@ struct Cli {
     command: Command,
 }
 
-/// What a first look at the commands should show.
+/// The examples below the list of commands.
 const EXAMPLES: &str = "Examples:
   isthmus validate isthmus.yaml                  check a config
   isthmus run -c isthmus.yaml                    run the gateway
@@ -168,7 +170,7 @@ struct Filter {
     watch: bool,
 }
 
-/// A duration as the config has it.
+/// Parses a duration as the config does.
 fn time(text: &str) -> Result<Duration, String> {
     scalar::duration(text).map_err(|fault| fault.message)
 }
@@ -202,12 +204,12 @@ struct Explain {
     reading: Reading,
 }
 
-/// Why a command failed.
+/// The reason why a command failed.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
-    /// All has been said.
+    /// The output was printed already.
     #[error("")]
-    Told,
+    Reported,
     #[error("{0}")]
     Wrong(String),
     /// etcd cannot be reached.
@@ -219,7 +221,7 @@ enum Failure {
     Output(#[from] io::Error),
 }
 
-/// Parses the command line and does what it says.
+/// Parses the command line and runs the command.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     if let Command::Run { config } = &cli.command {
@@ -236,14 +238,14 @@ fn exit(result: Result<(), Failure>) -> ExitCode {
         return ExitCode::SUCCESS;
     };
     let code = match &failure {
-        // A reader that has gone (`| head`) has seen what it wanted.
+        // A closed reader (`| head`) needs no further output.
         Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => return ExitCode::SUCCESS,
         Failure::Client(client::ClientError::Unreachable { .. }) | Failure::Unreachable(_) => UNREACHABLE,
-        Failure::Told | Failure::Wrong(_) | Failure::Client(_) | Failure::Output(_) => WRONG,
+        Failure::Reported | Failure::Wrong(_) | Failure::Client(_) | Failure::Output(_) => WRONG,
     };
     let text = failure.to_string();
     if !text.is_empty() {
-        // Nothing can be done about a stderr that is gone.
+        // If stderr is closed, the error cannot be reported.
         let _ = writeln!(io::stderr(), "{text}");
     }
     code.into()
@@ -254,7 +256,7 @@ fn dispatch(command: Command, out: &mut impl Write) -> Result<(), Failure> {
         Command::Run { .. } => Ok(()),
         Command::Validate { mut files, config, strict } => {
             files.extend(config);
-            validate(&files, strict, out)
+            validate(&files, if strict { Warnings::Fail } else { Warnings::Pass }, out)
         }
         Command::Schema { reference: true } => Ok(write!(out, "{}", config::reference())?),
         Command::Schema { reference: false } => Ok(writeln!(out, "{:#}", config::schema())?),
@@ -265,10 +267,10 @@ fn dispatch(command: Command, out: &mut impl Write) -> Result<(), Failure> {
         Command::Failures { filter, reading } => read::failures(&reading, &filter, out),
         Command::Get { what, reading } => read::get(what, &reading, out),
         Command::Reload(admin) => reload(&admin, out),
-        Command::Drain(admin) => told(client::post(&admin.admin, "/api/v1/drain")?, out),
+        Command::Drain(admin) => print_response(client::post(&admin.admin, "/api/v1/drain")?, out),
         Command::LogLevel { level, admin } => {
             let path = format!("/api/v1/log-level?{}", client::query(&[("level", &level)]));
-            told(client::post(&admin.admin, &path)?, out)
+            print_response(client::post(&admin.admin, &path)?, out)
         }
         Command::Registry(action) => registry::run(action, out),
         Command::Certs(args) => certs::run(&args, out).map_err(|error| Failure::Wrong(error.to_string())),
@@ -294,16 +296,23 @@ fn config_path(given: Option<&Path>) -> Result<PathBuf, Failure> {
     })
 }
 
-/// Reads a config as `run` does.
+/// Loads a config as `run` does.
 fn load(path: &Path) -> Result<config::Config, Vec<crate::document::problem::Problem>> {
     let path = if path == Path::new("-") { Path::new("/dev/stdin") } else { path };
     config::load_named(path, &|name| std::env::var(name).ok())
 }
 
-fn validate(files: &[PathBuf], strict: bool, out: &mut impl Write) -> Result<(), Failure> {
+/// The effect of warnings on the result of `validate`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Warnings {
+    Pass,
+    Fail,
+}
+
+fn validate(files: &[PathBuf], warnings: Warnings, out: &mut impl Write) -> Result<(), Failure> {
     let mut failed = false;
     for file in files {
-        match read::world(file) {
+        match read::offline(file) {
             Ok(world) => {
                 for warning in &world.warnings {
                     writeln!(out, "warning: {warning}")?;
@@ -311,7 +320,8 @@ fn validate(files: &[PathBuf], strict: bool, out: &mut impl Write) -> Result<(),
                 for error in &world.errors {
                     writeln!(out, "{error}")?;
                 }
-                failed |= strict && !world.warnings.is_empty() || !world.errors.is_empty();
+                failed |=
+                    warnings == Warnings::Fail && !world.warnings.is_empty() || !world.errors.is_empty();
                 let verdict = match (world.errors.is_empty(), world.warnings.is_empty()) {
                     (true, true) => "fine",
                     (true, false) => "fine, with warnings",
@@ -327,7 +337,7 @@ fn validate(files: &[PathBuf], strict: bool, out: &mut impl Write) -> Result<(),
             }
         }
     }
-    if failed { Err(Failure::Told) } else { Ok(()) }
+    if failed { Err(Failure::Reported) } else { Ok(()) }
 }
 
 fn reload(admin: &Admin, out: &mut impl Write) -> Result<(), Failure> {
@@ -336,18 +346,18 @@ fn reload(admin: &Admin, out: &mut impl Write) -> Result<(), Failure> {
         for problem in problems {
             writeln!(out, "{}", output::cell(problem))?;
         }
-        return Err(Failure::Told);
+        return Err(Failure::Reported);
     }
     Ok(writeln!(out, "{}", output::cell(&value["result"]))?)
 }
 
-/// Prints what an order led to.
-fn told(answer: client::Answer, out: &mut impl Write) -> Result<(), Failure> {
+/// Prints the response to an order.
+fn print_response(answer: client::ApiResponse, out: &mut impl Write) -> Result<(), Failure> {
     Ok(writeln!(out, "{}", output::cell(&answer.json()?["result"]))?)
 }
 
 fn healthcheck(admin: &Admin, out: &mut impl Write) -> Result<(), Failure> {
     let answer = client::get(&admin.admin, "/readyz?verbose")?;
     write!(out, "{}", answer.body)?;
-    if answer.status == 200 { Ok(()) } else { Err(Failure::Told) }
+    if answer.status == 200 { Ok(()) } else { Err(Failure::Reported) }
 }

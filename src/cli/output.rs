@@ -1,12 +1,13 @@
-//! Values as tables, JSON or YAML.
+//! Prints values as tables, JSON or YAML.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::LazyLock;
 
 use serde_json::Value;
 
-/// How a reading command prints.
+/// The output format of a command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+#[expect(missing_docs, reason = "a comment would become a help text")]
 pub enum Format {
     #[default]
     Table,
@@ -14,8 +15,9 @@ pub enum Format {
     Yaml,
 }
 
-/// A colour of a text, where there are colours.
+/// A colour of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "they are named for themselves")]
 pub enum Colour {
     Bold,
     Red,
@@ -23,24 +25,34 @@ pub enum Colour {
     Yellow,
 }
 
-/// Whether standard output takes colours.
+/// True if standard output shows colours.
 static COLOURS: LazyLock<bool> = LazyLock::new(|| {
     let variable = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-    let dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
-    has_colours(io::stdout().is_terminal(), variable("NO_COLOR"), dumb)
+    let is_dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
+    Screen { is_terminal: io::stdout().is_terminal(), no_color: variable("NO_COLOR"), is_dumb }.has_colours()
 });
 
-/// Colours are for a terminal, and not for one that cannot show them or whose user wants none (https://no-color.org).
-fn has_colours(terminal: bool, no_color: bool, dumb: bool) -> bool {
-    terminal && !no_color && !dumb
+/// The facts about standard output that decide on colours.
+struct Screen {
+    is_terminal: bool,
+    /// True if the user does not want colours (https://no-color.org).
+    no_color: bool,
+    is_dumb: bool,
 }
 
-/// The text in a colour, if standard output takes colours.
+impl Screen {
+    /// Returns true if colours are shown: on a terminal that can show them, unless the user does not want them.
+    fn has_colours(&self) -> bool {
+        self.is_terminal && !self.no_color && !self.is_dumb
+    }
+}
+
+/// Returns the text in a colour, if standard output shows colours.
 pub fn paint(text: &str, colour: Colour) -> String {
     if *COLOURS { painted(text, colour) } else { text.to_owned() }
 }
 
-/// The escape sequences of ECMA-48 §8.3.117.
+/// Returns the text with the escape sequences of ECMA-48 §8.3.117.
 fn painted(text: &str, colour: Colour) -> String {
     let code = match colour {
         Colour::Bold => 1,
@@ -55,14 +67,14 @@ fn painted(text: &str, colour: Colour) -> String {
 pub fn structured(out: &mut impl Write, value: &Value, format: Format) -> io::Result<()> {
     match format {
         Format::Yaml => {
-            yaml(out, value, 0, Place::Root)?;
+            yaml(out, value, 0, YamlContext::Root)?;
             Ok(())
         }
         Format::Table | Format::Json => writeln!(out, "{value:#}"),
     }
 }
 
-/// Prints rows under a heading, in columns as wide as they need.
+/// Prints rows under a heading, in columns as wide as needed.
 pub fn table(out: &mut impl Write, heading: &[&str], rows: &[Vec<String>]) -> io::Result<()> {
     let mut widths: Vec<usize> = heading.iter().map(|cell| cell.chars().count()).collect();
     for row in rows {
@@ -82,7 +94,7 @@ pub fn table(out: &mut impl Write, heading: &[&str], rows: &[Vec<String>]) -> io
     Ok(())
 }
 
-/// A value as a cell of a table: lists comma-separated, absent ones as `-`.
+/// Returns a value as a cell of a table: lists comma-separated, absent ones as `-`.
 pub fn cell(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
@@ -95,13 +107,13 @@ pub fn cell(value: &Value) -> String {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum YamlContext {
     Root,
     Item,
     Member,
 }
 
-/// A key without quotes where YAML reads it as the same text.
+/// Returns a key without quotes if YAML reads it as the same text.
 fn yaml_key(key: &str) -> String {
     const WORDS: [&str; 10] = ["true", "false", "null", "yes", "no", "on", "off", "y", "n", ""];
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
@@ -112,38 +124,38 @@ fn yaml_key(key: &str) -> String {
     }
 }
 
-/// Block style for what has members, JSON (which is YAML) for all else.
-fn yaml(out: &mut impl Write, value: &Value, depth: usize, place: Place) -> io::Result<()> {
+/// Prints values with members in block style, all others as JSON, which is YAML too.
+fn yaml(out: &mut impl Write, value: &Value, depth: usize, context: YamlContext) -> io::Result<()> {
     let indent = |out: &mut dyn Write, depth: usize| write!(out, "{:width$}", "", width = depth * 2);
     match value {
         Value::Object(members) if !members.is_empty() => {
-            if place == Place::Member {
+            if context == YamlContext::Member {
                 writeln!(out)?;
             }
             for (at, (key, member)) in members.iter().enumerate() {
-                if at > 0 || place != Place::Item {
+                if at > 0 || context != YamlContext::Item {
                     indent(out, depth)?;
                 }
                 write!(out, "{}:", yaml_key(key))?;
-                yaml(out, member, depth + 1, Place::Member)?;
+                yaml(out, member, depth + 1, YamlContext::Member)?;
             }
             Ok(())
         }
         Value::Array(items) if !items.is_empty() => {
-            if place == Place::Member {
+            if context == YamlContext::Member {
                 writeln!(out)?;
             }
             for (at, item) in items.iter().enumerate() {
-                if at > 0 || place != Place::Item {
+                if at > 0 || context != YamlContext::Item {
                     indent(out, depth)?;
                 }
                 write!(out, "- ")?;
-                yaml(out, item, depth + 1, Place::Item)?;
+                yaml(out, item, depth + 1, YamlContext::Item)?;
             }
             Ok(())
         }
         other => {
-            let space = if place == Place::Member { " " } else { "" };
+            let space = if context == YamlContext::Member { " " } else { "" };
             writeln!(out, "{space}{other}")
         }
     }
@@ -180,12 +192,14 @@ mod tests {
 
     #[test]
     fn colours_are_for_terminals_whose_users_want_them() {
-        assert!(has_colours(true, false, false));
-        for (terminal, no_color, dumb) in [(false, false, false), (true, true, false), (true, false, true)] {
-            assert!(!has_colours(terminal, no_color, dumb));
+        assert!(Screen { is_terminal: true, no_color: false, is_dumb: false }.has_colours());
+        for (is_terminal, no_color, is_dumb) in
+            [(false, false, false), (true, true, false), (true, false, true)]
+        {
+            assert!(!Screen { is_terminal, no_color, is_dumb }.has_colours());
         }
         assert_eq!(painted("x", Colour::Red), "\x1b[31mx\x1b[0m");
-        // The output of a test is no terminal.
+        // The output of a test is not a terminal.
         assert_eq!(paint("x", Colour::Red), "x");
     }
 }

@@ -1,4 +1,5 @@
-//! The reading commands: what the admin API (or a config file) says, as tables, JSON or YAML.
+//! The commands that read: they print the answers of the admin API (or of a config file) as tables, JSON or
+//! YAML.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -26,19 +27,19 @@ use crate::telemetry::clock::rfc3339;
 use crate::tls::files;
 use crate::tls::source::{CERTIFICATE, trust_of};
 
-/// How often a command that watches looks.
+/// The interval of a command that watches.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
 
 /// A config file and its registries, read offline.
 pub(super) struct Offline {
     pub(super) snapshot: Snapshot,
     pub(super) warnings: Vec<String>,
-    /// What `run` would start with nevertheless, and could not serve everybody: certificates and roots.
+    /// Errors with which `run` would start but could not serve all callers: certificates and roots.
     pub(super) errors: Vec<String>,
 }
 
-/// Reads a config and its registries; what is wrong, a line each.
-pub(super) fn world(path: &Path) -> Result<Offline, Vec<String>> {
+/// Reads a config and its registries; the errors are a line each.
+pub(super) fn offline(path: &Path) -> Result<Offline, Vec<String>> {
     let config =
         super::load(path).map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>())?;
     let mut warnings: Vec<String> = config.warnings.iter().map(ToString::to_string).collect();
@@ -72,7 +73,7 @@ pub(super) fn world(path: &Path) -> Result<Offline, Vec<String>> {
                 }
                 shards.push(Arc::new(shard));
             }
-            // Another machine's file may be absent here; one that is here must be right.
+            // Files of another machine may be absent here; those that exist must be correct.
             Err(OfflineError::Absent(found)) => warnings.extend(found),
             Err(OfflineError::Wrong(found)) => problems.extend(found),
         }
@@ -97,15 +98,15 @@ pub(super) fn world(path: &Path) -> Result<Offline, Vec<String>> {
     Ok(Offline { snapshot, warnings, errors })
 }
 
-/// Registries whose endpoints this gateway can never choose, as their network or its own is not said: the likeliest mistake
-/// of the first config for several networks.
+/// Warns of registries whose endpoints this gateway can never choose, because their network or its own is not
+/// set: the most likely mistake in a first config with several networks.
 fn off_network(snapshot: &Snapshot, registries: &[RegistrySpec]) -> Vec<String> {
     let node = &snapshot.policy.node;
     let is_gateway = !snapshot.policy.listeners.is_empty() && !snapshot.policy.exports.is_empty();
     if !is_gateway {
         return Vec::new();
     }
-    // By cluster: endpoints on no network, those on some, all.
+    // By cluster: endpoints on no network, endpoints on a network, all endpoints.
     let mut counts: BTreeMap<&ClusterId, (usize, usize, usize)> = BTreeMap::new();
     for part in snapshot.services().into_iter().flat_map(|service| &service.parts) {
         let (none, some, all) = counts.entry(&part.origin.cluster).or_default();
@@ -138,7 +139,7 @@ fn off_network(snapshot: &Snapshot, registries: &[RegistrySpec]) -> Vec<String> 
     counts.into_iter().filter_map(warning).collect()
 }
 
-/// Asks the system's resolver; a name that it does not know has no addresses, as on the data path.
+/// Resolves names by the system's resolver; an unknown name has no addresses, as on the data path.
 fn resolve(names: &BTreeSet<HostName>) -> Resolved {
     let look_up = |name: &HostName| {
         let found = (name.as_str(), 0).to_socket_addrs().ok()?;
@@ -150,7 +151,7 @@ fn resolve(names: &BTreeSet<HostName>) -> Resolved {
     names.iter().filter_map(look_up).collect()
 }
 
-/// `isthmus explain`.
+/// Runs `isthmus explain`.
 pub(super) fn explain(args: &Explain, out: &mut impl Write) -> Result<(), Failure> {
     let value = match &args.config {
         Some(path) => explain_offline(args, path)?.to_json(),
@@ -160,11 +161,11 @@ pub(super) fn explain(args: &Explain, out: &mut impl Write) -> Result<(), Failur
         Format::Table => print_explanation(&value, out)?,
         format => structured(out, &value, format)?,
     }
-    if value["verdict"] == "admitted" { Ok(()) } else { Err(Failure::Told) }
+    if value["verdict"] == "admitted" { Ok(()) } else { Err(Failure::Reported) }
 }
 
 fn explain_offline(args: &Explain, path: &Path) -> Result<Explanation, Failure> {
-    let offline = world(path).map_err(|problems| Failure::Wrong(problems.join("\n")))?;
+    let offline = offline(path).map_err(|problems| Failure::Wrong(problems.join("\n")))?;
     let inquiry = ExplainRequest {
         name: (!args.name.is_empty()).then(|| args.name.clone()),
         authority: args.authority,
@@ -196,7 +197,7 @@ fn explain_live(args: &Explain) -> Result<Value, Failure> {
     Ok(answer.json()?)
 }
 
-/// Dials the candidates from here.
+/// Dials the candidates from this host.
 fn probe(explanation: &mut Explanation) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.map_err(|error| Failure::Wrong(error.to_string()))?.block_on(explanation.probe());
@@ -237,7 +238,7 @@ fn print_explanation(value: &Value, out: &mut impl Write) -> Result<(), Failure>
     Ok(())
 }
 
-/// The last failure of an endpoint as a cell: `endpoint_refused, 8 in a row, at 2026-…`.
+/// Returns the last failure of an endpoint as a cell: `endpoint_refused, 8 in a row, at 2026-…`.
 fn failure(endpoint: &Value) -> String {
     let last = &endpoint["last_failure"];
     match last["reason"].as_str() {
@@ -246,7 +247,7 @@ fn failure(endpoint: &Value) -> String {
     }
 }
 
-/// Asks for a list, and prints it.
+/// Requests a list and prints it.
 fn list(
     reading: &Reading,
     path: &str,
@@ -256,7 +257,7 @@ fn list(
     show(reading, &client::get(&reading.admin.admin, path)?.json()?, columns, out)
 }
 
-/// A list as a table of these columns, or as it is.
+/// Prints a list as a table of these columns, or unchanged.
 fn show(
     reading: &Reading,
     value: &Value,
@@ -279,7 +280,7 @@ fn rows(value: &Value, columns: &[(&str, &str)]) -> Vec<Vec<String>> {
     items.map(|item| columns.iter().map(|(_, key)| cell(&item[*key])).collect()).collect()
 }
 
-/// `isthmus exposed`.
+/// Runs `isthmus exposed`.
 pub(super) fn exposed(reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
     let columns = [
         ("NAME", "name"),
@@ -345,7 +346,7 @@ const CLIENT_COLUMNS: [(&str, &str); 11] = [
     ("LAST NACK", "last_nack"),
 ];
 
-/// Asks for connections, each with the name that it asked for; those that were not asked for are left out.
+/// Requests connections, adds to each the name that it asked for, and applies the filter.
 fn connections(reading: &Reading, path: &str, filter: &Filter) -> Result<Value, Failure> {
     let value = client::get(&reading.admin.admin, path)?.json()?;
     let since = filter.since.map(|since| rfc3339(SystemTime::now() - since));
@@ -368,7 +369,7 @@ fn connections(reading: &Reading, path: &str, filter: &Filter) -> Result<Value, 
     Ok(kept.into())
 }
 
-/// `isthmus failures`.
+/// Runs `isthmus failures`.
 pub(super) fn failures(reading: &Reading, filter: &Filter, out: &mut impl Write) -> Result<(), Failure> {
     let path = "/api/v1/failures";
     let mut value = connections(reading, path, filter)?;
@@ -385,7 +386,7 @@ pub(super) fn failures(reading: &Reading, filter: &Filter, out: &mut impl Write)
         std::thread::sleep(WATCH_EVERY);
         value = connections(reading, path, filter)?;
         let items = value.as_array().into_iter().flatten();
-        // Newest last, as a log has them.
+        // Newest last, as in a log.
         let new: Vec<Value> = items.rev().filter(|item| !shown.contains(&key(item))).cloned().collect();
         let new = Value::from(new);
         match reading.output {
@@ -404,14 +405,14 @@ pub(super) fn failures(reading: &Reading, filter: &Filter, out: &mut impl Write)
     }
 }
 
-/// `isthmus get`.
+/// Runs `isthmus get`.
 pub(super) fn get(what: What, reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
     match what {
         What::Services => services(reading, out),
         What::Endpoints => endpoints(reading, out),
         What::Config => {
             let value = client::get(&reading.admin.admin, "/api/v1/config")?.json()?;
-            // It is a tree, and no table.
+            // The config is a tree, which has no table.
             let format = if reading.output == Format::Table { Format::Yaml } else { reading.output };
             Ok(structured(out, &value, format)?)
         }
@@ -468,7 +469,7 @@ pub(super) fn get(what: What, reading: &Reading, out: &mut impl Write) -> Result
     }
 }
 
-/// The endpoints of all services, wherever they are, and of routes.
+/// Prints the endpoints of all services on all networks, and of routes.
 fn endpoints(reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
     let mut value = client::get(&reading.admin.admin, "/api/v1/endpoints")?.json()?;
     if reading.output == Format::Table {
@@ -514,7 +515,7 @@ fn services(reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
     Ok(table(out, &["HOSTNAME", "NAMESPACE", "PORT", "CLUSTERS", "ENDPOINTS HERE", "EXPORTED BY"], &rows)?)
 }
 
-/// `isthmus status`.
+/// Runs `isthmus status`.
 pub(super) fn status(reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
     let value = client::get(&reading.admin.admin, "/api/v1/status")?.json()?;
     if reading.output != Format::Table {

@@ -1,4 +1,4 @@
-//! `isthmus registry`: the services of a registry in etcd, written and read by hand.
+//! `isthmus registry`: writes, deletes and lists the services of a registry in etcd.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -27,9 +27,9 @@ use crate::proto::etcdserverpb::response_op::Response;
 use crate::proto::etcdserverpb::{DeleteRangeRequest, PutRequest, RequestOp, ResponseOp, TxnRequest};
 use crate::tls::client::{CertificateFiles, Files};
 
-/// Largest document that is read.
+/// The largest document in bytes.
 const DOCUMENT_BYTES_MAX: u64 = 256 << 20;
-/// Keys written at once: what etcd takes in one transaction, and well below the size of a request that it takes.
+/// Keys per transaction: etcd's default limit, and well below its limit of a request's size.
 const BATCH_MAX: usize = 128;
 const BATCH_BYTES_MAX: usize = 512 << 10;
 
@@ -176,7 +176,7 @@ impl Server {
         })
     }
 
-    /// Has work done with a connection to the first member that takes us in.
+    /// Runs `work` with a connection to the first member that accepts.
     fn connected<T>(
         &self,
         work: impl AsyncFnOnce(&mut EtcdClient) -> Result<T, Failure>,
@@ -197,14 +197,14 @@ impl Server {
     }
 }
 
-/// What etcd has refused, or left unanswered.
+/// Converts a fault of a request to a failure.
 fn failed(client: &EtcdClient, fault: EtcdFault) -> Failure {
     let silence = fault.is_silence();
     let text = MemberFault { member: client.member().clone(), fault }.to_string();
     if silence { Failure::Unreachable(text) } else { Failure::Wrong(text) }
 }
 
-/// The services of a document, if nothing is wrong in it.
+/// Reads the services of a document; fails if it has problems.
 fn document(path: &Path) -> Result<Vec<(Arc<Service>, Node)>, Failure> {
     let is_input = path == Path::new("-");
     let path = if is_input { Path::new("/dev/stdin") } else { path };
@@ -216,7 +216,7 @@ fn document(path: &Path) -> Result<Vec<(Arc<Service>, Node)>, Failure> {
     })
 }
 
-/// What is written for the services of a document, each held against what a gateway would read.
+/// Makes the writes for the services of a document; each is checked as a gateway would parse it.
 fn puts(items: &[(Arc<Service>, Node)], keys: &Keys) -> Result<Vec<PutRequest>, Failure> {
     let put = |(service, node): &(Arc<Service>, Node)| {
         let (key, value) = (keys.key(&service.key).into_bytes(), value(node)?);
@@ -240,14 +240,14 @@ fn puts(items: &[(Arc<Service>, Node)], keys: &Keys) -> Result<Vec<PutRequest>, 
     if bad.is_empty() { Ok(good) } else { Err(Failure::Wrong(bad.join("\n"))) }
 }
 
-/// An item as YAML.
+/// Returns an item as YAML.
 fn value(node: &Node) -> Result<Vec<u8>, String> {
     let mut text = Vec::new();
     structured(&mut text, &plain(node), Format::Yaml).map_err(|error| error.to_string())?;
     Ok(text)
 }
 
-/// A tree as plain values, in which every scalar is read as before.
+/// Converts a tree to plain values that are parsed to the same scalars.
 fn plain(node: &Node) -> Value {
     match &node.value {
         tree::Value::Null => Value::Null,
@@ -257,7 +257,7 @@ fn plain(node: &Node) -> Value {
             Value::Object(entries.collect::<Map<_, _>>())
         }
         tree::Value::Scalar(scalar) => match scalar.scalar_type() {
-            // Services have whole numbers alone; whatever else looks like one is in quotes.
+            // Services have whole numbers only; any other text that looks like a number is quoted.
             ScalarType::Number => match scalar.text.parse::<u64>() {
                 Ok(number) => number.into(),
                 Err(_) => json!(&*scalar.text),
@@ -285,7 +285,7 @@ async fn put(client: &mut EtcdClient, puts: &[PutRequest], out: &mut impl Write)
     Ok(())
 }
 
-/// How many of the puts go into the next transaction; at least one.
+/// Returns the number of writes in the next transaction; at least one.
 fn batch_len(puts: &[PutRequest]) -> usize {
     let mut bytes = 0;
     let fits = |put: &&PutRequest| {
@@ -302,7 +302,7 @@ async fn write(client: &mut EtcdClient, success: Vec<RequestOp>) -> Result<Vec<R
     }
 }
 
-/// A failure in the middle of the work.
+/// Adds the progress to a failure in the middle of the work.
 fn stopped(failure: Failure, done: &str, count: usize, all: usize, first: &str) -> Failure {
     let text =
         format!("{failure}\\n{count} of {all} keys were {done}; the first one that was not is {first}");
@@ -312,7 +312,7 @@ fn stopped(failure: Failure, done: &str, count: usize, all: usize, first: &str) 
     }
 }
 
-/// Services by their names.
+/// Parses services by their names.
 fn named(services: &[String], keys: &Keys) -> Result<Vec<ServiceKey>, Failure> {
     let key = |text: &String| {
         let key = format!("{}{text}", keys.prefix());
@@ -331,7 +331,7 @@ async fn delete(
     mut gone: Vec<ServiceKey>,
     out: &mut impl Write,
 ) -> Result<(), Failure> {
-    // etcd takes a key once in a transaction.
+    // etcd refuses a transaction with the same key twice.
     gone.sort();
     gone.dedup();
     let mut absent = false;
@@ -359,7 +359,7 @@ async fn delete(
             }
         }
     }
-    if absent { Err(Failure::Told) } else { Ok(()) }
+    if absent { Err(Failure::Reported) } else { Ok(()) }
 }
 
 async fn list(
@@ -412,7 +412,7 @@ fn row(service: &Service, revision: i64) -> Vec<String> {
     ]
 }
 
-/// A value that was read without a problem, as plain values.
+/// Converts a value that was parsed without problems to plain values.
 fn item(value: &[u8]) -> Value {
     let text = String::from_utf8_lossy(value);
     let mut problems = Problems::new();
@@ -445,7 +445,7 @@ mod tests {
             "hostname: \"b.test\"\nnamespace: \"shop\"\nports:\n  - name: \"https\"\n    port: 443\n    protocol: \"TLS\"\n"
         );
         assert!(text(0).contains("version: \"1.10\"") && text(0).contains("weight: 7"), "{}", text(0));
-        // What is listed is a document again.
+        // The listed services are a valid document.
         let listed = json!({ "services": [item(&puts[0].value), item(&puts[1].value)] });
         for format in [Format::Yaml, Format::Json] {
             let mut text = Vec::new();

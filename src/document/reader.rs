@@ -209,7 +209,10 @@ fn check_object(
             None => {
                 let lists = problems.lists_keys_of(object.name);
                 let at = if is_word(&key.text) { &below } else { path };
-                problems.error_with(key.position, at, || unknown_key(&key.text, object, lists));
+                problems.error_with(key.position, at, || match lists {
+                    true => unknown_key(&key.text, object, &listed_keys(object)),
+                    false => unknown_key(&key.text, object, ""),
+                });
             }
         }
     }
@@ -226,7 +229,12 @@ fn check_object(
     }
 }
 
-fn unknown_key(key: &str, object: &'static Object, lists: bool) -> InvalidValue {
+fn listed_keys(object: &'static Object) -> String {
+    format!(", expected one of {}", object.keys().collect::<Vec<_>>().join(", "))
+}
+
+/// Makes the message of an unknown key; `expected` is its end.
+fn unknown_key(key: &str, object: &'static Object, expected: &str) -> InvalidValue {
     if key == "<<" {
         return "found a merge key (<<), which is not supported; repeat the keys".into();
     }
@@ -237,15 +245,10 @@ fn unknown_key(key: &str, object: &'static Object, lists: bool) -> InvalidValue 
             quoted(key)
         ));
     }
-    let keys: Vec<&str> = object.keys().collect();
     let found =
         if is_word(key) { format!("the unknown key {}", quoted(key)) } else { "an unknown key".to_owned() };
-    let hint = foreign::meant(object, key).or_else(|| nearest(key, keys.iter().copied()));
-    let message = match lists {
-        true => format!("found {found}, expected one of {}", keys.join(", ")),
-        false => format!("found {found}"),
-    };
-    InvalidValue::new(message).hint(hint.filter(|_| is_word(key)))
+    let hint = foreign::meant(object, key).or_else(|| nearest(key, object.keys()));
+    InvalidValue::new(format!("found {found}{expected}")).hint(hint.filter(|_| is_word(key)))
 }
 
 /// A map read by its table. A value that is absent or wrong reads as absent.

@@ -31,7 +31,7 @@ pub fn listen(bind: Bind, workers: usize) -> io::Result<Listening> {
     first.set_reuse_port(true)?;
     let mut sockets = vec![first];
     for _ in 1..workers {
-        let socket = new_socket(address, dual_stack(bind))?;
+        let socket = new_socket(address, bind)?;
         socket.set_reuse_port(true)?;
         socket.bind(&address.into())?;
         sockets.push(socket);
@@ -63,13 +63,9 @@ fn advised(error: &io::Error, bind: Bind) -> io::Error {
     io::Error::new(error.kind(), format!("{error}{advice}"))
 }
 
-fn dual_stack(bind: Bind) -> bool {
-    matches!(bind, Bind::Any { .. })
-}
-
 fn bind_first(bind: Bind) -> io::Result<Socket> {
     let bound = |address: SocketAddr| {
-        let socket = new_socket(address, dual_stack(bind))?;
+        let socket = new_socket(address, bind)?;
         socket.bind(&address.into())?;
         Ok(socket)
     };
@@ -91,13 +87,13 @@ fn no_ipv6(error: &io::Error) -> bool {
     )
 }
 
-fn new_socket(address: SocketAddr, dual_stack: bool) -> io::Result<Socket> {
+fn new_socket(address: SocketAddr, bind: Bind) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_nonblocking(true)?;
     // Lets a restarted process bind while old connections are in TIME_WAIT.
     socket.set_reuse_address(true)?;
     if address.is_ipv6() {
-        socket.set_only_v6(!dual_stack)?;
+        socket.set_only_v6(!matches!(bind, Bind::Any { .. }))?;
     }
     Ok(socket)
 }

@@ -1,4 +1,5 @@
-//! An authority that gives a gateway its identity: `tests/interop/identity_peer.py`, told what to do line by line.
+//! An authority that certifies a gateway: `tests/interop/identity_peer.py`, which takes its orders line by
+//! line.
 
 use std::path::Path;
 
@@ -11,8 +12,8 @@ use super::{python, skip};
 pub struct Authority(Peer);
 
 impl Authority {
-    /// Istio's or the Workload API's, with its files in a folder; `None` where there is no Python for it, which is said
-    /// aloud.
+    /// Starts Istio's authority or the Workload API, with its files in a folder; `None`, after reporting a
+    /// skip, without the Python for it.
     pub fn start(kind: &str, folder: &Path, told: &Value) -> Option<Self> {
         let Some(python) = python::with_authorities() else {
             skip(
@@ -25,18 +26,19 @@ impl Authority {
         Some(Self(peer))
     }
 
-    /// Tells it what to do; returns once it does so, with the serial numbers of what it gives (Workload API).
+    /// Sends an order; returns when it was carried out, with the serial numbers of the certificates (Workload
+    /// API).
     #[track_caller]
     pub fn tell(&mut self, what: &Value) -> Value {
         self.0.tell(what)["serials"].clone()
     }
 
-    /// Where Istio's listens.
+    /// Returns the port of Istio's authority.
     pub fn port(&self) -> u64 {
         self.0.port()
     }
 
-    /// The calls so far.
+    /// Returns the calls so far.
     pub fn calls(&self) -> Vec<Value> {
         self.0.of("call")
     }

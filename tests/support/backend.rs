@@ -1,4 +1,4 @@
-//! Backends that do what they are told, each on a port of its own.
+//! Backends with a given behaviour, each on a port of its own.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -24,7 +24,7 @@ impl Backend {
         Self::serve(TcpListener::bind(address).expect("a port"), handle)
     }
 
-    /// The same on a socket that listens already.
+    /// Serves connections of a socket that listens already.
     pub fn serve(listener: TcpListener, handle: impl Fn(TcpStream) + Send + Sync + 'static) -> Self {
         let address = listener.local_addr().expect("bound");
         let accepted = Arc::new(AtomicUsize::new(0));
@@ -40,12 +40,12 @@ impl Backend {
         Self { address, accepted }
     }
 
-    /// How many connections it has had.
+    /// Returns the number of accepted connections.
     pub fn accepted(&self) -> usize {
         self.accepted.load(Ordering::SeqCst)
     }
 
-    /// Sends back what it gets, below TLS; FIN for FIN.
+    /// Serves by sending back all bytes, without TLS; a FIN is answered with a FIN.
     pub fn echo() -> Self {
         Self::start(|mut stream| {
             let mut bytes = [0; 16 * 1024];
@@ -57,12 +57,12 @@ impl Backend {
         })
     }
 
-    /// Terminates TLS, and sends back what it gets with its own mark before each read.
+    /// Terminates TLS, and sends back all bytes, with its own mark before each read.
     pub fn tls_echo(config: Arc<ServerConfig>, mark: &'static str) -> Self {
         Self::start(move |stream| tls_echo(stream, config.clone(), mark))
     }
 
-    /// Resets each connection as soon as it has read something.
+    /// Resets each connection after its first bytes.
     pub fn resetting() -> Self {
         Self::start(|mut stream| {
             let _ = stream.read(&mut [0; 16]);
@@ -94,11 +94,11 @@ pub fn reset(stream: &TcpStream) {
     socket2::SockRef::from(stream).set_linger(Some(std::time::Duration::ZERO)).expect("set");
 }
 
-/// An address that refuses connections: a socket is bound to it that does not listen, so that nobody else gets the port.
+/// Returns an address that refuses connections: a bound socket that does not listen keeps the port.
 pub fn refusing() -> SocketAddr {
     use socket2::{Domain, Socket, Type};
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
-    // Lets a test that asks for this very port have it later.
+    // A test that binds this very port may have it later.
     socket.set_reuse_address(true).expect("set");
     socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("a free port");
     let address = socket.local_addr().expect("bound").as_socket().expect("an address");
@@ -106,7 +106,7 @@ pub fn refusing() -> SocketAddr {
     address
 }
 
-/// An address that answers nothing: a listener whose queue is full.
+/// An address that does not answer: a listener whose queue is full.
 pub struct Silent {
     pub address: SocketAddr,
     _listener: socket2::Socket,

@@ -21,7 +21,7 @@ pub fn connect(address: SocketAddr) -> TcpStream {
     stream
 }
 
-/// A TLS handshake with this name; the error is what the client sees.
+/// Performs a TLS handshake with this SNI; the error is what the client sees.
 pub fn tls_with(config: Arc<ClientConfig>, address: SocketAddr, name: &str) -> io::Result<Tls> {
     let name = ServerName::try_from(name.to_owned()).map_err(io::Error::other)?;
     let mut connection = ClientConnection::new(config, name).map_err(io::Error::other)?;
@@ -32,11 +32,11 @@ pub fn tls_with(config: Arc<ClientConfig>, address: SocketAddr, name: &str) -> i
     Ok(StreamOwned::new(connection, stream))
 }
 
-/// A TLS handshake but for the last bytes of the client's, which are given back to be sent later: the server has read its
-/// certificate by then.
+/// Performs a TLS handshake except for the last bytes of the client, which are returned to be sent later: the
+/// server has read the client's certificate by then.
 pub fn tls_almost(config: &ClientConfig, address: SocketAddr) -> (TcpStream, Vec<u8>) {
     let mut config = config.clone();
-    // In many records, so that a server can read some of them.
+    // The handshake is cut into many records, so that a server reads some of them.
     config.max_fragment_size = Some(64);
     let mut connection = ClientConnection::new(Arc::new(config), address.ip().into()).expect("a client");
     let mut stream = connect(address);
@@ -56,14 +56,14 @@ pub fn tls_almost(config: &ClientConfig, address: SocketAddr) -> (TcpStream, Vec
     (stream, rest)
 }
 
-/// The same with the tests' own CA, offering no ALPN.
+/// Performs a TLS handshake with the tests' own CA and without ALPN.
 pub fn tls(address: SocketAddr, name: &str) -> io::Result<Tls> {
     tls_with(PKI.client(&[]), address, name)
 }
 
-/// Sends a line and reads what comes back, up to its line feed.
+/// Sends a line, and reads a line.
 pub fn call(stream: &mut (impl Read + Write), text: &str) -> io::Result<String> {
-    // In one record, so that it is read in one piece.
+    // One record, so that it is read in one piece.
     stream.write_all(format!("{text}\n").as_bytes())?;
     stream.flush()?;
     let mut answer = Vec::new();
@@ -74,7 +74,7 @@ pub fn call(stream: &mut (impl Read + Write), text: &str) -> io::Result<String> 
     Ok(String::from_utf8_lossy(&answer).into_owned())
 }
 
-/// The bytes of a real client's hello, as rustls writes it for this name.
+/// Returns the bytes of a hello as rustls writes it for this name.
 pub fn hello(name: &str) -> Vec<u8> {
     let name = ServerName::try_from(name.to_owned()).expect("a name");
     let mut connection = ClientConnection::new(PKI.client(&[]), name).expect("a client");
@@ -83,7 +83,8 @@ pub fn hello(name: &str) -> Vec<u8> {
     bytes
 }
 
-/// The description of the TLS alert that a refused client reads, and whether FIN (and no reset) follows it.
+/// Returns the description of the TLS alert that a refused client reads, and true if a FIN (and no reset)
+/// follows.
 pub fn read_alert(stream: &mut TcpStream) -> (Option<u8>, bool) {
     let mut bytes = Vec::new();
     let fin = stream.read_to_end(&mut bytes).is_ok();
@@ -94,7 +95,7 @@ pub fn read_alert(stream: &mut TcpStream) -> (Option<u8>, bool) {
     (alert, fin)
 }
 
-/// Takes any certificate, and checks that its owner has the key.
+/// Accepts any certificate, and checks that the server has its key.
 #[derive(Debug)]
 pub struct AnyCertificate;
 

@@ -1,4 +1,4 @@
-//! A collector of spans: `tests/interop/otlp_peer.py`, told what to do line by line.
+//! A collector of spans: `tests/interop/otlp_peer.py`, which takes its orders line by line.
 
 use serde_json::{Value, json};
 
@@ -9,7 +9,7 @@ use super::{eventually, python, skip};
 pub struct Collector(Peer);
 
 impl Collector {
-    /// One that takes spans; `None` where there is no Python for it, which is said aloud.
+    /// Starts a collector; `None`, after reporting a skip, without the Python for it.
     pub fn start() -> Option<Self> {
         let Some(python) = python::with_otlp() else {
             skip("interop: there is no Python with the official messages of OTLP (tests/run installs it)");
@@ -20,23 +20,23 @@ impl Collector {
         Some(collector)
     }
 
-    /// Tells it what to do; returns once it does so.
+    /// Sends an order; returns when it was carried out.
     #[track_caller]
     pub fn tell(&mut self, what: &Value) {
         self.0.tell(what);
     }
 
-    /// The config that sends spans here.
+    /// Returns the config that sends spans to this collector.
     pub fn tracing(&self, sample: f64) -> String {
         format!("tracing: {{otlp: \"http://127.0.0.1:{}\", sample: {sample}}}", self.0.port())
     }
 
-    /// Calls so far: each has a `resource` and `spans`.
+    /// Returns the calls so far: each has a `resource` and `spans`.
     pub fn calls(&self) -> Vec<Value> {
         self.0.of("call")
     }
 
-    /// Spans so far.
+    /// Returns the spans so far.
     pub fn spans(&self) -> Vec<Value> {
         let calls = self.calls();
         calls.iter().flat_map(|call| call["spans"].as_array().expect("a list").clone()).collect()

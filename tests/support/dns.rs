@@ -1,18 +1,18 @@
-//! A name server that says what it is told to, and counts what it is asked. UDP, RFC 1035; one question a packet.
+//! A name server with settable answers that counts its questions. UDP, RFC 1035; one question per packet.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-/// What a name is answered with.
+/// The answer to questions about a name.
 #[derive(Clone, Debug)]
 pub enum Answer {
-    /// These addresses, each kind to those who ask for it.
+    /// These addresses, each to questions of its type.
     Addresses { addresses: Vec<IpAddr>, ttl: u32 },
-    /// The name exists, and has no address.
+    /// The name exists, without an address.
     Empty,
-    /// NXDOMAIN, as for names nobody has told of.
+    /// NXDOMAIN, as for names without an answer.
     Unknown,
     /// SERVFAIL.
     Failure,
@@ -51,19 +51,19 @@ impl NameServer {
         self.state.lock().expect("not poisoned").answers.insert(name.to_owned(), answer);
     }
 
-    /// Answers with one address, for a second.
+    /// Answers with one address and a TTL of one second.
     pub fn points(&self, name: &str, address: IpAddr) {
         self.answer(name, Answer::Addresses { addresses: vec![address], ttl: 1 });
     }
 
-    /// How many questions there were about a name.
+    /// Returns the number of questions about a name.
     pub fn asked(&self, name: &str) -> usize {
         self.state.lock().expect("not poisoned").asked.get(name).copied().unwrap_or(0)
     }
 }
 
 const HEADER: usize = 12;
-/// Kinds of records.
+/// Record types.
 const A: u16 = 1;
 const AAAA: u16 = 28;
 
@@ -88,11 +88,12 @@ fn respond(query: &[u8], state: &Mutex<State>) -> Option<Vec<u8>> {
     });
     let records: Vec<Vec<u8>> = records.collect();
     let count = u8::try_from(records.len()).expect("few");
-    // The query's number; a response, recursion desired and available; one question, the answers, nothing else.
+    // The query's number; a response, recursion desired and available; one question, the answers, no other
+    // section.
     let mut response = vec![query[0], query[1], 0x81, 0x80 | code, 0, 1, 0, count, 0, 0, 0, 0];
     response.extend_from_slice(&query[HEADER..end + 4]);
     for record in records {
-        // The name of the question, the kind, class IN.
+        // The name of the question, the type, class IN.
         response.extend_from_slice(&[0xc0, 12]);
         response.extend_from_slice(&kind.to_be_bytes());
         response.extend_from_slice(&[0, 1]);
@@ -103,7 +104,7 @@ fn respond(query: &[u8], state: &Mutex<State>) -> Option<Vec<u8>> {
     Some(response)
 }
 
-/// The name in the question, and where it ends.
+/// Parses the name in the question; returns it with the offset behind it.
 fn name(query: &[u8]) -> Option<(String, usize)> {
     let (mut at, mut labels) = (HEADER, Vec::new());
     loop {

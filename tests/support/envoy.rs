@@ -18,14 +18,14 @@ pub struct Envoy {
     admin: SocketAddr,
 }
 
-/// Where Envoy is: `ISTHMUS_ENVOY`, or where `tests/run` has put it.
+/// Returns the path of Envoy: `ISTHMUS_ENVOY`, or the one that `tests/run` has installed.
 pub fn installed() -> Option<OsString> {
     let usual = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/interop/venv/bin/envoy");
     std::env::var_os("ISTHMUS_ENVOY").or_else(|| usual.exists().then(|| usual.into_os_string()))
 }
 
 impl Envoy {
-    /// Starts with a config in a folder that holds the files it names, and waits until it is ready.
+    /// Starts with a config in a folder with further files, and waits until it is ready.
     #[track_caller]
     pub fn start(binary: &OsString, folder: TempDir, config: &str) -> Self {
         std::fs::write(folder.path().join("envoy.yaml"), config).expect("a config");
@@ -59,7 +59,7 @@ impl Envoy {
         self.child.id()
     }
 
-    /// Where a listener listens.
+    /// Returns the address of a listener.
     #[track_caller]
     pub fn listener(&self, name: &str) -> SocketAddr {
         let (_, list) = get(self.admin, "/listeners");
@@ -67,7 +67,7 @@ impl Envoy {
         address.unwrap_or_else(|| panic!("no listener {name:?} in {list}"))
     }
 
-    /// The weights of a cluster's hosts, as it has them for its workers.
+    /// Returns the weights of a cluster's hosts as its workers use them.
     pub fn weights(&self, cluster: &str) -> BTreeMap<SocketAddr, u32> {
         let (_, clusters) = get(self.admin, "/clusters");
         let host = |line: &str| {
@@ -77,17 +77,17 @@ impl Envoy {
         clusters.lines().filter_map(host).collect()
     }
 
-    /// The value of a counter or gauge.
+    /// Returns the value of a counter or gauge.
     #[track_caller]
     pub fn stat(&self, name: &str) -> u64 {
-        // The filter is a regular expression, and names of clusters may hold what means something there.
+        // The filter is a regular expression, in which `|` of cluster names is special.
         let (_, stats) = get(self.admin, &format!("/stats?filter=^{}$", name.replace('|', ".")));
         let value = stats.lines().find_map(|line| line.strip_prefix(&format!("{name}: "))?.parse().ok());
         value.unwrap_or_else(|| panic!("no {name} in {stats:?}"))
     }
 }
 
-/// `GET` of the admin API, which takes no HTTP/1.0. What it answers may be chunked: lines are whole all the same.
+/// Sends a `GET` to the admin API, which refuses HTTP/1.0. The response may be chunked, but lines stay whole.
 fn get(admin: SocketAddr, path: &str) -> (u16, String) {
     raw_http(admin, &format!("GET {path} HTTP/1.1\r\nHost: envoy\r\nConnection: close\r\n\r\n"))
 }

@@ -1,5 +1,5 @@
-//! A real etcd: one member or a cluster, started, killed and started again on the same ports and data. What is written
-//! goes by its JSON gateway, so that none of the code under test is needed for it.
+//! A real etcd: one member or a cluster, started, killed and restarted with the same ports and data. Tests
+//! write through its JSON gateway, so that this does not depend on the code under test.
 
 use std::ffi::OsString;
 use std::io::{Read, Write};
@@ -12,10 +12,10 @@ use tempfile::TempDir;
 
 use super::{PATIENCE, eventually};
 
-/// What the keys of a registry begin with.
+/// The prefix of a registry's keys.
 pub const PREFIX: &str = "/isthmus/services/";
 
-/// Where etcd is: `ISTHMUS_ETCD`, or where `tests/run` has put it.
+/// Returns the path of etcd: `ISTHMUS_ETCD`, or the one that `tests/run` has installed.
 pub fn installed() -> Option<OsString> {
     if let Some(path) = std::env::var_os("ISTHMUS_ETCD") {
         return Some(path);
@@ -26,7 +26,7 @@ pub fn installed() -> Option<OsString> {
     versions.map(|entry| binary(entry.path())).find(|path| path.exists()).map(PathBuf::into_os_string)
 }
 
-/// A member of a cluster, killed when dropped.
+/// A member of a cluster; killed when dropped.
 pub struct Etcd {
     binary: OsString,
     arguments: Vec<String>,
@@ -36,22 +36,22 @@ pub struct Etcd {
     scheme: &'static str,
 }
 
-/// Ports that were free a moment ago.
+/// Returns ports that were free a moment ago.
 pub fn free_ports(count: usize) -> Vec<u16> {
     let bind = |_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
-    // All at once, so that none is given twice.
+    // All are bound at once, so that no port is returned twice.
     let held: Vec<TcpListener> = (0..count).map(bind).collect();
     held.iter().map(|listener| listener.local_addr().expect("bound").port()).collect()
 }
 
 impl Etcd {
-    /// A cluster of one, with more arguments.
+    /// Starts a cluster of one member with further arguments.
     #[track_caller]
     pub fn start(binary: &OsString, more: &[&str]) -> Self {
         Self::start_in(tempfile::tempdir().expect("a folder"), binary, "http", more)
     }
 
-    /// The same in a folder that may hold the files that the arguments name, relative to it.
+    /// Starts a member in a folder; arguments can name its files by relative paths.
     #[track_caller]
     pub fn start_in(folder: TempDir, binary: &OsString, scheme: &'static str, more: &[&str]) -> Self {
         let ports = free_ports(2);
@@ -62,7 +62,7 @@ impl Etcd {
         member
     }
 
-    /// A cluster of several members.
+    /// Starts a cluster of several members.
     #[track_caller]
     pub fn cluster(binary: &OsString, count: usize) -> Vec<Self> {
         let ports = free_ports(2 * count);
@@ -123,14 +123,14 @@ impl Etcd {
                 panic!("etcd ended with {status}: {}", self.log());
             }
             TcpStream::connect(self.address).ok()?;
-            // Its health has to be asked for by TLS where it has TLS; that it listens says that it has a leader.
+            // Its health is served by TLS if it has TLS; there, listening already means that it has a leader.
             let healthy =
                 self.scheme == "https" || self.try_post("/v3/kv/range", &json!({"key": "YQ=="})).is_ok();
             healthy.then_some(())
         });
     }
 
-    /// Its URL.
+    /// Returns its URL.
     pub fn url(&self) -> String {
         format!("{}://{}", self.scheme, self.address)
     }
@@ -139,30 +139,30 @@ impl Etcd {
         self.folder.path()
     }
 
-    /// Ends the process without a word.
+    /// Kills the process.
     pub fn kill(&mut self) {
         self.child.kill().and_then(|()| self.child.wait()).expect("it ends");
     }
 
-    /// The same while others use it.
+    /// Kills the process while other threads use it.
     pub fn kill_now(&self) {
         let killed = Command::new("kill").args(["-s", "KILL", &self.child.id().to_string()]).status();
         assert!(killed.expect("kill").success());
     }
 
-    /// Starts it again, with the same address and data, and waits until it answers.
+    /// Restarts it with the same address and data, and waits until it answers.
     #[track_caller]
     pub fn restart(&mut self) {
         self.revive();
         self.ready();
     }
 
-    /// Starts it again, and does not wait: a member alone has no leader.
+    /// Restarts it without waiting: a single member of a cluster has no leader.
     pub fn revive(&mut self) {
         self.child = spawn(&self.binary, &self.arguments, self.folder.path());
     }
 
-    /// Throws away all that it has stored.
+    /// Deletes its data.
     pub fn forget(&self) {
         std::fs::remove_dir_all(self.folder.path().join("data")).expect("removed");
     }
@@ -173,7 +173,7 @@ impl Etcd {
         self.try_put(key, value).expect("written");
     }
 
-    /// The same where it may fail.
+    /// Stores a key, which may fail.
     pub fn try_put(&self, key: &str, value: impl AsRef<[u8]>) -> Result<Value, String> {
         self.try_post("/v3/kv/put", &json!({"key": encoded(&full(key)), "value": encoded(value.as_ref())}))
     }
@@ -183,7 +183,7 @@ impl Etcd {
         self.post("/v3/kv/deleterange", &json!({"key": encoded(&full(key))}));
     }
 
-    /// Forgets all history before now.
+    /// Compacts the history up to now.
     #[track_caller]
     pub fn compact(&self) {
         let answer = self.post("/v3/kv/range", &json!({"key": "YQ=="}));
@@ -191,7 +191,7 @@ impl Etcd {
         self.post("/v3/kv/compaction", &json!({"revision": revision, "physical": true}));
     }
 
-    /// A call by its JSON gateway.
+    /// Makes a call through its JSON gateway.
     #[track_caller]
     pub fn post(&self, path: &str, request: &Value) -> Value {
         self.try_post(path, request).expect("done")
@@ -226,7 +226,7 @@ fn spawn(binary: &OsString, arguments: &[String], folder: &Path) -> Child {
         .expect("etcd starts")
 }
 
-/// A request and its answer; a member that is being killed may be gone at any moment.
+/// Sends a request and returns the response; a member that is being killed may close at any moment.
 fn ask(address: SocketAddr, request: &str) -> std::io::Result<String> {
     let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -240,7 +240,7 @@ fn full(key: &str) -> Vec<u8> {
     [PREFIX.as_bytes(), key.as_bytes()].concat()
 }
 
-/// Base64 (RFC 4648 §4), as the JSON gateway has bytes.
+/// Encodes base64 (RFC 4648 §4), the form of bytes in the JSON gateway.
 pub fn encoded(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);

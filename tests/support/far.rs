@@ -1,4 +1,4 @@
-//! A long way: a relay that delays what it passes on.
+//! A relay that delays bytes, to simulate distance.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 const ONE_WAY: Duration = Duration::from_millis(20);
 pub const ROUND_TRIP: Duration = Duration::from_millis(40);
 
-/// Passes bytes on after a while, both ways, as a long way does.
+/// Starts a relay that passes bytes on with a delay, in both directions.
 pub fn far(to: SocketAddr) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("bound");
@@ -27,7 +27,7 @@ pub fn far(to: SocketAddr) -> SocketAddr {
 }
 
 fn delay(mut from: TcpStream, mut to: TcpStream) {
-    // As much as is under way at a gigabyte a second.
+    // As many pieces as are in flight at a gigabyte per second.
     let (sender, receiver) = sync_channel::<(Instant, Vec<u8>)>(4_096);
     thread::spawn(move || {
         let mut bytes = vec![0; 64 * 1024];

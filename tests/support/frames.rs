@@ -1,4 +1,4 @@
-//! HTTP/2 as bytes: a client that writes any frame it likes, legal or not, and knows nothing of what a library knows.
+//! HTTP/2 as bytes: a client that writes any frame, legal or not, without the state of a library.
 
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
@@ -20,14 +20,14 @@ pub const CONTINUATION: u8 = 0x9;
 pub const END_HEADERS: u8 = 0x4;
 pub const ACK: u8 = 0x1;
 
-/// A connection past TLS and the preface.
+/// A connection after TLS and the preface.
 pub struct Frames {
     pub tls: Tls,
     /// The server's first SETTINGS.
     settings: Vec<u8>,
 }
 
-/// A frame as read.
+/// A received frame.
 #[derive(Clone, Debug)]
 pub struct Frame {
     pub kind: u8,
@@ -36,7 +36,7 @@ pub struct Frame {
     pub payload: Vec<u8>,
 }
 
-/// The bytes of a frame.
+/// Returns the bytes of a frame.
 pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).expect("short").to_be_bytes();
     let mut bytes = vec![length[1], length[2], length[3], kind, flags];
@@ -45,11 +45,11 @@ pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A header block of literals without Huffman codes (RFC 7541 §6.2.2).
+/// Returns a header block of literals without Huffman codes (RFC 7541 §6.2.2).
 pub fn block(headers: &[(&str, &str)]) -> Vec<u8> {
     let mut block = Vec::new();
     let text = |block: &mut Vec<u8>, text: &str| {
-        // Lengths of 127 and more go on in further bytes (RFC 7541 §5.1).
+        // Lengths of 127 and more continue in further bytes (RFC 7541 §5.1).
         match text.len() {
             short @ 0..127 => block.push(u8::try_from(short).expect("short")),
             long => {
@@ -72,28 +72,29 @@ pub fn block(headers: &[(&str, &str)]) -> Vec<u8> {
     block
 }
 
-/// The frame that begins a CONNECT.
+/// Returns the HEADERS frame of a CONNECT.
 pub fn connect(stream: u32, authority: &str) -> Vec<u8> {
     frame(HEADERS, END_HEADERS, stream, &block(&[(":method", "CONNECT"), (":authority", authority)]))
 }
 
 impl Frames {
-    /// Past TLS, the preface and the settings of both sides.
+    /// Connects: TLS, the preface, and the settings of both sides.
     pub fn connect(address: SocketAddr, config: Arc<ClientConfig>) -> io::Result<Self> {
         let mut tls = tls_with(config, address, "127.0.0.1")?;
         tls.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")?;
         tls.write_all(&frame(SETTINGS, 0, 0, &[]))?;
         tls.flush()?;
         let mut frames = Self { tls, settings: Vec::new() };
-        // The server's settings hold once they are acknowledged.
+        // The server's settings apply after they are acknowledged.
         frames.settings = frames.until(SETTINGS)?.payload;
         frames.send(&frame(SETTINGS, ACK, 0, &[]))?;
-        // The connection's window opens with the acknowledgement of ours: who sends more before breaks the protocol.
+        // The connection's window opens with the acknowledgement of the client's settings; sending more
+        // before would violate the protocol.
         while frames.until(SETTINGS)?.flags & ACK == 0 {}
         Ok(frames)
     }
 
-    /// The window that the server offers for each stream (RFC 9113 §6.5.2).
+    /// Returns the window that the server offers for each stream (RFC 9113 §6.5.2).
     pub fn stream_window(&self) -> u32 {
         const INITIAL_WINDOW_SIZE: [u8; 2] = [0, 4];
         let mut settings = self.settings.chunks_exact(6);
@@ -106,7 +107,7 @@ impl Frames {
         self.tls.flush()
     }
 
-    /// The next frame; an error at the end of the connection.
+    /// Returns the next frame; an error at the end of the connection.
     pub fn next(&mut self) -> io::Result<Frame> {
         let mut head = [0; 9];
         self.tls.read_exact(&mut head)?;
@@ -127,7 +128,7 @@ impl Frames {
         }
     }
 
-    /// The error code of the GOAWAY with which the other side ends; `None` where it ends without one.
+    /// Returns the error code of the server's GOAWAY; `None` if the connection ends without one.
     pub fn go_away(&mut self) -> Option<u32> {
         let frame = self.until(GOAWAY).ok()?;
         let code = frame.payload.get(4..8)?;

@@ -1,4 +1,4 @@
-//! A gateway of the real binary, from a config text to its logs.
+//! A gateway process of the real binary, with its config and logs.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -20,22 +20,22 @@ pub struct Gateway {
     child: Child,
     folder: TempDir,
     admin: SocketAddr,
-    /// Lines of the program's log (stderr, JSON).
+    /// Lines of the program log (stderr, JSON).
     log: Arc<Mutex<Vec<String>>>,
     /// Lines of the access log (stdout, JSON).
     access: Arc<Mutex<Vec<Value>>>,
 }
 
-/// What every test's config gets: an admin port of its own, logs that can be read, two workers.
+/// The part of the config that all tests share: an admin port of its own, JSON logs, two workers.
 const COMMON: &str = "admin: {bind: \"127.0.0.1:0\"}\ntelemetry: {log: {format: json}}\nworkers: 2\n";
 
 impl Gateway {
-    /// Starts with this config (the listeners should bind `127.0.0.1:0`), and waits until it is ready.
+    /// Starts with this config, whose listeners should bind `127.0.0.1:0`, and waits until it is ready.
     pub fn start(config: &str) -> Self {
         Self::start_in(tempfile::tempdir().expect("a folder"), config, &[])
     }
 
-    /// The same in a folder that may hold more files, with these variables set.
+    /// Starts in a folder with further files and these environment variables.
     pub fn start_in(folder: TempDir, config: &str, environment: &[(&str, &str)]) -> Self {
         std::fs::write(folder.path().join("isthmus.yaml"), with_common(config)).expect("a config");
         let mut command = Command::new(BINARY);
@@ -46,14 +46,14 @@ impl Gateway {
         Self::spawn(command, folder)
     }
 
-    /// Runs a command that is a gateway in the end (a wrapper may stand before it), and waits until it is ready.
+    /// Runs a command that becomes a gateway (a wrapper may start it), and waits until it is ready.
     pub fn spawn(command: Command, folder: TempDir) -> Self {
         let gateway = Self::launch(command, folder);
         gateway.ready();
         gateway
     }
 
-    /// Starts with this config in a folder, and does not wait until it is ready.
+    /// Starts with this config in a folder, without waiting until it is ready.
     pub fn start_unready(folder: TempDir, config: &str) -> Self {
         std::fs::write(folder.path().join("isthmus.yaml"), with_common(config)).expect("a config");
         let mut command = Command::new(BINARY);
@@ -97,18 +97,18 @@ impl Gateway {
         self.child.id()
     }
 
-    /// Where a listener listens. Its line of the log may arrive after the process is ready.
+    /// Returns the address of a listener. Its log line may arrive after the process is ready.
     #[track_caller]
     pub fn listener(&self, name: &str) -> SocketAddr {
         eventually(&format!("listener {name:?}"), || listening(&self.log(), name))
     }
 
-    /// `GET` of the admin API: status code and body.
+    /// Sends a `GET` to the admin API; returns the status code and body.
     pub fn get(&self, path: &str) -> (u16, String) {
         http(self.admin, "GET", path)
     }
 
-    /// `GET` of JSON.
+    /// Sends a `GET` and parses the JSON.
     #[track_caller]
     pub fn json(&self, path: &str) -> Value {
         let (status, body) = self.get(path);
@@ -120,15 +120,15 @@ impl Gateway {
         http(self.admin, "POST", path)
     }
 
-    /// Writes another config (with the common part), without telling the gateway.
+    /// Writes another config (with the common part), without a reload.
     pub fn write_config(&self, config: &str) {
-        // In place of the old file at once, as editors do.
+        // The rename replaces the file in one step, as editors do.
         let next = self.folder.path().join(".next");
         std::fs::write(&next, with_common(config)).expect("written");
         std::fs::rename(next, self.config_path()).expect("renamed");
     }
 
-    /// Takes another config into use.
+    /// Applies another config.
     #[track_caller]
     pub fn reload(&self, config: &str) {
         self.write_config(config);
@@ -136,7 +136,7 @@ impl Gateway {
         assert_eq!(status, 200, "{body}");
     }
 
-    /// The sum of the samples of a metric whose labels hold all of these texts.
+    /// Returns the sum of a metric's samples whose labels contain all of these texts.
     pub fn metric(&self, name: &str, labels: &[&str]) -> f64 {
         let (_, body) = self.get("/metrics");
         body.lines()
@@ -147,7 +147,7 @@ impl Gateway {
             .sum()
     }
 
-    /// Lines of the access log so far.
+    /// Returns the lines of the access log so far.
     pub fn access_log(&self) -> Vec<Value> {
         self.access.lock().expect("not poisoned").clone()
     }
@@ -158,24 +158,24 @@ impl Gateway {
         eventually(what, || self.access_log().into_iter().find(|line| matches(line)))
     }
 
-    /// The program's log so far.
+    /// Returns the program log so far.
     pub fn log(&self) -> Vec<String> {
         self.log.lock().expect("not poisoned").clone()
     }
 
-    /// Waits for a line of the program's log that has this text: it is written behind what it tells of.
+    /// Waits for a line of the program log that contains this text; it may be written after the event.
     #[track_caller]
     pub fn told(&self, text: &str) {
         eventually(text, || self.log().iter().any(|line| line.contains(text)).then_some(()));
     }
 
-    /// Sends a signal, by its name.
+    /// Sends a signal, by name.
     pub fn signal(&self, name: &str) {
         let status = Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status();
         assert!(status.expect("kill").success());
     }
 
-    /// Ends the process without a word.
+    /// Kills the process.
     pub fn kill(&mut self) {
         self.child.kill().and_then(|()| self.child.wait()).expect("it ends");
     }
@@ -212,7 +212,7 @@ fn with_common(config: &str) -> String {
     common.map(|line| format!("{line}\n")).chain([config.to_owned()]).collect()
 }
 
-/// The address of a listener, by the lines `listening` of a JSON log.
+/// Returns the address of a listener from the lines `listening` of a JSON log.
 fn listening(log: &[String], name: &str) -> Option<SocketAddr> {
     log.iter().rev().filter_map(|line| serde_json::from_str::<Value>(line).ok()).find_map(|line| {
         let ours = line["message"] == "listening" && line["listener"] == name;
@@ -236,12 +236,12 @@ fn collect<T: Send + 'static>(
     lines
 }
 
-/// A request over a connection of its own (HTTP/1.0, so that the end of the body is the end of the stream).
+/// Sends a request over a connection of its own (HTTP/1.0, so that the body ends with the stream).
 pub fn http(address: SocketAddr, method: &str, path: &str) -> (u16, String) {
     raw_http(address, &format!("{method} {path} HTTP/1.0\r\nHost: {address}\r\nContent-Length: 0\r\n\r\n"))
 }
 
-/// The same with a request as written.
+/// Sends a request as written.
 pub fn raw_http(address: SocketAddr, request: &str) -> (u16, String) {
     let mut stream = TcpStream::connect_timeout(&address, PATIENCE).expect("the admin API");
     stream.set_read_timeout(Some(Duration::from_secs(30))).expect("set");

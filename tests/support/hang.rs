@@ -1,5 +1,6 @@
-//! A regular file that nobody can open, as on a mount that hangs: another process holds a lease on it (fcntl(2)), and the
-//! kernel lets whoever opens it wait for that process, for `/proc/sys/fs/lease-break-time` at most (45 s).
+//! A regular file whose opening hangs, as on a mount that hangs: another process holds a lease on it
+//! (fcntl(2)), and the kernel lets an opener wait for that process, at most for
+//! `/proc/sys/fs/lease-break-time` (45 s).
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -7,7 +8,8 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 
 use super::skip;
 
-/// Tries again while somebody reads the file; then writes what it is told to, and holds the lease until it is dropped.
+/// Retries while another process reads the file; then appends lines on order, and holds the lease until its
+/// input ends.
 const HOLDER: &str = "
 import fcntl, os, signal, sys, time
 signal.signal(signal.SIGIO, signal.SIG_IGN)
@@ -25,14 +27,14 @@ for line in sys.stdin:
     os.write(file, line.encode())
 ";
 
-/// Holds the file as long as it lives.
+/// Holds the lease while it lives.
 pub struct Hang {
     holder: Child,
     input: Option<ChildStdin>,
 }
 
 impl Hang {
-    /// `None`, said aloud, where the file system has no leases.
+    /// Takes the lease; `None`, after reporting a skip, if the file system has no leases.
     pub fn of(path: &Path) -> Option<Self> {
         let mut command = Command::new("python3");
         command.args(["-c", HOLDER]).arg(path).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -48,7 +50,7 @@ impl Hang {
         Some(hang)
     }
 
-    /// Writes to the end of the file, which stays as it is but for that.
+    /// Appends a line; the rest of the file stays.
     pub fn append(&mut self, line: &str) {
         let input = self.input.as_mut().expect("it lives");
         input.write_all(format!("{line}\n").as_bytes()).and_then(|()| input.flush()).expect("written");

@@ -1,4 +1,5 @@
-//! Callers by HBONE: HTTP/2 CONNECT over mutual TLS, by the `h2` crate; the interop tests call with other libraries.
+//! HBONE callers: HTTP/2 CONNECT over mutual TLS, by the `h2` crate; the interop tests call with other
+//! libraries.
 
 use std::future::poll_fn;
 use std::io;
@@ -20,11 +21,11 @@ use super::PATIENCE;
 use super::client::AnyCertificate;
 use super::pki::Issued;
 
-/// One connection, whose streams are CONNECTs. Its frames flow also between calls.
+/// A connection whose streams are CONNECTs. Its frames are read and written between calls too.
 pub struct Hbone {
     runtime: Runtime,
     send: SendRequest<Bytes>,
-    /// How the connection ended.
+    /// How the connection ended; `None` while it is open.
     ended: tokio::sync::watch::Receiver<Option<String>>,
 }
 
@@ -33,12 +34,12 @@ pub struct Stream {
     handle: tokio::runtime::Handle,
     pub send: SendStream<Bytes>,
     pub receive: RecvStream,
-    /// Received and not read yet.
+    /// Received bytes that were not read yet.
     ahead: Bytes,
     pub headers: HeaderMap,
 }
 
-/// A client with this certificate, which takes whatever the server shows.
+/// Returns the TLS config of a client with this certificate, which accepts any server.
 pub fn client(issued: Option<Issued>, alpn: &[&str]) -> Arc<ClientConfig> {
     let config =
         ClientConfig::builder().dangerous().with_custom_certificate_verifier(Arc::new(AnyCertificate));
@@ -51,7 +52,7 @@ pub fn client(issued: Option<Issued>, alpn: &[&str]) -> Arc<ClientConfig> {
     Arc::new(config)
 }
 
-/// The settings of a ztunnel: windows of 4 and 16 MiB, frames of 1 MiB.
+/// Returns the settings of a ztunnel: windows of 4 and 16 MiB, frames of 1 MiB.
 pub fn ztunnel() -> Builder {
     let mut builder = Builder::new();
     builder
@@ -59,14 +60,14 @@ pub fn ztunnel() -> Builder {
         .initial_connection_window_size(16 << 20)
         .max_frame_size(1 << 20)
         .initial_max_send_streams(1_000)
-        // What comes for streams that the caller has dropped is no fault of the gateway's.
+        // Frames for streams that the caller has dropped are not a fault of the gateway.
         .max_concurrent_reset_streams(100_000)
         .max_local_error_reset_streams(None);
     builder
 }
 
 impl Hbone {
-    /// With the settings of a ztunnel.
+    /// Connects with the settings of a ztunnel.
     pub fn connect(address: SocketAddr, config: Arc<ClientConfig>) -> io::Result<Self> {
         Self::connect_with(address, config, &ztunnel())
     }
@@ -87,7 +88,8 @@ impl Hbone {
             socket.set_nodelay(true)?;
             let tls = TlsConnector::from(config).connect(ServerName::from(address.ip()), socket).await?;
             let (send, mut connection) = builder.handshake(tls).await.map_err(io::Error::other)?;
-            // TLS 1.3 clients are done before the server has looked at their certificate: an answer tells.
+            // A TLS 1.3 client finishes its handshake before the server has checked its certificate; the
+            // answer to a PING shows the result.
             let mut pings = connection.ping_pong().expect("not taken");
             #[expect(
                 clippy::disallowed_methods,
@@ -109,12 +111,12 @@ impl Hbone {
         Ok(Self { runtime, send, ended })
     }
 
-    /// A CONNECT; the status and `isthmus-reason` where it is refused.
+    /// Opens a CONNECT stream; the error is the status and `isthmus-reason` of a refusal.
     pub fn open(&self, authority: &str) -> Result<Stream, (StatusCode, String)> {
         self.ask(Request::connect(authority).body(()).expect("a request"))
     }
 
-    /// Any request; the end of the connection or stream is status 599 with its error.
+    /// Sends any request; the end of the connection or stream counts as status 599 with its error.
     pub fn ask(&self, request: Request<()>) -> Result<Stream, (StatusCode, String)> {
         let broken = |error: h2::Error| (StatusCode::from_u16(599).expect("a code"), error.to_string());
         let handle = self.runtime.handle().clone();
@@ -138,7 +140,7 @@ impl Hbone {
         Ok(Stream { handle, send, receive, ahead: Bytes::new(), headers: head.headers })
     }
 
-    /// Whether the connection has ended, and how.
+    /// Returns how the connection has ended; `None` while it is open.
     pub fn ended(&self) -> Option<String> {
         self.ended.borrow().clone()
     }
@@ -162,7 +164,7 @@ impl Stream {
         })
     }
 
-    /// What comes next, up to `count` bytes; fewer at the end.
+    /// Reads up to `count` bytes; fewer at the end.
     pub fn read(&mut self, count: usize) -> Result<Vec<u8>, String> {
         let mut all = Vec::new();
         while all.len() < count {
@@ -184,13 +186,13 @@ impl Stream {
         Ok(all)
     }
 
-    /// Sends and reads as much back.
+    /// Sends a text and reads as many bytes.
     pub fn echo(&mut self, text: &str) -> Result<String, String> {
         self.write(text.as_bytes())?;
         self.read(text.len()).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// Sends all of it, and reads as much at the same time; how much came back.
+    /// Sends a text and reads at the same time; returns the number of bytes that came back.
     pub fn echo_while_reading(&mut self, text: &str) -> Result<usize, String> {
         let Self { handle, send, receive, .. } = self;
         handle.block_on(async {
@@ -214,7 +216,7 @@ impl Stream {
         })
     }
 
-    /// Waits for room to send; whether there is some in time.
+    /// Waits for window to send; returns true if there is some in time.
     pub fn wait_for_capacity(&mut self, within: Duration) -> bool {
         let send = &mut self.send;
         let room = poll_fn(|context| match send.capacity() {
@@ -224,7 +226,7 @@ impl Stream {
         self.handle.block_on(async { tokio::time::timeout(within, room).await.unwrap_or(false) })
     }
 
-    /// Ends its own direction.
+    /// Ends the sending direction.
     pub fn end(&mut self) {
         self.send.send_data(Bytes::new(), true).expect("sent");
     }

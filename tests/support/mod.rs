@@ -1,5 +1,5 @@
-//! What the end-to-end tests share: a gateway of the real binary, a CA, backends that do what they are told, and
-//! waiting with a deadline. Clients and servers here are `rustls` and plain sockets, none of the gateway's own code.
+//! What the end-to-end tests share: a gateway of the real binary, a CA, backends, and waiting with a
+//! deadline. Clients and servers here use `rustls` and plain sockets, none of the gateway's own code.
 
 #![allow(dead_code, unreachable_pub, clippy::print_stderr, reason = "each test binary uses a part of it")]
 
@@ -28,10 +28,10 @@ pub mod yaml;
 
 use std::time::{Duration, Instant};
 
-/// How long anything may take that should take no time.
+/// The deadline of anything that should happen at once.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Waits until `ready` gives something; fails the test with `what` after [`PATIENCE`].
+/// Waits until `ready` returns a value; fails the test with `what` after [`PATIENCE`].
 #[track_caller]
 pub fn eventually<T>(what: &str, ready: impl FnMut() -> Option<T>) -> T {
     within(PATIENCE, what, ready)
@@ -50,14 +50,14 @@ pub fn within<T>(limit: Duration, what: &str, mut ready: impl FnMut() -> Option<
     }
 }
 
-/// Says that a test cannot be run here, where `tests/run` counts it.
+/// Reports that a test cannot be run here, in the file from which `tests/run` counts skips.
 pub fn skip(reason: &str) {
     use std::io::Write;
     let line = format!("SKIPPED: {reason}");
     eprintln!("{line}");
     if let Some(path) = std::env::var_os("ISTHMUS_SKIPS") {
         let file = std::fs::OpenOptions::new().append(true).create(true).open(path);
-        // In one piece: others add to it at the same time.
+        // One write: other tests append at the same time.
         file.expect("the list of skips").write_all(format!("{line}\n").as_bytes()).expect("written");
     }
 }

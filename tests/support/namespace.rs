@@ -1,4 +1,4 @@
-//! Tests in a network namespace of their own, where they may have any address and port.
+//! Tests in a network namespace of their own, where they can have any address and port.
 
 use std::fs::File;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -7,11 +7,12 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::{eventually, skip};
 
-/// Set inside of the namespace.
+/// Set inside the namespace.
 const INSIDE: &str = "ISTHMUS_TEST_NAMESPACE";
 
-/// Returns true inside of a network namespace that was set up by these commands (of a shell). Outside of it, runs the test of
-/// this name once more in such a namespace, fails as it fails, and returns false; where none can be made, the test is skipped.
+/// Returns true inside a network namespace that was set up by these shell commands. Outside, runs the test of
+/// this name in such a namespace, fails as it fails, and returns false; if no namespace can be made, the test
+/// is skipped.
 #[track_caller]
 pub fn inside(test: &str, setup: &str) -> bool {
     if std::env::var_os(INSIDE).is_some() {
@@ -37,20 +38,22 @@ pub fn inside(test: &str, setup: &str) -> bool {
     false
 }
 
-/// Another host: a second network namespace, at the other end of a cable. Used inside of a namespace of the test's own.
+/// A second host: another network namespace at the other end of a virtual cable. Used inside a test's own
+/// namespace.
 pub struct Host {
-    /// Keeps the namespace; ends with its input.
+    /// The process that keeps the namespace alive; ends with its input.
     keeper: Child,
     input: Option<ChildStdin>,
 }
 
-/// The addresses of this side of the cable, and of the other host.
+/// The addresses of this end of the cable, and of the other host.
 pub const NEAR: &str = "10.88.0.1";
 pub const FAR: &str = "10.88.0.2";
 const HARDWARE: &str = "02:00:00:00:00:02";
 
 impl Host {
-    /// Connects one. What is sent to it goes to its interface's address even when nobody answers for that any more.
+    /// Connects a host. Packets to it are sent to its interface's hardware address even when the host does
+    /// not answer.
     pub fn connect() -> Self {
         let mut command = Command::new("unshare");
         command.args(["-n", "cat"]).stdin(Stdio::piped()).stdout(Stdio::null());
@@ -80,14 +83,14 @@ impl Host {
         format!("/proc/{}/ns/net", self.keeper.id())
     }
 
-    /// Runs commands (of a shell) on it.
+    /// Runs shell commands on it.
     pub fn run(&self, commands: &str) {
         let mut command = Command::new("nsenter");
         command.args(["-t", &self.keeper.id().to_string(), "-n", "sh", "-ec", commands]);
         assert!(command.status().expect("nsenter").success(), "{commands}");
     }
 
-    /// Has a thread of this process do something on it: sockets that it makes stay there.
+    /// Runs `act` in a thread of this process on that host: sockets made there stay there.
     pub fn enter<T: Send>(&self, act: impl FnOnce() -> T + Send) -> T {
         let namespace = File::open(self.namespace()).expect("its namespace");
         std::thread::scope(|scope| {
@@ -103,7 +106,7 @@ impl Host {
         })
     }
 
-    /// Has it vanish: the link stays up, and whatever is sent to it is dropped without an answer.
+    /// Makes the host vanish: the link stays up, and packets to it are dropped without an answer.
     pub fn vanish(&self) {
         self.run(&format!("ip addr del {FAR}/24 dev far0"));
     }
@@ -116,7 +119,7 @@ impl Drop for Host {
     }
 }
 
-/// Runs commands (of a shell) in the test's own namespace.
+/// Runs shell commands in the test's own namespace.
 pub fn shell(commands: &str) {
     let done = Command::new("sh").args(["-ec", commands]).status().expect("a shell");
     assert!(done.success(), "{commands}");

@@ -9,12 +9,12 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
-/// A CA, and what it has issued.
+/// A CA.
 pub struct Pki {
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
 
-/// One CA for all tests of a process: keys are slow to make.
+/// One CA for all tests of a process, because keys are slow to make.
 pub static PKI: LazyLock<Pki> = LazyLock::new(|| Pki::new("the tests' CA"));
 
 /// A certificate and its key.
@@ -26,7 +26,7 @@ pub struct Issued {
 }
 
 impl Issued {
-    /// From PEM files.
+    /// Reads PEM files.
     pub fn read(certificate: &Path, key: &Path) -> Self {
         let text = |path| std::fs::read_to_string(path).expect("a file");
         Self {
@@ -39,11 +39,12 @@ impl Issued {
 }
 
 impl Pki {
-    /// Another CA, which nobody knows.
+    /// Makes another CA, which no peer trusts.
     pub fn new(name: &str) -> Self {
         let mut params = CertificateParams::new(Vec::new()).expect("parameters");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        // Unlike the subject of what it issues: OpenSSL takes a certificate whose issuer is its subject for self-signed.
+        // Differs from the subject of its certificates: OpenSSL takes a certificate whose issuer is its
+        // subject for self-signed.
         params.distinguished_name.push(DnType::CommonName, name);
         let key = KeyPair::generate().expect("a key");
         Self { issuer: CertifiedIssuer::self_signed(params, key).expect("a CA") }
@@ -57,7 +58,7 @@ impl Pki {
         self.issuer.der().clone()
     }
 
-    /// A certificate for DNS names, with a SPIFFE URI where one is given.
+    /// Issues a certificate for DNS names, with a SPIFFE URI if one is given.
     pub fn issue(&self, names: &[&str], uri: Option<&str>) -> Issued {
         let names: Vec<String> = names.iter().map(ToString::to_string).collect();
         let mut params = CertificateParams::new(names).expect("parameters");
@@ -86,7 +87,7 @@ impl Pki {
         }
     }
 
-    /// A certificate with these URIs, valid from the first day of a year to that of another.
+    /// Issues a certificate with these URIs, valid from the first day of a year to that of another.
     pub fn issue_for(&self, uris: &[&str], from: i32, until: i32) -> Issued {
         let mut params = CertificateParams::default();
         let day = |year| rcgen::date_time_ymd(year, 1, 1);
@@ -103,14 +104,14 @@ impl Pki {
         roots
     }
 
-    /// A server that proves a name and asks for nothing.
+    /// Returns a server that proves a name and requires no client certificate.
     pub fn server(&self, name: &str) -> Arc<ServerConfig> {
         let issued = self.issue(&[name], None);
         let config = ServerConfig::builder().with_no_client_auth();
         Arc::new(config.with_single_cert(vec![issued.certificate], issued.key).expect("a server"))
     }
 
-    /// A server that proves a name and a client certificate of this CA is required by.
+    /// Returns a server that proves a name and requires a client certificate of this CA.
     pub fn mutual_server(&self, name: &str, uri: &str) -> Arc<ServerConfig> {
         let issued = self.issue(&[name], Some(uri));
         let verifier = WebPkiClientVerifier::builder(Arc::new(self.roots())).build().expect("a verifier");
@@ -118,14 +119,14 @@ impl Pki {
         Arc::new(config.with_single_cert(vec![issued.certificate], issued.key).expect("a server"))
     }
 
-    /// A client that trusts this CA alone, and offers these ALPN protocols.
+    /// Returns a client that trusts this CA only, and offers these ALPN protocols.
     pub fn client(&self, alpn: &[&str]) -> Arc<ClientConfig> {
         let mut config = ClientConfig::builder().with_root_certificates(self.roots()).with_no_client_auth();
         config.alpn_protocols = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
         Arc::new(config)
     }
 
-    /// The same, and it proves who it is, by a certificate of whatever CA.
+    /// Returns such a client with a certificate of its own, from any CA.
     pub fn client_with(&self, issued: Issued, alpn: &[&str]) -> Arc<ClientConfig> {
         let config = ClientConfig::builder().with_root_certificates(self.roots());
         let config = config.with_client_auth_cert(vec![issued.certificate], issued.key);

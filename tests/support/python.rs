@@ -1,5 +1,5 @@
-//! A Python that has the official messages of xDS, of those who certify us, and of OTLP; and peers written in it, which are
-//! told what to do line by line.
+//! Python interpreters with the official protobuf messages of xDS, of certificate authorities and of OTLP;
+//! and peers written in Python, which take their orders line by line.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader, Write};
@@ -11,27 +11,28 @@ use serde_json::Value;
 
 use super::eventually;
 
-/// The one with the messages of xDS: `ISTHMUS_PYTHON`, or where `tests/run` has put it.
+/// Returns the interpreter with the messages of xDS: `ISTHMUS_PYTHON`, or the one that `tests/run` has
+/// installed.
 pub fn installed() -> Option<OsString> {
     with(&["xds.txt"])
 }
 
-/// The same with all that a server needs that says who we are.
+/// Returns the interpreter with all packages of an identity server.
 pub fn with_authorities() -> Option<OsString> {
     with(&["xds.txt", "identity.txt"])
 }
 
-/// The same with the messages of etcd beside them: all that the generated messages are compared with.
+/// Returns the interpreter with the messages of etcd too: all that the generated messages are compared with.
 pub fn with_official_messages() -> Option<OsString> {
     with(&["xds.txt", "identity.txt", "etcd.txt"])
 }
 
-/// The one for xDS, with HTTP/2.
+/// Returns the interpreter for xDS, with HTTP/2.
 pub fn with_http2() -> Option<OsString> {
     with(&["xds.txt", "hbone.txt"])
 }
 
-/// The one for xDS, with the messages of OTLP.
+/// Returns the interpreter for xDS, with the messages of OTLP.
 pub fn with_otlp() -> Option<OsString> {
     with(&["xds.txt", "otlp.txt"]).filter(|python| {
         let import = ["-c", "import grpc, opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc"];
@@ -42,13 +43,13 @@ pub fn with_otlp() -> Option<OsString> {
 
 fn with(lists: &[&str]) -> Option<OsString> {
     let venv = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/interop/venv");
-    // The interpreter is there without the packages too; the stamps say that they are.
+    // The interpreter may exist without the packages; the stamp files say that they are installed.
     let stamped = lists.iter().all(|list| venv.join(format!("{list}.installed")).exists());
     std::env::var_os("ISTHMUS_PYTHON").or_else(|| stamped.then(|| venv.join("bin/python").into_os_string()))
 }
 
-/// A running script of `tests/interop`; killed when dropped. It says that it is ready, answers each line with an object
-/// that has `done`, and may say more.
+/// A running script of `tests/interop`; killed when dropped. It reports when it is ready, answers each line
+/// with an object that has `done`, and may write further objects.
 pub struct Peer {
     child: Child,
     input: ChildStdin,
@@ -77,7 +78,7 @@ impl Peer {
         Self { child, input, lines }
     }
 
-    /// Tells it what to do; returns once it does so, with its answer.
+    /// Sends an order; returns its answer when it was carried out.
     #[track_caller]
     pub fn tell(&mut self, what: &Value) -> Value {
         let before = self.of("done").len();
@@ -88,12 +89,12 @@ impl Peer {
         })
     }
 
-    /// Where it listens.
+    /// Returns the port on which it listens.
     pub fn port(&self) -> u64 {
         self.lines()[0]["port"].as_u64().expect("a port")
     }
 
-    /// The values of a key in what it has said so far.
+    /// Returns the values of a key in its output so far.
     pub fn of(&self, key: &str) -> Vec<Value> {
         self.lines().iter().filter_map(|line| line.get(key).cloned()).collect()
     }

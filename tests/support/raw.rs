@@ -1,4 +1,4 @@
-//! Clients below TLS: hellos made by hand, sources chosen, and how a connection ended.
+//! Clients below TLS: hellos made by hand, chosen source addresses, and the end of a connection.
 
 use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -8,18 +8,18 @@ use socket2::{Domain, Socket, Type};
 
 use super::PATIENCE;
 
-/// The largest fragment of a record.
+/// The largest fragment of a record in bytes.
 const RECORD_MAX: usize = 1 << 14;
 
-/// A legal hello with these bytes as its host name, whatever they are.
+/// Returns a legal hello with these bytes as its host name.
 pub fn hello(name: &[u8]) -> Vec<u8> {
     records(&message(name, None))
 }
 
-/// A legal hello of this many bytes, record headers included.
+/// Returns a legal hello of this many bytes, record headers included.
 pub fn hello_of(name: &[u8], length: usize) -> Vec<u8> {
     let bare = message(name, Some(0)).len();
-    // The number of records follows from the length: each is full but the last.
+    // The number of records follows from the length: each but the last is full.
     let headers = 5 * length.div_ceil(RECORD_MAX + 5);
     let hello = records(&message(name, Some(length - headers - bare)));
     assert_eq!(hello.len(), length, "no hello of this length can be made");
@@ -29,7 +29,7 @@ pub fn hello_of(name: &[u8], length: usize) -> Vec<u8> {
 fn message(name: &[u8], padding: Option<usize>) -> Vec<u8> {
     let entry = [&[0][..], &counted(name)].concat();
     let mut extensions = extension(0, &counted(&entry));
-    // Versions: TLS 1.3 alone.
+    // Versions: TLS 1.3 only.
     extensions.extend(extension(43, &[2, 3, 4]));
     if let Some(padding) = padding {
         extensions.extend(extension(21, &vec![0; padding]));
@@ -55,7 +55,7 @@ fn records(message: &[u8]) -> Vec<u8> {
     message.chunks(RECORD_MAX).flat_map(record).collect()
 }
 
-/// Connects from an address of our own, with a time limit on every read.
+/// Connects from a given address, with a time limit on every read.
 pub fn connect_from(source: impl Into<IpAddr>, address: SocketAddr) -> TcpStream {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None).expect("a socket");
     socket.bind(&SocketAddr::new(source.into(), 0).into()).expect("a source address");
@@ -72,7 +72,7 @@ pub enum End {
     Reset,
 }
 
-/// All that comes, and how it ends.
+/// Reads all bytes, and returns them with the end.
 #[track_caller]
 pub fn read_out(stream: &mut TcpStream) -> (Vec<u8>, End) {
     let mut bytes = Vec::new();
@@ -83,12 +83,12 @@ pub fn read_out(stream: &mut TcpStream) -> (Vec<u8>, End) {
     }
 }
 
-/// The record of a fatal alert.
+/// Returns the record of a fatal alert.
 pub fn alert(description: u8) -> Vec<u8> {
     vec![21, 3, 3, 0, 2, 2, description]
 }
 
-/// Whether nothing has come yet, neither byte nor end.
+/// Returns true if neither a byte nor an end has been received.
 pub fn is_silent(stream: &TcpStream) -> bool {
     stream.set_nonblocking(true).expect("set");
     let seen = stream.peek(&mut [0]);

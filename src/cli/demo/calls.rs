@@ -1,24 +1,24 @@
-//! Calls of a step: made, counted, and compared with what the gateway counts.
+//! The calls of a step, and the comparison of their number with the gateway's counters.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::DemoError;
 use super::certificates::Certificates;
-use super::client::{Answer, CallError, Caller};
+use super::client::{CallError, CallResult, Caller};
 use super::report::Outcome;
 use super::stage::{Network, Stage};
 
 /// Calls of the step that compares shares.
 pub(super) const SHARED_CALLS: usize = 300;
-/// How far a measured share may be from what `explain` says.
+/// The largest difference between a measured share and that of `explain`.
 pub(super) const SHARE_TOLERANCE: f64 = 0.05;
-/// How long the gateway may take to hear of a connection's end after the caller, and to write it down.
+/// How long after the caller the gateway may count and log a connection's end.
 const SETTLED_WITHIN: Duration = Duration::from_secs(3);
 
-/// Makes calls of which every one has to be answered by an endpoint that proves to be the one it says, over a
-/// post-quantum key exchange; compares their number with the gateway's counter for `service` (or a route).
-/// How many calls each endpoint had.
+/// Makes calls that an endpoint must answer, with its own certificate and a post-quantum key exchange, and
+/// compares their number with the gateway's counter for `service` (or a route). Returns the number of calls
+/// per endpoint.
 pub(super) async fn answered_by(
     stage: &Stage,
     network: &Network,
@@ -41,7 +41,7 @@ pub(super) async fn answered_by(
     }
     let counts: Vec<String> = shares.iter().map(|(endpoint, count)| format!("{endpoint} {count}")).collect();
     outcome.note(format!("{count} calls for {}: {}", caller.name, counts.join(", ")));
-    // Counters are whole numbers, and small ones here: as floats they are exact.
+    // Counters are small whole numbers, which are exact as floats.
     let ended = async || Ok(network.gateway.ended_well(service).await? - before);
     let counted = settled(count as f64, ended).await?;
     outcome.check(counted == count as f64, || {
@@ -51,7 +51,7 @@ pub(super) async fn answered_by(
     Ok(shares)
 }
 
-/// Asks again until there are `enough`, or for [`SETTLED_WITHIN`]: how many there are.
+/// Repeats `count` until it returns `enough`, at most for [`SETTLED_WITHIN`]; returns the last value.
 pub(super) async fn settled<N: PartialOrd>(
     enough: N,
     count: impl AsyncFn() -> Result<N, DemoError>,
@@ -66,7 +66,7 @@ pub(super) async fn settled<N: PartialOrd>(
     }
 }
 
-fn verify(certificates: &Certificates, answer: &Answer, outcome: &mut Outcome) {
+fn verify(certificates: &Certificates, answer: &CallResult, outcome: &mut Outcome) {
     let holder = certificates.holder(&answer.certificate).map(|held| held.holder);
     outcome.check(holder == Some(&answer.endpoint), || {
         format!("{} answered with the certificate of {}", answer.endpoint, holder.unwrap_or("nobody"))
@@ -74,8 +74,8 @@ fn verify(certificates: &Certificates, answer: &Answer, outcome: &mut Outcome) {
     outcome.check(answer.post_quantum, || "the key exchange was not post-quantum".to_owned());
 }
 
-/// A result in words.
-pub(super) fn told(result: &Result<Answer, CallError>) -> String {
+/// Describes a result.
+pub(super) fn describe(result: &Result<CallResult, CallError>) -> String {
     match result {
         Ok(answer) => format!("an answer of {}", answer.endpoint),
         Err(error) => error.to_string(),

@@ -1,5 +1,5 @@
-//! The demo's CA, in memory, and what it has issued: every endpoint and client has a certificate of its own, so
-//! the one that was presented tells who is at the other end.
+//! The demo's CA, in memory, and the certificates that it has issued. Every endpoint and client has a
+//! certificate of its own, so the certificate identifies the peer.
 
 use std::sync::Arc;
 
@@ -14,34 +14,34 @@ use super::DemoError;
 use crate::model::identity::{IdentityError, TrustDomain};
 use crate::tls::development::{Authority, DevelopmentError};
 
-/// The trust domain of both networks: they are one mesh.
+/// The trust domain of both networks, which are one mesh.
 const TRUST_DOMAIN: &str = "cluster.local";
-/// The namespace of all the demo's workloads.
+/// The namespace of the demo's workloads.
 const NAMESPACE: &str = "shop";
 
-/// The CA and all it has issued.
+/// The CA and the certificates that it has issued.
 pub(super) struct Certificates {
     authority: Authority,
     roots: Arc<RootCertStore>,
-    issued: Vec<Held>,
+    issued: Vec<IssuedCertificate>,
 }
 
-/// A certificate, its key, and who has it.
-pub(super) struct Held {
+/// A certificate with its key and its holder.
+pub(super) struct IssuedCertificate {
     pub(super) holder: &'static str,
     pub(super) identity: String,
     certificate: CertificateDer<'static>,
     key: PrivateKeyDer<'static>,
-    /// The same for programs that read files.
+    /// The certificate and key in PEM, for programs that read files.
     pub(super) certificate_pem: String,
     pub(super) key_pem: String,
 }
 
-/// What a server asks of its clients.
+/// The client authentication of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ClientAuth {
     None,
-    /// Mutual TLS: a certificate of the CA.
+    /// Mutual TLS: a certificate of the CA is required.
     Required,
 }
 
@@ -54,7 +54,7 @@ impl Certificates {
         Ok(Self { authority, roots: Arc::new(roots), issued: Vec::new() })
     }
 
-    /// The CA's certificate, for clients of the user's own.
+    /// Returns the CA's certificate in PEM, for clients of the operator.
     pub(super) fn authority_pem(&self) -> &str {
         self.authority.certificate_pem()
     }
@@ -69,7 +69,7 @@ impl Certificates {
         self.issue_in(NAMESPACE, holder, service_account, names)
     }
 
-    /// The same in a namespace other than that of the workloads.
+    /// Issues a certificate in another namespace than that of the workloads.
     pub(super) fn issue_in(
         &mut self,
         namespace: &str,
@@ -79,7 +79,7 @@ impl Certificates {
     ) -> Result<(), DemoError> {
         let identity = self.authority.identity(namespace, service_account).map_err(DevelopmentError::from)?;
         let issued = self.authority.issue(&identity, names, 1)?;
-        self.issued.push(Held {
+        self.issued.push(IssuedCertificate {
             holder,
             identity: identity.to_string(),
             certificate: certificate(&issued.certificate_pem)?,
@@ -91,17 +91,17 @@ impl Certificates {
         Ok(())
     }
 
-    /// Who a certificate was issued to.
-    pub(super) fn holder(&self, certificate: &CertificateDer<'_>) -> Option<&Held> {
+    /// Returns the holder of a certificate.
+    pub(super) fn holder(&self, certificate: &CertificateDer<'_>) -> Option<&IssuedCertificate> {
         self.issued.iter().find(|held| held.certificate == *certificate)
     }
 
-    pub(super) fn held_by(&self, holder: &str) -> Result<&Held, DemoError> {
+    pub(super) fn held_by(&self, holder: &str) -> Result<&IssuedCertificate, DemoError> {
         let held = self.issued.iter().find(|held| held.holder == holder);
         held.ok_or_else(|| DemoError::Tls(format!("{holder} has no certificate")))
     }
 
-    /// The TLS of a server.
+    /// Returns the TLS config of a server.
     pub(super) fn server(&self, holder: &str, clients: ClientAuth) -> Result<Arc<ServerConfig>, DemoError> {
         let held = self.held_by(holder)?;
         let builder = match clients {
@@ -116,8 +116,8 @@ impl Certificates {
         Ok(Arc::new(config.map_err(tls)?))
     }
 
-    /// The TLS of a client that accepts only a server with a certificate of the CA for `server`, whatever name it
-    /// sends as SNI: the names of the mesh stand in no certificate.
+    /// Returns the TLS config of a client that accepts only a certificate of the CA for `server`, whatever
+    /// SNI it sends: mesh names are in no certificate.
     pub(super) fn client(
         &self,
         server: &str,
@@ -140,7 +140,7 @@ impl Certificates {
             }
         };
         config.alpn_protocols = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
-        // Each call shakes hands in full: a resumed one would show no certificate.
+        // Each call makes a full handshake: a resumed one would show no certificate.
         config.resumption = rustls::client::Resumption::disabled();
         Ok(Arc::new(config))
     }
@@ -154,7 +154,7 @@ fn tls(error: rustls::Error) -> DemoError {
     DemoError::Tls(error.to_string())
 }
 
-/// Verifies a server as webpki does, but against the name of the service instead of the SNI.
+/// Verifies a server as webpki does, but with the name of the service in the place of the SNI.
 #[derive(Debug)]
 struct Verifier {
     chain: Arc<WebPkiServerVerifier>,

@@ -1,16 +1,16 @@
-//! The steps that change something while it runs: endpoints that die and come back, configs, the end of a gateway.
+//! The steps with changes at run time: endpoints that stop and return, config reloads, the end of a gateway.
 
 use std::time::Duration;
 
 use super::DemoError;
-use super::calls::{answered_by, told};
+use super::calls::{answered_by, describe};
 use super::report::Outcome;
-use super::stage::{CHECKOUT, Call, Network, Stage};
+use super::stage::{CHECKOUT, CallSpec, Network, Stage};
 use crate::cli::output::cell;
 
-/// The endpoint that dies.
+/// The endpoint that is stopped.
 const VICTIM: &str = "checkout-3";
-/// Calls while it is dead, enough for it to be tried as often as ejection needs.
+/// Calls while it is stopped: enough attempts for its ejection.
 const CALLS: usize = 80;
 /// The route that a reload adds.
 const NEW_ROUTE: &str = "new.shop.example";
@@ -19,7 +19,7 @@ pub(super) async fn dead_endpoint(stage: &mut Stage, outcome: &mut Outcome) -> R
     if let Some(victim) = stage.west.endpoint_mut(VICTIM) {
         victim.stop().await;
     }
-    let caller = stage.caller_in_east(&Call::plain(CHECKOUT, CHECKOUT))?;
+    let caller = stage.caller_in_east(&CallSpec::plain(CHECKOUT, CHECKOUT))?;
     let shares = answered_by(stage, &stage.west, &caller, CHECKOUT, CALLS, outcome).await?;
     outcome.check(!shares.contains_key(VICTIM), || format!("{VICTIM} has answered, dead as it is"));
     let health = health(&stage.west).await?;
@@ -42,7 +42,7 @@ pub(super) async fn recovery(stage: &mut Stage, outcome: &mut Outcome) -> Result
         Ok((health_of(&explanation, &address) == "healthy").then_some(()))
     });
     let_back.await?;
-    let caller = stage.caller_in_east(&Call::plain(CHECKOUT, CHECKOUT))?;
+    let caller = stage.caller_in_east(&CallSpec::plain(CHECKOUT, CHECKOUT))?;
     let shares = answered_by(stage, &stage.west, &caller, CHECKOUT, CALLS, outcome).await?;
     outcome.check(shares.contains_key(VICTIM), || format!("{VICTIM} is back, and gets no calls"));
     Ok(())
@@ -53,7 +53,7 @@ fn victim_address(network: &Network) -> String {
     victim.map(|victim| victim.address.to_string()).unwrap_or_default()
 }
 
-/// How the gateway takes the victim to be.
+/// Returns the health of the victim as the gateway sees it.
 async fn health(network: &Network) -> Result<String, DemoError> {
     let explanation = network.gateway.explain(&[("sni", CHECKOUT), ("listener", "plain")]).await?;
     Ok(health_of(&explanation, &victim_address(network)))
@@ -66,7 +66,7 @@ fn health_of(explanation: &serde_json::Value, address: &str) -> String {
 }
 
 pub(super) async fn reload(stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
-    let before = stage.caller_in_east(&Call::plain(CHECKOUT, CHECKOUT))?.open().await;
+    let before = stage.caller_in_east(&CallSpec::plain(CHECKOUT, CHECKOUT))?.open().await;
     let mut open = match before {
         Ok(session) => session,
         Err(error) => {
@@ -78,7 +78,7 @@ pub(super) async fn reload(stage: &Stage, outcome: &mut Outcome) -> Result<(), D
     let config = stage.west.config.replacen("routes:\n", &route, 1);
     let answer = stage.west.gateway.reload(&config).await?;
     outcome.check(answer.status == 200, || format!("the reload was answered with {}", answer.body.trim()));
-    let caller = stage.caller_in_east(&Call::plain(NEW_ROUTE, NEW_ROUTE))?;
+    let caller = stage.caller_in_east(&CallSpec::plain(NEW_ROUTE, NEW_ROUTE))?;
     match caller.call("/").await {
         Ok(answer) => outcome.answered(&answer),
         Err(error) => outcome.lost(&error),
@@ -108,7 +108,7 @@ pub(super) async fn bad_reload(stage: &Stage, outcome: &mut Outcome) -> Result<(
         format!("the problem is told as {problem:?}")
     });
     outcome.note(problem);
-    match stage.caller_in_east(&Call::plain(NEW_ROUTE, NEW_ROUTE))?.call("/").await {
+    match stage.caller_in_east(&CallSpec::plain(NEW_ROUTE, NEW_ROUTE))?.call("/").await {
         Ok(answer) => outcome.answered(&answer),
         Err(error) => outcome.lost(&error),
     }
@@ -116,7 +116,7 @@ pub(super) async fn bad_reload(stage: &Stage, outcome: &mut Outcome) -> Result<(
     let running = &status["config"]["file_is_running"];
     outcome.check(*running == false, || "the status does not say that the file is rejected".to_owned());
     outcome.proof(format!("status: file_is_running {running}"));
-    // For a user who goes on from here.
+    // Restores the config for an operator who continues from here with `--keep`.
     let answer = stage.west.gateway.reload(&stage.west.config).await?;
     outcome
         .check(answer.status == 200, || format!("the old config was answered with {}", answer.body.trim()));
@@ -124,7 +124,7 @@ pub(super) async fn bad_reload(stage: &Stage, outcome: &mut Outcome) -> Result<(
 }
 
 pub(super) async fn drain(stage: &mut Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
-    let caller = stage.caller_in_east(&Call::plain(CHECKOUT, CHECKOUT))?;
+    let caller = stage.caller_in_east(&CallSpec::plain(CHECKOUT, CHECKOUT))?;
     let under_way = async {
         let mut session = caller.open().await?;
         let head = session.ask("/slow").await?;
@@ -138,7 +138,7 @@ pub(super) async fn drain(stage: &mut Stage, outcome: &mut Outcome) -> Result<()
         }
     };
     stage.west.gateway.terminate()?;
-    // The signal needs a moment to arrive; from then on nobody listens.
+    // The signal takes a moment to arrive; after that the listeners are closed.
     let mut late = caller.connect().await;
     for _ in 0..50 {
         if late.is_err() {
@@ -157,7 +157,7 @@ pub(super) async fn drain(stage: &mut Stage, outcome: &mut Outcome) -> Result<()
             outcome.answered(&answer);
             outcome.note(format!("the call under way was answered in full by {}", answer.endpoint));
         }
-        failed => outcome.check(false, || format!("the call under way led to {}", told(&failed))),
+        failed => outcome.check(false, || format!("the call under way led to {}", describe(&failed))),
     }
     session.close().await;
     let status = stage.west.gateway.ended().await?;

@@ -1,4 +1,4 @@
-//! A client on one network that calls through the gateway of the other, and what came of a call.
+//! A client on one network that calls through the gateway of the other, and the results of its calls.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -17,28 +17,28 @@ use crate::net::scope::Scope;
 
 /// How long a call may take.
 const CALL_TIMEOUT: Duration = Duration::from_secs(20);
-/// Calls of a batch that are under way at once.
+/// Concurrent calls of a batch.
 const AT_ONCE: usize = 4;
-/// The head of an answer may be this long.
+/// The longest head of a response in bytes.
 const HEAD_MAX: usize = 16 * 1024;
-/// The key exchange that holds against quantum computers too; with it, a hello does not fit one packet.
+/// A post-quantum key exchange, whose hello does not fit into one packet.
 const POST_QUANTUM: rustls::NamedGroup = rustls::NamedGroup::X25519MLKEM768;
 
-/// A client of one name.
+/// A client that calls one name.
 #[derive(Clone)]
 pub(super) struct Caller {
-    /// An address of its network, from which it connects.
+    /// The address in its network from which it connects.
     pub(super) source: IpAddr,
     pub(super) gateway: SocketAddr,
-    /// What it sends as SNI; an IP address is not sent.
+    /// The SNI; an IP address is not sent.
     pub(super) name: String,
     pub(super) tls: Arc<ClientConfig>,
 }
 
-/// Why a call came to nothing.
+/// The reason why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CallError {
-    /// The other end of TLS said why, which may be the gateway or the endpoint.
+    /// An alert from the gateway or the endpoint.
     #[error("TLS alert {0:?}")]
     Alert(AlertDescription),
     #[error("{0}")]
@@ -48,7 +48,7 @@ pub(super) enum CallError {
     #[error("{0:?} is no server name")]
     Name(String),
     #[error("no readable answer")]
-    Answer,
+    CallResult,
     #[error("no answer within {} s", CALL_TIMEOUT.as_secs())]
     TimedOut,
 }
@@ -62,24 +62,25 @@ impl From<io::Error> for CallError {
     }
 }
 
-/// What came of a call.
+/// The result of a call.
 #[derive(Debug)]
-pub(super) struct Answer {
-    /// By the endpoint's own word.
+pub(super) struct CallResult {
+    /// The name that the endpoint gives in its response.
     pub(super) endpoint: String,
-    /// The certificate that it proved to have the key of.
+    /// The certificate of the endpoint.
     pub(super) certificate: CertificateDer<'static>,
-    /// Whether the endpoint has verified a certificate of ours.
+    /// True if the endpoint has verified the client's certificate.
     pub(super) client_verified: bool,
     pub(super) post_quantum: bool,
-    /// From the connection's first packet (or the request's, on an open one) to the answer's last byte.
+    /// From the first packet of the connection (or of the request, on an open one) to the last byte of the
+    /// response.
     pub(super) took: Duration,
     pub(super) bytes: u64,
 }
 
 impl Caller {
-    /// Connects, asks once, and hangs up in order.
-    pub(super) async fn call(&self, path: &str) -> Result<Answer, CallError> {
+    /// Connects, sends one request, and closes the connection in order.
+    pub(super) async fn call(&self, path: &str) -> Result<CallResult, CallError> {
         let began = Instant::now();
         let exchange = async {
             let mut session = self.open().await?;
@@ -91,8 +92,8 @@ impl Caller {
         tokio::time::timeout(CALL_TIMEOUT, exchange).await.unwrap_or(Err(CallError::TimedOut))
     }
 
-    /// Calls `count` times, some at once.
-    pub(super) async fn calls(&self, count: usize) -> Vec<Result<Answer, CallError>> {
+    /// Makes `count` calls, some of them concurrently.
+    pub(super) async fn calls(&self, count: usize) -> Vec<Result<CallResult, CallError>> {
         let scope = Scope::default();
         let tasks: Vec<_> = (0..AT_ONCE)
             .map(|lane| {
@@ -113,14 +114,14 @@ impl Caller {
         all
     }
 
-    /// Shakes hands.
+    /// Connects and performs the TLS handshake.
     pub(super) async fn open(&self) -> Result<Session, CallError> {
         let stream = self.connect().await?;
         let name = ServerName::try_from(self.name.clone()).map_err(|_| CallError::Name(self.name.clone()))?;
         Ok(Session { tls: TlsConnector::from(self.tls.clone()).connect(name, stream).await? })
     }
 
-    /// A connection to the gateway, without TLS.
+    /// Connects to the gateway without TLS.
     pub(super) async fn connect(&self) -> io::Result<TcpStream> {
         let socket = TcpSocket::new_v4()?;
         socket.bind(SocketAddr::new(self.source, 0))?;
@@ -130,12 +131,12 @@ impl Caller {
     }
 }
 
-/// A connection whose handshake is done.
+/// A connection after its handshake.
 pub(super) struct Session {
     tls: TlsStream<TcpStream>,
 }
 
-/// The head of an answer, and what was read behind it.
+/// The head of a response, and the bytes read behind it.
 pub(super) struct Head {
     text: String,
     body: u64,
@@ -143,12 +144,12 @@ pub(super) struct Head {
 }
 
 impl Session {
-    pub(super) async fn get(&mut self, path: &str) -> Result<Answer, CallError> {
+    pub(super) async fn get(&mut self, path: &str) -> Result<CallResult, CallError> {
         let head = self.ask(path).await?;
         self.rest(head).await
     }
 
-    /// Sends a request and reads the head of its answer.
+    /// Sends a request and reads the head of its response.
     pub(super) async fn ask(&mut self, path: &str) -> Result<Head, CallError> {
         let asked = Instant::now();
         let request = format!("GET {path} HTTP/1.1\r\nhost: demo\r\n\r\n");
@@ -161,31 +162,32 @@ impl Session {
                 return Ok(Head { text, body: (bytes.len() - end - 4) as u64, asked });
             }
             if bytes.len() > HEAD_MAX || self.tls.read_buf(&mut bytes).await? == 0 {
-                return Err(CallError::Answer);
+                return Err(CallError::CallResult);
             }
         }
     }
 
-    /// Reads the body, and drops it.
-    pub(super) async fn rest(&mut self, head: Head) -> Result<Answer, CallError> {
+    /// Reads the body and drops it.
+    pub(super) async fn rest(&mut self, head: Head) -> Result<CallResult, CallError> {
         let field = |name: &str| {
             let mut lines = head.text.lines().filter_map(|line| line.split_once(": "));
             lines.find(|(key, _)| *key == name).map(|(_, value)| value)
         };
         let length: u64 =
-            field("content-length").and_then(|length| length.parse().ok()).ok_or(CallError::Answer)?;
+            field("content-length").and_then(|length| length.parse().ok()).ok_or(CallError::CallResult)?;
         let mut buffer = vec![0; 256 * 1024];
         let mut bytes = head.body;
         while bytes < length {
             match self.tls.read(&mut buffer).await? {
-                0 => return Err(CallError::Answer),
+                0 => return Err(CallError::CallResult),
                 count => bytes += count as u64,
             }
         }
         let connection = self.tls.get_ref().1;
-        let certificate = connection.peer_certificates().and_then(<[_]>::first).ok_or(CallError::Answer)?;
-        Ok(Answer {
-            endpoint: field(ENDPOINT_HEADER).ok_or(CallError::Answer)?.to_owned(),
+        let certificate =
+            connection.peer_certificates().and_then(<[_]>::first).ok_or(CallError::CallResult)?;
+        Ok(CallResult {
+            endpoint: field(ENDPOINT_HEADER).ok_or(CallError::CallResult)?.to_owned(),
             certificate: certificate.clone().into_owned(),
             client_verified: field(CLIENT_HEADER) == Some("verified"),
             post_quantum: connection
@@ -196,7 +198,7 @@ impl Session {
         })
     }
 
-    /// Ends both directions, so that nobody sees a reset.
+    /// Ends both directions, so that no peer sees a reset.
     pub(super) async fn close(mut self) {
         if self.tls.shutdown().await.is_ok() {
             let mut rest = Vec::new();

@@ -1,5 +1,5 @@
-//! One instance of a service: a TLS server that answers HTTP requests with its own name, so that a caller knows
-//! where its call went. It knows nothing of gateways.
+//! One instance of a service: a TLS server that answers HTTP requests with its own name, so that a caller
+//! sees where its call went. It is unaware of gateways.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -17,18 +17,18 @@ use tokio_rustls::server::TlsStream;
 use super::DemoError;
 use crate::net::scope::Scope;
 
-/// The header that names the endpoint.
+/// The header with the name of the endpoint.
 pub(super) const ENDPOINT_HEADER: &str = "x-endpoint";
-/// The header that says whether the client has shown a certificate.
+/// The header that says if the client has shown a certificate.
 pub(super) const CLIENT_HEADER: &str = "x-client-certificate";
-/// How long `/slow` pauses in the middle of its answer.
+/// How long `/slow` pauses in the middle of its response.
 const PAUSE: Duration = Duration::from_millis(700);
-/// A request's head may be this long.
+/// The longest head of a request in bytes.
 const HEAD_MAX: usize = 16 * 1024;
-/// Bulk is written in blocks of this size.
+/// The size of the blocks of a bulk response in bytes.
 const BLOCK: usize = 256 * 1024;
 
-/// A running (or stopped) endpoint.
+/// An endpoint, running or stopped.
 pub(super) struct Endpoint {
     pub(super) name: &'static str,
     pub(super) address: SocketAddr,
@@ -39,8 +39,8 @@ pub(super) struct Endpoint {
     scope: Scope,
 }
 
-/// Where an endpoint is, and what it counts for.
-pub(super) struct Place {
+/// The address, locality and weight of an endpoint.
+pub(super) struct EndpointSpec {
     pub(super) name: &'static str,
     pub(super) address: IpAddr,
     pub(super) locality: &'static str,
@@ -48,9 +48,9 @@ pub(super) struct Place {
 }
 
 impl Endpoint {
-    /// Starts it on a port of the kernel's choice.
+    /// Starts the endpoint on a port that the kernel chooses.
     pub(super) async fn start(
-        place: Place,
+        place: EndpointSpec,
         tls: Arc<ServerConfig>,
         scope: &Scope,
     ) -> Result<Self, DemoError> {
@@ -67,16 +67,16 @@ impl Endpoint {
         Ok(endpoint)
     }
 
-    /// Refuses connections from here on.
+    /// Stops it: further connections are refused.
     pub(super) async fn stop(&mut self) {
         if let Some(serving) = self.serving.take() {
             serving.abort();
-            // The listening socket is closed once the task is gone.
+            // The listening socket is closed when the task has ended.
             let _ = serving.await;
         }
     }
 
-    /// Listens again, on the same port.
+    /// Starts it again on the same port.
     pub(super) async fn resume(&mut self) -> Result<(), DemoError> {
         let cannot =
             |error| DemoError::Io { what: format!("listen on {} for {}", self.address, self.name), error };
@@ -87,7 +87,7 @@ impl Endpoint {
         self.serving = Some(self.scope.spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let acceptor = acceptor.clone();
-                // How a connection ends is the caller's to judge.
+                // The caller reports how a connection ends.
                 scope.spawn(async move { serve(stream, &acceptor, name).await.ok() });
             }
         }));
@@ -95,7 +95,7 @@ impl Endpoint {
     }
 }
 
-/// Serves requests until the client has had enough.
+/// Serves requests until the client closes the connection.
 async fn serve(stream: TcpStream, acceptor: &TlsAcceptor, name: &str) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut tls = acceptor.accept(stream).await?;
@@ -128,10 +128,10 @@ fn has_certificate(chain: Option<&[CertificateDer<'_>]>) -> bool {
     chain.is_some_and(|chain| !chain.is_empty())
 }
 
-/// The path of the next request; `None` at the end.
+/// Reads the path of the next request; `None` at the end.
 async fn request(tls: &mut TlsStream<TcpStream>) -> io::Result<Option<String>> {
     let mut head = Vec::new();
-    // One request at a time: callers wait for the answer, so that nothing of the next one is read here.
+    // Callers wait for each response, so no bytes of a second request are read here.
     while !head.ends_with(b"\r\n\r\n") {
         if head.len() > HEAD_MAX || tls.read_buf(&mut head).await? == 0 {
             return Ok(None);

@@ -1,4 +1,5 @@
-//! An Envoy as a client of the demo, where there is one: a child process that is told nothing of endpoints but by xDS.
+//! An Envoy as a client of the demo, if one is installed: a child process that learns of endpoints by xDS
+//! only.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -9,11 +10,11 @@ use super::DemoError;
 use super::stage::{CATALOG, Folder, Stage, WEB};
 use crate::cli::client;
 
-/// Where the tests keep theirs, from the folder of the sources.
+/// The Envoy of the tests, relative to the source folder.
 const OF_THE_TESTS: &str = "target/interop/venv/bin/envoy";
-/// How long it may take to be ready.
+/// How long the start may take.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// How often is looked while waiting.
+/// The interval of checks while waiting.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// Bytes of its log that an error shows.
 const LOG_SHOWN: usize = 2000;
@@ -21,11 +22,11 @@ const LOG_SHOWN: usize = 2000;
 /// A running Envoy; killed when dropped.
 pub(super) struct Envoy {
     child: Child,
-    /// The port at which it takes calls of the service.
+    /// The address at which it takes calls of the service.
     pub(super) listener: SocketAddr,
 }
 
-/// The program, if there is one.
+/// Returns the path of the program, if it is installed.
 pub(super) fn installed() -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let mut candidates: Vec<PathBuf> =
@@ -59,7 +60,7 @@ impl Envoy {
             .stderr(log)
             .spawn()
             .map_err(cannot)?;
-        // Dropped with all that waits for it, it ends.
+        // If the wait is cancelled, the process is killed by the drop.
         let mut envoy = Self { child, listener: SocketAddr::from(([127, 0, 0, 1], 0)) };
         envoy.listener = envoy.ready(folder).await?;
         Ok(envoy)
@@ -84,13 +85,13 @@ impl Envoy {
 
 impl Drop for Envoy {
     fn drop(&mut self) {
-        // One that has ended is none of our business any more, and the rest cannot be helped.
+        // Errors are ignored: the process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Where it takes calls, once it is ready for them.
+/// Returns the address at which it takes calls, when it is ready.
 async fn listener(folder: &Folder) -> Option<SocketAddr> {
     let admin = std::fs::read_to_string(folder.path("envoy-admin")).ok()?;
     let ready = client::ask(admin.trim(), "GET", "/ready").await.ok()?;

@@ -12,17 +12,17 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::DemoError;
-use crate::cli::client::{self, Answer, ClientError};
+use crate::cli::client::{self, ApiResponse, ClientError};
 
-/// How long it may take to be ready, to change, or to end.
+/// How long a start, a change or an end may take.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// What the demo's gateways open besides the admin API.
+/// The listeners of the demo's gateways beside the admin API.
 const LISTENERS: [&str; 3] = ["mesh", "plain", "xds"];
-/// How often is looked while waiting.
+/// The interval of checks while waiting.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// Lines that are kept of each log.
 const LINES_MAX: usize = 4096;
-/// Lines of the program's log that an error shows.
+/// Lines of the program log that an error shows.
 const LINES_SHOWN: usize = 10;
 
 /// A running gateway; killed when dropped.
@@ -35,7 +35,7 @@ pub(super) struct Gateway {
     output: Arc<Mutex<Output>>,
 }
 
-/// What a gateway has written.
+/// The output of a gateway.
 #[derive(Default)]
 struct Output {
     log: Vec<String>,
@@ -64,7 +64,7 @@ impl Gateway {
             Ok(answer.is_ok_and(|answer| answer.status == 200).then_some(()))
         };
         gateway.until("does not become ready", ready).await?;
-        // What it says of them may be read only after it has said that it is ready.
+        // The log lines about listeners may arrive after the gateway is ready.
         let open = async |gateway: &Self| {
             Ok(LISTENERS.iter().all(|name| gateway.listener_if_open(name).is_some()).then_some(()))
         };
@@ -72,7 +72,7 @@ impl Gateway {
         Ok(gateway)
     }
 
-    /// Where a listener listens.
+    /// Returns the address of a listener.
     pub(super) fn listener(&self, name: &str) -> Result<SocketAddr, DemoError> {
         self.listener_if_open(name).ok_or_else(|| self.fault(format!("has no listener {name}")))
     }
@@ -81,17 +81,17 @@ impl Gateway {
         self.output.lock().unwrap_or_else(PoisonError::into_inner).listening.get(name).copied()
     }
 
-    /// `GET` of JSON from its admin API.
+    /// Sends a `GET` to the admin API and parses the JSON.
     pub(super) async fn json(&self, path: &str) -> Result<Value, DemoError> {
         Ok(client::ask(&self.admin, "GET", path).await?.json()?)
     }
 
-    /// What `isthmus explain` says of a name.
+    /// Returns the answer of `explain`.
     pub(super) async fn explain(&self, parameters: &[(&str, &str)]) -> Result<Value, DemoError> {
         self.json(&format!("/api/v1/explain?{}", client::query(parameters))).await
     }
 
-    /// The sum of the samples of a metric whose labels hold all of these texts.
+    /// Returns the sum of a metric's samples whose labels contain all of these texts.
     pub(super) async fn metric(&self, name: &str, labels: &[&str]) -> Result<f64, DemoError> {
         let body = client::ask(&self.admin, "GET", "/metrics").await?.body;
         let samples = body.lines().filter(|line| line.split(['{', ' ']).next() == Some(name));
@@ -99,30 +99,30 @@ impl Gateway {
         Ok(ours.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum())
     }
 
-    /// How many connections to a service (or route) have ended well.
+    /// Returns the number of connections to a service (or route) that ended with the reason `ok`.
     pub(super) async fn ended_well(&self, service: &str) -> Result<f64, DemoError> {
         let labels = [format!("service=\"{service}\""), "reason=\"ok\"".to_owned()];
         self.metric("isthmus_connections_total", &[&labels[0], &labels[1]]).await
     }
 
-    /// Writes another config in place of the one it runs, and tells it to take that.
-    pub(super) async fn reload(&self, text: &str) -> Result<Answer, ClientError> {
+    /// Replaces the config file and reloads it.
+    pub(super) async fn reload(&self, text: &str) -> Result<ApiResponse, ClientError> {
         let failed = |error: DemoError| ClientError::Refused(error.to_string());
         let next = self.config.with_extension("next");
         write(&next, text).map_err(failed)?;
-        // In place of the old file at once, so that nobody sees half of it.
+        // The rename replaces the file in one step, so that no reader sees half of it.
         std::fs::rename(&next, &self.config)
             .map_err(|error| failed(DemoError::Io { what: format!("rename {}", next.display()), error }))?;
         client::ask(&self.admin, "POST", "/api/v1/reload").await
     }
 
-    /// Lines of the access log that match.
+    /// Returns the matching lines of the access log.
     pub(super) fn access(&self, matches: impl Fn(&Value) -> bool) -> Vec<Value> {
         let output = self.output.lock().unwrap_or_else(PoisonError::into_inner);
         output.access.iter().filter(|line| matches(line)).cloned().collect()
     }
 
-    /// Tells it to drain.
+    /// Sends SIGTERM, which starts the drain.
     pub(super) fn terminate(&self) -> Result<(), DemoError> {
         let cannot = |error: rustix::io::Errno| DemoError::Io {
             what: format!("send {} SIGTERM", self.name),
@@ -145,7 +145,7 @@ impl Gateway {
         }
     }
 
-    /// Waits until `ready` gives something.
+    /// Waits until `ready` returns a value.
     pub(super) async fn until<T>(
         &mut self,
         otherwise: &str,
@@ -175,7 +175,7 @@ impl Gateway {
 
 impl Drop for Gateway {
     fn drop(&mut self) {
-        // One that has ended is none of our business any more, and the rest cannot be helped.
+        // Errors are ignored: the process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -204,7 +204,7 @@ impl Output {
     }
 }
 
-/// Reads lines in a thread of their own until the process closes its end.
+/// Reads lines in a thread of its own until the process closes the stream.
 fn read_lines(
     from: Option<impl Read + Send + 'static>,
     output: &Arc<Mutex<Output>>,

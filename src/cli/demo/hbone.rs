@@ -1,5 +1,5 @@
-//! HBONE from both ends: a connection of CONNECT streams, each a connection of its own, as a caller opens them; and a workload
-//! that takes such a connection itself, as the node of an ambient mesh does. Neither knows of gateways.
+//! Both ends of HBONE: a client connection whose CONNECT streams are connections of their own, and a workload
+//! that accepts such a connection itself, like the node of an ambient mesh. Neither is aware of gateways.
 
 use std::future::poll_fn;
 use std::io;
@@ -25,15 +25,15 @@ use crate::model::endpoint::HBONE_PORT;
 use crate::net::scope::Scope;
 use crate::tls::certificate::identity_of;
 
-/// The header in which the workload says who called it.
+/// The header in which the workload gives the identity of its caller.
 const CALLER_HEADER: &str = "x-caller";
 /// How long a call may take.
 const CALL_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A connection whose streams are CONNECTs.
-pub(super) struct Tunnel {
+pub(super) struct HboneConnection {
     send: SendRequest<Bytes>,
-    /// The certificate that the other end proved to have the key of.
+    /// The certificate of the server.
     pub(super) certificate: CertificateDer<'static>,
 }
 
@@ -41,26 +41,26 @@ pub(super) struct Tunnel {
 pub(super) struct Stream {
     send: SendStream<Bytes>,
     receive: RecvStream,
-    /// Received and not read yet.
+    /// Received bytes that were not read yet.
     ahead: Bytes,
 }
 
-/// How a CONNECT was answered.
+/// The response to a CONNECT.
 pub(super) struct Answered {
     pub(super) status: StatusCode,
     headers: HeaderMap,
-    /// Has something to say where the status is 200.
+    /// The stream; it carries data only if the status is 200.
     stream: Stream,
 }
 
-impl Tunnel {
+impl HboneConnection {
     /// Connects to the gateway.
     pub(super) async fn open(caller: &Caller, scope: &Scope) -> Result<Self, CallError> {
         let within = async { Self::over(caller.connect().await?, &caller.name, &caller.tls, scope).await };
         tokio::time::timeout(CALL_TIMEOUT, within).await.unwrap_or(Err(CallError::TimedOut))
     }
 
-    /// Shakes hands over what is there, which may be a stream of another tunnel.
+    /// Performs the handshakes over a byte stream, which may be a stream of another HBONE connection.
     pub(super) async fn over<S>(
         below: S,
         name: &str,
@@ -73,16 +73,16 @@ impl Tunnel {
         let name = ServerName::try_from(name.to_owned()).map_err(|_| CallError::Name(name.to_owned()))?;
         let tls = TlsConnector::from(tls.clone()).connect(name, below).await?;
         let certificate = tls.get_ref().1.peer_certificates().and_then(<[_]>::first);
-        let certificate = certificate.ok_or(CallError::Answer)?.clone().into_owned();
+        let certificate = certificate.ok_or(CallError::CallResult)?.clone().into_owned();
         let (send, connection) = h2::client::handshake(tls).await?;
-        // It ends with the last stream; how is told to those who wait for an answer.
+        // The task ends with the last stream; a broken connection is reported to the calls that wait.
         scope.spawn(async move { drop(connection.await) });
         Ok(Self { send, certificate })
     }
 
-    /// Asks for a connection to `authority`.
+    /// Opens a CONNECT stream to `authority`.
     pub(super) async fn connect(&self, authority: &str) -> Result<Answered, CallError> {
-        let request = Request::connect(authority).body(()).map_err(|_| CallError::Answer)?;
+        let request = Request::connect(authority).body(()).map_err(|_| CallError::CallResult)?;
         let mut send = self.send.clone();
         let within = async {
             poll_fn(|context| send.poll_ready(context)).await?;
@@ -96,12 +96,12 @@ impl Tunnel {
 }
 
 impl Answered {
-    /// The gateway's word for why.
+    /// Returns the `isthmus-reason` of the response.
     pub(super) fn reason(&self) -> &str {
         self.header("isthmus-reason")
     }
 
-    /// Whom the workload takes the caller for.
+    /// Returns the identity that the workload has verified for the caller.
     pub(super) fn caller(&self) -> &str {
         self.header(CALLER_HEADER)
     }
@@ -110,8 +110,8 @@ impl Answered {
         self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
     }
 
-    /// Status and reason in one.
-    pub(super) fn told(&self) -> String {
+    /// Returns the status and reason as text.
+    pub(super) fn describe(&self) -> String {
         format!("{} {}", self.status.as_u16(), self.reason())
     }
 
@@ -121,7 +121,7 @@ impl Answered {
 }
 
 impl Stream {
-    /// Sends, and reads as much back; what came, and then the end of both directions.
+    /// Sends a text, reads as many bytes, and then ends both directions; returns the bytes.
     pub(super) async fn echo(mut self, text: &[u8]) -> Result<Vec<u8>, CallError> {
         let within = async {
             self.write_all(text).await?;
@@ -172,7 +172,7 @@ impl AsyncWrite for Stream {
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // The connection sends what it was given.
+        // The connection's task sends the data.
         Poll::Ready(Ok(()))
     }
 
@@ -181,7 +181,7 @@ impl AsyncWrite for Stream {
     }
 }
 
-/// Serves TCP connections by sending back what comes; where.
+/// Starts a TCP server that sends back what it receives; returns its address.
 pub(super) async fn echo(address: IpAddr, scope: &Scope) -> Result<SocketAddr, DemoError> {
     let cannot = |error| DemoError::Io { what: format!("listen on {address} for an echo"), error };
     let listener = TcpListener::bind((address, 0)).await.map_err(cannot)?;
@@ -189,15 +189,15 @@ pub(super) async fn echo(address: IpAddr, scope: &Scope) -> Result<SocketAddr, D
     let each = scope.clone();
     scope.spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            // How a connection ends is the caller's to judge.
+            // The caller reports how a connection ends.
             each.spawn(async move { send_back(stream).await.ok() });
         }
     });
     Ok(bound)
 }
 
-/// Takes HBONE on port 15008 of the first address where that is free, and sends back what comes in its streams; the
-/// address, if there is one.
+/// Accepts HBONE on port 15008 of the first free address, and sends back what its streams receive; returns
+/// the address, if there was one.
 pub(super) async fn workload(
     addresses: impl Iterator<Item = IpAddr>,
     tls: &ServerConfig,
@@ -205,7 +205,7 @@ pub(super) async fn workload(
 ) -> Option<IpAddr> {
     let mut free = None;
     for address in addresses {
-        // Another demo may be there.
+        // Another demo may use the address.
         if let Ok(listener) = TcpListener::bind((address, HBONE_PORT)).await {
             free = Some((address, listener));
             break;
@@ -235,7 +235,7 @@ async fn take(stream: TcpStream, acceptor: &TlsAcceptor, scope: &Scope) -> Resul
     while let Some(asked) = connection.accept().await {
         let (request, mut respond) = asked?;
         let answer = Response::builder().header(CALLER_HEADER, caller.as_deref().unwrap_or("nobody"));
-        let answer = answer.body(()).map_err(|_| CallError::Answer)?;
+        let answer = answer.body(()).map_err(|_| CallError::CallResult)?;
         let send = respond.send_response(answer, false)?;
         let stream = Stream { send, receive: request.into_body(), ahead: Bytes::new() };
         scope.spawn(async move { send_back(stream).await.ok() });
@@ -243,7 +243,7 @@ async fn take(stream: TcpStream, acceptor: &TlsAcceptor, scope: &Scope) -> Resul
     Ok(())
 }
 
-/// Sends back what comes, to its end.
+/// Sends back all bytes until the end of the stream.
 async fn send_back(stream: impl AsyncRead + AsyncWrite) -> io::Result<()> {
     let (mut from, mut to) = tokio::io::split(stream);
     tokio::io::copy(&mut from, &mut to).await?;

@@ -1,5 +1,5 @@
-//! The step that looks from both sides at one service in three clusters: what each network is told of it, and, where
-//! there is an Envoy, what a client makes of that.
+//! The step that shows one service in three clusters from both networks: the endpoints that each network
+//! gets, and, if there is an Envoy, where its calls go.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ use crate::cli::client;
 use crate::cli::output::cell;
 use crate::net::scope::Scope;
 
-/// Calls of a batch that are under way at once.
+/// Concurrent calls of a batch.
 const AT_ONCE: usize = 4;
 
 pub(super) async fn split(stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
@@ -37,11 +37,11 @@ pub(super) async fn split(stage: &Stage, outcome: &mut Outcome) -> Result<(), De
     Ok(())
 }
 
-/// Compares what a viewer on `own` is told with what runs there and on the `other` network.
+/// Compares the endpoints that a viewer on `own` gets with those that run there and on the `other` network.
 async fn seen_from(own: &Network, other: &Network, outcome: &mut Outcome) -> Result<(), DemoError> {
     let query = client::query(&[("network", own.name), ("service", CATALOG)]);
     let horizon = own.gateway.json(&format!("/api/v1/horizon?{query}")).await?;
-    let mut told = BTreeMap::new();
+    let mut assigned = BTreeMap::new();
     let mut words = Vec::new();
     for entry in horizon["entries"].as_array().into_iter().flatten() {
         let (address, weight) = (cell(&entry["address"]), entry["weight"].as_u64().unwrap_or_default());
@@ -49,7 +49,7 @@ async fn seen_from(own: &Network, other: &Network, outcome: &mut Outcome) -> Res
             Some(endpoint) => format!("{} {weight}", endpoint.name),
             None => format!("the {} of {} {weight}", cell(&entry["kind"]), cell(&entry["network"])),
         });
-        told.insert(address, weight);
+        assigned.insert(address, weight);
     }
     let near = own
         .running(CATALOG_PREFIX)
@@ -57,15 +57,17 @@ async fn seen_from(own: &Network, other: &Network, outcome: &mut Outcome) -> Res
     let behind = other.running(CATALOG_PREFIX).map(|endpoint| u64::from(endpoint.weight)).sum();
     let gateway = (other.gateway.listener("mesh")?.to_string(), behind);
     let expected: BTreeMap<String, u64> = near.chain([gateway]).collect();
-    outcome.check(told == expected, || format!("{} is told of {told:?} instead of {expected:?}", own.name));
+    outcome.check(assigned == expected, || {
+        format!("{} is told of {assigned:?} instead of {expected:?}", own.name)
+    });
     outcome.note(format!("seen from {}, by weight: {}", own.name, words.join(", ")));
     Ok(())
 }
 
-/// What the names of its endpoints begin with.
+/// The prefix of the endpoints' names.
 const CATALOG_PREFIX: &str = "catalog-";
 
-/// Makes calls through Envoy, and compares where they went with the weights.
+/// Makes calls through Envoy, and compares the shares of their endpoints with the weights.
 async fn called_by_envoy(envoy: &Envoy, stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
     let before = stage.west.gateway.ended_well(CATALOG).await?;
     let mut shares: BTreeMap<String, usize> = BTreeMap::new();
@@ -88,7 +90,7 @@ async fn called_by_envoy(envoy: &Envoy, stage: &Stage, outcome: &mut Outcome) ->
     let all = east.count() + names.len();
     outcome.check(shares.len() == all, || format!("{} of {all} endpoints were called", shares.len()));
     let through = names.iter().filter_map(|name| shares.get(*name)).sum::<usize>();
-    // Each weighs 1.
+    // Each endpoint has weight 1.
     let (share, expected) = (through as f64 / SHARED_CALLS as f64, names.len() as f64 / all as f64);
     outcome.check((share - expected).abs() <= SHARE_TOLERANCE, || {
         format!("{:.1} % of the calls went west instead of {:.1} %", share * 100.0, expected * 100.0)
@@ -102,7 +104,7 @@ async fn called_by_envoy(envoy: &Envoy, stage: &Stage, outcome: &mut Outcome) ->
     Ok(())
 }
 
-/// A call that was answered.
+/// The result of a call.
 struct Called {
     endpoint: String,
     client_verified: bool,
@@ -110,7 +112,7 @@ struct Called {
     bytes: u64,
 }
 
-/// Calls by plain TCP, each in a connection of its own: which endpoint it goes to is decided for each.
+/// Makes calls over plain TCP, each in a connection of its own, as Envoy chooses an endpoint per connection.
 async fn calls(envoy: SocketAddr) -> Vec<Result<Called, CallError>> {
     let scope = Scope::default();
     let lanes: Vec<_> = (0..AT_ONCE)
@@ -136,17 +138,17 @@ async fn call(envoy: SocketAddr) -> Result<Called, CallError> {
     let mut stream = TcpStream::connect(envoy).await?;
     stream.set_nodelay(true)?;
     stream.write_all(b"GET / HTTP/1.1\r\nhost: demo\r\n\r\n").await?;
-    // The endpoint answers requests until there are no more.
+    // The endpoint answers requests until the client ends its direction.
     stream.shutdown().await?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await?;
-    let (head, body) = answer.split_once("\r\n\r\n").ok_or(CallError::Answer)?;
+    let (head, body) = answer.split_once("\r\n\r\n").ok_or(CallError::CallResult)?;
     let field = |name: &str| {
         let mut lines = head.lines().filter_map(|line| line.split_once(": "));
         lines.find(|(key, _)| *key == name).map(|(_, value)| value)
     };
     Ok(Called {
-        endpoint: field(ENDPOINT_HEADER).ok_or(CallError::Answer)?.to_owned(),
+        endpoint: field(ENDPOINT_HEADER).ok_or(CallError::CallResult)?.to_owned(),
         client_verified: field(CLIENT_HEADER) == Some("verified"),
         took: began.elapsed(),
         bytes: body.len() as u64,

@@ -33,9 +33,10 @@ use report::{Outcome, Report};
 use stage::Stage;
 use step::Step;
 
-/// How long the whole may take; beyond it has failed.
+/// How long the whole demo may take.
 const LIMIT: Duration = Duration::from_secs(60);
 
+#[expect(missing_docs, reason = "a comment would become a help text")]
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Keep everything running until Ctrl-C, to try commands yourself
@@ -46,7 +47,7 @@ pub struct Args {
     output: Format,
 }
 
-/// Why the demo could not be played to its end. What goes otherwise than it should is in the report instead.
+/// The reason why the demo could not be completed. Failed checks are in the report instead.
 #[derive(Debug, thiserror::Error)]
 enum DemoError {
     #[error("cannot {what}: {error}")]
@@ -78,7 +79,7 @@ impl From<DemoError> for Failure {
     }
 }
 
-/// Plays the demo. It is a failure when anything went otherwise than it should.
+/// Runs the demo; failed checks are a failure of the command.
 pub(super) fn run(args: &Args, out: &mut impl Write) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -88,7 +89,7 @@ pub(super) fn run(args: &Args, out: &mut impl Write) -> Result<(), Failure> {
         .map_err(|error| DemoError::Io { what: "start threads".to_owned(), error })?;
     let result = runtime.block_on(async {
         let mut stop = Stop::new()?;
-        // Whichever of the two is not finished is dropped, and with it the stage: processes, sockets and files.
+        // The branch that does not finish is dropped, and with it the stage: processes, sockets and files.
         let played = tokio::select! {
             biased;
             signal = stop.asked() => Err(DemoError::Stopped(signal)),
@@ -96,18 +97,18 @@ pub(super) fn run(args: &Args, out: &mut impl Write) -> Result<(), Failure> {
         };
         let (stage, report) = played?;
         if args.keep {
-            // The end that was asked for; how the demo went has been said.
+            // The operator's signal; the result was reported before.
             stop.asked().await;
         }
         drop(stage);
         Ok::<_, DemoError>(report.all_went_well())
     });
-    // Tasks that wait for a connection are not worth waiting for.
+    // Tasks that still wait for a connection are dropped.
     runtime.shutdown_background();
-    if result? { Ok(()) } else { Err(Failure::Told) }
+    if result? { Ok(()) } else { Err(Failure::Reported) }
 }
 
-/// Plays all steps and prints the report; what is left running.
+/// Runs all steps and prints the report; returns the stage, which is still running.
 async fn play(args: &Args, out: &mut impl Write) -> Result<(Stage, Report), DemoError> {
     let mut report = Report::new(args.output);
     let limited = tokio::time::timeout(LIMIT, Box::pin(perform(args, &mut report, out)));
@@ -120,15 +121,15 @@ async fn play(args: &Args, out: &mut impl Write) -> Result<(Stage, Report), Demo
     Ok((stage, report))
 }
 
-/// Sets the stage and plays the steps.
+/// Starts the stage and runs the steps.
 async fn perform(args: &Args, report: &mut Report, out: &mut impl Write) -> Result<Stage, DemoError> {
     let mut stage = Stage::set().await?;
     report.introduce(&stage, out).map_err(DemoError::Output)?;
-    // The last step ends a gateway, which a user who wants to go on still needs.
+    // The last step ends a gateway, which an operator needs with `--keep`.
     let steps = Step::ALL.into_iter().filter(|step| !(args.keep && *step == Step::Drain));
     for step in steps {
         report.announce(step, out).map_err(DemoError::Output)?;
-        // A step that breaks off has failed; the next ones may still tell more.
+        // A step with an error has failed; later steps may still give results.
         let outcome = Box::pin(steps::play(step, &mut stage))
             .await
             .unwrap_or_else(|error| Outcome::broken(step, &error));
@@ -157,7 +158,7 @@ impl Stop {
     }
 
     async fn asked(&mut self) -> &'static str {
-        // In any order: each means the same.
+        // The order does not matter: all signals mean the same.
         tokio::select! {
             _ = self.interrupt.recv() => "Ctrl-C",
             _ = self.terminate.recv() => "SIGTERM",

@@ -1,4 +1,5 @@
-//! The steps whose calls are refused: the client reads an alert, and the gateway tells its operator why.
+//! The steps whose calls are refused: the client gets an alert, and the gateway reports the reason to its
+//! operator.
 
 use std::io;
 use std::net::IpAddr;
@@ -8,20 +9,20 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::DemoError;
-use super::calls::told;
+use super::calls::describe;
 use super::client::CallError;
 use super::report::Outcome;
-use super::stage::{CHECKOUT, Call, INTERNAL, Network, Stage, mesh_name};
+use super::stage::{CHECKOUT, CallSpec, INTERNAL, Network, Stage, mesh_name};
 use crate::cli::output::cell;
 
-/// Alerts, by the names that RFC 8446 gives them.
+/// Alerts with their names in RFC 8446.
 const UNRECOGNIZED_NAME: (AlertDescription, &str) = (AlertDescription::UnrecognisedName, "unrecognized_name");
 const NO_APPLICATION_PROTOCOL: (AlertDescription, &str) =
     (AlertDescription::NoApplicationProtocol, "no_application_protocol");
 
 pub(super) async fn not_exported(stage: &mut Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
     let expected = (UNRECOGNIZED_NAME, "not_exported");
-    let explanation = refused(stage, &Call::plain(INTERNAL, INTERNAL), expected, outcome).await?;
+    let explanation = refused(stage, &CallSpec::plain(INTERNAL, INTERNAL), expected, outcome).await?;
     for (number, step) in explanation["steps"].as_array().into_iter().flatten().enumerate() {
         outcome.note(format!("{:>2}. {}", number + 1, cell(step)));
     }
@@ -31,7 +32,7 @@ pub(super) async fn not_exported(stage: &mut Stage, outcome: &mut Outcome) -> Re
 pub(super) async fn unknown_name(stage: &mut Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
     let name = CHECKOUT.replace("checkout", "chekcout");
     let expected = (UNRECOGNIZED_NAME, "sni_unknown");
-    let explanation = refused(stage, &Call::plain(&name, CHECKOUT), expected, outcome).await?;
+    let explanation = refused(stage, &CallSpec::plain(&name, CHECKOUT), expected, outcome).await?;
     let near = cell(&explanation["near"]);
     outcome.note(format!("isthmus explain {name} suggests: did you mean {near}?"));
     outcome.check(near.contains(CHECKOUT), || format!("explain does not suggest {CHECKOUT}"));
@@ -40,20 +41,20 @@ pub(super) async fn unknown_name(stage: &mut Stage, outcome: &mut Outcome) -> Re
 
 pub(super) async fn wrong_protocol(stage: &mut Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
     let name = mesh_name(CHECKOUT);
-    let call = Call { alpn: &["http/1.1"], ..Call::mesh(&name, CHECKOUT) };
+    let call = CallSpec { alpn: &["http/1.1"], ..CallSpec::mesh(&name, CHECKOUT) };
     refused(stage, &call, (NO_APPLICATION_PROTOCOL, "alpn_refused"), outcome).await?;
     Ok(())
 }
 
 pub(super) async fn no_name(stage: &mut Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
-    // An address is never sent as server name.
-    let call = Call::plain("127.2.0.2", CHECKOUT);
+    // An IP address is never sent as SNI.
+    let call = CallSpec::plain("127.2.0.2", CHECKOUT);
     refused(stage, &call, (UNRECOGNIZED_NAME, "no_sni"), outcome).await?;
     Ok(())
 }
 
 pub(super) async fn not_tls(stage: &mut Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
-    let caller = stage.caller_in_east(&Call::plain(CHECKOUT, CHECKOUT))?;
+    let caller = stage.caller_in_east(&CallSpec::plain(CHECKOUT, CHECKOUT))?;
     let sent = async {
         let mut stream = caller.connect().await?;
         stream.write_all(b"GET / HTTP/1.1\r\nhost: checkout\r\n\r\n").await?;
@@ -64,7 +65,7 @@ pub(super) async fn not_tls(stage: &mut Stage, outcome: &mut Outcome) -> Result<
     match sent.await {
         Ok(answer) if answer.is_empty() => outcome.refused(),
         Ok(answer) => outcome.check(false, || format!("plain HTTP was answered with {} bytes", answer.len())),
-        // Closed with what it had not read.
+        // The gateway closed the connection with unread bytes, which is a reset.
         Err(error) if error.kind() == io::ErrorKind::ConnectionReset => outcome.refused(),
         Err(error) => outcome.check(false, || format!("plain HTTP led to: {error}")),
     }
@@ -73,17 +74,19 @@ pub(super) async fn not_tls(stage: &mut Stage, outcome: &mut Outcome) -> Result<
     Ok(())
 }
 
-/// Makes a call that has to be refused with this alert and for this reason: as the client reads it, as `explain`
-/// has it, and as the gateway's list of failures has it. What `explain` says.
+/// Makes a call that must be refused with this alert and this reason: in the client, in `explain`, and in the
+/// gateway's list of failures. Returns the answer of `explain`.
 async fn refused(
     stage: &mut Stage,
-    call: &Call<'_>,
+    call: &CallSpec<'_>,
     ((alert, alert_name), reason): ((AlertDescription, &str), &str),
     outcome: &mut Outcome,
 ) -> Result<Value, DemoError> {
     match stage.caller_in_east(call)?.call("/").await {
         Err(CallError::Alert(read)) if read == alert => outcome.refused(),
-        other => outcome.check(false, || format!("the client read {} instead of {alert_name}", told(&other))),
+        other => {
+            outcome.check(false, || format!("the client read {} instead of {alert_name}", describe(&other)))
+        }
     }
     let sni = if call.name.parse::<IpAddr>().is_ok() { "" } else { call.name };
     let alpn = call.alpn.join(",");
@@ -97,7 +100,7 @@ async fn refused(
     Ok(explanation)
 }
 
-/// Waits until the gateway's list of failures has one for this reason.
+/// Waits until the gateway's list of failures has one with this reason.
 pub(super) async fn failure_listed(
     network: &mut Network,
     reason: &str,

@@ -1,4 +1,4 @@
-//! What was measured: told step by step for people, then as a table, or all of it as JSON or YAML.
+//! The measurements: reported step by step, then as a table, or all together as JSON or YAML.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -6,12 +6,12 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::DemoError;
-use super::client::{Answer, CallError};
+use super::client::{CallError, CallResult};
 use super::stage::{CHECKOUT, Network, Stage, VAULT};
 use super::step::Step;
 use crate::cli::output::{Format, structured, table};
 
-/// What one step has measured, and what went otherwise than it should.
+/// The measurements and failed checks of one step.
 pub(super) struct Outcome {
     step: Step,
     pub(super) calls: u64,
@@ -19,9 +19,9 @@ pub(super) struct Outcome {
     pub(super) refused: u64,
     times: Vec<Duration>,
     pub(super) bytes: u64,
-    /// What happened, for people.
+    /// What happened, one sentence each.
     notes: Vec<String>,
-    /// What shows it, other than the callers themselves: a counter, a log line, an alert.
+    /// Evidence other than that of the callers: counters, log lines, alerts.
     proofs: Vec<String>,
     failures: Vec<String>,
 }
@@ -41,7 +41,7 @@ impl Outcome {
         }
     }
 
-    /// A step that could not be played to its end.
+    /// Makes the outcome of a step that could not be completed.
     pub(super) fn broken(step: Step, error: &DemoError) -> Self {
         let mut outcome = Self::new(step);
         outcome.failures.push(error.to_string());
@@ -49,11 +49,11 @@ impl Outcome {
     }
 
     /// Counts an answered call.
-    pub(super) fn answered(&mut self, answer: &Answer) {
+    pub(super) fn answered(&mut self, answer: &CallResult) {
         self.answered_in(answer.took, answer.bytes);
     }
 
-    /// The same of a call whose certificates are none of the caller's business.
+    /// Counts an answered call without regard to certificates.
     pub(super) fn answered_in(&mut self, took: Duration, bytes: u64) {
         self.calls += 1;
         self.ok += 1;
@@ -61,13 +61,13 @@ impl Outcome {
         self.times.push(took);
     }
 
-    /// Counts a call that was refused, as it should be.
+    /// Counts a call that was refused as expected.
     pub(super) fn refused(&mut self) {
         self.calls += 1;
         self.refused += 1;
     }
 
-    /// Counts a call that should have been answered, and was not.
+    /// Counts a call that failed although it should have been answered.
     pub(super) fn lost(&mut self, error: &CallError) {
         self.calls += 1;
         self.failures.push(format!("a call failed: {error}"));
@@ -81,14 +81,14 @@ impl Outcome {
         self.proofs.push(text.into());
     }
 
-    /// Notes a failure unless `holds`.
+    /// Notes a failure unless `holds`, like an assertion.
     pub(super) fn check(&mut self, holds: bool, otherwise: impl FnOnce() -> String) {
         if !holds {
             self.failures.push(otherwise());
         }
     }
 
-    /// The time that this share (in percent) of the calls stayed within.
+    /// Returns the time within which this share (in percent) of the calls was answered.
     fn percentile(&self, percent: usize) -> Option<f64> {
         let mut times = self.times.clone();
         times.sort_unstable();
@@ -149,7 +149,7 @@ impl Report {
         self.format == Format::Table
     }
 
-    /// Says what the stage is.
+    /// Describes the stage.
     pub(super) fn introduce(&self, stage: &Stage, out: &mut impl Write) -> io::Result<()> {
         if !self.for_people() {
             return Ok(());
@@ -183,16 +183,16 @@ impl Report {
         out.flush()
     }
 
-    /// Says what comes next, and why it matters.
+    /// Describes the next step.
     pub(super) fn announce(&self, step: Step, out: &mut impl Write) -> io::Result<()> {
         if !self.for_people() {
             return Ok(());
         }
-        writeln!(out, "\n{}. {}", self.outcomes.len() + 1, step.story())?;
+        writeln!(out, "\n{}. {}", self.outcomes.len() + 1, step.description())?;
         out.flush()
     }
 
-    /// Takes an outcome, and says what came of the step.
+    /// Adds an outcome and prints its result.
     pub(super) fn add(&mut self, outcome: Outcome, out: &mut impl Write) -> io::Result<()> {
         if self.for_people() {
             for note in &outcome.notes {
@@ -207,7 +207,7 @@ impl Report {
         Ok(())
     }
 
-    /// The table of what was measured, and every check that failed.
+    /// Prints the table of measurements, and every failed check.
     pub(super) fn print(&self, out: &mut impl Write) -> io::Result<()> {
         if !self.for_people() {
             let steps: Vec<Value> = self.outcomes.iter().map(Outcome::to_json).collect();
@@ -235,7 +235,7 @@ impl Report {
     }
 }
 
-/// What a user can try while everything is left running.
+/// Prints commands that an operator can try while everything is left running.
 pub(super) fn hints(stage: &Stage, out: &mut impl Write) -> io::Result<()> {
     let west = &stage.west.gateway;
     let address = west.listener("plain").map_or_else(|_| "-".to_owned(), |address| address.to_string());

@@ -1,4 +1,4 @@
-//! The two networks: their endpoints, their gateways, and the files that configure these.
+//! The two networks of the demo: their endpoints, their gateways, and the config files.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr};
@@ -9,7 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::DemoError;
 use super::certificates::{Certificates, ClientAuth};
 use super::client::Caller;
-use super::endpoint::{Endpoint, Place};
+use super::endpoint::{Endpoint, EndpointSpec};
 use super::gateway::Gateway;
 use super::hbone;
 use crate::cli::client::ClientError;
@@ -19,31 +19,31 @@ pub(super) const CHECKOUT: &str = "checkout.shop.svc.cluster.local";
 pub(super) const PAYMENTS: &str = "payments.shop.svc.cluster.local";
 pub(super) const INTERNAL: &str = "internal-only.shop.svc.cluster.local";
 pub(super) const REVIEWS: &str = "reviews.shop.svc.cluster.local";
-/// What runs on both networks.
+/// A service on both networks.
 pub(super) const CATALOG: &str = "catalog.shop.svc.cluster.local";
-/// Sends back what comes; it has no TLS of its own, so that only callers by HBONE get to it.
+/// A service that sends back what it receives; without TLS of its own, so only HBONE callers can reach it.
 pub(super) const ECHO: &str = "echo.shop.svc.cluster.local";
-/// Takes HBONE itself.
+/// A service whose endpoint accepts HBONE itself.
 pub(super) const LEDGER: &str = "ledger.shop.svc.cluster.local";
-/// The same endpoint as that of [`ECHO`], for callers of another namespace alone.
+/// A service with the endpoint of [`ECHO`], exported only to callers of another namespace.
 pub(super) const VAULT: &str = "vault.shop.svc.cluster.local";
-/// The protocol that clients of the mesh offer.
+/// The ALPN protocol of mesh clients.
 pub(super) const MESH_ALPN: &str = "istio";
-/// The client that has a certificate.
+/// The client with a certificate.
 pub(super) const WEB: &str = "web";
 
-/// Zones of net-west; its gateway stands in the first.
+/// Zones of net-west; its gateway is in the first.
 const ZONES: [&str; 3] = ["demo-west/zone-a", "demo-west/zone-b", "demo-west/zone-c"];
 const EAST_ZONE: &str = "demo-east/zone-a";
 
-/// Everything the steps act on.
+/// Everything that the steps use.
 pub(super) struct Stage {
     pub(super) east: Network,
     pub(super) west: Network,
     pub(super) certificates: Certificates,
-    /// Where [`LEDGER`] takes HBONE, if there is room.
+    /// The address at which [`LEDGER`] accepts HBONE, if one was free.
     pub(super) node: Option<IpAddr>,
-    // Last: processes are gone before the files that they read.
+    // The last field: processes end before their files are removed.
     pub(super) folder: Folder,
 }
 
@@ -52,53 +52,53 @@ pub(super) struct Network {
     pub(super) name: &'static str,
     pub(super) cidr: &'static str,
     pub(super) gateway: Gateway,
-    /// The config that the gateway was started with.
+    /// The config with which the gateway was started.
     pub(super) config: String,
     pub(super) endpoints: Vec<Endpoint>,
-    /// Where its clients are.
+    /// The address of its clients.
     pub(super) client: IpAddr,
 }
 
-/// How a caller goes about it.
-pub(super) struct Call<'a> {
+/// The parameters of a call.
+pub(super) struct CallSpec<'a> {
     /// The gateway's listener.
     pub(super) listener: &'a str,
-    /// What it sends as SNI.
+    /// The SNI.
     pub(super) name: &'a str,
-    /// The name that the server's certificate has to be for.
+    /// The name that the server's certificate must have.
     pub(super) server: &'a str,
     pub(super) alpn: &'a [&'a str],
-    /// Whose certificate the caller has.
+    /// The holder of the client's certificate; `None`: the client has none.
     pub(super) certificate: Option<&'a str>,
 }
 
-impl<'a> Call<'a> {
-    /// As a client of the mesh: by mesh name, with the mesh's protocol.
+impl<'a> CallSpec<'a> {
+    /// Makes a call like a mesh client: by mesh name, with the mesh's ALPN protocol.
     pub(super) fn mesh(name: &'a str, server: &'a str) -> Self {
         Self { listener: "mesh", name, server, alpn: &[MESH_ALPN], certificate: None }
     }
 
-    /// As any TLS client.
+    /// Makes a call like any TLS client.
     pub(super) fn plain(name: &'a str, server: &'a str) -> Self {
         Self { listener: "plain", name, server, alpn: &[], certificate: None }
     }
 }
 
 impl Stage {
-    /// Starts everything.
+    /// Starts the endpoints and gateways of both networks.
     pub(super) async fn set() -> Result<Self, DemoError> {
         let folder = Folder::new()?;
         let mut certificates = Certificates::new()?;
         certificates.issue(WEB, "web", &[])?;
         gateways(&folder, &mut certificates)?;
         let scope = Scope::default();
-        // Each of the gateways reads what there is on both networks.
+        // Each gateway's config lists the endpoints of both networks.
         let in_the_west = endpoints_in_the_west(&folder, &mut certificates, &scope).await?;
         let in_the_east = endpoints_in_the_east(&folder, &mut certificates, &scope).await?;
         let (tunnelled, node) = tunnelled(&mut certificates, &scope).await?;
         let mut west = west(&folder, in_the_west, &tunnelled).await?;
         let east = east(&folder, in_the_east, &west).await?;
-        // The west was started before there was a gateway in the east that it could know of.
+        // The west was started before the address of the eastern gateway was known.
         west.config.push_str(&reached_through(&east)?);
         let answer = west.gateway.reload(&west.config).await?;
         if answer.status != 200 {
@@ -107,17 +107,17 @@ impl Stage {
         Ok(Self { east, west, certificates, node, folder })
     }
 
-    /// A client on net-east that calls through the gateway of net-west.
-    pub(super) fn caller_in_east(&self, call: &Call<'_>) -> Result<Caller, DemoError> {
+    /// Returns a client on net-east that calls through the gateway of net-west.
+    pub(super) fn caller_in_east(&self, call: &CallSpec<'_>) -> Result<Caller, DemoError> {
         self.caller(call, &self.east, &self.west)
     }
 
-    /// A client on net-west that calls through the gateway of net-east.
-    pub(super) fn caller_in_west(&self, call: &Call<'_>) -> Result<Caller, DemoError> {
+    /// Returns a client on net-west that calls through the gateway of net-east.
+    pub(super) fn caller_in_west(&self, call: &CallSpec<'_>) -> Result<Caller, DemoError> {
         self.caller(call, &self.west, &self.east)
     }
 
-    fn caller(&self, call: &Call<'_>, from: &Network, to: &Network) -> Result<Caller, DemoError> {
+    fn caller(&self, call: &CallSpec<'_>, from: &Network, to: &Network) -> Result<Caller, DemoError> {
         Ok(Caller {
             source: from.client,
             gateway: to.gateway.listener(call.listener)?,
@@ -128,12 +128,12 @@ impl Stage {
 }
 
 impl Network {
-    /// The endpoint at an address.
+    /// Returns the endpoint at an address.
     pub(super) fn endpoint_at(&self, address: &str) -> Option<&Endpoint> {
         self.endpoints.iter().find(|endpoint| endpoint.address.to_string() == address)
     }
 
-    /// Its endpoints whose names begin so.
+    /// Returns the running endpoints whose names have a prefix.
     pub(super) fn running(&self, prefix: &str) -> impl Iterator<Item = &Endpoint> {
         self.endpoints.iter().filter(move |endpoint| endpoint.name.starts_with(prefix))
     }
@@ -143,7 +143,7 @@ impl Network {
     }
 }
 
-/// The certificates of the gateways, and the roots that they believe.
+/// Writes the certificates of the gateways, and the trusted roots.
 fn gateways(folder: &Folder, certificates: &mut Certificates) -> Result<(), DemoError> {
     folder.write("ca.pem", certificates.authority_pem())?;
     for network in ["net-east", "net-west"] {
@@ -156,12 +156,13 @@ fn gateways(folder: &Folder, certificates: &mut Certificates) -> Result<(), Demo
     Ok(())
 }
 
-/// What the gateway of a network is called, also in its certificate.
+/// Returns the name of a network's gateway, which its certificate has too.
 pub(super) fn gateway_name(network: &str) -> &'static str {
     if network == "net-east" { "gateway-east" } else { "gateway-west" }
 }
 
-/// Starts what is reached by HBONE alone: the items of a `services` list, and where the one that takes HBONE is.
+/// Starts the endpoints that only HBONE callers can reach; returns items of a `services` list, and the
+/// address of the one that accepts HBONE.
 async fn tunnelled(
     certificates: &mut Certificates,
     scope: &Scope,
@@ -184,7 +185,7 @@ async fn tunnelled(
     Ok((items, node))
 }
 
-/// The mesh name of a service's port 443.
+/// Returns the mesh name of a service's port 443.
 pub(super) fn mesh_name(hostname: &str) -> String {
     format!("outbound_.443_._.{hostname}")
 }
@@ -199,22 +200,23 @@ async fn endpoints_in_the_west(
     for (last, (name, locality, weight)) in (1..).zip(places) {
         let names = [CHECKOUT, "*.shop.example", "checkout.global"];
         certificates.issue(name, "checkout", &names)?;
-        let place = Place { name, address: address(2, 1, last), locality, weight };
+        let place = EndpointSpec { name, address: address(2, 1, last), locality, weight };
         endpoints.push(Endpoint::start(place, certificates.server(name, ClientAuth::None)?, scope).await?);
     }
-    let place = Place { name: "payments-1", address: address(2, 2, 1), locality: ZONES[0], weight: 1 };
+    let place = EndpointSpec { name: "payments-1", address: address(2, 2, 1), locality: ZONES[0], weight: 1 };
     certificates.issue(place.name, "payments", &[PAYMENTS])?;
     let tls = certificates.server(place.name, ClientAuth::Required)?;
     endpoints.push(Endpoint::start(place, tls, scope).await?);
-    let place = Place { name: "internal-1", address: address(2, 3, 1), locality: ZONES[0], weight: 1 };
+    let place = EndpointSpec { name: "internal-1", address: address(2, 3, 1), locality: ZONES[0], weight: 1 };
     certificates.issue(place.name, "internal-only", &[INTERNAL])?;
     let tls = certificates.server(place.name, ClientAuth::None)?;
     endpoints.push(Endpoint::start(place, tls, scope).await?);
-    // Three in the cluster of the others, each in a zone of its own, and one in a second cluster on the same network.
+    // Three endpoints in the cluster of the others, each in a zone of its own, and one in a second cluster on
+    // the same network.
     let catalog = [("catalog-1", ZONES[0]), ("catalog-2", ZONES[1]), ("catalog-3", ZONES[2])];
     for (last, (name, locality)) in (1..).zip(catalog.into_iter().chain([("catalog-4", ZONES[0])])) {
         certificates.issue(name, "catalog", &[CATALOG])?;
-        let place = Place { name, address: address(2, 4, last), locality, weight: 1 };
+        let place = EndpointSpec { name, address: address(2, 4, last), locality, weight: 1 };
         let tls = certificates.server(name, ClientAuth::Required)?;
         endpoints.push(Endpoint::start(place, tls, scope).await?);
     }
@@ -269,12 +271,12 @@ async fn endpoints_in_the_east(
     let mut endpoints = Vec::new();
     for (last, name) in (1..).zip(["reviews-1", "reviews-2"]) {
         certificates.issue(name, "reviews", &[REVIEWS])?;
-        let place = Place { name, address: address(1, 1, last), locality: EAST_ZONE, weight: 1 };
+        let place = EndpointSpec { name, address: address(1, 1, last), locality: EAST_ZONE, weight: 1 };
         endpoints.push(Endpoint::start(place, certificates.server(name, ClientAuth::None)?, scope).await?);
     }
     for (last, name) in (1..).zip(["catalog-5", "catalog-6"]) {
         certificates.issue(name, "catalog", &[CATALOG])?;
-        let place = Place { name, address: address(1, 4, last), locality: EAST_ZONE, weight: 1 };
+        let place = EndpointSpec { name, address: address(1, 4, last), locality: EAST_ZONE, weight: 1 };
         let tls = certificates.server(name, ClientAuth::Required)?;
         endpoints.push(Endpoint::start(place, tls, scope).await?);
     }
@@ -297,7 +299,7 @@ async fn east(folder: &Folder, endpoints: Vec<Endpoint>, west: &Network) -> Resu
     })
 }
 
-/// What a config says of the networks: which addresses are where, and how one of them is reached.
+/// Returns the config of a network: its addresses and its gateway.
 fn reached_through(network: &Network) -> Result<String, DemoError> {
     let gateway = network.gateway.listener("mesh")?;
     let networks = [("net-east", "127.1.0.0/16"), ("net-west", "127.2.0.0/16")].map(|(name, cidr)| {
@@ -310,7 +312,7 @@ fn reached_through(network: &Network) -> Result<String, DemoError> {
     Ok(format!("networks:\n{}", networks.concat()))
 }
 
-/// What the configs of both gateways say.
+/// Returns the part of the config that both gateways share.
 fn common(cluster: &str, network: u8, locality: &str) -> String {
     format!(
         "# Written by `isthmus demo`.\n\
@@ -337,7 +339,7 @@ fn common(cluster: &str, network: u8, locality: &str) -> String {
     )
 }
 
-/// An item of a `services` list.
+/// Returns an item of a `services` list.
 fn service(hostname: &str, port: &str, tls: &str, endpoints: &[Endpoint]) -> String {
     let port_name = if port.contains("https") { "https" } else { "tcp" };
     let mut text =
@@ -355,12 +357,12 @@ fn service(hostname: &str, port: &str, tls: &str, endpoints: &[Endpoint]) -> Str
     text
 }
 
-/// An address of a network on loopback.
+/// Returns a loopback address of a network.
 fn address(network: u8, group: u8, last: u8) -> IpAddr {
     Ipv4Addr::new(127, network, group, last).into()
 }
 
-/// A folder of our own for the demo's files; removed when dropped.
+/// A new folder for the demo's files; removed when dropped.
 pub(super) struct Folder {
     path: PathBuf,
 }
@@ -370,7 +372,7 @@ impl Folder {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let name = format!("isthmus-demo-{}-{}", std::process::id(), now.as_nanos());
         let path = std::env::temp_dir().join(name);
-        // An error where it is there already: then it is not ours.
+        // Fails if the folder exists, as it then belongs to another program.
         std::fs::DirBuilder::new()
             .mode(0o700)
             .create(&path)
@@ -395,7 +397,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What cannot be removed lies in the folder for temporary files.
+        // A folder that cannot be removed stays among the temporary files.
         let _ = std::fs::remove_dir_all(&self.path);
     }
 }

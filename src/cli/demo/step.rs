@@ -1,6 +1,6 @@
 //! The steps of the demo, in their order: what each is called, and what it shows.
 
-/// One thing that is shown.
+/// A step of the demo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     MeshName,
@@ -77,8 +77,8 @@ impl Step {
         }
     }
 
-    /// What is shown, and why it matters.
-    pub(super) fn story(self) -> &'static str {
+    /// Describes the step and why it matters.
+    pub(super) fn description(self) -> &'static str {
         match self {
             Self::MeshName => {
                 "Mesh names, as Istio sidecars send them: clients on net-east call checkout on net-west, whose \

@@ -1,14 +1,14 @@
-//! The steps, and those of them whose calls are answered: what the callers saw is compared with what the gateway
-//! says. `horizon` has what each side is told of
-//! the other, `tunnels` the calls by HBONE, `refusals` the calls that are refused, `changes` what changes something while it runs.
+//! The steps of the demo, and those of them whose calls are answered: the results of the callers are compared
+//! with the gateway's counters and logs. `horizon` compares the views of both networks, `tunnels` has the
+//! calls by HBONE, `refusals` the refused calls, `changes` the changes at run time.
 
 use rustls::AlertDescription;
 
 use super::DemoError;
-use super::calls::{SHARE_TOLERANCE, SHARED_CALLS, answered_by, settled, told};
+use super::calls::{SHARE_TOLERANCE, SHARED_CALLS, answered_by, describe, settled};
 use super::client::CallError;
 use super::report::Outcome;
-use super::stage::{CHECKOUT, Call, MESH_ALPN, Network, PAYMENTS, REVIEWS, Stage, WEB, mesh_name};
+use super::stage::{CHECKOUT, CallSpec, MESH_ALPN, Network, PAYMENTS, REVIEWS, Stage, WEB, mesh_name};
 use super::step::Step;
 use super::{changes, horizon, refusals, tunnels};
 use crate::cli::output::cell;
@@ -17,21 +17,21 @@ use crate::cli::output::cell;
 const CALLS: usize = 40;
 /// Bytes of the bulk transfer.
 const BULK: u64 = 256 << 20;
-/// The share of bulk that has to stay in the kernel. Where the endpoint encrypts no faster than the gateway passes
-/// on, some of it comes in pieces that are too small for that.
+/// The smallest share of bulk bytes that stay in the kernel. If the endpoint encrypts no faster than the
+/// gateway passes on, some bytes come in pieces that are too small for splicing.
 const SPLICE_SHARE_MIN: f64 = 0.75;
 
-/// Plays a step on the stage.
+/// Runs a step.
 pub(super) async fn play(step: Step, stage: &mut Stage) -> Result<Outcome, DemoError> {
     let mut outcome = Outcome::new(step);
     match step {
         Step::MeshName => by_weight(stage, &mut outcome).await?,
         Step::HostName => {
-            let caller = stage.caller_in_east(&Call::plain(CHECKOUT, CHECKOUT))?;
+            let caller = stage.caller_in_east(&CallSpec::plain(CHECKOUT, CHECKOUT))?;
             answered_by(stage, &stage.west, &caller, CHECKOUT, CALLS, &mut outcome).await?;
         }
         Step::Alias => {
-            let caller = stage.caller_in_east(&Call::plain("checkout.global", "checkout.global"))?;
+            let caller = stage.caller_in_east(&CallSpec::plain("checkout.global", "checkout.global"))?;
             answered_by(stage, &stage.west, &caller, CHECKOUT, CALLS, &mut outcome).await?;
             routed(&stage.west, "checkout.global", &mut outcome).await?;
         }
@@ -59,7 +59,7 @@ pub(super) async fn play(step: Step, stage: &mut Stage) -> Result<Outcome, DemoE
 
 async fn by_weight(stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
     let name = mesh_name(CHECKOUT);
-    let caller = stage.caller_in_east(&Call::mesh(&name, CHECKOUT))?;
+    let caller = stage.caller_in_east(&CallSpec::mesh(&name, CHECKOUT))?;
     let explanation =
         stage.west.gateway.explain(&[("sni", &name), ("listener", "mesh"), ("alpn", MESH_ALPN)]).await?;
     let shares = answered_by(stage, &stage.west, &caller, CHECKOUT, SHARED_CALLS, outcome).await?;
@@ -93,7 +93,7 @@ async fn by_weight(stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoError
 }
 
 async fn nearest_zone(stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
-    let caller = stage.caller_in_east(&Call::plain("cart.shop.example", "cart.shop.example"))?;
+    let caller = stage.caller_in_east(&CallSpec::plain("cart.shop.example", "cart.shop.example"))?;
     let shares = answered_by(stage, &stage.west, &caller, "*.shop.example", CALLS, outcome).await?;
     let near = shares.get("checkout-1").copied().unwrap_or_default();
     outcome.check(near == CALLS, || format!("only {near} of {CALLS} calls stayed in the gateway's zone"));
@@ -101,16 +101,16 @@ async fn nearest_zone(stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoEr
 }
 
 async fn other_way(stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
-    let caller = stage.caller_in_west(&Call::mesh(&mesh_name(REVIEWS), REVIEWS))?;
+    let caller = stage.caller_in_west(&CallSpec::mesh(&mesh_name(REVIEWS), REVIEWS))?;
     answered_by(stage, &stage.east, &caller, REVIEWS, CALLS / 2, outcome).await?;
-    let caller = stage.caller_in_west(&Call::plain(REVIEWS, REVIEWS))?;
+    let caller = stage.caller_in_west(&CallSpec::plain(REVIEWS, REVIEWS))?;
     answered_by(stage, &stage.east, &caller, REVIEWS, CALLS / 2, outcome).await?;
     Ok(())
 }
 
 async fn mutual_tls(stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
     let name = mesh_name(PAYMENTS);
-    let call = Call { certificate: Some(WEB), ..Call::mesh(&name, PAYMENTS) };
+    let call = CallSpec { certificate: Some(WEB), ..CallSpec::mesh(&name, PAYMENTS) };
     let caller = stage.caller_in_east(&call)?;
     match caller.call("/").await {
         Ok(answer) => {
@@ -125,7 +125,7 @@ async fn mutual_tls(stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoErro
         }
         Err(error) => outcome.lost(&error),
     }
-    match stage.caller_in_east(&Call { certificate: None, ..call })?.call("/").await {
+    match stage.caller_in_east(&CallSpec { certificate: None, ..call })?.call("/").await {
         Err(CallError::Alert(AlertDescription::CertificateRequired)) => {
             outcome.refused();
             outcome.note(
@@ -134,7 +134,9 @@ async fn mutual_tls(stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoErro
             );
             outcome.proof("the alert is the endpoint's own");
         }
-        other => outcome.check(false, || format!("without a certificate, the call led to {}", told(&other))),
+        other => {
+            outcome.check(false, || format!("without a certificate, the call led to {}", describe(&other)))
+        }
     }
     Ok(())
 }
@@ -144,7 +146,7 @@ async fn bulk(stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
     let moved = async |path| gateway.metric("isthmus_relay_bytes_total", &[path]).await;
     let (splice, copy) = ("path=\"splice\"", "path=\"copy\"");
     let before = (moved(splice).await?, moved(copy).await?);
-    let caller = stage.caller_in_east(&Call::plain(CHECKOUT, CHECKOUT))?;
+    let caller = stage.caller_in_east(&CallSpec::plain(CHECKOUT, CHECKOUT))?;
     match caller.call(&format!("/bytes/{BULK}")).await {
         Ok(answer) => {
             outcome.answered(&answer);

@@ -1,5 +1,5 @@
-//! The steps whose callers come by HBONE: beside those by server name on the same port, with a tunnel in the tunnel, and
-//! one that is refused for who it is.
+//! The steps with HBONE callers: beside SNI callers on the same port, with one HBONE connection inside
+//! another, and with a caller that is refused for its identity.
 
 use std::time::Instant;
 
@@ -8,23 +8,23 @@ use serde_json::Value;
 use super::DemoError;
 use super::calls::settled;
 use super::client::{CallError, Caller};
-use super::hbone::{Stream, Tunnel};
+use super::hbone::{HboneConnection, Stream};
 use super::report::Outcome;
-use super::stage::{CHECKOUT, Call, ECHO, LEDGER, Stage, VAULT, WEB, gateway_name, mesh_name};
+use super::stage::{CHECKOUT, CallSpec, ECHO, LEDGER, Stage, VAULT, WEB, gateway_name, mesh_name};
 use crate::cli::output::cell;
 use crate::model::endpoint::HBONE_PORT;
 use crate::net::scope::Scope;
 
-/// Streams of one connection, and calls by server name beside them.
+/// Streams of one connection, and calls by SNI beside them.
 const STREAMS: usize = 40;
-/// What each stream sends.
+/// Bytes that each stream sends.
 const MESSAGE_BYTES: usize = 4_096;
-/// Who may reach the vault.
+/// The identity that may reach the vault.
 const TELLER: &str = "spiffe://cluster.local/ns/bank/sa/teller";
 
 pub(super) async fn beside(stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
     let scope = Scope::default();
-    let tunnel = match Tunnel::open(&by_hbone(stage)?, &scope).await {
+    let tunnel = match HboneConnection::open(&by_hbone(stage)?, &scope).await {
         Ok(tunnel) => tunnel,
         Err(error) => return broken(outcome, &error),
     };
@@ -34,7 +34,7 @@ pub(super) async fn beside(stage: &Stage, outcome: &mut Outcome) -> Result<(), D
         format!("the gateway's certificate is that of {holder}")
     });
     let name = mesh_name(CHECKOUT);
-    let by_name = stage.caller_in_east(&Call::mesh(&name, CHECKOUT))?;
+    let by_name = stage.caller_in_east(&CallSpec::mesh(&name, CHECKOUT))?;
     // At the same time, on the same port.
     let (streams, calls) = tokio::join!(Box::pin(echoes(&tunnel, outcome)), by_name.calls(STREAMS));
     streams?;
@@ -51,14 +51,18 @@ pub(super) async fn beside(stage: &Stage, outcome: &mut Outcome) -> Result<(), D
     logged(stage, ECHO, STREAMS, &["ok"], outcome).await
 }
 
-/// Opens all streams, then has each echo something of its own.
-async fn echoes(tunnel: &Tunnel, outcome: &mut Outcome) -> Result<(), DemoError> {
+/// Opens all streams, then sends a different message on each and reads it back.
+async fn echoes(tunnel: &HboneConnection, outcome: &mut Outcome) -> Result<(), DemoError> {
     let mut streams = Vec::new();
     for number in 0..STREAMS {
         let began = Instant::now();
         match tunnel.connect(&authority(ECHO)).await {
-            Ok(answer) if answer.told() == "200 ok" => streams.push((number, began, answer.into_stream())),
-            Ok(answer) => outcome.check(false, || format!("a stream was answered with {}", answer.told())),
+            Ok(answer) if answer.describe() == "200 ok" => {
+                streams.push((number, began, answer.into_stream()))
+            }
+            Ok(answer) => {
+                outcome.check(false, || format!("a stream was answered with {}", answer.describe()))
+            }
             Err(error) => outcome.lost(&error),
         }
     }
@@ -70,7 +74,7 @@ async fn echoes(tunnel: &Tunnel, outcome: &mut Outcome) -> Result<(), DemoError>
     Ok(())
 }
 
-/// Has a stream send back what it is given.
+/// Sends a message on a stream and reads it back.
 async fn echo(stream: Stream, message: &[u8], began: Instant, outcome: &mut Outcome) {
     match stream.echo(message).await {
         Ok(back) => {
@@ -92,12 +96,12 @@ pub(super) async fn double(stage: &Stage, outcome: &mut Outcome) -> Result<(), D
     let web = &stage.certificates.held_by(WEB)?.identity;
     let tls = stage.certificates.client(LEDGER, &["h2"], Some(WEB))?;
     let inner = async {
-        let outer = Tunnel::open(&by_hbone(stage)?, &scope).await?;
+        let outer = HboneConnection::open(&by_hbone(stage)?, &scope).await?;
         let answer = outer.connect(&authority(LEDGER)).await?;
-        if answer.told() != "200 ok" {
-            return Ok(Err(format!("the gateway answered {}", answer.told())));
+        if answer.describe() != "200 ok" {
+            return Ok(Err(format!("the gateway answered {}", answer.describe())));
         }
-        let inner = Tunnel::over(answer.into_stream(), LEDGER, &tls, &scope).await?;
+        let inner = HboneConnection::over(answer.into_stream(), LEDGER, &tls, &scope).await?;
         let answer = inner.connect(&authority(LEDGER)).await?;
         Ok::<_, Broken>(Ok((outer, inner, answer)))
     };
@@ -107,7 +111,7 @@ pub(super) async fn double(stage: &Stage, outcome: &mut Outcome) -> Result<(), D
             outcome.check(false, || why);
             return Ok(());
         }
-        Err(Broken::Call(error)) => return broken(outcome, &error),
+        Err(Broken::CallSpec(error)) => return broken(outcome, &error),
         Err(Broken::Demo(error)) => return Err(error),
     };
     let caller = answer.caller().to_owned();
@@ -118,7 +122,7 @@ pub(super) async fn double(stage: &Stage, outcome: &mut Outcome) -> Result<(), D
     outcome.note(format!("within the tunnel, {web} and {} have verified each other", cell(&holder.into())));
     echo(answer.into_stream(), b"what the gateway cannot read", began, outcome).await;
     drop((inner, outer));
-    // The inner connection is let go, not closed: which of the two ends is seen first is all the same here.
+    // The inner connection is dropped, not closed, so either end may be logged first.
     logged(stage, LEDGER, 1, &["ok", "client_reset"], outcome).await?;
     let lines = stage.west.gateway.access(|line| line["service"] == LEDGER);
     let endpoint = lines.first().map(|line| cell(&line["endpoint"])).unwrap_or_default();
@@ -129,15 +133,15 @@ pub(super) async fn double(stage: &Stage, outcome: &mut Outcome) -> Result<(), D
     Ok(())
 }
 
-/// Why a step came to no call.
+/// The reason why a step made no call.
 enum Broken {
-    Call(CallError),
+    CallSpec(CallError),
     Demo(DemoError),
 }
 
 impl From<CallError> for Broken {
     fn from(error: CallError) -> Self {
-        Self::Call(error)
+        Self::CallSpec(error)
     }
 }
 
@@ -150,13 +154,15 @@ impl From<DemoError> for Broken {
 pub(super) async fn denied(stage: &mut Stage, outcome: &mut Outcome) -> Result<(), DemoError> {
     let scope = Scope::default();
     let asked = async {
-        let tunnel = Tunnel::open(&by_hbone(stage)?, &scope).await?;
+        let tunnel = HboneConnection::open(&by_hbone(stage)?, &scope).await?;
         Ok::<_, Broken>((tunnel.connect(&authority(VAULT)).await?, tunnel))
     };
     match Box::pin(asked).await {
-        Ok((answer, _)) if answer.told() == "403 identity_denied" => outcome.refused(),
-        Ok((answer, _)) => outcome.check(false, || format!("the call was answered with {}", answer.told())),
-        Err(Broken::Call(error)) => return broken(outcome, &error),
+        Ok((answer, _)) if answer.describe() == "403 identity_denied" => outcome.refused(),
+        Ok((answer, _)) => {
+            outcome.check(false, || format!("the call was answered with {}", answer.describe()))
+        }
+        Err(Broken::CallSpec(error)) => return broken(outcome, &error),
         Err(Broken::Demo(error)) => return Err(error),
     }
     let web = stage.certificates.held_by(WEB)?.identity.clone();
@@ -179,27 +185,28 @@ async fn explained(stage: &Stage, identity: &str) -> Result<Value, DemoError> {
     stage.west.gateway.explain(&parameters).await
 }
 
-/// A client on net-east that comes to the gateway of net-west by HBONE, without a server name.
+/// Returns a client on net-east that calls the gateway of net-west by HBONE, without SNI.
 fn by_hbone(stage: &Stage) -> Result<Caller, DemoError> {
     let address = stage.west.gateway.listener("mesh")?.ip().to_string();
     let server = gateway_name(stage.west.name);
-    let call = Call { name: &address, alpn: &["h2"], certificate: Some(WEB), ..Call::mesh("", server) };
+    let call =
+        CallSpec { name: &address, alpn: &["h2"], certificate: Some(WEB), ..CallSpec::mesh("", server) };
     stage.caller_in_east(&call)
 }
 
-/// What a CONNECT asks for.
+/// Returns the authority of a CONNECT.
 fn authority(hostname: &str) -> String {
     format!("{hostname}:80")
 }
 
-/// A step without a connection.
+/// Notes a step without a connection.
 fn broken(outcome: &mut Outcome, error: &CallError) -> Result<(), DemoError> {
     outcome.lost(error);
     Ok(())
 }
 
-/// Checks that so many streams to a service have their line in the access log, with the caller's identity, and ended for
-/// one of these reasons.
+/// Checks that this many streams to a service are in the access log, with the caller's identity and one of
+/// these reasons.
 async fn logged(
     stage: &Stage,
     service: &str,
