@@ -205,34 +205,35 @@ fn a_pods_own_token_may_do_what_its_features_need_and_no_more() {
     let read = |kinds: &[&str]| -> Vec<String> {
         kinds.iter().map(|kind| format!("{kind} [get list watch]")).collect()
     };
-    let base = read(&["endpointslices.discovery.k8s.io", "namespaces", "nodes", "pods", "services"]);
+    let places = read(&["namespaces", "nodes"]);
+    let services = read(&["endpointslices.discovery.k8s.io", "pods", "services"]);
+    let marks = read(&["serviceexports.multicluster.x-k8s.io", "serviceimports.multicluster.x-k8s.io"]);
     let gateways = read(&["gateways.gateway.networking.k8s.io"]);
-    let exports = [
-        read(&["serviceexports.multicluster.x-k8s.io", "serviceimports.multicluster.x-k8s.io"]),
-        vec![
-            "serviceexports.multicluster.x-k8s.io/status [patch]".to_owned(),
-            "leases.coordination.k8s.io [create]".to_owned(),
-            "leases.coordination.k8s.io [istio-eastwestgateway-service-exports] [get update]".to_owned(),
-        ],
+    let base = [&places[..], &services, &marks].concat();
+    let conditions = [
+        "serviceexports.multicluster.x-k8s.io/status [patch]",
+        "leases.coordination.k8s.io [create]",
+        "leases.coordination.k8s.io [istio-eastwestgateway-service-exports] [get update]",
     ]
-    .concat();
+    .map(str::to_owned);
+    // What the token may do in the release's namespace, and what in another one.
     let cases: [(&str, Vec<String>, Vec<String>); 5] = [
         ("kubernetes.enabled=false", vec![], vec![]),
-        ("kubernetes.gateways.enabled=false", base.clone(), vec![]),
+        ("kubernetes.gateways.enabled=false", base.clone(), base.clone()),
         (
-            "kubernetes.serviceExports.enabled=true",
-            [base.clone(), gateways.clone(), exports].concat(),
-            vec![],
+            "kubernetes.serviceExports.conditions=true",
+            [&base[..], &gateways, &conditions].concat(),
+            [&base[..], &gateways, &conditions[..1]].concat(),
         ),
         (
             "remoteClusters.watch.enabled=true,remoteClusters.watch.namespace=far",
-            [base, gateways.clone()].concat(),
-            read(&["secrets"]),
+            [&base[..], &gateways].concat(),
+            [&base[..], &gateways, &read(&["secrets"])].concat(),
         ),
         (
             "kubernetes.namespaces.only={far}",
-            [read(&["namespaces", "nodes"]), gateways].concat(),
-            read(&base_in()),
+            [&places[..], &services, &gateways].concat(),
+            [&base[..], &gateways].concat(),
         ),
     ];
     let mut installed = false;
@@ -243,16 +244,9 @@ fn a_pods_own_token_may_do_what_its_features_need_and_no_more() {
         let token = place.kubectl(&["create", "token", RELEASE, "--namespace", NAMESPACE]).expect("a token");
         let kubeconfig = place.file("pod.kubeconfig", &place.cluster.kubeconfig(token.trim()));
         let may = |namespace: &str| rights(&place, &kubeconfig, namespace);
-        let everywhere: Vec<String> =
-            here.iter().filter(|right| !right.starts_with("leases")).cloned().collect();
         assert_eq!(may(NAMESPACE), sorted(here), "{feature}");
-        assert_eq!(may("far"), sorted([everywhere, far].concat()), "{feature}");
+        assert_eq!(may("far"), sorted(far), "{feature}");
     }
-}
-
-/// What Roles give in a namespace that is named.
-fn base_in() -> [&'static str; 3] {
-    ["endpointslices.discovery.k8s.io", "pods", "services"]
 }
 
 fn sorted(mut rights: Vec<String>) -> Vec<String> {

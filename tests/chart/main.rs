@@ -8,5 +8,6 @@ mod cluster;
 mod documents;
 mod image;
 mod monitoring;
+mod pod;
 mod rendered;
 mod values;

@@ -105,8 +105,7 @@ annotations:
       "gateways" (and $registry $kubernetes.gateways.enabled)
       "destinationRules" (and $registry $kubernetes.destinationRules)
       "meshConfig" (and $registry $kubernetes.meshConfig)
-      "serviceExports" (and $registry $kubernetes.serviceExports.enabled)
-      "leader" (and $registry $kubernetes.serviceExports.enabled (eq .role "gateway"))
+      "leader" (and $registry $kubernetes.serviceExports.conditions (eq .role "gateway"))
       "secrets" $secrets
       "token" (or $registry $secrets)
     | toJson -}}

@@ -1,31 +1,42 @@
 {{/*
-What a role may do with the API server: each rule is there only with its feature. `cluster` has the rules of the ClusterRole,
-`only` those of the Roles in `kubernetes.namespaces.only`.
+What a role may do with the API server: each rule is there only with its feature. With `kubernetes.namespaces.only` the rules for
+what is in namespaces are in Roles, without it in the ClusterRole.
 */}}
 
-{{/* What is in namespaces: services and what is behind them. */}}
-{{- define "isthmus.role.namespaced" -}}
-{{- $features := include "isthmus.role.features" . | fromJson -}}
+{{/* Services, and what is behind them. */}}
+{{- define "isthmus.role.services" -}}
 - apiGroups: [""]
   resources: [services, pods]
   verbs: [get, list, watch]
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
   verbs: [get, list, watch]
-{{- if $features.destinationRules }}
-- apiGroups: [networking.istio.io]
-  resources: [destinationrules]
+{{- end }}
+
+{{/* Gateways of networks. */}}
+{{- define "isthmus.role.gateways" -}}
+{{- if (include "isthmus.role.features" . | fromJson).gateways }}
+- apiGroups: [gateway.networking.k8s.io]
+  resources: [gateways]
   verbs: [get, list, watch]
 {{- end }}
-{{- if $features.serviceExports }}
+{{- end }}
+
+{{/* Marks and subsets of services. */}}
+{{- define "isthmus.role.marks" -}}
+{{- $features := include "isthmus.role.features" . | fromJson }}
 - apiGroups: [multicluster.x-k8s.io]
   resources: [serviceexports, serviceimports]
   verbs: [get, list, watch]
-{{- end }}
 {{- if $features.leader }}
 - apiGroups: [multicluster.x-k8s.io]
   resources: [serviceexports/status]
   verbs: [patch]
+{{- end }}
+{{- if $features.destinationRules }}
+- apiGroups: [networking.istio.io]
+  resources: [destinationrules]
+  verbs: [get, list, watch]
 {{- end }}
 {{- end }}
 
@@ -35,13 +46,10 @@ What a role may do with the API server: each rule is there only with its feature
 - apiGroups: [""]
   resources: [namespaces, nodes]
   verbs: [get, list, watch]
-{{- if $features.gateways }}
-- apiGroups: [gateway.networking.k8s.io]
-  resources: [gateways]
-  verbs: [get, list, watch]
-{{- end }}
 {{- if not $features.only }}
-{{ include "isthmus.role.namespaced" . }}
+{{ include "isthmus.role.services" . }}
+{{- include "isthmus.role.gateways" . }}
+{{- include "isthmus.role.marks" . }}
 {{- end }}
 {{- end }}
 
