@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-/// Returns memory of a burst to the system, unlike the C library's allocator under many threads.
+/// mimalloc returns the memory of a burst to the system; the C library's allocator under many threads does not.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -1,5 +1,5 @@
-//! The addresses the gateway itself listens on: no two may collide, and nothing may be routed back to
-//! one of them, or connections would go round in circles.
+//! The addresses that the gateway listens on: no two may collide, and no route may lead back to one of them,
+//! or connections would run in circles.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
@@ -12,24 +12,25 @@ use crate::model::service::ServiceKey;
 use crate::net::own::{host_addresses, reaches};
 use crate::snapshot::listing::Listing;
 
-/// An address that is listened on.
+/// An address that the gateway listens on.
 pub(super) struct Opened {
-    /// The key that says so.
+    /// The key with the address.
     pub(super) path: String,
     pub(super) bind: Bind,
-    /// `None`: a default.
+    /// The position of the value; `None` for a default.
     pub(super) position: Option<Position>,
 }
 
 impl Opened {
     fn collides_with(&self, other: &Self) -> bool {
-        // Listeners are told apart by their address as it is written: no two of them can take a free port of one.
+        // Listeners are identified by their address as written, so two of them cannot both ask for a free
+        // port of one address.
         let listeners = self.path.starts_with("listen") && other.path.starts_with("listen");
         collide(self.bind, other.bind) || (listeners && self.bind == other.bind)
     }
 }
 
-/// Tells of addresses of which only one could be opened.
+/// Reports addresses of which only one could be bound.
 pub(super) fn collisions(opened: &[Opened], problems: &mut Problems) {
     for (index, one) in opened.iter().enumerate() {
         for other in &opened[..index] {
@@ -76,19 +77,19 @@ fn collide(one: Bind, other: Bind) -> bool {
     }
 }
 
-/// The addresses that the gateway itself listens on, and those of this host.
+/// The addresses that the gateway listens on, and those of this host.
 pub(super) struct Own<'a> {
     opened: &'a [Opened],
     host: BTreeSet<IpAddr>,
 }
 
 impl<'a> Own<'a> {
-    /// Where the host's addresses cannot be read, only loopback is known to be its own.
+    /// If the host's addresses cannot be read, only loopback counts as its own.
     pub(super) fn new(opened: &'a [Opened]) -> Self {
         Self { opened, host: host_addresses().unwrap_or_default() }
     }
 
-    /// The listener that a connection to this address would reach.
+    /// Returns the listener that a connection to this address would reach.
     pub(super) fn listener_at(&self, ip: IpAddr, port: u16) -> Option<&'a Opened> {
         self.opened.iter().find(|opened| {
             let (bound, own) = match opened.bind {
@@ -105,14 +106,14 @@ impl<'a> Own<'a> {
     }
 }
 
-/// What is told of an endpoint that is one of our own addresses.
+/// Makes the message about an endpoint at one of the gateway's own addresses.
 pub(super) fn own_fault(ip: IpAddr, port: u16, own: &Opened) -> String {
     let address = std::net::SocketAddr::new(ip, port);
     format!("found {address}, which is this gateway's own {}; an endpoint must be another process", own.path)
 }
 
-/// Tells of endpoints of the file's own services that are our own addresses. Those of other networks
-/// may have addresses equal to ours.
+/// Reports endpoints of the file's own services at the gateway's own addresses. Endpoints of other networks
+/// may have equal addresses.
 pub(super) fn own_endpoints(
     listing: &Listing,
     positions: &HashMap<ServiceKey, ServicePosition>,

@@ -1,4 +1,4 @@
-//! `aggregator`, `dns`, `state` and `xds`: how the world is put together, and who is told of it.
+//! `aggregator`, `dns`, `state` and `xds`: how snapshots are made, and which clients get them.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -22,7 +22,7 @@ pub(super) fn options(root: &Fields<'_>, problems: &mut Problems) -> Options {
     let dir = state.read("dir", scalar::path).zip(state.node("dir"));
     Options {
         stale_after: read("staleAfter").unwrap_or(default.stale_after),
-        // `never` is no duration.
+        // `never` is not a duration, so it reads as absent.
         expire_after: read("expireAfter").or(default.expire_after),
         withdrawal_hold: read("withdrawalHold").unwrap_or(default.withdrawal_hold),
         start_timeout: read("startTimeout").unwrap_or(default.start_timeout),

@@ -1,5 +1,5 @@
-//! From the merged tree to the [`Config`]: checks the tree against the table, takes the values out,
-//! and looks at what only several of them together can tell.
+//! Makes the [`Config`] from the merged tree: checks the tree against the table, reads the values, and makes
+//! the checks that need several values.
 
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroUsize;
@@ -30,7 +30,7 @@ use super::{
     telemetry, tuning,
 };
 
-/// The config of these files, or all that is wrong with them.
+/// Makes the config of these files; the error has all problems.
 pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
     let Files { root, services, mut problems, complete } = files;
     let Some(tree) = root else { return Err(problems.finish().0) };
@@ -105,8 +105,8 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
     if clean { Ok(Config { warnings, ..config }) } else { Err(errors) }
 }
 
-/// Without a listener there is nothing to do, but for a control plane, and unless the listeners are in a file that was
-/// not read: then they are not `needed`.
+/// Reports a config without a listener and without `xds`. Skipped if a file could not be read, which may have
+/// the listeners: then they are not `needed`.
 fn something_to_do(root: &Fields<'_>, tree: &Tree, needed: bool, problems: &mut Problems) {
     let listening = root.node("listen").is_some() || !root.items("listeners").is_empty();
     if !listening && needed {
@@ -173,12 +173,12 @@ fn drain(fields: &Fields<'_>) -> Drain {
     }
 }
 
-/// Listeners through which nothing can be reached.
+/// Warns of listeners through which no name can be reached.
 fn warn_of_idle_listeners(root: &Fields<'_>, policy: &Policy, problems: &mut Problems) {
     let here = |names: &[Arc<str>], name: &Arc<str>| names.is_empty() || names.contains(name);
     let list = Path::Root.key("listeners");
     for listener in &policy.listeners {
-        // A route is for clients that come by server name.
+        // Routes apply to SNI clients only.
         let by_name = listener.protocol != ListenerProtocol::Hbone;
         let routed = by_name && policy.routes.iter().any(|route| here(&route.listeners, &listener.name));
         let exported = policy.exports.iter().any(|rule| here(&rule.listeners, &listener.name));
@@ -200,7 +200,7 @@ fn warn_of_idle_listeners(root: &Fields<'_>, policy: &Policy, problems: &mut Pro
     }
 }
 
-/// Mesh names that no client can ask for, as a host name has 253 bytes at most.
+/// Warns of mesh names that no client can send, as a host name has at most 253 bytes.
 fn warn_of_long_names(
     listing: &Listing,
     positions: &HashMap<ServiceKey, ServicePosition>,
@@ -222,7 +222,7 @@ fn warn_of_long_names(
     }
 }
 
-/// Routes and exports of services that the file does not have, where it is the only registry.
+/// Warns of routes and exports of services that the file does not have, if the file is the only registry.
 fn warn_of_unknown_services(
     root: &Fields<'_>,
     routes: &[Placed],

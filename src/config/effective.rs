@@ -1,5 +1,6 @@
-//! The config in use, with the defaults filled in, in the shape of the file: what `/api/v1/config` shows. Secrets are not in it: a config
-//! names files that hold them. The file's own `services` are left out, as `/api/v1/services` has them.
+//! The config in use with all defaults, in the form of the file: the answer of `/api/v1/config`. It has no
+//! secrets, as a config only names files that hold them. The file's own `services` are left out;
+//! `/api/v1/services` shows them.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -20,7 +21,7 @@ use crate::snapshot::policy::{
 use crate::telemetry::access_log::{AccessLog, Format, Sink};
 use crate::tls::source::Source;
 
-/// The config in use.
+/// Returns the config in use.
 pub fn effective(config: &Config) -> Value {
     let policy = &config.policy;
     let node = &policy.node;
@@ -88,13 +89,13 @@ pub fn effective(config: &Config) -> Value {
         },
     }));
     if config.xds.as_ref().is_some_and(|xds| xds.tls) {
-        // A map without keys says that there is TLS.
+        // An empty map means that TLS is on.
         shown["xds"]["tls"] = json!({});
     }
     shown
 }
 
-/// Without what is absent: `null`, and maps and lists that are empty.
+/// Removes `null`, and empty maps and lists.
 fn kept(value: Value) -> Value {
     match value {
         Value::Object(members) => {

@@ -1,4 +1,4 @@
-//! `exports`: the rules that let the mesh's services be reached.
+//! `exports`: the rules that make services of the mesh reachable.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::snapshot::policy::{ExportRule, ExportScope, MarkCondition};
 use super::listeners::Listeners;
 use super::table::{EXPORT, MARKED, SCOPE};
 
-/// The rules in the order of the file. `clusters` are those that some registry speaks for.
+/// Reads the rules in the order of the file. `clusters` are the clusters of the registries.
 pub(super) fn read(
     root: &Fields<'_>,
     listeners: &Listeners,
@@ -62,13 +62,13 @@ fn marked(fields: &Fields<'_>, path: &Path<'_>, problems: &mut Problems) -> Opti
     }
 }
 
-/// The labels under a key.
+/// Returns the labels under a key.
 pub(super) fn labels(fields: &Fields<'_>, key: &str) -> Labels {
     let pairs = fields.entries(key).iter();
     pairs.filter_map(|(name, value)| Some((Arc::from(&*name.text), value.text()?.into()))).collect()
 }
 
-/// The clusters of a rule; one that nobody speaks for is only doubtful, as it may be added later.
+/// Returns the clusters of a rule. An unknown one is only a warning, as its registry may be added later.
 fn known_clusters(
     fields: &Fields<'_>,
     path: &Path<'_>,

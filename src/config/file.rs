@@ -1,5 +1,5 @@
-//! The files of a config: which there are, and their one merged tree. Services go straight from the
-//! text to their reader and are not in the tree.
+//! The files of a config, and their merged tree. Services go straight from the text to their reader and are
+//! not in the tree.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
@@ -17,27 +17,27 @@ use crate::net::file;
 
 use super::table::INCLUDE_ONLY;
 
-/// Largest file read.
+/// The largest file in bytes.
 const FILE_BYTES_MAX: u64 = 256 << 20;
-/// Files of one config.
+/// The largest number of files of a config.
 const FILES_MAX: usize = 10_000;
 
-/// What is read where a config is looked for.
+/// The kinds of file that may be the first one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum What {
     /// Regular files, and links to them.
     Regular,
-    /// The first file may be a pipe or a terminal too, as a person may have it on the command line.
+    /// Any kind, also a pipe or a terminal, as the command line may name one.
     Anything,
 }
 
-/// What the files of a config hold, merged.
+/// The merged contents of the files.
 pub(super) struct Files {
-    /// `None`: nothing could be read.
+    /// `None`: no file could be read.
     pub(super) root: Option<Node>,
     pub(super) services: ServiceReader,
     pub(super) problems: Problems,
-    /// Whether every file could be read to its end, so that what is not there is nowhere.
+    /// True if every file was read to its end, so that a key which is absent is in none of them.
     pub(super) complete: bool,
 }
 
@@ -70,15 +70,15 @@ pub(super) fn read(
 }
 
 struct Reading<'e> {
-    /// What the first file may be.
+    /// The kinds of file that the first one may be.
     main: What,
     environment: Environment<'e>,
-    /// Told of each file and directory before it is read.
+    /// Called with each file and directory before it is read.
     before: &'e mut dyn FnMut(&Path),
     files: Files,
     /// Items of `services` so far, which number the next one.
     services: usize,
-    /// Files read, by what they are whatever they are called.
+    /// Canonical paths of the files read.
     seen: BTreeSet<PathBuf>,
 }
 
@@ -130,11 +130,11 @@ impl Reading<'_> {
         self.files.problems.error(at, &problem::Path::Root, message);
     }
 
-    /// The files of one include.
+    /// Returns the files of an include.
     fn include(&mut self, from: &Path, node: &Node, path: &problem::Path<'_>) {
         let Some(Ok(wanted)) = node.text().map(scalar::path) else { return };
         let wanted = relative_to(from, wanted);
-        // The parent of a bare name is empty, which is no folder's name.
+        // The parent of a bare name is empty, which is not a folder.
         let directory = wanted.parent().filter(|parent| !parent.as_os_str().is_empty());
         let (directory, name) = (directory.unwrap_or_else(|| Path::new(".")), wanted.file_name());
         if directory.to_string_lossy().contains('*') {
@@ -169,7 +169,7 @@ impl Reading<'_> {
         path.canonicalize().is_ok_and(|path| self.seen.contains(&path))
     }
 
-    /// Reads a file and merges it with what there is.
+    /// Reads a file and merges it into the tree.
     fn add(&mut self, path: &Path, named: Option<(&Node, &problem::Path<'_>)>) {
         if let Some((node, at)) = named.filter(|_| self.is_seen(path)) {
             let fault = format!("{} is included twice", path.display());
@@ -236,12 +236,12 @@ impl Reading<'_> {
     }
 }
 
-/// Where a path written in a file leads: relative ones start at the file.
+/// Resolves a path written in a file; relative paths start at the file's folder.
 pub(super) fn relative_to(file: &Path, path: &Path) -> PathBuf {
     file.parent().unwrap_or_else(|| Path::new("")).join(path)
 }
 
-/// The text of a file; else the line that is to blame, or 0, and what is wrong.
+/// Reads the text of a file; an error has the line, or 0, and the message.
 fn read_text(path: &Path, what: What) -> Result<String, (u32, String)> {
     let bytes = match what {
         What::Regular => file::read(path, FILE_BYTES_MAX),
@@ -255,7 +255,7 @@ fn read_text(path: &Path, what: What) -> Result<String, (u32, String)> {
     })
 }
 
-/// The files of a directory whose names match, sorted; hidden ones only if the pattern is.
+/// Returns the files of a directory whose names match, sorted; hidden ones only if the pattern is hidden.
 fn listing(directory: &Path, pattern: &str) -> io::Result<Vec<PathBuf>> {
     let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
     let mut found = Vec::new();
@@ -272,7 +272,7 @@ fn listing(directory: &Path, pattern: &str) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Whether a name matches a pattern in which `*` stands for any characters.
+/// Returns true if a name matches a pattern in which `*` stands for any characters.
 fn matches(pattern: &str, name: &str) -> bool {
     let Some((prefix, rest)) = pattern.split_once('*') else {
         return pattern == name;
@@ -301,7 +301,7 @@ fn take(root: &mut Node, wanted: &str) -> Option<Node> {
     Some(entries.remove(at).1)
 }
 
-/// Maps are united, lists appended; anything else is said twice.
+/// Merges two nodes: maps are merged, lists appended; any other value that both have is a problem.
 fn merge(into: &mut Node, from: Node, path: &problem::Path<'_>, problems: &mut Problems) {
     let first = into.position;
     match (&mut into.value, from.value) {

@@ -1,4 +1,4 @@
-//! `identity`, `trust` and `hbone`: who this gateway is, whom it trusts, and what HBONE may cost.
+//! `identity`, `trust` and `hbone`: the gateway's certificate, the trusted roots, and the limits of HBONE.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -16,12 +16,12 @@ use super::IdentityPlaces;
 use super::file::relative_to;
 use super::table::identity::{HBONE, IDENTITY, IDENTITY_FILES, ISTIO_CA, TRUST, WORKLOAD_API};
 
-/// How long Istio's authority is asked to certify for.
+/// The default validity of certificates from Istio's authority.
 const VALIDITY: Duration = Duration::from_secs(24 * 3600);
-/// A connection window has 31 bits (RFC 9113 §6.9.1); half of that is plenty.
+/// A connection window has 31 bits (RFC 9113 §6.9.1); half of the largest one is enough.
 const CONNECTION_WINDOW_MAX: u64 = 1 << 30;
 
-/// Who we are and whom we trust.
+/// Reads the sources of the certificate and the roots.
 pub(super) fn options(root: &Fields<'_>, node: &Node, mesh: &Mesh, problems: &mut Problems) -> Options {
     let source = source(&root.fields("identity", &IDENTITY), node, problems);
     let expected = expected(node, mesh);
@@ -35,7 +35,7 @@ pub(super) fn options(root: &Fields<'_>, node: &Node, mesh: &Mesh, problems: &mu
     Options { source, trust: trust(root, problems), expected }
 }
 
-/// Who a certificate has to be of, where the node says so.
+/// Returns the identity that the certificate must have, if the node has a namespace and service account.
 fn expected(node: &Node, mesh: &Mesh) -> Option<Identity> {
     if node.namespace.is_empty() || node.service_account.is_empty() {
         return None;
@@ -89,7 +89,7 @@ fn trust(root: &Fields<'_>, problems: &mut Problems) -> Vec<TrustFile> {
     files
 }
 
-/// Where the file names certificates and roots, by what they are of.
+/// Returns the positions of certificates and roots in the file, by subject.
 pub(super) fn places(root: &Fields<'_>, problems: &Problems) -> IdentityPlaces {
     let mut places = IdentityPlaces::default();
     if let Some(files) = root.fields("identity", &IDENTITY).node("files") {
@@ -141,7 +141,8 @@ pub(super) fn hbone(root: &Fields<'_>) -> HboneLimits {
     }
 }
 
-/// Whoever ends TLS has to know who it is, and whom it trusts: listeners that take HBONE, and xDS with `tls`.
+/// Reports listeners that take HBONE, and `xds.tls`, if the certificate or the roots that they need are
+/// missing.
 pub(super) fn needed(
     root: &Fields<'_>,
     listeners: &[Arc<Listener>],

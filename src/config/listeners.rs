@@ -1,5 +1,5 @@
-//! `listen` and `listeners`: the addresses on which clients connect, and their names, which routes
-//! and exports refer to.
+//! `listen` and `listeners`: the addresses on which clients connect, and their names, by which routes and
+//! exports refer to them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,16 +13,17 @@ use crate::snapshot::policy::{HelloLimits, Listener, ListenerProtocol};
 use super::addresses::Opened;
 use super::table::{HELLO, LISTENER};
 
-/// What the listener of `listen` is called.
+/// The name of the listener of `listen`.
 pub(super) const DEFAULT_NAME: &str = "default";
 
 /// The listeners of a config.
 #[derive(Default)]
 pub(super) struct Listeners {
     pub(super) list: Vec<Arc<Listener>>,
-    /// Also of those that are wrong otherwise, so that a reference to them is not a second fault.
+    /// The names of all listeners, also of those with other mistakes, so that a reference to one is not a
+    /// second problem.
     names: Vec<Arc<str>>,
-    /// Whether all files could be read, so that a name not among these is nowhere.
+    /// True if all files were read, so that an unknown name is in none of them.
     complete: bool,
 }
 
@@ -85,7 +86,7 @@ impl Listeners {
         listeners
     }
 
-    /// The names under `listeners` of a route or export.
+    /// Returns the names under `listeners` of a route or export.
     pub(super) fn references(
         &self,
         fields: &Fields<'_>,

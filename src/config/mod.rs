@@ -1,6 +1,8 @@
-//! The config file: one YAML file (or a directory of them, or one that includes others) becomes a
-//! checked [`Config`], or the list of all that is wrong with it. Nothing here opens a socket or keeps
-//! state; a reload is another [`load`].
+//! The config file: one YAML file (or a directory of them, or one that includes others) becomes a checked
+//! [`Config`], or the list of all its problems. No function opens a socket or keeps state; a reload is
+//! another [`load`].
+
+#![warn(missing_docs)]
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -44,45 +46,54 @@ use file::What;
 pub use reference::reference;
 pub use schema::schema;
 
-/// Everything a config file says, checked.
+/// The checked contents of a config file.
 #[derive(Clone, Debug)]
 pub struct Config {
+    /// The part that the data path and the aggregator act on.
     pub policy: Arc<Policy>,
-    /// The file's own `services`; cluster and network are the node's.
+    /// The services of the file itself; cluster and network are those of the node.
     pub services: Listing,
-    /// In the order of the file.
+    /// The registries, in the order of the file.
     pub registries: Vec<RegistrySpec>,
+    /// The settings of the aggregator.
     pub aggregator: AggregatorOptions,
-    /// Who we are, and whom we trust.
+    /// The sources of the certificate and the roots.
     pub identity: IdentityOptions,
-    /// `None`: not opened.
+    /// The settings of the xDS server; `None`: there is none.
     pub xds: Option<DiscoveryOptions>,
-    /// `None`: `off`.
+    /// The address of the admin API; `None`: `off`.
     pub admin: Option<SocketAddr>,
-    /// `None`: not opened.
+    /// The address of the metrics listener; `None`: there is none.
     pub metrics: Option<Bind>,
-    /// `None`: not opened.
+    /// The address of the health listener; `None`: there is none.
     pub health: Option<Bind>,
+    /// Where the access log is written, and its format.
     pub access_log: AccessLog,
+    /// The settings of the program log.
     pub log: Log,
-    /// `None`: off.
+    /// The settings of tracing; `None`: off.
     pub tracing: Option<TracingOptions>,
+    /// The timing of a graceful stop.
     pub drain: Drain,
+    /// The number of data-plane threads.
     pub workers: Workers,
+    /// The positions of certificates and roots in the file, for messages.
     pub identity_places: IdentityPlaces,
-    /// What is doubtful but does not fail the config.
+    /// Warnings, with which the config can be used.
     pub warnings: Vec<Problem>,
 }
 
-/// Where the file names certificates and roots.
+/// The positions of certificates and roots in the file.
 #[derive(Clone, Debug, Default)]
 pub struct IdentityPlaces {
+    /// The position of the certificate's source.
     pub certificate: Option<String>,
+    /// The position of the roots of each trust domain.
     pub trust: BTreeMap<TrustDomain, String>,
 }
 
 impl Config {
-    /// A copy without the file's own services, which may be many.
+    /// Returns a copy without the file's own services, which may be many.
     pub fn without_services(&self) -> Self {
         Self {
             policy: self.policy.clone(),
@@ -105,26 +116,35 @@ impl Config {
     }
 }
 
-/// The program's own log.
+/// The settings of the program log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Log {
+    /// The least severe level that is written.
     pub level: LogLevel,
+    /// The format of a line.
     pub format: LogFormat,
 }
 
-/// The least grave lines that are written.
+/// A level of the program log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogLevel {
+    /// Faults that end a part of the service.
     Error,
+    /// Conditions that an operator should check.
     Warn,
+    /// Changes of state.
     Info,
+    /// Single decisions.
     Debug,
+    /// Single packets and polls.
     Trace,
 }
 
 impl LogLevel {
+    /// All levels, most severe first.
     pub const ALL: [Self; 5] = [Self::Error, Self::Warn, Self::Info, Self::Debug, Self::Trace];
 
+    /// Returns the level as the config file writes it.
     pub fn text(self) -> &'static str {
         match self {
             Self::Error => "error",
@@ -136,19 +156,21 @@ impl LogLevel {
     }
 }
 
-/// How the program's own log is written.
+/// The format of the program log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFormat {
+    /// A line of text.
     Text,
+    /// A JSON object per line.
     Json,
 }
 
-/// How the gateway stops.
+/// The timing of a graceful stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drain {
-    /// Accepting goes on for this long after readiness is off.
+    /// How long listeners accept after readiness is off.
     pub delay: Duration,
-    /// Connections may finish within this; what is left is reset.
+    /// How long connections may take to end before they are reset.
     pub timeout: Duration,
 }
 
@@ -158,18 +180,18 @@ impl Default for Drain {
     }
 }
 
-/// Data-plane threads.
+/// The number of data-plane threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Workers {
     /// As many as the CPU quota allows.
     Auto,
-    /// From 1 to 1024.
+    /// This many, from 1 to 1024.
     Count(NonZeroUsize),
 }
 
-/// Reads and checks a config file, or a directory of them (all its `*.yaml` in the order of their
-/// names). `before` is told of each file and directory before it is read, for a watcher. On failure: all that is wrong, in
-/// the order of the files.
+/// Reads and checks a config file, or a directory of them (all its `*.yaml` in order of name). `before` is
+/// called with each file and directory before it is read, for a watcher. The error has all problems, in the
+/// order of the files.
 pub fn load(
     path: &Path,
     environment: Environment<'_>,
@@ -178,7 +200,7 @@ pub fn load(
     assembly::assemble(file::read(path, What::Regular, environment, before))
 }
 
-/// Does the same with what a person has named on the command line, which may be a pipe or a terminal.
+/// Reads and checks a config that the command line names, which may be a pipe or a terminal.
 pub fn load_named(path: &Path, environment: Environment<'_>) -> Result<Config, Vec<Problem>> {
     assembly::assemble(file::read(path, What::Anything, environment, &mut |_| {}))
 }

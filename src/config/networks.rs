@@ -1,4 +1,4 @@
-//! `networks`: their addresses, how they are reached, and where they are entered.
+//! `networks`: their addresses, how they are reached, and their gateways.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::snapshot::policy::{Access, Gateway, NetworkPolicy};
 
 use super::table::mesh::{GATEWAY, NETWORK};
 
-/// The networks in the order of the file.
+/// Reads the networks in the order of the file.
 pub(super) fn read(root: &Fields<'_>, problems: &mut Problems) -> Vec<NetworkPolicy> {
     let list = Path::Root.key("networks");
     let mut places: HashMap<IpNet, Position> = HashMap::new();
@@ -39,7 +39,7 @@ pub(super) fn read(root: &Fields<'_>, problems: &mut Problems) -> Vec<NetworkPol
     networks
 }
 
-/// The addresses of a network; no block may be of two, or a source would be on both.
+/// Reads the addresses of a network. No two networks may have the same block, or an address would be on both.
 fn cidrs(
     fields: &Fields<'_>,
     path: &Path<'_>,

@@ -1,4 +1,4 @@
-//! The reference of the config file in Markdown, from the table that the reader uses.
+//! The reference of the config file in Markdown, generated from the table that the reader uses.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use crate::document::table::{Field, Kind, Object, Presence, Text};
 
 use super::table::ROOT;
 
-/// The reference: a table of keys for each map, in the order in which they are met.
+/// Returns the reference: a table of keys for each map, in the order of their first use.
 pub fn reference() -> String {
     let mut out = String::from(
         "# Configuration reference\n\nThis page is generated from the code. An example with every key is \
@@ -77,7 +77,7 @@ fn section(object: &Object, out: &mut String) {
     }
 }
 
-/// What a kind takes, in the fewest words; maps by the name of their section.
+/// Returns the shortest description of a kind's values; maps by the name of their section.
 fn form(kind: &Kind) -> String {
     match kind {
         Kind::List { of, .. } => format!("list of: {}", form(of)),

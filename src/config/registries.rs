@@ -1,4 +1,5 @@
-//! `registries`: where more services come from. What the sources hold is the business of those who watch them.
+//! `registries`: further sources of services. Only their location and scope are read here, not their
+//! contents.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -22,7 +23,7 @@ use super::table::registries::{
     ALLOW, ETCD_TLS, GATEWAY_NAMESPACES, KUBERNETES, NAMESPACES, REGISTRY, REGISTRY_ETCD, REGISTRY_PATH,
 };
 
-/// The registries in the order of the file.
+/// Reads the registries in the order of the file.
 pub(super) fn read(root: &Fields<'_>, mesh: &Mesh, problems: &mut Problems) -> Vec<RegistrySpec> {
     let list = Path::Root.key("registries");
     let mut reader = Reader {
@@ -52,7 +53,7 @@ pub(super) fn read(root: &Fields<'_>, mesh: &Mesh, problems: &mut Problems) -> V
     reader.registries
 }
 
-/// What a registry may speak of.
+/// Reads the items that a registry may give.
 fn scope(fields: &Fields<'_>) -> RegistryScope {
     let allow = fields.fields("allow", &ALLOW);
     let networks = allow.node("networks").map(|_| {
@@ -67,7 +68,8 @@ fn scope(fields: &Fields<'_>) -> RegistryScope {
     }
 }
 
-/// The addresses that a registry may give: any, unless something is said of what it may speak of at all.
+/// Reads the addresses that a registry may give. Without `allow.addresses` all are allowed, or all but
+/// loopback and link-local ones if `allow` limits the registry otherwise.
 fn addresses(allow: &Fields<'_>, is_limited: bool) -> AddressScope {
     match allow.node("addresses") {
         Some(_) => AddressScope::Blocks(allow.read_all("addresses", scalar::cidr).into()),
@@ -78,10 +80,10 @@ fn addresses(allow: &Fields<'_>, is_limited: bool) -> AddressScope {
 
 struct Reader<'r> {
     problems: &'r mut Problems,
-    /// Where each file was named, and each part of an etcd.
+    /// The positions of files and of etcd prefixes, to find duplicates.
     files: HashMap<PathBuf, Position>,
     etcds: HashMap<Arc<str>, Position>,
-    /// Where each Kubernetes cluster was named.
+    /// The positions of Kubernetes clusters, to find duplicates.
     clusters: HashMap<Arc<str>, Position>,
     registries: Vec<RegistrySpec>,
 }
@@ -108,7 +110,7 @@ impl Reader<'_> {
         let tls = self.tls(etcd, at);
         let login = self.login(etcd, at);
         let Some((first, node)) = endpoints.first().zip(etcd.node("endpoints")) else { return };
-        // The prefix begins with a slash as a rule, and ends with one always.
+        // The prefix usually begins with a slash, and always ends with one.
         let name: Arc<str> = format!("{first}/{}", prefix.trim_start_matches('/')).into();
         if let Some(other) = self.etcds.insert(name.clone(), node.position) {
             let other = self.problems.place(other);
@@ -142,7 +144,8 @@ impl Reader<'_> {
         };
         let network = fields.read("network", scalar::text).map(Network::new);
         scope.finds_network = network.is_none() && scope.networks.is_none();
-        // The addresses of pods are those of its own hosts' surroundings alone where the operator says so.
+        // Loopback and link-local addresses are those of the gateway's host, so pods have them only if the
+        // operator allows them.
         if scope.addresses == AddressScope::Any {
             scope.addresses = AddressScope::Public;
         }
@@ -168,7 +171,7 @@ impl Reader<'_> {
         self.add(name, fields, scope, RegistryKind::Kubernetes(spec));
     }
 
-    /// How the API server is found, and what lets us in.
+    /// Reads how the API server is found, and the credentials.
     fn access(&mut self, fields: &Fields<'_>, at: &Path<'_>) -> Option<AccessSpec> {
         if let Some(node) = fields.node("kubeconfig") {
             return Some(AccessSpec::Kubeconfig {
@@ -196,7 +199,8 @@ impl Reader<'_> {
         });
     }
 
-    /// Roots and certificate, which are there for members that are spoken to by TLS, and for no others.
+    /// Reads the roots and the certificate, which are required for members with `https` URLs and refused for
+    /// others.
     fn tls(&mut self, etcd: &Fields<'_>, at: &Path<'_>) -> Option<Files> {
         let members = etcd.items("endpoints").iter();
         let with = |scheme| {
@@ -238,7 +242,7 @@ impl Reader<'_> {
         Some(Login { user: user.text()?.to_owned(), password: self.path(password)? })
     }
 
-    /// Two keys of which neither is of use without the other.
+    /// Reads two keys that must be given together.
     fn both<'n>(
         &mut self,
         fields: &Fields<'n>,
@@ -258,7 +262,7 @@ impl Reader<'_> {
         None
     }
 
-    /// A path, relative to the file that names it.
+    /// Returns a path, relative to the file that names it.
     fn path(&self, node: &Node) -> Option<PathBuf> {
         let path = scalar::path(node.text()?).ok()?;
         Some(relative_to(self.problems.file(node.position.file), path))

@@ -1,4 +1,4 @@
-//! `routes`: names of the operator's own, and where their connections go.
+//! `routes`: names of the operator's own, and their targets.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,24 +16,24 @@ use super::listeners::Listeners;
 use super::table::routes::{ROUTE, ROUTE_ENDPOINT};
 use super::tuning::tuning;
 
-/// Keys that tune a choice among a route's own endpoints.
+/// Keys that tune the choice among a route's own endpoints.
 const TUNING_KEYS: [&str; 4] = ["loadBalancing", "ejection", "connectTimeout", "panic"];
 
-/// What routes are checked against.
+/// The values that routes are checked against.
 pub(super) struct Surroundings<'c> {
     pub(super) listeners: &'c Listeners,
     pub(super) own: &'c Own<'c>,
     pub(super) timeouts: &'c Timeouts,
 }
 
-/// A route and where it stands, for warnings about its service.
+/// A route with its position, for warnings about its service.
 pub(super) struct Placed {
     pub(super) route: Arc<Route>,
     pub(super) path: String,
     pub(super) position: Position,
 }
 
-/// The routes in the order of the file.
+/// Reads the routes in the order of the file.
 pub(super) fn read(root: &Fields<'_>, around: &Surroundings<'_>, problems: &mut Problems) -> Vec<Placed> {
     let list = Path::Root.key("routes");
     let mut places: HashMap<RouteName, Position> = HashMap::new();

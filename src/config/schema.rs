@@ -1,4 +1,4 @@
-//! The JSON Schema (draft 2020-12) of the config file, from the table that the reader uses.
+//! The JSON Schema (draft 2020-12) of the config file, generated from the table that the reader uses.
 
 use serde_json::{Map, Value, json};
 
@@ -6,8 +6,8 @@ use crate::document::table::{Field, Kind, Object, Presence, Text, Union};
 
 use super::table::ROOT;
 
-/// The schema of a whole config file. Where a value is no free text it also takes one with a
-/// variable in it, which only the environment can tell right from wrong.
+/// Returns the schema of a whole config file. A value that is not free text may also be a text with a
+/// variable, which only the reader can check.
 pub fn schema() -> Value {
     let mut definitions = Definitions(Map::new());
     let mut root = definitions.object(&ROOT);
@@ -28,7 +28,7 @@ pub fn schema() -> Value {
     Value::Object(schema)
 }
 
-/// The definitions met so far, by name.
+/// The definitions so far, by name.
 struct Definitions(Map<String, Value>);
 
 impl Definitions {
@@ -98,7 +98,7 @@ impl Definitions {
 
     fn define(&mut self, name: &'static str, make: impl FnOnce(&mut Self) -> Value) -> Value {
         if !self.0.contains_key(name) {
-            // A place for it first, so that a definition that leads to itself ends.
+            // The entry is made first, so that a definition which refers to itself ends.
             self.0.insert(name.to_owned(), Value::Null);
             let made = make(self);
             self.0.insert(name.to_owned(), made);
@@ -122,7 +122,7 @@ fn text_schema(text: &Text) -> Value {
     json!({ "description": description, "anyOf": forms })
 }
 
-/// Numbers and truth values as such, all else as text.
+/// Parses numbers and booleans as such, all else as text.
 fn default_value(default: &str) -> Value {
     match default {
         "true" => json!(true),

@@ -1,4 +1,4 @@
-//! The keys of the config file. To add one: an entry here, and the line that takes it out.
+//! The keys of the config file. To add one, add an entry here, and read it in the module of its section.
 
 use crate::document::scalar;
 use crate::document::services::SERVICES;

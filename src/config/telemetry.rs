@@ -1,4 +1,4 @@
-//! `admin` and `telemetry`: what the gateway shows of itself, and where.
+//! `admin` and `telemetry`: the state that the gateway shows, and where.
 
 use std::net::SocketAddr;
 
@@ -16,14 +16,14 @@ use crate::model::trace::Sampling;
 use crate::telemetry::access_log::{AccessLog, Format, Sink};
 use crate::telemetry::spans::TracingOptions;
 
-/// The address of the admin API that no key names.
+/// The default address of the admin API.
 const ADMIN_DEFAULT: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 15_000);
 
-/// The share of traces where nothing is said.
+/// The default share of sampled traces.
 const SAMPLE: f64 = 0.01;
 
-/// Where the admin API listens.
+/// Returns the address of the admin API.
 pub(super) fn admin(root: &Fields<'_>, opened: &mut Vec<Opened>) -> Option<SocketAddr> {
     let fields = root.fields("admin", &ADMIN);
     if root.is_off("admin") || fields.is_off("bind") {
@@ -88,7 +88,7 @@ pub(super) fn log(telemetry: &Fields<'_>) -> Log {
     }
 }
 
-/// Where spans are sent; `None`: nowhere.
+/// Returns the settings of tracing; `None`: off.
 pub(super) fn tracing(telemetry: &Fields<'_>, problems: &mut Problems) -> Option<TracingOptions> {
     if telemetry.is_off("tracing") {
         return None;

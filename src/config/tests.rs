@@ -1,4 +1,4 @@
-//! Configuration files as users write them: what is read from good ones, and what is said of bad ones.
+//! Config files as users write them: the values of good ones, and the messages about bad ones.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -12,7 +12,7 @@ use crate::snapshot::policy::{Ejection, LoadBalancing, LocalityMode, ServiceTuni
 
 use super::table::routes::{DEFAULTS, EJECTION, LOAD_BALANCING_OBJECT, POLICY};
 
-/// The tuning of a map, with `base` for what it leaves out.
+/// Reads the tuning of a map; keys that it omits are those of `base`.
 pub(super) fn tuning(fields: &Fields<'_>, base: Tuning) -> Tuning {
     let balancing = fields.fields("loadBalancing", &LOAD_BALANCING_OBJECT);
     let modes = [LocalityMode::Prefer, LocalityMode::Ignore];
@@ -41,8 +41,7 @@ fn ejection(fields: &Fields<'_>) -> Ejection {
     }
 }
 
-/// The tuning of the mesh's services; the policies stand so that the first that matches is the most
-/// specific.
+/// Reads the tuning of the mesh's services; policies are sorted so that the first match is the most specific.
 pub(super) fn services(root: &Fields<'_>, timeouts: &Timeouts, problems: &mut Problems) -> ServiceTuning {
     let base = Tuning::for_services(timeouts);
     let mut places: HashMap<NamePattern, Position> = HashMap::new();

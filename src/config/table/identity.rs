@@ -1,4 +1,4 @@
-//! The keys that say who this gateway is, whom it trusts, and how it takes HBONE.
+//! The keys of the gateway's certificate, of the trusted roots, and of HBONE.
 
 use crate::document::scalar;
 use crate::document::table::{Kind, Object, default, optional, required};

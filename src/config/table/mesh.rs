@@ -1,4 +1,4 @@
-//! The keys that speak of other networks: where they are entered, how registries are doubted, who is told of what.
+//! The keys of other networks: their gateways, the aggregator, and the xDS server.
 
 use crate::document::scalar;
 use crate::document::table::{Kind, Object, PORT, Union, default, list, optional, required, some};

@@ -1,4 +1,4 @@
-//! The keys of `registries`: where services come from, and what each source may speak of.
+//! The keys of `registries`: the sources of services, and the items that each may give.
 
 use crate::aggregator::etcd::spec::PREFIX;
 use crate::aggregator::kubernetes::spec::SYSTEM_NAMESPACE;

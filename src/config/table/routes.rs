@@ -1,4 +1,4 @@
-//! The keys of routes, and of how endpoints are chosen for them and ejected.
+//! The keys of routes, and of the choice and ejection of endpoints.
 
 use crate::document::scalar;
 use crate::document::table::{Field, Kind, Object, PORT, Text, Union, default, optional, required, some};
@@ -26,7 +26,7 @@ static ROUTE_ENDPOINT_FORMS: Union = Union {
     kinds: &[Kind::Text(&scalar::TARGET), Kind::Object(&ROUTE_ENDPOINT)],
 };
 
-/// How endpoints are chosen: of a route, of all services, of some.
+/// The choice among endpoints: of a route, of all services, of some services.
 const LOAD_BALANCING: Field = optional(
     "loadBalancing",
     Kind::Object(&LOAD_BALANCING_OBJECT),

@@ -1,4 +1,4 @@
-//! The keys of what operators see: the admin API, metrics, health, logs and traces.
+//! The keys of the admin API, metrics, health, logs and traces.
 
 use crate::document::scalar;
 use crate::document::table::{Kind, Object, default, optional, required};

@@ -30,7 +30,7 @@ fn a_network_has_access_and_gateways() {
     assert_eq!((first.cluster.as_str(), first.locality.as_str()), ("w1", "r/z"));
     assert_eq!(first.identity.as_ref().map(|own| own.as_str()), Some("spiffe://td/ns/a/sa/b"));
     assert_eq!((second.sni_port, second.hbone_port, second.weight), (None, Some(1), Weight::ONE));
-    // The same twice, or in another network, is the operator's business: weights add up.
+    // A gateway that is listed twice, or in two networks, is allowed: weights add up.
     assert_eq!(second, third);
     assert_eq!(east.gateways[0].host, Host::Ip([192, 0, 2, 7].into()));
     assert_eq!(north.gateways, []);
@@ -176,7 +176,7 @@ fn bad_resolvers() {
 fn xds_is_opened_where_it_is_named() {
     assert_eq!(loaded("listen: ':15443'").xds, None);
     assert_eq!(loaded_with("xds: off").xds, None);
-    // A control plane need not be a gateway.
+    // A control plane needs no listener.
     assert!(loaded("xds: {bind: '127.0.0.1:15010'}").xds.is_some());
     let xds = |lines: &str| loaded_with(lines).xds.expect("opened");
     let bind = ([127, 0, 0, 1], 15_010).into();

@@ -1,9 +1,9 @@
-//! Bad configs: where each fault is said to be, and that its message tells what to do.
+//! Bad configs: the positions of their problems, and the advice in their messages.
 
 use super::*;
 
-/// Asserts that the faults of a text are these, each by its place and fragments of its message
-/// (with `…` between them).
+/// Asserts that a text has these problems, each by its position and fragments of its message (with `…`
+/// between them).
 #[track_caller]
 pub(super) fn refused(text: &str, wanted: &[&str]) {
     let problems = load_text(text).err().unwrap_or_default();
@@ -20,7 +20,7 @@ pub(super) fn refused(text: &str, wanted: &[&str]) {
     }
 }
 
-/// The same for a config that is good but for these lines, which begin on line 2.
+/// Asserts the problems of a config that is good except for these lines, which begin on line 2.
 #[track_caller]
 pub(super) fn refused_with(lines: &str, wanted: &[&str]) {
     refused(&format!("listen: ':15443'\n{lines}\n"), wanted);

@@ -1,9 +1,9 @@
-//! Includes, directories, and what to watch.
+//! Includes, directories, and the files to watch.
 
 use super::*;
 use crate::aggregator::spec::RegistryKind;
 
-/// A directory with these files.
+/// Makes a directory with these files.
 fn directory(files: &[(&str, &str)]) -> tempfile::TempDir {
     let directory = tempfile::tempdir().expect("a directory");
     for (name, text) in files {
@@ -14,7 +14,7 @@ fn directory(files: &[(&str, &str)]) -> tempfile::TempDir {
     directory
 }
 
-/// What a watcher is told of, in this order.
+/// Returns the paths that a watcher gets, in this order.
 fn watched(directory: &tempfile::TempDir, file: &str) -> Vec<String> {
     let mut told = Vec::new();
     let mut inside = |path: &Path| {

@@ -1,4 +1,5 @@
-//! What is made from the table: the schema and the reference, and the example that goes with them.
+//! The documents that are generated from the table: the schema and the reference; and the example beside
+//! them.
 
 use std::path::PathBuf;
 
@@ -48,7 +49,7 @@ fn the_example_shows_every_key() {
     assert!(untold.is_empty(), "{untold:?}");
 }
 
-/// The config in use is a config again, and the same one.
+/// The config in use can be loaded again, and gives an equal config.
 #[cfg(feature = "otlp")]
 #[test]
 fn the_effective_config_has_every_key_and_is_read_as_the_same_policy() {
@@ -64,7 +65,8 @@ fn the_effective_config_has_every_key_and_is_read_as_the_same_policy() {
     keys_of(&shown, &mut has);
     keys_of_schema(&schema(), &mut known);
     let missing: Vec<_> = known.difference(&has).map(String::as_str).collect();
-    // The short form of a listener, files that are merged, the keys of `services`, and what the example leaves empty.
+    // The short form of a listener, merged files, the keys of `services`, and keys that the example leaves
+    // empty.
     let left_out = [
         "addresses",
         "hostname",
@@ -131,7 +133,7 @@ fn schema_and_reader_agree_on_what_is_wrong() {
     }
 }
 
-/// A YAML text as JSON, as an editor's schema check would see it.
+/// Converts a YAML text to JSON, as the schema check of an editor sees it.
 fn as_json(text: &str) -> Value {
     use crate::document::problem::Problems;
     use crate::document::tree::{Source, parse};
@@ -181,7 +183,8 @@ fn keys_of_schema(schema: &Value, keys: &mut BTreeSet<String>) {
     }
 }
 
-/// The part of JSON Schema that ours uses. A pattern is looked at through the reader's own check.
+/// Checks a value against the part of JSON Schema that this schema uses. Patterns are checked by the reader's
+/// own function.
 fn misfits(value: &Value, schema: &Value, root: &Value, path: &str) -> Vec<String> {
     if let Some(reference) = schema["$ref"].as_str() {
         let name = reference.strip_prefix("#/$defs/").expect("a definition");
