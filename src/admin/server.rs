@@ -180,7 +180,7 @@ async fn guard(request: Request, next: Next) -> Response {
         return error(
             StatusCode::FORBIDDEN,
             "a POST request with an Origin header, as web pages send it, is \
-                                             refused",
+             refused",
         );
     }
     next.run(request).await

@@ -109,7 +109,7 @@ impl CopyStore {
             let Ok(all) = tokio::task::spawn_blocking(move || copies.carry_out(due)).await else {
                 tracing::error!(
                     "writing or reading the copies of registries panicked; no more copies are written \
-                                 until a restart"
+                     until a restart"
                 );
                 return;
             };
@@ -243,7 +243,7 @@ impl Folder {
                     Ok(()) => tracing::info!(
                         copy = name,
                         "removed the copy of a registry that is no longer \
-                                                           configured"
+                         configured"
                     ),
                     Err(error) => tracing::warn!(copy = name, %error, "cannot remove an old copy"),
                 }

@@ -87,7 +87,7 @@ pub(super) fn offline(path: &Path) -> Result<Offline, Vec<String>> {
     warnings.extend(lost.map(|name| {
         format!(
             "{name} does not resolve, so the endpoints and gateways with this \
-                                             name have no address"
+             name have no address"
         )
     }));
     let inputs =

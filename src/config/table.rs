@@ -42,7 +42,7 @@ pub(super) static ROOT: Object = Object {
             Kind::Object(&NODE),
             "empty",
             "The workload that this gateway is: its name, cluster, \
-                                                        network and locality.",
+             network and locality.",
         ),
         optional("mesh", Kind::Object(&MESH), "defaults", "Settings that all members of the mesh share."),
         optional(
@@ -234,7 +234,7 @@ pub(super) static LISTENER: Object = Object {
             "name",
             TEXT,
             "Name of the listener, unique in the file. Routes, exports, logs and metrics refer \
-                                to it.",
+             to it.",
         ),
         required(
             "bind",
@@ -283,7 +283,7 @@ pub(super) static HELLO: Object = Object {
             Kind::Integer { min: 1, max: 16_384 },
             "64",
             "Number of TLS records that a hello \
-                                                                            may span.",
+             may span.",
         ),
     ],
 };
@@ -299,7 +299,7 @@ pub(super) static EXPORT: Object = Object {
             list(&PATTERN),
             "none",
             "Host names that the rule does not make reachable although \
-                                                    `services` matches them.",
+             `services` matches them.",
         ),
         optional("ports", some(&PORT), "all", "Service ports that the rule applies to."),
         optional("clusters", some(&TEXT), "all", "Clusters whose endpoints the rule makes reachable."),
@@ -307,7 +307,8 @@ pub(super) static EXPORT: Object = Object {
             "marked",
             Kind::Object(&MARKED),
             "no mark is needed",
-            "The mark that the services must have, set by the teams that run them; asked of each cluster by itself.",
+            "Mark that a service must have to match the rule. The team that runs the service sets it, separately \
+             in each cluster.",
         ),
         optional("listeners", LISTENER_NAMES, "all", "Listeners through which the services can be reached."),
         optional(
@@ -322,17 +323,17 @@ pub(super) static EXPORT: Object = Object {
 
 pub(super) static MARKED: Object = Object {
     name: "exportMark",
-    doc: "A mark of services, found in Kubernetes registries. A mark alone exports nothing.",
+    doc: "A mark of services in Kubernetes registries. A mark alone makes nothing reachable.",
     one_of: &["serviceExport", "labels", "namespaceLabels"],
     fields: &[
         optional(
             "serviceExport",
             Kind::Boolean,
-            "not asked for",
-            "A ServiceExport (`multicluster.x-k8s.io`) of the service's name and namespace.",
+            "not required",
+            "`true`: a ServiceExport (`multicluster.x-k8s.io`) with the service's name and namespace must exist.",
         ),
-        optional("labels", LABELS, "not asked for", "Labels of the Service."),
-        optional("namespaceLabels", LABELS, "not asked for", "Labels of the Service's namespace."),
+        optional("labels", LABELS, "not required", "Labels that the Service must have."),
+        optional("namespaceLabels", LABELS, "not required", "Labels that the Service's namespace must have."),
     ],
 };
 
@@ -395,7 +396,7 @@ pub(super) static TIMEOUTS: Object = Object {
             DURATION,
             "0s",
             "A connection without a byte in either direction is closed after this \
-                                         time; `0s`: never.",
+             time; `0s`: never.",
         ),
         default(
             "halfClose",
@@ -426,7 +427,7 @@ pub(super) static DRAIN: Object = Object {
             DURATION,
             "30s",
             "Time that open connections may take to finish before the gateway \
-                                             resets them.",
+             resets them.",
         ),
     ],
 };

@@ -49,7 +49,7 @@ pub static SERVICE: Object = Object {
             "namespace",
             Kind::Text(&scalar::TEXT),
             "Namespace of the service. Two registries that give the \
-                                                          same namespace and host name give the same service.",
+             same namespace and host name give the same service.",
         ),
         optional("addresses", list(&Kind::Text(&scalar::IP)), "none", "Virtual addresses of the service."),
         required("ports", some(&Kind::Object(&SERVICE_PORT)), "Ports of the service."),
@@ -102,7 +102,7 @@ pub static SERVICE_PORT: Object = Object {
             PORT,
             "as `port`",
             "Port on which endpoints listen, except those that set their \
-                                                   own port.",
+             own port.",
         ),
         default(
             "protocol",

@@ -116,7 +116,7 @@ pub(super) async fn double(stage: &Stage, outcome: &mut Outcome) -> Result<(), D
     };
     let caller = answer.caller().to_owned();
     outcome.check(answer.status.is_success(), || format!("the workload answered {}", answer.status));
-    outcome.check(caller == *web, || format!("the workload takes its caller for {caller}"));
+    outcome.check(caller == *web, || format!("the workload identified its caller as {caller}"));
     let holder = stage.certificates.holder(&inner.certificate).map(|held| held.holder);
     outcome.check(holder == Some("ledger-1"), || "the inner tunnel does not end at ledger-1".to_owned());
     outcome.note(format!("within the tunnel, {web} and {} have verified each other", cell(&holder.into())));

@@ -67,7 +67,7 @@ pub(in crate::config) static ISTIO_CA: Object = Object {
             "token",
             PATH,
             "File of the token that authenticates the gateway to the authority, read for each \
-                                 request.",
+             request.",
         ),
         default("validity", TIMEOUT, "24h", "Lifetime of the certificates that the gateway requests."),
     ],
@@ -124,14 +124,14 @@ pub(in crate::config) static HBONE: Object = Object {
             Kind::Text(&scalar::FRAME_SIZE),
             "64KiB",
             "Largest HTTP/2 frame that the gateway \
-                                                                        accepts.",
+             accepts.",
         ),
         default(
             "headerBytes",
             Kind::Text(&scalar::HEADER_BYTES),
             "16KiB",
             "Largest header list that the gateway \
-                                                                            accepts.",
+             accepts.",
         ),
         default(
             "heldPerConnection",
@@ -153,14 +153,14 @@ pub(in crate::config) static HBONE: Object = Object {
             TIMEOUT,
             "10s",
             "Time that a stream may be stalled while more bytes are held than a \
-                                            limit allows.",
+             limit allows.",
         ),
         default(
             "handshakeTimeout",
             TIMEOUT,
             "10s",
             "Time from accept until the TLS and HTTP/2 handshakes are \
-                                                     complete.",
+             complete.",
         ),
         default("pingInterval", TIMEOUT, "10s", "Time without traffic after which the gateway sends a PING."),
         default("pingTimeout", TIMEOUT, "20s", "Time that the caller may take to answer a PING."),

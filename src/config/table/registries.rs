@@ -16,12 +16,7 @@ pub(in crate::config) static REGISTRY: Object = Object {
     fields: &[
         optional("file", Kind::Object(&REGISTRY_PATH), "none", "A registry in a file."),
         optional("etcd", Kind::Object(&REGISTRY_ETCD), "none", "A registry in etcd."),
-        optional(
-            "kubernetes",
-            Kind::Object(&KUBERNETES),
-            "none",
-            "The Kubernetes cluster that is the registry.",
-        ),
+        optional("kubernetes", Kind::Object(&KUBERNETES), "none", "A Kubernetes cluster as registry."),
         optional(
             "allow",
             Kind::Object(&ALLOW),
@@ -44,7 +39,7 @@ pub(in crate::config) static REGISTRY_PATH: Object = Object {
             TEXT,
             "unknown",
             "Network of the registry's endpoints, except those that set their \
-                                              own.",
+             own.",
         ),
     ],
 };
@@ -68,7 +63,7 @@ pub(in crate::config) static REGISTRY_ETCD: Object = Object {
             TEXT,
             "unknown",
             "Network of the registry's endpoints, except those that set their \
-                                              own.",
+             own.",
         ),
         optional(
             "tls",
@@ -92,7 +87,7 @@ pub(in crate::config) static ETCD_TLS: Object = Object {
             PATH,
             "none",
             "PEM file of the client certificate chain, leaf first; requires \
-                                               `key`.",
+             `key`.",
         ),
         optional("key", PATH, "none", "PEM file of the client certificate's private key."),
     ],
@@ -100,87 +95,89 @@ pub(in crate::config) static ETCD_TLS: Object = Object {
 
 pub(in crate::config) static KUBERNETES: Object = Object {
     name: "registryKubernetes",
-    doc: "A Kubernetes cluster: its Services are services, the pods of their EndpointSlices endpoints. An endpoint is taken only if \
-          its pod exists with that UID, namespace and address.",
+    doc: "A Kubernetes cluster. Its Services become services, and the pods in their EndpointSlices become \
+          endpoints. An endpoint is used only if its pod exists with the same UID, namespace and address.",
     one_of: &[],
     fields: &[
-        required("cluster", TEXT, "The cluster it speaks for."),
+        required("cluster", TEXT, "Cluster of the registry's endpoints."),
         optional(
             "kubeconfig",
             PATH,
             "the pod's own service account",
-            "Kubeconfig file, read again when it changes. One that would start a program or read a file is refused.",
+            "Kubeconfig file, read again when it changes. A kubeconfig that would start a program or read other \
+             files is refused.",
         ),
-        optional("context", TEXT, "the current one", "The context of the kubeconfig."),
+        optional("context", TEXT, "the current one", "Context of the kubeconfig."),
         optional(
             "tokenFile",
             PATH,
             "the kubeconfig's own",
-            "File of the bearer token, for clouds whose tokens a sidecar renews; read again when it changes.",
+            "File with the bearer token, read again when it changes. Use it where a sidecar renews the token.",
         ),
         optional(
             "network",
             TEXT,
             "the label `topology.istio.io/network` of the system namespace",
-            "The network of endpoints whose pods say none.",
+            "Network of endpoints whose pods have no network label.",
         ),
         optional(
             "trustDomain",
             Kind::Text(&scalar::TRUST_DOMAIN),
             "`mesh.trustDomain`",
-            "The trust domain of its pods' identities.",
+            "Trust domain of the pods' identities.",
         ),
         default(
             "meshConfig",
             Kind::Boolean,
             "false",
-            "Whether the trust domain is read from the ConfigMap `istio` of the system namespace, where it has one.",
+            "`true`: the trust domain in the ConfigMap `istio` of the system namespace applies, if there is one.",
         ),
-        default("systemNamespace", TEXT, SYSTEM_NAMESPACE, "The namespace of the mesh's control plane."),
-        optional("namespaces", Kind::Object(&NAMESPACES), "all", "The namespaces that are read."),
+        default("systemNamespace", TEXT, SYSTEM_NAMESPACE, "Namespace of the mesh's control plane."),
+        optional("namespaces", Kind::Object(&NAMESPACES), "all", "Namespaces that are read."),
         default(
             "manualEndpoints",
             Kind::Boolean,
             "false",
-            "Whether endpoints without a pod are taken. They have no identity.",
+            "`true`: endpoints without a pod are used as well. Such endpoints have no identity.",
         ),
         default(
             "destinationRules",
             Kind::Boolean,
             "false",
-            "Whether the subsets of DestinationRules (`networking.istio.io/v1`) are read.",
+            "`true`: the subsets of DestinationRules (`networking.istio.io/v1`) become subsets of the services.",
         ),
         optional(
             "gateways",
             Kind::OrOff(&Kind::Object(&GATEWAY_NAMESPACES)),
             "the system namespace",
-            "Where gateways of networks are looked for.",
+            "Namespaces in which the registry looks for gateways of networks.",
         ),
     ],
 };
 
 pub(in crate::config) static NAMESPACES: Object = Object {
     name: "namespaces",
-    doc: "Namespaces of a Kubernetes cluster; all that is said has to hold.",
+    doc: "Namespaces of a Kubernetes cluster. A namespace must match all keys that are set.",
     one_of: &[],
     fields: &[
         optional(
             "only",
             some(&TEXT),
             "all",
-            "Names. Up to 20 are each watched by itself, which needs fewer rights.",
+            "Names of namespaces. Up to 20 namespaces are watched individually, which needs fewer permissions.",
         ),
-        optional("except", list(&TEXT), "none", "Names that are left out."),
+        optional("except", list(&TEXT), "none", "Names of namespaces to leave out."),
         optional("labels", LABELS, "any", "Labels that a namespace must have."),
     ],
 };
 
 pub(in crate::config) static GATEWAY_NAMESPACES: Object = Object {
     name: "gatewayNamespaces",
-    doc: "Where a Service or Gateway object with the label `topology.istio.io/network` is a gateway of that network. Elsewhere \
-          the label counts for nothing: who may edit Services there could draw a network's traffic to himself.",
+    doc: "Namespaces in which a Service or Gateway object with the label `topology.istio.io/network` becomes a \
+          gateway of that network. The label is ignored in other namespaces, because anyone who may edit Services \
+          there could redirect a network's traffic.",
     one_of: &[],
-    fields: &[required("namespaces", some(&TEXT), "Names.")],
+    fields: &[required("namespaces", some(&TEXT), "Names of namespaces.")],
 };
 
 pub(in crate::config) const LABELS: Kind =

@@ -45,14 +45,14 @@ const CONNECT_TIMEOUT: Field = optional(
     TIMEOUT,
     "`timeouts.connect`",
     "Time that an endpoint may take to accept a \
-                                                               connection.",
+     connection.",
 );
 const PANIC: Field = default(
     "panic",
     Kind::Boolean,
     "true",
     "If no endpoint is healthy: `true` tries all endpoints, `false` \
-                                             refuses the connection.",
+     refuses the connection.",
 );
 
 pub(super) const LISTENER_NAMES: Kind = Kind::List { of: &TEXT, min: 1 };
@@ -121,7 +121,7 @@ pub(in crate::config) static POLICY: Object = Object {
             "services",
             some(&PATTERN),
             "Host names of the services. The same name may not be in two \
-                                              policies.",
+             policies.",
         ),
         LOAD_BALANCING,
         EJECTION_OR_OFF,
@@ -161,7 +161,7 @@ pub(in crate::config) static EJECTION: Object = Object {
             Kind::Integer { min: 1, max: 1_000_000 },
             "5",
             "Consecutive failures after which an \
-                                                                            endpoint is ejected.",
+             endpoint is ejected.",
         ),
         default("time", TIMEOUT, "30s", "Time that an ejected endpoint is left out."),
         default(
