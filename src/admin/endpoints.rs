@@ -72,6 +72,7 @@ fn of_part(
         "weight": endpoint.weight.value(),
         "health": endpoint.health.text(),
         "tls": template.tls.map(|tls| tls.text()),
+        "tunnel": template.encapsulation.text(),
         "identity": template.identity.as_ref().map(|identity| identity.as_str()),
     }));
     add_state(&mut shown, endpoint.health, found.is_empty(), keys, upstreams);

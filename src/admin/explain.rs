@@ -272,7 +272,7 @@ fn decide(
             omitted::warnings(snapshot, &explanation.omitted, explanation.candidates.len());
     }
     if explanation.reason == Reason::NotExported {
-        for text in marks_missing(snapshot, &matched) {
+        for text in marks_missing(snapshot, &matched, explanation.canonical.as_deref()) {
             steps.step(|| text);
         }
     }
@@ -281,19 +281,20 @@ fn decide(
     explanation.reason
 }
 
-/// Says of each rule that would let callers in which mark it asks for that no registry gives.
-fn marks_missing(snapshot: &Snapshot, matched: &RouteMatch) -> Vec<String> {
-    let Some(target) = &matched.service else { return Vec::new() };
-    let service = snapshot.service(&target.hostname);
-    let found = service.and_then(|service| Some((service, service.port(target.port?)?)));
-    let Some((service, port)) = found else { return Vec::new() };
-    let rules = snapshot.exports.lacking_mark(service, port);
+/// Names, for each rule that covers the service and does not apply, the mark that no registry sets.
+fn marks_missing(snapshot: &Snapshot, matched: &RouteMatch, canonical: Option<&str>) -> Vec<String> {
+    let target = matched.service.as_ref();
+    let Some(hostname) = target.map(|target| &*target.hostname).or(canonical) else { return Vec::new() };
+    let Some(service) = snapshot.service(hostname) else { return Vec::new() };
+    let wanted = target.and_then(|target| target.port);
+    let ports = service.ports.iter().filter(|port| wanted.is_none_or(|wanted| wanted == port.port));
+    let mut rules: Vec<Arc<ExportRule>> =
+        ports.flat_map(|port| snapshot.exports.lacking_mark(service, port)).collect();
+    rules.sort_by(|one, other| one.name.cmp(&other.name));
+    rules.dedup_by(|one, other| one.name == other.name);
     let text = |rule: &Arc<ExportRule>| {
-        let wanted = rule.marked.as_ref().map(MarkCondition::text).unwrap_or_default();
-        format!(
-            "no mark: {} asks for {wanted}, and no registry has it for {}",
-            rule.name, service.export_name
-        )
+        let mark = rule.marked.as_ref().map(MarkCondition::text).unwrap_or_default();
+        format!("no mark: {} asks for {mark}, and no registry has it for {}", rule.name, service.export_name)
     };
     rules.iter().map(text).collect()
 }

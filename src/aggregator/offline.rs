@@ -33,7 +33,9 @@ pub fn read(spec: &RegistrySpec) -> Result<Shard, OfflineError> {
             Ok(Shard::of(listing, &spec.scope))
         }
         RegistryKind::Etcd(_) => Err(OfflineError::Absent(vec![live_only(spec, "etcd")])),
-        RegistryKind::Kubernetes(_) => Err(OfflineError::Absent(vec![live_only(spec, "Kubernetes")])),
+        RegistryKind::Kubernetes(_) | RegistryKind::KubernetesClusters(_) => {
+            Err(OfflineError::Absent(vec![live_only(spec, "Kubernetes")]))
+        }
     }
 }
 

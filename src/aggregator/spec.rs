@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::etcd::spec::EtcdSpec;
-use super::kubernetes::spec::KubernetesSpec;
+use super::kubernetes::spec::{ClustersSpec, KubernetesSpec};
 use crate::model::place::{ClusterId, Network};
 use crate::snapshot::policy::RegistryScope;
 
@@ -35,4 +35,6 @@ pub enum RegistryKind {
     Etcd(EtcdSpec),
     /// The API server of a Kubernetes cluster.
     Kubernetes(KubernetesSpec),
+    /// Kubernetes clusters that are found while the gateway runs, each a registry of its own.
+    KubernetesClusters(ClustersSpec),
 }

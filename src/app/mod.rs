@@ -3,6 +3,7 @@
 
 #![warn(missing_docs)]
 
+mod clusters;
 mod listeners;
 mod loading;
 mod log;
@@ -27,6 +28,7 @@ use arc_swap::ArcSwap;
 use tokio::sync::mpsc;
 use tokio::time::sleep_until;
 
+use self::clusters::{ClusterSourceRegistry, Clusters};
 use crate::admin::certificates::Identities;
 use crate::admin::problems;
 use crate::admin::{Command, InUse, ProgramStatus, Sources};
@@ -172,6 +174,9 @@ struct Parts<'p> {
     command: mpsc::Sender<Command>,
 }
 
+/// How long a reload waits for sources of Kubernetes clusters that it has added.
+const CLUSTERS_WITHIN: Duration = Duration::from_secs(2);
+
 struct Program {
     config: Config,
     /// The values of the config at start that a reload does not change.
@@ -182,6 +187,8 @@ struct Program {
     /// Reads for opening the file of the access log.
     openings: Readings,
     identity: CertificateRotation,
+    /// Finds Kubernetes clusters.
+    clusters: Clusters,
     aggregator: Handle,
     dataplane: Dataplane,
     listeners: Listeners,
@@ -199,6 +206,8 @@ enum Event {
     Changed,
     /// The trusted roots have changed.
     Trust,
+    /// Kubernetes clusters were found, or have gone.
+    Clusters,
     /// The aggregator has ended, which is an internal fault.
     AggregatorEnded,
 }
@@ -225,7 +234,10 @@ impl Program {
         // Listeners are bound first, so that an address in use is reported before any other work.
         let mut listeners = Listeners::default();
         let bound = listeners.bind(&config.policy, workers).map_err(|problems| problems.join("; "))?;
-        let (sources, control, tasks) = (world_sources(&config), telemetry.control.clone(), scope.clone());
+        let mut clusters = Clusters::new(scope.clone());
+        clusters.configure(&config.registries, config.aggregator.start_timeout).await;
+        let sources = world_sources(&config, &mut clusters);
+        let (control, tasks) = (telemetry.control.clone(), scope.clone());
         let registry_tasks = scope.clone();
         let registries: Arc<Factory> = Arc::new(move |spec| registry_of(spec, &registry_tasks));
         // A large config makes this a long computation.
@@ -301,6 +313,7 @@ impl Program {
             telemetry,
             openings,
             identity,
+            clusters,
             aggregator,
             dataplane,
             listeners,
@@ -380,6 +393,7 @@ impl Program {
                 (reload, loaded) = loader.loaded() => Event::Loaded(reload, Box::new(loaded)),
                 () = self.watch.changed(), if !loader.is_reading() => Event::Changed,
                 _ = trust.changed() => Event::Trust,
+                () = self.clusters.changed() => Event::Clusters,
                 () = self.aggregator.ended() => Event::AggregatorEnded,
             };
             match event {
@@ -390,6 +404,7 @@ impl Program {
                 }
                 Event::Changed => supervisor.request_reload("the config file changed", None),
                 Event::Trust => supervisor.during(self.dataplane.readmit()).await?,
+                Event::Clusters => supervisor.during(self.renew_clusters()).await?,
                 Event::AggregatorEnded => return Err(AGGREGATOR_ENDED),
                 Event::Loaded(Reload { why, waiters }, loaded) => {
                     // Problems were logged, counted and added to the status.
@@ -402,6 +417,22 @@ impl Program {
                 }
             }
         }
+    }
+
+    /// Follows the Kubernetes clusters that are there now.
+    async fn renew_clusters(&mut self) {
+        let sources = world_sources(&self.config, &mut self.clusters);
+        if let Err(not_applied) = self.aggregator.configure(sources).await {
+            tracing::error!("the clusters that were found are not in use: {not_applied}");
+        }
+        self.tell_warnings();
+    }
+
+    /// Shows the warnings of the config, and what is wrong with the sources of clusters.
+    fn tell_warnings(&self) {
+        let mut warnings = texts(&self.config.warnings);
+        warnings.extend(self.clusters.problems());
+        self.tell(|status| status.warnings = warnings);
     }
 
     /// Applies a config that was read; on any error nothing changes.
@@ -441,7 +472,9 @@ impl Program {
         let access_log = access_log.map_err(|problem| vec![problem])?;
         let bound = self.listeners.bind(&config.policy, self.dataplane.workers())?;
         // The last step that can fail: after it, every part of the config is applied.
-        let published = self.aggregator.configure(world_sources(&config)).await;
+        self.clusters.configure(&config.registries, CLUSTERS_WITHIN).await;
+        let sources = world_sources(&config, &mut self.clusters);
+        let published = self.aggregator.configure(sources).await;
         published.map_err(|not_applied| vec![not_applied.to_string()])?;
         for warning in &config.warnings {
             tracing::warn!("{warning}");
@@ -466,10 +499,10 @@ impl Program {
         self.tell(|status| {
             status.listening = self.listeners.listening();
             status.limits = limits;
-            status.warnings = texts(&self.config.warnings);
             status.in_use = in_use(&self.config);
             status.restart = restart.iter().map(ToString::to_string).collect();
         });
+        self.tell_warnings();
         Ok(if restart.is_empty() {
             "applied".to_owned()
         } else {
@@ -534,11 +567,11 @@ impl Fixed {
     }
 }
 
-fn world_sources(config: &Config) -> owner::Sources {
+fn world_sources(config: &Config, clusters: &mut Clusters) -> owner::Sources {
     owner::Sources {
         policy: config.policy.clone(),
         services: config.services.clone(),
-        registries: config.registries.clone(),
+        registries: clusters.expanded(&config.registries, &config.policy.node.cluster),
         options: config.aggregator.clone(),
     }
 }
@@ -550,6 +583,7 @@ fn registry_of(spec: &RegistrySpec, scope: &Scope) -> Box<dyn Registry> {
         RegistryKind::Kubernetes(kubernetes) => {
             Box::new(KubernetesRegistry::new(spec.clone(), kubernetes.clone(), scope.clone()))
         }
+        RegistryKind::KubernetesClusters(_) => Box::new(ClusterSourceRegistry(spec.clone())),
         RegistryKind::Etcd(etcd) => Box::new(EtcdRegistry::new(spec.clone(), etcd.clone(), scope.clone())),
     }
 }

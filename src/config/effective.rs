@@ -9,14 +9,14 @@ use serde_json::{Map, Value, json};
 
 use super::{Config, LogFormat, Workers};
 use crate::aggregator::etcd::spec::EtcdSpec;
-use crate::aggregator::kubernetes::spec::{AccessSpec, KubernetesSpec};
+use crate::aggregator::kubernetes::spec::{AccessSpec, ClusterSource, ClustersSpec, KubernetesSpec};
 use crate::aggregator::spec::RegistryKind;
 use crate::discovery::ClientRule;
 use crate::model::address::Bind;
 use crate::model::endpoint::Labels;
 use crate::snapshot::policy::{
     Access, AddressScope, ExportRule, Gateway, Listener, LocalityMode, MarkCondition, NetworkPolicy, Policy,
-    Route, RouteEndpoint, RouteTarget, Tuning,
+    RegistryScope, Route, RouteEndpoint, RouteTarget, Tuning,
 };
 use crate::telemetry::access_log::{AccessLog, Format, Sink};
 use crate::tls::source::Source;
@@ -208,19 +208,15 @@ fn registries(config: &Config) -> Vec<Value> {
             RegistryKind::File { path } => ("file", json!({"path": path.display().to_string()})),
             RegistryKind::Etcd(spec) => ("etcd", etcd(spec)),
             RegistryKind::Kubernetes(spec) => ("kubernetes", kubernetes(spec)),
+            RegistryKind::KubernetesClusters(spec) => {
+                return json!({"kubernetesClusters": clusters(spec), "allow": allow(scope)});
+            }
         };
         shown["cluster"] = registry.cluster.as_str().into();
         shown["network"] = json!(text(registry.network.as_str()));
         json!({
             kind: shown,
-            "allow": {
-                "services": texts(&scope.services),
-                "networks": scope.networks.as_deref().map(texts),
-                "addresses": match &scope.addresses {
-                    AddressScope::Any | AddressScope::Public => Vec::new(),
-                    AddressScope::Blocks(blocks) => texts(blocks),
-                },
-            },
+            "allow": allow(scope),
         })
     });
     registries.collect()
@@ -244,9 +240,39 @@ fn etcd(spec: &EtcdSpec) -> Value {
     })
 }
 
+fn allow(scope: &RegistryScope) -> Value {
+    json!({
+        "services": texts(&scope.services),
+        "networks": scope.networks.as_deref().map(texts),
+        "addresses": match &scope.addresses {
+            AddressScope::Any | AddressScope::Public => Vec::new(),
+            AddressScope::Blocks(blocks) => texts(blocks),
+        },
+    })
+}
+
+fn clusters(spec: &ClustersSpec) -> Value {
+    let (folder, secrets) = match &spec.source {
+        ClusterSource::Folder(folder) => (Some(folder.display().to_string()), None),
+        ClusterSource::Secrets { namespace } => (None, Some(json!({"namespace": &**namespace}))),
+    };
+    let template = kubernetes(&spec.template);
+    json!({
+        "folder": folder,
+        "secrets": secrets,
+        "trustDomain": template["trustDomain"],
+        "meshConfig": template["meshConfig"],
+        "manualEndpoints": template["manualEndpoints"],
+        "destinationRules": template["destinationRules"],
+        "systemNamespace": template["systemNamespace"],
+        "namespaces": template["namespaces"],
+        "gateways": template["gateways"],
+    })
+}
+
 fn kubernetes(spec: &KubernetesSpec) -> Value {
     let (kubeconfig, context, token_file) = match &spec.access {
-        AccessSpec::ServiceAccount => (None, None, None),
+        AccessSpec::ServiceAccount | AccessSpec::Found(_) => (None, None, None),
         AccessSpec::Kubeconfig { path, context, token_file } => {
             (Some(path.display().to_string()), context.clone(), token_file.as_ref())
         }

@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::aggregator::etcd::spec::{EtcdSpec, Login, PREFIX};
-use crate::aggregator::kubernetes::spec::{AccessSpec, KubernetesSpec, NamespaceChoice, SYSTEM_NAMESPACE};
+use crate::aggregator::kubernetes::spec::{
+    AccessSpec, ClusterSource, ClustersSpec, KubernetesSpec, NamespaceChoice, SYSTEM_NAMESPACE,
+};
 use crate::aggregator::spec::{RegistryKind, RegistrySpec};
 use crate::document::problem::{Path, Position, Problems};
 use crate::document::reader::Fields;
@@ -20,7 +22,8 @@ use crate::tls::client::{CertificateFiles, Files};
 use super::exports::labels;
 use super::file::relative_to;
 use super::table::registries::{
-    ALLOW, ETCD_TLS, GATEWAY_NAMESPACES, KUBERNETES, NAMESPACES, REGISTRY, REGISTRY_ETCD, REGISTRY_PATH,
+    ALLOW, CLUSTER_SECRETS, ETCD_TLS, GATEWAY_NAMESPACES, KUBERNETES, KUBERNETES_CLUSTERS, NAMESPACES,
+    REGISTRY, REGISTRY_ETCD, REGISTRY_PATH,
 };
 
 /// Reads the registries in the order of the file.
@@ -48,6 +51,8 @@ pub(super) fn read(root: &Fields<'_>, mesh: &Mesh, problems: &mut Problems) -> V
                 mesh,
                 &path.key("kubernetes"),
             );
+        } else if fields.node("kubernetesClusters").is_some() {
+            reader.clusters(&fields.fields("kubernetesClusters", &KUBERNETES_CLUSTERS), scope, mesh);
         }
     }
     reader.registries
@@ -75,6 +80,50 @@ fn addresses(allow: &Fields<'_>, is_limited: bool) -> AddressScope {
         Some(_) => AddressScope::Blocks(allow.read_all("addresses", scalar::cidr).into()),
         None if is_limited => AddressScope::Public,
         None => AddressScope::Any,
+    }
+}
+
+/// Returns the scope of a registry in Kubernetes. Without a configured network, the registry finds its own.
+fn of_kubernetes(scope: RegistryScope, has_network: bool) -> RegistryScope {
+    let addresses = match scope.addresses {
+        // Loopback and link-local addresses are those of the gateway's host, so pods have them only if the operator allows
+        // them.
+        AddressScope::Any => AddressScope::Public,
+        addresses => addresses,
+    };
+    RegistryScope { finds_network: !has_network && scope.networks.is_none(), addresses, ..scope }
+}
+
+/// Reads the keys that one cluster and found clusters have in common.
+fn kubernetes(fields: &Fields<'_>, access: AccessSpec, scope: &RegistryScope, mesh: &Mesh) -> KubernetesSpec {
+    let texts = |fields: &Fields<'_>, key: &str| -> Vec<Arc<str>> {
+        fields.read_all(key, scalar::text).into_iter().map(Arc::from).collect()
+    };
+    let system: Arc<str> = fields.read("systemNamespace", scalar::text).unwrap_or(SYSTEM_NAMESPACE).into();
+    let chosen = fields.fields("namespaces", &NAMESPACES);
+    let gateways = match (fields.is_off("gateways"), fields.node("gateways")) {
+        (true, _) => None,
+        (false, None) => Some(vec![system.clone()]),
+        (false, Some(_)) => Some(texts(&fields.fields("gateways", &GATEWAY_NAMESPACES), "namespaces")),
+    };
+    KubernetesSpec {
+        access,
+        network: None,
+        networks: scope.networks.clone().unwrap_or_default(),
+        trust_domain: fields
+            .read("trustDomain", scalar::trust_domain)
+            .unwrap_or_else(|| mesh.trust_domain.clone()),
+        mesh_config: fields.flag("meshConfig").unwrap_or(false),
+        cluster_domain: mesh.cluster_domain.clone(),
+        system_namespace: system,
+        namespaces: NamespaceChoice {
+            only: texts(&chosen, "only"),
+            except: texts(&chosen, "except"),
+            labels: labels(&chosen, "labels"),
+        },
+        manual_endpoints: fields.flag("manualEndpoints").unwrap_or(false),
+        destination_rules: fields.flag("destinationRules").unwrap_or(false),
+        gateways,
     }
 }
 
@@ -120,7 +169,7 @@ impl Reader<'_> {
         self.add(name, etcd, scope, RegistryKind::Etcd(EtcdSpec { endpoints, prefix, tls, login }));
     }
 
-    fn kubernetes(&mut self, fields: &Fields<'_>, mut scope: RegistryScope, mesh: &Mesh, at: &Path<'_>) {
+    fn kubernetes(&mut self, fields: &Fields<'_>, scope: RegistryScope, mesh: &Mesh, at: &Path<'_>) {
         let Some((cluster, node)) = fields.read("cluster", scalar::text).zip(fields.node("cluster")) else {
             return;
         };
@@ -131,44 +180,33 @@ impl Reader<'_> {
             return self.problems.error(node.position, &at.key("cluster"), fault);
         }
         let Some(access) = self.access(fields, at) else { return };
-        let texts = |fields: &Fields<'_>, key: &str| -> Vec<Arc<str>> {
-            fields.read_all(key, scalar::text).into_iter().map(Arc::from).collect()
-        };
-        let system: Arc<str> =
-            fields.read("systemNamespace", scalar::text).unwrap_or(SYSTEM_NAMESPACE).into();
-        let chosen = fields.fields("namespaces", &NAMESPACES);
-        let gateways = match (fields.is_off("gateways"), fields.node("gateways")) {
-            (true, _) => None,
-            (false, None) => Some(vec![system.clone()]),
-            (false, Some(_)) => Some(texts(&fields.fields("gateways", &GATEWAY_NAMESPACES), "namespaces")),
-        };
         let network = fields.read("network", scalar::text).map(Network::new);
-        scope.finds_network = network.is_none() && scope.networks.is_none();
-        // Loopback and link-local addresses are those of the gateway's host, so pods have them only if the
-        // operator allows them.
-        if scope.addresses == AddressScope::Any {
-            scope.addresses = AddressScope::Public;
-        }
-        let spec = KubernetesSpec {
-            access,
-            network,
-            networks: scope.networks.clone().unwrap_or_default(),
-            trust_domain: fields
-                .read("trustDomain", scalar::trust_domain)
-                .unwrap_or_else(|| mesh.trust_domain.clone()),
-            mesh_config: fields.flag("meshConfig").unwrap_or(false),
-            cluster_domain: mesh.cluster_domain.clone(),
-            system_namespace: system,
-            namespaces: NamespaceChoice {
-                only: texts(&chosen, "only"),
-                except: texts(&chosen, "except"),
-                labels: labels(&chosen, "labels"),
-            },
-            manual_endpoints: fields.flag("manualEndpoints").unwrap_or(false),
-            destination_rules: fields.flag("destinationRules").unwrap_or(false),
-            gateways,
-        };
+        let scope = of_kubernetes(scope, network.is_some());
+        let spec = KubernetesSpec { network, ..kubernetes(fields, access, &scope, mesh) };
         self.add(name, fields, scope, RegistryKind::Kubernetes(spec));
+    }
+
+    /// Reads a source of clusters.
+    fn clusters(&mut self, fields: &Fields<'_>, scope: RegistryScope, mesh: &Mesh) {
+        let scope = of_kubernetes(scope, false);
+        let secrets = fields.fields("secrets", &CLUSTER_SECRETS);
+        let (name, source) = match (fields.node("folder"), secrets.read("namespace", scalar::text)) {
+            (Some(node), _) => {
+                let Some(folder) = self.path(node) else { return };
+                (format!("kubernetesClusters/{}", folder.display()), ClusterSource::Folder(folder))
+            }
+            (None, Some(namespace)) => (
+                format!("kubernetesClusters/secrets/{namespace}"),
+                ClusterSource::Secrets { namespace: namespace.into() },
+            ),
+            (None, None) => return,
+        };
+        let template = kubernetes(fields, AccessSpec::ServiceAccount, &scope, mesh);
+        let spec = ClustersSpec { source, template };
+        let kind = RegistryKind::KubernetesClusters(spec);
+        // Each of its clusters has a name of its own, and finds its network.
+        let (cluster, network) = (ClusterId::default(), Network::default());
+        self.registries.push(RegistrySpec { name: name.into(), cluster, network, scope, kind });
     }
 
     /// Reads how the API server is found, and the credentials.

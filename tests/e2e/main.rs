@@ -30,6 +30,7 @@ mod interop;
 mod kernel_memory;
 mod kube_records;
 mod kube_rig;
+mod kubernetes;
 mod lifecycle;
 mod names;
 mod orders;

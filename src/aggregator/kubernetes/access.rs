@@ -68,6 +68,13 @@ fn read(spec: &AccessSpec) -> Result<Found, Vec<String>> {
         AccessSpec::Kubeconfig { path, context, token_file } => {
             of_kubeconfig(path, context.as_deref(), token_file.as_ref())
         }
+        AccessSpec::Found(found) => {
+            let text = found.text();
+            let mut hasher = DefaultHasher::new();
+            text.hash(&mut hasher);
+            let access = kubeconfig::read(Path::new(&*found.name), &text, None, false)?;
+            Ok(Found { access, digest: hasher.finish() })
+        }
     }
 }
 

@@ -295,6 +295,8 @@ impl Index {
                 let named = trust_domain_of(object.data.get("mesh").map(String::as_str));
                 self.is_outdated = named.is_some_and(|named| named != self.trust_domain);
             }
+            // Not watched here.
+            Object::Secret(_) => {}
         }
     }
 
@@ -470,7 +472,7 @@ impl Index {
                 self.dirty.insert(key);
             }
             Kind::DestinationRule => self.is_all_dirty |= self.rules.remove(&key).is_some(),
-            Kind::ConfigMap => {}
+            Kind::ConfigMap | Kind::Secret => {}
         }
     }
 
@@ -561,7 +563,7 @@ impl Index {
                     self.is_all_dirty = true;
                 }
             }
-            Kind::ConfigMap => {}
+            Kind::ConfigMap | Kind::Secret => {}
         }
         self.overflow.remove(&kind);
     }
@@ -584,7 +586,7 @@ impl Index {
             Kind::ServiceExport => touch(self.exports.get_mut(&key), listing),
             Kind::ServiceImport => touch(self.imports.get_mut(&key), listing),
             Kind::DestinationRule => touch(self.rules.get_mut(&key), listing),
-            Kind::ConfigMap => {}
+            Kind::ConfigMap | Kind::Secret => {}
         }
         let object = object_name(kind, meta);
         if self.broken.len() < BROKEN_MAX || self.broken.contains_key(&object) {

@@ -15,6 +15,7 @@ pub(super) enum Kind {
     ServiceImport,
     DestinationRule,
     ConfigMap,
+    Secret,
 }
 
 /// What a request asks for beside the kind.
@@ -51,13 +52,16 @@ impl Kind {
             Self::ServiceImport => "serviceimports",
             Self::DestinationRule => "destinationrules",
             Self::ConfigMap => "configmaps",
+            Self::Secret => "secrets",
         }
     }
 
     /// The API groups and versions that have it, the one that is asked first.
     pub(super) fn versions(self) -> &'static [&'static str] {
         match self {
-            Self::Namespace | Self::Service | Self::Pod | Self::Node | Self::ConfigMap => &["api/v1"],
+            Self::Namespace | Self::Service | Self::Pod | Self::Node | Self::ConfigMap | Self::Secret => {
+                &["api/v1"]
+            }
             Self::EndpointSlice => &["apis/discovery.k8s.io/v1"],
             Self::Gateway => &["apis/gateway.networking.k8s.io/v1"],
             Self::ServiceExport | Self::ServiceImport => {
@@ -93,6 +97,7 @@ impl Kind {
                 Selectors { labels: "", fields: "status.phase%21%3DFailed%2Cstatus.phase%21%3DSucceeded" }
             }
             Self::Gateway => Selectors { labels: "topology.istio.io%2Fnetwork", fields: "" },
+            Self::Secret => Selectors { labels: "istio%2FmultiCluster%3Dtrue", fields: "" },
             Self::ConfigMap => Selectors { labels: "", fields: "metadata.name%3Distio" },
             _ => Selectors::default(),
         }

@@ -3,6 +3,7 @@
 
 mod access;
 mod client;
+pub mod clusters;
 mod endpoints;
 mod gateways;
 mod index;

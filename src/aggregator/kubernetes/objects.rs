@@ -104,6 +104,7 @@ objects! {
     DestinationSpec { host: String, subsets: Vec<Subset>, }
     Subset { name: String, labels: Texts, }
     ConfigMap { metadata: Meta, data: Texts, }
+    Secret { metadata: Meta, data: Texts, }
     /// `Status`: what an API server answers instead of an object.
     Status { code: i64, reason: String, message: String, details: StatusDetails, }
     StatusDetails { retry_after_seconds: i64, }

@@ -223,6 +223,12 @@ impl Follower {
             return Ok(());
         }
         // Changes say that the registry can be read, which it cannot be for one of its kinds.
+        let report = self.report_now();
+        if self.report.server.is_empty() {
+            // The first listing comes with what there is to say of it.
+            self.report = report.clone();
+            changes.push(Change::Report(Arc::new(report)));
+        }
         if let Some(failing) = self.failing.as_ref().filter(|failing| !failing.reported.is_empty()) {
             changes.push(Change::Failed(failing.reported.clone()));
         }
@@ -432,6 +438,7 @@ fn watches(spec: &KubernetesSpec) -> Vec<(Kind, Option<Arc<str>>)> {
         Kind::Gateway => spec.gateways.is_some(),
         Kind::DestinationRule => spec.destination_rules,
         Kind::ConfigMap => spec.mesh_config,
+        Kind::Secret => false,
         _ => true,
     };
     let only = &spec.namespaces.only;

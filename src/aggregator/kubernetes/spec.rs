@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::clusters::FoundKubeconfig;
 use crate::model::endpoint::Labels;
 use crate::model::identity::TrustDomain;
 use crate::model::name::HostName;
@@ -53,6 +54,29 @@ pub enum AccessSpec {
         context: Option<String>,
         /// A file with a token, read again when it changes; absent: the kubeconfig has what lets us in.
         token_file: Option<PathBuf>,
+    },
+    /// A kubeconfig that was found in a Secret.
+    Found(FoundKubeconfig),
+}
+
+/// Clusters that are found while the gateway runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClustersSpec {
+    /// Where kubeconfigs are found.
+    pub source: ClusterSource,
+    /// What holds for each of them; its `access` is not used.
+    pub template: KubernetesSpec,
+}
+
+/// Where kubeconfigs of clusters are found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClusterSource {
+    /// One file a cluster, named like it.
+    Folder(PathBuf),
+    /// Secrets with the label `istio/multiCluster=true`, of the cluster that this process runs in.
+    Secrets {
+        /// The namespace of the Secrets.
+        namespace: Arc<str>,
     },
 }
 

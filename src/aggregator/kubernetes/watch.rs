@@ -18,8 +18,8 @@ use tokio::time::{Instant, sleep, timeout_at};
 use super::client::{ANSWER, Client, Fault, collected, next, shown};
 use super::kinds::Kind;
 use super::objects::{
-    Bare, ConfigMap, DestinationRule, Gateway, List, Meta, Node, Pod, Service, ServiceExport, ServiceImport,
-    Slice, Status, WatchLine,
+    Bare, ConfigMap, DestinationRule, Gateway, List, Meta, Node, Pod, Secret, Service, ServiceExport,
+    ServiceImport, Slice, Status, WatchLine,
 };
 use crate::net::backoff::Backoff;
 
@@ -88,6 +88,7 @@ pub(super) enum Object {
     ServiceImport(Box<ServiceImport>),
     DestinationRule(Box<DestinationRule>),
     ConfigMap(Box<ConfigMap>),
+    Secret(Box<Secret>),
 }
 
 /// How an API server is listed; what one watch finds out holds for all.
@@ -446,6 +447,7 @@ impl Object {
             Kind::ServiceImport => Self::ServiceImport(serde_json::from_str(text)?),
             Kind::DestinationRule => Self::DestinationRule(serde_json::from_str(text)?),
             Kind::ConfigMap => Self::ConfigMap(serde_json::from_str(text)?),
+            Kind::Secret => Self::Secret(serde_json::from_str(text)?),
         })
     }
 
@@ -461,6 +463,7 @@ impl Object {
             Self::ServiceImport(object) => &object.metadata,
             Self::DestinationRule(object) => &object.metadata,
             Self::ConfigMap(object) => &object.metadata,
+            Self::Secret(object) => &object.metadata,
         }
     }
 }

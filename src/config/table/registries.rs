@@ -12,11 +12,17 @@ const PATH: Kind = Kind::Text(&scalar::PATH);
 pub(in crate::config) static REGISTRY: Object = Object {
     name: "registry",
     doc: "A source of services.",
-    one_of: &["file", "etcd", "kubernetes"],
+    one_of: &["file", "etcd", "kubernetes", "kubernetesClusters"],
     fields: &[
         optional("file", Kind::Object(&REGISTRY_PATH), "none", "A registry in a file."),
         optional("etcd", Kind::Object(&REGISTRY_ETCD), "none", "A registry in etcd."),
         optional("kubernetes", Kind::Object(&KUBERNETES), "none", "A Kubernetes cluster as registry."),
+        optional(
+            "kubernetesClusters",
+            Kind::Object(&KUBERNETES_CLUSTERS),
+            "none",
+            "Kubernetes clusters that are found while the gateway runs, each a registry of its own.",
+        ),
         optional(
             "allow",
             Kind::Object(&ALLOW),
@@ -153,6 +159,66 @@ pub(in crate::config) static KUBERNETES: Object = Object {
             "Namespaces in which the registry looks for gateways of networks.",
         ),
     ],
+};
+
+pub(in crate::config) static KUBERNETES_CLUSTERS: Object = Object {
+    name: "registryKubernetesClusters",
+    doc: "Kubernetes clusters whose kubeconfigs are found while the gateway runs. A cluster that goes away is withdrawn at once; \
+          changed credentials are tried beside those in use. The node's own cluster is left out.",
+    one_of: &["folder", "secrets"],
+    fields: &[
+        optional(
+            "folder",
+            PATH,
+            "none",
+            "Folder with one kubeconfig a cluster; the file's name, without what is behind its last dot, is the cluster.",
+        ),
+        optional(
+            "secrets",
+            Kind::Object(&CLUSTER_SECRETS),
+            "none",
+            "Secrets of the cluster that this pod runs in, as `istioctl create-remote-secret` makes them.",
+        ),
+        optional(
+            "trustDomain",
+            Kind::Text(&scalar::TRUST_DOMAIN),
+            "`mesh.trustDomain`",
+            "The trust domain of its pods' identities.",
+        ),
+        default(
+            "meshConfig",
+            Kind::Boolean,
+            "false",
+            "Whether the trust domain is read from the ConfigMap `istio` of the system namespace, where it has one.",
+        ),
+        default("systemNamespace", TEXT, SYSTEM_NAMESPACE, "The namespace of the mesh's control plane."),
+        optional("namespaces", Kind::Object(&NAMESPACES), "all", "The namespaces that are read."),
+        default(
+            "manualEndpoints",
+            Kind::Boolean,
+            "false",
+            "Whether endpoints without a pod are taken. They have no identity.",
+        ),
+        default(
+            "destinationRules",
+            Kind::Boolean,
+            "false",
+            "Whether the subsets of DestinationRules (`networking.istio.io/v1`) are read.",
+        ),
+        optional(
+            "gateways",
+            Kind::OrOff(&Kind::Object(&GATEWAY_NAMESPACES)),
+            "the system namespace",
+            "Where gateways of networks are looked for.",
+        ),
+    ],
+};
+
+pub(in crate::config) static CLUSTER_SECRETS: Object = Object {
+    name: "clusterSecrets",
+    doc: "Secrets with the label `istio/multiCluster=true`: each key of their data is a cluster, each value its kubeconfig.",
+    one_of: &[],
+    fields: &[required("namespace", TEXT, "Their namespace.")],
 };
 
 pub(in crate::config) static NAMESPACES: Object = Object {

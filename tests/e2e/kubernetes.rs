@@ -1,0 +1,612 @@
+//! Registries in Kubernetes, on real API servers with the real controllers of EndpointSlices.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::support::backend::{Backend, tls_echo};
+use crate::support::client::{call, tls};
+use crate::support::gateway::Gateway;
+use crate::support::kube::{self, Cluster, Options, Pod};
+use crate::support::kube_client::at;
+use crate::support::pki::PKI;
+use crate::support::{eventually, namespace};
+
+const WEB: &str = "web.shop.svc.cluster.local";
+const HTTPS: &str = r#"[{"name": "https", "port": 443, "targetPort": 8443}]"#;
+
+fn ports() -> Value {
+    serde_json::from_str(HTTPS).expect("JSON")
+}
+
+fn start(options: &Options<'_>) -> Option<Cluster> {
+    let cluster = Cluster::start(&kube::installed()?, "east", options);
+    cluster.namespace("istio-system", &json!({"topology.istio.io/network": "net-east"}));
+    cluster.namespace("shop", &json!({}));
+    Some(cluster)
+}
+
+/// The config of a gateway whose only registry is the cluster of `east.kubeconfig`. `more` are further keys of the registry, each
+/// with a comma before it.
+fn config(more: &str) -> String {
+    format!(
+        "listen: \"127.0.0.1:0\"\nnode: {{cluster: east, network: net-east, namespace: istio-system}}\n\
+         exports: [{{services: [\"*\"]}}]\naggregator: {{staleAfter: 8s, withdrawalHold: 3s}}\n\
+         registries: [{{kubernetes: {{cluster: east, kubeconfig: east.kubeconfig{more}}}}}]\n"
+    )
+}
+
+/// A gateway with the rights of this kubeconfig.
+fn gateway_with(kubeconfig: &str, config: &str) -> Gateway {
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("east.kubeconfig"), kubeconfig).expect("written");
+    Gateway::start_in(folder, config, &[])
+}
+
+fn gateway(cluster: &Cluster, config: &str) -> Gateway {
+    gateway_with(&cluster.kubeconfig(cluster.admin_token()), config)
+}
+
+fn registry(gateway: &Gateway) -> Value {
+    gateway.json("/api/v1/registries")[0].clone()
+}
+
+#[track_caller]
+fn becomes(gateway: &Gateway, state: &str) -> Value {
+    eventually(state, || Some(registry(gateway)).filter(|registry| registry["state"] == state))
+}
+
+/// The addresses that a name leads to, in order.
+fn leads_to(gateway: &Gateway, name: &str) -> Vec<String> {
+    let candidates = explain(gateway, name)["candidates"].as_array().cloned().unwrap_or_default();
+    let healthy = candidates.iter().filter(|one| one["health"] == "healthy");
+    let mut all: Vec<String> =
+        healthy.map(|one| one["address"].as_str().expect("an address").to_owned()).collect();
+    all.sort();
+    all
+}
+
+fn explain(gateway: &Gateway, name: &str) -> Value {
+    gateway.json(&format!("/api/v1/explain?sni={name}"))
+}
+
+/// How many endpoints `explain` leaves out for a reason.
+fn omitted(gateway: &Gateway, name: &str, why: &str) -> u64 {
+    let omitted = explain(gateway, name)["omitted"].as_array().cloned().unwrap_or_default();
+    omitted.iter().filter(|one| one["why"] == why).filter_map(|one| one["count"].as_u64()).sum()
+}
+
+#[track_caller]
+fn waits(what: &str, mut ready: impl FnMut() -> bool) -> Duration {
+    let begun = Instant::now();
+    eventually(what, || ready().then_some(()));
+    begun.elapsed()
+}
+
+fn sockets(network: &str, count: usize, port: u16) -> Vec<String> {
+    let mut all: Vec<String> = (0..count).map(|number| format!("{network}.{number}:{port}")).collect();
+    all.sort();
+    all
+}
+
+#[test]
+fn pods_that_come_and_go_are_endpoints_within_a_second() {
+    let Some(cluster) = start(&Options::default()) else { return };
+    cluster
+        .node("node", &json!({"topology.kubernetes.io/region": "r1", "topology.kubernetes.io/zone": "z1"}));
+    cluster.service("shop/web", &json!({}), &json!({"ports": ports()}));
+    let gateway = gateway(&cluster, &config(""));
+    let status = becomes(&gateway, "live");
+    assert_eq!(
+        (&status["network"], &status["report"]["server"]),
+        (&json!("net-east"), &json!(cluster.server()))
+    );
+    assert!(
+        status["report"]["version"].as_str().is_some_and(|version| version.starts_with("v1.")),
+        "{status}"
+    );
+    for (from, to) in [(0, 3), (3, 1), (1, 0)] {
+        cluster.scale("shop/web", to, "10.244.7");
+        let wanted = sockets("10.244.7", to, 8443);
+        let took = waits("endpoints", || leads_to(&gateway, WEB) == wanted);
+        eprintln!("scaled {from} -> {to}: at the gateway after {took:?}");
+        assert!(took < Duration::from_secs(1), "{took:?}");
+    }
+    cluster.scale("shop/web", 1, "10.244.7");
+    waits("an endpoint", || leads_to(&gateway, WEB).len() == 1);
+    let endpoint = || gateway.json("/api/v1/services/web.shop.svc.cluster.local")["endpoints"][0].clone();
+    let shown = endpoint();
+    assert_eq!(
+        (&shown["locality"], &shown["network"], &shown["identity"]),
+        (&json!("r1/z1"), &json!("net-east"), &json!("spiffe://cluster.local/ns/shop/sa/default")),
+        "{shown}"
+    );
+
+    // Labels and annotations of a running pod.
+    let pod = at("v1", "pods", "shop/web-0");
+    cluster.admin().patch(&pod, &json!({"metadata": {"labels": {"security.istio.io/tlsMode": "istio"}}}));
+    waits("mesh TLS", || endpoint()["tls"] == "mesh");
+    cluster
+        .admin()
+        .patch(&pod, &json!({"metadata": {"annotations": {"ambient.istio.io/redirection": "enabled"}}}));
+    waits("HBONE", || endpoint()["tunnel"] == "hbone");
+    cluster.admin().patch(&pod, &json!({"metadata": {"labels": {"topology.istio.io/network": "elsewhere"}}}));
+    waits("a network that the registry may not name", || omitted(&gateway, WEB, "network not allowed") == 1);
+    cluster.admin().patch(&pod, &json!({"metadata": {"labels": {"topology.istio.io/network": null}}}));
+    waits("the own network", || leads_to(&gateway, WEB).len() == 1);
+
+    // Of pods with several TLS modes, callers by host name get those that speak their own.
+    let plain = json!({"metadata": {"labels": {"security.istio.io/tlsMode": null}, "annotations": {"ambient.istio.io/redirection": null}}});
+    cluster.admin().patch(&pod, &plain);
+    waits("own TLS", || endpoint()["tls"] == "application" && endpoint()["tunnel"] == "none");
+
+    // The label of the system namespace moves all endpoints, in one generation.
+    cluster.scale("shop/web", 5, "10.244.7");
+    waits("five", || leads_to(&gateway, WEB).len() == 5);
+    let generation = || gateway.json("/api/v1/status")["generation"].as_u64().expect("a number");
+    let before = generation();
+    cluster.namespace("istio-system", &json!({"topology.istio.io/network": "net-other"}));
+    waits("another network", || registry(&gateway)["network"] == "net-other");
+    waits("all moved", || omitted(&gateway, WEB, "other network") == 5);
+    assert_eq!(generation(), before + 1);
+}
+
+#[test]
+fn a_rolling_restart_of_fifty_pods_costs_no_connection() {
+    const TEST: &str = "kubernetes::a_rolling_restart_of_fifty_pods_costs_no_connection";
+    const PODS: usize = 50;
+    if kube::installed().is_none() || !namespace::inside(TEST, kube::PODS) {
+        return;
+    }
+    let cluster = start(&Options::default()).expect("installed");
+    cluster.service("shop/web", &json!({}), &json!({"ports": ports()}));
+    let server = PKI.server(WEB);
+    // What a pod had when it was told to end: a pod that drains gets no new connections.
+    let late = Arc::new(AtomicUsize::new(0));
+    let pod = |generation: usize, number: usize| {
+        let (key, address) =
+            (format!("shop/web-{generation}-{number}"), format!("10.244.{}.{}", generation + 1, number + 1));
+        let socket: SocketAddr = format!("{address}:8443").parse().expect("an address");
+        let (server, drains, late) = (server.clone(), Arc::new(AtomicBool::new(false)), late.clone());
+        let flag = drains.clone();
+        let backend = Backend::start_at(socket, move |stream| {
+            late.fetch_add(usize::from(flag.load(Ordering::SeqCst)), Ordering::SeqCst);
+            tls_echo(stream, server.clone(), "pod ");
+        });
+        let mut pod = Pod::new(&key, &address);
+        pod.labels = json!({"app": "web"});
+        cluster.pod(&pod);
+        (key.clone(), drains, backend)
+    };
+    let mut old: Vec<_> = (0..PODS).map(|number| pod(0, number)).collect();
+    let gateway = gateway(&cluster, &config(""));
+    waits("all pods", || leads_to(&gateway, WEB).len() == PODS);
+    let (stop, calls, failed) =
+        (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let listener = gateway.listener("default");
+    let clients: Vec<_> = (0..4)
+        .map(|_| {
+            let (stop, calls, failed) = (stop.clone(), calls.clone(), failed.clone());
+            thread::spawn(move || {
+                while !stop.load(Ordering::SeqCst) {
+                    let answer = tls(listener, WEB).and_then(|mut session| call(&mut session, "hello"));
+                    calls.fetch_add(1, Ordering::SeqCst);
+                    if let Err(error) = answer {
+                        eprintln!("a call failed: {error}");
+                        failed.fetch_add(1, Ordering::SeqCst);
+                    }
+                }
+            })
+        })
+        .collect();
+    let mut new = Vec::new();
+    for (number, (key, drains, _backend)) in old.drain(..).enumerate() {
+        new.push(pod(1, number));
+        cluster.terminate_pod(&key);
+        let address = format!("10.244.1.{}:8443", number + 1);
+        waits("a pod that drains", || !leads_to(&gateway, WEB).contains(&address));
+        // A connection that was begun before may still arrive.
+        thread::sleep(Duration::from_millis(20));
+        drains.store(true, Ordering::SeqCst);
+        cluster.delete_pod(&key);
+    }
+    stop.store(true, Ordering::SeqCst);
+    clients.into_iter().for_each(|client| client.join().expect("it ends"));
+    let (calls, failed) = (calls.load(Ordering::SeqCst), failed.load(Ordering::SeqCst));
+    eprintln!("{calls} calls while {PODS} pods were replaced, {failed} failed");
+    assert!(calls > PODS);
+    assert_eq!((failed, late.load(Ordering::SeqCst)), (0, 0));
+    assert_eq!(leads_to(&gateway, WEB).len(), PODS);
+}
+
+#[test]
+fn slices_that_claim_what_no_pod_is_are_not_believed() {
+    let Some(cluster) = start(&Options::default()) else { return };
+    cluster.namespace("other", &json!({}));
+    // Without a selector no controller writes slices.
+    cluster.service("shop/web", &json!({}), &json!({"ports": ports(), "selector": null}));
+    let mut foreign = Pod::new("other/secret", "10.244.9.9");
+    foreign.labels = json!({"app": "secret"});
+    cluster.pod(&foreign);
+    cluster.pod(&Pod::new("shop/real", "10.244.7.1"));
+    let uid = |key: &str| cluster.admin().read(&at("v1", "pods", key))["metadata"]["uid"].clone();
+    let endpoint = |address: &str, target: Value| json!({"addresses": [address], "conditions": {"ready": true}, "targetRef": target});
+    let pod = |namespace: &str, name: &str, uid: Value| json!({"kind": "Pod", "namespace": namespace, "name": name, "uid": uid});
+    let absent = "00000000-0000-4000-8000-000000000000";
+    let slice = json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+        "metadata": {"namespace": "shop", "name": "forged", "labels": {"kubernetes.io/service-name": "web"}},
+        "ports": [{"name": "https", "port": 8443, "protocol": "TCP"}],
+        "endpoints": [
+            // The right pod, and the right pod's UID with another's address.
+            endpoint("10.244.7.1", pod("shop", "real", uid("shop/real"))),
+            endpoint("10.96.0.1", pod("shop", "real", uid("shop/real"))),
+            // A pod of another namespace, a pod that is not there, no pod, no UID.
+            endpoint("10.244.9.9", pod("other", "secret", uid("other/secret"))),
+            endpoint("10.244.7.8", pod("shop", "later", json!(absent))),
+            endpoint("169.254.169.254", pod("shop", "real", uid("shop/real"))),
+            endpoint("10.244.7.3", Value::Null),
+            endpoint("10.244.7.4", pod("shop", "real", Value::Null)),
+        ],
+    });
+    // The API server itself refuses link-local addresses.
+    let refused = cluster.admin().call(
+        "POST",
+        &at("discovery.k8s.io/v1", "endpointslices", "shop/"),
+        ("application/json", &slice.to_string()),
+    );
+    assert_eq!(refused.status, 422, "{refused:?}");
+    let mut slice = slice;
+    slice["endpoints"].as_array_mut().expect("a list").remove(4);
+    cluster.admin().create(&slice);
+    let gateway = gateway(&cluster, &config(""));
+    waits("the pod that is there", || leads_to(&gateway, WEB) == ["10.244.7.1:8443"]);
+    assert_eq!(omitted(&gateway, WEB, "claimed"), 3);
+    assert_eq!(omitted(&gateway, WEB, "waiting for pod"), 1);
+    assert_eq!(omitted(&gateway, WEB, "no pod"), 1);
+    eventually("left out", || {
+        let left_out = registry(&gateway)["report"]["left_out"].clone();
+        (left_out["claimed"] == 3 && left_out["waiting for pod"] == 1 && left_out["no pod"] == 1)
+            .then_some(())
+    });
+    // A pod that is gone before its slice says so stays an endpoint.
+    cluster.delete_pod("shop/real");
+    thread::sleep(Duration::from_millis(500));
+    assert_eq!(leads_to(&gateway, WEB), ["10.244.7.1:8443"]);
+
+    gateway.reload(&config(", manualEndpoints: true"));
+    waits("an endpoint without a pod", || leads_to(&gateway, WEB).contains(&"10.244.7.3:8443".to_owned()));
+}
+
+#[test]
+fn dual_stack_headless_pods_and_exports_of_teams() {
+    let Some(cluster) = start(&Options::default()) else { return };
+    cluster.install_crds();
+    let families = json!({"ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv4", "IPv6"]});
+    let mut spec = json!({"ports": ports(), "clusterIP": "None"});
+    spec.as_object_mut().expect("a map").extend(families.as_object().expect("a map").clone());
+    cluster.service("shop/db", &json!({}), &spec);
+    for number in 0..2 {
+        let (key, v4, v6) =
+            (format!("shop/db-{number}"), format!("10.244.8.{number}"), format!("fd00:244::{}", number + 1));
+        let mut pod = Pod::new(&key, &v4);
+        pod.addresses.push(&v6);
+        pod.labels = json!({"app": "db"});
+        cluster.pod(&pod);
+    }
+    cluster.service("shop/web", &json!({"istio.io/global": "true"}), &json!({"ports": ports()}));
+    cluster.scale("shop/web", 2, "10.244.7");
+    let by_export = config("").replace(
+        "services: [\"*\"]",
+        "services: [\"*.shop.svc.cluster.local\"], marked: {serviceExport: true}",
+    );
+    let by_label = config("").replace(
+        "services: [\"*\"]",
+        "services: [\"*.shop.svc.cluster.local\"], marked: {labels: {istio.io/global: \"true\"}}",
+    );
+    let everything = config("");
+    let gateway = gateway(&cluster, &everything);
+    let db = "db.shop.svc.cluster.local";
+    waits("pods of both families", || leads_to(&gateway, db) == ["10.244.8.0:8443", "10.244.8.1:8443"]);
+    // A viewer of another network sees the weight of two, one that has IPv6 alone gets IPv6.
+    let seen = |families: &str| {
+        gateway.json(&format!(
+            "/api/v1/horizon?network=net-east&cluster=east&service={db}&port=443&families={families}"
+        ))
+    };
+    let addresses = |answer: &Value| -> Vec<String> {
+        let entries = answer["entries"].as_array().cloned().unwrap_or_default();
+        let mut all: Vec<String> =
+            entries.iter().map(|entry| entry["address"].as_str().expect("a text").to_owned()).collect();
+        all.sort();
+        all
+    };
+    assert_eq!(addresses(&seen("4,6")), ["10.244.8.0:8443", "10.244.8.1:8443"]);
+    assert_eq!(addresses(&seen("6")), ["[fd00:244::1]:8443", "[fd00:244::2]:8443"]);
+
+    // Nothing is exported without a mark, and the mark is named.
+    gateway.reload(&by_export);
+    let refused = explain(&gateway, WEB);
+    assert_eq!(refused["reason"], "not_exported", "{refused}");
+    assert!(
+        refused["steps"].to_string().contains("no mark: exports[0] asks for a ServiceExport"),
+        "{refused}"
+    );
+    let export = json!({"apiVersion": "multicluster.x-k8s.io/v1beta1", "kind": "ServiceExport", "metadata": {"namespace": "shop", "name": "web"}});
+    cluster.admin().create(&export);
+    let took = waits("an exported service", || leads_to(&gateway, WEB).len() == 2);
+    eprintln!("exported after {took:?}");
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    let exposed = gateway.json("/api/v1/exposed");
+    assert!(exposed.to_string().contains("ServiceExport shop/web (east)"), "{exposed}");
+    // Its name in the cluster set, bare and as a mesh name.
+    let alias = "web.shop.svc.clusterset.local";
+    assert_eq!(leads_to(&gateway, alias).len(), 2);
+    assert_eq!(leads_to(&gateway, &format!("outbound_.443_._.{alias}")).len(), 2);
+    assert_eq!(leads_to(&gateway, db), Vec::<String>::new(), "no team has exported it");
+    cluster.admin().delete(&at("multicluster.x-k8s.io/v1beta1", "serviceexports", "shop/web"));
+    waits("a service that is exported no more", || explain(&gateway, WEB)["reason"] == "not_exported");
+    assert_eq!(explain(&gateway, alias)["reason"], "sni_unknown");
+
+    gateway.reload(&by_label);
+    waits("marked by a label", || leads_to(&gateway, WEB).len() == 2);
+
+    // One pod of a headless service has a name of its own, which the rule of its service covers.
+    let (namespace, name) = ("shop", "db-9");
+    cluster.admin().create(&json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": namespace, "name": name, "labels": {"app": "db"}},
+        "spec": {"hostname": "db-9", "subdomain": "db", "nodeName": "node", "containers": [{"name": "c", "image": "none"}]}
+    }));
+    let ready = json!([{"type": "Ready", "status": "True"}]);
+    let status = json!({"phase": "Running", "podIP": "10.244.8.9", "podIPs": [{"ip": "10.244.8.9"}], "conditions": ready});
+    cluster.admin().patch_status(&at("v1", "pods", "shop/db-9"), &status);
+    gateway.reload(&config("").replace("services: [\"*\"]", "services: [\"db.shop.svc.cluster.local\"]"));
+    waits("three pods", || leads_to(&gateway, db).len() == 3);
+    assert_eq!(leads_to(&gateway, &format!("db-9.{db}")), ["10.244.8.9:8443"]);
+}
+
+#[test]
+fn gateways_are_found_by_label_in_trusted_namespaces() {
+    let Some(cluster) = start(&Options::default()) else { return };
+    let entrance = json!([{"name": "tls", "port": 15443, "targetPort": 15443}, {"name": "hbone", "port": 15008, "targetPort": 15008}]);
+    let network = json!({"topology.istio.io/network": "net-east"});
+    let spec = json!({"type": "LoadBalancer", "ports": entrance});
+    cluster.service("istio-system/eastwest", &network, &spec);
+    cluster.service("shop/trap", &network, &spec);
+    cluster.balance("istio-system/eastwest", &json!([{"ip": "192.0.2.10"}, {"hostname": "lb.example.com"}]));
+    cluster.balance("shop/trap", &json!([{"ip": "192.0.2.66"}]));
+    cluster.scale("istio-system/eastwest", 2, "10.244.3");
+    let gateway = gateway(&cluster, &config(""));
+    let gateways = || -> Vec<(String, Value, Value)> {
+        let all = gateway.json("/api/v1/gateways").as_array().cloned().unwrap_or_default();
+        all.iter()
+            .map(|one| {
+                (
+                    one["address"].as_str().unwrap_or_default().to_owned(),
+                    one["sni_port"].clone(),
+                    one["hbone_port"].clone(),
+                )
+            })
+            .collect()
+    };
+    eprintln!("{}", gateway.json("/api/v1/gateways"));
+    waits("two gateways", || gateways().len() == 2);
+    let found = gateways();
+    assert!(
+        found.iter().any(|(address, sni, hbone)| address == "192.0.2.10" && sni == 15443 && hbone == 15008),
+        "{found:?}"
+    );
+    assert!(found.iter().any(|(address, ..)| address == "lb.example.com"), "{found:?}");
+    eventually("the label that is ignored is shown", || {
+        registry(&gateway)["report"]["problems"].to_string().contains("Service shop/trap").then_some(())
+    });
+    // The pods behind it are never endpoints: the name of the gateway's own Service leads nowhere.
+    let own = "eastwest.istio-system.svc.cluster.local";
+    let loops = explain(&gateway, &format!("outbound_.15443_._.{own}"));
+    assert_ne!(loops["verdict"], "admitted", "{loops}");
+
+    // Addresses that the operator names are used alone.
+    let annotations = json!({"metadata": {"annotations": {"isthmus.dev/gateway-address": "gw.example.com:31443", "isthmus.dev/gateway-weight": "3"}}});
+    cluster.admin().patch(&at("v1", "services", "istio-system/eastwest"), &annotations);
+    waits("the named address", || {
+        let found = gateways();
+        found.len() == 1 && found[0].0 == "gw.example.com" && found[0].1 == 31443
+    });
+}
+
+#[test]
+fn an_api_server_that_dies_hangs_or_forbids_loses_no_endpoint() {
+    let Some(mut cluster) = start(&Options::default()) else { return };
+    cluster.service("shop/web", &json!({}), &json!({"ports": ports()}));
+    cluster.scale("shop/web", 2, "10.244.7");
+    let token = cluster.account_with_secret("istio-system/reader");
+    cluster.allow("istio-system/reader", &kube::reader());
+    let gateway = gateway_with(&cluster.kubeconfig(&token), &config(""));
+    becomes(&gateway, "live");
+    let two = sockets("10.244.7", 2, 8443);
+    let holds = || assert_eq!(leads_to(&gateway, WEB), two);
+    waits("two endpoints", || leads_to(&gateway, WEB) == two);
+
+    cluster.kill();
+    becomes(&gateway, "stale");
+    holds();
+    becomes(&gateway, "demoted");
+    holds();
+    cluster.restart();
+    becomes(&gateway, "live");
+    holds();
+
+    // Silent, with its connections open.
+    cluster.pause();
+    let status = becomes(&gateway, "stale");
+    eprintln!("a frozen server: {}", status["problems"]);
+    holds();
+    cluster.resume();
+    becomes(&gateway, "live");
+    holds();
+
+    // What is known of is too old to go on from.
+    cluster.kill();
+    cluster.compact();
+    cluster.restart();
+    becomes(&gateway, "live");
+    holds();
+    cluster.scale("shop/web", 3, "10.244.7");
+    waits("a third pod", || leads_to(&gateway, WEB).len() == 3);
+    cluster.scale("shop/web", 2, "10.244.7");
+    waits("two again", || leads_to(&gateway, WEB) == two);
+
+    // No rights any more: those that were read before stay.
+    cluster.forbid("istio-system/reader");
+    cluster.kill();
+    cluster.restart();
+    let status = eventually("forbidden", || {
+        Some(registry(&gateway)).filter(|status| status["problems"].to_string().contains("forbidden"))
+    });
+    assert!(status["problems"].to_string().contains("services"), "{status}");
+    holds();
+    cluster.allow("istio-system/reader", &kube::reader());
+    becomes(&gateway, "live");
+    holds();
+
+    // The account is gone, and its token with it.
+    cluster.admin().delete(&at("v1", "serviceaccounts", "istio-system/reader"));
+    cluster.kill();
+    cluster.restart();
+    eventually("unauthorized", || {
+        registry(&gateway)["problems"].to_string().contains("unauthorized").then_some(())
+    });
+    holds();
+}
+
+#[test]
+fn credentials_that_are_renewed_replace_those_in_use_once_they_have_read_everything() {
+    const ROTATIONS: usize = 20;
+    let Some(cluster) = start(&Options::default()) else { return };
+    cluster.service("shop/web", &json!({}), &json!({"ports": ports()}));
+    cluster.scale("shop/web", 3, "10.244.7");
+    let account = |number: usize| {
+        let key = format!("istio-system/reader-{number}");
+        let token = cluster.account_with_secret(&key);
+        cluster.allow(&key, &kube::reader());
+        token
+    };
+    let gateway = gateway_with(&cluster.kubeconfig(&account(0)), &config(""));
+    waits("endpoints", || leads_to(&gateway, WEB).len() == 3);
+    let stop = Arc::new(AtomicBool::new(false));
+    let admin = gateway.admin();
+    let watcher = {
+        let stop = stop.clone();
+        thread::spawn(move || {
+            let mut least = usize::MAX;
+            while !stop.load(Ordering::SeqCst) {
+                let (_, text) =
+                    crate::support::gateway::http(admin, "GET", &format!("/api/v1/explain?sni={WEB}"));
+                let explained: Value = serde_json::from_str(&text).unwrap_or_default();
+                least = least.min(explained["candidates"].as_array().map_or(0, Vec::len));
+                thread::sleep(Duration::from_millis(10));
+            }
+            least
+        })
+    };
+    let path = gateway.folder().join("east.kubeconfig");
+    let relisted = || registry(&gateway)["report"]["facts"]["last relisting"].clone();
+    for number in 1..=ROTATIONS {
+        let before = relisted();
+        std::fs::write(&path, cluster.kubeconfig(&account(number))).expect("written");
+        waits("the new session", || {
+            relisted() != before && relisted().to_string().contains("new credentials")
+        });
+        cluster.admin().delete(&at("v1", "serviceaccounts", &format!("istio-system/reader-{}", number - 1)));
+    }
+    // Kubeconfigs of no use change nothing, and are named.
+    let good = cluster.kubeconfig(&account(ROTATIONS + 1));
+    let exec = cluster.kubeconfig_of("{exec: {apiVersion: client.authentication.k8s.io/v1, command: touch, args: [/tmp/isthmus-was-here]}}");
+    let other_ca = good.replace(&cluster.server(), "https://127.0.0.1:1");
+    for (bad, why) in [
+        (exec.as_str(), "users[0].user.exec: refused"),
+        (&*good.replace("current-context", "current"), "current-context"),
+        ("{]", "east.kubeconfig"),
+        (&*other_ca, "cannot be reached"),
+    ] {
+        std::fs::write(&path, bad).expect("written");
+        eventually(why, || registry(&gateway)["report"]["problems"].to_string().contains(why).then_some(()));
+        assert_eq!(leads_to(&gateway, WEB).len(), 3);
+        assert_eq!(registry(&gateway)["state"], "live");
+    }
+    std::fs::write(&path, good).expect("written");
+    eventually("no problem", || (registry(&gateway)["report"]["problems"] == json!([])).then_some(()));
+    stop.store(true, Ordering::SeqCst);
+    assert_eq!(watcher.join().expect("it ends"), 3, "no endpoint was lost at any time");
+    assert!(!std::path::Path::new("/tmp/isthmus-was-here").exists());
+}
+
+#[test]
+fn a_server_without_streaming_lists_is_read_in_pages_and_a_mass_withdrawal_is_held() {
+    let options = Options { flags: &["--feature-gates=WatchList=false"], ..Options::default() };
+    let Some(cluster) = start(&options) else { return };
+    let services = 12;
+    for number in 0..services {
+        let name = format!("shop/s{number}");
+        cluster.service(&name, &json!({}), &json!({"ports": ports()}));
+        cluster.scale(&name, 1, &format!("10.244.{}", 20 + number));
+    }
+    let gateway = gateway(&cluster, &config(""));
+    becomes(&gateway, "live");
+    let ready = || {
+        (0..services)
+            .filter(|number| leads_to(&gateway, &format!("s{number}.shop.svc.cluster.local")).len() == 1)
+            .count()
+    };
+    waits("all services", || ready() == services);
+    let facts = eventually("facts", || {
+        let facts = registry(&gateway)["report"]["facts"].clone();
+        (facts["listed in pages"] != "0").then_some(facts)
+    });
+    assert_eq!(facts["listed on watches"], "0", "{facts}");
+    for number in 0..services {
+        cluster.delete_pod(&format!("shop/s{number}-0"));
+    }
+    becomes(&gateway, "held");
+    let held = ready();
+    assert!(held > 0, "some were withdrawn before it was noticed, {held} are held");
+    becomes(&gateway, "live");
+    waits("none", || ready() == 0);
+}
+
+#[test]
+fn clusters_are_found_in_a_folder_while_the_gateway_runs() {
+    let Some(cluster) = start(&Options::default()) else { return };
+    cluster.service("shop/web", &json!({}), &json!({"ports": ports()}));
+    cluster.scale("shop/web", 2, "10.244.7");
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::create_dir(folder.path().join("clusters")).expect("made");
+    let config = "listen: \"127.0.0.1:0\"\nnode: {cluster: own, network: net-east}\nexports: [{services: [\"*\"]}]\n\
+                  registries: [{kubernetesClusters: {folder: clusters}}]\n";
+    let gateway = Gateway::start_in(folder, config, &[]);
+    assert_eq!(gateway.json("/api/v1/registries"), json!([]));
+    let file = gateway.folder().join("clusters/west.kubeconfig");
+    std::fs::write(&file, cluster.kubeconfig(cluster.admin_token())).expect("written");
+    waits("the cluster", || leads_to(&gateway, WEB).len() == 2);
+    assert_eq!(
+        (&registry(&gateway)["name"], &registry(&gateway)["cluster"]),
+        (&json!("kubernetes/west"), &json!("west"))
+    );
+    // A second file of the same cluster is named, and changes nothing.
+    std::fs::write(gateway.folder().join("clusters/west.yaml"), "x").expect("written");
+    eventually("the second file", || {
+        gateway.json("/api/v1/status")["config"]["warnings"]
+            .to_string()
+            .contains("another file for cluster west")
+            .then_some(())
+    });
+    std::fs::remove_file(gateway.folder().join("clusters/west.yaml")).expect("removed");
+    std::fs::remove_file(&file).expect("removed");
+    waits("no cluster", || {
+        gateway.json("/api/v1/registries") == json!([]) && leads_to(&gateway, WEB).is_empty()
+    });
+}
