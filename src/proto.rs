@@ -9,5 +9,5 @@
 
 include!(concat!(env!("OUT_DIR"), "/proto.rs"));
 
-/// The same messages as a `google.protobuf.FileDescriptorSet`, imports included.
+/// All messages as a `google.protobuf.FileDescriptorSet`, imports included.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

@@ -327,7 +327,7 @@ fn of_endpoints(sources: &Sources) -> Vec<Problem> {
     all
 }
 
-/// Returns at most [`LISTED_MAX`] problems of each code, with a line for the number of further ones.
+/// Returns at most `LISTED_MAX` problems of each code, with a line for the number of further ones.
 pub fn listed(problems: &[Problem]) -> Vec<Problem> {
     let mut listed = Vec::new();
     for of_code in problems.chunk_by(|one, other| one.code == other.code) {

@@ -169,7 +169,7 @@ impl Lifecycle {
         let before = self.state();
         let mut draft = None;
         let mut failed = None;
-        // A report says nothing of whether the registry can be read.
+        // A report does not mean that the registry can be read again.
         let is_report = !batch.is_empty() && batch.iter().all(|change| matches!(change, Change::Report(_)));
         for change in batch {
             self.changes += 1;
@@ -396,7 +396,7 @@ impl Lifecycle {
         }
     }
 
-    /// The registry's own network: the configured one, else what its task has found.
+    /// Returns the registry's own network: the configured one, else the one that its task has discovered.
     fn network(&self) -> Network {
         let found = self.report.as_ref().map(|report| report.network.clone());
         found.filter(|_| self.spec.network.is_unknown()).unwrap_or_else(|| self.spec.network.clone())

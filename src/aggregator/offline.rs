@@ -15,9 +15,9 @@ use crate::snapshot::shard::Shard;
 /// The reason why a registry cannot be shown offline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OfflineError {
-    /// It does not exist here; another machine may have it. The lines say what is missing.
+    /// The registry does not exist here; another machine may have it. The lines say what is missing.
     Absent(Vec<String>),
-    /// It has mistakes, a line each.
+    /// The registry has mistakes, a line each.
     Wrong(Vec<String>),
 }
 

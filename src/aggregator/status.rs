@@ -11,15 +11,16 @@ use crate::snapshot::shard::Counts;
 /// The state of a registry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RegistryState {
-    /// It was never read.
+    /// The registry was never read.
     Missing,
-    /// Its newest state is in use.
+    /// The newest state of the registry is in use.
     Live,
-    /// It cannot be read or parsed; its last good state stays in use.
+    /// The registry cannot be read or parsed; its last good state stays in use.
     Stale,
-    /// It cannot be read for so long that its endpoints count only where no live registry has a ready one.
+    /// The registry cannot be read for so long that its endpoints count only where no live registry has a
+    /// ready one.
     Demoted,
-    /// It cannot be read for so long that its endpoints are withdrawn.
+    /// The registry cannot be read for so long that its endpoints are withdrawn.
     Expired,
     /// Its newest update would remove too much at once, and is held back.
     Held,
@@ -52,7 +53,7 @@ pub enum RegistryError {
     Flawed,
     /// An update removes too much at once.
     MassWithdrawal,
-    /// It has sent changes before a listing.
+    /// The registry has sent changes before a listing.
     OutOfOrder,
     /// This program has a fault in handling its items.
     Internal,

@@ -609,8 +609,8 @@ fn upkeep(sources: &Sources, scope: &Scope) {
     });
 }
 
-/// Whether the start waits for the first look-up of every name: an xDS client that reconnects would lose a
-/// network whose gateway's name is not resolved yet.
+/// The choice if the start waits for the first look-up of every name: an xDS client that reconnects would
+/// lose a network whose gateway's name is not resolved yet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Names {
     Awaited,

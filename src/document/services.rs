@@ -233,7 +233,7 @@ pub struct ServicePosition {
     pub index: usize,
     /// The position of the service's item.
     pub position: Position,
-    /// The positions of the addresses, in the order of the endpoints; empty with [`Keep::Services`].
+    /// The positions of the addresses, in the order of the endpoints; empty with [`KeptPositions::Services`].
     pub endpoints: Vec<Position>,
 }
 

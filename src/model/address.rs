@@ -98,7 +98,7 @@ impl Scheme {
 /// The URL of a server: scheme, host and port, without a path.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Url {
-    /// Whether the client uses TLS.
+    /// The scheme, which decides if the client uses TLS.
     pub scheme: Scheme,
     /// The server's address or name; several addresses do not occur in a URL.
     pub host: Host,

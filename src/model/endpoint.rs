@@ -92,7 +92,7 @@ pub const HBONE_PORT: u16 = 15_008;
 /// The TLS mode that an endpoint declares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DeclaredTls {
-    /// The same mode on every port.
+    /// This mode, on every port.
     Mode(TlsMode),
     /// The workload is outside the mesh: `own` on ports of protocol TLS or HTTPS, else `none`.
     Application,

@@ -112,16 +112,16 @@ pub struct Service {
     pub withheld: Box<[(Withheld, u32)]>,
 }
 
-/// Why a registry does not believe in an endpoint that its source names.
+/// The reason why a registry leaves out an endpoint that its source lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Withheld {
-    /// Its pod is another one, is elsewhere, or has another address.
+    /// The pod that the endpoint claims is another one, is on another node, or has another address.
     Claimed,
-    /// Its pod is not known yet.
+    /// The pod of the endpoint is not known yet.
     WaitingForPod,
-    /// It names no pod.
+    /// The endpoint names no pod.
     NoPod,
-    /// Its registry may not speak of its network.
+    /// The registry may not give endpoints of this network.
     ForeignNetwork,
 }
 
@@ -129,7 +129,7 @@ impl Withheld {
     /// All values.
     pub const ALL: [Self; 4] = [Self::Claimed, Self::WaitingForPod, Self::NoPod, Self::ForeignNetwork];
 
-    /// The value as `explain` shows it.
+    /// Returns the value as `explain` shows it.
     pub fn text(self) -> &'static str {
         match self {
             Self::Claimed => "claimed",
@@ -141,13 +141,13 @@ impl Withheld {
 }
 
 impl Service {
-    /// The same service under another host name, exported as this one.
+    /// Returns the service under another host name; export rules apply to it as to this one.
     pub fn standing_for(&self, hostname: HostName) -> Self {
         let key = ServiceKey { namespace: self.key.namespace.clone(), hostname };
         Self { key, addresses: Vec::new(), exported_as: Some(self.export_name().clone()), ..self.clone() }
     }
 
-    /// The name by which export rules know the service.
+    /// Returns the name by which export rules refer to the service.
     pub fn export_name(&self) -> &HostName {
         self.exported_as.as_ref().unwrap_or(&self.key.hostname)
     }

@@ -115,7 +115,7 @@ mod tests {
         let (stop, hang) = channel::<()>();
         let late = readings.read(soon, move || hang.recv()).await;
         assert_eq!(late.expect_err("it hangs"), ReadError::Late(soon));
-        // One place is left, and released after each round.
+        // One of the two places is taken by the read that hangs; each round takes and releases the other.
         for round in 0..3 {
             assert_eq!(readings.read(Duration::from_secs(10), move || round).await, Ok(round));
         }

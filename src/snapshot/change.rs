@@ -34,26 +34,26 @@ pub enum Change {
         /// The mistakes; empty if there are none any more.
         problems: Vec<String>,
     },
-    /// What the registry says of itself; it changes no item.
+    /// A report on how the registry is read; it changes no item.
     Report(Arc<Report>),
 }
 
-/// How a registry is read, for those who look. Each line is a name and a value, in words for the operator.
+/// A report for operators on how a registry is read. Names and values are texts for display.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Where it is read from, such as `https://10.0.0.1:6443`.
+    /// The server, such as `https://10.0.0.1:6443`.
     pub server: String,
-    /// The version that the server gives; empty: not known.
+    /// The server's version; empty if unknown.
     pub version: String,
-    /// The network that the registry has found to be its own; unknown where it finds none.
+    /// The network that the registry has discovered as its own; unknown if there is none.
     pub network: Network,
     /// Facts about reading it, such as `last listing`.
     pub facts: Vec<(&'static str, String)>,
-    /// Objects that are known, by kind.
+    /// The numbers of known objects, by kind.
     pub objects: Vec<(&'static str, usize)>,
-    /// Objects and endpoints that are left out, by reason.
+    /// The numbers of objects and endpoints that are left out, by reason.
     pub left_out: Vec<(&'static str, usize)>,
-    /// What is wrong beside what keeps the registry from being read.
+    /// Problems with which the registry can be read all the same.
     pub problems: Vec<String>,
 }
 

@@ -92,7 +92,7 @@ impl ExportIndex {
 }
 
 impl MarkCondition {
-    /// Returns true if one of the marks is what the rule asks for.
+    /// Returns true if one of the marks satisfies the rule.
     pub fn is_met_by(&self, marks: &[Mark]) -> bool {
         let has = |mark: &Mark, kind, wanted: &Labels| {
             mark.kind == kind && wanted.iter().all(|(key, value)| mark.labels.get(key) == Some(value))

@@ -240,7 +240,7 @@ pub fn of_port(
     let mut count = Count::default();
     let chosen = port.candidates(subset, asked);
     let labels = service.subsets.get(subset).filter(|_| !subset.is_empty());
-    // The same check as for candidates.
+    // Applies the check that candidates have to pass.
     let is_gateway = |ip: IpAddr, found: &PortEndpoint<'_>| {
         let tunnel = (found.encapsulation() == Encapsulation::Hbone).then_some(HBONE_PORT);
         let mut ports = tunnel.into_iter().chain([found.port]);

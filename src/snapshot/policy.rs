@@ -121,7 +121,7 @@ pub struct Gateway {
     pub weight: Weight,
     /// The SPIFFE ID that clients verify.
     pub identity: Option<Identity>,
-    /// Where the instances behind its address listen on their own network, as far as a registry knows them.
+    /// The addresses of the gateway's instances on their own network, as far as a registry knows them.
     pub instances: Arc<[SocketAddr]>,
 }
 
@@ -158,7 +158,7 @@ pub enum ListenerProtocol {
     Sni,
     /// HTTP/2 CONNECT over mutual TLS, terminated here.
     Hbone,
-    /// Both: a hello without server name that offers `h2` alone is HBONE.
+    /// Both SNI and HBONE: a hello without server name that offers `h2` alone is HBONE.
     Auto,
 }
 
@@ -262,7 +262,7 @@ pub struct Route {
     pub key: RouteName,
     /// Names of listeners; empty: all.
     pub listeners: Vec<Arc<str>>,
-    /// Where connections are passed on to.
+    /// The target of the connections.
     pub to: RouteTarget,
 }
 

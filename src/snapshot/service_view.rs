@@ -439,7 +439,7 @@ fn port_view(
         serving().flat_map(|(part, own)| PortEndpoint::of(part, own, site.networks)).collect();
     let lowest = lowest_standing(all.iter(), world.resolved);
     let on_own_network = |found: &&PortEndpoint<'_>| on_own_network(found, &world.policy.node);
-    // A ready endpoint elsewhere is of no use to a gateway, which passes on to its own network alone.
+    // A ready endpoint on another network does not count here: a gateway connects only to its own network.
     let lowest_here = lowest_standing(all.iter().filter(on_own_network), world.resolved);
     let here: Vec<PortEndpoint<'_>> = all
         .iter()

@@ -194,7 +194,7 @@ const SHARED: [&str; 4] = ["192.0.2.1", "192.0.2.2", "2001:db8:ffff::1", "2001:d
 /// Host names of random meshes: endpoints have `e…`, gateways `g…` or the first two of the others.
 pub(crate) const NAMES: [&str; 6] = ["e0.dns", "e1.dns", "e2.dns", "g0.dns", "g1.dns", "g2.dns"];
 
-/// Whether two endpoints, or an endpoint and a gateway, of a random mesh can have the same address.
+/// The choice if two endpoints, or an endpoint and a gateway, of a random mesh can have the same address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Addresses {
     Distinct,

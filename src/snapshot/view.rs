@@ -152,15 +152,15 @@ pub struct Excluded {
 pub enum ExclusionReason {
     /// The viewer asked for other networks only.
     NotVisible,
-    /// They are unhealthy or draining, and behind a gateway or of no use to this kind of client.
+    /// The endpoints are unhealthy or draining, and behind a gateway or of no use to this kind of client.
     Unready,
     /// A neighbour without an address that the viewer can connect to.
     NoAddress,
     /// No export rule lets the gateway pass them on to callers of this protocol.
     NotExported,
-    /// They do not take HBONE.
+    /// The endpoints do not take HBONE.
     NoTunnel,
-    /// They speak no TLS, or another mode than the gateway chooses for this port.
+    /// The endpoints speak no TLS, or another mode than the gateway chooses for this port.
     OtherTls,
     /// The gateway cannot route to the port by its host name, which is all that this kind of client sends.
     NoHostRoute,

@@ -43,8 +43,8 @@ pub struct Validity {
 }
 
 impl Validity {
-    /// Returns true if less than a third of the lifetime is left. Renewal happens earlier, so this means that
-    /// it fails.
+    /// Returns true if less than a third of the lifetime is left. Every source renews earlier, so a true
+    /// result means that renewal fails.
     pub fn is_near_its_end(&self, now: SystemTime) -> bool {
         let life = self.not_after.duration_since(self.not_before).unwrap_or_default();
         self.not_after.duration_since(now).is_ok_and(|left| left < life / 3)

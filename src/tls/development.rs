@@ -172,7 +172,7 @@ fn subject_name(text: &str) -> Result<SanType, DevelopmentError> {
     name.try_into().map(SanType::DnsName).map_err(DevelopmentError::Sign)
 }
 
-/// The parts of a CA certificate by which two are compared.
+/// The fields by which two CA certificates are compared.
 struct Anchor {
     subject: Vec<u8>,
     public_key: Vec<u8>,

@@ -114,10 +114,10 @@ pub(super) struct Roots {
 /// The longest sleep while waiting for a time of day.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 
-/// The subject of certificate problems.
+/// The key of the certificate's problem in [`SourceStatus::problems`].
 pub const CERTIFICATE: &str = "certificate";
 
-/// Returns the subject of problems with the roots of a trust domain.
+/// Returns the key in [`SourceStatus::problems`] of a problem with the roots of a trust domain.
 pub fn trust_of(domain: &TrustDomain) -> String {
     format!("trust of {domain}")
 }

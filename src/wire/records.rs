@@ -10,7 +10,7 @@ const OVERHEAD: usize = 1 + 16;
 /// behind a full record.
 const LEAST: usize = super::frames::HEADER + OVERHEAD;
 
-/// Counts of records that began in some bytes.
+/// The numbers of records that began in the bytes of one call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Records {
     /// All records.

@@ -33,12 +33,12 @@ pub struct Helm {
 }
 
 impl Helm {
-    /// Returns none, and says so, where there is no Helm.
+    /// Finds Helm; `None`, after reporting a skip, if there is none.
     pub fn installed() -> Option<Self> {
         Some(Self { binary: kube::helm()?, home: tempfile::tempdir().expect("a folder") })
     }
 
-    /// A command that reaches no cluster, unless it is given a kubeconfig.
+    /// Makes a command that reaches no cluster, unless it gets a kubeconfig.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.binary);
         command.args(arguments).env("KUBECONFIG", "/dev/null");
@@ -48,12 +48,12 @@ impl Helm {
         command
     }
 
-    /// Runs a command; the error is what it says.
+    /// Runs a command; the error is its output.
     pub fn run(&self, arguments: &[&str]) -> Result<String, String> {
         said(self.command(arguments).output().expect("helm runs"))
     }
 
-    /// What the chart becomes with a file of values and more arguments.
+    /// Renders the chart with a file of values and further arguments.
     pub fn template(&self, values: Option<&Path>, more: &[&str]) -> Result<String, String> {
         let chart = chart();
         let mut arguments = vec!["template", RELEASE, path(&chart), "--namespace", NAMESPACE];
@@ -62,31 +62,31 @@ impl Helm {
         self.run(&arguments)
     }
 
-    /// The objects of it.
+    /// Renders the chart and returns its objects.
     #[track_caller]
     pub fn objects(&self, values: Option<&Path>, more: &[&str]) -> Vec<Value> {
         yaml::documents(&self.template(values, more).unwrap_or_else(|error| panic!("{error}")))
     }
 }
 
-/// The objects of a kind.
+/// Returns the objects of a kind.
 pub fn of_kind<'a>(objects: &'a [Value], kind: &str) -> Vec<&'a Value> {
     objects.iter().filter(|object| object["kind"] == kind).collect()
 }
 
-/// The one object of a kind and name.
+/// Returns the one object of a kind and name.
 #[track_caller]
 pub fn object<'a>(objects: &'a [Value], kind: &str, name: &str) -> &'a Value {
     let found = of_kind(objects, kind).into_iter().find(|object| object["metadata"]["name"] == name);
     found.unwrap_or_else(|| panic!("no {kind} {name}"))
 }
 
-/// A path as an argument.
+/// Returns a path as an argument.
 pub fn path(path: &Path) -> &str {
     path.to_str().expect("a path of letters")
 }
 
-/// What a command that ended well has printed; the error is what it says.
+/// Returns the output of a command that succeeded; the error is its error output.
 pub fn said(output: Output) -> Result<String, String> {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }

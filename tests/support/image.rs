@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use super::helm::{path, said};
 use super::skip;
 
-/// Where the static binary is: `ISTHMUS_STATIC`, or where `tests/run` has put it.
+/// Returns the path of the static binary: `ISTHMUS_STATIC`, or the one that `tests/run` has built.
 pub fn static_binary() -> Option<OsString> {
     let usual = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/interop/isthmus-static");
     std::env::var_os("ISTHMUS_STATIC").or_else(|| usual.exists().then(|| usual.into_os_string()))
@@ -25,7 +25,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// Builds it. None, and said so, where it cannot be.
+    /// Builds the image; `None`, after reporting a skip, if it cannot be built here.
     pub fn build(test: &str) -> Option<Self> {
         let Some(binary) = static_binary() else {
             skip(&format!("{test}: there is no static binary (tests/run links one)"));
@@ -96,14 +96,14 @@ fn dockerfile() -> String {
     std::fs::read_to_string(file).expect("the Dockerfile")
 }
 
-/// Its instructions: lines that end in a backslash go on.
+/// Returns the instructions of a Dockerfile; a backslash continues a line.
 fn steps(dockerfile: &str) -> Vec<String> {
     let lines = dockerfile.lines().filter(|line| !line.starts_with('#'));
     let text = lines.collect::<Vec<_>>().join("\n").replace("\\\n", " ");
     text.lines().filter(|line| !line.trim().is_empty()).map(str::to_owned).collect()
 }
 
-/// The command of umoci that does what an instruction does.
+/// Returns the umoci command for an instruction.
 fn umoci_step(step: &str, binary: &OsString) -> Vec<String> {
     let (instruction, rest) = step.split_once(' ').unwrap_or((step, ""));
     let config = |key: &str, values: Vec<String>| -> Vec<String> {
@@ -133,7 +133,7 @@ fn umoci_step(step: &str, binary: &OsString) -> Vec<String> {
     }
 }
 
-/// `name="value"`, several times.
+/// Parses a list of `name="value"`.
 fn labels(text: &str) -> Vec<String> {
     let mut labels = Vec::new();
     let mut rest = text.trim();

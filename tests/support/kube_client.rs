@@ -23,7 +23,8 @@ pub struct Client {
     address: SocketAddr,
     config: Arc<ClientConfig>,
     token: String,
-    /// The content type of answers that it asks for; one with `as=PartialObjectMetadata` asks for metadata alone.
+    /// The content type that the client accepts; with `as=PartialObjectMetadata` the server sends metadata
+    /// only.
     pub accept: String,
     /// A connection that waits for its next request.
     idle: Mutex<Option<Connection>>,
@@ -130,7 +131,7 @@ impl Client {
         self.try_call(method, path, body).unwrap_or_else(|error| panic!("{method} {path}: {error}"))
     }
 
-    /// The same with JSON, where the request must succeed.
+    /// Sends a request with a JSON body that must succeed, and returns the JSON of the answer.
     #[track_caller]
     fn succeed(&self, method: &str, path: &str, body: (&str, &str)) -> Value {
         let answer = self.call(method, path, body);
@@ -217,7 +218,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Waits for the next event; none: the server ended the stream.
+    /// Waits for the next event; `None` if the server ended the stream.
     #[track_caller]
     pub fn next(&mut self) -> Option<Value> {
         loop {
@@ -233,7 +234,7 @@ impl Watch {
         }
     }
 
-    /// Waits for an event that is so, and returns it; fails where the stream ends, or after [`PATIENCE`].
+    /// Waits for an event that matches, and returns it; fails if the stream ends, or after [`PATIENCE`].
     #[track_caller]
     pub fn until(&mut self, what: &str, so: impl Fn(&Value) -> bool) -> Value {
         let deadline = Instant::now() + PATIENCE;
@@ -247,10 +248,10 @@ impl Watch {
     }
 }
 
-/// What a head says of the body.
+/// The framing of a body, from the head.
 struct Head {
     status: u16,
-    /// None: the body is in chunks.
+    /// `None` for a body in chunks.
     length: Option<usize>,
 }
 
@@ -311,7 +312,7 @@ fn read_chunk(connection: &mut Connection) -> io::Result<Vec<u8>> {
     Ok(chunk)
 }
 
-/// Waits until an object is so, and returns it.
+/// Waits until an object matches, and returns it.
 #[track_caller]
 pub fn becomes(client: &Client, path: &str, so: impl Fn(&Value) -> bool) -> Value {
     eventually(path, || {
@@ -319,7 +320,7 @@ pub fn becomes(client: &Client, path: &str, so: impl Fn(&Value) -> bool) -> Valu
     })
 }
 
-/// Returns how long it takes until something is so.
+/// Returns how long it takes until a condition holds.
 #[track_caller]
 pub fn takes(what: &str, mut so: impl FnMut() -> bool) -> Duration {
     let began = Instant::now();

@@ -76,7 +76,7 @@ pub enum EtcdFault {
     /// The requested revision is not kept any more.
     #[error("the revision was compacted away")]
     Compacted,
-    /// The response is larger than [`MESSAGE_BYTES_MAX`].
+    /// The response is larger than `MESSAGE_BYTES_MAX`.
     #[error("an answer is larger than {} MiB", MESSAGE_BYTES_MAX >> 20)]
     TooLarge,
     /// The response violates the API.

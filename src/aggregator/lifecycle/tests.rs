@@ -262,7 +262,7 @@ fn changes_are_applied_batch_by_batch() {
     assert!(scenario.apply(Vec::new()).dirty.is_empty());
     scenario.is(RegistryState::Live, 18);
     assert_eq!(scenario.registry.status().problems, Vec::<String>::new());
-    // Demoted meanwhile, all of its services change.
+    // The registry was demoted meanwhile, so all of its services change.
     scenario.bad();
     assert_eq!(scenario.pass(120), Some(18));
     assert_eq!(scenario.apply(Vec::new()).dirty.services.len(), 18);

@@ -582,7 +582,7 @@ impl Run {
         self.say(at, services);
     }
 
-    /// Lets a registry be read with this state.
+    /// Simulates a successful read of a registry with this state.
     fn say(&mut self, at: usize, services: Services) {
         let before = self.said.insert(at, services.clone());
         let known = !self.missing.registries.remove(&at);

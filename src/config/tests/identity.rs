@@ -1,4 +1,4 @@
-//! `identity`, `trust`, `hbone`, and listeners that take HBONE.
+//! Tests of `identity`, `trust`, `hbone`, and listeners that take HBONE.
 
 use super::bad::{refused, refused_with};
 use super::*;

@@ -1,4 +1,4 @@
-//! `telemetry.tracing`.
+//! Tests of `telemetry.tracing`.
 
 use super::bad::refused_with;
 use super::*;

@@ -1,7 +1,7 @@
 //! One client's HTTP/2 connection: a single task reads frames, runs the streams, and writes their responses.
 //!
-//! A push and its acknowledgement are two wakes of this task. With a task for each stream, as HTTP servers for short
-//! requests have it, they are four, and each connection holds the buffers of both.
+//! A push and its acknowledgement wake this task twice. If each stream had a task of its own, as in HTTP servers for
+//! short requests, there would be four wakes, and each connection would hold the buffers of both tasks.
 //!
 //! ```text
 //!            wakes                                wakes

@@ -102,7 +102,7 @@ fn what_the_scope_keeps_out_is_counted_and_comes_in_when_it_changes() {
     put(&mut shard, Item::Service(service("b.mesh", mixed)));
     assert_eq!(counts(&shard), (1, 1, 1, 1, 1));
     assert_eq!(shard.denied_addresses_of("b.mesh"), 1);
-    // Of several addresses each must be allowed.
+    // Every one of several addresses must be allowed.
     put(
         &mut shard,
         Item::Service(service(

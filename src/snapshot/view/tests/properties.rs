@@ -43,7 +43,7 @@ fn is_ready(endpoint: &PortEndpoint<'_>) -> bool {
     endpoint.endpoint.health == Health::Healthy
 }
 
-/// SPEC §9 as it is written.
+/// The rules of SPEC §9, implemented literally.
 struct Rules<'a> {
     snapshot: &'a Snapshot,
     viewer: &'a Viewer,
@@ -55,7 +55,7 @@ struct Rules<'a> {
 
 /// An entry without its weight: whole numbers are compared separately.
 #[derive(Debug, PartialEq)]
-struct Given {
+struct ExpectedEntry {
     kind: EntryKind,
     network: Network,
     cluster: ClusterId,
@@ -66,8 +66,8 @@ struct Given {
 }
 
 #[derive(Debug, Default, PartialEq)]
-struct Answer {
-    entries: BTreeMap<SocketAddr, Given>,
+struct Expected {
+    entries: BTreeMap<SocketAddr, ExpectedEntry>,
     excluded: BTreeMap<(Network, ClusterId, ExclusionReason), u64>,
 }
 
@@ -175,8 +175,8 @@ impl Rules<'_> {
         preference.into_iter().find(|mode| speaks(*mode))
     }
 
-    fn answer(&self) -> Answer {
-        let mut answer = Answer::default();
+    fn answer(&self) -> Expected {
+        let mut answer = Expected::default();
         let mut far = Vec::new();
         for endpoint in &self.all {
             let hidden = !self.viewer.sees.is_empty()
@@ -199,7 +199,7 @@ impl Rules<'_> {
     }
 
     /// Counts endpoints whose registry has the name or the number of the port, but not both.
-    fn exclude_conflicts(&self, answer: &mut Answer) {
+    fn exclude_conflicts(&self, answer: &mut Expected) {
         let port = self.port;
         let everything = self.service.endpoints_of(port, "", self.snapshot.networks()).expect("all");
         let is_live = |endpoint: &PortEndpoint<'_>| {
@@ -233,13 +233,13 @@ impl Rules<'_> {
         }
     }
 
-    fn give(&self, answer: &mut Answer, endpoint: &PortEndpoint<'_>) {
+    fn give(&self, answer: &mut Expected, endpoint: &PortEndpoint<'_>) {
         let ips = self.resolve(&endpoint.endpoint.host);
         if ips.is_empty() {
             exclude(answer, endpoint, ExclusionReason::NoAddress);
         }
         for ip in ips {
-            answer.entries.entry(SocketAddr::new(ip, endpoint.port)).or_insert_with(|| Given {
+            answer.entries.entry(SocketAddr::new(ip, endpoint.port)).or_insert_with(|| ExpectedEntry {
                 kind: EntryKind::Endpoint,
                 network: endpoint.network.clone(),
                 cluster: endpoint.origin.cluster.clone(),
@@ -251,7 +251,7 @@ impl Rules<'_> {
         }
     }
 
-    fn send(&self, answer: &mut Answer, endpoint: &PortEndpoint<'_>) {
+    fn send(&self, answer: &mut Expected, endpoint: &PortEndpoint<'_>) {
         // The TLS mode behind a gateway; in a tunnel it is the mesh's.
         let tls = if self.by_hbone() { TlsMode::Mesh } else { endpoint.tls };
         let is_free = |address| answer.entries.get(&address).is_none_or(|entry| entry.tls == tls);
@@ -277,7 +277,7 @@ impl Rules<'_> {
             return exclude(answer, endpoint, reason);
         }
         for (address, gateway, part) in ways {
-            let entry = answer.entries.entry(address).or_insert_with(|| Given {
+            let entry = answer.entries.entry(address).or_insert_with(|| ExpectedEntry {
                 kind: EntryKind::Gateway,
                 network: endpoint.network.clone(),
                 cluster: gateway.cluster,
@@ -291,13 +291,13 @@ impl Rules<'_> {
     }
 }
 
-fn exclude(answer: &mut Answer, endpoint: &PortEndpoint<'_>, reason: ExclusionReason) {
+fn exclude(answer: &mut Expected, endpoint: &PortEndpoint<'_>, reason: ExclusionReason) {
     let key = (endpoint.network.clone(), endpoint.origin.cluster.clone(), reason);
     *answer.excluded.entry(key).or_default() += weight_of(endpoint);
 }
 
-fn as_answer(assignment: &Assignment) -> Answer {
-    let given = |entry: &Entry| Given {
+fn as_answer(assignment: &Assignment) -> Expected {
+    let given = |entry: &Entry| ExpectedEntry {
         kind: entry.kind,
         network: entry.network.clone(),
         cluster: entry.cluster.clone(),
@@ -307,7 +307,7 @@ fn as_answer(assignment: &Assignment) -> Answer {
         tls: entry.tls,
     };
     let key = |excluded: &Excluded| (excluded.network.clone(), excluded.cluster.clone(), excluded.reason);
-    Answer {
+    Expected {
         entries: assignment.entries.iter().map(|entry| (entry.address, given(entry))).collect(),
         excluded: assignment.excluded.iter().map(|excluded| (key(excluded), excluded.weight)).collect(),
     }
