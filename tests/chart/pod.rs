@@ -99,6 +99,7 @@ fn a_pod_of_the_chart_reads_its_cluster_and_serves_other_networks() {
         "kubernetes.destinationRules=true,kubernetes.meshConfig=true",
         "kubernetes.namespaces.only={shop}",
         "kubernetes.namespaces.only={shop},kubernetes.gateways.enabled=false",
+        "remoteClusters.watch.enabled=true",
     ];
     let local = Helm::installed().expect("helm");
     let chart = chart();
