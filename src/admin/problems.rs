@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::Sources;
 use crate::aggregator::status::{RegistryState, RegistryStatus};
+use crate::model::service::Withheld;
 use crate::snapshot::Snapshot;
 use crate::telemetry::clock::rfc3339;
 use crate::telemetry::recorder::Recorder;
@@ -82,6 +83,14 @@ codes! {
     RegistryFlawed = "registry_flawed",
         "Objects of a registry have mistakes. The last good state of these objects is in use.",
         "`isthmus get registries -o yaml`; the objects named there";
+    RegistryImpaired = "registry_impaired",
+        "A registry is read, but not all of it: the API server forbids a kind of object, new credentials cannot be used, a \
+         gateway has no address, or the network of the cluster is unknown.",
+        "`report` of `isthmus get registries -o yaml`";
+    EndpointClaimed = "endpoint_claimed",
+        "EndpointSlices of a Kubernetes registry name pods with another UID, namespace or address for their endpoints. \
+         These endpoints are not used: whoever may write slices could make a service stand for any address.",
+        "`left_out` of `isthmus get registries -o yaml`; the EndpointSlices of the services that `isthmus explain` names";
     RegistryLeftOut = "registry_left_out",
         "A registry has services or endpoints that its `allow` does not permit. They are left out.",
         "`isthmus get registries`; `registries[].allow`";
@@ -288,6 +297,20 @@ fn of_registry(registry: &RegistryStatus) -> Vec<Problem> {
     if let Some(first) = registry.flaws.iter().flat_map(|lines| lines.iter()).next() {
         let text = format!("{name}: {} objects have mistakes, the first one: {first}", registry.flaws.len());
         all.push(Problem::new(Code::RegistryFlawed, name, text));
+    }
+    if let Some(report) = &registry.report {
+        if let Some(first) = report.problems.first() {
+            let more = report.problems.len() - 1;
+            let more = if more == 0 { String::new() } else { format!(" (and {more} more)") };
+            all.push(Problem::new(Code::RegistryImpaired, name, format!("{name}: {first}{more}")));
+        }
+        let claimed = report.left_out.iter().find(|(why, _)| *why == Withheld::Claimed.text());
+        if let Some((_, count)) = claimed {
+            let text = format!(
+                "{name}: {count} endpoints are not used, as their pods are others than their slices say"
+            );
+            all.push(Problem::new(Code::EndpointClaimed, name, text));
+        }
     }
     let (services, endpoints) = (registry.items.denied_items, registry.items.denied_endpoints);
     if services + endpoints > 0 {

@@ -60,11 +60,13 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
     let identity = identity::options(&root, &node, &mesh, &mut problems);
     let secure_xds = xds.as_ref().is_some_and(|options| options.tls);
     identity::needed(&root, &listeners.list, secure_xds, &identity, &mut problems);
+    let exports = exports::read(&root, &listeners, &clusters, &mut problems);
+    let registries = registries::with_export_writer(registries, &node, &exports);
     let policy = Policy {
         node,
         mesh,
         hbone: identity::hbone(&root),
-        exports: exports::read(&root, &listeners, &clusters, &mut problems),
+        exports,
         tuning: tuning::services(&root, &timeouts, &mut problems),
         networks: networks::read(&root, &mut problems),
         limits: limits(&root.fields("limits", &LIMITS)),

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use crate::aggregator::etcd::spec::{EtcdSpec, Login, PREFIX};
 use crate::aggregator::kubernetes::spec::{
-    AccessSpec, ClusterSource, ClustersSpec, KubernetesSpec, NamespaceChoice, SYSTEM_NAMESPACE,
+    AccessSpec, ClusterSource, ClustersSpec, ExportWriterSpec, KubernetesSpec, NamespaceChoice,
+    SYSTEM_NAMESPACE,
 };
 use crate::aggregator::spec::{RegistryKind, RegistrySpec};
 use crate::document::problem::{Path, Position, Problems};
@@ -16,7 +17,7 @@ use crate::document::scalar;
 use crate::document::tree::Node;
 use crate::model::address::{Scheme, Url};
 use crate::model::place::{ClusterId, Network};
-use crate::snapshot::policy::{AddressScope, Mesh, RegistryScope};
+use crate::snapshot::policy::{self, AddressScope, ExportRule, MarkCondition, Mesh, RegistryScope};
 use crate::tls::client::{CertificateFiles, Files};
 
 use super::exports::labels;
@@ -124,7 +125,29 @@ fn kubernetes(fields: &Fields<'_>, access: AccessSpec, scope: &RegistryScope, me
         manual_endpoints: fields.flag("manualEndpoints").unwrap_or(false),
         destination_rules: fields.flag("destinationRules").unwrap_or(false),
         gateways,
+        export_writer: None,
     }
+}
+
+/// Has the registry of the node's own cluster write the conditions of ServiceExports, if an export rule requires them.
+pub(super) fn with_export_writer(
+    mut registries: Vec<RegistrySpec>,
+    node: &policy::Node,
+    exports: &[Arc<ExportRule>],
+) -> Vec<RegistrySpec> {
+    if !exports.iter().any(|rule| rule.marked == Some(MarkCondition::ServiceExport)) {
+        return registries;
+    }
+    let or = |text: &Arc<str>, other: &str| if text.is_empty() { other.into() } else { text.clone() };
+    for registry in registries.iter_mut().filter(|registry| registry.cluster == node.cluster) {
+        if let RegistryKind::Kubernetes(spec) = &mut registry.kind {
+            spec.export_writer = Some(ExportWriterSpec {
+                namespace: or(&node.namespace, &spec.system_namespace),
+                holder: or(&node.name, "isthmus"),
+            });
+        }
+    }
+    registries
 }
 
 struct Reader<'r> {

@@ -12,7 +12,7 @@ use crate::support::backend::{Backend, tls_echo};
 use crate::support::client::{call, tls};
 use crate::support::gateway::Gateway;
 use crate::support::kube::{self, Cluster, Options, Pod};
-use crate::support::kube_client::at;
+use crate::support::kube_client::{at, becomes as becomes_so};
 use crate::support::pki::PKI;
 use crate::support::{eventually, namespace};
 
@@ -348,6 +348,41 @@ fn dual_stack_headless_pods_and_exports_of_teams() {
     assert_eq!(leads_to(&gateway, alias).len(), 2);
     assert_eq!(leads_to(&gateway, &format!("outbound_.443_._.{alias}")).len(), 2);
     assert_eq!(leads_to(&gateway, db), Vec::<String>::new(), "no team has exported it");
+    // One writer says how the export stands; two replicas write it once.
+    let second = gateway_with(&cluster.kubeconfig(cluster.admin_token()), &by_export);
+    let condition = |export: &Value, kind: &str| {
+        let all = export["status"]["conditions"].as_array().cloned().unwrap_or_default();
+        all.iter().find(|one| one["type"] == kind).cloned().unwrap_or_default()
+    };
+    let exports = |name: &str| at("multicluster.x-k8s.io/v1beta1", "serviceexports", &format!("shop/{name}"));
+    let ready =
+        becomes_so(cluster.admin(), &exports("web"), |export| condition(export, "Ready")["status"] == "True");
+    assert_eq!(condition(&ready, "Valid")["status"], "True", "{ready}");
+    let nothing = json!({"apiVersion": "multicluster.x-k8s.io/v1beta1", "kind": "ServiceExport", "metadata": {"namespace": "shop", "name": "nothing"}});
+    cluster.admin().create(&nothing);
+    let invalid = becomes_so(cluster.admin(), &exports("nothing"), |export| {
+        condition(export, "Valid")["status"] == "False"
+    });
+    assert_eq!(condition(&invalid, "Valid")["reason"], "NoService", "{invalid}");
+    let version = || cluster.admin().read(&exports("web"))["metadata"]["resourceVersion"].clone();
+    let before = version();
+    let lease =
+        cluster.admin().read(&at("coordination.k8s.io/v1", "leases", "istio-system/isthmus-service-exports"));
+    assert!(
+        lease["spec"]["holderIdentity"].as_str().is_some_and(|holder| holder.starts_with("isthmus_")),
+        "{lease}"
+    );
+    waits("a renewed lease", || {
+        let now = cluster.admin().read(&at(
+            "coordination.k8s.io/v1",
+            "leases",
+            "istio-system/isthmus-service-exports",
+        ));
+        now["spec"]["renewTime"] != lease["spec"]["renewTime"]
+            && now["spec"]["holderIdentity"] == lease["spec"]["holderIdentity"]
+    });
+    assert_eq!(version(), before, "what is so already is not written again");
+    drop(second);
     cluster.admin().delete(&at("multicluster.x-k8s.io/v1beta1", "serviceexports", "shop/web"));
     waits("a service that is exported no more", || explain(&gateway, WEB)["reason"] == "not_exported");
     assert_eq!(explain(&gateway, alias)["reason"], "sni_unknown");

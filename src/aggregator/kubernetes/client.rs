@@ -134,7 +134,6 @@ impl Client {
     }
 
     /// Sends an object, and returns what the server answers.
-    #[expect(dead_code, reason = "leases and conditions of ServiceExports are written next")]
     pub(super) async fn write(
         &self,
         method: Method,

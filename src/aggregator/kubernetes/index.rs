@@ -8,11 +8,13 @@ use std::sync::Arc;
 use http::StatusCode;
 
 use super::endpoints::{Made, Sources, made};
+use super::exports::{Exports, WantedConditions};
 use super::gateways::{self, GatewayRecord};
 use super::kinds::Kind;
-use super::objects::Meta;
+use super::objects::{Condition, Meta};
 use super::records::{
-    Interner, NETWORK_LABEL, NodeRecord, ObjectKey, PodRecord, ServiceClass, ServiceRecord, SliceRecord, Uid,
+    ExportCondition, Interner, NETWORK_LABEL, NodeRecord, ObjectKey, PodRecord, ServiceClass, ServiceRecord,
+    SliceRecord, Uid,
 };
 use super::spec::KubernetesSpec;
 use super::watch::{Event, Object, WatchId, What};
@@ -28,6 +30,8 @@ use crate::snapshot::change::{Change, Item, Key, Mark, MarkKey, MarkKind, Regist
 const PODS_MAX: usize = 1_000_000;
 /// Objects of any other kind.
 const OBJECTS_MAX: usize = 200_000;
+/// Conditions of one ServiceExport that are read.
+const CONDITIONS_MAX: usize = 16;
 /// Objects that cannot be read and are remembered by name.
 const BROKEN_MAX: usize = 1_000;
 /// The domain of names that stand for a service in all clusters that export it (KEP-1645).
@@ -61,7 +65,8 @@ pub(super) struct PodEntry {
 /// A ServiceExport.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ExportRecord {
-    pub(super) created: Arc<str>,
+    generation: i64,
+    conditions: Vec<ExportCondition>,
 }
 
 /// The subsets of a DestinationRule.
@@ -259,7 +264,17 @@ impl Index {
             }
             Object::ServiceExport(object) => {
                 let key = self.key_of(&object.metadata);
-                let value = ExportRecord { created: self.texts.text(&object.metadata.creation_timestamp) };
+                let texts = &mut self.texts;
+                let condition = |found: &Condition| ExportCondition {
+                    kind: texts.text(&found.kind),
+                    status: texts.text(&found.status),
+                    reason: texts.text(&found.reason),
+                    message: texts.text(&found.message),
+                    since: texts.text(&found.last_transition_time),
+                };
+                let conditions =
+                    object.status.conditions.iter().take(CONDITIONS_MAX).map(condition).collect();
+                let value = ExportRecord { generation: object.metadata.generation, conditions };
                 if self.has_room(kind, self.exports.len(), self.exports.contains_key(&key))
                     && note(&mut self.exports, key.clone(), value, listing)
                 {
@@ -828,6 +843,57 @@ impl Index {
 
     pub(super) fn cluster(&self) -> &ClusterId {
         &self.cluster
+    }
+
+    /// The conditions that the ServiceExports of the cluster have, and those that they should have.
+    pub(super) fn wanted_conditions(&self) -> Exports {
+        let one = |(key, known): (&ObjectKey, &Listed<ExportRecord>)| {
+            let ExportRecord { generation, conditions } = &known.value;
+            let wanted = self.conditions_of(key);
+            (key.clone(), WantedConditions { generation: *generation, has: conditions.clone(), wanted })
+        };
+        let is_read = |key: &ObjectKey| {
+            let none = Labels::new();
+            let labels = self.namespaces.get(&key.namespace).map_or(&none, |known| &known.value);
+            self.spec.namespaces.takes(&key.namespace, labels)
+        };
+        self.exports.iter().filter(|(key, _)| is_read(key)).map(one).collect()
+    }
+
+    fn conditions_of(&self, key: &ObjectKey) -> Vec<ExportCondition> {
+        let condition = |kind: &str, is_true: bool, reason: &str, message: String| ExportCondition {
+            kind: kind.into(),
+            status: if is_true { "True" } else { "False" }.into(),
+            reason: reason.into(),
+            message: message.into(),
+            since: "".into(),
+        };
+        let not_ready = |message: &str| condition("Ready", false, "Pending", message.to_owned());
+        let Some(Listed { value: service, .. }) = self.services.get(key) else {
+            let message = format!("the Service {key} does not exist");
+            return vec![
+                condition("Valid", false, "NoService", message),
+                not_ready("there is nothing to export"),
+            ];
+        };
+        if service.class == ServiceClass::ExternalName {
+            let message = format!("the Service {key} is of type ExternalName");
+            return vec![
+                condition("Valid", false, "InvalidServiceType", message),
+                not_ready("there is nothing to export"),
+            ];
+        }
+        let valid = condition("Valid", true, "Valid", format!("the Service {key} can be exported"));
+        let ready = match service.unmarkable {
+            Some(why) => condition("Ready", false, "Failed", format!("not exported: {why}")),
+            None => condition(
+                "Ready",
+                true,
+                "Exported",
+                format!("marked for export from cluster {}", self.cluster),
+            ),
+        };
+        vec![valid, ready]
     }
 
     /// How many objects of each kind are known.

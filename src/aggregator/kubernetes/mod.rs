@@ -5,6 +5,7 @@ mod access;
 mod client;
 pub mod clusters;
 mod endpoints;
+mod exports;
 mod gateways;
 mod index;
 mod kinds;

@@ -32,6 +32,7 @@ objects! {
         name: String,
         namespace: String,
         uid: String,
+        generation: i64,
         resource_version: String,
         labels: Texts,
         annotations: Texts,
@@ -95,6 +96,7 @@ objects! {
         status: String,
         reason: String,
         message: String,
+        last_transition_time: String,
     }
     /// `ServiceImport` of `multicluster.x-k8s.io`.
     ServiceImport { metadata: Meta, spec: ImportSpec, }

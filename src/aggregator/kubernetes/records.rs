@@ -222,6 +222,18 @@ pub(super) struct PodTemplate {
     pub(super) locality: Option<Locality>,
 }
 
+/// A condition of a ServiceExport.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ExportCondition {
+    pub(super) kind: Arc<str>,
+    /// `True`, `False` or `Unknown`.
+    pub(super) status: Arc<str>,
+    pub(super) reason: Arc<str>,
+    pub(super) message: Arc<str>,
+    /// `lastTransitionTime`; empty in one that is wanted.
+    pub(super) since: Arc<str>,
+}
+
 /// A node.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct NodeRecord {

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::access::{Found, find};
 use super::client::{Client, Fault, shown};
+use super::exports::{ExportWriter, Exports};
 use super::index::{Index, trust_domain_of};
 use super::kinds::Kind;
 use super::objects::ConfigMap;
@@ -79,6 +80,10 @@ struct Session {
     events: mpsc::Receiver<Vec<Event>>,
     tasks: Vec<AbortHandle>,
     last_event: Option<SystemTime>,
+    /// The ServiceExports whose conditions are written here, where they are.
+    exports: Option<watch::Sender<Arc<Exports>>>,
+    /// What keeps them from being written.
+    export_problem: watch::Receiver<String>,
     /// When a kind was listed again last, and which.
     relisted: Option<(SystemTime, &'static str)>,
 }
@@ -140,6 +145,9 @@ impl Follower {
             tokio::select! {
                 _ = tick.tick() => {
                     self.renew_credentials().await;
+                    if let Some(session) = &self.current {
+                        session.renew_exports();
+                    }
                     self.report().await?;
                 }
                 batch = next_event(&mut self.current) => take(&mut self.current, batch),
@@ -342,13 +350,22 @@ impl Session {
         let (sender, events) = mpsc::channel(EVENTS_MAX);
         let watches = watches(&spec);
         let way = Arc::new(Way::default());
+        let (export_problems, export_problem) = watch::channel(String::new());
+        let (exports, wanted) = watch::channel(Arc::default());
+        let writer = spec.export_writer.clone().map(|writer| {
+            let writer = ExportWriter::new(client.clone(), writer, wanted, export_problems);
+            scope.spawn(writer.run()).abort_handle()
+        });
+        let exports = writer.as_ref().map(|_| exports);
         let tasks = watches.iter().enumerate().map(|(id, (kind, namespace))| {
             let of = (*kind, namespace.clone());
             let watcher = Watcher::new((client.clone(), way.clone()), id, of, sender.clone());
             scope.spawn(watcher.run()).abort_handle()
         });
         Ok(Self {
-            tasks: tasks.collect(),
+            tasks: tasks.chain(writer).collect(),
+            exports,
+            export_problem,
             index: Index::new(spec, cluster, trust_domain, &watches),
             client,
             way,
@@ -369,6 +386,19 @@ impl Session {
             _ => {}
         }
         self.index.apply(event);
+    }
+
+    /// Hands the ServiceExports to the task that writes their conditions, where they differ.
+    fn renew_exports(&self) {
+        let Some(exports) = &self.exports else { return };
+        let wanted = self.index.wanted_conditions();
+        exports.send_if_modified(|known| {
+            let is_new = **known != wanted;
+            if is_new {
+                *known = Arc::new(wanted);
+            }
+            is_new
+        });
     }
 
     /// What has changed, made on a thread for long work where it is much.
@@ -425,6 +455,9 @@ impl Session {
                 report.problems.push(format!("{}: {why}", watch.kind.plural()));
             }
         }
+        report
+            .problems
+            .extend(Some(self.export_problem.borrow().clone()).filter(|problem| !problem.is_empty()));
         report.problems.extend(self.index.gateway_notes.iter().cloned());
         for (kind, count) in &self.index.overflow {
             report.problems.push(format!("{count} {} are not taken in: there are too many", kind.plural()));

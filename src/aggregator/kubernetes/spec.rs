@@ -39,6 +39,17 @@ pub struct KubernetesSpec {
     pub destination_rules: bool,
     /// Namespaces whose Services and Gateway objects may be gateways; `None`: no gateways are looked for.
     pub gateways: Option<Vec<Arc<str>>>,
+    /// Who writes the conditions of ServiceExports; `None`: nobody here.
+    pub export_writer: Option<ExportWriterSpec>,
+}
+
+/// The replica that may write the conditions of ServiceExports, while it holds a Lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExportWriterSpec {
+    /// The namespace of the Lease.
+    pub namespace: Arc<str>,
+    /// The name of this replica in the Lease.
+    pub holder: Arc<str>,
 }
 
 /// How the API server is found, and what lets us in.

@@ -1,0 +1,262 @@
+//! Writes the conditions `Valid` and `Ready` of ServiceExports (KEP-1645), by one replica at a time: the one that holds a Lease.
+//! The condition `Conflict` is never written: it compares clusters, and a registry knows one.
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use http::{Method, StatusCode};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::time::{Instant, interval};
+
+use super::client::{Client, Fault};
+use super::kinds::Kind;
+use super::records::{ExportCondition, ObjectKey};
+use super::spec::ExportWriterSpec;
+use crate::telemetry::clock::rfc3339;
+
+/// How long a Lease is valid after it was renewed, how often it is renewed, and for how long its holder goes on without: as
+/// client-go's leader election has them.
+const LEASE: Duration = Duration::from_secs(15);
+const RENEW_EVERY: Duration = Duration::from_secs(2);
+const RENEW_WITHIN: Duration = Duration::from_secs(10);
+/// The name of the Lease.
+const LEASE_NAME: &str = "isthmus-service-exports";
+/// The field manager of what is written: conditions of others are never touched.
+const MANAGER: &str = "isthmus";
+/// Exports whose conditions are written in one turn.
+const WRITES_MAX: usize = 50;
+
+/// The conditions that an export has, and those that it should have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct WantedConditions {
+    pub(super) generation: i64,
+    pub(super) has: Vec<ExportCondition>,
+    pub(super) wanted: Vec<ExportCondition>,
+}
+
+impl WantedConditions {
+    /// Returns true if a wanted condition is missing or differs.
+    fn differs(&self) -> bool {
+        let same = |wanted: &ExportCondition| {
+            self.has.iter().any(|has| {
+                (&has.kind, &has.status, &has.reason, &has.message)
+                    == (&wanted.kind, &wanted.status, &wanted.reason, &wanted.message)
+            })
+        };
+        !self.wanted.iter().all(same)
+    }
+
+    /// The conditions as they are written: the time of one whose status stays is kept.
+    fn written(&self, now: &str) -> Vec<Value> {
+        let one = |wanted: &ExportCondition| {
+            let has = self.has.iter().find(|has| has.kind == wanted.kind && has.status == wanted.status);
+            let since = has.map(|has| &*has.since).filter(|since| !since.is_empty()).unwrap_or(now);
+            json!({
+                "type": &*wanted.kind, "status": &*wanted.status, "reason": &*wanted.reason,
+                "message": &*wanted.message, "lastTransitionTime": since, "observedGeneration": self.generation,
+            })
+        };
+        self.wanted.iter().map(one).collect()
+    }
+}
+
+/// The exports of a cluster, by namespace and name.
+pub(super) type Exports = BTreeMap<ObjectKey, WantedConditions>;
+
+/// The task that writes conditions.
+pub(super) struct ExportWriter {
+    client: Arc<Client>,
+    spec: ExportWriterSpec,
+    exports: watch::Receiver<Arc<Exports>>,
+    /// What keeps conditions from being written; empty: nothing.
+    problem: watch::Sender<String>,
+    /// The Lease as it was seen last, and since when it is so.
+    seen: Option<(Value, Instant)>,
+    /// When this replica has renewed the Lease last.
+    renewed: Option<Instant>,
+    /// What was written last of each export: a watch that lags must not have it written again.
+    written: BTreeMap<ObjectKey, Vec<ExportCondition>>,
+}
+
+impl ExportWriter {
+    pub(super) fn new(
+        client: Arc<Client>,
+        spec: ExportWriterSpec,
+        exports: watch::Receiver<Arc<Exports>>,
+        problem: watch::Sender<String>,
+    ) -> Self {
+        // Two replicas may have one name, but only one of them may write.
+        let holder = format!("{}_{:016x}", spec.holder, RandomState::new().hash_one(()));
+        let spec = ExportWriterSpec { holder: holder.into(), ..spec };
+        Self { client, spec, exports, problem, seen: None, renewed: None, written: BTreeMap::new() }
+    }
+
+    /// Writes until nobody changes the exports any more.
+    pub(super) async fn run(mut self) {
+        let mut turn = interval(RENEW_EVERY);
+        while self.exports.has_changed().is_ok() {
+            turn.tick().await;
+            let done = self.turn().await;
+            let problem =
+                done.err().map(|fault| format!("conditions of ServiceExports: {fault}")).unwrap_or_default();
+            self.problem.send_if_modified(|known| {
+                let is_new = *known != problem;
+                *known = problem;
+                is_new
+            });
+        }
+    }
+
+    async fn turn(&mut self) -> Result<(), Fault> {
+        let exports = self.exports.borrow().clone();
+        if exports.is_empty() {
+            self.renewed = None;
+            return Ok(());
+        }
+        self.renew().await?;
+        let leads = self.renewed.is_some_and(|at| at.elapsed() < RENEW_WITHIN);
+        if !leads {
+            self.written.clear();
+            return Ok(());
+        }
+        self.written.retain(|key, _| exports.contains_key(key));
+        let due = exports
+            .iter()
+            .filter(|(key, export)| export.differs() && self.written.get(*key) != Some(&export.wanted));
+        let due: Vec<_> = due.take(WRITES_MAX).map(|(key, export)| (key.clone(), export.clone())).collect();
+        for (key, export) in due {
+            self.write(&key, &export).await?;
+            self.written.insert(key, export.wanted);
+        }
+        Ok(())
+    }
+
+    /// Renews the Lease, or takes it where nobody has renewed it for its duration.
+    async fn renew(&mut self) -> Result<(), Fault> {
+        let list = format!("/apis/coordination.k8s.io/v1/namespaces/{}/leases", self.spec.namespace);
+        let path = format!("{list}/{LEASE_NAME}");
+        let lease: Value = match self.client.object(&path).await {
+            Ok(bytes) => parsed(&bytes)?,
+            Err(fault) if fault.status() == Some(StatusCode::NOT_FOUND) => {
+                let lease = self
+                    .lease(&json!({"metadata": {"name": LEASE_NAME, "namespace": &*self.spec.namespace}}));
+                return self.put(Method::POST, &list, lease).await;
+            }
+            Err(fault) => return Err(fault),
+        };
+        let holder = lease["spec"]["holderIdentity"].as_str().unwrap_or_default();
+        let is_own = holder == &*self.spec.holder;
+        // Only that it does not change counts: clocks of replicas may differ.
+        if self.seen.as_ref().is_none_or(|(seen, _)| *seen != lease["spec"]) {
+            self.seen = Some((lease["spec"].clone(), Instant::now()));
+        }
+        let is_free =
+            holder.is_empty() || self.seen.as_ref().is_some_and(|(_, since)| since.elapsed() >= LEASE);
+        if !is_own && !is_free {
+            self.renewed = None;
+            return Ok(());
+        }
+        let lease = self.lease(&lease);
+        self.put(Method::PUT, &path, lease).await
+    }
+
+    /// The Lease in the name of this replica; the server refuses it if it has changed meanwhile.
+    fn lease(&self, before: &Value) -> Value {
+        let now = micro_time(SystemTime::now());
+        let spec = &before["spec"];
+        let is_own = spec["holderIdentity"].as_str() == Some(&*self.spec.holder);
+        let transitions =
+            spec["leaseTransitions"].as_i64().unwrap_or(0) + i64::from(!is_own && !spec.is_null());
+        let acquired = if is_own { spec["acquireTime"].clone() } else { Value::from(now.as_str()) };
+        json!({
+            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": before["metadata"],
+            "spec": {
+                "holderIdentity": &*self.spec.holder, "leaseDurationSeconds": LEASE.as_secs(),
+                "acquireTime": acquired, "renewTime": now, "leaseTransitions": transitions,
+            },
+        })
+    }
+
+    async fn put(&mut self, method: Method, path: &str, lease: Value) -> Result<(), Fault> {
+        match self.client.write(method, path, "application/json", lease.to_string().into_bytes()).await {
+            Ok(_) => {
+                self.renewed = Some(Instant::now());
+                Ok(())
+            }
+            // Another replica was first.
+            Err(fault) if fault.status() == Some(StatusCode::CONFLICT) => {
+                self.renewed = None;
+                Ok(())
+            }
+            Err(fault) => Err(fault),
+        }
+    }
+
+    /// Applies the conditions; of those of others, none is touched (server-side apply).
+    async fn write(&self, key: &ObjectKey, export: &WantedConditions) -> Result<(), Fault> {
+        let conditions = export.written(&rfc3339(SystemTime::now()));
+        let mut last = Ok(());
+        for version in Kind::ServiceExport.versions() {
+            let object = json!({
+                "apiVersion": version.trim_start_matches("apis/"), "kind": "ServiceExport",
+                "metadata": {"namespace": &*key.namespace, "name": &*key.name},
+                "status": {"conditions": conditions},
+            });
+            let path = format!(
+                "/{version}/namespaces/{}/serviceexports/{}/status?fieldManager={MANAGER}&force=true",
+                key.namespace, key.name
+            );
+            let body = object.to_string().into_bytes();
+            match self.client.write(Method::PATCH, &path, "application/apply-patch+yaml", body).await {
+                Ok(_) => return Ok(()),
+                // Gone meanwhile, or a server without the newer version.
+                Err(fault) if fault.status() == Some(StatusCode::NOT_FOUND) => last = Ok(()),
+                Err(fault) => last = Err(fault),
+            }
+        }
+        last
+    }
+}
+
+fn parsed(bytes: &[u8]) -> Result<Value, Fault> {
+    serde_json::from_slice(bytes).map_err(|error| Fault::Answer(error.to_string()))
+}
+
+/// `MicroTime` of Kubernetes.
+fn micro_time(time: SystemTime) -> String {
+    let text = rfc3339(time);
+    format!("{}000Z", text.trim_end_matches('Z'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn condition(kind: &str, status: &str, since: &str) -> ExportCondition {
+        ExportCondition {
+            kind: kind.into(),
+            status: status.into(),
+            reason: "R".into(),
+            message: "m".into(),
+            since: since.into(),
+        }
+    }
+
+    #[test]
+    fn what_is_there_already_is_not_written_and_keeps_its_time() {
+        let has =
+            vec![condition("Valid", "True", "2026-01-01T00:00:00Z"), condition("Conflict", "False", "x")];
+        let wanted = vec![condition("Valid", "True", "")];
+        let same = WantedConditions { generation: 1, has: has.clone(), wanted };
+        assert!(!same.differs());
+        assert_eq!(same.written("now")[0]["lastTransitionTime"], "2026-01-01T00:00:00Z");
+        let wanted = vec![condition("Valid", "False", ""), condition("Ready", "True", "")];
+        let other = WantedConditions { generation: 1, has, wanted };
+        assert!(other.differs());
+        assert!(other.written("now").iter().all(|one| one["lastTransitionTime"] == "now"));
+        assert_eq!(micro_time(SystemTime::UNIX_EPOCH), "1970-01-01T00:00:00.000000Z");
+    }
+}
