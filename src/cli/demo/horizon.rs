@@ -57,9 +57,7 @@ async fn seen_from(own: &Network, other: &Network, outcome: &mut Outcome) -> Res
     let behind = other.running(CATALOG_PREFIX).map(|endpoint| u64::from(endpoint.weight)).sum();
     let gateway = (other.gateway.listener("mesh")?.to_string(), behind);
     let expected: BTreeMap<String, u64> = near.chain([gateway]).collect();
-    outcome.check(assigned == expected, || {
-        format!("{} is told of {assigned:?} instead of {expected:?}", own.name)
-    });
+    outcome.check(assigned == expected, || format!("{} gets {assigned:?} instead of {expected:?}", own.name));
     outcome.note(format!("seen from {}, by weight: {}", own.name, words.join(", ")));
     Ok(())
 }
