@@ -309,13 +309,14 @@ fn candidates(ask: &Ask<'_>, load: &impl Load) -> Vec<CandidateView> {
         .endpoints()
         .iter()
         .zip(odds(ask, load))
-        .filter(|(candidate, _)| in_scope(&candidate.cluster))
-        .map(|(candidate, odds)| CandidateView {
+        .enumerate()
+        .filter(|(_, (candidate, _))| in_scope(&candidate.cluster))
+        .map(|(index, (candidate, odds))| CandidateView {
             address: candidate.key.address,
             cluster: candidate.cluster.to_string(),
             locality: candidate.locality.to_string(),
             weight: candidate.weight.value(),
-            health: health_text(candidate, load),
+            health: health_text(ask.candidates, index, load),
             odds,
             key: candidate.key.clone(),
             state: None,

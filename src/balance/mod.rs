@@ -1,46 +1,46 @@
 //! The choice among candidates: which level, which endpoint, with what odds. Pure: load, randomness and the
 //! trace are arguments, so the data path, `explain` and the tests make the same choice.
+//!
+//! What may be chosen is worked out by [`Selection`], which the data path keeps from one connection to the next.
+
+pub mod selection;
 
 use std::net::{IpAddr, SocketAddr};
 
 use crate::model::endpoint::Health;
-use crate::model::place::{ClusterId, Distance};
+use crate::model::place::ClusterId;
 use crate::model::reason::Reason;
 use crate::snapshot::admit::Trace;
-use crate::snapshot::candidates::{Candidate, Candidates, Level};
+use crate::snapshot::candidates::Candidates;
 use crate::snapshot::policy::LoadBalancing;
+use selection::{Picks, Selection, Tier};
 
-/// Below this share of healthy weight a level passes the rest of its traffic on to the next.
-const HEALTHY_SHARE_FULL: f64 = 0.7;
-/// How often a random pick may fall on an endpoint that is left out before the rest are listed.
-const PICKS_MAX: usize = 8;
-
-/// What is known of endpoints at run time.
+/// The run-time state of endpoints. An endpoint is named by its index among the candidates.
 pub trait Load {
-    /// Whether any of these endpoints is left out at the moment. False spares a look at each.
-    fn disturbed(&self, candidates: &Candidates) -> bool;
-    /// Whether an endpoint is left out because it failed.
-    fn ejected(&self, candidate: &Candidate) -> bool;
-    /// Connections in flight.
-    fn in_flight(&self, candidate: &Candidate) -> u32;
-    /// A count that goes up by one with each call, per group.
+    /// Returns true if some of these endpoints may be ejected. False spares a look at each.
+    fn has_ejected(&self, candidates: &Candidates) -> bool;
+    /// Returns true if the endpoint is left out because it failed.
+    fn is_ejected(&self, candidates: &Candidates, index: usize) -> bool;
+    /// Returns the number of the endpoint's connections.
+    fn in_flight(&self, candidates: &Candidates, index: usize) -> u32;
+    /// Returns a count that goes up by one with each call, per group of candidates.
     fn turn(&self, candidates: &Candidates) -> u64;
 }
 
-/// Nothing is in flight and nobody failed: what an offline question is answered with.
+/// No endpoint has connections, and none has failed: the load for questions that are asked offline.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Idle;
 
 impl Load for Idle {
-    fn disturbed(&self, _: &Candidates) -> bool {
+    fn has_ejected(&self, _: &Candidates) -> bool {
         false
     }
 
-    fn ejected(&self, _: &Candidate) -> bool {
+    fn is_ejected(&self, _: &Candidates, _: usize) -> bool {
         false
     }
 
-    fn in_flight(&self, _: &Candidate) -> u32 {
+    fn in_flight(&self, _: &Candidates, _: usize) -> u32 {
         0
     }
 
@@ -53,80 +53,106 @@ impl Load for Idle {
 #[derive(Clone, Copy, Debug)]
 pub struct Ask<'a> {
     pub candidates: &'a Candidates,
-    /// Whose endpoints; `None`: every cluster's.
+    /// The clusters whose endpoints may be chosen; `None`: all.
     pub clusters: Option<&'a [ClusterId]>,
-    /// Endpoints that have failed this connection already.
-    pub tried: &'a [SocketAddr],
-    /// For `sourceHash`.
+    /// Endpoints that this connection was tried on already, by their indices.
+    pub tried: &'a [u32],
+    /// The client's address, for `sourceHash`.
     pub source: Option<IpAddr>,
 }
 
-/// Chooses an endpoint, by its index among the candidates.
+/// Chooses an endpoint, by its index among the candidates. Fails with [`Reason::AllUnhealthy`] if none may be chosen.
 pub fn choose(
     ask: &Ask<'_>,
     load: &impl Load,
     random: &mut impl FnMut() -> u64,
     trace: &mut impl Trace,
 ) -> Result<usize, Reason> {
-    let eligible = Eligible::of(ask, load);
-    let (level, panic) = pick_level(ask, &eligible, random, trace)?;
-    let endpoints = ask.candidates.endpoints();
-    Ok(match ask.candidates.tuning.policy {
-        LoadBalancing::Random => pick(ask, &eligible, level, panic, random),
-        LoadBalancing::RoundRobin => pick_in_turn(ask, &eligible, level, panic, load.turn(ask.candidates)),
-        LoadBalancing::SourceHash => pick_by_source(ask, &eligible, level, panic),
-        LoadBalancing::LeastRequest => {
-            let first = pick(ask, &eligible, level, panic, random);
-            let second = pick(ask, &eligible, level, panic, random);
-            let burden = |index: usize| burden(&endpoints[index], load);
-            if burden(second) < burden(first) { second } else { first }
-        }
-    })
+    choose_from(&Selection::new(ask, load), ask, load, random, trace)
 }
 
-/// The probability of each candidate to be chosen next, in the order of the candidates.
-pub fn odds(ask: &Ask<'_>, load: &impl Load) -> Vec<f64> {
-    let eligible = Eligible::of(ask, load);
-    let mut odds = vec![0.0; ask.candidates.endpoints().len()];
-    for (level, share, panic) in shares(ask, &eligible) {
-        if share <= 0.0 {
-            continue;
+/// Chooses as [`choose`] does, from a selection that was made for the same ask.
+pub fn choose_from(
+    selection: &Selection,
+    ask: &Ask<'_>,
+    load: &impl Load,
+    random: &mut impl FnMut() -> u64,
+    trace: &mut impl Trace,
+) -> Result<usize, Reason> {
+    tell_levels(selection, ask, trace);
+    if selection.tier == Tier::Any && !ask.candidates.tuning.panic {
+        return Err(Reason::AllUnhealthy);
+    }
+    let point = if selection.levels.len() > 1 { fraction(random()) } else { 0.0 };
+    let picks = selection.at(point).ok_or(Reason::AllUnhealthy)?;
+    let candidates = ask.candidates;
+    let mut pick = || picks.at(candidates, below(random(), picks.weight));
+    let chosen = match candidates.tuning.policy {
+        LoadBalancing::Random => pick(),
+        LoadBalancing::RoundRobin => pick_in_turn(candidates, picks, load.turn(candidates)),
+        LoadBalancing::SourceHash => pick_by_source(ask, picks),
+        LoadBalancing::LeastRequest => {
+            let (first, second) = (pick(), pick());
+            let is_lighter = burden(candidates, second, load) < burden(candidates, first, load);
+            if is_lighter { second } else { first }
         }
-        let list = listed(ask, &eligible, level, panic);
-        let total: f64 = list.iter().map(|(_, weight)| *weight as f64).sum();
+    };
+    debug_assert!(
+        ask.tried.iter().all(|tried| *tried as usize != chosen),
+        "an endpoint is tried twice for one connection"
+    );
+    debug_assert!(candidates.endpoints()[chosen].health != Health::Draining, "a draining endpoint is chosen");
+    Ok(chosen)
+}
+
+/// Explains how the traffic is shared among the levels.
+fn tell_levels(selection: &Selection, ask: &Ask<'_>, trace: &mut impl Trace) {
+    if selection.is_empty() {
+        return trace.step(|| "every endpoint is draining, of another cluster, or has been tried".to_owned());
+    }
+    if selection.tier == Tier::Any {
+        if !ask.candidates.tuning.panic {
+            return trace.step(|| "no endpoint is healthy, and `panic` is off".to_owned());
+        }
+        trace.step(|| "no endpoint is healthy: all that are not draining are tried".to_owned());
+    }
+    if selection.levels.len() > 1 {
+        trace.step(|| {
+            let parts = selection.levels.iter().map(|picks| {
+                let distance = ask.candidates.levels()[picks.level].distance;
+                format!("{} {:.0} %", distance.text(), picks.share * 100.0)
+            });
+            format!("by locality: {}", parts.collect::<Vec<_>>().join(", "))
+        });
+    }
+}
+
+/// Returns the probability of each candidate to be chosen next, in the order of the candidates.
+pub fn odds(ask: &Ask<'_>, load: &impl Load) -> Vec<f64> {
+    let selection = Selection::new(ask, load);
+    let mut odds = vec![0.0; ask.candidates.endpoints().len()];
+    for picks in selection.levels.iter().filter(|picks| picks.share > 0.0) {
         match ask.candidates.tuning.policy {
-            LoadBalancing::Random | LoadBalancing::RoundRobin => {
-                for (index, weight) in &list {
-                    odds[*index] += share * *weight as f64 / total;
-                }
-            }
             LoadBalancing::SourceHash if ask.source.is_some() => {
-                odds[pick_by_source(ask, &eligible, level, panic)] += share;
+                odds[pick_by_source(ask, picks)] += picks.share;
             }
-            LoadBalancing::SourceHash => {
-                for (index, weight) in &list {
-                    odds[*index] += share * *weight as f64 / total;
+            LoadBalancing::Random | LoadBalancing::RoundRobin | LoadBalancing::SourceHash => {
+                for (index, weight) in picks.iter(ask.candidates) {
+                    odds[index] += picks.share * weight as f64 / picks.weight as f64;
                 }
             }
-            LoadBalancing::LeastRequest => odds_of_two(ask, load, &list, total, share, &mut odds),
+            LoadBalancing::LeastRequest => odds_of_two(ask.candidates, load, picks, &mut odds),
         }
     }
     odds
 }
 
 /// Power of two choices: an endpoint wins against every heavier burden, and as the first pick against its equals.
-fn odds_of_two(
-    ask: &Ask<'_>,
-    load: &impl Load,
-    list: &[(usize, u64)],
-    total: f64,
-    share: f64,
-    odds: &mut [f64],
-) {
-    let endpoints = ask.candidates.endpoints();
-    let mut by_burden: Vec<(f64, usize, f64)> = list
-        .iter()
-        .map(|(index, weight)| (burden(&endpoints[*index], load), *index, *weight as f64 / total))
+fn odds_of_two(candidates: &Candidates, load: &impl Load, picks: &Picks, odds: &mut [f64]) {
+    let total = picks.weight as f64;
+    let mut by_burden: Vec<(f64, usize, f64)> = picks
+        .iter(candidates)
+        .map(|(index, weight)| (burden(candidates, index, load), index, weight as f64 / total))
         .collect();
     by_burden.sort_by(|a, b| a.0.total_cmp(&b.0));
     let mut heavier = 1.0;
@@ -134,194 +160,35 @@ fn odds_of_two(
         let equal: f64 = equals.iter().map(|(_, _, probability)| probability).sum();
         heavier -= equal;
         for (_, index, probability) in equals {
-            odds[*index] += share * probability * (2.0 * heavier.max(0.0) + equal);
+            odds[*index] += picks.share * probability * (2.0 * heavier.max(0.0) + equal);
         }
     }
 }
 
-/// Connections in flight after this one, per unit of weight.
-fn burden(candidate: &Candidate, load: &impl Load) -> f64 {
-    f64::from(load.in_flight(candidate).saturating_add(1)) / f64::from(candidate.weight.value())
+/// Returns the connections in flight after this one, per unit of weight.
+fn burden(candidates: &Candidates, index: usize, load: &impl Load) -> f64 {
+    let weight = candidates.endpoints()[index].weight.value();
+    f64::from(load.in_flight(candidates, index).saturating_add(1)) / f64::from(weight)
 }
 
-/// Which candidates may be chosen.
-struct Eligible<'a, L> {
-    ask: &'a Ask<'a>,
-    load: &'a L,
-    /// Whether a healthy candidate may be left out after all.
-    exceptions: bool,
-}
-
-impl<'a, L: Load> Eligible<'a, L> {
-    fn of(ask: &'a Ask<'a>, load: &'a L) -> Self {
-        let exceptions = ask.clusters.is_some() || !ask.tried.is_empty() || load.disturbed(ask.candidates);
-        Self { ask, load, exceptions }
-    }
-
-    /// Whether it could take a connection if nothing better were left.
-    fn possible(&self, candidate: &Candidate) -> bool {
-        candidate.health != Health::Draining
-            && self.ask.clusters.is_none_or(|clusters| clusters.contains(&candidate.cluster))
-            && !self.ask.tried.contains(&candidate.key.address)
-    }
-
-    fn healthy(&self, candidate: &Candidate) -> bool {
-        candidate.health == Health::Healthy
-            && (!self.exceptions || (self.possible(candidate) && !self.load.ejected(candidate)))
-    }
-
-    fn may(&self, candidate: &Candidate, panic: Panic) -> bool {
-        match panic {
-            Panic::No => self.healthy(candidate),
-            Panic::Yes => self.possible(candidate),
-        }
-    }
-}
-
-/// Whether endpoints are chosen although they are not healthy, because none is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Panic {
-    No,
-    Yes,
-}
-
-/// The share of traffic each level gets (SPEC §5): the nearest is filled first; the next joins in proportion
-/// when less than 70 % of it is healthy.
-fn shares<'a, L: Load>(ask: &Ask<'a>, eligible: &Eligible<'_, L>) -> Vec<(&'a Level, f64, Panic)> {
-    let levels = ask.candidates.levels();
-    let mut healths: Vec<f64> = levels.iter().map(|level| health(ask, eligible, level)).collect();
-    let mut panic = Panic::No;
-    if healths.iter().all(|health| *health <= 0.0) {
-        panic = Panic::Yes;
-        let any = |level: &Level| {
-            ask.candidates.endpoints()[level.all.clone()].iter().any(|candidate| eligible.possible(candidate))
-        };
-        healths = levels.iter().map(|level| f64::from(u8::from(any(level)))).collect();
-    }
-    let total: f64 = healths.iter().map(|health| (health / HEALTHY_SHARE_FULL).min(1.0)).sum();
-    let mut left = 1.0;
-    levels
-        .iter()
-        .zip(healths)
-        .map(|(level, health)| {
-            let capacity = (health / HEALTHY_SHARE_FULL).min(1.0);
-            // Where all levels together are not enough, they share in proportion to what they have.
-            let share = if total < 1.0 && total > 0.0 { capacity / total } else { capacity.min(left) };
-            left -= share;
-            (level, share, panic)
-        })
-        .collect()
-}
-
-/// The healthy share of a level's weight.
-fn health<L: Load>(ask: &Ask<'_>, eligible: &Eligible<'_, L>, level: &Level) -> f64 {
-    if level.weight == 0 {
-        return 0.0;
-    }
-    let healthy = if eligible.exceptions {
-        listed(ask, eligible, level, Panic::No).iter().map(|(_, weight)| weight).sum()
-    } else {
-        level.healthy_weight
-    };
-    healthy as f64 / level.weight as f64
-}
-
-fn pick_level<'a, L: Load>(
-    ask: &Ask<'a>,
-    eligible: &Eligible<'_, L>,
-    random: &mut impl FnMut() -> u64,
-    trace: &mut impl Trace,
-) -> Result<(&'a Level, Panic), Reason> {
-    if let [level] = ask.candidates.levels()
-        && !eligible.exceptions
-        && level.healthy_weight > 0
-    {
-        return Ok((level, Panic::No));
-    }
-    let shares = shares(ask, eligible);
-    let Some((_, _, panic)) = shares.iter().find(|(_, share, _)| *share > 0.0) else {
-        trace.step(|| "every endpoint is draining, of another cluster, or has been tried".to_owned());
-        return Err(Reason::AllUnhealthy);
-    };
-    if *panic == Panic::Yes {
-        if !ask.candidates.tuning.panic {
-            trace.step(|| "no endpoint is healthy, and `panic` is off".to_owned());
-            return Err(Reason::AllUnhealthy);
-        }
-        trace.step(|| "no endpoint is healthy: all that are not draining are tried".to_owned());
-    }
-    if shares.len() > 1 {
-        trace.step(|| {
-            let parts = shares
-                .iter()
-                .map(|(level, share, _)| format!("{} {:.0} %", level.distance.text(), share * 100.0));
-            format!("by locality: {}", parts.collect::<Vec<_>>().join(", "))
-        });
-    }
-    let mut point = fraction(random());
-    let mut last = None;
-    for (level, share, panic) in shares {
-        if share <= 0.0 {
-            continue;
-        }
-        last = Some((level, panic));
-        if point < share {
-            break;
-        }
-        point -= share;
-    }
-    last.ok_or(Reason::AllUnhealthy)
-}
-
-/// A number in [0, 1) from 53 random bits.
+/// Returns a number in [0, 1) from 53 random bits.
 fn fraction(random: u64) -> f64 {
     (random >> 11) as f64 / (1_u64 << 53) as f64
 }
 
-/// A number in [0, limit) without division (Lemire's multiply-shift; the bias is below 2^-32 for our weights).
+/// Returns a number in [0, limit) without division (Lemire's multiply-shift; the bias is below 2^-32 for our weights).
 fn below(random: u64, limit: u64) -> u64 {
     u64::try_from((u128::from(random) * u128::from(limit)) >> 64).unwrap_or(0)
 }
 
-/// By weight: a few throws among the healthy, then an exact list.
-fn pick<L: Load>(
-    ask: &Ask<'_>,
-    eligible: &Eligible<'_, L>,
-    level: &Level,
-    panic: Panic,
-    random: &mut impl FnMut() -> u64,
-) -> usize {
-    if panic == Panic::No && level.healthy_weight > 0 {
-        for _ in 0..PICKS_MAX {
-            let index = ask.candidates.at(level, below(random(), level.healthy_weight));
-            if eligible.healthy(&ask.candidates.endpoints()[index]) {
-                return index;
-            }
-        }
-    }
-    let list = listed(ask, eligible, level, panic);
-    let total = list.iter().map(|(_, weight)| weight).sum();
-    at_point(&list, below(random(), total), level)
-}
-
 /// Weighted turns: one full round gives each endpoint as many turns as it has weight, spread over the round.
-fn pick_in_turn<L: Load>(
-    ask: &Ask<'_>,
-    eligible: &Eligible<'_, L>,
-    level: &Level,
-    panic: Panic,
-    turn: u64,
-) -> usize {
-    let list = listed(ask, eligible, level, panic);
-    let total: u64 = list.iter().map(|(_, weight)| weight).sum();
-    if total == 0 {
-        return level.all.start;
-    }
+fn pick_in_turn(candidates: &Candidates, picks: &Picks, turn: u64) -> usize {
+    let total = picks.weight.max(1);
     let point = u128::from(turn % total) * u128::from(stride(total)) % u128::from(total);
-    at_point(&list, u64::try_from(point).unwrap_or(0), level)
+    picks.at(candidates, u64::try_from(point).unwrap_or(0))
 }
 
-/// A step near the golden section of `total` that meets every point of a round once.
+/// Returns a step near the golden section of `total` that meets every point of a round once.
 fn stride(total: u64) -> u64 {
     let coprime = |mut a: u64, mut b: u64| {
         while b != 0 {
@@ -333,20 +200,19 @@ fn stride(total: u64) -> u64 {
     (golden..=total.max(golden)).find(|step| coprime(*step, total)).unwrap_or(1)
 }
 
-/// Weighted rendezvous: a source keeps its endpoint for as long as that is eligible.
-fn pick_by_source<L: Load>(ask: &Ask<'_>, eligible: &Eligible<'_, L>, level: &Level, panic: Panic) -> usize {
+/// Weighted rendezvous: a source keeps its endpoint for as long as that may be chosen. Linear in the candidates.
+fn pick_by_source(ask: &Ask<'_>, picks: &Picks) -> usize {
     let endpoints = ask.candidates.endpoints();
-    let score = |index: usize, weight: u64| {
+    let score = |(index, weight): (usize, u64)| {
         let unit = (fraction(rendezvous(ask.source, endpoints[index].key.address))).max(f64::MIN_POSITIVE);
         -(weight as f64) / unit.ln()
     };
-    listed(ask, eligible, level, panic)
-        .into_iter()
-        .max_by(|a, b| score(a.0, a.1).total_cmp(&score(b.0, b.1)))
-        .map_or(level.all.start, |(index, _)| index)
+    let scored = picks.iter(ask.candidates).map(|pick| (pick.0, score(pick)));
+    let best = scored.max_by(|a, b| a.1.total_cmp(&b.1));
+    best.map_or(ask.candidates.levels()[picks.level].all.start, |(index, _)| index)
 }
 
-/// A hash that is the same in every process, so that several gateways agree (FNV-1a, finished by SplitMix64).
+/// Returns a hash that is the same in every process, so that several gateways agree (FNV-1a, finished by SplitMix64).
 fn rendezvous(source: Option<IpAddr>, address: SocketAddr) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     let mut feed = |bytes: &[u8]| {
@@ -369,44 +235,10 @@ fn rendezvous(source: Option<IpAddr>, address: SocketAddr) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
-/// The candidates of a level that may be chosen, with their weights.
-fn listed<L: Load>(
-    ask: &Ask<'_>,
-    eligible: &Eligible<'_, L>,
-    level: &Level,
-    panic: Panic,
-) -> Vec<(usize, u64)> {
-    level
-        .all
-        .clone()
-        .map(|index| (index, &ask.candidates.endpoints()[index]))
-        .filter(|(_, candidate)| eligible.may(candidate, panic))
-        .map(|(index, candidate)| (index, u64::from(candidate.weight.value())))
-        .collect()
-}
-
-fn at_point(list: &[(usize, u64)], mut point: u64, level: &Level) -> usize {
-    for (index, weight) in list {
-        if point < *weight {
-            return *index;
-        }
-        point -= weight;
-    }
-    list.last().map_or(level.all.start, |(index, _)| *index)
-}
-
-/// How a candidate stands, for those who look.
-pub fn health_text(candidate: &Candidate, load: &impl Load) -> &'static str {
-    if candidate.health == Health::Healthy && load.ejected(candidate) {
-        "ejected"
-    } else {
-        candidate.health.text()
-    }
-}
-
-/// Whether locality had a say in the choice.
-pub fn by_locality(candidates: &Candidates) -> bool {
-    candidates.levels().iter().any(|level| level.distance != Distance::Elsewhere)
+/// Returns how an endpoint stands, as `explain` shows it.
+pub fn health_text(candidates: &Candidates, index: usize, load: &impl Load) -> &'static str {
+    let health = candidates.endpoints()[index].health;
+    if health == Health::Healthy && load.is_ejected(candidates, index) { "ejected" } else { health.text() }
 }
 
 #[cfg(test)]

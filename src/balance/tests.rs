@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
+use crate::model::place::Distance;
 use crate::snapshot::candidates::tests::{candidate, candidates};
 use crate::snapshot::policy::{LocalityMode, Timeouts, Tuning};
 
@@ -27,16 +28,16 @@ struct Scripted {
 }
 
 impl Load for Scripted {
-    fn disturbed(&self, _: &Candidates) -> bool {
+    fn has_ejected(&self, _: &Candidates) -> bool {
         !self.ejected.is_empty()
     }
 
-    fn ejected(&self, candidate: &Candidate) -> bool {
-        self.ejected.contains(&candidate.key.address.port())
+    fn is_ejected(&self, candidates: &Candidates, index: usize) -> bool {
+        self.ejected.contains(&candidates.endpoints()[index].key.address.port())
     }
 
-    fn in_flight(&self, candidate: &Candidate) -> u32 {
-        self.in_flight.get(&candidate.key.address.port()).copied().unwrap_or(0)
+    fn in_flight(&self, candidates: &Candidates, index: usize) -> u32 {
+        self.in_flight.get(&candidates.endpoints()[index].key.address.port()).copied().unwrap_or(0)
     }
 
     fn turn(&self, _: &Candidates) -> u64 {
@@ -174,11 +175,11 @@ fn tried_endpoints_and_other_clusters_are_left_out() {
         (1..=3).map(|port| candidate(port, 1, Health::Healthy, Distance::Elsewhere)).collect();
     endpoints[2].cluster = ClusterId::new("west");
     let set = candidates(LocalityMode::Ignore, endpoints);
-    let tried = [set.endpoints()[0].key.address];
+    let tried = [0];
     let here = [ClusterId::default()];
     let narrow = Ask { tried: &tried, clusters: Some(&here), ..ask(&set) };
     assert_eq!(tally(&narrow, &Idle, 100).keys().copied().collect::<Vec<_>>(), [2]);
-    let both = [tried[0], set.endpoints()[1].key.address];
+    let both = [0, 1];
     let none = Ask { tried: &both, ..narrow };
     assert_eq!(choose(&none, &Idle, &mut generator(1), &mut ()), Err(Reason::AllUnhealthy));
 }

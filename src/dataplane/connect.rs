@@ -9,15 +9,17 @@ use rustix::io::Errno;
 use rustix::net::{SendFlags, getsockname};
 use tokio::net::TcpStream;
 
+use super::balancer::Balancer;
 use super::core::Core;
 use super::entry::Entry;
 use super::peek::First;
 use super::upstreams::{InFlight, Verdict};
-use crate::balance::{Ask, choose};
+use crate::balance::Ask;
 use crate::model::endpoint::Encapsulation;
 use crate::model::reason::Reason;
 use crate::net::socket::{dial, dial_reason};
 use crate::snapshot::admit::Admission;
+use crate::snapshot::candidates::Candidate;
 use crate::telemetry::local::RelayPath;
 
 /// Endpoints that one connection may be tried on.
@@ -26,8 +28,12 @@ const ATTEMPTS_MAX: usize = 3;
 /// The attempts of one connection.
 pub(crate) struct Attempts {
     admission: Admission,
+    balancer: Rc<Balancer>,
     started: Instant,
-    tried: Vec<SocketAddr>,
+    /// How many there were.
+    count: u8,
+    /// The endpoints that were tried, by their indices among the candidates.
+    tried: [u32; ATTEMPTS_MAX],
     /// Why those of `tried` failed that did.
     failed: [Option<Reason>; ATTEMPTS_MAX],
 }
@@ -41,50 +47,79 @@ pub(crate) struct Connected {
 }
 
 impl Attempts {
-    pub(crate) fn new(admission: Admission) -> Self {
-        Self { admission, started: Instant::now(), tried: Vec::new(), failed: [None; ATTEMPTS_MAX] }
+    pub(crate) fn new(core: &Core, admission: Admission) -> Self {
+        let balancer = core.balancers.of(&admission.candidates, &core.shared.upstreams, core.clock.now());
+        Self {
+            admission,
+            balancer,
+            started: Instant::now(),
+            count: 0,
+            tried: [0; ATTEMPTS_MAX],
+            failed: [None; ATTEMPTS_MAX],
+        }
     }
 
-    /// The endpoint of the last attempt failed before it had taken the connection.
+    fn tried(&self) -> &[u32] {
+        &self.tried[..usize::from(self.count)]
+    }
+
+    /// Returns the endpoint of an attempt.
+    fn candidate(&self, index: usize) -> &Candidate {
+        &self.admission.candidates.endpoints()[index]
+    }
+
+    /// Notes that an endpoint is dialled.
+    fn begin(&mut self, index: usize) {
+        let next = self.tried.get_mut(usize::from(self.count));
+        debug_assert!(next.is_some(), "more attempts than a connection may make");
+        if let Some(next) = next {
+            *next = u32::try_from(index).unwrap_or(u32::MAX);
+            self.count += 1;
+        }
+    }
+
+    /// Notes that the endpoint of the last attempt failed before it had taken the connection.
     pub(crate) fn failed(&mut self, core: &Core, in_flight: &InFlight, reason: Reason) {
-        let present = self.tried.len().checked_sub(1).and_then(|present| self.failed.get_mut(present));
+        let present = self.count.checked_sub(1).and_then(|present| self.failed.get_mut(usize::from(present)));
         debug_assert!(present.is_some(), "an attempt failed that was not begun");
         if let Some(present) = present {
             *present = Some(reason);
         }
         let candidates = &self.admission.candidates;
         if core.shared.upstreams.failed(in_flight, candidates, reason) == Verdict::Ejected {
-            let endpoint = self.tried.last().map(ToString::to_string);
+            let endpoint =
+                self.tried().last().map(|index| self.candidate(*index as usize).key.address.to_string());
             tracing::warn!(service = &*candidates.group, endpoint, %reason, "endpoint ejected");
         }
     }
 
     /// Returns the endpoints that failed and why, in words, for a connection that another endpoint took.
     fn failures(&self) -> Option<Box<str>> {
-        let failed = self.tried.iter().zip(&self.failed);
-        let texts: Vec<String> =
-            failed.filter_map(|(endpoint, reason)| Some(format!("{endpoint}: {}", (*reason)?))).collect();
+        let failed = self.tried().iter().zip(&self.failed);
+        let text = |(index, reason): (&u32, &Option<Reason>)| {
+            Some(format!("{}: {}", self.candidate(*index as usize).key.address, (*reason)?))
+        };
+        let texts: Vec<String> = failed.filter_map(text).collect();
         (!texts.is_empty()).then(|| texts.join(", ").into())
     }
 
-    /// The next endpoint to try, by its index among the candidates.
+    /// Chooses the next endpoint to try, by its index among the candidates.
     fn next(&self, core: &Core, entry: &Entry) -> Result<usize, Reason> {
-        let total = core.snapshot().policy.timeouts.connect_total;
-        let late = !self.tried.is_empty() && self.started.elapsed() >= total;
         let last = self.failed.iter().rev().find_map(|reason| *reason);
         if let Some(last) = last
-            && (self.tried.len() >= ATTEMPTS_MAX || late)
+            && (usize::from(self.count) >= ATTEMPTS_MAX
+                || self.started.elapsed() >= core.snapshot().policy.timeouts.connect_total)
         {
             return Err(last);
         }
         let ask = Ask {
             candidates: &self.admission.candidates,
             clusters: self.admission.clusters.as_deref(),
-            tried: &self.tried,
+            tried: self.tried(),
             source: Some(entry.source.ip()),
         };
-        choose(&ask, &*core.shared.upstreams, &mut || core.random(), &mut ())
-            .map_err(|reason| last.unwrap_or(reason))
+        let chosen = self.balancer.choose(&ask, self.admission.clusters.as_ref(), &mut || core.random());
+        chosen.map_err(|reason| last.unwrap_or(reason))
     }
 }
 
@@ -97,12 +132,12 @@ pub(crate) async fn connect(
 ) -> Result<Connected, Reason> {
     loop {
         let index = attempts.next(core, entry)?;
-        let candidate = &attempts.admission.candidates.endpoints()[index];
+        let candidate = attempts.candidate(index);
         let (address, tunnel) = (candidate.key.address, candidate.encapsulation);
         let timeout = attempts.admission.candidates.tuning.connect_timeout;
         entry.story.borrow_mut().dialled(candidate);
-        let in_flight = core.shared.upstreams.begin(candidate);
-        attempts.tried.push(address);
+        let in_flight = core.shared.upstreams.begin(attempts.balancer.endpoint(index).clone());
+        attempts.begin(index);
         if let Some(first) = first {
             entry.take_back(std::mem::take(&mut first.sent));
         }
@@ -140,10 +175,9 @@ fn taken_up(core: &Core, entry: &Entry, attempts: &Attempts) {
     }
     story.connect = Some(after);
     if story.destination.is_none() {
-        drop(story);
-        let destination = core.local.destination(&entry.record(None, "".into()));
+        let destination = core.local.destination(&story.destination_name());
         destination.opened();
-        entry.story.borrow_mut().destination = Some(destination);
+        story.destination = Some(destination);
     }
 }
 

@@ -12,7 +12,6 @@ use super::hbone;
 use super::peek::{First, Peeked, peek};
 use super::refuse;
 use super::relay::{self, relay};
-use crate::model::address::canonical_socket;
 use crate::model::reason::Reason;
 use crate::net::socket::reset_on_close;
 use crate::snapshot::admit::admit_source;
@@ -35,7 +34,6 @@ enum Ending {
 /// Serves an accepted connection to its end, or until it is known to be HBONE.
 pub(crate) async fn serve(registration: Registration, listener: Arc<Listener>, client: TcpStream) {
     let (core, entry) = (&registration.core, &registration.entry);
-    entry.local.set(client.local_addr().ok().map(canonical_socket));
     match run(core, entry, &listener, &client).await {
         Ending::Probe => core.finish_probe(entry),
         Ending::Silent(reason) | Ending::Relayed(reason) => core.finish(entry, reason),
@@ -65,7 +63,7 @@ async fn run(core: &Rc<Core>, entry: &Rc<Entry>, listener: &Arc<Listener>, clien
         Peeked::Refused(reason) => return Ending::Refused(reason),
     };
     let mut first: Option<First> = Some(first);
-    let mut attempts = Attempts::new(admission);
+    let mut attempts = Attempts::new(core, admission);
     loop {
         let connected = match connect(core, entry, &mut attempts, &mut first).await {
             Ok(connected) => connected,

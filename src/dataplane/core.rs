@@ -2,7 +2,7 @@
 //!
 //! The loop that owns a worker's listeners and its mailbox is [`super::worker`]; nothing here knows of it.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, Ref, RefCell};
 use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -12,6 +12,7 @@ use std::task::Waker;
 
 use slab::Slab;
 
+use super::balancer::Balancers;
 use super::clock::Clock;
 use super::entry::{Entry, HeldBytes};
 use super::pacer::HandshakePacer;
@@ -33,6 +34,8 @@ use crate::world::Reader;
 const SCRATCH: usize = 64 * 1024;
 /// Pipes of one worker; beyond, bulk is copied. 64 large ones are all that an unprivileged user gets.
 const PIPES: usize = 16;
+/// Connections that a task of the worker looks at before other tasks have a turn: some hundred microseconds.
+pub(crate) const AT_ONCE: usize = 256;
 /// Connections of a holder that are compared when one of them is taken back.
 const TAKEN_BACK_AMONG: usize = 16;
 
@@ -57,6 +60,7 @@ pub(crate) struct Core {
     /// Connections whose hello or TLS handshake is not complete yet.
     pub(crate) pending: RefCell<Ranking<Rc<Entry>>>,
     pub(crate) clock: Clock,
+    pub(crate) balancers: Balancers,
     pub(crate) scope: LocalScope,
     pub(crate) pacer: HandshakePacer,
     /// Bytes that all CONNECT streams of the worker hold.
@@ -78,6 +82,14 @@ pub(crate) struct Core {
 pub(crate) struct Registration {
     pub(crate) core: Rc<Core>,
     pub(crate) entry: Rc<Entry>,
+}
+
+/// Returns the listener as the config of the snapshot has it, or `listener` itself where the config has none: then it drains.
+pub(crate) fn newest<'a>(snapshot: &'a Snapshot, listener: &'a Listener) -> &'a Listener {
+    let listeners = &snapshot.policy.listeners;
+    let same_bind = || listeners.iter().find(|other| other.bind == listener.bind);
+    let named = listeners.iter().find(|other| other.name == listener.name);
+    named.or_else(same_bind).map_or(listener, |found| &**found)
 }
 
 impl Registration {
@@ -111,6 +123,7 @@ impl Core {
             table: RefCell::default(),
             pending: RefCell::default(),
             clock: Clock::default(),
+            balancers: Balancers::default(),
             scope: LocalScope::default(),
             pacer: HandshakePacer::default(),
             held: Rc::default(),
@@ -124,23 +137,23 @@ impl Core {
         })
     }
 
-    /// Returns the newest snapshot.
-    pub(crate) fn snapshot(&self) -> Arc<Snapshot> {
-        self.reader.borrow_mut().current().clone()
+    /// Lends the newest snapshot, or the one that is lent already: a caller up the stack goes on with what it has.
+    pub(crate) fn snapshot(&self) -> Ref<'_, Snapshot> {
+        if let Ok(mut reader) = self.reader.try_borrow_mut() {
+            reader.current();
+        }
+        Ref::map(self.reader.borrow(), |reader| &**reader.held())
     }
 
-    /// Returns the listener as the newest config has it, or `listener` itself where the config has none: then it drains.
-    pub(crate) fn newest(&self, listener: &Arc<Listener>) -> Arc<Listener> {
-        let mut reader = self.reader.borrow_mut();
-        let policy = &reader.current().policy;
-        let same_bind = || policy.listeners.iter().find(|other| other.bind == listener.bind);
-        let named = policy.listeners.iter().find(|other| other.name == listener.name);
-        named.or_else(same_bind).unwrap_or(listener).clone()
+    /// Returns the newest snapshot, for those that keep it while they wait.
+    pub(crate) fn shared_snapshot(&self) -> Arc<Snapshot> {
+        drop(self.snapshot());
+        self.reader.borrow().held().clone()
     }
 
     /// Returns true if this is a gateway of the own network, which would pass the connection on to one of its endpoints again.
     pub(crate) fn is_own_gateway(&self, address: SocketAddr) -> bool {
-        self.reader.borrow_mut().current().networks.is_own_gateway(address)
+        self.snapshot().networks.is_own_gateway(address)
     }
 
     /// Returns a random number (SplitMix64, seeded by the operating system): for choices, not for secrets.
@@ -191,22 +204,32 @@ impl Core {
         self.table.borrow().get(entry.key.get()).is_some_and(|known| Rc::ptr_eq(known, entry))
     }
 
-    /// Counts and logs the end of a connection, once.
+    /// Counts the end of a connection, and has it logged and traced where that is wanted; called once.
     pub(crate) fn finish(&self, entry: &Entry, reason: Reason) {
-        self.local.ended(self.record(entry, reason), || self.random());
+        self.count_end(entry, reason);
+        let story = entry.story.borrow();
+        let trace = story.call.as_ref().and_then(|call| call.claims.trace);
+        let span = self.local.span(trace, || self.random());
+        let is_wanted = span.is_some() || self.local.is_logged(reason, story.cancelled);
+        drop(story);
+        if is_wanted {
+            let record = entry.record(Some(reason), self.source_network(entry));
+            self.local.log(ConnectionRecord { span, ..record });
+        }
     }
 
     /// Counts the end of a connection that was gone before it sent a byte; it is not logged.
     pub(crate) fn finish_probe(&self, entry: &Entry) {
-        self.local.probe_ended(&self.record(entry, Reason::ClientGone));
+        self.count_end(entry, Reason::ClientGone);
     }
 
-    fn record(&self, entry: &Entry, reason: Reason) -> ConnectionRecord {
+    fn count_end(&self, entry: &Entry, reason: Reason) {
         self.report_bytes(entry);
-        if let Some(destination) = &entry.story.borrow().destination {
+        let story = entry.story.borrow();
+        if let Some(destination) = &story.destination {
             destination.closed();
         }
-        entry.record(Some(reason), self.source_network(entry))
+        self.local.ended(&entry.listener, &story.destination_name(), reason);
     }
 
     /// Counts the end of an HBONE connection. It is logged only if the client broke the protocol or stopped reading; its

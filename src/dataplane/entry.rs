@@ -15,7 +15,7 @@ use crate::net::latest::Latest;
 use crate::net::own::OwnDial;
 use crate::snapshot::admit::{Admission, Permit, Refusal, RouteMatch};
 use crate::snapshot::candidates::Candidate;
-use crate::telemetry::local::{Destination, RelayPath};
+use crate::telemetry::local::{Destination, DestinationName, RelayPath};
 use crate::tls::proof::Proof;
 use crate::tls::trust::TrustBundles;
 use crate::wire::connect::Claims;
@@ -173,6 +173,23 @@ impl Story {
         }
     }
 
+    /// Returns true if TLS is ended here.
+    fn is_hbone(&self) -> bool {
+        self.handshake || self.peer().is_some()
+    }
+
+    /// Returns the destination as metrics name it.
+    pub(crate) fn destination_name(&self) -> DestinationName<'_> {
+        let service = self.met.service.as_ref();
+        DestinationName {
+            service: service.map(|service| &service.hostname),
+            namespace: service.map(|service| &*service.namespace),
+            rule: self.met.rule.as_ref(),
+            cluster: self.endpoint_cluster.as_ref(),
+            protocol: if self.is_hbone() { ConnectionProtocol::Hbone } else { ConnectionProtocol::Sni },
+        }
+    }
+
     /// Notes that an endpoint is dialled.
     pub(crate) fn dialled(&mut self, candidate: &Candidate) {
         self.attempts = self.attempts.saturating_add(1);
@@ -323,12 +340,11 @@ impl Entry {
         let service = story.met.service.as_ref();
         let call = story.call.as_deref();
         let peer = story.peer();
-        let hbone = peer.is_some() || story.handshake;
         ConnectionRecord {
             id: self.id,
             time: self.time,
             listener: self.listener.clone(),
-            protocol: if hbone { ConnectionProtocol::Hbone } else { ConnectionProtocol::Sni },
+            protocol: story.destination_name().protocol,
             source: self.source,
             local: self.local.get(),
             source_network,

@@ -40,7 +40,10 @@ impl OpenListener {
     pub(crate) fn start(core: &Rc<Core>, bind: Bind, socket: OwnedFd) -> io::Result<Self> {
         let socket = Rc::new(TcpListener::from_std(socket.into())?);
         let stop = Rc::new(Notify::new());
-        let incoming = Rc::new(Incoming { core: core.clone(), bind, listener: RefCell::new(None) });
+        // A socket that is bound to one address takes connections to no other.
+        let local =
+            socket.local_addr().ok().map(canonical_socket).filter(|local| !local.ip().is_unspecified());
+        let incoming = Rc::new(Incoming { core: core.clone(), bind, local, listener: RefCell::new(None) });
         core.scope.spawn(accept(incoming.clone(), socket.clone(), stop.clone()));
         Ok(Self { stop, socket, incoming })
     }
@@ -62,6 +65,8 @@ impl OpenListener {
 struct Incoming {
     core: Rc<Core>,
     bind: Bind,
+    /// The address of its connections; `None` where that is to be asked for each.
+    local: Option<SocketAddr>,
     /// What the policy says of this address, with the policy's generation.
     listener: RefCell<Option<(u64, Arc<Listener>)>>,
 }
@@ -118,6 +123,7 @@ impl Incoming {
             core.finish(&entry, Reason::LimitGlobal);
             return;
         }
+        entry.local.set(self.local.or_else(|| client.local_addr().ok().map(canonical_socket)));
         core.scope.spawn(connection::serve(core.register(entry), listener, client));
     }
 

@@ -8,6 +8,7 @@
 //! - the hello is read in the worker's scratch buffer; a buffer of its own is made only for one that comes in pieces;
 //! - an idle connection holds two sockets, its entry in the table and its task: no buffer, no pipe, no timer.
 
+pub(crate) mod balancer;
 pub(crate) mod clock;
 pub(crate) mod connect;
 pub(crate) mod connection;

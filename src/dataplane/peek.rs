@@ -8,7 +8,7 @@ use rustix::net::RecvFlags;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
-use super::core::Core;
+use super::core::{Core, newest};
 use super::entry::Entry;
 use crate::model::alpn::Protocols;
 use crate::model::reason::Reason;
@@ -183,7 +183,8 @@ fn conclude(
         return Some(Peeked::Own);
     }
     // A reload may have narrowed it since the connection was accepted.
-    let listener = &*core.newest(listener);
+    let snapshot = core.snapshot();
+    let listener = newest(&snapshot, listener);
     if let Err(reason) = admit_source(listener, entry.source.ip()) {
         return Some(Peeked::Refused(reason));
     }
@@ -197,7 +198,7 @@ fn conclude(
         entry.story.borrow_mut().detail = Some(text.into());
         return Some(Peeked::Refused(Reason::AlpnRefused));
     }
-    Some(match ask(core, entry, listener, hello) {
+    Some(match ask(&snapshot, entry, listener, hello) {
         Ok(admission) => {
             let first = First { bytes: bytes.into(), sent: 0, repeatable: bytes.len() == hello.length };
             Peeked::Admitted(admission, first)
@@ -242,7 +243,12 @@ fn is_hbone(protocol: ListenerProtocol, hello: &Hello<'_>) -> bool {
     }
 }
 
-fn ask(core: &Core, entry: &Entry, listener: &Listener, hello: &Hello<'_>) -> Result<Admission, Reason> {
+fn ask(
+    snapshot: &Snapshot,
+    entry: &Entry,
+    listener: &Listener,
+    hello: &Hello<'_>,
+) -> Result<Admission, Reason> {
     note_names(entry, hello);
     let question = AdmissionRequest {
         listener,
@@ -251,10 +257,9 @@ fn ask(core: &Core, entry: &Entry, listener: &Listener, hello: &Hello<'_>) -> Re
         alpn: Some(hello.alpn.unwrap_or(Protocols::NONE)),
         identity: None,
     };
-    let snapshot = core.snapshot();
-    let answer = admit(&snapshot, &question, &mut ());
+    let answer = admit(snapshot, &question, &mut ());
     if let Err(refusal) = &answer {
-        entry.story.borrow_mut().detail = unresolved(&snapshot, refusal);
+        entry.story.borrow_mut().detail = unresolved(snapshot, refusal);
     }
     entry.story.borrow_mut().admitted(answer)
 }

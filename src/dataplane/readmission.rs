@@ -2,19 +2,16 @@
 
 use std::rc::Rc;
 
-use super::core::Core;
+use super::core::{AT_ONCE, Core};
 use super::entry::Entry;
 use crate::model::authority::Authority;
 use crate::model::reason::Reason;
 use crate::snapshot::Snapshot;
 use crate::snapshot::admit::{AdmissionRequest, Requested, admit_source, readmit};
 
-/// Connections looked at in one go.
-const AT_ONCE: usize = 256;
-
 /// Ends the connections that the config file or the trust bundle does not admit any more; those of removed listeners drain.
 pub(crate) async fn readmit_all(core: Rc<Core>) {
-    let snapshot = core.snapshot();
+    let snapshot = core.shared_snapshot();
     let entries: Vec<Rc<Entry>> = core.table.borrow().iter().map(|(_, entry)| entry.clone()).collect();
     verify_peers(&entries).await;
     for some in entries.chunks(AT_ONCE) {

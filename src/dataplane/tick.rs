@@ -4,7 +4,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::core::Core;
+use super::core::{AT_ONCE, Core};
 use super::entry::Entry;
 use super::examine;
 use super::hbone::held;
@@ -14,29 +14,40 @@ use crate::snapshot::policy::Timeouts;
 /// How long a half-closed connection may go on whose endpoint has not sent a byte.
 const UNANSWERED: Duration = Duration::from_secs(30);
 
-/// One tick of a worker.
-pub(crate) fn tick(core: &Core) {
-    let policy = core.snapshot().policy.clone();
-    let timeouts = policy.timeouts;
+/// One tick of a worker, with a turn for other tasks after some connections.
+pub(crate) async fn tick(core: &Core) {
+    let (timeouts, hbone) = {
+        let snapshot = core.snapshot();
+        (snapshot.policy.timeouts, snapshot.policy.hbone)
+    };
     let (touched, due) = core.clock.advance();
-    for entry in &touched {
-        core.report_bytes(entry);
-        if entry.opened.get() + 1 == core.clock.now() {
-            // Has the relay set the options that a short connection never pays for.
-            entry.wake();
+    let now = core.clock.now();
+    for some in touched.chunks(AT_ONCE) {
+        for entry in some {
+            core.report_bytes(entry);
+            if entry.opened.get() + 1 == now {
+                // Has the relay set the options that a short connection never pays for.
+                entry.wake();
+            }
+            entry.standstill.touch(now);
+            look(core, entry, &timeouts);
         }
-        entry.standstill.touch(core.clock.now());
-        look(core, entry, &timeouts);
+        tokio::task::yield_now().await;
     }
-    for key in due {
-        let entry = core.table.borrow().get(key).cloned();
-        if let Some(entry) = entry {
-            entry.deadline.set(0);
-            look(core, &entry, &timeouts);
+    for some in due.chunks(AT_ONCE) {
+        for key in some {
+            let entry = core.table.borrow().get(*key).cloned();
+            // Another connection may have taken the place of one that has ended since.
+            if let Some(entry) = entry.filter(|entry| (1..=now).contains(&entry.deadline.get())) {
+                entry.deadline.set(0);
+                look(core, &entry, &timeouts);
+            }
         }
+        tokio::task::yield_now().await;
     }
-    held::relieve(core, &policy.hbone);
-    examine::relieve(core, policy.hbone.stalled);
+    held::relieve(core, &hbone);
+    examine::relieve(core, hbone.stalled);
+    core.balancers.sweep(now).await;
     core.local.stalled_memory(core.kernel_memory.get());
 }
 

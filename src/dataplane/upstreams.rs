@@ -80,10 +80,53 @@ impl EndpointState {
 
 /// The endpoints of one route or service port.
 #[derive(Debug)]
-struct Group {
+pub(crate) struct Group {
+    /// Endpoints ejected now.
     ejected: AtomicU32,
+    /// Ejections and returns so far.
+    changes: AtomicU64,
     turn: AtomicU64,
     gauge: Gauge,
+}
+
+impl Group {
+    pub(crate) fn has_ejected(&self) -> bool {
+        self.ejected.load(Ordering::Relaxed) != 0
+    }
+
+    /// Returns a count that goes up with each ejection and each return of an endpoint.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn take_turn(&self) -> u64 {
+        self.turn.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn eject(&self) {
+        self.ejected.fetch_add(1, Ordering::Relaxed);
+        self.changes.fetch_add(1, Ordering::Release);
+        self.gauge.increment(1.0);
+    }
+
+    fn let_back(&self) {
+        let before = self.ejected.fetch_sub(1, Ordering::Relaxed);
+        debug_assert!(before > 0, "an endpoint returns that was not ejected");
+        self.changes.fetch_add(1, Ordering::Release);
+        self.gauge.decrement(1.0);
+    }
+}
+
+impl Upstream {
+    /// Returns the connections to the endpoint, from before it is dialled to their end.
+    pub(crate) fn in_flight(&self) -> u32 {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+
+    /// Returns until when the endpoint is ejected, in milliseconds since start; 0 if it is not.
+    pub(crate) fn ejected_until(&self) -> u64 {
+        self.ejected_until.load(Ordering::Relaxed)
+    }
 }
 
 /// One connection in flight to an endpoint, from before it is dialled to its end.
@@ -92,7 +135,8 @@ pub struct InFlight(Arc<Upstream>);
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+        let before = self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+        debug_assert!(before > 0, "a connection in flight ends twice");
     }
 }
 
@@ -115,19 +159,19 @@ impl Upstreams {
     }
 
     /// Never 0, so that 0 can stand for "not ejected".
-    fn now(&self) -> u64 {
+    pub(crate) fn now(&self) -> u64 {
         u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX) + 1
     }
 
     /// Counts a connection to an endpoint.
-    pub fn begin(&self, candidate: &Candidate) -> InFlight {
-        let upstream = self.upstream(candidate);
+    pub fn begin(&self, upstream: Arc<Upstream>) -> InFlight {
         upstream.in_flight.fetch_add(1, Ordering::Relaxed);
         upstream.used.store(self.now(), Ordering::Relaxed);
         InFlight(upstream)
     }
 
-    fn upstream(&self, candidate: &Candidate) -> Arc<Upstream> {
+    /// Returns the state of an endpoint, which is made if there is none.
+    pub fn upstream(&self, candidate: &Candidate) -> Arc<Upstream> {
         if let Some(known) = self.endpoints.get(&candidate.key) {
             return known.clone();
         }
@@ -146,13 +190,19 @@ impl Upstreams {
         self.endpoints.entry(candidate.key.clone()).or_insert_with(new).clone()
     }
 
-    fn group(&self, name: &Arc<str>) -> Arc<Group> {
+    /// Returns the state of a group of endpoints, which is made if there is none.
+    pub(crate) fn group(&self, name: &Arc<str>) -> Arc<Group> {
         if let Some(known) = self.groups.get(name) {
             return known.clone();
         }
         let new = || {
             let gauge = self.recorder.gauge("isthmus_endpoint_ejected", &[("service", service_of(name))]);
-            Arc::new(Group { ejected: AtomicU32::new(0), turn: AtomicU64::new(0), gauge })
+            Arc::new(Group {
+                ejected: AtomicU32::new(0),
+                changes: AtomicU64::new(0),
+                turn: AtomicU64::new(0),
+                gauge,
+            })
         };
         self.groups.entry(name.clone()).or_insert_with(new).clone()
     }
@@ -193,15 +243,14 @@ impl Upstreams {
             return Verdict::Stays;
         }
         self.ejected.fetch_add(1, Ordering::Relaxed);
-        upstream.group.ejected.fetch_add(1, Ordering::Relaxed);
-        upstream.group.gauge.increment(1.0);
+        upstream.group.eject();
         Verdict::Ejected
     }
 
     /// Never the only endpoint, and never more than the share allows; but one of several always may be.
     fn may_eject(&self, candidates: &Candidates, ejection: &Ejection) -> bool {
         let all = candidates.endpoints().len();
-        let ejected = candidates.endpoints().iter().filter(|candidate| self.ejected(candidate)).count();
+        let ejected = (0..all).filter(|index| self.is_ejected(candidates, *index)).count();
         let allowed = (all * usize::from(ejection.share_max_percent) / 100).max(1).min(all.saturating_sub(1));
         ejected < allowed
     }
@@ -210,10 +259,19 @@ impl Upstreams {
     fn let_back(&self, upstream: &Upstream, until: u64) {
         if upstream.ejected_until.compare_exchange(until, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             upstream.failures.store(0, Ordering::Relaxed);
-            upstream.group.ejected.fetch_sub(1, Ordering::Relaxed);
-            upstream.group.gauge.decrement(1.0);
+            upstream.group.let_back();
             self.ejected.fetch_sub(1, Ordering::Relaxed);
         }
+    }
+
+    /// Returns true if the endpoint is ejected; one whose time is over is let back.
+    pub(crate) fn is_out(&self, upstream: &Upstream) -> bool {
+        let until = upstream.ejected_until();
+        if until != 0 && until <= self.now() {
+            self.let_back(upstream, until);
+            return false;
+        }
+        until != 0
     }
 
     /// Lets back whose time is over, and forgets endpoints that nobody uses. Called about once a second.
@@ -240,7 +298,8 @@ impl Upstreams {
     /// How an endpoint did; `None` where it was not dialled for a while.
     pub fn state(&self, key: &EndpointKey) -> Option<EndpointState> {
         let upstream = self.endpoints.get(key)?.clone();
-        Some(self.state_of(&upstream))
+        let was_dialled = upstream.used.load(Ordering::Relaxed) != 0;
+        was_dialled.then(|| self.state_of(&upstream))
     }
 
     /// The endpoints that an operator should look at, in order of group and address.
@@ -289,49 +348,41 @@ fn service_of(group: &str) -> &str {
 }
 
 impl Load for Upstreams {
-    fn disturbed(&self, candidates: &Candidates) -> bool {
+    fn has_ejected(&self, candidates: &Candidates) -> bool {
         self.ejected.load(Ordering::Relaxed) != 0
-            && self
-                .groups
-                .get(&candidates.group)
-                .is_some_and(|group| group.ejected.load(Ordering::Relaxed) != 0)
+            && self.groups.get(&candidates.group).is_some_and(|group| group.has_ejected())
     }
 
-    fn ejected(&self, candidate: &Candidate) -> bool {
-        let Some(upstream) = self.endpoints.get(&candidate.key).map(|upstream| upstream.clone()) else {
-            return false;
-        };
-        let until = upstream.ejected_until.load(Ordering::Relaxed);
-        if until != 0 && until <= self.now() {
-            self.let_back(&upstream, until);
-            return false;
-        }
-        until != 0
+    fn is_ejected(&self, candidates: &Candidates, index: usize) -> bool {
+        let key = &candidates.endpoints()[index].key;
+        let upstream = self.endpoints.get(key).map(|upstream| upstream.clone());
+        upstream.is_some_and(|upstream| self.is_out(&upstream))
     }
 
-    fn in_flight(&self, candidate: &Candidate) -> u32 {
-        self.endpoints.get(&candidate.key).map_or(0, |upstream| upstream.in_flight.load(Ordering::Relaxed))
+    fn in_flight(&self, candidates: &Candidates, index: usize) -> u32 {
+        let key = &candidates.endpoints()[index].key;
+        self.endpoints.get(key).map_or(0, |upstream| upstream.in_flight())
     }
 
     fn turn(&self, candidates: &Candidates) -> u64 {
-        self.group(&candidates.group).turn.fetch_add(1, Ordering::Relaxed)
+        self.group(&candidates.group).take_turn()
     }
 }
 
-/// The same state for those who ask what would be chosen: looking takes no turn.
+/// The same state for questions about what would be chosen: looking takes no turn.
 pub struct Looking<'a>(pub &'a Upstreams);
 
 impl Load for Looking<'_> {
-    fn disturbed(&self, candidates: &Candidates) -> bool {
-        self.0.disturbed(candidates)
+    fn has_ejected(&self, candidates: &Candidates) -> bool {
+        self.0.has_ejected(candidates)
     }
 
-    fn ejected(&self, candidate: &Candidate) -> bool {
-        self.0.ejected(candidate)
+    fn is_ejected(&self, candidates: &Candidates, index: usize) -> bool {
+        self.0.is_ejected(candidates, index)
     }
 
-    fn in_flight(&self, candidate: &Candidate) -> u32 {
-        self.0.in_flight(candidate)
+    fn in_flight(&self, candidates: &Candidates, index: usize) -> u32 {
+        self.0.in_flight(candidates, index)
     }
 
     fn turn(&self, candidates: &Candidates) -> u64 {
@@ -354,6 +405,10 @@ mod tests {
         Candidates::new("g".into(), tuning.into(), list)
     }
 
+    fn begin(upstreams: &Upstreams, set: &Candidates, index: usize) -> InFlight {
+        upstreams.begin(upstreams.upstream(&set.endpoints()[index]))
+    }
+
     fn upstreams() -> Upstreams {
         Upstreams::new(&Arc::new(Recorder::default()))
     }
@@ -363,23 +418,23 @@ mod tests {
         let upstreams = upstreams();
         let set = set(4, Ejection { failures: 2, ..Ejection::default() });
         let fail = |index: usize| {
-            let in_flight = upstreams.begin(&set.endpoints()[index]);
+            let in_flight = begin(&upstreams, &set, index);
             upstreams.failed(&in_flight, &set, Reason::EndpointRefused)
         };
         assert_eq!(fail(0), Verdict::Stays);
-        upstreams.succeeded(&upstreams.begin(&set.endpoints()[0]));
+        upstreams.succeeded(&begin(&upstreams, &set, 0));
         assert_eq!([fail(0), fail(0), fail(0)], [Verdict::Stays, Verdict::Ejected, Verdict::Stays]);
         assert_eq!([fail(1), fail(1)], [Verdict::Stays, Verdict::Ejected]);
         assert_eq!([fail(2), fail(2), fail(2)], [Verdict::Stays; 3]);
-        assert!(upstreams.disturbed(&set) && upstreams.ejected(&set.endpoints()[0]));
-        assert!(!upstreams.ejected(&set.endpoints()[2]));
+        assert!(upstreams.has_ejected(&set) && upstreams.is_ejected(&set, 0));
+        assert!(!upstreams.is_ejected(&set, 2));
     }
 
     #[test]
     fn the_only_endpoint_is_never_ejected() {
         let upstreams = upstreams();
         let set = set(1, Ejection { failures: 1, share_max_percent: 100, ..Ejection::default() });
-        let in_flight = upstreams.begin(&set.endpoints()[0]);
+        let in_flight = begin(&upstreams, &set, 0);
         assert_eq!(upstreams.failed(&in_flight, &set, Reason::EndpointReset), Verdict::Stays);
         let state = upstreams.state(&set.endpoints()[0].key).expect("it was dialled");
         assert_eq!((state.in_a_row, state.ejected_for), (1, None));
@@ -397,13 +452,13 @@ mod tests {
     fn an_ejected_endpoint_comes_back_and_unused_ones_are_forgotten() {
         let upstreams = upstreams();
         let set = set(2, Ejection { failures: 1, time: Duration::ZERO, ..Ejection::default() });
-        let in_flight = upstreams.begin(&set.endpoints()[0]);
-        assert_eq!(upstreams.in_flight(&set.endpoints()[0]), 1);
+        let in_flight = begin(&upstreams, &set, 0);
+        assert_eq!(upstreams.in_flight(&set, 0), 1);
         assert_eq!(upstreams.failed(&in_flight, &set, Reason::EndpointTimeout), Verdict::Ejected);
-        assert!(!upstreams.ejected(&set.endpoints()[0]), "its time was over at once");
-        assert!(!upstreams.disturbed(&set));
+        assert!(!upstreams.is_ejected(&set, 0), "its time was over at once");
+        assert!(!upstreams.has_ejected(&set));
         drop(in_flight);
-        assert_eq!(upstreams.in_flight(&set.endpoints()[0]), 0);
+        assert_eq!(upstreams.in_flight(&set, 0), 0);
         upstreams.upkeep();
         assert_eq!(upstreams.len(), 1, "remembered for a minute");
     }

@@ -5,11 +5,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::MissedTickBehavior;
 
 use super::clock::TICK;
-use super::core::Core;
+use super::core::{AT_ONCE, Core};
+use super::entry::Entry;
 use super::hbone;
 use super::listener::OpenListener;
 use super::readmission::readmit_all;
@@ -17,6 +18,7 @@ use super::shared::{Message, Shared};
 use super::tick::tick;
 use crate::model::address::Bind;
 use crate::model::reason::Reason;
+use crate::model::record::ConnectionRecord;
 use crate::world::Reader;
 
 /// Connections that one worker lists.
@@ -31,18 +33,12 @@ struct Worker {
 impl Worker {
     /// Serves until drained.
     async fn run(mut self, mut mailbox: mpsc::Receiver<Message>) {
-        let mut ticks = tokio::time::interval(TICK);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        self.core.scope.spawn(tick_until_drained(self.core.clone()));
         loop {
-            // The mailbox first: an order to stop must not wait behind ticks.
-            tokio::select! {
-                biased;
-                message = mailbox.recv() => match message {
-                    Some(Message::Drain { within }) => return self.drain(within).await,
-                    Some(message) => self.obey(message),
-                    None => return self.drain(Duration::ZERO).await,
-                },
-                _ = ticks.tick() => tick(&self.core),
+            match mailbox.recv().await {
+                Some(Message::Drain { within }) => return self.drain(within).await,
+                Some(message) => self.obey(message),
+                None => return self.drain(Duration::ZERO).await,
             }
         }
     }
@@ -62,13 +58,7 @@ impl Worker {
             }
             Message::Arrive(arrival) => hbone::arrive(core, *arrival),
             Message::Readmit => core.scope.spawn(readmit_all(core.clone())),
-            Message::Connections(answer) => {
-                let table = core.table.borrow();
-                let live = table.iter().take(LISTED_MAX);
-                let list = live.map(|(_, entry)| entry.record(None, core.source_network(entry)));
-                // The caller may have gone.
-                let _ = answer.send(list.collect());
-            }
+            Message::Connections(answer) => core.scope.spawn(list(core.clone(), answer)),
             Message::TakeBack { holder, asked } => core.take_back(holder, asked),
             Message::Alive(answer) => {
                 let _ = answer.send(());
@@ -100,6 +90,30 @@ impl Worker {
     fn is_busy(&self) -> bool {
         !self.core.table.borrow().is_empty()
     }
+}
+
+/// Ticks about once a second, until the worker drains.
+async fn tick_until_drained(core: Rc<Core>) {
+    let mut ticks = tokio::time::interval(TICK);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    while !core.is_draining() {
+        ticks.tick().await;
+        tick(&core).await;
+    }
+}
+
+/// Lists the live connections, some at a time.
+async fn list(core: Rc<Core>, answer: oneshot::Sender<Vec<ConnectionRecord>>) {
+    let entries: Vec<Rc<Entry>> =
+        core.table.borrow().iter().take(LISTED_MAX).map(|(_, entry)| entry.clone()).collect();
+    let mut listed = Vec::with_capacity(entries.len());
+    for some in entries.chunks(AT_ONCE) {
+        let live = some.iter().filter(|entry| core.is_live(entry));
+        listed.extend(live.map(|entry| entry.record(None, core.source_network(entry))));
+        tokio::task::yield_now().await;
+    }
+    // The caller may have gone.
+    let _ = answer.send(listed);
 }
 
 /// Gives the connections of a removed listener their time, then cuts what is left, unless the listener came back.

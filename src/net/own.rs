@@ -6,8 +6,9 @@
 //! on arrival: the local ends of dials to a port of this process are kept while the dials last.
 
 use std::collections::BTreeSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -31,8 +32,8 @@ pub struct OwnAddresses {
     /// The time of the last read of the host's addresses.
     looked_up: Mutex<Option<Instant>>,
     dials: DashSet<SocketAddr, DefaultHashBuilder>,
-    /// The length of `dials`; 0 saves every look-up.
-    dials_len: AtomicUsize,
+    /// The lengths of `dials`, by a hash of the IP address: a source that no such dial comes from is not looked up.
+    dials_from: [[AtomicU32; 16]; 16],
 }
 
 /// The local end of a dial, registered until this is dropped.
@@ -45,7 +46,8 @@ pub struct OwnDial {
 impl Drop for OwnDial {
     fn drop(&mut self) {
         if self.own.dials.remove(&self.local).is_some() {
-            self.own.dials_len.fetch_sub(1, Ordering::Relaxed);
+            let before = self.own.dials_from(self.local.ip()).fetch_sub(1, Ordering::Relaxed);
+            debug_assert!(before > 0, "a dial ends twice");
         }
     }
 }
@@ -123,14 +125,22 @@ impl OwnAddresses {
     pub fn dialling(self: &Arc<Self>, local: SocketAddr) -> OwnDial {
         let local = canonical_socket(local);
         if self.dials.insert(local) {
-            self.dials_len.fetch_add(1, Ordering::Relaxed);
+            self.dials_from(local.ip()).fetch_add(1, Ordering::Relaxed);
         }
         OwnDial { own: self.clone(), local }
     }
 
+    fn dials_from(&self, ip: IpAddr) -> &AtomicU32 {
+        let mut hasher = DefaultHasher::new();
+        ip.hash(&mut hasher);
+        let [row, column, ..] = hasher.finish().to_ne_bytes();
+        &self.dials_from[usize::from(row % 16)][usize::from(column % 16)]
+    }
+
     /// Returns true if a connection from this address was made by this process.
     pub fn is_own_dial(&self, source: SocketAddr) -> bool {
-        self.dials_len.load(Ordering::Relaxed) != 0 && self.dials.contains(&canonical_socket(source))
+        let source = canonical_socket(source);
+        self.dials_from(source.ip()).load(Ordering::Relaxed) != 0 && self.dials.contains(&source)
     }
 }
 

@@ -5,12 +5,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hashbrown::HashMap;
+use hashbrown::{Equivalent, HashMap};
 use metrics::{Counter, Gauge, Histogram};
 
 use super::Telemetry;
 use crate::model::reason::Reason;
 use crate::model::record::{ConnectionProtocol, ConnectionRecord};
+use crate::model::trace::{Span, TraceParent};
 
 /// Rules whose series one worker keeps; beyond, they are counted together as `_other`.
 const RULES_MAX: usize = 20_000;
@@ -21,6 +22,37 @@ type EndedKey = (Arc<str>, Arc<str>, Reason);
 type EndedTunnelKey = (Arc<str>, Reason);
 /// Service or route, cluster of the endpoint, how the client came.
 type DestinationKey = (Arc<str>, Arc<str>, ConnectionProtocol);
+
+/// The destination of a connection as metrics name it.
+#[derive(Clone, Copy, Debug)]
+pub struct DestinationName<'a> {
+    /// The service's host name.
+    pub service: Option<&'a Arc<str>>,
+    /// The service's namespace.
+    pub namespace: Option<&'a str>,
+    /// The rule that matched.
+    pub rule: Option<&'a Arc<str>>,
+    /// The cluster of the endpoint.
+    pub cluster: Option<&'a Arc<str>>,
+    pub protocol: ConnectionProtocol,
+}
+
+impl<'a> DestinationName<'a> {
+    /// Returns the service, or the route if there is none.
+    fn name(&self) -> Option<&'a Arc<str>> {
+        self.service.or(self.rule)
+    }
+}
+
+/// A key of three parts, borrowed for a look-up.
+#[derive(Hash)]
+struct Borrowed<'a, T>(&'a str, &'a str, T);
+
+impl<T: PartialEq> Equivalent<(Arc<str>, Arc<str>, T)> for Borrowed<'_, T> {
+    fn equivalent(&self, key: &(Arc<str>, Arc<str>, T)) -> bool {
+        *self.0 == *key.0 && *self.1 == *key.1 && self.2 == key.2
+    }
+}
 
 /// Which way bytes took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,18 +156,38 @@ impl Local {
         }
     }
 
-    /// A probe ended: a connection that was gone before its first byte. It is counted, neither logged nor listed nor traced.
-    pub fn probe_ended(&self, record: &ConnectionRecord) {
-        self.active(&record.listener, |gauge| gauge.decrement(1.0));
-        self.count_ended(record);
+    /// Counts the end of a connection or stream.
+    pub fn ended(&self, listener: &Arc<str>, destination: &DestinationName<'_>, reason: Reason) {
+        self.active(listener, |gauge| gauge.decrement(1.0));
+        let mut ended = self.ended.borrow_mut();
+        let name = destination.name().map_or("_unknown", |name| &**name);
+        if let Some(counter) = ended.get(&Borrowed(listener, name, reason)) {
+            counter.increment(1);
+            return;
+        }
+        let is_full = ended.len() >= RULES_MAX;
+        let service = if is_full { "_other" } else { name };
+        let labels = [("listener", &**listener), ("service", service), ("reason", reason.text())];
+        let counter = self.telemetry.recorder.counter("isthmus_connections_total", &labels);
+        counter.increment(1);
+        if !is_full {
+            ended.insert((listener.clone(), name.into(), reason), counter);
+        }
     }
 
-    /// A connection ended. `random` makes the ids of its span, if it gets one.
-    pub fn ended(&self, mut record: ConnectionRecord, random: impl FnMut() -> u64) {
-        self.active(&record.listener, |gauge| gauge.decrement(1.0));
-        self.count_ended(&record);
-        record.span =
-            self.telemetry.spans.sampling().and_then(|sampling| sampling.span(record.trace, random));
+    /// Returns the span of a connection that has ended, if its trace is sampled. `caller` is the trace context that the
+    /// caller sent, `random` makes the ids.
+    pub fn span(&self, caller: Option<TraceParent>, random: impl FnMut() -> u64) -> Option<Span> {
+        self.telemetry.spans.sampling().and_then(|sampling| sampling.span(caller, random))
+    }
+
+    /// Returns true if the end of a connection is to be [logged](Self::log).
+    pub fn is_logged(&self, reason: Reason, cancelled: bool) -> bool {
+        (reason != Reason::Ok && !cancelled) || self.telemetry.writer.logs_connections()
+    }
+
+    /// Logs and traces a connection that has ended.
+    pub fn log(&self, record: ConnectionRecord) {
         let record = Arc::new(record);
         if record.span.is_some() {
             self.telemetry.spans.offer(&record);
@@ -143,7 +195,7 @@ impl Local {
         self.telemetry.writer.connection(record);
     }
 
-    /// A connection ended of which nothing is told.
+    /// A connection ended that is counted under another name.
     pub fn ended_silently(&self, listener: &Arc<str>) {
         self.active(listener, |gauge| gauge.decrement(1.0));
     }
@@ -158,29 +210,28 @@ impl Local {
         ended.entry((listener.clone(), reason)).or_insert_with(new).increment(1);
     }
 
-    /// The counters of a destination: its service (or route) and the cluster of the endpoint.
-    pub fn destination(&self, record: &ConnectionRecord) -> Rc<Destination> {
-        let name =
-            record.service.as_ref().or(record.route.as_ref()).cloned().unwrap_or_else(|| "unknown".into());
+    /// Returns the counters of a destination.
+    pub fn destination(&self, destination: &DestinationName<'_>) -> Rc<Destination> {
+        let name = destination.name().map_or("unknown", |name| &**name);
+        let cluster = destination.cluster.map_or("", |cluster| &**cluster);
         let mut destinations = self.destinations.borrow_mut();
-        let full = destinations.len() >= RULES_MAX;
-        let key = (name, record.endpoint_cluster.clone(), record.protocol);
-        if let Some(known) = destinations.get(&key) {
+        if let Some(known) = destinations.get(&Borrowed(name, cluster, destination.protocol)) {
             return known.clone();
         }
-        let key = if full { ("_other".into(), "".into(), record.protocol) } else { key };
-        destinations
-            .entry(key.clone())
-            .or_insert_with(|| Rc::new(self.new_destination(&key.0, record)))
-            .clone()
+        let is_full = destinations.len() >= RULES_MAX;
+        let (name, cluster) = if is_full { ("_other", "") } else { (name, cluster) };
+        let key = (name.into(), cluster.into(), destination.protocol);
+        let new = || Rc::new(self.new_destination(name, destination));
+        destinations.entry(key).or_insert_with(new).clone()
     }
 
-    fn new_destination(&self, name: &str, record: &ConnectionRecord) -> Destination {
-        let namespace = record.service_namespace.as_deref().unwrap_or("unknown");
-        let cluster = if record.endpoint_cluster.is_empty() { "unknown" } else { &record.endpoint_cluster };
-        let short = if record.service.is_some() { name.split('.').next().unwrap_or(name) } else { name };
+    fn new_destination(&self, name: &str, destination: &DestinationName<'_>) -> Destination {
+        let namespace = destination.namespace.unwrap_or("unknown");
+        let cluster = destination.cluster.filter(|cluster| !cluster.is_empty());
+        let cluster = cluster.map_or("unknown", |cluster| &**cluster);
+        let short = if destination.service.is_some() { name.split('.').next().unwrap_or(name) } else { name };
         // Of TLS that is passed through nobody here knows who takes part in it.
-        let security = match record.protocol {
+        let security = match destination.protocol {
             ConnectionProtocol::Hbone => "mutual_tls",
             ConnectionProtocol::Sni => "unknown",
         };
@@ -211,30 +262,11 @@ impl Local {
 
     fn active(&self, listener: &Arc<str>, change: impl FnOnce(&Gauge)) {
         let mut active = self.active.borrow_mut();
-        let gauge = active.entry(listener.clone()).or_insert_with(|| {
-            self.telemetry.recorder.gauge("isthmus_connections_active", &[("listener", listener)])
-        });
-        change(gauge);
-    }
-
-    fn count_ended(&self, record: &ConnectionRecord) {
-        let Some(reason) = record.reason else {
-            return;
-        };
-        let unknown = || Arc::from("_unknown");
-        let service = record.service.as_ref().or(record.route.as_ref()).cloned().unwrap_or_else(unknown);
-        let mut ended = self.ended.borrow_mut();
-        let key = (record.listener.clone(), service, reason);
-        if let Some(counter) = ended.get(&key) {
-            counter.increment(1);
-            return;
+        if let Some(gauge) = active.get(&**listener) {
+            return change(gauge);
         }
-        let service = if ended.len() >= RULES_MAX { "_other" } else { &*key.1 };
-        let labels = [("listener", &*record.listener), ("service", service), ("reason", reason.text())];
-        let counter = self.telemetry.recorder.counter("isthmus_connections_total", &labels);
-        counter.increment(1);
-        if ended.len() < RULES_MAX {
-            ended.insert(key, counter);
-        }
+        let labels = [("listener", &**listener)];
+        let gauge = self.telemetry.recorder.gauge("isthmus_connections_active", &labels);
+        change(active.entry(listener.clone()).or_insert(gauge));
     }
 }

@@ -1,6 +1,7 @@
 //! The threads that write logs, one for the access log and one for the program's own, each fed by a bounded queue. What a
 //! queue cannot take, nobody reads, or the disk has no room for is counted, said at most once a minute, and never waited for.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -42,6 +43,8 @@ pub struct Writer {
     access: Queue,
     program: Queue,
     next: Arc<Mutex<Next>>,
+    /// False while the access log is off.
+    logs_connections: Arc<AtomicBool>,
 }
 
 /// The queue of one thread.
@@ -76,6 +79,7 @@ impl Writer {
         let (access_lost, program_lost) =
             (lost("isthmus_access_log_dropped_total"), lost("isthmus_log_dropped_total"));
         let next = Arc::<Mutex<Next>>::default();
+        let logs_connections = Arc::new(AtomicBool::new(access_log.format().is_some()));
         let access = Output {
             name: "access log",
             format: access_log.format(),
@@ -98,7 +102,17 @@ impl Writer {
             next: Arc::default(),
             flushes: Vec::new(),
         };
-        Ok(Self { access: access.start("isthmus-access")?, program: program.start("isthmus-log")?, next })
+        Ok(Self {
+            access: access.start("isthmus-access")?,
+            program: program.start("isthmus-log")?,
+            next,
+            logs_connections,
+        })
+    }
+
+    /// Returns true if connections that ended without a fault are logged too.
+    pub fn logs_connections(&self) -> bool {
+        self.logs_connections.load(Ordering::Relaxed)
     }
 
     /// Logs a finished connection.
@@ -121,6 +135,7 @@ impl Writer {
             return;
         }
         next.newest = order.0;
+        self.logs_connections.store(log.format().is_some(), Ordering::Relaxed);
         next.log = Some(log);
         drop(next);
         // Where the queue is full, the thread looks after it has written anyway.

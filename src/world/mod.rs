@@ -126,6 +126,11 @@ impl Reader {
         &self.held
     }
 
+    /// Returns the snapshot that [`Self::current`] returned last.
+    pub fn held(&self) -> &Arc<Snapshot> {
+        &self.held
+    }
+
     /// Returns the newest snapshot, for callers that read once.
     pub fn latest(&self) -> Arc<Snapshot> {
         self.shared.current.load_full()

@@ -18,7 +18,7 @@ use tokio_rustls::server::TlsStream;
 use super::meter::Seen;
 use super::metered::Metered;
 use super::transport::{FRAME, RECORDS, Transport};
-use crate::dataplane::core::Core;
+use crate::dataplane::core::{Core, newest};
 use crate::dataplane::entry::{Entry, Peer};
 use crate::dataplane::peek::Waiting;
 use crate::model::reason::Reason;
@@ -91,7 +91,7 @@ pub(super) async fn handshake(
         let peer = Rc::new(Peer::new(proof, trust));
         // Without a wait since: roots that are taken away from here on find it in the table.
         entry.story.borrow_mut().peer = Some(peer.clone());
-        admit_source(&core.newest(listener), entry.source.ip())?;
+        admit_source(newest(&core.snapshot(), listener), entry.source.ip())?;
         agree(core, limits, stream, peer).await
     });
     // An order to end and the deadline win: a client that drips cannot outrun them.

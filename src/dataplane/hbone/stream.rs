@@ -12,7 +12,7 @@ use http::{Request, StatusCode};
 use super::connection::HboneConnection;
 use super::relay::relay;
 use crate::dataplane::connect::{Attempts, Connected, connect};
-use crate::dataplane::core::Core;
+use crate::dataplane::core::{Core, newest};
 use crate::dataplane::entry::{Call, Entry};
 use crate::model::reason::Reason;
 use crate::net::admission::Holder;
@@ -109,7 +109,7 @@ fn ask(
     }
     let snapshot = core.snapshot();
     let question = AdmissionRequest {
-        listener: &core.newest(&tunnel.listener),
+        listener: newest(&snapshot, &tunnel.listener),
         requested: Requested::Authority(&head.authority),
         source: Some(tunnel.source.ip()),
         alpn: None,
@@ -126,7 +126,7 @@ async fn pass_on(
     receive: RecvStream,
     mut respond: SendResponse<Bytes>,
 ) -> Reason {
-    let mut attempts = Attempts::new(admission);
+    let mut attempts = Attempts::new(core, admission);
     let connected = match dial(core, entry, tunnel, &mut attempts, &mut respond).await {
         Ok(Ok(connected)) => connected,
         Ok(Err(reason)) => {

@@ -1,0 +1,176 @@
+//! The candidates that may be chosen, and the share of traffic of each level.
+//!
+//! Which candidates may be chosen does not change with each connection: it follows from health, ejection and the clusters
+//! that an export rule names. A [`Selection`] is made once of all this, in time linear in the candidates; a choice from it
+//! takes a binary search.
+
+use std::net::SocketAddr;
+
+use super::{Ask, Load};
+use crate::model::endpoint::Health;
+use crate::snapshot::candidates::{Candidate, Candidates, Level};
+
+/// The share of healthy weight below which a level passes the rest of its traffic on to the next.
+const HEALTHY_SHARE_FULL: f64 = 0.7;
+
+/// The candidates among which a choice is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tier {
+    /// Healthy ones that are not ejected.
+    Healthy,
+    /// All that are not draining, as none is healthy.
+    Any,
+}
+
+/// The candidates that may be chosen for an [`Ask`], by level.
+#[derive(Debug)]
+pub struct Selection {
+    pub(super) tier: Tier,
+    pub(super) levels: Vec<Picks>,
+}
+
+/// The candidates of one level that may be chosen.
+#[derive(Debug)]
+pub(super) struct Picks {
+    /// The level's index among those of the candidates.
+    pub(super) level: usize,
+    /// The part of the traffic that the level is given, 0 to 1.
+    pub(super) share: f64,
+    /// Their indices among the candidates, in increasing order; `None`: the level's healthy ones.
+    indices: Option<Box<[u32]>>,
+    /// `sums[i]` is the weight of the first `i + 1` of `indices`.
+    sums: Box<[u64]>,
+    /// The weight of all of them.
+    pub(super) weight: u64,
+}
+
+impl Selection {
+    /// Works out what may be chosen. The shares of the levels sum up to 1, unless nothing may be chosen: then all are 0.
+    pub fn new(ask: &Ask<'_>, load: &impl Load) -> Self {
+        let eligible = Eligible::new(ask, load);
+        let healthy = eligible.select(Tier::Healthy);
+        let selection = if healthy.is_empty() { eligible.select(Tier::Any) } else { healthy };
+        selection.check_invariants(ask.candidates);
+        selection
+    }
+
+    /// Returns true if nothing may be chosen.
+    pub(super) fn is_empty(&self) -> bool {
+        self.levels.iter().all(|picks| picks.share <= 0.0)
+    }
+
+    /// Returns the level on which `point`, from 0 to 1, falls; `None` if nothing may be chosen.
+    pub(super) fn at(&self, mut point: f64) -> Option<&Picks> {
+        let mut last = None;
+        for picks in self.levels.iter().filter(|picks| picks.share > 0.0) {
+            last = Some(picks);
+            if point < picks.share {
+                break;
+            }
+            point -= picks.share;
+        }
+        last
+    }
+
+    fn check_invariants(&self, candidates: &Candidates) {
+        debug_assert_eq!(self.levels.len(), candidates.levels().len(), "each level has its picks");
+        let shares: f64 = self.levels.iter().map(|picks| picks.share).sum();
+        debug_assert!(self.is_empty() || (shares - 1.0).abs() < 1e-9, "shares sum up to {shares}");
+        debug_assert!(
+            self.levels.iter().all(|picks| picks.share <= 0.0 || picks.weight > 0),
+            "a level without candidates is given traffic"
+        );
+    }
+}
+
+impl Picks {
+    /// Returns the candidate on which `point`, below the weight of all, falls, by its index.
+    pub(super) fn at(&self, candidates: &Candidates, point: u64) -> usize {
+        let level = &candidates.levels()[self.level];
+        debug_assert!(point < self.weight.max(1), "{point} is beyond the weight {}", self.weight);
+        let Some(indices) = &self.indices else { return candidates.at(level, point) };
+        let place = self.sums.partition_point(|sum| *sum <= point).min(indices.len().saturating_sub(1));
+        indices.get(place).map_or(level.all.start, |index| *index as usize)
+    }
+
+    /// Returns the candidates with their weights, by index.
+    pub(super) fn iter<'a>(&'a self, candidates: &'a Candidates) -> impl Iterator<Item = (usize, u64)> + 'a {
+        let healthy = candidates.levels()[self.level].healthy.clone();
+        let whole = self.indices.is_none().then_some(healthy).into_iter().flatten();
+        let listed = self.indices.iter().flat_map(|indices| indices.iter().map(|index| *index as usize));
+        whole.chain(listed).map(|index| (index, u64::from(candidates.endpoints()[index].weight.value())))
+    }
+}
+
+/// Decides which candidates may be chosen.
+struct Eligible<'a, L> {
+    ask: &'a Ask<'a>,
+    load: &'a L,
+    /// The addresses of the endpoints that the connection was tried on.
+    tried: Vec<SocketAddr>,
+    /// True if a healthy candidate may be left out all the same.
+    has_exceptions: bool,
+}
+
+impl<'a, L: Load> Eligible<'a, L> {
+    fn new(ask: &'a Ask<'a>, load: &'a L) -> Self {
+        let endpoints = ask.candidates.endpoints();
+        let tried = ask.tried.iter().filter_map(|index| endpoints.get(*index as usize));
+        let tried: Vec<SocketAddr> = tried.map(|candidate| candidate.key.address).collect();
+        let has_exceptions = ask.clusters.is_some() || !tried.is_empty() || load.has_ejected(ask.candidates);
+        Self { ask, load, tried, has_exceptions }
+    }
+
+    /// Returns true if it could take a connection if nothing better were left.
+    fn is_possible(&self, candidate: &Candidate) -> bool {
+        candidate.health != Health::Draining
+            && self.ask.clusters.is_none_or(|clusters| clusters.contains(&candidate.cluster))
+            && !self.tried.contains(&candidate.key.address)
+    }
+
+    fn may_be_chosen(&self, index: usize, tier: Tier) -> bool {
+        let candidate = &self.ask.candidates.endpoints()[index];
+        self.is_possible(candidate)
+            && (tier == Tier::Any
+                || candidate.health == Health::Healthy && !self.load.is_ejected(self.ask.candidates, index))
+    }
+
+    /// The share of traffic of each level (SPEC §5): the nearest is filled first; the next joins in proportion when less
+    /// than 70 % of it is healthy. Where all levels together are not enough, they share in proportion to what they have.
+    fn select(&self, tier: Tier) -> Selection {
+        let levels = self.ask.candidates.levels();
+        let mut picks: Vec<Picks> =
+            levels.iter().enumerate().map(|(at, level)| self.picks(at, level, tier)).collect();
+        let capacities: Vec<f64> = levels
+            .iter()
+            .zip(&picks)
+            .map(|(level, picks)| match tier {
+                Tier::Any => f64::from(u8::from(picks.weight > 0)),
+                Tier::Healthy if level.weight == 0 => 0.0,
+                Tier::Healthy => (picks.weight as f64 / level.weight as f64 / HEALTHY_SHARE_FULL).min(1.0),
+            })
+            .collect();
+        let total: f64 = capacities.iter().sum();
+        let mut left = 1.0;
+        for (picks, capacity) in picks.iter_mut().zip(capacities) {
+            picks.share = if total < 1.0 && total > 0.0 { capacity / total } else { capacity.min(left) };
+            left -= picks.share;
+        }
+        Selection { tier, levels: picks }
+    }
+
+    fn picks(&self, at: usize, level: &Level, tier: Tier) -> Picks {
+        let (mut indices, mut sums, mut weight) = (Vec::new(), Vec::new(), level.healthy_weight);
+        let is_whole = tier == Tier::Healthy && !self.has_exceptions;
+        if !is_whole {
+            weight = 0;
+            for index in level.all.clone().filter(|index| self.may_be_chosen(*index, tier)) {
+                weight += u64::from(self.ask.candidates.endpoints()[index].weight.value());
+                indices.push(u32::try_from(index).unwrap_or(u32::MAX));
+                sums.push(weight);
+            }
+        }
+        let indices = (!is_whole).then(|| indices.into_boxed_slice());
+        Picks { level: at, share: 0.0, indices, sums: sums.into(), weight }
+    }
+}
