@@ -12,6 +12,7 @@ use crate::aggregator::status::{RegistryState, RegistryStatus};
 use crate::model::service::Withheld;
 use crate::snapshot::Snapshot;
 use crate::telemetry::clock::rfc3339;
+use crate::telemetry::exposition::{Exposition, Kind};
 use crate::telemetry::recorder::Recorder;
 
 /// How often the log looks for new problems.
@@ -362,14 +363,13 @@ pub fn listed(problems: &[Problem]) -> Vec<Problem> {
     listed
 }
 
-/// Returns the metric: the number of problems of each code, 0 included.
-pub fn metric(problems: &[Problem]) -> String {
-    let mut text = format!("# HELP {METRIC} {METRIC_HELP}\n# TYPE {METRIC} gauge\n");
+/// Adds the number of problems of each code, also of those without any, to the metrics of a scrape.
+pub fn expose(problems: &[Problem], exposition: &mut Exposition) {
+    let family = exposition.family(METRIC, Kind::Gauge, METRIC_HELP);
     for code in Code::ALL {
         let count = problems.iter().filter(|problem| problem.code == *code).count();
-        text.push_str(&format!("{METRIC}{{code=\"{}\"}} {count}\n", code.text()));
+        family.add([("code", code.text())], count);
     }
-    text
 }
 
 /// The name of the metric.
@@ -419,7 +419,9 @@ mod tests {
         let listed = listed(&all);
         assert_eq!(listed.len(), LISTED_MAX + 2);
         assert_eq!(listed[LISTED_MAX].text, "and 7 more");
-        let metric = metric(&all);
+        let mut exposition = Exposition::default();
+        expose(&all, &mut exposition);
+        let metric = exposition.text();
         assert!(
             metric.contains(&format!("isthmus_problems{{code=\"name_unresolved\"}} {}\n", LISTED_MAX + 7))
         );

@@ -1,10 +1,8 @@
 //! The metrics of registries (SPEC §15), made from their status at each scrape, so that a removed registry
 //! leaves no metrics.
 
-use std::fmt::Write as _;
-
 use crate::aggregator::status::{RegistryError, RegistryState, RegistryStatus};
-use crate::telemetry::recorder::escaped;
+use crate::telemetry::exposition::{Exposition, Kind};
 
 /// Names and descriptions of the metrics.
 pub const DESCRIPTIONS: [(&str, &str); 4] = [
@@ -14,19 +12,18 @@ pub const DESCRIPTIONS: [(&str, &str); 4] = [
     ("isthmus_registry_errors_total", "Errors of a registry, by kind of error."),
 ];
 
-/// Returns the metrics in the Prometheus text format.
-pub(super) fn text(registries: &[RegistryStatus]) -> String {
+/// Adds the metrics of registries to those of a scrape.
+pub(super) fn expose(registries: &[RegistryStatus], exposition: &mut Exposition) {
     let [state, items, changes, errors] = DESCRIPTIONS;
-    let mut text = String::new();
-    head(&mut text, state, "gauge");
+    let mut add = |(name, help), kind, labels: &[(&'static str, &str)], value: u64| {
+        exposition.family(name, kind, help).add(labels.iter().copied(), value);
+    };
     for registry in registries {
+        let of = ("registry", &*registry.name);
         for one in RegistryState::ALL {
-            let is_in = u8::from(registry.state == one);
-            line(&mut text, state.0, registry, Some(("state", one.text())), is_in);
+            let is_in = u64::from(registry.state == one);
+            add(state, Kind::Gauge, &[of, ("state", one.text())], is_in);
         }
-    }
-    head(&mut text, items, "gauge");
-    for registry in registries {
         let counts = registry.items;
         let kinds = [
             ("services", counts.services),
@@ -35,36 +32,12 @@ pub(super) fn text(registries: &[RegistryStatus]) -> String {
             ("marks", counts.marks),
         ];
         for (kind, count) in kinds {
-            line(&mut text, items.0, registry, Some(("kind", kind)), count);
+            add(items, Kind::Gauge, &[of, ("kind", kind)], count as u64);
         }
-    }
-    head(&mut text, changes, "counter");
-    for registry in registries {
-        line(&mut text, changes.0, registry, None, registry.changes);
-    }
-    head(&mut text, errors, "counter");
-    for registry in registries {
+        add(changes, Kind::Counter, &[of], registry.changes);
         for error in RegistryError::ALL {
             let count = registry.errors.get(&error).copied().unwrap_or_default();
-            line(&mut text, errors.0, registry, Some(("error", error.text())), count);
+            add(errors, Kind::Counter, &[of, ("error", error.text())], count);
         }
     }
-    text
-}
-
-fn head(text: &mut String, (name, help): (&str, &str), kind: &str) {
-    // Writing to a string cannot fail.
-    let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
-}
-
-fn line(
-    text: &mut String,
-    name: &str,
-    registry: &RegistryStatus,
-    label: Option<(&str, &str)>,
-    value: impl std::fmt::Display,
-) {
-    let registry = escaped(&registry.name);
-    let label = label.map(|(key, value)| format!(",{key}=\"{value}\"")).unwrap_or_default();
-    let _ = writeln!(text, "{name}{{registry=\"{registry}\"{label}}} {value}");
 }

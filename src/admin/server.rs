@@ -21,7 +21,7 @@ use tokio::sync::oneshot;
 
 use super::explain::{ExplainRequest, Explanation, Running, explain};
 use super::horizon::{self, horizon};
-use super::problems::{metric, problems};
+use super::problems;
 use super::registry_metrics;
 use super::{Command, Sources, clients, endpoints, networks, views};
 use crate::model::identity::Identity;
@@ -29,6 +29,7 @@ use crate::model::name::HostName;
 use crate::net::incoming::{Guarded, Incoming, Limits, Seat};
 use crate::net::scope::Scope;
 use crate::telemetry::access_log;
+use crate::telemetry::exposition::Exposition;
 use crate::telemetry::process;
 
 /// The media type of the Prometheus text format.
@@ -208,9 +209,12 @@ fn is_own_host(headers: &HeaderMap) -> bool {
 
 async fn metrics(State(sources): State<Sources>) -> Response {
     sources.identities.context.report_expiry(&sources.telemetry);
-    let problems = metric(&problems(&sources));
-    let registries = registry_metrics::text(&sources.aggregator.borrow().registries);
-    let text = sources.telemetry.recorder.render() + &problems + &registries + &process::render();
+    let mut exposition = Exposition::default();
+    sources.telemetry.recorder.expose(&mut exposition);
+    problems::expose(&problems::problems(&sources), &mut exposition);
+    registry_metrics::expose(&sources.aggregator.borrow().registries, &mut exposition);
+    process::expose(&mut exposition);
+    let text = exposition.text();
     ([(header::CONTENT_TYPE, METRICS_TYPE)], text).into_response()
 }
 

@@ -134,6 +134,8 @@ async fn run_until_stopped(path: &Path) -> Result<(), Failed> {
     let telemetry = Telemetry::start(access_log)
         .map_err(|error| start_failed(&format!("cannot start the threads of the logs: {error}")))?;
     telemetry.gateway.store(gateway_name(&config));
+    // Libraries that count by the `metrics` facade are exposed too. Fails only if the process has a recorder already.
+    let _ = metrics::set_global_recorder(telemetry.recorder.clone());
     let scope = Scope::default();
     let log = log::start(&config.log, &telemetry.writer);
     supervisor.take_logs(log, config.log.level, &config.access_log, &telemetry.writer, &scope);

@@ -131,9 +131,12 @@ pub(crate) fn thread(index: usize, shared: Arc<Shared>, reader: Reader, mailbox:
         .enable_io()
         .enable_time()
         .build_local(tokio::runtime::LocalOptions::default());
-    let worker = || Worker { core: Core::new(index, shared, reader), listeners: BTreeMap::new() };
+    let core = Core::new(index, shared, reader);
+    let shard = core.local.shard().clone();
+    // Metrics of this thread are counted in cells of its own.
+    let _recorder = metrics::set_default_local_recorder(&shard);
     match runtime {
-        Ok(runtime) => runtime.block_on(worker().run(mailbox)),
+        Ok(runtime) => runtime.block_on(Worker { core, listeners: BTreeMap::new() }.run(mailbox)),
         Err(error) => tracing::error!(index, %error, "a data-plane thread cannot start"),
     }
 }

@@ -9,6 +9,7 @@ use hashbrown::{Equivalent, HashMap};
 use metrics::{Counter, Gauge, Histogram};
 
 use super::Telemetry;
+use super::recorder::Shard;
 use crate::model::reason::Reason;
 use crate::model::record::{ConnectionProtocol, ConnectionRecord};
 use crate::model::trace::{Span, TraceParent};
@@ -66,6 +67,8 @@ pub enum RelayPath {
 /// One worker's telemetry.
 pub struct Local {
     telemetry: Telemetry,
+    /// The cells of this thread.
+    recorder: Arc<Shard>,
     hello: Histogram,
     connect: Histogram,
     splice: Counter,
@@ -106,7 +109,7 @@ impl Destination {
 
 impl Local {
     pub fn new(telemetry: &Telemetry) -> Self {
-        let recorder = &telemetry.recorder;
+        let recorder = telemetry.recorder.shard();
         let path = |path| recorder.counter("isthmus_relay_bytes_total", &[("path", path)]);
         Self {
             hello: recorder.histogram("isthmus_hello_seconds"),
@@ -121,7 +124,13 @@ impl Local {
             ended: RefCell::default(),
             destinations: RefCell::default(),
             telemetry: telemetry.clone(),
+            recorder,
         }
+    }
+
+    /// Returns the cells of this thread's metrics.
+    pub fn shard(&self) -> &Arc<Shard> {
+        &self.recorder
     }
 
     /// A connection was accepted.
@@ -168,7 +177,7 @@ impl Local {
         let is_full = ended.len() >= RULES_MAX;
         let service = if is_full { "_other" } else { name };
         let labels = [("listener", &**listener), ("service", service), ("reason", reason.text())];
-        let counter = self.telemetry.recorder.counter("isthmus_connections_total", &labels);
+        let counter = self.recorder.counter("isthmus_connections_total", &labels);
         counter.increment(1);
         if !is_full {
             ended.insert((listener.clone(), name.into(), reason), counter);
@@ -204,7 +213,7 @@ impl Local {
     pub fn tunnel_ended(&self, listener: &Arc<str>, reason: Reason) {
         let new = || {
             let labels = [("listener", &**listener), ("reason", reason.text())];
-            self.telemetry.recorder.counter("isthmus_hbone_connections_total", &labels)
+            self.recorder.counter("isthmus_hbone_connections_total", &labels)
         };
         let mut ended = self.tunnels_ended.borrow_mut();
         ended.entry((listener.clone(), reason)).or_insert_with(new).increment(1);
@@ -251,7 +260,7 @@ impl Local {
             ("request_protocol", "tcp"),
             ("connection_security_policy", security),
         ];
-        let counter = |metric| self.telemetry.recorder.counter(metric, &labels);
+        let counter = |metric| self.recorder.counter(metric, &labels);
         Destination {
             opened: counter("istio_tcp_connections_opened_total"),
             closed: counter("istio_tcp_connections_closed_total"),
@@ -266,7 +275,7 @@ impl Local {
             return change(gauge);
         }
         let labels = [("listener", &**listener)];
-        let gauge = self.telemetry.recorder.gauge("isthmus_connections_active", &labels);
+        let gauge = self.recorder.gauge("isthmus_connections_active", &labels);
         change(active.entry(listener.clone()).or_insert(gauge));
     }
 }

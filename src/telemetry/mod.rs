@@ -7,6 +7,7 @@ pub mod access_log;
 pub mod clock;
 pub mod control;
 pub mod discovery;
+pub mod exposition;
 pub mod failures;
 pub mod local;
 pub mod outlet;

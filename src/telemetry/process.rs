@@ -2,7 +2,9 @@
 
 use std::fs;
 
-/// What each metric is.
+use super::exposition::{Exposition, Kind};
+
+/// The names and descriptions of these metrics, in the order of [`expose`].
 pub const DESCRIPTIONS: &[(&str, &str)] = &[
     ("process_cpu_seconds_total", "CPU time of this process."),
     ("process_resident_memory_bytes", "Resident memory of this process."),
@@ -10,21 +12,19 @@ pub const DESCRIPTIONS: &[(&str, &str)] = &[
     ("process_max_fds", "Descriptors that this process may have open."),
 ];
 
-/// The Prometheus text of CPU time, memory and descriptors; what cannot be read is left out.
-pub fn render() -> String {
-    let mut out = String::new();
-    let mut put = |name: &str, kind: &str, value: Option<f64>| {
-        let help =
-            DESCRIPTIONS.iter().find(|(described, _)| *described == name).map_or("", |(_, help)| *help);
+/// Adds CPU time, memory and descriptors to the metrics of a scrape; values that cannot be read are left out.
+pub fn expose(exposition: &mut Exposition) {
+    let values = [
+        (Kind::Counter, cpu_seconds()),
+        (Kind::Gauge, resident_bytes().map(|bytes| bytes as f64)),
+        (Kind::Gauge, open_descriptors().map(|count| count as f64)),
+        (Kind::Gauge, descriptor_limit().map(|count| count as f64)),
+    ];
+    for ((name, help), (kind, value)) in DESCRIPTIONS.iter().zip(values) {
         if let Some(value) = value {
-            out.push_str(&format!("# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}\n"));
+            exposition.family(name, kind, help).add([], value);
         }
-    };
-    put("process_cpu_seconds_total", "counter", cpu_seconds());
-    put("process_resident_memory_bytes", "gauge", resident_bytes().map(|bytes| bytes as f64));
-    put("process_open_fds", "gauge", open_descriptors().map(|count| count as f64));
-    put("process_max_fds", "gauge", descriptor_limit().map(|count| count as f64));
-    out
+    }
 }
 
 /// CPU time of all threads; the scheduler's own count.

@@ -1,17 +1,22 @@
-//! The store behind the `metrics` facade: counters, gauges, and histograms with fixed buckets, rendered in the
-//! Prometheus text format (version 0.0.4).
+//! The store of all metrics that are counted as they happen, behind the `metrics` facade.
 //!
-//! Fixed buckets need no upkeep between scrapes, unlike sample-keeping histograms.
+//! Cells are kept apart by thread, so that the workers never write to the same cache line: each worker has a [`Shard`] of
+//! its own, all other threads share one. A scrape sums up what the shards have under the same name and labels; a gauge is
+//! therefore set in one shard, or increased and decreased in many. Histograms have fixed buckets, which need no upkeep
+//! between scrapes.
 
-use std::collections::BTreeMap;
-use std::fmt::Write as _;
+use std::collections::{BTreeMap, HashMap};
+use std::hash::Hash;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use metrics::{
     Counter, Gauge, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder as Facade, SharedString, Unit,
 };
 use metrics_util::registry::{Registry, Storage};
+
+use super::exposition::{Exposition, Kind};
 
 /// Upper bounds in seconds, from what loopback needs to what `hello.timeout` allows.
 const BOUNDS: [f64; 16] = [
@@ -31,7 +36,7 @@ impl HistogramFn for Buckets {
     fn record(&self, seconds: f64) {
         let bucket = BOUNDS.partition_point(|bound| *bound < seconds);
         self.counts[bucket].fetch_add(1, Ordering::Relaxed);
-        let nanoseconds = std::time::Duration::try_from_secs_f64(seconds).unwrap_or_default().as_nanos();
+        let nanoseconds = Duration::try_from_secs_f64(seconds).unwrap_or_default().as_nanos();
         self.sum_nanoseconds.fetch_add(u64::try_from(nanoseconds).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 }
@@ -58,84 +63,171 @@ impl Storage<Key> for Cells {
     }
 }
 
+/// The cells that one thread writes to.
+pub struct Shard(Registry<Key, Cells>);
+
+impl Shard {
+    fn new() -> Arc<Self> {
+        Arc::new(Self(Registry::new(Cells)))
+    }
+
+    /// Returns the handle of a counter with these labels.
+    pub fn counter(&self, name: &'static str, labels: &[(&'static str, &str)]) -> Counter {
+        self.0.get_or_create_counter(&key(name, labels), |cell| cell.clone().into())
+    }
+
+    /// Returns the handle of a gauge with these labels.
+    pub fn gauge(&self, name: &'static str, labels: &[(&'static str, &str)]) -> Gauge {
+        self.0.get_or_create_gauge(&key(name, labels), |cell| cell.clone().into())
+    }
+
+    /// Returns the handle of a histogram of seconds.
+    pub fn histogram(&self, name: &'static str) -> Histogram {
+        self.0.get_or_create_histogram(&key(name, &[]), |cell| cell.clone().into())
+    }
+}
+
 /// All metrics of one gateway.
 pub struct Recorder {
-    registry: Registry<Key, Cells>,
+    /// The shard of the threads that have none of their own.
+    common: Arc<Shard>,
+    /// All shards, `common` first.
+    shards: Mutex<Vec<Arc<Shard>>>,
     help: Mutex<BTreeMap<String, String>>,
 }
 
 impl Default for Recorder {
     fn default() -> Self {
-        Self { registry: Registry::new(Cells), help: Mutex::default() }
+        let common = Shard::new();
+        Self { shards: Mutex::new(vec![common.clone()]), common, help: Mutex::default() }
     }
 }
 
 impl Recorder {
-    fn describe(&self, name: &KeyName, text: &SharedString) {
-        let mut help = self.help.lock().unwrap_or_else(PoisonError::into_inner);
-        help.insert(name.as_str().to_owned(), text.to_string());
+    /// Makes a shard for one thread.
+    pub fn shard(&self) -> Arc<Shard> {
+        let shard = Shard::new();
+        self.shards.lock().unwrap_or_else(PoisonError::into_inner).push(shard.clone());
+        shard
     }
 
-    /// A counter with these labels.
+    /// Returns the handle of a counter with these labels.
     pub fn counter(&self, name: &'static str, labels: &[(&'static str, &str)]) -> Counter {
-        self.registry.get_or_create_counter(&key(name, labels), |cell| cell.clone().into())
+        self.common.counter(name, labels)
     }
 
-    /// A gauge with these labels.
+    /// Returns the handle of a gauge with these labels.
     pub fn gauge(&self, name: &'static str, labels: &[(&'static str, &str)]) -> Gauge {
-        self.registry.get_or_create_gauge(&key(name, labels), |cell| cell.clone().into())
+        self.common.gauge(name, labels)
     }
 
-    /// A histogram of seconds.
+    /// Returns the handle of a histogram of seconds.
     pub fn histogram(&self, name: &'static str) -> Histogram {
-        self.registry.get_or_create_histogram(&key(name, &[]), |cell| cell.clone().into())
+        self.common.histogram(name)
     }
 
-    /// The sum of a counter over all its labels; 0 where there is none.
+    /// Returns the sum of a counter over all its labels; 0 where there is none.
     pub fn counted(&self, name: &str) -> u64 {
         let mut sum = 0;
-        self.registry.visit_counters(|key, cell| {
-            if key.name() == name {
-                sum += cell.load(Ordering::Relaxed);
-            }
+        self.visit(|shard| {
+            shard.0.visit_counters(|key, cell| {
+                if key.name() == name {
+                    sum += cell.load(Ordering::Relaxed);
+                }
+            });
         });
         sum
     }
 
-    /// How many series there are.
+    /// Returns the number of series.
     pub fn series(&self) -> usize {
-        let mut series = 0;
-        self.registry.visit_counters(|_, _| series += 1);
-        self.registry.visit_gauges(|_, _| series += 1);
-        self.registry.visit_histograms(|_, _| series += 1);
-        series
+        let sums = self.sums();
+        sums.counters.len() + sums.gauges.len() + sums.histograms.len()
     }
 
-    /// The Prometheus text format, sorted by name and labels.
-    pub fn render(&self) -> String {
-        let mut families: BTreeMap<String, (&'static str, BTreeMap<String, String>)> = BTreeMap::new();
-        let mut add = |key: &Key, kind: &'static str, text: String| {
-            let family = families.entry(key.name().to_owned()).or_insert_with(|| (kind, BTreeMap::new()));
-            family.1.insert(labels_text(key, None), text);
-        };
-        self.registry.visit_counters(|key, cell| {
-            add(key, "counter", sample(key, "", None, cell.load(Ordering::Relaxed)));
-        });
-        self.registry.visit_gauges(|key, cell| {
-            add(key, "gauge", sample(key, "", None, f64::from_bits(cell.load(Ordering::Relaxed))));
-        });
-        self.registry.visit_histograms(|key, cell| add(key, "histogram", histogram_text(key, cell)));
+    /// Adds all metrics to those of a scrape.
+    pub fn expose(&self, exposition: &mut Exposition) {
+        let sums = self.sums();
         let help = self.help.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut out = String::new();
-        for (name, (kind, samples)) in families {
-            if let Some(help) = help.get(&name) {
-                let _ = writeln!(out, "# HELP {name} {help}");
-            }
-            let _ = writeln!(out, "# TYPE {name} {kind}");
-            out.extend(samples.into_values());
+        let help = |key: &Key| help.get(key.name()).map_or("", String::as_str);
+        for (key, count) in &sums.counters {
+            exposition.family(key.name(), Kind::Counter, help(key)).add(labels(key), count);
         }
-        out
+        for (key, value) in &sums.gauges {
+            exposition.family(key.name(), Kind::Gauge, help(key)).add(labels(key), value);
+        }
+        for (key, histogram) in &sums.histograms {
+            let labels: Vec<(&str, &str)> = labels(key).collect();
+            let family = exposition.family(key.name(), Kind::Histogram, help(key));
+            family.add_histogram(&labels, &histogram.cumulative(), histogram.seconds());
+        }
     }
+
+    /// Returns the metrics of this recorder alone, in the text format.
+    pub fn render(&self) -> String {
+        let mut exposition = Exposition::default();
+        self.expose(&mut exposition);
+        exposition.text()
+    }
+
+    fn visit(&self, each: impl FnMut(&Arc<Shard>)) {
+        self.shards.lock().unwrap_or_else(PoisonError::into_inner).iter().for_each(each);
+    }
+
+    fn sums(&self) -> Sums {
+        let mut sums = Sums::default();
+        self.visit(|shard| {
+            let registry = &shard.0;
+            registry.visit_counters(|key, cell| *at(&mut sums.counters, key) += cell.load(Ordering::Relaxed));
+            registry.visit_gauges(|key, cell| {
+                *at(&mut sums.gauges, key) += f64::from_bits(cell.load(Ordering::Relaxed));
+            });
+            registry.visit_histograms(|key, cell| at(&mut sums.histograms, key).add(cell));
+        });
+        sums
+    }
+}
+
+/// What the shards have together.
+#[derive(Default)]
+struct Sums {
+    counters: HashMap<Key, u64>,
+    gauges: HashMap<Key, f64>,
+    histograms: HashMap<Key, BucketSums>,
+}
+
+#[derive(Default)]
+struct BucketSums {
+    counts: [u64; BOUNDS.len() + 1],
+    nanoseconds: u64,
+}
+
+impl BucketSums {
+    fn add(&mut self, buckets: &Buckets) {
+        for (sum, cell) in self.counts.iter_mut().zip(&buckets.counts) {
+            *sum += cell.load(Ordering::Relaxed);
+        }
+        self.nanoseconds += buckets.sum_nanoseconds.load(Ordering::Relaxed);
+    }
+
+    /// Returns the samples up to each bound, the last being `+Inf`.
+    fn cumulative(&self) -> Vec<(String, u64)> {
+        let bounds = BOUNDS.iter().map(ToString::to_string).chain(["+Inf".to_owned()]);
+        let counts = self.counts.iter().scan(0, |sum, count| {
+            *sum += count;
+            Some(*sum)
+        });
+        bounds.zip(counts).collect()
+    }
+
+    fn seconds(&self) -> f64 {
+        Duration::from_nanos(self.nanoseconds).as_secs_f64()
+    }
+}
+
+/// Returns the sum of a key, which begins with 0.
+fn at<'s, K: Clone + Eq + Hash, V: Default>(sums: &'s mut HashMap<K, V>, key: &K) -> &'s mut V {
+    sums.entry(key.clone()).or_default()
 }
 
 fn key(name: &'static str, labels: &[(&'static str, &str)]) -> Key {
@@ -146,59 +238,55 @@ fn key(name: &'static str, labels: &[(&'static str, &str)]) -> Key {
     Key::from_parts(name, labels)
 }
 
-fn histogram_text(key: &Key, cell: &Buckets) -> String {
-    let mut text = String::new();
-    let mut count = 0;
-    for (index, cell) in cell.counts.iter().enumerate() {
-        count += cell.load(Ordering::Relaxed);
-        let bound = BOUNDS.get(index).map_or_else(|| "+Inf".to_owned(), ToString::to_string);
-        text.push_str(&sample(key, "_bucket", Some(&bound), count));
-    }
-    let sum = std::time::Duration::from_nanos(cell.sum_nanoseconds.load(Ordering::Relaxed)).as_secs_f64();
-    text.push_str(&sample(key, "_sum", None, sum));
-    text.push_str(&sample(key, "_count", None, count));
-    text
+fn labels(key: &Key) -> impl Iterator<Item = (&str, &str)> {
+    key.labels().map(|label| (label.key(), label.value()))
 }
 
-fn sample(key: &Key, suffix: &str, bound: Option<&str>, value: impl std::fmt::Display) -> String {
-    format!("{}{suffix}{} {value}\n", key.name(), labels_text(key, bound))
-}
+impl Facade for Shard {
+    /// Descriptions are the recorder's.
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
 
-fn labels_text(key: &Key, bound: Option<&str>) -> String {
-    let mut labels: Vec<String> =
-        key.labels().map(|label| format!("{}=\"{}\"", label.key(), escaped(label.value()))).collect();
-    labels.extend(bound.map(|bound| format!("le=\"{bound}\"")));
-    if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) }
-}
+    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
 
-/// A label value as the text format wants it: backslash, quote and line feed escaped.
-pub fn escaped(value: &str) -> String {
-    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
-}
-
-impl Facade for Recorder {
-    fn describe_counter(&self, key: KeyName, _: Option<Unit>, description: SharedString) {
-        self.describe(&key, &description);
-    }
-
-    fn describe_gauge(&self, key: KeyName, _: Option<Unit>, description: SharedString) {
-        self.describe(&key, &description);
-    }
-
-    fn describe_histogram(&self, key: KeyName, _: Option<Unit>, description: SharedString) {
-        self.describe(&key, &description);
-    }
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
 
     fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
-        self.registry.get_or_create_counter(key, |cell| cell.clone().into())
+        self.0.get_or_create_counter(key, |cell| cell.clone().into())
     }
 
     fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
-        self.registry.get_or_create_gauge(key, |cell| cell.clone().into())
+        self.0.get_or_create_gauge(key, |cell| cell.clone().into())
     }
 
     fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
-        self.registry.get_or_create_histogram(key, |cell| cell.clone().into())
+        self.0.get_or_create_histogram(key, |cell| cell.clone().into())
+    }
+}
+
+impl Facade for Recorder {
+    fn describe_counter(&self, name: KeyName, _: Option<Unit>, text: SharedString) {
+        let mut help = self.help.lock().unwrap_or_else(PoisonError::into_inner);
+        help.insert(name.as_str().to_owned(), text.to_string());
+    }
+
+    fn describe_gauge(&self, name: KeyName, unit: Option<Unit>, text: SharedString) {
+        self.describe_counter(name, unit, text);
+    }
+
+    fn describe_histogram(&self, name: KeyName, unit: Option<Unit>, text: SharedString) {
+        self.describe_counter(name, unit, text);
+    }
+
+    fn register_counter(&self, key: &Key, metadata: &Metadata<'_>) -> Counter {
+        self.common.register_counter(key, metadata)
+    }
+
+    fn register_gauge(&self, key: &Key, metadata: &Metadata<'_>) -> Gauge {
+        self.common.register_gauge(key, metadata)
+    }
+
+    fn register_histogram(&self, key: &Key, metadata: &Metadata<'_>) -> Histogram {
+        self.common.register_histogram(key, metadata)
     }
 }
 
@@ -227,5 +315,23 @@ mod tests {
             "{text}"
         );
         assert_eq!(recorder.series(), 4);
+    }
+
+    #[test]
+    fn a_scrape_sums_up_the_shards_of_all_threads() {
+        let recorder = Recorder::default();
+        let shards = [recorder.shard(), recorder.shard()];
+        for shard in &shards {
+            shard.counter("c_total", &[("name", "a")]).increment(2);
+            shard.gauge("g", &[]).increment(1.5);
+            shard.histogram("h_seconds").record(0.5);
+        }
+        recorder.counter("c_total", &[("name", "a")]).increment(1);
+        shards[0].counter("c_total", &[("name", "b")]).increment(1);
+        let text = recorder.render();
+        for line in ["c_total{name=\"a\"} 5\n", "c_total{name=\"b\"} 1\n", "g 3\n", "h_seconds_count 2\n"] {
+            assert!(text.contains(line), "{line}: {text}");
+        }
+        assert_eq!((recorder.counted("c_total"), recorder.series()), (6, 4));
     }
 }
