@@ -10,7 +10,7 @@ use super::entry::Entry;
 /// The length of a tick.
 pub(crate) const TICK: Duration = Duration::from_secs(1);
 
-/// Ticks, and what is to be looked at with one.
+/// The count of ticks, and the connections that the next ones look at.
 #[derive(Default)]
 pub(crate) struct Clock {
     now: Cell<u32>,
@@ -21,31 +21,32 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
+    /// Returns the number of ticks since the worker started.
     pub(crate) fn now(&self) -> u32 {
         self.now.get()
     }
 
-    /// A connection begins to relay.
+    /// Notes that a connection begins to relay.
     pub(crate) fn begin(&self, entry: &Rc<Entry>) {
         entry.moved.set(self.now());
         self.touched.borrow_mut().push(entry.clone());
     }
 
-    /// A connection moved something.
+    /// Notes that a connection moved something.
     pub(crate) fn touch(&self, entry: &Rc<Entry>) {
         if entry.moved.replace(self.now()) != self.now() {
             self.touched.borrow_mut().push(entry.clone());
         }
     }
 
-    /// Looks at a connection at this tick, where it is not before.
+    /// Has a connection looked at with the tick `due`, unless an earlier tick does.
     pub(crate) fn reschedule(&self, entry: &Entry, due: u32) {
         if entry.deadline.get() == 0 || entry.deadline.get() > due {
             self.schedule(entry, due);
         }
     }
 
-    /// Looks at a connection at this tick, and at no other.
+    /// Has a connection looked at with the tick `due`, and with no other.
     pub(crate) fn schedule(&self, entry: &Entry, due: u32) {
         if entry.deadline.get() == due {
             return;
@@ -55,7 +56,7 @@ impl Clock {
         self.deadlines.borrow_mut().entry(due).or_default().insert(entry.key.get());
     }
 
-    /// The connection has ended.
+    /// Has a connection looked at with no tick, as it has ended.
     pub(crate) fn forget(&self, entry: &Entry) {
         let due = entry.deadline.replace(0);
         if due == 0 {
@@ -70,7 +71,8 @@ impl Clock {
         }
     }
 
-    /// The next tick: what was touched in the last one, and whose deadline has come.
+    /// Begins the next tick. Returns the connections that moved something in the last one, and the table keys of the
+    /// connections whose deadline has come.
     pub(crate) fn advance(&self) -> (Vec<Rc<Entry>>, Vec<usize>) {
         self.now.set(self.now() + 1);
         let touched = std::mem::take(&mut *self.touched.borrow_mut());

@@ -22,7 +22,7 @@ use crate::snapshot::admit::Admission;
 use crate::snapshot::candidates::Candidate;
 use crate::telemetry::local::RelayPath;
 
-/// Endpoints that one connection may be tried on.
+/// The most endpoints that one connection is tried on.
 const ATTEMPTS_MAX: usize = 3;
 
 /// The attempts of one connection.
@@ -34,19 +34,22 @@ pub(crate) struct Attempts {
     count: u8,
     /// The endpoints that were tried, by their indices among the candidates.
     tried: [u32; ATTEMPTS_MAX],
-    /// Why those of `tried` failed that did.
+    /// The reason of each attempt that failed, in the order of `tried`.
     failed: [Option<Reason>; ATTEMPTS_MAX],
 }
 
 /// An endpoint that has accepted the connection.
 pub(crate) struct Connected {
+    /// The connection to the endpoint.
     pub(crate) socket: TcpStream,
+    /// Counts the connection among those of the endpoint.
     pub(crate) in_flight: InFlight,
-    /// What a CONNECT stream carries to it.
+    /// The protocol that a CONNECT stream carries to the endpoint.
     pub(crate) tunnel: Encapsulation,
 }
 
 impl Attempts {
+    /// Begins with no attempt; the time for all of them runs from here.
     pub(crate) fn new(core: &Core, admission: Admission) -> Self {
         let balancer = core.balancers.of(&admission.candidates, &core.shared.upstreams, core.clock.now());
         Self {
@@ -159,7 +162,7 @@ pub(crate) async fn connect(
                 taken_up(core, entry, attempts);
                 return Ok(Connected { socket, in_flight, tunnel });
             }
-            // A fault of our own says nothing about the endpoint.
+            // A fault of this process says nothing about the endpoint.
             Err(Reason::Internal) => return Err(Reason::Internal),
             Err(reason) => attempts.failed(core, &in_flight, reason),
         }
@@ -198,7 +201,7 @@ fn dial_endpoint(
         return Err(Reason::EndpointUnreachable);
     }
     let socket = dial(address).map_err(dial_reason)?;
-    // Before a byte is sent: whoever has read one then finds it.
+    // Before a byte is sent: a listener of this process that has read one then finds the registration.
     let local = own.has_port(address.port()).then(|| getsockname(&socket).ok()).flatten();
     let local = local.and_then(|local| SocketAddr::try_from(local).ok());
     entry.story.borrow_mut().own_dial = local.map(|local| Box::new(own.dialling(local)));

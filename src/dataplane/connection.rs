@@ -17,17 +17,17 @@ use crate::net::socket::reset_on_close;
 use crate::snapshot::admit::admit_source;
 use crate::snapshot::policy::Listener;
 
-/// How a connection ended.
+/// The end of a connection, as its client sees it.
 enum Ending {
     /// Gone before its first byte: a load balancer's probe.
     Probe,
-    /// Nobody is there, or nobody who would understand.
+    /// The client has gone, or would not understand an alert.
     Silent(Reason),
-    /// The client is told why.
+    /// The client is sent an alert.
     Refused(Reason),
-    /// It was passed on, and both sides know.
+    /// The connection was relayed, and both peers have seen its end.
     Relayed(Reason),
-    /// It is of the other kind; these are the bytes read so far.
+    /// The connection is HBONE; these are the bytes read so far.
     Hbone(Box<[u8]>),
 }
 
@@ -53,7 +53,7 @@ async fn run(core: &Rc<Core>, entry: &Rc<Entry>, listener: &Arc<Listener>, clien
         Peeked::Admitted(admission, first) => (admission, first),
         Peeked::Hbone(hello) => return Ending::Hbone(hello),
         Peeked::Own => {
-            // A reset says to the dial, which is ours, that the endpoint has not taken the connection.
+            // A reset says to this gateway's own dial that the endpoint has not taken the connection.
             reset_on_close(client);
             return Ending::Silent(Reason::EndpointUnreachable);
         }
@@ -71,9 +71,9 @@ async fn run(core: &Rc<Core>, entry: &Rc<Entry>, listener: &Arc<Listener>, clien
         };
         match relay(core, entry, client, &connected, &mut first).await {
             relay::End::Closed(reason) => return Ending::Relayed(reason),
-            relay::End::NotTaken(again) => {
+            relay::End::NotTaken(retry) => {
                 attempts.failed(core, &connected.in_flight, Reason::EndpointReset);
-                if again == relay::Again::No {
+                if retry == relay::Retry::GiveUp {
                     return Ending::Relayed(Reason::EndpointReset);
                 }
             }

@@ -1,4 +1,4 @@
-//! What the connections of one worker borrow: the world, buffers, the table of connections, the clock, ids.
+//! The state that the connections of one worker borrow: the snapshot, buffers, the table of connections, the clock, ids.
 //!
 //! The loop that owns a worker's listeners and its mailbox is [`super::worker`]; nothing here knows of it.
 
@@ -41,7 +41,9 @@ const TAKEN_BACK_AMONG: usize = 16;
 
 /// Buffers that all connections of a worker use in turn.
 pub(crate) struct Scratch {
+    /// The bytes of the present read.
     pub(crate) bytes: Box<[u8]>,
+    /// The parts of the ClientHello that is being read.
     pub(crate) hello: client_hello::Scratch,
 }
 
@@ -49,19 +51,28 @@ pub(crate) struct Scratch {
 pub(crate) struct Core {
     /// The worker's place among all workers.
     pub(crate) index: usize,
+    /// The state of all workers.
     pub(crate) shared: Arc<Shared>,
     reader: RefCell<Reader>,
+    /// The worker's metrics.
     pub(crate) local: Local,
+    /// The buffers of the connection whose task runs.
     pub(crate) scratch: RefCell<Scratch>,
+    /// Pipes for bulk.
     pub(crate) pipes: RefCell<Pipes>,
-    /// `None` where the kernel does not answer.
+    /// Asks the kernel for the state of a socket; `None` if the kernel does not answer.
     pub(crate) diag: Option<Diag>,
+    /// The live connections and CONNECT streams.
     pub(crate) table: RefCell<Slab<Rc<Entry>>>,
     /// Connections whose hello or TLS handshake is not complete yet.
     pub(crate) pending: RefCell<Ranking<Rc<Entry>>>,
+    /// The ticks of the worker.
     pub(crate) clock: Clock,
+    /// The handles to the run-time state of endpoints.
     pub(crate) balancers: Balancers,
+    /// The tasks of the worker.
     pub(crate) scope: LocalScope,
+    /// Decides which TLS handshake goes on.
     pub(crate) pacer: HandshakePacer,
     /// Bytes that all CONNECT streams of the worker hold.
     pub(crate) held: Rc<HeldBytes>,
@@ -77,10 +88,12 @@ pub(crate) struct Core {
     random: Cell<u64>,
 }
 
-/// A connection's place in the table and among those admitted. Dropped, it gives both back, also where the task is
-/// dropped half-way or panics.
+/// A connection's place in the table, and the place that admission counts for it. Dropped, it gives both back, also if the
+/// task is dropped half-way or panics.
 pub(crate) struct Registration {
+    /// The worker whose table the connection is in.
     pub(crate) core: Rc<Core>,
+    /// The connection.
     pub(crate) entry: Rc<Entry>,
 }
 
@@ -93,7 +106,8 @@ pub(crate) fn newest<'a>(snapshot: &'a Snapshot, listener: &'a Listener) -> &'a 
 }
 
 impl Registration {
-    /// Takes the connection out of this worker's table; its place among those admitted goes with it.
+    /// Takes the connection out of this worker's table without giving its admitted place back, as another worker goes on
+    /// with it.
     pub(crate) fn hand_over(self) {
         self.entry.handed_over.set(true);
     }
@@ -109,6 +123,7 @@ impl Drop for Registration {
 }
 
 impl Core {
+    /// Makes the state of the worker with this index; no connection is in its table.
     pub(crate) fn new(index: usize, shared: Arc<Shared>, reader: Reader) -> Rc<Self> {
         Rc::new(Self {
             index,
@@ -137,7 +152,7 @@ impl Core {
         })
     }
 
-    /// Lends the newest snapshot, or the one that is lent already: a caller up the stack goes on with what it has.
+    /// Lends the newest snapshot, or the one that a caller up the stack borrows already.
     pub(crate) fn snapshot(&self) -> Ref<'_, Snapshot> {
         if let Ok(mut reader) = self.reader.try_borrow_mut() {
             reader.current();
@@ -145,7 +160,7 @@ impl Core {
         Ref::map(self.reader.borrow(), |reader| &**reader.held())
     }
 
-    /// Returns the newest snapshot, for those that keep it while they wait.
+    /// Returns the newest snapshot, for tasks that keep it while they wait.
     pub(crate) fn shared_snapshot(&self) -> Arc<Snapshot> {
         drop(self.snapshot());
         self.reader.borrow().held().clone()
@@ -179,8 +194,8 @@ impl Core {
         self.clock.touch(entry);
     }
 
-    /// Takes a place for a connection or stream among those admitted; returns false if there is none. The place is to be
-    /// [registered](Self::register) next.
+    /// Takes an admitted place for a connection or stream; returns false if there is none. The connection is to be
+    /// [registered](Self::register) next, which gives the place back at its end.
     pub(crate) fn admit(&self, entry: &Entry) -> bool {
         match self.shared.admission.admit(&entry.holder) {
             Verdict::Admit => true,
@@ -322,7 +337,7 @@ impl Core {
         self.draining.get()
     }
 
-    /// Has every HBONE connection, also those to come, end with the streams that it has.
+    /// Has every HBONE connection, also future ones, end with the streams that it has.
     pub(crate) fn start_draining(&self) {
         self.draining.set(true);
         self.retire_where(|_| true);

@@ -1,4 +1,4 @@
-//! One worker's connections: what each is, what it has moved, and how to end it.
+//! One connection of a worker: its facts, the bytes that it has passed on, and the order to end it.
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
@@ -22,42 +22,47 @@ use crate::wire::connect::Claims;
 
 /// One live connection. The task that serves it holds the sockets; all else is here.
 pub(crate) struct Entry {
+    /// Unique in this process.
     pub(crate) id: u64,
+    /// The name of the listener.
     pub(crate) listener: Arc<str>,
+    /// The address and port of the client.
     pub(crate) source: SocketAddr,
-    /// The address of ours that the client connected to.
+    /// The address of this gateway that the client connected to.
     pub(crate) local: Cell<Option<SocketAddr>>,
     /// The party that its place is counted for.
     pub(crate) holder: Holder,
+    /// The time of the accept, by the monotonic clock.
     pub(crate) accepted: Instant,
+    /// The same by the wall clock.
     pub(crate) time: SystemTime,
     pub(crate) story: RefCell<Story>,
-    /// Client to endpoint.
+    /// Bytes from client to endpoint.
     pub(crate) up: Cell<u64>,
-    /// Endpoint to client.
+    /// Bytes from endpoint to client.
     pub(crate) down: Cell<u64>,
-    /// Those of `up` and `down` that went through a pipe.
+    /// The part of `up` and `down` that went through a pipe.
     spliced: Cell<u64>,
-    /// What of `up`, `down` and `spliced` the metrics know.
-    told: Cell<(u64, u64, u64)>,
+    /// `up`, `down` and `spliced` as they were last added to the counters.
+    reported: Cell<(u64, u64, u64)>,
     /// The worker's tick when a byte last moved.
     pub(crate) moved: Cell<u32>,
     /// The worker's tick when it was accepted.
     pub(crate) opened: Cell<u32>,
     /// The side that ended its direction first.
     first_end: Cell<Option<Side>>,
-    /// Whether one direction has ended and the other has not.
+    /// True while one direction has ended and the other has not.
     pub(crate) half_closed: Cell<bool>,
-    /// What it holds that somebody does not take, in bytes; of a CONNECT stream, or of a connection that carries some.
+    /// Bytes that a CONNECT stream or an HBONE connection holds because a peer does not take them.
     pub(crate) held: Cell<usize>,
     pub(crate) standstill: Standstill,
-    /// Whether it shall end when its streams have.
+    /// True if an HBONE connection shall end with its last stream.
     retiring: Cell<bool>,
     /// True once another worker goes on with it, and with its place among those admitted.
     pub(crate) handed_over: Cell<bool>,
-    /// Its place in the worker's table.
+    /// Its key in the worker's table; `usize::MAX` before it is registered.
     pub(crate) key: Cell<usize>,
-    /// The tick at which the worker looks whether it was idle for too long; 0: none.
+    /// The tick with which the worker looks at it next; 0: none.
     pub(crate) deadline: Cell<u32>,
     /// An order to end, with its reason.
     order: Cell<Option<Reason>>,
@@ -69,6 +74,7 @@ pub(crate) struct Entry {
 pub(crate) struct HeldBytes(Cell<usize>);
 
 impl HeldBytes {
+    /// Returns the number of bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.0.get()
     }
@@ -80,70 +86,82 @@ impl HeldBytes {
     }
 }
 
-/// What is learnt of a connection on its way.
+/// The facts of a connection, as they become known.
 #[derive(Default)]
 pub(crate) struct Story {
+    /// The SNI as received.
     pub(crate) sni: Option<Box<[u8]>>,
-    /// Of a CONNECT stream.
+    /// The head of a CONNECT stream; `None` for a connection.
     pub(crate) call: Option<Box<Call>>,
-    /// Of a connection that carries CONNECT streams.
+    /// The client of an HBONE connection, once it is authenticated.
     pub(crate) peer: Option<Rc<Peer>>,
+    /// The protocols that the client offered, comma-separated, as received.
     pub(crate) alpn: Option<Box<[u8]>>,
-    /// Whether TLS is ended here.
+    /// True if the gateway terminates the connection's TLS.
     pub(crate) handshake: bool,
-    /// What exactly was wrong.
+    /// The exact fault, if the reason alone does not say it.
     pub(crate) detail: Option<Box<str>>,
-    /// Whether the caller cancelled the stream.
+    /// True if the caller cancelled the stream after it was answered.
     pub(crate) cancelled: bool,
+    /// The rule that matched.
     pub(crate) met: RouteMatch,
+    /// The part of the policy that admitted the connection.
     pub(crate) permit: Option<Permit>,
+    /// The endpoint that was dialled last.
     pub(crate) endpoint: Option<SocketAddr>,
-    /// Of the present dial, where it goes to a port that this process listens on.
+    /// The registration of the present dial, if it goes to a port that this process listens on.
     pub(crate) own_dial: Option<Box<OwnDial>>,
     endpoint_cluster: Option<Arc<str>>,
     endpoint_locality: Option<Arc<str>>,
+    /// From accept to the whole ClientHello.
     pub(crate) hello: Option<Duration>,
+    /// From the first dial to the connect of the endpoint that accepted.
     pub(crate) connect: Option<Duration>,
     /// From accept to the endpoint's first byte.
     pub(crate) first_byte: Option<Duration>,
-    /// Endpoints dialled.
+    /// The number of endpoints that were dialled.
     attempts: u8,
+    /// The counters of the destination, from the first connect on.
     pub(crate) destination: Option<Rc<Destination>>,
 }
 
-/// What is learnt of a CONNECT stream.
+/// The head of a CONNECT stream.
 pub(crate) struct Call {
+    /// The client of the stream's connection.
     pub(crate) peer: Rc<Peer>,
-    /// As received.
+    /// The authority as received.
     pub(crate) authority: Box<str>,
+    /// The unverified claims of the head.
     pub(crate) claims: Claims,
 }
 
-/// Who is at the other end of a connection that carries CONNECT streams.
+/// The authenticated client of an HBONE connection.
 pub(crate) struct Peer {
+    /// The client's certificate chain and identity.
     pub(crate) proof: Proof,
-    /// Whether the roots that were trusted when it was last asked vouch for it.
+    /// The result of the last verification.
     trusted: Cell<bool>,
-    /// Has seen the roots that it was last held against.
+    /// Has seen the bundle of the last verification.
     trust: RefCell<Latest<TrustBundles>>,
-    /// What the connection and its streams hold that somebody does not take.
+    /// Bytes that the connection and its streams hold because a peer does not take them.
     pub(crate) held: Rc<HeldBytes>,
 }
 
 impl Call {
+    /// A head without claims.
     pub(crate) fn new(peer: Rc<Peer>, authority: Box<str>) -> Self {
         Self { peer, authority, claims: Claims::default() }
     }
 }
 
 impl Peer {
-    /// `trust` has seen the roots that the proof was verified against.
+    /// Makes a trusted peer. `trust` has seen the bundle that the proof was verified against.
     pub(crate) fn new(proof: Proof, trust: Latest<TrustBundles>) -> Self {
         Self { proof, trusted: Cell::new(true), trust: RefCell::new(trust), held: Rc::default() }
     }
 
-    /// Returns true if the roots that are trusted now vouch for it. Costs as much as a handshake where they have changed, and
-    /// next to nothing otherwise.
+    /// Returns true if the current trust bundle vouches for the client. Costs as much as a handshake if the bundle has
+    /// changed, and next to nothing otherwise.
     pub(crate) fn is_trusted(&self) -> bool {
         if let Some(changed) = self.trust.borrow_mut().unseen() {
             self.trusted.set(self.proof.verify_against(&changed).is_ok());
@@ -153,12 +171,12 @@ impl Peer {
 }
 
 impl Story {
-    /// Who has proven to be whom: the caller of a stream, or the client of a connection that carries them.
+    /// Returns the authenticated client of a stream or of an HBONE connection.
     pub(crate) fn peer(&self) -> Option<&Rc<Peer>> {
         self.call.as_ref().map(|call| &call.peer).or(self.peer.as_ref())
     }
 
-    /// Notes what came of asking to be let in.
+    /// Notes the result of admission.
     pub(crate) fn admitted(&mut self, answer: Result<Admission, Refusal>) -> Result<Admission, Reason> {
         match answer {
             Ok(admission) => {
@@ -200,12 +218,12 @@ impl Story {
 }
 
 impl Entry {
-    /// Of a connection, counted for its source.
+    /// Makes the entry of a connection, whose place is counted for its source.
     pub(crate) fn new(id: u64, listener: Arc<str>, source: SocketAddr, tick: u32) -> Self {
         Self::held_by(Holder::source(source.ip()), id, listener, source, tick)
     }
 
-    /// Of a CONNECT stream, counted for its caller's identity.
+    /// Makes the entry of a CONNECT stream, whose place is counted for its caller's identity.
     pub(crate) fn held_by(
         holder: Holder,
         id: u64,
@@ -225,7 +243,7 @@ impl Entry {
             up: Cell::new(0),
             down: Cell::new(0),
             spliced: Cell::new(0),
-            told: Cell::new((0, 0, 0)),
+            reported: Cell::new((0, 0, 0)),
             moved: Cell::new(tick),
             opened: Cell::new(tick),
             first_end: Cell::new(None),
@@ -259,34 +277,36 @@ impl Entry {
         self.story.borrow_mut().first_byte = Some(self.accepted.elapsed());
     }
 
+    /// Returns true if the connection was ordered to end.
     pub(crate) fn is_cut(&self) -> bool {
         self.order.get().is_some()
     }
 
-    /// Has a connection that carries streams take no new ones, and end with the last.
+    /// Has an HBONE connection take no new streams, and end with the last.
     pub(crate) fn retire(&self) {
         self.retiring.set(true);
         self.wake();
     }
 
+    /// Returns true if an HBONE connection shall end with its last stream.
     pub(crate) fn is_retiring(&self) -> bool {
         self.retiring.get()
     }
 
-    /// What its whole connection holds, if it is HBONE's.
+    /// Returns the bytes that the whole HBONE connection holds; `None` if it is none.
     pub(crate) fn connection_held(&self) -> Option<Rc<HeldBytes>> {
         let story = self.story.borrow();
         story.peer().map(|peer| peer.held.clone())
     }
 
-    /// Has its task look around.
+    /// Wakes the connection's task.
     pub(crate) fn wake(&self) {
         if let Some(waker) = self.waker.borrow().as_ref() {
             waker.wake_by_ref();
         }
     }
 
-    /// The order to end, if there is one; else the task is woken when there will be.
+    /// Returns the order to end, if there is one; else wakes the task when there is.
     pub(crate) fn poll_cut(&self, context: &Context<'_>) -> Poll<Reason> {
         if let Some(reason) = self.order.get() {
             return Poll::Ready(reason);
@@ -312,6 +332,7 @@ impl Entry {
         std::future::poll_fn(|context| self.poll_cut(context)).await
     }
 
+    /// Counts bytes that were passed on.
     pub(crate) fn count(&self, upward: bool, path: RelayPath, bytes: usize) {
         let bytes = bytes as u64;
         let total = if upward { &self.up } else { &self.down };
@@ -321,20 +342,21 @@ impl Entry {
         }
     }
 
-    /// Bytes that an endpoint was sent, and that another one is sent now.
+    /// Takes back bytes that an endpoint was sent, as another one is sent them now.
     pub(crate) fn take_back(&self, up: usize) {
         self.up.set(self.up.get().saturating_sub(up as u64));
     }
 
-    /// What has moved since the last call: up, down, and of both through a pipe. What was taken back is told once.
+    /// Returns the bytes passed on since the last call: up, down, and of both through a pipe. Bytes that were taken back
+    /// after they were reported are not reported again.
     pub(crate) fn take_unreported(&self) -> (u64, u64, u64) {
-        let told = self.told.get();
-        let now = (self.up.get().max(told.0), self.down.get().max(told.1), self.spliced.get().max(told.2));
-        self.told.set(now);
-        (now.0 - told.0, now.1 - told.1, now.2 - told.2)
+        let last = self.reported.get();
+        let now = (self.up.get().max(last.0), self.down.get().max(last.1), self.spliced.get().max(last.2));
+        self.reported.set(now);
+        (now.0 - last.0, now.1 - last.1, now.2 - last.2)
     }
 
-    /// The story so far.
+    /// Makes the record of what is known so far.
     pub(crate) fn record(&self, reason: Option<Reason>, source_network: Arc<str>) -> ConnectionRecord {
         let story = self.story.borrow();
         let service = story.met.service.as_ref();

@@ -1,4 +1,4 @@
-//! Examines the sockets of connections that stand still, and bounds the kernel memory that those hold whose peers do not read.
+//! Examines the sockets of connections that stand still, and bounds the kernel memory of connections whose peers do not read.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -12,40 +12,42 @@ use crate::model::reason::Reason;
 use crate::net::budget::stalled_memory;
 use crate::net::socket::bound_received;
 
-/// The two peers of a connection, and what waits for them.
+/// The two peers of a connection, and whether bytes wait for them.
 pub(super) struct Sides<'a> {
     /// `None` where the client's side is a stream of many.
     pub(super) client: Option<&'a TcpStream>,
+    /// The connection to the endpoint.
     pub(super) endpoint: &'a TcpStream,
-    /// Whether bytes wait in this process for the endpoint, and for the client.
+    /// True if bytes wait in this process, for the endpoint and for the client.
     pub(super) waiting: [bool; 2],
 }
 
-/// What an examination found.
+/// The findings of an examination.
 #[derive(Debug, Default)]
 pub(super) struct Found {
+    /// Why the connection ends, if it does.
     pub(super) end: Option<Reason>,
-    /// Whether the client, and the endpoint, have sent bytes that are not read.
+    /// True if bytes came that are not read, from the client and from the endpoint.
     pub(super) unread: [bool; 2],
 }
 
-/// Has a new connection hold little in the kernel where those that stand still hold much.
+/// Bounds the receive buffers of a new connection if connections that stand still hold much kernel memory.
 pub(super) fn begin(core: &Core, sockets: &[&TcpStream]) {
     if core.kernel_memory.get() > memory_max(core) / 2 {
         for socket in sockets {
-            // A kernel that refuses is bounded by the connections that end.
+            // If the kernel refuses, `relieve` still bounds the memory.
             let _ = bound_received(socket);
         }
     }
 }
 
-/// The kernel memory that connections of this worker may hold whose peers do not read.
+/// Returns the bytes of kernel memory that connections of this worker may hold whose peers do not read.
 fn memory_max(core: &Core) -> u64 {
     stalled_memory() / core.shared.workers.len().max(1) as u64
 }
 
-/// Ends connections that stand still where they hold too much kernel memory, those first that hold most. Called with each
-/// tick.
+/// Ends connections that stand still if together they hold too much kernel memory; the connection that holds most ends first.
+/// Called with each tick. `stalled` is how long a connection may stand still meanwhile.
 pub(super) fn relieve(core: &Core, stalled: Duration) {
     let most = memory_max(core);
     let mut held = core.kernel_memory.get();

@@ -1,4 +1,4 @@
-//! The data plane as the rest of the program sees it.
+//! The data plane as the rest of the program sees it: starts the workers, and sends them messages.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -25,7 +25,7 @@ use crate::tls::context::NodeContext;
 use crate::tls::server::mutual;
 use crate::world::Reader;
 
-/// Messages that a worker may have waiting; whoever sends more waits.
+/// Messages that may wait for a worker; a sender of more waits.
 const MAILBOX: usize = 64;
 
 /// The running data plane.
@@ -41,19 +41,23 @@ pub struct Control {
     shared: Arc<Shared>,
 }
 
-/// Limits that hold, after what the descriptors allow.
+/// The limits of the config, lowered to what the process's descriptors allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EffectiveLimits {
+    /// Descriptors that the process may have open.
     pub descriptors: usize,
+    /// Connections and CONNECT streams of the data plane.
     pub connections: usize,
+    /// Incomplete hellos of all workers.
     pub pending_hellos: usize,
-    /// Of xDS clients; 0 where xDS is not opened.
+    /// Connections of xDS clients; 0 if xDS is off.
     pub xds_connections: usize,
-    /// Of each HTTP listener.
+    /// Connections of each HTTP listener.
     pub http_connections: usize,
 }
 
 impl EffectiveLimits {
+    /// Works out the limits for a process that may have `descriptors` open.
     pub fn new(limits: &Limits, descriptors: usize, has_xds: bool) -> Self {
         let xds_connections = if has_xds { xds_connections_for(descriptors) } else { 0 };
         let allowed = connections_for(descriptors, xds_connections);
@@ -69,7 +73,8 @@ impl EffectiveLimits {
 }
 
 impl Dataplane {
-    /// Starts the worker threads; they listen nowhere yet.
+    /// Starts the worker threads, which listen on no address yet. Fails if a thread cannot be started or the TLS
+    /// configuration is refused.
     pub fn start(
         workers: usize,
         limits: EffectiveLimits,
@@ -101,21 +106,24 @@ impl Dataplane {
         Ok(dataplane)
     }
 
+    /// Returns a handle that reads and controls the data plane.
     pub fn control(&self) -> Control {
         Control { shared: self.shared.clone() }
     }
 
+    /// Returns the number of workers.
     pub fn workers(&self) -> usize {
         self.shared.workers.len()
     }
 
+    /// Applies new limits; connections above them stay.
     pub fn set_limits(&self, limits: EffectiveLimits) {
         self.shared.admission.set_limit(limits.connections);
         let each = limits.pending_hellos.div_ceil(self.workers());
         self.shared.pending_cap.store(each, Ordering::Relaxed);
     }
 
-    /// Where it listens, with the ports that the kernel chose.
+    /// Returns the addresses that are listened on, with the ports that the kernel chose.
     pub fn open_addresses(&self) -> &BTreeMap<Bind, SocketAddr> {
         &self.open
     }
@@ -126,7 +134,7 @@ impl Dataplane {
         self.shared.own.listens(listening.address);
         let sockets: Vec<OwnedFd> = listening.sockets;
         for (worker, socket) in self.shared.workers.iter().zip(sockets) {
-            // Fails only for a thread that has ended, which nothing can be opened on.
+            // Fails only if the worker's thread has ended.
             let _ = worker.mailbox.send(Message::Open { bind, socket }).await;
         }
     }
@@ -165,16 +173,17 @@ impl Dataplane {
 }
 
 impl Control {
+    /// Returns the run-time state of endpoints.
     pub fn upstreams(&self) -> &Arc<Upstreams> {
         &self.shared.upstreams
     }
 
-    /// Connections now.
+    /// Returns the number of live connections and CONNECT streams.
     pub fn connections_active(&self) -> usize {
         self.shared.admission.used()
     }
 
-    /// All live connections, oldest first; at most 10,000 of each worker.
+    /// Returns all live connections, oldest first; at most 10,000 of each worker.
     pub async fn connections(&self) -> Vec<ConnectionRecord> {
         let mut all = Vec::new();
         for WorkerHandle { mailbox, .. } in &self.shared.workers {
@@ -187,7 +196,7 @@ impl Control {
         all
     }
 
-    /// Whether every worker answers within the time.
+    /// Returns true if every worker answers within the time.
     pub async fn alive(&self, within: Duration) -> bool {
         let all = async {
             for WorkerHandle { mailbox, .. } in &self.shared.workers {

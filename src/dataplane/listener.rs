@@ -22,11 +22,11 @@ use crate::model::reason::Reason;
 use crate::net::throttle::LogThrottle;
 use crate::snapshot::policy::Listener;
 
-/// Accepted in one go, before other tasks have a turn.
+/// Connections accepted before other tasks have a turn.
 const ACCEPTS_AT_ONCE: usize = 64;
-/// Rest after the kernel had no descriptor or memory for a connection.
+/// The pause after the kernel had no descriptor or memory for a connection.
 const REST: Duration = Duration::from_millis(50);
-/// Of all workers.
+/// Limits the log lines of all workers.
 static CANNOT_ACCEPT: LogThrottle = LogThrottle::new(Duration::from_secs(1));
 
 /// A listening socket that is being accepted from.
@@ -37,6 +37,7 @@ pub(crate) struct OpenListener {
 }
 
 impl OpenListener {
+    /// Starts to accept from a listening socket. Fails if the runtime cannot watch it.
     pub(crate) fn start(core: &Rc<Core>, bind: Bind, socket: OwnedFd) -> io::Result<Self> {
         let socket = Rc::new(TcpListener::from_std(socket.into())?);
         let stop = Rc::new(Notify::new());
@@ -48,7 +49,7 @@ impl OpenListener {
         Ok(Self { stop, socket, incoming })
     }
 
-    /// Takes what the kernel has queued, and closes.
+    /// Accepts the connections that the kernel has queued, and closes the socket.
     pub(crate) fn stop(self) {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         while let Ok((client, source)) = acceptfrom_with(&*self.socket, flags) {
@@ -61,19 +62,19 @@ impl OpenListener {
     }
 }
 
-/// Where accepted connections go.
+/// The destination of accepted connections.
 struct Incoming {
     core: Rc<Core>,
     bind: Bind,
     /// The address of its connections; `None` where that is to be asked for each.
     local: Option<SocketAddr>,
-    /// What the policy says of this address, with the policy's generation.
+    /// The policy's listener of this address, with the policy's generation.
     listener: RefCell<Option<(u64, Arc<Listener>)>>,
 }
 
 async fn accept(incoming: Rc<Incoming>, socket: Rc<TcpListener>, stop: Rc<Notify>) {
     loop {
-        // Stop wins: what is queued was taken by whoever ordered it.
+        // Stop wins: `OpenListener::stop` has accepted the queued connections.
         let accepted = tokio::select! {
             biased;
             () = stop.notified() => return,
@@ -93,7 +94,7 @@ async fn accept(incoming: Rc<Incoming>, socket: Rc<TcpListener>, stop: Rc<Notify
 }
 
 impl Incoming {
-    /// Takes a connection; false after a fault, when there may be no more for a while.
+    /// Takes a connection; returns false after a fault, when there may be no more for a while.
     async fn handle(&self, accepted: io::Result<(TcpStream, SocketAddr)>) -> bool {
         match accepted {
             Ok((client, source)) => self.take(client, source),
@@ -113,7 +114,7 @@ impl Incoming {
         let core = &self.core;
         let source = canonical_socket(source);
         let Some(listener) = self.listener() else {
-            // The address is on its way out; the client sees what it would see a moment later.
+            // The listener is about to be closed; the client sees what it would see a moment later.
             return;
         };
         let entry = Rc::new(Entry::new(core.next_id(), listener.name.clone(), source, core.clock.now()));

@@ -1,12 +1,15 @@
 //! The data plane: accept → peek → admit → choose → dial → relay; `hbone` does the same for each CONNECT stream.
 //!
 //! One thread per core, each with a single-threaded runtime, its own `SO_REUSEPORT` sockets and its own table of
-//! connections; no lock is shared on the way of a connection. What a connection costs, and why:
+//! connections. On a connection's way the workers share one lock, that of its source's entry in the admission table, taken
+//! when it is accepted and when it ends. The cost of a connection, and why:
 //!
-//! - the first read is tried when it is accepted, the first write when the endpoint was dialled: on a fast network
-//!   neither has to wait for the poller;
-//! - the hello is read in the worker's scratch buffer; a buffer of its own is made only for one that comes in pieces;
-//! - an idle connection holds two sockets, its entry in the table and its task: no buffer, no pipe, no timer.
+//! - the first read is tried when the connection is accepted, the first write when the endpoint is dialled: on a fast
+//!   network neither waits for the poller;
+//! - the hello is read in the worker's scratch buffer; only a hello that comes in pieces has a buffer of its own;
+//! - the snapshot is lent, endpoints are found by index in a [`balancer`], metrics are counted in cells of the worker;
+//! - an idle connection holds two sockets, its entry in the table and its task: no buffer, no pipe, no timer;
+//! - a task that looks at many connections gives others a turn after some of them.
 
 pub(crate) mod balancer;
 pub(crate) mod clock;

@@ -1,6 +1,6 @@
 //! One handshake step per turn of the event loop. A step costs some hundred microseconds of public-key arithmetic;
-//! a hundred of them in a row would be felt by every connection that is being relayed. Sources take turns, so that one that
-//! begins thousands of handshakes delays those of another by one step for each of theirs.
+//! a hundred of them in a row would delay every connection that is being relayed. Sources take turns, so that a source that
+//! begins thousands of handshakes delays each step of another source by one of its own.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -13,16 +13,16 @@ use std::task::{Poll, Waker};
 use crate::model::address::source_block;
 use crate::net::scope::LocalScope;
 
-/// The order in which handshakes of one worker go on.
+/// Decides which handshake of one worker makes its next step.
 #[derive(Clone, Default)]
 pub(crate) struct HandshakePacer(Rc<RefCell<Waiting>>);
 
 /// Steps that wait for their turn.
 #[derive(Default)]
 struct Waiting {
-    /// Whether somebody has the turn.
+    /// True while a step has the turn.
     taken: bool,
-    /// Sources with a step that waits, in the order of their turns.
+    /// Sources with a waiting step, in the order of their turns.
     sources: VecDeque<IpAddr>,
     of_source: BTreeMap<IpAddr, VecDeque<Rc<Step>>>,
 }
@@ -38,13 +38,13 @@ struct Step {
 enum StepState {
     #[default]
     Waits,
-    /// The turn is its own.
+    /// The step has the turn.
     Granted,
-    /// Its handshake was given up.
+    /// The handshake was given up.
     Gone,
 }
 
-/// The turn; dropped, it is passed on.
+/// The turn of one step; dropped, it is passed on.
 struct Turn<'a>(&'a HandshakePacer);
 
 impl Drop for Turn<'_> {
@@ -114,7 +114,7 @@ impl Waiting {
     }
 
     fn pop(&mut self) -> Option<Rc<Step>> {
-        debug_assert!(self.taken, "a turn is passed on that nobody has");
+        debug_assert!(self.taken, "a turn is passed on that no step has");
         while let Some(source) = self.sources.pop_front() {
             let Some(of_source) = self.of_source.get_mut(&source) else { continue };
             let step = std::iter::from_fn(|| of_source.pop_front())
@@ -134,11 +134,11 @@ impl Waiting {
     }
 }
 
-/// A place among those that wait, which may be given up at any time.
+/// The place of a waiting step, which may be given up at any time.
 struct Place<'a> {
     pacer: &'a HandshakePacer,
     step: Rc<Step>,
-    /// Whether the turn that it led to is taken care of.
+    /// True once the turn that was granted has an owner.
     kept: bool,
 }
 
@@ -153,7 +153,7 @@ impl Drop for Place<'_> {
     }
 }
 
-/// Waits until the task is woken, by whomever.
+/// Waits until the task is woken.
 async fn woken() {
     let mut waited = false;
     poll_fn(|_| if std::mem::replace(&mut waited, true) { Poll::Ready(()) } else { Poll::Pending }).await;
@@ -167,7 +167,7 @@ mod tests {
         IpAddr::from([10, 0, 0, host])
     }
 
-    /// Whether the turn is granted, which is then kept; the first call takes a place.
+    /// Returns true if the turn is granted, which is then kept; the first call takes a place.
     fn poll<F: Future>(future: &mut std::pin::Pin<Box<F>>) -> bool {
         match future.as_mut().poll(&mut std::task::Context::from_waker(Waker::noop())) {
             Poll::Ready(turn) => {

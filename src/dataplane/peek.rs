@@ -17,32 +17,34 @@ use crate::snapshot::admit::{Admission, AdmissionRequest, Refusal, Requested, ad
 use crate::snapshot::policy::{Listener, ListenerProtocol};
 use crate::wire::client_hello::{Hello, HelloFault, Scanner, Verdict, looks_like};
 
-/// What came of the first bytes.
+/// The result of reading the first bytes.
 pub(crate) enum Peeked {
     /// The client may connect; the bytes read so far go to the endpoint first.
     Admitted(Admission, First),
-    /// It is HBONE; these are the bytes read so far.
+    /// The connection is HBONE; these are the bytes read so far.
     Hbone(Box<[u8]>),
     Refused(Reason),
     /// This gateway made the connection itself.
     Own,
-    /// Gone before its first byte.
+    /// The client has gone before its first byte.
     Probe,
-    /// Gone before its hello was whole.
+    /// The client has gone before its hello was complete.
     Gone,
 }
 
 /// The bytes that were read to decide, kept until the endpoint has answered, so that another endpoint can
 /// be sent them if it does not.
 pub(crate) struct First {
+    /// The bytes.
     pub(crate) bytes: Box<[u8]>,
-    /// How many the present endpoint was sent.
+    /// The number of them that the present endpoint was sent.
     pub(crate) sent: usize,
-    /// Whether they are all that an endpoint was ever sent, and no more than the hello: then sending them
-    /// again to another endpoint repeats nothing.
+    /// True while no endpoint was sent anything else, and they are no more than the hello: then sending them again to
+    /// another endpoint repeats nothing.
     pub(crate) repeatable: bool,
 }
 
+/// Reads the hello and asks for admission, until the deadline of the listener's policy.
 pub(crate) async fn peek(
     core: &Rc<Core>,
     entry: &Rc<Entry>,
@@ -64,10 +66,12 @@ pub(crate) async fn peek(
     peek.wait(client).await
 }
 
-/// Stands in the list of pending hellos for as long as it lives.
+/// Keeps a connection in the list of pending hellos until it is dropped.
 pub(crate) struct Waiting<'a>(&'a Core, &'a Entry);
 
 impl<'a> Waiting<'a> {
+    /// Adds a connection to the list. If the list is full, the connection that has waited longest of the source that has
+    /// most is ended.
     pub(crate) fn begin(core: &'a Core, entry: &'a Rc<Entry>) -> Self {
         let source = entry.source.ip();
         let given_way = core.pending.borrow_mut().insert(source, entry.id, entry.clone(), core.pending_cap());
@@ -89,7 +93,7 @@ struct Peek<'a> {
     entry: &'a Rc<Entry>,
     listener: &'a Arc<Listener>,
     scanner: Scanner,
-    /// What has come, where it did not come at once.
+    /// The bytes of a hello that did not come at once.
     received: Vec<u8>,
 }
 
@@ -112,7 +116,7 @@ impl Peek<'_> {
         }
     }
 
-    /// Reads what is there; `None` while the hello is not whole.
+    /// Reads the bytes that have come; `None` while the hello is not complete.
     fn read(&mut self, client: &TcpStream) -> Option<Peeked> {
         let mut scratch = self.core.scratch.borrow_mut();
         let scratch = &mut *scratch;
@@ -154,7 +158,7 @@ impl Peek<'_> {
     }
 }
 
-/// What a verdict on the hello means; `None` while it is not whole.
+/// Decides on the hello; `None` while it is not complete.
 fn conclude(
     core: &Core,
     entry: &Entry,
@@ -207,7 +211,7 @@ fn conclude(
     })
 }
 
-/// Says of a route with endpoints of its own that none of their names has an address; the word is the code of `status`.
+/// Returns the detail for a route none of whose endpoints' names has an address; its first word is the code of `status`.
 fn unresolved(snapshot: &Snapshot, refusal: &Refusal) -> Option<Box<str>> {
     let key = refusal.matched.rule.as_ref().filter(|_| refusal.reason == Reason::NoEndpoints)?;
     let route = snapshot.routes().named(key).filter(|_| refusal.matched.service.is_none())?;
@@ -222,7 +226,7 @@ fn note_names(entry: &Entry, hello: &Hello<'_>) {
     story.alpn = hello.alpn.map(|protocols| protocols.joined());
 }
 
-/// Returns what a refused hello is, where its reason does not say so.
+/// Returns the detail of a refused hello, if its reason does not say all.
 fn fault_detail(fault: &HelloFault, bytes: &[u8]) -> Option<Box<str>> {
     match fault {
         HelloFault::NotTls => looks_like(bytes).map(|like| format!("it looks like {like}").into()),
@@ -231,7 +235,8 @@ fn fault_detail(fault: &HelloFault, bytes: &[u8]) -> Option<Box<str>> {
     }
 }
 
-/// Where a port takes both, HBONE is what gives no server name and offers `h2` alone (SPEC §4).
+/// Returns true if the hello is HBONE's. On a port that takes both protocols, that is a hello without a server name that
+/// offers `h2` alone (SPEC §4).
 fn is_hbone(protocol: ListenerProtocol, hello: &Hello<'_>) -> bool {
     match protocol {
         ListenerProtocol::Sni => false,

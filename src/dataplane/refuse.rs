@@ -12,19 +12,19 @@ use super::core::Core;
 use crate::model::reason::Reason;
 use crate::wire::alert::Alert;
 
-/// What is discarded at most.
+/// The most bytes that are discarded.
 const DISCARDED_MAX: usize = 64 * 1024;
-/// How long bytes are waited for.
+/// How long the client's bytes are discarded.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// Tells the client, and waits until it has had a chance to hear.
+/// Sends the client the alert of a reason, and waits until it has had a chance to read it.
 pub(crate) async fn refuse(core: &Core, client: &TcpStream, reason: Reason) {
-    if tell(client, reason) {
+    if send_alert(client, reason) {
         linger(core, client).await;
     }
 }
 
-/// Discards what a client still sends, so that it can read what it was told before FIN.
+/// Discards the bytes that a client still sends, so that it can read what it was sent before FIN.
 pub(crate) async fn linger(core: &Core, client: &TcpStream) {
     let deadline = tokio::time::Instant::now() + LINGER;
     let mut discarded = 0;
@@ -47,14 +47,14 @@ pub(crate) async fn linger(core: &Core, client: &TcpStream) {
     }
 }
 
-/// Tells the client, without waiting: where there is no room to wait.
+/// Sends the client the alert of a reason without waiting, for connections that have no place.
 pub(crate) fn at_once(core: &Core, client: &impl AsFd, reason: Reason) {
-    tell(client, reason);
+    send_alert(client, reason);
     let _ = rustix::net::recv(client, &mut *core.scratch.borrow_mut().bytes, RecvFlags::DONTWAIT);
 }
 
-/// Sends the alert and FIN; whether that made sense.
-fn tell(client: &impl AsFd, reason: Reason) -> bool {
+/// Sends the alert and FIN; returns false if the reason has none, or the client has gone.
+fn send_alert(client: &impl AsFd, reason: Reason) -> bool {
     let Some(alert) = Alert::of(reason) else {
         return false;
     };
@@ -63,7 +63,7 @@ fn tell(client: &impl AsFd, reason: Reason) -> bool {
         && rustix::net::shutdown(client, Shutdown::Write).is_ok()
 }
 
-/// Reads and drops; `None` where there is nothing now, 0 at the end.
+/// Reads and drops bytes; returns `None` if none have come, 0 at the end.
 fn discard(core: &Core, client: &TcpStream) -> Option<usize> {
     let mut scratch = core.scratch.borrow_mut();
     let read = client.try_io(Interest::READABLE, || {

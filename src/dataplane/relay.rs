@@ -45,24 +45,24 @@ use crate::wire::client_hello::{answers_tls, looks_like};
 const SPLICE_FROM: usize = 16 * 1024;
 /// So many smaller splices in a row end the splicing: one alone may only be the gap between two large writes.
 const SMALL_SPLICES_MAX: u8 = 4;
-/// What one direction may move before other connections have a turn.
+/// Bytes that one direction may move before other connections have a turn.
 const TURN: usize = 1 << 20;
 
-/// How it ended.
+/// The end of a relay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     Closed(Reason),
     /// The endpoint reset before its first byte.
-    NotTaken(Again),
+    NotTaken(Retry),
 }
 
-/// Whether another endpoint can be asked the same.
+/// What may follow after an endpoint that has not taken the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Again {
-    /// It was sent the hello and nothing else.
-    Yes,
-    /// It was sent more, which nobody has any more. The client was reset.
-    No,
+pub(crate) enum Retry {
+    /// Another endpoint: this one was sent the hello and nothing else.
+    Another,
+    /// The end: the endpoint was sent more, which is not kept. The client was reset.
+    GiveUp,
 }
 
 /// Relays until the end.
@@ -98,16 +98,16 @@ struct Relay<'a> {
     first: &'a mut Option<First>,
     up: Direction,
     down: Direction,
-    /// Whether the endpoint has sent its first byte.
+    /// True once the endpoint has sent its first byte.
     taken: bool,
-    /// Whether the endpoint's socket has the options that only a longer connection needs.
+    /// True once the endpoint's socket has the options that only a longer connection needs.
     tuned: bool,
 }
 
 /// One direction's state; empty while it waits for bytes.
 #[derive(Default)]
 struct Direction {
-    /// What of a read could not be written yet.
+    /// The part of a read that could not be written yet.
     held: Option<Box<Held>>,
     pipe: Option<Pipe>,
     /// Bytes in the pipe.
@@ -115,18 +115,18 @@ struct Direction {
     splicing: bool,
     /// Splices below [`SPLICE_FROM`] since the last larger one.
     small_splices: u8,
-    /// Whether bytes may have come of which the poller does not tell.
-    untold: bool,
-    /// Whether urgent data has come.
+    /// True if bytes may have come that the poller does not report.
+    unreported: bool,
+    /// True once urgent data has come.
     urgent: bool,
-    /// The source has ended.
+    /// True once the source has ended.
     read_out: bool,
-    /// And the sink knows.
+    /// True once the end was passed on to the sink.
     ended: bool,
 }
 
 impl Direction {
-    /// Whether bytes wait for the sink.
+    /// Returns true if bytes wait for the sink.
     fn holds(&self) -> bool {
         self.held.is_some() || self.piped > 0
     }
@@ -143,7 +143,7 @@ enum Way {
     Down,
 }
 
-/// Which side broke.
+/// The side whose socket failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     Client,
@@ -176,24 +176,24 @@ impl Relay<'_> {
         }
     }
 
-    /// Sets the options of a connection that has lived for a tick; those that end sooner never pay for them.
+    /// Sets the options of a connection that has lived for a tick; shorter connections never pay for them.
     fn tune(&mut self) {
         if !self.tuned && self.core.clock.now() != self.entry.opened.get() {
             self.tuned = true;
             // A kernel without an option works without it.
             let _ = keep_alive(&self.connected.socket).and_then(|()| bound_unsent(&self.connected.socket));
             // Urgent data may have stopped a read.
-            (self.up.untold, self.down.untold) = (true, true);
+            (self.up.unreported, self.down.unreported) = (true, true);
         }
     }
 
-    /// Looks at both peers; why the connection ends, if it does.
+    /// Examines both peers; returns why the connection ends, if it does.
     fn examine(&mut self) -> Option<Reason> {
         let waiting = [self.up.holds(), self.down.holds()];
         let sides = Sides { client: Some(self.client), endpoint: &self.connected.socket, waiting };
         let found = examine(self.core, self.entry, &sides);
         // A read that stops before urgent data is as short as one that has emptied the socket.
-        [self.up.untold, self.down.untold] = found.unread;
+        [self.up.unreported, self.down.unreported] = found.unread;
         found.end
     }
 
@@ -206,18 +206,18 @@ impl Relay<'_> {
             }
             Fault::Endpoint => {
                 if !self.taken && self.first.as_ref().is_some_and(|first| first.repeatable) {
-                    return End::NotTaken(Again::Yes);
+                    return End::NotTaken(Retry::Another);
                 }
                 reset_on_close(self.client);
                 if !self.taken {
-                    return End::NotTaken(Again::No);
+                    return End::NotTaken(Retry::GiveUp);
                 }
                 End::Closed(Reason::EndpointReset)
             }
         }
     }
 
-    /// Moves what can be moved in one direction; ready once it has ended.
+    /// Moves bytes in one direction; ready once the direction has ended.
     fn pump(&mut self, way: Way, context: &mut Context<'_>) -> Poll<Result<(), Fault>> {
         if self.direction(way).ended {
             return Poll::Ready(Ok(()));
@@ -259,7 +259,7 @@ impl Relay<'_> {
         }
     }
 
-    /// Writes what is held; ready once nothing is.
+    /// Writes the bytes that are held; ready once there are none.
     fn flush(&mut self, way: Way, context: &mut Context<'_>) -> Poll<Result<(), Fault>> {
         if way == Way::Up {
             ready!(self.flush_first(context))?;
@@ -304,7 +304,7 @@ impl Relay<'_> {
         Poll::Ready(Ok(()))
     }
 
-    /// Writes what was read before there was an endpoint.
+    /// Writes the bytes that were read before there was an endpoint.
     fn flush_first(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Fault>> {
         loop {
             let Some(first) = self.first.as_ref().filter(|first| first.sent < first.bytes.len()) else {
@@ -327,7 +327,7 @@ impl Relay<'_> {
         sink.try_io(Interest::WRITABLE, || Ok(rustix::net::send(sink, bytes, SendFlags::NOSIGNAL)?))
     }
 
-    /// After a write that did not go: waits for room, or names who broke.
+    /// Waits for room after a write that failed, or returns the side that failed.
     fn wait_to_write(
         &self,
         way: Way,
@@ -342,12 +342,12 @@ impl Relay<'_> {
         }
     }
 
-    /// Reads what is there and writes what it can of it; the number of bytes read.
+    /// Reads what has come and writes what the sink takes of it; returns the number of bytes read.
     fn fill(&mut self, way: Way, context: &mut Context<'_>) -> Poll<Result<usize, Fault>> {
         let (source, fault) = self.source(way);
         let ready = source.poll_read_ready(context).is_ready();
-        let untold = std::mem::take(&mut self.direction(way).untold);
-        if !ready && !untold {
+        let unreported = std::mem::take(&mut self.direction(way).unreported);
+        if !ready && !unreported {
             self.release(way);
             return Poll::Pending;
         }
@@ -355,7 +355,7 @@ impl Relay<'_> {
             let read = self.fill_scratch(way, receive_unasked);
             if read.as_ref().is_ok_and(|count| *count > 0) {
                 let direction = self.direction(way);
-                (direction.untold, direction.urgent) = (true, true);
+                (direction.unreported, direction.urgent) = (true, true);
             }
             read
         } else if self.direction(way).splicing && self.has_pipe(way) {
@@ -380,8 +380,8 @@ impl Relay<'_> {
         }
     }
 
-    /// Bytes came. From the endpoint they say that it has taken the connection; after more bytes of the client
-    /// than the hello nothing can be repeated.
+    /// Notes that bytes came. Bytes from the endpoint say that it has taken the connection; bytes from the client behind
+    /// the hello cannot be sent again.
     fn heard(&mut self, way: Way) {
         if way == Way::Down && !self.taken {
             self.taken = true;
@@ -472,7 +472,7 @@ impl Relay<'_> {
         self.count(way, RelayPath::Copy, written);
     }
 
-    /// Notes where what answers a ClientHello is not TLS.
+    /// Notes an answer to a ClientHello that is not TLS.
     fn look_at_answer(&self, bytes: &[u8]) {
         let tls = answers_tls(bytes);
         if !bytes.is_empty() {
@@ -486,7 +486,7 @@ impl Relay<'_> {
         }
     }
 
-    /// Gives an empty pipe back.
+    /// Gives an empty pipe back to the worker.
     fn release(&mut self, way: Way) {
         let direction = self.direction(way);
         if direction.piped == 0
@@ -502,7 +502,7 @@ impl Relay<'_> {
         }
     }
 
-    /// The source has ended and all of it is written: passes the end on.
+    /// Passes the end of the source on, as all of its bytes are written.
     fn end(&mut self, way: Way) {
         self.direction(way).ended = true;
         self.entry.ended_first(if way == Way::Up { Side::Client } else { Side::Endpoint });

@@ -1,4 +1,4 @@
-//! What all workers share: state read by each of them, and the messages that they are sent.
+//! The state that all workers share, and the messages that they are sent.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -18,51 +18,53 @@ use crate::snapshot::policy::Listener;
 use crate::telemetry::Telemetry;
 use crate::tls::context::NodeContext;
 
-/// What all workers share.
+/// The state that all workers share.
 pub(crate) struct Shared {
+    /// Metrics and logs of the program.
     pub(crate) telemetry: Telemetry,
+    /// The run-time state of endpoints.
     pub(crate) upstreams: Arc<Upstreams>,
-    /// Connections and CONNECT streams.
+    /// The places of connections and CONNECT streams.
     pub(crate) admission: Admission,
-    /// Hellos not yet complete that one worker may hold.
+    /// The number of incomplete hellos that one worker may hold.
     pub(crate) pending_cap: AtomicUsize,
+    /// The addresses that this process listens on.
     pub(crate) own: Arc<OwnAddresses>,
     /// The workers, by their index.
     pub(crate) workers: Box<[WorkerHandle]>,
+    /// The TLS of HBONE connections.
     pub(crate) hbone: Hbone,
 }
 
 /// A worker as others see it.
 pub(crate) struct WorkerHandle {
+    /// The bounded queue of the worker's messages.
     pub(crate) mailbox: mpsc::Sender<Message>,
     /// HBONE connections that the worker serves, or is about to.
     pub(crate) hbone_connections: AtomicUsize,
 }
 
 impl WorkerHandle {
+    /// Makes the handle of a worker without connections.
     pub(crate) fn new(mailbox: mpsc::Sender<Message>) -> Self {
         Self { mailbox, hbone_connections: AtomicUsize::new(0) }
     }
 }
 
-/// What the HBONE connections of all workers need.
+/// The TLS of HBONE connections.
 pub(crate) struct Hbone {
+    /// The server's side of mutual TLS.
     pub(crate) tls: Arc<rustls::ServerConfig>,
+    /// This gateway's certificate and trust bundle.
     pub(crate) context: NodeContext,
 }
 
 /// An order to a worker. Each is answered by doing it; none can fail.
 pub(crate) enum Message {
-    Open {
-        bind: Bind,
-        socket: OwnedFd,
-    },
+    /// Listens on one more socket.
+    Open { bind: Bind, socket: OwnedFd },
     /// Stops listening; the listener's connections may finish within the time.
-    Close {
-        bind: Bind,
-        listener: Arc<str>,
-        within: Duration,
-    },
+    Close { bind: Bind, listener: Arc<str>, within: Duration },
     /// A connection that another worker has accepted.
     Arrive(Box<Arrival>),
     /// A new config file may have taken back what admitted some connections.
@@ -70,24 +72,21 @@ pub(crate) enum Message {
     /// Lists live connections.
     Connections(oneshot::Sender<Vec<ConnectionRecord>>),
     /// Stops listening, lets connections finish within the time, and ends the thread.
-    Drain {
-        within: Duration,
-    },
-    /// Ends one connection of a holder, so that another holder can have its place. `asked` workers had none of it.
-    TakeBack {
-        holder: Holder,
-        asked: usize,
-    },
+    Drain { within: Duration },
+    /// Ends one connection of a holder, so that another holder can have its place. `asked` workers had no such connection.
+    TakeBack { holder: Holder, asked: usize },
+    /// Asks whether the worker still reads its mailbox.
     Alive(oneshot::Sender<()>),
 }
 
-/// An HBONE connection's place among those of a worker, for as long as it lives.
+/// Counts an HBONE connection among those of a worker until it is dropped.
 pub(crate) struct HbonePlace {
     shared: Arc<Shared>,
     worker: usize,
 }
 
 impl HbonePlace {
+    /// Counts a connection for the worker with this index.
     pub(crate) fn take(shared: &Arc<Shared>, worker: usize) -> Self {
         shared.workers[worker].hbone_connections.fetch_add(1, Ordering::Relaxed);
         Self { shared: shared.clone(), worker }
@@ -101,11 +100,13 @@ impl Drop for HbonePlace {
     }
 }
 
-/// What is known of an HBONE connection before its TLS handshake.
+/// An HBONE connection before its TLS handshake.
 pub(crate) struct Opening {
+    /// The listener that accepted it.
     pub(crate) listener: Arc<Listener>,
     /// The bytes read so far.
     pub(crate) hello: Box<[u8]>,
+    /// Its place among the worker's HBONE connections.
     pub(crate) place: HbonePlace,
 }
 
@@ -121,6 +122,7 @@ pub(crate) struct Arrival {
 }
 
 impl Arrival {
+    /// Takes what another worker needs of a connection.
     pub(crate) fn of(entry: &Entry, socket: OwnedFd, opening: Opening) -> Self {
         Self {
             id: entry.id,

@@ -1,5 +1,5 @@
-//! The worker's coarse clock: once a second it tells the metrics what has moved and ends what was idle for
-//! too long. Work is in proportion to the connections that moved something, not to those that are open.
+//! One tick of a worker, once a second: reports the bytes that connections have passed on, and ends connections that were
+//! idle for too long. The work is in proportion to the connections that moved something, not to the open ones.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -51,7 +51,7 @@ pub(crate) async fn tick(core: &Core) {
     core.local.stalled_memory(core.kernel_memory.get());
 }
 
-/// Ends a connection that was idle for too long, or looks again when it may be.
+/// Ends a connection that was idle for too long, or schedules the next look at it.
 fn look(core: &Core, entry: &Rc<Entry>, timeouts: &Timeouts) {
     if !core.is_live(entry) {
         return;
@@ -72,8 +72,8 @@ fn look(core: &Core, entry: &Rc<Entry>, timeouts: &Timeouts) {
     }
 }
 
-/// How long a connection may go on of which one direction has ended. A TLS server answers a hello at once: where none has,
-/// nobody waits for more.
+/// Returns how long a half-closed connection may go on. A TLS server answers a hello at once: if the endpoint has sent
+/// nothing, the client waits for nothing.
 fn half_close(entry: &Entry, timeouts: &Timeouts) -> Option<Duration> {
     if !entry.half_closed.get() {
         return None;
@@ -83,7 +83,7 @@ fn half_close(entry: &Entry, timeouts: &Timeouts) -> Option<Duration> {
     timeouts.half_close.into_iter().chain(most).min()
 }
 
-/// Whole ticks, rounded up, and one more because the first is not whole.
+/// Returns the timeout in ticks, rounded up, and one more because the first tick is not a whole one.
 fn ticks(timeout: Duration) -> u32 {
     u32::try_from(timeout.as_secs() + u64::from(timeout.subsec_nanos() > 0))
         .unwrap_or(u32::MAX)

@@ -18,12 +18,12 @@ use crate::snapshot::candidates::{Candidate, Candidates, EndpointKey};
 use crate::snapshot::policy::Ejection;
 use crate::telemetry::recorder::Recorder;
 
-/// How long an endpoint that nobody uses is remembered.
+/// How long an endpoint without connections is remembered.
 const FORGET_AFTER: Duration = Duration::from_secs(60);
-/// The same for one that failed last, as somebody may come to look.
+/// The same for an endpoint that failed last, so that an operator finds it.
 const FORGET_FAILED_AFTER: Duration = Duration::from_secs(600);
 
-/// All endpoints that have been dialled.
+/// The run-time state of all endpoints that a worker has considered.
 pub struct Upstreams {
     started: Instant,
     endpoints: DashMap<EndpointKey, Arc<Upstream>, DefaultHashBuilder>,
@@ -33,39 +33,43 @@ pub struct Upstreams {
     recorder: Arc<Recorder>,
 }
 
-/// One endpoint.
+/// The run-time state of one endpoint.
 #[derive(Debug)]
 pub struct Upstream {
     group: Arc<Group>,
     in_flight: AtomicU32,
-    /// In a row.
+    /// Failures since the endpoint last took a connection.
     failures: AtomicU32,
-    /// Milliseconds since start; 0: not ejected.
+    /// The end of its ejection in milliseconds since start; 0: it is not ejected.
     ejected_until: AtomicU64,
-    /// Milliseconds since start.
+    /// The time of the last dial in milliseconds since start; 0: it was never dialled.
     used: AtomicU64,
-    /// Milliseconds since start when it last answered a ClientHello with something that is not TLS; 0: it did not, or has
-    /// spoken TLS since.
+    /// The time of its last answer to a ClientHello that was not TLS, in milliseconds since start; 0: it did not answer so,
+    /// or has spoken TLS since.
     not_tls: AtomicU64,
-    /// Written where a connection fails, and nowhere else.
+    /// Locked only when a connection fails, and by readers of the API.
     last_failure: Mutex<Option<LastFailure>>,
 }
 
 /// The last failure of an endpoint to take a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LastFailure {
+    /// The reason that the connection would have ended with.
     pub reason: Reason,
+    /// The time of the failure.
     pub time: SystemTime,
 }
 
-/// How an endpoint did, for those who look.
+/// The state of an endpoint, as the API shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointState {
+    /// Connections, from before they are dialled to their end.
     pub in_flight: u32,
     /// How much longer it is left out.
     pub ejected_for: Option<Duration>,
     /// Failures since it last took a connection.
     pub in_a_row: u32,
+    /// The last failure, also if the endpoint has taken connections since.
     pub last_failure: Option<LastFailure>,
     /// When it last answered a ClientHello with something that is not TLS.
     pub not_tls: Option<SystemTime>,
@@ -90,6 +94,7 @@ pub(crate) struct Group {
 }
 
 impl Group {
+    /// Returns true if an endpoint of the group is ejected.
     pub(crate) fn has_ejected(&self) -> bool {
         self.ejected.load(Ordering::Relaxed) != 0
     }
@@ -99,6 +104,7 @@ impl Group {
         self.changes.load(Ordering::Acquire)
     }
 
+    /// Returns a count that goes up with each call.
     pub(crate) fn take_turn(&self) -> u64 {
         self.turn.fetch_add(1, Ordering::Relaxed)
     }
@@ -140,7 +146,7 @@ impl Drop for InFlight {
     }
 }
 
-/// What a failure led to.
+/// The consequence of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     Stays,
@@ -148,6 +154,7 @@ pub enum Verdict {
 }
 
 impl Upstreams {
+    /// Remembers no endpoint yet.
     pub fn new(recorder: &Arc<Recorder>) -> Self {
         Self {
             started: Instant::now(),
@@ -158,7 +165,7 @@ impl Upstreams {
         }
     }
 
-    /// Never 0, so that 0 can stand for "not ejected".
+    /// Returns the milliseconds since start. Never 0, as 0 stands for "not ejected".
     pub(crate) fn now(&self) -> u64 {
         u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX) + 1
     }
@@ -207,7 +214,7 @@ impl Upstreams {
         self.groups.entry(name.clone()).or_insert_with(new).clone()
     }
 
-    /// The endpoint has taken a connection.
+    /// Notes that the endpoint has taken a connection.
     pub fn succeeded(&self, in_flight: &InFlight) {
         // Read first: in health the line is shared by all workers and never written.
         if in_flight.0.failures.load(Ordering::Relaxed) != 0 {
@@ -215,7 +222,7 @@ impl Upstreams {
         }
     }
 
-    /// The endpoint has answered a ClientHello, with TLS or with something else.
+    /// Notes that the endpoint has answered a ClientHello; `tls` is false if the answer is not TLS.
     pub fn answered(&self, in_flight: &InFlight, tls: bool) {
         let not_tls = &in_flight.0.not_tls;
         // Read first, as `succeeded` does.
@@ -224,7 +231,8 @@ impl Upstreams {
         }
     }
 
-    /// The endpoint refused, was silent, unreachable, or reset before its first byte.
+    /// Notes that the endpoint refused, was silent, unreachable, or reset before its first byte, and ejects it if it has
+    /// failed often enough.
     pub fn failed(&self, in_flight: &InFlight, candidates: &Candidates, reason: Reason) -> Verdict {
         let upstream = &in_flight.0;
         let last = LastFailure { reason, time: SystemTime::now() };
@@ -247,7 +255,8 @@ impl Upstreams {
         Verdict::Ejected
     }
 
-    /// Never the only endpoint, and never more than the share allows; but one of several always may be.
+    /// Returns true if one more endpoint may be ejected: never the only one, and never more than the share allows; but one
+    /// of several always may be.
     fn may_eject(&self, candidates: &Candidates, ejection: &Ejection) -> bool {
         let all = candidates.endpoints().len();
         let ejected = (0..all).filter(|index| self.is_ejected(candidates, *index)).count();
@@ -274,7 +283,7 @@ impl Upstreams {
         until != 0
     }
 
-    /// Lets back whose time is over, and forgets endpoints that nobody uses. Called about once a second.
+    /// Lets back endpoints whose time is over, and forgets endpoints without connections. Called about once a second.
     pub fn upkeep(&self) {
         let now = self.now();
         let milliseconds = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
@@ -295,14 +304,14 @@ impl Upstreams {
         self.groups.retain(|_, group| Arc::strong_count(group) > 1);
     }
 
-    /// How an endpoint did; `None` where it was not dialled for a while.
+    /// Returns the state of an endpoint; `None` if it was not dialled for a while.
     pub fn state(&self, key: &EndpointKey) -> Option<EndpointState> {
         let upstream = self.endpoints.get(key)?.clone();
         let was_dialled = upstream.used.load(Ordering::Relaxed) != 0;
         was_dialled.then(|| self.state_of(&upstream))
     }
 
-    /// The endpoints that an operator should look at, in order of group and address.
+    /// Returns the endpoints that an operator should look at, in order of group and address.
     pub fn troubled(&self) -> Vec<(EndpointKey, EndpointState)> {
         // In health nothing is locked or copied.
         let may_be = |upstream: &Upstream| {
@@ -332,17 +341,19 @@ impl Upstreams {
         }
     }
 
-    /// Endpoints that are remembered.
+    /// Returns the number of endpoints that are remembered.
     pub fn len(&self) -> usize {
         self.endpoints.len()
     }
 
+    /// Returns true if no endpoint is remembered.
     pub fn is_empty(&self) -> bool {
         self.endpoints.is_empty()
     }
 }
 
-/// The service or route that a group is of: the group of a service is `hostname:port`, its series is that of the service.
+/// Returns the service or route that a group belongs to: the group of a service is `hostname:port`, its metrics are those
+/// of the service.
 fn service_of(group: &str) -> &str {
     group.split(':').next().unwrap_or(group)
 }
