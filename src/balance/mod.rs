@@ -1,7 +1,7 @@
 //! The choice among candidates: which level, which endpoint, with what odds. Pure: load, randomness and the
 //! trace are arguments, so the data path, `explain` and the tests make the same choice.
 //!
-//! What may be chosen is worked out by [`Selection`], which the data path keeps from one connection to the next.
+//! A [`Selection`] holds the candidates that may be chosen; the data path keeps it from one connection to the next.
 
 pub mod selection;
 
@@ -49,9 +49,10 @@ impl Load for Idle {
     }
 }
 
-/// What one connection asks for.
+/// The question of one connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask<'a> {
+    /// The endpoints of the route or service port.
     pub candidates: &'a Candidates,
     /// The clusters whose endpoints may be chosen; `None`: all.
     pub clusters: Option<&'a [ClusterId]>,

@@ -25,7 +25,9 @@ pub enum Tier {
 /// The candidates that may be chosen for an [`Ask`], by level.
 #[derive(Debug)]
 pub struct Selection {
+    /// The tier of all levels.
     pub(super) tier: Tier,
+    /// The levels in the order of the candidates' levels.
     pub(super) levels: Vec<Picks>,
 }
 

@@ -8,13 +8,14 @@ use serde_json::{Map, Value};
 use super::clock::rfc3339;
 use crate::model::record::ConnectionRecord;
 
-/// Where the access log goes.
+/// The destination of the access log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AccessLog {
     Off,
     To { sink: Sink, format: Format },
 }
 
+/// The output that lines are written to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Sink {
     Stdout,
@@ -22,6 +23,7 @@ pub enum Sink {
     File(PathBuf),
 }
 
+/// The form of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     Json,
@@ -29,11 +31,14 @@ pub enum Format {
     Text,
 }
 
-/// This gateway as its access log names it; empty texts are left out.
+/// The names of this gateway in its access log; empty ones are left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GatewayName {
+    /// `node.name` of the config.
     pub name: Arc<str>,
+    /// `node.network` of the config.
     pub network: Arc<str>,
+    /// `node.cluster` of the config.
     pub cluster: Arc<str>,
 }
 
@@ -83,7 +88,7 @@ pub const FIELDS: &[(&str, &str)] = &[
     ("gateway_cluster", "Its `node.cluster`."),
 ];
 
-/// The fields of a record by the names of SPEC §11; what is not known is left out.
+/// Returns the fields of a record by the names of SPEC §11; unknown ones are left out.
 pub fn fields(record: &ConnectionRecord, gateway: &GatewayName) -> Map<String, Value> {
     let mut fields = Map::new();
     let mut put = |name: &str, value: Option<Value>| {
@@ -132,7 +137,7 @@ pub fn fields(record: &ConnectionRecord, gateway: &GatewayName) -> Map<String, V
     fields
 }
 
-/// A line of the log, with its line feed.
+/// Returns a line of the log, with its line feed.
 pub fn line(record: &ConnectionRecord, gateway: &GatewayName, format: Format) -> String {
     let fields = fields(record, gateway);
     let mut line = match format {

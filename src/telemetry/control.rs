@@ -4,19 +4,19 @@ use metrics::{Counter, Gauge, Recorder as _};
 
 use super::recorder::Recorder;
 
-/// How a reload went.
+/// The result of a reload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReloadResult {
     Applied,
     Rejected,
 }
 
-/// Which certificate of ours a time of expiry is of.
+/// The kind of a certificate whose expiry is reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CertificateKind {
-    /// Our own.
+    /// The gateway's own certificate.
     Workload,
-    /// The last to expire of a trust domain's roots.
+    /// The root of a trust domain that expires last.
     Roots,
 }
 
@@ -37,6 +37,7 @@ pub struct Control {
     rejected: Counter,
 }
 
+/// The names and descriptions of all metrics that the recorder counts.
 pub const DESCRIPTIONS: &[(&str, &str)] = &[
     (
         "isthmus_connections_total",
@@ -96,6 +97,7 @@ pub const DESCRIPTIONS: &[(&str, &str)] = &[
 ];
 
 impl Control {
+    /// Describes all metrics to the recorder and makes the handles.
     pub(crate) fn new(recorder: &Recorder) -> Self {
         for (name, text) in DESCRIPTIONS {
             recorder.describe_gauge((*name).into(), None, (*text).into());
@@ -110,16 +112,17 @@ impl Control {
         }
     }
 
-    /// A world was taken into use.
+    /// Sets the generation of the snapshot in use.
     pub fn published(&self, generation: u64) {
         self.generation.set(generation as f64);
     }
 
-    /// The order to stop was given.
+    /// Notes that the process was ordered to stop.
     pub fn draining(&self) {
         self.draining.set(1.0);
     }
 
+    /// Counts a reload.
     pub fn reloaded(&self, result: ReloadResult) {
         match result {
             ReloadResult::Applied => self.applied.increment(1),
@@ -127,8 +130,8 @@ impl Control {
         }
     }
 
-    /// A certificate is valid for so many more seconds. Trust domains are those of the config and of our own sources,
-    /// so they cannot be many.
+    /// Sets the seconds until a certificate expires, negative after. Trust domains are those of the config and of the
+    /// certificate's source, so the series are few.
     pub fn certificate_expires(
         &self,
         recorder: &Recorder,

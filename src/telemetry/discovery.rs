@@ -15,7 +15,7 @@ pub struct Discovery {
 }
 
 impl Discovery {
-    /// For these resource types.
+    /// Makes the handles for these resource types.
     pub fn new(recorder: &Recorder, types: impl IntoIterator<Item = &'static str>) -> Self {
         let of = |name: &'static str| {
             let labels = [("type", name)];
@@ -30,34 +30,36 @@ impl Discovery {
         }
     }
 
+    /// Counts a client's stream that began.
     pub fn come(&self) {
         self.clients.increment(1.0);
     }
 
-    /// A client was refused, as it claimed what no rule lets it.
+    /// Counts a stream that was refused, as no rule allows what its client claims.
     pub fn refused(&self) {
         self.refused.increment(1);
     }
 
+    /// Counts a client's stream that ended.
     pub fn gone(&self) {
         self.clients.decrement(1.0);
     }
 
-    /// A response was sent.
+    /// Counts a response that was sent.
     pub fn pushed(&self, kind: &str) {
         if let Some((_, pushes, _)) = self.types.iter().find(|(name, ..)| *name == kind) {
             pushes.increment(1);
         }
     }
 
-    /// A client refused a response.
+    /// Counts a response that a client refused.
     pub fn rejected(&self, kind: &str) {
         if let Some((.., rejects)) = self.types.iter().find(|(name, ..)| *name == kind) {
             rejects.increment(1);
         }
     }
 
-    /// A client acknowledged a change this long after it was made.
+    /// Records the time from a change to a client's acknowledgement.
     pub fn converged(&self, after: Duration) {
         self.convergence.record(after.as_secs_f64());
     }

@@ -1,11 +1,11 @@
-//! The last refusals and errors, for those who ask why.
+//! The last refusals and errors, which `isthmus failures` lists.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::model::record::ConnectionRecord;
 
-/// How many are kept.
+/// Connections that are kept.
 const KEPT: usize = 1000;
 
 /// A ring written by the writer thread alone, and read by the admin API.
@@ -13,6 +13,7 @@ const KEPT: usize = 1000;
 pub struct Failures(Arc<Mutex<VecDeque<Arc<ConnectionRecord>>>>);
 
 impl Failures {
+    /// Adds a connection; the oldest one is dropped if the ring is full.
     pub(super) fn push(&self, record: Arc<ConnectionRecord>) {
         let mut ring = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if ring.len() == KEPT {
@@ -21,7 +22,7 @@ impl Failures {
         ring.push_back(record);
     }
 
-    /// Newest first.
+    /// Returns the connections, newest first.
     pub fn list(&self) -> Vec<Arc<ConnectionRecord>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().rev().cloned().collect()
     }

@@ -1,4 +1,4 @@
-//! One data-plane thread's handles: looked up once per rule, not once per connection.
+//! The metrics of one data-plane thread. Handles are looked up once per rule, not once per connection.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -14,14 +14,14 @@ use crate::model::reason::Reason;
 use crate::model::record::{ConnectionProtocol, ConnectionRecord};
 use crate::model::trace::{Span, TraceParent};
 
-/// Rules whose series one worker keeps; beyond, they are counted together as `_other`.
+/// Rules for which one worker keeps handles; further rules are counted together as `_other`.
 const RULES_MAX: usize = 20_000;
 
-/// Listener, service or route, reason.
+/// The listener, the service or route, and the reason.
 type EndedKey = (Arc<str>, Arc<str>, Reason);
-/// Listener, reason.
+/// The listener and the reason.
 type EndedTunnelKey = (Arc<str>, Reason);
-/// Service or route, cluster of the endpoint, how the client came.
+/// The service or route, the cluster of the endpoint, and the protocol of the client.
 type DestinationKey = (Arc<str>, Arc<str>, ConnectionProtocol);
 
 /// The destination of a connection as metrics name it.
@@ -35,6 +35,7 @@ pub struct DestinationName<'a> {
     pub rule: Option<&'a Arc<str>>,
     /// The cluster of the endpoint.
     pub cluster: Option<&'a Arc<str>>,
+    /// The protocol of the client.
     pub protocol: ConnectionProtocol,
 }
 
@@ -55,7 +56,7 @@ impl<T: PartialEq> Equivalent<(Arc<str>, Arc<str>, T)> for Borrowed<'_, T> {
     }
 }
 
-/// Which way bytes took.
+/// The way of bytes through the gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RelayPath {
     Splice,
@@ -75,7 +76,7 @@ pub struct Local {
     copy: Counter,
     hbone: Counter,
     stalled: Gauge,
-    /// What this worker has added to it.
+    /// The bytes that this worker has added to `stalled`.
     stalled_added: Cell<u64>,
     tunnels_ended: RefCell<HashMap<EndedTunnelKey, Counter>>,
     active: RefCell<HashMap<Arc<str>, Gauge>>,
@@ -83,7 +84,7 @@ pub struct Local {
     destinations: RefCell<HashMap<DestinationKey, Rc<Destination>>>,
 }
 
-/// Where a connection leads, as Istio's metrics count it.
+/// The counters of a destination, by Istio's names.
 pub struct Destination {
     opened: Counter,
     closed: Counter,
@@ -92,22 +93,25 @@ pub struct Destination {
 }
 
 impl Destination {
+    /// Counts a connection that an endpoint took.
     pub fn opened(&self) {
         self.opened.increment(1);
     }
 
-    /// Bytes passed on since the last call.
+    /// Counts bytes that were passed on, up from the client and down from the endpoint.
     pub fn moved(&self, up: u64, down: u64) {
         self.received.increment(up);
         self.sent.increment(down);
     }
 
+    /// Counts the end of a connection that was opened.
     pub fn closed(&self) {
         self.closed.increment(1);
     }
 }
 
 impl Local {
+    /// Makes the handles of one thread, with cells of its own.
     pub fn new(telemetry: &Telemetry) -> Self {
         let recorder = telemetry.recorder.shard();
         let path = |path| recorder.counter("isthmus_relay_bytes_total", &[("path", path)]);
@@ -133,22 +137,22 @@ impl Local {
         &self.recorder
     }
 
-    /// A connection was accepted.
+    /// Counts a connection that was accepted.
     pub fn accepted(&self, listener: &Arc<str>) {
         self.active(listener, |gauge| gauge.increment(1.0));
     }
 
-    /// A hello was whole.
+    /// Records the time from accept to a whole hello.
     pub fn hello(&self, after: Duration) {
         self.hello.record(after.as_secs_f64());
     }
 
-    /// An endpoint took the connection.
+    /// Records the time from the first dial to the connect of the endpoint that took the connection.
     pub fn connected(&self, after: Duration) {
         self.connect.record(after.as_secs_f64());
     }
 
-    /// So much kernel memory is held by connections of this thread whose peers do not read.
+    /// Sets the bytes of kernel memory held by connections of this thread whose peers do not read.
     pub fn stalled_memory(&self, bytes: u64) {
         let before = self.stalled_added.replace(bytes);
         if before != bytes {
@@ -156,7 +160,7 @@ impl Local {
         }
     }
 
-    /// Bytes were passed on.
+    /// Counts bytes that were passed on.
     pub fn relayed(&self, path: RelayPath, bytes: u64) {
         match path {
             RelayPath::Splice => self.splice.increment(bytes),
@@ -204,12 +208,12 @@ impl Local {
         self.telemetry.writer.connection(record);
     }
 
-    /// A connection ended that is counted under another name.
+    /// Counts the end of a connection that [`Self::tunnel_ended`] counts too.
     pub fn ended_silently(&self, listener: &Arc<str>) {
         self.active(listener, |gauge| gauge.decrement(1.0));
     }
 
-    /// Counts a connection that carried CONNECT streams, each of which has told its own story.
+    /// Counts the end of an HBONE connection, whose streams are counted by themselves.
     pub fn tunnel_ended(&self, listener: &Arc<str>, reason: Reason) {
         let new = || {
             let labels = [("listener", &**listener), ("reason", reason.text())];
@@ -239,7 +243,7 @@ impl Local {
         let cluster = destination.cluster.filter(|cluster| !cluster.is_empty());
         let cluster = cluster.map_or("unknown", |cluster| &**cluster);
         let short = if destination.service.is_some() { name.split('.').next().unwrap_or(name) } else { name };
-        // Of TLS that is passed through nobody here knows who takes part in it.
+        // The gateway does not see the identities in TLS that it passes through.
         let security = match destination.protocol {
             ConnectionProtocol::Hbone => "mutual_tls",
             ConnectionProtocol::Sni => "unknown",

@@ -1,6 +1,6 @@
-//! What the gateway says of itself: metrics, the access log, the program's log, the last failures, spans.
+//! The telemetry of the gateway: metrics, the access log, the program's log, the last failures, spans.
 //!
-//! Code elsewhere tells of typed events ([`local::Local`], [`control`]); only this module knows metric names and labels.
+//! Code elsewhere reports typed events ([`local::Local`], [`control`]); this module knows metric names and labels.
 //! One [`crate::model::record::ConnectionRecord`] per connection is finished once, and every output is written from it.
 
 pub mod access_log;
@@ -27,20 +27,25 @@ use recorder::Recorder;
 use spans::Spans;
 use writer::Writer;
 
-/// Everything that tells; shared by all threads.
+/// All parts of the telemetry; shared by all threads.
 #[derive(Clone)]
 pub struct Telemetry {
+    /// The store of metrics.
     pub recorder: Arc<Recorder>,
+    /// The metrics of the control side.
     pub control: Arc<Control>,
+    /// The last failures.
     pub failures: Failures,
+    /// The queues of the logs.
     pub writer: Writer,
+    /// The queue of spans.
     pub spans: Spans,
-    /// This gateway as its access log names it; replaced by a reload.
+    /// The names of this gateway in its access log; replaced by a reload.
     pub gateway: Arc<ArcSwap<GatewayName>>,
 }
 
 impl Telemetry {
-    /// With its writer threads started.
+    /// Starts the writer threads. Fails if a thread cannot be started.
     pub fn start(access_log: OpenLog) -> std::io::Result<Self> {
         let recorder = Arc::new(Recorder::default());
         let control = Arc::new(Control::new(&recorder));

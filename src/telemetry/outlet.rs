@@ -1,5 +1,5 @@
-//! Where the lines of a log go, without waiting for whoever reads them: what a pipe or terminal does not take now stays
-//! pending up to a bound, and what is lost is counted, with the reason.
+//! Writes the lines of a log without waiting for their reader: lines that a pipe or terminal does not take at once stay
+//! pending up to a bound; lost lines are counted, with the reason.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -18,18 +18,19 @@ use rustix::pipe::fcntl_getpipe_size;
 
 use super::access_log::{AccessLog, Sink};
 
-/// What a pipe that is ready takes without waiting (`PIPE_BUF`, pipe(7)).
+/// Bytes that a pipe that is ready takes without waiting (`PIPE_BUF`, pipe(7)).
 const PIPE_BYTES: usize = 4096;
-/// Bytes that may wait for whoever reads them.
+/// Bytes that may be pending.
 const PENDING_BYTES_MAX: usize = 4 << 20;
-/// A reader that has taken nothing for so long is stuck.
+/// How long a reader may take nothing before it counts as stuck.
 const STUCK_AFTER: Duration = Duration::from_millis(250);
-/// Only its owner writes a log file, and a group reads it.
+/// The mode of a new log file: its owner writes, its group reads.
 const FILE_MODE: u32 = 0o640;
 
-/// An access log whose file, if it has one, is open.
+/// An access log with its file, if it has one, open.
 #[derive(Debug)]
 pub struct OpenLog {
+    /// The log's destination and format.
     pub(super) log: AccessLog,
     file: Option<File>,
 }
@@ -79,7 +80,7 @@ fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     options.custom_flags(flags).open(path)
 }
 
-/// Lines of one log that were lost, counted by those who lose them.
+/// The count of lost lines of one log.
 #[derive(Clone)]
 pub(super) struct Lost {
     metric: Counter,
@@ -90,29 +91,33 @@ pub(super) struct Lost {
 struct Shared {
     lines: AtomicU64,
     stuck: AtomicBool,
-    /// Why lines are lost now.
+    /// Why lines are being lost; `None` if they are not.
     problem: Mutex<Option<String>>,
 }
 
 impl Lost {
+    /// Counts from zero; `metric` is increased too.
     pub(super) fn new(metric: Counter) -> Self {
         Self { metric, shared: Arc::default() }
     }
 
+    /// Counts lost lines.
     pub(super) fn add(&self, lines: u64) {
         self.metric.increment(lines);
         self.shared.lines.fetch_add(lines, Ordering::Relaxed);
     }
 
+    /// Returns the number of lost lines.
     pub(super) fn lines(&self) -> u64 {
         self.shared.lines.load(Ordering::Relaxed)
     }
 
-    /// Returns true if whoever reads the log has taken nothing for a while.
+    /// Returns true if the log's reader has taken nothing for a while.
     pub(super) fn is_stuck(&self) -> bool {
         self.shared.stuck.load(Ordering::Relaxed)
     }
 
+    /// Returns why lines are being lost; `None` if they are not.
     pub(super) fn problem(&self) -> Option<String> {
         self.locked().clone()
     }
@@ -134,10 +139,10 @@ enum Target {
     File(File),
 }
 
-/// How a target is written to.
+/// The way in which a target takes bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Manner {
-    /// A regular file, which takes whatever it is given, or fails.
+    /// A regular file, which takes all bytes, or fails.
     Whole,
     /// As much as a pipe takes without waiting: all of this where it is empty.
     Pipe { bytes: usize },
@@ -150,18 +155,20 @@ pub(super) struct Outlet {
     target: Target,
     manner: Manner,
     pending: Vec<u8>,
-    /// True after a part of a line was written whose rest was lost.
+    /// True after only a part of a line was written.
     torn: bool,
-    /// Since when nothing was taken that is pending.
+    /// The time since which the reader has taken nothing.
     waiting: Option<Instant>,
     lost: Lost,
 }
 
 impl Outlet {
+    /// Writes to standard error.
     pub(super) fn stderr(lost: Lost) -> Self {
         Self::new(Target::Stderr, lost)
     }
 
+    /// Writes to the destination of an access log.
     pub(super) fn of(log: OpenLog, lost: Lost) -> Self {
         Self::new(Target::of(log), lost)
     }
@@ -180,11 +187,12 @@ impl Outlet {
         }
     }
 
+    /// Returns true if lines are pending.
     pub(super) fn is_pending(&self) -> bool {
         !self.pending.is_empty()
     }
 
-    /// Goes on with another log. What the one before has not taken is for the new one.
+    /// Writes to another log from here on. Lines that are pending go to the new one.
     pub(super) fn go_over_to(&mut self, log: OpenLog) {
         self.write();
         self.target = Target::of(log);
@@ -196,13 +204,13 @@ impl Outlet {
         }
     }
 
-    /// Writes what is pending, as far as it is taken without waiting.
+    /// Writes the pending bytes that are taken without waiting.
     pub(super) fn write(&mut self) {
         if self.pending.is_empty() {
             return;
         }
         if self.torn {
-            // What follows is not to be taken for the rest of the line.
+            // So that the next line is not read as the rest of this one.
             self.pending.insert(0, b'\n');
             self.torn = false;
         }
@@ -298,7 +306,8 @@ impl Target {
     }
 }
 
-/// The first of the bytes, as many as are taken without waiting: whole lines, if one fits. `WouldBlock`: none.
+/// Returns the first bytes, as many as are taken without waiting: whole lines, if one fits. Fails with `WouldBlock` if none
+/// are taken.
 fn taken<'b>(fd: BorrowedFd<'_>, bytes: &'b [u8], manner: Manner) -> io::Result<&'b [u8]> {
     let most = match manner {
         Manner::Whole => return Ok(bytes),
@@ -314,7 +323,7 @@ fn taken<'b>(fd: BorrowedFd<'_>, bytes: &'b [u8], manner: Manner) -> io::Result<
     Ok(&bytes[..lines])
 }
 
-/// Lines that end in these bytes.
+/// Returns the number of line feeds.
 fn count(bytes: &[u8]) -> u64 {
     bytes.iter().filter(|byte| **byte == b'\n').count() as u64
 }

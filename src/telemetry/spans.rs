@@ -1,4 +1,4 @@
-//! The queue of connections that become spans: filled by the data plane as they end, emptied by whoever exports.
+//! The queue of connections that become spans: filled by the data plane as they end, emptied by the exporter.
 //!
 //! It holds `SPANS_MAX` connections and `BYTES_MAX` bytes, also while the exporter cannot get rid of what it has
 //! taken; what it cannot take is counted, never waited for. A connection that is not chosen costs one relaxed load.
@@ -16,8 +16,8 @@ use crate::model::trace::Sampling;
 
 /// Connections that may wait.
 const SPANS_MAX: usize = 8_192;
-/// What they may hold together, those included that are on their way to the collector: clients choose how long some of
-/// the texts are.
+/// Bytes that queued connections may hold together with those on their way to the collector: clients choose the length of
+/// some texts.
 const BYTES_MAX: usize = 16 << 20;
 /// Stands for no sampling at all; all traces are chosen by less.
 const OFF: u64 = u64::MAX;
@@ -27,6 +27,7 @@ const OFF: u64 = u64::MAX;
 pub struct TracingOptions {
     /// The collector's address, as `http://host:port`.
     pub otlp: String,
+    /// The sampling of traces that the caller has not decided on.
     pub sample: Sampling,
 }
 
@@ -44,6 +45,7 @@ struct Shared {
 
 /// A connection that becomes a span; counts among what is held for as long as it lives.
 pub struct Ended {
+    /// The connection.
     pub record: Arc<ConnectionRecord>,
     bytes: usize,
     spans: Spans,
@@ -56,6 +58,7 @@ impl Drop for Ended {
 }
 
 impl Spans {
+    /// Makes an empty queue; nothing is traced yet.
     pub(super) fn new(recorder: &Recorder) -> Self {
         Self(Arc::new(Shared {
             below: AtomicU64::new(OFF),
@@ -66,18 +69,18 @@ impl Spans {
         }))
     }
 
-    /// The receiving side, for the first who asks.
+    /// Returns the receiving side, once.
     pub fn queue(&self) -> Option<mpsc::Receiver<Ended>> {
         let (sender, receiver) = mpsc::channel(SPANS_MAX);
         self.0.queue.set(sender).is_ok().then_some(receiver)
     }
 
-    /// Chooses by this from here on; `None`: nothing is traced.
+    /// Sets the sampling; `None`: nothing is traced.
     pub fn choose(&self, sampling: Option<Sampling>) {
         self.0.below.store(sampling.map_or(OFF, |sampling| sampling.below), Ordering::Relaxed);
     }
 
-    /// By what connections are chosen; `None`: nothing is traced.
+    /// Returns the current sampling; `None` if tracing is off.
     pub fn sampling(&self) -> Option<Sampling> {
         let below = self.0.below.load(Ordering::Relaxed);
         (below != OFF).then_some(Sampling { below })
@@ -95,18 +98,18 @@ impl Spans {
         }
     }
 
-    /// So many were taken by the collector.
+    /// Counts spans that the collector has taken.
     pub fn sent(&self, count: u64) {
         self.0.sent.increment(count);
     }
 
-    /// So many are lost.
+    /// Counts spans that are lost.
     pub fn dropped(&self, count: u64) {
         self.0.dropped.increment(count);
     }
 }
 
-/// What a record holds; names that it shares with others count for nothing.
+/// Returns the bytes that a record holds, without the names that it shares with other records.
 fn bytes(record: &ConnectionRecord) -> usize {
     let octets = [&record.sni, &record.alpn].into_iter().flatten().map(|bytes| bytes.len());
     let texts = [&record.authority, &record.source_claimed, &record.detail];

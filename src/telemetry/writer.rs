@@ -1,5 +1,5 @@
-//! The threads that write logs, one for the access log and one for the program's own, each fed by a bounded queue. What a
-//! queue cannot take, nobody reads, or the disk has no room for is counted, said at most once a minute, and never waited for.
+//! The threads that write logs, one for the access log and one for the program's own, each fed by a bounded queue. Lines that
+//! the queue, the reader or the disk does not take are counted, reported at most once a minute, and never waited for.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
@@ -21,9 +21,9 @@ const QUEUE: usize = 16_384;
 const GATHERED_MAX: usize = 1024;
 /// How long a thread rests after it wrote something: under load the data path then never has to wake it.
 const REST: Duration = Duration::from_millis(5);
-/// How often a reader that does not read is tried again.
+/// How often a write is tried again if the reader does not read.
 const TRY_EVERY: Duration = Duration::from_millis(50);
-/// How often it is said that lines are lost.
+/// How often lost lines are reported.
 const SAY_EVERY: Duration = Duration::from_secs(60);
 /// How long the end of the program waits for the last lines.
 const FLUSH_WITHIN: Duration = Duration::from_secs(1);
@@ -32,7 +32,7 @@ enum Message {
     Connection(Arc<ConnectionRecord>),
     /// A line of the program's own log.
     Line(Vec<u8>),
-    /// There is a next access log.
+    /// Another access log is to be used.
     Next,
     Flush(SyncSender<()>),
 }
@@ -54,10 +54,10 @@ struct Queue {
     lost: Lost,
 }
 
-/// The access log to go on with.
+/// The access log to be used next.
 #[derive(Default)]
 struct Next {
-    /// Orders so far.
+    /// The number of orders so far.
     orders: u64,
     /// The newest order that was carried out.
     newest: u64,
@@ -69,6 +69,7 @@ struct Next {
 pub struct Order(u64);
 
 impl Writer {
+    /// Starts both threads. Fails if one cannot be started.
     pub(super) fn start(
         access_log: OpenLog,
         failures: Failures,
@@ -128,7 +129,7 @@ impl Writer {
         Order(next.orders)
     }
 
-    /// Goes on with another access log, or with the same file opened anew. Never waits.
+    /// Uses another access log, or the same file opened anew. Never waits.
     pub fn use_access_log(&self, order: Order, log: OpenLog) {
         let mut next = locked(&self.next);
         if order.0 < next.newest {
@@ -142,7 +143,7 @@ impl Writer {
         let _ = self.access.messages.try_send(Message::Next);
     }
 
-    /// Waits until everything said so far is written, for a second at most, and not for a reader that does not read.
+    /// Waits until all queued lines are written, for a second at most, and not for a reader that does not read.
     pub fn flush(&self) {
         let deadline = Instant::now() + FLUSH_WITHIN;
         for queue in [&self.access, &self.program] {
@@ -166,7 +167,7 @@ impl Writer {
 }
 
 impl Queue {
-    /// Counts what does not fit.
+    /// Queues a message, or counts it as lost if the queue is full.
     fn send(&self, message: Message) {
         if self.messages.try_send(message).is_err() {
             self.lost.add(1);
@@ -194,7 +195,7 @@ impl io::Write for Lines {
 /// One thread, and the log that it writes.
 struct Output {
     name: &'static str,
-    /// `None`: lines are not made of connections.
+    /// The form of connections' lines; `None`: connections are not logged.
     format: Option<Format>,
     outlet: Outlet,
     said: Said,
@@ -202,11 +203,11 @@ struct Output {
     failures: Failures,
     gateway: Arc<ArcSwap<GatewayName>>,
     next: Arc<Mutex<Next>>,
-    /// Who waits until nothing is pending.
+    /// Callers that wait until nothing is pending.
     flushes: Vec<SyncSender<()>>,
 }
 
-/// What was said of lost lines.
+/// The last report of lost lines.
 #[derive(Default)]
 struct Said {
     lines: u64,
@@ -242,7 +243,7 @@ impl Output {
             self.go_over();
             if !self.outlet.is_pending() {
                 for done in self.flushes.drain(..) {
-                    // Whoever waited may have given up.
+                    // The caller may have given up.
                     let _ = done.send(());
                 }
             }
@@ -254,7 +255,7 @@ impl Output {
         self.outlet.write();
     }
 
-    /// How long nothing has to be done without a message; `None`: for ever.
+    /// Returns how long the thread may wait for a message; `None`: for ever.
     fn wait(&self) -> Option<Duration> {
         let unsaid = self.lost.lines() > self.said.lines;
         let until = |at: Instant| (at + SAY_EVERY).saturating_duration_since(Instant::now());
@@ -269,7 +270,7 @@ impl Output {
         match message {
             Message::Connection(record) => self.connection(record),
             Message::Line(line) => self.outlet.push(&line),
-            // Lines said before are for the log before.
+            // Lines queued before the order belong to the log before.
             Message::Next => {
                 self.outlet.write();
                 self.go_over();

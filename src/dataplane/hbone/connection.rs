@@ -10,23 +10,29 @@ use crate::dataplane::entry::Peer;
 use crate::model::reason::Reason;
 use crate::snapshot::policy::{HboneLimits, Listener};
 
-/// What the streams of one connection have in common.
+/// The state that the streams of one connection share.
 pub(super) struct HboneConnection {
+    /// The address and port of the client.
     pub(super) source: SocketAddr,
+    /// The address of this gateway that the client connected to.
     pub(super) local: Option<SocketAddr>,
+    /// The listener that accepted the connection.
     pub(super) listener: Arc<Listener>,
+    /// The limits of the policy when the connection began.
     pub(super) limits: HboneLimits,
+    /// The client.
     pub(super) peer: Rc<Peer>,
+    /// The counts of the client's records and frames.
     pub(super) seen: Rc<Seen>,
-    /// Streams now.
+    /// The number of live streams.
     pub(super) streams: Cell<u32>,
-    /// Why the connection ends; what is left is to tell the client.
+    /// Why the connection ends, once that is decided; the client is then sent the last frames.
     pub(super) ending: Cell<Option<Reason>>,
 }
 
 impl HboneConnection {
-    /// Why a stream has ended that its client takes no part in any more: where all of the connection was ordered to end,
-    /// for the same reason.
+    /// Returns the reason for a stream that the client has left: the connection's ending if there is one, else
+    /// [`Reason::ClientReset`].
     pub(super) fn client_fault(&self) -> Reason {
         self.ending.get().unwrap_or(Reason::ClientReset)
     }

@@ -1,7 +1,7 @@
 //! The last bytes of a stream that its caller has cancelled, on their way to the endpoint (SPEC §4).
 //!
-//! ztunnel ends every stream with RST_STREAM(CANCEL), also right behind its last DATA. What came before the reset is
-//! delivered as if it were the end; only then does it matter what a reset means to the endpoint:
+//! ztunnel ends every stream with RST_STREAM(CANCEL), also right behind its last DATA. The bytes before the reset are
+//! delivered as if it were the end; only then does the endpoint's encapsulation decide what the reset means:
 //!
 //! ```text
 //! writing ── all written ─┬─ `tunnel: hbone` ─▶ FIN, its bytes are dropped to their end ─▶ ok
@@ -16,25 +16,26 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// How long it may take.
+/// How long a delivery may take.
 const WITHIN: Duration = Duration::from_secs(5);
-/// How often the kernel is asked whether the endpoint's has acknowledged everything, of which it tells nobody.
+/// How often the kernel is asked whether the endpoint has acknowledged all bytes, as the poller does not report it.
 const ASK_EVERY: Duration = Duration::from_millis(10);
 
-/// Whether something besides the sockets has to be looked at again.
+/// The event that a delivery waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Waits {
     ForSocket,
     ForAcknowledgement,
 }
 
-/// The time that is left for it.
+/// The time limit of a delivery.
 pub(super) struct Delivery {
     until: Instant,
     timer: Pin<Box<Sleep>>,
 }
 
 impl Delivery {
+    /// Begins the time of a delivery.
     pub(super) fn begin() -> Self {
         let until = Instant::now() + WITHIN;
         Self { until, timer: Box::pin(sleep_until(until)) }

@@ -1,4 +1,4 @@
-//! One HTTP/2 connection: hands out its streams, asks whether the client still lives, and ends in order.
+//! Drives one HTTP/2 connection: hands out its streams, sends PINGs to a silent client, and ends in order.
 //!
 //! ```text
 //!          retire, idle                      streams ended, or time over
@@ -33,7 +33,7 @@ use crate::dataplane::refuse;
 use crate::model::reason::Reason;
 use crate::snapshot::policy::{HboneLimits, Listener};
 
-/// How long an error may take to reach the client.
+/// How long the last frames may take to reach the client.
 const LINGER: Duration = Duration::from_secs(1);
 
 /// Serves a connection to its end. The future of an `async fn` would have three places for the connection, of 2.5 KiB each.
@@ -94,20 +94,20 @@ struct Driver<'a> {
     connection: Connection<Metered, Bytes>,
     pings: Option<PingPong>,
     tunnel: Rc<HboneConnection>,
-    /// What waits for the client to read.
+    /// Counts the bytes that wait for the client to read.
     holding: Holding,
-    /// When the client is looked after next.
+    /// The next time at which the client's silence is looked at.
     timer: Pin<Box<Sleep>>,
-    /// Whether the client was asked if it lives, and has not answered.
+    /// True while a PING to the client is not answered.
     asked: bool,
-    /// Since when there is no stream.
+    /// The last time at which there was a stream.
     quiet_since: Instant,
-    /// Whether it was told to go elsewhere with new streams.
+    /// True once the client was sent GOAWAY.
     retired: bool,
 }
 
 impl Driver<'_> {
-    /// The next stream; `None` at the end.
+    /// Returns the next stream; `None` at the end.
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Taken>> {
         self.obey(context);
         if self.look_after(context) {
@@ -118,7 +118,7 @@ impl Driver<'_> {
         if paused {
             self.core.pause_reads(context.waker());
         }
-        // What waits to be written still goes, or it would be held for as long as nothing is read.
+        // Bytes that wait to be written are still written, or they would be held for as long as nothing is read.
         self.tunnel.seen.pause(paused);
         let polled = self.accept(context);
         self.tunnel.seen.driven();
@@ -137,7 +137,7 @@ impl Driver<'_> {
     fn accept(&mut self, context: &mut Context<'_>) -> Poll<Option<Taken>> {
         loop {
             match self.connection.poll_accept(context) {
-                // Streams of a connection that is being closed are none of ours any more.
+                // Streams of a connection that is being closed are dropped.
                 Poll::Ready(Some(Ok(_))) if self.is_ending() => {}
                 Poll::Ready(Some(Ok(taken))) => return Poll::Ready(Some(taken)),
                 Poll::Ready(Some(Err(error))) => {
@@ -156,7 +156,7 @@ impl Driver<'_> {
         let reason = match error.get_io() {
             Some(error) if timed_out(error) => Reason::ClientGone,
             Some(_) => Reason::ClientReset,
-            // It has ended the connection itself, with an error of its own.
+            // The client has ended the connection with an error.
             None if error.is_go_away() && error.is_remote() => Reason::ClientReset,
             None => Reason::BadRequest,
         };
@@ -168,10 +168,10 @@ impl Driver<'_> {
         }
     }
 
-    /// Counts what waits for the client; it moves as long as some of it goes.
+    /// Counts the bytes that wait for the client. The connection moves as long as they become fewer.
     fn hold(&self) {
         let seen = &self.tunnel.seen;
-        // What TLS has encrypted is written before anything else is taken.
+        // TLS writes the records that it has encrypted before it takes more.
         let queued = seen.queued() + if seen.is_blocked() { RECORDS } else { 0 };
         if queued < self.entry.held.get() || queued == 0 {
             self.entry.moved.set(self.core.clock.now());
@@ -179,7 +179,7 @@ impl Driver<'_> {
         self.holding.set(queued);
     }
 
-    /// Orders to end, at once or in time.
+    /// Obeys an order to end, at once or with the last stream.
     fn obey(&mut self, context: &Context<'_>) {
         if self.is_ending() {
             return;
@@ -193,7 +193,7 @@ impl Driver<'_> {
         }
     }
 
-    /// Says that new streams have to go elsewhere; those that are on their way are still taken (RFC 9113 §6.8).
+    /// Sends GOAWAY: new streams have to go elsewhere; streams that are on their way are still taken (RFC 9113 §6.8).
     fn retire(&mut self) {
         self.retired = true;
         self.connection.graceful_shutdown();
@@ -205,7 +205,7 @@ impl Driver<'_> {
         self.timer.as_mut().reset(Instant::now() + LINGER);
     }
 
-    /// Ends a client that sends more of what costs us than it may.
+    /// Ends a connection whose client sends too much that is costly.
     fn judge(&mut self, context: &Context<'_>) {
         if self.is_ending() {
             return;
@@ -219,7 +219,7 @@ impl Driver<'_> {
         }
     }
 
-    /// Asks a silent client whether it lives; true once it is not waited for any more.
+    /// Sends a silent client a PING; returns true once the client is not waited for any more.
     fn look_after(&mut self, context: &mut Context<'_>) -> bool {
         let limits = self.tunnel.limits;
         if let Some(pings) = &mut self.pings

@@ -1,4 +1,4 @@
-//! From a peeked hello to an HTTP/2 connection with somebody whose identity is known.
+//! From a peeked hello to an HTTP/2 connection with an authenticated client.
 
 use std::future::{Future, poll_fn};
 use std::io;
@@ -28,31 +28,35 @@ use crate::tls::proof::{Proof, tls_error_of};
 use crate::tls::server::refused_identity;
 use crate::tls::trust::{describe, is_expired};
 
-/// Streams that a client may reset before we have looked at them; more is an attack (CVE-2023-44487).
+/// Streams that a client may reset before they are accepted; more is an attack (CVE-2023-44487).
 const PENDING_RESETS_MAX: usize = 20;
 /// Streams that may be reset because of the client's own mistakes before its connection ends.
 const ERROR_RESETS_MAX: usize = 1_000;
-/// How long frames of a stream that we have reset are expected and passed over, as they were on their way.
+/// How long frames of a stream that the gateway has reset are ignored, as they were on their way.
 const RESET_REMEMBERED: Duration = Duration::from_secs(10);
-/// What a stream may have waiting to be sent to the client, in bytes: a frame.
+/// The bytes of one stream that may wait to be sent to the client: a frame.
 const SEND_BUFFER_MAX: usize = FRAME;
 
-/// The window of a stream where much is held.
+/// The window of a stream, in bytes, if much is held.
 const SHORT_WINDOW: u32 = 256 * 1024;
 
-/// An HTTP/2 connection with somebody known.
+/// An HTTP/2 connection with an authenticated client.
 pub(super) struct Agreed {
+    /// The HTTP/2 connection.
     pub(super) connection: server::Connection<Metered, Bytes>,
+    /// The counts of the client's records and frames.
     pub(super) seen: Rc<Seen>,
+    /// The client.
     pub(super) peer: Rc<Peer>,
-    /// The socket below, to let the client read why it was closed.
+    /// The socket below TLS, which lingers so that the client can read the last frames.
     pub(super) socket: Rc<TcpStream>,
 }
 
-/// Why there is none.
+/// Why a handshake failed.
 pub(super) struct Failed {
+    /// The reason that the connection ends with.
     pub(super) reason: Reason,
-    /// In words, for the operator.
+    /// The exact fault, for the operator.
     pub(super) detail: Option<Box<str>>,
 }
 
@@ -76,7 +80,7 @@ pub(super) async fn handshake(
     limits: &HboneLimits,
     transport: Transport,
 ) -> Result<Agreed, Failed> {
-    // One of those whose hellos are not whole yet, as nobody knows who it is.
+    // Pending as an incomplete hello is, as the client is not authenticated yet.
     let _waiting = Waiting::begin(core, entry);
     let deadline = Instant::from_std(entry.accepted + limits.handshake_timeout);
     let agree = Box::pin(async {
@@ -84,12 +88,12 @@ pub(super) async fn handshake(
         trust.see();
         let stream = secure(core, entry, transport).await?;
         let proof = Proof::of(stream.get_ref().1).map_err(untrusted)?;
-        // The certificate is verified when it comes, and a client may take its time to finish after that.
+        // The certificate is verified when it comes; the bundle may change before the client finishes.
         if let Some(changed) = trust.unseen() {
             proof.verify_against(&changed).map_err(|error| untrusted(describe(&error)))?;
         }
         let peer = Rc::new(Peer::new(proof, trust));
-        // Without a wait since: roots that are taken away from here on find it in the table.
+        // No await since the verification: a bundle that changes from here on finds the peer in the table.
         entry.story.borrow_mut().peer = Some(peer.clone());
         admit_source(newest(&core.snapshot(), listener), entry.source.ip())?;
         agree(core, limits, stream, peer).await
@@ -115,7 +119,7 @@ async fn secure(
         return Err(Failed::new(Reason::TlsFailed, "this gateway has no certificate yet"));
     }
     let accept = TlsAcceptor::from(hbone.tls.clone()).accept(transport);
-    // In the same poll: no other handshake of this thread comes between a refusal and what is said of it.
+    // In the same poll, as `refused_identity` is of the last handshake of this thread.
     let accept = async { accept.await.map_err(|error| tls_failed(&error)) };
     core.pacer.paced(&core.scope, entry.source.ip(), accept).await
 }
@@ -131,7 +135,7 @@ fn tls_failed(error: &io::Error) -> Failed {
     }
 }
 
-/// Why a caller's certificate is not believed; whose it was, if that is known, is not proven and stands in the detail alone.
+/// Returns why a caller's certificate is refused. The identity that it claims is not proven, so it is in the detail alone.
 fn distrusted(fault: &rustls::Error) -> Failed {
     let text = describe(fault);
     let text = match refused_identity() {
@@ -145,7 +149,7 @@ fn untrusted(describe: String) -> Failed {
     Failed::new(Reason::IdentityUntrusted, describe)
 }
 
-/// The windows that a new connection is offered: where much is held already, they are what a short way needs.
+/// Returns the windows of a stream and of the connection, in bytes. If much is held already, they suit a short way only.
 fn windows(core: &Core, limits: &HboneLimits) -> (u32, u32) {
     if core.held.bytes() <= limits.held_per_worker / 2 {
         return (limits.stream_window, limits.connection_window);
@@ -171,15 +175,15 @@ async fn agree(
         .max_frame_size(limits.frame_size)
         .max_header_list_size(limits.header_bytes)
         .max_pending_accept_reset_streams(PENDING_RESETS_MAX)
-        // All its streams may be reset at once, as when an endpoint dies, with frames of each still on their way: that
-        // is no mistake of the client's.
+        // All streams may be reset at once, as when an endpoint dies, while frames of each are on their way: that is not
+        // the client's mistake.
         .max_concurrent_reset_streams(usize::try_from(limits.streams).unwrap_or(usize::MAX).saturating_mul(2))
         .reset_stream_duration(RESET_REMEMBERED)
         .max_local_error_reset_streams(Some(ERROR_RESETS_MAX))
         .max_send_buffer_size(SEND_BUFFER_MAX)
         // Small frames of one stream must not end the others: each is read at once, which gives its share back.
         .data_frame_budget(usize::try_from(limits.connection_window).unwrap_or(usize::MAX));
-    // What waits there is bounded by what one call writes.
+    // TLS keeps no more than one call writes.
     tls.get_mut().1.set_buffer_limit(Some(RECORDS));
     tls.get_mut().0.meter(seen.clone());
     let io = Metered { tls, seen: seen.clone() };

@@ -1,5 +1,5 @@
-//! What streams hold that somebody does not take: counted by worker and by connection. Above the limits, the stream that
-//! holds most and stands still is ended (SPEC §4), so that memory is bounded by what is held, not by what windows allow.
+//! The bytes that streams hold because a peer does not take them, counted by worker and by connection. Above the limits, the
+//! stream that holds most and stands still is ended (SPEC §4), so that memory is bounded by the bytes held, not by windows.
 
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
@@ -10,7 +10,7 @@ use crate::dataplane::entry::{Entry, HeldBytes};
 use crate::model::reason::Reason;
 use crate::snapshot::policy::HboneLimits;
 
-/// What one stream holds, counted for as long as it lives.
+/// Counts the bytes that one stream holds, until it is dropped.
 pub(super) struct Holding {
     core: Rc<Core>,
     connection: Rc<HeldBytes>,
@@ -19,11 +19,12 @@ pub(super) struct Holding {
 }
 
 impl Holding {
+    /// Counts nothing yet. `limit` is that of the connection, in bytes.
     pub(super) fn new(core: Rc<Core>, connection: Rc<HeldBytes>, limit: usize, entry: Rc<Entry>) -> Self {
         Self { core, connection, limit, entry }
     }
 
-    /// The stream holds so much now.
+    /// Notes that the stream holds so many bytes now.
     pub(super) fn set(&self, bytes: usize) {
         count(&self.core, &self.connection, &self.entry, bytes);
         if self.connection.bytes() > self.limit {
@@ -45,8 +46,9 @@ impl Drop for Holding {
     }
 }
 
-/// Whether so much is held that a connection is not read until some of it is gone: by itself as much as a worker should, or
-/// by all, and it holds more than its share. Twice the limit leaves streams the time that `hbone.stalled` gives them.
+/// Returns true if a connection is not to be read until less is held: it holds as much as a whole worker should, or the
+/// worker holds twice its limit and the connection more than its share. Twice the limit leaves streams the time that
+/// `hbone.stalled` gives them.
 pub(super) fn is_over_share(core: &Core, connection: &HeldBytes, limits: &HboneLimits) -> bool {
     let (here, all, limit) = (connection.bytes(), core.held.bytes(), limits.held_per_worker);
     let connections = core.shared.workers[core.index].hbone_connections.load(Ordering::Relaxed);
@@ -59,12 +61,12 @@ fn is_full(core: &Core, limits: &HboneLimits) -> bool {
     core.held.bytes() > limits.held_per_worker.saturating_mul(2)
 }
 
-/// Ends streams that stand still where too much is held, and lets those be read that were not. Called with each tick.
+/// Ends streams that stand still if too much is held, and wakes connections that were not read. Called with each tick.
 pub(crate) fn relieve(core: &Core, limits: &HboneLimits) {
     if core.over_limit.take() || core.held.bytes() > limits.held_per_worker {
         end_stalled(core, limits);
     }
-    // Also where what was held has gone by itself; who must still wait finds that out.
+    // Also if the bytes have gone by themselves; a connection that must still wait finds that out.
     core.wake_paused();
 }
 

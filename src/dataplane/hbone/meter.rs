@@ -1,5 +1,5 @@
-//! Watches a connection between TLS and HTTP/2: when the client last sent anything, whether it sends more than its share
-//! of records and frames that cost us more than it, and how much waits for it to read.
+//! The counts of one connection: when the client last sent anything, how many records and frames it sends that cost the
+//! gateway more than the client, and how many bytes wait for it to read.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -12,29 +12,29 @@ use crate::snapshot::policy::HboneLimits;
 use crate::wire::frames::{Counts, FrameMeter};
 use crate::wire::records::Records;
 
-/// What is known of a client's frames.
+/// The counts of one client's records and frames.
 pub(crate) struct Seen {
     meter: RefCell<FrameMeter>,
     heard: Cell<Instant>,
-    /// The worker's second in which the counts began.
+    /// The worker's tick in which the counts began.
     second: Cell<u32>,
-    /// In that second.
+    /// Streams that the client gave up in that second before they were answered.
     resets: Cell<u32>,
-    /// Streams that were refused, in that second.
+    /// Streams that were refused in that second.
     refused: Cell<u32>,
-    /// Records that carry nothing, in that second.
+    /// Records of that second that carry nothing.
     tiny: Cell<u32>,
-    /// Bytes received, less what records behind full ones have used up.
+    /// Bytes received, less those that allowed for records that carry nothing.
     bulk: Cell<usize>,
     /// WINDOW_UPDATE frames that the client has been given reason for.
     windows: Cell<u32>,
-    /// What may still be read in this turn, in bytes.
+    /// Bytes that may still be read in this turn.
     left: Cell<usize>,
-    /// Whether nothing is read until its driver says so.
+    /// True while nothing is to be read.
     paused: Cell<bool>,
-    /// Given to HTTP/2 and not written yet, in bytes.
+    /// Bytes given to HTTP/2 and not written yet.
     queued: Cell<usize>,
-    /// Whether the client's socket was full when it was last written to.
+    /// True if the client's socket was full when it was last written to.
     blocked: Cell<bool>,
     /// Streams that wait for less to be queued.
     waiting: RefCell<Vec<Waker>>,
@@ -42,36 +42,39 @@ pub(crate) struct Seen {
     rounds: Cell<u64>,
 }
 
-/// A stream's place among those that wait for less to be queued: in which round it took one.
+/// A stream's place among the streams that wait for less to be queued: the round in which it took one.
 #[derive(Debug, Default)]
 pub(crate) struct Place(Option<u64>);
 
-/// What may be queued for a client that does not read, in bytes. Its streams share one socket: more of it queued
+/// Bytes that may be queued for a client that does not read. Its streams share one socket: more queued bytes
 /// would bring none of them forward, and let a large download delay all others.
 const QUEUED_MAX: usize = 1 << 20;
 
-/// What a connection may read before its streams, and others, have a turn, in bytes.
+/// Bytes that a connection may read before its streams, and other connections, have a turn.
 const TURN: usize = 256 * 1024;
-/// What a record costs, in bytes of a large one that cost as much.
+/// Bytes charged at least per record, so that many small records also end a turn.
 const RECORD_COST: usize = 256;
-/// The same of one that carries nothing: it is a KeyUpdate, or a byte of a frame.
+/// The same for a record that carries nothing: it is a KeyUpdate, or a byte of a frame.
 const TINY_COST: usize = 4 * 1024;
-/// A full record may be followed by one that carries next to nothing. Half of a full one: peers may make them smaller.
+/// Bytes received that allow for one record that carries nothing: one may follow each full record. Half of a full record,
+/// as peers may make them smaller.
 const BULK_PER_TINY: usize = 8 * 1024;
-/// Such bytes, and reasons for WINDOW_UPDATE, that are remembered.
+/// The most such bytes that are remembered.
 const BULK_MAX: usize = 16 << 20;
+/// The most WINDOW_UPDATE frames that a client may still send.
 const WINDOWS_MAX: u32 = 1 << 20;
-/// A frame of DATA is reason for so many WINDOW_UPDATE: of its stream, and of the connection, as it comes and as it is read.
+/// WINDOW_UPDATE frames that one frame of DATA allows for: of its stream and of the connection, as it comes and as it is read.
 const WINDOWS_PER_FRAME: usize = 4;
 /// Libraries open windows again by 4 KiB and more, those of streams and of connections.
 const BYTES_PER_WINDOW: usize = 1024;
-/// So many refused streams are as one that was given up. A node's proxy tries again for all of its workloads when a service is
-/// gone, so that thousands of them in a second are honest.
+/// Refused streams that count as one stream given up. A node's proxy tries again for all of its workloads when a service is
+/// gone, so thousands of refused streams in a second are honest.
 const REFUSED_PER_RESET: u32 = 100;
-/// What a frame costs, in bytes of a large one that cost as much: small ones use up a turn by their number.
+/// Bytes charged at least per frame, so that many tiny frames also end a turn.
 const FRAME_COST: usize = 256;
 
 impl Seen {
+    /// Counts nothing yet; `second` is the worker's tick.
     pub(crate) fn new(second: u32) -> Rc<Self> {
         Rc::new(Self {
             meter: RefCell::default(),
@@ -91,12 +94,12 @@ impl Seen {
         })
     }
 
-    /// Whether nothing more is read before others have had a turn.
+    /// Returns true if nothing more is read before others have had a turn.
     pub(super) fn has_had_its_turn(&self) -> bool {
         self.left.get() == 0
     }
 
-    /// So much ciphertext was read, in which these records began.
+    /// Counts ciphertext that was read, in which these records began.
     pub(super) fn received(&self, bytes: usize, records: Records) {
         let (all, tiny) = (records.all as usize, records.tiny as usize);
         let cost = bytes.max(all * RECORD_COST + tiny * TINY_COST);
@@ -108,37 +111,37 @@ impl Seen {
         self.tiny.set(self.tiny.get().saturating_add(tiny));
     }
 
-    /// Others have a turn before this connection is driven again.
+    /// Begins the next turn, as others had theirs.
     pub(crate) fn end_turn(&self) {
         self.left.set(TURN);
     }
 
-    /// Whether nothing is to be read while the connection is driven; its driver knows when it may go on.
+    /// Sets whether nothing is read while the connection is driven.
     pub(crate) fn pause(&self, on: bool) {
         if self.paused.replace(on) {
-            // Who is not read is not silent.
+            // A client that is not read is not silent.
             self.heard.set(Instant::now());
         }
     }
 
-    /// When the client last sent something.
+    /// Returns when the client last sent something.
     pub(crate) fn heard(&self) -> Instant {
         self.heard.get()
     }
 
-    /// What waits for the client to read.
+    /// Returns the bytes that wait for the client to read.
     pub(crate) fn queued(&self) -> usize {
         self.queued.get()
     }
 
-    /// A stream has given so much to HTTP/2.
+    /// Counts bytes that a stream has given to HTTP/2.
     pub(crate) fn queue(&self, bytes: usize) {
         self.queued.set(self.queued.get() + bytes);
         let windows = u32::try_from(WINDOWS_PER_FRAME + bytes / BYTES_PER_WINDOW).unwrap_or(u32::MAX);
         self.windows.set(self.windows.get().saturating_add(windows).min(WINDOWS_MAX));
     }
 
-    /// Whether the client's socket was full when it was last written to.
+    /// Returns true if the client's socket was full when it was last written to.
     pub(crate) fn is_blocked(&self) -> bool {
         self.blocked.get()
     }
@@ -156,8 +159,8 @@ impl Seen {
         Poll::Pending
     }
 
-    /// The connection has been driven: what it was given is written, unless the client's socket is full. (What of it
-    /// was dropped with its stream is known to nobody.)
+    /// Notes that the connection has been driven: all queued bytes are written, unless the client's socket is full. (HTTP/2
+    /// does not report bytes that it dropped with their stream.)
     pub(crate) fn driven(&self) {
         if !self.blocked.get() {
             self.written(self.queued.get());
@@ -205,17 +208,17 @@ impl Seen {
         result
     }
 
-    /// The client gave up a stream before it was answered.
+    /// Counts a stream that the client gave up before it was answered.
     pub(crate) fn gave_up(&self) {
         self.resets.set(self.resets.get().saturating_add(1));
     }
 
-    /// A stream was refused.
+    /// Counts a stream that was refused.
     pub(crate) fn refused(&self) {
         self.refused.set(self.refused.get().saturating_add(1));
     }
 
-    /// What the client has sent too much of in this second, if anything.
+    /// Returns what the client has sent too much of in this second, if anything.
     pub(crate) fn excess(&self, second: u32, limits: &HboneLimits) -> Option<&'static str> {
         let mut meter = self.meter.borrow_mut();
         if self.second.replace(second) != second {

@@ -11,9 +11,11 @@ use tokio_rustls::server::TlsStream;
 use super::meter::Seen;
 use super::transport::Transport;
 
-/// A TLS connection whose frames are seen.
+/// A TLS connection whose frames and writes are counted.
 pub(crate) struct Metered {
+    /// The TLS connection.
     pub(super) tls: TlsStream<Transport>,
+    /// The counts.
     pub(super) seen: Rc<Seen>,
 }
 

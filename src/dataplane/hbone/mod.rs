@@ -5,9 +5,9 @@
 //!                                          (paced)                   └▶ [`stream`] ─▶ [`relay`]
 //! ```
 //!
-//! What one stream does must not be felt by its neighbours: what has come for a stream is read at once, so that it
-//! never fills what all streams share, and its window is opened again only when its endpoint has taken the bytes. What
-//! streams hold meanwhile is counted ([`held`]); where that is too much, those that stand still end.
+//! One stream must not slow down its neighbours: the bytes of a stream are read at once, so that they never fill the window
+//! that all streams share, and the stream's own window is opened again only when its endpoint has taken the bytes. The
+//! bytes that streams hold meanwhile are counted ([`held`]); above the limits, streams that stand still are ended.
 
 pub(super) mod connection;
 pub(super) mod delivery;
@@ -46,7 +46,7 @@ pub(super) fn take_over(
     let fewest = with_fewest(&core);
     let room =
         (fewest != core.index).then(|| core.shared.workers[fewest].mailbox.try_reserve().ok()).flatten();
-    // Where the other takes none, it stays here.
+    // The connection stays here if the mailbox of the other worker is full.
     let at = if room.is_some() { fewest } else { core.index };
     let place = HbonePlace::take(&core.shared, at);
     let opening = Opening { listener: listener.clone(), hello, place };

@@ -19,15 +19,17 @@ pub(super) struct Queue {
     pieces: VecDeque<Bytes>,
     /// Small ones, copied together; behind the others.
     tail: Vec<u8>,
-    /// Of all of it.
+    /// The bytes of all pieces.
     pub(super) bytes: usize,
 }
 
 impl Queue {
+    /// Returns true if no bytes wait.
     pub(super) fn is_empty(&self) -> bool {
         self.bytes == 0
     }
 
+    /// Adds a piece.
     pub(super) fn push(&mut self, piece: Bytes) {
         if piece.is_empty() {
             return;
@@ -48,14 +50,14 @@ impl Queue {
         }
     }
 
-    /// Before a wait: a small piece alone would keep the whole buffer that it was read into.
+    /// Copies the first piece if it is small, before a wait: it would keep the whole buffer that it was read into.
     pub(super) fn unpin(&mut self) {
         if let Some(first) = self.pieces.front_mut().filter(|first| first.len() < SMALL) {
             *first = Bytes::copy_from_slice(first);
         }
     }
 
-    /// Writes what the socket takes at once.
+    /// Writes the bytes that the socket takes at once, and returns their number.
     pub(super) fn write(&mut self, socket: &TcpStream) -> io::Result<usize> {
         self.close_tail();
         let mut slices = [IoSlice::new(&[]); PIECES];
@@ -67,7 +69,9 @@ impl Queue {
         send(socket, &slices[..count])
     }
 
+    /// Drops the first `count` bytes, which were written.
     pub(super) fn advance(&mut self, mut count: usize) {
+        debug_assert!(count <= self.bytes, "{count} bytes were written of {}", self.bytes);
         self.bytes -= count;
         while let Some(first) = self.pieces.front_mut().filter(|_| count > 0) {
             let gone = count.min(first.len());

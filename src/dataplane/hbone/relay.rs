@@ -1,7 +1,7 @@
 //! Passes bytes between a stream and an endpoint, both ways, until both have ended.
 //!
-//! What has come on the stream is read at once, also while the endpoint takes nothing, up to the stream's window; the
-//! window opens again by what the endpoint has taken. So an endpoint that stands still stops its own stream and no other.
+//! The bytes of the stream are read at once, also while the endpoint takes nothing, up to the stream's window; the window
+//! opens again by the bytes that the endpoint has taken. So an endpoint that stands still stops its own stream and no other.
 //! Frames are gathered before they are written on, and each read from the endpoint becomes one frame.
 
 use std::future::poll_fn;
@@ -32,12 +32,12 @@ use crate::net::socket::{
 };
 use crate::telemetry::local::RelayPath;
 
-/// What one direction may move before others have a turn, in bytes.
+/// Bytes that one direction may move before other streams have a turn.
 const TURN: usize = 256 * 1024;
 /// A read of this many bytes is bulk: the next is made into a buffer that becomes the frame, instead of being copied.
 const BULK: usize = FRAME / 2;
-/// What such a buffer leaves empty before the frame, in bytes. Large buffers begin with a page, those that TLS encrypts
-/// in too, and it has a few bytes of its own before what it copies. AMD's Zen 3 and 4 take twenty times as long for a
+/// Bytes that such a buffer leaves empty before the frame. Large buffers begin with a page, also the buffers of TLS, which
+/// puts a few bytes of its own before the bytes that it copies. AMD's Zen 3 and 4 take twenty times as long for a
 /// copy to a place that is 1 to 63 bytes further into its page than the source (`rep movsb`, glibc bug 30994).
 const HEADROOM: usize = 256;
 /// Frames are gathered up to this many bytes before they are written.
@@ -86,9 +86,9 @@ struct StreamRelay<'a> {
     down: Down,
     /// Since the caller has cancelled the stream.
     delivery: Option<Delivery>,
-    /// Whether the endpoint has sent its first byte.
+    /// True once the endpoint has sent its first byte.
     taken: bool,
-    /// Whether the endpoint's socket has the options that only a longer stream needs.
+    /// True once the endpoint's socket has the options that only a longer stream needs.
     tuned: bool,
 }
 
@@ -107,11 +107,11 @@ struct Down {
     held: Bytes,
     /// Bytes of memory that this keeps, which may be more.
     pinned: usize,
-    /// Whether the last read was bulk.
+    /// True if the last read was bulk.
     bulk: bool,
-    /// Whether bytes have come of which the poller does not tell.
-    untold: bool,
-    /// In the line of those that wait for the client to read.
+    /// True if bytes may have come that the poller does not report.
+    unreported: bool,
+    /// The place among the streams that wait for the client to read.
     place: Place,
     read_out: bool,
     ended: bool,
@@ -173,12 +173,12 @@ impl StreamRelay<'_> {
         delivered
     }
 
-    /// Looks at the endpoint, and at what the caller takes; why the stream ends, if it does.
+    /// Examines the endpoint; returns why the stream ends, if it does.
     fn examine(&mut self) -> Option<Reason> {
         let waiting = [!self.up.queue.is_empty(), !self.down.held.is_empty()];
         let sides = Sides { client: None, endpoint: &self.connected.socket, waiting };
         let found = examine(self.core, self.entry, &sides);
-        self.down.untold = found.unread[1];
+        self.down.unreported = found.unread[1];
         found.end
     }
 
@@ -214,7 +214,7 @@ impl StreamRelay<'_> {
         }
     }
 
-    /// The client takes no part in the stream any more: says whether it wanted it so.
+    /// Returns why the client has left the stream: by cancelling it, or by a fault.
     fn hung_up(&mut self, context: &mut Context<'_>) -> Fault {
         let orderly = |reason| matches!(reason, h2::Reason::CANCEL | h2::Reason::NO_ERROR);
         match self.send.poll_reset(context) {
@@ -253,7 +253,7 @@ impl StreamRelay<'_> {
         }
     }
 
-    /// Reads what has come on the stream; whether there was anything.
+    /// Reads the bytes of the stream; returns true if there were any.
     fn gather(&mut self, context: &mut Context<'_>) -> Result<bool, Fault> {
         let (mut any, mut gathered) = (false, 0);
         while !self.up.read_out && gathered < GATHER {
@@ -271,8 +271,8 @@ impl StreamRelay<'_> {
         Ok(any)
     }
 
-    /// Writes what the endpoint takes of what is held, and opens the window by as much. What it does not take is
-    /// written when it has room again.
+    /// Writes the bytes that the endpoint takes, and opens the window by as many. The rest is written when the endpoint has
+    /// room again. Returns the number of bytes written.
     fn write(&mut self, context: &mut Context<'_>) -> Result<usize, Fault> {
         let mut total = 0;
         let socket = &self.connected.socket;
@@ -297,7 +297,7 @@ impl StreamRelay<'_> {
         Ok(total)
     }
 
-    /// The stream has ended and all of it is written: passes the end on.
+    /// Passes the end of the stream on, as all of its bytes are written.
     fn end_up(&mut self) {
         self.up.ended = true;
         self.entry.ended_first(Side::Client);
@@ -329,16 +329,16 @@ impl StreamRelay<'_> {
                 return Poll::Pending;
             }
             ready!(self.tunnel.seen.poll_room(&mut self.down.place, context));
-            let told =
+            let ready =
                 self.connected.socket.poll_read_ready(context).map_err(|_| Fault::Endpoint)?.is_ready();
-            if !std::mem::take(&mut self.down.untold) && !told {
+            if !std::mem::take(&mut self.down.unreported) && !ready {
                 return Poll::Pending;
             }
-            match self.read(told) {
+            match self.read(ready) {
                 Ok(()) if self.down.held.is_empty() => self.down.read_out = true,
                 Ok(()) => {
                     // More of it may be there.
-                    self.down.untold = !told;
+                    self.down.unreported = !ready;
                     left = left.saturating_sub(self.down.held.len());
                     self.heard();
                 }
@@ -348,10 +348,11 @@ impl StreamRelay<'_> {
         }
     }
 
-    /// Reads from the endpoint what is held then; nothing at its end. `told`: the poller has said that there is something.
-    fn read(&mut self, told: bool) -> io::Result<()> {
+    /// Reads from the endpoint into `held`, which stays empty at the endpoint's end. `ready` is true if the poller has
+    /// reported bytes.
+    fn read(&mut self, ready: bool) -> io::Result<()> {
         let (socket, down) = (&self.connected.socket, &mut self.down);
-        if down.bulk && told {
+        if down.bulk && ready {
             let mut buffer = Vec::with_capacity(HEADROOM + FRAME);
             buffer.resize(HEADROOM, 0);
             receive_more(socket, &mut buffer)?;
@@ -361,7 +362,7 @@ impl StreamRelay<'_> {
         } else {
             let mut scratch = self.core.scratch.borrow_mut();
             let bytes = &mut scratch.bytes;
-            let count = if told { receive(socket, bytes)? } else { receive_unasked(socket, bytes)? };
+            let count = if ready { receive(socket, bytes)? } else { receive_unasked(socket, bytes)? };
             down.pinned = count;
             down.held = Bytes::copy_from_slice(&scratch.bytes[..count]);
         }
@@ -369,10 +370,10 @@ impl StreamRelay<'_> {
         Ok(())
     }
 
-    /// Passes on what was read, as far as the client's windows let it; ready once nothing is held.
+    /// Sends the bytes that were read, as far as the client's windows allow; ready once none are held.
     fn pass_down(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Fault>> {
         while !self.down.held.is_empty() {
-            // Asked for only when there is something to send: what one stream has and does not use, others lack.
+            // Reserved only when there are bytes to send: capacity that one stream has and does not use, others lack.
             self.send.reserve_capacity(self.down.held.len());
             let mut room = self.send.capacity();
             if room == 0 {
@@ -398,12 +399,12 @@ impl StreamRelay<'_> {
         Poll::Ready(Ok(()))
     }
 
-    /// Delivers what the caller had sent when it cancelled the stream, and ends the endpoint's connection by what it
-    /// carries.
+    /// Delivers the bytes that the caller had sent when it cancelled the stream, and then ends the endpoint's connection as
+    /// its encapsulation demands.
     fn deliver(&mut self, context: &mut Context<'_>) -> Poll<Reason> {
         let mut left = TURN;
         while !self.is_delivered() {
-            // All of it is here: behind it comes the reset.
+            // All bytes have come, as the reset came behind them.
             let read = self.gather(context).unwrap_or_else(|_| {
                 self.up.read_out = true;
                 true
@@ -428,7 +429,7 @@ impl StreamRelay<'_> {
                 }
                 match dropped {
                     Poll::Ready(Ok(())) => return Poll::Ready(Reason::Ok),
-                    // It closed on bytes of ours, or it does not care for our end.
+                    // The endpoint closed before it had read everything, or without waiting for FIN.
                     Poll::Ready(Err(_)) if self.is_acknowledged() => return Poll::Ready(Reason::Ok),
                     Poll::Ready(Err(_)) => return Poll::Ready(Reason::EndpointReset),
                     Poll::Pending => Waits::ForSocket,
@@ -458,7 +459,8 @@ impl StreamRelay<'_> {
         self.up.read_out && self.up.queue.is_empty()
     }
 
-    /// Whether the endpoint's kernel has all that was written, but perhaps our end. Where it cannot be asked, it has not.
+    /// Returns true if the endpoint's kernel has acknowledged all bytes; FIN may still be on its way. False if this process
+    /// cannot ask its own kernel.
     fn is_acknowledged(&self) -> bool {
         let state = |diag: &Diag| diag.state(&self.connected.socket).unwrap_or_default();
         self.core
@@ -494,7 +496,7 @@ impl StreamRelay<'_> {
         Reason::ClientReset
     }
 
-    /// The endpoint's first byte says that it has taken the connection.
+    /// Notes bytes from the endpoint: the first says that it has taken the connection.
     fn heard(&mut self) {
         if !self.taken {
             self.taken = true;

@@ -19,7 +19,7 @@ use crate::net::admission::Holder;
 use crate::snapshot::admit::{Admission, AdmissionRequest, Requested, admit};
 use crate::wire::connect::{ConnectHead, answer, read_head, status_of};
 
-/// Counts a stream among those of its connection for as long as it lives.
+/// Counts a stream among those of its connection until it is dropped.
 struct Counted(Rc<HboneConnection>);
 
 impl Drop for Counted {
@@ -54,7 +54,7 @@ pub(super) async fn serve(
     core.finish(entry, reason);
 }
 
-/// Says no, in a header and by the end of the stream. A caller that is gone does not hear it.
+/// Refuses a stream: sends the status and the reason, and ends it. Does nothing if the caller has gone.
 fn refuse(
     tunnel: &HboneConnection,
     mut respond: SendResponse<Bytes>,
@@ -103,7 +103,7 @@ fn ask(
     tunnel: &HboneConnection,
     head: &ConnectHead,
 ) -> Result<Admission, Reason> {
-    // Roots that were taken away since are found by the first stream, before the connection is ended for it.
+    // The trust bundle may have changed since the handshake; the task that ends the connection may not have run yet.
     if !tunnel.peer.is_trusted() {
         return Err(Reason::IdentityUntrusted);
     }
@@ -147,7 +147,7 @@ async fn pass_on(
     reason
 }
 
-/// The caller does not wait for the endpoint any more.
+/// The caller has given up waiting for the endpoint.
 struct GivenUp;
 
 /// Connects to an endpoint, unless the caller gives up first.
@@ -160,7 +160,7 @@ async fn dial(
 ) -> Result<Result<Connected, Reason>, GivenUp> {
     let mut nothing_read = None;
     let connect = Box::pin(connect(core, entry, attempts, &mut nothing_read));
-    // The caller first: for one that is gone nothing is dialled any more.
+    // The caller wins: nothing more is dialled for a caller that has gone.
     tokio::select! {
         biased;
         _ = poll_fn(|context| respond.poll_reset(context)) => {

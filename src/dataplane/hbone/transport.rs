@@ -1,5 +1,4 @@
-//! The socket below TLS: first the bytes of the hello that were read to tell what the connection is, then the socket,
-//! read in large pieces. (The TLS library asks for 4 KiB at a time; a system call for each would cost more than the
+//! The socket below TLS: first gives the bytes of the hello that were peeked, then those of the socket, read in large pieces. (The TLS library asks for 4 KiB at a time; a system call for each would cost more than the
 //! decryption.)
 
 use std::io;
@@ -18,22 +17,24 @@ use crate::net::socket::{is_again, receive, send};
 use crate::wire::frames::HEADER;
 use crate::wire::records::RecordMeter;
 
-/// What is written to the client with one system call, in bytes: eight full records of TLS.
+/// Bytes written to the client with one system call: eight full records of TLS.
 pub(super) const RECORDS: usize = 128 * 1024;
-/// What is read from the endpoint at once, and becomes a frame, in bytes: with its header it fills those records.
+/// Bytes read from the endpoint at once, which become a frame: with its header it fills those records.
 pub(super) const FRAME: usize = RECORDS - HEADER;
 
+/// The bytes of one connection below TLS.
 pub(crate) struct Transport {
     core: Rc<Core>,
     socket: Rc<TcpStream>,
     /// Read and not asked for yet; empty while the connection is quiet.
     ahead: Bytes,
     records: RecordMeter,
-    /// What is known of the client, once it is known who it is.
+    /// The counts of the client, once it is authenticated.
     seen: Option<Rc<Seen>>,
 }
 
 impl Transport {
+    /// Makes a transport that gives the bytes in `first` before those of the socket.
     pub(crate) fn new(core: Rc<Core>, socket: TcpStream, first: Box<[u8]>) -> Self {
         Self {
             core,
@@ -44,12 +45,12 @@ impl Transport {
         }
     }
 
-    /// Has what is read count from here on.
+    /// Counts the bytes that are read from here on.
     pub(super) fn meter(&mut self, seen: Rc<Seen>) {
         self.seen = Some(seen);
     }
 
-    /// Whether the connection has read its share of this turn.
+    /// Returns true if the connection has read its share of this turn; the task is then woken for the next.
     fn has_had_its_turn(&self, context: &Context<'_>) -> bool {
         let had = self.seen.as_ref().is_some_and(|seen| seen.has_had_its_turn());
         if had {
@@ -65,6 +66,7 @@ impl Transport {
         }
     }
 
+    /// Returns the socket.
     pub(crate) fn socket(&self) -> &Rc<TcpStream> {
         &self.socket
     }
