@@ -1,8 +1,10 @@
 //! What a million routes cost: `cargo bench --bench routes` (ISTHMUS_BENCH_SMALL=1 for a tenth).
 //!
 //! The real binary with ten routes and with many: processor time per connection, memory per route, and a reload that
-//! changes one of them while a connection plays ping-pong through the relay. The figures are printed, and nothing is
-//! judged here but that it went as it should.
+//! changes one of them while a connection plays ping-pong through the relay. Then with a tenth as many services beside the
+//! routes: processor time per connection to a service whose endpoints are all well, and to one of whose endpoints a tenth
+//! is ejected, reached by an export rule that names its clusters. The figures are printed, and nothing is judged here but
+//! that it went as it should.
 
 #![expect(clippy::print_stdout, reason = "it prints what it measures")]
 
@@ -28,11 +30,26 @@ const ROUNDS: usize = 4;
 const RELOADS: usize = 5;
 /// The route that is used.
 const NAME: &str = "r7.bench.test";
+/// The service that is used.
+const SERVICE: &str = "wide.bench.mesh";
+/// Its endpoints.
+const ENDPOINTS: u8 = 100;
+/// Those of them that refuse connections, where some do.
+const DEAD: u8 = 10;
+/// Connections until every endpoint that refuses was tried, almost surely.
+const UNTIL_EJECTED: usize = 2_000;
 
 fn main() -> Result<()> {
     let many = if std::env::var_os("ISTHMUS_BENCH_SMALL").is_some() { 100_000 } else { 1_000_000 };
-    let endpoint = echo()?;
-    let (few, lot) = (Gateway::start(10, endpoint)?, Gateway::start(many, endpoint)?);
+    let endpoint = echo(SocketAddr::from(([127, 0, 0, 1], 0)))?;
+    routes(many, endpoint)?;
+    services(many, endpoint)
+}
+
+/// Many routes beside few.
+fn routes(many: usize, endpoint: SocketAddr) -> Result<()> {
+    let start = |routes| Gateway::start(NAME, |folder| write_config(folder, routes, endpoint, endpoint));
+    let (few, lot) = (start(10)?, start(many)?);
     println!("{many} routes: ready after {:.2} s", lot.ready.as_secs_f64());
     let resident = memory(&lot.child, "VmRSS")?.saturating_sub(memory(&few.child, "VmRSS")?);
     println!("{:.0} B resident per route", resident as f64 / many as f64);
@@ -50,14 +67,50 @@ fn main() -> Result<()> {
     lot.reload_while_relaying(many, endpoint)
 }
 
+/// Ejected endpoints and clusters beside none.
+fn services(many: usize, endpoint: SocketAddr) -> Result<()> {
+    let well = |place: u8| SocketAddr::from(([127, 0, 1, place], endpoint.port()));
+    for place in 0..ENDPOINTS {
+        echo(well(place))?;
+    }
+    let dead = |place: u8| SocketAddr::from(([127, 0, 2, place], endpoint.port()));
+    let some_dead = |place: u8| if place < DEAD { dead(place) } else { well(place) };
+    let start = |clusters: &str, address: &dyn Fn(u8) -> SocketAddr| {
+        let gateway = Gateway::start(SERVICE, |folder| write_services(folder, many, clusters, address))?;
+        for _ in 0..UNTIL_EJECTED {
+            gateway.open()?;
+        }
+        Ok::<_, Box<dyn Error + Send + Sync>>(gateway)
+    };
+    let (calm, troubled) = (start("", &well)?, start("clusters: [west]", &some_dead)?);
+    println!("{many} routes and {} services: ready after {:.2} s", many / 10, calm.ready.as_secs_f64());
+    let ejected = troubled.get("/metrics")?;
+    let ejected = ejected.lines().find(|line| line.starts_with("isthmus_endpoint_ejected{"));
+    if !ejected.is_some_and(|line| line.ends_with(&format!(" {DEAD}"))) {
+        return Err(format!("not all of {DEAD} are ejected: {ejected:?}").into());
+    }
+    let (mut with_none, mut with_some) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        with_none.push(calm.cost_of_connections()?);
+        with_some.push(troubled.cost_of_connections()?);
+    }
+    let (none, some) = (median(&mut with_none), median(&mut with_some));
+    println!(
+        "processor time per connection to a service of {ENDPOINTS} endpoints: {none:.1} µs, and {some:.1} µs with {DEAD} of \
+         them ejected and clusters named: {:.2}",
+        some / none
+    );
+    Ok(())
+}
+
 fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
 }
 
 /// An endpoint that sends back what it gets.
-fn echo() -> Result<SocketAddr> {
-    let listener = TcpListener::bind("127.0.0.1:0")?;
+fn echo(at: SocketAddr) -> Result<SocketAddr> {
+    let listener = TcpListener::bind(at)?;
     let address = listener.local_addr()?;
     thread::spawn(move || {
         for mut stream in listener.incoming().map_while(std::result::Result::ok) {
@@ -76,6 +129,8 @@ fn echo() -> Result<SocketAddr> {
 }
 
 struct Gateway {
+    /// The server name of its connections.
+    name: &'static str,
     folder: tempfile::TempDir,
     child: Child,
     admin: SocketAddr,
@@ -84,9 +139,9 @@ struct Gateway {
 }
 
 impl Gateway {
-    fn start(routes: usize, endpoint: SocketAddr) -> Result<Self> {
+    fn start(name: &'static str, write_config: impl FnOnce(&Path) -> Result<()>) -> Result<Self> {
         let folder = tempfile::tempdir()?;
-        write_config(folder.path(), routes, endpoint, endpoint)?;
+        write_config(folder.path())?;
         let begun = Instant::now();
         let mut child = Command::new(env!("CARGO_BIN_EXE_isthmus"))
             .args(["run", "-c", "isthmus.yaml"])
@@ -108,7 +163,7 @@ impl Gateway {
         // Or it would wait for us to read.
         thread::spawn(move || lines.for_each(drop));
         let (Some(admin), Some(sni)) = (admin, sni) else { return Err("no address".into()) };
-        Ok(Self { folder, child, admin, sni, ready: begun.elapsed() })
+        Ok(Self { name, folder, child, admin, sni, ready: begun.elapsed() })
     }
 
     /// Microseconds of processor time per connection: hello, echo, end.
@@ -124,11 +179,19 @@ impl Gateway {
     fn open(&self) -> Result<TcpStream> {
         let mut stream = TcpStream::connect(self.sni)?;
         stream.set_nodelay(true)?;
-        let hello = hello(NAME);
+        let hello = hello(self.name);
         stream.write_all(&hello)?;
         let mut back = vec![0; hello.len()];
         stream.read_exact(&mut back)?;
         Ok(stream)
+    }
+
+    fn get(&self, path: &str) -> Result<String> {
+        let mut stream = TcpStream::connect(self.admin)?;
+        write!(stream, "GET {path} HTTP/1.0\r\nHost: {}\r\n\r\n", self.admin)?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text)?;
+        Ok(text)
     }
 
     fn reload(&self) -> Result<Duration> {
@@ -226,6 +289,37 @@ fn write_config(folder: &Path, routes: usize, endpoint: SocketAddr, other: Socke
     let next = folder.join(".next");
     std::fs::write(&next, text)?;
     Ok(std::fs::rename(next, folder.join("isthmus.yaml"))?)
+}
+
+/// So many routes, a tenth as many services of one endpoint, and one service of many endpoints.
+fn write_services(
+    folder: &Path,
+    routes: usize,
+    clusters: &str,
+    address: &dyn Fn(u8) -> SocketAddr,
+) -> Result<()> {
+    let mut text = format!(
+        "listen: \"127.0.0.1:0\"\nadmin: {{bind: \"127.0.0.1:0\"}}\nworkers: 1\n\
+         node: {{network: west, cluster: west}}\ntelemetry: {{accessLog: off, log: {{format: json}}}}\n\
+         defaults: {{ejection: {{failures: 1, time: 1h}}}}\n\
+         exports: [{{services: [\"*.bench.mesh\"], {clusters}}}]\nroutes:\n"
+    );
+    for route in 0..routes {
+        writeln!(text, "  r{route}.bench.test: {}", address(ENDPOINTS - 1))?;
+    }
+    text.push_str("services:\n");
+    let port = address(0).port();
+    let service = |text: &mut String, name: &str, endpoints: &[String]| {
+        let ports = format!("[{{name: https, port: 443, targetPort: {port}, protocol: TLS}}]");
+        let endpoints = endpoints.join(", ");
+        writeln!(text, "  - {{hostname: {name}, namespace: bench, ports: {ports}, endpoints: [{endpoints}]}}")
+    };
+    let endpoint = |place: u8| format!("{{address: {}}}", address(place).ip());
+    service(&mut text, SERVICE, &(0..ENDPOINTS).map(endpoint).collect::<Vec<_>>())?;
+    for number in 0..routes / 10 {
+        service(&mut text, &format!("s{number}.bench.mesh"), &[endpoint(ENDPOINTS - 1)])?;
+    }
+    Ok(std::fs::write(folder.join("isthmus.yaml"), text)?)
 }
 
 /// A ClientHello (RFC 8446, 4.1.2) with a server name and nothing else.
