@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use super::balancer::Balancer;
 use super::core::Core;
 use super::entry::Entry;
-use super::peek::First;
+use super::peek::Replay;
 use super::upstreams::{InFlight, Verdict};
 use crate::balance::Ask;
 use crate::model::endpoint::Encapsulation;
@@ -45,7 +45,7 @@ pub(crate) struct Connected {
     /// Counts the connection among those of the endpoint.
     pub(crate) in_flight: InFlight,
     /// The protocol that a CONNECT stream carries to the endpoint.
-    pub(crate) tunnel: Encapsulation,
+    pub(crate) encapsulation: Encapsulation,
 }
 
 impl Attempts {
@@ -131,20 +131,20 @@ pub(crate) async fn connect(
     core: &Rc<Core>,
     entry: &Rc<Entry>,
     attempts: &mut Attempts,
-    first: &mut Option<First>,
+    replay: &mut Option<Replay>,
 ) -> Result<Connected, Reason> {
     loop {
         let index = attempts.next(core, entry)?;
         let candidate = attempts.candidate(index);
-        let (address, tunnel) = (candidate.key.address, candidate.encapsulation);
+        let (address, encapsulation) = (candidate.key.address, candidate.encapsulation);
         let timeout = attempts.admission.candidates.tuning.connect_timeout;
-        entry.story.borrow_mut().dialled(candidate);
+        entry.facts.borrow_mut().dialled(candidate);
         let in_flight = core.shared.upstreams.begin(attempts.balancer.endpoint(index).clone());
         attempts.begin(index);
-        if let Some(first) = first {
-            entry.take_back(std::mem::take(&mut first.sent));
+        if let Some(replay) = replay {
+            entry.take_back(std::mem::take(&mut replay.sent));
         }
-        let dialled = match dial_endpoint(core, entry, address, first) {
+        let dialled = match dial_endpoint(core, entry, address, replay) {
             Ok(Dialled::Connected(socket)) => Ok(socket),
             Ok(Dialled::Connecting(socket)) => {
                 // An order to end wins, then the endpoint, then its time.
@@ -160,7 +160,7 @@ pub(crate) async fn connect(
         match dialled {
             Ok(socket) => {
                 taken_up(core, entry, attempts);
-                return Ok(Connected { socket, in_flight, tunnel });
+                return Ok(Connected { socket, in_flight, encapsulation });
             }
             // A fault of this process says nothing about the endpoint.
             Err(Reason::Internal) => return Err(Reason::Internal),
@@ -172,15 +172,15 @@ pub(crate) async fn connect(
 fn taken_up(core: &Core, entry: &Entry, attempts: &Attempts) {
     let after = attempts.started.elapsed();
     core.local.connected(after);
-    let mut story = entry.story.borrow_mut();
+    let mut facts = entry.facts.borrow_mut();
     if let Some(failures) = attempts.failures() {
-        story.detail = Some(failures);
+        facts.detail = Some(failures);
     }
-    story.connect = Some(after);
-    if story.destination.is_none() {
-        let destination = core.local.destination(&story.destination_name());
+    facts.connect = Some(after);
+    if facts.destination.is_none() {
+        let destination = core.local.destination(&facts.destination_name());
         destination.opened();
-        story.destination = Some(destination);
+        facts.destination = Some(destination);
     }
 }
 
@@ -194,7 +194,7 @@ fn dial_endpoint(
     core: &Core,
     entry: &Entry,
     address: SocketAddr,
-    first: &mut Option<First>,
+    replay: &mut Option<Replay>,
 ) -> Result<Dialled, Reason> {
     let own = &core.shared.own;
     if own.is_own(address) || core.is_own_gateway(address) {
@@ -204,15 +204,15 @@ fn dial_endpoint(
     // Before a byte is sent: a listener of this process that has read one then finds the registration.
     let local = own.has_port(address.port()).then(|| getsockname(&socket).ok()).flatten();
     let local = local.and_then(|local| SocketAddr::try_from(local).ok());
-    entry.story.borrow_mut().own_dial = local.map(|local| Box::new(own.dialling(local)));
-    let sent = match first {
-        Some(first) => rustix::net::send(&socket, &first.bytes, SendFlags::NOSIGNAL),
+    entry.facts.borrow_mut().own_dial = local.map(|local| Box::new(own.dialling(local)));
+    let sent = match replay {
+        Some(replay) => rustix::net::send(&socket, &replay.bytes, SendFlags::NOSIGNAL),
         None => Err(Errno::AGAIN),
     };
     match sent {
         Ok(sent) => {
-            if let Some(first) = first {
-                first.sent = sent;
+            if let Some(replay) = replay {
+                replay.sent = sent;
                 entry.count(true, RelayPath::Copy, sent);
             }
             into_tokio(socket).map(Dialled::Connected)

@@ -9,7 +9,7 @@ use super::connect::{Attempts, connect};
 use super::core::{Core, Registration};
 use super::entry::Entry;
 use super::hbone;
-use super::peek::{First, Peeked, peek};
+use super::peek::{Peeked, Replay, peek};
 use super::refuse;
 use super::relay::{self, relay};
 use crate::model::reason::Reason;
@@ -49,8 +49,8 @@ async fn run(core: &Rc<Core>, entry: &Rc<Entry>, listener: &Arc<Listener>, clien
     if let Err(reason) = admit_source(listener, entry.source.ip()) {
         return Ending::Refused(reason);
     }
-    let (admission, first) = match peek(core, entry, listener, client).await {
-        Peeked::Admitted(admission, first) => (admission, first),
+    let (admission, replay) = match peek(core, entry, listener, client).await {
+        Peeked::Admitted(admission, replay) => (admission, replay),
         Peeked::Hbone(hello) => return Ending::Hbone(hello),
         Peeked::Own => {
             // A reset says to this gateway's own dial that the endpoint has not taken the connection.
@@ -62,14 +62,14 @@ async fn run(core: &Rc<Core>, entry: &Rc<Entry>, listener: &Arc<Listener>, clien
         Peeked::Refused(reason @ (Reason::NotTls | Reason::HelloTimeout)) => return Ending::Silent(reason),
         Peeked::Refused(reason) => return Ending::Refused(reason),
     };
-    let mut first: Option<First> = Some(first);
+    let mut replay: Option<Replay> = Some(replay);
     let mut attempts = Attempts::new(core, admission);
     loop {
-        let connected = match connect(core, entry, &mut attempts, &mut first).await {
+        let connected = match connect(core, entry, &mut attempts, &mut replay).await {
             Ok(connected) => connected,
             Err(reason) => return Ending::Refused(reason),
         };
-        match relay(core, entry, client, &connected, &mut first).await {
+        match relay(core, entry, client, &connected, &mut replay).await {
             relay::End::Closed(reason) => return Ending::Relayed(reason),
             relay::End::NotTaken(retry) => {
                 attempts.failed(core, &connected.in_flight, Reason::EndpointReset);
@@ -91,7 +91,7 @@ mod tests {
     }
 
     fn of_relay<'a, F>(
-        _: impl FnOnce(&'a Rc<Core>, &'a Rc<Entry>, &'a TcpStream, &'a Connected, &'a mut Option<First>) -> F,
+        _: impl FnOnce(&'a Rc<Core>, &'a Rc<Entry>, &'a TcpStream, &'a Connected, &'a mut Option<Replay>) -> F,
     ) -> usize {
         size_of::<F>()
     }

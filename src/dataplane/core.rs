@@ -222,11 +222,11 @@ impl Core {
     /// Counts the end of a connection, and has it logged and traced where that is wanted; called once.
     pub(crate) fn finish(&self, entry: &Entry, reason: Reason) {
         self.count_end(entry, reason);
-        let story = entry.story.borrow();
-        let trace = story.call.as_ref().and_then(|call| call.claims.trace);
+        let facts = entry.facts.borrow();
+        let trace = facts.stream.as_ref().and_then(|stream| stream.claims.trace);
         let span = self.local.span(trace, || self.random());
-        let is_wanted = span.is_some() || self.local.is_logged(reason, story.cancelled);
-        drop(story);
+        let is_wanted = span.is_some() || self.local.is_logged(reason, facts.cancelled);
+        drop(facts);
         if is_wanted {
             let record = entry.record(Some(reason), self.source_network(entry));
             self.local.log(ConnectionRecord { span, ..record });
@@ -240,17 +240,17 @@ impl Core {
 
     fn count_end(&self, entry: &Entry, reason: Reason) {
         self.report_bytes(entry);
-        let story = entry.story.borrow();
-        if let Some(destination) = &story.destination {
+        let facts = entry.facts.borrow();
+        if let Some(destination) = &facts.destination {
             destination.closed();
         }
-        self.local.ended(&entry.listener, &story.destination_name(), reason);
+        self.local.ended(&entry.listener, &facts.destination_name(), reason);
     }
 
     /// Counts the end of an HBONE connection. It is logged only if the client broke the protocol or stopped reading; its
     /// streams have lines of their own.
     pub(crate) fn finish_hbone(&self, entry: &Entry, reason: Reason) {
-        self.local.tunnel_ended(&entry.listener, reason);
+        self.local.hbone_ended(&entry.listener, reason);
         if matches!(reason, Reason::BadRequest | Reason::Stalled) {
             self.finish(entry, reason);
         } else {
@@ -264,11 +264,11 @@ impl Core {
         if up + down == 0 {
             return;
         }
-        let story = entry.story.borrow();
-        if let Some(destination) = &story.destination {
+        let facts = entry.facts.borrow();
+        if let Some(destination) = &facts.destination {
             destination.moved(up, down);
         }
-        if story.call.is_some() {
+        if facts.stream.is_some() {
             self.local.relayed(RelayPath::Hbone, up + down);
             return;
         }

@@ -36,7 +36,7 @@ pub(crate) struct Entry {
     pub(crate) accepted: Instant,
     /// The same by the wall clock.
     pub(crate) time: SystemTime,
-    pub(crate) story: RefCell<Story>,
+    pub(crate) facts: RefCell<ConnectionFacts>,
     /// Bytes from client to endpoint.
     pub(crate) up: Cell<u64>,
     /// Bytes from endpoint to client.
@@ -88,11 +88,11 @@ impl HeldBytes {
 
 /// The facts of a connection, as they become known.
 #[derive(Default)]
-pub(crate) struct Story {
+pub(crate) struct ConnectionFacts {
     /// The SNI as received.
     pub(crate) sni: Option<Box<[u8]>>,
     /// The head of a CONNECT stream; `None` for a connection.
-    pub(crate) call: Option<Box<Call>>,
+    pub(crate) stream: Option<Box<ConnectStream>>,
     /// The client of an HBONE connection, once it is authenticated.
     pub(crate) peer: Option<Rc<Peer>>,
     /// The protocols that the client offered, comma-separated, as received.
@@ -104,7 +104,7 @@ pub(crate) struct Story {
     /// True if the caller cancelled the stream after it was answered.
     pub(crate) cancelled: bool,
     /// The rule that matched.
-    pub(crate) met: RouteMatch,
+    pub(crate) matched: RouteMatch,
     /// The part of the policy that admitted the connection.
     pub(crate) permit: Option<Permit>,
     /// The endpoint that was dialled last.
@@ -126,7 +126,7 @@ pub(crate) struct Story {
 }
 
 /// The head of a CONNECT stream.
-pub(crate) struct Call {
+pub(crate) struct ConnectStream {
     /// The client of the stream's connection.
     pub(crate) peer: Rc<Peer>,
     /// The authority as received.
@@ -147,7 +147,7 @@ pub(crate) struct Peer {
     pub(crate) held: Rc<HeldBytes>,
 }
 
-impl Call {
+impl ConnectStream {
     /// A head without claims.
     pub(crate) fn new(peer: Rc<Peer>, authority: Box<str>) -> Self {
         Self { peer, authority, claims: Claims::default() }
@@ -170,22 +170,22 @@ impl Peer {
     }
 }
 
-impl Story {
+impl ConnectionFacts {
     /// Returns the authenticated client of a stream or of an HBONE connection.
     pub(crate) fn peer(&self) -> Option<&Rc<Peer>> {
-        self.call.as_ref().map(|call| &call.peer).or(self.peer.as_ref())
+        self.stream.as_ref().map(|stream| &stream.peer).or(self.peer.as_ref())
     }
 
     /// Notes the result of admission.
     pub(crate) fn admitted(&mut self, answer: Result<Admission, Refusal>) -> Result<Admission, Reason> {
         match answer {
             Ok(admission) => {
-                self.met = admission.matched.clone();
+                self.matched = admission.matched.clone();
                 self.permit = Some(admission.permit.clone());
                 Ok(admission)
             }
             Err(refusal) => {
-                self.met = refusal.matched;
+                self.matched = refusal.matched;
                 Err(refusal.reason)
             }
         }
@@ -198,11 +198,11 @@ impl Story {
 
     /// Returns the destination as metrics name it.
     pub(crate) fn destination_name(&self) -> DestinationName<'_> {
-        let service = self.met.service.as_ref();
+        let service = self.matched.service.as_ref();
         DestinationName {
             service: service.map(|service| &service.hostname),
             namespace: service.map(|service| &*service.namespace),
-            rule: self.met.rule.as_ref(),
+            rule: self.matched.rule.as_ref(),
             cluster: self.endpoint_cluster.as_ref(),
             protocol: if self.is_hbone() { ConnectionProtocol::Hbone } else { ConnectionProtocol::Sni },
         }
@@ -239,7 +239,7 @@ impl Entry {
             holder,
             accepted: Instant::now(),
             time: SystemTime::now(),
-            story: RefCell::default(),
+            facts: RefCell::default(),
             up: Cell::new(0),
             down: Cell::new(0),
             spliced: Cell::new(0),
@@ -274,7 +274,7 @@ impl Entry {
 
     /// Notes that the endpoint has sent its first byte.
     pub(crate) fn answered(&self) {
-        self.story.borrow_mut().first_byte = Some(self.accepted.elapsed());
+        self.facts.borrow_mut().first_byte = Some(self.accepted.elapsed());
     }
 
     /// Returns true if the connection was ordered to end.
@@ -295,8 +295,8 @@ impl Entry {
 
     /// Returns the bytes that the whole HBONE connection holds; `None` if it is none.
     pub(crate) fn connection_held(&self) -> Option<Rc<HeldBytes>> {
-        let story = self.story.borrow();
-        story.peer().map(|peer| peer.held.clone())
+        let facts = self.facts.borrow();
+        facts.peer().map(|peer| peer.held.clone())
     }
 
     /// Wakes the connection's task.
@@ -358,43 +358,43 @@ impl Entry {
 
     /// Makes the record of what is known so far.
     pub(crate) fn record(&self, reason: Option<Reason>, source_network: Arc<str>) -> ConnectionRecord {
-        let story = self.story.borrow();
-        let service = story.met.service.as_ref();
-        let call = story.call.as_deref();
-        let peer = story.peer();
+        let facts = self.facts.borrow();
+        let service = facts.matched.service.as_ref();
+        let stream = facts.stream.as_deref();
+        let peer = facts.peer();
         ConnectionRecord {
             id: self.id,
             time: self.time,
             listener: self.listener.clone(),
-            protocol: story.destination_name().protocol,
+            protocol: facts.destination_name().protocol,
             source: self.source,
             local: self.local.get(),
             source_network,
-            sni: story.sni.clone(),
-            authority: call.map(|call| call.authority.clone()),
-            alpn: story.alpn.clone(),
-            route: story.met.rule.clone(),
+            sni: facts.sni.clone(),
+            authority: stream.map(|stream| stream.authority.clone()),
+            alpn: facts.alpn.clone(),
+            route: facts.matched.rule.clone(),
             service: service.map(|service| service.hostname.clone()),
             service_namespace: service.map(|service| service.namespace.clone()),
             port: service.and_then(|service| service.port),
             subset: service.map(|service| service.subset.clone()),
-            endpoint: story.endpoint,
-            endpoint_cluster: story.endpoint_cluster.clone().unwrap_or_default(),
-            endpoint_locality: story.endpoint_locality.clone().unwrap_or_default(),
-            attempts: story.attempts,
+            endpoint: facts.endpoint,
+            endpoint_cluster: facts.endpoint_cluster.clone().unwrap_or_default(),
+            endpoint_locality: facts.endpoint_locality.clone().unwrap_or_default(),
+            attempts: facts.attempts,
             source_identity: peer.map(|peer| peer.proof.identity.shared()),
-            source_claimed: call.and_then(|call| call.claims.workload.clone()),
-            trace: call.and_then(|call| call.claims.trace),
-            trace_state: call.and_then(|call| call.claims.trace_state.clone()),
+            source_claimed: stream.and_then(|stream| stream.claims.workload.clone()),
+            trace: stream.and_then(|stream| stream.claims.trace),
+            trace_state: stream.and_then(|stream| stream.claims.trace_state.clone()),
             span: None,
-            detail: story.detail.clone(),
-            cancelled: story.cancelled,
+            detail: facts.detail.clone(),
+            cancelled: facts.cancelled,
             reason,
             ended_by: reason.and_then(|reason| Side::of(reason, self.first_end.get())),
             duration: self.accepted.elapsed(),
-            hello: story.hello,
-            connect: story.connect,
-            first_byte: story.first_byte,
+            hello: facts.hello,
+            connect: facts.connect,
+            first_byte: facts.first_byte,
             bytes_up: self.up.get(),
             bytes_down: self.down.get(),
         }

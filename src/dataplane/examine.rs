@@ -67,7 +67,7 @@ pub(super) fn relieve(core: &Core, stalled: Duration) {
             return;
         }
         held = held.saturating_sub(memory(entry).into());
-        entry.story.borrow_mut().detail = Some("peers that read nothing hold too much kernel memory".into());
+        entry.facts.borrow_mut().detail = Some("peers that read nothing hold too much kernel memory".into());
         entry.cut(Reason::Stalled);
     }
 }
@@ -93,7 +93,7 @@ pub(super) fn examine(core: &Core, entry: &Rc<Entry>, sides: &Sides<'_>) -> Foun
         core.clock.reschedule(entry, next);
     }
     if let Some(reason) = judgement.end {
-        entry.story.borrow_mut().detail = Some(detail(reason).into());
+        entry.facts.borrow_mut().detail = Some(detail(reason).into());
     }
     Found { end: judgement.end, unread }
 }

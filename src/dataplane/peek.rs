@@ -20,7 +20,7 @@ use crate::wire::client_hello::{Hello, HelloFault, Scanner, Verdict, looks_like}
 /// The result of reading the first bytes.
 pub(crate) enum Peeked {
     /// The client may connect; the bytes read so far go to the endpoint first.
-    Admitted(Admission, First),
+    Admitted(Admission, Replay),
     /// The connection is HBONE; these are the bytes read so far.
     Hbone(Box<[u8]>),
     Refused(Reason),
@@ -34,7 +34,7 @@ pub(crate) enum Peeked {
 
 /// The bytes that were read to decide, kept until the endpoint has answered, so that another endpoint can
 /// be sent them if it does not.
-pub(crate) struct First {
+pub(crate) struct Replay {
     /// The bytes.
     pub(crate) bytes: Box<[u8]>,
     /// The number of them that the present endpoint was sent.
@@ -170,7 +170,7 @@ fn conclude(
         Verdict::NeedMore => return None,
         Verdict::Whole(hello) => hello,
         Verdict::Refused(fault) => {
-            entry.story.borrow_mut().detail = fault_detail(fault, bytes);
+            entry.facts.borrow_mut().detail = fault_detail(fault, bytes);
             return Some(Peeked::Refused(match fault {
                 HelloFault::NotTls => Reason::NotTls,
                 HelloFault::TooLarge => Reason::HelloTooLarge,
@@ -181,9 +181,9 @@ fn conclude(
     };
     let after = entry.accepted.elapsed();
     core.local.hello(after);
-    entry.story.borrow_mut().hello = Some(after);
+    entry.facts.borrow_mut().hello = Some(after);
     if core.shared.own.is_own_dial(entry.source) {
-        entry.story.borrow_mut().detail = Some("this gateway connected to itself".into());
+        entry.facts.borrow_mut().detail = Some("this gateway connected to itself".into());
         return Some(Peeked::Own);
     }
     // A reload may have narrowed it since the connection was accepted.
@@ -199,13 +199,13 @@ fn conclude(
         }
         note_names(entry, hello);
         let text = "the listener takes HBONE alone, and the hello does not offer the protocol h2";
-        entry.story.borrow_mut().detail = Some(text.into());
+        entry.facts.borrow_mut().detail = Some(text.into());
         return Some(Peeked::Refused(Reason::AlpnRefused));
     }
     Some(match ask(&snapshot, entry, listener, hello) {
         Ok(admission) => {
-            let first = First { bytes: bytes.into(), sent: 0, repeatable: bytes.len() == hello.length };
-            Peeked::Admitted(admission, first)
+            let replay = Replay { bytes: bytes.into(), sent: 0, repeatable: bytes.len() == hello.length };
+            Peeked::Admitted(admission, replay)
         }
         Err(reason) => Peeked::Refused(reason),
     })
@@ -221,9 +221,9 @@ fn unresolved(snapshot: &Snapshot, refusal: &Refusal) -> Option<Box<str>> {
 
 /// Notes what the client asked for, as received.
 fn note_names(entry: &Entry, hello: &Hello<'_>) {
-    let mut story = entry.story.borrow_mut();
-    story.sni = hello.server_name.map(Into::into);
-    story.alpn = hello.alpn.map(|protocols| protocols.joined());
+    let mut facts = entry.facts.borrow_mut();
+    facts.sni = hello.server_name.map(Into::into);
+    facts.alpn = hello.alpn.map(|protocols| protocols.joined());
 }
 
 /// Returns the detail of a refused hello, if its reason does not say all.
@@ -264,7 +264,7 @@ fn ask(
     };
     let answer = admit(snapshot, &question, &mut ());
     if let Err(refusal) = &answer {
-        entry.story.borrow_mut().detail = unresolved(snapshot, refusal);
+        entry.facts.borrow_mut().detail = unresolved(snapshot, refusal);
     }
-    entry.story.borrow_mut().admitted(answer)
+    entry.facts.borrow_mut().admitted(answer)
 }

@@ -28,35 +28,35 @@ pub(crate) async fn readmit_all(core: Rc<Core>) {
 /// a handshake where the bundle has changed.
 async fn verify_peers(entries: &[Rc<Entry>]) {
     for entry in entries {
-        let Some(peer) = entry.story.borrow().peer.clone() else { continue };
+        let Some(peer) = entry.facts.borrow().peer.clone() else { continue };
         peer.is_trusted();
         tokio::task::yield_now().await;
     }
 }
 
 fn is_still_admitted(snapshot: &Snapshot, entry: &Entry) -> bool {
-    let story = entry.story.borrow();
-    let call = story.call.as_deref();
-    if story.peer().is_some_and(|peer| !peer.is_trusted()) {
+    let facts = entry.facts.borrow();
+    let stream = facts.stream.as_deref();
+    if facts.peer().is_some_and(|peer| !peer.is_trusted()) {
         return false;
     }
-    let authority = call.and_then(|call| Authority::parse(&call.authority).ok());
+    let authority = stream.and_then(|stream| Authority::parse(&stream.authority).ok());
     let Some(listener) = snapshot.listener(&entry.listener) else {
         return true;
     };
-    let Some(permit) = &story.permit else {
+    let Some(permit) = &facts.permit else {
         // Not admitted yet, or an HBONE connection, whose streams are admitted one by one.
-        return story.peer.is_none() || admit_source(listener, entry.source.ip()).is_ok();
+        return facts.peer.is_none() || admit_source(listener, entry.source.ip()).is_ok();
     };
     let question = AdmissionRequest {
         listener,
         requested: match &authority {
             Some(authority) => Requested::Authority(authority),
-            None => Requested::ServerName(story.sni.as_deref()),
+            None => Requested::ServerName(facts.sni.as_deref()),
         },
         source: Some(entry.source.ip()),
         alpn: None,
-        identity: call.map(|call| &call.peer.proof.identity),
+        identity: stream.map(|stream| &stream.peer.proof.identity),
     };
     readmit(snapshot, &question, permit)
 }

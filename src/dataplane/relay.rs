@@ -31,7 +31,7 @@ use super::connect::Connected;
 use super::core::Core;
 use super::entry::Entry;
 use super::examine::{self, Sides, examine};
-use super::peek::First;
+use super::peek::Replay;
 use crate::model::reason::Reason;
 use crate::model::record::Side;
 use crate::net::pipe::Pipe;
@@ -71,7 +71,7 @@ pub(crate) async fn relay(
     entry: &Rc<Entry>,
     client: &TcpStream,
     connected: &Connected,
-    first: &mut Option<First>,
+    replay: &mut Option<Replay>,
 ) -> End {
     core.clock.begin(entry);
     examine::begin(core, &[client, &connected.socket]);
@@ -80,7 +80,7 @@ pub(crate) async fn relay(
         entry,
         client,
         connected,
-        first,
+        replay,
         up: Direction::default(),
         down: Direction::default(),
         taken: false,
@@ -95,7 +95,7 @@ struct Relay<'a> {
     client: &'a TcpStream,
     connected: &'a Connected,
     /// Kept until the endpoint's first byte.
-    first: &'a mut Option<First>,
+    replay: &'a mut Option<Replay>,
     up: Direction,
     down: Direction,
     /// True once the endpoint has sent its first byte.
@@ -205,7 +205,7 @@ impl Relay<'_> {
                 End::Closed(Reason::ClientReset)
             }
             Fault::Endpoint => {
-                if !self.taken && self.first.as_ref().is_some_and(|first| first.repeatable) {
+                if !self.taken && self.replay.as_ref().is_some_and(|replay| replay.repeatable) {
                     return End::NotTaken(Retry::Another);
                 }
                 reset_on_close(self.client);
@@ -262,7 +262,7 @@ impl Relay<'_> {
     /// Writes the bytes that are held; ready once there are none.
     fn flush(&mut self, way: Way, context: &mut Context<'_>) -> Poll<Result<(), Fault>> {
         if way == Way::Up {
-            ready!(self.flush_first(context))?;
+            ready!(self.flush_replay(context))?;
         }
         while let Some(mut held) = self.direction(way).held.take() {
             let written = self.write(way, &held.bytes[held.written..]);
@@ -305,15 +305,15 @@ impl Relay<'_> {
     }
 
     /// Writes the bytes that were read before there was an endpoint.
-    fn flush_first(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Fault>> {
+    fn flush_replay(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Fault>> {
         loop {
-            let Some(first) = self.first.as_ref().filter(|first| first.sent < first.bytes.len()) else {
+            let Some(replay) = self.replay.as_ref().filter(|replay| replay.sent < replay.bytes.len()) else {
                 return Poll::Ready(Ok(()));
             };
-            match self.write(Way::Up, &first.bytes[first.sent..]) {
+            match self.write(Way::Up, &replay.bytes[replay.sent..]) {
                 Ok(count) => {
-                    if let Some(first) = self.first.as_mut() {
-                        first.sent += count;
+                    if let Some(replay) = self.replay.as_mut() {
+                        replay.sent += count;
                     }
                     self.count(Way::Up, RelayPath::Copy, count);
                 }
@@ -388,10 +388,10 @@ impl Relay<'_> {
             self.entry.answered();
             self.core.shared.upstreams.succeeded(&self.connected.in_flight);
         }
-        if let Some(first) = self.first.as_mut() {
-            first.repeatable = false;
-            if first.sent == first.bytes.len() {
-                *self.first = None;
+        if let Some(replay) = self.replay.as_mut() {
+            replay.repeatable = false;
+            if replay.sent == replay.bytes.len() {
+                *self.replay = None;
             }
         }
     }
@@ -482,7 +482,7 @@ impl Relay<'_> {
             let like = looks_like(bytes).map_or(String::new(), |like| format!(", and looks like {like}"));
             // The word is the problem code of `status`.
             let text = format!("endpoint_not_tls: the endpoint's answer is not TLS{like}");
-            self.entry.story.borrow_mut().detail = Some(text.into());
+            self.entry.facts.borrow_mut().detail = Some(text.into());
         }
     }
 
@@ -508,7 +508,7 @@ impl Relay<'_> {
         self.entry.ended_first(if way == Way::Up { Side::Client } else { Side::Endpoint });
         if way == Way::Down && !self.taken {
             let text = "the endpoint ended the connection before its first byte";
-            self.entry.story.borrow_mut().detail = Some(text.into());
+            self.entry.facts.borrow_mut().detail = Some(text.into());
         }
         self.core.clock.touch(self.entry);
         if self.up.ended && self.down.ended {

@@ -20,7 +20,7 @@ const RULES_MAX: usize = 20_000;
 /// The listener, the service or route, and the reason.
 type EndedKey = (Arc<str>, Arc<str>, Reason);
 /// The listener and the reason.
-type EndedTunnelKey = (Arc<str>, Reason);
+type EndedHboneKey = (Arc<str>, Reason);
 /// The service or route, the cluster of the endpoint, and the protocol of the client.
 type DestinationKey = (Arc<str>, Arc<str>, ConnectionProtocol);
 
@@ -78,7 +78,7 @@ pub struct Local {
     stalled: Gauge,
     /// The bytes that this worker has added to `stalled`.
     stalled_added: Cell<u64>,
-    tunnels_ended: RefCell<HashMap<EndedTunnelKey, Counter>>,
+    hbone_ended_counts: RefCell<HashMap<EndedHboneKey, Counter>>,
     active: RefCell<HashMap<Arc<str>, Gauge>>,
     ended: RefCell<HashMap<EndedKey, Counter>>,
     destinations: RefCell<HashMap<DestinationKey, Rc<Destination>>>,
@@ -123,7 +123,7 @@ impl Local {
             hbone: path("hbone"),
             stalled: recorder.gauge("isthmus_stalled_kernel_bytes", &[]),
             stalled_added: Cell::new(0),
-            tunnels_ended: RefCell::default(),
+            hbone_ended_counts: RefCell::default(),
             active: RefCell::default(),
             ended: RefCell::default(),
             destinations: RefCell::default(),
@@ -208,18 +208,18 @@ impl Local {
         self.telemetry.writer.connection(record);
     }
 
-    /// Counts the end of a connection that [`Self::tunnel_ended`] counts too.
+    /// Counts the end of a connection that [`Self::hbone_ended`] counts too.
     pub fn ended_silently(&self, listener: &Arc<str>) {
         self.active(listener, |gauge| gauge.decrement(1.0));
     }
 
     /// Counts the end of an HBONE connection, whose streams are counted by themselves.
-    pub fn tunnel_ended(&self, listener: &Arc<str>, reason: Reason) {
+    pub fn hbone_ended(&self, listener: &Arc<str>, reason: Reason) {
         let new = || {
             let labels = [("listener", &**listener), ("reason", reason.text())];
             self.recorder.counter("isthmus_hbone_connections_total", &labels)
         };
-        let mut ended = self.tunnels_ended.borrow_mut();
+        let mut ended = self.hbone_ended_counts.borrow_mut();
         ended.entry((listener.clone(), reason)).or_insert_with(new).increment(1);
     }
 

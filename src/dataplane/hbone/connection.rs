@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::meter::Seen;
+use super::meter::ConnectionStats;
 use crate::dataplane::entry::Peer;
 use crate::model::reason::Reason;
 use crate::snapshot::policy::{HboneLimits, Listener};
@@ -23,7 +23,7 @@ pub(super) struct HboneConnection {
     /// The client.
     pub(super) peer: Rc<Peer>,
     /// The counts of the client's records and frames.
-    pub(super) seen: Rc<Seen>,
+    pub(super) stats: Rc<ConnectionStats>,
     /// The number of live streams.
     pub(super) streams: Cell<u32>,
     /// Why the connection ends, once that is decided; the client is then sent the last frames.

@@ -44,26 +44,26 @@ pub(super) fn drive<'a>(
     limits: HboneLimits,
     agreed: Agreed,
 ) -> impl Future<Output = Reason> + use<'a> {
-    let Agreed { mut connection, seen, peer, socket } = agreed;
+    let Agreed { mut connection, stats, peer, socket } = agreed;
     let limit = limits.held_per_connection;
     let holding = Holding::new(core.clone(), peer.held.clone(), limit, entry.clone());
-    let tunnel = Rc::new(HboneConnection {
+    let shared = Rc::new(HboneConnection {
         source: entry.source,
         local: entry.local.get(),
         listener,
         limits,
         peer,
-        seen,
+        stats,
         streams: Cell::new(0),
         ending: Cell::new(None),
     });
-    let timer = Box::pin(sleep_until(tunnel.seen.heard() + limits.ping_interval));
+    let timer = Box::pin(sleep_until(shared.stats.heard() + limits.ping_interval));
     let mut driver = Driver {
         core,
         entry,
         pings: connection.ping_pong(),
         connection,
-        tunnel,
+        shared,
         holding,
         timer,
         asked: false,
@@ -72,11 +72,11 @@ pub(super) fn drive<'a>(
     };
     async move {
         while let Some((request, respond)) = poll_fn(|context| driver.poll(context)).await {
-            let tunnel = driver.tunnel.clone();
-            tunnel.streams.set(tunnel.streams.get() + 1);
-            core.scope.spawn(stream::serve(core.clone(), tunnel, request, respond));
+            let shared = driver.shared.clone();
+            shared.streams.set(shared.streams.get() + 1);
+            core.scope.spawn(stream::serve(core.clone(), shared, request, respond));
         }
-        let reason = driver.tunnel.ending.get().unwrap_or(Reason::Ok);
+        let reason = driver.shared.ending.get().unwrap_or(Reason::Ok);
         drop(driver);
         if reason == Reason::BadRequest {
             // Closing on unread bytes would be a reset, which takes the error with it.
@@ -93,7 +93,7 @@ struct Driver<'a> {
     entry: &'a Rc<Entry>,
     connection: Connection<Metered, Bytes>,
     pings: Option<PingPong>,
-    tunnel: Rc<HboneConnection>,
+    shared: Rc<HboneConnection>,
     /// Counts the bytes that wait for the client to read.
     holding: Holding,
     /// The next time at which the client's silence is looked at.
@@ -114,24 +114,24 @@ impl Driver<'_> {
             return Poll::Ready(None);
         }
         let paused =
-            !self.is_ending() && is_over_share(self.core, &self.tunnel.peer.held, &self.tunnel.limits);
+            !self.is_ending() && is_over_share(self.core, &self.shared.peer.held, &self.shared.limits);
         if paused {
             self.core.pause_reads(context.waker());
         }
         // Bytes that wait to be written are still written, or they would be held for as long as nothing is read.
-        self.tunnel.seen.pause(paused);
+        self.shared.stats.pause(paused);
         let polled = self.accept(context);
-        self.tunnel.seen.driven();
+        self.shared.stats.driven();
         self.hold();
         self.judge(context);
         if polled.is_pending() {
-            self.tunnel.seen.end_turn();
+            self.shared.stats.end_turn();
         }
         polled
     }
 
     fn is_ending(&self) -> bool {
-        self.tunnel.ending.get().is_some()
+        self.shared.ending.get().is_some()
     }
 
     fn accept(&mut self, context: &mut Context<'_>) -> Poll<Option<Taken>> {
@@ -160,19 +160,19 @@ impl Driver<'_> {
             None if error.is_go_away() && error.is_remote() => Reason::ClientReset,
             None => Reason::BadRequest,
         };
-        let reason = self.tunnel.ending.get().unwrap_or(reason);
-        self.tunnel.ending.set(Some(reason));
+        let reason = self.shared.ending.get().unwrap_or(reason);
+        self.shared.ending.set(Some(reason));
         if reason == Reason::BadRequest {
-            let mut story = self.entry.story.borrow_mut();
-            story.detail.get_or_insert_with(|| error.to_string().into());
+            let mut facts = self.entry.facts.borrow_mut();
+            facts.detail.get_or_insert_with(|| error.to_string().into());
         }
     }
 
     /// Counts the bytes that wait for the client. The connection moves as long as they become fewer.
     fn hold(&self) {
-        let seen = &self.tunnel.seen;
+        let stats = &self.shared.stats;
         // TLS writes the records that it has encrypted before it takes more.
-        let queued = seen.queued() + if seen.is_blocked() { RECORDS } else { 0 };
+        let queued = stats.queued() + if stats.is_blocked() { RECORDS } else { 0 };
         if queued < self.entry.held.get() || queued == 0 {
             self.entry.moved.set(self.core.clock.now());
         }
@@ -186,7 +186,7 @@ impl Driver<'_> {
         }
         if let Poll::Ready(reason) = self.entry.poll_cut(context) {
             // Streams end with it: to callers, no error would be the end of what there is.
-            let streams = self.tunnel.streams.get() > 0;
+            let streams = self.shared.streams.get() > 0;
             self.end(reason, if streams { h2::Reason::INTERNAL_ERROR } else { h2::Reason::NO_ERROR });
         } else if !self.retired && (self.entry.is_retiring() || self.core.is_draining()) {
             self.retire();
@@ -200,7 +200,7 @@ impl Driver<'_> {
     }
 
     fn end(&mut self, reason: Reason, error: h2::Reason) {
-        self.tunnel.ending.set(Some(reason));
+        self.shared.ending.set(Some(reason));
         self.connection.abrupt_shutdown(error);
         self.timer.as_mut().reset(Instant::now() + LINGER);
     }
@@ -210,10 +210,10 @@ impl Driver<'_> {
         if self.is_ending() {
             return;
         }
-        if let Some(what) = self.tunnel.seen.excess(self.core.clock.now(), &self.tunnel.limits) {
-            let (source, identity) = (self.entry.source, &self.tunnel.peer.proof.identity);
+        if let Some(what) = self.shared.stats.excess(self.core.clock.now(), &self.shared.limits) {
+            let (source, identity) = (self.entry.source, &self.shared.peer.proof.identity);
             tracing::info!(%source, %identity, "HBONE connection closed: too many {what} in a second");
-            self.entry.story.borrow_mut().detail = Some(format!("too many {what} in a second").into());
+            self.entry.facts.borrow_mut().detail = Some(format!("too many {what} in a second").into());
             self.end(Reason::BadRequest, h2::Reason::ENHANCE_YOUR_CALM);
             context.waker().wake_by_ref();
         }
@@ -221,24 +221,24 @@ impl Driver<'_> {
 
     /// Sends a silent client a PING; returns true once the client is not waited for any more.
     fn look_after(&mut self, context: &mut Context<'_>) -> bool {
-        let limits = self.tunnel.limits;
+        let limits = self.shared.limits;
         if let Some(pings) = &mut self.pings
             && self.asked
             && pings.poll_pong(context).is_ready()
         {
             self.asked = false;
         }
-        if self.tunnel.streams.get() > 0 {
+        if self.shared.streams.get() > 0 {
             self.quiet_since = Instant::now();
         }
         while self.timer.as_mut().poll(context).is_ready() {
             let now = Instant::now();
-            let heard = self.tunnel.seen.heard();
+            let heard = self.shared.stats.heard();
             if self.is_ending() {
                 return true;
             }
             if self.asked && heard + limits.ping_timeout <= now {
-                self.tunnel.ending.set(Some(Reason::ClientGone));
+                self.shared.ending.set(Some(Reason::ClientGone));
                 return true;
             }
             if !self.retired && self.quiet_since + limits.idle <= now {

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use super::meter::Seen;
+use super::meter::ConnectionStats;
 use super::metered::Metered;
 use super::transport::{FRAME, RECORDS, Transport};
 use crate::dataplane::core::{Core, newest};
@@ -45,7 +45,7 @@ pub(super) struct Agreed {
     /// The HTTP/2 connection.
     pub(super) connection: server::Connection<Metered, Bytes>,
     /// The counts of the client's records and frames.
-    pub(super) seen: Rc<Seen>,
+    pub(super) stats: Rc<ConnectionStats>,
     /// The client.
     pub(super) peer: Rc<Peer>,
     /// The socket below TLS, which lingers so that the client can read the last frames.
@@ -94,7 +94,7 @@ pub(super) async fn handshake(
         }
         let peer = Rc::new(Peer::new(proof, trust));
         // No await since the verification: a bundle that changes from here on finds the peer in the table.
-        entry.story.borrow_mut().peer = Some(peer.clone());
+        entry.facts.borrow_mut().peer = Some(peer.clone());
         admit_source(newest(&core.snapshot(), listener), entry.source.ip())?;
         agree(core, limits, stream, peer).await
     });
@@ -164,7 +164,7 @@ async fn agree(
     mut tls: TlsStream<Transport>,
     peer: Rc<Peer>,
 ) -> Result<Agreed, Failed> {
-    let seen = Seen::new(core.clock.now());
+    let stats = ConnectionStats::new(core.clock.now());
     let socket = tls.get_ref().0.socket().clone();
     let (stream_window, connection_window) = windows(core, limits);
     let mut builder = server::Builder::new();
@@ -185,14 +185,14 @@ async fn agree(
         .data_frame_budget(usize::try_from(limits.connection_window).unwrap_or(usize::MAX));
     // TLS keeps no more than one call writes.
     tls.get_mut().1.set_buffer_limit(Some(RECORDS));
-    tls.get_mut().0.meter(seen.clone());
-    let io = Metered { tls, seen: seen.clone() };
+    tls.get_mut().0.meter(stats.clone());
+    let io = Metered { tls, stats: stats.clone() };
     let mut agreeing = pin!(builder.handshake(io));
     let agreed = poll_fn(|context| {
         let agreed = agreeing.as_mut().poll(context);
         if agreed.is_pending() {
-            seen.end_turn();
-            if let Some(what) = seen.excess(core.clock.now(), limits) {
+            stats.end_turn();
+            if let Some(what) = stats.excess(core.clock.now(), limits) {
                 return Poll::Ready(Err(Failed::new(
                     Reason::BadRequest,
                     format!("too many {what} in a second"),
@@ -205,5 +205,5 @@ async fn agree(
         })
     });
     let connection = agreed.await?;
-    Ok(Agreed { connection, seen, peer, socket })
+    Ok(Agreed { connection, stats, peer, socket })
 }

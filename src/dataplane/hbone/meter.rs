@@ -13,7 +13,7 @@ use crate::wire::frames::{Counts, FrameMeter};
 use crate::wire::records::Records;
 
 /// The counts of one client's records and frames.
-pub(crate) struct Seen {
+pub(crate) struct ConnectionStats {
     meter: RefCell<FrameMeter>,
     heard: Cell<Instant>,
     /// The worker's tick in which the counts began.
@@ -73,7 +73,7 @@ const REFUSED_PER_RESET: u32 = 100;
 /// Bytes charged at least per frame, so that many tiny frames also end a turn.
 const FRAME_COST: usize = 256;
 
-impl Seen {
+impl ConnectionStats {
     /// Counts nothing yet; `second` is the worker's tick.
     pub(crate) fn new(second: u32) -> Rc<Self> {
         Rc::new(Self {
@@ -247,21 +247,21 @@ mod tests {
     /// A client that reads nothing can have a stream polled by what it sends on it, without end.
     #[test]
     fn a_stream_that_asks_again_for_room_waits_once() {
-        let seen = Seen::new(0);
+        let stats = ConnectionStats::new(0);
         let context = Context::from_waker(Waker::noop());
         let (mut one, mut other) = (Place::default(), Place::default());
-        assert!(seen.poll_room(&mut one, &context).is_ready());
-        seen.queue(QUEUED_MAX);
+        assert!(stats.poll_room(&mut one, &context).is_ready());
+        stats.queue(QUEUED_MAX);
         for _ in 0..1_000 {
-            assert!(seen.poll_room(&mut one, &context).is_pending());
-            assert!(seen.poll_room(&mut other, &context).is_pending());
+            assert!(stats.poll_room(&mut one, &context).is_pending());
+            assert!(stats.poll_room(&mut other, &context).is_pending());
         }
-        assert_eq!(seen.waiting.borrow().len(), 2);
-        seen.written(1);
-        assert!(seen.waiting.borrow().is_empty());
-        assert!(seen.poll_room(&mut one, &context).is_ready());
-        seen.queue(1);
-        assert!(seen.poll_room(&mut one, &context).is_pending(), "full again");
-        assert_eq!(seen.waiting.borrow().len(), 1, "and it waits again");
+        assert_eq!(stats.waiting.borrow().len(), 2);
+        stats.written(1);
+        assert!(stats.waiting.borrow().is_empty());
+        assert!(stats.poll_room(&mut one, &context).is_ready());
+        stats.queue(1);
+        assert!(stats.poll_room(&mut one, &context).is_pending(), "full again");
+        assert_eq!(stats.waiting.borrow().len(), 1, "and it waits again");
     }
 }

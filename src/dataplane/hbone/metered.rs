@@ -1,4 +1,4 @@
-//! A TLS connection between the socket and HTTP/2 whose frames and writes are counted by a [`Seen`].
+//! A TLS connection between the socket and HTTP/2 whose frames and writes are counted by a [`ConnectionStats`].
 
 use std::io;
 use std::pin::Pin;
@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::server::TlsStream;
 
-use super::meter::Seen;
+use super::meter::ConnectionStats;
 use super::transport::Transport;
 
 /// A TLS connection whose frames and writes are counted.
@@ -16,7 +16,7 @@ pub(crate) struct Metered {
     /// The TLS connection.
     pub(super) tls: TlsStream<Transport>,
     /// The counts.
-    pub(super) seen: Rc<Seen>,
+    pub(super) stats: Rc<ConnectionStats>,
 }
 
 impl AsyncRead for Metered {
@@ -26,10 +26,10 @@ impl AsyncRead for Metered {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        if this.seen.is_paused() {
+        if this.stats.is_paused() {
             return Poll::Pending;
         }
-        if this.seen.has_had_its_turn() {
+        if this.stats.has_had_its_turn() {
             context.waker().wake_by_ref();
             return Poll::Pending;
         }
@@ -37,7 +37,7 @@ impl AsyncRead for Metered {
         ready!(Pin::new(&mut this.tls).poll_read(context, buffer))?;
         let new = &buffer.filled()[before..];
         if !new.is_empty() {
-            this.seen.frames_received(new);
+            this.stats.frames_received(new);
         }
         Poll::Ready(Ok(()))
     }
@@ -46,7 +46,7 @@ impl AsyncRead for Metered {
 impl AsyncWrite for Metered {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        this.seen.tried(Pin::new(&mut this.tls).poll_write(context, bytes))
+        this.stats.tried(Pin::new(&mut this.tls).poll_write(context, bytes))
     }
 
     fn poll_write_vectored(
@@ -55,7 +55,7 @@ impl AsyncWrite for Metered {
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        this.seen.tried(Pin::new(&mut this.tls).poll_write_vectored(context, pieces))
+        this.stats.tried(Pin::new(&mut this.tls).poll_write_vectored(context, pieces))
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -65,7 +65,7 @@ impl AsyncWrite for Metered {
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let flushed = Pin::new(&mut this.tls).poll_flush(context);
-        this.seen.flushed(&flushed);
+        this.stats.flushed(&flushed);
         flushed
     }
 

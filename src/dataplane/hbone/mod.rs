@@ -87,7 +87,7 @@ pub(super) fn arrive(core: &Rc<Core>, arrival: Arrival) {
 async fn serve(registration: Registration, client: TcpStream, opening: Opening) {
     let (core, entry) = (&registration.core, &registration.entry);
     let Opening { listener, hello, place: _place } = opening;
-    entry.story.borrow_mut().handshake = true;
+    entry.facts.borrow_mut().handshake = true;
     let limits = core.snapshot().policy.hbone;
     let transport = Transport::new(core.clone(), client, hello);
     match Box::pin(handshake(core, entry, &listener, &limits, transport)).await {
@@ -96,7 +96,7 @@ async fn serve(registration: Registration, client: TcpStream, opening: Opening) 
             core.finish_hbone(entry, reason);
         }
         Err(Failed { reason, detail }) => {
-            entry.story.borrow_mut().detail = detail;
+            entry.facts.borrow_mut().detail = detail;
             core.finish(entry, reason);
         }
     }

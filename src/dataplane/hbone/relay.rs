@@ -47,19 +47,19 @@ const GATHER: usize = 64 * 1024;
 pub(super) async fn relay(
     core: &Rc<Core>,
     entry: &Rc<Entry>,
-    tunnel: &Rc<HboneConnection>,
+    connection: &Rc<HboneConnection>,
     connected: &Connected,
     receive: RecvStream,
     send: SendStream<Bytes>,
 ) -> (Reason, bool) {
     core.clock.begin(entry);
     examine::begin(core, &[&connected.socket]);
-    let limit = tunnel.limits.held_per_connection;
-    let holding = Holding::new(core.clone(), tunnel.peer.held.clone(), limit, entry.clone());
+    let limit = connection.limits.held_per_connection;
+    let holding = Holding::new(core.clone(), connection.peer.held.clone(), limit, entry.clone());
     let mut relay = StreamRelay {
         core,
         entry,
-        tunnel,
+        connection,
         connected,
         receive,
         send,
@@ -77,7 +77,7 @@ pub(super) async fn relay(
 struct StreamRelay<'a> {
     core: &'a Rc<Core>,
     entry: &'a Rc<Entry>,
-    tunnel: &'a HboneConnection,
+    connection: &'a HboneConnection,
     connected: &'a Connected,
     receive: RecvStream,
     send: SendStream<Bytes>,
@@ -205,7 +205,7 @@ impl StreamRelay<'_> {
         match fault {
             Fault::Client | Fault::Cancelled => {
                 reset_on_close(&self.connected.socket);
-                self.tunnel.client_fault()
+                self.connection.client_fault()
             }
             Fault::Endpoint => {
                 self.send.send_reset(h2::Reason::CONNECT_ERROR);
@@ -219,7 +219,7 @@ impl StreamRelay<'_> {
         let orderly = |reason| matches!(reason, h2::Reason::CANCEL | h2::Reason::NO_ERROR);
         match self.send.poll_reset(context) {
             // The end of the whole connection has a code too, which may be ours.
-            Poll::Ready(Ok(reason)) if orderly(reason) && self.tunnel.ending.get().is_none() => {
+            Poll::Ready(Ok(reason)) if orderly(reason) && self.connection.ending.get().is_none() => {
                 Fault::Cancelled
             }
             _ => Fault::Client,
@@ -328,7 +328,7 @@ impl StreamRelay<'_> {
                 context.waker().wake_by_ref();
                 return Poll::Pending;
             }
-            ready!(self.tunnel.seen.poll_room(&mut self.down.place, context));
+            ready!(self.connection.stats.poll_room(&mut self.down.place, context));
             let ready =
                 self.connected.socket.poll_read_ready(context).map_err(|_| Fault::Endpoint)?.is_ready();
             if !std::mem::take(&mut self.down.unreported) && !ready {
@@ -390,7 +390,7 @@ impl StreamRelay<'_> {
             let count = piece.len();
             if count > 0 {
                 self.send.send_data(piece, false).map_err(|_| self.hung_up(context))?;
-                self.tunnel.seen.queue(count);
+                self.connection.stats.queue(count);
                 self.core.moved(self.entry, false, RelayPath::Hbone, count);
             }
         }
@@ -422,7 +422,7 @@ impl StreamRelay<'_> {
             }
         }
         let dropped = self.drop_down(context);
-        let waits = match (self.is_delivered(), self.connected.tunnel) {
+        let waits = match (self.is_delivered(), self.connected.encapsulation) {
             (true, Carried::Hbone) => {
                 if !self.up.ended {
                     self.end_up();
@@ -442,9 +442,9 @@ impl StreamRelay<'_> {
             }
             (false, _) => Waits::ForSocket,
         };
-        let limits = &self.tunnel.limits;
-        let too_much = self.tunnel.peer.held.bytes() > limits.held_per_connection
-            || self.tunnel.streams.get() > limits.streams;
+        let limits = &self.connection.limits;
+        let too_much = self.connection.peer.held.bytes() > limits.held_per_connection
+            || self.connection.streams.get() > limits.streams;
         if !too_much && !self.delivery.as_mut().is_some_and(|delivery| delivery.is_over(waits, context)) {
             return Poll::Pending;
         }
@@ -492,7 +492,7 @@ impl StreamRelay<'_> {
 
     fn cancelled(&self) -> Reason {
         reset_on_close(&self.connected.socket);
-        self.entry.story.borrow_mut().cancelled = true;
+        self.entry.facts.borrow_mut().cancelled = true;
         Reason::ClientReset
     }
 

@@ -13,7 +13,7 @@ use super::connection::HboneConnection;
 use super::relay::relay;
 use crate::dataplane::connect::{Attempts, Connected, connect};
 use crate::dataplane::core::{Core, newest};
-use crate::dataplane::entry::{Call, Entry};
+use crate::dataplane::entry::{ConnectStream, Entry};
 use crate::model::reason::Reason;
 use crate::net::admission::Holder;
 use crate::snapshot::admit::{Admission, AdmissionRequest, Requested, admit};
@@ -31,43 +31,43 @@ impl Drop for Counted {
 /// Serves a stream to its end.
 pub(super) async fn serve(
     core: Rc<Core>,
-    tunnel: Rc<HboneConnection>,
+    connection: Rc<HboneConnection>,
     request: Request<RecvStream>,
     respond: SendResponse<Bytes>,
 ) {
-    let counted = Counted(tunnel.clone());
-    let name = tunnel.listener.name.clone();
-    let holder = Holder::Identity(tunnel.peer.proof.identity.shared());
+    let counted = Counted(connection.clone());
+    let name = connection.listener.name.clone();
+    let holder = Holder::Identity(connection.peer.proof.identity.shared());
     let (id, tick) = (core.next_id(), core.clock.now());
-    let entry = Rc::new(Entry::held_by(holder, id, name, tunnel.source, tick));
-    entry.local.set(tunnel.local);
+    let entry = Rc::new(Entry::held_by(holder, id, name, connection.source, tick));
+    entry.local.set(connection.local);
     core.local.accepted(&entry.listener);
     if !core.admit(&entry) {
-        refuse(&tunnel, respond, status_of(Reason::LimitGlobal));
+        refuse(&connection, respond, status_of(Reason::LimitGlobal));
         core.finish(&entry, Reason::LimitGlobal);
         return;
     }
     let registration = core.register(entry);
     let entry = &registration.entry;
-    let reason = run(&core, entry, &tunnel, request, respond).await;
+    let reason = run(&core, entry, &connection, request, respond).await;
     drop(counted);
     core.finish(entry, reason);
 }
 
 /// Refuses a stream: sends the status and the reason, and ends it. Does nothing if the caller has gone.
 fn refuse(
-    tunnel: &HboneConnection,
+    connection: &HboneConnection,
     mut respond: SendResponse<Bytes>,
     (status, reason): (StatusCode, Reason),
 ) {
-    tunnel.seen.refused();
+    connection.stats.refused();
     let _ = respond.send_response(answer(status, reason), true);
 }
 
 async fn run(
     core: &Rc<Core>,
     entry: &Rc<Entry>,
-    tunnel: &Rc<HboneConnection>,
+    connection: &Rc<HboneConnection>,
     request: Request<RecvStream>,
     respond: SendResponse<Bytes>,
 ) -> Reason {
@@ -75,23 +75,23 @@ async fn run(
     let received = head.uri.authority().map_or("", http::uri::Authority::as_str).into();
     let read = read_head(&head);
     drop(head);
-    let mut call = Call::new(tunnel.peer.clone(), received);
+    let mut stream = ConnectStream::new(connection.peer.clone(), received);
     let head = match read {
         Ok(head) => head,
         Err(fault) => {
-            let mut story = entry.story.borrow_mut();
-            story.call = Some(Box::new(call));
-            story.detail = Some(fault.to_string().into());
-            refuse(tunnel, respond, (fault.status(), Reason::BadRequest));
+            let mut facts = entry.facts.borrow_mut();
+            facts.stream = Some(Box::new(stream));
+            facts.detail = Some(fault.to_string().into());
+            refuse(connection, respond, (fault.status(), Reason::BadRequest));
             return Reason::BadRequest;
         }
     };
-    call.claims = head.claims.clone();
-    entry.story.borrow_mut().call = Some(Box::new(call));
-    match ask(core, entry, tunnel, &head) {
-        Ok(admission) => Box::pin(pass_on(core, entry, tunnel, admission, receive, respond)).await,
+    stream.claims = head.claims.clone();
+    entry.facts.borrow_mut().stream = Some(Box::new(stream));
+    match ask(core, entry, connection, &head) {
+        Ok(admission) => Box::pin(pass_on(core, entry, connection, admission, receive, respond)).await,
         Err(reason) => {
-            refuse(tunnel, respond, status_of(reason));
+            refuse(connection, respond, status_of(reason));
             reason
         }
     }
@@ -100,47 +100,47 @@ async fn run(
 fn ask(
     core: &Core,
     entry: &Entry,
-    tunnel: &HboneConnection,
+    connection: &HboneConnection,
     head: &ConnectHead,
 ) -> Result<Admission, Reason> {
     // The trust bundle may have changed since the handshake; the task that ends the connection may not have run yet.
-    if !tunnel.peer.is_trusted() {
+    if !connection.peer.is_trusted() {
         return Err(Reason::IdentityUntrusted);
     }
     let snapshot = core.snapshot();
     let question = AdmissionRequest {
-        listener: newest(&snapshot, &tunnel.listener),
+        listener: newest(&snapshot, &connection.listener),
         requested: Requested::Authority(&head.authority),
-        source: Some(tunnel.source.ip()),
+        source: Some(connection.source.ip()),
         alpn: None,
-        identity: Some(&tunnel.peer.proof.identity),
+        identity: Some(&connection.peer.proof.identity),
     };
-    entry.story.borrow_mut().admitted(admit(&snapshot, &question, &mut ()))
+    entry.facts.borrow_mut().admitted(admit(&snapshot, &question, &mut ()))
 }
 
 async fn pass_on(
     core: &Rc<Core>,
     entry: &Rc<Entry>,
-    tunnel: &Rc<HboneConnection>,
+    connection: &Rc<HboneConnection>,
     admission: Admission,
     receive: RecvStream,
     mut respond: SendResponse<Bytes>,
 ) -> Reason {
     let mut attempts = Attempts::new(core, admission);
-    let connected = match dial(core, entry, tunnel, &mut attempts, &mut respond).await {
+    let connected = match dial(core, entry, connection, &mut attempts, &mut respond).await {
         Ok(Ok(connected)) => connected,
         Ok(Err(reason)) => {
-            refuse(tunnel, respond, status_of(reason));
+            refuse(connection, respond, status_of(reason));
             return reason;
         }
-        Err(GivenUp) => return tunnel.client_fault(),
+        Err(GivenUp) => return connection.client_fault(),
     };
     let answered: Result<SendStream<Bytes>, _> =
         respond.send_response(answer(StatusCode::OK, Reason::Ok), false);
     let Ok(send) = answered else {
-        return tunnel.client_fault();
+        return connection.client_fault();
     };
-    let (reason, taken) = relay(core, entry, tunnel, &connected, receive, send).await;
+    let (reason, taken) = relay(core, entry, connection, &connected, receive, send).await;
     if reason == Reason::EndpointReset && !taken {
         attempts.failed(core, &connected.in_flight, reason);
     }
@@ -154,7 +154,7 @@ struct GivenUp;
 async fn dial(
     core: &Rc<Core>,
     entry: &Rc<Entry>,
-    tunnel: &HboneConnection,
+    connection: &HboneConnection,
     attempts: &mut Attempts,
     respond: &mut SendResponse<Bytes>,
 ) -> Result<Result<Connected, Reason>, GivenUp> {
@@ -164,8 +164,8 @@ async fn dial(
     tokio::select! {
         biased;
         _ = poll_fn(|context| respond.poll_reset(context)) => {
-            if tunnel.ending.get().is_none() {
-                tunnel.seen.gave_up();
+            if connection.ending.get().is_none() {
+                connection.stats.gave_up();
             }
             Err(GivenUp)
         }

@@ -11,7 +11,7 @@ use rustix::net::Shutdown;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-use super::meter::Seen;
+use super::meter::ConnectionStats;
 use crate::dataplane::core::Core;
 use crate::net::socket::{is_again, receive, send};
 use crate::wire::frames::HEADER;
@@ -30,7 +30,7 @@ pub(crate) struct Transport {
     ahead: Bytes,
     records: RecordMeter,
     /// The counts of the client, once it is authenticated.
-    seen: Option<Rc<Seen>>,
+    stats: Option<Rc<ConnectionStats>>,
 }
 
 impl Transport {
@@ -41,18 +41,18 @@ impl Transport {
             socket: Rc::new(socket),
             ahead: first.into(),
             records: RecordMeter::default(),
-            seen: None,
+            stats: None,
         }
     }
 
     /// Counts the bytes that are read from here on.
-    pub(super) fn meter(&mut self, seen: Rc<Seen>) {
-        self.seen = Some(seen);
+    pub(super) fn meter(&mut self, stats: Rc<ConnectionStats>) {
+        self.stats = Some(stats);
     }
 
     /// Returns true if the connection has read its share of this turn; the task is then woken for the next.
     fn has_had_its_turn(&self, context: &Context<'_>) -> bool {
-        let had = self.seen.as_ref().is_some_and(|seen| seen.has_had_its_turn());
+        let had = self.stats.as_ref().is_some_and(|stats| stats.has_had_its_turn());
         if had {
             context.waker().wake_by_ref();
         }
@@ -61,8 +61,8 @@ impl Transport {
 
     fn count(&mut self, bytes: &[u8]) {
         let records = self.records.feed(bytes);
-        if let Some(seen) = &self.seen {
-            seen.received(bytes.len(), records);
+        if let Some(stats) = &self.stats {
+            stats.received(bytes.len(), records);
         }
     }
 
