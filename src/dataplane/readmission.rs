@@ -1,4 +1,4 @@
-//! Whether live connections are still admitted after a new config file or a new trust bundle.
+//! Ends live connections that a new config file or a new trust bundle does not admit any more.
 
 use std::rc::Rc;
 

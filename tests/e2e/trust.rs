@@ -147,6 +147,8 @@ fn a_reload_that_withdraws_trust_admits_nobody_who_was_half_way() {
         gateway.reload(&trusting);
         let again = Hbone::connect(address, config.clone()).expect("let in again");
         assert!(again.open(AUTHORITY).is_ok());
+        // The endpoint counts a connection after the gateway has said that there is one.
+        eventually("its connection", || (echo.accepted() > accepted).then_some(()));
     }
     let reasons: std::collections::BTreeMap<String, usize> =
         gateway.access_log().iter().fold(Default::default(), |mut count, line| {
