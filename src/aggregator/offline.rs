@@ -17,6 +17,8 @@ use crate::snapshot::shard::Shard;
 pub enum OfflineError {
     /// The registry does not exist here; another machine may have it. The lines say what is missing.
     Absent(Vec<String>),
+    /// Only a running gateway reads the registry; the line says so.
+    LiveOnly(String),
     /// The registry has mistakes, a line each.
     Wrong(Vec<String>),
 }
@@ -32,19 +34,19 @@ pub fn read(spec: &RegistrySpec) -> Result<Shard, OfflineError> {
             })?;
             Ok(Shard::of(listing, &spec.scope))
         }
-        RegistryKind::Etcd(_) => Err(OfflineError::Absent(vec![live_only(spec, "etcd")])),
+        RegistryKind::Etcd(_) => Err(live_only(spec, "etcd")),
         RegistryKind::Kubernetes(_) | RegistryKind::KubernetesClusters(_) => {
-            Err(OfflineError::Absent(vec![live_only(spec, "Kubernetes")]))
+            Err(live_only(spec, "Kubernetes"))
         }
     }
 }
 
 /// Describes a registry that only a running gateway reads.
-fn live_only(spec: &RegistrySpec, source: &str) -> String {
-    format!(
+fn live_only(spec: &RegistrySpec, source: &str) -> OfflineError {
+    OfflineError::LiveOnly(format!(
         "registry {}: this command does not read {source}, so its services are missing here; only `run` reads it",
         spec.name
-    )
+    ))
 }
 
 /// Returns the services of the config file itself.

@@ -8,6 +8,7 @@ pub mod demo;
 #[cfg(test)]
 mod documents;
 mod horizon;
+mod kubeconfig;
 pub mod output;
 mod read;
 mod registry;
@@ -109,6 +110,9 @@ enum Command {
     /// Write, delete and list the services of a registry in etcd
     #[command(subcommand)]
     Registry(registry::Action),
+    /// Print the kubeconfig by which gateways in other clusters read this Kubernetes cluster
+    #[command(after_help = kubeconfig::EXAMPLES)]
+    Kubeconfig(kubeconfig::Arguments),
     /// Make a development CA and workload certificates
     Certs(certs::Args),
     /// Run a demo on loopback: two networks with a gateway each, services and clients; cleans up afterwards
@@ -273,6 +277,7 @@ fn dispatch(command: Command, out: &mut impl Write) -> Result<(), Failure> {
             print_response(client::post(&admin.admin, &path)?, out)
         }
         Command::Registry(action) => registry::run(action, out),
+        Command::Kubeconfig(arguments) => kubeconfig::run(arguments, out),
         Command::Certs(args) => certs::run(&args, out).map_err(|error| Failure::Wrong(error.to_string())),
         Command::Demo(args) => demo::run(&args, out),
         Command::Healthcheck(admin) => healthcheck(&admin, out),
@@ -314,6 +319,9 @@ fn validate(files: &[PathBuf], warnings: Warnings, out: &mut impl Write) -> Resu
     for file in files {
         match read::offline(file) {
             Ok(world) => {
+                for note in &world.notes {
+                    writeln!(out, "note: {note}")?;
+                }
                 for warning in &world.warnings {
                     writeln!(out, "warning: {warning}")?;
                 }

@@ -33,6 +33,8 @@ const WATCH_EVERY: Duration = Duration::from_secs(1);
 /// A config file and its registries, read offline.
 pub(super) struct Offline {
     pub(super) snapshot: Snapshot,
+    /// Registries that only a running gateway reads; no fault of the config.
+    pub(super) notes: Vec<String>,
     pub(super) warnings: Vec<String>,
     /// Errors with which `run` would start but could not serve all callers: certificates and roots.
     pub(super) errors: Vec<String>,
@@ -53,6 +55,7 @@ pub(super) fn offline(path: &Path) -> Result<Offline, Vec<String>> {
     let errors = of_files.map(|(of, problem)| format!("{}: {problem}", place(of))).collect();
     warnings.extend(config.access_log.problem());
     let mut problems = Vec::new();
+    let mut notes = Vec::new();
     let mut shards = vec![Arc::new(offline::own(config.services.clone()))];
     for registry in &config.registries {
         match offline::read(registry) {
@@ -75,6 +78,7 @@ pub(super) fn offline(path: &Path) -> Result<Offline, Vec<String>> {
             }
             // Files of another machine may be absent here; those that exist must be correct.
             Err(OfflineError::Absent(found)) => warnings.extend(found),
+            Err(OfflineError::LiveOnly(note)) => notes.push(note),
             Err(OfflineError::Wrong(found)) => problems.extend(found),
         }
     }
@@ -95,7 +99,7 @@ pub(super) fn offline(path: &Path) -> Result<Offline, Vec<String>> {
     let snapshot = all(inputs, 1);
     warnings.extend(snapshot.services().into_iter().flat_map(|service| service.conflicts.clone()));
     warnings.extend(off_network(&snapshot, &config.registries));
-    Ok(Offline { snapshot, warnings, errors })
+    Ok(Offline { snapshot, notes, warnings, errors })
 }
 
 /// Warns of registries whose endpoints this gateway can never choose, because their network or its own is not

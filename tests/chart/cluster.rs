@@ -213,7 +213,7 @@ fn a_pods_own_token_may_do_what_its_features_need_and_no_more() {
     let conditions = [
         "serviceexports.multicluster.x-k8s.io/status [patch]",
         "leases.coordination.k8s.io [create]",
-        "leases.coordination.k8s.io [istio-eastwestgateway-service-exports] [get update]",
+        "leases.coordination.k8s.io [isthmus-service-exports] [get update]",
     ]
     .map(str::to_owned);
     // What the token may do in the release's namespace, and what in another one.

@@ -284,7 +284,7 @@ fn each_right_comes_with_its_feature_alone() {
     assert_eq!(rules(object(&objects, "ClusterRole", &cluster_role)), sorted([&base[..], &status].concat()));
     let leases = [
         "coordination.k8s.io/leases create",
-        "coordination.k8s.io/leases get,update istio-eastwestgateway-service-exports",
+        "coordination.k8s.io/leases get,update isthmus-service-exports",
     ];
     assert_eq!(rules(object(&objects, "Role", &format!("{RELEASE}-leader"))), leases);
     // Roles where the namespaces are named: what is in namespaces can be read in these alone, and gateways where they are

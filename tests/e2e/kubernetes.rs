@@ -1,6 +1,7 @@
 //! Registries in Kubernetes, on real API servers with the real controllers of EndpointSlices.
 
 use std::net::SocketAddr;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::support::backend::{Backend, tls_echo};
 use crate::support::client::{call, tls};
-use crate::support::gateway::Gateway;
+use crate::support::gateway::{BINARY, Gateway};
 use crate::support::kube::{self, Cluster, Options, Pod};
 use crate::support::kube_client::{at, becomes as becomes_so};
 use crate::support::pki::PKI;
@@ -624,8 +625,22 @@ fn clusters_are_found_in_a_folder_while_the_gateway_runs() {
                   registries: [{kubernetesClusters: {folder: clusters}}]\n";
     let gateway = Gateway::start_in(folder, config, &[]);
     assert_eq!(gateway.json("/api/v1/registries"), json!([]));
+    // The kubeconfig of an account that may only read.
+    cluster.account_with_secret("istio-system/isthmus-reader");
+    cluster.allow("istio-system/isthmus-reader", &kube::reader());
+    let admin = gateway.folder().join("admin.kubeconfig");
+    std::fs::write(&admin, cluster.kubeconfig(cluster.admin_token())).expect("written");
+    let command = |more: &[&str]| {
+        let mut command = Command::new(BINARY);
+        command.args(["kubeconfig", "--cluster", "west", "--kubeconfig"]).arg(&admin).args(more);
+        let output = command.output().expect("it runs");
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).expect("text")
+    };
+    let secret = command(&["--secret", "--server", "https://api.west.example:6443"]);
+    assert!(secret.contains("istio/multiCluster") && secret.contains("api.west.example:6443"), "{secret}");
     let file = gateway.folder().join("clusters/west.kubeconfig");
-    std::fs::write(&file, cluster.kubeconfig(cluster.admin_token())).expect("written");
+    std::fs::write(&file, command(&[])).expect("written");
     waits("the cluster", || leads_to(&gateway, WEB).len() == 2);
     assert_eq!(
         (&registry(&gateway)["name"], &registry(&gateway)["cluster"]),

@@ -68,9 +68,9 @@ annotations:
 {{- end }}
 {{- end }}
 
-{{/* The Lease of the replica that writes conditions. */}}
+{{/* The Lease of the replica that writes conditions: one for all releases of a namespace. */}}
 {{- define "isthmus.lease" -}}
-{{- include "isthmus.name" . }}-service-exports
+isthmus-service-exports
 {{- end }}
 
 {{- define "isthmus.image" -}}

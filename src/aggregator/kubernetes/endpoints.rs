@@ -1,7 +1,7 @@
 //! Makes endpoints of the slices of a service and of the pods that they name. A slice is a claim: an endpoint is believed only
 //! if its pod is known with that UID, namespace and address (CVE-2021-25740).
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -20,8 +20,8 @@ pub(super) struct Sources<'a> {
     pub(super) spec: &'a KubernetesSpec,
     /// The network of the cluster.
     pub(super) network: &'a Network,
-    pub(super) pods: &'a HashMap<Uid, PodEntry>,
-    pub(super) nodes: &'a HashMap<Arc<str>, Listed<NodeRecord>>,
+    pub(super) pods: &'a BTreeMap<Uid, PodEntry>,
+    pub(super) nodes: &'a BTreeMap<Arc<str>, Listed<NodeRecord>>,
 }
 
 /// The endpoints of a service.

@@ -1,7 +1,7 @@
 //! All that is known of one cluster: the objects that its watches have told of, and what of the registry they make. A change
 //! of any object marks the services that it concerns; these are made anew, and nothing else.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -98,10 +98,10 @@ pub(super) struct Index {
     texts: Interner,
     namespaces: BTreeMap<Arc<str>, Listed<Labels>>,
     pub(super) services: BTreeMap<ObjectKey, Listed<ServiceRecord>>,
-    slices: HashMap<Arc<ObjectKey>, Listed<SliceRecord>>,
-    slices_of: HashMap<ObjectKey, BTreeSet<Arc<ObjectKey>>>,
-    pods: HashMap<Uid, PodEntry>,
-    nodes: HashMap<Arc<str>, Listed<NodeRecord>>,
+    slices: BTreeMap<Arc<ObjectKey>, Listed<SliceRecord>>,
+    slices_of: BTreeMap<ObjectKey, BTreeSet<Arc<ObjectKey>>>,
+    pods: BTreeMap<Uid, PodEntry>,
+    nodes: BTreeMap<Arc<str>, Listed<NodeRecord>>,
     pub(super) gateways: BTreeMap<ObjectKey, Listed<GatewayRecord>>,
     pub(super) exports: BTreeMap<ObjectKey, Listed<ExportRecord>>,
     imports: BTreeMap<ObjectKey, Listed<Vec<IpAddr>>>,
@@ -119,9 +119,9 @@ pub(super) struct Index {
     is_listing: bool,
     gateways_dirty: bool,
     /// The items that were sent of each service.
-    sent: HashMap<ObjectKey, Vec<Key>>,
+    sent: BTreeMap<ObjectKey, Vec<Key>>,
     /// Endpoints that are withheld, by service.
-    withheld: HashMap<ObjectKey, BTreeMap<Withheld, u32>>,
+    withheld: BTreeMap<ObjectKey, BTreeMap<Withheld, u32>>,
     sent_gateways: BTreeMap<Key, RegistryGateway>,
     /// What is wrong with gateways, in words.
     pub(super) gateway_notes: Vec<String>,
@@ -151,10 +151,10 @@ impl Index {
             texts: Interner::default(),
             namespaces: BTreeMap::new(),
             services: BTreeMap::new(),
-            slices: HashMap::new(),
-            slices_of: HashMap::new(),
-            pods: HashMap::new(),
-            nodes: HashMap::new(),
+            slices: BTreeMap::new(),
+            slices_of: BTreeMap::new(),
+            pods: BTreeMap::new(),
+            nodes: BTreeMap::new(),
             gateways: BTreeMap::new(),
             exports: BTreeMap::new(),
             imports: BTreeMap::new(),
@@ -167,8 +167,8 @@ impl Index {
             is_all_dirty: false,
             is_listing: false,
             gateways_dirty: true,
-            sent: HashMap::new(),
-            withheld: HashMap::new(),
+            sent: BTreeMap::new(),
+            withheld: BTreeMap::new(),
             sent_gateways: BTreeMap::new(),
             gateway_notes: Vec::new(),
             is_outdated: false,

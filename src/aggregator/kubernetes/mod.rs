@@ -13,5 +13,6 @@ mod kubeconfig;
 mod objects;
 mod records;
 pub mod registry;
+pub mod remote;
 pub mod spec;
 mod watch;

@@ -254,7 +254,8 @@ impl Follower {
             }
             return Ok(());
         }
-        let failing = self.failing.get_or_insert(Failing { since: Instant::now(), reported: Vec::new() });
+        let failing =
+            self.failing.get_or_insert_with(|| Failing { since: Instant::now(), reported: Vec::new() });
         let is_due = self.current.is_none() || failing.since.elapsed() >= GRACE;
         if !is_due || failing.reported == problems {
             return Ok(());
