@@ -210,7 +210,7 @@ fn pick_by_source(ask: &Ask<'_>, picks: &Picks) -> usize {
     };
     let scored = picks.iter(ask.candidates).map(|pick| (pick.0, score(pick)));
     let best = scored.max_by(|a, b| a.1.total_cmp(&b.1));
-    best.map_or(ask.candidates.levels()[picks.level].all.start, |(index, _)| index)
+    best.map_or_else(|| ask.candidates.levels()[picks.level].all.start, |(index, _)| index)
 }
 
 /// Returns a hash that is the same in every process, so that several gateways agree (FNV-1a, finished by SplitMix64).

@@ -29,9 +29,11 @@ const SHARDS: usize = 256;
 
 /// The balancers of one worker.
 pub(crate) struct Balancers {
-    /// By the address of the candidates, which the balancer keeps alive.
-    shards: Box<[RefCell<HashMap<usize, Rc<Balancer>>>]>,
+    shards: Box<[RefCell<Shard>]>,
 }
+
+/// Balancers by the address of their candidates, which the balancer keeps alive.
+type Shard = HashMap<usize, Rc<Balancer>>;
 
 /// The state of one set of candidates as one worker sees it.
 pub(crate) struct Balancer {
@@ -107,7 +109,7 @@ impl Balancers {
     }
 }
 
-fn sweep(kept: &mut HashMap<usize, Rc<Balancer>>, now: u32) {
+fn sweep(kept: &mut Shard, now: u32) {
     kept.retain(|_, balancer| balancer.used.get().saturating_add(KEPT_FOR) > now);
     if kept.len() < kept.capacity() / 4 {
         kept.shrink_to_fit();
