@@ -288,8 +288,9 @@ fn marks_missing(snapshot: &Snapshot, matched: &RouteMatch, canonical: Option<&s
     let Some(service) = snapshot.service(hostname) else { return Vec::new() };
     let wanted = target.and_then(|target| target.port);
     let ports = service.ports.iter().filter(|port| wanted.is_none_or(|wanted| wanted == port.port));
-    let mut rules: Vec<Arc<ExportRule>> =
-        ports.flat_map(|port| snapshot.exports.lacking_mark(service, port)).collect();
+    let mut rules: Vec<Arc<ExportRule>> = ports
+        .flat_map(|port| snapshot.exports.lacking_mark(&service.export_name, port.port, &port.rules))
+        .collect();
     rules.sort_by(|one, other| one.name.cmp(&other.name));
     rules.dedup_by(|one, other| one.name == other.name);
     let text = |rule: &Arc<ExportRule>| {

@@ -3,15 +3,13 @@
 
 #![warn(missing_docs)]
 
+#[cfg_attr(not(feature = "kubernetes"), path = "clusters_disabled.rs")]
 mod clusters;
 mod listeners;
 mod loading;
 mod log;
 mod orders;
-#[cfg(feature = "otlp")]
 mod otlp;
-#[cfg(not(feature = "otlp"))]
-mod otlp_disabled;
 mod servers;
 mod shutdown;
 mod threads;
@@ -34,6 +32,7 @@ use crate::admin::problems;
 use crate::admin::{Command, InUse, ProgramStatus, Sources};
 use crate::aggregator::etcd::registry::EtcdRegistry;
 use crate::aggregator::file::FileRegistry;
+#[cfg(feature = "kubernetes")]
 use crate::aggregator::kubernetes::registry::KubernetesRegistry;
 use crate::aggregator::owner::{self, Handle};
 use crate::aggregator::registry::{Factory, Registry};
@@ -55,10 +54,7 @@ use crate::tls::context::CertificateRotation;
 use listeners::Listeners;
 use loading::{Loaded, Loader};
 use orders::{Reload, Supervisor};
-#[cfg(feature = "otlp")]
 use otlp::Exporter;
-#[cfg(not(feature = "otlp"))]
-use otlp_disabled::Exporter;
 use xds::Xds;
 
 /// Commands of the admin API that may wait.
@@ -582,10 +578,14 @@ fn world_sources(config: &Config, clusters: &mut Clusters) -> owner::Sources {
 fn registry_of(spec: &RegistrySpec, scope: &Scope) -> Box<dyn Registry> {
     match &spec.kind {
         RegistryKind::File { path } => Box::new(FileRegistry::new(spec.clone(), path.clone())),
+        #[cfg(feature = "kubernetes")]
         RegistryKind::Kubernetes(kubernetes) => {
             Box::new(KubernetesRegistry::new(spec.clone(), kubernetes.clone(), scope.clone()))
         }
         RegistryKind::KubernetesClusters(_) => Box::new(ClusterSourceRegistry(spec.clone())),
+        // The config refuses it.
+        #[cfg(not(feature = "kubernetes"))]
+        RegistryKind::Kubernetes(_) => Box::new(ClusterSourceRegistry(spec.clone())),
         RegistryKind::Etcd(etcd) => Box::new(EtcdRegistry::new(spec.clone(), etcd.clone(), scope.clone())),
     }
 }

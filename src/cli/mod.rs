@@ -8,6 +8,7 @@ pub mod demo;
 #[cfg(test)]
 mod documents;
 mod horizon;
+#[cfg(feature = "kubernetes")]
 mod kubeconfig;
 pub mod output;
 mod read;
@@ -111,6 +112,7 @@ enum Command {
     #[command(subcommand)]
     Registry(registry::Action),
     /// Print the kubeconfig by which gateways in other clusters read this Kubernetes cluster
+    #[cfg(feature = "kubernetes")]
     #[command(after_help = kubeconfig::EXAMPLES)]
     Kubeconfig(kubeconfig::Arguments),
     /// Make a development CA and workload certificates
@@ -277,6 +279,7 @@ fn dispatch(command: Command, out: &mut impl Write) -> Result<(), Failure> {
             print_response(client::post(&admin.admin, &path)?, out)
         }
         Command::Registry(action) => registry::run(action, out),
+        #[cfg(feature = "kubernetes")]
         Command::Kubeconfig(arguments) => kubeconfig::run(arguments, out),
         Command::Certs(args) => certs::run(&args, out).map_err(|error| Failure::Wrong(error.to_string())),
         Command::Demo(args) => demo::run(&args, out),

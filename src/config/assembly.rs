@@ -97,7 +97,7 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
         health,
         access_log: telemetry::access_log(&telemetry, &problems),
         log: telemetry::log(&telemetry),
-        tracing: telemetry::tracing(&telemetry, &mut problems),
+        tracing: telemetry::tracing(&telemetry),
         drain: drain(&root.fields("drain", &DRAIN)),
         workers: root.number("workers").and_then(NonZeroUsize::new).map_or(Workers::Auto, Workers::Count),
         warnings: Vec::new(),

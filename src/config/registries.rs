@@ -45,6 +45,9 @@ pub(super) fn read(root: &Fields<'_>, mesh: &Mesh, problems: &mut Problems) -> V
             reader.file(&fields.fields("file", &REGISTRY_PATH), scope, &path.key("file"));
         } else if fields.node("etcd").is_some() {
             reader.etcd(&fields.fields("etcd", &REGISTRY_ETCD), scope, &path.key("etcd"));
+        } else if cfg!(not(feature = "kubernetes")) && fields.node("file").is_none() {
+            let fault = "this isthmus was built without the feature kubernetes";
+            reader.problems.error(node.position, &path, fault);
         } else if fields.node("kubernetes").is_some() {
             reader.kubernetes(
                 &fields.fields("kubernetes", &KUBERNETES),

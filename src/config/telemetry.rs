@@ -11,7 +11,7 @@ use super::addresses::Opened;
 use super::file::relative_to;
 use super::table::telemetry::{ACCESS_LOG, ADMIN, HEALTH, LOG, METRICS, TRACING};
 use super::{Log, LogFormat, LogLevel};
-use crate::document::problem::{Path, Problems};
+use crate::document::problem::Problems;
 use crate::model::trace::Sampling;
 use crate::telemetry::access_log::{AccessLog, Format, Sink};
 use crate::telemetry::spans::TracingOptions;
@@ -89,16 +89,11 @@ pub(super) fn log(telemetry: &Fields<'_>) -> Log {
 }
 
 /// Returns the settings of tracing; `None`: off.
-pub(super) fn tracing(telemetry: &Fields<'_>, problems: &mut Problems) -> Option<TracingOptions> {
+pub(super) fn tracing(telemetry: &Fields<'_>) -> Option<TracingOptions> {
     if telemetry.is_off("tracing") {
         return None;
     }
-    let node = telemetry.node("tracing")?;
-    if cfg!(not(feature = "otlp")) {
-        let path = Path::Root.key("telemetry");
-        let fault = "this isthmus was built without the feature otlp and cannot send spans; remove the key";
-        problems.error(node.position, &path.key("tracing"), fault);
-    }
+    telemetry.node("tracing")?;
     let fields = telemetry.fields("tracing", &TRACING);
     let sample = fields.read("sample", scalar::share).unwrap_or(SAMPLE);
     Some(TracingOptions {

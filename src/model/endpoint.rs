@@ -8,7 +8,6 @@ use std::sync::Arc;
 use super::address::Host;
 use super::identity::Identity;
 use super::place::{Locality, Network};
-use super::service::{PortProtocol, ServicePort};
 
 /// A relative share of traffic, from 1 to 2^32 − 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -179,22 +178,6 @@ pub struct EndpointTemplate {
 }
 
 impl EndpointTemplate {
-    /// The TLS mode on ports of a protocol.
-    pub fn tls_on(&self, protocol: PortProtocol) -> TlsMode {
-        match self.tls {
-            None => protocol.default_tls(),
-            Some(DeclaredTls::Mode(mode)) => mode,
-            Some(DeclaredTls::Application) if protocol.is_tls() => TlsMode::Own,
-            Some(DeclaredTls::Application) => TlsMode::None,
-        }
-    }
-
-    /// Returns the port on which the endpoint listens for a service port; `None` if it does not.
-    pub fn port_for(&self, port: &ServicePort) -> Option<u16> {
-        let own = self.ports.get(&port.name).copied().unwrap_or(port.target_port);
-        (own != 0).then_some(own)
-    }
-
     /// Returns true if the endpoint has all the labels that a subset selects.
     pub fn has_labels(&self, wanted: &Labels) -> bool {
         wanted.iter().all(|(key, value)| self.labels.get(key).is_some_and(|own| own == value))

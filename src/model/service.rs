@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use super::endpoint::{Endpoint, Labels, TlsMode};
+use super::endpoint::{DeclaredTls, Endpoint, EndpointTemplate, Labels, TlsMode};
 use super::identity::Identity;
 use super::name::HostName;
 
@@ -137,6 +137,24 @@ impl Withheld {
             Self::NoPod => "no pod",
             Self::ForeignNetwork => "network not allowed",
         }
+    }
+}
+
+impl EndpointTemplate {
+    /// The TLS mode on ports of a protocol.
+    pub fn tls_on(&self, protocol: PortProtocol) -> TlsMode {
+        match self.tls {
+            None => protocol.default_tls(),
+            Some(DeclaredTls::Mode(mode)) => mode,
+            Some(DeclaredTls::Application) if protocol.is_tls() => TlsMode::Own,
+            Some(DeclaredTls::Application) => TlsMode::None,
+        }
+    }
+
+    /// Returns the port on which the endpoint listens for a service port; `None` if it does not.
+    pub fn port_for(&self, port: &ServicePort) -> Option<u16> {
+        let own = self.ports.get(&port.name).copied().unwrap_or(port.target_port);
+        (own != 0).then_some(own)
     }
 }
 

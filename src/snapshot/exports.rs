@@ -6,7 +6,6 @@ use std::sync::Arc;
 use super::change::{Mark, MarkKind};
 use super::name_index::PatternMap;
 use super::policy::{ExportRule, MarkCondition, admits};
-use super::service_view::{Part, PortView, ServiceView};
 use crate::model::endpoint::Labels;
 use crate::model::identity::{Identity, IdentityPattern};
 use crate::model::name::NamePattern;
@@ -70,18 +69,16 @@ impl ExportIndex {
             .collect()
     }
 
-    /// Returns the rules that apply to a port of a service, in the order of the file. A rule that requires a mark applies
-    /// only to the clusters whose registry marks the service, and not at all if there are none.
-    pub fn applying(&self, parts: &[Part], port: u16) -> Vec<Arc<ExportRule>> {
-        let Some(first) = parts.first() else { return Vec::new() };
-        let covering = self.covering(first.service.export_name().as_str(), port);
-        covering.into_iter().filter_map(|rule| rule.narrowed(parts)).collect()
+    /// Returns the rules that apply to a service port, in the order of the file. `marks` are those that each cluster gives the
+    /// service. A rule that requires a mark applies only to the clusters that give it, and not at all if there are none.
+    pub fn applying(&self, name: &str, port: u16, marks: &[(&ClusterId, &[Mark])]) -> Vec<Arc<ExportRule>> {
+        self.covering(name, port).into_iter().filter_map(|rule| rule.narrowed(marks)).collect()
     }
 
-    /// Returns the rules that cover a service port and do not apply because no registry marks the service.
-    pub fn lacking_mark(&self, service: &ServiceView, port: &PortView) -> Vec<Arc<ExportRule>> {
-        let applies = |rule: &ExportRule| port.rules.iter().any(|applied| applied.name == rule.name);
-        let covering = self.covering(&service.export_name, port.port);
+    /// Returns the rules that cover a service port and are not among those that apply: no cluster gives the mark.
+    pub fn lacking_mark(&self, name: &str, port: u16, applying: &[Arc<ExportRule>]) -> Vec<Arc<ExportRule>> {
+        let applies = |rule: &ExportRule| applying.iter().any(|applied| applied.name == rule.name);
+        let covering = self.covering(name, port);
         covering.into_iter().filter(|rule| rule.marked.is_some() && !applies(rule)).collect()
     }
 
@@ -107,11 +104,11 @@ impl MarkCondition {
 
 impl ExportRule {
     /// Limits the rule to the clusters that mark the service, if it requires a mark; `None` if no cluster does.
-    fn narrowed(self: Arc<Self>, parts: &[Part]) -> Option<Arc<Self>> {
+    fn narrowed(self: Arc<Self>, marks: &[(&ClusterId, &[Mark])]) -> Option<Arc<Self>> {
         let Some(condition) = &self.marked else { return Some(self) };
         let covers = |cluster: &ClusterId| self.clusters.is_empty() || self.clusters.contains(cluster);
-        let marked = parts.iter().filter(|part| condition.is_met_by(&part.marks));
-        let mut clusters: Vec<ClusterId> = marked.map(|part| part.origin.cluster.clone()).collect();
+        let marked = marks.iter().filter(|(_, marks)| condition.is_met_by(marks));
+        let mut clusters: Vec<ClusterId> = marked.map(|(cluster, _)| (*cluster).clone()).collect();
         clusters.retain(covers);
         clusters.sort_unstable();
         clusters.dedup();

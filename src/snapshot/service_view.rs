@@ -453,13 +453,20 @@ fn port_view(
         .map(|(name, labels)| (name, subset_candidates(&here, labels, &group, tuning, site)))
         .collect();
     PortView {
-        rules: exports.applying(parts, port.port),
+        rules: rules(parts, port.port, exports),
         name: port.name,
         port: port.port,
         protocol: port.protocol,
         lowest_standing: lowest,
         subsets,
     }
+}
+
+/// Returns the export rules that apply to a port of a service.
+fn rules(parts: &[Part], port: u16, exports: &ExportIndex) -> Vec<Arc<ExportRule>> {
+    let Some(first) = parts.first() else { return Vec::new() };
+    let marks: Vec<_> = parts.iter().map(|part| (&part.origin.cluster, &*part.marks)).collect();
+    exports.applying(first.service.export_name().as_str(), port, &marks)
 }
 
 /// Returns the parts that have a port, whatever their standing, each with its own port of that name and

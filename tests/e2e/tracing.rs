@@ -1,6 +1,5 @@
 //! Traces: spans as a real collector reads them (`tests/interop/otlp_peer.py`: grpcio and the official messages), and that
 //! nobody waits for one.
-#![cfg(feature = "otlp")]
 
 use std::time::{Duration, Instant};
 

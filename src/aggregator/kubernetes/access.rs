@@ -5,46 +5,18 @@ use std::env;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
-use http::{HeaderName, HeaderValue};
-use rustls::pki_types::{CertificateDer, ServerName};
-
+use super::credentials::{Access, Identification};
 use super::kubeconfig;
 use super::spec::AccessSpec;
 use crate::model::address::{Host, Scheme, Url};
 use crate::net::file;
 use crate::net::reading::{ReadError, Readings};
-use crate::tls::client::OwnCertificate;
 use crate::tls::files::{READ_WITHIN, read_roots};
 
 /// Where a pod finds what its service account gives it.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 /// The largest file of a token.
 const TOKEN_BYTES_MAX: u64 = 64 << 10;
-
-/// An API server, and what lets us in.
-#[derive(Debug)]
-pub(super) struct Access {
-    pub(super) server: Url,
-    /// What the server's certificate chains to.
-    pub(super) roots: Vec<CertificateDer<'static>>,
-    /// The name in the server's certificate; absent: the server's own.
-    pub(super) server_name: Option<ServerName<'static>>,
-    pub(super) identification: Identification,
-}
-
-/// What lets us in.
-pub(super) struct Identification {
-    pub(super) token: Option<String>,
-    pub(super) own: Option<OwnCertificate>,
-    /// Headers of requests in another user's name.
-    pub(super) impersonation: Vec<(HeaderName, HeaderValue)>,
-}
-
-impl std::fmt::Debug for Identification {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Identification(secret)")
-    }
-}
 
 /// What was read, and a number that differs when something else is read.
 #[derive(Debug)]

@@ -18,7 +18,7 @@ use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
-use super::access::Access;
+use super::credentials::Access;
 use super::objects::Status;
 use crate::model::address::{Host, Url};
 use crate::net::channel::Tasks;

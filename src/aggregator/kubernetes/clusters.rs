@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
@@ -16,7 +16,7 @@ use super::client::Client;
 use super::kinds::Kind;
 use super::kubeconfig::decoded;
 use super::objects::Meta;
-use super::spec::{AccessSpec, ClusterSource, KubernetesSpec};
+use super::spec::{AccessSpec, ClusterSource, FoundKubeconfig, KubernetesSpec};
 use super::watch::{Event, Object, Watcher, Way, What};
 use crate::aggregator::spec::{RegistryKind, RegistrySpec};
 use crate::model::place::ClusterId;
@@ -32,49 +32,6 @@ const CLUSTERS_MAX: usize = 1_000;
 const READINGS: usize = 3;
 /// Batches of events that may wait.
 const EVENTS_MAX: usize = 16;
-
-/// A kubeconfig that was found in a Secret. Two are equal if they are the same place, whatever its text is now.
-#[derive(Clone, Debug)]
-pub struct FoundKubeconfig {
-    /// Shown as its file, such as `Secret istio-system/istio-remote-secret-west[west]`.
-    pub(super) name: Arc<str>,
-    text: Arc<Mutex<Secret>>,
-}
-
-/// A text that is never printed.
-struct Secret(Arc<str>);
-
-impl std::fmt::Debug for Secret {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Secret")
-    }
-}
-
-impl PartialEq for FoundKubeconfig {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.text, &other.text)
-    }
-}
-
-impl Eq for FoundKubeconfig {}
-
-impl FoundKubeconfig {
-    fn new(name: &str, text: &str) -> Self {
-        Self { name: name.into(), text: Arc::new(Mutex::new(Secret(text.into()))) }
-    }
-
-    /// The kubeconfig as it is now.
-    pub(super) fn text(&self) -> Arc<str> {
-        self.text.lock().unwrap_or_else(std::sync::PoisonError::into_inner).0.clone()
-    }
-
-    fn set(&self, text: &str) {
-        let mut known = self.text.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if *known.0 != *text {
-            known.0 = text.into();
-        }
-    }
-}
 
 /// The clusters of one source.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

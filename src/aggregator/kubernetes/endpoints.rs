@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::index::{Listed, PodEntry};
 use super::records::{
-    Interner, NodeRecord, PodRecord, PodTemplate, ServiceRecord, SliceEndpoint, SliceRecord, Uid,
+    Interner, Listed, NodeRecord, PodEntry, PodRecord, PodTemplate, ServiceRecord, SliceEndpoint,
+    SliceRecord, Uid,
 };
 use super::spec::KubernetesSpec;
 use crate::model::address::Host;

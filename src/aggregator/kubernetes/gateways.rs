@@ -1,17 +1,20 @@
 //! The gateways of networks that a cluster has: Services and Gateway objects with the label `topology.istio.io/network`, in
 //! namespaces that are trusted with it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use super::index::Index;
 use super::objects;
-use super::records::{Entrance, NETWORK_LABEL, ObjectKey, PortRecord, ServiceRecord};
+use super::records::{
+    Entrance, Listed, NETWORK_LABEL, NodeRecord, ObjectKey, PodEntry, PodRecord, PortRecord, ServiceRecord,
+    SliceRecord, Uid,
+};
+use super::spec::KubernetesSpec;
 use crate::model::address::Host;
 use crate::model::endpoint::{HBONE_PORT, Health, Weight};
 use crate::model::identity::Identity;
-use crate::model::place::{Locality, Network};
+use crate::model::place::{ClusterId, Locality, Network};
 use crate::snapshot::change::{GatewayKey, RegistryGateway};
 use crate::snapshot::policy::Gateway;
 
@@ -66,6 +69,30 @@ impl GatewayRecord {
     }
 }
 
+/// The objects that gateways are made of.
+pub(super) struct Objects<'a> {
+    pub(super) spec: &'a KubernetesSpec,
+    pub(super) cluster: &'a ClusterId,
+    pub(super) services: &'a BTreeMap<ObjectKey, Listed<ServiceRecord>>,
+    pub(super) gateways: &'a BTreeMap<ObjectKey, Listed<GatewayRecord>>,
+    pub(super) slices_of: &'a BTreeMap<ObjectKey, BTreeSet<Arc<ObjectKey>>>,
+    pub(super) slices: &'a BTreeMap<Arc<ObjectKey>, Listed<SliceRecord>>,
+    pub(super) pods: &'a BTreeMap<Uid, PodEntry>,
+    pub(super) nodes: &'a BTreeMap<Arc<str>, Listed<NodeRecord>>,
+}
+
+impl Objects<'_> {
+    /// The slices of a service.
+    fn slices_of(&self, key: &ObjectKey) -> impl Iterator<Item = &SliceRecord> {
+        let slices = self.slices_of.get(key).into_iter().flatten();
+        slices.filter_map(|name| Some(&self.slices.get(name)?.value))
+    }
+
+    fn pod(&self, uid: Uid) -> Option<&PodRecord> {
+        self.pods.get(&uid)?.pod.as_ref()
+    }
+}
+
 /// A gateway, and whether something behind it is ready.
 struct Found {
     gateway: RegistryGateway,
@@ -73,24 +100,24 @@ struct Found {
 }
 
 /// The gateways of the cluster, and what is wrong with others, in words.
-pub(super) fn find(index: &Index) -> (Vec<RegistryGateway>, Vec<String>) {
+pub(super) fn find(objects: &Objects<'_>) -> (Vec<RegistryGateway>, Vec<String>) {
     let mut found = Vec::new();
     let mut notes = Vec::new();
-    let Some(trusted) = &index.spec.gateways else { return (Vec::new(), notes) };
+    let Some(trusted) = &objects.spec.gateways else { return (Vec::new(), notes) };
     let is_trusted = |key: &ObjectKey| trusted.contains(&key.namespace);
-    for (key, known) in &index.services {
+    for (key, known) in objects.services {
         let Some(entrance) = &known.value.entrance else { continue };
         if is_trusted(key) {
-            of_service(index, key, &known.value, entrance, &mut found, &mut notes);
+            of_service(objects, key, &known.value, entrance, &mut found, &mut notes);
         } else {
             notes.push(format!(
                 "Service {key} has the label {NETWORK_LABEL}, but its namespace is not among `gateways.namespaces`: ignored"
             ));
         }
     }
-    for (key, known) in &index.gateways {
+    for (key, known) in objects.gateways {
         if is_trusted(key) {
-            of_object(index, key, &known.value, &mut found, &mut notes);
+            of_object(objects, key, &known.value, &mut found, &mut notes);
         } else {
             notes.push(format!(
                 "Gateway {key} has the label {NETWORK_LABEL}, but its namespace is not among `gateways.namespaces`: ignored"
@@ -115,7 +142,7 @@ pub(super) fn find(index: &Index) -> (Vec<RegistryGateway>, Vec<String>) {
 }
 
 fn of_service(
-    index: &Index,
+    objects: &Objects<'_>,
     key: &ObjectKey,
     service: &ServiceRecord,
     entrance: &Entrance,
@@ -130,14 +157,14 @@ fn of_service(
             entrance.sni_port
         ));
     }
-    let behind = Behind::of(index, key, [sni, hbone].into_iter().flatten());
+    let behind = Behind::of(objects, key, [sni, hbone].into_iter().flatten());
     let mut add = |host: Host, sni_port: Option<u16>, hbone_port: Option<u16>| {
         let name = format!("{key}/{host}").into();
         let gateway = Gateway {
             host,
             sni_port,
             hbone_port,
-            cluster: index.cluster().clone(),
+            cluster: objects.cluster.clone(),
             locality: Locality::default(),
             weight: Weight::new(entrance.weight).unwrap_or(Weight::ONE),
             identity: behind.identity.clone().filter(|_| hbone_port.is_some()),
@@ -164,7 +191,7 @@ fn of_service(
     }
     if let Some(wanted) = &entrance.nodes {
         let node_port = |port: Option<&PortRecord>| port.and_then(|port| port.node_port);
-        for ip in behind.node_addresses(index, entrance, wanted) {
+        for ip in behind.node_addresses(objects, entrance, wanted) {
             add(Host::Ip(ip), node_port(sni), node_port(hbone));
         }
     } else if entrance.hosts.is_empty() {
@@ -186,16 +213,20 @@ struct Behind {
 }
 
 impl Behind {
-    fn of<'p>(index: &Index, key: &ObjectKey, ports: impl Iterator<Item = &'p PortRecord> + Clone) -> Self {
+    fn of<'p>(
+        objects: &Objects<'_>,
+        key: &ObjectKey,
+        ports: impl Iterator<Item = &'p PortRecord> + Clone,
+    ) -> Self {
         let mut behind =
             Self { is_ready: false, identity: None, sockets: Arc::default(), nodes: BTreeSet::new() };
         let mut sockets = BTreeSet::new();
-        for slice in index.slices_of(key) {
+        for slice in objects.slices_of(key) {
             for endpoint in &slice.endpoints {
                 let uid = endpoint.pod.flatten();
-                let pod = uid.and_then(|uid| index.pod(uid)).filter(|pod| pod.namespace == key.namespace);
+                let pod = uid.and_then(|uid| objects.pod(uid)).filter(|pod| pod.namespace == key.namespace);
                 let is_believed = pod.is_some_and(|pod| pod.addresses.contains(&endpoint.address));
-                if !is_believed && !index.spec.manual_endpoints {
+                if !is_believed && !objects.spec.manual_endpoints {
                     continue;
                 }
                 if endpoint.health == Health::Healthy {
@@ -217,7 +248,7 @@ impl Behind {
     /// The addresses of the nodes by which the Service is reached.
     fn node_addresses(
         &self,
-        index: &Index,
+        objects: &Objects<'_>,
         entrance: &Entrance,
         wanted: &crate::model::endpoint::Labels,
     ) -> BTreeSet<IpAddr> {
@@ -225,17 +256,17 @@ impl Behind {
             wanted.iter().all(|(key, value)| labels.get(key) == Some(value))
                 && (!entrance.is_local || self.nodes.contains(name))
         };
-        let nodes = index.all_nodes().filter(|(name, node)| is_wanted(name, &node.labels));
-        let address = |node: &super::records::NodeRecord| {
+        let nodes = objects.nodes.iter().filter(|(name, node)| is_wanted(name, &node.value.labels));
+        let address = |node: &NodeRecord| {
             let mut of_type = node.addresses.iter().filter(|(kind, _)| *kind == entrance.node_address);
             of_type.next().map(|(_, ip)| *ip)
         };
-        nodes.filter_map(|(_, node)| address(node)).collect()
+        nodes.filter_map(|(_, node)| address(&node.value)).collect()
     }
 }
 
 fn of_object(
-    index: &Index,
+    objects: &Objects<'_>,
     key: &ObjectKey,
     record: &GatewayRecord,
     found: &mut Vec<Found>,
@@ -252,7 +283,7 @@ fn of_object(
             host: host.clone(),
             sni_port: record.sni_port,
             hbone_port: record.hbone_port,
-            cluster: index.cluster().clone(),
+            cluster: objects.cluster.clone(),
             locality: Locality::default(),
             weight: Weight::ONE,
             identity: record.identity.clone(),

@@ -13,8 +13,8 @@ use super::gateways::{self, GatewayRecord};
 use super::kinds::Kind;
 use super::objects::{Condition, Meta};
 use super::records::{
-    ExportCondition, Interner, NETWORK_LABEL, NodeRecord, ObjectKey, PodRecord, ServiceClass, ServiceRecord,
-    SliceRecord, Uid,
+    ExportCondition, Interner, Listed, NETWORK_LABEL, NodeRecord, ObjectKey, PodEntry, PodRecord,
+    ServiceClass, ServiceRecord, SliceRecord, Uid,
 };
 use super::spec::KubernetesSpec;
 use super::watch::{Event, Object, WatchId, What};
@@ -43,24 +43,6 @@ const OWN_LABELS: [&str; 4] = [
     "pod-template-hash",
     "controller-revision-hash",
 ];
-
-/// A record, and the listing that has named it last.
-#[derive(Debug)]
-pub(super) struct Listed<T> {
-    pub(super) value: T,
-    listing: u32,
-}
-
-/// A pod, or the UID of one that slices name and that is not known.
-#[derive(Debug, Default)]
-pub(super) struct PodEntry {
-    /// Stays while a slice names it, even when the pod is gone.
-    pub(super) pod: Option<PodRecord>,
-    is_there: bool,
-    listing: u32,
-    /// The slices that name it.
-    named_by: Vec<Arc<ObjectKey>>,
-}
 
 /// A ServiceExport.
 #[derive(Debug, PartialEq, Eq)]
@@ -812,7 +794,17 @@ impl Index {
     }
 
     fn renew_gateways(&mut self, changes: &mut Vec<Change>) {
-        let (found, notes) = gateways::find(self);
+        let objects = gateways::Objects {
+            spec: &self.spec,
+            cluster: &self.cluster,
+            services: &self.services,
+            gateways: &self.gateways,
+            slices_of: &self.slices_of,
+            slices: &self.slices,
+            pods: &self.pods,
+            nodes: &self.nodes,
+        };
+        let (found, notes) = gateways::find(&objects);
         self.gateway_notes = notes;
         let found: BTreeMap<Key, RegistryGateway> =
             found.into_iter().map(|gateway| (Key::Gateway(gateway.key.clone()), gateway)).collect();
@@ -825,24 +817,6 @@ impl Index {
             }
         }
         self.sent_gateways = found;
-    }
-
-    /// The slices of a service.
-    pub(super) fn slices_of(&self, key: &ObjectKey) -> impl Iterator<Item = &SliceRecord> {
-        let slices = self.slices_of.get(key).into_iter().flatten();
-        slices.filter_map(|name| Some(&self.slices.get(name)?.value))
-    }
-
-    pub(super) fn pod(&self, uid: Uid) -> Option<&PodRecord> {
-        self.pods.get(&uid)?.pod.as_ref()
-    }
-
-    pub(super) fn all_nodes(&self) -> impl Iterator<Item = (&Arc<str>, &NodeRecord)> {
-        self.nodes.iter().map(|(name, known)| (name, &known.value))
-    }
-
-    pub(super) fn cluster(&self) -> &ClusterId {
-        &self.cluster
     }
 
     /// The conditions that the ServiceExports of the cluster have, and those that they should have.

@@ -210,6 +210,24 @@ pub(super) struct PodRecord {
     pub(super) template: Arc<PodTemplate>,
 }
 
+/// A record, and the listing that has named it last.
+#[derive(Debug)]
+pub(super) struct Listed<T> {
+    pub(super) value: T,
+    pub(super) listing: u32,
+}
+
+/// A pod, or the UID of one that slices name and that is not known.
+#[derive(Debug, Default)]
+pub(super) struct PodEntry {
+    /// Stays while a slice names it, even when the pod is gone.
+    pub(super) pod: Option<PodRecord>,
+    pub(super) is_there: bool,
+    pub(super) listing: u32,
+    /// The slices that name it.
+    pub(super) named_by: Vec<Arc<ObjectKey>>,
+}
+
 /// What the pods of one deployment have in common.
 #[derive(Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct PodTemplate {

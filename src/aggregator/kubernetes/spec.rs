@@ -1,9 +1,8 @@
 //! Where the API server of a Kubernetes cluster is, and what is read from it.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-use super::clusters::FoundKubeconfig;
 use crate::model::endpoint::Labels;
 use crate::model::identity::TrustDomain;
 use crate::model::name::HostName;
@@ -109,5 +108,50 @@ impl NamespaceChoice {
         (self.only.is_empty() || self.only.iter().any(is))
             && !self.except.iter().any(is)
             && self.labels.iter().all(|(key, value)| labels.get(key) == Some(value))
+    }
+}
+
+/// A kubeconfig that was found in a Secret. Two are equal if they are the same place, whatever its text is now.
+#[derive(Clone, Debug)]
+#[cfg_attr(not(feature = "kubernetes"), expect(dead_code, reason = "only the registry reads it"))]
+pub struct FoundKubeconfig {
+    /// Shown as its file, such as `Secret istio-system/istio-remote-secret-west[west]`.
+    pub(super) name: Arc<str>,
+    text: Arc<Mutex<Secret>>,
+}
+
+/// A text that is never printed.
+struct Secret(Arc<str>);
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+impl PartialEq for FoundKubeconfig {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.text, &other.text)
+    }
+}
+
+impl Eq for FoundKubeconfig {}
+
+#[cfg_attr(not(feature = "kubernetes"), expect(dead_code, reason = "only the registry reads it"))]
+impl FoundKubeconfig {
+    pub(super) fn new(name: &str, text: &str) -> Self {
+        Self { name: name.into(), text: Arc::new(Mutex::new(Secret(text.into()))) }
+    }
+
+    /// The kubeconfig as it is now.
+    pub(super) fn text(&self) -> Arc<str> {
+        self.text.lock().unwrap_or_else(std::sync::PoisonError::into_inner).0.clone()
+    }
+
+    pub(super) fn set(&self, text: &str) {
+        let mut known = self.text.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if *known.0 != *text {
+            known.0 = text.into();
+        }
     }
 }

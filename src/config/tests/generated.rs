@@ -24,7 +24,6 @@ fn generated_files_are_current() {
     }
 }
 
-#[cfg(feature = "otlp")]
 #[test]
 fn the_example_loads_without_warnings_and_fits_the_schema() {
     let config = load(&root().join(EXAMPLE), &|_| None, &mut |_| {}).expect("good");
@@ -50,7 +49,6 @@ fn the_example_shows_every_key() {
 }
 
 /// The config in use can be loaded again, and gives an equal config.
-#[cfg(feature = "otlp")]
 #[test]
 fn the_effective_config_has_every_key_and_is_read_as_the_same_policy() {
     let config = load(&root().join(EXAMPLE), &|_| None, &mut |_| {}).expect("good");

@@ -2,20 +2,8 @@
 
 use super::bad::refused_with;
 use super::*;
-#[cfg(feature = "otlp")]
 use crate::model::trace::Sampling;
 
-#[cfg(not(feature = "otlp"))]
-#[test]
-fn a_program_without_it_says_so() {
-    refused_with(
-        "telemetry: {tracing: {otlp: 'http://c:4317'}}",
-        &[":2:22: telemetry.tracing: this isthmus was built without the feature otlp"],
-    );
-    assert_eq!(loaded("listen: ':1'\ntelemetry: {tracing: off}\n").tracing, None);
-}
-
-#[cfg(feature = "otlp")]
 #[test]
 fn it_is_off_unless_there_is_a_collector() {
     let of = |text: &str| loaded(&format!("listen: ':15443'\n{text}\n")).tracing;
@@ -30,7 +18,6 @@ fn it_is_off_unless_there_is_a_collector() {
     }
 }
 
-#[cfg(feature = "otlp")]
 #[test]
 fn what_is_wrong_with_it_is_told() {
     refused_with(
