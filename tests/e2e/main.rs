@@ -28,6 +28,7 @@ mod hostile;
 mod identity;
 mod interop;
 mod kernel_memory;
+mod kube_fake;
 mod kube_records;
 mod kube_rig;
 mod kubernetes;
