@@ -8,7 +8,7 @@ use http::{HeaderName, HeaderValue};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 
-use super::credentials::{Access, Identification};
+use super::access::{Access, Identification};
 use crate::document::problem::{Path, Problems};
 use crate::document::tree::{Node, Source, parse};
 use crate::model::address::{Host, Scheme, Url};
@@ -153,7 +153,7 @@ impl Reader<'_> {
             self.error(cluster, at, format!("found no {key}, so the server could not be verified"));
             return None;
         };
-        let pem = decoded(node.text().unwrap_or_default())?;
+        let pem = decoded(node.text().unwrap_or_default()).unwrap_or_default();
         let roots: Option<Vec<_>> = CertificateDer::pem_slice_iter(&pem).map(Result::ok).collect();
         let roots = roots.filter(|roots| !roots.is_empty());
         if roots.is_none() {
@@ -182,11 +182,17 @@ impl Reader<'_> {
         let token = text("token").or(id_token);
         let own = self.certificate(user, at)?;
         let mut impersonation = Vec::new();
-        for (key, header) in [("as", "impersonate-user"), ("as-uid", "impersonate-uid")] {
-            impersonation.extend(text(key).and_then(|value| header_of(header, value)));
-        }
-        for group in user.get("as-groups").map_or(&[][..], Node::items) {
-            impersonation.extend(group.text().and_then(|value| header_of("impersonate-group", value)));
+        let groups = user.get("as-groups").map_or(&[][..], Node::items);
+        let groups = groups.iter().map(|group| ("as-groups", "impersonate-group", group.text()));
+        let others = [("as", "impersonate-user"), ("as-uid", "impersonate-uid")];
+        let others = others.map(|(key, header)| (key, header, text(key)));
+        for (key, header, value) in others.into_iter().chain(groups) {
+            match value.map(|value| header_of(header, value)) {
+                None => {}
+                Some(Some(found)) => impersonation.push(found),
+                // Without it, requests would have more rights than were meant.
+                Some(None) => self.error(user, &at.key(key), "found characters that cannot be sent"),
+            }
         }
         if token.is_none() && own.is_none() && !self.has_token {
             self.error(user, at, "found neither token nor client-certificate-data with client-key-data");
