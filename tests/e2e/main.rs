@@ -32,6 +32,7 @@ mod kube_fake;
 mod kube_records;
 mod kube_rig;
 mod kubernetes;
+mod kubernetes_hostile;
 mod lifecycle;
 mod names;
 mod orders;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, RETRY_AFTER, USER_AGENT};
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, HOST, RETRY_AFTER, USER_AGENT};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
@@ -16,7 +16,7 @@ use rustls::ClientConfig;
 use rustls::pki_types::{DnsName, ServerName};
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::credentials::Access;
 use super::objects::Status;
@@ -41,12 +41,12 @@ const SHOWN_MAX: usize = 300;
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
 
 /// Why an API server does not do what it is asked.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub(super) enum Fault {
     #[error("{0}")]
     Access(String),
     #[error("it cannot be reached: {0}")]
-    Unreachable(io::Error),
+    Unreachable(Arc<io::Error>),
     #[error("TLS with it failed: {0}")]
     Tls(String),
     #[error("there was no answer within {} s", .0.as_secs())]
@@ -95,7 +95,14 @@ pub(super) struct Client {
     tls: Arc<ClientConfig>,
     headers: HeaderMap,
     scope: Scope,
-    connection: Mutex<Option<Sender>>,
+    connection: Mutex<Connection>,
+}
+
+#[derive(Default)]
+struct Connection {
+    sender: Option<Sender>,
+    /// When the last attempt to connect failed, and why.
+    failed: Option<(Instant, Fault)>,
 }
 
 impl Client {
@@ -121,7 +128,7 @@ impl Client {
         for (name, value) in identification.impersonation {
             headers.append(name, value);
         }
-        Ok(Self { server, name, tls, headers, scope, connection: Mutex::new(None) })
+        Ok(Self { server, name, tls, headers, scope, connection: Mutex::default() })
     }
 
     pub(super) fn server(&self) -> &Url {
@@ -173,25 +180,42 @@ impl Client {
         let request = request.body(Full::new(body)).map_err(|error| Fault::Answer(error.to_string()))?;
         let answer = timeout(ANSWER, sender.send_request(request)).await.map_err(|_| Fault::Late(ANSWER))?;
         let answer = answer.map_err(|error| Fault::Broken(innermost(&error)))?;
-        if answer.status().is_success() {
-            return Ok(answer);
+        if !answer.status().is_success() {
+            return Err(refused(answer).await);
         }
-        Err(refused(answer).await)
+        let encoding = answer.headers().get(CONTENT_ENCODING).filter(|name| *name != "identity");
+        if let Some(name) = encoding {
+            let name = shown(&String::from_utf8_lossy(name.as_bytes()));
+            return Err(Fault::Answer(format!("it is encoded as {name}, which was not asked for")));
+        }
+        Ok(answer)
     }
 
     /// The connection; another one where the last one has ended.
     async fn sender(&self) -> Result<Sender, Fault> {
+        let asked = Instant::now();
         let mut connection = self.connection.lock().await;
-        if let Some(sender) = connection.as_ref().filter(|sender| !sender.is_closed()) {
+        if let Some(sender) = connection.sender.as_ref().filter(|sender| !sender.is_closed()) {
             return Ok(sender.clone());
         }
-        *connection = None;
-        let sender = timeout(CONNECT, self.connect()).await.map_err(|_| Fault::Late(CONNECT))??;
-        Ok(connection.insert(sender).clone())
+        // A failed attempt that this call waited for counts as its own; otherwise waiting calls would connect one after
+        // another, each with a timeout of its own.
+        if let Some((_, fault)) = connection.failed.as_ref().filter(|(at, _)| *at >= asked) {
+            return Err(fault.clone());
+        }
+        connection.sender = None;
+        let sender = timeout(CONNECT, self.connect()).await.unwrap_or(Err(Fault::Late(CONNECT)));
+        match sender {
+            Ok(sender) => Ok(connection.sender.insert(sender).clone()),
+            Err(fault) => {
+                connection.failed = Some((Instant::now(), fault.clone()));
+                Err(fault)
+            }
+        }
     }
 
     async fn connect(&self) -> Result<Sender, Fault> {
-        let stream = dial(&self.server).await.map_err(Fault::Unreachable)?;
+        let stream = dial(&self.server).await.map_err(|error| Fault::Unreachable(Arc::new(error)))?;
         let stream = secure(stream, self.name.clone(), self.tls.clone()).await.map_err(Fault::Tls)?;
         if stream.get_ref().1.alpn_protocol() != Some(b"h2") {
             return Err(Fault::Answer("it does not speak HTTP/2".to_owned()));
@@ -264,7 +288,8 @@ pub(super) async fn next(body: &mut Incoming, within: Duration) -> Result<Option
 async fn refused(answer: Response<Incoming>) -> Fault {
     let status = answer.status();
     let header = answer.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
-    let body = collected(answer.into_body(), OBJECT_BYTES_MAX).await.unwrap_or_default();
+    let body = timeout(ANSWER, collected(answer.into_body(), OBJECT_BYTES_MAX)).await;
+    let body = body.ok().and_then(Result::ok).unwrap_or_default();
     let said: Status = serde_json::from_slice(&body).unwrap_or_default();
     let seconds =
         header.or_else(|| u64::try_from(said.details.retry_after_seconds).ok().filter(|at| *at > 0));

@@ -8,7 +8,7 @@ use http::{HeaderName, HeaderValue};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 
-use super::access::{Access, Identification};
+use super::credentials::{Access, Identification};
 use crate::document::problem::{Path, Problems};
 use crate::document::tree::{Node, Source, parse};
 use crate::model::address::{Host, Scheme, Url};

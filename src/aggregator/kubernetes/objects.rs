@@ -3,8 +3,12 @@
 
 use std::collections::BTreeMap;
 
+use serde::de::{Error as _, IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
+
+/// The most items of one page. A page with more is refused.
+const ITEMS_MAX: usize = 250_000;
 
 /// Labels or annotations.
 pub(super) type Texts = BTreeMap<String, String>;
@@ -146,7 +150,7 @@ pub(super) struct ServiceSpec {
 pub(super) enum IntOrText {
     Number(i64),
     /// The name of a pod's port.
-    Text(serde::de::IgnoredAny),
+    Text(IgnoredAny),
     #[default]
     Absent,
 }
@@ -157,7 +161,100 @@ pub(super) struct List<'a> {
     #[serde(default)]
     pub(super) metadata: ListMeta,
     #[serde(borrow, default)]
-    pub(super) items: Option<Vec<&'a RawValue>>,
+    pub(super) items: Items<'a>,
+}
+
+/// The items of a page, at most [`ITEMS_MAX`]; null: none.
+#[derive(Default)]
+pub(super) struct Items<'a>(pub(super) Vec<&'a RawValue>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for Items<'a> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct All;
+
+        impl<'de> Visitor<'de> for All {
+            type Value = Items<'de>;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a list of items")
+            }
+
+            fn visit_unit<E>(self) -> Result<Items<'de>, E> {
+                Ok(Items::default())
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> Result<Items<'de>, A::Error> {
+                let mut items = Vec::new();
+                while let Some(item) = from.next_element()? {
+                    if items.len() == ITEMS_MAX {
+                        return Err(A::Error::custom(format!("more than {ITEMS_MAX} items")));
+                    }
+                    items.push(item);
+                }
+                Ok(Items(items))
+            }
+        }
+
+        from.deserialize_any(All)
+    }
+}
+
+/// A text, or nothing where it is of another type.
+#[derive(Default)]
+struct Loose(String);
+
+impl<'de> Deserialize<'de> for Loose {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Any {
+            Text(String),
+            Other(IgnoredAny),
+        }
+
+        Ok(Self(match Any::deserialize(from)? {
+            Any::Text(text) => text,
+            Any::Other(_) => String::new(),
+        }))
+    }
+}
+
+impl Meta {
+    /// Reads of an object what says which one it is, whatever else in it has mistakes.
+    pub(super) fn lenient(raw: &RawValue) -> Self {
+        #[derive(Default, Deserialize)]
+        #[serde(default)]
+        struct LooseObject {
+            metadata: LooseMeta,
+        }
+
+        #[derive(Default, Deserialize)]
+        #[serde(default, rename_all = "camelCase")]
+        struct LooseMeta {
+            name: Loose,
+            namespace: Loose,
+            uid: Loose,
+            resource_version: Loose,
+        }
+
+        if let Ok(Bare { metadata }) = serde_json::from_str(raw.get()) {
+            return metadata;
+        }
+        let LooseObject { metadata } = serde_json::from_str(raw.get()).unwrap_or_default();
+        Self {
+            name: metadata.name.0,
+            namespace: metadata.namespace.0,
+            uid: metadata.uid.0,
+            resource_version: metadata.resource_version.0,
+            ..Self::default()
+        }
+    }
+
+    /// The first field that every object of an API server has, and this one lacks.
+    pub(super) fn lack(&self) -> Option<&'static str> {
+        let fields = [("metadata.name", &self.name), ("metadata.resourceVersion", &self.resource_version)];
+        fields.iter().find(|(_, text)| text.is_empty()).map(|(name, _)| *name)
+    }
 }
 
 /// One line of a watch.
@@ -200,10 +297,28 @@ mod tests {
         let page = r#"{"metadata":{"resourceVersion":"7","continue":"x"},"items":[{"metadata":7},{"metadata":{"name":"a"}}]}"#;
         let list: List<'_> = serde_json::from_str(page).expect("a list");
         assert_eq!((list.metadata.resource_version.as_str(), list.metadata.token.as_str()), ("7", "x"));
-        let items = list.items.expect("there");
+        let Items(items) = list.items;
         assert!(serde_json::from_str::<Bare>(items[0].get()).is_err());
         assert_eq!(serde_json::from_str::<Bare>(items[1].get()).expect("legal").metadata.name, "a");
-        let none: List<'_> = serde_json::from_str(r#"{"items":null}"#).expect("a list");
-        assert!(none.items.is_none());
+        for none in [r#"{"items":null}"#, "{}"] {
+            assert!(serde_json::from_str::<List<'_>>(none).expect("a list").items.0.is_empty());
+        }
+        let many = format!(r#"{{"items":[{}0]}}"#, "0,".repeat(ITEMS_MAX));
+        assert!(serde_json::from_str::<List<'_>>(&many).is_err());
+    }
+
+    #[test]
+    fn an_object_with_mistakes_is_known_by_what_is_right_of_its_metadata() {
+        let raw = |text: &str| RawValue::from_string(text.to_owned()).expect("JSON");
+        let read = |text: &str| Meta::lenient(&raw(text));
+        let labels = read(
+            r#"{"metadata":{"name":"a","namespace":"b","uid":7,"labels":{"x":[]},"resourceVersion":"3"}}"#,
+        );
+        assert_eq!((&*labels.name, &*labels.namespace, &*labels.uid), ("a", "b", ""));
+        assert_eq!((&*labels.resource_version, labels.lack()), ("3", None));
+        assert_eq!(read(r#"{"metadata":{"name":"a"},"spec":[]}"#).lack(), Some("metadata.resourceVersion"));
+        for nothing in ["7", "[]", "{}", r#"{"metadata":7}"#, r#"{"metadata":{"name":[{}],"labels":7}}"#] {
+            assert_eq!(read(nothing).lack(), Some("metadata.name"), "{nothing}");
+        }
     }
 }

@@ -13,12 +13,12 @@ use http::StatusCode;
 use hyper::body::Incoming;
 use serde_json::value::RawValue;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::client::{ANSWER, Client, Fault, collected, next, shown};
 use super::kinds::Kind;
 use super::objects::{
-    Bare, ConfigMap, DestinationRule, Gateway, List, Meta, Node, Pod, Secret, Service, ServiceExport,
+    Bare, ConfigMap, DestinationRule, Gateway, Items, List, Meta, Node, Pod, Secret, Service, ServiceExport,
     ServiceImport, Slice, Status, WatchLine,
 };
 use crate::net::backoff::Backoff;
@@ -37,12 +37,22 @@ const PAGE: usize = 500;
 const PAGE_BYTES_MAX: usize = 64 << 20;
 /// The largest line of a watch: one object.
 const LINE_BYTES_MAX: usize = 8 << 20;
+/// The largest object of a page. Larger ones are flawed.
+const OBJECT_BYTES_MAX: usize = LINE_BYTES_MAX;
+/// Objects of a page that are sent in one batch.
+const BATCH: usize = PAGE;
 /// Objects of one listing.
 const LISTED_MAX: usize = 2_000_000;
 /// Pages without an object that may follow one another.
 const EMPTY_PAGES_MAX: usize = 100;
-/// Listings in a row that may expire while they are read before all is asked for at once.
+/// Listings in a row that may expire before all is asked for at once, and before the fault is reported.
 const EXPIRED_MAX: u32 = 2;
+/// Answers of no use in a row before all is listed again: a watch that goes on from the same place has the same answer.
+const USELESS_MAX: u32 = 2;
+/// The shortest time after which the end of a watch is taken for its ordinary end, and the server for one that works.
+const STEADY: Duration = Duration::from_secs(10);
+/// How long a watch that goes on is silent before it is taken to be followed again: one that fails at once is not.
+const SETTLED: Duration = Duration::from_secs(1);
 /// The annotation of the bookmark that ends the list on a watch.
 const INITIAL_END: &str = "k8s.io/initial-events-end";
 
@@ -101,6 +111,23 @@ pub(super) struct Way {
     pub(super) resumed: AtomicU64,
 }
 
+/// What whole lines of a watch say.
+#[derive(Default)]
+struct Heard {
+    batch: Vec<What>,
+    /// Whether one of them ends the list on the watch.
+    is_whole: bool,
+    /// Why following ends after the batch.
+    ended: Option<Ended>,
+}
+
+/// Whether the lines of a watch are still those of its list. Objects of a list come in no order of revisions.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Listing,
+    Watching,
+}
+
 /// Why following has ended.
 enum Ended {
     /// Nobody takes events any more.
@@ -136,6 +163,8 @@ pub(super) struct Watcher {
     revision: Option<String>,
     /// Listings in a row that have expired.
     expired: u32,
+    /// Answers of no use in a row.
+    useless: u32,
     backoff: Backoff,
 }
 
@@ -157,6 +186,7 @@ impl Watcher {
             version: 0,
             revision: None,
             expired: 0,
+            useless: 0,
             backoff: Backoff::up_to(WAIT_MAX),
         }
     }
@@ -171,7 +201,11 @@ impl Watcher {
                 Ended::Expired => {
                     self.revision = None;
                     self.expired += 1;
-                    self.wait()
+                    let wait = self.wait();
+                    if self.expired >= EXPIRED_MAX && self.send(vec![expired_again(wait)]).await.is_err() {
+                        return;
+                    }
+                    wait
                 }
                 Ended::Absent => {
                     self.revision = None;
@@ -182,8 +216,15 @@ impl Watcher {
                     ABSENT_WAIT
                 }
                 Ended::Fault(fault) => {
+                    // What was asked for all at once may have been too much.
+                    self.expired = 0;
+                    self.useless += u32::from(matches!(fault, Fault::Answer(_)));
+                    if self.useless >= USELESS_MAX {
+                        self.useless = 0;
+                        self.revision = None;
+                    }
                     let wait = self.wait().max(fault.retry_after().unwrap_or_default());
-                    let text = format!("{fault}; next attempt in {:.0?}", wait.max(Duration::from_secs(1)));
+                    let text = format!("{fault}; {}", next_attempt(wait));
                     if self.send(vec![What::Failing(text.into(), fault.status())]).await.is_err() {
                         return;
                     }
@@ -210,28 +251,61 @@ impl Watcher {
             Some(revision) => {
                 let body = self.watch(&format!("&resourceVersion={revision}")).await?;
                 self.way.resumed.fetch_add(1, Ordering::Relaxed);
-                self.send(vec![What::Resumed]).await?;
                 (body, Lines::default())
             }
             None => match self.listed_on_watch().await? {
                 Some(begun) => begun,
                 None => {
-                    let revision = self.pages().await?;
+                    let pages = timeout(LIST_WITHIN, self.pages()).await;
+                    let revision = pages.map_err(|_| Fault::Late(LIST_WITHIN))??;
                     self.revision = Some(revision.clone());
                     (self.watch(&format!("&resourceVersion={revision}")).await?, Lines::default())
                 }
             },
         };
-        self.backoff.reset();
-        self.expired = 0;
-        // The server ends the watch long before.
-        let within = Duration::from_secs(WATCH_SECONDS * 2);
+        let begun = Instant::now();
+        let Err(ended) = self.attend(&mut body, &mut lines).await;
+        let lasted = begun.elapsed();
+        if lasted >= STEADY {
+            self.backoff.reset();
+            self.expired = 0;
+            self.useless = 0;
+            return Err(ended);
+        }
+        Err(match ended {
+            Ended::InTime => Fault::Broken(format!("the watch ended after {} s", lasted.as_secs())).into(),
+            ended => ended,
+        })
+    }
+
+    /// Sends what a watch says, to its end.
+    async fn attend(&mut self, body: &mut Incoming, lines: &mut Lines) -> Result<Infallible, Ended> {
+        let mut is_settled = false;
         loop {
-            let Some(part) = next(&mut body, within).await? else { return Err(Ended::InTime) };
+            // The server ends the watch long before.
+            let within = if is_settled { Duration::from_secs(WATCH_SECONDS * 2) } else { SETTLED };
+            let part = match next(body, within).await {
+                Err(Fault::Late(_)) if !is_settled => {
+                    is_settled = true;
+                    self.send(vec![What::Resumed]).await?;
+                    continue;
+                }
+                part => part?,
+            };
+            let Some(part) = part else {
+                return Err(if lines.is_between() { Ended::InTime } else { Ended::Fault(cut()) });
+            };
             lines.push(&part)?;
-            let (batch, _) = self.read(&mut lines)?;
-            if !batch.is_empty() {
-                self.send(batch).await?;
+            let mut heard = self.read(lines, Phase::Watching);
+            if !is_settled && heard.ended.is_none() && lines.is_between() {
+                is_settled = true;
+                heard.batch.push(What::Resumed);
+            }
+            if !heard.batch.is_empty() {
+                self.send(heard.batch).await?;
+            }
+            if let Some(ended) = heard.ended {
+                return Err(ended);
             }
         }
     }
@@ -289,7 +363,7 @@ impl Watcher {
             let part = part.map_err(|_| Fault::Late(LIST_WITHIN))??;
             let part = part.ok_or_else(|| Fault::Broken("the list on the watch has no end".to_owned()))?;
             lines.push(&part)?;
-            let (mut batch, is_whole) = self.read(&mut lines)?;
+            let Heard { mut batch, is_whole, ended } = self.read(&mut lines, Phase::Listing);
             listed += batch.len();
             if listed > LISTED_MAX {
                 return Err(Fault::Answer(format!("it lists more than {LISTED_MAX} objects")).into());
@@ -300,6 +374,9 @@ impl Watcher {
             if !batch.is_empty() {
                 batch.shrink_to_fit();
                 self.send(batch).await?;
+            }
+            if let Some(ended) = ended {
+                return Err(ended);
             }
             if is_whole {
                 return Ok(Some((body, lines)));
@@ -322,13 +399,15 @@ impl Watcher {
                 if token.is_empty() { first.clone() } else { format!("limit={PAGE}&continue={token}") };
             let body = self.get(&more).await?;
             let page = collected(body, PAGE_BYTES_MAX).await?;
-            let list: List<'_> = serde_json::from_slice(&page)
-                .map_err(|error| Fault::Answer(format!("it is no list: {error}")))?;
-            let items = list.items.unwrap_or_default();
+            let list: List<'_> =
+                serde_json::from_slice(&page).map_err(|error| unreadable("the list", &error))?;
+            let Items(items) = list.items;
             listed += items.len();
             empty = if items.is_empty() { empty + 1 } else { 0 };
-            let batch = items.iter().map(|item| self.object(item)).collect();
-            self.send(batch).await?;
+            for items in items.chunks(BATCH) {
+                let batch = items.iter().map(|item| self.object(item)).collect();
+                self.send(batch).await?;
+            }
             let next = percent_encoded(&list.metadata.token);
             if next.is_empty() {
                 if list.metadata.resource_version.is_empty() {
@@ -345,72 +424,107 @@ impl Watcher {
         }
     }
 
-    /// Reads the whole lines. True if one of them ends the list on the watch.
-    fn read(&mut self, lines: &mut Lines) -> Result<(Vec<What>, bool), Ended> {
-        let (mut batch, mut is_whole) = (Vec::new(), false);
+    /// Reads the whole lines, up to one that ends the watch.
+    fn read(&mut self, lines: &mut Lines, mut phase: Phase) -> Heard {
+        let mut heard = Heard::default();
         while let Some(line) = lines.next() {
             if line.is_empty() {
                 continue;
             }
-            let line: WatchLine<'_> = serde_json::from_slice(line)
-                .map_err(|error| Fault::Answer(format!("a line of the watch cannot be read: {error}")))?;
-            match line.kind {
-                "ADDED" | "MODIFIED" => {
-                    let what = self.object(line.object);
-                    self.note(&what)?;
-                    batch.push(what);
-                }
-                "DELETED" => {
-                    let Bare { metadata } = serde_json::from_str(line.object.get()).map_err(|error| {
-                        Fault::Answer(format!("a deleted object cannot be read: {error}"))
-                    })?;
-                    self.revision = Some(metadata.resource_version.clone());
-                    batch.push(What::Gone(metadata));
-                }
-                "BOOKMARK" => {
-                    let bare: Bare = serde_json::from_str(line.object.get()).unwrap_or_default();
-                    if !bare.metadata.resource_version.is_empty() {
-                        self.revision = Some(bare.metadata.resource_version);
-                    }
-                    if bare.metadata.annotations.get(INITIAL_END).is_some_and(|value| value == "true") {
-                        batch.push(What::Complete);
-                        is_whole = true;
-                    }
-                }
-                "ERROR" => {
-                    let status: Status = serde_json::from_str(line.object.get()).unwrap_or_default();
-                    return Err(of_status(&status));
-                }
-                // A type that is defined after this was written.
-                _ => {}
+            let taken = match serde_json::from_slice::<WatchLine<'_>>(line) {
+                Ok(line) => self.take(&line, &mut phase, &mut heard),
+                Err(error) => Err(unreadable("a line of the watch", &error).into()),
+            };
+            if let Err(ended) = taken {
+                heard.ended = Some(ended);
+                break;
             }
         }
-        Ok((batch, is_whole))
+        heard
     }
 
-    /// Notes how far the watch has come. An object without a revision is listed again, as nothing can go on from it.
-    fn note(&mut self, what: &What) -> Result<(), Ended> {
-        let revision = match what {
-            What::Put(object) => object.meta().resource_version.clone(),
-            What::Broken(meta, _) => meta.resource_version.clone(),
-            _ => return Ok(()),
-        };
-        if revision.is_empty() {
-            return Err(Fault::Answer("an object has no resourceVersion".to_owned()).into());
+    fn take(&mut self, line: &WatchLine<'_>, phase: &mut Phase, heard: &mut Heard) -> Result<(), Ended> {
+        match line.kind {
+            "ADDED" | "MODIFIED" => {
+                let what = self.object(line.object);
+                match &what {
+                    What::Put(object) => self.reached(*phase, &object.meta().resource_version),
+                    What::Broken(meta, _) => self.reached(*phase, &meta.resource_version),
+                    _ => {}
+                }
+                heard.batch.push(what);
+            }
+            "DELETED" => {
+                let meta = Meta::lenient(line.object);
+                // What is gone is not known, so everything has to be asked for again.
+                if meta.name.is_empty() {
+                    self.revision = None;
+                    let fault = "a deleted object has no name".to_owned();
+                    return Err(Fault::Answer(fault).into());
+                }
+                self.reached(*phase, &meta.resource_version);
+                heard.batch.push(What::Gone(meta));
+            }
+            "BOOKMARK" => {
+                let meta = Meta::lenient(line.object);
+                if meta.annotations.get(INITIAL_END).is_some_and(|value| value == "true") {
+                    if meta.resource_version.is_empty() {
+                        let fault = "the end of the list on the watch has no resourceVersion".to_owned();
+                        return Err(Fault::Answer(fault).into());
+                    }
+                    *phase = Phase::Watching;
+                    heard.batch.push(What::Complete);
+                    heard.is_whole = true;
+                }
+                self.reached(*phase, &meta.resource_version);
+            }
+            "ERROR" => {
+                let status: Status = serde_json::from_str(line.object.get()).unwrap_or_default();
+                return Err(of_status(&status));
+            }
+            // A type that is defined after this was written.
+            _ => {}
         }
-        self.revision = Some(revision);
         Ok(())
     }
 
-    fn object(&self, raw: &RawValue) -> What {
-        match Object::read(self.kind, raw.get()) {
-            Ok(object) => What::Put(object),
-            Err(error) => {
-                let Bare { metadata } = serde_json::from_str(raw.get()).unwrap_or_default();
-                What::Broken(metadata, shown(&error.to_string()))
-            }
+    /// Notes how far the watch has come. While the watch lists, that is nowhere: a list that breaks begins anew.
+    fn reached(&mut self, phase: Phase, revision: &str) {
+        if phase == Phase::Watching && !revision.is_empty() {
+            self.revision = Some(revision.to_owned());
         }
     }
+
+    fn object(&self, raw: &RawValue) -> What {
+        if raw.get().len() > OBJECT_BYTES_MAX {
+            let why = format!("it has more than {} MiB", OBJECT_BYTES_MAX >> 20);
+            return What::Broken(Meta::lenient(raw), why);
+        }
+        match Object::read(self.kind, raw.get()) {
+            Ok(object) => match object.meta().lack() {
+                None => What::Put(object),
+                Some(lack) => What::Broken(Meta::lenient(raw), format!("it has no {lack}")),
+            },
+            Err(error) => What::Broken(Meta::lenient(raw), shown(&error.to_string())),
+        }
+    }
+}
+
+fn unreadable(what: &str, error: &serde_json::Error) -> Fault {
+    Fault::Answer(format!("{what} cannot be read: {}", shown(&error.to_string())))
+}
+
+fn cut() -> Fault {
+    Fault::Broken("the watch ended in the middle of a line".to_owned())
+}
+
+fn next_attempt(wait: Duration) -> String {
+    format!("next attempt in {:.0?}", wait.max(Duration::from_secs(1)))
+}
+
+fn expired_again(wait: Duration) -> What {
+    let text = format!("it says again and again that what it has listed is too old; {}", next_attempt(wait));
+    What::Failing(text.into(), Some(StatusCode::GONE))
 }
 
 fn of_status(status: &Status) -> Ended {
@@ -488,6 +602,11 @@ impl Lines {
         }
         self.bytes.extend_from_slice(part);
         Ok(())
+    }
+
+    /// Returns true if all lines were taken, and no further one has begun.
+    fn is_between(&self) -> bool {
+        self.begin == self.bytes.len()
     }
 
     fn next(&mut self) -> Option<&[u8]> {
