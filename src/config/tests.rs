@@ -7,7 +7,6 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::document::problem::Path as KeyPath;
-use crate::document::scalar;
 use crate::model::endpoint::Weight;
 use crate::snapshot::policy::{LoadBalancing, LocalityMode, RouteName, RouteTarget};
 use crate::telemetry::access_log::{Format, Sink};
