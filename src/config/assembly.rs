@@ -2,20 +2,17 @@
 //! the checks that need several values.
 
 use std::collections::{HashMap, HashSet};
-use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::time::Duration;
 
+use crate::document::form::{self, Form};
+use crate::document::key::Key;
 use crate::document::nearest::nearest;
 use crate::document::problem::{InvalidValue, Path, Problem, Problems};
 use crate::document::reader::{Fields, check};
-use crate::document::scalar;
 use crate::document::services::ServicePosition;
-use crate::document::table::Kind;
 use crate::document::tree::Node as Tree;
-use crate::model::identity::TrustDomain;
 use crate::model::name::{HostName, NAME_BYTES_MAX};
-use crate::model::place::{ClusterId, Network};
+use crate::model::place::ClusterId;
 use crate::model::service::ServiceKey;
 use crate::snapshot::listing::Listing;
 use crate::snapshot::policy::{Limits, ListenerProtocol, Mesh, Node, Policy, RouteTarget, Timeouts};
@@ -23,33 +20,31 @@ use crate::snapshot::policy::{Limits, ListenerProtocol, Mesh, Node, Policy, Rout
 use super::file::Files;
 use super::listeners::Listeners;
 use super::routes::{Placed, Surroundings};
-use super::table::telemetry::TELEMETRY;
-use super::table::{DRAIN, EXPORT, LIMITS, MESH, NODE, ROOT, TIMEOUTS};
+use super::table as keys;
 use super::{
-    Config, Drain, Workers, addresses, aggregation, exports, identity, networks, registries, routes,
-    telemetry, tuning,
+    Config, Drain, addresses, aggregation, exports, identity, networks, registries, routes, telemetry, tuning,
 };
 
 /// Makes the config of these files; the error has all problems.
 pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
     let Files { root, services, mut problems, complete } = files;
     let Some(tree) = root else { return Err(problems.finish().0) };
-    check(&tree, &Kind::Object(&ROOT), &Path::Root, &mut problems);
-    let root = Fields::new(Some(&tree), &ROOT);
-    let node = node(&root.fields("node", &NODE));
+    check(&tree, &keys::Root::KIND, &Path::Root, &mut problems);
+    let root = Fields::of::<keys::Root>(Some(&tree));
+    let node = node(&root.map(&keys::Root::NODE));
     let (services, positions) = services.finish(node.cluster.clone(), node.network.clone());
-    let telemetry = root.fields("telemetry", &TELEMETRY);
+    let telemetry = root.map(&keys::Root::TELEMETRY);
     let mut opened = Vec::new();
     let listeners = Listeners::read(&root, complete, &mut opened, &mut problems);
     let admin = telemetry::admin(&root, &mut opened);
     let metrics = telemetry::metrics(&telemetry, &mut opened);
     let health = telemetry::health(&telemetry, &mut opened);
     let xds = aggregation::xds(&root, &mut opened, &mut problems);
-    let timeouts = timeouts(&root.fields("timeouts", &TIMEOUTS));
+    let timeouts = timeouts(&root.map(&keys::Root::TIMEOUTS));
     let own = addresses::Own::new(&opened);
     let around = Surroundings { listeners: &listeners, own: &own, timeouts: &timeouts };
     let routes = routes::read(&root, &around, &mut problems);
-    let mesh = mesh(&root.fields("mesh", &MESH));
+    let mesh = mesh(&root.map(&keys::Root::MESH));
     let registries = registries::read(&root, &mesh, &mut problems);
     let clusters: Vec<ClusterId> = registries
         .iter()
@@ -69,7 +64,7 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
         exports,
         tuning: tuning::services(&root, &timeouts, &mut problems),
         networks: networks::read(&root, &mut problems),
-        limits: limits(&root.fields("limits", &LIMITS)),
+        limits: limits(&root.map(&keys::Root::LIMITS)),
         timeouts,
         routes: routes.iter().map(|placed| placed.route.clone()).collect(),
         listeners: listeners.list,
@@ -98,8 +93,8 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
         access_log: telemetry::access_log(&telemetry, &problems),
         log: telemetry::log(&telemetry),
         tracing: telemetry::tracing(&telemetry),
-        drain: drain(&root.fields("drain", &DRAIN)),
-        workers: root.number("workers").and_then(NonZeroUsize::new).map_or(Workers::Auto, Workers::Count),
+        drain: drain(&root.map(&keys::Root::DRAIN)),
+        workers: root.get(&keys::Root::WORKERS),
         warnings: Vec::new(),
     };
     let clean = problems.is_empty();
@@ -110,7 +105,8 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
 /// Reports a config without a listener and without `xds`. Skipped if a file could not be read, which may have
 /// the listeners: then they are not `needed`.
 fn something_to_do(root: &Fields<'_>, tree: &Tree, needed: bool, problems: &mut Problems) {
-    let listening = root.node("listen").is_some() || !root.items("listeners").is_empty();
+    let listening =
+        root.at(&keys::Root::LISTEN).is_some() || root.maps(&keys::Root::LISTENERS).next().is_some();
     if !listening && needed {
         let fault = "found none of listen, listeners and xds, so there is nothing to do; the smallest config has \
                      listen: \":15443\"";
@@ -119,66 +115,49 @@ fn something_to_do(root: &Fields<'_>, tree: &Tree, needed: bool, problems: &mut 
 }
 
 fn node(fields: &Fields<'_>) -> Node {
-    let text = |key| Arc::from(fields.read(key, scalar::text).unwrap_or_default());
+    let text = |key: &Key<form::Text>| fields.get(key).unwrap_or_default();
     Node {
-        name: text("name"),
-        namespace: text("namespace"),
-        service_account: text("serviceAccount"),
-        cluster: fields.read("cluster", scalar::text).map(ClusterId::new).unwrap_or_default(),
-        network: fields.read("network", scalar::text).map(Network::new).unwrap_or_default(),
-        locality: fields.read("locality", scalar::locality).unwrap_or_default(),
+        name: text(&keys::Node::NAME),
+        namespace: text(&keys::Node::NAMESPACE),
+        service_account: text(&keys::Node::SERVICE_ACCOUNT),
+        cluster: fields.get(&keys::Node::CLUSTER).unwrap_or_default(),
+        network: fields.get(&keys::Node::NETWORK).unwrap_or_default(),
+        locality: fields.get(&keys::Node::LOCALITY).unwrap_or_default(),
     }
 }
 
 fn mesh(fields: &Fields<'_>) -> Mesh {
-    let domain = fields.read("clusterDomain", scalar::host_name);
-    let trust = fields.read("trustDomain", scalar::trust_domain);
-    let default = "cluster.local";
-    let default_domain = || HostName::parse(default).expect("cluster.local is a legal name");
-    let default_trust = || TrustDomain::parse(default).expect("cluster.local is a legal trust domain");
     Mesh {
-        cluster_domain: domain.unwrap_or_else(default_domain),
-        trust_domain: trust.unwrap_or_else(default_trust),
+        cluster_domain: fields.get(&keys::Mesh::CLUSTER_DOMAIN),
+        trust_domain: fields.get(&keys::Mesh::TRUST_DOMAIN),
     }
 }
 
 fn timeouts(fields: &Fields<'_>) -> Timeouts {
-    let default = Timeouts::default();
-    let read = |key| fields.read(key, scalar::duration);
-    let or_never = |key, default| match read(key) {
-        Some(Duration::ZERO) => None,
-        Some(duration) => Some(duration),
-        None => default,
-    };
     Timeouts {
-        connect: read("connect").unwrap_or(default.connect),
-        connect_total: read("connectTotal").unwrap_or(default.connect_total),
-        idle: or_never("idle", default.idle),
-        half_close: or_never("halfClose", default.half_close),
-        stalled: or_never("stalled", default.stalled),
+        connect: fields.get(&keys::Timeouts::CONNECT),
+        connect_total: fields.get(&keys::Timeouts::CONNECT_TOTAL),
+        idle: fields.get(&keys::Timeouts::IDLE),
+        half_close: fields.get(&keys::Timeouts::HALF_CLOSE),
+        stalled: fields.get(&keys::Timeouts::STALLED),
     }
 }
 
 fn limits(fields: &Fields<'_>) -> Limits {
-    let default = Limits::default();
     Limits {
-        connections: fields.number("connections").unwrap_or(default.connections),
-        pending_hellos: fields.number("pendingHellos").or(default.pending_hellos),
+        connections: fields.get(&keys::Limits::CONNECTIONS),
+        pending_hellos: fields.get(&keys::Limits::PENDING_HELLOS),
     }
 }
 
 fn drain(fields: &Fields<'_>) -> Drain {
-    let default = Drain::default();
-    Drain {
-        delay: fields.read("delay", scalar::duration).unwrap_or(default.delay),
-        timeout: fields.read("timeout", scalar::duration).unwrap_or(default.timeout),
-    }
+    Drain { delay: fields.get(&keys::Drain::DELAY), timeout: fields.get(&keys::Drain::TIMEOUT) }
 }
 
 /// Warns of listeners through which no name can be reached.
 fn warn_of_idle_listeners(root: &Fields<'_>, policy: &Policy, problems: &mut Problems) {
     let here = |names: &[Arc<str>], name: &Arc<str>| names.is_empty() || names.contains(name);
-    let list = Path::Root.key("listeners");
+    let list = Path::Root.key(keys::Root::LISTENERS.name());
     for listener in &policy.listeners {
         // Routes apply to SNI clients only.
         let by_name = listener.protocol != ListenerProtocol::Hbone;
@@ -187,16 +166,19 @@ fn warn_of_idle_listeners(root: &Fields<'_>, policy: &Policy, problems: &mut Pro
         if routed || exported {
             continue;
         }
-        let named = |node: &&Tree| node.get("name").and_then(Tree::text) == Some(&*listener.name);
-        let place = root.items("listeners").iter().enumerate().find(|(_, node)| named(node));
+        let mut places = root.maps(&keys::Root::LISTENERS);
+        let place =
+            places.find(|(_, fields, _)| fields.get(&keys::Listener::NAME).as_ref() == Some(&listener.name));
         let what = if by_name { "no route and no export" } else { "no export" };
         let fault = format!(
             "nothing can be reached through the listener {:?}: {what} applies to it",
             &*listener.name
         );
-        match (place, root.node("listen")) {
-            (Some((index, node)), _) => problems.warn(node.position, &list.index(index), fault),
-            (None, Some(node)) => problems.warn(node.position, &Path::Root.key("listen"), fault),
+        match (place, root.at(&keys::Root::LISTEN)) {
+            (Some((index, _, node)), _) => problems.warn(node.position, &list.index(index), fault),
+            (None, Some(node)) => {
+                problems.warn(node.position, &Path::Root.key(keys::Root::LISTEN.name()), fault)
+            }
             (None, None) => {}
         }
     }
@@ -215,7 +197,7 @@ fn warn_of_long_names(
         let bytes =
             "outbound_.".len() + port + "_.".len() + subset + "_.".len() + key.hostname.as_str().len();
         if bytes > NAME_BYTES_MAX {
-            let path = Path::Root.key("services");
+            let path = Path::Root.key(keys::Root::SERVICES.name());
             let fault = format!(
                 "its longest mesh name has {bytes} bytes, but a host name has at most {NAME_BYTES_MAX}"
             );
@@ -253,16 +235,14 @@ fn warn_of_unknown_services(
         };
         problems.warn(*position, path, fault);
     }
-    let list = Path::Root.key("exports");
-    for (index, rule) in root.items("exports").iter().enumerate() {
+    let list = Path::Root.key(keys::Root::EXPORTS.name());
+    for (index, rule, _) in root.maps(&keys::Root::EXPORTS) {
         let path = list.index(index);
-        for (at, node) in Fields::new(Some(rule), &EXPORT).items("services").iter().enumerate() {
-            let Some((text, Ok(pattern))) = node.text().map(|text| (text, scalar::pattern(text))) else {
-                continue;
-            };
+        for (at, pattern, node) in rule.values(&keys::Export::SERVICES) {
             if !names.iter().any(|name| pattern.matches(name.as_str())) {
                 let fault = InvalidValue::new(format!("found {node}, which matches no known service"));
-                problems.warn(node.position, &path.key("services").index(at), fault.hint(near(text)));
+                let fault = fault.hint(node.text().and_then(near));
+                problems.warn(node.position, &path.key(keys::Export::SERVICES.name()).index(at), fault);
             }
         }
     }

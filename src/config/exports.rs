@@ -5,13 +5,11 @@ use std::sync::Arc;
 use crate::document::nearest::nearest;
 use crate::document::problem::{InvalidValue, Path, Problems};
 use crate::document::reader::Fields;
-use crate::document::scalar;
-use crate::model::endpoint::Labels;
 use crate::model::place::ClusterId;
 use crate::snapshot::policy::{ExportRule, ExportScope, MarkCondition};
 
 use super::listeners::Listeners;
-use super::table::{EXPORT, MARKED, SCOPE};
+use super::table as keys;
 
 /// Reads the rules in the order of the file. `clusters` are the clusters of the registries.
 pub(super) fn read(
@@ -20,24 +18,22 @@ pub(super) fn read(
     clusters: &[ClusterId],
     problems: &mut Problems,
 ) -> Vec<Arc<ExportRule>> {
-    let list = Path::Root.key("exports");
+    let list = Path::Root.key(keys::Root::EXPORTS.name());
     let mut rules = Vec::new();
-    for (index, node) in root.items("exports").iter().enumerate() {
-        let fields = Fields::new(Some(node), &EXPORT);
+    for (index, fields, _) in root.maps(&keys::Root::EXPORTS) {
         let path = list.index(index);
-        let scope = fields.fields("to", &SCOPE);
-        let ports = fields.items("ports").iter();
+        let scope = fields.map(&keys::Export::TO);
         rules.push(Arc::new(ExportRule {
             name: path.to_string().into(),
-            services: fields.read_all("services", scalar::pattern),
-            except: fields.read_all("except", scalar::pattern),
-            ports: ports.filter_map(|port| port.text()?.parse().ok()).collect(),
+            services: fields.get(&keys::Export::SERVICES).unwrap_or_default(),
+            except: fields.get(&keys::Export::EXCEPT).unwrap_or_default(),
+            ports: fields.get(&keys::Export::PORTS).unwrap_or_default(),
             clusters: known_clusters(&fields, &path, clusters, problems),
             marked: marked(&fields, &path, problems),
-            listeners: listeners.references(&fields, &path, problems),
+            listeners: listeners.references(&fields, &keys::Export::LISTENERS, &path, problems),
             to: ExportScope {
-                cidrs: scope.read_all("cidrs", scalar::cidr),
-                identities: scope.read_all("identities", scalar::identity_pattern),
+                cidrs: scope.get(&keys::Scope::CIDRS).unwrap_or_default(),
+                identities: scope.get(&keys::Scope::IDENTITIES).unwrap_or_default(),
             },
         }));
     }
@@ -45,27 +41,20 @@ pub(super) fn read(
 }
 
 fn marked(fields: &Fields<'_>, path: &Path<'_>, problems: &mut Problems) -> Option<MarkCondition> {
-    fields.node("marked")?;
-    let marked = fields.fields("marked", &MARKED);
-    if marked.node("labels").is_some() {
-        Some(MarkCondition::Labels(labels(&marked, "labels")))
-    } else if marked.node("namespaceLabels").is_some() {
-        Some(MarkCondition::NamespaceLabels(labels(&marked, "namespaceLabels")))
-    } else {
-        if let Some(node) =
-            marked.node("serviceExport").filter(|_| marked.flag("serviceExport") == Some(false))
-        {
-            let fault = "found false, which asks for nothing; expected true, or no `marked`";
-            problems.error(node.position, &path.key("marked").key("serviceExport"), fault);
-        }
-        Some(MarkCondition::ServiceExport)
+    fields.at(&keys::Export::MARKED)?;
+    let marked = fields.map(&keys::Export::MARKED);
+    if let Some(labels) = marked.get(&keys::Marked::LABELS) {
+        return Some(MarkCondition::Labels(labels));
     }
-}
-
-/// Returns the labels under a key.
-pub(super) fn labels(fields: &Fields<'_>, key: &str) -> Labels {
-    let pairs = fields.entries(key).iter();
-    pairs.filter_map(|(name, value)| Some((Arc::from(&*name.text), value.text()?.into()))).collect()
+    if let Some(labels) = marked.get(&keys::Marked::NAMESPACE_LABELS) {
+        return Some(MarkCondition::NamespaceLabels(labels));
+    }
+    if let Some((false, node)) = marked.found(&keys::Marked::SERVICE_EXPORT) {
+        let fault = "found false, which asks for nothing; expected true, or no `marked`";
+        let path = path.key(keys::Export::MARKED.name());
+        problems.error(node.position, &path.key(keys::Marked::SERVICE_EXPORT.name()), fault);
+    }
+    Some(MarkCondition::ServiceExport)
 }
 
 /// Returns the clusters of a rule. An unknown one is only a warning, as its registry may be added later.
@@ -75,14 +64,12 @@ fn known_clusters(
     known: &[ClusterId],
     problems: &mut Problems,
 ) -> Vec<ClusterId> {
-    let list = path.key("clusters");
+    let list = path.key(keys::Export::CLUSTERS.name());
     let mut clusters = Vec::new();
-    for (at, node) in fields.items("clusters").iter().enumerate() {
-        let Some(Ok(text)) = node.text().map(scalar::text) else { continue };
-        let cluster = ClusterId::new(text);
+    for (at, cluster, node) in fields.values(&keys::Export::CLUSTERS) {
         if !known.contains(&cluster) {
             let fault = InvalidValue::new(format!("found {node}, which is the cluster of no registry"));
-            let fault = fault.hint(nearest(text, known.iter().map(ClusterId::as_str)));
+            let fault = fault.hint(nearest(cluster.as_str(), known.iter().map(ClusterId::as_str)));
             problems.warn(node.position, &list.index(at), fault);
         }
         clusters.push(cluster);

@@ -7,15 +7,17 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::document::environment::Environment;
+use crate::document::form::{self, Form};
+use crate::document::key::Key;
 use crate::document::problem::{self, FileId, Position, Problems};
-use crate::document::reader::check;
+use crate::document::reader::{Fields, check};
 use crate::document::scalar;
 use crate::document::services::{KeptPositions, ServiceReader};
 use crate::document::tree::{Node, Source, Stream, Value, parse};
 
 use crate::net::file;
 
-use super::table::INCLUDE_ONLY;
+use super::table::{Include, Root};
 
 /// The largest file in bytes.
 const FILE_BYTES_MAX: u64 = 256 << 20;
@@ -90,13 +92,11 @@ impl Reading<'_> {
             let fault = "found an empty file; the smallest config has a listen and a route";
             return self.files.problems.error(root.position, &problem::Path::Root, fault);
         }
-        let include = take(&mut root, "include");
+        let include = take(&mut root, Root::INCLUDE.name());
         self.files.root = Some(root);
         let Some(include) = include else { return };
-        let at = problem::Path::Root.key("include");
-        if let Some(field) = INCLUDE_ONLY.field("include") {
-            check(&include, &field.kind, &at, &mut self.files.problems);
-        }
+        let at = problem::Path::Root.key(Root::INCLUDE.name());
+        check(&include, &Include::KIND, &at, &mut self.files.problems);
         if include.text().is_some() {
             self.include(path, &include, &at);
         }
@@ -178,12 +178,12 @@ impl Reading<'_> {
         let Some((file, text)) = self.text(path, named) else { return };
         let Some(mut root) = self.tree(file, &text) else { return };
         if let Value::Mapping(entries) = &root.value
-            && let Some((key, _)) = entries.iter().find(|(key, _)| &*key.text == "include")
+            && let Some((key, _)) = entries.iter().find(|(key, _)| &*key.text == Root::INCLUDE.name())
         {
             let fault = "found an include in a file that is itself included; name all files in the first one";
             let at = problem::Path::Root;
-            self.files.problems.error(key.position, &at.key("include"), fault);
-            take(&mut root, "include");
+            self.files.problems.error(key.position, &at.key(Root::INCLUDE.name()), fault);
+            take(&mut root, Root::INCLUDE.name());
         }
         match (&mut self.files.root, &root.value) {
             (_, Value::Null) => {}
@@ -227,7 +227,7 @@ impl Reading<'_> {
             services.read(first + index, &node, problems);
             last = first + index + 1;
         };
-        let stream = Stream { key: "services", item: &mut item };
+        let stream = Stream { key: Root::SERVICES.name(), item: &mut item };
         let source = Source { file, text, environment: Some(self.environment) };
         let root = parse(source, Some(stream), &mut self.files.problems);
         self.services = last;
@@ -239,6 +239,12 @@ impl Reading<'_> {
 /// Resolves a path written in a file; relative paths start at the file's folder.
 pub(super) fn relative_to(file: &Path, path: &Path) -> PathBuf {
     file.parent().unwrap_or_else(|| Path::new("")).join(path)
+}
+
+/// Reads the path under a key; relative ones start at the file that names them.
+pub(super) fn path_of(fields: &Fields<'_>, key: &Key<form::Path>, problems: &Problems) -> Option<PathBuf> {
+    let (path, node) = fields.found(key)?;
+    Some(relative_to(problems.file(node.position.file), &path))
 }
 
 /// Reads the text of a file; an error has the line, or 0, and the message.

@@ -4,14 +4,15 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use crate::document::form;
+use crate::document::key::Key;
 use crate::document::nearest::nearest;
 use crate::document::problem::{InvalidValue, Path, Problems};
 use crate::document::reader::Fields;
-use crate::document::scalar;
 use crate::snapshot::policy::{HelloLimits, Listener, ListenerProtocol};
 
 use super::addresses::Opened;
-use super::table::{HELLO, LISTENER};
+use super::table as keys;
 
 /// The name of the listener of `listen`.
 pub(super) const DEFAULT_NAME: &str = "default";
@@ -36,68 +37,66 @@ impl Listeners {
     ) -> Self {
         let mut listeners = Self { complete, ..Self::default() };
         let mut places = HashMap::new();
-        if let Some(node) = root.node("listen") {
+        if let Some(node) = root.at(&keys::Root::LISTEN) {
             let name: Arc<str> = DEFAULT_NAME.into();
             places.insert(name.clone(), node.position);
             listeners.names.push(name.clone());
-            if let Some(bind) = root.read("listen", scalar::bind) {
-                opened.push(Opened { path: "listen".to_owned(), bind, position: Some(node.position) });
+            if let Some(bind) = root.get(&keys::Root::LISTEN) {
+                let path = keys::Root::LISTEN.name().to_owned();
+                opened.push(Opened { path, bind, position: Some(node.position) });
                 listeners.list.push(Arc::new(Listener::sni(name, bind)));
             }
         }
-        for (index, node) in root.items("listeners").iter().enumerate() {
-            let fields = Fields::new(Some(node), &LISTENER);
-            let path = Path::Root.key("listeners");
+        for (index, fields, _) in root.maps(&keys::Root::LISTENERS) {
+            let path = Path::Root.key(keys::Root::LISTENERS.name());
             let path = path.index(index);
-            let bind = fields.read("bind", scalar::bind);
-            if let (Some(bind), Some(node)) = (bind, fields.node("bind")) {
-                let path = path.key("bind").to_string();
+            let bind = fields.found(&keys::Listener::BIND);
+            if let Some((bind, node)) = bind {
+                let path = path.key(keys::Listener::BIND.name()).to_string();
                 opened.push(Opened { path, bind, position: Some(node.position) });
             }
-            let Some((name, named)) = fields.read("name", scalar::text).zip(fields.node("name")) else {
+            let Some((name, named)) = fields.found(&keys::Listener::NAME) else {
                 continue;
             };
-            let name: Arc<str> = name.into();
             if let Some(first) = places.get(&name) {
                 let first = problems.place(*first);
                 let fault = format!("there are two listeners {name:?}; first at {first}");
-                problems.error(named.position, &path.key("name"), fault);
+                problems.error(named.position, &path.key(keys::Listener::NAME.name()), fault);
                 continue;
             }
             places.insert(name.clone(), named.position);
             listeners.names.push(name.clone());
-            let Some(bind) = bind else { continue };
-            let protocol = fields.choice("protocol", &ListenerProtocol::ALL, ListenerProtocol::text);
-            let protocol = protocol.unwrap_or_default();
-            if let (ListenerProtocol::Hbone, Some(node)) = (protocol, fields.node("alpn")) {
+            let Some((bind, _)) = bind else { continue };
+            let protocol = fields.get(&keys::Listener::PROTOCOL);
+            if let (ListenerProtocol::Hbone, Some(node)) = (protocol, fields.at(&keys::Listener::ALPN)) {
                 let fault =
                     "found alpn on a listener of protocol hbone, which always requires h2; remove alpn";
-                problems.error(node.position, &path.key("alpn"), fault);
+                problems.error(node.position, &path.key(keys::Listener::ALPN.name()), fault);
             }
             listeners.list.push(Arc::new(Listener {
                 name,
                 bind,
                 protocol,
-                alpn: fields.read_all("alpn", scalar::alpn),
-                from: fields.read_all("from", scalar::cidr),
-                hello: hello(&fields.fields("hello", &HELLO)),
+                alpn: fields.get(&keys::Listener::ALPN).unwrap_or_default(),
+                from: fields.get(&keys::Listener::FROM).unwrap_or_default(),
+                hello: hello(&fields.map(&keys::Listener::HELLO)),
             }));
         }
         listeners
     }
 
-    /// Returns the names under `listeners` of a route or export.
+    /// Returns the names under `key` of a route or export.
     pub(super) fn references(
         &self,
         fields: &Fields<'_>,
+        key: &Key<form::NonEmpty<form::Text>>,
         path: &Path<'_>,
         problems: &mut Problems,
     ) -> Vec<Arc<str>> {
-        let list = path.key("listeners");
+        let list = path.key(key.name());
         let mut found = Vec::new();
-        for (index, node) in fields.items("listeners").iter().enumerate() {
-            let Some(Ok(text)) = node.text().map(scalar::text) else { continue };
-            match self.names.iter().find(|name| &***name == text) {
+        for (index, text, node) in fields.values(key) {
+            match self.names.iter().find(|name| **name == text) {
                 Some(name) => found.push(name.clone()),
                 None if !self.complete => {}
                 None => {
@@ -105,7 +104,7 @@ impl Listeners {
                     let known = names().collect::<Vec<_>>().join(", ");
                     let fault =
                         InvalidValue::new(format!("found {node}, expected the name of a listener: {known}"));
-                    problems.error(node.position, &list.index(index), fault.hint(nearest(text, names())));
+                    problems.error(node.position, &list.index(index), fault.hint(nearest(&text, names())));
                 }
             }
         }
@@ -114,11 +113,9 @@ impl Listeners {
 }
 
 fn hello(fields: &Fields<'_>) -> HelloLimits {
-    let default = HelloLimits::default();
-    let bytes = fields.read("maxBytes", scalar::size).and_then(|bytes| usize::try_from(bytes).ok());
     HelloLimits {
-        timeout: fields.read("timeout", scalar::duration).unwrap_or(default.timeout),
-        bytes_max: bytes.unwrap_or(default.bytes_max),
-        records_max: fields.number("maxRecords").unwrap_or(default.records_max),
+        timeout: fields.get(&keys::Hello::TIMEOUT),
+        bytes_max: fields.get(&keys::Hello::MAX_BYTES),
+        records_max: fields.get(&keys::Hello::MAX_RECORDS),
     }
 }

@@ -145,7 +145,7 @@ impl LogLevel {
     pub const ALL: [Self; 5] = [Self::Error, Self::Warn, Self::Info, Self::Debug, Self::Trace];
 
     /// Returns the level as the config file writes it.
-    pub fn text(self) -> &'static str {
+    pub const fn text(self) -> &'static str {
         match self {
             Self::Error => "error",
             Self::Warn => "warn",
@@ -163,6 +163,19 @@ pub enum LogFormat {
     Text,
     /// A JSON object per line.
     Json,
+}
+
+impl LogFormat {
+    /// All formats, in the order that documents list them.
+    pub const ALL: [Self; 2] = [Self::Text, Self::Json];
+
+    /// Returns the format as the config file writes it.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Text => "text",
+            Self::Json => "json",
+        }
+    }
 }
 
 /// The timing of a graceful stop.

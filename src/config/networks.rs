@@ -7,32 +7,28 @@ use ipnet::IpNet;
 
 use crate::document::problem::{Path, Position, Problems};
 use crate::document::reader::Fields;
-use crate::document::scalar;
 use crate::document::tree::Node;
-use crate::model::endpoint::Weight;
-use crate::model::place::{ClusterId, Network};
-use crate::snapshot::policy::{Access, Gateway, NetworkPolicy};
+use crate::model::place::Network;
+use crate::snapshot::policy::{Gateway, NetworkPolicy};
 
-use super::table::mesh::{GATEWAY, NETWORK};
+use super::table::Root;
+use super::table::mesh as keys;
 
 /// Reads the networks in the order of the file.
 pub(super) fn read(root: &Fields<'_>, problems: &mut Problems) -> Vec<NetworkPolicy> {
-    let list = Path::Root.key("networks");
+    let list = Path::Root.key(Root::NETWORKS.name());
     let mut places: HashMap<IpNet, Position> = HashMap::new();
     let mut networks = Vec::new();
-    for (name, node) in root.entries("networks") {
-        let (fields, path) = (Fields::new(Some(node), &NETWORK), list.key(&name.text));
-        let access = |access| match access {
-            Access::Gateway => "gateway",
-            Access::Direct => "direct",
-        };
-        let gateways = fields.items("gateways").iter().enumerate();
+    for (name, node) in root.entries(&Root::NETWORKS) {
+        let (fields, path) = (Fields::of::<keys::Network>(Some(node)), list.key(&name.text));
+        let list = path.key(keys::Network::GATEWAYS.name());
+        let gateways = fields.maps(&keys::Network::GATEWAYS);
         networks.push(NetworkPolicy {
             name: Network::new(&name.text),
-            access: fields.choice("access", &[Access::Gateway, Access::Direct], access).unwrap_or_default(),
+            access: fields.get(&keys::Network::ACCESS),
             cidrs: cidrs(&fields, &path, &mut places, problems),
             gateways: gateways
-                .filter_map(|(at, node)| gateway(node, &path.key("gateways").index(at), problems))
+                .filter_map(|(at, fields, node)| gateway(&fields, node, &list.index(at), problems))
                 .collect(),
         });
     }
@@ -47,33 +43,35 @@ fn cidrs(
     problems: &mut Problems,
 ) -> Vec<IpNet> {
     let mut cidrs = Vec::new();
-    for (at, node) in fields.items("cidrs").iter().enumerate() {
-        let Some(Ok(cidr)) = node.text().map(scalar::cidr) else { continue };
+    for (at, cidr, node) in fields.values(&keys::Network::CIDRS) {
         match places.insert(cidr, node.position) {
             None => cidrs.push(cidr),
             Some(first) => {
                 let fault = format!("{node} is listed twice; first at {}", problems.place(first));
-                problems.error(node.position, &path.key("cidrs").index(at), fault);
+                problems.error(node.position, &path.key(keys::Network::CIDRS.name()).index(at), fault);
             }
         }
     }
     cidrs
 }
 
-fn gateway(node: &Node, path: &Path<'_>, problems: &mut Problems) -> Option<Gateway> {
-    let fields = Fields::new(Some(node), &GATEWAY);
-    if !node.entries().is_empty() && fields.node("sniPort").is_none() && fields.node("hbonePort").is_none() {
+fn gateway(fields: &Fields<'_>, node: &Node, path: &Path<'_>, problems: &mut Problems) -> Option<Gateway> {
+    let (sni_port, hbone_port) =
+        (fields.get(&keys::Gateway::SNI_PORT), fields.get(&keys::Gateway::HBONE_PORT));
+    let has_port =
+        fields.at(&keys::Gateway::SNI_PORT).is_some() || fields.at(&keys::Gateway::HBONE_PORT).is_some();
+    if !node.entries().is_empty() && !has_port {
         let fault = "found neither sniPort nor hbonePort; a gateway needs at least one of them";
         problems.error(node.position, path, fault);
     }
     Some(Gateway {
-        host: fields.read("address", scalar::host)?,
-        sni_port: fields.number("sniPort"),
-        hbone_port: fields.number("hbonePort"),
-        cluster: fields.read("cluster", scalar::text).map(ClusterId::new).unwrap_or_default(),
-        locality: fields.read("locality", scalar::locality).unwrap_or_default(),
-        weight: fields.number("weight").and_then(Weight::new).unwrap_or(Weight::ONE),
-        identity: fields.read("identity", scalar::identity),
+        host: fields.get(&keys::Gateway::ADDRESS)?,
+        sni_port,
+        hbone_port,
+        cluster: fields.get(&keys::Gateway::CLUSTER).unwrap_or_default(),
+        locality: fields.get(&keys::Gateway::LOCALITY).unwrap_or_default(),
+        weight: fields.get(&keys::Gateway::WEIGHT),
+        identity: fields.get(&keys::Gateway::IDENTITY),
         instances: Arc::default(),
     })
 }

@@ -2,9 +2,10 @@
 
 use std::fmt::Write as _;
 
-use crate::document::table::{Field, Kind, Object, Presence, Text};
+use crate::document::form::Keys;
+use crate::document::table::{Kind, Object, Presence, Text};
 
-use super::table::ROOT;
+use super::table::Root;
 
 /// Returns the reference: a table of keys for each map, in the order of their first use.
 pub fn reference() -> String {
@@ -13,30 +14,41 @@ pub fn reference() -> String {
          [isthmus.yaml](isthmus.yaml); the JSON Schema is [isthmus.schema.json](isthmus.schema.json). Pages that \
          explain the keys by task are in [docs](../docs/README.md).\n",
     );
-    let mut objects: Vec<&'static Object> = vec![&ROOT];
-    let mut next = 0;
-    while let Some(object) = objects.get(next).copied() {
+    let objects = objects();
+    for object in &objects {
         section(object, &mut out);
-        for field in object.fields {
-            for found in objects_of(&field.kind) {
-                if !objects.iter().any(|known| known.name == found.name) {
-                    objects.push(found);
-                }
-            }
-        }
-        next += 1;
     }
-    let mut texts: Vec<&'static Text> = Vec::new();
-    for field in objects.iter().flat_map(|object| object.fields) {
-        texts_of(&field.kind, &mut texts);
-    }
-    texts.sort_by_key(|text| text.name);
     out.push_str("\n## Values\n\n| value | is |\n|---|---|\n");
-    for text in texts {
+    for text in texts(&objects) {
         // Writing to a String cannot fail.
         let _ = writeln!(out, "| {} | {} |", text.name, cell(text.expects));
     }
     out
+}
+
+/// Returns the maps of the config, in the order of their first use.
+pub(super) fn objects() -> Vec<&'static Object> {
+    let mut objects: Vec<&'static Object> = vec![Root::OBJECT];
+    let mut next = 0;
+    while let Some(object) = objects.get(next).copied() {
+        for found in object.keys.iter().flat_map(|key| objects_of(key.kind())) {
+            if !objects.iter().any(|known| known.name == found.name) {
+                objects.push(found);
+            }
+        }
+        next += 1;
+    }
+    objects
+}
+
+/// Returns the forms of text in maps, in order of name.
+pub(super) fn texts(objects: &[&'static Object]) -> Vec<&'static Text> {
+    let mut texts: Vec<&'static Text> = Vec::new();
+    for key in objects.iter().flat_map(|object| object.keys) {
+        texts_of(key.kind(), &mut texts);
+    }
+    texts.sort_by_key(|text| text.name);
+    texts
 }
 
 fn cell(text: &str) -> String {
@@ -67,13 +79,13 @@ fn section(object: &Object, out: &mut String) {
         put(format_args!("Exactly one of these keys is required: {}.\n\n", object.one_of.join(", ")));
     }
     put(format_args!("| key | value | default | meaning |\n|---|---|---|---|\n"));
-    for Field { key, kind, presence, doc } in object.fields {
-        let absent = match presence {
+    for key in object.keys {
+        let absent = match key.presence() {
             Presence::Required => "required".to_owned(),
             Presence::Default(default) => format!("`{default}`"),
-            Presence::Absent(words) => (*words).to_owned(),
+            Presence::Absent(words) => words.to_owned(),
         };
-        put(format_args!("| `{key}` | {} | {absent} | {} |\n", form(kind), cell(doc)));
+        put(format_args!("| `{}` | {} | {absent} | {} |\n", key.name(), form(key.kind()), cell(key.doc())));
     }
 }
 

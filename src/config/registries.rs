@@ -5,31 +5,26 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::aggregator::etcd::spec::{EtcdSpec, Login, PREFIX};
+use crate::aggregator::etcd::spec::{EtcdSpec, Login};
 use crate::aggregator::kubernetes::spec::{
     AccessSpec, ClusterSource, ClustersSpec, ExportWriterSpec, KubernetesSpec, NamespaceChoice,
-    SYSTEM_NAMESPACE,
 };
 use crate::aggregator::spec::{RegistryKind, RegistrySpec};
 use crate::document::problem::{Path, Position, Problems};
 use crate::document::reader::Fields;
-use crate::document::scalar;
-use crate::document::tree::Node;
-use crate::model::address::{Scheme, Url};
+use crate::document::table::AnyKey;
+use crate::model::address::Scheme;
 use crate::model::place::{ClusterId, Network};
 use crate::snapshot::policy::{self, AddressScope, ExportRule, MarkCondition, Mesh, RegistryScope};
 use crate::tls::client::{CertificateFiles, Files};
 
-use super::exports::labels;
-use super::file::relative_to;
-use super::table::registries::{
-    ALLOW, CLUSTER_SECRETS, ETCD_TLS, GATEWAY_NAMESPACES, KUBERNETES, KUBERNETES_CLUSTERS, NAMESPACES,
-    REGISTRY, REGISTRY_ETCD, REGISTRY_PATH,
-};
+use super::file::{path_of, relative_to};
+use super::table::Root;
+use super::table::registries as keys;
 
 /// Reads the registries in the order of the file.
 pub(super) fn read(root: &Fields<'_>, mesh: &Mesh, problems: &mut Problems) -> Vec<RegistrySpec> {
-    let list = Path::Root.key("registries");
+    let list = Path::Root.key(Root::REGISTRIES.name());
     let mut reader = Reader {
         problems,
         files: HashMap::new(),
@@ -37,26 +32,21 @@ pub(super) fn read(root: &Fields<'_>, mesh: &Mesh, problems: &mut Problems) -> V
         clusters: HashMap::new(),
         registries: Vec::new(),
     };
-    for (index, node) in root.items("registries").iter().enumerate() {
+    for (index, fields, node) in root.maps(&Root::REGISTRIES) {
         let path = list.index(index);
-        let fields = Fields::new(Some(node), &REGISTRY);
+        let at = |key: &dyn AnyKey| fields.at(key).map(|_| path.key(key.name()));
         let scope = scope(&fields);
-        if fields.node("file").is_some() {
-            reader.file(&fields.fields("file", &REGISTRY_PATH), scope, &path.key("file"));
-        } else if fields.node("etcd").is_some() {
-            reader.etcd(&fields.fields("etcd", &REGISTRY_ETCD), scope, &path.key("etcd"));
-        } else if cfg!(not(feature = "kubernetes")) && fields.node("file").is_none() {
+        if let Some(path) = at(&keys::Registry::FILE) {
+            reader.file(&fields.map(&keys::Registry::FILE), scope, &path);
+        } else if let Some(path) = at(&keys::Registry::ETCD) {
+            reader.etcd(&fields.map(&keys::Registry::ETCD), scope, &path);
+        } else if cfg!(not(feature = "kubernetes")) {
             let fault = "this isthmus was built without the feature kubernetes";
             reader.problems.error(node.position, &path, fault);
-        } else if fields.node("kubernetes").is_some() {
-            reader.kubernetes(
-                &fields.fields("kubernetes", &KUBERNETES),
-                scope,
-                mesh,
-                &path.key("kubernetes"),
-            );
-        } else if fields.node("kubernetesClusters").is_some() {
-            reader.clusters(&fields.fields("kubernetesClusters", &KUBERNETES_CLUSTERS), scope, mesh);
+        } else if let Some(path) = at(&keys::Registry::KUBERNETES) {
+            reader.kubernetes(&fields.map(&keys::Registry::KUBERNETES), scope, mesh, &path);
+        } else if fields.at(&keys::Registry::KUBERNETES_CLUSTERS).is_some() {
+            reader.clusters(&fields.map(&keys::Registry::KUBERNETES_CLUSTERS), scope, mesh);
         }
     }
     reader.registries
@@ -64,24 +54,20 @@ pub(super) fn read(root: &Fields<'_>, mesh: &Mesh, problems: &mut Problems) -> V
 
 /// Reads the items that a registry may give.
 fn scope(fields: &Fields<'_>) -> RegistryScope {
-    let allow = fields.fields("allow", &ALLOW);
-    let networks = allow.node("networks").map(|_| {
-        let texts = allow.read_all("networks", scalar::text);
-        texts.into_iter().map(Network::new).collect()
-    });
+    let allow = fields.map(&keys::Registry::ALLOW);
     RegistryScope {
-        services: allow.read_all("services", scalar::pattern),
-        networks,
+        services: allow.get(&keys::Allow::SERVICES).unwrap_or_default(),
+        networks: allow.get(&keys::Allow::NETWORKS),
         finds_network: false,
-        addresses: addresses(&allow, fields.node("allow").is_some()),
+        addresses: addresses(&allow, fields.at(&keys::Registry::ALLOW).is_some()),
     }
 }
 
 /// Reads the addresses that a registry may give. Without `allow.addresses` all are allowed, or all but
 /// loopback and link-local ones if `allow` limits the registry otherwise.
 fn addresses(allow: &Fields<'_>, is_limited: bool) -> AddressScope {
-    match allow.node("addresses") {
-        Some(_) => AddressScope::Blocks(allow.read_all("addresses", scalar::cidr).into()),
+    match allow.get(&keys::Allow::ADDRESSES) {
+        Some(blocks) => AddressScope::Blocks(blocks.into()),
         None if is_limited => AddressScope::Public,
         None => AddressScope::Any,
     }
@@ -100,33 +86,31 @@ fn of_kubernetes(scope: RegistryScope, has_network: bool) -> RegistryScope {
 
 /// Reads the keys that one cluster and found clusters have in common.
 fn kubernetes(fields: &Fields<'_>, access: AccessSpec, scope: &RegistryScope, mesh: &Mesh) -> KubernetesSpec {
-    let texts = |fields: &Fields<'_>, key: &str| -> Vec<Arc<str>> {
-        fields.read_all(key, scalar::text).into_iter().map(Arc::from).collect()
-    };
-    let system: Arc<str> = fields.read("systemNamespace", scalar::text).unwrap_or(SYSTEM_NAMESPACE).into();
-    let chosen = fields.fields("namespaces", &NAMESPACES);
-    let gateways = match (fields.is_off("gateways"), fields.node("gateways")) {
-        (true, _) => None,
-        (false, None) => Some(vec![system.clone()]),
-        (false, Some(_)) => Some(texts(&fields.fields("gateways", &GATEWAY_NAMESPACES), "namespaces")),
+    let system = fields.get(&keys::SYSTEM);
+    let chosen = fields.map(&keys::NAMESPACES);
+    let gateways = match fields.at(&keys::GATEWAYS) {
+        None => Some(vec![system.clone()]),
+        Some(node) if node.is_off() => None,
+        Some(_) => {
+            let gateways = fields.map(&keys::GATEWAYS);
+            Some(gateways.get(&keys::GatewayNamespaces::NAMESPACES).unwrap_or_default())
+        }
     };
     KubernetesSpec {
         access,
         network: None,
         networks: scope.networks.clone().unwrap_or_default(),
-        trust_domain: fields
-            .read("trustDomain", scalar::trust_domain)
-            .unwrap_or_else(|| mesh.trust_domain.clone()),
-        mesh_config: fields.flag("meshConfig").unwrap_or(false),
+        trust_domain: fields.get(&keys::TRUST_DOMAIN).unwrap_or_else(|| mesh.trust_domain.clone()),
+        mesh_config: fields.get(&keys::MESH_CONFIG),
         cluster_domain: mesh.cluster_domain.clone(),
         system_namespace: system,
         namespaces: NamespaceChoice {
-            only: texts(&chosen, "only"),
-            except: texts(&chosen, "except"),
-            labels: labels(&chosen, "labels"),
+            only: chosen.get(&keys::Namespaces::ONLY).unwrap_or_default(),
+            except: chosen.get(&keys::Namespaces::EXCEPT).unwrap_or_default(),
+            labels: chosen.get(&keys::Namespaces::LABELS).unwrap_or_default(),
         },
-        manual_endpoints: fields.flag("manualEndpoints").unwrap_or(false),
-        destination_rules: fields.flag("destinationRules").unwrap_or(false),
+        manual_endpoints: fields.get(&keys::MANUAL_ENDPOINTS),
+        destination_rules: fields.get(&keys::DESTINATION_RULES),
         gateways,
         export_writer: None,
     }
@@ -165,71 +149,82 @@ struct Reader<'r> {
 
 impl Reader<'_> {
     fn file(&mut self, file: &Fields<'_>, scope: RegistryScope, at: &Path<'_>) {
-        let Some((written, node)) = file.read("path", scalar::path).zip(file.node("path")) else { return };
-        let path = relative_to(self.problems.file(node.position.file), written);
+        let Some((written, node)) = file.found(&keys::RegistryPath::PATH) else { return };
+        let path = relative_to(self.problems.file(node.position.file), &written);
         if let Some(first) = self.files.get(&path) {
             let first = self.problems.place(*first);
             let fault = format!("{node} is the file of two registries; first at {first}");
-            return self.problems.error(node.position, &at.key("path"), fault);
+            return self.problems.error(node.position, &at.key(keys::RegistryPath::PATH.name()), fault);
         }
         self.files.insert(path.clone(), node.position);
         let written: Arc<str> = written.to_string_lossy().into();
         let taken = self.registries.iter().any(|other| other.name == written);
         let name = if taken { path.to_string_lossy().into() } else { written };
-        self.add(name, file, scope, RegistryKind::File { path });
+        let cluster = file.get(&keys::RegistryPath::CLUSTER).unwrap_or_default();
+        let network = file.get(&keys::RegistryPath::NETWORK).unwrap_or_default();
+        self.registries.push(RegistrySpec {
+            name,
+            cluster,
+            network,
+            scope,
+            kind: RegistryKind::File { path },
+        });
     }
 
     fn etcd(&mut self, etcd: &Fields<'_>, scope: RegistryScope, at: &Path<'_>) {
-        let endpoints: Vec<Url> = etcd.read_all("endpoints", scalar::etcd);
-        let prefix: Arc<str> = etcd.read("prefix", scalar::etcd_prefix).unwrap_or(PREFIX).into();
+        let endpoints = etcd.get(&keys::RegistryEtcd::ENDPOINTS).unwrap_or_default();
+        let prefix = etcd.get(&keys::RegistryEtcd::PREFIX);
         let tls = self.tls(etcd, at);
         let login = self.login(etcd, at);
-        let Some((first, node)) = endpoints.first().zip(etcd.node("endpoints")) else { return };
+        let Some((first, node)) = endpoints.first().zip(etcd.at(&keys::RegistryEtcd::ENDPOINTS)) else {
+            return;
+        };
         // The prefix usually begins with a slash, and always ends with one.
         let name: Arc<str> = format!("{first}/{}", prefix.trim_start_matches('/')).into();
         if let Some(other) = self.etcds.insert(name.clone(), node.position) {
             let other = self.problems.place(other);
             let fault = format!("two registries have the name {name}; first at {other}");
-            return self.problems.error(node.position, &at.key("endpoints"), fault);
+            return self.problems.error(node.position, &at.key(keys::RegistryEtcd::ENDPOINTS.name()), fault);
         }
-        self.add(name, etcd, scope, RegistryKind::Etcd(EtcdSpec { endpoints, prefix, tls, login }));
+        let cluster = etcd.get(&keys::RegistryEtcd::CLUSTER).unwrap_or_default();
+        let network = etcd.get(&keys::RegistryEtcd::NETWORK).unwrap_or_default();
+        let kind = RegistryKind::Etcd(EtcdSpec { endpoints, prefix, tls, login });
+        self.registries.push(RegistrySpec { name, cluster, network, scope, kind });
     }
 
     fn kubernetes(&mut self, fields: &Fields<'_>, scope: RegistryScope, mesh: &Mesh, at: &Path<'_>) {
-        let Some((cluster, node)) = fields.read("cluster", scalar::text).zip(fields.node("cluster")) else {
-            return;
-        };
+        let Some((cluster, node)) = fields.found(&keys::Kubernetes::CLUSTER) else { return };
         let name: Arc<str> = format!("kubernetes/{cluster}").into();
         if let Some(first) = self.clusters.insert(name.clone(), node.position) {
             let first = self.problems.place(first);
             let fault = format!("{node} is the cluster of two Kubernetes registries; first at {first}");
-            return self.problems.error(node.position, &at.key("cluster"), fault);
+            return self.problems.error(node.position, &at.key(keys::Kubernetes::CLUSTER.name()), fault);
         }
         let Some(access) = self.access(fields, at) else { return };
-        let network = fields.read("network", scalar::text).map(Network::new);
+        let network = fields.get(&keys::Kubernetes::NETWORK);
         let scope = of_kubernetes(scope, network.is_some());
-        let spec = KubernetesSpec { network, ..kubernetes(fields, access, &scope, mesh) };
-        self.add(name, fields, scope, RegistryKind::Kubernetes(spec));
+        let spec = kubernetes(fields, access, &scope, mesh);
+        let spec = KubernetesSpec { network: network.clone(), ..spec };
+        let (network, kind) = (network.unwrap_or_default(), RegistryKind::Kubernetes(spec));
+        self.registries.push(RegistrySpec { name, cluster, network, scope, kind });
     }
 
     /// Reads a source of clusters.
     fn clusters(&mut self, fields: &Fields<'_>, scope: RegistryScope, mesh: &Mesh) {
         let scope = of_kubernetes(scope, false);
-        let secrets = fields.fields("secrets", &CLUSTER_SECRETS);
-        let (name, source) = match (fields.node("folder"), secrets.read("namespace", scalar::text)) {
-            (Some(node), _) => {
-                let Some(folder) = self.path(node) else { return };
+        let folder = path_of(fields, &keys::KubernetesClusters::FOLDER, self.problems);
+        let secrets = fields.map(&keys::KubernetesClusters::SECRETS);
+        let (name, source) = match (folder, secrets.get(&keys::ClusterSecrets::NAMESPACE)) {
+            (Some(folder), _) => {
                 (format!("kubernetesClusters/{}", folder.display()), ClusterSource::Folder(folder))
             }
-            (None, Some(namespace)) => (
-                format!("kubernetesClusters/secrets/{namespace}"),
-                ClusterSource::Secrets { namespace: namespace.into() },
-            ),
+            (None, Some(namespace)) => {
+                (format!("kubernetesClusters/secrets/{namespace}"), ClusterSource::Secrets { namespace })
+            }
             (None, None) => return,
         };
         let template = kubernetes(fields, AccessSpec::ServiceAccount, &scope, mesh);
-        let spec = ClustersSpec { source, template };
-        let kind = RegistryKind::KubernetesClusters(spec);
+        let kind = RegistryKind::KubernetesClusters(ClustersSpec { source, template });
         // Each of its clusters has a name of its own, and finds its network.
         let (cluster, network) = (ClusterId::default(), Network::default());
         self.registries.push(RegistrySpec { name: name.into(), cluster, network, scope, kind });
@@ -237,50 +232,38 @@ impl Reader<'_> {
 
     /// Reads how the API server is found, and the credentials.
     fn access(&mut self, fields: &Fields<'_>, at: &Path<'_>) -> Option<AccessSpec> {
-        if let Some(node) = fields.node("kubeconfig") {
+        if fields.at(&keys::Kubernetes::KUBECONFIG).is_some() {
             return Some(AccessSpec::Kubeconfig {
-                path: self.path(node)?,
-                context: fields.read("context", scalar::text).map(str::to_owned),
-                token_file: fields.node("tokenFile").and_then(|node| self.path(node)),
+                path: path_of(fields, &keys::Kubernetes::KUBECONFIG, self.problems)?,
+                context: fields.get(&keys::Kubernetes::CONTEXT).map(|context| context.to_string()),
+                token_file: path_of(fields, &keys::Kubernetes::TOKEN_FILE, self.problems),
             });
         }
-        for key in ["context", "tokenFile"] {
-            if let Some(node) = fields.node(key) {
-                let fault = format!("found {key}, but no kubeconfig to use it with");
-                self.problems.error(node.position, &at.key(key), fault);
+        let of_kubeconfig: [&dyn AnyKey; 2] = [&keys::Kubernetes::CONTEXT, &keys::Kubernetes::TOKEN_FILE];
+        for key in of_kubeconfig {
+            if let Some(node) = fields.at(key) {
+                let fault = format!("found {}, but no kubeconfig to use it with", key.name());
+                self.problems.error(node.position, &at.key(key.name()), fault);
             }
         }
         Some(AccessSpec::ServiceAccount)
     }
 
-    fn add(&mut self, name: Arc<str>, fields: &Fields<'_>, scope: RegistryScope, kind: RegistryKind) {
-        self.registries.push(RegistrySpec {
-            name,
-            cluster: fields.read("cluster", scalar::text).map(ClusterId::new).unwrap_or_default(),
-            network: fields.read("network", scalar::text).map(Network::new).unwrap_or_default(),
-            scope,
-            kind,
-        });
-    }
-
     /// Reads the roots and the certificate, which are required for members with `https` URLs and refused for
     /// others.
     fn tls(&mut self, etcd: &Fields<'_>, at: &Path<'_>) -> Option<Files> {
-        let members = etcd.items("endpoints").iter();
         let with = |scheme| {
-            let mut of_scheme = members.clone().enumerate().filter(move |(_, node)| {
-                node.text().and_then(|text| scalar::etcd(text).ok()).is_some_and(|url| url.scheme == scheme)
-            });
-            of_scheme.next()
+            let mut members = etcd.values(&keys::RegistryEtcd::ENDPOINTS);
+            members.find(|(_, url, _)| url.scheme == scheme).map(|(index, _, node)| (index, node))
         };
         let (secure, plain) = (with(Scheme::Https), with(Scheme::Http));
-        let list = at.key("endpoints");
+        let list = at.key(keys::RegistryEtcd::ENDPOINTS.name());
         if let (Some(_), Some((index, node))) = (secure, plain) {
             let fault =
                 format!("found {node}, but other members use https://; expected https:// for all of them");
             self.problems.error(node.position, &list.index(index), fault);
         }
-        let tls = etcd.node("tls");
+        let tls = etcd.at(&keys::RegistryEtcd::TLS);
         match (secure, plain, tls) {
             (Some((index, node)), _, None) => {
                 let fault =
@@ -289,46 +272,41 @@ impl Reader<'_> {
             }
             (None, Some(_), Some(tls)) => {
                 let fault = "found tls, but all endpoints are http://, which is plain TCP";
-                self.problems.error(tls.position, &at.key("tls"), fault);
+                self.problems.error(tls.position, &at.key(keys::RegistryEtcd::TLS.name()), fault);
             }
             _ => {}
         }
-        let fields = etcd.fields("tls", &ETCD_TLS);
-        let certificate = self.both(&fields, "certificate", "key", &at.key("tls"));
-        let certificate = certificate.and_then(|(chain, key)| {
-            Some(CertificateFiles { chain: self.path(chain)?, key: self.path(key)? })
+        let fields = etcd.map(&keys::RegistryEtcd::TLS);
+        let at = at.key(keys::RegistryEtcd::TLS.name());
+        let certificate = self.has_both(&fields, &keys::EtcdTls::CERTIFICATE, &keys::EtcdTls::KEY, &at);
+        let certificate = certificate.then(|| {
+            Some(CertificateFiles {
+                chain: path_of(&fields, &keys::EtcdTls::CERTIFICATE, self.problems)?,
+                key: path_of(&fields, &keys::EtcdTls::KEY, self.problems)?,
+            })
         });
-        Some(Files { roots: self.path(fields.node("roots")?)?, certificate })
+        let roots = path_of(&fields, &keys::EtcdTls::ROOTS, self.problems)?;
+        Some(Files { roots, certificate: certificate.flatten() })
     }
 
     fn login(&mut self, etcd: &Fields<'_>, at: &Path<'_>) -> Option<Login> {
-        let (user, password) = self.both(etcd, "user", "passwordFile", at)?;
-        Some(Login { user: user.text()?.to_owned(), password: self.path(password)? })
+        let (user, password) = (keys::RegistryEtcd::USER, keys::RegistryEtcd::PASSWORD_FILE);
+        if !self.has_both(etcd, &user, &password, at) {
+            return None;
+        }
+        Some(Login { user: etcd.get(&user)?.to_string(), password: path_of(etcd, &password, self.problems)? })
     }
 
-    /// Reads two keys that must be given together.
-    fn both<'n>(
-        &mut self,
-        fields: &Fields<'n>,
-        one: &str,
-        other: &str,
-        at: &Path<'_>,
-    ) -> Option<(&'n Node, &'n Node)> {
-        let (found, missing) = match (fields.node(one), fields.node(other)) {
-            (Some(one), Some(other)) => return Some((one, other)),
-            (Some(node), None) => ((one, node), other),
-            (None, Some(node)) => ((other, node), one),
-            (None, None) => return None,
+    /// Returns true if there are two keys that are of use only together; one of them alone is an error.
+    fn has_both(&mut self, fields: &Fields<'_>, one: &dyn AnyKey, other: &dyn AnyKey, at: &Path<'_>) -> bool {
+        let (key, node, missing) = match (fields.at(one), fields.at(other)) {
+            (Some(_), Some(_)) => return true,
+            (Some(node), None) => (one.name(), node, other.name()),
+            (None, Some(node)) => (other.name(), node, one.name()),
+            (None, None) => return false,
         };
-        let (key, node) = found;
         let fault = format!("found {key}, but no {missing}; expected both or neither");
         self.problems.error(node.position, &at.key(key), fault);
-        None
-    }
-
-    /// Returns a path, relative to the file that names it.
-    fn path(&self, node: &Node) -> Option<PathBuf> {
-        let path = scalar::path(node.text()?).ok()?;
-        Some(relative_to(self.problems.file(node.position.file), path))
+        false
     }
 }

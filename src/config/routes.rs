@@ -3,21 +3,23 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use crate::document::form::{self, Form, TextForm};
 use crate::document::problem::{InvalidValue, Path, Position, Problems};
 use crate::document::reader::Fields;
-use crate::document::scalar;
+use crate::document::table::AnyKey;
 use crate::document::tree::{Node, Value, shortened};
 use crate::model::address::Host;
-use crate::model::endpoint::Weight;
 use crate::snapshot::policy::{Route, RouteEndpoint, RouteName, RouteTarget, Timeouts, Tuning};
 
 use super::addresses::{Own, own_fault};
 use super::listeners::Listeners;
-use super::table::routes::{ROUTE, ROUTE_ENDPOINT};
+use super::table::Root;
+use super::table::routes as keys;
 use super::tuning::tuning;
 
 /// Keys that tune the choice among a route's own endpoints.
-const TUNING_KEYS: [&str; 4] = ["loadBalancing", "ejection", "connectTimeout", "panic"];
+const TUNING_KEYS: [&dyn AnyKey; 4] =
+    [&keys::LOAD_BALANCING, &keys::EJECTION, &keys::CONNECT_TIMEOUT, &keys::PANIC];
 
 /// The values that routes are checked against.
 pub(super) struct Surroundings<'c> {
@@ -35,12 +37,12 @@ pub(super) struct Placed {
 
 /// Reads the routes in the order of the file.
 pub(super) fn read(root: &Fields<'_>, around: &Surroundings<'_>, problems: &mut Problems) -> Vec<Placed> {
-    let list = Path::Root.key("routes");
+    let list = Path::Root.key(Root::ROUTES.name());
     let mut places: HashMap<RouteName, Position> = HashMap::new();
     let mut routes = Vec::new();
-    for (key, node) in root.entries("routes") {
+    for (key, node) in root.entries(&Root::ROUTES) {
         let path = list.key(&key.text);
-        let Ok(name) = scalar::route_name(&key.text) else { continue };
+        let Ok(name) = keys::RouteKey::parse(&key.text) else { continue };
         if let Some(first) = places.get(&name) {
             let first = problems.place(*first);
             let fault = format!(
@@ -58,12 +60,16 @@ pub(super) fn read(root: &Fields<'_>, around: &Surroundings<'_>, problems: &mut 
             ));
             problems.warn(key.position, &path, fault.hint(Some("*")));
         }
-        let fields = Fields::new(Some(node), &ROUTE);
+        let fields = Fields::of::<keys::Route>(Some(node));
         let long = matches!(node.value, Value::Mapping(_));
-        let listeners = if long { around.listeners.references(&fields, &path, problems) } else { Vec::new() };
+        let listeners = if long {
+            around.listeners.references(&fields, &keys::Route::LISTENERS, &path, problems)
+        } else {
+            Vec::new()
+        };
         if let Some(to) = target(node, &fields, &path, around, problems) {
             let route = Arc::new(Route { key: name, listeners, to });
-            let position = fields.node("service").map_or(key.position, |node| node.position);
+            let position = fields.at(&keys::Route::SERVICE).map_or(key.position, |node| node.position);
             routes.push(Placed { route, path: path.to_string(), position });
         }
     }
@@ -85,18 +91,20 @@ fn target(
         Value::Null => None,
         Value::Scalar(_) => of(endpoint(node, path, around, problems).into_iter().collect(), base),
         Value::Sequence(items) => of(endpoints(items, path, around, problems), base),
-        Value::Mapping(_) if fields.node("service").is_some() => {
+        Value::Mapping(_) if fields.at(&keys::Route::SERVICE).is_some() => {
             service(fields, path, node.position, problems)
         }
         Value::Mapping(_) => {
-            for key in ["port", "subset"] {
-                if let Some(node) = fields.node(key) {
+            let of_services: [&dyn AnyKey; 2] = [&keys::Route::PORT, &keys::Route::SUBSET];
+            for key in of_services {
+                if let Some(node) = fields.at(key) {
                     let fault = "this key is allowed only with `service`; endpoints have their own ports";
-                    problems.error(node.position, &path.key(key), fault);
+                    problems.error(node.position, &path.key(key.name()), fault);
                 }
             }
-            let items = fields.items("endpoints");
-            of(endpoints(items, &path.key("endpoints"), around, problems), tuning(fields, base))
+            let items = fields.at(&keys::Route::ENDPOINTS).map_or(&[][..], Node::items);
+            let path = path.key(keys::Route::ENDPOINTS.name());
+            of(endpoints(items, &path, around, problems), tuning(fields, base))
         }
     }
 }
@@ -108,18 +116,18 @@ fn service(
     problems: &mut Problems,
 ) -> Option<RouteTarget> {
     for key in TUNING_KEYS {
-        if let Some(node) = fields.node(key) {
+        if let Some(node) = fields.at(key) {
             let fault = "this key is allowed only with `endpoints`; a service is configured by `policies`";
-            problems.error(node.position, &path.key(key), fault);
+            problems.error(node.position, &path.key(key.name()), fault);
         }
     }
-    if fields.node("port").is_none() {
+    if fields.at(&keys::Route::PORT).is_none() {
         problems.error(position, path, "the key port is missing; expected the port of the service");
     }
     Some(RouteTarget::Service {
-        hostname: fields.read("service", scalar::host_name)?,
-        port: fields.number("port")?,
-        subset: fields.read("subset", scalar::subset).unwrap_or_default().into(),
+        hostname: fields.get(&keys::Route::SERVICE)?,
+        port: fields.get(&keys::Route::PORT)?,
+        subset: fields.get(&keys::Route::SUBSET).unwrap_or_default(),
     })
 }
 
@@ -154,13 +162,13 @@ fn endpoint(
     around: &Surroundings<'_>,
     problems: &mut Problems,
 ) -> Option<RouteEndpoint> {
-    let fields = Fields::new(Some(node), &ROUTE_ENDPOINT);
-    let below = path.key("address");
-    let (address, path) = match fields.node("address") {
+    let fields = Fields::of::<keys::RouteEndpoint>(Some(node));
+    let below = path.key(keys::RouteEndpoint::ADDRESS.name());
+    let (address, path) = match fields.at(&keys::RouteEndpoint::ADDRESS) {
         Some(address) => (address, &below),
         None => (node, path),
     };
-    let (host, port) = scalar::target(address.text()?).ok()?;
+    let (host, port) = form::Target::read(address)?;
     if let Host::Ip(ip) = host
         && let Some(own) = around.own.listener_at(ip, port)
     {
@@ -175,7 +183,7 @@ fn endpoint(
     Some(RouteEndpoint {
         host,
         port,
-        weight: fields.number("weight").and_then(Weight::new).unwrap_or(Weight::ONE),
-        locality: fields.read("locality", scalar::locality).unwrap_or_default(),
+        weight: fields.get(&keys::RouteEndpoint::WEIGHT),
+        locality: fields.get(&keys::RouteEndpoint::LOCALITY).unwrap_or_default(),
     })
 }

@@ -2,15 +2,16 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::document::table::{Field, Kind, Object, Presence, Text, Union};
+use crate::document::form::Keys;
+use crate::document::table::{AnyKey, Kind, Object, Presence, Text, Union};
 
-use super::table::ROOT;
+use super::table::Root;
 
 /// Returns the schema of a whole config file. A value that is not free text may also be a text with a
 /// variable, which only the reader can check.
 pub fn schema() -> Value {
     let mut definitions = Definitions(Map::new());
-    let mut root = definitions.object(&ROOT);
+    let mut root = definitions.object(Root::OBJECT);
     definitions.0.insert(
         "variable".to_owned(),
         json!({
@@ -34,15 +35,11 @@ struct Definitions(Map<String, Value>);
 impl Definitions {
     fn object(&mut self, object: &'static Object) -> Map<String, Value> {
         let mut properties = Map::new();
-        for field in object.fields {
-            properties.insert(field.key.to_owned(), self.field(field));
+        for key in object.keys {
+            properties.insert(key.name().to_owned(), self.key(*key));
         }
-        let required: Vec<&str> = object
-            .fields
-            .iter()
-            .filter(|field| matches!(field.presence, Presence::Required))
-            .map(|field| field.key)
-            .collect();
+        let required = object.keys.iter().filter(|key| key.is_required());
+        let required: Vec<&str> = required.map(|key| key.name()).collect();
         let mut schema = Map::new();
         schema.insert("description".to_owned(), json!(object.doc));
         schema.insert("type".to_owned(), json!("object"));
@@ -58,13 +55,13 @@ impl Definitions {
         schema
     }
 
-    fn field(&mut self, field: &'static Field) -> Value {
+    fn key(&mut self, key: &dyn AnyKey) -> Value {
         let mut schema = Map::new();
-        schema.insert("description".to_owned(), json!(field.doc));
-        if let Presence::Default(default) = field.presence {
-            schema.insert("default".to_owned(), default_value(default));
+        schema.insert("description".to_owned(), json!(key.doc()));
+        if let Presence::Default(default) = key.presence() {
+            schema.insert("default".to_owned(), default_value(&default));
         }
-        if let Value::Object(mut kind) = self.kind(&field.kind) {
+        if let Value::Object(mut kind) = self.kind(key.kind()) {
             schema.append(&mut kind);
         }
         Value::Object(schema)

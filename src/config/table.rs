@@ -1,8 +1,16 @@
-//! The keys of the config file. To add one, add an entry here, and read it in the module of its section.
+//! The keys of the config file. To add one, add it here, and read it in the module of its section.
 
-use crate::document::scalar;
-use crate::document::services::SERVICES;
-use crate::document::table::{Kind, Object, PORT, Union, default, list, optional, required, some};
+use std::num::NonZeroUsize;
+
+use crate::config;
+use crate::document::form::{self, Form};
+use crate::document::key::keys;
+use crate::document::services;
+use crate::document::table::{Kind, Union};
+use crate::document::tree;
+use crate::model::identity::TrustDomain;
+use crate::model::name::HostName;
+use crate::snapshot::policy::{self, HelloLimits, ListenerProtocol};
 
 pub(super) mod identity;
 pub(super) mod mesh;
@@ -10,424 +18,250 @@ pub(super) mod registries;
 pub(super) mod routes;
 pub(super) mod telemetry;
 
-use identity::{HBONE, IDENTITY, TRUST};
-use mesh::{AGGREGATOR, DNS, NETWORK, STATE, XDS};
-use registries::{LABELS, REGISTRY};
-use routes::{DEFAULTS, LISTENER_NAMES, POLICY, ROUTE_FORMS, ROUTE_KEY};
-use telemetry::{ADMIN, TELEMETRY};
+use identity::{Hbone, Identity, Trust};
+use mesh::{Aggregator, Dns, Network, State, Xds};
+use registries::Registry;
+use routes::{Defaults, Policy, RouteForms, RouteKey};
+use telemetry::{Admin, Telemetry};
 
-const DURATION: Kind = Kind::Text(&scalar::DURATION);
-const TIMEOUT: Kind = Kind::Text(&scalar::TIMEOUT);
-const TEXT: Kind = Kind::Text(&scalar::TEXT);
-const PATTERN: Kind = Kind::Text(&scalar::PATTERN);
-const CIDR: Kind = Kind::Text(&scalar::CIDR);
-const BIND: Kind = Kind::Text(&scalar::BIND);
+/// The domain of a mesh that names none, for host names and for identities.
+const DOMAIN: &str = "cluster.local";
 
-pub(super) static ROOT: Object = Object {
-    name: "config",
-    doc: "The config file of isthmus. `${NAME}` and `${NAME:-default}` in a value are replaced by an environment \
-          variable; `$${` is a literal `${`. `off` and `false` mean the same.",
-    one_of: &[],
-    fields: &[
-        optional(
-            "include",
-            Kind::Union(&INCLUDE),
-            "none",
-            "Files to merge into this one: maps are merged, lists are appended, and a key that two files set is \
-             an error. Paths are relative to this file; `*` matches any characters in the last part of a path. An \
-             included file cannot include others.",
-        ),
-        optional(
-            "node",
-            Kind::Object(&NODE),
-            "empty",
-            "The workload that this gateway is: its name, cluster, \
-             network and locality.",
-        ),
-        optional("mesh", Kind::Object(&MESH), "defaults", "Settings that all members of the mesh share."),
-        optional(
-            "listen",
-            BIND,
-            "none",
-            "Short form of one SNI listener. Its name is `default`, and it comes before the entries of \
-             `listeners`.",
-        ),
-        optional(
-            "listeners",
-            list(&Kind::Object(&LISTENER)),
-            "none",
-            "Addresses on which clients connect. A config needs at least one, here or as `listen`, unless it has \
-             `xds`.",
-        ),
-        optional(
-            "routes",
-            Kind::Map { key: &ROUTE_KEY, of: &Kind::Union(&ROUTE_FORMS) },
-            "none",
-            "Routes by server name: a host name, `\"*.suffix\"`, `\"*\"` for every other name, or `\"-\"` for \
-             clients that send no server name. The most specific name applies, whatever the order in the file.",
-        ),
-        optional(
-            "services",
-            SERVICES,
-            "none",
-            "Services kept in this file. Their cluster is `node.cluster` and their network `node.network`.",
-        ),
-        optional(
-            "registries",
-            list(&Kind::Object(&REGISTRY)),
-            "none",
-            "Further sources of services: watched files and etcd. Where two registries disagree about a service, \
-             the earlier registry applies.",
-        ),
-        optional(
-            "exports",
-            list(&Kind::Object(&EXPORT)),
-            "nothing",
-            "Rules that make services of the mesh reachable through a listener. A service that no rule names \
-             cannot be reached.",
-        ),
-        optional(
-            "defaults",
-            Kind::Object(&DEFAULTS),
-            "defaults",
-            "Load balancing, ejection and connect timeout for all services of the mesh.",
-        ),
-        optional(
-            "policies",
-            list(&Kind::Object(&POLICY)),
-            "none",
-            "The settings of `defaults` for some services. Only the most specific policy that matches applies; a \
-             key that it omits takes the built-in default, not the value in `defaults`.",
-        ),
-        optional(
-            "networks",
-            Kind::Map { key: &scalar::TEXT, of: &Kind::Object(&NETWORK) },
-            "none",
-            "Networks of the mesh, by name.",
-        ),
-        optional(
-            "identity",
-            Kind::Object(&IDENTITY),
-            "none",
-            "Source of this gateway's own certificate. Listeners of protocol `hbone` or `auto`, and `xds.tls`, \
-             need one.",
-        ),
-        optional(
-            "trust",
-            list(&Kind::Object(&TRUST)),
-            "none",
-            "Root certificates of each trust domain, which verify HBONE callers and xDS clients of that domain.",
-        ),
-        optional("hbone", Kind::Object(&HBONE), "defaults", "Limits of HBONE connections and their streams."),
-        optional("limits", Kind::Object(&LIMITS), "defaults", "Limits on simultaneous connections."),
-        optional("timeouts", Kind::Object(&TIMEOUTS), "defaults", "Timeouts of connections."),
-        optional("drain", Kind::Object(&DRAIN), "defaults", "Timing of a graceful stop."),
-        optional(
-            "dns",
-            Kind::Object(&DNS),
-            "defaults",
-            "DNS resolution of the host names of endpoints and gateways.",
-        ),
-        optional(
-            "aggregator",
-            Kind::Object(&AGGREGATOR),
-            "defaults",
-            "Start-up wait, staleness, and protection against mass removal of services.",
-        ),
-        optional("state", Kind::Object(&STATE), "nothing on disk", "Copies of registries on disk."),
-        optional(
-            "xds",
-            Kind::OrOff(&Kind::Object(&XDS)),
-            "not opened",
-            "The xDS server. It gives each client the endpoints as seen from the client's network.",
-        ),
-        optional(
-            "admin",
-            Kind::OrOff(&Kind::Object(&ADMIN)),
-            "defaults",
-            "The HTTP API for operators; it has no authentication of its own.",
-        ),
-        optional(
-            "telemetry",
-            Kind::Object(&TELEMETRY),
-            "defaults",
-            "Metrics, health checks, logs and traces.",
-        ),
-        default(
-            "workers",
-            Kind::Union(&WORKERS),
-            "auto",
-            "Number of data-plane threads; `auto` is the CPU quota. A change takes effect after a restart.",
-        ),
-    ],
-};
+keys! {
+    /// The config file of isthmus. `${NAME}` and `${NAME:-default}` in a value are replaced by an environment
+    /// variable; `$${` is a literal `${`. `off` and `false` mean the same.
+    pub(super) Root "config" {
+        /// Files to merge into this one: maps are merged, lists are appended, and a key that two files set is an
+        /// error. Paths are relative to this file; `*` matches any characters in the last part of a path. An
+        /// included file cannot include others.
+        INCLUDE "include": Include => "none";
+        /// The workload that this gateway is: its name, cluster, network and locality.
+        NODE "node": Node => "empty";
+        /// Settings that all members of the mesh share.
+        MESH "mesh": Mesh => "defaults";
+        /// Short form of one SNI listener. Its name is `default`, and it comes before the entries of `listeners`.
+        LISTEN "listen": form::Bind => "none";
+        /// Addresses on which clients connect. A config needs at least one, here or as `listen`, unless it has
+        /// `xds`.
+        LISTENERS "listeners": form::List<Listener> => "none";
+        /// Routes by server name: a host name, `"*.suffix"`, `"*"` for every other name, or `"-"` for clients that
+        /// send no server name. The most specific name applies, whatever the order in the file.
+        ROUTES "routes": form::MapOf<RouteKey, RouteForms> => "none";
+        /// Services kept in this file. Their cluster is `node.cluster` and their network `node.network`.
+        SERVICES "services": form::List<services::keys::Service> => "none";
+        /// Further sources of services: watched files and etcd. Where two registries disagree about a service, the
+        /// earlier registry applies.
+        REGISTRIES "registries": form::List<Registry> => "none";
+        /// Rules that make services of the mesh reachable through a listener. A service that no rule names cannot
+        /// be reached.
+        EXPORTS "exports": form::List<Export> => "nothing";
+        /// Load balancing, ejection and connect timeout for all services of the mesh.
+        DEFAULTS "defaults": Defaults => "defaults";
+        /// The settings of `defaults` for some services. Only the most specific policy that matches applies; a key
+        /// that it omits takes the built-in default, not the value in `defaults`.
+        POLICIES "policies": form::List<Policy> => "none";
+        /// Networks of the mesh, by name.
+        NETWORKS "networks": form::MapOf<form::NetworkName, Network> => "none";
+        /// Source of this gateway's own certificate. Listeners of protocol `hbone` or `auto`, and `xds.tls`, need
+        /// one.
+        IDENTITY "identity": Identity => "none";
+        /// Root certificates of each trust domain, which verify HBONE callers and xDS clients of that domain.
+        TRUST "trust": form::List<Trust> => "none";
+        /// Limits of HBONE connections and their streams.
+        HBONE "hbone": Hbone => "defaults";
+        /// Limits on simultaneous connections.
+        LIMITS "limits": Limits => "defaults";
+        /// Timeouts of connections.
+        TIMEOUTS "timeouts": Timeouts => "defaults";
+        /// Timing of a graceful stop.
+        DRAIN "drain": Drain => "defaults";
+        /// DNS resolution of the host names of endpoints and gateways.
+        DNS "dns": Dns => "defaults";
+        /// Start-up wait, staleness, and protection against mass removal of services.
+        AGGREGATOR "aggregator": Aggregator => "defaults";
+        /// Copies of registries on disk.
+        STATE "state": State => "nothing on disk";
+        /// The xDS server. It gives each client the endpoints as seen from the client's network.
+        XDS "xds": form::OrOff<Xds> => "not opened";
+        /// The HTTP API for operators; it has no authentication of its own.
+        ADMIN "admin": form::OrOff<Admin> => "defaults";
+        /// Metrics, health checks, logs and traces.
+        TELEMETRY "telemetry": Telemetry => "defaults";
+        /// Number of data-plane threads; `auto` is the CPU quota. A change takes effect after a restart.
+        WORKERS "workers": Workers = config::Workers::Auto;
+    }
 
-static INCLUDE: Union = Union {
-    name: "include",
-    expects: "a path such as conf.d/*.yaml, or a list of paths",
-    kinds: &[Kind::Text(&scalar::PATH), some(&Kind::Text(&scalar::PATH))],
-};
+    /// The workload that this gateway is. Logs and metrics carry these names.
+    pub(super) Node "node" {
+        /// Name of the gateway, for example its pod name.
+        NAME "name": form::Text => "empty";
+        /// Kubernetes namespace of the gateway.
+        NAMESPACE "namespace": form::Text => "empty";
+        /// Kubernetes service account of the gateway.
+        SERVICE_ACCOUNT "serviceAccount": form::Text => "empty";
+        /// Cluster of the gateway, and of the `services` in this file.
+        CLUSTER "cluster": form::ClusterName => "empty";
+        /// Network of the gateway. The gateway connects clients only to endpoints of this network.
+        NETWORK "network": form::NetworkName => "unknown";
+        /// Region, zone and subzone of the gateway.
+        LOCALITY "locality": form::Locality => "unknown";
+    }
 
-static WORKERS: Union = Union {
-    name: "workers",
-    expects: "auto, or a whole number from 1 to 1024",
-    kinds: &[Kind::Choice(&["auto"]), Kind::Integer { min: 1, max: 1024 }],
-};
+    /// Settings that all members of the mesh share.
+    pub(super) Mesh "mesh" {
+        /// Suffix of the host names of Kubernetes services.
+        CLUSTER_DOMAIN "clusterDomain": form::HostName = HostName::parse(DOMAIN).expect("cluster.local is a legal name");
+        /// SPIFFE trust domain of the mesh's identities.
+        TRUST_DOMAIN "trustDomain": form::TrustDomain = TrustDomain::parse(DOMAIN).expect("cluster.local is a legal trust domain");
+    }
 
-pub(super) static INCLUDE_ONLY: Object = Object {
-    name: "config",
-    doc: "",
-    one_of: &[],
-    fields: &[optional("include", Kind::Union(&INCLUDE), "none", "")],
-};
+    /// One address on which clients connect.
+    pub(super) Listener "listener" {
+        /// Name of the listener, unique in the file. Routes, exports, logs and metrics refer to it.
+        NAME "name": form::Text => required;
+        /// Address and port. `":port"` is dual stack, or IPv4 only on a host without IPv6. Port 0 means a free port
+        /// and is allowed only on a loopback address.
+        BIND "bind": form::Bind => required;
+        /// `sni`: TLS connections are routed by server name and passed through unchanged. `hbone`: HTTP/2 CONNECT
+        /// over mutual TLS, which the gateway terminates. `auto`: both; a hello without a server name whose only
+        /// ALPN is `h2` is treated as HBONE.
+        PROTOCOL "protocol": form::Choice<ListenerProtocol> = ListenerProtocol::default();
+        /// ALPN protocols for SNI: a client must offer at least one of them. HBONE always requires `h2`.
+        ALPN "alpn": form::NonEmpty<form::Alpn> => "no check";
+        /// Source addresses that may connect. The gateway closes other connections before it reads a byte.
+        FROM "from": form::NonEmpty<form::Cidr> => "everyone";
+        /// Limits of a ClientHello.
+        HELLO "hello": Hello => "defaults";
+    }
 
-pub(super) static NODE: Object = Object {
-    name: "node",
-    doc: "The workload that this gateway is. Logs and metrics carry these names.",
-    one_of: &[],
-    fields: &[
-        optional("name", TEXT, "empty", "Name of the gateway, for example its pod name."),
-        optional("namespace", TEXT, "empty", "Kubernetes namespace of the gateway."),
-        optional("serviceAccount", TEXT, "empty", "Kubernetes service account of the gateway."),
-        optional("cluster", TEXT, "empty", "Cluster of the gateway, and of the `services` in this file."),
-        optional(
-            "network",
-            TEXT,
-            "unknown",
-            "Network of the gateway. The gateway connects clients only to endpoints of this network.",
-        ),
-        optional(
-            "locality",
-            Kind::Text(&scalar::LOCALITY),
-            "unknown",
-            "Region, zone and subzone of the gateway.",
-        ),
-    ],
-};
+    /// Limits of a ClientHello.
+    pub(super) Hello "hello" {
+        /// Time from accept until the whole hello has arrived.
+        TIMEOUT "timeout": form::Timeout = HelloLimits::default().timeout;
+        /// Size of a hello, including record headers.
+        MAX_BYTES "maxBytes": form::HelloSize = HelloLimits::default().bytes_max;
+        /// Number of TLS records that a hello may span.
+        MAX_RECORDS "maxRecords": form::Integer<usize, 1, 16_384> = HelloLimits::default().records_max;
+    }
 
-pub(super) static MESH: Object = Object {
-    name: "mesh",
-    doc: "Settings that all members of the mesh share.",
-    one_of: &[],
-    fields: &[
-        default(
-            "clusterDomain",
-            Kind::Text(&scalar::HOST_NAME),
-            "cluster.local",
-            "Suffix of the host names of Kubernetes services.",
-        ),
-        default(
-            "trustDomain",
-            Kind::Text(&scalar::TRUST_DOMAIN),
-            "cluster.local",
-            "SPIFFE trust domain of the mesh's identities.",
-        ),
-    ],
-};
+    /// A rule that makes services reachable through listeners.
+    pub(super) Export "export" {
+        /// Host names of the services that the rule makes reachable.
+        SERVICES "services": form::NonEmpty<form::Pattern> => required;
+        /// Host names that the rule does not make reachable although `services` matches them.
+        EXCEPT "except": form::List<form::Pattern> => "none";
+        /// Service ports that the rule applies to.
+        PORTS "ports": form::NonEmpty<form::Port> => "all";
+        /// Clusters whose endpoints the rule makes reachable.
+        CLUSTERS "clusters": form::NonEmpty<form::ClusterName> => "all";
+        /// Mark that a service must have to match the rule. The team that runs the service sets it, separately in
+        /// each cluster.
+        MARKED "marked": Marked => "no mark is needed";
+        /// Listeners through which the services can be reached.
+        LISTENERS "listeners": form::NonEmpty<form::Text> => "all";
+        /// Callers that may reach the services. A caller must match both `cidrs` and `identities` where both are
+        /// given.
+        TO "to": Scope => "everyone";
+    }
 
-pub(super) static LISTENER: Object = Object {
-    name: "listener",
-    doc: "One address on which clients connect.",
-    one_of: &[],
-    fields: &[
-        required(
-            "name",
-            TEXT,
-            "Name of the listener, unique in the file. Routes, exports, logs and metrics refer \
-             to it.",
-        ),
-        required(
-            "bind",
-            BIND,
-            "Address and port. `\":port\"` is dual stack, or IPv4 only on a host without IPv6. Port 0 means a \
-             free port and is allowed only on a loopback address.",
-        ),
-        default(
-            "protocol",
-            Kind::Choice(&["sni", "hbone", "auto"]),
-            "sni",
-            "`sni`: TLS connections are routed by server name and passed through unchanged. `hbone`: HTTP/2 \
-             CONNECT over mutual TLS, which the gateway terminates. `auto`: both; a hello without a server name \
-             whose only ALPN is `h2` is treated as HBONE.",
-        ),
-        optional(
-            "alpn",
-            some(&Kind::Text(&scalar::ALPN)),
-            "no check",
-            "ALPN protocols for SNI: a client must offer at least one of them. HBONE always requires `h2`.",
-        ),
-        optional(
-            "from",
-            some(&CIDR),
-            "everyone",
-            "Source addresses that may connect. The gateway closes other connections before it reads a byte.",
-        ),
-        optional("hello", Kind::Object(&HELLO), "defaults", "Limits of a ClientHello."),
-    ],
-};
+    /// A mark of services in Kubernetes registries. A mark alone makes nothing reachable.
+    pub(super) Marked "exportMark" one of [SERVICE_EXPORT, LABELS, NAMESPACE_LABELS] {
+        /// `true`: a ServiceExport (`multicluster.x-k8s.io`) with the service's name and namespace must exist.
+        SERVICE_EXPORT "serviceExport": form::Boolean => "not required";
+        /// Labels that the Service must have.
+        LABELS "labels": form::Labels => "not required";
+        /// Labels that the Service's namespace must have.
+        NAMESPACE_LABELS "namespaceLabels": form::Labels => "not required";
+    }
 
-pub(super) static HELLO: Object = Object {
-    name: "hello",
-    doc: "Limits of a ClientHello.",
-    one_of: &[],
-    fields: &[
-        default("timeout", TIMEOUT, "10s", "Time from accept until the whole hello has arrived."),
-        default(
-            "maxBytes",
-            Kind::Text(&scalar::HELLO_BYTES),
-            "16KiB",
-            "Size of a hello, including record headers.",
-        ),
-        default(
-            "maxRecords",
-            Kind::Integer { min: 1, max: 16_384 },
-            "64",
-            "Number of TLS records that a hello \
-             may span.",
-        ),
-    ],
-};
+    /// Callers that an export rule allows.
+    pub(super) Scope "exportScope" {
+        /// Source addresses of the callers.
+        CIDRS "cidrs": form::NonEmpty<form::Cidr> => "any";
+        /// SPIFFE IDs of the callers; `/*` at the end matches one or more further path segments. Clients of an SNI
+        /// listener have no identity, so a rule with this key never matches them.
+        IDENTITIES "identities": form::NonEmpty<form::IdentityPattern> => "any caller, with or without identity";
+    }
 
-pub(super) static EXPORT: Object = Object {
-    name: "export",
-    doc: "A rule that makes services reachable through listeners.",
-    one_of: &[],
-    fields: &[
-        required("services", some(&PATTERN), "Host names of the services that the rule makes reachable."),
-        optional(
-            "except",
-            list(&PATTERN),
-            "none",
-            "Host names that the rule does not make reachable although \
-             `services` matches them.",
-        ),
-        optional("ports", some(&PORT), "all", "Service ports that the rule applies to."),
-        optional("clusters", some(&TEXT), "all", "Clusters whose endpoints the rule makes reachable."),
-        optional(
-            "marked",
-            Kind::Object(&MARKED),
-            "no mark is needed",
-            "Mark that a service must have to match the rule. The team that runs the service sets it, separately \
-             in each cluster.",
-        ),
-        optional("listeners", LISTENER_NAMES, "all", "Listeners through which the services can be reached."),
-        optional(
-            "to",
-            Kind::Object(&SCOPE),
-            "everyone",
-            "Callers that may reach the services. A caller must match both `cidrs` and `identities` where both \
-             are given.",
-        ),
-    ],
-};
+    /// Limits on simultaneous connections.
+    pub(super) Limits "limits" {
+        /// Simultaneous connections. The file descriptor limit of the process may lower this value.
+        CONNECTIONS "connections": form::Integer<usize, 1, 10_000_000> = policy::Limits::default().connections;
+        /// Simultaneous connections whose hello has not arrived completely.
+        PENDING_HELLOS "pendingHellos": form::Integer<usize, 1, 10_000_000>
+            => "10000, or a quarter of the descriptor limit if that is less";
+    }
 
-pub(super) static MARKED: Object = Object {
-    name: "exportMark",
-    doc: "A mark of services in Kubernetes registries. A mark alone makes nothing reachable.",
-    one_of: &["serviceExport", "labels", "namespaceLabels"],
-    fields: &[
-        optional(
-            "serviceExport",
-            Kind::Boolean,
-            "not required",
-            "`true`: a ServiceExport (`multicluster.x-k8s.io`) with the service's name and namespace must exist.",
-        ),
-        optional("labels", LABELS, "not required", "Labels that the Service must have."),
-        optional("namespaceLabels", LABELS, "not required", "Labels that the Service's namespace must have."),
-    ],
-};
+    /// Timeouts of connections.
+    pub(super) Timeouts "timeouts" {
+        /// Time that an endpoint may take to accept a connection, unless a route, a policy or `defaults` sets
+        /// `connectTimeout`.
+        CONNECT "connect": form::Timeout = policy::Timeouts::default().connect;
+        /// Deadline for starting another connection attempt, counted from the first attempt.
+        CONNECT_TOTAL "connectTotal": form::Timeout = policy::Timeouts::default().connect_total;
+        /// A connection without a byte in either direction is closed after this time; `0s`: never.
+        IDLE "idle": form::TimeoutOrZero = policy::Timeouts::default().idle;
+        /// A half-closed connection is closed after this time without a byte in the open direction; `0s`: never. On
+        /// an SNI listener the time is at most 30s while the endpoint has not sent a byte.
+        HALF_CLOSE "halfClose": form::TimeoutOrZero = policy::Timeouts::default().half_close;
+        /// A connection or stream is reset if bytes wait for a peer that is alive but has read nothing for this
+        /// time; `0s`: never. Independently of this key, a peer that does not answer at all is detected within two
+        /// minutes.
+        STALLED "stalled": form::TimeoutOrZero = policy::Timeouts::default().stalled;
+    }
 
-pub(super) static SCOPE: Object = Object {
-    name: "exportScope",
-    doc: "Callers that an export rule allows.",
-    one_of: &[],
-    fields: &[
-        optional("cidrs", some(&CIDR), "any", "Source addresses of the callers."),
-        optional(
-            "identities",
-            some(&Kind::Text(&scalar::IDENTITY_PATTERN)),
-            "any caller, with or without identity",
-            "SPIFFE IDs of the callers; `/*` at the end matches one or more further path segments. Clients of an \
-             SNI listener have no identity, so a rule with this key never matches them.",
-        ),
-    ],
-};
+    /// Timing of a graceful stop.
+    pub(super) Drain "drain" {
+        /// Time between failing `/readyz` and closing the listeners.
+        DELAY "delay": form::Period = config::Drain::default().delay;
+        /// Time that open connections may take to finish before the gateway resets them.
+        TIMEOUT "timeout": form::Period = config::Drain::default().timeout;
+    }
+}
 
-pub(super) static LIMITS: Object = Object {
-    name: "limits",
-    doc: "Limits on simultaneous connections.",
-    one_of: &[],
-    fields: &[
-        default(
-            "connections",
-            Kind::Integer { min: 1, max: 10_000_000 },
-            "100000",
-            "Simultaneous connections. The file descriptor limit of the process may lower this value.",
-        ),
-        optional(
-            "pendingHellos",
-            Kind::Integer { min: 1, max: 10_000_000 },
-            "10000, or a quarter of the descriptor limit if that is less",
-            "Simultaneous connections whose hello has not arrived completely.",
-        ),
-    ],
-};
+/// Files to merge.
+#[derive(Debug)]
+pub(super) struct Include;
 
-pub(super) static TIMEOUTS: Object = Object {
-    name: "timeouts",
-    doc: "Timeouts of connections.",
-    one_of: &[],
-    fields: &[
-        default(
-            "connect",
-            TIMEOUT,
-            "3s",
-            "Time that an endpoint may take to accept a connection, unless a route, a policy or `defaults` sets \
-             `connectTimeout`.",
-        ),
-        default(
-            "connectTotal",
-            TIMEOUT,
-            "10s",
-            "Deadline for starting another connection attempt, counted from the first attempt.",
-        ),
-        default(
-            "idle",
-            DURATION,
-            "0s",
-            "A connection without a byte in either direction is closed after this \
-             time; `0s`: never.",
-        ),
-        default(
-            "halfClose",
-            DURATION,
-            "5m",
-            "A half-closed connection is closed after this time without a byte in the open direction; `0s`: \
-             never. On an SNI listener the time is at most 30s while the endpoint has not sent a byte.",
-        ),
-        default(
-            "stalled",
-            DURATION,
-            "15m",
-            "A connection or stream is reset if bytes wait for a peer that is alive but has read nothing for this \
-             time; `0s`: never. Independently of this key, a peer that does not answer at all is detected within \
-             two minutes.",
-        ),
-    ],
-};
+impl Form for Include {
+    /// A node that is a path or a list of them.
+    type Value = ();
+    const KIND: Kind = Kind::Union(&Union {
+        name: "include",
+        expects: "a path such as conf.d/*.yaml, or a list of paths",
+        kinds: &[form::Path::KIND, form::NonEmpty::<form::Path>::KIND],
+    });
 
-pub(super) static DRAIN: Object = Object {
-    name: "drain",
-    doc: "Timing of a graceful stop.",
-    one_of: &[],
-    fields: &[
-        default("delay", DURATION, "0s", "Time between failing `/readyz` and closing the listeners."),
-        default(
-            "timeout",
-            DURATION,
-            "30s",
-            "Time that open connections may take to finish before the gateway \
-             resets them.",
-        ),
-    ],
-};
+    fn read(_: &tree::Node) -> Option<()> {
+        Some(())
+    }
+}
+
+/// A number of threads.
+#[derive(Debug)]
+pub(super) struct Workers;
+
+impl Form for Workers {
+    type Value = config::Workers;
+    const KIND: Kind = Kind::Union(&Union {
+        name: "workers",
+        expects: "auto, or a whole number from 1 to 1024",
+        kinds: &[Kind::Choice(&["auto"]), Kind::Integer { min: 1, max: 1024 }],
+    });
+
+    fn read(node: &tree::Node) -> Option<config::Workers> {
+        match node.text()? {
+            "auto" => Some(config::Workers::Auto),
+            count => count.parse().ok().and_then(NonZeroUsize::new).map(config::Workers::Count),
+        }
+    }
+}
+
+impl form::Written for Workers {
+    fn write(value: &config::Workers) -> String {
+        match value {
+            config::Workers::Auto => "auto".to_owned(),
+            config::Workers::Count(count) => count.to_string(),
+        }
+    }
+}

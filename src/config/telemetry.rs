@@ -2,102 +2,77 @@
 
 use std::net::SocketAddr;
 
+use crate::document::form;
+use crate::document::key::Key;
+use crate::document::problem::{Path, Problems};
 use crate::document::reader::Fields;
-use crate::document::scalar;
-use crate::document::table::Object;
 use crate::model::address::Bind;
-
-use super::addresses::Opened;
-use super::file::relative_to;
-use super::table::telemetry::{ACCESS_LOG, ADMIN, HEALTH, LOG, METRICS, TRACING};
-use super::{Log, LogFormat, LogLevel};
-use crate::document::problem::Problems;
 use crate::model::trace::Sampling;
-use crate::telemetry::access_log::{AccessLog, Format, Sink};
+use crate::telemetry::access_log::{AccessLog, Sink};
 use crate::telemetry::spans::TracingOptions;
 
-/// The default address of the admin API.
-const ADMIN_DEFAULT: SocketAddr =
-    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 15_000);
-
-/// The default share of sampled traces.
-const SAMPLE: f64 = 0.01;
+use super::Log;
+use super::addresses::Opened;
+use super::file::relative_to;
+use super::table::Root;
+use super::table::telemetry as keys;
 
 /// Returns the address of the admin API.
 pub(super) fn admin(root: &Fields<'_>, opened: &mut Vec<Opened>) -> Option<SocketAddr> {
-    let fields = root.fields("admin", &ADMIN);
-    if root.is_off("admin") || fields.is_off("bind") {
+    if root.is_off(&Root::ADMIN) {
         return None;
     }
-    let bind = fields.read("bind", scalar::bind_address).unwrap_or(ADMIN_DEFAULT);
-    let position = fields.node("bind").map(|node| node.position);
-    opened.push(Opened { path: "admin.bind".to_owned(), bind: Bind::Address(bind), position });
+    let fields = root.map(&Root::ADMIN);
+    let bind = fields.get(&keys::Admin::BIND)?;
+    let path = Path::Root.key(Root::ADMIN.name());
+    let path = path.key(keys::Admin::BIND.name()).to_string();
+    let position = fields.at(&keys::Admin::BIND).map(|node| node.position);
+    opened.push(Opened { path, bind: Bind::Address(bind), position });
     Some(bind)
 }
 
 pub(super) fn metrics(telemetry: &Fields<'_>, opened: &mut Vec<Opened>) -> Option<Bind> {
-    opening(telemetry, "metrics", &METRICS, opened)
+    let key = keys::Telemetry::METRICS;
+    opening(&telemetry.map(&key), key.name(), &keys::Metrics::BIND, opened)
 }
 
 pub(super) fn health(telemetry: &Fields<'_>, opened: &mut Vec<Opened>) -> Option<Bind> {
-    opening(telemetry, "health", &HEALTH, opened)
+    let key = keys::Telemetry::HEALTH;
+    opening(&telemetry.map(&key), key.name(), &keys::Health::BIND, opened)
 }
 
-fn opening(
-    telemetry: &Fields<'_>,
-    key: &str,
-    object: &'static Object,
-    opened: &mut Vec<Opened>,
-) -> Option<Bind> {
-    let fields = telemetry.fields(key, object);
-    let bind = fields.read("bind", scalar::bind)?;
-    let position = fields.node("bind").map(|node| node.position);
-    opened.push(Opened { path: format!("telemetry.{key}.bind"), bind, position });
+/// Reads the address of a listener that `telemetry` has under `name`.
+fn opening(fields: &Fields<'_>, name: &str, key: &Key<form::Bind>, opened: &mut Vec<Opened>) -> Option<Bind> {
+    let (bind, node) = fields.found(key)?;
+    let path = Path::Root.key(Root::TELEMETRY.name());
+    let path = path.key(name).key(key.name()).to_string();
+    opened.push(Opened { path, bind, position: Some(node.position) });
     Some(bind)
 }
 
 pub(super) fn access_log(telemetry: &Fields<'_>, problems: &Problems) -> AccessLog {
-    let fields = telemetry.fields("accessLog", &ACCESS_LOG);
-    if telemetry.is_off("accessLog") || fields.is_off("path") {
+    if telemetry.is_off(&keys::Telemetry::ACCESS_LOG) {
         return AccessLog::Off;
     }
-    let path = fields.node("path").and_then(|node| Some((node.text()?, node.position.file)));
-    let sink = match path {
-        None | Some(("stdout", _)) => Sink::Stdout,
-        Some(("stderr", _)) => Sink::Stderr,
-        Some((path, file)) => Sink::File(relative_to(problems.file(file), path.as_ref())),
+    let fields = telemetry.map(&keys::Telemetry::ACCESS_LOG);
+    let Some(path) = fields.get(&keys::AccessLog::PATH) else { return AccessLog::Off };
+    let sink = match (path.to_str(), fields.at(&keys::AccessLog::PATH)) {
+        (Some("stdout"), _) => Sink::Stdout,
+        (Some("stderr"), _) => Sink::Stderr,
+        (_, Some(node)) => Sink::File(relative_to(problems.file(node.position.file), &path)),
+        (_, None) => Sink::File(path),
     };
-    let formats = [Format::Json, Format::Text];
-    let text = |format| match format {
-        Format::Json => "json",
-        Format::Text => "text",
-    };
-    let format = fields.choice("format", &formats, text).unwrap_or(Format::Json);
-    AccessLog::To { sink, format }
+    AccessLog::To { sink, format: fields.get(&keys::AccessLog::FORMAT) }
 }
 
 pub(super) fn log(telemetry: &Fields<'_>) -> Log {
-    let fields = telemetry.fields("log", &LOG);
-    let text = |format| match format {
-        LogFormat::Text => "text",
-        LogFormat::Json => "json",
-    };
-    Log {
-        level: fields.choice("level", &LogLevel::ALL, LogLevel::text).unwrap_or(LogLevel::Info),
-        format: fields.choice("format", &[LogFormat::Text, LogFormat::Json], text).unwrap_or(LogFormat::Text),
-    }
+    let fields = telemetry.map(&keys::Telemetry::LOG);
+    Log { level: fields.get(&keys::Log::LEVEL), format: fields.get(&keys::Log::FORMAT) }
 }
 
 /// Returns the settings of tracing; `None`: off.
 pub(super) fn tracing(telemetry: &Fields<'_>) -> Option<TracingOptions> {
-    if telemetry.is_off("tracing") {
-        return None;
-    }
-    telemetry.node("tracing")?;
-    let fields = telemetry.fields("tracing", &TRACING);
-    let sample = fields.read("sample", scalar::share).unwrap_or(SAMPLE);
-    Some(TracingOptions {
-        otlp: fields.read("otlp", scalar::collector)?.to_owned(),
-        sample: Sampling::of(sample),
-    })
+    let fields = telemetry.map(&keys::Telemetry::TRACING);
+    let sample = Sampling::of(fields.get(&keys::Tracing::SAMPLE));
+    Some(TracingOptions { otlp: fields.get(&keys::Tracing::OTLP)?, sample })
 }

@@ -6,38 +6,29 @@ use std::sync::Arc;
 
 use crate::document::problem::{Path, Position, Problems};
 use crate::document::reader::Fields;
-use crate::document::scalar;
 use crate::model::name::NamePattern;
-use crate::snapshot::policy::{Ejection, LoadBalancing, LocalityMode, ServiceTuning, Timeouts, Tuning};
+use crate::snapshot::policy::{Ejection, ServiceTuning, Timeouts, Tuning};
 
-use super::table::routes::{DEFAULTS, EJECTION, LOAD_BALANCING_OBJECT, POLICY};
+use super::table::Root;
+use super::table::routes as keys;
 
-/// Reads the tuning of a map; keys that it omits are those of `base`.
+/// Reads the tuning of a map; keys without a default that it omits are those of `base`.
 pub(super) fn tuning(fields: &Fields<'_>, base: Tuning) -> Tuning {
-    let balancing = fields.fields("loadBalancing", &LOAD_BALANCING_OBJECT);
-    let modes = [LocalityMode::Prefer, LocalityMode::Ignore];
-    let mode_text = |mode| match mode {
-        LocalityMode::Prefer => "prefer",
-        LocalityMode::Ignore => "ignore",
-    };
+    let balancing = fields.map(&keys::LOAD_BALANCING);
     Tuning {
-        policy: balancing.choice("policy", &LoadBalancing::ALL, LoadBalancing::text).unwrap_or(base.policy),
-        locality: balancing.choice("locality", &modes, mode_text).unwrap_or(base.locality),
-        ejection: match fields.is_off("ejection") {
-            true => None,
-            false => Some(ejection(&fields.fields("ejection", &EJECTION))),
-        },
-        connect_timeout: fields.read("connectTimeout", scalar::duration).unwrap_or(base.connect_timeout),
-        panic: fields.flag("panic").unwrap_or(base.panic),
+        policy: balancing.get(&keys::LoadBalancing::POLICY),
+        locality: balancing.get(&keys::LoadBalancing::LOCALITY).unwrap_or(base.locality),
+        ejection: (!fields.is_off(&keys::EJECTION)).then(|| ejection(&fields.map(&keys::EJECTION))),
+        connect_timeout: fields.get(&keys::CONNECT_TIMEOUT).unwrap_or(base.connect_timeout),
+        panic: fields.get(&keys::PANIC),
     }
 }
 
 fn ejection(fields: &Fields<'_>) -> Ejection {
-    let default = Ejection::default();
     Ejection {
-        failures: fields.number("failures").unwrap_or(default.failures),
-        time: fields.read("time", scalar::duration).unwrap_or(default.time),
-        share_max_percent: fields.read("maxShare", scalar::percent).unwrap_or(default.share_max_percent),
+        failures: fields.get(&keys::Ejection::FAILURES),
+        time: fields.get(&keys::Ejection::TIME),
+        share_max_percent: fields.get(&keys::Ejection::MAX_SHARE),
     }
 }
 
@@ -46,17 +37,15 @@ pub(super) fn services(root: &Fields<'_>, timeouts: &Timeouts, problems: &mut Pr
     let base = Tuning::for_services(timeouts);
     let mut places: HashMap<NamePattern, Position> = HashMap::new();
     let mut policies = Vec::new();
-    for (index, node) in root.items("policies").iter().enumerate() {
-        let fields = Fields::new(Some(node), &POLICY);
+    for (index, fields, _) in root.maps(&Root::POLICIES) {
         let own = Arc::new(tuning(&fields, base.clone()));
-        for (at, node) in fields.items("services").iter().enumerate() {
-            let Some(Ok(pattern)) = node.text().map(scalar::pattern) else { continue };
+        for (at, pattern, node) in fields.values(&keys::Policy::SERVICES) {
             if let Some(first) = places.get(&pattern) {
                 let first = problems.place(*first);
-                let list = Path::Root.key("policies");
+                let list = Path::Root.key(Root::POLICIES.name());
                 let path = list.index(index);
                 let fault = format!("{node} is in two policies; first at {first}");
-                problems.error(node.position, &path.key("services").index(at), fault);
+                problems.error(node.position, &path.key(keys::Policy::SERVICES.name()).index(at), fault);
                 continue;
             }
             places.insert(pattern.clone(), node.position);
@@ -68,6 +57,6 @@ pub(super) fn services(root: &Fields<'_>, timeouts: &Timeouts, problems: &mut Pr
         NamePattern::Suffix(suffix) => (1, Reverse(suffix.as_str().len())),
         NamePattern::Any => (2, Reverse(0)),
     });
-    let default = tuning(&root.fields("defaults", &DEFAULTS), base);
+    let default = tuning(&root.map(&Root::DEFAULTS), base);
     ServiceTuning { default: Arc::new(default), policies }
 }

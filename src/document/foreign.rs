@@ -16,9 +16,6 @@ const NOT_YET: &[(&str, &str)] = &[
     ("policy", "sendProxyProtocol"),
     ("limits", "perSource"),
     ("limits", "perService"),
-    ("registry", "kubernetes"),
-    ("registry", "kubernetesClusters"),
-    ("export", "marked"),
 ];
 
 /// Keys of other programs with their equivalent here: a key of the same object, or text in backquotes.
@@ -82,10 +79,7 @@ pub(super) fn is_not_yet(object: &Object, key: &str) -> bool {
 
 /// Returns the key of an object that is the equivalent of another program's key.
 pub(super) fn meant(object: &Object, word: &str) -> Option<&'static str> {
-    WORDS
-        .iter()
-        .find(|(foreign, ours)| *foreign == word && object.field(ours).is_some())
-        .map(|(_, ours)| *ours)
+    WORDS.iter().find(|(foreign, ours)| *foreign == word && object.key(ours).is_some()).map(|(_, ours)| *ours)
 }
 
 /// Returns the kind of config that a map with these keys is, if it is another program's.

@@ -6,7 +6,9 @@
 
 pub mod environment;
 mod foreign;
+pub mod form;
 pub mod intern;
+pub mod key;
 mod mistakes;
 pub mod nearest;
 pub mod problem;

@@ -1,13 +1,15 @@
-//! Checks a tree against its table ([`check`]), and reads values out of it ([`Fields`]). The check reports
-//! all problems; reading reports none, so that checks across several values can run on a document that has a
-//! mistake elsewhere.
+//! Checks a tree against its keys ([`check`]), and reads values out of it by the same keys ([`Fields`]). The check
+//! reports all problems; reading reports none, so that checks across several values can run on a document that has
+//! a mistake elsewhere.
 
 use super::foreign;
+use super::form::{Form, Items, Keys, MapOf, MayBeKeys, TextForm};
+use super::key::{Key, ReadKey};
 use super::nearest::nearest;
 use super::problem::{InvalidValue, Path, Position, Problems};
 use super::scalar;
-use super::table::{Kind, Object, Presence, Text, Union};
-use super::tree::{Key, Node, Scalar, ScalarType, Style, Value, is_word, shortened};
+use super::table::{AnyKey, Kind, Object, Text, Union};
+use super::tree::{self, Node, Scalar, ScalarType, Style, Value, is_word, shortened};
 
 /// The longest text that is quoted in a message if it is a whole file, in bytes.
 const PLAIN_BYTES_MAX: usize = 16;
@@ -38,7 +40,7 @@ pub fn check(node: &Node, kind: &Kind, path: &Path<'_>, problems: &mut Problems)
         (Value::Mapping(entries), Kind::Object(object)) => {
             check_object(node.position, entries, object, path, problems);
         }
-        (_, Kind::OrOff(_)) if is_off(node) => {}
+        (_, Kind::OrOff(_)) if node.is_off() => {}
         (_, Kind::OrOff(inner)) => check_or_off(node, inner, path, problems),
         (_, Kind::Union(union)) => check_union(node, union, path, problems),
         (
@@ -78,29 +80,10 @@ fn quoted(text: &str) -> String {
     format!("{:?}", shortened(text))
 }
 
-fn is_off(node: &Node) -> bool {
-    match &node.value {
-        Value::Scalar(scalar) => switch(scalar) == Some(false),
-        Value::Null | Value::Sequence(_) | Value::Mapping(_) => false,
-    }
-}
-
-/// Parses `true` and `false`; `on` and `off` mean the same.
-fn switch(scalar: &Scalar) -> Option<bool> {
-    if scalar.style == Style::Quoted {
-        return None;
-    }
-    match &*scalar.text {
-        "true" | "True" | "TRUE" | "on" => Some(true),
-        "false" | "False" | "FALSE" | "off" => Some(false),
-        _ => None,
-    }
-}
-
 fn check_or_off(node: &Node, inner: &Kind, path: &Path<'_>, problems: &mut Problems) {
     let fits = match &node.value {
         Value::Null => false,
-        Value::Scalar(scalar) => !matches!(inner, Kind::Object(_)) && switch(scalar).is_none(),
+        Value::Scalar(scalar) => !matches!(inner, Kind::Object(_)) && scalar.switch().is_none(),
         Value::Sequence(_) => matches!(inner, Kind::List { .. } | Kind::Union(_)),
         Value::Mapping(_) => matches!(inner, Kind::Object(_) | Kind::Map { .. } | Kind::Union(_)),
     };
@@ -143,7 +126,7 @@ fn check_scalar(scalar: &Scalar, kind: &Kind) -> Result<(), InvalidValue> {
     let text = &*scalar.text;
     match kind {
         Kind::Text(form) => check_text(scalar, form),
-        Kind::Boolean => match switch(scalar) {
+        Kind::Boolean => match scalar.switch() {
             Some(_) => Ok(()),
             None => Err(InvalidValue::new("").hint(match text.to_ascii_lowercase().as_str() {
                 "yes" | "y" | "true" | "on" => Some("true"),
@@ -189,7 +172,7 @@ fn check_text(scalar: &Scalar, form: &Text) -> Result<(), InvalidValue> {
 
 fn check_object(
     at: Position,
-    entries: &[(Key, Node)],
+    entries: &[(tree::Key, Node)],
     object: &'static Object,
     path: &Path<'_>,
     problems: &mut Problems,
@@ -203,8 +186,8 @@ fn check_object(
     }
     for (key, value) in entries {
         let below = path.key(&key.text);
-        match object.field(&key.text) {
-            Some(field) => check(value, &field.kind, &below, problems),
+        match object.key(&key.text) {
+            Some(known) => check(value, known.kind(), &below, problems),
             // A key that is not a plain word may be a secret of another file.
             None => {
                 let lists = problems.lists_keys_of(object.name);
@@ -216,9 +199,9 @@ fn check_object(
             }
         }
     }
-    for field in object.fields {
-        if matches!(field.presence, Presence::Required) && !has(field.key) {
-            problems.error(at, path, format!("the key {} is missing; expected {}", field.key, field.kind));
+    for key in object.keys {
+        if key.is_required() && !has(key.name()) {
+            problems.error(at, path, format!("the key {} is missing; expected {}", key.name(), key.kind()));
         }
     }
     let given = object.one_of.iter().filter(|key| has(key)).count();
@@ -230,7 +213,7 @@ fn check_object(
 }
 
 fn listed_keys(object: &'static Object) -> String {
-    format!(", expected one of {}", object.keys().collect::<Vec<_>>().join(", "))
+    format!(", expected one of {}", object.names().collect::<Vec<_>>().join(", "))
 }
 
 /// Makes the message of an unknown key; `expected` is its end.
@@ -247,11 +230,11 @@ fn unknown_key(key: &str, object: &'static Object, expected: &str) -> InvalidVal
     }
     let found =
         if is_word(key) { format!("the unknown key {}", quoted(key)) } else { "an unknown key".to_owned() };
-    let hint = foreign::meant(object, key).or_else(|| nearest(key, object.keys()));
+    let hint = foreign::meant(object, key).or_else(|| nearest(key, object.names()));
     InvalidValue::new(format!("found {found}{expected}")).hint(hint.filter(|_| is_word(key)))
 }
 
-/// A map read by its table. A value that is absent or wrong reads as absent.
+/// A map that is read by its keys. A value that is wrong, which `check` reports, reads as absent.
 #[derive(Clone, Copy, Debug)]
 pub struct Fields<'n> {
     node: Option<&'n Node>,
@@ -259,63 +242,71 @@ pub struct Fields<'n> {
 }
 
 impl<'n> Fields<'n> {
-    /// Reads a node that may be absent or no map, in which case all keys are absent.
-    pub fn new(node: Option<&'n Node>, object: &'static Object) -> Self {
-        Self { node, object }
+    /// Reads a node. All keys are absent if there is none, or if it is no map.
+    pub fn of<K: Keys>(node: Option<&'n Node>) -> Self {
+        Self { node, object: K::OBJECT }
     }
 
-    /// Returns the value of a key that the table has.
-    pub fn node(&self, key: &str) -> Option<&'n Node> {
-        debug_assert!(self.object.field(key).is_some(), "{} has no key {key}", self.object.name);
-        self.node?.get(key)
+    /// Returns the node under a key.
+    pub fn at(&self, key: &(impl AnyKey + ?Sized)) -> Option<&'n Node> {
+        debug_assert!(
+            self.object.key(key.name()).is_some_and(|known| known.doc() == key.doc()),
+            "the key {} is not one of {}",
+            key.name(),
+            self.object.name
+        );
+        self.node?.get(key.name())
+    }
+
+    /// Returns true if the value under a key is `off`.
+    pub fn is_off(&self, key: &impl AnyKey) -> bool {
+        self.at(key).is_some_and(Node::is_off)
+    }
+
+    /// Reads the value of a key.
+    pub fn get<K: ReadKey>(&self, key: &K) -> K::Read {
+        key.read(self.at(key))
+    }
+
+    /// Reads the value of a key by another parser, which may share equal values.
+    pub fn get_by<F: TextForm>(
+        &self,
+        key: &Key<F>,
+        parse: impl FnOnce(&'n str) -> Result<F::Value, InvalidValue>,
+    ) -> Option<F::Value> {
+        parse(self.at(key)?.text()?).ok()
+    }
+
+    /// Reads the value of a key, with its node.
+    pub fn found<F: Form>(&self, key: &Key<F>) -> Option<(F::Value, &'n Node)> {
+        self.get(key).zip(self.at(key))
     }
 
     /// Returns the map under a key.
-    pub fn fields(&self, key: &str, object: &'static Object) -> Self {
-        Self::new(self.node(key), object)
+    pub fn map<F: Form + MayBeKeys>(&self, key: &Key<F>) -> Self {
+        Self::of::<F::Keys>(self.at(key))
     }
 
-    /// Returns the items of the list under a key.
-    pub fn items(&self, key: &str) -> &'n [Node] {
-        self.node(key).map_or(&[], Node::items)
+    /// Returns the maps of the list under a key, with their indices and nodes.
+    pub fn maps<F: Items<Item: Keys>>(&self, key: &Key<F>) -> impl Iterator<Item = (usize, Self, &'n Node)> {
+        let items = self.at(key).map_or(&[][..], Node::items).iter().enumerate();
+        items.map(|(index, node)| (index, Self::of::<F::Item>(Some(node)), node))
+    }
+
+    /// Returns the values of the list under a key, with their indices and nodes. Items that are wrong are left out.
+    pub fn values<F: Items>(
+        &self,
+        key: &Key<F>,
+    ) -> impl Iterator<Item = (usize, <F::Item as Form>::Value, &'n Node)> {
+        let items = self.at(key).map_or(&[][..], Node::items).iter().enumerate();
+        items.filter_map(|(index, node)| Some((index, F::Item::read(node)?, node)))
     }
 
     /// Returns the entries of the map under a key.
-    pub fn entries(&self, key: &str) -> &'n [(Key, Node)] {
-        self.node(key).map_or(&[], Node::entries)
-    }
-
-    /// Parses the text under a key.
-    pub fn read<T>(&self, key: &str, parse: impl FnOnce(&'n str) -> Result<T, InvalidValue>) -> Option<T> {
-        parse(self.node(key)?.text()?).ok()
-    }
-
-    /// Parses the texts of the list under a key.
-    pub fn read_all<T>(&self, key: &str, parse: impl Fn(&'n str) -> Result<T, InvalidValue>) -> Vec<T> {
-        self.items(key).iter().filter_map(|item| parse(item.text()?).ok()).collect()
-    }
-
-    /// Returns the number under a key.
-    pub fn number<T: std::str::FromStr>(&self, key: &str) -> Option<T> {
-        self.node(key)?.text()?.parse().ok()
-    }
-
-    /// Returns the boolean under a key.
-    pub fn flag(&self, key: &str) -> Option<bool> {
-        match &self.node(key)?.value {
-            Value::Scalar(scalar) => switch(scalar),
-            Value::Null | Value::Sequence(_) | Value::Mapping(_) => None,
-        }
-    }
-
-    /// Returns true if the key is `off`.
-    pub fn is_off(&self, key: &str) -> bool {
-        self.node(key).is_some_and(is_off)
-    }
-
-    /// Returns the choice under a key as the value that it stands for.
-    pub fn choice<T: Copy>(&self, key: &str, all: &[T], text: impl Fn(T) -> &'static str) -> Option<T> {
-        let word = self.node(key)?.text()?;
-        all.iter().copied().find(|value| text(*value) == word)
+    pub fn entries<K, F>(&self, key: &Key<MapOf<K, F>>) -> &'n [(tree::Key, Node)]
+    where
+        MapOf<K, F>: Form,
+    {
+        self.at(key).map_or(&[], Node::entries)
     }
 }

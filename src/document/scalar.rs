@@ -1,5 +1,5 @@
-//! The text forms of a document: how each is parsed, and the message for a misspelt one. A text is parsed
-//! once, into the model's own types.
+//! The parsers of texts in a document, and the messages for misspelt ones. A text is parsed into the model's own
+//! types.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -13,7 +13,6 @@ use crate::model::place::Locality;
 use crate::snapshot::policy::RouteName;
 
 use super::problem::InvalidValue;
-use super::table::Text;
 
 /// The longest duration, one year, so that a sum of a clock and a duration cannot overflow.
 const DURATION_MAX: Duration = Duration::from_secs(8760 * 3600);
@@ -25,250 +24,6 @@ const OTLP_PORT: u16 = 4317;
 const ETCD_PORT: u16 = 2379;
 /// The longest free text in bytes.
 const TEXT_BYTES_MAX: usize = 253;
-
-/// The form of [`text`].
-pub static TEXT: Text = Text {
-    name: "text",
-    expects: "a text of 1 to 253 bytes without control characters (in quotes if it looks like a number)",
-    pattern: "^.+$",
-    number: false,
-    check: |text| checked(text).map(drop),
-};
-/// A label value, which may be empty.
-pub static LABEL_VALUE: Text = Text {
-    name: "label",
-    expects: "a text of up to 253 bytes without control characters (in quotes if it looks like a number)",
-    pattern: "",
-    number: false,
-    check: |text| if text.is_empty() { Ok(()) } else { checked(text).map(drop) },
-};
-/// The form of [`path`].
-pub static PATH: Text = Text {
-    name: "path",
-    expects: "a path of a file, absolute or relative to this one",
-    pattern: "^.+$",
-    number: false,
-    check: |text| path(text).map(drop),
-};
-/// The form of [`duration`], 0 included.
-pub static DURATION: Text = Text {
-    name: "duration",
-    expects: "a whole number with its unit: 250ms, 10s, 5m, 1h or 0s",
-    pattern: "^[0-9]+(ms|s|m|h)$",
-    number: false,
-    check: |text| duration(text).map(drop),
-};
-/// The form of [`duration`], without 0.
-pub static TIMEOUT: Text = Text {
-    name: "timeout",
-    expects: "a whole number above 0 with its unit: 250ms, 10s, 5m or 1h",
-    pattern: "^0*[1-9][0-9]*(ms|s|m|h)$",
-    number: false,
-    check: |text| match duration(text)? {
-        Duration::ZERO => Err("it must be greater than zero".into()),
-        _ => Ok(()),
-    },
-};
-/// The form of [`size`] for a hello.
-pub static HELLO_BYTES: Text = Text {
-    name: "helloSize",
-    expects: "a size from 256 bytes to 1MiB: 4096, 16KiB or 1MiB",
-    pattern: "^[0-9]+(KiB|MiB|GiB)?$",
-    number: true,
-    check: |text| within(text, 256, 1 << 20),
-};
-/// The form of [`size`] for a receive window.
-pub static WINDOW: Text = Text {
-    name: "window",
-    expects: "a size from 16KiB to 1GiB: 65536, 256KiB or 16MiB",
-    pattern: "^[0-9]+(KiB|MiB|GiB)?$",
-    number: true,
-    check: |text| within(text, 16 << 10, 1 << 30),
-};
-/// The form of [`size`] for an HTTP/2 frame.
-pub static FRAME_SIZE: Text = Text {
-    name: "frameSize",
-    expects: "a size from 16KiB to 1MiB: 16384, 64KiB or 1MiB",
-    pattern: "^[0-9]+(KiB|MiB|GiB)?$",
-    number: true,
-    check: |text| within(text, 16 << 10, 1 << 20),
-};
-/// The form of [`size`] for a header list.
-pub static HEADER_BYTES: Text = Text {
-    name: "headerSize",
-    expects: "a size from 1KiB to 1MiB: 4096, 16KiB or 1MiB",
-    pattern: "^[0-9]+(KiB|MiB|GiB)?$",
-    number: true,
-    check: |text| within(text, 1 << 10, 1 << 20),
-};
-/// The form of [`https`].
-pub static HTTPS: Text = Text {
-    name: "https",
-    expects: "an address such as https://istiod.istio-system.svc:15012",
-    pattern: "^https://[^/ ]+$",
-    number: false,
-    check: |text| https(text).map(drop),
-};
-/// The form of [`etcd`].
-pub static ETCD: Text = Text {
-    name: "etcd",
-    expects: "a URL such as https://etcd-0.example:2379 (http:// is allowed only on loopback)",
-    pattern: "^https?://[^/ ]+:[0-9]+$",
-    number: false,
-    check: |text| etcd(text).map(drop),
-};
-/// The form of [`etcd_prefix`].
-pub static ETCD_PREFIX: Text = Text {
-    name: "etcdPrefix",
-    expects: "a key prefix that ends in a slash, such as /isthmus/services/",
-    pattern: "^.*/$",
-    number: false,
-    check: |text| etcd_prefix(text).map(drop),
-};
-/// The form of [`collector`].
-pub static COLLECTOR: Text = Text {
-    name: "collector",
-    expects: "the address of a collector that accepts OTLP over gRPC, such as http://collector:4317",
-    pattern: "^http://[^/ ]+:[0-9]+$",
-    number: false,
-    check: |text| collector(text).map(drop),
-};
-/// The form of [`unix_socket`].
-pub static UNIX_SOCKET: Text = Text {
-    name: "unixSocket",
-    expects: "a socket such as unix:///run/spire/agent.sock",
-    pattern: "^unix:.+$",
-    number: false,
-    check: |text| unix_socket(text).map(drop),
-};
-/// The form of [`percent`].
-pub static PERCENT: Text = Text {
-    name: "percent",
-    expects: "a whole number of percent from 0% to 100%",
-    pattern: "^[0-9]+%$",
-    number: false,
-    check: |text| percent(text).map(drop),
-};
-/// The form of [`host_name`].
-pub static HOST_NAME: Text = Text {
-    name: "hostname",
-    expects: "a host name: labels of letters, digits, '-' and '_' with '.' between them, at most 253 bytes",
-    pattern: "^[A-Za-z0-9_.-]+$",
-    number: false,
-    check: |text| host_name(text).map(drop),
-};
-/// The form of [`pattern`].
-pub static PATTERN: Text = Text {
-    name: "pattern",
-    expects: "a host name, \"*.suffix\", or \"*\"",
-    pattern: "^(\\*|(\\*\\.)?[A-Za-z0-9_.-]+)$",
-    number: false,
-    check: |text| pattern(text).map(drop),
-};
-/// The form of [`cidr`].
-pub static CIDR: Text = Text {
-    name: "cidr",
-    expects: "a network such as 10.0.0.0/8 or fd00::/8",
-    pattern: "^[0-9A-Fa-f.:]+/[0-9]+$",
-    number: false,
-    check: |text| cidr(text).map(drop),
-};
-/// The form of [`ip`].
-pub static IP: Text = Text {
-    name: "ip",
-    expects: "an IP address such as 10.0.0.1 or fd00::1",
-    pattern: "^[0-9A-Fa-f.:]+$",
-    number: false,
-    check: |text| ip(text).map(drop),
-};
-/// The form of [`host`].
-pub static HOST: Text = Text {
-    name: "host",
-    expects: "an IP address or a host name, without port",
-    pattern: "^[^/ ]+$",
-    number: false,
-    check: |text| host(text).map(drop),
-};
-/// The form of [`target`].
-pub static TARGET: Text = Text {
-    name: "target",
-    expects: "an address with its port: \"10.0.0.1:443\", \"[fd00::1]:443\" or \"db.internal:443\"",
-    pattern: "^.+:[0-9]+$",
-    number: false,
-    check: |text| target(text).map(drop),
-};
-/// The form of [`bind`].
-pub static BIND: Text = Text {
-    name: "bind",
-    expects: "an address to listen on: \":15443\", \"10.0.0.1:15443\" or \"[::1]:15443\"",
-    pattern: "^.*:[0-9]+$",
-    number: false,
-    check: |text| bind(text).map(drop),
-};
-/// The form of [`bind_address`].
-pub static BIND_ADDRESS: Text = Text {
-    name: "bindAddress",
-    expects: "an IP address and port to listen on: \"127.0.0.1:15000\" or \"[::1]:15000\"",
-    pattern: "^[0-9A-Fa-f.:\\[\\]]+:[0-9]+$",
-    number: false,
-    check: |text| bind_address(text).map(drop),
-};
-/// The form of [`name_server`].
-pub static NAME_SERVER: Text = Text {
-    name: "nameServer",
-    expects: "an IP address, with a port if that is not 53: 10.0.0.53, \"10.0.0.53:5353\" or \"[fd00::53]:5353\"",
-    pattern: "^[0-9A-Fa-f.:\\[\\]]+$",
-    number: false,
-    check: |text| name_server(text).map(drop),
-};
-/// The form of [`identity`].
-pub static IDENTITY: Text = Text {
-    name: "identity",
-    expects: "a SPIFFE ID such as spiffe://cluster.local/ns/shop/sa/cart",
-    pattern: "^spiffe://[a-z0-9._-]+/[^*]+$",
-    number: false,
-    check: |text| identity(text).map(drop),
-};
-/// The form of [`identity_pattern`].
-pub static IDENTITY_PATTERN: Text = Text {
-    name: "identityPattern",
-    expects: "a SPIFFE ID, or one that ends in \"/*\": spiffe://cluster.local/ns/shop/*",
-    pattern: "^spiffe://[a-z0-9._-]+/.+$",
-    number: false,
-    check: |text| identity_pattern(text).map(drop),
-};
-/// The form of [`trust_domain`].
-pub static TRUST_DOMAIN: Text = Text {
-    name: "trustDomain",
-    expects: "a trust domain such as cluster.local: lower-case letters, digits, '-', '_' and '.'",
-    pattern: "^[a-z0-9._-]+$",
-    number: false,
-    check: |text| trust_domain(text).map(drop),
-};
-/// The form of [`locality`].
-pub static LOCALITY: Text = Text {
-    name: "locality",
-    expects: "region, region/zone or region/zone/subzone",
-    pattern: "^[^/]+(/[^/]*){0,2}$",
-    number: false,
-    check: |text| locality(text).map(drop),
-};
-/// The form of [`subset`].
-pub static SUBSET: Text = Text {
-    name: "subset",
-    expects: "1 to 63 lower-case letters, digits, '-' and '_', as it is part of an SNI name",
-    pattern: "^[a-z0-9_-]{1,63}$",
-    number: false,
-    check: |text| subset(text).map(drop),
-};
-/// The form of [`alpn`].
-pub static ALPN: Text = Text {
-    name: "alpn",
-    expects: "a protocol's name in 1 to 255 bytes, such as h2",
-    pattern: "^.+$",
-    number: false,
-    check: |text| alpn(text).map(drop),
-};
 
 fn checked(text: &str) -> Result<&str, InvalidValue> {
     if text.is_empty() {
@@ -285,6 +40,11 @@ fn checked(text: &str) -> Result<&str, InvalidValue> {
 /// Checks a text that is not empty and has no control characters, as names shown to operators must be.
 pub fn text(text: &str) -> Result<&str, InvalidValue> {
     checked(text)
+}
+
+/// Checks the value of a label, which may be empty.
+pub fn label_value(text: &str) -> Result<&str, InvalidValue> {
+    if text.is_empty() { Ok(text) } else { checked(text) }
 }
 
 /// Parses a path, as written.
@@ -339,6 +99,14 @@ pub fn duration(text: &str) -> Result<Duration, InvalidValue> {
     }
 }
 
+/// Parses a duration above 0.
+pub fn timeout(text: &str) -> Result<Duration, InvalidValue> {
+    match duration(text)? {
+        Duration::ZERO => Err("it must be greater than zero".into()),
+        duration => Ok(duration),
+    }
+}
+
 /// Parses `16KiB`, `1MiB` or a number of bytes.
 pub fn size(text: &str) -> Result<u64, InvalidValue> {
     let (number, unit) = quantity(text)?;
@@ -362,9 +130,10 @@ pub fn size(text: &str) -> Result<u64, InvalidValue> {
     number.checked_mul(factor).ok_or_else(|| "it is too large".into())
 }
 
-fn within(text: &str, min: u64, max: u64) -> Result<(), InvalidValue> {
+/// Parses a size from a smallest to a largest.
+pub fn size_within(text: &str, min: u64, max: u64) -> Result<u64, InvalidValue> {
     match size(text)? {
-        bytes if (min..=max).contains(&bytes) => Ok(()),
+        bytes if (min..=max).contains(&bytes) => Ok(bytes),
         bytes => Err(InvalidValue::new(format!("it is {bytes} bytes"))),
     }
 }

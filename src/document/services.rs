@@ -8,175 +8,21 @@ use std::path;
 use std::sync::Arc;
 
 use crate::model::address::Host;
-use crate::model::endpoint::{
-    DeclaredTls, Encapsulation, Endpoint, EndpointTemplate, HBONE_PORT, Health, Labels, OwnPorts, TlsMode,
-    Weight,
-};
+use crate::model::endpoint::{DeclaredTls, Endpoint, EndpointTemplate, Labels, OwnPorts};
 use crate::model::place::{ClusterId, Network};
-use crate::model::service::{PortProtocol, Service, ServiceKey, ServicePort, Waypoint};
+use crate::model::service::{Service, ServiceKey, ServicePort, Waypoint};
 use crate::snapshot::listing::Listing;
 
+use super::form::{self, Form};
 use super::intern::Interner;
 use super::nearest::nearest;
 use super::problem::{InvalidValue, Path, Position, Problem, Problems};
 use super::reader::{Fields, check};
 use super::scalar;
-use super::table::{Kind, Object, PORT, default, list, optional, required, some};
-use super::tree::{Key, Node, Source, Stream, parse, shortened};
+use super::table::AnyKey;
+use super::tree::{self, Node, Source, Stream, parse, shortened};
 
-/// The values of `protocol`, in the order of [`PortProtocol::ALL`].
-const PROTOCOLS: Kind = Kind::Choice(&["TCP", "HTTP", "HTTP2", "GRPC", "TLS", "HTTPS"]);
-
-/// A registry file.
-pub static REGISTRY_FILE: Object = Object {
-    name: "registryFile",
-    doc: "The services of one registry.",
-    one_of: &[],
-    fields: &[required("services", SERVICES, "The services and their endpoints.")],
-};
-
-/// The value of `services`.
-pub const SERVICES: Kind = Kind::List { of: &Kind::Object(&SERVICE), min: 0 };
-
-/// A service.
-pub static SERVICE: Object = Object {
-    name: "service",
-    doc: "A service of the mesh.",
-    one_of: &[],
-    fields: &[
-        required("hostname", Kind::Text(&scalar::HOST_NAME), "Host name that clients use."),
-        required(
-            "namespace",
-            Kind::Text(&scalar::TEXT),
-            "Namespace of the service. Two registries that give the \
-             same namespace and host name give the same service.",
-        ),
-        optional("addresses", list(&Kind::Text(&scalar::IP)), "none", "Virtual addresses of the service."),
-        required("ports", some(&Kind::Object(&SERVICE_PORT)), "Ports of the service."),
-        optional(
-            "subsets",
-            Kind::Map { key: &scalar::SUBSET, of: &LABELS },
-            "none",
-            "Named subsets of the endpoints. A subset holds the endpoints that have all of its labels.",
-        ),
-        optional(
-            "waypoint",
-            Kind::Object(&WAYPOINT),
-            "none",
-            "Waypoint proxy: HBONE callers are connected to it and not to the endpoints.",
-        ),
-        optional("endpoints", list(&Kind::Object(&ENDPOINT)), "none", "Instances of the service."),
-    ],
-};
-
-/// A waypoint.
-pub static WAYPOINT: Object = Object {
-    name: "waypoint",
-    doc: "Waypoint proxy of a service. It is skipped if the caller is the waypoint itself.",
-    one_of: &[],
-    fields: &[
-        required("address", Kind::Text(&scalar::IP), "Address of the waypoint."),
-        default("port", PORT, "15008", "HBONE port of the waypoint."),
-        optional(
-            "identity",
-            Kind::Text(&scalar::IDENTITY),
-            "none",
-            "SPIFFE ID of the waypoint. A caller with this identity is connected to the endpoints. Without this \
-             key every caller is connected to the waypoint.",
-        ),
-    ],
-};
-
-const LABELS: Kind = Kind::Map { key: &scalar::TEXT, of: &Kind::Text(&scalar::LABEL_VALUE) };
-
-/// A service port.
-pub static SERVICE_PORT: Object = Object {
-    name: "servicePort",
-    doc: "One port of a service.",
-    one_of: &[],
-    fields: &[
-        required("name", Kind::Text(&scalar::TEXT), "Name of the port, unique in the service."),
-        required("port", PORT, "Port number that clients use, unique in the service."),
-        optional(
-            "targetPort",
-            PORT,
-            "as `port`",
-            "Port on which endpoints listen, except those that set their \
-             own port.",
-        ),
-        default(
-            "protocol",
-            PROTOCOLS,
-            "TCP",
-            "Protocol of the port. `TLS` and `HTTPS` mean the application's own TLS, so clients may use the plain \
-             host name as SNI.",
-        ),
-    ],
-};
-
-/// An endpoint.
-pub static ENDPOINT: Object = Object {
-    name: "endpoint",
-    doc: "One instance of a service.",
-    one_of: &["address", "addresses"],
-    fields: &[
-        optional(
-            "address",
-            Kind::Text(&scalar::HOST),
-            "`addresses`",
-            "Address of the endpoint. A host name is resolved.",
-        ),
-        optional(
-            "addresses",
-            some(&Kind::Text(&scalar::IP)),
-            "`address`",
-            "Addresses of an instance that has several, for example one IPv4 and one IPv6 address. The instance \
-             counts once; its first usable address is used.",
-        ),
-        optional(
-            "ports",
-            Kind::Map { key: &scalar::TEXT, of: &PORT },
-            "the port's `targetPort`",
-            "Ports on which this endpoint listens, by the name of the service port.",
-        ),
-        optional("labels", LABELS, "none", "Labels of the endpoint. Subsets select endpoints by them."),
-        optional(
-            "locality",
-            Kind::Text(&scalar::LOCALITY),
-            "unknown",
-            "Region, zone and subzone of the endpoint.",
-        ),
-        default(
-            "weight",
-            Kind::Integer { min: 1, max: u32::MAX as u64 },
-            "1",
-            "Share of new connections, relative to the weights of the other endpoints.",
-        ),
-        default(
-            "health",
-            Kind::Choice(&["healthy", "unhealthy", "draining"]),
-            "healthy",
-            "An `unhealthy` endpoint is used only if no healthy one is left and `panic` is on. A `draining` \
-             endpoint gets no new connections.",
-        ),
-        optional(
-            "tls",
-            Kind::Choice(&["mesh", "own", "none"]),
-            "`own` on ports of protocol TLS or HTTPS, else `mesh`",
-            "TLS that the endpoint speaks: `mesh` is mutual TLS with mesh identities, `own` is the application's \
-             own TLS, `none` is no TLS.",
-        ),
-        default(
-            "tunnel",
-            Kind::Choice(&["none", "hbone"]),
-            "none",
-            "`hbone`: the endpoint's node accepts HBONE on port 15008, and the gateway passes the streams of \
-             HBONE callers to that port unchanged.",
-        ),
-        optional("identity", Kind::Text(&scalar::IDENTITY), "none", "SPIFFE ID of the endpoint."),
-        optional("network", Kind::Text(&scalar::TEXT), "the registry's network", "Network of the endpoint."),
-    ],
-};
+pub mod keys;
 
 /// Reads a registry file. `${…}` is text like any other.
 pub fn read_registry(
@@ -208,10 +54,10 @@ fn read_list(
 ) -> Result<(), Vec<Problem>> {
     let mut problems = Problems::new();
     if let Some(file) = problems.add_file(file) {
-        let stream = Stream { key: "services", item };
+        let stream = Stream { key: keys::RegistryFile::SERVICES.name(), item };
         let source = Source { file, text, environment: None };
         if let Some(root) = parse(source, Some(stream), &mut problems) {
-            check(&root, &Kind::Object(&REGISTRY_FILE), &Path::Root, &mut problems);
+            check(&root, &keys::RegistryFile::KIND, &Path::Root, &mut problems);
         }
     }
     if problems.is_empty() { Ok(()) } else { Err(problems.finish().0) }
@@ -259,7 +105,7 @@ impl ServiceReader {
 
     /// Reads the item at `index` of the list, and returns its service if no earlier item has its key.
     fn read_item(&mut self, index: usize, node: &Node, problems: &mut Problems) -> Option<Arc<Service>> {
-        let list = Path::Root.key("services");
+        let list = Path::Root.key(keys::RegistryFile::SERVICES.name());
         let path = list.index(index);
         let key = self.key(node, &path, problems)?;
         if let Some(first) = self.positions.get(&key) {
@@ -271,12 +117,10 @@ impl ServiceReader {
         let mut position = ServicePosition { index, position: node.position, endpoints: Vec::new() };
         if self.keep == KeptPositions::Endpoints {
             // Only items that became endpoints, so that both lists have the same indices.
-            let accepted = Fields::new(Some(node), &SERVICE)
-                .items("endpoints")
-                .iter()
-                .filter(|node| host(&Fields::new(Some(node), &ENDPOINT)).is_some());
-            let address = |node: &Node| {
-                let given = node.get("address").or_else(|| node.get("addresses"));
+            let fields = Fields::of::<keys::Service>(Some(node));
+            let accepted = fields.maps(&keys::Service::ENDPOINTS).filter(|(_, own, _)| host(own).is_some());
+            let address = |(_, own, node): (usize, Fields<'_>, &Node)| {
+                let given = own.at(&keys::Endpoint::ADDRESS).or_else(|| own.at(&keys::Endpoint::ADDRESSES));
                 given.map_or(node.position, |given| given.position)
             };
             position.endpoints = accepted.map(address).collect();
@@ -311,24 +155,25 @@ impl ServiceReader {
 
     /// Checks an item, and returns its key if it has one.
     fn key(&mut self, node: &Node, path: &Path<'_>, problems: &mut Problems) -> Option<ServiceKey> {
-        check(node, &Kind::Object(&SERVICE), path, problems);
-        let fields = Fields::new(Some(node), &SERVICE);
-        let hostname = fields.read("hostname", scalar::host_name)?;
-        let namespace = fields.read("namespace", scalar::text)?;
-        Some(ServiceKey { namespace: self.interner.text(namespace), hostname })
+        check(node, &keys::Service::KIND, path, problems);
+        let fields = Fields::of::<keys::Service>(Some(node));
+        let hostname = fields.get(&keys::Service::HOSTNAME)?;
+        let namespace = fields.get_by(&keys::Service::NAMESPACE, |text| self.text(text))?;
+        Some(ServiceKey { namespace, hostname })
     }
 
     /// Reads an item that was checked.
     fn service(&mut self, key: ServiceKey, node: &Node, path: &Path<'_>, problems: &mut Problems) -> Service {
-        let fields = Fields::new(Some(node), &SERVICE);
+        let fields = Fields::of::<keys::Service>(Some(node));
         let ports = self.ports(&fields, path, problems);
-        let endpoints = fields.items("endpoints").iter().enumerate();
+        let list = path.key(keys::Service::ENDPOINTS.name());
+        let endpoints = fields.maps(&keys::Service::ENDPOINTS);
         let endpoints = endpoints
-            .filter_map(|(at, node)| self.endpoint(node, &ports, &path.key("endpoints").index(at), problems))
+            .filter_map(|(at, fields, _)| self.endpoint(&fields, &ports, &list.index(at), problems))
             .collect();
         let addresses = self.addresses(&fields, path, problems);
         let subsets = self.subsets(&fields);
-        let waypoint = fields.node("waypoint").and_then(|node| waypoint(&Fields::new(Some(node), &WAYPOINT)));
+        let waypoint = waypoint(&fields.map(&keys::Service::WAYPOINT));
         Service {
             key,
             addresses,
@@ -352,29 +197,28 @@ impl ServiceReader {
 
     fn ports(&mut self, fields: &Fields<'_>, path: &Path<'_>, problems: &mut Problems) -> Vec<ServicePort> {
         let mut ports: Vec<(ServicePort, Position)> = Vec::new();
-        for (at, node) in fields.items("ports").iter().enumerate() {
-            let list = path.key("ports");
+        let list = path.key(keys::Service::PORTS.name());
+        for (at, fields, node) in fields.maps(&keys::Service::PORTS) {
             let path = list.index(at);
-            let fields = Fields::new(Some(node), &SERVICE_PORT);
-            let (Some(name), Some(port)) = (fields.read("name", scalar::text), fields.number("port")) else {
+            let name = fields.get_by(&keys::ServicePort::NAME, |text| self.text(text));
+            let (Some(name), Some(port)) = (name, fields.get(&keys::ServicePort::PORT)) else {
                 continue;
             };
-            let twin = ports.iter().find(|(other, _)| &*other.name == name || other.port == port);
+            let twin = ports.iter().find(|(other, _)| other.name == name || other.port == port);
             if let Some((other, first)) = twin {
-                let key = if &*other.name == name { "name" } else { "port" };
-                let found = fields.node(key).unwrap_or(node);
+                let key: &dyn AnyKey =
+                    if other.name == name { &keys::ServicePort::NAME } else { &keys::ServicePort::PORT };
+                let found = fields.at(key).unwrap_or(node);
                 let first = problems.place(*first);
                 let fault = format!("{found} is listed twice in this service; first at {first}");
-                problems.error(found.position, &path.key(key), fault);
+                problems.error(found.position, &path.key(key.name()), fault);
                 continue;
             }
             let port = ServicePort {
-                name: self.interner.text(name),
+                name,
                 port,
-                target_port: fields.number("targetPort").unwrap_or(port),
-                protocol: fields
-                    .choice("protocol", &PortProtocol::ALL, PortProtocol::text)
-                    .unwrap_or_default(),
+                target_port: fields.get(&keys::ServicePort::TARGET_PORT).unwrap_or(port),
+                protocol: fields.get(&keys::ServicePort::PROTOCOL),
             };
             ports.push((port, node.position));
         }
@@ -387,13 +231,16 @@ impl ServiceReader {
     fn addresses(&self, fields: &Fields<'_>, path: &Path<'_>, problems: &mut Problems) -> Vec<IpAddr> {
         let mut seen = BTreeSet::new();
         let mut addresses = Vec::new();
-        for (at, node) in fields.items("addresses").iter().enumerate() {
-            let Some(Ok(address)) = node.text().map(scalar::ip) else { continue };
+        for (at, address, node) in fields.values(&keys::Service::ADDRESSES) {
             match seen.insert(address) {
                 true => addresses.push(address),
                 false => {
                     let fault = format!("{node} is listed twice");
-                    problems.error(node.position, &path.key("addresses").index(at), fault);
+                    problems.error(
+                        node.position,
+                        &path.key(keys::Service::ADDRESSES.name()).index(at),
+                        fault,
+                    );
                 }
             }
         }
@@ -401,14 +248,19 @@ impl ServiceReader {
     }
 
     fn subsets(&mut self, fields: &Fields<'_>) -> BTreeMap<Arc<str>, Labels> {
-        let entries = fields.entries("subsets").iter();
+        let entries = fields.entries(&keys::Service::SUBSETS).iter();
         entries
             .map(|(name, labels)| (self.interner.text(&name.text), self.labels(labels.entries())))
             .collect()
     }
 
-    fn labels(&mut self, entries: &[(Key, Node)]) -> Labels {
-        let text = |(key, node): &(Key, Node)| {
+    /// Returns the shared copy of a text that is legal.
+    fn text(&mut self, text: &str) -> Result<Arc<str>, InvalidValue> {
+        scalar::text(text).map(|text| self.interner.text(text))
+    }
+
+    fn labels(&mut self, entries: &[(tree::Key, Node)]) -> Labels {
+        let text = |(key, node): &(tree::Key, Node)| {
             Some((self.interner.text(&key.text), self.interner.text(node.text()?)))
         };
         entries.iter().filter_map(text).collect()
@@ -416,28 +268,27 @@ impl ServiceReader {
 
     fn endpoint(
         &mut self,
-        node: &Node,
+        fields: &Fields<'_>,
         ports: &[ServicePort],
         path: &Path<'_>,
         problems: &mut Problems,
     ) -> Option<Endpoint> {
-        let fields = Fields::new(Some(node), &ENDPOINT);
         let template = EndpointTemplate {
-            ports: self.own_ports(&fields, ports, path, problems),
-            labels: self.labels(fields.entries("labels")),
-            network: fields
-                .read("network", |text| scalar::text(text).map(|text| self.interner.network(text))),
-            tls: fields.choice("tls", &TlsMode::ALL, TlsMode::text).map(DeclaredTls::Mode),
-            encapsulation: fields
-                .choice("tunnel", &Encapsulation::ALL, Encapsulation::text)
-                .unwrap_or_default(),
-            identity: fields.read("identity", |text| self.interner.identity(text)),
+            ports: self.own_ports(fields, ports, path, problems),
+            labels: self.labels(fields.entries(&keys::Endpoint::LABELS)),
+            network: fields.get_by(&keys::Endpoint::NETWORK, |text| {
+                scalar::text(text).map(|text| self.interner.network(text))
+            }),
+            tls: fields.get(&keys::Endpoint::TLS).map(DeclaredTls::Mode),
+            encapsulation: fields.get(&keys::Endpoint::TUNNEL),
+            identity: fields.get_by(&keys::Endpoint::IDENTITY, |text| self.interner.identity(text)),
         };
+        let locality = fields.get_by(&keys::Endpoint::LOCALITY, |text| self.interner.locality(text));
         Some(Endpoint {
-            host: host(&fields)?,
-            locality: fields.read("locality", |text| self.interner.locality(text)).unwrap_or_default(),
-            weight: fields.number("weight").and_then(Weight::new).unwrap_or(Weight::ONE),
-            health: fields.choice("health", &Health::ALL, Health::text).unwrap_or_default(),
+            host: host(fields)?,
+            locality: locality.unwrap_or_default(),
+            weight: fields.get(&keys::Endpoint::WEIGHT),
+            health: fields.get(&keys::Endpoint::HEALTH),
             template: self.interner.template(template),
         })
     }
@@ -450,10 +301,10 @@ impl ServiceReader {
         problems: &mut Problems,
     ) -> OwnPorts {
         let mut own = OwnPorts::new();
-        for (key, node) in fields.entries("ports") {
+        for (key, node) in fields.entries(&keys::Endpoint::PORTS) {
             match ports.iter().find(|port| *port.name == *key.text) {
                 Some(port) => {
-                    let number = node.text().and_then(|text| text.parse().ok());
+                    let number = form::Port::read(node);
                     own.extend(number.map(|number| (port.name.clone(), number)));
                 }
                 None => {
@@ -463,7 +314,7 @@ impl ServiceReader {
                         "found {:?}, expected the name of a port of the service: {known}",
                         shortened(&key.text)
                     ));
-                    let below = path.key("ports");
+                    let below = path.key(keys::Endpoint::PORTS.name());
                     let fault = fault.hint(nearest(&key.text, names()));
                     problems.error(key.position, &below.key(&key.text), fault);
                 }
@@ -475,10 +326,10 @@ impl ServiceReader {
 
 /// Returns the host of an endpoint.
 fn host(fields: &Fields<'_>) -> Option<Host> {
-    if let Some(host) = fields.read("address", scalar::host) {
+    if let Some(host) = fields.get(&keys::Endpoint::ADDRESS) {
         return Some(host);
     }
-    let mut addresses: Vec<IpAddr> = fields.read_all("addresses", scalar::ip);
+    let mut addresses = fields.get(&keys::Endpoint::ADDRESSES).unwrap_or_default();
     let mut seen = BTreeSet::new();
     addresses.retain(|ip| seen.insert(*ip));
     match addresses.as_slice() {
@@ -490,23 +341,23 @@ fn host(fields: &Fields<'_>) -> Option<Host> {
 
 /// Reports an item that is of another service than `expected`.
 fn must_be(node: &Node, key: &ServiceKey, expected: &ServiceKey, problems: &mut Problems) {
-    let fields = Fields::new(Some(node), &SERVICE);
-    let parts = [
-        ("hostname", key.hostname.as_str(), expected.hostname.as_str()),
-        ("namespace", &*key.namespace, &*expected.namespace),
+    let fields = Fields::of::<keys::Service>(Some(node));
+    let parts: [(&dyn AnyKey, &str, &str); 2] = [
+        (&keys::Service::HOSTNAME, key.hostname.as_str(), expected.hostname.as_str()),
+        (&keys::Service::NAMESPACE, &key.namespace, &expected.namespace),
     ];
-    for (name, found, expected) in parts {
-        if let (true, Some(node)) = (found != expected, fields.node(name)) {
-            let fault = InvalidValue::new(format!("found {node}, expected the {name} of the key"));
-            problems.error(node.position, &Path::Root.key(name), fault.hint(Some(expected)));
+    for (part, found, expected) in parts {
+        if let (true, Some(node)) = (found != expected, fields.at(part)) {
+            let fault = InvalidValue::new(format!("found {node}, expected the {} of the key", part.name()));
+            problems.error(node.position, &Path::Root.key(part.name()), fault.hint(Some(expected)));
         }
     }
 }
 
 fn waypoint(fields: &Fields<'_>) -> Option<Waypoint> {
-    let port = fields.number("port").unwrap_or(HBONE_PORT);
-    let address = SocketAddr::new(fields.read("address", scalar::ip)?, port);
-    Some(Waypoint { address, identity: fields.read("identity", scalar::identity) })
+    let port = fields.get(&keys::Waypoint::PORT);
+    let address = SocketAddr::new(fields.get(&keys::Waypoint::ADDRESS)?, port);
+    Some(Waypoint { address, identity: fields.get(&keys::Waypoint::IDENTITY) })
 }
 
 #[cfg(test)]

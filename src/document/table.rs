@@ -1,44 +1,43 @@
 //! The tables that documents are checked against: the keys that a map may have, the values of each, its
-//! default, and its description. Reader, JSON Schema and reference are made from the same entries, so a key
-//! cannot exist in one and not in the others.
+//! default, and its description, whatever the types of its values.
 
 use std::fmt;
 
 use super::problem::InvalidValue;
 
 /// A map with known keys.
-#[derive(Debug)]
 pub struct Object {
     /// The name of the definition in the schema; unique among the objects of a document.
     pub name: &'static str,
     /// The description for users.
     pub doc: &'static str,
     /// The keys.
-    pub fields: &'static [Field],
+    pub keys: &'static [&'static dyn AnyKey],
     /// Exactly one of these keys must be present; empty: no such rule.
     pub one_of: &'static [&'static str],
 }
 
-/// One key of an [`Object`].
-#[derive(Clone, Copy, Debug)]
-pub struct Field {
+/// One key of an [`Object`], whatever the type of its values.
+pub trait AnyKey: Sync {
     /// The key as written.
-    pub key: &'static str,
+    fn name(&self) -> &'static str;
     /// The values that it may have.
-    pub kind: Kind,
+    fn kind(&self) -> &'static Kind;
+    /// Returns true if the key must be present.
+    fn is_required(&self) -> bool;
     /// The rule for an absent key.
-    pub presence: Presence,
+    fn presence(&self) -> Presence;
     /// The effect of the key, for users.
-    pub doc: &'static str,
+    fn doc(&self) -> &'static str;
 }
 
 /// The rule for an absent key.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub enum Presence {
     /// The key must be present.
     Required,
     /// The default, in YAML.
-    Default(&'static str),
+    Default(String),
     /// The effect of the absence, in words.
     Absent(&'static str),
 }
@@ -108,50 +107,27 @@ pub struct Text {
     pub check: fn(&str) -> Result<(), InvalidValue>,
 }
 
+impl fmt::Debug for Object {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
 impl fmt::Debug for Text {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name)
     }
 }
 
-/// Makes an optional key; `default` is YAML.
-pub const fn default(key: &'static str, kind: Kind, default: &'static str, doc: &'static str) -> Field {
-    Field { key, kind, presence: Presence::Default(default), doc }
-}
-
-/// Makes an optional key; `absent` describes the effect of its absence.
-pub const fn optional(key: &'static str, kind: Kind, absent: &'static str, doc: &'static str) -> Field {
-    Field { key, kind, presence: Presence::Absent(absent), doc }
-}
-
-/// Makes a required key.
-pub const fn required(key: &'static str, kind: Kind, doc: &'static str) -> Field {
-    Field { key, kind, presence: Presence::Required, doc }
-}
-
-/// Makes the kind of a list of any length.
-pub const fn list(of: &'static Kind) -> Kind {
-    Kind::List { of, min: 0 }
-}
-
-/// Makes the kind of a list with one item or more: an empty list would mean "all" although its author may
-/// have meant "none".
-pub const fn some(of: &'static Kind) -> Kind {
-    Kind::List { of, min: 1 }
-}
-
-/// A TCP port.
-pub const PORT: Kind = Kind::Integer { min: 1, max: 65_535 };
-
 impl Object {
-    /// Returns the field of a key.
-    pub fn field(&self, key: &str) -> Option<&'static Field> {
-        self.fields.iter().find(|field| field.key == key)
+    /// Returns the key of a name.
+    pub fn key(&self, name: &str) -> Option<&'static dyn AnyKey> {
+        self.keys.iter().find(|key| key.name() == name).copied()
     }
 
-    /// Returns the keys in the order of the table.
-    pub fn keys(&self) -> impl Iterator<Item = &'static str> {
-        self.fields.iter().map(|field| field.key)
+    /// Returns the names of the keys in the order of the table.
+    pub fn names(&self) -> impl Iterator<Item = &'static str> {
+        self.keys.iter().map(|key| key.name())
     }
 }
 
@@ -175,7 +151,7 @@ impl fmt::Display for Kind {
             }
             Self::Map { .. } => f.write_str("a map of names to values"),
             Self::Object(object) => {
-                write!(f, "a map with the keys {}", object.keys().collect::<Vec<_>>().join(", "))
+                write!(f, "a map with the keys {}", object.names().collect::<Vec<_>>().join(", "))
             }
             Self::Union(union) => f.write_str(union.expects),
         }

@@ -103,6 +103,18 @@ impl Scalar {
             Style::Plain => ScalarType::Text,
         }
     }
+
+    /// Returns the boolean that the text is, unless it is in quotes.
+    pub fn switch(&self) -> Option<bool> {
+        if self.style == Style::Quoted {
+            return None;
+        }
+        match &*self.text {
+            "true" | "True" | "TRUE" | "on" => Some(true),
+            "false" | "False" | "FALSE" | "off" => Some(false),
+            _ => None,
+        }
+    }
 }
 
 impl Node {
@@ -128,6 +140,24 @@ impl Node {
             Value::Mapping(entries) => entries,
             Value::Null | Value::Scalar(_) | Value::Sequence(_) => &[],
         }
+    }
+
+    /// Returns the boolean of a scalar: `true` and `false`; `on` and `off` mean the same.
+    pub fn switch(&self) -> Option<bool> {
+        match &self.value {
+            Value::Scalar(scalar) => scalar.switch(),
+            Value::Null | Value::Sequence(_) | Value::Mapping(_) => None,
+        }
+    }
+
+    /// Returns true if the value is `off` or `false`.
+    pub fn is_off(&self) -> bool {
+        self.switch() == Some(false)
+    }
+
+    /// Returns true if the value is a map.
+    pub fn is_map(&self) -> bool {
+        matches!(self.value, Value::Mapping(_))
     }
 
     /// Returns the value of a key of a map.

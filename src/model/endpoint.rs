@@ -51,7 +51,7 @@ impl Health {
     pub const ALL: [Self; 3] = [Self::Healthy, Self::Unhealthy, Self::Draining];
 
     /// Returns the value as it is written in a `services:` document.
-    pub fn text(self) -> &'static str {
+    pub const fn text(self) -> &'static str {
         match self {
             Self::Healthy => "healthy",
             Self::Unhealthy => "unhealthy",
@@ -76,7 +76,7 @@ impl TlsMode {
     pub const ALL: [Self; 3] = [Self::Mesh, Self::Own, Self::None];
 
     /// Returns the value as it is written in a `services:` document.
-    pub fn text(self) -> &'static str {
+    pub const fn text(self) -> &'static str {
         match self {
             Self::Mesh => "mesh",
             Self::Own => "own",
@@ -126,7 +126,7 @@ impl Encapsulation {
     pub const ALL: [Self; 2] = [Self::None, Self::Hbone];
 
     /// Returns the value as it is written after `tunnel` in a `services:` document.
-    pub fn text(self) -> &'static str {
+    pub const fn text(self) -> &'static str {
         match self {
             Self::None => "none",
             Self::Hbone => "hbone",

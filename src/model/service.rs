@@ -47,7 +47,7 @@ impl PortProtocol {
     pub const ALL: [Self; 6] = [Self::Tcp, Self::Http, Self::Http2, Self::Grpc, Self::Tls, Self::Https];
 
     /// Returns the value as it is written in a `services:` document.
-    pub fn text(self) -> &'static str {
+    pub const fn text(self) -> &'static str {
         match self {
             Self::Tcp => "TCP",
             Self::Http => "HTTP",

@@ -104,6 +104,19 @@ pub enum Access {
     Direct,
 }
 
+impl Access {
+    /// All values, in the order that documents list them.
+    pub const ALL: [Self; 2] = [Self::Gateway, Self::Direct];
+
+    /// Returns the value as the config file writes it.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Gateway => "gateway",
+            Self::Direct => "direct",
+        }
+    }
+}
+
 /// A gateway through which other networks reach a network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gateway {
@@ -167,7 +180,7 @@ impl ListenerProtocol {
     pub const ALL: [Self; 3] = [Self::Sni, Self::Hbone, Self::Auto];
 
     /// Returns the value as the config file writes it.
-    pub fn text(self) -> &'static str {
+    pub const fn text(self) -> &'static str {
         match self {
             Self::Sni => "sni",
             Self::Hbone => "hbone",
@@ -424,7 +437,7 @@ impl LoadBalancing {
     pub const ALL: [Self; 4] = [Self::LeastRequest, Self::RoundRobin, Self::Random, Self::SourceHash];
 
     /// Returns the value as the config file writes it.
-    pub fn text(self) -> &'static str {
+    pub const fn text(self) -> &'static str {
         match self {
             Self::LeastRequest => "leastRequest",
             Self::RoundRobin => "roundRobin",
@@ -441,6 +454,19 @@ pub enum LocalityMode {
     Prefer,
     /// All endpoints form one level.
     Ignore,
+}
+
+impl LocalityMode {
+    /// All values, in the order that documents list them.
+    pub const ALL: [Self; 2] = [Self::Prefer, Self::Ignore];
+
+    /// Returns the value as the config file writes it.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Prefer => "prefer",
+            Self::Ignore => "ignore",
+        }
+    }
 }
 
 /// When an endpoint that fails is ejected.

@@ -31,6 +31,19 @@ pub enum Format {
     Text,
 }
 
+impl Format {
+    /// All values, in the order that documents list them.
+    pub const ALL: [Self; 2] = [Self::Json, Self::Text];
+
+    /// Returns the value as the config file writes it.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Json => "json",
+            Self::Text => "text",
+        }
+    }
+}
+
 /// The names of this gateway in its access log; empty ones are left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GatewayName {

@@ -1,117 +1,74 @@
 //! The keys of the admin API, metrics, health, logs and traces.
 
-use crate::document::scalar;
-use crate::document::table::{Kind, Object, default, optional, required};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use super::BIND;
+use crate::config::{LogFormat, LogLevel};
+use crate::document::form::{self, words};
+use crate::document::key::keys;
+use crate::telemetry::access_log::Format;
 
-pub(in crate::config) static ADMIN: Object = Object {
-    name: "admin",
-    doc: "The HTTP API for operators.",
-    one_of: &[],
-    fields: &[default(
-        "bind",
-        Kind::OrOff(&Kind::Text(&scalar::BIND_ADDRESS)),
-        "127.0.0.1:15000",
-        "Address of the admin API; `off` disables it.",
-    )],
-};
+/// The address of the admin API.
+const ADMIN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 15_000);
 
-pub(in crate::config) static TELEMETRY: Object = Object {
-    name: "telemetry",
-    doc: "Metrics, health checks, logs and traces.",
-    one_of: &[],
-    fields: &[
-        optional(
-            "metrics",
-            Kind::OrOff(&Kind::Object(&METRICS)),
-            "not opened",
-            "A separate listener for Prometheus. The admin listener serves the same metrics.",
-        ),
-        optional(
-            "health",
-            Kind::OrOff(&Kind::Object(&HEALTH)),
-            "not opened",
-            "A separate listener for readiness and liveness probes. The admin listener serves the same probes.",
-        ),
-        optional(
-            "accessLog",
-            Kind::OrOff(&Kind::Object(&ACCESS_LOG)),
-            "defaults",
-            "Access log: one line per connection, written when the connection ends.",
-        ),
-        optional("log", Kind::Object(&LOG), "defaults", "The program's own log, on stderr."),
-        optional(
-            "tracing",
-            Kind::OrOff(&Kind::Object(&TRACING)),
-            "off",
-            "Traces: one span per connection and per CONNECT stream, sent to a collector when it ends.",
-        ),
-    ],
-};
+words!(Format, LogFormat, LogLevel);
 
-pub(in crate::config) static METRICS: Object = Object {
-    name: "metrics",
-    doc: "A separate listener for Prometheus.",
-    one_of: &[],
-    fields: &[required("bind", BIND, "Address and port of the listener.")],
-};
+keys! {
+    /// The HTTP API for operators.
+    pub(in crate::config) Admin "admin" {
+        /// Address of the admin API; `off` disables it.
+        BIND "bind": form::OrOff<form::BindAddress> = Some(ADMIN);
+    }
 
-pub(in crate::config) static HEALTH: Object = Object {
-    name: "health",
-    doc: "A separate listener for readiness and liveness probes.",
-    one_of: &[],
-    fields: &[required("bind", BIND, "Address and port of the listener.")],
-};
+    /// Metrics, health checks, logs and traces.
+    pub(in crate::config) Telemetry "telemetry" {
+        /// A separate listener for Prometheus. The admin listener serves the same metrics.
+        METRICS "metrics": form::OrOff<Metrics> => "not opened";
+        /// A separate listener for readiness and liveness probes. The admin listener serves the same probes.
+        HEALTH "health": form::OrOff<Health> => "not opened";
+        /// Access log: one line per connection, written when the connection ends.
+        ACCESS_LOG "accessLog": form::OrOff<AccessLog> => "defaults";
+        /// The program's own log, on stderr.
+        LOG "log": Log => "defaults";
+        /// Traces: one span per connection and per CONNECT stream, sent to a collector when it ends.
+        TRACING "tracing": form::OrOff<Tracing> => "off";
+    }
 
-pub(in crate::config) static ACCESS_LOG: Object = Object {
-    name: "accessLog",
-    doc: "One line per connection.",
-    one_of: &[],
-    fields: &[
-        default(
-            "path",
-            Kind::OrOff(&Kind::Text(&scalar::PATH)),
-            "stdout",
-            "`stdout`, `stderr`, or a file. The gateway creates the file with mode 0640 and reopens it on SIGUSR1 \
-             and at a reload. A file that cannot be opened is an error.",
-        ),
-        default("format", Kind::Choice(&["json", "text"]), "json", "Format of a line."),
-    ],
-};
+    /// A separate listener for Prometheus.
+    pub(in crate::config) Metrics "metrics" {
+        /// Address and port of the listener.
+        BIND "bind": form::Bind => required;
+    }
 
-pub(in crate::config) static TRACING: Object = Object {
-    name: "tracing",
-    doc: "Spans over OTLP. A span that the collector does not accept in time is dropped and counted; connections \
-          never wait for the collector.",
-    one_of: &[],
-    fields: &[
-        required(
-            "otlp",
-            Kind::Text(&scalar::COLLECTOR),
-            "Address of the collector, which must accept OTLP over gRPC without TLS.",
-        ),
-        default(
-            "sample",
-            Kind::Share,
-            "0.01",
-            "Fraction of traces that are exported if the caller sent no `traceparent`, or one without the \
-             `sampled` flag. Traces with the flag are always exported.",
-        ),
-    ],
-};
+    /// A separate listener for readiness and liveness probes.
+    pub(in crate::config) Health "health" {
+        /// Address and port of the listener.
+        BIND "bind": form::Bind => required;
+    }
 
-pub(in crate::config) static LOG: Object = Object {
-    name: "log",
-    doc: "The program's own log.",
-    one_of: &[],
-    fields: &[
-        default(
-            "level",
-            Kind::Choice(&["error", "warn", "info", "debug", "trace"]),
-            "info",
-            "Minimum severity of the lines that are written.",
-        ),
-        default("format", Kind::Choice(&["text", "json"]), "text", "Format of a line."),
-    ],
-};
+    /// One line per connection.
+    pub(in crate::config) AccessLog "accessLog" {
+        /// `stdout`, `stderr`, or a file. The gateway creates the file with mode 0640 and reopens it on SIGUSR1 and
+        /// at a reload. A file that cannot be opened is an error.
+        PATH "path": form::OrOff<form::Path> = Some("stdout".into());
+        /// Format of a line.
+        FORMAT "format": form::Choice<Format> = Format::Json;
+    }
+
+    /// Spans over OTLP. A span that the collector does not accept in time is dropped and counted; connections never
+    /// wait for the collector.
+    pub(in crate::config) Tracing "tracing" {
+        /// Address of the collector, which must accept OTLP over gRPC without TLS.
+        OTLP "otlp": form::Collector => required;
+        /// Fraction of traces that are exported if the caller sent no `traceparent`, or one without the `sampled`
+        /// flag. Traces with the flag are always exported.
+        SAMPLE "sample": form::Share = 0.01;
+    }
+
+    /// The program's own log.
+    pub(in crate::config) Log "log" {
+        /// Minimum severity of the lines that are written.
+        LEVEL "level": form::Choice<LogLevel> = LogLevel::Info;
+        /// Format of a line.
+        FORMAT "format": form::Choice<LogFormat> = LogFormat::Text;
+    }
+}

@@ -3,8 +3,11 @@
 use std::fmt::Write as _;
 
 use super::*;
+use crate::document::form::Keys;
+use crate::document::table::{Kind, Object};
 use crate::model::address::Host;
-use crate::model::endpoint::DeclaredTls;
+use crate::model::endpoint::{DeclaredTls, Health, TlsMode, Weight};
+use crate::model::service::PortProtocol;
 
 fn registry(text: &str) -> Result<Listing, Vec<String>> {
     let read =
@@ -120,11 +123,11 @@ fn a_large_document_is_read_service_by_service_and_shares_equal_values() {
 
 #[test]
 fn the_words_of_the_table_are_those_of_the_model() {
-    let words = |object: &Object, key: &str| match object.field(key).map(|field| field.kind) {
+    let words = |object: &Object, key: &str| match object.key(key).map(|key| *key.kind()) {
         Some(Kind::Choice(words)) => words.to_vec(),
         other => panic!("{other:?}"),
     };
-    assert_eq!(words(&SERVICE_PORT, "protocol"), PortProtocol::ALL.map(PortProtocol::text));
-    assert_eq!(words(&ENDPOINT, "health"), Health::ALL.map(Health::text));
-    assert_eq!(words(&ENDPOINT, "tls"), TlsMode::ALL.map(TlsMode::text));
+    assert_eq!(words(keys::ServicePort::OBJECT, "protocol"), PortProtocol::ALL.map(PortProtocol::text));
+    assert_eq!(words(keys::Endpoint::OBJECT, "health"), Health::ALL.map(Health::text));
+    assert_eq!(words(keys::Endpoint::OBJECT, "tls"), TlsMode::ALL.map(TlsMode::text));
 }

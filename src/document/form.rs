@@ -1,0 +1,535 @@
+//! The forms of values: what a document may write, and the type of ours that it becomes. A form is a type, so
+//! that a [`Key`](super::key::Key) names it once for its check, its reader, the schema and the reference.
+
+use std::collections::BTreeMap;
+use std::marker::PhantomData;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ipnet::IpNet;
+
+use crate::model::address::{self, Url};
+use crate::model::endpoint;
+use crate::model::service::PortProtocol;
+use crate::model::{identity, name, place};
+use crate::snapshot::policy;
+
+use super::problem::InvalidValue;
+use super::scalar;
+use super::table::{self, Kind, Object};
+use super::tree::Node;
+
+/// A form of values.
+pub trait Form: 'static {
+    /// The type of a value in the program.
+    type Value;
+    /// The values in a document.
+    const KIND: Kind;
+    /// Reads a value; `None` if `check` refuses it.
+    fn read(node: &Node) -> Option<Self::Value>;
+}
+
+/// A form of text.
+pub trait TextForm: Form {
+    /// The name, the words and the pattern.
+    const TEXT: &'static table::Text;
+    /// Parses a text.
+    fn parse(text: &str) -> Result<Self::Value, InvalidValue>;
+}
+
+/// A form whose values can be written, so that a key of it can have a default.
+pub trait Written: Form {
+    /// Writes a value as a document does.
+    fn write(value: &Self::Value) -> String;
+}
+
+/// The form of a map with known keys.
+pub trait Keys: Form {
+    /// The keys.
+    const OBJECT: &'static Object;
+}
+
+/// A form whose values may be maps with known keys.
+pub trait MayBeKeys: Form {
+    /// The map.
+    type Keys: Keys;
+}
+
+impl<K: Keys> MayBeKeys for K {
+    type Keys = K;
+}
+
+/// A form of lists.
+pub trait Items: Form {
+    /// The form of an item.
+    type Item: Form;
+}
+
+/// Defines forms of text: the type of a value, its parser, the name of the form, its pattern (ECMA-262, which may allow
+/// more than the parser), the form in words that fit behind "expected", and how a value is written.
+macro_rules! text_forms {
+    ($($(#[$doc:meta])* $visible:vis $form:ident: $value:ty = $parse:expr, $name:literal, $pattern:literal,
+       $expects:literal $(, written by $write:expr)?;)+) => {$(
+        $(#[$doc])*
+        #[derive(Debug)]
+        $visible struct $form;
+
+        impl $crate::document::form::TextForm for $form {
+            const TEXT: &'static $crate::document::table::Text = &$crate::document::table::Text {
+                name: $name,
+                expects: $expects,
+                pattern: $pattern,
+                number: false,
+                check: |text| Self::parse(text).map(drop),
+            };
+
+            fn parse(text: &str) -> Result<$value, $crate::document::problem::InvalidValue> {
+                $parse(text)
+            }
+        }
+
+        impl $crate::document::form::Form for $form {
+            type Value = $value;
+            const KIND: $crate::document::table::Kind =
+                $crate::document::table::Kind::Text(<Self as $crate::document::form::TextForm>::TEXT);
+
+            fn read(node: &$crate::document::tree::Node) -> Option<$value> {
+                <Self as $crate::document::form::TextForm>::parse(node.text()?).ok()
+            }
+        }
+
+        $(impl $crate::document::form::Written for $form {
+            fn write(value: &$value) -> String {
+                $write(value)
+            }
+        })?
+    )+};
+}
+pub(crate) use text_forms;
+
+text_forms! {
+    /// A path, as written.
+    pub Path: PathBuf = |text| scalar::path(text).map(Into::into), "path", "^.+$",
+        "a path of a file, absolute or relative to this one", written by |path: &PathBuf| path.display().to_string();
+    /// A duration, 0 included.
+    pub Period: Duration = scalar::duration, "duration", "^[0-9]+(ms|s|m|h)$",
+        "a whole number with its unit: 250ms, 10s, 5m, 1h or 0s", written by period;
+    /// A duration, in which 0 means no limit.
+    pub TimeoutOrZero: Option<Duration> =
+        |text| scalar::duration(text).map(|time| (!time.is_zero()).then_some(time)), "duration", "^[0-9]+(ms|s|m|h)$",
+        "a whole number with its unit: 250ms, 10s, 5m, 1h or 0s",
+        written by |time: &Option<Duration>| period(&time.unwrap_or_default());
+    /// A duration above 0.
+    pub Timeout: Duration = scalar::timeout, "timeout", "^0*[1-9][0-9]*(ms|s|m|h)$",
+        "a whole number above 0 with its unit: 250ms, 10s, 5m or 1h", written by period;
+    /// An `https://` address without a path.
+    pub Https: String = |text| scalar::https(text).map(str::to_owned), "https", "^https://[^/ ]+$",
+        "an address such as https://istiod.istio-system.svc:15012";
+    /// The URL of an etcd server.
+    pub Etcd: Url = scalar::etcd, "etcd", "^https?://[^/ ]+:[0-9]+$",
+        "a URL such as https://etcd-0.example:2379 (http:// is allowed only on loopback)";
+    /// The prefix of all keys of a registry in etcd.
+    pub EtcdPrefix: Arc<str> = |text| scalar::etcd_prefix(text).map(Arc::from), "etcdPrefix", "^.*/$",
+        "a key prefix that ends in a slash, such as /isthmus/services/", written by ToString::to_string;
+    /// The address of a collector of spans.
+    pub Collector: String = |text| scalar::collector(text).map(str::to_owned), "collector", "^http://[^/ ]+:[0-9]+$",
+        "the address of a collector that accepts OTLP over gRPC, such as http://collector:4317";
+    /// The path of a unix socket.
+    pub UnixSocket: PathBuf = |text| scalar::unix_socket(text).map(Into::into), "unixSocket", "^unix:.+$",
+        "a socket such as unix:///run/spire/agent.sock";
+    /// A share in percent.
+    pub Percent: u8 = scalar::percent, "percent", "^[0-9]+%$",
+        "a whole number of percent from 0% to 100%", written by |percent| format!("{percent}%");
+    /// A host name that is not an IP address.
+    pub HostName: name::HostName = scalar::host_name, "hostname", "^[A-Za-z0-9_.-]+$",
+        "a host name: labels of letters, digits, '-' and '_' with '.' between them, at most 253 bytes",
+        written by ToString::to_string;
+    /// A host name, `*.suffix` or `*`.
+    pub Pattern: name::NamePattern = scalar::pattern, "pattern", "^(\\*|(\\*\\.)?[A-Za-z0-9_.-]+)$",
+        "a host name, \"*.suffix\", or \"*\"";
+    /// An address block.
+    pub Cidr: IpNet = scalar::cidr, "cidr", "^[0-9A-Fa-f.:]+/[0-9]+$",
+        "a network such as 10.0.0.0/8 or fd00::/8";
+    /// An IP address.
+    pub Ip: IpAddr = scalar::ip, "ip", "^[0-9A-Fa-f.:]+$",
+        "an IP address such as 10.0.0.1 or fd00::1";
+    /// An IP address or a host name.
+    pub Host: address::Host = scalar::host, "host", "^[^/ ]+$",
+        "an IP address or a host name, without port";
+    /// An IP address or a host name, with its port.
+    pub Target: (address::Host, u16) = scalar::target, "target", "^.+:[0-9]+$",
+        "an address with its port: \"10.0.0.1:443\", \"[fd00::1]:443\" or \"db.internal:443\"";
+    /// An address to listen on, or a port on all addresses.
+    pub Bind: address::Bind = scalar::bind, "bind", "^.*:[0-9]+$",
+        "an address to listen on: \":15443\", \"10.0.0.1:15443\" or \"[::1]:15443\"";
+    /// An IP address and port to listen on.
+    pub BindAddress: SocketAddr = scalar::bind_address, "bindAddress", "^[0-9A-Fa-f.:\\[\\]]+:[0-9]+$",
+        "an IP address and port to listen on: \"127.0.0.1:15000\" or \"[::1]:15000\"",
+        written by ToString::to_string;
+    /// The address of a name server.
+    pub NameServer: SocketAddr = scalar::name_server, "nameServer", "^[0-9A-Fa-f.:\\[\\]]+$",
+        "an IP address, with a port if that is not 53: 10.0.0.53, \"10.0.0.53:5353\" or \"[fd00::53]:5353\"";
+    /// A SPIFFE ID.
+    pub Identity: identity::Identity = scalar::identity, "identity", "^spiffe://[a-z0-9._-]+/[^*]+$",
+        "a SPIFFE ID such as spiffe://cluster.local/ns/shop/sa/cart";
+    /// A SPIFFE ID, or one that ends in `/*`.
+    pub IdentityPattern: identity::IdentityPattern = scalar::identity_pattern, "identityPattern",
+        "^spiffe://[a-z0-9._-]+/.+$",
+        "a SPIFFE ID, or one that ends in \"/*\": spiffe://cluster.local/ns/shop/*";
+    /// A trust domain.
+    pub TrustDomain: identity::TrustDomain = scalar::trust_domain, "trustDomain", "^[a-z0-9._-]+$",
+        "a trust domain such as cluster.local: lower-case letters, digits, '-', '_' and '.'",
+        written by ToString::to_string;
+    /// A region, zone and subzone.
+    pub Locality: place::Locality = scalar::locality, "locality", "^[^/]+(/[^/]*){0,2}$",
+        "region, region/zone or region/zone/subzone";
+    /// The name of a subset.
+    pub Subset: Arc<str> = |text| scalar::subset(text).map(Arc::from), "subset", "^[a-z0-9_-]{1,63}$",
+        "1 to 63 lower-case letters, digits, '-' and '_', as it is part of an SNI name";
+    /// An application protocol.
+    pub Alpn: Box<[u8]> = scalar::alpn, "alpn", "^.+$",
+        "a protocol's name in 1 to 255 bytes, such as h2";
+}
+
+/// Writes a duration in the largest unit of which it is a multiple.
+fn period(time: &Duration) -> String {
+    let milliseconds = time.as_millis();
+    let units = [(3_600_000, "h"), (60_000, "m"), (1000, "s")];
+    match units.into_iter().find(|(length, _)| milliseconds > 0 && milliseconds.is_multiple_of(*length)) {
+        Some((length, unit)) => format!("{}{unit}", milliseconds / length),
+        None if milliseconds == 0 => "0s".to_owned(),
+        None => format!("{milliseconds}ms"),
+    }
+}
+
+/// Defines forms of text without a rule of their own. A large document has many, so that their check allocates nothing.
+macro_rules! free_texts {
+    ($($(#[$doc:meta])* $form:ident: $value:ty = $parse:expr, $make:expr, $text:expr;)+) => {$(
+        $(#[$doc])*
+        #[derive(Debug)]
+        pub struct $form;
+
+        impl TextForm for $form {
+            const TEXT: &'static table::Text = $text;
+
+            fn parse(text: &str) -> Result<$value, InvalidValue> {
+                $parse(text).map($make)
+            }
+        }
+
+        impl Form for $form {
+            type Value = $value;
+            const KIND: Kind = Kind::Text(Self::TEXT);
+
+            fn read(node: &Node) -> Option<$value> {
+                Self::parse(node.text()?).ok()
+            }
+        }
+    )+};
+}
+
+free_texts! {
+    /// A text that is not empty and has no control characters.
+    Text: Arc<str> = scalar::text, Arc::from, &TEXT;
+    /// The name of a cluster.
+    ClusterName: place::ClusterId = scalar::text, place::ClusterId::new, &TEXT;
+    /// The name of a network.
+    NetworkName: place::Network = scalar::text, place::Network::new, &TEXT;
+    /// The value of a label, which may be empty.
+    LabelValue: Arc<str> = scalar::label_value, Arc::from, &table::Text {
+        name: "label",
+        expects: "a text of up to 253 bytes without control characters (in quotes if it looks like a number)",
+        pattern: "",
+        number: false,
+        check: |text| scalar::label_value(text).map(drop),
+    };
+}
+
+const TEXT: table::Text = table::Text {
+    name: "text",
+    expects: "a text of 1 to 253 bytes without control characters (in quotes if it looks like a number)",
+    pattern: "^.+$",
+    number: false,
+    check: |text| scalar::text(text).map(drop),
+};
+
+impl Written for Text {
+    fn write(value: &Arc<str>) -> String {
+        value.to_string()
+    }
+}
+
+/// Defines forms of sizes in bytes, from a smallest to a largest.
+macro_rules! sizes {
+    ($($(#[$doc:meta])* $form:ident: $value:ty = $min:expr, $max:expr, $name:literal, $expects:literal;)+) => {$(
+        $(#[$doc])*
+        #[derive(Debug)]
+        pub struct $form;
+
+        impl TextForm for $form {
+            const TEXT: &'static table::Text = &table::Text {
+                name: $name,
+                expects: $expects,
+                pattern: "^[0-9]+(KiB|MiB|GiB)?$",
+                number: true,
+                check: |text| Self::parse(text).map(drop),
+            };
+
+            fn parse(text: &str) -> Result<$value, InvalidValue> {
+                let bytes = scalar::size_within(text, $min, $max)?;
+                <$value>::try_from(bytes).map_err(|_| "it is too large".into())
+            }
+        }
+
+        impl Form for $form {
+            type Value = $value;
+            const KIND: Kind = Kind::Text(Self::TEXT);
+
+            fn read(node: &Node) -> Option<$value> {
+                Self::parse(node.text()?).ok()
+            }
+        }
+
+        impl Written for $form {
+            fn write(bytes: &$value) -> String {
+                let units = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+                let unit = units.into_iter().find(|(unit, _)| bytes % unit == 0);
+                unit.map_or_else(|| bytes.to_string(), |(size, unit)| format!("{}{unit}", bytes / size))
+            }
+        }
+    )+};
+}
+
+sizes! {
+    /// The size of a hello.
+    HelloSize: usize = 256, 1 << 20, "helloSize", "a size from 256 bytes to 1MiB: 4096, 16KiB or 1MiB";
+    /// The size of a receive window.
+    Window: u32 = 16 << 10, 1 << 30, "window", "a size from 16KiB to 1GiB: 65536, 256KiB or 16MiB";
+    /// The size of what is held of several streams.
+    HeldSize: usize = 16 << 10, 1 << 30, "window", "a size from 16KiB to 1GiB: 65536, 256KiB or 16MiB";
+    /// The size of an HTTP/2 frame.
+    FrameSize: u32 = 16 << 10, 1 << 20, "frameSize", "a size from 16KiB to 1MiB: 16384, 64KiB or 1MiB";
+    /// The size of a header list.
+    HeaderSize: u32 = 1 << 10, 1 << 20, "headerSize", "a size from 1KiB to 1MiB: 4096, 16KiB or 1MiB";
+}
+
+/// `true`, `false`, `on` or `off`.
+#[derive(Debug)]
+pub struct Boolean;
+
+impl Form for Boolean {
+    type Value = bool;
+    const KIND: Kind = Kind::Boolean;
+
+    fn read(node: &Node) -> Option<bool> {
+        node.switch()
+    }
+}
+
+impl Written for Boolean {
+    fn write(value: &bool) -> String {
+        value.to_string()
+    }
+}
+
+/// A number from 0 to 1.
+#[derive(Debug)]
+pub struct Share;
+
+impl Form for Share {
+    type Value = f64;
+    const KIND: Kind = Kind::Share;
+
+    fn read(node: &Node) -> Option<f64> {
+        scalar::share(node.text()?).ok()
+    }
+}
+
+impl Written for Share {
+    fn write(value: &f64) -> String {
+        value.to_string()
+    }
+}
+
+/// A whole number.
+#[derive(Debug)]
+pub struct Integer<T, const MIN: u64, const MAX: u64>(PhantomData<T>);
+
+/// A TCP port.
+pub type Port = Integer<u16, 1, 65_535>;
+
+impl<T: TryFrom<u64> + 'static, const MIN: u64, const MAX: u64> Form for Integer<T, MIN, MAX> {
+    type Value = T;
+    const KIND: Kind = Kind::Integer { min: MIN, max: MAX };
+
+    fn read(node: &Node) -> Option<T> {
+        let number = node.text()?.parse().ok().filter(|number| (MIN..=MAX).contains(number))?;
+        T::try_from(number).ok()
+    }
+}
+
+impl<T: TryFrom<u64> + ToString + 'static, const MIN: u64, const MAX: u64> Written for Integer<T, MIN, MAX> {
+    fn write(value: &T) -> String {
+        value.to_string()
+    }
+}
+
+/// A weight.
+#[derive(Debug)]
+pub struct Weight;
+
+impl Form for Weight {
+    type Value = endpoint::Weight;
+    const KIND: Kind = Kind::Integer { min: 1, max: u32::MAX as u64 };
+
+    fn read(node: &Node) -> Option<endpoint::Weight> {
+        endpoint::Weight::new(node.text()?.parse().ok()?)
+    }
+}
+
+impl Written for Weight {
+    fn write(value: &endpoint::Weight) -> String {
+        value.value().to_string()
+    }
+}
+
+/// A type whose values are words.
+pub trait Words: Copy + 'static {
+    /// All values.
+    const ALL: &'static [Self];
+    /// The words of the values, in the same order.
+    const WORDS: &'static [&'static str];
+    /// Returns the word of a value.
+    fn word(self) -> &'static str;
+}
+
+/// Implements [`Words`] for types with `ALL` and `text`.
+macro_rules! words {
+    ($($type:ty),+ $(,)?) => {$(
+        impl $crate::document::form::Words for $type {
+            const ALL: &'static [Self] = &<$type>::ALL;
+            const WORDS: &'static [&'static str] = &{
+                let mut words = [""; <$type>::ALL.len()];
+                let mut at = 0;
+                while at < words.len() {
+                    words[at] = <$type>::ALL[at].text();
+                    at += 1;
+                }
+                words
+            };
+
+            fn word(self) -> &'static str {
+                self.text()
+            }
+        }
+    )+};
+}
+pub(crate) use words;
+
+words!(
+    PortProtocol,
+    endpoint::TlsMode,
+    endpoint::Encapsulation,
+    endpoint::Health,
+    policy::Access,
+    policy::ListenerProtocol,
+    policy::LoadBalancing,
+    policy::LocalityMode,
+);
+
+/// One of the words of a type.
+#[derive(Debug)]
+pub struct Choice<W>(PhantomData<W>);
+
+impl<W: Words> Form for Choice<W> {
+    type Value = W;
+    const KIND: Kind = Kind::Choice(W::WORDS);
+
+    fn read(node: &Node) -> Option<W> {
+        let word = node.text()?;
+        let at = W::WORDS.iter().position(|known| *known == word)?;
+        W::ALL.get(at).copied()
+    }
+}
+
+impl<W: Words> Written for Choice<W> {
+    fn write(value: &W) -> String {
+        value.word().to_owned()
+    }
+}
+
+/// `off` or `false`, or a value of another form; `off` is read as `None`.
+#[derive(Debug)]
+pub struct OrOff<F>(PhantomData<F>);
+
+impl<F: Form> Form for OrOff<F> {
+    type Value = Option<F::Value>;
+    const KIND: Kind = Kind::OrOff(&F::KIND);
+
+    fn read(node: &Node) -> Option<Option<F::Value>> {
+        if node.is_off() { Some(None) } else { F::read(node).map(Some) }
+    }
+}
+
+impl<F: Written> Written for OrOff<F> {
+    fn write(value: &Option<F::Value>) -> String {
+        value.as_ref().map_or_else(|| "off".to_owned(), F::write)
+    }
+}
+
+/// A list of any length. Items that are wrong are left out.
+#[derive(Debug)]
+pub struct List<F>(PhantomData<F>);
+
+impl<F: Form> Form for List<F> {
+    type Value = Vec<F::Value>;
+    const KIND: Kind = Kind::List { of: &F::KIND, min: 0 };
+
+    fn read(node: &Node) -> Option<Vec<F::Value>> {
+        Some(node.items().iter().filter_map(F::read).collect())
+    }
+}
+
+impl<F: Form> Items for List<F> {
+    type Item = F;
+}
+
+/// A list with one item or more: an empty list would mean "all" although its author may have meant "none".
+#[derive(Debug)]
+pub struct NonEmpty<F>(PhantomData<F>);
+
+impl<F: Form> Form for NonEmpty<F> {
+    type Value = Vec<F::Value>;
+    const KIND: Kind = Kind::List { of: &F::KIND, min: 1 };
+
+    fn read(node: &Node) -> Option<Vec<F::Value>> {
+        List::<F>::read(node)
+    }
+}
+
+impl<F: Form> Items for NonEmpty<F> {
+    type Item = F;
+}
+
+/// A map whose keys the operator chooses. Entries that are wrong are left out.
+#[derive(Debug)]
+pub struct MapOf<K, F>(PhantomData<(K, F)>);
+
+/// Labels, in which a value may be empty.
+pub type Labels = MapOf<Text, LabelValue>;
+
+impl<K: TextForm<Value: Ord>, F: Form> Form for MapOf<K, F> {
+    type Value = BTreeMap<K::Value, F::Value>;
+    const KIND: Kind = Kind::Map { key: K::TEXT, of: &F::KIND };
+
+    fn read(node: &Node) -> Option<Self::Value> {
+        let pairs = node.entries().iter();
+        Some(pairs.filter_map(|(key, value)| Some((K::parse(&key.text).ok()?, F::read(value)?))).collect())
+    }
+}
+
+impl<K: Keys> MayBeKeys for OrOff<K> {
+    type Keys = K;
+}

@@ -1,0 +1,180 @@
+//! A key of a map, said once: its name, the form of its values, its default, and its description for users. What is
+//! checked, read, and shown in the schema and the reference is made from the same constant.
+
+use std::marker::PhantomData;
+
+use super::form::{Form, Written};
+use super::table::{AnyKey, Kind, Presence};
+use super::tree::Node;
+
+/// A key that must be present, or whose absence has a meaning of its own; read as `None` if it is absent.
+#[derive(Debug)]
+pub struct Key<F> {
+    name: &'static str,
+    /// The effect of the absence, in words; `None`: the key must be present.
+    absent: Option<&'static str>,
+    doc: &'static str,
+    form: PhantomData<fn() -> F>,
+}
+
+/// A key with a default, as which it is read if it is absent.
+pub struct Defaulted<F: Form> {
+    name: &'static str,
+    default: fn() -> F::Value,
+    doc: &'static str,
+}
+
+/// A key that can be read.
+pub trait ReadKey: AnyKey {
+    /// The type of what is read.
+    type Read;
+    /// Reads the value of the key. A value that is wrong, which `check` reports, is read as absent.
+    fn read(&self, node: Option<&Node>) -> Self::Read;
+}
+
+impl<F: Form> Key<F> {
+    /// Makes a key that must be present.
+    pub const fn required(name: &'static str, doc: &'static str) -> Self {
+        Self { name, absent: None, doc, form: PhantomData }
+    }
+
+    /// Makes a key that may be absent; `absent` describes the effect of that.
+    pub const fn optional(name: &'static str, absent: &'static str, doc: &'static str) -> Self {
+        Self { name, absent: Some(absent), doc, form: PhantomData }
+    }
+
+    /// Returns the key as written.
+    pub const fn name(&self) -> &'static str {
+        self.name
+    }
+}
+
+impl<F: Written> Defaulted<F> {
+    /// Makes a key with a default.
+    pub const fn new(name: &'static str, default: fn() -> F::Value, doc: &'static str) -> Self {
+        Self { name, default, doc }
+    }
+
+    /// Returns the key as written.
+    pub const fn name(&self) -> &'static str {
+        self.name
+    }
+}
+
+impl<F: Form> AnyKey for Key<F> {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn kind(&self) -> &'static Kind {
+        const { &F::KIND }
+    }
+
+    fn is_required(&self) -> bool {
+        self.absent.is_none()
+    }
+
+    fn presence(&self) -> Presence {
+        self.absent.map_or(Presence::Required, Presence::Absent)
+    }
+
+    fn doc(&self) -> &'static str {
+        self.doc
+    }
+}
+
+impl<F: Written> AnyKey for Defaulted<F> {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn kind(&self) -> &'static Kind {
+        const { &F::KIND }
+    }
+
+    fn is_required(&self) -> bool {
+        false
+    }
+
+    fn presence(&self) -> Presence {
+        Presence::Default(F::write(&(self.default)()))
+    }
+
+    fn doc(&self) -> &'static str {
+        self.doc
+    }
+}
+
+impl<F: Form> ReadKey for Key<F> {
+    type Read = Option<F::Value>;
+
+    fn read(&self, node: Option<&Node>) -> Option<F::Value> {
+        F::read(node?)
+    }
+}
+
+impl<F: Written> ReadKey for Defaulted<F> {
+    type Read = F::Value;
+
+    fn read(&self, node: Option<&Node>) -> F::Value {
+        node.and_then(F::read).unwrap_or_else(self.default)
+    }
+}
+
+/// Defines a map with known keys: a type with a constant for each key. The comments are the descriptions for users.
+/// After its form, a key has `= default`, `=> "the effect of its absence"`, or `=> required`. Keys after `+` are shared
+/// with other maps.
+///
+/// ```text
+/// keys! {
+///     /// Timing of a graceful stop.
+///     pub Drain "drain" {
+///         /// Time between failing `/readyz` and closing the listeners.
+///         DELAY "delay": form::Period = Duration::ZERO;
+///     }
+/// }
+/// ```
+macro_rules! keys {
+    (@type $form:ty) => { $crate::document::key::Key<$form> };
+    (@type $form:ty, $default:expr) => { $crate::document::key::Defaulted<$form> };
+    (@key $name:literal, $doc:expr, = $default:expr) => {
+        $crate::document::key::Defaulted::new($name, || $default, $doc)
+    };
+    (@key $name:literal, $doc:expr, => required) => { $crate::document::key::Key::required($name, $doc) };
+    (@key $name:literal, $doc:expr, => $absent:literal) => {
+        $crate::document::key::Key::optional($name, $absent, $doc)
+    };
+    ($($(#[doc = $doc:literal])+ $visible:vis $object:ident $name:literal $(one of [$($one:ident),+])? {
+        $($(#[doc = $key_doc:literal])+ $key:ident $text:literal: $form:ty $(= $default:expr)? $(=> $absent:tt)?;)*
+    } $(+ $shared:ident)*)+) => {$(
+        $(#[doc = $doc])+
+        #[derive(Debug)]
+        $visible struct $object;
+
+        impl $object {
+            $($(#[doc = $key_doc])+
+            $visible const $key: $crate::document::key::keys!(@type $form $(, $default)?) =
+                $crate::document::key::keys!(@key $text, concat!($($key_doc),+).trim_ascii_start(), $(= $default)? $(=> $absent)?);)*
+        }
+
+        impl $crate::document::form::Form for $object {
+            type Value = ();
+            const KIND: $crate::document::table::Kind =
+                $crate::document::table::Kind::Object(<Self as $crate::document::form::Keys>::OBJECT);
+
+            fn read(node: &$crate::document::tree::Node) -> Option<()> {
+                node.is_map().then_some(())
+            }
+        }
+
+        impl $crate::document::form::Keys for $object {
+            const OBJECT: &'static $crate::document::table::Object = &$crate::document::table::Object {
+                name: $name,
+                doc: concat!($($doc),+).trim_ascii_start(),
+                one_of: &[$($(Self::$one.name()),+)?],
+                keys: &[$(&Self::$key,)* $(&$shared,)*],
+            };
+        }
+    )+};
+}
+pub(crate) use keys;
