@@ -1,8 +1,6 @@
 //! The admin API: status, readiness, explain, horizon. It reads the state of other modules and changes
 //! nothing itself; a request for a change is sent as a [`Command`] to `app`.
 
-#![warn(missing_docs)]
-
 pub mod certificates;
 pub mod clients;
 pub mod endpoints;

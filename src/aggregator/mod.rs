@@ -1,8 +1,6 @@
 //! The one maker of snapshots: applies the changes of registries, the config file and name servers, and
 //! publishes. One task owns all of it; all others send it messages.
 
-#![warn(missing_docs)]
-
 mod copies;
 pub mod etcd;
 pub mod file;

@@ -1,8 +1,6 @@
 //! The composition root of `isthmus run`: makes every part, connects them, and carries out the orders of
 //! signals, changed files and the admin API. Orders are carried out during all other work.
 
-#![warn(missing_docs)]
-
 #[cfg_attr(not(feature = "kubernetes"), path = "clusters_disabled.rs")]
 mod clusters;
 mod listeners;

@@ -1,7 +1,5 @@
 //! The commands of `isthmus`.
 
-#![warn(missing_docs)]
-
 pub mod certs;
 pub mod client;
 pub mod demo;

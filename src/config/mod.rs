@@ -2,8 +2,6 @@
 //! [`Config`], or the list of all its problems. No function opens a socket or keeps state; a reload is
 //! another [`load`].
 
-#![warn(missing_docs)]
-
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;

@@ -149,7 +149,9 @@ impl Drop for InFlight {
 /// The consequence of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
+    /// The endpoint still gets connections.
     Stays,
+    /// The endpoint gets no connections for a while.
     Ejected,
 }
 

@@ -2,8 +2,6 @@
 //! and is read into values. This module knows the `services:` list, which config and registry files share,
 //! and no other key of a config file.
 
-#![warn(missing_docs)]
-
 pub mod environment;
 mod foreign;
 pub mod form;

@@ -1,8 +1,6 @@
 //! The field's nouns as plain values. No I/O, no clock, no randomness: a test can make every value from
 //! literals. Functions that decide over these values (matching, admission, choice) live in the layers above.
 
-#![warn(missing_docs)]
-
 pub mod address;
 pub mod alpn;
 pub mod authority;

@@ -2,8 +2,6 @@
 //! and identity, gRPC, backoff, task scopes, files and the threads that read them, and threads for long
 //! computations.
 
-#![warn(missing_docs)]
-
 pub mod admission;
 pub mod background;
 pub mod backoff;

@@ -3,8 +3,6 @@
 //! A [`Snapshot`] is the operator's policy, the merged services of all registries, and tables that make
 //! admission a few hash look-ups. [`build`] makes it; nothing in it changes afterwards.
 
-#![warn(missing_docs)]
-
 pub mod address_index;
 pub mod admit;
 pub mod bucket_map;

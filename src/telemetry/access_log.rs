@@ -11,21 +11,32 @@ use crate::model::record::ConnectionRecord;
 /// The destination of the access log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AccessLog {
+    /// No access log.
     Off,
-    To { sink: Sink, format: Format },
+    /// Lines are written.
+    To {
+        /// Where.
+        sink: Sink,
+        /// In which form.
+        format: Format,
+    },
 }
 
 /// The output that lines are written to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Sink {
+    /// The standard output.
     Stdout,
+    /// The standard error.
     Stderr,
+    /// A file, which is appended to.
     File(PathBuf),
 }
 
 /// The form of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
+    /// One JSON object.
     Json,
     /// `key=value`, one space between.
     Text,

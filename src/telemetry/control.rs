@@ -7,7 +7,9 @@ use super::recorder::Recorder;
 /// The result of a reload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReloadResult {
+    /// The new config is in use.
     Applied,
+    /// The config before it stays in use.
     Rejected,
 }
 

@@ -6,8 +6,11 @@ use std::fmt::{Display, Write as _};
 /// The kind of a family of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
+    /// A number that only grows.
     Counter,
+    /// A number that goes up and down.
     Gauge,
+    /// Observations, counted by bucket.
     Histogram,
 }
 

@@ -59,7 +59,9 @@ impl<T: PartialEq> Equivalent<(Arc<str>, Arc<str>, T)> for Borrowed<'_, T> {
 /// The way of bytes through the gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RelayPath {
+    /// Inside of the kernel, through a pipe.
     Splice,
+    /// Through a buffer of the worker.
     Copy,
     /// Through the frames of a CONNECT stream.
     Hbone,

@@ -1,8 +1,6 @@
 //! TLS that this gateway terminates or originates: its own certificates and the roots that it trusts. The
 //! workloads' TLS passes through the gateway and has no part here.
 
-#![warn(missing_docs)]
-
 pub mod certificate;
 pub mod client;
 pub mod context;

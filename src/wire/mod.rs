@@ -1,7 +1,5 @@
 //! Sans-IO codecs between bytes and values. No function waits, allocates without a bound, or panics.
 
-#![warn(missing_docs)]
-
 pub mod alert;
 pub mod client_hello;
 pub mod connect;

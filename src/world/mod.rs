@@ -1,7 +1,5 @@
 //! The one place where snapshots are handed over: the aggregator publishes, all others read.
 
-#![warn(missing_docs)]
-
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
