@@ -172,10 +172,10 @@ text_forms! {
     pub NameServer: SocketAddr = scalar::name_server, "nameServer", "^[0-9A-Fa-f.:\\[\\]]+$",
         "an IP address, with a port if that is not 53: 10.0.0.53, \"10.0.0.53:5353\" or \"[fd00::53]:5353\"";
     /// A SPIFFE ID.
-    pub Identity: identity::Identity = scalar::identity, "identity", "^spiffe://[a-z0-9._-]+/[^*]+$",
+    pub Identity: identity::Identity = scalar::identity, "spiffeId", "^spiffe://[a-z0-9._-]+/[^*]+$",
         "a SPIFFE ID such as spiffe://cluster.local/ns/shop/sa/cart";
     /// A SPIFFE ID, or one that ends in `/*`.
-    pub IdentityPattern: identity::IdentityPattern = scalar::identity_pattern, "identityPattern",
+    pub IdentityPattern: identity::IdentityPattern = scalar::identity_pattern, "spiffeIdPattern",
         "^spiffe://[a-z0-9._-]+/.+$",
         "a SPIFFE ID, or one that ends in \"/*\": spiffe://cluster.local/ns/shop/*";
     /// A trust domain.

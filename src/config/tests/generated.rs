@@ -1,9 +1,15 @@
 //! The documents that are generated from the table: the schema and the reference; and the example beside
 //! them.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use super::super::reference::{objects, texts};
 use super::*;
+use crate::document::problem::Problems;
+use crate::document::reader::check;
+use crate::document::table::Presence;
+use crate::document::tree::{Source, parse};
 
 const EXAMPLE: &str = "config/isthmus.yaml";
 
@@ -28,17 +34,16 @@ fn generated_files_are_current() {
 fn the_example_loads_without_warnings_and_fits_the_schema() {
     let config = load(&root().join(EXAMPLE), &|_| None, &mut |_| {}).expect("good");
     assert_eq!(config.warnings, []);
-    let text = fs::read_to_string(root().join(EXAMPLE)).expect("the example");
-    let value = as_json(&text);
-    assert_eq!(misfits(&validator(), &value), Vec::<String>::new());
+    for text in examples() {
+        assert_eq!(misfits(&validator(), &as_json(&text)), Vec::<String>::new());
+    }
     assert_eq!(&*config.policy.node.name, "eastwest-0");
 }
 
 #[test]
 fn the_example_shows_every_key() {
-    let text = fs::read_to_string(root().join(EXAMPLE)).expect("the example");
     let mut shown = BTreeSet::new();
-    keys_of(&as_json(&text), &mut shown);
+    examples().iter().for_each(|text| keys_of(&as_json(text), &mut shown));
     let mut known = BTreeSet::new();
     keys_of_schema(&schema(), &mut known);
     let unseen: Vec<_> = known.difference(&shown).collect();
@@ -51,16 +56,15 @@ fn the_example_shows_every_key() {
 /// The config in use can be loaded again, and gives an equal config.
 #[test]
 fn the_effective_config_has_every_key_and_is_read_as_the_same_policy() {
-    let config = load(&root().join(EXAMPLE), &|_| None, &mut |_| {}).expect("good");
-    let shown = effective(&config);
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("c.yaml");
-    fs::write(&path, shown.to_string()).expect("written");
-    let again = load(&path, &|_| None, &mut |_| {}).expect("good again");
-    assert_eq!(format!("{:?}", again.policy), format!("{:?}", config.policy));
-    assert_eq!((again.drain, again.workers, again.xds), (config.drain, config.workers, config.xds));
     let (mut has, mut known) = (BTreeSet::new(), BTreeSet::new());
-    keys_of(&shown, &mut has);
+    for text in examples() {
+        let config = loaded(&text);
+        let shown = effective(&config);
+        let again = loaded(&shown.to_string());
+        assert_eq!(format!("{:?}", again.policy), format!("{:?}", config.policy));
+        assert_eq!((again.drain, again.workers, again.xds), (config.drain, config.workers, config.xds));
+        keys_of(&shown, &mut has);
+    }
     keys_of_schema(&schema(), &mut known);
     let missing: Vec<_> = known.difference(&has).map(String::as_str).collect();
     // The short form of a listener, merged files, the keys of `services`, and keys that the example leaves
@@ -85,6 +89,11 @@ fn the_effective_config_has_every_key_and_is_read_as_the_same_policy() {
 #[test]
 fn what_the_schema_refers_to_it_defines() {
     let schema = schema();
+    let (objects, mut names) = (objects(), BTreeSet::new());
+    let texts = texts(&objects).into_iter().map(|text| text.name);
+    for name in objects.iter().map(|object| object.name).chain(texts) {
+        assert!(names.insert(name), "two definitions have the name {name}");
+    }
     let text = schema.to_string();
     for reference in text.split("\"#/$defs/").skip(1) {
         let name = reference.split('"').next().expect("a name");
@@ -131,9 +140,105 @@ fn schema_and_reader_agree_on_what_is_wrong() {
     }
 }
 
+#[test]
+fn a_documented_default_is_a_value_of_its_key() {
+    let schema = schema();
+    let mut defaults = 0;
+    for object in objects() {
+        let properties = match object.name {
+            "config" => &schema["properties"],
+            name => &schema["$defs"][name]["properties"],
+        };
+        for key in object.keys {
+            let Presence::Default(default) = key.presence() else { continue };
+            let (mut problems, place) = (Problems::new(), format!("{}.{}", object.name, key.name()));
+            check(&tree(&default, &mut problems), key.kind(), &KeyPath::Root, &mut problems);
+            assert!(problems.is_empty(), "{place}: {:?}", problems.finish());
+            let property = &properties[key.name()];
+            assert_eq!(
+                misfits(&validator_of(property), &property["default"]),
+                Vec::<String>::new(),
+                "{place}"
+            );
+            defaults += 1;
+        }
+    }
+    assert!(defaults > 50, "{defaults}");
+}
+
+#[test]
+fn a_pattern_of_the_schema_allows_what_the_reader_allows() {
+    let mut forms: BTreeMap<&str, (&[&str], &[&str])> = BTreeMap::from([
+        ("alpn", (&["h2"][..], &[""][..])),
+        ("bind", (&[":15443", "10.0.0.1:1", "[::1]:1"], &["15443"])),
+        ("bindAddress", (&["127.0.0.1:15000", "[::1]:15000"], &["localhost:1"])),
+        ("cidr", (&["10.0.0.0/8", "fd00::/8"], &["10.0.0.0"])),
+        ("collector", (&["http://collector:4317"], &["https://collector:4317", "http://c:1/x"])),
+        ("duration", (&["0s", "250ms", "10s", "5m", "1h"], &["10", "1.5s", "10 s"])),
+        ("etcd", (&["https://etcd-0.example:2379", "http://127.0.0.1:2379"], &["etcd:2379"])),
+        ("etcdPrefix", (&["/isthmus/services/"], &["/isthmus"])),
+        ("frameSize", (&["16384", "64KiB", "1MiB"], &["64KB"])),
+        ("headerSize", (&["4096", "1MiB"], &["1 MiB"])),
+        ("helloSize", (&["4096", "16KiB"], &["16K"])),
+        ("host", (&["10.0.0.1", "fd00::1", "db.internal"], &["a/b"])),
+        ("hostname", (&["a.b", "a_b"], &["a b", "*.b"])),
+        ("https", (&["https://a.b:1"], &["http://a.b:1"])),
+        ("spiffeId", (&["spiffe://td/ns/a"], &["td/ns/a", "spiffe://td/ns/*"])),
+        ("spiffeIdPattern", (&["spiffe://td/ns/a", "spiffe://td/ns/*"], &["td/*"])),
+        ("ip", (&["10.0.0.1", "fd00::1"], &["host"])),
+        ("label", (&["", "a b"], &[])),
+        ("locality", (&["a", "a/b", "a/b/c"], &["/a", "a/b/c/d"])),
+        ("nameServer", (&["10.0.0.53", "10.0.0.53:5353", "[fd00::53]:5353"], &["ns.example"])),
+        ("path", (&["a/b"], &[""])),
+        ("pattern", (&["a.b", "*.b", "*"], &["a*", "*b"])),
+        ("percent", (&["0%", "100%"], &["50"])),
+        ("routeKey", (&["-", "*", "*.b", "a.b"], &["a b"])),
+        ("subset", (&["v1"], &["V1", ""])),
+        ("target", (&["10.0.0.1:443", "[fd00::1]:443", "db.internal:443"], &["db.internal"])),
+        ("text", (&["a b"], &[""])),
+        ("timeout", (&["1ms", "010s"], &["0s", "00m", "1"])),
+        ("trustDomain", (&["cluster.local"], &["Cluster.local"])),
+        ("unixSocket", (&["unix:///run/a", "unix:/run/a"], &["/run/a"])),
+        ("window", (&["65536", "64KiB"], &["64k"])),
+    ]);
+    for text in texts(&objects()) {
+        let (good, bad) = forms.remove(text.name).unwrap_or_else(|| panic!("{} has no samples", text.name));
+        let validator = validator_of(&json!({ "$ref": format!("#/$defs/{}", text.name) }));
+        for (samples, fits) in [(good, true), (bad, false)] {
+            for sample in samples {
+                let read = (text.check)(sample).is_ok();
+                assert_eq!(
+                    (read, validator.is_valid(&json!(sample))),
+                    (fits, fits),
+                    "{}: {sample:?}",
+                    text.name
+                );
+            }
+        }
+    }
+    assert!(forms.is_empty(), "{forms:?}");
+}
+
+/// The example with each of the sources of a certificate, of which its comment lists three.
+fn examples() -> Vec<String> {
+    let text = fs::read_to_string(root().join(EXAMPLE)).expect("the example");
+    let (_, sources) = text.split_once("#   identity:\n").expect("a comment with sources");
+    let sources = sources.lines().map_while(|line| line.strip_prefix("#     "));
+    let examples: Vec<_> = sources.map(|source| format!("{text}\nidentity:\n  {source}\n")).collect();
+    assert_eq!(examples.len(), 3);
+    examples
+}
+
 /// The schema as an editor uses it, patterns included.
 fn validator() -> jsonschema::Validator {
     jsonschema::draft202012::new(&schema()).expect("a schema")
+}
+
+/// A part of the schema, as an editor uses it.
+fn validator_of(part: &Value) -> jsonschema::Validator {
+    let mut part = part.clone();
+    part["$defs"] = schema()["$defs"].clone();
+    jsonschema::draft202012::new(&part).expect("a schema")
 }
 
 fn misfits(validator: &jsonschema::Validator, value: &Value) -> Vec<String> {
@@ -142,12 +247,12 @@ fn misfits(validator: &jsonschema::Validator, value: &Value) -> Vec<String> {
 
 /// Converts a YAML text to JSON, as the schema check of an editor sees it.
 fn as_json(text: &str) -> Value {
-    use crate::document::problem::Problems;
-    use crate::document::tree::{Source, parse};
-    let mut problems = Problems::new();
+    json_of(&tree(text, &mut Problems::new()))
+}
+
+fn tree(text: &str, problems: &mut Problems) -> crate::document::tree::Node {
     let file = problems.add_file(Path::new("x")).expect("a file");
-    let tree = parse(Source { file, text, environment: None }, None, &mut problems).expect("YAML");
-    json_of(&tree)
+    parse(Source { file, text, environment: None }, None, problems).expect("YAML")
 }
 
 fn json_of(node: &crate::document::tree::Node) -> Value {
