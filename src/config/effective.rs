@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use super::{Config, LogFormat, Workers};
+use super::{Config, Workers};
 use crate::aggregator::etcd::spec::EtcdSpec;
 use crate::aggregator::kubernetes::spec::{AccessSpec, ClusterSource, ClustersSpec, KubernetesSpec};
 use crate::aggregator::spec::RegistryKind;
@@ -15,10 +15,10 @@ use crate::discovery::ClientRule;
 use crate::model::address::Bind;
 use crate::model::endpoint::Labels;
 use crate::snapshot::policy::{
-    Access, AddressScope, ExportRule, Gateway, Listener, LocalityMode, MarkCondition, NetworkPolicy, Policy,
-    RegistryScope, Route, RouteEndpoint, RouteTarget, Tuning,
+    AddressScope, ExportRule, Gateway, Listener, MarkCondition, NetworkPolicy, Policy, RegistryScope, Route,
+    RouteEndpoint, RouteTarget, Tuning,
 };
-use crate::telemetry::access_log::{AccessLog, Format, Sink};
+use crate::telemetry::access_log::{AccessLog, Sink};
 use crate::tls::source::Source;
 
 /// Returns the config in use.
@@ -66,6 +66,7 @@ pub fn effective(config: &Config) -> Value {
             "connectTotal": duration(timeouts.connect_total),
             "idle": duration(timeouts.idle.unwrap_or_default()),
             "halfClose": duration(timeouts.half_close.unwrap_or_default()),
+            "stalled": duration(timeouts.stalled.unwrap_or_default()),
         },
         "drain": {"delay": duration(config.drain.delay), "timeout": duration(config.drain.timeout)},
         "dns": {
@@ -173,12 +174,8 @@ fn endpoint(endpoint: &RouteEndpoint) -> Value {
 }
 
 fn tuning(tuning: &Tuning) -> Value {
-    let locality = match tuning.locality {
-        LocalityMode::Prefer => "prefer",
-        LocalityMode::Ignore => "ignore",
-    };
     json!({
-        "loadBalancing": {"policy": tuning.policy.text(), "locality": locality},
+        "loadBalancing": {"policy": tuning.policy.text(), "locality": tuning.locality.text()},
         "ejection": match &tuning.ejection {
             None => Value::from(false),
             Some(ejection) => json!({
@@ -320,10 +317,6 @@ fn export(rule: &ExportRule) -> Value {
 }
 
 fn network(network: &NetworkPolicy) -> Value {
-    let access = match network.access {
-        Access::Gateway => "gateway",
-        Access::Direct => "direct",
-    };
     let gateway = |gateway: &Gateway| {
         json!({
             "address": gateway.host.to_string(),
@@ -336,7 +329,7 @@ fn network(network: &NetworkPolicy) -> Value {
         })
     };
     json!({
-        "access": access,
+        "access": network.access.text(),
         "cidrs": texts(&network.cidrs),
         "gateways": network.gateways.iter().map(gateway).collect::<Vec<_>>(),
     })
@@ -409,22 +402,14 @@ fn telemetry(config: &Config) -> Value {
                 Sink::Stderr => "stderr".to_owned(),
                 Sink::File(path) => path.display().to_string(),
             };
-            let format = match format {
-                Format::Json => "json",
-                Format::Text => "text",
-            };
-            json!({"path": path, "format": format})
+            json!({"path": path, "format": format.text()})
         }
-    };
-    let format = match config.log.format {
-        LogFormat::Text => "text",
-        LogFormat::Json => "json",
     };
     json!({
         "metrics": opened(config.metrics),
         "health": opened(config.health),
         "accessLog": access_log,
-        "log": {"level": config.log.level.text(), "format": format},
+        "log": {"level": config.log.level.text(), "format": config.log.format.text()},
         "tracing": config.tracing.as_ref().map_or_else(|| false.into(), |tracing| json!({
             "otlp": tracing.otlp,
             "sample": tracing.sample.share(),

@@ -5,10 +5,12 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use super::super::reference::{objects, texts};
+use super::super::table::Root;
 use super::*;
+use crate::document::form::Keys;
 use crate::document::problem::Problems;
 use crate::document::reader::check;
-use crate::document::table::Presence;
+use crate::document::table::{Kind, Presence};
 use crate::document::tree::{Source, parse};
 
 const EXAMPLE: &str = "config/isthmus.yaml";
@@ -56,7 +58,7 @@ fn the_example_shows_every_key() {
 /// The config in use can be loaded again, and gives an equal config.
 #[test]
 fn the_effective_config_has_every_key_and_is_read_as_the_same_policy() {
-    let (mut has, mut known) = (BTreeSet::new(), BTreeSet::new());
+    let (mut has, mut known, mut has_in_section) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
     for text in examples() {
         let config = loaded(&text);
         let shown = effective(&config);
@@ -64,6 +66,10 @@ fn the_effective_config_has_every_key_and_is_read_as_the_same_policy() {
         assert_eq!(format!("{:?}", again.policy), format!("{:?}", config.policy));
         assert_eq!((again.drain, again.workers, again.xds), (config.drain, config.workers, config.xds));
         keys_of(&shown, &mut has);
+        let sections = shown.as_object().into_iter().flatten();
+        for (section, keys) in sections.filter_map(|(name, value)| Some((name, value.as_object()?))) {
+            has_in_section.extend(keys.keys().map(|key| format!("{section}.{key}")));
+        }
     }
     keys_of_schema(&schema(), &mut known);
     let missing: Vec<_> = known.difference(&has).map(String::as_str).collect();
@@ -84,6 +90,16 @@ fn the_effective_config_has_every_key_and_is_read_as_the_same_policy() {
     ];
     let unexpected: Vec<_> = missing.iter().filter(|key| !left_out.contains(key)).collect();
     assert!(unexpected.is_empty(), "{unexpected:?} are not in the config that /api/v1/config shows");
+    for section in Root::OBJECT.keys {
+        let (Kind::Object(object) | Kind::OrOff(Kind::Object(object))) = section.kind() else { continue };
+        for key in object.names().filter(|key| !left_out.contains(key)) {
+            let place = format!("{}.{key}", section.name());
+            assert!(
+                has_in_section.contains(&place),
+                "{place} is not in the config that /api/v1/config shows"
+            );
+        }
+    }
 }
 
 #[test]
