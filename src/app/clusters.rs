@@ -93,7 +93,7 @@ impl Clusters {
         all
     }
 
-    /// What is wrong with the sources, a line each.
+    /// Returns the errors of the sources, a line each.
     pub(super) fn problems(&self) -> Vec<String> {
         let of_finder = |(_, finder): &(ClustersSpec, ClusterFinder)| finder.found.borrow().problems.clone();
         self.finders.values().flat_map(of_finder).collect()

@@ -1,4 +1,4 @@
-//! Where an API server is and what lets us in, read anew now and then: tokens and kubeconfigs are renewed under a running
+//! Reads the address and the credentials of an API server, again and again: tokens and kubeconfigs are renewed under a running
 //! process.
 
 use std::env;
@@ -13,19 +13,19 @@ use crate::net::file;
 use crate::net::reading::{ReadError, Readings};
 use crate::tls::files::{READ_WITHIN, read_roots};
 
-/// Where a pod finds what its service account gives it.
+/// The folder in which a pod finds its service account's token and CA.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 /// The largest file of a token.
 const TOKEN_BYTES_MAX: u64 = 64 << 10;
 
-/// What was read, and a number that differs when something else is read.
+/// Credentials that were read, and a digest by which two readings are compared.
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) access: Access,
     pub(super) digest: u64,
 }
 
-/// Reads where the server is and what lets us in; the mistakes, a line each.
+/// Reads the credentials; the errors are a line each.
 pub(super) async fn find(spec: &AccessSpec, readings: &Readings) -> Result<Found, Vec<String>> {
     let spec = spec.clone();
     let unread = |unread: ReadError| Err(vec![format!("its credentials cannot be read: {unread}")]);

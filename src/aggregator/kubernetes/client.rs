@@ -26,11 +26,11 @@ use crate::net::scope::Scope;
 use crate::tls::client::{config, secure};
 use crate::tls::server::provider;
 
-/// From the look-up of the server's name to the end of the TLS handshake.
+/// Time for a connection, from the look-up of the server's name to the end of the TLS handshake.
 const CONNECT: Duration = Duration::from_secs(5);
-/// How long the head of an answer, or the next part of its body, may take.
+/// Time for the head of an answer, and for each further part of its body.
 pub(super) const ANSWER: Duration = Duration::from_secs(60);
-/// How long a connection is silent before the server is asked whether it lives, and how long its answer may take.
+/// A connection that is silent for this time is pinged, and closed without an answer within the second time.
 const PING_INTERVAL: Duration = Duration::from_secs(5);
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
 /// The largest answer to a request for one object.
@@ -40,7 +40,7 @@ const SHOWN_MAX: usize = 300;
 /// The longest wait that a server may ask for.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
 
-/// Why an API server does not do what it is asked.
+/// The reason why a request to an API server failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(super) enum Fault {
     #[error("{0}")]
@@ -53,7 +53,7 @@ pub(super) enum Fault {
     Late(Duration),
     #[error("the connection broke: {0}")]
     Broken(String),
-    /// It answered with another status than 2xx.
+    /// The server answered with another status than 2xx.
     #[error("{}", refusal(*.status, .message))]
     Refused { status: StatusCode, message: String, retry_after: Option<Duration> },
     #[error("its answer is of no use: {0}")]
@@ -228,7 +228,7 @@ impl Client {
             .handshake(TokioIo::new(stream))
             .await
             .map_err(|error| Fault::Broken(innermost(&error)))?;
-        // It ends with the last request; those that wait for an answer learn how it broke.
+        // The connection ends with its last request, and requests that wait for an answer get its error.
         self.scope.spawn(async move { drop(connection.await) });
         Ok(sender)
     }

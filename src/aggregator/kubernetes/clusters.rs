@@ -24,7 +24,7 @@ use crate::net::reading::{ReadError, Readings};
 use crate::net::scope::Scope;
 use crate::tls::files::READ_WITHIN;
 
-/// How often a folder is listed, and credentials for reading Secrets are read again.
+/// The interval in which a folder is listed, and the credentials for Secrets are read again.
 const LIST_EVERY: Duration = Duration::from_secs(2);
 /// Clusters of one source; more are left out, and shown.
 const CLUSTERS_MAX: usize = 1_000;
@@ -38,9 +38,9 @@ const EVENTS_MAX: usize = 16;
 pub struct FoundClusters {
     /// True once the source was read.
     pub is_read: bool,
-    /// By cluster, where its kubeconfig is.
+    /// The kubeconfig of each cluster.
     clusters: BTreeMap<Arc<str>, AccessSpec>,
-    /// What is wrong with the source, or left out of it, a line each.
+    /// Errors of the source, and clusters that are left out, a line each.
     pub problems: Vec<String>,
 }
 
@@ -164,7 +164,7 @@ struct Secrets {
     namespace: Arc<str>,
     sender: watch::Sender<Arc<FoundClusters>>,
     scope: Scope,
-    /// By Secret, its kubeconfigs by cluster.
+    /// The kubeconfigs by cluster, by Secret.
     secrets: BTreeMap<Arc<str>, BTreeMap<Arc<str>, FoundKubeconfig>>,
     /// The Secrets that the listing which is read has named.
     listed: Option<Vec<Arc<str>>>,
@@ -253,7 +253,7 @@ impl Secrets {
             What::Absent => self.failing = Some("the API server has no Secrets".to_owned()),
             What::Failing(why, _) => self.failing = Some(why.to_string()),
         }
-        // What a listing has named so far is not all that there is.
+        // An unfinished listing is not published: it lacks clusters.
         if self.listed.is_none() {
             self.tell();
         }

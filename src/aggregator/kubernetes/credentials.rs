@@ -1,4 +1,4 @@
-//! Where an API server is and what lets us in, as a client takes it.
+//! The address of an API server, and the credentials for it, as a client takes them.
 
 use http::{HeaderName, HeaderValue};
 use rustls::pki_types::{CertificateDer, ServerName};
@@ -6,18 +6,18 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use crate::model::address::Url;
 use crate::tls::client::OwnCertificate;
 
-/// An API server, and what lets us in.
+/// An API server, and the credentials for it.
 #[derive(Debug)]
 pub(super) struct Access {
     pub(super) server: Url,
-    /// What the server's certificate chains to.
+    /// The roots that the server's certificate chains to.
     pub(super) roots: Vec<CertificateDer<'static>>,
     /// The name in the server's certificate; absent: the server's own.
     pub(super) server_name: Option<ServerName<'static>>,
     pub(super) identification: Identification,
 }
 
-/// What lets us in.
+/// The credentials: a token, or a certificate, or both.
 pub(super) struct Identification {
     pub(super) token: Option<String>,
     pub(super) own: Option<OwnCertificate>,

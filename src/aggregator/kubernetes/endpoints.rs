@@ -15,7 +15,7 @@ use crate::model::endpoint::{DeclaredTls, Endpoint, EndpointTemplate, Health, Ow
 use crate::model::place::{Locality, Network};
 use crate::model::service::Withheld;
 
-/// What endpoints of a service are made of.
+/// The objects from which endpoints are made.
 pub(super) struct Sources<'a> {
     pub(super) spec: &'a KubernetesSpec,
     /// The network of the cluster.
@@ -29,9 +29,9 @@ pub(super) struct Sources<'a> {
 pub(super) struct Made {
     /// In order of address.
     pub(super) endpoints: Vec<Endpoint>,
-    /// Of the endpoints that have a name of their own, that name and their place among the endpoints.
+    /// Host names of endpoints that have one, each with the index of its endpoint.
     pub(super) named: Vec<(Arc<str>, usize)>,
-    /// What is not believed, by why.
+    /// The number of endpoints that are left out, by reason.
     pub(super) withheld: BTreeMap<Withheld, u32>,
 }
 
@@ -46,7 +46,7 @@ struct Instance<'a> {
     zone: Option<&'a Arc<str>>,
 }
 
-/// What makes several entries of slices one instance.
+/// The key by which entries of several slices are one instance.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Whose {
     Pod(Uid),
@@ -99,8 +99,7 @@ pub(super) fn made<'a>(
     made
 }
 
-/// Adds what a slice says of an instance to what others say of it. Of two states the better one counts, but that an instance
-/// drains counts more.
+/// Adds a slice's entry to an instance. The better of two health states applies, except that draining overrides both.
 fn join<'a>(
     instances: &mut BTreeMap<Whose, Instance<'a>>,
     whose: Whose,
@@ -173,7 +172,7 @@ impl<'a> Sources<'a> {
         }
     }
 
-    /// Where an instance is: what its pod says, else its node, else the zone of its slice.
+    /// Returns the locality of an instance: that of its pod's label, else of its node, else the zone in its slice.
     fn locality(&self, instance: &Instance<'_>) -> Locality {
         if let Some(locality) = instance.pod.and_then(|pod| pod.template.locality.as_ref()) {
             return locality.clone();

@@ -17,7 +17,7 @@ use super::records::{ExportCondition, ObjectKey};
 use super::spec::ExportWriterSpec;
 use crate::telemetry::clock::rfc3339;
 
-/// How long a Lease is valid after it was renewed, how often it is renewed, and for how long its holder goes on without: as
+/// The duration of a Lease, the interval of renewals, and the time after which a holder that could not renew stops: as
 /// client-go's leader election has them.
 const LEASE: Duration = Duration::from_secs(15);
 const RENEW_EVERY: Duration = Duration::from_secs(2);
@@ -71,13 +71,13 @@ pub(super) struct ExportWriter {
     client: Arc<Client>,
     spec: ExportWriterSpec,
     exports: watch::Receiver<Arc<Exports>>,
-    /// What keeps conditions from being written; empty: nothing.
+    /// The error that keeps conditions from being written; empty: none.
     problem: watch::Sender<String>,
     /// The Lease as it was seen last, and since when it is so.
     seen: Option<(Value, Instant)>,
     /// When this replica has renewed the Lease last.
     renewed: Option<Instant>,
-    /// What was written last of each export: a watch that lags must not have it written again.
+    /// The conditions that were written last, by export: the watch lags, and they must not be written twice.
     written: BTreeMap<ObjectKey, Vec<ExportCondition>>,
 }
 

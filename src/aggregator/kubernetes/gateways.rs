@@ -18,7 +18,7 @@ use crate::model::place::{ClusterId, Locality, Network};
 use crate::snapshot::change::{GatewayKey, RegistryGateway};
 use crate::snapshot::policy::Gateway;
 
-/// Where Istio's gateways take TLS by SNI.
+/// The port on which Istio's gateways route TLS by SNI.
 const SNI_PORT: u16 = 15_443;
 /// Gateways of one cluster; more are left out, and shown.
 const GATEWAYS_MAX: usize = 1_000;
@@ -206,7 +206,7 @@ fn of_service(
 struct Behind {
     is_ready: bool,
     identity: Option<Identity>,
-    /// Where they listen for the gateway's ports.
+    /// The sockets on which the pods listen for the gateway's ports.
     sockets: Arc<[SocketAddr]>,
     /// The nodes that ready ones are on.
     nodes: BTreeSet<Arc<str>>,
@@ -291,7 +291,7 @@ fn of_object(
         };
         let name = format!("{key}/{host}").into();
         let key = GatewayKey { network: record.network.clone(), name };
-        // What is behind the address cannot be seen from here.
+        // The pods behind the address are not known, so the gateway counts as ready.
         found.push(Found { gateway: RegistryGateway { key, gateway }, is_ready: true });
     }
 }

@@ -1,5 +1,5 @@
-//! All that is known of one cluster: the objects that its watches have told of, and what of the registry they make. A change
-//! of any object marks the services that it concerns; these are made anew, and nothing else.
+//! The index of one cluster: the objects of its watches, and the registry items made from them. A changed object marks the
+//! services that depend on it, and only these are made again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -66,13 +66,13 @@ pub(super) struct WatchState {
     pub(super) namespace: Option<Arc<str>>,
     /// The number of the listing that is read, or was read last.
     listing: u32,
-    /// Whether a listing was read to its end.
+    /// True once a listing was read to its end.
     pub(super) is_synced: bool,
     pub(super) is_absent: bool,
     pub(super) failing: Option<(Arc<str>, Option<StatusCode>)>,
 }
 
-/// What a cluster's objects make of it.
+/// The objects of a cluster, and the items of the registry that were made from them.
 pub(super) struct Index {
     pub(super) spec: Arc<KubernetesSpec>,
     cluster: ClusterId,
@@ -91,13 +91,13 @@ pub(super) struct Index {
     pub(super) watches: Vec<WatchState>,
     /// Objects that cannot be read, each with why.
     broken: BTreeMap<Arc<str>, String>,
-    /// Those of them of which the registry was not told yet.
+    /// Broken or mended objects that were not reported yet.
     broken_dirty: BTreeSet<Arc<str>>,
     /// Objects that were not taken in, as there are too many.
     pub(super) overflow: BTreeMap<Kind, usize>,
     dirty: BTreeSet<ObjectKey>,
     is_all_dirty: bool,
-    /// Whether the next changes are a full listing.
+    /// True if the next changes are a full listing.
     is_listing: bool,
     gateways_dirty: bool,
     /// The items that were sent of each service.
@@ -105,7 +105,7 @@ pub(super) struct Index {
     /// Endpoints that are withheld, by service.
     withheld: BTreeMap<ObjectKey, BTreeMap<Withheld, u32>>,
     sent_gateways: BTreeMap<Key, RegistryGateway>,
-    /// What is wrong with gateways, in words.
+    /// Problems of gateways, a line each.
     pub(super) gateway_notes: Vec<String>,
     /// The trust domain that the mesh's own configuration names now differs from the one in use.
     pub(super) is_outdated: bool,
@@ -157,21 +157,20 @@ impl Index {
         }
     }
 
-    /// Returns true if every watch was read to its end once, or cannot be for a lack of rights: what is known then is all
-    /// that there is to know.
+    /// Returns true if every watch was listed once; a kind that is not needed may fail instead.
     pub(super) fn is_ready(&self) -> bool {
         self.watches.iter().all(|watch| {
             watch.is_synced || watch.is_absent || (!watch.kind.is_needed() && watch.failing.is_some())
         })
     }
 
-    /// Why the registry cannot be read, a line for each kind that is needed; empty where it can.
+    /// Returns a line for each needed kind that cannot be followed.
     pub(super) fn failures(&self) -> Vec<String> {
         let failing = self.watches.iter().filter(|watch| watch.kind.is_needed());
         failing.filter_map(|watch| Some(watch_text(watch, &watch.failing.as_ref()?.0))).collect()
     }
 
-    /// Takes in what a watch tells.
+    /// Applies an event of a watch.
     pub(super) fn apply(&mut self, event: Event) {
         let Event { watch, kind, what } = event;
         match what {
@@ -397,7 +396,7 @@ impl Index {
 
     fn remove_pod(&mut self, uid: Uid) {
         let Some(entry) = self.pods.get_mut(&uid) else { return };
-        // What a slice still names stays as it was last known: the pod may be gone before its slice says so.
+        // A pod that a slice still names stays: the pod may be gone before its slice is updated.
         entry.is_there = false;
         if entry.named_by.is_empty() {
             self.pods.remove(&uid);
@@ -618,7 +617,7 @@ impl Index {
         self.is_all_dirty || self.gateways_dirty || !self.dirty.is_empty() || !self.broken_dirty.is_empty()
     }
 
-    /// How many services are to be made anew.
+    /// Returns the number of services that the next changes make again.
     pub(super) fn work(&self) -> usize {
         if self.is_all_dirty { self.services.len() } else { self.dirty.len() }
     }
@@ -640,7 +639,7 @@ impl Index {
         Self::new(self.spec.clone(), self.cluster.clone(), self.trust_domain.clone(), &watches)
     }
 
-    /// What differs from what was sent before.
+    /// Returns the items that differ from those that were sent.
     pub(super) fn changes(&mut self) -> Vec<Change> {
         let mut changes = Vec::new();
         let is_listing = std::mem::take(&mut self.is_listing);
@@ -870,7 +869,7 @@ impl Index {
         vec![valid, ready]
     }
 
-    /// How many objects of each kind are known.
+    /// Returns the number of known objects, by kind.
     pub(super) fn objects(&self) -> Vec<(&'static str, usize)> {
         vec![
             ("namespaces", self.namespaces.len()),
@@ -883,7 +882,7 @@ impl Index {
         ]
     }
 
-    /// What is left out, by why.
+    /// Returns the number of objects and endpoints that are left out, by reason.
     pub(super) fn left_out(&self) -> Vec<(&'static str, usize)> {
         let of_class = |class| self.services.values().filter(|known| known.value.class == class).count();
         let other_ports = self.services.values().map(|known| known.value.other_ports).sum();

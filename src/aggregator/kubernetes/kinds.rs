@@ -18,7 +18,7 @@ pub(super) enum Kind {
     Secret,
 }
 
-/// What a request asks for beside the kind.
+/// The selectors of a request, percent-encoded; empty: none.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Selectors {
     labels: &'static str,

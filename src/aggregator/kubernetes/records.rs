@@ -1,4 +1,4 @@
-//! What is kept of Kubernetes objects: a few hundred bytes each, with texts shared.
+//! The fields of Kubernetes objects that are kept: a few hundred bytes per object, with shared texts.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -46,7 +46,7 @@ impl std::fmt::Display for ObjectKey {
 pub(super) struct Uid([u8; 16]);
 
 impl Uid {
-    /// From 32 hexadecimal digits, with or without hyphens.
+    /// Parses 32 hexadecimal digits, with or without hyphens.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let mut bytes = [0; 16];
         let mut count = 0;
@@ -65,7 +65,7 @@ pub(super) struct Interner {
     texts: HashSet<Arc<str>>,
     templates: HashSet<Arc<PodTemplate>>,
     endpoint_templates: HashSet<Arc<EndpointTemplate>>,
-    /// How many values there were after the last sweep.
+    /// The number of values after the last sweep.
     swept: usize,
 }
 
@@ -129,12 +129,12 @@ pub(super) struct ServiceRecord {
     pub(super) labels: Labels,
     pub(super) class: ServiceClass,
     pub(super) vips: Vec<IpAddr>,
-    /// Whether IPv6 is the family that the service names first.
+    /// True if the service names IPv6 first among its families.
     pub(super) prefers_v6: bool,
     pub(super) ports: Vec<PortRecord>,
     /// Ports that are left out, as they are not of TCP.
     pub(super) other_ports: usize,
-    /// Why no mark exports it: only a rule that names it does so.
+    /// The reason why no mark exports the service; only a rule without `marked` does.
     pub(super) unmarkable: Option<&'static str>,
     pub(super) entrance: Option<Box<Entrance>>,
     /// Seconds since 1970, as text that sorts: RFC 3339.
@@ -156,24 +156,24 @@ pub(super) struct PortRecord {
     pub(super) name: Arc<str>,
     pub(super) number: u16,
     pub(super) protocol: PortProtocol,
-    /// Where pods listen; `None`: each names its own.
+    /// The port on which pods listen; `None`: it is a name that each pod resolves.
     pub(super) target: Option<u16>,
     pub(super) node_port: Option<u16>,
 }
 
-/// What a Service says of itself as the gateway of a network.
+/// The settings of a Service that is the gateway of a network.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Entrance {
     pub(super) network: Network,
     /// The number of the service port that takes TLS by SNI.
     pub(super) sni_port: u16,
-    /// What load balancers have given it, and addresses that the operator has led to it.
+    /// Addresses of load balancers, and `externalIPs`.
     pub(super) hosts: Vec<Host>,
     /// Labels of the nodes by whose addresses it is reached.
     pub(super) nodes: Option<Labels>,
     /// The type of the nodes' addresses.
     pub(super) node_address: Arc<str>,
-    /// Whether a node passes connections on to pods on it alone.
+    /// True with `externalTrafficPolicy: Local`: a node forwards only to its own pods.
     pub(super) is_local: bool,
     /// Addresses in the place of all others, each with a port of its own or none.
     pub(super) overrides: Vec<(Host, Option<u16>)>,
@@ -185,7 +185,7 @@ pub(super) struct Entrance {
 pub(super) struct SliceRecord {
     /// The name of its service, in its own namespace.
     pub(super) service: Arc<str>,
-    /// By port name, where its endpoints listen.
+    /// The port numbers of the endpoints, by port name.
     pub(super) ports: Vec<(Arc<str>, u16)>,
     pub(super) endpoints: Box<[SliceEndpoint]>,
 }
@@ -193,7 +193,7 @@ pub(super) struct SliceRecord {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct SliceEndpoint {
     pub(super) address: IpAddr,
-    /// Of the pod it names; the outer `None`: it names none.
+    /// The UID of the pod that the endpoint names. Outer `None`: it names no pod; inner: its UID is malformed.
     pub(super) pod: Option<Option<Uid>>,
     pub(super) health: Health,
     pub(super) hostname: Option<Arc<str>>,
@@ -228,7 +228,7 @@ pub(super) struct PodEntry {
     pub(super) named_by: Vec<Arc<ObjectKey>>,
 }
 
-/// What the pods of one deployment have in common.
+/// The fields that pods of one deployment share.
 #[derive(Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct PodTemplate {
     pub(super) labels: Labels,
@@ -236,7 +236,7 @@ pub(super) struct PodTemplate {
     pub(super) identity: Option<Identity>,
     pub(super) is_meshed: bool,
     pub(super) encapsulation: Encapsulation,
-    /// From the label `istio-locality`.
+    /// The locality of the label `istio-locality`.
     pub(super) locality: Option<Locality>,
 }
 
@@ -257,7 +257,7 @@ pub(super) struct ExportCondition {
 pub(super) struct NodeRecord {
     pub(super) labels: Labels,
     pub(super) locality: Locality,
-    /// By type, such as `ExternalIP`.
+    /// The addresses with their types, such as `ExternalIP`.
     pub(super) addresses: Vec<(Arc<str>, IpAddr)>,
 }
 
@@ -269,7 +269,7 @@ fn port(number: i64) -> Option<u16> {
     u16::try_from(number).ok().filter(|number| *number > 0)
 }
 
-/// What is spoken on a port: `appProtocol` if it is there, else what the port's name begins with.
+/// Returns the protocol of a port: from `appProtocol` if it is set, else from the prefix of the port's name.
 fn protocol(port: &objects::Port) -> PortProtocol {
     let named = match port.app_protocol.as_str() {
         "" => port.name.as_str(),
@@ -382,7 +382,7 @@ impl Entrance {
     }
 }
 
-/// From `host`, `host:port`, `[v6]:port`.
+/// Parses `host`, `host:port` or `[v6]:port`.
 fn address_and_port(text: &str) -> Option<(Host, Option<u16>)> {
     if let Ok(host) = Host::parse(text) {
         return Some((host, None));

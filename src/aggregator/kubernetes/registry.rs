@@ -25,9 +25,9 @@ use crate::net::reading::Readings;
 use crate::net::scope::Scope;
 use crate::snapshot::change::{Change, Report};
 
-/// How often credentials are read again, and it is looked whether there is something to say of the cluster.
+/// The interval in which credentials are read again, and the report is renewed.
 const TICK: Duration = Duration::from_secs(1);
-/// How long a kind cannot be followed before it is reported that the registry cannot be read: servers are restarted, and
+/// A kind that cannot be followed for this time makes the registry stale: servers are restarted, and
 /// connections moved, in less.
 const GRACE: Duration = Duration::from_secs(3);
 /// Batches of events that may wait; watches wait behind them.
@@ -36,7 +36,7 @@ const EVENTS_MAX: usize = 64;
 const ROUND: usize = 256;
 /// Services whose endpoints are made where their events arrive; more are made on a thread for long work.
 const MADE_HERE_MAX: usize = 64;
-/// How long the server may take to say its version and the mesh's configuration.
+/// Time for the server's version and the mesh's configuration.
 const ABOUT_WITHIN: Duration = Duration::from_secs(10);
 /// Readings of credentials that may hang at the same time.
 const READINGS: usize = 3;
@@ -74,7 +74,7 @@ struct Session {
     client: Arc<Client>,
     way: Arc<Way>,
     version: String,
-    /// Of the credentials.
+    /// The digest of the credentials.
     digest: u64,
     index: Index,
     events: mpsc::Receiver<Vec<Event>>,
@@ -82,7 +82,7 @@ struct Session {
     last_event: Option<SystemTime>,
     /// The ServiceExports whose conditions are written here, where they are.
     exports: Option<watch::Sender<Arc<Exports>>>,
-    /// What keeps them from being written.
+    /// The error that keeps conditions from being written; empty: none.
     export_problem: watch::Receiver<String>,
     /// When a kind was listed again last, and which.
     relisted: Option<(SystemTime, &'static str)>,
@@ -94,11 +94,11 @@ impl Drop for Session {
     }
 }
 
-/// Why the cluster cannot be read at the moment.
+/// A cluster that cannot be read at the moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Failing {
     since: Instant,
-    /// What was reported of it; empty: nothing yet.
+    /// The problems that were reported; empty: none yet.
     reported: Vec<String>,
 }
 
@@ -112,9 +112,9 @@ struct Follower {
     starting: Option<JoinHandle<Result<Session, Fault>>>,
     /// Reading everything with new credentials.
     candidate: Option<Session>,
-    /// Of the credentials that were tried last.
+    /// The digest of the credentials that were tried last.
     tried: Option<u64>,
-    /// What is wrong with the credentials as they are now, a line each.
+    /// Errors of the current credentials, a line each.
     refused: Vec<String>,
     failing: Option<Failing>,
     report: Report,
@@ -233,7 +233,7 @@ impl Follower {
         // Changes say that the registry can be read, which it cannot be for one of its kinds.
         let report = self.report_now();
         if self.report.server.is_empty() {
-            // The first listing comes with what there is to say of it.
+            // The first listing brings the first report.
             self.report = report.clone();
             changes.push(Change::Report(Arc::new(report)));
         }
@@ -264,7 +264,7 @@ impl Follower {
         self.changes.send(vec![Change::Failed(problems)]).await
     }
 
-    /// Why the cluster cannot be read, a line each.
+    /// Returns the problems that keep the cluster from being read, a line each.
     fn problems(&self) -> Vec<String> {
         let of_session = |session: &Session| {
             let server = session.client.server();
@@ -402,7 +402,7 @@ impl Session {
         });
     }
 
-    /// What has changed, made on a thread for long work where it is much.
+    /// Returns the changes of the index. Many changes are computed on a thread for long work.
     async fn changes(&mut self) -> Vec<Change> {
         if self.index.work() <= MADE_HERE_MAX {
             return self.index.changes();
@@ -466,7 +466,7 @@ impl Session {
     }
 }
 
-/// What is watched: each kind, in all namespaces or in a few by themselves.
+/// Returns the kinds to watch, each in all namespaces or in single ones.
 fn watches(spec: &KubernetesSpec) -> Vec<(Kind, Option<Arc<str>>)> {
     let is_wanted = |kind: &Kind| match kind {
         Kind::Gateway => spec.gateways.is_some(),

@@ -1,4 +1,4 @@
-//! Where the API server of a Kubernetes cluster is, and what is read from it.
+//! The settings of a registry in Kubernetes: its API server, credentials, and the objects that are read.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -8,7 +8,7 @@ use crate::model::identity::TrustDomain;
 use crate::model::name::HostName;
 use crate::model::place::Network;
 
-/// Where Istio's control plane and gateways are, if nothing else is said.
+/// The default of `systemNamespace`: the namespace of Istio's control plane and gateways.
 pub const SYSTEM_NAMESPACE: &str = "istio-system";
 /// Namespaces of `only` that are each watched by itself. More are watched as the whole cluster, and filtered here.
 pub const WATCHED_APART_MAX: usize = 20;
@@ -22,9 +22,9 @@ pub struct KubernetesSpec {
     pub network: Option<Network>,
     /// Networks other than its own that its pods and gateways may say (`allow.networks`).
     pub networks: Vec<Network>,
-    /// Of the identities of its pods.
+    /// The trust domain of the pods' identities.
     pub trust_domain: TrustDomain,
-    /// Whether the trust domain is read from the ConfigMap `istio` of the system namespace, where that has one.
+    /// True if a trust domain in the ConfigMap `istio` of the system namespace applies.
     pub mesh_config: bool,
     /// The suffix of services' host names.
     pub cluster_domain: HostName,
@@ -32,13 +32,13 @@ pub struct KubernetesSpec {
     pub system_namespace: Arc<str>,
     /// The namespaces that are read.
     pub namespaces: NamespaceChoice,
-    /// Whether endpoints without a pod are believed.
+    /// True if endpoints without a pod are used.
     pub manual_endpoints: bool,
-    /// Whether the subsets of DestinationRules are read.
+    /// True if the subsets of DestinationRules are read.
     pub destination_rules: bool,
     /// Namespaces whose Services and Gateway objects may be gateways; `None`: no gateways are looked for.
     pub gateways: Option<Vec<Arc<str>>>,
-    /// Who writes the conditions of ServiceExports; `None`: nobody here.
+    /// The writer of the conditions of ServiceExports; `None`: this registry writes none.
     pub export_writer: Option<ExportWriterSpec>,
 }
 
@@ -51,7 +51,7 @@ pub struct ExportWriterSpec {
     pub holder: Arc<str>,
 }
 
-/// How the API server is found, and what lets us in.
+/// The source of the API server's address and of the credentials.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AccessSpec {
     /// The service account of the pod that this process runs in.
@@ -72,13 +72,13 @@ pub enum AccessSpec {
 /// Clusters that are found while the gateway runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClustersSpec {
-    /// Where kubeconfigs are found.
+    /// The place of the kubeconfigs.
     pub source: ClusterSource,
-    /// What holds for each of them; its `access` is not used.
+    /// The settings of each cluster; `access` is not used.
     pub template: KubernetesSpec,
 }
 
-/// Where kubeconfigs of clusters are found.
+/// The place of kubeconfigs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClusterSource {
     /// One file a cluster, named like it.

@@ -25,9 +25,9 @@ use crate::net::backoff::Backoff;
 
 /// The longest wait between attempts, give or take a fifth.
 const WAIT_MAX: Duration = Duration::from_secs(30);
-/// How long to wait before it is asked again for a kind that the server does not have.
+/// The interval in which the server is asked for a kind that it does not have.
 const ABSENT_WAIT: Duration = Duration::from_secs(60);
-/// How long a whole listing may take.
+/// Time for a whole listing.
 const LIST_WITHIN: Duration = Duration::from_secs(600);
 /// The server ends a watch after this time, and up to half as much more; the next one goes on from there.
 const WATCH_SECONDS: u64 = 240;
@@ -51,7 +51,7 @@ const EXPIRED_MAX: u32 = 2;
 const USELESS_MAX: u32 = 2;
 /// The shortest time after which the end of a watch is taken for its ordinary end, and the server for one that works.
 const STEADY: Duration = Duration::from_secs(10);
-/// How long a watch that goes on is silent before it is taken to be followed again: one that fails at once is not.
+/// A resumed watch that is silent for this time counts as followed again; one that fails at once does not.
 const SETTLED: Duration = Duration::from_secs(1);
 /// The annotation of the bookmark that ends the list on a watch.
 const INITIAL_END: &str = "k8s.io/initial-events-end";
@@ -59,7 +59,7 @@ const INITIAL_END: &str = "k8s.io/initial-events-end";
 /// One of the watches of a cluster.
 pub(super) type WatchId = usize;
 
-/// What a watch tells.
+/// An event of a watch.
 #[derive(Debug)]
 pub(super) struct Event {
     pub(super) watch: WatchId,
@@ -81,7 +81,7 @@ pub(super) enum What {
     Absent,
     /// The kind cannot be followed at the moment.
     Failing(Arc<str>, Option<StatusCode>),
-    /// It can be followed again, from where it was.
+    /// The kind is followed again, from the last revision.
     Resumed,
 }
 
@@ -101,7 +101,7 @@ pub(super) enum Object {
     Secret(Box<Secret>),
 }
 
-/// How an API server is listed; what one watch finds out holds for all.
+/// The way in which an API server is listed; one watch finds it out for all.
 #[derive(Debug, Default)]
 pub(super) struct Way {
     /// The server refuses to send lists on watches.
@@ -111,30 +111,30 @@ pub(super) struct Way {
     pub(super) resumed: AtomicU64,
 }
 
-/// What whole lines of a watch say.
+/// The content of whole lines of a watch.
 #[derive(Default)]
 struct Heard {
     batch: Vec<What>,
-    /// Whether one of them ends the list on the watch.
+    /// True if one of the lines ends the list on the watch.
     is_whole: bool,
-    /// Why following ends after the batch.
+    /// The reason why following ends after the batch.
     ended: Option<Ended>,
 }
 
-/// Whether the lines of a watch are still those of its list. Objects of a list come in no order of revisions.
+/// The part of a watch that is read: its list, whose objects come in no order of revisions, or the events after it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Listing,
     Watching,
 }
 
-/// Why following has ended.
+/// The reason why following a kind has ended.
 enum Ended {
     /// Nobody takes events any more.
     Closed,
     /// The server has ended the watch in its time.
     InTime,
-    /// What was known is too old to go on from.
+    /// The last revision is too old to resume from.
     Expired,
     Absent,
     Fault(Fault),
@@ -159,7 +159,7 @@ pub(super) struct Watcher {
     events: mpsc::Sender<Vec<Event>>,
     /// Which of the kind's versions is asked for.
     version: usize,
-    /// From where to watch; `None`: the kind has to be listed.
+    /// The revision to watch from; `None`: the kind has to be listed.
     revision: Option<String>,
     /// Listings in a row that have expired.
     expired: u32,
@@ -216,7 +216,7 @@ impl Watcher {
                     ABSENT_WAIT
                 }
                 Ended::Fault(fault) => {
-                    // What was asked for all at once may have been too much.
+                    // An answer with everything at once may have been too large.
                     self.expired = 0;
                     self.useless += u32::from(matches!(fault, Fault::Answer(_)));
                     if self.useless >= USELESS_MAX {
@@ -456,7 +456,7 @@ impl Watcher {
             }
             "DELETED" => {
                 let meta = Meta::lenient(line.object);
-                // What is gone is not known, so everything has to be asked for again.
+                // The deleted object is not known, so the kind is listed again.
                 if meta.name.is_empty() {
                     self.revision = None;
                     let fault = "a deleted object has no name".to_owned();
@@ -586,9 +586,9 @@ impl Object {
 #[derive(Default)]
 struct Lines {
     bytes: Vec<u8>,
-    /// Where the first line begins that was not taken.
+    /// The offset of the first line that was not taken.
     begin: usize,
-    /// How far no line end was found.
+    /// The offset up to which no line end was found.
     looked: usize,
 }
 
