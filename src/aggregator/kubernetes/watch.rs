@@ -49,7 +49,8 @@ const EMPTY_PAGES_MAX: usize = 100;
 const EXPIRED_MAX: u32 = 2;
 /// Answers of no use in a row before all is listed again: a watch that goes on from the same place has the same answer.
 const USELESS_MAX: u32 = 2;
-/// The shortest time after which the end of a watch is taken for its ordinary end, and the server for one that works.
+/// The shortest time after which the end of a watch is taken for its ordinary end, and expired or useless answers before it are
+/// forgotten.
 const STEADY: Duration = Duration::from_secs(10);
 /// A resumed watch that is silent for this time counts as followed again; one that fails at once does not.
 const SETTLED: Duration = Duration::from_secs(1);
@@ -287,6 +288,7 @@ impl Watcher {
             let part = match next(body, within).await {
                 Err(Fault::Late(_)) if !is_settled => {
                     is_settled = true;
+                    self.settled();
                     self.send(vec![What::Resumed]).await?;
                     continue;
                 }
@@ -299,6 +301,7 @@ impl Watcher {
             let mut heard = self.read(lines, Phase::Watching);
             if !is_settled && heard.ended.is_none() && lines.is_between() {
                 is_settled = true;
+                self.settled();
                 heard.batch.push(What::Resumed);
             }
             if !heard.batch.is_empty() {
@@ -307,6 +310,14 @@ impl Watcher {
             if let Some(ended) = heard.ended {
                 return Err(ended);
             }
+        }
+    }
+
+    /// Has the next fault waited for briefly: the server works again. After expired or useless answers that is not sure until
+    /// the watch is steady.
+    fn settled(&mut self) {
+        if self.expired == 0 && self.useless == 0 {
+            self.backoff.reset();
         }
     }
 
