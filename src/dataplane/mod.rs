@@ -7,7 +7,7 @@
 //! - the first read is tried when the connection is accepted, the first write when the endpoint is dialled: on a fast
 //!   network neither waits for the poller;
 //! - the hello is read in the worker's scratch buffer; only a hello that comes in pieces has a buffer of its own;
-//! - the snapshot is lent, endpoints are found by index in a [`balancer`], metrics are counted in cells of the worker;
+//! - the snapshot is lent, endpoints are found by index in a `balancer`, metrics are counted in cells of the worker;
 //! - an idle connection holds two sockets, its entry in the table and its task: no buffer, no pipe, no timer;
 //! - a task that looks at many connections gives others a turn after some of them.
 
