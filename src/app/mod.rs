@@ -252,7 +252,7 @@ impl Program {
             config_since: SystemTime::now(),
             in_use: in_use(&config),
             rejected: Vec::new(),
-            warnings: texts(&config.warnings),
+            warnings: [texts(&config.warnings), clusters.problems()].concat(),
             restart: Vec::new(),
             serving: false,
             listening: Vec::new(),

@@ -59,6 +59,15 @@ struct RuleRecord {
     subsets: BTreeMap<Arc<str>, Labels>,
 }
 
+/// An object that cannot be read.
+#[derive(Debug)]
+struct Broken {
+    why: String,
+    /// The watch that gives the object, and the listing that has named it last.
+    watch: WatchId,
+    listing: u32,
+}
+
 /// One watch, as far as its events tell.
 #[derive(Debug)]
 pub(super) struct WatchState {
@@ -90,7 +99,7 @@ pub(super) struct Index {
     rules: BTreeMap<ObjectKey, Listed<RuleRecord>>,
     pub(super) watches: Vec<WatchState>,
     /// Objects that cannot be read, each with why.
-    broken: BTreeMap<Arc<str>, String>,
+    broken: BTreeMap<Arc<str>, Broken>,
     /// Broken or mended objects that were not reported yet.
     broken_dirty: BTreeSet<Arc<str>>,
     /// Objects that were not taken in, as there are too many.
@@ -562,6 +571,13 @@ impl Index {
             Kind::ConfigMap | Kind::Secret => {}
         }
         self.overflow.remove(&kind);
+        let is_gone = |broken: &Broken| broken.watch == watch && broken.listing != listing;
+        let gone = self.broken.iter().filter(|(_, broken)| is_gone(broken)).map(|(object, _)| object.clone());
+        let gone: Vec<Arc<str>> = gone.collect();
+        for object in gone {
+            self.broken.remove(&object);
+            self.broken_dirty.insert(object);
+        }
     }
 
     /// Keeps the last good state of an object that cannot be read.
@@ -587,7 +603,7 @@ impl Index {
         let object = object_name(kind, meta);
         if self.broken.len() < BROKEN_MAX || self.broken.contains_key(&object) {
             self.broken_dirty.insert(object.clone());
-            self.broken.insert(object, why);
+            self.broken.insert(object, Broken { why, watch, listing });
         }
     }
 
@@ -658,7 +674,7 @@ impl Index {
             self.renew_gateways(&mut changes);
         }
         for object in std::mem::take(&mut self.broken_dirty) {
-            let problems = self.broken.get(&object).map(|why| format!("{object}: {why}"));
+            let problems = self.broken.get(&object).map(|broken| format!("{object}: {}", broken.why));
             changes.push(Change::Flawed { object, problems: problems.into_iter().collect() });
         }
         if is_listing {
