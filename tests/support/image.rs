@@ -77,7 +77,7 @@ impl Image {
             mount -o remount,bind,ro $root/etc/isthmus
             mount -t tmpfs -o size=16m,mode=1777 tmpfs $root/var/lib/isthmus
             mount -o remount,bind,ro $root
-            exec setpriv --no-new-privs --clear-groups chroot --userspec=65532:65532 $root \"$@\"";
+            PATH=$PATH:/usr/sbin:/sbin exec setpriv --no-new-privs --clear-groups chroot --userspec=65532:65532 $root \"$@\"";
         let text = |value: &Value| value.as_str().expect("a text").to_owned();
         let entry = text(&self.config["process"]["args"][0]);
         let mut command = Command::new("unshare");
