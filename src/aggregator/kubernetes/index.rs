@@ -29,7 +29,7 @@ use crate::snapshot::change::{Change, Item, Key, Mark, MarkKey, MarkKind, Regist
 /// Pods of one cluster.
 const PODS_MAX: usize = 1_000_000;
 /// Objects of any other kind.
-const OBJECTS_MAX: usize = 200_000;
+const OBJECTS_MAX: usize = 100_000;
 /// Conditions of one ServiceExport that are read.
 const CONDITIONS_MAX: usize = 16;
 /// Objects that cannot be read and are remembered by name.
