@@ -18,7 +18,7 @@ use crate::support::{eventually, skip};
 
 const WEB: &str = "web.shop.svc.cluster.local";
 /// The memory that the gateway may have used at most.
-const RSS_MAX: u64 = 400 << 20;
+const RSS_MAX: u64 = 700 << 20;
 
 fn with(value: &Value, change: impl FnOnce(&mut Value)) -> Value {
     let mut value = value.clone();
