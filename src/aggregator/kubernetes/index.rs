@@ -209,9 +209,7 @@ impl Index {
     fn put(&mut self, watch: WatchId, object: Object) {
         let listing = self.watches[watch].listing;
         let kind = self.watches[watch].kind;
-        if !self.broken.is_empty() {
-            self.mended(kind, object.meta());
-        }
+        self.mended(kind, object.meta());
         match object {
             Object::Namespace(object) => self.put_namespace(&object.metadata, listing),
             Object::Service(object) => {
@@ -335,11 +333,13 @@ impl Index {
         }
     }
 
-    /// Has the services of a namespace made anew.
+    /// Marks the services and exports of a namespace.
     fn mark_namespace(&mut self, namespace: &Arc<str>) {
         let first = ObjectKey { namespace: namespace.clone(), name: "".into() };
-        let all = self.services.range(first..).take_while(|(key, _)| key.namespace == *namespace);
-        self.dirty.extend(all.map(|(key, _)| key.clone()));
+        let is_inside = |key: &&ObjectKey| key.namespace == *namespace;
+        let services = self.services.range(first.clone()..).map(|(key, _)| key).take_while(is_inside);
+        let exports = self.exports.range(first..).map(|(key, _)| key).take_while(is_inside);
+        self.dirty.extend(services.chain(exports).cloned());
     }
 
     fn put_slice(&mut self, key: Arc<ObjectKey>, slice: SliceRecord, listing: u32) {

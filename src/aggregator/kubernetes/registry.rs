@@ -118,7 +118,6 @@ struct Follower {
     refused: Vec<String>,
     failing: Option<Failing>,
     report: Report,
-    last_change: Option<SystemTime>,
 }
 
 impl Follower {
@@ -134,7 +133,6 @@ impl Follower {
             refused: Vec::new(),
             failing: None,
             report: Report::default(),
-            last_change: None,
         }
     }
 
@@ -145,9 +143,6 @@ impl Follower {
             tokio::select! {
                 _ = tick.tick() => {
                     self.renew_credentials().await;
-                    if let Some(session) = &self.current {
-                        session.renew_exports();
-                    }
                     self.report().await?;
                 }
                 batch = next_event(&mut self.current) => take(&mut self.current, batch),
@@ -227,20 +222,19 @@ impl Follower {
             return Ok(());
         };
         let mut changes = session.changes().await;
+        session.renew_exports();
         if changes.is_empty() {
             return Ok(());
         }
-        // Changes say that the registry can be read, which it cannot be for one of its kinds.
-        let report = self.report_now();
         if self.report.server.is_empty() {
             // The first listing brings the first report.
-            self.report = report.clone();
-            changes.push(Change::Report(Arc::new(report)));
+            self.report = self.report_now();
+            changes.push(Change::Report(Arc::new(self.report.clone())));
         }
+        // Changes say that the registry can be read, which it cannot be for one of its kinds.
         if let Some(failing) = self.failing.as_ref().filter(|failing| !failing.reported.is_empty()) {
             changes.push(Change::Failed(failing.reported.clone()));
         }
-        self.last_change = Some(SystemTime::now());
         self.changes.send(changes).await
     }
 
