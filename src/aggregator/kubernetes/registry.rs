@@ -221,7 +221,13 @@ impl Follower {
         let Some(session) = self.current.as_mut().filter(|session| session.index.is_dirty()) else {
             return Ok(());
         };
-        let mut changes = session.changes().await;
+        let Some(mut changes) = session.changes().await else {
+            // What is known of the cluster is lost with the index. The registry keeps its items until another session has
+            // read everything.
+            tracing::error!(registry = &*self.registry.spec.name, "internal error: making endpoints panicked");
+            self.current = None;
+            return Ok(());
+        };
         session.renew_exports();
         if changes.is_empty() {
             return Ok(());
@@ -318,9 +324,13 @@ async fn ended(starting: &mut Option<JoinHandle<Result<Session, Fault>>>) -> Res
     }
 }
 
-/// Takes in events, and those that wait behind them.
-fn take(session: &mut Option<Session>, batch: Option<Vec<Event>>) {
-    let Some(session) = session else { return };
+/// Applies a batch of events, and those that wait behind it. Without a batch all watches have ended, and so has the session.
+fn take(holder: &mut Option<Session>, batch: Option<Vec<Event>>) {
+    let Some(session) = holder else { return };
+    if batch.is_none() {
+        *holder = None;
+        return;
+    }
     let mut next = batch;
     let mut taken = 0;
     while let Some(events) = next {
@@ -396,10 +406,11 @@ impl Session {
         });
     }
 
-    /// Returns the changes of the index. Many changes are computed on a thread for long work.
-    async fn changes(&mut self) -> Vec<Change> {
+    /// Returns the changes of the index. Many changes are computed on a thread for long work; `None` if that panicked, and the
+    /// index is lost.
+    async fn changes(&mut self) -> Option<Vec<Change>> {
         if self.index.work() <= MADE_HERE_MAX {
-            return self.index.changes();
+            return Some(self.index.changes());
         }
         let none = self.index.placeholder();
         let mut index = std::mem::replace(&mut self.index, none);
@@ -407,17 +418,9 @@ impl Session {
             let changes = index.changes();
             (index, changes)
         });
-        match made.await {
-            Ok((index, changes)) => {
-                self.index = index;
-                changes
-            }
-            // The index is lost with the thread: the session begins anew.
-            Err(_) => {
-                self.index.is_outdated = true;
-                Vec::new()
-            }
-        }
+        let (index, changes) = made.await.ok()?;
+        self.index = index;
+        Some(changes)
     }
 
     fn describe(&self, report: &mut Report) {
