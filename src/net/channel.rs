@@ -2,6 +2,8 @@
 
 use std::error::Error;
 use std::fmt;
+use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -12,6 +14,7 @@ use hyper::body::Incoming;
 use hyper::client::conn::http2::{self, SendRequest};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::body::Body;
@@ -20,6 +23,7 @@ use tonic::{Code, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
 use super::scope::Scope;
+use crate::model::address::{Host, Url};
 
 /// The default limit of a message in bytes.
 const MESSAGE_BYTES_MAX: usize = 4 << 20;
@@ -203,8 +207,22 @@ fn broken(error: hyper::Error) -> CallFault {
     CallFault::Broken(innermost(&error))
 }
 
+/// Connects to a server by TCP, for small requests whose responses are waited for.
+pub async fn dial(server: &Url) -> io::Result<TcpStream> {
+    let stream = match &server.host {
+        Host::Ip(ip) => TcpStream::connect((*ip, server.port)).await?,
+        Host::Ips(ips) => {
+            let addresses: Vec<SocketAddr> = ips.iter().map(|ip| SocketAddr::new(*ip, server.port)).collect();
+            TcpStream::connect(&*addresses).await?
+        }
+        Host::Name(name) => TcpStream::connect((name.as_str(), server.port)).await?,
+    };
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
 /// Returns the text of the innermost cause: the errors around it say only that something failed.
-fn innermost(error: &dyn Error) -> String {
+pub fn innermost(error: &dyn Error) -> String {
     let mut last: &dyn Error = error;
     while let Some(source) = last.source() {
         last = source;
@@ -212,8 +230,8 @@ fn innermost(error: &dyn Error) -> String {
     cut(last)
 }
 
-/// Returns the beginning of a text whose length the peer chose.
-fn cut(text: impl fmt::Display) -> String {
+/// Returns the beginning of a text whose length the peer chose, at most 300 characters of it.
+pub fn cut(text: impl fmt::Display) -> String {
     let text = text.to_string();
     match text.char_indices().nth(WORDS_MAX) {
         Some((end, _)) => format!("{}…", &text[..end]),

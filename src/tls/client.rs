@@ -1,13 +1,14 @@
 //! TLS to servers that the operator names, such as etcd: verified against roots from files, with a client
 //! certificate if the server asks for one. The server is identified by its DNS name, not by a SPIFFE ID.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use rustls::ClientConfig;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::pki_types::{CertificateDer, DnsName, InvalidDnsNameError, PrivateKeyDer, ServerName};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -16,6 +17,7 @@ use super::certificate::certificates;
 use super::files::{read, read_roots};
 use super::server::provider;
 use super::trust::{anchors, describe};
+use crate::model::address::Host;
 
 /// The files of a TLS client.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,6 +100,19 @@ pub fn config(
     };
     config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
     Ok(Arc::new(config))
+}
+
+/// Returns the name that the certificate of a server must have: its host name or address.
+pub fn server_name(host: &Host) -> Result<ServerName<'static>, InvalidDnsNameError> {
+    match host {
+        Host::Ip(ip) => Ok(ServerName::IpAddress((*ip).into())),
+        // URLs have one address.
+        Host::Ips(ips) => {
+            let first = ips.first().copied().unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+            Ok(ServerName::IpAddress(first.into()))
+        }
+        Host::Name(name) => Ok(ServerName::DnsName(DnsName::try_from(name.as_str().to_owned())?)),
+    }
 }
 
 /// Performs the TLS handshake with a server of this name; an error is a text for the operator.

@@ -2,19 +2,18 @@
 //! a fault.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use http::Uri;
-use rustls::pki_types::{DnsName, InvalidDnsNameError, ServerName};
-use tokio::net::TcpStream;
+use rustls::pki_types::InvalidDnsNameError;
 use tokio::time::timeout;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::{Code, Request};
 
 use super::spec::{EtcdSpec, Login};
-use crate::model::address::{Host, Scheme, Url};
-use crate::net::channel::{CallFault, Channel, Limits, TwoWay};
+use crate::model::address::{Scheme, Url};
+use crate::net::channel::{CallFault, Channel, Limits, TwoWay, dial};
 use crate::net::file;
 use crate::net::reading::{ReadError, Readings};
 use crate::net::scope::Scope;
@@ -23,7 +22,7 @@ use crate::proto::etcdserverpb::{
     AuthenticateRequest, AuthenticateResponse, RangeRequest, RangeResponse, TxnRequest, TxnResponse,
     WatchCreateRequest, WatchRequest, WatchResponse,
 };
-use crate::tls::client::secure;
+use crate::tls::client::{secure, server_name};
 use crate::tls::files::READ_WITHIN;
 
 /// The deadline of connecting, from the look-up of a member's name to the login.
@@ -159,7 +158,7 @@ impl Connector {
         let limits = Limits { message_bytes_max: MESSAGE_BYTES_MAX, ping_interval: Some(PING_INTERVAL) };
         let channel = match member.scheme {
             Scheme::Http => {
-                let stream = dial(member).await?;
+                let stream = dial(member).await.map_err(EtcdFault::Unreachable)?;
                 // The name may resolve to another host by now.
                 let peer = stream.peer_addr().map_err(EtcdFault::Unreachable)?.ip();
                 if !peer.to_canonical().is_loopback() {
@@ -172,7 +171,7 @@ impl Connector {
                 let files = files
                     .ok_or_else(|| EtcdFault::File("there are no roots to verify its certificate".into()))?;
                 let config = self.read(move || files.config(&[b"h2"])).await?;
-                let stream = dial(member).await?;
+                let stream = dial(member).await.map_err(EtcdFault::Unreachable)?;
                 let stream =
                     secure(stream, server_name(&member.host)?, config).await.map_err(EtcdFault::Tls)?;
                 Channel::open_with(stream, origin, &self.scope, limits).await
@@ -205,33 +204,6 @@ impl Connector {
     ) -> Result<T, EtcdFault> {
         let unread = |unread: ReadError| Err(format!("its files cannot be read: {unread}"));
         self.readings.read(READ_WITHIN, work).await.unwrap_or_else(unread).map_err(EtcdFault::File)
-    }
-}
-
-async fn dial(member: &Url) -> Result<TcpStream, EtcdFault> {
-    let stream = match &member.host {
-        Host::Ip(ip) => TcpStream::connect((*ip, member.port)).await,
-        Host::Ips(ips) => {
-            let addresses: Vec<SocketAddr> = ips.iter().map(|ip| SocketAddr::new(*ip, member.port)).collect();
-            TcpStream::connect(&*addresses).await
-        }
-        Host::Name(name) => TcpStream::connect((name.as_str(), member.port)).await,
-    };
-    let stream = stream.map_err(EtcdFault::Unreachable)?;
-    // Requests are small, and their responses are waited for.
-    stream.set_nodelay(true).map_err(EtcdFault::Unreachable)?;
-    Ok(stream)
-}
-
-fn server_name(host: &Host) -> Result<ServerName<'static>, InvalidDnsNameError> {
-    match host {
-        Host::Ip(ip) => Ok(ServerName::IpAddress((*ip).into())),
-        // URLs have one address.
-        Host::Ips(ips) => {
-            let first = ips.first().copied().unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
-            Ok(ServerName::IpAddress(first.into()))
-        }
-        Host::Name(name) => Ok(ServerName::DnsName(DnsName::try_from(name.as_str().to_owned())?)),
     }
 }
 

@@ -1,7 +1,6 @@
 //! A client of one API server: one HTTP/2 connection, opened when it is needed, on which all kinds are followed.
 
 use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,17 +12,16 @@ use hyper::body::Incoming;
 use hyper::client::conn::http2::{self, SendRequest};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustls::ClientConfig;
-use rustls::pki_types::{DnsName, ServerName};
-use tokio::net::TcpStream;
+use rustls::pki_types::ServerName;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
 
 use super::credentials::Access;
 use super::objects::Status;
-use crate::model::address::{Host, Url};
-use crate::net::channel::Tasks;
+use crate::model::address::Url;
+use crate::net::channel::{Tasks, cut, dial, innermost};
 use crate::net::scope::Scope;
-use crate::tls::client::{config, secure};
+use crate::tls::client::{config, secure, server_name};
 use crate::tls::server::provider;
 
 /// Time for a connection, from the look-up of the server's name to the end of the TLS handshake.
@@ -35,8 +33,6 @@ const PING_INTERVAL: Duration = Duration::from_secs(5);
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
 /// The largest answer to a request for one object.
 const OBJECT_BYTES_MAX: usize = 4 << 20;
-/// The longest text of an answer that is shown.
-const SHOWN_MAX: usize = 300;
 /// The longest wait that a server may ask for.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
 
@@ -108,10 +104,13 @@ struct Connection {
 impl Client {
     /// Tasks of the connection are started in `scope`.
     pub(super) fn new(access: Access, scope: Scope) -> Result<Self, Fault> {
-        let Access { server, roots, server_name, identification } = access;
-        let name = match server_name {
+        let Access { server, roots, server_name: given, identification } = access;
+        let name = match given {
             Some(name) => name,
-            None => name_of(&server.host)?,
+            None => {
+                let nameless = |_| Fault::Access("its address has no name to verify".to_owned());
+                server_name(&server.host).map_err(nameless)?
+            }
         };
         let tls = config(&roots, identification.own, &provider(), &[b"h2"])
             .map_err(|fault| Fault::Access(fault.to_string()))?;
@@ -185,7 +184,7 @@ impl Client {
         }
         let encoding = answer.headers().get(CONTENT_ENCODING).filter(|name| *name != "identity");
         if let Some(name) = encoding {
-            let name = shown(&String::from_utf8_lossy(name.as_bytes()));
+            let name = cut(&String::from_utf8_lossy(name.as_bytes()));
             return Err(Fault::Answer(format!("it is encoded as {name}, which was not asked for")));
         }
         Ok(answer)
@@ -234,29 +233,6 @@ impl Client {
     }
 }
 
-async fn dial(server: &Url) -> io::Result<TcpStream> {
-    let stream = match &server.host {
-        Host::Ip(ip) => TcpStream::connect((*ip, server.port)).await?,
-        Host::Ips(ips) => {
-            let all: Vec<SocketAddr> = ips.iter().map(|ip| SocketAddr::new(*ip, server.port)).collect();
-            TcpStream::connect(&*all).await?
-        }
-        Host::Name(name) => TcpStream::connect((name.as_str(), server.port)).await?,
-    };
-    stream.set_nodelay(true)?;
-    Ok(stream)
-}
-
-fn name_of(host: &Host) -> Result<ServerName<'static>, Fault> {
-    match host {
-        Host::Ip(ip) => Ok(ServerName::IpAddress((*ip).into())),
-        Host::Ips(_) => Err(Fault::Access("its address has no name to verify".to_owned())),
-        Host::Name(name) => DnsName::try_from(name.as_str().to_owned())
-            .map(ServerName::DnsName)
-            .map_err(|_| Fault::Access("its address has no name to verify".to_owned())),
-    }
-}
-
 /// The whole of a body of at most so many bytes.
 pub(super) async fn collected(mut body: Incoming, most: usize) -> Result<Bytes, Fault> {
     let mut bytes = Vec::new();
@@ -291,25 +267,16 @@ async fn refused(answer: Response<Incoming>) -> Fault {
     let body = timeout(ANSWER, collected(answer.into_body(), OBJECT_BYTES_MAX)).await;
     let body = body.ok().and_then(Result::ok).unwrap_or_default();
     let said: Status = serde_json::from_slice(&body).unwrap_or_default();
-    let seconds =
-        header.or_else(|| u64::try_from(said.details.retry_after_seconds).ok().filter(|at| *at > 0));
-    let retry_after = seconds.map(|seconds| Duration::from_secs(seconds).min(RETRY_AFTER_MAX));
+    let retry_after = header.map(at_most).or_else(|| retry_after(&said));
     let message = if said.message.is_empty() { said.reason } else { said.message };
-    Fault::Refused { status, message: shown(&message), retry_after }
+    Fault::Refused { status, message: cut(&message), retry_after }
 }
 
-/// The beginning of a text whose length the server chose.
-pub(super) fn shown(text: &str) -> String {
-    match text.char_indices().nth(SHOWN_MAX) {
-        Some((at, _)) => format!("{}…", &text[..at]),
-        None => text.to_owned(),
-    }
+/// Returns the wait that a status asks for.
+pub(super) fn retry_after(status: &Status) -> Option<Duration> {
+    u64::try_from(status.details.retry_after_seconds).ok().filter(|seconds| *seconds > 0).map(at_most)
 }
 
-fn innermost(error: &dyn std::error::Error) -> String {
-    let mut last = error;
-    while let Some(source) = last.source() {
-        last = source;
-    }
-    shown(&last.to_string())
+fn at_most(seconds: u64) -> Duration {
+    Duration::from_secs(seconds).min(RETRY_AFTER_MAX)
 }

@@ -24,6 +24,7 @@ use crate::model::identity::TrustDomain;
 use crate::model::name::HostName;
 use crate::model::place::{ClusterId, Network};
 use crate::model::service::{Service, ServiceKey, ServicePort, Withheld};
+use crate::net::channel::cut;
 use crate::snapshot::change::{Change, Item, Key, Mark, MarkKey, MarkKind, RegistryGateway};
 
 /// Pods of one cluster.
@@ -975,7 +976,7 @@ fn marks(
 }
 
 fn object_name(kind: Kind, meta: &Meta) -> Arc<str> {
-    let name = |text: &str| super::client::shown(text);
+    let name = |text: &str| cut(text);
     match meta.namespace.is_empty() {
         true => format!("{} {}", kind.plural(), name(&meta.name)).into(),
         false => format!("{} {}/{}", kind.plural(), name(&meta.namespace), name(&meta.name)).into(),

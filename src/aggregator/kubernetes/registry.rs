@@ -10,7 +10,7 @@ use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::access::{Found, find};
-use super::client::{Client, Fault, shown};
+use super::client::{Client, Fault};
 use super::exports::{ExportWriter, Exports};
 use super::index::{Index, trust_domain_of};
 use super::kinds::Kind;
@@ -21,6 +21,7 @@ use crate::aggregator::registry::{Changes, Closed, Registry};
 use crate::aggregator::spec::RegistrySpec;
 use crate::model::identity::TrustDomain;
 use crate::net::background;
+use crate::net::channel::cut;
 use crate::net::reading::Readings;
 use crate::net::scope::Scope;
 use crate::snapshot::change::{Change, Report};
@@ -224,7 +225,10 @@ impl Follower {
         let Some(mut changes) = session.changes().await else {
             // What is known of the cluster is lost with the index. The registry keeps its items until another session has
             // read everything.
-            tracing::error!(registry = &*self.registry.spec.name, "internal error: making endpoints panicked");
+            tracing::error!(
+                registry = &*self.registry.spec.name,
+                "internal error: making endpoints panicked"
+            );
             self.current = None;
             return Ok(());
         };
@@ -496,7 +500,7 @@ fn watches(spec: &KubernetesSpec) -> Vec<(Kind, Option<Arc<str>>)> {
 async fn version(client: &Client) -> String {
     let Ok(answer) = client.object("/version").await else { return String::new() };
     let value: serde_json::Value = serde_json::from_slice(&answer).unwrap_or_default();
-    value["gitVersion"].as_str().map(shown).unwrap_or_default()
+    value["gitVersion"].as_str().map(cut).unwrap_or_default()
 }
 
 /// The trust domain of the mesh's own configuration, where it is asked for and there; else that of the config.

@@ -15,13 +15,14 @@ use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use super::client::{ANSWER, Client, Fault, collected, next, shown};
+use super::client::{ANSWER, Client, Fault, collected, next, retry_after};
 use super::kinds::Kind;
 use super::objects::{
     Bare, ConfigMap, DestinationRule, Gateway, Items, List, Meta, Node, Pod, Secret, Service, ServiceExport,
     ServiceImport, Slice, Status, WatchLine,
 };
 use crate::net::backoff::Backoff;
+use crate::net::channel::cut;
 
 /// The longest wait between attempts, give or take a fifth.
 const WAIT_MAX: Duration = Duration::from_secs(30);
@@ -295,7 +296,7 @@ impl Watcher {
                 part => part?,
             };
             let Some(part) = part else {
-                return Err(if lines.is_between() { Ended::InTime } else { Ended::Fault(cut()) });
+                return Err(if lines.is_between() { Ended::InTime } else { Ended::Fault(cut_off()) });
             };
             lines.push(&part)?;
             let mut heard = self.read(lines, Phase::Watching);
@@ -516,16 +517,16 @@ impl Watcher {
                 None => What::Put(object),
                 Some(lack) => What::Broken(Meta::lenient(raw), format!("it has no {lack}")),
             },
-            Err(error) => What::Broken(Meta::lenient(raw), shown(&error.to_string())),
+            Err(error) => What::Broken(Meta::lenient(raw), cut(&error.to_string())),
         }
     }
 }
 
 fn unreadable(what: &str, error: &serde_json::Error) -> Fault {
-    Fault::Answer(format!("{what} cannot be read: {}", shown(&error.to_string())))
+    Fault::Answer(format!("{what} cannot be read: {}", cut(&error.to_string())))
 }
 
-fn cut() -> Fault {
+fn cut_off() -> Fault {
     Fault::Broken("the watch ended in the middle of a line".to_owned())
 }
 
@@ -541,9 +542,7 @@ fn expired_again(wait: Duration) -> What {
 fn of_status(status: &Status) -> Ended {
     let code = u16::try_from(status.code).ok().and_then(|code| StatusCode::from_u16(code).ok());
     let code = code.unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    let seconds = u64::try_from(status.details.retry_after_seconds).unwrap_or_default();
-    let retry_after = (seconds > 0).then(|| Duration::from_secs(seconds.min(300)));
-    Fault::Refused { status: code, message: shown(&status.message), retry_after }.into()
+    Fault::Refused { status: code, message: cut(&status.message), retry_after: retry_after(status) }.into()
 }
 
 /// A token as part of a query.
