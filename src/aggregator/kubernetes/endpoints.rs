@@ -64,8 +64,8 @@ pub(super) fn made<'a>(
     let mut instances: BTreeMap<Whose, Instance<'a>> = BTreeMap::new();
     for (namespace, slice) in slices {
         for endpoint in &slice.endpoints {
-            match sources.believed(namespace, endpoint) {
-                Ok((whose, pod)) => join(&mut instances, whose, pod, slice, endpoint),
+            match believed(sources.spec, sources.pods, namespace, endpoint) {
+                Ok(pod) => join(&mut instances, pod, slice, endpoint),
                 Err(why) => *made.withheld.entry(why).or_default() += 1,
             }
         }
@@ -102,12 +102,11 @@ pub(super) fn made<'a>(
 /// Adds a slice's entry to an instance. The better of two health states applies, except that draining overrides both.
 fn join<'a>(
     instances: &mut BTreeMap<Whose, Instance<'a>>,
-    whose: Whose,
     pod: Option<&'a PodRecord>,
     slice: &'a SliceRecord,
     endpoint: &'a SliceEndpoint,
 ) {
-    let ports = || slice.ports.iter().map(|(name, number)| (&**name, *number));
+    let whose = endpoint.pod.flatten().map_or(Whose::Address(endpoint.address), Whose::Pod);
     let instance = instances.entry(whose).or_insert_with(|| Instance {
         addresses: Vec::new(),
         ports: BTreeMap::new(),
@@ -118,10 +117,10 @@ fn join<'a>(
         zone: None,
     });
     instance.addresses.push(endpoint.address);
-    for (name, number) in ports() {
-        let known = instance.ports.entry(name).or_insert(number);
+    for (name, number) in &slice.ports {
+        let known = instance.ports.entry(&**name).or_insert(*number);
         // The same in whatever order the slices come.
-        *known = (*known).min(number);
+        *known = (*known).min(*number);
     }
     instance.health = match (instance.health, endpoint.health) {
         (Health::Draining, _) | (_, Health::Draining) => Health::Draining,
@@ -133,33 +132,35 @@ fn join<'a>(
     instance.zone = instance.zone.max(endpoint.zone.as_ref());
 }
 
-impl<'a> Sources<'a> {
-    /// The pod of an endpoint, if the endpoint is believed.
-    fn believed(
-        &self,
-        namespace: &Arc<str>,
-        endpoint: &SliceEndpoint,
-    ) -> Result<(Whose, Option<&'a PodRecord>), Withheld> {
-        let uid = match endpoint.pod {
-            None if self.spec.manual_endpoints => return Ok((Whose::Address(endpoint.address), None)),
-            None => return Err(Withheld::NoPod),
-            Some(None) => return Err(Withheld::Claimed),
-            Some(Some(uid)) => uid,
-        };
-        let pod = self.pods.get(&uid).and_then(|entry| entry.pod.as_ref());
-        let pod = pod.ok_or(Withheld::WaitingForPod)?;
-        if pod.namespace != *namespace {
-            return Err(Withheld::Claimed);
-        }
-        if pod.addresses.is_empty() {
-            return Err(Withheld::WaitingForPod);
-        }
-        if !pod.addresses.contains(&endpoint.address) {
-            return Err(Withheld::Claimed);
-        }
-        Ok((Whose::Pod(uid), Some(pod)))
+/// Returns the pod of an endpoint that a slice of the namespace names, or the reason why the endpoint is not believed. With
+/// `manualEndpoints`, one without a pod is believed.
+pub(super) fn believed<'p>(
+    spec: &KubernetesSpec,
+    pods: &'p BTreeMap<Uid, PodEntry>,
+    namespace: &Arc<str>,
+    endpoint: &SliceEndpoint,
+) -> Result<Option<&'p PodRecord>, Withheld> {
+    let uid = match endpoint.pod {
+        None if spec.manual_endpoints => return Ok(None),
+        None => return Err(Withheld::NoPod),
+        Some(None) => return Err(Withheld::Claimed),
+        Some(Some(uid)) => uid,
+    };
+    let pod = pods.get(&uid).and_then(|entry| entry.pod.as_ref());
+    let pod = pod.ok_or(Withheld::WaitingForPod)?;
+    if pod.namespace != *namespace {
+        return Err(Withheld::Claimed);
     }
+    if pod.addresses.is_empty() {
+        return Err(Withheld::WaitingForPod);
+    }
+    if !pod.addresses.contains(&endpoint.address) {
+        return Err(Withheld::Claimed);
+    }
+    Ok(Some(pod))
+}
 
+impl<'a> Sources<'a> {
     /// The network of an instance; `None` where the registry may not speak of it.
     fn network_of(&self, pod: Option<&PodRecord>) -> Option<Option<Network>> {
         let own =

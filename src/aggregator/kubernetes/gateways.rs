@@ -5,14 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+use super::endpoints::believed;
 use super::objects;
 use super::records::{
-    Entrance, Listed, NETWORK_LABEL, NodeRecord, ObjectKey, PodEntry, PodRecord, PortRecord, ServiceRecord,
-    SliceRecord, Uid,
+    Entrance, Listed, NETWORK_LABEL, NodeRecord, ObjectKey, PodEntry, PortRecord, ServiceRecord, SliceRecord,
+    Uid,
 };
 use super::spec::KubernetesSpec;
 use crate::model::address::Host;
-use crate::model::endpoint::{HBONE_PORT, Health, Weight};
+use crate::model::endpoint::{HBONE_PORT, Health, Labels, Weight};
 use crate::model::identity::Identity;
 use crate::model::place::{ClusterId, Locality, Network};
 use crate::snapshot::change::{GatewayKey, RegistryGateway};
@@ -86,10 +87,6 @@ impl Objects<'_> {
     fn slices_of(&self, key: &ObjectKey) -> impl Iterator<Item = &SliceRecord> {
         let slices = self.slices_of.get(key).into_iter().flatten();
         slices.filter_map(|name| Some(&self.slices.get(name)?.value))
-    }
-
-    fn pod(&self, uid: Uid) -> Option<&PodRecord> {
-        self.pods.get(&uid)?.pod.as_ref()
     }
 }
 
@@ -223,12 +220,9 @@ impl Behind {
         let mut sockets = BTreeSet::new();
         for slice in objects.slices_of(key) {
             for endpoint in &slice.endpoints {
-                let uid = endpoint.pod.flatten();
-                let pod = uid.and_then(|uid| objects.pod(uid)).filter(|pod| pod.namespace == key.namespace);
-                let is_believed = pod.is_some_and(|pod| pod.addresses.contains(&endpoint.address));
-                if !is_believed && !objects.spec.manual_endpoints {
+                let Ok(pod) = believed(objects.spec, objects.pods, &key.namespace, endpoint) else {
                     continue;
-                }
+                };
                 if endpoint.health == Health::Healthy {
                     behind.is_ready = true;
                     behind.nodes.extend(endpoint.node.clone());
@@ -250,9 +244,9 @@ impl Behind {
         &self,
         objects: &Objects<'_>,
         entrance: &Entrance,
-        wanted: &crate::model::endpoint::Labels,
+        wanted: &Labels,
     ) -> BTreeSet<IpAddr> {
-        let is_wanted = |name: &Arc<str>, labels: &crate::model::endpoint::Labels| {
+        let is_wanted = |name: &Arc<str>, labels: &Labels| {
             wanted.iter().all(|(key, value)| labels.get(key) == Some(value))
                 && (!entrance.is_local || self.nodes.contains(name))
         };
