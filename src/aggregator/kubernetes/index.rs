@@ -1,14 +1,17 @@
 //! The index of one cluster: the objects of its watches, and the registry items made from them. A changed object marks the
 //! services that depend on it, and only these are made again.
 
+mod conditions;
+mod items;
+mod listings;
+
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use http::StatusCode;
 
-use super::endpoints::{Made, Sources, made};
-use super::exports::{Exports, WantedConditions};
 use super::gateways::{self, GatewayRecord};
 use super::kinds::Kind;
 use super::objects::{Condition, Meta};
@@ -21,11 +24,9 @@ use super::watch::{Event, Object, WatchId, What};
 use crate::model::address::canonical_ip;
 use crate::model::endpoint::Labels;
 use crate::model::identity::TrustDomain;
-use crate::model::name::HostName;
 use crate::model::place::{ClusterId, Network};
-use crate::model::service::{Service, ServiceKey, ServicePort, Withheld};
-use crate::net::channel::cut;
-use crate::snapshot::change::{Change, Item, Key, Mark, MarkKey, MarkKind, RegistryGateway};
+use crate::model::service::Withheld;
+use crate::snapshot::change::{Change, Item, Key, RegistryGateway};
 
 /// Pods of one cluster.
 const PODS_MAX: usize = 1_000_000;
@@ -33,10 +34,6 @@ const PODS_MAX: usize = 1_000_000;
 const OBJECTS_MAX: usize = 100_000;
 /// Conditions of one ServiceExport that are read.
 const CONDITIONS_MAX: usize = 16;
-/// Objects that cannot be read and are remembered by name.
-const BROKEN_MAX: usize = 1_000;
-/// The domain of names that stand for a service in all clusters that export it (KEP-1645).
-const CLUSTERSET: &str = "clusterset.local";
 /// Labels that each pod has for itself; they are never kept.
 const OWN_LABELS: [&str; 4] = [
     "statefulset.kubernetes.io/pod-name",
@@ -89,13 +86,13 @@ pub(super) struct Index {
     trust_domain: TrustDomain,
     texts: Interner,
     namespaces: BTreeMap<Arc<str>, Listed<Labels>>,
-    pub(super) services: BTreeMap<ObjectKey, Listed<ServiceRecord>>,
+    services: BTreeMap<ObjectKey, Listed<ServiceRecord>>,
     slices: BTreeMap<Arc<ObjectKey>, Listed<SliceRecord>>,
     slices_of: BTreeMap<ObjectKey, BTreeSet<Arc<ObjectKey>>>,
     pods: BTreeMap<Uid, PodEntry>,
     nodes: BTreeMap<Arc<str>, Listed<NodeRecord>>,
-    pub(super) gateways: BTreeMap<ObjectKey, Listed<GatewayRecord>>,
-    pub(super) exports: BTreeMap<ObjectKey, Listed<ExportRecord>>,
+    gateways: BTreeMap<ObjectKey, Listed<GatewayRecord>>,
+    exports: BTreeMap<ObjectKey, Listed<ExportRecord>>,
     imports: BTreeMap<ObjectKey, Listed<Vec<IpAddr>>>,
     rules: BTreeMap<ObjectKey, Listed<RuleRecord>>,
     pub(super) watches: Vec<WatchState>,
@@ -219,9 +216,8 @@ impl Index {
                 let was_entrance =
                     self.services.get(&key).is_some_and(|known| known.value.entrance.is_some());
                 self.gateways_dirty |= was_entrance || value.entrance.is_some();
-                if self.has_room(kind, self.services.len(), self.services.contains_key(&key))
-                    && note(&mut self.services, key.clone(), value, listing)
-                {
+                let noted = note(&mut self.services, key.clone(), value, listing);
+                if self.is_new(kind, noted) {
                     self.dirty.insert(key);
                 }
             }
@@ -247,9 +243,8 @@ impl Index {
             Object::Gateway(object) => {
                 let key = self.key_of(&object.metadata);
                 let value = GatewayRecord::read(&object, self.trust_domain.as_str());
-                if self.has_room(kind, self.gateways.len(), self.gateways.contains_key(&key)) {
-                    self.gateways_dirty |= note(&mut self.gateways, key, value, listing);
-                }
+                let noted = note(&mut self.gateways, key, value, listing);
+                self.gateways_dirty |= self.is_new(kind, noted);
             }
             Object::ServiceExport(object) => {
                 let key = self.key_of(&object.metadata);
@@ -264,9 +259,8 @@ impl Index {
                 let conditions =
                     object.status.conditions.iter().take(CONDITIONS_MAX).map(condition).collect();
                 let value = ExportRecord { generation: object.metadata.generation, conditions };
-                if self.has_room(kind, self.exports.len(), self.exports.contains_key(&key))
-                    && note(&mut self.exports, key.clone(), value, listing)
-                {
+                let noted = note(&mut self.exports, key.clone(), value, listing);
+                if self.is_new(kind, noted) {
                     self.dirty.insert(key);
                 }
             }
@@ -274,9 +268,8 @@ impl Index {
                 let key = self.key_of(&object.metadata);
                 let ips = object.spec.ips.iter().filter_map(|text| text.parse().ok().map(canonical_ip));
                 let value: Vec<IpAddr> = ips.collect();
-                if self.has_room(kind, self.imports.len(), self.imports.contains_key(&key))
-                    && note(&mut self.imports, key.clone(), value, listing)
-                {
+                let noted = note(&mut self.imports, key.clone(), value, listing);
+                if self.is_new(kind, noted) {
                     self.dirty.insert(key);
                 }
             }
@@ -291,9 +284,8 @@ impl Index {
                     created: self.texts.text(&object.metadata.creation_timestamp),
                     subsets,
                 };
-                if self.has_room(kind, self.rules.len(), self.rules.contains_key(&key)) {
-                    self.is_all_dirty |= note(&mut self.rules, key, value, listing);
-                }
+                let noted = note(&mut self.rules, key, value, listing);
+                self.is_all_dirty |= self.is_new(kind, noted);
             }
             Object::ConfigMap(object) => {
                 let named = trust_domain_of(object.data.get("mesh").map(String::as_str));
@@ -308,6 +300,14 @@ impl Index {
         self.texts.key(&meta.namespace, &meta.name)
     }
 
+    /// Returns true if what was noted differs from before. An object without room is counted.
+    fn is_new(&mut self, kind: Kind, noted: Noted) -> bool {
+        if noted == Noted::NoRoom {
+            *self.overflow.entry(kind).or_default() += 1;
+        }
+        noted == Noted::Different
+    }
+
     /// Returns true if an object may be taken in; it is counted otherwise.
     fn has_room(&mut self, kind: Kind, count: usize, is_known: bool) -> bool {
         let has_room = is_known || count < OBJECTS_MAX;
@@ -318,9 +318,6 @@ impl Index {
     }
 
     fn put_namespace(&mut self, meta: &Meta, listing: u32) {
-        if !self.has_room(Kind::Namespace, self.namespaces.len(), self.namespaces.contains_key(&*meta.name)) {
-            return;
-        }
         let name = self.texts.text(&meta.name);
         let labels = self.texts.labels(&meta.labels);
         let network = |labels: &Labels| labels.get(NETWORK_LABEL).cloned();
@@ -329,7 +326,8 @@ impl Index {
         if is_system && self.spec.network.is_none() && before != Some(network(&labels)) {
             self.is_all_dirty = true;
         }
-        if note(&mut self.namespaces, name.clone(), labels, listing) {
+        let noted = note(&mut self.namespaces, name.clone(), labels, listing);
+        if self.is_new(Kind::Namespace, noted) {
             self.mark_namespace(&name);
         }
     }
@@ -503,122 +501,6 @@ impl Index {
         self.mark_node(name);
     }
 
-    /// Takes out what the listing has not named.
-    fn complete(&mut self, watch: WatchId) {
-        let WatchState { kind, namespace, listing, .. } = &self.watches[watch];
-        let (kind, namespace, listing) = (*kind, namespace.clone(), *listing);
-        let is_gone = |key: &ObjectKey, named: u32| {
-            named != listing && namespace.as_ref().is_none_or(|namespace| key.namespace == *namespace)
-        };
-        fn old<T>(
-            all: &BTreeMap<ObjectKey, Listed<T>>,
-            is_gone: impl Fn(&ObjectKey, u32) -> bool,
-        ) -> Vec<ObjectKey> {
-            all.iter()
-                .filter(|(key, known)| is_gone(key, known.listing))
-                .map(|(key, _)| key.clone())
-                .collect()
-        }
-        match kind {
-            Kind::Namespace => {
-                let gone = self.namespaces.iter().filter(|(_, known)| known.listing != listing);
-                let gone: Vec<Arc<str>> = gone.map(|(name, _)| name.clone()).collect();
-                gone.iter().for_each(|name| self.remove_namespace(name));
-            }
-            Kind::Service => old(&self.services, is_gone).iter().for_each(|key| self.remove_service(key)),
-            Kind::EndpointSlice => {
-                let gone = self.slices.iter().filter(|(key, known)| is_gone(key, known.listing));
-                let gone: Vec<Arc<ObjectKey>> = gone.map(|(key, _)| key.clone()).collect();
-                gone.iter().for_each(|key| self.remove_slice(key));
-            }
-            Kind::Pod => {
-                let in_scope =
-                    |pod: &PodRecord| namespace.as_ref().is_none_or(|namespace| pod.namespace == *namespace);
-                let gone = self.pods.iter().filter(|(_, entry)| {
-                    entry.is_there && entry.listing != listing && entry.pod.as_ref().is_some_and(in_scope)
-                });
-                let gone: Vec<Uid> = gone.map(|(uid, _)| *uid).collect();
-                gone.into_iter().for_each(|uid| self.remove_pod(uid));
-            }
-            Kind::Node => {
-                let gone = self.nodes.iter().filter(|(_, known)| known.listing != listing);
-                let gone: Vec<Arc<str>> = gone.map(|(name, _)| name.clone()).collect();
-                gone.iter().for_each(|name| self.remove_node(name));
-            }
-            Kind::Gateway => {
-                for key in old(&self.gateways, is_gone) {
-                    self.gateways.remove(&key);
-                    self.gateways_dirty = true;
-                }
-            }
-            Kind::ServiceExport => {
-                for key in old(&self.exports, is_gone) {
-                    self.exports.remove(&key);
-                    self.dirty.insert(key);
-                }
-            }
-            Kind::ServiceImport => {
-                for key in old(&self.imports, is_gone) {
-                    self.imports.remove(&key);
-                    self.dirty.insert(key);
-                }
-            }
-            Kind::DestinationRule => {
-                for key in old(&self.rules, is_gone) {
-                    self.rules.remove(&key);
-                    self.is_all_dirty = true;
-                }
-            }
-            Kind::ConfigMap | Kind::Secret => {}
-        }
-        self.overflow.remove(&kind);
-        let is_gone = |broken: &Broken| broken.watch == watch && broken.listing != listing;
-        let gone = self.broken.iter().filter(|(_, broken)| is_gone(broken)).map(|(object, _)| object.clone());
-        let gone: Vec<Arc<str>> = gone.collect();
-        for object in gone {
-            self.broken.remove(&object);
-            self.broken_dirty.insert(object);
-        }
-    }
-
-    /// Keeps the last good state of an object that cannot be read.
-    fn broken(&mut self, watch: WatchId, kind: Kind, meta: &Meta, why: String) {
-        let listing = self.watches[watch].listing;
-        let key = self.key_of(meta);
-        match kind {
-            Kind::Service => touch(self.services.get_mut(&key), listing),
-            Kind::EndpointSlice => touch(self.slices.get_mut(&key), listing),
-            Kind::Pod => {
-                if let Some(entry) = Uid::parse(&meta.uid).and_then(|uid| self.pods.get_mut(&uid)) {
-                    entry.listing = listing;
-                }
-            }
-            Kind::Node => touch(self.nodes.get_mut(&key.name), listing),
-            Kind::Namespace => touch(self.namespaces.get_mut(&key.name), listing),
-            Kind::Gateway => touch(self.gateways.get_mut(&key), listing),
-            Kind::ServiceExport => touch(self.exports.get_mut(&key), listing),
-            Kind::ServiceImport => touch(self.imports.get_mut(&key), listing),
-            Kind::DestinationRule => touch(self.rules.get_mut(&key), listing),
-            Kind::ConfigMap | Kind::Secret => {}
-        }
-        let object = object_name(kind, meta);
-        if self.broken.len() < BROKEN_MAX || self.broken.contains_key(&object) {
-            self.broken_dirty.insert(object.clone());
-            self.broken.insert(object, Broken { why, watch, listing });
-        }
-    }
-
-    /// Forgets that an object could not be read.
-    fn mended(&mut self, kind: Kind, meta: &Meta) {
-        if self.broken.is_empty() {
-            return;
-        }
-        let object = object_name(kind, meta);
-        if self.broken.remove(&object).is_some() {
-            self.broken_dirty.insert(object);
-        }
-    }
-
     /// The network of the cluster.
     pub(super) fn network(&self) -> Network {
         if let Some(network) = &self.spec.network {
@@ -700,115 +582,6 @@ impl Index {
         }
     }
 
-    /// The items that a Service makes: itself, each pod of a headless one that has a name, the name that it is exported by,
-    /// and the marks of them all.
-    fn items(&mut self, key: &ObjectKey) -> Vec<Item> {
-        self.withheld.remove(key);
-        let none = Labels::new();
-        let namespace = self.namespaces.get(&key.namespace).map_or(&none, |known| &known.value);
-        if !self.spec.namespaces.takes(&key.namespace, namespace) {
-            return Vec::new();
-        }
-        let Some(Listed { value: record, .. }) = self.services.get(key) else { return Vec::new() };
-        if record.class == ServiceClass::ExternalName || record.ports.is_empty() {
-            return Vec::new();
-        }
-        let Ok(hostname) =
-            HostName::parse(&format!("{}.{}.svc.{}", key.name, key.namespace, self.spec.cluster_domain))
-        else {
-            return Vec::new();
-        };
-        let network = self.network();
-        let sources = Sources { spec: &self.spec, network: &network, pods: &self.pods, nodes: &self.nodes };
-        let slices = self.slices_of.get(key).into_iter().flatten();
-        let slices = slices.filter_map(|name| Some((&name.namespace, &self.slices.get(name)?.value)));
-        let Made { endpoints, named, withheld } = made(&sources, record, slices, &mut self.texts);
-        let ports: Vec<ServicePort> = record.ports.iter().map(service_port).collect();
-        let service = Service {
-            key: ServiceKey { namespace: key.namespace.clone(), hostname: hostname.clone() },
-            addresses: record.vips.clone(),
-            ports,
-            subsets: self.subsets(key, &hostname),
-            waypoint: None,
-            endpoints: endpoints.into(),
-            exported_as: None,
-            withheld: withheld.iter().map(|(why, count)| (*why, *count)).collect(),
-        };
-        let is_exported = self.exports.contains_key(key) && record.unmarkable.is_none();
-        let mut services = Vec::new();
-        if is_exported
-            && let Ok(alias) = HostName::parse(&format!("{}.{}.svc.{CLUSTERSET}", key.name, key.namespace))
-        {
-            let imported = self.imports.get(key).map(|known| known.value.clone()).unwrap_or_default();
-            services.push(Service { addresses: imported, ..service.standing_for(alias) });
-        }
-        if record.class == ServiceClass::Headless {
-            for (name, at) in named {
-                let of_pod = |rest: &str| HostName::parse(&format!("{name}.{rest}"));
-                let one: Arc<[_]> = [service.endpoints[at].clone()].into();
-                let mut names = vec![of_pod(hostname.as_str())];
-                if is_exported {
-                    let cluster = self.cluster.as_str();
-                    names.push(of_pod(&format!("{cluster}.{}.{}.svc.{CLUSTERSET}", key.name, key.namespace)));
-                }
-                let of_pod = names.into_iter().flatten().map(|name| Service {
-                    endpoints: one.clone(),
-                    withheld: Box::default(),
-                    ..service.standing_for(name)
-                });
-                services.extend(of_pod);
-            }
-        }
-        services.push(service);
-        let marks = if record.unmarkable.is_none() {
-            marks(key, is_exported, &record.labels, namespace)
-        } else {
-            Vec::new()
-        };
-        if !withheld.is_empty() {
-            self.withheld.insert(key.clone(), withheld);
-        }
-        let of_service = |service: Service| {
-            let marks = marks.iter().map(|(kind, object, labels)| {
-                let key = MarkKey { service: service.key.clone(), object: object.clone() };
-                Item::Mark(Mark { key, kind: *kind, labels: labels.clone() })
-            });
-            let marks: Vec<Item> = marks.collect();
-            std::iter::once(Item::Service(Arc::new(service))).chain(marks)
-        };
-        services.into_iter().flat_map(of_service).collect()
-    }
-
-    /// The subsets that DestinationRules of the service's namespace give it, then those of the system namespace; of two with
-    /// one name, that of the older rule.
-    fn subsets(&self, key: &ObjectKey, hostname: &HostName) -> BTreeMap<Arc<str>, Labels> {
-        let mut subsets = BTreeMap::new();
-        if self.rules.is_empty() {
-            return subsets;
-        }
-        for namespace in [&key.namespace, &self.spec.system_namespace] {
-            let names_it = |rule: &RuleRecord| {
-                *rule.host == *hostname.as_str()
-                    || (*namespace == key.namespace && rule.host == key.name)
-                    || *rule.host == *format!("{}.{}", key.name, key.namespace)
-            };
-            let mut rules: Vec<_> = self
-                .rules
-                .iter()
-                .filter(|(rule_key, rule)| rule_key.namespace == *namespace && names_it(&rule.value))
-                .collect();
-            rules.sort_by(|(one_key, one), (other_key, other)| {
-                (&one.value.created, one_key).cmp(&(&other.value.created, other_key))
-            });
-            for (_, rule) in rules {
-                for (name, labels) in &rule.value.subsets {
-                    subsets.entry(name.clone()).or_insert_with(|| labels.clone());
-                }
-            }
-        }
-        subsets
-    }
-
     fn renew_gateways(&mut self, changes: &mut Vec<Change>) {
         let objects = gateways::Objects {
             spec: &self.spec,
@@ -833,57 +606,6 @@ impl Index {
             }
         }
         self.sent_gateways = found;
-    }
-
-    /// The conditions that the ServiceExports of the cluster have, and those that they should have.
-    pub(super) fn wanted_conditions(&self) -> Exports {
-        let one = |(key, known): (&ObjectKey, &Listed<ExportRecord>)| {
-            let ExportRecord { generation, conditions } = &known.value;
-            let wanted = self.conditions_of(key);
-            (key.clone(), WantedConditions { generation: *generation, has: conditions.clone(), wanted })
-        };
-        let is_read = |key: &ObjectKey| {
-            let none = Labels::new();
-            let labels = self.namespaces.get(&key.namespace).map_or(&none, |known| &known.value);
-            self.spec.namespaces.takes(&key.namespace, labels)
-        };
-        self.exports.iter().filter(|(key, _)| is_read(key)).map(one).collect()
-    }
-
-    fn conditions_of(&self, key: &ObjectKey) -> Vec<ExportCondition> {
-        let condition = |kind: &str, is_true: bool, reason: &str, message: String| ExportCondition {
-            kind: kind.into(),
-            status: if is_true { "True" } else { "False" }.into(),
-            reason: reason.into(),
-            message: message.into(),
-            since: "".into(),
-        };
-        let not_ready = |message: &str| condition("Ready", false, "Pending", message.to_owned());
-        let Some(Listed { value: service, .. }) = self.services.get(key) else {
-            let message = format!("the Service {key} does not exist");
-            return vec![
-                condition("Valid", false, "NoService", message),
-                not_ready("there is nothing to export"),
-            ];
-        };
-        if service.class == ServiceClass::ExternalName {
-            let message = format!("the Service {key} is of type ExternalName");
-            return vec![
-                condition("Valid", false, "InvalidServiceType", message),
-                not_ready("there is nothing to export"),
-            ];
-        }
-        let valid = condition("Valid", true, "Valid", format!("the Service {key} can be exported"));
-        let ready = match service.unmarkable {
-            Some(why) => condition("Ready", false, "Failed", format!("not exported: {why}")),
-            None => condition(
-                "Ready",
-                true,
-                "Exported",
-                format!("marked for export from cluster {}", self.cluster),
-            ),
-        };
-        vec![valid, ready]
     }
 
     /// Returns the number of known objects, by kind.
@@ -916,71 +638,37 @@ impl Index {
     }
 }
 
-/// Takes in a record; true if it differs from the one before.
-fn note<K: Ord, T: PartialEq>(all: &mut BTreeMap<K, Listed<T>>, key: K, value: T, listing: u32) -> bool {
-    match all.get_mut(&key) {
-        Some(known) if known.value == value => {
-            known.listing = listing;
-            false
-        }
-        Some(known) => {
-            *known = Listed { value, listing };
-            true
-        }
-        None => {
-            all.insert(key, Listed { value, listing });
-            true
-        }
-    }
+/// The result of taking in a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Noted {
+    Same,
+    Different,
+    NoRoom,
 }
 
-fn touch<T>(known: Option<&mut Listed<T>>, listing: u32) {
-    if let Some(known) = known {
-        known.listing = listing;
+/// Takes in a record.
+fn note<K: Ord, T: PartialEq>(all: &mut BTreeMap<K, Listed<T>>, key: K, value: T, listing: u32) -> Noted {
+    let count = all.len();
+    match all.entry(key) {
+        Entry::Occupied(mut known) if known.get().value == value => {
+            known.get_mut().listing = listing;
+            Noted::Same
+        }
+        Entry::Occupied(mut known) => {
+            known.insert(Listed { value, listing });
+            Noted::Different
+        }
+        Entry::Vacant(_) if count >= OBJECTS_MAX => Noted::NoRoom,
+        Entry::Vacant(vacant) => {
+            vacant.insert(Listed { value, listing });
+            Noted::Different
+        }
     }
 }
 
 /// The pods that a slice names, each once.
 fn uids(slice: &SliceRecord) -> BTreeSet<Uid> {
     slice.endpoints.iter().filter_map(|endpoint| endpoint.pod.flatten()).collect()
-}
-
-fn service_port(port: &super::records::PortRecord) -> ServicePort {
-    let number = port.number;
-    ServicePort {
-        name: if port.name.is_empty() { number.to_string().into() } else { port.name.clone() },
-        port: number,
-        target_port: port.target.unwrap_or(number),
-        protocol: port.protocol,
-    }
-}
-
-/// The marks of a service: its ServiceExport, its own labels, and those of its namespace.
-fn marks(
-    key: &ObjectKey,
-    is_exported: bool,
-    labels: &Labels,
-    namespace: &Labels,
-) -> Vec<(MarkKind, Arc<str>, Labels)> {
-    let mut marks = Vec::new();
-    if is_exported {
-        marks.push((MarkKind::ServiceExport, format!("ServiceExport {key}").into(), Labels::new()));
-    }
-    if !labels.is_empty() {
-        marks.push((MarkKind::Service, format!("Service {key}").into(), labels.clone()));
-    }
-    if !namespace.is_empty() {
-        marks.push((MarkKind::Namespace, format!("Namespace {}", key.namespace).into(), namespace.clone()));
-    }
-    marks
-}
-
-fn object_name(kind: Kind, meta: &Meta) -> Arc<str> {
-    let name = |text: &str| cut(text);
-    match meta.namespace.is_empty() {
-        true => format!("{} {}", kind.plural(), name(&meta.name)).into(),
-        false => format!("{} {}/{}", kind.plural(), name(&meta.namespace), name(&meta.name)).into(),
-    }
 }
 
 fn watch_text(watch: &WatchState, why: &str) -> String {

@@ -1,0 +1,59 @@
+//! The conditions that the ServiceExports of a cluster should have.
+
+use super::super::exports::{Exports, WantedConditions};
+use super::super::records::{ExportCondition, Listed, ObjectKey, ServiceClass};
+use super::{ExportRecord, Index};
+use crate::model::endpoint::Labels;
+
+impl Index {
+    /// The conditions that the ServiceExports of the cluster have, and those that they should have.
+    pub(in crate::aggregator::kubernetes) fn wanted_conditions(&self) -> Exports {
+        let one = |(key, known): (&ObjectKey, &Listed<ExportRecord>)| {
+            let ExportRecord { generation, conditions } = &known.value;
+            let wanted = self.conditions_of(key);
+            (key.clone(), WantedConditions { generation: *generation, has: conditions.clone(), wanted })
+        };
+        let is_read = |key: &ObjectKey| {
+            let none = Labels::new();
+            let labels = self.namespaces.get(&key.namespace).map_or(&none, |known| &known.value);
+            self.spec.namespaces.takes(&key.namespace, labels)
+        };
+        self.exports.iter().filter(|(key, _)| is_read(key)).map(one).collect()
+    }
+
+    fn conditions_of(&self, key: &ObjectKey) -> Vec<ExportCondition> {
+        let condition = |kind: &str, is_true: bool, reason: &str, message: String| ExportCondition {
+            kind: kind.into(),
+            status: if is_true { "True" } else { "False" }.into(),
+            reason: reason.into(),
+            message: message.into(),
+            since: "".into(),
+        };
+        let not_ready = |message: &str| condition("Ready", false, "Pending", message.to_owned());
+        let Some(Listed { value: service, .. }) = self.services.get(key) else {
+            let message = format!("the Service {key} does not exist");
+            return vec![
+                condition("Valid", false, "NoService", message),
+                not_ready("there is nothing to export"),
+            ];
+        };
+        if service.class == ServiceClass::ExternalName {
+            let message = format!("the Service {key} is of type ExternalName");
+            return vec![
+                condition("Valid", false, "InvalidServiceType", message),
+                not_ready("there is nothing to export"),
+            ];
+        }
+        let valid = condition("Valid", true, "Valid", format!("the Service {key} can be exported"));
+        let ready = match service.unmarkable {
+            Some(why) => condition("Ready", false, "Failed", format!("not exported: {why}")),
+            None => condition(
+                "Ready",
+                true,
+                "Exported",
+                format!("marked for export from cluster {}", self.cluster),
+            ),
+        };
+        vec![valid, ready]
+    }
+}
