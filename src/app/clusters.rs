@@ -2,7 +2,6 @@
 //! registries of its clusters.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,23 +9,9 @@ use futures_util::future::{pending, select_all};
 
 use crate::aggregator::kubernetes::clusters::ClusterFinder;
 use crate::aggregator::kubernetes::spec::ClustersSpec;
-use crate::aggregator::registry::{Changes, Registry};
 use crate::aggregator::spec::{RegistryKind, RegistrySpec};
 use crate::model::place::ClusterId;
 use crate::net::scope::Scope;
-
-/// A source of clusters as a registry: it has no services itself.
-pub(super) struct ClusterSourceRegistry(pub(super) RegistrySpec);
-
-impl Registry for ClusterSourceRegistry {
-    fn spec(&self) -> &RegistrySpec {
-        &self.0
-    }
-
-    fn run(self: Box<Self>, _: Changes) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-        Box::pin(pending())
-    }
-}
 
 /// The sources of the config in use.
 pub(super) struct Clusters {

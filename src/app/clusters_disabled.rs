@@ -1,26 +1,11 @@
 //! Stands in for `clusters` where Kubernetes is not built in: there are no sources of clusters.
 
 use std::future::pending;
-use std::pin::Pin;
 use std::time::Duration;
 
-use crate::aggregator::registry::{Changes, Registry};
 use crate::aggregator::spec::RegistrySpec;
 use crate::model::place::ClusterId;
 use crate::net::scope::Scope;
-
-/// A registry that this build cannot read.
-pub(super) struct ClusterSourceRegistry(pub(super) RegistrySpec);
-
-impl Registry for ClusterSourceRegistry {
-    fn spec(&self) -> &RegistrySpec {
-        &self.0
-    }
-
-    fn run(self: Box<Self>, _: Changes) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-        Box::pin(pending())
-    }
-}
 
 /// No sources.
 pub(super) struct Clusters;

@@ -16,6 +16,7 @@ mod xds;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::pin::Pin;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -24,7 +25,7 @@ use arc_swap::ArcSwap;
 use tokio::sync::mpsc;
 use tokio::time::sleep_until;
 
-use self::clusters::{ClusterSourceRegistry, Clusters};
+use self::clusters::Clusters;
 use crate::admin::certificates::Identities;
 use crate::admin::problems;
 use crate::admin::{Command, InUse, ProgramStatus, Sources};
@@ -33,7 +34,7 @@ use crate::aggregator::file::FileRegistry;
 #[cfg(feature = "kubernetes")]
 use crate::aggregator::kubernetes::registry::KubernetesRegistry;
 use crate::aggregator::owner::{self, Handle};
-use crate::aggregator::registry::{Factory, Registry};
+use crate::aggregator::registry::{Changes, Factory, Registry};
 use crate::aggregator::spec::{RegistryKind, RegistrySpec};
 use crate::aggregator::status::{RegistryState, RegistryStatus, Status};
 use crate::config::{Config, LogFormat, Workers};
@@ -572,6 +573,19 @@ fn world_sources(config: &Config, clusters: &mut Clusters) -> owner::Sources {
     }
 }
 
+/// A registry without services: a source of clusters, whose clusters are registries of their own.
+struct Empty(RegistrySpec);
+
+impl Registry for Empty {
+    fn spec(&self) -> &RegistrySpec {
+        &self.0
+    }
+
+    fn run(self: Box<Self>, _: Changes) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(std::future::pending())
+    }
+}
+
 /// Makes the registry of a spec.
 fn registry_of(spec: &RegistrySpec, scope: &Scope) -> Box<dyn Registry> {
     match &spec.kind {
@@ -580,10 +594,10 @@ fn registry_of(spec: &RegistrySpec, scope: &Scope) -> Box<dyn Registry> {
         RegistryKind::Kubernetes(kubernetes) => {
             Box::new(KubernetesRegistry::new(spec.clone(), kubernetes.clone(), scope.clone()))
         }
-        RegistryKind::KubernetesClusters(_) => Box::new(ClusterSourceRegistry(spec.clone())),
+        RegistryKind::KubernetesClusters(_) => Box::new(Empty(spec.clone())),
         // The config refuses it.
         #[cfg(not(feature = "kubernetes"))]
-        RegistryKind::Kubernetes(_) => Box::new(ClusterSourceRegistry(spec.clone())),
+        RegistryKind::Kubernetes(_) => Box::new(Empty(spec.clone())),
         RegistryKind::Etcd(etcd) => Box::new(EtcdRegistry::new(spec.clone(), etcd.clone(), scope.clone())),
     }
 }
