@@ -8,6 +8,7 @@ mod listings;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::path::Path;
 use std::sync::Arc;
 
 use http::StatusCode;
@@ -21,6 +22,8 @@ use super::records::{
 };
 use super::spec::KubernetesSpec;
 use super::watch::{Event, Object, WatchId, What};
+use crate::document::problem::Problems;
+use crate::document::tree::{Source, parse};
 use crate::model::address::canonical_ip;
 use crate::model::endpoint::Labels;
 use crate::model::identity::TrustDomain;
@@ -678,8 +681,27 @@ fn watch_text(watch: &WatchState, why: &str) -> String {
     }
 }
 
-/// The trust domain in the text of a mesh configuration.
+/// Returns the trust domain in the YAML text of a mesh configuration, if it names one.
 pub(super) fn trust_domain_of(mesh: Option<&str>) -> Option<TrustDomain> {
-    let line = mesh?.lines().find_map(|line| line.strip_prefix("trustDomain:"))?;
-    TrustDomain::parse(line.trim().trim_matches(['"', '\''])).ok()
+    let mut problems = Problems::new();
+    let file = problems.add_file(Path::new("mesh"))?;
+    let root = parse(Source { file, text: mesh?, environment: None }, None, &mut problems)?;
+    TrustDomain::parse(root.get("trustDomain")?.text()?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mesh_configuration_names_its_trust_domain() {
+        let read = |text: &str| trust_domain_of(Some(text)).map(|domain| domain.as_str().to_owned());
+        assert_eq!(read("rootNamespace: x\ntrustDomain: west.example\n"), Some("west.example".to_owned()));
+        assert_eq!(read("trustDomain: \"west.example\" # ours\n"), Some("west.example".to_owned()));
+        assert_eq!(read("{\"trustDomain\": \"west.example\"}"), Some("west.example".to_owned()));
+        assert_eq!(read("defaultConfig:\n  trustDomain: other\n"), None, "of another section");
+        assert_eq!(read("trustDomain: ''\n"), None);
+        assert_eq!(read("a: [\n"), None);
+        assert_eq!(trust_domain_of(None), None);
+    }
 }
