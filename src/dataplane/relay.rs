@@ -56,7 +56,7 @@ pub(crate) enum End {
     NotTaken(Retry),
 }
 
-/// What may follow after an endpoint that has not taken the connection.
+/// The next step after an endpoint that has not accepted the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Retry {
     /// Another endpoint: this one was sent the hello and nothing else.

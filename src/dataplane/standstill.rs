@@ -42,7 +42,7 @@ struct Owed {
     since: u32,
 }
 
-/// What an examination saw of one direction.
+/// The observations of one direction in an examination.
 #[derive(Debug)]
 pub(super) struct Observed {
     /// The socket that the direction leads to.
@@ -55,7 +55,7 @@ pub(super) struct Observed {
     pub(super) gone: Reason,
 }
 
-/// What follows from an examination.
+/// The result of an examination.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Judgement {
     /// Why the connection ends, if it does.

@@ -23,7 +23,7 @@ pub struct Problem {
     pub column: u32,
     /// The path of the value, such as `listeners[0].bind`; may be empty.
     pub path: String,
-    /// What was found and what is allowed.
+    /// The text that was found, and the allowed values.
     pub message: String,
     /// The value that was probably meant.
     pub hint: Option<String>,
@@ -49,7 +49,7 @@ impl fmt::Display for Problem {
 /// A problem without its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidValue {
-    /// What was found and what is allowed.
+    /// The text that was found, and the allowed values.
     pub message: String,
     /// The value that was probably meant.
     pub hint: Option<String>,

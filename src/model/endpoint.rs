@@ -159,7 +159,7 @@ pub struct Endpoint {
     pub template: Arc<EndpointTemplate>,
 }
 
-/// What the instances of one workload have in common; held once per shard.
+/// The fields that instances of one workload share; held once per shard.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct EndpointTemplate {
     /// For a service port that is not listed here, the endpoint listens on the service's target port. With 0 it does not

@@ -188,7 +188,7 @@ impl fmt::Display for Key {
     }
 }
 
-/// What changed since the last snapshot: the input of the next build.
+/// The changes since the last snapshot: the input of the next build.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dirty {
     /// Host names of services that a registry has changed.

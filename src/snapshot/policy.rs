@@ -391,7 +391,7 @@ pub struct ExportScope {
 pub struct Tuning {
     /// The method of choice.
     pub policy: LoadBalancing,
-    /// Whether nearer endpoints come first.
+    /// The preference for nearer endpoints.
     pub locality: LocalityMode,
     /// When a failing endpoint is ejected; `None`: never.
     pub ejection: Option<Ejection>,
@@ -447,7 +447,7 @@ impl LoadBalancing {
     }
 }
 
-/// Whether nearer endpoints come first.
+/// A preference for nearer endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LocalityMode {
     /// The nearest level that has healthy endpoints comes first.

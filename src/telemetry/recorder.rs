@@ -188,7 +188,7 @@ impl Recorder {
     }
 }
 
-/// What the shards have together.
+/// The sums of all workers' cells.
 #[derive(Default)]
 struct Sums {
     counters: HashMap<Key, u64>,

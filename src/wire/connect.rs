@@ -11,7 +11,7 @@ use crate::model::trace::TraceParent;
 /// The header of a response that holds the reason, one of the closed list.
 pub const REASON_HEADER: HeaderName = HeaderName::from_static("isthmus-reason");
 
-/// What a caller claims about itself. Nothing of it is verified; it is used by telemetry only.
+/// The claims of a caller about itself. None is verified; only telemetry uses them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claims {
     /// The caller's trace context.

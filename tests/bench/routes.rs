@@ -34,7 +34,7 @@ const NAME: &str = "r7.bench.test";
 const SERVICE: &str = "wide.bench.mesh";
 /// Its endpoints.
 const ENDPOINTS: u8 = 100;
-/// Those of them that refuse connections, where some do.
+/// The endpoints that refuse connections, in the cases with ejection.
 const DEAD: u8 = 10;
 /// Connections until every endpoint that refuses was tried, almost surely.
 const UNTIL_EJECTED: usize = 2_000;

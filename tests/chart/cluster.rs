@@ -159,7 +159,7 @@ fn a_release_of_istios_chart_is_replaced_in_place() {
     assert_eq!(place.get("service", RELEASE)["spec"]["ports"], service["spec"]["ports"]);
 }
 
-/// What Istio's chart makes of `networkGateway: net-east`, as far as this chart writes the same objects.
+/// The objects that Istio's chart and this one both make for `networkGateway: net-east`, as Istio makes them.
 pub(crate) const ISTIO: &str = r#"
 apiVersion: v1
 kind: Service
@@ -216,7 +216,7 @@ fn a_pods_own_token_may_do_what_its_features_need_and_no_more() {
         "leases.coordination.k8s.io [isthmus-service-exports] [get update]",
     ]
     .map(str::to_owned);
-    // What the token may do in the release's namespace, and what in another one.
+    // The rights of the token in the release's namespace, and in another one.
     let cases: [(&str, Vec<String>, Vec<String>); 5] = [
         ("kubernetes.enabled=false", vec![], vec![]),
         ("kubernetes.gateways.enabled=false", base.clone(), base.clone()),

@@ -159,7 +159,7 @@ pub(super) struct Watcher {
     kind: Kind,
     namespace: Option<Arc<str>>,
     events: mpsc::Sender<Vec<Event>>,
-    /// Which of the kind's versions is asked for.
+    /// The index of the requested version among the kind's.
     version: usize,
     /// The revision to watch from; `None`: the kind has to be listed.
     revision: Option<String>,

@@ -19,7 +19,7 @@ pub(super) struct Outcome {
     pub(super) refused: u64,
     times: Vec<Duration>,
     pub(super) bytes: u64,
-    /// What happened, one sentence each.
+    /// The events of the step, one sentence each.
     notes: Vec<String>,
     /// Evidence other than that of the callers: counters, log lines, alerts.
     proofs: Vec<String>,
