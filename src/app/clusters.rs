@@ -17,12 +17,14 @@ use crate::net::scope::Scope;
 pub(super) struct Clusters {
     scope: Scope,
     finders: BTreeMap<Arc<str>, (ClustersSpec, ClusterFinder)>,
+    /// The clusters that were left out because another registry has them, a line each.
+    ignored: Vec<String>,
 }
 
 impl Clusters {
     /// Tasks are started in `scope`.
     pub(super) fn new(scope: Scope) -> Self {
-        Self { scope, finders: BTreeMap::new() }
+        Self { scope, finders: BTreeMap::new(), ignored: Vec::new() }
     }
 
     /// Follows the sources of a config, and no others; returns once each of them was read, or after a time.
@@ -56,6 +58,7 @@ impl Clusters {
         let named = registries.iter().filter(|spec| matches!(spec.kind, RegistryKind::Kubernetes(_)));
         let mut taken: BTreeSet<Arc<str>> = named.map(|spec| spec.name.clone()).collect();
         let mut all = Vec::with_capacity(registries.len());
+        let mut ignored = Vec::new();
         for spec in registries {
             if !matches!(spec.kind, RegistryKind::KubernetesClusters(_)) {
                 all.push(spec.clone());
@@ -67,21 +70,24 @@ impl Clusters {
                 if taken.insert(registry.name.clone()) {
                     all.push(registry);
                 } else {
-                    tracing::warn!(
-                        source = &*spec.name,
-                        registry = &*registry.name,
-                        "another registry has the cluster: ignored"
-                    );
+                    ignored.push(format!(
+                        "{}: another registry reads the cluster {} too: ignored",
+                        spec.name, registry.cluster
+                    ));
                 }
             }
         }
+        for line in ignored.iter().filter(|line| !self.ignored.contains(line)) {
+            tracing::warn!("{line}");
+        }
+        self.ignored = ignored;
         all
     }
 
-    /// Returns the errors of the sources, a line each.
+    /// Returns the errors of the sources and the clusters that are left out, a line each.
     pub(super) fn problems(&self) -> Vec<String> {
         let of_finder = |(_, finder): &(ClustersSpec, ClusterFinder)| finder.found.borrow().problems.clone();
-        self.finders.values().flat_map(of_finder).collect()
+        self.finders.values().flat_map(of_finder).chain(self.ignored.iter().cloned()).collect()
     }
 
     /// Waits until a source has other clusters, or other problems.

@@ -401,6 +401,38 @@ fn one_bad_object_costs_no_other_and_its_last_good_state_stays() {
 }
 
 #[test]
+fn a_broken_object_that_goes_while_nobody_watches_is_forgotten_by_the_next_listing() {
+    for streams in [true, false] {
+        let fake = Rig::fake();
+        fake.0.change(|world| world.streams = streams);
+        let rig = Rig::live(fake);
+        let flawed = || rig.registry()["flawed"].clone();
+        rig.fake.put(&with(&pod(9, "10.0.0.9"), |pod| pod["metadata"]["labels"] = 7.into()));
+        rig.names(&["pods shop/pod-9: "]);
+        assert_eq!(flawed(), 1);
+        // No watch begins while the pod goes, and afterwards the revision of the last one is too old.
+        break_with(&rig.fake, "pods", Asked::is_watch, || {
+            Reply::json(503, &status(503, "ServiceUnavailable", "etcd is away", None))
+        });
+        let attempts = || rig.fake.seen(|asked| asked.plural == "pods" && asked.is_resumed()).len();
+        let before = attempts();
+        rig.fake.end("pods", Finish::Reset);
+        eventually("a watch that is refused", || (attempts() > before).then_some(()));
+        rig.fake.delete("pods", "shop/pod-9");
+        rig.fake.change(|world| world.forget());
+        assert_eq!(flawed(), 1, "nobody has told of its end");
+        rig.fake.behave();
+        rig.is_well();
+        assert_eq!(flawed(), 0);
+        eventually("the relisting, in the report", || {
+            let relisted = rig.registry()["report"]["facts"]["last relisting"].clone();
+            relisted.as_str().filter(|text| text.ends_with("(pods)")).map(|_| ())
+        });
+        rig.was_sound();
+    }
+}
+
+#[test]
 fn what_came_before_a_bad_line_is_not_lost() {
     let rig = Rig::live(Rig::fake());
     rig.fake.put(&service("other", 80));
@@ -803,6 +835,35 @@ fn start_in_pod(fake: &FakeKube, config: &str) -> Option<Gateway> {
     command.env("KUBERNETES_SERVICE_HOST", "127.0.0.1");
     command.env("KUBERNETES_SERVICE_PORT", fake.address.port().to_string());
     Some(Gateway::spawn(command, folder))
+}
+
+#[test]
+fn two_secrets_with_one_cluster_at_the_start_are_in_the_status() {
+    let (fake, _backend) = Rig::fake();
+    let good = fake.kubeconfig();
+    fake.put(&secret("first", &[("west", &good)]));
+    fake.put(&secret("second", &[("west", &good), ("north", &good)]));
+    // The config names one of the clusters itself.
+    let config = "listen: \"127.0.0.1:0\"\nnode: {cluster: own, network: net}\nexports: [{services: [\"*\"]}]\n\
+                  registries: [{kubernetes: {cluster: north}}, {kubernetesClusters: {secrets: {namespace: istio-system}}}]\n";
+    let Some(gateway) = start_in_pod(&fake, config) else { return };
+    let clusters = || -> Vec<Value> {
+        let registries = gateway.json("/api/v1/registries").as_array().cloned().unwrap_or_default();
+        registries.iter().map(|registry| registry["cluster"].clone()).collect()
+    };
+    eventually("both clusters", || (clusters() == ["north", "west"]).then_some(()));
+    // Nothing has changed since the start: what the first listing found is shown, and stays.
+    let why =
+        "Secret istio-system/second[west]: the Secret istio-system/first has the cluster west too: ignored";
+    let shown = || gateway.json("/api/v1/status")["config"]["warnings"].clone();
+    let named =
+        "kubernetesClusters/secrets/istio-system: another registry reads the cluster north too: ignored";
+    assert_eq!(shown(), json!([why, named]));
+    assert!([why, named].iter().all(|why| gateway.log().iter().any(|line| line.contains(why))));
+    // The cluster is that of the first Secret. Without it, that of the second one.
+    fake.delete("secrets", "istio-system/first");
+    eventually("one warning", || (shown() == json!([named])).then_some(()));
+    assert_eq!(clusters(), ["north", "west"]);
 }
 
 #[test]
