@@ -9,8 +9,10 @@ use serde_json::{Value, json};
 
 use super::Sources;
 use crate::aggregator::status::{RegistryState, RegistryStatus};
+use crate::model::name::{HostName, NamePattern};
 use crate::model::service::Withheld;
 use crate::snapshot::Snapshot;
+use crate::snapshot::policy::RouteTarget;
 use crate::telemetry::clock::rfc3339;
 use crate::telemetry::exposition::{Exposition, Kind};
 use crate::telemetry::recorder::Recorder;
@@ -21,6 +23,8 @@ pub const LOOK_EVERY: Duration = Duration::from_secs(1);
 const LOSS_REMEMBERED: Duration = Duration::from_secs(600);
 /// Consecutive failures after which an endpoint is a problem: fewer may be a restart.
 const FAILURES_MIN: u32 = 3;
+/// The largest number of a registry's own problems in the text of one; further ones are counted.
+const SHOWN_MAX: usize = 5;
 /// The largest number of listed problems per code; further ones are counted.
 const LISTED_MAX: usize = 50;
 
@@ -85,8 +89,9 @@ codes! {
         "Objects of a registry have mistakes. The last good state of these objects is in use.",
         "`isthmus get registries -o yaml`; the objects named there";
     RegistryImpaired = "registry_impaired",
-        "A registry is read, but not all of it: the API server forbids a kind of object, new credentials cannot be used, a \
-         gateway has no address, or the network of the cluster is unknown.",
+        "A registry is read, but not all of it is right: the API server forbids a kind of object, new credentials cannot be \
+         used, a gateway has no address, the network of the cluster is unknown, a ServiceExport has no Service, or the clock of \
+         the API server differs from that of this host by more than 30 s.",
         "`report` of `isthmus get registries -o yaml`";
     EndpointClaimed = "endpoint_claimed",
         "EndpointSlices of a Kubernetes registry name pods with another UID, namespace or address for their endpoints. \
@@ -102,6 +107,10 @@ codes! {
     ServiceConflict = "service_conflict",
         "Registries disagree about a service. The earlier registry applies.",
         "`conflicts` of `isthmus status -o json`";
+    ExportAbsent = "export_absent",
+        "An export rule or a route names a service that no registry has, so nothing can be reached by it. Services \
+         that a registry may have which is not read yet are not among them.",
+        "the name under `exports` or `routes`; `isthmus get services`";
     NameUnresolved = "name_unresolved",
         "The host name of an endpoint or of a gateway does not resolve.",
         "`isthmus get endpoints`, `isthmus get gateways`; `dns.servers`";
@@ -247,6 +256,7 @@ fn cheap_problems(sources: &Sources, snapshot: &Snapshot) -> Vec<Problem> {
     let mut all = of_program(sources);
     let aggregator = sources.aggregator.borrow().clone();
     all.extend(aggregator.registries.iter().flat_map(of_registry));
+    all.extend(absent(snapshot));
     let failed = aggregator.unresolved.iter().map(|name| (name.clone(), "the DNS lookup fails"));
     let empty = snapshot.resolved().iter().filter(|(_, addresses)| addresses.is_empty());
     let empty = empty.map(|(name, _)| (name.to_string(), "the name does not exist, or has no address"));
@@ -258,6 +268,33 @@ fn cheap_problems(sources: &Sources, snapshot: &Snapshot) -> Vec<Problem> {
     all.extend(sources.history.losses(&sources.telemetry.recorder));
     all.sort_by(|one, other| (one.code, &one.about).cmp(&(other.code, &other.about)));
     all
+}
+
+/// Returns a problem for each service that an export rule or a route names and no registry has.
+fn absent(snapshot: &Snapshot) -> Vec<Problem> {
+    let is_absent = |name: &HostName| {
+        snapshot.service(name.as_str()).is_none() && !snapshot.unread.may_have(name.as_str())
+    };
+    let exact = |pattern: &'_ NamePattern| match pattern {
+        NamePattern::Exact(name) => Some(name.clone()),
+        NamePattern::Suffix(_) | NamePattern::Any => None,
+    };
+    let policy = &snapshot.policy;
+    let exports = policy.exports.iter().flat_map(|rule| {
+        let names = rule.services.iter().filter_map(exact);
+        names.map(|name| (name, rule.name.to_string()))
+    });
+    let routes = policy.routes.iter().filter_map(|route| match &route.to {
+        RouteTarget::Service { hostname, .. } => {
+            Some((hostname.clone(), format!("the route {:?}", route.key.to_string())))
+        }
+        RouteTarget::Endpoints { .. } => None,
+    });
+    let absent = exports.chain(routes).filter(|(name, _)| is_absent(name));
+    let problem = |(name, by): (HostName, String)| {
+        Problem::new(Code::ExportAbsent, name.as_str(), format!("{by} names {name}, which no registry has"))
+    };
+    absent.map(problem).collect()
 }
 
 fn of_program(sources: &Sources) -> Vec<Problem> {
@@ -300,10 +337,14 @@ fn of_registry(registry: &RegistryStatus) -> Vec<Problem> {
         all.push(Problem::new(Code::RegistryFlawed, name, text));
     }
     if let Some(report) = &registry.report {
-        if let Some(first) = report.problems.first() {
-            let more = report.problems.len() - 1;
-            let more = if more == 0 { String::new() } else { format!(" (and {more} more)") };
-            all.push(Problem::new(Code::RegistryImpaired, name, format!("{name}: {first}{more}")));
+        if !report.problems.is_empty() {
+            let shown = report.problems.len().min(SHOWN_MAX);
+            let more = match report.problems.len() - shown {
+                0 => String::new(),
+                more => format!(" (and {more} more)"),
+            };
+            let lines = report.problems[..shown].join("; ");
+            all.push(Problem::new(Code::RegistryImpaired, name, format!("{name}: {lines}{more}")));
         }
         let claimed = report.left_out.iter().find(|(why, _)| *why == Withheld::Claimed.text());
         if let Some((_, count)) = claimed {

@@ -687,6 +687,71 @@ fn kinds_that_are_absent_or_forbidden_hold_readiness_only_if_they_are_needed() {
 }
 
 #[test]
+fn what_is_amiss_with_a_cluster_is_in_the_status() {
+    let fake = Rig::fake();
+    install(&fake.0);
+    let rig = Rig::live(fake);
+    let fake = &rig.fake;
+    // The status names it among its problems, by code; nothing else is wrong there afterwards.
+    let shown = |texts: &[&str]| {
+        eventually(&format!("{texts:?} in the status"), || {
+            let problems = rig.gateway.json("/api/v1/status")["problems"].clone();
+            let mut all = problems.as_array().expect("a list").iter();
+            let is_it = |problem: &&Value| problem["code"] == "registry_impaired";
+            let text = all.find(is_it).map_or_else(String::new, |problem| problem["text"].to_string());
+            texts.iter().all(|part| text.contains(part)).then_some(())
+        });
+    };
+    let is_well = || {
+        eventually("no problem", || {
+            (rig.gateway.json("/api/v1/status")["problems"] == json!([])).then_some(())
+        });
+    };
+    for (ahead, side) in [(3_600, "s ahead of"), (-100, "s behind")] {
+        fake.set_clock(ahead);
+        shown(&["the clock of the API server is", side, "synchronise both clocks"]);
+        fake.set_clock(20);
+        is_well();
+    }
+    // A team has exported what is not there, and what cannot be exported.
+    let export =
+        |name: &str| json!({"kind": "ServiceExport", "metadata": {"namespace": "shop", "name": name}});
+    fake.put(&export("web"));
+    fake.put(&export("nothing"));
+    shown(&["a ServiceExport exports nothing: the Service shop/nothing does not exist"]);
+    let external = json!({"type": "ExternalName", "externalName": "example.com"});
+    fake.put(&json!({"kind": "Service", "metadata": {"namespace": "shop", "name": "ext"}, "spec": external}));
+    fake.put(&export("ext"));
+    shown(&["2 ServiceExports export nothing, the first one: the Service shop/ext is of type ExternalName"]);
+    fake.delete("serviceexports", "shop/ext");
+    fake.put(&service("nothing", 80));
+    is_well();
+    // A gateway of which no load balancer has said where it is; with the clock wrong too, both are shown.
+    let ports = json!([{"name": "tls", "port": 15443, "targetPort": 15443}]);
+    let meta = json!({"namespace": "istio-system", "name": "eastwest", "labels": {"topology.istio.io/network": "net"}});
+    fake.put(&json!({"kind": "Service", "metadata": meta, "spec": {"type": "LoadBalancer", "ports": ports}}));
+    fake.set_clock(-100);
+    shown(&[
+        "Service istio-system/eastwest is a gateway of network net without an address",
+        "the clock of the API server",
+    ]);
+    fake.set_clock(1);
+    fake.delete("services", "istio-system/eastwest");
+    is_well();
+    // The network of the cluster, where the config has none: the label of the system namespace.
+    let config = format!(
+        "listen: \"127.0.0.1:0\"\nnode: {{cluster: east, network: net}}\nexports: [{{services: [\"*\"]}}]\n\
+         registries: [{{kubernetes: {{cluster: east, kubeconfig: east.kubeconfig}}, {ALLOW}}}]\n"
+    );
+    rig.gateway.reload(&config);
+    shown(&["no network: the namespace istio-system has no label topology.istio.io/network"]);
+    let labels = json!({"topology.istio.io/network": "net"});
+    fake.put(&json!({"kind": "Namespace", "metadata": {"name": "istio-system", "labels": labels}}));
+    is_well();
+    rig.was_sound();
+}
+
+#[test]
 fn kubeconfigs_that_start_programs_or_read_files_are_refused_with_their_place() {
     let fake = FakeKube::start();
     let (good, user) = (fake.cluster(), format!("{{token: {TOKEN}}}"));

@@ -91,6 +91,28 @@ fn endpoints_that_fail_are_problems_until_they_take_a_connection() {
 }
 
 #[test]
+fn an_export_or_a_route_of_a_service_that_no_registry_has_is_a_problem() {
+    let backend = Backend::tls_echo(PKI.server("a.test"), "");
+    let gateway = Gateway::start(&format!(
+        "listen: \"127.0.0.1:0\"\nexports: [{{services: [there.test, gone.test, \"*.any.test\"]}}]\n\
+         routes: {{a.test: \"{}\", b.test: {{service: lost.test, port: 443}}}}\n\
+         services: [{{hostname: there.test, namespace: shop, ports: [{{name: p, port: 443}}]}}]\n",
+        backend.address
+    ));
+    has_problem(&gateway, "export_absent");
+    let problems = gateway.json("/api/v1/status")["problems"].clone();
+    let texts: Vec<&str> =
+        problems.as_array().expect("a list").iter().filter_map(|problem| problem["text"].as_str()).collect();
+    assert_eq!(
+        texts,
+        [
+            "exports[0] names gone.test, which no registry has",
+            "the route \"b.test\" names lost.test, which no registry has"
+        ]
+    );
+}
+
+#[test]
 fn an_own_certificate_near_its_end_is_a_problem_and_one_past_it_is_not_ready() {
     let this_year = 1970
         + i32::try_from(std::time::UNIX_EPOCH.elapsed().expect("after 1970").as_secs() / 31_556_952)

@@ -8,11 +8,11 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming};
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, DATE};
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -83,6 +83,8 @@ struct State {
     world: World,
     rules: Vec<Rule>,
     seen: Vec<Seen>,
+    /// How many seconds the fake's clock is ahead, in the `Date` of its ordinary answers.
+    ahead: i64,
     /// Accepted connections get no answer, not even to their TLS hello.
     is_mute: bool,
     /// Open watches, by kind.
@@ -140,6 +142,7 @@ impl FakeKube {
             world: World::default(),
             rules: Vec::new(),
             seen: Vec::new(),
+            ahead: 0,
             is_mute: false,
             open: BTreeMap::new(),
         };
@@ -197,6 +200,12 @@ impl FakeKube {
 
     pub fn delete(&self, plural: &str, key: &str) {
         self.change(|world| world.delete(plural, key));
+    }
+
+    /// Sets the fake's clock so many seconds ahead, and closes all connections, so that answers tell of it.
+    pub fn set_clock(&self, ahead: i64) {
+        self.shared.state().ahead = ahead;
+        self.cut();
     }
 
     /// Answers by this rule where it gives a reply; a later rule is asked first.
@@ -320,14 +329,20 @@ async fn answer(
     let uri = request.uri().path_and_query().map_or("/", |both| both.as_str());
     let asked = Asked::new(uri, token.unwrap_or_default());
     let (pen, pieces) = mpsc::channel(4);
-    let (reply, answer) = {
+    let (reply, answer, ahead) = {
         let mut state = shared.state();
         state.seen.push(Seen { at: Instant::now(), asked: asked.clone() });
         let reply = state.rules.iter().find_map(|rule| rule(&asked));
         let answer = if reply.is_none() { Some(state.world.answer(&asked)) } else { None };
-        (reply, answer)
+        (reply, answer, state.ahead)
     };
     let mut response = Response::builder();
+    if ahead != 0 {
+        let shift = Duration::from_secs(ahead.unsigned_abs());
+        let now = SystemTime::now();
+        let shown = if ahead > 0 { now + shift } else { now - shift };
+        response = response.header(DATE, httpdate::fmt_http_date(shown));
+    }
     match (reply, answer) {
         (Some(reply), _) => {
             response = response.status(reply.status).header(CONTENT_TYPE, "application/json");

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use http::header::{ACCEPT, AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, HOST, RETRY_AFTER, USER_AGENT};
@@ -16,6 +16,7 @@ use rustls::pki_types::ServerName;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
 
+use super::clock::ServerClock;
 use super::credentials::Access;
 use super::objects::Status;
 use crate::model::address::Url;
@@ -92,6 +93,7 @@ pub(super) struct Client {
     headers: HeaderMap,
     scope: Scope,
     connection: Mutex<Connection>,
+    pub(super) clock: ServerClock,
 }
 
 #[derive(Default)]
@@ -127,7 +129,8 @@ impl Client {
         for (name, value) in identification.impersonation {
             headers.append(name, value);
         }
-        Ok(Self { server, name, tls, headers, scope, connection: Mutex::default() })
+        let (connection, clock) = (Mutex::default(), ServerClock::default());
+        Ok(Self { server, name, tls, headers, scope, connection, clock })
     }
 
     pub(super) fn server(&self) -> &Url {
@@ -177,8 +180,10 @@ impl Client {
             None => Bytes::new(),
         };
         let request = request.body(Full::new(body)).map_err(|error| Fault::Answer(error.to_string()))?;
+        let sent = SystemTime::now();
         let answer = timeout(ANSWER, sender.send_request(request)).await.map_err(|_| Fault::Late(ANSWER))?;
         let answer = answer.map_err(|error| Fault::Broken(innermost(&error)))?;
+        self.clock.note(answer.headers(), sent, SystemTime::now());
         if !answer.status().is_success() {
             return Err(refused(answer).await);
         }

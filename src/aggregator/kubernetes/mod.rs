@@ -6,6 +6,8 @@ mod access;
 #[cfg(feature = "kubernetes")]
 mod client;
 #[cfg(feature = "kubernetes")]
+mod clock;
+#[cfg(feature = "kubernetes")]
 pub mod clusters;
 #[cfg(feature = "kubernetes")]
 mod credentials;

@@ -457,9 +457,11 @@ impl Session {
                 report.problems.push(format!("{}: {why}", watch.kind.plural()));
             }
         }
+        report.problems.extend(self.client.clock.problem());
         report
             .problems
             .extend(Some(self.export_problem.borrow().clone()).filter(|problem| !problem.is_empty()));
+        report.problems.extend(self.index.unusable_exports());
         report.problems.extend(self.index.gateway_notes.iter().cloned());
         for (kind, count) in &self.index.overflow {
             report.problems.push(format!("{count} {} are not taken in: there are too many", kind.plural()));

@@ -13,12 +13,31 @@ impl Index {
             let wanted = self.conditions_of(key);
             (key.clone(), WantedConditions { generation: *generation, has: conditions.clone(), wanted })
         };
-        let is_read = |key: &ObjectKey| {
-            let none = Labels::new();
-            let labels = self.namespaces.get(&key.namespace).map_or(&none, |known| &known.value);
-            self.spec.namespaces.takes(&key.namespace, labels)
-        };
-        self.exports.iter().filter(|(key, _)| is_read(key)).map(one).collect()
+        self.exports.iter().filter(|(key, _)| self.is_read(key)).map(one).collect()
+    }
+
+    /// Returns a line for the ServiceExports without a Service that can be exported, if there are any.
+    pub(in crate::aggregator::kubernetes) fn unusable_exports(&self) -> Option<String> {
+        let mut faults = self.exports.keys().filter(|key| self.is_read(key)).filter_map(|key| {
+            let why = match self.services.get(key).map(|known| known.value.class) {
+                None => "does not exist",
+                Some(ServiceClass::ExternalName) => "is of type ExternalName",
+                Some(ServiceClass::ClusterIp | ServiceClass::Headless) => return None,
+            };
+            Some(format!("the Service {key} {why}"))
+        });
+        let first = faults.next()?;
+        Some(match faults.count() {
+            0 => format!("a ServiceExport exports nothing: {first}"),
+            more => format!("{} ServiceExports export nothing, the first one: {first}", more + 1),
+        })
+    }
+
+    /// Returns true if the registry reads the namespace of an object.
+    fn is_read(&self, key: &ObjectKey) -> bool {
+        let none = Labels::new();
+        let labels = self.namespaces.get(&key.namespace).map_or(&none, |known| &known.value);
+        self.spec.namespaces.takes(&key.namespace, labels)
     }
 
     fn conditions_of(&self, key: &ObjectKey) -> Vec<ExportCondition> {
