@@ -189,7 +189,7 @@ impl Client {
         }
         let encoding = answer.headers().get(CONTENT_ENCODING).filter(|name| *name != "identity");
         if let Some(name) = encoding {
-            let name = cut(&String::from_utf8_lossy(name.as_bytes()));
+            let name = cut(String::from_utf8_lossy(name.as_bytes()));
             return Err(Fault::Answer(format!("it is encoded as {name}, which was not asked for")));
         }
         Ok(answer)

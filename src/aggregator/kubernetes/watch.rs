@@ -517,13 +517,13 @@ impl Watcher {
                 None => What::Put(object),
                 Some(lack) => What::Broken(Meta::lenient(raw), format!("it has no {lack}")),
             },
-            Err(error) => What::Broken(Meta::lenient(raw), cut(&error.to_string())),
+            Err(error) => What::Broken(Meta::lenient(raw), cut(error)),
         }
     }
 }
 
 fn unreadable(what: &str, error: &serde_json::Error) -> Fault {
-    Fault::Answer(format!("{what} cannot be read: {}", cut(&error.to_string())))
+    Fault::Answer(format!("{what} cannot be read: {}", cut(error)))
 }
 
 fn cut_off() -> Fault {
