@@ -18,7 +18,7 @@ use crate::support::{eventually, skip};
 
 const WEB: &str = "web.shop.svc.cluster.local";
 /// The memory that the gateway may have used at most.
-const RSS_MAX: u64 = 700 << 20;
+const RSS_MAX: u64 = 400 << 20;
 
 fn with(value: &Value, change: impl FnOnce(&mut Value)) -> Value {
     let mut value = value.clone();
@@ -510,7 +510,7 @@ fn lists_without_end_are_given_up_and_memory_stays_bounded() {
 #[test]
 fn a_list_on_a_watch_without_end_keeps_nobody_waiting_and_memory_stays_bounded() {
     let rig = Rig::live(Rig::fake());
-    // Ever new services, which are more than are taken in.
+    // Ever new services, which are more than are taken in. Those that were left out are listed again after the end of the watch.
     break_with(&rig.fake, "services", Asked::is_watch, || {
         let lines = |number: u64| {
             let one = |at: u64| {
@@ -523,10 +523,9 @@ fn a_list_on_a_watch_without_end_keeps_nobody_waiting_and_memory_stays_bounded()
     });
     rig.fake.change(|world| world.forget());
     rig.fake.end("services", Finish::Reset);
+    rig.names(&["services are not taken in: there are too many"]);
+    assert_eq!(rig.registry()["report"]["objects"]["services"], 50_000);
     let begun = Instant::now();
-    eventually("many objects", || {
-        (rig.registry()["report"]["objects"]["services"].as_u64() > Some(10_000)).then_some(())
-    });
     while begun.elapsed() < Duration::from_secs(3) {
         rig.serves();
         thread::sleep(Duration::from_millis(100));

@@ -33,6 +33,8 @@ use crate::snapshot::change::{Change, Item, Key, RegistryGateway};
 
 /// Pods of one cluster.
 const PODS_MAX: usize = 1_000_000;
+/// Services, five times as many as Kubernetes supports in a cluster: without endpoints each costs 5 KB.
+const SERVICES_MAX: usize = 50_000;
 /// Objects of any other kind.
 const OBJECTS_MAX: usize = 100_000;
 /// Conditions of one ServiceExport that are read.
@@ -80,6 +82,8 @@ pub(super) struct WatchState {
     pub(super) is_synced: bool,
     pub(super) is_absent: bool,
     pub(super) failing: Option<(Arc<str>, Option<StatusCode>)>,
+    /// Objects since the last listing began that were not taken in, as there are too many.
+    pub(super) too_many: usize,
 }
 
 /// The objects of a cluster, and the items of the registry that were made from them.
@@ -103,8 +107,6 @@ pub(super) struct Index {
     broken: BTreeMap<Arc<str>, Broken>,
     /// Broken or mended objects that were not reported yet.
     broken_dirty: BTreeSet<Arc<str>>,
-    /// Objects that were not taken in, as there are too many.
-    pub(super) overflow: BTreeMap<Kind, usize>,
     dirty: BTreeSet<ObjectKey>,
     is_all_dirty: bool,
     /// True if the next changes are a full listing.
@@ -135,6 +137,7 @@ impl Index {
             is_synced: false,
             is_absent: false,
             failing: None,
+            too_many: 0,
         };
         Self {
             spec,
@@ -154,7 +157,6 @@ impl Index {
             watches: watches.iter().map(state).collect(),
             broken: BTreeMap::new(),
             broken_dirty: BTreeSet::new(),
-            overflow: BTreeMap::new(),
             dirty: BTreeSet::new(),
             is_all_dirty: false,
             is_listing: false,
@@ -165,6 +167,11 @@ impl Index {
             gateway_notes: Vec::new(),
             is_outdated: false,
         }
+    }
+
+    /// Returns the kinds of which not all objects were taken in.
+    pub(super) fn crowded(&self) -> impl Iterator<Item = Kind> {
+        self.watches.iter().filter(|watch| watch.too_many > 0).map(|watch| watch.kind)
     }
 
     /// Returns true if every watch was listed once; a kind that is not needed may fail instead.
@@ -184,7 +191,7 @@ impl Index {
     pub(super) fn apply(&mut self, event: Event) {
         let Event { watch, kind, what } = event;
         match what {
-            What::Begin => self.watches[watch].listing += 1,
+            What::Begin => self.begin(watch),
             What::Put(object) => self.put(watch, object),
             What::Gone(meta) => {
                 self.mended(kind, &meta);
@@ -197,7 +204,7 @@ impl Index {
                 (state.is_synced, state.is_absent, state.failing) = (true, false, None);
             }
             What::Absent => {
-                self.watches[watch].listing += 1;
+                self.begin(watch);
                 self.complete(watch);
                 let state = &mut self.watches[watch];
                 (state.is_absent, state.failing) = (true, None);
@@ -207,27 +214,32 @@ impl Index {
         }
     }
 
+    fn begin(&mut self, watch: WatchId) {
+        self.watches[watch].listing += 1;
+        self.watches[watch].too_many = 0;
+    }
+
     fn put(&mut self, watch: WatchId, object: Object) {
         let listing = self.watches[watch].listing;
         let kind = self.watches[watch].kind;
         self.mended(kind, object.meta());
         match object {
-            Object::Namespace(object) => self.put_namespace(&object.metadata, listing),
+            Object::Namespace(object) => self.put_namespace(&object.metadata, watch),
             Object::Service(object) => {
                 let key = self.key_of(&object.metadata);
                 let value = ServiceRecord::read(&object, &mut self.texts);
                 let was_entrance =
                     self.services.get(&key).is_some_and(|known| known.value.entrance.is_some());
                 self.gateways_dirty |= was_entrance || value.entrance.is_some();
-                let noted = note(&mut self.services, key.clone(), value, listing);
-                if self.is_new(kind, noted) {
+                let noted = note(&mut self.services, key.clone(), value, (listing, most(kind)));
+                if self.is_new(watch, noted) {
                     self.dirty.insert(key);
                 }
             }
             Object::Slice(object) => {
                 let key = Arc::new(self.key_of(&object.metadata));
                 match SliceRecord::read(&object, &mut self.texts) {
-                    Some(slice) => self.put_slice(key, slice, listing),
+                    Some(slice) => self.put_slice(key, slice, watch),
                     None => self.remove_slice(&key),
                 }
             }
@@ -236,18 +248,18 @@ impl Index {
                 let keeps_all = self.spec.destination_rules;
                 let kept = move |name: &str| keeps_all && !OWN_LABELS.contains(&name);
                 let pod = PodRecord::read(&object, self.trust_domain.as_str(), &kept, &mut self.texts);
-                self.put_pod(uid, pod, listing);
+                self.put_pod(uid, pod, watch);
             }
             Object::Node(object) => {
                 let name = self.texts.text(&object.metadata.name);
                 let node = NodeRecord::read(&object, &mut self.texts);
-                self.put_node(name, node, listing);
+                self.put_node(name, node, watch);
             }
             Object::Gateway(object) => {
                 let key = self.key_of(&object.metadata);
                 let value = GatewayRecord::read(&object, self.trust_domain.as_str());
-                let noted = note(&mut self.gateways, key, value, listing);
-                self.gateways_dirty |= self.is_new(kind, noted);
+                let noted = note(&mut self.gateways, key, value, (listing, most(kind)));
+                self.gateways_dirty |= self.is_new(watch, noted);
             }
             Object::ServiceExport(object) => {
                 let key = self.key_of(&object.metadata);
@@ -262,8 +274,8 @@ impl Index {
                 let conditions =
                     object.status.conditions.iter().take(CONDITIONS_MAX).map(condition).collect();
                 let value = ExportRecord { generation: object.metadata.generation, conditions };
-                let noted = note(&mut self.exports, key.clone(), value, listing);
-                if self.is_new(kind, noted) {
+                let noted = note(&mut self.exports, key.clone(), value, (listing, most(kind)));
+                if self.is_new(watch, noted) {
                     self.dirty.insert(key);
                 }
             }
@@ -271,8 +283,8 @@ impl Index {
                 let key = self.key_of(&object.metadata);
                 let ips = object.spec.ips.iter().filter_map(|text| text.parse().ok().map(canonical_ip));
                 let value: Vec<IpAddr> = ips.collect();
-                let noted = note(&mut self.imports, key.clone(), value, listing);
-                if self.is_new(kind, noted) {
+                let noted = note(&mut self.imports, key.clone(), value, (listing, most(kind)));
+                if self.is_new(watch, noted) {
                     self.dirty.insert(key);
                 }
             }
@@ -287,8 +299,8 @@ impl Index {
                     created: self.texts.text(&object.metadata.creation_timestamp),
                     subsets,
                 };
-                let noted = note(&mut self.rules, key, value, listing);
-                self.is_all_dirty |= self.is_new(kind, noted);
+                let noted = note(&mut self.rules, key, value, (listing, most(kind)));
+                self.is_all_dirty |= self.is_new(watch, noted);
             }
             Object::ConfigMap(object) => {
                 let named = trust_domain_of(object.data.get("mesh").map(String::as_str));
@@ -304,23 +316,24 @@ impl Index {
     }
 
     /// Returns true if what was noted differs from before. An object without room is counted.
-    fn is_new(&mut self, kind: Kind, noted: Noted) -> bool {
+    fn is_new(&mut self, watch: WatchId, noted: Noted) -> bool {
         if noted == Noted::NoRoom {
-            *self.overflow.entry(kind).or_default() += 1;
+            self.watches[watch].too_many += 1;
         }
         noted == Noted::Different
     }
 
     /// Returns true if an object may be taken in; it is counted otherwise.
-    fn has_room(&mut self, kind: Kind, count: usize, is_known: bool) -> bool {
-        let has_room = is_known || count < OBJECTS_MAX;
+    fn has_room(&mut self, watch: WatchId, count: usize, is_known: bool) -> bool {
+        let has_room = is_known || count < most(self.watches[watch].kind);
         if !has_room {
-            *self.overflow.entry(kind).or_default() += 1;
+            self.watches[watch].too_many += 1;
         }
         has_room
     }
 
-    fn put_namespace(&mut self, meta: &Meta, listing: u32) {
+    fn put_namespace(&mut self, meta: &Meta, watch: WatchId) {
+        let listing = self.watches[watch].listing;
         let name = self.texts.text(&meta.name);
         let labels = self.texts.labels(&meta.labels);
         let network = |labels: &Labels| labels.get(NETWORK_LABEL).cloned();
@@ -329,8 +342,8 @@ impl Index {
         if is_system && self.spec.network.is_none() && before != Some(network(&labels)) {
             self.is_all_dirty = true;
         }
-        let noted = note(&mut self.namespaces, name.clone(), labels, listing);
-        if self.is_new(Kind::Namespace, noted) {
+        let noted = note(&mut self.namespaces, name.clone(), labels, (listing, most(Kind::Namespace)));
+        if self.is_new(watch, noted) {
             self.mark_namespace(&name);
         }
     }
@@ -344,14 +357,15 @@ impl Index {
         self.dirty.extend(services.chain(exports).cloned());
     }
 
-    fn put_slice(&mut self, key: Arc<ObjectKey>, slice: SliceRecord, listing: u32) {
+    fn put_slice(&mut self, key: Arc<ObjectKey>, slice: SliceRecord, watch: WatchId) {
+        let listing = self.watches[watch].listing;
         if let Some(known) = self.slices.get_mut(&key)
             && known.value == slice
         {
             known.listing = listing;
             return;
         }
-        if !self.has_room(Kind::EndpointSlice, self.slices.len(), self.slices.contains_key(&key)) {
+        if !self.has_room(watch, self.slices.len(), self.slices.contains_key(&key)) {
             return;
         }
         self.remove_slice(&key);
@@ -390,9 +404,9 @@ impl Index {
         self.dirty.insert(service);
     }
 
-    fn put_pod(&mut self, uid: Uid, pod: PodRecord, listing: u32) {
-        if self.pods.len() >= PODS_MAX && !self.pods.contains_key(&uid) {
-            *self.overflow.entry(Kind::Pod).or_default() += 1;
+    fn put_pod(&mut self, uid: Uid, pod: PodRecord, watch: WatchId) {
+        let listing = self.watches[watch].listing;
+        if !self.has_room(watch, self.pods.len(), self.pods.contains_key(&uid)) {
             return;
         }
         let entry = self.pods.entry(uid).or_default();
@@ -424,8 +438,9 @@ impl Index {
         }
     }
 
-    fn put_node(&mut self, name: Arc<str>, node: NodeRecord, listing: u32) {
-        if !self.has_room(Kind::Node, self.nodes.len(), self.nodes.contains_key(&name)) {
+    fn put_node(&mut self, name: Arc<str>, node: NodeRecord, watch: WatchId) {
+        let listing = self.watches[watch].listing;
+        if !self.has_room(watch, self.nodes.len(), self.nodes.contains_key(&name)) {
             return;
         }
         let known = self.nodes.get_mut(&name);
@@ -635,9 +650,18 @@ impl Index {
                 |counts: &BTreeMap<Withheld, u32>| counts.get(&why).copied().unwrap_or(0) as usize;
             all.push((why.text(), self.withheld.values().map(of_service).sum()));
         }
-        all.push(("too many", self.overflow.values().sum()));
+        all.push(("too many", self.watches.iter().map(|watch| watch.too_many).sum()));
         all.retain(|(_, count)| *count > 0);
         all
+    }
+}
+
+/// The most objects of a kind that are taken in.
+fn most(kind: Kind) -> usize {
+    match kind {
+        Kind::Pod => PODS_MAX,
+        Kind::Service => SERVICES_MAX,
+        _ => OBJECTS_MAX,
     }
 }
 
@@ -649,8 +673,13 @@ enum Noted {
     NoRoom,
 }
 
-/// Takes in a record.
-fn note<K: Ord, T: PartialEq>(all: &mut BTreeMap<K, Listed<T>>, key: K, value: T, listing: u32) -> Noted {
+/// Takes in a record that `listing` names, unless it is new and there are `most` already.
+fn note<K: Ord, T: PartialEq>(
+    all: &mut BTreeMap<K, Listed<T>>,
+    key: K,
+    value: T,
+    (listing, most): (u32, usize),
+) -> Noted {
     let count = all.len();
     match all.entry(key) {
         Entry::Occupied(mut known) if known.get().value == value => {
@@ -661,7 +690,7 @@ fn note<K: Ord, T: PartialEq>(all: &mut BTreeMap<K, Listed<T>>, key: K, value: T
             known.insert(Listed { value, listing });
             Noted::Different
         }
-        Entry::Vacant(_) if count >= OBJECTS_MAX => Noted::NoRoom,
+        Entry::Vacant(_) if count >= most => Noted::NoRoom,
         Entry::Vacant(vacant) => {
             vacant.insert(Listed { value, listing });
             Noted::Different

@@ -342,6 +342,7 @@ fn take(holder: &mut Option<Session>, batch: Option<Vec<Event>>) {
         taken += 1;
         next = if taken < ROUND { session.events.try_recv().ok() } else { None };
     }
+    session.way.note_crowded(session.index.crowded());
 }
 
 impl Session {
@@ -463,8 +464,9 @@ impl Session {
             .extend(Some(self.export_problem.borrow().clone()).filter(|problem| !problem.is_empty()));
         report.problems.extend(self.index.unusable_exports());
         report.problems.extend(self.index.gateway_notes.iter().cloned());
-        for (kind, count) in &self.index.overflow {
-            report.problems.push(format!("{count} {} are not taken in: there are too many", kind.plural()));
+        for watch in self.index.watches.iter().filter(|watch| watch.too_many > 0) {
+            let (count, kind) = (watch.too_many, watch.kind.plural());
+            report.problems.push(format!("{count} {kind} are not taken in: there are too many"));
         }
     }
 }

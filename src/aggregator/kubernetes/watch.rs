@@ -6,7 +6,7 @@
 use std::convert::Infallible;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use http::StatusCode;
@@ -103,14 +103,28 @@ pub(super) enum Object {
     Secret(Box<Secret>),
 }
 
-/// The way in which an API server is listed; one watch finds it out for all.
+/// The way in which an API server is listed, shared by its watches.
 #[derive(Debug, Default)]
 pub(super) struct Way {
-    /// The server refuses to send lists on watches.
+    /// The server refuses to send lists on watches, as one watch has found out.
     pages: AtomicBool,
+    /// The kinds of which not all objects were taken in, a bit each. Whether there is room again only a listing can tell.
+    crowded: AtomicU32,
     pub(super) streamed: AtomicU64,
     pub(super) paged: AtomicU64,
     pub(super) resumed: AtomicU64,
+}
+
+impl Way {
+    /// Notes the kinds that are to be listed again when their watches end.
+    pub(super) fn note_crowded(&self, kinds: impl Iterator<Item = Kind>) {
+        let bits = kinds.fold(0, |bits, kind| bits | 1 << kind as u32);
+        self.crowded.store(bits, Ordering::Relaxed);
+    }
+
+    fn is_crowded(&self, kind: Kind) -> bool {
+        self.crowded.load(Ordering::Relaxed) & 1 << kind as u32 != 0
+    }
 }
 
 /// The content of whole lines of a watch.
@@ -197,6 +211,9 @@ impl Watcher {
     pub(super) async fn run(mut self) {
         loop {
             let Err(ended) = self.follow().await;
+            if self.way.is_crowded(self.kind) {
+                self.revision = None;
+            }
             let wait = match ended {
                 Ended::Closed => return,
                 Ended::InTime => continue,

@@ -83,7 +83,6 @@ impl Index {
             }
             Kind::ConfigMap | Kind::Secret => {}
         }
-        self.overflow.remove(&kind);
         let is_gone = |broken: &Broken| broken.watch == watch && broken.listing != listing;
         let gone = self.broken.iter().filter(|(_, broken)| is_gone(broken)).map(|(object, _)| object.clone());
         let gone: Vec<Arc<str>> = gone.collect();
