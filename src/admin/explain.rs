@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use super::limits::{Counters, Said, of_service, of_source};
 use crate::balance::{Ask, Idle, Load, choose, health_text, odds};
 use crate::dataplane::upstreams::{EndpointState, Looking, Upstreams};
 use crate::model::alpn::Protocols;
@@ -47,6 +48,8 @@ pub struct ExplainRequest {
 pub struct Running<'a> {
     /// The run-time state of endpoints.
     pub upstreams: &'a Upstreams,
+    /// The connections by source and by service.
+    pub counters: Counters<'a>,
     /// The addresses that listeners are bound to, by name.
     pub listening: &'a [(Arc<str>, SocketAddr)],
 }
@@ -110,6 +113,12 @@ struct Steps {
 }
 
 impl Steps {
+    /// Adds the step about a limit, if there is one, and returns the warnings.
+    fn limit(&mut self, said: Said) -> Vec<String> {
+        self.steps.extend(said.step);
+        said.warnings
+    }
+
     /// Adds a step with the numbers of endpoints that cannot be chosen, and the reasons.
     fn omitted(&mut self, omitted: &[Omitted]) {
         let parts = omitted.iter().map(|omitted| {
@@ -193,7 +202,10 @@ fn explain_by(
             steps.step(|| format!("the authority cannot be read: {fault}"));
             Reason::BadRequest
         }
-        Some(Ok(_)) | None => decide(snapshot, &request, load, &mut steps, &mut explanation),
+        Some(Ok(_)) | None => {
+            let counters = running.map(|running| running.counters);
+            decide(snapshot, &request, load, counters, &mut steps, &mut explanation)
+        }
     };
     if let Some(running) = running {
         explanation.look_at_endpoints(running.upstreams);
@@ -239,6 +251,7 @@ fn decide(
     snapshot: &Snapshot,
     request: &AdmissionRequest<'_>,
     load: &impl Load,
+    counters: Option<Counters<'_>>,
     steps: &mut Steps,
     explanation: &mut Explanation,
 ) -> Reason {
@@ -252,6 +265,8 @@ fn decide(
     if let Some(Err(reason)) = request.source.map(|source| admit_source(request.listener, source)) {
         return reason;
     }
+    let limits = &snapshot.policy.limits;
+    let of_source = steps.limit(of_source(limits, request.source, counters));
     let matched = match admit(snapshot, request, steps) {
         Ok(admission) => {
             let ask = ask(&admission, request.source);
@@ -270,7 +285,9 @@ fn decide(
         steps.omitted(&explanation.omitted);
         explanation.warnings =
             omitted::warnings(snapshot, &explanation.omitted, explanation.candidates.len());
+        explanation.warnings.extend(steps.limit(of_service(limits, &matched, counters)));
     }
+    explanation.warnings.extend(of_source);
     if explanation.reason == Reason::NotExported {
         for text in marks_missing(snapshot, &matched, explanation.canonical.as_deref()) {
             steps.step(|| text);

@@ -6,6 +6,7 @@ pub mod clients;
 pub mod endpoints;
 pub mod explain;
 pub mod horizon;
+pub mod limits;
 pub mod networks;
 mod probe;
 pub mod problems;

@@ -21,6 +21,7 @@ use tokio::sync::oneshot;
 
 use super::explain::{ExplainRequest, Explanation, Running, explain};
 use super::horizon::{self, horizon};
+use super::limits::Counters;
 use super::problems;
 use super::registry_metrics;
 use super::{Command, Sources, clients, endpoints, networks, views};
@@ -318,7 +319,9 @@ async fn explain_and_probe(
 
 fn explained(sources: &Sources, inquiry: &ExplainRequest) -> Result<Explanation, String> {
     let program = sources.program.load();
-    let running = Running { upstreams: sources.dataplane.upstreams(), listening: &program.listening };
+    let dataplane = &sources.dataplane;
+    let counters = Counters { admission: dataplane.admission(), services: dataplane.services() };
+    let running = Running { upstreams: dataplane.upstreams(), counters, listening: &program.listening };
     explain(&sources.reader.latest(), inquiry, Some(running))
 }
 

@@ -55,6 +55,12 @@ pub fn status(sources: &Sources) -> Value {
             "descriptors": program.limits.descriptors,
             "connections": program.limits.connections,
             "pending_hellos": program.limits.pending_hellos,
+            "per_source": {
+                "connections": program.limits.per_source.connections,
+                "new_per_second": program.limits.per_source.new_per_second,
+                "pending_hellos": program.limits.per_source.pending_hellos,
+            },
+            "per_service": {"connections": program.limits.per_service},
         },
         "workers": program.workers,
         "connections": sources.dataplane.connections_active(),

@@ -11,6 +11,7 @@ use crate::document::problem::{InvalidValue, Path, Problem, Problems};
 use crate::document::reader::{Fields, check};
 use crate::document::services::ServicePosition;
 use crate::document::tree::Node as Tree;
+use crate::model::limits::{SourceLimits, SourcePrefix};
 use crate::model::name::{HostName, NAME_BYTES_MAX};
 use crate::model::place::ClusterId;
 use crate::model::service::ServiceKey;
@@ -147,6 +148,21 @@ fn limits(fields: &Fields<'_>) -> Limits {
     Limits {
         connections: fields.get(&keys::Limits::CONNECTIONS),
         pending_hellos: fields.get(&keys::Limits::PENDING_HELLOS),
+        per_source: per_source(&fields.map(&keys::Limits::PER_SOURCE)),
+        per_service: fields.map(&keys::Limits::PER_SERVICE).get(&keys::PerService::CONNECTIONS),
+    }
+}
+
+fn per_source(fields: &Fields<'_>) -> SourceLimits {
+    let prefix = fields.map(&keys::PerSource::PREFIX);
+    SourceLimits {
+        connections: fields.get(&keys::PerSource::CONNECTIONS),
+        new_per_second: fields.get(&keys::PerSource::NEW_PER_SECOND),
+        pending_hellos: fields.get(&keys::PerSource::PENDING_HELLOS),
+        prefix: SourcePrefix {
+            ipv4: prefix.get(&keys::SourcePrefix::IPV4),
+            ipv6: prefix.get(&keys::SourcePrefix::IPV6),
+        },
     }
 }
 

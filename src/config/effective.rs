@@ -14,6 +14,7 @@ use crate::aggregator::spec::RegistryKind;
 use crate::discovery::ClientRule;
 use crate::model::address::Bind;
 use crate::model::endpoint::Labels;
+use crate::model::limits::SourceLimits;
 use crate::snapshot::policy::{
     AddressScope, ExportRule, Gateway, Listener, MarkCondition, NetworkPolicy, Policy, RegistryScope, Route,
     RouteEndpoint, RouteTarget, Tuning,
@@ -60,7 +61,12 @@ pub fn effective(config: &Config) -> Value {
             "roots": trust.roots.display().to_string(),
         })).collect::<Vec<_>>(),
         "hbone": hbone(policy),
-        "limits": {"connections": limits.connections, "pendingHellos": limits.pending_hellos},
+        "limits": {
+            "connections": limits.connections,
+            "pendingHellos": limits.pending_hellos,
+            "perSource": per_source(&limits.per_source),
+            "perService": {"connections": limits.per_service},
+        },
         "timeouts": {
             "connect": duration(timeouts.connect),
             "connectTotal": duration(timeouts.connect_total),
@@ -131,6 +137,15 @@ fn duration(time: Duration) -> Value {
         0 => format!("{}s", milliseconds / 1000).into(),
         _ => format!("{milliseconds}ms").into(),
     }
+}
+
+fn per_source(limits: &SourceLimits) -> Value {
+    json!({
+        "connections": limits.connections,
+        "newPerSecond": limits.new_per_second,
+        "pendingHellos": limits.pending_hellos,
+        "prefix": {"ipv4": limits.prefix.ipv4, "ipv6": limits.prefix.ipv6},
+    })
 }
 
 fn listener(listener: &Listener) -> Value {

@@ -9,6 +9,7 @@ use crate::document::services;
 use crate::document::table::{Kind, Union};
 use crate::document::tree;
 use crate::model::identity::TrustDomain;
+use crate::model::limits;
 use crate::model::name::HostName;
 use crate::snapshot::policy::{self, HelloLimits, ListenerProtocol};
 
@@ -190,6 +191,39 @@ keys! {
         /// Simultaneous connections whose hello has not arrived completely.
         PENDING_HELLOS "pendingHellos": form::Integer<usize, 1, 10_000_000>
             => "10000, or a quarter of the descriptor limit if that is less";
+        /// Limits of each source. A source at its limit does not affect other sources.
+        PER_SOURCE "perSource": PerSource => "none";
+        /// Limits of each service.
+        PER_SERVICE "perService": PerService => "none";
+    }
+
+    /// Limits of each source: the client's address, or the block of addresses that `prefix` makes of it. A connection
+    /// beyond them is refused with the reason `limit_source`. CONNECT streams do not count; their connection does.
+    pub(super) PerSource "perSource" {
+        /// Simultaneous connections.
+        CONNECTIONS "connections": form::Integer<usize, 1, 10_000_000> => "no limit";
+        /// New connections per second. A source may open the connections of one second at once.
+        NEW_PER_SECOND "newPerSecond": form::Integer<u32, 1, 1_000_000> => "no limit";
+        /// Simultaneous connections whose hello or HBONE handshake is not complete. The one that has waited longest ends
+        /// when the source begins another.
+        PENDING_HELLOS "pendingHellos": form::Integer<usize, 1, 10_000_000> => "no limit";
+        /// Addresses that count as one source, here and for the shares of `limits.connections`.
+        PREFIX "prefix": SourcePrefix => "defaults";
+    }
+
+    /// Number of leading bits of an address that make one source.
+    pub(super) SourcePrefix "sourcePrefix" {
+        /// Bits of an IPv4 address.
+        IPV4 "ipv4": form::Integer<u8, 1, 32> = limits::SourcePrefix::default().ipv4;
+        /// Bits of an IPv6 address.
+        IPV6 "ipv6": form::Integer<u8, 1, 128> = limits::SourcePrefix::default().ipv6;
+    }
+
+    /// Limits of each service. A connection beyond them is refused with the reason `limit_service`.
+    pub(super) PerService "perService" {
+        /// Simultaneous connections and CONNECT streams to one service of the mesh, with all of its ports and subsets, or
+        /// to one route with `endpoints`.
+        CONNECTIONS "connections": form::Integer<usize, 1, 10_000_000> => "no limit";
     }
 
     /// Timeouts of connections.

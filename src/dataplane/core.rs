@@ -3,8 +3,9 @@
 //! The loop that owns a worker's listeners and its mailbox is [`super::worker`]; nothing here knows of it.
 
 use std::cell::{Cell, Ref, RefCell};
+use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,12 +20,13 @@ use super::pacer::HandshakePacer;
 use super::shared::{Message, Shared};
 use crate::model::reason::Reason;
 use crate::model::record::ConnectionRecord;
-use crate::net::admission::{Holder, Verdict};
+use crate::net::admission::{Holder, Limit, Released, Verdict, services};
 use crate::net::diag::{self, Diag};
 use crate::net::pipe::Pipes;
 use crate::net::ranking::Ranking;
 use crate::net::scope::LocalScope;
 use crate::snapshot::Snapshot;
+use crate::snapshot::admit::{Admission, Refusal};
 use crate::snapshot::policy::Listener;
 use crate::telemetry::local::{Local, RelayPath};
 use crate::wire::client_hello;
@@ -74,6 +76,10 @@ pub(crate) struct Core {
     pub(crate) scope: LocalScope,
     /// Decides which TLS handshake goes on.
     pub(crate) pacer: HandshakePacer,
+    /// Sources without a connection whose allowance of new ones this worker forgets when it is full again.
+    remembered: RefCell<VecDeque<Holder>>,
+    /// The handles to the numbers of connections to services.
+    services: services::Handles,
     /// Bytes that all CONNECT streams of the worker hold.
     pub(crate) held: Rc<HeldBytes>,
     /// Kernel memory of connections whose peers do not read, in bytes.
@@ -117,7 +123,7 @@ impl Drop for Registration {
     fn drop(&mut self) {
         self.core.remove(&self.entry);
         if !self.entry.handed_over.get() {
-            self.core.shared.admission.release(&self.entry.holder);
+            self.core.release(&self.entry.holder);
         }
     }
 }
@@ -141,6 +147,8 @@ impl Core {
             balancers: Balancers::default(),
             scope: LocalScope::default(),
             pacer: HandshakePacer::default(),
+            remembered: RefCell::default(),
+            services: services::Handles::default(),
             held: Rc::default(),
             kernel_memory: Cell::new(0),
             over_limit: Cell::new(false),
@@ -194,17 +202,95 @@ impl Core {
         self.clock.touch(entry);
     }
 
-    /// Takes an admitted place for a connection or stream; returns false if there is none. The connection is to be
-    /// [registered](Self::register) next, which gives the place back at its end.
-    pub(crate) fn admit(&self, entry: &Entry) -> bool {
+    /// Takes an admitted place for a connection or stream. It is to be [registered](Self::register) next, which gives the
+    /// place back at its end.
+    pub(crate) fn admit(&self, entry: &Entry) -> Result<(), Reason> {
         match self.shared.admission.admit(&entry.holder) {
-            Verdict::Admit => true,
+            Verdict::Admit => Ok(()),
             Verdict::AdmitAndTakeBack(holder) => {
                 self.take_back(holder, 0);
-                true
+                Ok(())
             }
-            Verdict::Refuse => false,
+            Verdict::Refuse(limit) => {
+                entry.facts.borrow_mut().detail = self.refused_by(limit, entry.source.ip());
+                Err(limit.reason())
+            }
         }
+    }
+
+    /// Returns the detail of a connection that a limit refuses.
+    pub(crate) fn refused_by(&self, limit: Limit, source: IpAddr) -> Option<Box<str>> {
+        let limits = self.shared.admission.source_limits();
+        let source = limits.prefix.text(source);
+        let text = match limit {
+            Limit::All => return None,
+            Limit::SourceConnections => {
+                let most = limits.connections?;
+                format!("{source} has all of its {most} connections (limits.perSource.connections)")
+            }
+            Limit::SourceRate => {
+                let most = limits.new_per_second?;
+                format!(
+                    "{source} opened more than {most} connections in a second (limits.perSource.newPerSecond)"
+                )
+            }
+            Limit::SourceHellos => {
+                let most = limits.pending_hellos?;
+                format!("{source} has all of its {most} incomplete hellos (limits.perSource.pendingHellos)")
+            }
+        };
+        Some(text.into())
+    }
+
+    /// Notes the result of admission, and takes a place among the connections to the service where that is limited.
+    pub(crate) fn admitted(
+        &self,
+        entry: &Entry,
+        answer: Result<Admission, Refusal>,
+    ) -> Result<Admission, Reason> {
+        let mut facts = entry.facts.borrow_mut();
+        let admission = facts.admitted(answer)?;
+        let services = &self.shared.services;
+        let Some(limit) = services.limit() else { return Ok(admission) };
+        if let Some(key) = facts.matched.limit_key() {
+            facts.place = self.services.admit(services, &key);
+            if facts.place.is_none() {
+                let text =
+                    format!("{key} has all of its {limit} connections (limits.perService.connections)");
+                facts.detail = Some(text.into());
+                return Err(Reason::LimitService);
+            }
+        }
+        Ok(admission)
+    }
+
+    /// Counts a connection that is open already among those to its service, as a limit may have come since.
+    pub(crate) fn count_for_service(&self, entry: &Entry) {
+        let services = &self.shared.services;
+        let mut facts = entry.facts.borrow_mut();
+        if services.limit().is_some() && facts.permit.is_some() && facts.place.is_none() {
+            facts.place = facts.matched.limit_key().map(|key| self.services.count(services, &key));
+        }
+    }
+
+    /// Gives a place back.
+    fn release(&self, holder: &Holder) {
+        if self.shared.admission.release(holder) == Released::Remembered {
+            self.remembered.borrow_mut().push_back(holder.clone());
+        }
+    }
+
+    /// Forgets sources without connections whose allowance of new ones is full again, and services without connections.
+    pub(crate) fn forget_unused(&self) {
+        // Those that have to wait are behind the others: an allowance is full again within a second.
+        let known = self.remembered.borrow().len();
+        for _ in 0..known {
+            let Some(holder) = self.remembered.borrow_mut().pop_front() else { break };
+            if !self.shared.admission.forget(&holder) {
+                self.remembered.borrow_mut().push_back(holder);
+            }
+        }
+        self.services.sweep(&self.shared.services);
     }
 
     /// Puts an admitted connection into the table.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 use super::standstill::Standstill;
 use crate::model::reason::Reason;
 use crate::model::record::{ConnectionProtocol, ConnectionRecord, Side};
-use crate::net::admission::Holder;
+use crate::net::admission::{Holder, services};
 use crate::net::latest::Latest;
 use crate::net::own::OwnDial;
 use crate::snapshot::admit::{Admission, Permit, Refusal, RouteMatch};
@@ -56,6 +56,8 @@ pub(crate) struct Entry {
     /// Bytes that a CONNECT stream or an HBONE connection holds because a peer does not take them.
     pub(crate) held: Cell<usize>,
     pub(crate) standstill: Standstill,
+    /// True while it is counted among the incomplete hellos of its source.
+    pub(crate) hello_counted: Cell<bool>,
     /// True if an HBONE connection shall end with its last stream.
     retiring: Cell<bool>,
     /// True once another worker goes on with it, and with its place among those admitted.
@@ -123,6 +125,8 @@ pub(crate) struct ConnectionFacts {
     attempts: u8,
     /// The counters of the destination, from the first connect on.
     pub(crate) destination: Option<Rc<Destination>>,
+    /// The place among the connections to its service, if that is limited.
+    pub(crate) place: Option<services::Place>,
 }
 
 /// The head of a CONNECT stream.
@@ -218,19 +222,8 @@ impl ConnectionFacts {
 }
 
 impl Entry {
-    /// Makes the entry of a connection, whose place is counted for its source.
-    pub(crate) fn new(id: u64, listener: Arc<str>, source: SocketAddr, tick: u32) -> Self {
-        Self::held_by(Holder::source(source.ip()), id, listener, source, tick)
-    }
-
-    /// Makes the entry of a CONNECT stream, whose place is counted for its caller's identity.
-    pub(crate) fn held_by(
-        holder: Holder,
-        id: u64,
-        listener: Arc<str>,
-        source: SocketAddr,
-        tick: u32,
-    ) -> Self {
+    /// Makes the entry of a connection or of a CONNECT stream, whose place is counted for `holder`.
+    pub(crate) fn new(holder: Holder, id: u64, listener: Arc<str>, source: SocketAddr, tick: u32) -> Self {
         Self {
             id,
             listener,
@@ -250,6 +243,7 @@ impl Entry {
             half_closed: Cell::new(false),
             held: Cell::new(0),
             standstill: Standstill::default(),
+            hello_counted: Cell::new(false),
             retiring: Cell::new(false),
             handed_over: Cell::new(false),
             key: Cell::new(usize::MAX),

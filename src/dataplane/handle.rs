@@ -14,8 +14,10 @@ use super::shared::{Hbone, Message, Shared, WorkerHandle};
 use super::upstreams::Upstreams;
 use super::worker;
 use crate::model::address::Bind;
+use crate::model::limits::SourceLimits;
 use crate::model::record::ConnectionRecord;
 use crate::net::admission::Admission;
+use crate::net::admission::services::Services;
 use crate::net::budget::{connections_for, http_connections_for, xds_connections_for};
 use crate::net::listen::Listening;
 use crate::net::own::OwnAddresses;
@@ -50,6 +52,10 @@ pub struct EffectiveLimits {
     pub connections: usize,
     /// Incomplete hellos of all workers.
     pub pending_hellos: usize,
+    /// Connections of one source.
+    pub per_source: SourceLimits,
+    /// Connections and CONNECT streams to one service; `None`: no limit.
+    pub per_service: Option<usize>,
     /// Connections of xDS clients; 0 if xDS is off.
     pub xds_connections: usize,
     /// Connections of each HTTP listener.
@@ -66,6 +72,8 @@ impl EffectiveLimits {
             descriptors,
             connections: limits.connections.min(allowed),
             pending_hellos: pending.max(1),
+            per_source: limits.per_source,
+            per_service: limits.per_service,
             xds_connections,
             http_connections: http_connections_for(descriptors),
         }
@@ -90,6 +98,7 @@ impl Dataplane {
             upstreams: Arc::new(Upstreams::new(&telemetry.recorder)),
             telemetry: telemetry.clone(),
             admission: Admission::new(0),
+            services: Services::default(),
             pending_cap: AtomicUsize::new(0),
             own,
             workers: mailboxes.into_iter().map(WorkerHandle::new).collect(),
@@ -119,6 +128,8 @@ impl Dataplane {
     /// Applies new limits; connections above them stay.
     pub fn set_limits(&self, limits: EffectiveLimits) {
         self.shared.admission.set_limit(limits.connections);
+        self.shared.admission.set_source_limits(&limits.per_source);
+        self.shared.services.set_limit(limits.per_service);
         let each = limits.pending_hellos.div_ceil(self.workers());
         self.shared.pending_cap.store(each, Ordering::Relaxed);
     }
@@ -176,6 +187,16 @@ impl Control {
     /// Returns the run-time state of endpoints.
     pub fn upstreams(&self) -> &Arc<Upstreams> {
         &self.shared.upstreams
+    }
+
+    /// Returns the places of connections and CONNECT streams.
+    pub fn admission(&self) -> &Admission {
+        &self.shared.admission
+    }
+
+    /// Returns the connections and CONNECT streams to each service.
+    pub fn services(&self) -> &Services {
+        &self.shared.services
     }
 
     /// Returns the number of live connections and CONNECT streams.

@@ -18,8 +18,8 @@ use super::core::Core;
 use super::entry::Entry;
 use super::refuse;
 use crate::model::address::{Bind, canonical_socket};
-use crate::model::reason::Reason;
 use crate::net::throttle::LogThrottle;
+use crate::snapshot::admit::admit_source;
 use crate::snapshot::policy::Listener;
 
 /// Connections accepted before other tasks have a turn.
@@ -117,11 +117,15 @@ impl Incoming {
             // The listener is about to be closed; the client sees what it would see a moment later.
             return;
         };
-        let entry = Rc::new(Entry::new(core.next_id(), listener.name.clone(), source, core.clock.now()));
+        let holder = core.shared.admission.source(source.ip());
+        let name = listener.name.clone();
+        let entry = Rc::new(Entry::new(holder, core.next_id(), name, source, core.clock.now()));
         core.local.accepted(&listener.name);
-        if !core.admit(&entry) {
-            refuse::at_once(core, &client, Reason::LimitGlobal);
-            core.finish(&entry, Reason::LimitGlobal);
+        if let Err(limit) = core.admit(&entry) {
+            // The first check that fails is the reason, and `from` comes before the limits.
+            let reason = admit_source(&listener, source.ip()).err().unwrap_or(limit);
+            refuse::at_once(core, &client, reason);
+            core.finish(&entry, reason);
             return;
         }
         entry.local.set(self.local.or_else(|| client.local_addr().ok().map(canonical_socket)));

@@ -10,7 +10,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 
-use crate::model::address::source_block;
+use crate::model::limits::SourcePrefix;
 use crate::net::scope::LocalScope;
 
 /// Decides which handshake of one worker makes its next step.
@@ -57,7 +57,7 @@ impl HandshakePacer {
     /// Runs a future of a source so that each of its steps waits for its turn.
     pub(crate) async fn paced<F: Future>(&self, scope: &LocalScope, source: IpAddr, future: F) -> F::Output {
         let mut future = pin!(future);
-        let source = source_block(source);
+        let source = SourcePrefix::default().block(source);
         loop {
             let turn = self.turn(source).await;
             let step = poll_fn(|context| Poll::Ready(future.as_mut().poll(context))).await;

@@ -12,6 +12,7 @@ use super::core::{Core, newest};
 use super::entry::Entry;
 use crate::model::alpn::Protocols;
 use crate::model::reason::Reason;
+use crate::net::admission::{Holder, Limit};
 use crate::snapshot::Snapshot;
 use crate::snapshot::admit::{Admission, AdmissionRequest, Refusal, Requested, admit, admit_source};
 use crate::snapshot::policy::{Listener, ListenerProtocol};
@@ -62,29 +63,54 @@ pub(crate) async fn peek(
     if let Some(peeked) = peek.read(client) {
         return peeked;
     }
-    let _waiting = Waiting::begin(core, entry);
-    peek.wait(client).await
+    match Waiting::begin(core, entry) {
+        Ok(_waiting) => peek.wait(client).await,
+        Err(reason) => Peeked::Refused(reason),
+    }
 }
 
 /// Keeps a connection in the list of pending hellos until it is dropped.
-pub(crate) struct Waiting<'a>(&'a Core, &'a Entry);
+pub(crate) struct Waiting<'a>(&'a Core, &'a Rc<Entry>);
 
 impl<'a> Waiting<'a> {
     /// Adds a connection to the list. If the list is full, the connection that has waited longest of the source that has
-    /// most is ended.
-    pub(crate) fn begin(core: &'a Core, entry: &'a Rc<Entry>) -> Self {
-        let source = entry.source.ip();
+    /// most is ended. If its source has too many hellos, the one of them that has waited longest at this worker is ended, or
+    /// this one where there is no other.
+    pub(crate) fn begin(core: &'a Core, entry: &'a Rc<Entry>) -> Result<Self, Reason> {
+        let holder = &entry.holder;
+        let waiting = Self(core, entry);
+        let Holder::Source(source) = *holder else { return Ok(waiting) };
+        let admission = &core.shared.admission;
+        if admission.counts_hellos(holder) {
+            entry.hello_counted.set(true);
+            if !admission.begin_hello(holder) {
+                let oldest = core.pending.borrow_mut().take_oldest_of(source);
+                let gives_way = oldest.as_ref().unwrap_or(entry);
+                let detail = core.refused_by(Limit::SourceHellos, gives_way.source.ip());
+                gives_way.facts.borrow_mut().detail = detail;
+                match oldest {
+                    Some(oldest) => oldest.cut(Limit::SourceHellos.reason()),
+                    None => return Err(Limit::SourceHellos.reason()),
+                }
+            }
+        }
         let given_way = core.pending.borrow_mut().insert(source, entry.id, entry.clone(), core.pending_cap());
         if let Some(given_way) = given_way {
             given_way.cut(Reason::LimitGlobal);
         }
-        Self(core, entry)
+        Ok(waiting)
     }
 }
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.0.pending.borrow_mut().remove(self.1.source.ip(), self.1.id);
+        let Self(core, entry) = self;
+        if let Holder::Source(source) = entry.holder {
+            core.pending.borrow_mut().remove(source, entry.id);
+        }
+        if entry.hello_counted.take() {
+            core.shared.admission.end_hello(&entry.holder);
+        }
     }
 }
 
@@ -202,7 +228,7 @@ fn conclude(
         entry.facts.borrow_mut().detail = Some(text.into());
         return Some(Peeked::Refused(Reason::AlpnRefused));
     }
-    Some(match ask(&snapshot, entry, listener, hello) {
+    Some(match ask(core, &snapshot, entry, listener, hello) {
         Ok(admission) => {
             let replay = Replay { bytes: bytes.into(), sent: 0, repeatable: bytes.len() == hello.length };
             Peeked::Admitted(admission, replay)
@@ -249,6 +275,7 @@ fn is_hbone(protocol: ListenerProtocol, hello: &Hello<'_>) -> bool {
 }
 
 fn ask(
+    core: &Core,
     snapshot: &Snapshot,
     entry: &Entry,
     listener: &Listener,
@@ -266,5 +293,5 @@ fn ask(
     if let Err(refusal) = &answer {
         entry.facts.borrow_mut().detail = unresolved(snapshot, refusal);
     }
-    entry.facts.borrow_mut().admitted(answer)
+    core.admitted(entry, answer)
 }

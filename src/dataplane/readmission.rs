@@ -10,6 +10,7 @@ use crate::snapshot::Snapshot;
 use crate::snapshot::admit::{AdmissionRequest, Requested, admit_source, readmit};
 
 /// Ends the connections that the config file or the trust bundle does not admit any more; those of removed listeners drain.
+/// The others are counted for their services, if the file has begun to limit these.
 pub(crate) async fn readmit_all(core: Rc<Core>) {
     let snapshot = core.shared_snapshot();
     let entries: Vec<Rc<Entry>> = core.table.borrow().iter().map(|(_, entry)| entry.clone()).collect();
@@ -18,6 +19,8 @@ pub(crate) async fn readmit_all(core: Rc<Core>) {
         for entry in some {
             if !is_still_admitted(&snapshot, entry) {
                 entry.cut(Reason::ConfigRemoved);
+            } else if core.is_live(entry) {
+                core.count_for_service(entry);
             }
         }
         tokio::task::yield_now().await;

@@ -12,6 +12,7 @@ use super::entry::Entry;
 use super::upstreams::Upstreams;
 use crate::model::address::Bind;
 use crate::model::record::ConnectionRecord;
+use crate::net::admission::services::Services;
 use crate::net::admission::{Admission, Holder};
 use crate::net::own::OwnAddresses;
 use crate::snapshot::policy::Listener;
@@ -26,6 +27,8 @@ pub(crate) struct Shared {
     pub(crate) upstreams: Arc<Upstreams>,
     /// The places of connections and CONNECT streams.
     pub(crate) admission: Admission,
+    /// The connections and CONNECT streams to each service.
+    pub(crate) services: Services,
     /// The number of incomplete hellos that one worker may hold.
     pub(crate) pending_cap: AtomicUsize,
     /// The addresses that this process listens on.
@@ -112,6 +115,7 @@ pub(crate) struct Opening {
 
 /// A connection on its way from one worker to another.
 pub(crate) struct Arrival {
+    holder: Holder,
     id: u64,
     source: SocketAddr,
     local: Option<SocketAddr>,
@@ -125,6 +129,7 @@ impl Arrival {
     /// Takes what another worker needs of a connection.
     pub(crate) fn of(entry: &Entry, socket: OwnedFd, opening: Opening) -> Self {
         Self {
+            holder: entry.holder.clone(),
             id: entry.id,
             source: entry.source,
             local: entry.local.get(),
@@ -138,7 +143,7 @@ impl Arrival {
     /// Makes the entry of the worker that goes on with the connection; `tick` is that worker's.
     pub(crate) fn into_entry(self, tick: u32) -> (Entry, OwnedFd, Opening) {
         let listener = self.opening.listener.name.clone();
-        let mut entry = Entry::new(self.id, listener, self.source, tick);
+        let mut entry = Entry::new(self.holder, self.id, listener, self.source, tick);
         entry.accepted = self.accepted;
         entry.time = self.time;
         entry.local.set(self.local);

@@ -48,6 +48,7 @@ pub(crate) async fn tick(core: &Core) {
     held::relieve(core, &hbone);
     examine::relieve(core, hbone.stalled);
     core.balancers.sweep(now).await;
+    core.forget_unused();
     core.local.stalled_memory(core.kernel_memory.get());
 }
 

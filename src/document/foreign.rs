@@ -14,8 +14,6 @@ const NOT_YET: &[(&str, &str)] = &[
     ("defaults", "sendProxyProtocol"),
     ("policy", "health"),
     ("policy", "sendProxyProtocol"),
-    ("limits", "perSource"),
-    ("limits", "perService"),
 ];
 
 /// Keys of other programs with their equivalent here: a key of the same object, or text in backquotes.

@@ -1,7 +1,7 @@
 //! Network addresses as this field writes them: hosts, targets, sources.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use super::name::HostName;
@@ -14,18 +14,6 @@ pub fn canonical_ip(ip: IpAddr) -> IpAddr {
 /// Applies [`canonical_ip`] to the address of a socket address.
 pub fn canonical_socket(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(canonical_ip(address.ip()), address.port())
-}
-
-/// Returns the block that limits count a source by: an IPv4 address itself, the /64 of an IPv6 address.
-pub fn source_block(ip: IpAddr) -> IpAddr {
-    match canonical_ip(ip) {
-        IpAddr::V4(v4) => IpAddr::V4(v4),
-        IpAddr::V6(v6) => {
-            let mut octets = v6.octets();
-            octets[8..].fill(0);
-            IpAddr::V6(Ipv6Addr::from(octets))
-        }
-    }
 }
 
 /// The address part of an endpoint or a server.
@@ -152,11 +140,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mapped_addresses_are_ipv4_and_sources_are_blocks() {
+    fn mapped_addresses_are_ipv4_and_hosts_are_written_as_in_urls() {
         let mapped: IpAddr = "::ffff:10.0.0.1".parse().expect("legal");
         assert_eq!(canonical_ip(mapped), "10.0.0.1".parse::<IpAddr>().expect("legal"));
-        let v6: IpAddr = "2001:db8:0:1:2:3:4:5".parse().expect("legal");
-        assert_eq!(source_block(v6), "2001:db8:0:1::".parse::<IpAddr>().expect("legal"));
         assert_eq!(Host::parse("[::1]").map(|host| host.to_string()).as_deref(), Ok("::1"));
         let url =
             |host: &str| Url { scheme: Scheme::Https, host: Host::parse(host).expect("legal"), port: 2379 };

@@ -95,9 +95,9 @@ reasons! {
     IdleTimeout = "idle_timeout",
     /// One direction had ended, and no byte was sent in the other direction for `timeouts.halfClose`.
     HalfCloseTimeout = "half_close_timeout",
-    /// A limit on connections of one source was reached.
+    /// The source has all of its connections (`limits.perSource`).
     LimitSource = "limit_source",
-    /// A limit on connections to one service was reached.
+    /// The service has all of its connections (`limits.perService`).
     LimitService = "limit_service",
     /// `limits.connections` or `limits.pendingHellos` was reached.
     LimitGlobal = "limit_global",
@@ -159,8 +159,8 @@ impl Reason {
             Self::HalfCloseTimeout => {
                 "`ended_by` shows which side did not end its direction; `timeouts.halfClose`"
             }
-            Self::LimitSource => "`source`; limits by source",
-            Self::LimitService => "`service`; limits by service",
+            Self::LimitSource => "`source`, `detail`; `isthmus explain NAME --from IP`; `limits.perSource`",
+            Self::LimitService => "`service`, `route`; `isthmus explain NAME`; `limits.perService`",
             Self::LimitGlobal => "`isthmus status`; `limits`, the descriptor limit of the process",
             Self::Draining => "nothing: the gateway was stopped",
             Self::ConfigRemoved => "`from`, `routes`, `exports` and `trust` in the last change of the config",

@@ -2,7 +2,7 @@
 //! if the client sends nothing, reads nothing, or has to make room for another source.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,6 +20,7 @@ use super::own::OwnAddresses;
 use super::ranking::Ranking;
 use super::throttle::LogThrottle;
 use crate::model::address::canonical_socket;
+use crate::model::limits::SourcePrefix;
 use crate::telemetry::recorder::Recorder;
 
 /// The pause after the kernel had no descriptor or memory for a connection.
@@ -85,7 +86,8 @@ pub struct Seat {
     state: Arc<State>,
     id: u64,
     peer: SocketAddr,
-    holder: Holder,
+    /// The source that the place is counted for.
+    source: IpAddr,
     since: Instant,
 }
 
@@ -153,7 +155,7 @@ impl Shared {
         if let Some(seat) = self.seat(peer) {
             return Some(seat);
         }
-        let idle = self.seats().unsettled.oldest_of(peer.ip()).cloned();
+        let idle = self.seats().unsettled.oldest_of(SourcePrefix::default().block(peer.ip())).cloned();
         if let Some(idle) = idle {
             self.evict(&idle);
             // The evicted connection ends as soon as its task runs; the timeout is for a busy machine.
@@ -167,8 +169,8 @@ impl Shared {
     }
 
     fn seat(self: &Arc<Self>, peer: SocketAddr) -> Option<Seat> {
-        let holder = Holder::source(peer.ip());
-        match self.admission.admit(&holder) {
+        let source = SourcePrefix::default().block(peer.ip());
+        match self.admission.admit(&Holder::Source(source)) {
             Verdict::Admit => {}
             Verdict::AdmitAndTakeBack(Holder::Source(most)) => {
                 // The oldest connection without a request goes first; else the newest, which has the least to
@@ -180,15 +182,15 @@ impl Shared {
                 }
             }
             // All holders of this admission are sources.
-            Verdict::AdmitAndTakeBack(Holder::Identity(_)) | Verdict::Refuse => return None,
+            Verdict::AdmitAndTakeBack(Holder::Identity(_)) | Verdict::Refuse(_) => return None,
         }
         let state = Arc::new(State::default());
         let id = self.ids.fetch_add(1, Ordering::Relaxed);
-        let given_way = self.seats().unsettled.insert(peer.ip(), id, state.clone(), self.limits.unsettled);
+        let given_way = self.seats().unsettled.insert(source, id, state.clone(), self.limits.unsettled);
         if let Some(given_way) = given_way {
             self.evict(&given_way);
         }
-        Some(Seat { shared: self.clone(), state, id, peer, holder, since: Instant::now() })
+        Some(Seat { shared: self.clone(), state, id, peer, source, since: Instant::now() })
     }
 
     fn refuse(&self, peer: SocketAddr) {
@@ -219,8 +221,8 @@ impl Seat {
             return;
         }
         let mut seats = self.shared.seats();
-        if let Some(state) = seats.unsettled.remove(self.peer.ip(), self.id) {
-            seats.settled.insert(self.peer.ip(), self.id, state, usize::MAX);
+        if let Some(state) = seats.unsettled.remove(self.source, self.id) {
+            seats.settled.insert(self.source, self.id, state, usize::MAX);
         }
         drop(seats);
         self.state.changed.notify_one();
@@ -232,8 +234,8 @@ impl Seat {
             return;
         }
         let mut seats = self.shared.seats();
-        if let Some(state) = seats.settled.remove(self.peer.ip(), self.id) {
-            seats.unsettled.insert(self.peer.ip(), self.id, state, usize::MAX);
+        if let Some(state) = seats.settled.remove(self.source, self.id) {
+            seats.unsettled.insert(self.source, self.id, state, usize::MAX);
         }
     }
 
@@ -272,12 +274,13 @@ impl Seat {
 impl Drop for Seat {
     fn drop(&mut self) {
         let mut seats = self.shared.seats();
-        let (ip, id) = (self.peer.ip(), self.id);
-        if seats.unsettled.remove(ip, id).is_none() {
-            seats.settled.remove(ip, id);
+        let (source, id) = (self.source, self.id);
+        if seats.unsettled.remove(source, id).is_none() {
+            seats.settled.remove(source, id);
         }
         drop(seats);
-        self.shared.admission.release(&self.holder);
+        // These listeners have no limit of new connections, so nothing is remembered.
+        let _ = self.shared.admission.release(&Holder::Source(self.source));
         self.shared.released.notify_one();
     }
 }

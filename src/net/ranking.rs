@@ -4,9 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use crate::model::address::source_block;
-
-/// Waiting entries of all sources.
+/// Waiting entries of all sources. A source is the first address of its block.
 #[derive(Debug)]
 pub struct Ranking<T> {
     /// Entries by source block and id.
@@ -27,7 +25,6 @@ impl<T> Ranking<T> {
     /// returns one.
     pub fn insert(&mut self, source: IpAddr, id: u64, thing: T, cap: usize) -> Option<T> {
         let given_way = if self.len >= cap.max(1) { self.evict() } else { None };
-        let source = source_block(source);
         let of_source = self.waiting.entry(source).or_default();
         let before = of_source.len();
         if of_source.insert(id, thing).is_none() {
@@ -40,7 +37,6 @@ impl<T> Ranking<T> {
 
     /// Removes an entry, if it exists.
     pub fn remove(&mut self, source: IpAddr, id: u64) -> Option<T> {
-        let source = source_block(source);
         let of_source = self.waiting.get_mut(&source)?;
         let before = of_source.len();
         let thing = of_source.remove(&id)?;
@@ -58,18 +54,23 @@ impl<T> Ranking<T> {
     /// Removes the oldest entry of the source with the most entries.
     fn evict(&mut self) -> Option<T> {
         let (_, source) = *self.ranking.last()?;
+        self.take_oldest_of(source)
+    }
+
+    /// Removes and returns the oldest entry of a source.
+    pub fn take_oldest_of(&mut self, source: IpAddr) -> Option<T> {
         let oldest = *self.waiting.get(&source)?.keys().next()?;
         self.remove(source, oldest)
     }
 
     /// Returns the oldest entry of a source.
     pub fn oldest_of(&self, source: IpAddr) -> Option<&T> {
-        self.waiting.get(&source_block(source))?.values().next()
+        self.waiting.get(&source)?.values().next()
     }
 
     /// Returns the newest entry of a source.
     pub fn newest_of(&self, source: IpAddr) -> Option<&T> {
-        self.waiting.get(&source_block(source))?.values().next_back()
+        self.waiting.get(&source)?.values().next_back()
     }
 
     /// Returns the number of entries.

@@ -14,6 +14,7 @@ use crate::model::address::Host;
 use crate::model::alpn::Protocols;
 use crate::model::authority::Authority;
 use crate::model::identity::Identity;
+use crate::model::limits::ServiceLimitKey;
 use crate::model::mesh_name::{Dialect, MeshName, read};
 use crate::model::name::{HostName, NameBuffer, canonical, is_ip_literal};
 use crate::model::place::ClusterId;
@@ -117,6 +118,16 @@ pub struct RouteMatch {
     pub rule: Option<Arc<str>>,
     /// The service that the name means; `None` for a route with endpoints of its own.
     pub service: Option<ServiceTarget>,
+}
+
+impl RouteMatch {
+    /// Returns the party that the connection is counted for under the limit of each service; `None` if no rule matched.
+    pub fn limit_key(&self) -> Option<ServiceLimitKey> {
+        match &self.service {
+            Some(service) => Some(ServiceLimitKey::Service(service.hostname.clone())),
+            None => self.rule.clone().map(ServiceLimitKey::Route),
+        }
+    }
 }
 
 /// The decision that the caller may connect to one of these endpoints.

@@ -10,6 +10,7 @@ use ipnet::IpNet;
 use crate::model::address::{Bind, Host};
 use crate::model::endpoint::{Labels, Weight};
 use crate::model::identity::{Identity, IdentityPattern, TrustDomain};
+use crate::model::limits::SourceLimits;
 use crate::model::name::{HostName, NamePattern};
 use crate::model::place::{ClusterId, Locality, Network};
 
@@ -502,11 +503,16 @@ pub struct Limits {
     pub connections: usize,
     /// Concurrent connections whose hello is not whole yet; `None`: 10,000 or a quarter of the descriptors.
     pub pending_hellos: Option<usize>,
+    /// Connections of one source.
+    pub per_source: SourceLimits,
+    /// Concurrent connections and CONNECT streams to one service; `None`: no limit.
+    pub per_service: Option<usize>,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { connections: 100_000, pending_hellos: None }
+        let per_source = SourceLimits::default();
+        Self { connections: 100_000, pending_hellos: None, per_source, per_service: None }
     }
 }
 

@@ -34,6 +34,7 @@ mod kube_rig;
 mod kubernetes;
 mod kubernetes_hostile;
 mod lifecycle;
+mod limits;
 mod names;
 mod orders;
 mod own;

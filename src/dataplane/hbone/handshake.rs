@@ -81,7 +81,7 @@ pub(super) async fn handshake(
     transport: Transport,
 ) -> Result<Agreed, Failed> {
     // Pending as an incomplete hello is, as the client is not authenticated yet.
-    let _waiting = Waiting::begin(core, entry);
+    let _waiting = Waiting::begin(core, entry)?;
     let deadline = Instant::from_std(entry.accepted + limits.handshake_timeout);
     let agree = Box::pin(async {
         let mut trust = core.shared.hbone.context.trust.clone();

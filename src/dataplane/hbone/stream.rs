@@ -39,12 +39,12 @@ pub(super) async fn serve(
     let name = connection.listener.name.clone();
     let holder = Holder::Identity(connection.peer.proof.identity.shared());
     let (id, tick) = (core.next_id(), core.clock.now());
-    let entry = Rc::new(Entry::held_by(holder, id, name, connection.source, tick));
+    let entry = Rc::new(Entry::new(holder, id, name, connection.source, tick));
     entry.local.set(connection.local);
     core.local.accepted(&entry.listener);
-    if !core.admit(&entry) {
-        refuse(&connection, respond, status_of(Reason::LimitGlobal));
-        core.finish(&entry, Reason::LimitGlobal);
+    if let Err(reason) = core.admit(&entry) {
+        refuse(&connection, respond, status_of(reason));
+        core.finish(&entry, reason);
         return;
     }
     let registration = core.register(entry);
@@ -115,7 +115,7 @@ fn ask(
         alpn: None,
         identity: Some(&connection.peer.proof.identity),
     };
-    entry.facts.borrow_mut().admitted(admit(&snapshot, &question, &mut ()))
+    core.admitted(entry, admit(&snapshot, &question, &mut ()))
 }
 
 async fn pass_on(

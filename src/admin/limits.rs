@@ -1,0 +1,161 @@
+//! What `explain` says of the limits of each source and each service: the numbers, and how much of them is used.
+
+use std::net::IpAddr;
+
+use crate::model::reason::Reason;
+use crate::net::admission::Admission;
+use crate::net::admission::services::Services;
+use crate::net::admission::sources::Usage;
+use crate::snapshot::admit::RouteMatch;
+use crate::snapshot::policy::Limits;
+
+/// The live numbers that limits are compared with.
+#[derive(Clone, Copy)]
+pub struct Counters<'a> {
+    /// The places by source.
+    pub admission: &'a Admission,
+    /// The places by service.
+    pub services: &'a Services,
+}
+
+/// A step of an explanation, with its warnings.
+#[derive(Debug, Default)]
+pub(super) struct Said {
+    /// The limits, and how much of them is used; `None` where there are no limits.
+    pub(super) step: Option<String>,
+    /// One for each limit of which four fifths or more are used.
+    pub(super) warnings: Vec<String>,
+}
+
+/// Describes the limits of a caller's source. Without an address or a running gateway only the limits are known.
+pub(super) fn of_source(limits: &Limits, source: Option<IpAddr>, counters: Option<Counters<'_>>) -> Said {
+    let usage = source.and_then(|source| Some(counters?.admission.usage(source)));
+    let of = &limits.per_source;
+    let who = match (&usage, source) {
+        (Some(usage), _) => usage.source.clone(),
+        (None, Some(source)) => of.prefix.text(source),
+        (None, None) => "each source".to_owned(),
+    };
+    let used = |of: fn(&Usage) -> u64| usage.as_ref().map(of);
+    let numbers = [
+        (of.connections.map(number), used(|usage| number(usage.connections)), "connections", "connections"),
+        (
+            of.new_per_second.map(u64::from),
+            used(|usage| usage.new_connections),
+            "new connections per second",
+            "newPerSecond",
+        ),
+        (
+            of.pending_hellos.map(number),
+            used(|usage| number(usage.pending_hellos)),
+            "incomplete hellos",
+            "pendingHellos",
+        ),
+    ];
+    let mut said = Said::default();
+    let mut parts = Vec::new();
+    for (limit, used, what, key) in numbers {
+        let Some(limit) = limit else { continue };
+        parts.push(part(limit, used, what));
+        let key = format!("limits.perSource.{key}");
+        said.warnings
+            .extend(used.and_then(|used| warning(Reason::LimitSource, &who, used, limit, what, &key)));
+    }
+    if !parts.is_empty() {
+        said.step = Some(format!("limits of {who} (limits.perSource): {}", parts.join(", ")));
+    }
+    said
+}
+
+/// Describes the limit of the service or route that a name means.
+pub(super) fn of_service(limits: &Limits, matched: &RouteMatch, counters: Option<Counters<'_>>) -> Said {
+    let Some(limit) = limits.per_service.map(number) else { return Said::default() };
+    let Some(key) = matched.limit_key() else { return Said::default() };
+    let used = counters.map(|counters| number(counters.services.used(&key)));
+    let who = key.to_string();
+    let what = "connections";
+    let step = format!("limit of {who} (limits.perService): {}", part(limit, used, what));
+    let warning = used.and_then(|used| {
+        warning(Reason::LimitService, &who, used, limit, what, "limits.perService.connections")
+    });
+    Said { step: Some(step), warnings: warning.into_iter().collect() }
+}
+
+fn number(count: usize) -> u64 {
+    u64::try_from(count).unwrap_or(u64::MAX)
+}
+
+fn part(limit: u64, used: Option<u64>, what: &str) -> String {
+    match used {
+        Some(used) => format!("{used} of {limit} {what} in use"),
+        None => format!("{limit} {what}"),
+    }
+}
+
+fn warning(reason: Reason, who: &str, used: u64, limit: u64, what: &str, key: &str) -> Option<String> {
+    if used >= limit {
+        return Some(format!("{reason}: {who} uses all of its {limit} {what} ({key}); more are refused"));
+    }
+    let near = used.saturating_mul(5) >= limit.saturating_mul(4);
+    near.then(|| {
+        format!("{who} uses {used} of its {limit} {what} ({key}); at the limit more are refused as {reason}")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::limits::{ServiceLimitKey, SourceLimits};
+    use crate::net::admission::Verdict;
+    use crate::net::admission::services::Handles;
+
+    #[test]
+    fn the_use_of_each_limit_is_in_a_step_and_near_the_limit_in_a_warning() {
+        let per_source = SourceLimits {
+            connections: Some(2),
+            new_per_second: Some(1_000),
+            pending_hellos: Some(5),
+            ..SourceLimits::default()
+        };
+        let limits = Limits { per_source, per_service: Some(5), ..Limits::default() };
+        let source = IpAddr::from([10, 0, 0, 1]);
+        let offline = of_source(&limits, None, None);
+        assert_eq!(
+            offline.step.as_deref(),
+            Some(
+                "limits of each source (limits.perSource): 2 connections, 1000 new connections per second, 5 incomplete hellos"
+            )
+        );
+        assert!(offline.warnings.is_empty());
+        let (admission, services, handles) = (Admission::new(100), Services::default(), Handles::default());
+        admission.set_source_limits(&per_source);
+        services.set_limit(limits.per_service);
+        let counters = Some(Counters { admission: &admission, services: &services });
+        for _ in 0..2 {
+            assert_eq!(admission.admit(&admission.source(source)), Verdict::Admit);
+        }
+        let said = of_source(&limits, Some(source), counters);
+        assert!(
+            said.step.is_some_and(
+                |step| step.contains("limits of 10.0.0.1 ") && step.contains("2 of 2 connections")
+            )
+        );
+        assert_eq!(
+            said.warnings,
+            [
+                "limit_source: 10.0.0.1 uses all of its 2 connections (limits.perSource.connections); more are refused"
+            ]
+        );
+        let matched = RouteMatch { rule: Some("a.test".into()), ..RouteMatch::default() };
+        let _places: Vec<_> =
+            (0..4).map(|_| handles.admit(&services, &ServiceLimitKey::Route("a.test".into()))).collect();
+        let said = of_service(&limits, &matched, counters);
+        assert_eq!(
+            said.step.as_deref(),
+            Some("limit of the route \"a.test\" (limits.perService): 4 of 5 connections in use")
+        );
+        assert_eq!(said.warnings.len(), 1, "{said:?}");
+        assert!(of_source(&Limits::default(), Some(source), counters).step.is_none());
+        assert!(of_service(&limits, &RouteMatch::default(), counters).step.is_none());
+    }
+}

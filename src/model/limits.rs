@@ -1,0 +1,99 @@
+//! Limits that hold for each source of connections or for each service, and what counts as one source or one service.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+
+use super::address::canonical_ip;
+
+/// The limits of each source; `None`: none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SourceLimits {
+    /// Concurrent connections.
+    pub connections: Option<usize>,
+    /// New connections per second; a source may open those of one second at once.
+    pub new_per_second: Option<u32>,
+    /// Concurrent connections whose hello or handshake is not complete.
+    pub pending_hellos: Option<usize>,
+    /// The addresses that count as one source.
+    pub prefix: SourcePrefix,
+}
+
+/// The number of leading bits of an address that make one source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SourcePrefix {
+    /// Of an IPv4 address, at most 32.
+    pub ipv4: u8,
+    /// Of an IPv6 address, at most 128.
+    pub ipv6: u8,
+}
+
+impl Default for SourcePrefix {
+    /// An IPv4 address, or the /64 of an IPv6 address, which is the smallest block that a site is given.
+    fn default() -> Self {
+        Self { ipv4: 32, ipv6: 64 }
+    }
+}
+
+impl SourcePrefix {
+    /// Returns the first address of the block that an address is in.
+    pub fn block(self, ip: IpAddr) -> IpAddr {
+        match canonical_ip(ip) {
+            IpAddr::V4(v4) => {
+                let mask = u32::MAX.checked_shl(32 - u32::from(self.ipv4.min(32))).unwrap_or(0);
+                IpAddr::V4(Ipv4Addr::from_bits(v4.to_bits() & mask))
+            }
+            IpAddr::V6(v6) => {
+                let mask = u128::MAX.checked_shl(128 - u32::from(self.ipv6.min(128))).unwrap_or(0);
+                IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & mask))
+            }
+        }
+    }
+
+    /// Returns the block of an address as users write it: one address, or a network with its length.
+    pub fn text(self, ip: IpAddr) -> String {
+        let block = self.block(ip);
+        match (block, self) {
+            (IpAddr::V4(_), Self { ipv4: 32.., .. }) | (IpAddr::V6(_), Self { ipv6: 128.., .. }) => {
+                block.to_string()
+            }
+            (IpAddr::V4(_), Self { ipv4, .. }) => format!("{block}/{ipv4}"),
+            (IpAddr::V6(_), Self { ipv6, .. }) => format!("{block}/{ipv6}"),
+        }
+    }
+}
+
+/// The party whose connections the limit of each service counts together.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum ServiceLimitKey {
+    /// A service of the mesh by its host name, with all of its ports and subsets.
+    Service(Arc<str>),
+    /// A route with endpoints of its own, by its key.
+    Route(Arc<str>),
+}
+
+impl fmt::Display for ServiceLimitKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Service(hostname) => write!(f, "the service {hostname}"),
+            Self::Route(key) => write!(f, "the route {key:?}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_belongs_to_the_block_of_its_family() {
+        let text = |ipv4, ipv6, ip: &str| SourcePrefix { ipv4, ipv6 }.text(ip.parse().expect("an address"));
+        assert_eq!(text(32, 64, "10.1.2.3"), "10.1.2.3");
+        assert_eq!(text(24, 64, "::ffff:10.1.2.3"), "10.1.2.0/24");
+        assert_eq!(text(0, 64, "10.1.2.3"), "0.0.0.0/0");
+        assert_eq!(text(32, 64, "2001:db8:0:1:2:3:4:5"), "2001:db8:0:1::/64");
+        assert_eq!(text(32, 128, "2001:db8::5"), "2001:db8::5");
+        assert_eq!(text(32, 0, "2001:db8::5"), "::/0");
+        assert_eq!(SourcePrefix::default(), SourcePrefix { ipv4: 32, ipv6: 64 });
+    }
+}

@@ -1,0 +1,332 @@
+//! Limits of each source and of each service: `limits.perSource`, `limits.perService`.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use crate::hbone::{BASE, caller, folder, service};
+use crate::support::backend::Backend;
+use crate::support::gateway::Gateway;
+use crate::support::hbone::Hbone;
+use crate::support::raw::{self, alert, connect_from, read_out};
+use crate::support::{eventually, within};
+
+const GREEDY: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+const HONEST: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
+/// The alert internal_error.
+const INTERNAL_ERROR: u8 = 80;
+
+/// A gateway with the routes `a.test` and `b.test` to an endpoint that echoes, and these limits. One worker, so that the test
+/// knows which connections it compares.
+fn config(backend: &Backend, limits: &str) -> String {
+    format!(
+        "workers: 1\nlisten: \"127.0.0.1:0\"\nroutes: {{a.test: \"{0}\", b.test: \"{0}\"}}\nlimits: {{{limits}}}\n",
+        backend.address
+    )
+}
+
+/// Opens a connection and has a hello for this name echoed; the error is what the client is sent instead.
+#[track_caller]
+fn open(source: Ipv4Addr, address: SocketAddr, name: &str) -> Result<TcpStream, Vec<u8>> {
+    let mut client = connect_from(source, address);
+    let hello = raw::hello(name.as_bytes());
+    // A refused connection may be closed by now.
+    let _ = client.write_all(&hello);
+    let mut echoed = vec![0; hello.len()];
+    match client.read_exact(&mut echoed[..7]) {
+        Ok(()) if echoed[0] == 22 => {
+            client.read_exact(&mut echoed[7..]).expect("the rest of the hello");
+            Ok(client)
+        }
+        Ok(()) => Err(echoed[..7].to_vec()),
+        Err(_) => Err(Vec::new()),
+    }
+}
+
+#[track_caller]
+fn refused(opened: Result<TcpStream, Vec<u8>>) {
+    assert_eq!(opened.err().expect("refused"), alert(INTERNAL_ERROR));
+}
+
+fn count(gateway: &Gateway, reason: &str) -> f64 {
+    gateway.metric("isthmus_connections_total", &[&format!("reason=\"{reason}\"")])
+}
+
+/// Waits until this many connections are open.
+#[track_caller]
+fn active(gateway: &Gateway, count: usize) {
+    eventually("the number of connections", || {
+        (gateway.metric("isthmus_connections_active", &[]) == count as f64).then_some(())
+    });
+}
+
+/// Returns the texts of one list of an explanation, as one.
+#[track_caller]
+fn explained(gateway: &Gateway, name: &str, list: &str) -> String {
+    gateway.json(&format!("/api/v1/explain?sni={name}&from={GREEDY}"))[list].to_string()
+}
+
+#[test]
+fn a_source_has_as_many_connections_as_its_limit_and_costs_no_other_one() {
+    let backend = Backend::echo();
+    let gateway = Gateway::start(&config(&backend, "perSource: {connections: 3}"));
+    let address = gateway.listener("default");
+    let mut held: Vec<TcpStream> =
+        (0..3).map(|_| open(GREEDY, address, "a.test").expect("below the limit")).collect();
+    let accepted = backend.accepted();
+    for _ in 0..5 {
+        refused(open(GREEDY, address, "a.test"));
+        drop(open(HONEST, address, "a.test").expect("another source"));
+    }
+    assert_eq!(backend.accepted(), accepted + 5, "nothing is dialled for a refused connection");
+    let line = gateway.logged("a refusal", |line| line["reason"] == "limit_source");
+    assert!(line["source"].as_str().is_some_and(|source| source.starts_with("127.0.0.2:")), "{line}");
+    assert_eq!(line["detail"], "127.0.0.2 has all of its 3 connections (limits.perSource.connections)");
+    assert_eq!(count(&gateway, "limit_source"), 5.0);
+    assert!(gateway.get("/api/v1/failures?reason=limit_source").1.contains("limits.perSource.connections"));
+    assert!(explained(&gateway, "a.test", "steps").contains("3 of 3 connections in use"));
+    assert!(explained(&gateway, "a.test", "warnings").contains("limit_source: 127.0.0.2 uses all of its 3"));
+    assert_eq!(gateway.json("/api/v1/config")["limits"]["perSource"]["connections"], 3);
+    assert_eq!(gateway.json("/api/v1/status")["limits"]["per_source"]["connections"], 3);
+    // An end makes room.
+    held.pop();
+    active(&gateway, 2);
+    held.push(open(GREEDY, address, "a.test").expect("there is room again"));
+    // A reload changes the limit for new connections, and ends none.
+    gateway.reload(&config(&backend, "perSource: {connections: 1}"));
+    refused(open(GREEDY, address, "a.test"));
+    drop(open(HONEST, address, "a.test").expect("another source"));
+    active(&gateway, 3);
+    gateway.reload(&config(&backend, ""));
+    held.extend((0..5).map(|_| open(GREEDY, address, "a.test").expect("no limit")));
+    drop(held);
+    active(&gateway, 0);
+}
+
+#[test]
+fn a_source_opens_as_many_connections_in_a_second_as_its_limit() {
+    const RATE: usize = 20;
+    let backend = Backend::echo();
+    let gateway = Gateway::start(&config(&backend, &format!("perSource: {{newPerSecond: {RATE}}}")));
+    let address = gateway.listener("default");
+    let begun = Instant::now();
+    let served = (0..200).filter(|_| open(GREEDY, address, "a.test").is_ok()).count();
+    let most = RATE + (begun.elapsed().as_secs_f64() * RATE as f64) as usize + 1;
+    assert!((RATE..=most).contains(&served), "{served} of 200 in {:?}", begun.elapsed());
+    for _ in 0..RATE {
+        drop(open(HONEST, address, "a.test").expect("another source"));
+    }
+    let line = gateway.logged("a refusal", |line| line["reason"] == "limit_source");
+    let detail = "127.0.0.2 opened more than 20 connections in a second (limits.perSource.newPerSecond)";
+    assert_eq!(line["detail"], detail);
+    assert_eq!(count(&gateway, "limit_source"), (200 - served) as f64);
+    assert!(explained(&gateway, "a.test", "steps").contains("of 20 new connections per second in use"));
+    // The allowance comes back with time, and with a reload.
+    within(Duration::from_secs(5), "the allowance", || open(GREEDY, address, "a.test").ok());
+    gateway.reload(&config(&backend, ""));
+    for _ in 0..2 * RATE {
+        drop(open(GREEDY, address, "a.test").expect("no limit"));
+    }
+}
+
+#[test]
+fn a_block_of_addresses_is_one_source() {
+    let backend = Backend::echo();
+    let gateway = Gateway::start(&config(&backend, "perSource: {connections: 2, prefix: {ipv4: 24}}"));
+    let address = gateway.listener("default");
+    let _one = open(GREEDY, address, "a.test").expect("below the limit");
+    let _two = open(HONEST, address, "a.test").expect("below the limit");
+    refused(open(HONEST, address, "a.test"));
+    drop(open(Ipv4Addr::new(127, 0, 1, 3), address, "a.test").expect("another block"));
+    let line = gateway.logged("a refusal", |line| line["reason"] == "limit_source");
+    assert!(
+        line["detail"].as_str().is_some_and(|detail| detail.starts_with("127.0.0.0/24 has all")),
+        "{line}"
+    );
+}
+
+#[test]
+fn of_a_sources_incomplete_hellos_the_oldest_gives_way() {
+    let backend = Backend::echo();
+    let gateway = Gateway::start(&config(&backend, "perSource: {pendingHellos: 2}"));
+    let address = gateway.listener("default");
+    let hello = raw::hello(b"a.test");
+    let mut waiting = Vec::new();
+    for round in 1..=3 {
+        let mut client = connect_from(GREEDY, address);
+        client.write_all(&hello[..10]).expect("sent");
+        waiting.push(client);
+        if round <= 2 {
+            active(&gateway, round);
+        }
+    }
+    assert_eq!(read_out(&mut waiting[0]).0, alert(INTERNAL_ERROR), "the oldest");
+    let line = gateway.logged("its end", |line| line["reason"] == "limit_source");
+    let detail = "127.0.0.2 has all of its 2 incomplete hellos (limits.perSource.pendingHellos)";
+    assert_eq!(line["detail"], detail);
+    // Whole hellos and other sources are not concerned; those that wait can go on.
+    drop(open(GREEDY, address, "a.test").expect("a whole hello"));
+    let mut other = connect_from(HONEST, address);
+    other.write_all(&hello[..10]).expect("sent");
+    for client in waiting[1..].iter_mut().chain([&mut other]) {
+        client.write_all(&hello[10..]).expect("sent");
+        let mut echoed = vec![0; hello.len()];
+        client.read_exact(&mut echoed).expect("served");
+        assert_eq!(echoed, hello);
+    }
+}
+
+#[test]
+fn a_service_has_as_many_connections_as_its_limit_whoever_opens_them() {
+    let backend = Backend::echo();
+    let gateway = Gateway::start(&config(&backend, "perService: {connections: 2}"));
+    let address = gateway.listener("default");
+    let mut held = vec![
+        open(GREEDY, address, "a.test").expect("below the limit"),
+        open(HONEST, address, "a.test").expect("below the limit"),
+    ];
+    refused(open(GREEDY, address, "a.test"));
+    held.push(open(GREEDY, address, "b.test").expect("another route"));
+    let line = gateway.logged("a refusal", |line| line["reason"] == "limit_service");
+    assert_eq!(line["route"], "a.test");
+    let detail = "the route \"a.test\" has all of its 2 connections (limits.perService.connections)";
+    assert_eq!(line["detail"], detail);
+    assert_eq!(count(&gateway, "limit_service"), 1.0);
+    assert!(explained(&gateway, "a.test", "steps").contains("2 of 2 connections in use"));
+    assert!(explained(&gateway, "a.test", "warnings").contains("limit_service: the route"));
+    assert!(explained(&gateway, "b.test", "steps").contains("1 of 2 connections in use"));
+    // Connections that were opened without a limit count as soon as there is one.
+    gateway.reload(&config(&backend, ""));
+    held.extend((0..2).map(|_| open(GREEDY, address, "b.test").expect("no limit")));
+    gateway.reload(&config(&backend, "perService: {connections: 3}"));
+    eventually("all connections counted", || {
+        explained(&gateway, "b.test", "steps").contains("3 of 3 connections in use").then_some(())
+    });
+    refused(open(GREEDY, address, "b.test"));
+    held.push(open(GREEDY, address, "a.test").expect("one more than before"));
+    drop(held);
+    eventually("places given back", || {
+        explained(&gateway, "b.test", "steps").contains("0 of 3 connections in use").then_some(())
+    });
+}
+
+#[test]
+fn the_limits_of_source_and_service_hold_together_and_the_source_is_judged_first() {
+    let backend = Backend::echo();
+    let limits =
+        "perSource: {connections: 2, newPerSecond: 100, pendingHellos: 1}, perService: {connections: 3}";
+    let gateway = Gateway::start(&config(&backend, limits));
+    let address = gateway.listener("default");
+    let held: Vec<TcpStream> = [GREEDY, GREEDY, HONEST]
+        .map(|source| open(source, address, "a.test").expect("below the limits"))
+        .into();
+    refused(open(GREEDY, address, "a.test"));
+    refused(open(HONEST, address, "a.test"));
+    eventually("both reasons", || {
+        ((count(&gateway, "limit_source"), count(&gateway, "limit_service")) == (1.0, 1.0)).then_some(())
+    });
+    drop(held);
+    active(&gateway, 0);
+    // `from` comes before the limits.
+    gateway.reload(&config(&backend, "perSource: {connections: 1}").replace(
+        "listen: \"127.0.0.1:0\"",
+        "listeners: [{name: default, bind: \"127.0.0.1:0\", from: [127.0.0.3/32]}]",
+    ));
+    let mut denied = connect_from(GREEDY, address);
+    assert_eq!(read_out(&mut denied).0, alert(49), "access_denied");
+}
+
+#[test]
+fn connections_count_for_their_source_and_connect_streams_for_their_service() {
+    let backend = Backend::echo();
+    let config = format!(
+        "{BASE}limits: {{perSource: {{connections: 1}}, perService: {{connections: 3}}}}\nservices:\n{}{}",
+        service("echo.shop.mesh", 80, &backend, ""),
+        service("other.shop.mesh", 80, &backend, "")
+    );
+    let gateway = Gateway::start_in(folder(), &config, &[]);
+    let address = gateway.listener("hbone");
+    let hbone = Hbone::connect(address, caller()).expect("let in");
+    let mut streams: Vec<_> =
+        (0..3).map(|_| hbone.open("echo.shop.mesh:80").expect("streams are no connections")).collect();
+    let (status, reason) = hbone.open("echo.shop.mesh:80").err().expect("refused");
+    assert_eq!((status.as_u16(), reason.as_str()), (503, "limit_service"));
+    streams.push(hbone.open("other.shop.mesh:80").expect("another service"));
+    assert!(Hbone::connect(address, caller()).is_err(), "a second connection of the source");
+    let line = gateway.logged("the stream", |line| line["reason"] == "limit_service");
+    assert_eq!(line["service"], "echo.shop.mesh");
+    gateway.logged("the connection", |line| line["reason"] == "limit_source");
+    streams.remove(0);
+    eventually("a place", || hbone.open("echo.shop.mesh:80").ok());
+}
+
+/// The resident memory of a process in bytes.
+fn memory(process: u32) -> usize {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("a process");
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("its memory");
+    line.split_whitespace().nth(1).and_then(|kib| kib.parse::<usize>().ok()).expect("a number") * 1024
+}
+
+#[test]
+fn thousands_of_silent_and_dripping_clients_of_one_source_harm_no_other() {
+    const CLIENTS: usize = 6_000;
+    /// Connections, hellos and lines of the log and of the list of failures.
+    const MEMORY_MAX: usize = 48 << 20;
+    let backend = Backend::echo();
+    let limits = "perSource: {connections: 200, pendingHellos: 100, newPerSecond: 5000}, connections: 1000";
+    let gateway = Gateway::start(&config(&backend, limits).replace("workers: 1\n", ""));
+    let address = gateway.listener("default");
+    let hello = raw::hello(b"a.test");
+    drop(open(HONEST, address, "a.test").expect("alone"));
+    let before = memory(gateway.process());
+    let (mut held, mut peak) = (std::collections::VecDeque::new(), 0);
+    for round in 0..CLIENTS {
+        let mut client = connect_from(GREEDY, address);
+        if round % 2 == 0 {
+            // It drips: each round sends one byte of one of those that are open.
+            let _ = client.write_all(&hello[..1]);
+        }
+        held.push_back(client);
+        let at = round % held.len();
+        let _ = held[at].write(&hello[1..2]);
+        if held.len() > 3_000 {
+            held.pop_front();
+        }
+        if round % 100 == 0 {
+            drop(open(HONEST, address, "a.test").unwrap_or_else(|got| panic!("beside {round}: {got:?}")));
+            peak = peak.max(memory(gateway.process()));
+        }
+    }
+    let refused = count(&gateway, "limit_source");
+    let grown = peak.saturating_sub(before);
+    eprintln!("{CLIENTS} silent and dripping clients: {refused} refused, {} KiB more memory", grown / 1024);
+    assert!(refused >= (CLIENTS - 1_000) as f64, "{refused} refused as limit_source");
+    assert!(grown < MEMORY_MAX, "{grown} bytes more memory");
+    assert!(gateway.metric("isthmus_connections_active", &[]) <= 210.0);
+    let of_honest = |line: &serde_json::Value| {
+        line["source"].as_str().is_some_and(|source| source.starts_with("127.0.0.3:"))
+    };
+    let lines = gateway.access_log();
+    assert!(
+        lines.iter().filter(|line| of_honest(line)).all(|line| line["reason"] == "ok"),
+        "an honest one was refused"
+    );
+    drop(held);
+    active(&gateway, 0);
+}
+
+#[test]
+fn a_source_that_changes_its_addresses_leaves_nothing_behind() {
+    let backend = Backend::echo();
+    let gateway = Gateway::start(&config(&backend, "perSource: {newPerSecond: 1}"));
+    let address = gateway.listener("default");
+    // Each address opens one connection, which ends at once: its allowance is remembered for a second.
+    for round in 0..2_000u16 {
+        let [high, low] = round.to_be_bytes();
+        let source = Ipv4Addr::new(127, 9, high, low.max(1));
+        let _ = connect_from(source, address);
+    }
+    active(&gateway, 0);
+    drop(open(HONEST, address, "a.test").expect("another source"));
+    refused(open(HONEST, address, "a.test"));
+}
