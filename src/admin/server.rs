@@ -16,7 +16,7 @@ use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use serde_json::{Value, json};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::oneshot;
 
 use super::explain::{ExplainRequest, Explanation, Running, explain};
@@ -27,7 +27,7 @@ use super::registry_metrics;
 use super::{Command, Sources, clients, endpoints, networks, views};
 use crate::model::identity::Identity;
 use crate::model::name::HostName;
-use crate::net::incoming::{Guarded, Incoming, Limits, Seat};
+use crate::net::incoming::{Accept, Guarded, Incoming, Limits, Seat};
 use crate::net::scope::Scope;
 use crate::telemetry::access_log;
 use crate::telemetry::exposition::Exposition;
@@ -66,14 +66,26 @@ impl Part {
     }
 }
 
+/// The `Host` headers that the admin listener accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hosts {
+    /// Addresses and `localhost`: a web page of another name could send requests here (DNS rebinding).
+    Own,
+    /// Any host, on a unix socket, which no web page can reach.
+    Any,
+}
+
 /// Serves until the process ends.
-pub fn serve(part: Part, listener: TcpListener, sources: Sources, scope: &Scope) {
+pub fn serve<L>(part: Part, listener: L, hosts: Hosts, sources: Sources, scope: &Scope)
+where
+    L: Accept + Send + Sync + 'static,
+{
     let connections = sources.program.load().limits.http_connections;
     let limits = Limits { connections, unsettled: connections, first_request: None };
     let incoming =
         Incoming::new(listener, part.name(), limits, sources.own.clone(), &sources.telemetry.recorder);
     let app = match part {
-        Part::Admin => admin(sources),
+        Part::Admin => admin(sources, hosts),
         Part::Metrics => metrics_only(sources),
         Part::Health => health_only(sources),
     };
@@ -87,7 +99,10 @@ pub fn serve(part: Part, listener: TcpListener, sources: Sources, scope: &Scope)
 }
 
 /// Serves one client until it is gone, is silent, or has to make room.
-async fn serve_connection(socket: TcpStream, seat: Arc<Seat>, app: Router) {
+async fn serve_connection<S>(socket: S, seat: Arc<Seat>, app: Router)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let io = TokioIo::new(Guarded::new(socket, &seat));
     let app = TowerToHyperService::new(app);
     let asking = seat.clone();
@@ -129,7 +144,7 @@ fn health_only(sources: Sources) -> Router {
     health_routes().fallback(not_found).with_state(sources)
 }
 
-fn admin(sources: Sources) -> Router {
+fn admin(sources: Sources, hosts: Hosts) -> Router {
     let api = Router::new()
         .route("/status", get(async |State(sources): State<Sources>| json_response(&views::status(&sources))))
         .route(
@@ -167,15 +182,15 @@ fn admin(sources: Sources) -> Router {
         .route("/reload", post(reload))
         .route("/drain", post(drain))
         .fallback(not_found)
-        .layer(middleware::from_fn(guard))
+        .layer(middleware::from_fn(move |request, next| guard(hosts, request, next)))
         .with_state(sources)
 }
 
 /// Refuses requests of web pages: those that reach this address by a foreign name (DNS rebinding), and posts
 /// from another origin.
-async fn guard(request: Request, next: Next) -> Response {
+async fn guard(hosts: Hosts, request: Request, next: Next) -> Response {
     let headers = request.headers();
-    if !is_own_host(headers) {
+    if hosts == Hosts::Own && !is_own_host(headers) {
         return error(StatusCode::FORBIDDEN, "the Host header must be an address or localhost");
     }
     if request.method() != Method::GET && headers.contains_key(header::ORIGIN) {

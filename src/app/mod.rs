@@ -14,7 +14,6 @@ mod threads;
 mod xds;
 
 use std::convert::Infallible;
-use std::net::SocketAddr;
 use std::path::Path;
 use std::pin::Pin;
 use std::process::ExitCode;
@@ -39,7 +38,7 @@ use crate::aggregator::spec::{RegistryKind, RegistrySpec};
 use crate::aggregator::status::{RegistryState, RegistryStatus, Status};
 use crate::config::{Config, LogFormat, Workers};
 use crate::dataplane::handle::{Dataplane, EffectiveLimits};
-use crate::model::address::Bind;
+use crate::model::address::{AdminBind, Bind};
 use crate::net::background;
 use crate::net::budget::raise_descriptor_limit;
 use crate::net::own::{LOOK_UP_EVERY, OwnAddresses};
@@ -531,7 +530,7 @@ fn texts(problems: &[crate::document::problem::Problem]) -> Vec<String> {
 /// The values of the config at start that a reload does not change.
 struct Fixed {
     workers: Workers,
-    admin: Option<SocketAddr>,
+    admin: Option<AdminBind>,
     metrics: Option<Bind>,
     health: Option<Bind>,
     xds: Option<crate::discovery::Options>,
@@ -542,7 +541,7 @@ impl Fixed {
     fn of(config: &Config) -> Self {
         Self {
             workers: config.workers,
-            admin: config.admin,
+            admin: config.admin.clone(),
             metrics: config.metrics,
             health: config.health,
             xds: config.xds.clone(),

@@ -1,20 +1,23 @@
 //! The HTTP listeners for admin, metrics and health. If a draining gateway still holds an address, as at a
 //! restart in place, the listener opens when that gateway has ended; any other holder is an error.
 
+use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::time::{sleep, timeout};
 
 use crate::admin::Sources;
-use crate::admin::server::{self, Part};
+use crate::admin::server::{self, Hosts, Part};
 use crate::config::Config;
-use crate::model::address::Bind;
+use crate::model::address::{AdminBind, Bind};
 use crate::net::listen::listen;
 use crate::net::scope::Scope;
+use crate::net::unix::UnixSocket;
 
 /// How long the holder of an address may take to answer.
 const ASK_WITHIN: Duration = Duration::from_secs(1);
@@ -23,26 +26,46 @@ const ANSWER_BYTES_MAX: u64 = 16 << 20;
 /// How often an address held by a draining gateway is tried.
 const RETRY_EVERY: Duration = Duration::from_millis(200);
 
+/// The address of a listener.
+#[derive(Clone)]
+enum At {
+    Tcp(Bind),
+    Unix(PathBuf),
+}
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(bind) => bind.fmt(f),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
 /// One listener.
 #[derive(Clone)]
 struct Server {
     part: Part,
     name: &'static str,
-    bind: Bind,
+    at: At,
     sources: Sources,
     scope: Scope,
 }
 
 /// Opens the listeners of the config.
 pub(super) async fn open(config: &Config, sources: &Sources, scope: &Scope) -> Result<(), String> {
-    let binds = [
-        (Part::Admin, "admin", config.admin.map(Bind::Address)),
-        (Part::Metrics, "metrics", config.metrics),
-        (Part::Health, "health", config.health),
+    let admin = config.admin.clone().map(|bind| match bind {
+        AdminBind::Address(address) => At::Tcp(Bind::Address(address)),
+        AdminBind::Unix(path) => At::Unix(path),
+    });
+    let listeners = [
+        (Part::Admin, "admin", admin),
+        (Part::Metrics, "metrics", config.metrics.map(At::Tcp)),
+        (Part::Health, "health", config.health.map(At::Tcp)),
     ];
-    for (part, name, bind) in binds {
-        if let Some(bind) = bind {
-            Server { part, name, bind, sources: sources.clone(), scope: scope.clone() }.start().await?;
+    for (part, name, at) in listeners {
+        if let Some(at) = at {
+            Server { part, name, at, sources: sources.clone(), scope: scope.clone() }.start().await?;
         }
     }
     Ok(())
@@ -50,7 +73,7 @@ pub(super) async fn open(config: &Config, sources: &Sources, scope: &Scope) -> R
 
 impl Server {
     async fn start(self) -> Result<(), String> {
-        let error = match self.open() {
+        let error = match self.open().await {
             Ok(()) => return Ok(()),
             Err(error) => error,
         };
@@ -59,11 +82,11 @@ impl Server {
         }
         if !self.is_held_by_a_draining_gateway().await {
             // The holder may have just ended.
-            return self.open().map_err(|error| self.cannot(&error));
+            return self.open().await.map_err(|error| self.cannot(&error));
         }
         tracing::warn!(
             listener = self.name,
-            address = %self.bind,
+            address = %self.at,
             "a draining gateway still holds the address; the listener opens when that gateway has exited"
         );
         let scope = self.scope.clone();
@@ -71,12 +94,21 @@ impl Server {
         Ok(())
     }
 
-    fn open(&self) -> io::Result<()> {
-        let listening = listen(self.bind, 1)?;
-        tracing::info!(listener = self.name, address = %listening.address, "listening");
-        for socket in listening.sockets {
-            let listener = TcpListener::from_std(socket.into())?;
-            server::serve(self.part, listener, self.sources.clone(), &self.scope);
+    async fn open(&self) -> io::Result<()> {
+        match &self.at {
+            At::Tcp(bind) => {
+                let listening = listen(*bind, 1)?;
+                tracing::info!(listener = self.name, address = %listening.address, "listening");
+                for socket in listening.sockets {
+                    let listener = TcpListener::from_std(socket.into())?;
+                    server::serve(self.part, listener, Hosts::Own, self.sources.clone(), &self.scope);
+                }
+            }
+            At::Unix(path) => {
+                let listener = UnixSocket::listen(path).await?;
+                tracing::info!(listener = self.name, address = %self.at, "listening");
+                server::serve(self.part, listener, Hosts::Any, self.sources.clone(), &self.scope);
+            }
         }
         Ok(())
     }
@@ -84,7 +116,7 @@ impl Server {
     async fn open_later(self) {
         loop {
             sleep(RETRY_EVERY).await;
-            match self.open() {
+            match self.open().await {
                 Ok(()) => return,
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
                 Err(error) => return tracing::error!("{}", self.cannot(&error)),
@@ -93,7 +125,7 @@ impl Server {
     }
 
     fn cannot(&self, error: &io::Error) -> String {
-        format!("cannot listen on {} ({}): {error}", self.bind, self.name)
+        format!("cannot listen on {} ({}): {error}", self.at, self.name)
     }
 
     /// Returns true if the holder of the address answers like a draining isthmus to the readiness probe.
@@ -102,14 +134,22 @@ impl Server {
             Part::Admin | Part::Health => ("/readyz", "[-] serving: draining"),
             Part::Metrics => ("/metrics", "isthmus_draining 1"),
         };
-        let answer = timeout(ASK_WITHIN, ask(reachable(self.bind), path)).await;
+        let asked = async {
+            match &self.at {
+                At::Tcp(bind) => {
+                    let address = reachable(*bind);
+                    ask(TcpStream::connect(address).await?, &address.to_string(), path).await
+                }
+                At::Unix(socket) => ask(UnixStream::connect(socket).await?, "localhost", path).await,
+            }
+        };
+        let answer = timeout(ASK_WITHIN, asked).await;
         matches!(answer, Ok(Ok(text)) if text.lines().any(|line| line == word))
     }
 }
 
-async fn ask(address: SocketAddr, path: &str) -> io::Result<String> {
-    let mut stream = TcpStream::connect(address).await?;
-    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+async fn ask(mut stream: impl AsyncRead + AsyncWrite + Unpin, host: &str, path: &str) -> io::Result<String> {
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await?;
     let mut answer = Vec::new();
     stream.take(ANSWER_BYTES_MAX).read_to_end(&mut answer).await?;

@@ -1,5 +1,7 @@
 //! An HTTP client of a running gateway's admin API.
 
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Full};
@@ -7,18 +9,30 @@ use hyper::Request;
 use hyper::body::Bytes;
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
 
 /// How long a response may take.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The unix socket that is used by default if it exists: that of the shipped systemd unit.
+pub const SOCKET: &str = "/run/isthmus/admin.sock";
+/// The URL that is used by default otherwise: the default of `admin.bind`.
+const URL: &str = "http://127.0.0.1:15000";
+
+/// Returns the address of the API where the user gives none.
+pub fn default_address(socket: &Path) -> String {
+    let is_socket = std::fs::metadata(socket).is_ok_and(|found| found.file_type().is_socket());
+    if is_socket { format!("unix:{}", socket.display()) } else { URL.to_owned() }
+}
 
 /// The reason why there is no response.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// The API cannot be reached.
     #[error(
-        "cannot reach the admin API at {url}: {cause}; check that isthmus runs and that `--admin URL` (or \
-         ISTHMUS_ADMIN) is its `admin.bind`"
+        "cannot reach the admin API at {url}: {cause}; check that isthmus runs and that `--admin` (or \
+         ISTHMUS_ADMIN) names its `admin.bind`"
     )]
     Unreachable {
         /// The URL of the API.
@@ -51,7 +65,7 @@ impl ApiResponse {
     }
 }
 
-/// Sends a `GET` for a path below an admin URL (`http://host:port`, or `host:port`).
+/// Sends a `GET` for a path below an admin URL (`http://host:port`, `host:port`, or `unix:/path`).
 pub fn get(admin: &str, path: &str) -> Result<ApiResponse, ClientError> {
     request(admin, "GET", path)
 }
@@ -78,13 +92,23 @@ pub(super) async fn ask(admin: &str, method: &str, path: &str) -> Result<ApiResp
     }
 }
 
-async fn exchange(
-    admin: &str,
+type Failed = Box<dyn std::error::Error + Send + Sync>;
+
+async fn exchange(admin: &str, method: &str, path: &str) -> Result<ApiResponse, Failed> {
+    if let Some(socket) = admin.strip_prefix("unix:") {
+        let socket = socket.strip_prefix("//").unwrap_or(socket);
+        return exchange_over(UnixStream::connect(socket).await?, "localhost", method, path).await;
+    }
+    let host = admin.strip_prefix("http://").unwrap_or(admin).trim_end_matches('/');
+    exchange_over(TcpStream::connect(host).await?, host, method, path).await
+}
+
+async fn exchange_over(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    host: &str,
     method: &str,
     path: &str,
-) -> Result<ApiResponse, Box<dyn std::error::Error + Send + Sync>> {
-    let host = admin.strip_prefix("http://").unwrap_or(admin).trim_end_matches('/');
-    let stream = TcpStream::connect(host).await?;
+) -> Result<ApiResponse, Failed> {
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     let request =
         Request::builder().method(method).uri(path).header("host", host).body(Full::<Bytes>::default())?;
@@ -125,6 +149,18 @@ pub fn query(parameters: &[(&str, &str)]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_socket_that_exists_comes_before_the_default_url() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let socket = folder.path().join("admin.sock");
+        assert_eq!(default_address(&socket), URL);
+        std::fs::write(&socket, "").expect("written");
+        assert_eq!(default_address(&socket), URL, "it is no socket");
+        std::fs::remove_file(&socket).expect("removed");
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).expect("bound");
+        assert_eq!(default_address(&socket), format!("unix:{}", socket.display()));
+    }
 
     #[test]
     fn parameters_are_percent_encoded() {

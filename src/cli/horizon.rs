@@ -81,7 +81,7 @@ pub(super) fn run(args: &Horizon, out: &mut impl Write) -> Result<(), Failure> {
         }
         None => {
             let path = format!("/api/v1/horizon?{}", client::query(&args.parameters()));
-            client::get(&args.reading.admin.admin, &path)?.json()?
+            client::get(&args.reading.admin.url(), &path)?.json()?
         }
     };
     match args.reading.output {

@@ -143,9 +143,17 @@ enum What {
 
 #[derive(Debug, Args)]
 struct Admin {
-    /// URL of the gateway's admin API
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:15000", env = "ISTHMUS_ADMIN")]
-    admin: String,
+    /// Admin API of the gateway: a URL, or `unix:/path` [default: unix:/run/isthmus/admin.sock if it exists, then http://127.0.0.1:15000]
+    #[arg(long, value_name = "URL", env = "ISTHMUS_ADMIN")]
+    admin: Option<String>,
+}
+
+impl Admin {
+    /// Returns the address of the API: the option, the variable, then the defaults.
+    fn url(&self) -> String {
+        let given = self.admin.clone().filter(|admin| !admin.is_empty());
+        given.unwrap_or_else(|| client::default_address(Path::new(client::SOCKET)))
+    }
 }
 
 #[derive(Debug, Args)]
@@ -271,10 +279,10 @@ fn dispatch(command: Command, out: &mut impl Write) -> Result<(), Failure> {
         Command::Failures { filter, reading } => read::failures(&reading, &filter, out),
         Command::Get { what, reading } => read::get(what, &reading, out),
         Command::Reload(admin) => reload(&admin, out),
-        Command::Drain(admin) => print_response(client::post(&admin.admin, "/api/v1/drain")?, out),
+        Command::Drain(admin) => print_response(client::post(&admin.url(), "/api/v1/drain")?, out),
         Command::LogLevel { level, admin } => {
             let path = format!("/api/v1/log-level?{}", client::query(&[("level", &level)]));
-            print_response(client::post(&admin.admin, &path)?, out)
+            print_response(client::post(&admin.url(), &path)?, out)
         }
         Command::Registry(action) => registry::run(action, out),
         #[cfg(feature = "kubernetes")]
@@ -350,7 +358,7 @@ fn validate(files: &[PathBuf], warnings: Warnings, out: &mut impl Write) -> Resu
 }
 
 fn reload(admin: &Admin, out: &mut impl Write) -> Result<(), Failure> {
-    let value = client::post(&admin.admin, "/api/v1/reload")?.json()?;
+    let value = client::post(&admin.url(), "/api/v1/reload")?.json()?;
     if let Some(problems) = value["problems"].as_array() {
         for problem in problems {
             writeln!(out, "{}", output::cell(problem))?;
@@ -366,7 +374,7 @@ fn print_response(answer: client::ApiResponse, out: &mut impl Write) -> Result<(
 }
 
 fn healthcheck(admin: &Admin, out: &mut impl Write) -> Result<(), Failure> {
-    let answer = client::get(&admin.admin, "/readyz?verbose")?;
+    let answer = client::get(&admin.url(), "/readyz?verbose")?;
     write!(out, "{}", answer.body)?;
     if answer.status == 200 { Ok(()) } else { Err(Failure::Reported) }
 }

@@ -195,8 +195,8 @@ fn explain_live(args: &Explain) -> Result<Value, Failure> {
     parameters.extend(args.listener.as_deref().map(|name| ("listener", name)));
     let path = format!("/api/v1/explain?{}", client::query(&parameters));
     let answer = match args.probe {
-        true => client::post(&args.reading.admin.admin, &path)?,
-        false => client::get(&args.reading.admin.admin, &path)?,
+        true => client::post(&args.reading.admin.url(), &path)?,
+        false => client::get(&args.reading.admin.url(), &path)?,
     };
     Ok(answer.json()?)
 }
@@ -258,7 +258,7 @@ fn list(
     columns: &[(&str, &str)],
     out: &mut impl Write,
 ) -> Result<(), Failure> {
-    show(reading, &client::get(&reading.admin.admin, path)?.json()?, columns, out)
+    show(reading, &client::get(&reading.admin.url(), path)?.json()?, columns, out)
 }
 
 /// Prints a list as a table of these columns, or unchanged.
@@ -352,7 +352,7 @@ const CLIENT_COLUMNS: [(&str, &str); 11] = [
 
 /// Requests connections, adds to each the name that it asked for, and applies the filter.
 fn connections(reading: &Reading, path: &str, filter: &Filter) -> Result<Value, Failure> {
-    let value = client::get(&reading.admin.admin, path)?.json()?;
+    let value = client::get(&reading.admin.url(), path)?.json()?;
     let since = filter.since.map(|since| rfc3339(SystemTime::now() - since));
     let mut kept = Vec::new();
     for mut item in value.as_array().cloned().unwrap_or_default() {
@@ -415,7 +415,7 @@ pub(super) fn get(what: What, reading: &Reading, out: &mut impl Write) -> Result
         What::Services => services(reading, out),
         What::Endpoints => endpoints(reading, out),
         What::Config => {
-            let value = client::get(&reading.admin.admin, "/api/v1/config")?.json()?;
+            let value = client::get(&reading.admin.url(), "/api/v1/config")?.json()?;
             // The config is a tree, which has no table.
             let format = if reading.output == Format::Table { Format::Yaml } else { reading.output };
             Ok(structured(out, &value, format)?)
@@ -475,7 +475,7 @@ pub(super) fn get(what: What, reading: &Reading, out: &mut impl Write) -> Result
 
 /// Prints the endpoints of all services on all networks, and of routes.
 fn endpoints(reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
-    let mut value = client::get(&reading.admin.admin, "/api/v1/endpoints")?.json()?;
+    let mut value = client::get(&reading.admin.url(), "/api/v1/endpoints")?.json()?;
     if reading.output == Format::Table {
         for endpoint in value.as_array_mut().into_iter().flatten() {
             let (of, failure) = (cell(&endpoint["service"]), failure(endpoint));
@@ -498,7 +498,7 @@ fn endpoints(reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
 }
 
 fn services(reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
-    let value = client::get(&reading.admin.admin, "/api/v1/services")?.json()?;
+    let value = client::get(&reading.admin.url(), "/api/v1/services")?.json()?;
     if reading.output != Format::Table {
         return Ok(structured(out, &value, reading.output)?);
     }
@@ -521,7 +521,7 @@ fn services(reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
 
 /// Runs `isthmus status`.
 pub(super) fn status(reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
-    let value = client::get(&reading.admin.admin, "/api/v1/status")?.json()?;
+    let value = client::get(&reading.admin.url(), "/api/v1/status")?.json()?;
     if reading.output != Format::Table {
         return Ok(structured(out, &value, reading.output)?);
     }

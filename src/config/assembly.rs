@@ -37,7 +37,7 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
     let telemetry = root.map(&keys::Root::TELEMETRY);
     let mut opened = Vec::new();
     let listeners = Listeners::read(&root, complete, &mut opened, &mut problems);
-    let admin = telemetry::admin(&root, &mut opened);
+    let admin = telemetry::admin(&root, &mut opened, &mut problems);
     let metrics = telemetry::metrics(&telemetry, &mut opened);
     let health = telemetry::health(&telemetry, &mut opened);
     let xds = aggregation::xds(&root, &mut opened, &mut problems);

@@ -88,7 +88,7 @@ pub fn effective(config: &Config) -> Value {
         },
         "state": config.aggregator.state.as_ref().map(|dir| json!({"dir": dir.display().to_string()})),
         "xds": xds(config),
-        "admin": {"bind": config.admin.map_or_else(|| false.into(), |bind: SocketAddr| Value::from(bind.to_string()))},
+        "admin": {"bind": config.admin.as_ref().map_or_else(|| false.into(), |bind| Value::from(bind.to_string()))},
         "telemetry": telemetry(config),
         "workers": match config.workers {
             Workers::Auto => Value::from("auto"),

@@ -3,7 +3,6 @@
 //! another [`load`].
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +13,7 @@ use crate::aggregator::spec::RegistrySpec;
 use crate::discovery::Options as DiscoveryOptions;
 use crate::document::environment::Environment;
 use crate::document::problem::Problem;
-use crate::model::address::Bind;
+use crate::model::address::{AdminBind, Bind};
 use crate::model::identity::TrustDomain;
 use crate::snapshot::listing::Listing;
 use crate::snapshot::policy::Policy;
@@ -60,7 +59,7 @@ pub struct Config {
     /// The settings of the xDS server; `None`: there is none.
     pub xds: Option<DiscoveryOptions>,
     /// The address of the admin API; `None`: `off`.
-    pub admin: Option<SocketAddr>,
+    pub admin: Option<AdminBind>,
     /// The address of the metrics listener; `None`: there is none.
     pub metrics: Option<Bind>,
     /// The address of the health listener; `None`: there is none.
@@ -100,7 +99,7 @@ impl Config {
             aggregator: self.aggregator.clone(),
             identity: self.identity.clone(),
             xds: self.xds.clone(),
-            admin: self.admin,
+            admin: self.admin.clone(),
             metrics: self.metrics,
             health: self.health,
             access_log: self.access_log.clone(),

@@ -1,12 +1,11 @@
 //! `admin` and `telemetry`: the state that the gateway shows, and where.
 
-use std::net::SocketAddr;
-
 use crate::document::form;
 use crate::document::key::Key;
 use crate::document::problem::{Path, Problems};
 use crate::document::reader::Fields;
-use crate::model::address::Bind;
+use crate::document::scalar::UNIX_PATH_MAX;
+use crate::model::address::{AdminBind, Bind};
 use crate::model::trace::Sampling;
 use crate::telemetry::access_log::{AccessLog, Sink};
 use crate::telemetry::spans::TracingOptions;
@@ -18,7 +17,11 @@ use super::table::Root;
 use super::table::telemetry as keys;
 
 /// Returns the address of the admin API.
-pub(super) fn admin(root: &Fields<'_>, opened: &mut Vec<Opened>) -> Option<SocketAddr> {
+pub(super) fn admin(
+    root: &Fields<'_>,
+    opened: &mut Vec<Opened>,
+    problems: &mut Problems,
+) -> Option<AdminBind> {
     if root.is_off(&Root::ADMIN) {
         return None;
     }
@@ -27,8 +30,26 @@ pub(super) fn admin(root: &Fields<'_>, opened: &mut Vec<Opened>) -> Option<Socke
     let path = Path::Root.key(Root::ADMIN.name());
     let path = path.key(keys::Admin::BIND.name()).to_string();
     let position = fields.at(&keys::Admin::BIND).map(|node| node.position);
-    opened.push(Opened { path, bind: Bind::Address(bind), position });
-    Some(bind)
+    match (bind, position) {
+        (AdminBind::Address(address), _) => {
+            opened.push(Opened { path, bind: Bind::Address(address), position });
+            Some(AdminBind::Address(address))
+        }
+        (AdminBind::Unix(socket), Some(position)) => {
+            let socket = relative_to(problems.file(position.file), &socket);
+            let bytes = socket.as_os_str().len();
+            if bytes > UNIX_PATH_MAX {
+                let fault = format!(
+                    "found a path of {bytes} bytes ({}); a unix socket's path has at most {UNIX_PATH_MAX}",
+                    socket.display()
+                );
+                problems.error(position, &path, fault);
+            }
+            Some(AdminBind::Unix(socket))
+        }
+        // The default is no unix socket.
+        (AdminBind::Unix(_), None) => None,
+    }
 }
 
 pub(super) fn metrics(telemetry: &Fields<'_>, opened: &mut Vec<Opened>) -> Option<Bind> {

@@ -59,7 +59,7 @@ fn the_smallest_file_is_four_lines() {
     };
     assert_eq!((endpoints.len(), endpoints[1].port, endpoints[1].weight), (2, 8443, Weight::ONE));
     assert_eq!((tuning.locality, tuning.connect_timeout), (LocalityMode::Prefer, Duration::from_secs(3)));
-    assert_eq!(config.admin, Some(([127, 0, 0, 1], 15_000).into()));
+    assert_eq!(config.admin, Some(AdminBind::Address(([127, 0, 0, 1], 15_000).into())));
     assert_eq!((config.metrics, config.health, config.workers), (None, None, Workers::Auto));
     assert_eq!(config.drain, Drain { delay: Duration::ZERO, timeout: Duration::from_secs(30) });
     let sink = Sink::Stdout;
@@ -84,10 +84,14 @@ fn off_and_false_mean_the_same() {
              {off}, metrics: {off}, health: {off}}}\n"
         ));
         let tuning = &config.policy.tuning.default;
-        assert_eq!((config.admin, tuning.ejection, tuning.panic), (None, None, false));
+        assert_eq!((&config.admin, tuning.ejection, tuning.panic), (&None, None, false));
         assert_eq!(config.access_log, AccessLog::Off);
     }
     assert_eq!(loaded("listen: ':15443'\nadmin: {bind: off}").admin, None);
+    for (written, path) in [("unix:/run/a.sock", "/run/a.sock"), ("unix:///run/a.sock", "/run/a.sock")] {
+        let config = loaded(&format!("listen: ':15443'\nadmin: {{bind: '{written}'}}"));
+        assert_eq!(config.admin, Some(AdminBind::Unix(path.into())));
+    }
 }
 
 #[test]

@@ -168,6 +168,11 @@ text_forms! {
     pub BindAddress: SocketAddr = scalar::bind_address, "bindAddress", "^[0-9A-Fa-f.:\\[\\]]+:[0-9]+$",
         "an IP address and port to listen on: \"127.0.0.1:15000\" or \"[::1]:15000\"",
         written by ToString::to_string;
+    /// An IP address and port to listen on, or the path of a unix socket.
+    pub AdminBind: address::AdminBind = scalar::admin_bind, "adminBind",
+        "^(unix:.+|[0-9A-Fa-f.:\\[\\]]+:[0-9]+)$",
+        "an IP address and port to listen on (\"127.0.0.1:15000\" or \"[::1]:15000\"), or a unix socket such as \"unix:/run/isthmus/admin.sock\"",
+        written by ToString::to_string;
     /// The address of a name server.
     pub NameServer: SocketAddr = scalar::name_server, "nameServer", "^[0-9A-Fa-f.:\\[\\]]+$",
         "an IP address, with a port if that is not 53: 10.0.0.53, \"10.0.0.53:5353\" or \"[fd00::53]:5353\"";

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 
-use crate::model::address::{Bind, Host, Scheme, Url, canonical_ip};
+use crate::model::address::{AdminBind, Bind, Host, Scheme, Url, canonical_ip};
 use crate::model::identity::{Identity, IdentityError, IdentityPattern, TrustDomain};
 use crate::model::name::{HostName, NameError, NamePattern, PatternError};
 use crate::model::place::Locality;
@@ -230,6 +230,24 @@ pub fn unix_socket(text: &str) -> Result<&std::path::Path, InvalidValue> {
     }
 }
 
+/// The longest path of a unix socket in bytes (`sun_path` of unix(7), with its final zero byte).
+pub const UNIX_PATH_MAX: usize = 107;
+
+/// Parses the address of the admin API: an address with a port, or `unix:` and a path, which may be relative.
+pub fn admin_bind(text: &str) -> Result<AdminBind, InvalidValue> {
+    let Some(rest) = text.strip_prefix("unix:") else {
+        return bind_address(text).map(AdminBind::Address);
+    };
+    let path = rest.strip_prefix("//").unwrap_or(rest);
+    if path.is_empty() || path.ends_with('/') {
+        return Err("the path of the socket is missing".into());
+    }
+    if path.contains('\0') {
+        return Err("the path of the socket has a zero byte".into());
+    }
+    Ok(AdminBind::Unix(path.into()))
+}
+
 /// Parses `50%`.
 pub fn percent(text: &str) -> Result<u8, InvalidValue> {
     match quantity(text)? {
@@ -422,8 +440,7 @@ pub fn name_server(text: &str) -> Result<SocketAddr, InvalidValue> {
 
 fn bind_fault(text: &str) -> InvalidValue {
     if text.starts_with("unix:") {
-        let version = env!("CARGO_PKG_VERSION");
-        return InvalidValue::new(format!("unix sockets are not available in this version ({version})"));
+        return "only the admin API (admin.bind) can be on a unix socket".into();
     }
     let (host, digits) = match split_port(text) {
         Ok(parts) => parts,

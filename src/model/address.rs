@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::name::HostName;
@@ -131,6 +132,24 @@ impl fmt::Display for Bind {
         match self {
             Self::Any { port } => write!(f, ":{port}"),
             Self::Address(address) => address.fmt(f),
+        }
+    }
+}
+
+/// The address of the admin listener.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AdminBind {
+    /// One address of the host.
+    Address(SocketAddr),
+    /// The path of a unix socket.
+    Unix(PathBuf),
+}
+
+impl fmt::Display for AdminBind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address(address) => address.fmt(f),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
         }
     }
 }

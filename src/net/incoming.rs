@@ -43,9 +43,33 @@ pub struct Limits {
     pub first_request: Option<Duration>,
 }
 
+/// A listening socket that connections are accepted from.
+pub trait Accept {
+    /// The stream of a connection.
+    type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+
+    /// Waits for the next connection, and returns it with the address of its client.
+    fn accept(&self) -> impl Future<Output = io::Result<(Self::Stream, SocketAddr)>> + Send;
+
+    /// Returns the address that the socket listens on; `None` for a unix socket.
+    fn address(&self) -> Option<SocketAddr>;
+}
+
+impl Accept for TcpListener {
+    type Stream = TcpStream;
+
+    async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
+        Self::accept(self).await
+    }
+
+    fn address(&self) -> Option<SocketAddr> {
+        self.local_addr().ok()
+    }
+}
+
 /// A listening socket of the control plane.
-pub struct Incoming {
-    socket: TcpListener,
+pub struct Incoming<L = TcpListener> {
+    socket: L,
     shared: Arc<Shared>,
 }
 
@@ -91,10 +115,10 @@ pub struct Seat {
     since: Instant,
 }
 
-impl Incoming {
+impl<L: Accept> Incoming<L> {
     /// Wraps a listening socket. `name` is the listener in metrics and logs.
     pub fn new(
-        socket: TcpListener,
+        socket: L,
         name: &'static str,
         limits: Limits,
         own: Arc<OwnAddresses>,
@@ -104,7 +128,7 @@ impl Incoming {
             let labels = [("listener", name), ("reason", reason)];
             recorder.counter("isthmus_control_connections_refused_total", &labels)
         };
-        if let Ok(address) = socket.local_addr() {
+        if let Some(address) = socket.address() {
             own.listens(address);
         }
         let shared = Shared {
@@ -124,7 +148,7 @@ impl Incoming {
     }
 
     /// Waits for the next connection that is admitted.
-    pub async fn accept(&self) -> (TcpStream, Arc<Seat>) {
+    pub async fn accept(&self) -> (L::Stream, Arc<Seat>) {
         loop {
             match self.socket.accept().await {
                 Ok((socket, peer)) => {

@@ -19,4 +19,5 @@ pub mod reading;
 pub mod scope;
 pub mod socket;
 pub mod throttle;
+pub mod unix;
 pub mod watch;

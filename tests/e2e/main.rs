@@ -6,6 +6,7 @@
 mod support;
 
 mod access_log;
+mod admin_socket;
 mod admission;
 mod commands;
 mod contained;

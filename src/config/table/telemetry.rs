@@ -5,18 +5,19 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use crate::config::{LogFormat, LogLevel};
 use crate::document::form::{self, words};
 use crate::document::key::keys;
+use crate::model::address::AdminBind;
 use crate::telemetry::access_log::Format;
 
 /// The address of the admin API.
-const ADMIN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 15_000);
+const ADMIN: AdminBind = AdminBind::Address(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 15_000));
 
 words!(Format, LogFormat, LogLevel);
 
 keys! {
     /// The HTTP API for operators.
     pub(in crate::config) Admin "admin" {
-        /// Address of the admin API; `off` disables it.
-        BIND "bind": form::OrOff<form::BindAddress> = Some(ADMIN);
+        /// Address of the admin API, or a unix socket, which is created with mode 0600; `off` disables the API.
+        BIND "bind": form::OrOff<form::AdminBind> = Some(ADMIN);
     }
 
     /// Metrics, health checks, logs and traces.

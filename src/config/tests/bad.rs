@@ -190,6 +190,10 @@ fn binds() {
     listen("localhost:443", "found…is not an IP address…(did you mean \"127.0.0.1:443\"?)");
     listen("'*:443'", "found \"*:443\"…(did you mean \":443\"?)");
     listen("'10.0.0.1'", "found \"10.0.0.1\": it has no port");
+    listen(
+        "'unix:/x.sock'",
+        "found \"unix:/x.sock\": only the admin API (admin.bind) can be on a unix socket",
+    );
     listen("'::1:443'", "found \"::1:443\": an IPv6 address with a port needs brackets");
     refused_with(
         "admin: {bind: ':15000'}",
@@ -197,6 +201,16 @@ fn binds() {
             ":2:15: admin.bind: found \":15000\": it has no address before the port…(did you mean \"127.0.0.1:15000\"?)",
         ],
     );
+    let socket = |path: &str, wanted: &str| {
+        refused_with(
+            &format!("admin: {{bind: 'unix:{path}'}}"),
+            &[&format!(":2:15: admin.bind: found {wanted}")],
+        );
+    };
+    socket("", "\"unix:\": the path of the socket is missing");
+    socket("//", "\"unix://\": the path of the socket is missing");
+    socket("/run/", "\"unix:/run/\": the path of the socket is missing");
+    socket(&"/a".repeat(60), "a path of 120 bytes…a unix socket's path has at most 107");
 }
 
 #[test]
@@ -635,14 +649,13 @@ fn keys_that_this_version_does_not_have() {
     let not_yet = "which is not available in this version (";
     refused_with(
         "routes: {a.b: {endpoints: ['h:1'], health: {interval: 5s}, sendProxyProtocol: v2}}\n\
-         admin: {bind: 'unix:/x.sock'}\nlisteners: [{name: a, bind: ':1', proxyProtocol: {mode: require}}]",
+         listeners: [{name: a, bind: ':1', proxyProtocol: {mode: require}}]",
         &[
             &format!(":2:36: routes[\"a.b\"].health: found the key \"health\", {not_yet}"),
             &format!(
                 ":2:60: routes[\"a.b\"].sendProxyProtocol: found the key \"sendProxyProtocol\", {not_yet}"
             ),
-            ":3:15: admin.bind: found \"unix:/x.sock\": unix sockets are not available in this version",
-            &format!(":4:35: listeners[0].proxyProtocol: found the key \"proxyProtocol\", {not_yet}"),
+            &format!(":3:35: listeners[0].proxyProtocol: found the key \"proxyProtocol\", {not_yet}"),
         ],
     );
 }

@@ -187,6 +187,7 @@ fn a_pattern_of_the_schema_allows_what_the_reader_allows() {
     let mut forms: BTreeMap<&str, (&[&str], &[&str])> = BTreeMap::from([
         ("alpn", (&["h2"][..], &[""][..])),
         ("bind", (&[":15443", "10.0.0.1:1", "[::1]:1"], &["15443"])),
+        ("adminBind", (&["127.0.0.1:15000", "unix:/run/a.sock"], &["localhost:1", "unix:"])),
         ("bindAddress", (&["127.0.0.1:15000", "[::1]:15000"], &["localhost:1"])),
         ("cidr", (&["10.0.0.0/8", "fd00::/8"], &["10.0.0.0"])),
         ("collector", (&["http://collector:4317"], &["https://collector:4317", "http://c:1/x"])),
