@@ -7,8 +7,9 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 
 use super::explain::last_failure;
+use crate::balance::Availability;
 use crate::dataplane::upstreams::{EndpointState, Upstreams};
-use crate::model::endpoint::{Endpoint, Health};
+use crate::model::endpoint::{Encapsulation, Endpoint, HBONE_PORT, Health};
 use crate::snapshot::Snapshot;
 use crate::snapshot::candidates::EndpointKey;
 use crate::snapshot::policy::{Route, RouteEndpoint, RouteTarget};
@@ -61,6 +62,10 @@ fn of_part(
         let group: Arc<str> = format!("{}:{}", service.name, port.port).into();
         let key = |ip| EndpointKey { group: group.clone(), address: SocketAddr::new(ip, number) };
         keys.extend(found.iter().copied().map(key));
+        if template.encapsulation == Encapsulation::Hbone {
+            let key = |ip| EndpointKey { group: group.clone(), address: SocketAddr::new(ip, HBONE_PORT) };
+            keys.extend(found.iter().copied().map(key));
+        }
     }
     let mut shown = object(json!({
         "address": endpoint.host.to_string(),
@@ -102,7 +107,7 @@ fn of_route(snapshot: &Snapshot, route: &Route, upstreams: &Upstreams) -> Vec<Ma
     endpoints.iter().map(view).collect()
 }
 
-/// Adds `state`, `last_failure`, `ejected_for_ms` and `not_tls`, each the worst of the endpoint's ports and
+/// Adds `state`, `last_failure` and `not_tls`, each the worst of the endpoint's ports and
 /// addresses.
 fn add_state(
     shown: &mut Map<String, Value>,
@@ -112,14 +117,11 @@ fn add_state(
     upstreams: &Upstreams,
 ) {
     let states: Vec<EndpointState> = keys.iter().filter_map(|key| upstreams.state(key)).collect();
-    let ejected_for = states.iter().filter_map(|state| state.ejected_for).max();
+    let availability =
+        states.iter().map(EndpointState::availability).max().unwrap_or(Availability::Available);
     let failed = states.iter().filter(|state| state.last_failure.is_some());
     let last = failed.max_by_key(|state| state.last_failure.map(|last| last.time));
-    let state = match (unresolved, ejected_for) {
-        (true, _) => "unresolved",
-        (false, Some(_)) if health == Health::Healthy => "ejected",
-        (false, _) => health.text(),
-    };
+    let state = if unresolved { "unresolved" } else { availability.text(health) };
     shown.insert("state".to_owned(), state.into());
     shown.insert("last_failure".to_owned(), last.map_or(Value::Null, last_failure));
     let not_tls = states.iter().filter_map(|state| state.not_tls).max();

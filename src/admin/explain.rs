@@ -209,6 +209,9 @@ fn explain_by(
     };
     if let Some(running) = running {
         explanation.look_at_endpoints(running.upstreams);
+        if let Some(text) = explanation.withdrawn() {
+            steps.step(|| text);
+        }
     }
     if authority.is_some() {
         let (status, told) = status_of(explanation.reason);
@@ -364,7 +367,10 @@ impl CandidateView {
 pub(super) fn last_failure(state: &EndpointState) -> Value {
     state.last_failure.map_or(
         Value::Null,
-        |last| json!({"reason": last.reason.text(), "time": rfc3339(last.time), "in_a_row": state.in_a_row}),
+        |last| {
+            let by = if last.by_check { "check" } else { "connection" };
+            json!({"reason": last.reason.text(), "time": rfc3339(last.time), "in_a_row": state.in_a_row, "by": by})
+        },
     )
 }
 
@@ -397,6 +403,23 @@ impl Explanation {
             }
         }
         self.warnings.extend(warnings);
+    }
+
+    /// Returns a step that names the candidates that an operator has taken out, if there are any.
+    fn withdrawn(&self) -> Option<String> {
+        let withdrawn = |candidate: &CandidateView| {
+            let withdrawal = candidate.state.as_ref()?.withdrawal?;
+            Some(format!("{} is {}", candidate.address, withdrawal.text()))
+        };
+        let texts: Vec<String> = self.candidates.iter().filter_map(withdrawn).collect();
+        (!texts.is_empty()).then(|| {
+            format!(
+                "an operator has taken out {} of {} endpoints: {}; `isthmus endpoint enable ADDRESS` takes one back",
+                texts.len(),
+                self.candidates.len(),
+                texts.join(", ")
+            )
+        })
     }
 
     /// Returns the JSON of SPEC §12.

@@ -2,6 +2,7 @@
 //! nothing itself; a request for a change is sent as a [`Command`] to `app`.
 
 pub mod certificates;
+pub mod check_metrics;
 pub mod clients;
 pub mod endpoints;
 pub mod explain;

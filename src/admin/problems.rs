@@ -132,6 +132,12 @@ codes! {
     EndpointEjected = "endpoint_ejected",
         "An endpoint failed several times in a row and gets no connections for a while.",
         "`isthmus get endpoints`; the endpoint itself";
+    EndpointUnhealthy = "endpoint_unhealthy",
+        "The health checks of an endpoint fail, so it gets no connections while another endpoint is healthy.",
+        "`isthmus get endpoints`, `isthmus explain NAME --probe`; the endpoint itself; `health`";
+    ChecksLate = "checks_late",
+        "Health checks wait for their turn, because as many run as the descriptor limit allows. Verdicts take longer.",
+        "endpoints that do not answer: `isthmus get endpoints`; `health.interval`, `health.timeout`; `ulimit -n`";
     EndpointFailing = "endpoint_failing",
         "At least the last three connection attempts to an endpoint failed. The endpoint is not ejected and still \
          gets connections.",
@@ -378,16 +384,29 @@ fn of_endpoints(sources: &Sources) -> Vec<Problem> {
         let last = state.last_failure.map_or(String::new(), |last| {
             format!("{}, {} in a row, last at {}", last.reason, state.in_a_row, rfc3339(last.time))
         });
+        if state.unhealthy {
+            let text = format!("{about} is unhealthy: {last}");
+            all.push(Problem::new(Code::EndpointUnhealthy, &about, text));
+        }
         if let Some(rest) = state.ejected_for {
             let text = format!("{about} is ejected for {} more seconds: {last}", rest.as_secs());
             all.push(Problem::new(Code::EndpointEjected, &about, text));
-        } else if state.in_a_row >= FAILURES_MIN {
+        } else if state.in_a_row >= FAILURES_MIN && !state.unhealthy {
             all.push(Problem::new(Code::EndpointFailing, &about, format!("{about}: {last}")));
         }
         if let Some(time) = state.not_tls {
             let text = format!("{about} answered with bytes that are not TLS, last at {}", rfc3339(time));
             all.push(Problem::new(Code::EndpointNotTls, &about, text));
         }
+    }
+    let checks = sources.dataplane.checks();
+    if let Some(late) = checks.late {
+        let (places, longest) = (checks.places, late.longest.as_secs());
+        let text = format!(
+            "{} health checks wait for a place, the first since {longest} seconds; {places} may run at the same time",
+            late.count
+        );
+        all.push(Problem::new(Code::ChecksLate, "", text));
     }
     all
 }

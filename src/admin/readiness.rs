@@ -51,7 +51,7 @@ mod tests {
 
     use super::*;
     use crate::aggregator::status::RegistryStatus;
-    use crate::dataplane::handle::EffectiveLimits;
+    use crate::dataplane::handle::{DescriptorUses, EffectiveLimits};
     use crate::model::place::Network;
     use crate::snapshot::policy::Limits;
     use crate::snapshot::shard::Counts;
@@ -67,7 +67,7 @@ mod tests {
             restart: Vec::new(),
             serving: true,
             listening: vec![("l".into(), ([127, 0, 0, 1], 1).into())],
-            limits: EffectiveLimits::new(&Limits::default(), 1024, false),
+            limits: EffectiveLimits::new(&Limits::default(), 1024, DescriptorUses::default()),
             workers: 1,
             draining: false,
         };

@@ -24,7 +24,7 @@ use super::horizon::{self, horizon};
 use super::limits::Counters;
 use super::problems;
 use super::registry_metrics;
-use super::{Command, Sources, clients, endpoints, networks, views};
+use super::{Command, Sources, check_metrics, clients, endpoints, networks, views};
 use crate::model::identity::Identity;
 use crate::model::name::HostName;
 use crate::net::incoming::{Accept, Guarded, Incoming, Limits, Seat};
@@ -228,6 +228,7 @@ async fn metrics(State(sources): State<Sources>) -> Response {
     let mut exposition = Exposition::default();
     sources.telemetry.recorder.expose(&mut exposition);
     problems::expose(&problems::problems(&sources), &mut exposition);
+    check_metrics::expose(&sources.dataplane.checks(), &mut exposition);
     registry_metrics::expose(&sources.aggregator.borrow().registries, &mut exposition);
     process::expose(&mut exposition);
     let text = exposition.text();

@@ -61,6 +61,7 @@ pub fn status(sources: &Sources) -> Value {
                 "pending_hellos": program.limits.per_source.pending_hellos,
             },
             "per_service": {"connections": program.limits.per_service},
+            "health_checks": program.limits.health_checks,
         },
         "workers": program.workers,
         "connections": sources.dataplane.connections_active(),

@@ -37,7 +37,7 @@ use crate::aggregator::registry::{Changes, Factory, Registry};
 use crate::aggregator::spec::{RegistryKind, RegistrySpec};
 use crate::aggregator::status::{RegistryState, RegistryStatus, Status};
 use crate::config::{Config, LogFormat, Workers};
-use crate::dataplane::handle::{Dataplane, EffectiveLimits};
+use crate::dataplane::handle::{Dataplane, DescriptorUses, EffectiveLimits};
 use crate::model::address::{AdminBind, Bind};
 use crate::net::background;
 use crate::net::budget::raise_descriptor_limit;
@@ -45,6 +45,7 @@ use crate::net::own::{LOOK_UP_EVERY, OwnAddresses};
 use crate::net::reading::Readings;
 use crate::net::scope::Scope;
 use crate::net::watch::FileWatch;
+use crate::snapshot::policy::Policy;
 use crate::telemetry::Telemetry;
 use crate::telemetry::access_log::GatewayName;
 use crate::telemetry::control::ReloadResult;
@@ -218,7 +219,11 @@ impl Program {
             Workers::Auto => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
         };
         threads::can_be_made(THREADS + workers)?;
-        let limits = EffectiveLimits::new(&config.policy.limits, descriptors, config.xds.is_some());
+        let limits = EffectiveLimits::new(
+            &config.policy.limits,
+            descriptors,
+            uses(&config.policy, config.xds.is_some()),
+        );
         tracing::info!(
             version = env!("CARGO_PKG_VERSION"),
             workers,
@@ -293,6 +298,7 @@ impl Program {
         };
         servers::open(&config, &sources, &scope).await?;
         upkeep(&sources, &scope);
+        scope.spawn(sources.dataplane.check(sources.reader.clone()));
         scope.spawn(problems::watch(sources.clone()));
         let names = if xds.is_some() { Names::Awaited } else { Names::Later };
         wait_for_registries(&aggregator, names, config.aggregator.start_timeout).await;
@@ -478,7 +484,11 @@ impl Program {
         self.identity.configure(config.identity.clone()).await;
         self.listeners.open(bound, &mut self.dataplane).await;
         self.listeners.close_others(&config.policy, &mut self.dataplane, config.drain.timeout).await;
-        let limits = EffectiveLimits::new(&config.policy.limits, self.descriptors, self.config.xds.is_some());
+        let limits = EffectiveLimits::new(
+            &config.policy.limits,
+            self.descriptors,
+            uses(&config.policy, self.config.xds.is_some()),
+        );
         self.dataplane.set_limits(limits);
         self.dataplane.readmit().await;
         self.telemetry.gateway.store(gateway_name(&config));
@@ -599,6 +609,11 @@ fn registry_of(spec: &RegistrySpec, scope: &Scope) -> Box<dyn Registry> {
         RegistryKind::Kubernetes(_) => Box::new(Empty(spec.clone())),
         RegistryKind::Etcd(etcd) => Box::new(EtcdRegistry::new(spec.clone(), etcd.clone(), scope.clone())),
     }
+}
+
+/// Returns the parts of the config that need descriptors of their own.
+fn uses(policy: &Policy, xds: bool) -> DescriptorUses {
+    DescriptorUses { xds, health_checks: policy.has_checks() }
 }
 
 /// Runs the periodic upkeep: readmits ejected endpoints, drops the state of unused ones, and reads the

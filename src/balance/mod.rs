@@ -17,14 +17,47 @@ use selection::{Picks, Selection, Tier};
 
 /// The run-time state of endpoints. An endpoint is named by its index among the candidates.
 pub trait Load {
-    /// Returns true if some of these endpoints may be ejected. False spares a look at each.
-    fn has_ejected(&self, candidates: &Candidates) -> bool;
-    /// Returns true if the endpoint is left out because it failed.
-    fn is_ejected(&self, candidates: &Candidates, index: usize) -> bool;
+    /// Returns true if some of these endpoints may be left out. False spares a look at each.
+    fn has_left_out(&self, candidates: &Candidates) -> bool;
+    /// Returns whether the endpoint may be chosen.
+    fn availability(&self, candidates: &Candidates, index: usize) -> Availability;
     /// Returns the number of the endpoint's connections.
     fn in_flight(&self, candidates: &Candidates, index: usize) -> u32;
     /// Returns a count that goes up by one with each call, per group of candidates.
     fn turn(&self, candidates: &Candidates) -> u64;
+}
+
+/// Whether an endpoint may be chosen, as far as its run-time state decides; in order of severity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Availability {
+    /// It may be chosen.
+    Available,
+    /// It is left out for a while because connections to it failed.
+    Ejected,
+    /// It is left out because its health checks fail.
+    Unhealthy,
+    /// An operator has it take no new connections.
+    Draining,
+    /// An operator has it take no connections at all.
+    Disabled,
+}
+
+impl Availability {
+    /// Returns true if an operator has taken the endpoint out: it is not even chosen when no endpoint is healthy.
+    pub fn is_withdrawn(self) -> bool {
+        matches!(self, Self::Draining | Self::Disabled)
+    }
+
+    /// Returns the state as the API shows it, for an endpoint whose registry gives this health.
+    pub fn text(self, health: Health) -> &'static str {
+        match (self, health) {
+            (Self::Draining, _) => "draining",
+            (Self::Disabled, _) => "disabled",
+            (Self::Ejected, Health::Healthy) => "ejected",
+            (Self::Unhealthy, Health::Healthy) => "unhealthy",
+            (Self::Available | Self::Ejected | Self::Unhealthy, health) => health.text(),
+        }
+    }
 }
 
 /// No endpoint has connections, and none has failed: the load for questions that are asked offline.
@@ -32,12 +65,12 @@ pub trait Load {
 pub struct Idle;
 
 impl Load for Idle {
-    fn has_ejected(&self, _: &Candidates) -> bool {
+    fn has_left_out(&self, _: &Candidates) -> bool {
         false
     }
 
-    fn is_ejected(&self, _: &Candidates, _: usize) -> bool {
-        false
+    fn availability(&self, _: &Candidates, _: usize) -> Availability {
+        Availability::Available
     }
 
     fn in_flight(&self, _: &Candidates, _: usize) -> u32 {
@@ -109,7 +142,10 @@ pub fn choose_from(
 /// Explains how the traffic is shared among the levels.
 fn tell_levels(selection: &Selection, ask: &Ask<'_>, trace: &mut impl Trace) {
     if selection.is_empty() {
-        return trace.step(|| "every endpoint is draining, of another cluster, or has been tried".to_owned());
+        return trace.step(|| {
+            "every endpoint is draining, taken out by an operator, of another cluster, or has been tried"
+                .to_owned()
+        });
     }
     if selection.tier == Tier::Any {
         if !ask.candidates.tuning.panic {
@@ -238,8 +274,7 @@ fn rendezvous(source: Option<IpAddr>, address: SocketAddr) -> u64 {
 
 /// Returns how an endpoint stands, as `explain` shows it.
 pub fn health_text(candidates: &Candidates, index: usize, load: &impl Load) -> &'static str {
-    let health = candidates.endpoints()[index].health;
-    if health == Health::Healthy && load.is_ejected(candidates, index) { "ejected" } else { health.text() }
+    load.availability(candidates, index).text(candidates.endpoints()[index].health)
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 
 use std::net::SocketAddr;
 
-use super::{Ask, Load};
+use super::{Ask, Availability, Load};
 use crate::model::endpoint::Health;
 use crate::snapshot::candidates::{Candidate, Candidates, Level};
 
@@ -16,9 +16,9 @@ const HEALTHY_SHARE_FULL: f64 = 0.7;
 /// The candidates among which a choice is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier {
-    /// Healthy ones that are not ejected.
+    /// Healthy ones that are not left out.
     Healthy,
-    /// All that are not draining, as none is healthy.
+    /// All that are neither draining nor taken out by an operator, as none is healthy.
     Any,
 }
 
@@ -112,6 +112,8 @@ struct Eligible<'a, L> {
     tried: Vec<SocketAddr>,
     /// True if a healthy candidate may be left out all the same.
     has_exceptions: bool,
+    /// True if run-time state may leave a candidate out.
+    has_left_out: bool,
 }
 
 impl<'a, L: Load> Eligible<'a, L> {
@@ -119,8 +121,9 @@ impl<'a, L: Load> Eligible<'a, L> {
         let endpoints = ask.candidates.endpoints();
         let tried = ask.tried.iter().filter_map(|index| endpoints.get(*index as usize));
         let tried: Vec<SocketAddr> = tried.map(|candidate| candidate.key.address).collect();
-        let has_exceptions = ask.clusters.is_some() || !tried.is_empty() || load.has_ejected(ask.candidates);
-        Self { ask, load, tried, has_exceptions }
+        let has_left_out = load.has_left_out(ask.candidates);
+        let has_exceptions = ask.clusters.is_some() || !tried.is_empty() || has_left_out;
+        Self { ask, load, tried, has_exceptions, has_left_out }
     }
 
     /// Returns true if it could take a connection if nothing better were left.
@@ -132,9 +135,14 @@ impl<'a, L: Load> Eligible<'a, L> {
 
     fn may_be_chosen(&self, index: usize, tier: Tier) -> bool {
         let candidate = &self.ask.candidates.endpoints()[index];
-        self.is_possible(candidate)
-            && (tier == Tier::Any
-                || candidate.health == Health::Healthy && !self.load.is_ejected(self.ask.candidates, index))
+        if !self.is_possible(candidate) {
+            return false;
+        }
+        let availability = self.load.availability(self.ask.candidates, index);
+        match tier {
+            Tier::Any => !availability.is_withdrawn(),
+            Tier::Healthy => candidate.health == Health::Healthy && availability == Availability::Available,
+        }
     }
 
     /// The share of traffic of each level (SPEC §5): the nearest is filled first; the next joins in proportion when less
@@ -148,8 +156,11 @@ impl<'a, L: Load> Eligible<'a, L> {
             .zip(&picks)
             .map(|(level, picks)| match tier {
                 Tier::Any => f64::from(u8::from(picks.weight > 0)),
-                Tier::Healthy if level.weight == 0 => 0.0,
-                Tier::Healthy => (picks.weight as f64 / level.weight as f64 / HEALTHY_SHARE_FULL).min(1.0),
+                Tier::Healthy if picks.weight == 0 => 0.0,
+                Tier::Healthy => {
+                    let weight = level.weight.saturating_sub(self.withdrawn(level)).max(picks.weight);
+                    (picks.weight as f64 / weight as f64 / HEALTHY_SHARE_FULL).min(1.0)
+                }
             })
             .collect();
         let total: f64 = capacities.iter().sum();
@@ -159,6 +170,19 @@ impl<'a, L: Load> Eligible<'a, L> {
             left -= picks.share;
         }
         Selection { tier, levels: picks }
+    }
+
+    /// Returns the weight of a level's endpoints that an operator has taken out: as those that drain, they say nothing
+    /// about the health of the others.
+    fn withdrawn(&self, level: &Level) -> u64 {
+        if !self.has_left_out {
+            return 0;
+        }
+        let endpoints = self.ask.candidates.endpoints();
+        let counted = level.all.clone().filter(|index| endpoints[*index].health != Health::Draining);
+        let withdrawn =
+            counted.filter(|index| self.load.availability(self.ask.candidates, *index).is_withdrawn());
+        withdrawn.map(|index| u64::from(endpoints[index].weight.value())).sum()
     }
 
     fn picks(&self, at: usize, level: &Level, tier: Tier) -> Picks {

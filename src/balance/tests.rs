@@ -23,17 +23,23 @@ fn generator(seed: u64) -> impl FnMut() -> u64 {
 #[derive(Default)]
 struct Scripted {
     ejected: BTreeSet<u16>,
+    drained: BTreeSet<u16>,
     in_flight: BTreeMap<u16, u32>,
     turn: Cell<u64>,
 }
 
 impl Load for Scripted {
-    fn has_ejected(&self, _: &Candidates) -> bool {
-        !self.ejected.is_empty()
+    fn has_left_out(&self, _: &Candidates) -> bool {
+        !self.ejected.is_empty() || !self.drained.is_empty()
     }
 
-    fn is_ejected(&self, candidates: &Candidates, index: usize) -> bool {
-        self.ejected.contains(&candidates.endpoints()[index].key.address.port())
+    fn availability(&self, candidates: &Candidates, index: usize) -> Availability {
+        let port = candidates.endpoints()[index].key.address.port();
+        match (self.drained.contains(&port), self.ejected.contains(&port)) {
+            (true, _) => Availability::Draining,
+            (false, true) => Availability::Ejected,
+            (false, false) => Availability::Available,
+        }
     }
 
     fn in_flight(&self, candidates: &Candidates, index: usize) -> u32 {
@@ -167,6 +173,35 @@ fn panic_tries_all_but_draining_ones_unless_it_is_off() {
     let tuning = Tuning { panic: false, ..Tuning::for_services(&Timeouts::default()) };
     let strict = Candidates::new("g".into(), tuning.into(), set.endpoints().to_vec());
     assert_eq!(choose(&ask(&strict), &load, &mut generator(1), &mut ()), Err(Reason::AllUnhealthy));
+}
+
+#[test]
+fn an_endpoint_that_an_operator_drains_is_not_chosen_even_in_panic() {
+    let ports =
+        |set: &Candidates, load: &Scripted| tally(&ask(set), load, 100).keys().copied().collect::<Vec<_>>();
+    let all = (1..=3).map(|port| candidate(port, 1, Health::Healthy, Distance::Elsewhere)).collect();
+    let set = candidates(LocalityMode::Ignore, all);
+    let mut load = Scripted { drained: BTreeSet::from([1]), ..Scripted::default() };
+    assert_eq!(ports(&set, &load), [2, 3]);
+    load.ejected = BTreeSet::from([2, 3]);
+    assert_eq!(ports(&set, &load), [2, 3], "all that are left are ejected");
+    load.drained = BTreeSet::from([1, 2, 3]);
+    assert_eq!(choose(&ask(&set), &load, &mut generator(1), &mut ()), Err(Reason::AllUnhealthy));
+    assert_eq!(odds(&ask(&set), &load), [0.0; 3]);
+    assert_eq!(health_text(&set, 1, &load), "draining");
+}
+
+/// Maintenance of half of the near endpoints is no sign that the others are ill.
+#[test]
+fn a_level_does_not_spill_because_an_operator_drains_some_of_it() {
+    let mut endpoints: Vec<_> =
+        (1..=4).map(|port| candidate(port, 1, Health::Healthy, Distance::SameZone)).collect();
+    endpoints.push(candidate(9, 1, Health::Healthy, Distance::Elsewhere));
+    let set = candidates(LocalityMode::Prefer, endpoints);
+    let mut load = Scripted { drained: BTreeSet::from([1, 2]), ..Scripted::default() };
+    assert_eq!(tally(&ask(&set), &load, 100).keys().copied().collect::<Vec<_>>(), [3, 4]);
+    load.drained = (1..=4).collect();
+    assert_eq!(tally(&ask(&set), &load, 100).keys().copied().collect::<Vec<_>>(), [9]);
 }
 
 #[test]

@@ -9,7 +9,7 @@ mod pages;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use crate::admin::{problems, registry_metrics};
+use crate::admin::{check_metrics, problems, registry_metrics};
 use crate::model::reason::Reason;
 use crate::snapshot::omitted::OmissionReason;
 use crate::telemetry::access_log::FIELDS;
@@ -107,11 +107,12 @@ fn metrics() -> String {
         generated from the code.\n\n\
         | metric | meaning |\n|---|---|\n"
         .to_owned();
-    let problems = [(problems::METRIC, problems::METRIC_HELP)];
+    let others =
+        [(problems::METRIC, problems::METRIC_HELP), (check_metrics::METRIC, check_metrics::METRIC_HELP)];
     let of_registries = &registry_metrics::DESCRIPTIONS;
     let mut all: Vec<_> = control::DESCRIPTIONS
         .iter()
-        .chain(&problems)
+        .chain(&others)
         .chain(of_registries)
         .chain(process::DESCRIPTIONS)
         .collect();

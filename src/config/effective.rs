@@ -199,6 +199,15 @@ fn tuning(tuning: &Tuning) -> Value {
                 "maxShare": format!("{}%", ejection.share_max_percent),
             }),
         },
+        "health": match &tuning.health {
+            None => Value::from(false),
+            Some(health) => json!({
+                "interval": duration(health.interval),
+                "timeout": duration(health.timeout),
+                "unhealthyAfter": health.unhealthy_after,
+                "healthyAfter": health.healthy_after,
+            }),
+        },
         "connectTimeout": duration(tuning.connect_timeout),
         "panic": tuning.panic,
     })

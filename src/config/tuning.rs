@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::document::problem::{Path, Position, Problems};
 use crate::document::reader::Fields;
 use crate::model::name::NamePattern;
-use crate::snapshot::policy::{Ejection, ServiceTuning, Timeouts, Tuning};
+use crate::snapshot::policy::{Ejection, HealthCheck, ServiceTuning, Timeouts, Tuning};
 
 use super::table::Root;
 use super::table::routes as keys;
@@ -18,9 +18,20 @@ pub(super) fn tuning(fields: &Fields<'_>, base: Tuning) -> Tuning {
     Tuning {
         policy: balancing.get(&keys::LoadBalancing::POLICY),
         locality: balancing.get(&keys::LoadBalancing::LOCALITY).unwrap_or(base.locality),
+        health: (fields.at(&keys::HEALTH).is_some() && !fields.is_off(&keys::HEALTH))
+            .then(|| health(&fields.map(&keys::HEALTH))),
         ejection: (!fields.is_off(&keys::EJECTION)).then(|| ejection(&fields.map(&keys::EJECTION))),
         connect_timeout: fields.get(&keys::CONNECT_TIMEOUT).unwrap_or(base.connect_timeout),
         panic: fields.get(&keys::PANIC),
+    }
+}
+
+fn health(fields: &Fields<'_>) -> HealthCheck {
+    HealthCheck {
+        interval: fields.get(&keys::HealthCheck::INTERVAL),
+        timeout: fields.get(&keys::HealthCheck::TIMEOUT),
+        unhealthy_after: fields.get(&keys::HealthCheck::UNHEALTHY_AFTER),
+        healthy_after: fields.get(&keys::HealthCheck::HEALTHY_AFTER),
     }
 }
 

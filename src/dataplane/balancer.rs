@@ -1,7 +1,7 @@
 //! One worker's handles to the run-time state of endpoints, so that a connection looks nothing up by name.
 //!
 //! A [`Balancer`] belongs to one set of candidates. It keeps a handle for each endpoint that the worker has considered, and
-//! the candidates that may be chosen, until an ejection of the group changes that. It is dropped some seconds after its
+//! the candidates that may be chosen, until an ejection, a health check or an operator changes that. It is dropped some seconds after its
 //! last use; a snapshot that replaces the candidates has another one made.
 
 use std::cell::{Cell, OnceCell, RefCell};
@@ -12,7 +12,7 @@ use hashbrown::HashMap;
 
 use super::upstreams::{Group, Upstream, Upstreams};
 use crate::balance::selection::Selection;
-use crate::balance::{Ask, Load, choose, choose_from};
+use crate::balance::{Ask, Availability, Load, choose, choose_from};
 use crate::model::place::ClusterId;
 use crate::model::reason::Reason;
 use crate::snapshot::candidates::Candidates;
@@ -51,7 +51,7 @@ pub(crate) struct Balancer {
 struct Made {
     clusters: Option<Arc<[ClusterId]>>,
     selection: Selection,
-    /// The count of the group's ejections and returns that it was made after.
+    /// The count of changes that it was made after.
     changes: u64,
     /// When the first ejected endpoint returns, in milliseconds as [`Upstreams::now`] counts.
     until: u64,
@@ -133,7 +133,7 @@ impl Balancer {
 
     fn selection(&self, ask: &Ask<'_>, clusters: Option<&Arc<[ClusterId]>>) -> Rc<Made> {
         // Before the selection is made: what changes meanwhile has the next connection make it again.
-        let changes = self.group.changes();
+        let changes = self.group.changes() + self.upstreams.withdrawals().changes();
         let mut selections = self.selections.borrow_mut();
         let at = selections.iter().position(|made| made.clusters.as_ref() == clusters);
         if let Some(made) = at.map(|at| &selections[at])
@@ -161,14 +161,16 @@ impl Balancer {
 }
 
 impl Load for Balancer {
-    fn has_ejected(&self, _: &Candidates) -> bool {
-        self.group.has_ejected()
+    fn has_left_out(&self, _: &Candidates) -> bool {
+        self.group.has_left_out() || !self.upstreams.withdrawals().is_empty()
     }
 
-    fn is_ejected(&self, candidates: &Candidates, index: usize) -> bool {
+    fn availability(&self, candidates: &Candidates, index: usize) -> Availability {
         match self.endpoints[index].get() {
-            Some(upstream) => self.upstreams.is_out(upstream),
-            None => self.upstreams.is_ejected(candidates, index),
+            Some(upstream) if self.upstreams.withdrawals().is_empty() => {
+                self.upstreams.availability_of(upstream)
+            }
+            _ => self.upstreams.availability(candidates, index),
         }
     }
 
@@ -188,17 +190,17 @@ struct Returns<'a> {
 }
 
 impl Load for Returns<'_> {
-    fn has_ejected(&self, candidates: &Candidates) -> bool {
-        self.balancer.has_ejected(candidates)
+    fn has_left_out(&self, candidates: &Candidates) -> bool {
+        self.balancer.has_left_out(candidates)
     }
 
-    fn is_ejected(&self, candidates: &Candidates, index: usize) -> bool {
-        let is_ejected = self.balancer.is_ejected(candidates, index);
-        if is_ejected {
+    fn availability(&self, candidates: &Candidates, index: usize) -> Availability {
+        let availability = self.balancer.availability(candidates, index);
+        if availability == Availability::Ejected {
             let until = self.balancer.endpoint(index).ejected_until();
             self.until.set(self.until.get().min(until));
         }
-        is_ejected
+        availability
     }
 
     fn in_flight(&self, candidates: &Candidates, index: usize) -> u32 {

@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
+use super::checks;
 use super::shared::{Hbone, Message, Shared, WorkerHandle};
 use super::upstreams::Upstreams;
 use super::worker;
@@ -18,7 +19,7 @@ use crate::model::limits::SourceLimits;
 use crate::model::record::ConnectionRecord;
 use crate::net::admission::Admission;
 use crate::net::admission::services::Services;
-use crate::net::budget::{connections_for, http_connections_for, xds_connections_for};
+use crate::net::budget::{checks_for, connections_for, http_connections_for, xds_connections_for};
 use crate::net::listen::Listening;
 use crate::net::own::OwnAddresses;
 use crate::snapshot::policy::Limits;
@@ -60,13 +61,25 @@ pub struct EffectiveLimits {
     pub xds_connections: usize,
     /// Connections of each HTTP listener.
     pub http_connections: usize,
+    /// Health checks at the same time; 0 if no endpoint is checked.
+    pub health_checks: usize,
+}
+
+/// The parts of the config that need descriptors of their own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DescriptorUses {
+    /// True if there is an xDS server.
+    pub xds: bool,
+    /// True if endpoints are checked.
+    pub health_checks: bool,
 }
 
 impl EffectiveLimits {
     /// Works out the limits for a process that may have `descriptors` open.
-    pub fn new(limits: &Limits, descriptors: usize, has_xds: bool) -> Self {
-        let xds_connections = if has_xds { xds_connections_for(descriptors) } else { 0 };
-        let allowed = connections_for(descriptors, xds_connections);
+    pub fn new(limits: &Limits, descriptors: usize, uses: DescriptorUses) -> Self {
+        let xds_connections = if uses.xds { xds_connections_for(descriptors) } else { 0 };
+        let health_checks = if uses.health_checks { checks_for(descriptors) } else { 0 };
+        let allowed = connections_for(descriptors, xds_connections + health_checks);
         let pending = limits.pending_hellos.unwrap_or(10_000).min(descriptors / 4);
         Self {
             descriptors,
@@ -76,6 +89,7 @@ impl EffectiveLimits {
             per_service: limits.per_service,
             xds_connections,
             http_connections: http_connections_for(descriptors),
+            health_checks,
         }
     }
 }
@@ -100,6 +114,8 @@ impl Dataplane {
             admission: Admission::new(0),
             services: Services::default(),
             pending_cap: AtomicUsize::new(0),
+            check_places: Arc::default(),
+            checks: watch::Sender::default(),
             own,
             workers: mailboxes.into_iter().map(WorkerHandle::new).collect(),
             hbone: Hbone { tls, context },
@@ -132,6 +148,7 @@ impl Dataplane {
         self.shared.services.set_limit(limits.per_service);
         let each = limits.pending_hellos.div_ceil(self.workers());
         self.shared.pending_cap.store(each, Ordering::Relaxed);
+        self.shared.check_places.store(limits.health_checks, Ordering::Relaxed);
     }
 
     /// Returns the addresses that are listened on, with the ports that the kernel chose.
@@ -197,6 +214,23 @@ impl Control {
     /// Returns the connections and CONNECT streams to each service.
     pub fn services(&self) -> &Services {
         &self.shared.services
+    }
+
+    /// Checks endpoints until there are no more snapshots.
+    pub fn check(&self, reader: Reader) -> impl Future<Output = ()> + Send + use<> {
+        let around = checks::Surroundings {
+            upstreams: self.shared.upstreams.clone(),
+            own: self.shared.own.clone(),
+            places: self.shared.check_places.clone(),
+            recorder: self.shared.telemetry.recorder.clone(),
+            summary: self.shared.checks.clone(),
+        };
+        checks::run(around, reader)
+    }
+
+    /// Returns the state of the health checks.
+    pub fn checks(&self) -> Arc<checks::Summary> {
+        self.shared.checks.borrow().clone()
     }
 
     /// Returns the number of live connections and CONNECT streams.

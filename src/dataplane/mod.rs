@@ -12,6 +12,7 @@
 //! - a task that looks at many connections gives others a turn after some of them.
 
 pub(crate) mod balancer;
+pub mod checks;
 pub(crate) mod clock;
 pub(crate) mod connect;
 pub(crate) mod connection;
@@ -30,4 +31,5 @@ pub(crate) mod shared;
 pub(crate) mod standstill;
 pub(crate) mod tick;
 pub mod upstreams;
+pub mod withdrawals;
 pub(crate) mod worker;

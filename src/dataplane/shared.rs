@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 
+use super::checks::Summary;
 use super::entry::Entry;
 use super::upstreams::Upstreams;
 use crate::model::address::Bind;
@@ -31,6 +32,10 @@ pub(crate) struct Shared {
     pub(crate) services: Services,
     /// The number of incomplete hellos that one worker may hold.
     pub(crate) pending_cap: AtomicUsize,
+    /// The number of health checks that may run at the same time.
+    pub(crate) check_places: Arc<AtomicUsize>,
+    /// The state of the health checks.
+    pub(crate) checks: watch::Sender<Arc<Summary>>,
     /// The addresses that this process listens on.
     pub(crate) own: Arc<OwnAddresses>,
     /// The workers, by their index.

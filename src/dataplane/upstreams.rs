@@ -1,10 +1,10 @@
-//! The run-time state of endpoints: connections in flight, failures in a row and the last of them, ejection. `explain`,
-//! `get endpoints`, `status` and the metrics all show this one state.
+//! The run-time state of endpoints: connections in flight, failures in a row and the last of them, ejection, the verdict of
+//! health checks, withdrawal by an operator. `explain`, `get endpoints`, `status` and the metrics all show this one state.
 //!
-//! Shared by all workers, kept only for endpoints that have been dialled, carried over from one world to the next. It
-//! never enters a snapshot, and no snapshot is made for it.
+//! Shared by all workers, kept only for endpoints that have been dialled, or whose checks fail, and carried over from one
+//! world to the next. It never enters a snapshot, and no snapshot is made for it.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -12,9 +12,10 @@ use dashmap::DashMap;
 use hashbrown::DefaultHashBuilder;
 use metrics::Gauge;
 
-use crate::balance::Load;
+use super::withdrawals::{Withdrawal, Withdrawals};
+use crate::balance::{Availability, Load};
 use crate::model::reason::Reason;
-use crate::snapshot::candidates::{Candidate, Candidates, EndpointKey};
+use crate::snapshot::candidates::{Candidate, Candidates, EndpointKey, service_of};
 use crate::snapshot::policy::Ejection;
 use crate::telemetry::recorder::Recorder;
 
@@ -28,8 +29,9 @@ pub struct Upstreams {
     started: Instant,
     endpoints: DashMap<EndpointKey, Arc<Upstream>, DefaultHashBuilder>,
     groups: DashMap<Arc<str>, Arc<Group>, DefaultHashBuilder>,
-    /// Endpoints ejected now, of all groups: 0 spares every look-up.
-    ejected: AtomicUsize,
+    /// Endpoints ejected or unhealthy now, of all groups: 0 spares every look-up.
+    left_out: AtomicUsize,
+    withdrawals: Withdrawals,
     recorder: Arc<Recorder>,
 }
 
@@ -42,33 +44,43 @@ pub struct Upstream {
     failures: AtomicU32,
     /// The end of its ejection in milliseconds since start; 0: it is not ejected.
     ejected_until: AtomicU64,
-    /// The time of the last dial in milliseconds since start; 0: it was never dialled.
+    /// Health checks that failed since the last one that passed.
+    checks_failed: AtomicU32,
+    /// True from the check that made it unhealthy to the one that makes it healthy again.
+    unhealthy: AtomicBool,
+    /// The time of the last dial, or of the last check that failed, in milliseconds since start; 0: there was none.
     used: AtomicU64,
     /// The time of its last answer to a ClientHello that was not TLS, in milliseconds since start; 0: it did not answer so,
     /// or has spoken TLS since.
     not_tls: AtomicU64,
-    /// Locked only when a connection fails, and by readers of the API.
+    /// Locked only when a connection or a check fails, and by readers of the API.
     last_failure: Mutex<Option<LastFailure>>,
 }
 
-/// The last failure of an endpoint to take a connection.
+/// The last failure of an endpoint to take a connection, be it a client's or that of a health check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LastFailure {
     /// The reason that the connection would have ended with.
     pub reason: Reason,
+    /// True if it was the connection of a health check.
+    pub by_check: bool,
     /// The time of the failure.
     pub time: SystemTime,
 }
 
 /// The state of an endpoint, as the API shows it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EndpointState {
     /// Connections, from before they are dialled to their end.
     pub in_flight: u32,
     /// How much longer it is left out.
     pub ejected_for: Option<Duration>,
-    /// Failures since it last took a connection.
+    /// Failures since it last took a connection; where the last failure is a health check's, checks that failed in a row.
     pub in_a_row: u32,
+    /// True if health checks have found it unhealthy.
+    pub unhealthy: bool,
+    /// The withdrawal by an operator.
+    pub withdrawal: Option<Withdrawal>,
     /// The last failure, also if the endpoint has taken connections since.
     pub last_failure: Option<LastFailure>,
     /// When it last answered a ClientHello with something that is not TLS.
@@ -78,28 +90,49 @@ pub struct EndpointState {
 impl EndpointState {
     /// Returns true if an operator should look at it.
     pub fn is_troubled(&self) -> bool {
-        self.ejected_for.is_some() || self.in_a_row > 0 || self.not_tls.is_some()
+        self.ejected_for.is_some() || self.in_a_row > 0 || self.not_tls.is_some() || self.unhealthy
     }
+
+    /// Returns whether the endpoint may be chosen.
+    pub fn availability(&self) -> Availability {
+        match self.withdrawal {
+            Some(withdrawal) => withdrawal.availability(),
+            None if self.unhealthy => Availability::Unhealthy,
+            None if self.ejected_for.is_some() => Availability::Ejected,
+            None => Availability::Available,
+        }
+    }
+}
+
+/// The result of the health checks of an endpoint so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CheckResult {
+    /// Checks that failed in a row.
+    pub failed: u32,
+    /// True if the endpoint is unhealthy.
+    pub unhealthy: bool,
+    /// The reason of the check that has just failed.
+    pub failure: Option<Reason>,
 }
 
 /// The endpoints of one route or service port.
 #[derive(Debug)]
 pub(crate) struct Group {
-    /// Endpoints ejected now.
-    ejected: AtomicU32,
-    /// Ejections and returns so far.
+    /// Endpoints ejected or unhealthy now; one that is both counts twice.
+    left_out: AtomicU32,
+    /// Changes of `left_out` so far.
     changes: AtomicU64,
     turn: AtomicU64,
     gauge: Gauge,
 }
 
 impl Group {
-    /// Returns true if an endpoint of the group is ejected.
-    pub(crate) fn has_ejected(&self) -> bool {
-        self.ejected.load(Ordering::Relaxed) != 0
+    /// Returns true if an endpoint of the group is ejected or unhealthy.
+    pub(crate) fn has_left_out(&self) -> bool {
+        self.left_out.load(Ordering::Relaxed) != 0
     }
 
-    /// Returns a count that goes up with each ejection and each return of an endpoint.
+    /// Returns a count that goes up whenever an endpoint is left out or returns.
     pub(crate) fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
@@ -109,17 +142,15 @@ impl Group {
         self.turn.fetch_add(1, Ordering::Relaxed)
     }
 
-    fn eject(&self) {
-        self.ejected.fetch_add(1, Ordering::Relaxed);
+    fn leave_out(&self) {
+        self.left_out.fetch_add(1, Ordering::Relaxed);
         self.changes.fetch_add(1, Ordering::Release);
-        self.gauge.increment(1.0);
     }
 
     fn let_back(&self) {
-        let before = self.ejected.fetch_sub(1, Ordering::Relaxed);
-        debug_assert!(before > 0, "an endpoint returns that was not ejected");
+        let before = self.left_out.fetch_sub(1, Ordering::Relaxed);
+        debug_assert!(before > 0, "an endpoint returns that was not left out");
         self.changes.fetch_add(1, Ordering::Release);
-        self.gauge.decrement(1.0);
     }
 }
 
@@ -132,6 +163,11 @@ impl Upstream {
     /// Returns until when the endpoint is ejected, in milliseconds since start; 0 if it is not.
     pub(crate) fn ejected_until(&self) -> u64 {
         self.ejected_until.load(Ordering::Relaxed)
+    }
+
+    fn set_last_failure(&self, reason: Reason, by_check: bool) {
+        let last = LastFailure { reason, by_check, time: SystemTime::now() };
+        *self.last_failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(last);
     }
 }
 
@@ -162,7 +198,8 @@ impl Upstreams {
             started: Instant::now(),
             endpoints: DashMap::default(),
             groups: DashMap::default(),
-            ejected: AtomicUsize::new(0),
+            left_out: AtomicUsize::new(0),
+            withdrawals: Withdrawals::default(),
             recorder: recorder.clone(),
         }
     }
@@ -179,24 +216,35 @@ impl Upstreams {
         InFlight(upstream)
     }
 
-    /// Returns the state of an endpoint, which is made if there is none.
+    /// Returns the withdrawals by operators.
+    pub fn withdrawals(&self) -> &Withdrawals {
+        &self.withdrawals
+    }
+
+    /// Returns the state of a candidate, which is made if there is none.
     pub fn upstream(&self, candidate: &Candidate) -> Arc<Upstream> {
-        if let Some(known) = self.endpoints.get(&candidate.key) {
+        self.upstream_at(&candidate.key)
+    }
+
+    fn upstream_at(&self, key: &EndpointKey) -> Arc<Upstream> {
+        if let Some(known) = self.endpoints.get(key) {
             return known.clone();
         }
-        let group = self.group(&candidate.key.group);
+        let group = self.group(&key.group);
         let new = || {
             Arc::new(Upstream {
                 group,
                 in_flight: AtomicU32::new(0),
                 failures: AtomicU32::new(0),
+                checks_failed: AtomicU32::new(0),
+                unhealthy: AtomicBool::new(false),
                 ejected_until: AtomicU64::new(0),
                 used: AtomicU64::new(0),
                 not_tls: AtomicU64::new(0),
                 last_failure: Mutex::new(None),
             })
         };
-        self.endpoints.entry(candidate.key.clone()).or_insert_with(new).clone()
+        self.endpoints.entry(key.clone()).or_insert_with(new).clone()
     }
 
     /// Returns the state of a group of endpoints, which is made if there is none.
@@ -207,7 +255,7 @@ impl Upstreams {
         let new = || {
             let gauge = self.recorder.gauge("isthmus_endpoint_ejected", &[("service", service_of(name))]);
             Arc::new(Group {
-                ejected: AtomicU32::new(0),
+                left_out: AtomicU32::new(0),
                 changes: AtomicU64::new(0),
                 turn: AtomicU64::new(0),
                 gauge,
@@ -237,8 +285,7 @@ impl Upstreams {
     /// failed often enough.
     pub fn failed(&self, in_flight: &InFlight, candidates: &Candidates, reason: Reason) -> Verdict {
         let upstream = &in_flight.0;
-        let last = LastFailure { reason, time: SystemTime::now() };
-        *upstream.last_failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(last);
+        upstream.set_last_failure(reason, false);
         let labels = [("service", service_of(&candidates.group)), ("reason", reason.text())];
         self.recorder.counter("isthmus_endpoint_failures_total", &labels).increment(1);
         let failures = upstream.failures.fetch_add(1, Ordering::Relaxed) + 1;
@@ -252,18 +299,47 @@ impl Upstreams {
         if upstream.ejected_until.compare_exchange(0, until, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             return Verdict::Stays;
         }
-        self.ejected.fetch_add(1, Ordering::Relaxed);
-        upstream.group.eject();
+        self.left_out.fetch_add(1, Ordering::Relaxed);
+        upstream.group.leave_out();
+        upstream.group.gauge.increment(1.0);
         Verdict::Ejected
     }
 
-    /// Returns true if one more endpoint may be ejected: never the only one, and never more than the share allows; but one
-    /// of several always may be.
+    /// Returns true if one more endpoint may be ejected: never the only one that is left, and never more than the share
+    /// allows; but one of several always may be.
     fn may_eject(&self, candidates: &Candidates, ejection: &Ejection) -> bool {
         let all = candidates.endpoints().len();
-        let ejected = (0..all).filter(|index| self.is_ejected(candidates, *index)).count();
-        let allowed = (all * usize::from(ejection.share_max_percent) / 100).max(1).min(all.saturating_sub(1));
-        ejected < allowed
+        let (mut ejected, mut left_out) = (0, 0);
+        for index in 0..all {
+            let availability = self.availability(candidates, index);
+            ejected += usize::from(availability == Availability::Ejected);
+            left_out += usize::from(availability != Availability::Available);
+        }
+        let allowed = (all * usize::from(ejection.share_max_percent) / 100).max(1);
+        ejected < allowed && left_out + 1 < all
+    }
+
+    /// Notes the result of an endpoint's health checks; the default lets it back, as it is not checked any more.
+    pub fn checked(&self, key: &EndpointKey, result: CheckResult) {
+        let is_well = result == CheckResult::default();
+        // An endpoint that passes its checks needs no state.
+        let known = self.endpoints.get(key).map(|upstream| upstream.clone());
+        let Some(upstream) = known.or_else(|| (!is_well).then(|| self.upstream_at(key))) else { return };
+        if let Some(reason) = result.failure {
+            upstream.set_last_failure(reason, true);
+            upstream.used.store(self.now(), Ordering::Relaxed);
+        }
+        upstream.checks_failed.store(result.failed, Ordering::Relaxed);
+        if upstream.unhealthy.swap(result.unhealthy, Ordering::Relaxed) == result.unhealthy {
+            return;
+        }
+        if result.unhealthy {
+            self.left_out.fetch_add(1, Ordering::Relaxed);
+            upstream.group.leave_out();
+        } else {
+            upstream.group.let_back();
+            self.left_out.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     /// Lets an endpoint back, if it was ejected.
@@ -271,18 +347,22 @@ impl Upstreams {
         if upstream.ejected_until.compare_exchange(until, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             upstream.failures.store(0, Ordering::Relaxed);
             upstream.group.let_back();
-            self.ejected.fetch_sub(1, Ordering::Relaxed);
+            upstream.group.gauge.decrement(1.0);
+            self.left_out.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// Returns true if the endpoint is ejected; one whose time is over is let back.
-    pub(crate) fn is_out(&self, upstream: &Upstream) -> bool {
+    /// Returns whether an endpoint may be chosen that no operator has taken out; one whose ejection is over is let back.
+    pub(crate) fn availability_of(&self, upstream: &Upstream) -> Availability {
+        if upstream.unhealthy.load(Ordering::Relaxed) {
+            return Availability::Unhealthy;
+        }
         let until = upstream.ejected_until();
         if until != 0 && until <= self.now() {
             self.let_back(upstream, until);
-            return false;
+            return Availability::Available;
         }
-        until != 0
+        if until == 0 { Availability::Available } else { Availability::Ejected }
     }
 
     /// Lets back endpoints whose time is over, and forgets endpoints without connections. Called about once a second.
@@ -297,8 +377,10 @@ impl Upstreams {
             }
             let unused = Arc::strong_count(upstream) == 1
                 && upstream.in_flight.load(Ordering::Relaxed) == 0
-                && upstream.ejected_until.load(Ordering::Relaxed) == 0;
+                && upstream.ejected_until.load(Ordering::Relaxed) == 0
+                && !upstream.unhealthy.load(Ordering::Relaxed);
             let troubled = upstream.failures.load(Ordering::Relaxed) != 0
+                || upstream.checks_failed.load(Ordering::Relaxed) != 0
                 || upstream.not_tls.load(Ordering::Relaxed) != 0;
             let forget = if troubled { forget_failed } else { forget };
             !unused || now.saturating_sub(upstream.used.load(Ordering::Relaxed)) < forget
@@ -306,11 +388,18 @@ impl Upstreams {
         self.groups.retain(|_, group| Arc::strong_count(group) > 1);
     }
 
-    /// Returns the state of an endpoint; `None` if it was not dialled for a while.
+    /// Returns the state of an endpoint; `None` if it was not dialled for a while, is not unhealthy, and no operator has
+    /// taken it out.
     pub fn state(&self, key: &EndpointKey) -> Option<EndpointState> {
-        let upstream = self.endpoints.get(key)?.clone();
-        let was_dialled = upstream.used.load(Ordering::Relaxed) != 0;
-        was_dialled.then(|| self.state_of(&upstream))
+        let known = self.endpoints.get(key).map(|upstream| upstream.clone());
+        let known = known.filter(|upstream| {
+            upstream.used.load(Ordering::Relaxed) != 0 || upstream.unhealthy.load(Ordering::Relaxed)
+        });
+        let withdrawal = self.withdrawals.of(key);
+        match known {
+            Some(upstream) => Some(EndpointState { withdrawal, ..self.state_of(&upstream) }),
+            None => withdrawal.map(|_| EndpointState { withdrawal, ..EndpointState::default() }),
+        }
     }
 
     /// Returns the endpoints that an operator should look at, in order of group and address.
@@ -319,6 +408,7 @@ impl Upstreams {
         let may_be = |upstream: &Upstream| {
             let of = [&upstream.ejected_until, &upstream.not_tls];
             upstream.failures.load(Ordering::Relaxed) != 0
+                || upstream.unhealthy.load(Ordering::Relaxed)
                 || of.iter().any(|of| of.load(Ordering::Relaxed) != 0)
         };
         let some = self.endpoints.iter().filter(|entry| may_be(entry.value()));
@@ -333,12 +423,17 @@ impl Upstreams {
         let now = self.now();
         let until = upstream.ejected_until.load(Ordering::Relaxed);
         let not_tls = upstream.not_tls.load(Ordering::Relaxed);
+        let last_failure = *upstream.last_failure.lock().unwrap_or_else(PoisonError::into_inner);
+        let by_check = last_failure.is_some_and(|last| last.by_check);
+        let in_a_row = if by_check { &upstream.checks_failed } else { &upstream.failures };
         let ago = |then: u64| SystemTime::now() - Duration::from_millis(now.saturating_sub(then));
         EndpointState {
             in_flight: upstream.in_flight.load(Ordering::Relaxed),
             ejected_for: (until > now).then(|| Duration::from_millis(until - now)),
-            in_a_row: upstream.failures.load(Ordering::Relaxed),
-            last_failure: *upstream.last_failure.lock().unwrap_or_else(PoisonError::into_inner),
+            in_a_row: in_a_row.load(Ordering::Relaxed),
+            unhealthy: upstream.unhealthy.load(Ordering::Relaxed),
+            withdrawal: None,
+            last_failure,
             not_tls: (not_tls != 0).then(|| ago(not_tls)),
         }
     }
@@ -354,22 +449,20 @@ impl Upstreams {
     }
 }
 
-/// Returns the service or route that a group belongs to: the group of a service is `hostname:port`, its metrics are those
-/// of the service.
-fn service_of(group: &str) -> &str {
-    group.split(':').next().unwrap_or(group)
-}
-
 impl Load for Upstreams {
-    fn has_ejected(&self, candidates: &Candidates) -> bool {
-        self.ejected.load(Ordering::Relaxed) != 0
-            && self.groups.get(&candidates.group).is_some_and(|group| group.has_ejected())
+    fn has_left_out(&self, candidates: &Candidates) -> bool {
+        !self.withdrawals.is_empty()
+            || self.left_out.load(Ordering::Relaxed) != 0
+                && self.groups.get(&candidates.group).is_some_and(|group| group.has_left_out())
     }
 
-    fn is_ejected(&self, candidates: &Candidates, index: usize) -> bool {
+    fn availability(&self, candidates: &Candidates, index: usize) -> Availability {
         let key = &candidates.endpoints()[index].key;
+        if let Some(withdrawal) = self.withdrawals.of(key) {
+            return withdrawal.availability();
+        }
         let upstream = self.endpoints.get(key).map(|upstream| upstream.clone());
-        upstream.is_some_and(|upstream| self.is_out(&upstream))
+        upstream.map_or(Availability::Available, |upstream| self.availability_of(&upstream))
     }
 
     fn in_flight(&self, candidates: &Candidates, index: usize) -> u32 {
@@ -386,12 +479,12 @@ impl Load for Upstreams {
 pub struct Looking<'a>(pub &'a Upstreams);
 
 impl Load for Looking<'_> {
-    fn has_ejected(&self, candidates: &Candidates) -> bool {
-        self.0.has_ejected(candidates)
+    fn has_left_out(&self, candidates: &Candidates) -> bool {
+        self.0.has_left_out(candidates)
     }
 
-    fn is_ejected(&self, candidates: &Candidates, index: usize) -> bool {
-        self.0.is_ejected(candidates, index)
+    fn availability(&self, candidates: &Candidates, index: usize) -> Availability {
+        self.0.availability(candidates, index)
     }
 
     fn in_flight(&self, candidates: &Candidates, index: usize) -> u32 {
@@ -404,75 +497,4 @@ impl Load for Looking<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::model::endpoint::Health;
-    use crate::model::place::Distance;
-    use crate::snapshot::candidates::tests::candidate;
-    use crate::snapshot::policy::{Timeouts, Tuning};
-
-    fn set(endpoints: u16, ejection: Ejection) -> Candidates {
-        let tuning = Tuning { ejection: Some(ejection), ..Tuning::for_services(&Timeouts::default()) };
-        let list =
-            (1..=endpoints).map(|port| candidate(port, 1, Health::Healthy, Distance::Elsewhere)).collect();
-        Candidates::new("g".into(), tuning.into(), list)
-    }
-
-    fn begin(upstreams: &Upstreams, set: &Candidates, index: usize) -> InFlight {
-        upstreams.begin(upstreams.upstream(&set.endpoints()[index]))
-    }
-
-    fn upstreams() -> Upstreams {
-        Upstreams::new(&Arc::new(Recorder::default()))
-    }
-
-    #[test]
-    fn failures_in_a_row_eject_but_never_more_than_the_share() {
-        let upstreams = upstreams();
-        let set = set(4, Ejection { failures: 2, ..Ejection::default() });
-        let fail = |index: usize| {
-            let in_flight = begin(&upstreams, &set, index);
-            upstreams.failed(&in_flight, &set, Reason::EndpointRefused)
-        };
-        assert_eq!(fail(0), Verdict::Stays);
-        upstreams.succeeded(&begin(&upstreams, &set, 0));
-        assert_eq!([fail(0), fail(0), fail(0)], [Verdict::Stays, Verdict::Ejected, Verdict::Stays]);
-        assert_eq!([fail(1), fail(1)], [Verdict::Stays, Verdict::Ejected]);
-        assert_eq!([fail(2), fail(2), fail(2)], [Verdict::Stays; 3]);
-        assert!(upstreams.has_ejected(&set) && upstreams.is_ejected(&set, 0));
-        assert!(!upstreams.is_ejected(&set, 2));
-    }
-
-    #[test]
-    fn the_only_endpoint_is_never_ejected() {
-        let upstreams = upstreams();
-        let set = set(1, Ejection { failures: 1, share_max_percent: 100, ..Ejection::default() });
-        let in_flight = begin(&upstreams, &set, 0);
-        assert_eq!(upstreams.failed(&in_flight, &set, Reason::EndpointReset), Verdict::Stays);
-        let state = upstreams.state(&set.endpoints()[0].key).expect("it was dialled");
-        assert_eq!((state.in_a_row, state.ejected_for), (1, None));
-        assert_eq!(state.last_failure.map(|last| last.reason), Some(Reason::EndpointReset));
-        assert_eq!(upstreams.troubled().len(), 1);
-        upstreams.answered(&in_flight, false);
-        upstreams.succeeded(&in_flight);
-        let state = upstreams.state(&set.endpoints()[0].key).expect("it is remembered");
-        assert!(state.is_troubled() && state.not_tls.is_some() && state.in_a_row == 0);
-        upstreams.answered(&in_flight, true);
-        assert!(upstreams.troubled().is_empty());
-    }
-
-    #[test]
-    fn an_ejected_endpoint_comes_back_and_unused_ones_are_forgotten() {
-        let upstreams = upstreams();
-        let set = set(2, Ejection { failures: 1, time: Duration::ZERO, ..Ejection::default() });
-        let in_flight = begin(&upstreams, &set, 0);
-        assert_eq!(upstreams.in_flight(&set, 0), 1);
-        assert_eq!(upstreams.failed(&in_flight, &set, Reason::EndpointTimeout), Verdict::Ejected);
-        assert!(!upstreams.is_ejected(&set, 0), "its time was over at once");
-        assert!(!upstreams.has_ejected(&set));
-        drop(in_flight);
-        assert_eq!(upstreams.in_flight(&set, 0), 0);
-        upstreams.upkeep();
-        assert_eq!(upstreams.len(), 1, "remembered for a minute");
-    }
-}
+mod tests;

@@ -8,11 +8,8 @@ const NOT_YET: &[(&str, &str)] = &[
     ("config", "peers"),
     ("config", "dnsServer"),
     ("listener", "proxyProtocol"),
-    ("route", "health"),
     ("route", "sendProxyProtocol"),
-    ("defaults", "health"),
     ("defaults", "sendProxyProtocol"),
-    ("policy", "health"),
     ("policy", "sendProxyProtocol"),
 ];
 

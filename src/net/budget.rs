@@ -5,6 +5,8 @@ use std::sync::OnceLock;
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 const XDS_CONNECTIONS_MAX: usize = 20_000;
+/// The most health checks at the same time: enough for 10,000 a second of endpoints that answer within 100 ms.
+const CHECKS_MAX: usize = 1_000;
 /// The most descriptors that are reserved.
 const RESERVED: usize = 256;
 /// The result of [`stalled_memory`] if the kernel does not report its own limits, in bytes.
@@ -41,16 +43,21 @@ pub fn stalled_memory() -> u64 {
     })
 }
 
-/// Returns the number of data-plane connections that a number of descriptors allows, beside `xds` connections
-/// of xDS clients.
-pub fn connections_for(descriptors: usize, xds: usize) -> usize {
-    descriptors.saturating_sub(reserved(descriptors)).saturating_sub(xds) / PER_CONNECTION
+/// Returns the number of data-plane connections that a number of descriptors allows, beside `others` that xDS clients and
+/// health checks may have.
+pub fn connections_for(descriptors: usize, others: usize) -> usize {
+    descriptors.saturating_sub(reserved(descriptors)).saturating_sub(others) / PER_CONNECTION
 }
 
 /// Returns the number of connections that each HTTP listener (admin, metrics, health) may have; together they
 /// leave a part of the reserved descriptors free.
 pub fn http_connections_for(descriptors: usize) -> usize {
     (reserved(descriptors) / 4).max(1)
+}
+
+/// Returns the number of health checks that may run at the same time.
+pub fn checks_for(descriptors: usize) -> usize {
+    (descriptors / 32).clamp(1, CHECKS_MAX)
 }
 
 /// Returns the number of connections that xDS clients may have.
@@ -68,6 +75,7 @@ mod tests {
         assert_eq!(connections_for(20_256, 5_000), 7_500);
         assert_eq!(connections_for(100, 0), 37);
         assert_eq!((http_connections_for(20_256), http_connections_for(100)), (64, 6));
+        assert_eq!((checks_for(1_000_000), checks_for(1_024), checks_for(10)), (1_000, 32, 1));
         assert_eq!((xds_connections_for(1_000_000), xds_connections_for(1_024)), (20_000, 256));
     }
 }

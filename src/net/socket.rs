@@ -130,15 +130,28 @@ fn at_once(
     }
 }
 
-/// Begins to connect, without waiting.
+/// Begins to connect a socket that will be relayed, without waiting.
 pub fn dial(address: SocketAddr) -> Result<OwnedFd, Errno> {
-    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
+    let socket = unconnected(address)?;
     sockopt::set_tcp_nodelay(&socket, true)?;
     // Urgent data is delivered in line: otherwise the reader would lose it, and `splice` would stop before it
     // as at an end.
     sockopt::set_socket_oobinline(&socket, true)?;
+    begin_to_connect(socket, address)
+}
+
+/// Begins to connect a socket without any option, without waiting.
+pub fn connect(address: SocketAddr) -> Result<OwnedFd, Errno> {
+    begin_to_connect(unconnected(address)?, address)
+}
+
+fn unconnected(address: SocketAddr) -> Result<OwnedFd, Errno> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))
+}
+
+fn begin_to_connect(socket: OwnedFd, address: SocketAddr) -> Result<OwnedFd, Errno> {
     match rustix::net::connect(&socket, &address) {
         Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
         Err(error) => Err(error),

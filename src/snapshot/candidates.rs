@@ -17,6 +17,12 @@ pub struct EndpointKey {
     pub address: SocketAddr,
 }
 
+/// Returns the service or route that a group of endpoints belongs to: the group of a service is `hostname:port`, and a key
+/// of a route has no colon.
+pub fn service_of(group: &str) -> &str {
+    group.split(':').next().unwrap_or(group)
+}
+
 /// An endpoint on this network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {

@@ -10,6 +10,7 @@ pub mod build;
 pub mod candidates;
 pub mod change;
 pub mod delta;
+pub mod dialled;
 pub mod exports;
 pub mod inputs;
 pub mod listing;

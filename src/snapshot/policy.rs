@@ -45,6 +45,18 @@ impl Policy {
         self.listeners.iter().any(|listener| listener.protocol != ListenerProtocol::Sni)
     }
 
+    /// Returns true if endpoints of a route or a service are checked.
+    pub fn has_checks(&self) -> bool {
+        let of_route = |route: &Arc<Route>| match &route.to {
+            RouteTarget::Endpoints { tuning, .. } => tuning.health.is_some(),
+            RouteTarget::Service { .. } => false,
+        };
+        let services = &self.tuning;
+        services.default.health.is_some()
+            || services.policies.iter().any(|(_, tuning)| tuning.health.is_some())
+            || self.routes.iter().any(of_route)
+    }
+
     /// Returns true if two policies build the same services from the same registries; they may differ in
     /// listeners, routes and limits.
     pub fn is_same_for_services(&self, other: &Self) -> bool {
@@ -396,6 +408,8 @@ pub struct Tuning {
     pub locality: LocalityMode,
     /// When a failing endpoint is ejected; `None`: never.
     pub ejection: Option<Ejection>,
+    /// How the gateway checks the endpoints; `None`: it does not.
+    pub health: Option<HealthCheck>,
     /// Timeout of one attempt to connect.
     pub connect_timeout: Duration,
     /// True if endpoints that are not healthy are chosen when none is healthy.
@@ -409,6 +423,7 @@ impl Tuning {
             policy: LoadBalancing::LeastRequest,
             locality: LocalityMode::Prefer,
             ejection: Some(Ejection::default()),
+            health: None,
             connect_timeout: timeouts.connect,
             panic: true,
         }
@@ -479,6 +494,42 @@ pub struct Ejection {
     pub time: Duration,
     /// The largest share of a service's endpoints that may be ejected, in percent (0 to 100).
     pub share_max_percent: u8,
+}
+
+/// How endpoints are checked: by a TCP connect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct HealthCheck {
+    /// Time from one check of an endpoint to the next.
+    pub interval: Duration,
+    /// Time that an endpoint may take to accept the connection of a check.
+    pub timeout: Duration,
+    /// Failed checks in a row after which an endpoint is unhealthy.
+    pub unhealthy_after: u32,
+    /// Passed checks in a row after which an unhealthy endpoint is healthy again.
+    pub healthy_after: u32,
+}
+
+impl HealthCheck {
+    /// Returns the check of an endpoint that two services share: of each value the stricter one.
+    pub fn strictest(self, other: Self) -> Self {
+        Self {
+            interval: self.interval.min(other.interval),
+            timeout: self.timeout.min(other.timeout),
+            unhealthy_after: self.unhealthy_after.min(other.unhealthy_after),
+            healthy_after: self.healthy_after.max(other.healthy_after),
+        }
+    }
+}
+
+impl Default for HealthCheck {
+    fn default() -> Self {
+        Self {
+            interval: Duration::from_secs(5),
+            timeout: Duration::from_secs(1),
+            unhealthy_after: 3,
+            healthy_after: 2,
+        }
+    }
 }
 
 impl Default for Ejection {

@@ -69,6 +69,10 @@ pub const DESCRIPTIONS: &[(&str, &str)] = &[
         "Attempts that an endpoint did not take, by service or route and by reason; also of connections that another \
          endpoint then took.",
     ),
+    (
+        "isthmus_endpoint_checks_total",
+        "Health checks ended, by reason: ok, or the failure (internal: a fault of this host, no verdict).",
+    ),
     ("isthmus_config_generation", "Counts up with each world taken into use."),
     ("isthmus_config_reloads_total", "Reloads of the config file, by result."),
     (

@@ -115,9 +115,18 @@ pub struct Silent {
 
 impl Silent {
     pub fn new() -> Self {
+        Self::bound_to([127, 0, 0, 1])
+    }
+
+    /// Is silent at every address of this host.
+    pub fn anywhere() -> Self {
+        Self::bound_to([0, 0, 0, 0])
+    }
+
+    fn bound_to(ip: [u8; 4]) -> Self {
         use socket2::{Domain, Socket, Type};
         let listener = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
-        listener.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("bound");
+        listener.bind(&SocketAddr::from((ip, 0)).into()).expect("bound");
         listener.listen(0).expect("listening");
         let address = listener.local_addr().expect("bound").as_socket().expect("an address");
         let queued = (0..8)

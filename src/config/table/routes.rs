@@ -1,7 +1,10 @@
 //! The keys of routes, and of the choice and ejection of endpoints.
 
+use std::time::Duration;
+
 use crate::document::form::{self, Form, Keys, text_forms};
 use crate::document::key::{Defaulted, Key, keys};
+use crate::document::problem::InvalidValue;
 use crate::document::scalar;
 use crate::document::table::{Kind, Union};
 use crate::document::tree::Node;
@@ -12,6 +15,18 @@ text_forms! {
     /// The key of a route.
     pub(in crate::config) RouteKey: RouteName = scalar::route_name, "routeKey", "^(-|\\*|(\\*\\.)?[A-Za-z0-9_.-]+)$",
         "a host name, \"*.suffix\", \"*\", or \"-\" for clients that send no server name";
+    /// The interval of checks.
+    pub(in crate::config) CheckInterval: Duration = check_interval, "checkInterval",
+        "^0*([1-9][0-9]{2,}ms|[1-9][0-9]*(s|m|h))$",
+        "a whole number with its unit, at least 100ms: 250ms, 5s, 1m or 1h", written by form::Timeout::write;
+}
+
+/// The shortest interval of checks.
+const CHECK_INTERVAL_MIN: Duration = Duration::from_millis(100);
+
+fn check_interval(text: &str) -> Result<Duration, InvalidValue> {
+    let interval = scalar::timeout(text)?;
+    if interval < CHECK_INTERVAL_MIN { Err("it is shorter than 100ms".into()) } else { Ok(interval) }
 }
 
 /// The tuning without keys, as far as it is the same for routes and services.
@@ -24,6 +39,8 @@ pub(in crate::config) const LOAD_BALANCING: Key<LoadBalancing> =
     Key::optional("loadBalancing", "defaults", "How the gateway chooses an endpoint.");
 pub(in crate::config) const EJECTION: Key<form::OrOff<Ejection>> =
     Key::optional("ejection", "defaults", "When a failing endpoint is left out for a while.");
+pub(in crate::config) const HEALTH: Key<form::OrOff<HealthCheck>> =
+    Key::optional("health", "off", "How the gateway checks endpoints by connecting to them.");
 pub(in crate::config) const CONNECT_TIMEOUT: Key<form::Timeout> = Key::optional(
     "connectTimeout",
     "`timeouts.connect`",
@@ -48,7 +65,7 @@ keys! {
         PORT "port": form::Port => "none";
         /// Subset of the service.
         SUBSET "subset": form::Subset => "all endpoints";
-    } + LOAD_BALANCING + EJECTION + CONNECT_TIMEOUT + PANIC
+    } + LOAD_BALANCING + HEALTH + EJECTION + CONNECT_TIMEOUT + PANIC
 
     /// One endpoint of a route.
     pub(in crate::config) RouteEndpoint "routeEndpoint" {
@@ -60,14 +77,14 @@ keys! {
         LOCALITY "locality": form::Locality => "unknown";
     }
 
-    /// Load balancing, ejection and connect timeout for all services of the mesh.
-    pub(in crate::config) Defaults "defaults" {} + LOAD_BALANCING + EJECTION + CONNECT_TIMEOUT + PANIC
+    /// Load balancing, health checks, ejection and connect timeout for all services of the mesh.
+    pub(in crate::config) Defaults "defaults" {} + LOAD_BALANCING + HEALTH + EJECTION + CONNECT_TIMEOUT + PANIC
 
-    /// Load balancing, ejection and connect timeout for some services.
+    /// Load balancing, health checks, ejection and connect timeout for some services.
     pub(in crate::config) Policy "policy" {
         /// Host names of the services. The same name may not be in two policies.
         SERVICES "services": form::NonEmpty<form::Pattern> => required;
-    } + LOAD_BALANCING + EJECTION + CONNECT_TIMEOUT + PANIC
+    } + LOAD_BALANCING + HEALTH + EJECTION + CONNECT_TIMEOUT + PANIC
 
     /// How the gateway chooses one of several endpoints.
     pub(in crate::config) LoadBalancing "loadBalancing" {
@@ -76,6 +93,19 @@ keys! {
         POLICY "policy": form::Choice<policy::LoadBalancing> = base().policy;
         /// `prefer`: the nearest healthy endpoints first. `ignore`: all endpoints alike.
         LOCALITY "locality": form::Choice<LocalityMode> => "`prefer` for routes, `ignore` for services";
+    }
+
+    /// Checks of endpoints by a TCP connect. An endpoint that services share is checked once, with the strictest of their
+    /// settings: the shortest `interval` and `timeout`, the lowest `unhealthyAfter`, the highest `healthyAfter`.
+    pub(in crate::config) HealthCheck "healthCheck" {
+        /// Time from one check of an endpoint to the next. The checks of different endpoints are spread over the interval.
+        INTERVAL "interval": CheckInterval = policy::HealthCheck::default().interval;
+        /// Time that an endpoint may take to accept the connection of a check. A check takes no longer than the interval.
+        TIMEOUT "timeout": form::Timeout = policy::HealthCheck::default().timeout;
+        /// Failed checks in a row after which an endpoint gets no connections while another endpoint is healthy.
+        UNHEALTHY_AFTER "unhealthyAfter": form::Integer<u32, 1, 1_000_000> = policy::HealthCheck::default().unhealthy_after;
+        /// Passed checks in a row after which an unhealthy endpoint gets connections again.
+        HEALTHY_AFTER "healthyAfter": form::Integer<u32, 1, 1_000_000> = policy::HealthCheck::default().healthy_after;
     }
 
     /// When a failing endpoint is left out.

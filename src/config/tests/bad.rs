@@ -648,12 +648,11 @@ fn words_of_other_programs() {
 fn keys_that_this_version_does_not_have() {
     let not_yet = "which is not available in this version (";
     refused_with(
-        "routes: {a.b: {endpoints: ['h:1'], health: {interval: 5s}, sendProxyProtocol: v2}}\n\
+        "routes: {a.b: {endpoints: ['h:1'], sendProxyProtocol: v2}}\n\
          listeners: [{name: a, bind: ':1', proxyProtocol: {mode: require}}]",
         &[
-            &format!(":2:36: routes[\"a.b\"].health: found the key \"health\", {not_yet}"),
             &format!(
-                ":2:60: routes[\"a.b\"].sendProxyProtocol: found the key \"sendProxyProtocol\", {not_yet}"
+                ":2:36: routes[\"a.b\"].sendProxyProtocol: found the key \"sendProxyProtocol\", {not_yet}"
             ),
             &format!(":3:35: listeners[0].proxyProtocol: found the key \"proxyProtocol\", {not_yet}"),
         ],

@@ -189,6 +189,7 @@ fn a_pattern_of_the_schema_allows_what_the_reader_allows() {
         ("bind", (&[":15443", "10.0.0.1:1", "[::1]:1"], &["15443"])),
         ("adminBind", (&["127.0.0.1:15000", "unix:/run/a.sock"], &["localhost:1", "unix:"])),
         ("bindAddress", (&["127.0.0.1:15000", "[::1]:15000"], &["localhost:1"])),
+        ("checkInterval", (&["100ms", "5s", "1h"], &["99ms", "0s", "5"])),
         ("cidr", (&["10.0.0.0/8", "fd00::/8"], &["10.0.0.0"])),
         ("collector", (&["http://collector:4317"], &["https://collector:4317", "http://c:1/x"])),
         ("duration", (&["0s", "250ms", "10s", "5m", "1h"], &["10", "1.5s", "10 s"])),

@@ -1,0 +1,219 @@
+//! Active health checks: every endpoint that a service or route wants checked is connected to from time to time, once
+//! however many share it, and its verdict goes into [`super::upstreams`], from where the choice of endpoints reads it.
+//!
+//! One task on the control runtime does all of it, so that a check never delays a connection: it follows the snapshots
+//! ([`targets`]), knows whose turn it is ([`schedule`]), and looks at all open sockets together ([`sockets`]) every
+//! [`STEP`], with a turn for other tasks after [`AT_ONCE`] of them. Nothing of it runs while no endpoint is checked.
+
+pub mod schedule;
+mod sockets;
+mod targets;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use metrics::Counter;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::upstreams::Upstreams;
+use crate::model::reason::Reason;
+use crate::net::own::OwnAddresses;
+use crate::telemetry::recorder::Recorder;
+use crate::world::{Reader, Since};
+use schedule::{Due, Finding, Late, Schedule, Share};
+use sockets::{Outcome, Sockets};
+use targets::Targets;
+
+/// Time between two looks at the sockets of checks, which is also how exactly a check keeps its turn.
+const STEP: Duration = Duration::from_millis(10);
+/// Checks that are begun or ended before other tasks have a turn: some hundred microseconds.
+const AT_ONCE: usize = 32;
+/// How often the summary is made.
+const SUMMARY_EVERY: Duration = Duration::from_millis(500);
+
+/// The state of all checks, for the API and the metrics.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// The endpoints of each service and route that are checked.
+    pub shares: BTreeMap<Arc<str>, Share>,
+    /// The checks that wait too long because as many run as may.
+    pub late: Option<Late>,
+    /// The largest number of checks at the same time.
+    pub places: usize,
+}
+
+/// The parts of the data plane that checks use.
+pub(crate) struct Surroundings {
+    /// The state that receives the verdicts.
+    pub(crate) upstreams: Arc<Upstreams>,
+    /// The addresses of this process, which are never dialled.
+    pub(crate) own: Arc<OwnAddresses>,
+    /// The largest number of checks at the same time.
+    pub(crate) places: Arc<AtomicUsize>,
+    /// The store of metrics.
+    pub(crate) recorder: Arc<Recorder>,
+    /// Receives the summary.
+    pub(crate) summary: watch::Sender<Arc<Summary>>,
+}
+
+/// The task of all checks.
+struct Checker {
+    around: Surroundings,
+    reader: Reader,
+    /// The generation of the last snapshot that was followed; 0: none.
+    seen: u64,
+    began: Instant,
+    targets: Targets,
+    schedule: Schedule,
+    sockets: Sockets,
+    counters: HashMap<Reason, Counter>,
+    summarized: Option<Instant>,
+    /// True if the summary may have changed.
+    has_changed: bool,
+}
+
+/// Checks endpoints until there are no more snapshots. Dropped at any time, it leaves nothing behind but verdicts.
+pub(crate) async fn run(around: Surroundings, reader: Reader) {
+    let mut checker = Checker {
+        around,
+        reader,
+        seen: 0,
+        began: Instant::now(),
+        targets: Targets::default(),
+        schedule: Schedule::default(),
+        sockets: Sockets::default(),
+        counters: HashMap::new(),
+        summarized: None,
+        has_changed: false,
+    };
+    loop {
+        checker.follow();
+        let wake = checker.turn().await;
+        let changed = checker.reader.changed(checker.seen);
+        match wake {
+            None => {
+                if !changed.await {
+                    return;
+                }
+            }
+            Some(wake) => tokio::select! {
+                // Sockets first: snapshots may change without end.
+                biased;
+                () = tokio::time::sleep_until(wake) => {}
+                is_one = changed => if !is_one {
+                    return;
+                },
+            },
+        }
+    }
+}
+
+impl Checker {
+    /// Returns the milliseconds since the start.
+    fn now(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Takes over what is to be checked from the newest snapshot.
+    fn follow(&mut self) {
+        let snapshot = self.reader.current().clone();
+        if snapshot.generation == self.seen {
+            return;
+        }
+        let since = match self.seen {
+            0 => Since::Everything,
+            seen => self.reader.since(seen, snapshot.generation),
+        };
+        self.seen = snapshot.generation;
+        let difference = self.targets.follow(&snapshot, &since);
+        let now = self.now();
+        for (address, user) in difference.added {
+            self.has_changed = true;
+            if let Some(finding) = self.schedule.add(address, user, now) {
+                self.around.upstreams.checked(&finding.key, finding.result);
+            }
+        }
+        for (address, user) in difference.removed {
+            self.has_changed = true;
+            if let Some(finding) = self.schedule.remove(address, &user, now) {
+                self.around.upstreams.checked(&finding.key, finding.result);
+            }
+        }
+    }
+
+    /// Ends the checks that have an answer and begins those whose turn has come; returns when to do so again.
+    async fn turn(&mut self) -> Option<Instant> {
+        let ended = self.sockets.look(self.now());
+        for some in ended.chunks(AT_ONCE) {
+            for (address, outcome) in some {
+                let now = self.now();
+                let findings = self.schedule.end(*address, *outcome, now);
+                self.report(*outcome, findings);
+            }
+            tokio::task::yield_now().await;
+        }
+        let places = self.around.places.load(Ordering::Relaxed);
+        let now = self.now();
+        let mut begun = 0;
+        while self.sockets.len() < places
+            && let Some(due) = self.schedule.begin(now)
+        {
+            self.begin(due);
+            begun += 1;
+            if begun % AT_ONCE == 0 {
+                tokio::task::yield_now().await;
+            }
+        }
+        let summary = self.summarize(places);
+        let next = self.schedule.next().map(|turn| self.began + Duration::from_millis(turn));
+        let step = Instant::now() + STEP;
+        // Turns of one step are taken together. Where all places are taken, the next turn is that of a socket.
+        let next = if self.sockets.len() > 0 { Some(step) } else { next.map(|next| next.max(step)) };
+        next.into_iter().chain(summary).min()
+    }
+
+    fn begin(&mut self, due: Due) {
+        let is_own =
+            self.around.own.is_own(due.address) || self.reader.held().networks().is_own_gateway(due.address);
+        let now = self.now();
+        // As a client's connection to it would end.
+        let outcome =
+            if is_own { Some(Some(Err(Reason::EndpointUnreachable))) } else { self.sockets.begin(due, now) };
+        if let Some(outcome) = outcome {
+            let findings = self.schedule.end(due.address, outcome, now);
+            self.report(outcome, findings);
+        }
+    }
+
+    fn report(&mut self, outcome: Outcome, findings: Vec<Finding>) {
+        let reason = outcome.map_or(Reason::Internal, |result| result.err().unwrap_or(Reason::Ok));
+        let counter = self.counters.entry(reason).or_insert_with(|| {
+            self.around.recorder.counter("isthmus_endpoint_checks_total", &[("reason", reason.text())])
+        });
+        counter.increment(1);
+        self.has_changed |= !findings.is_empty();
+        for finding in findings {
+            self.around.upstreams.checked(&finding.key, finding.result);
+        }
+    }
+
+    /// Makes the summary if it is time to; returns when to make the next one.
+    fn summarize(&mut self, places: usize) -> Option<Instant> {
+        let late = self.schedule.late(self.now());
+        let before = self.around.summary.borrow().clone();
+        if !self.has_changed && before.late == late && before.places == places {
+            return None;
+        }
+        let next = self.summarized.map(|last| last + SUMMARY_EVERY);
+        if let Some(next) = next.filter(|next| *next > Instant::now()) {
+            return Some(next);
+        }
+        self.summarized = Some(Instant::now());
+        self.has_changed = false;
+        self.around.summary.send_replace(Arc::new(Summary { shares: self.schedule.shares(), late, places }));
+        None
+    }
+}

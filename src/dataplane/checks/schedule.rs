@@ -1,0 +1,404 @@
+//! When each endpoint is checked, and what its checks have found. Pure: time is an argument, in milliseconds.
+//!
+//! An endpoint is checked at a fixed place of its interval, which follows from its address: checks of many endpoints are
+//! spread evenly, and two gateways check one endpoint at the same place only if they started so. A check that finds no
+//! place waits, in order of time; the turns that pass meanwhile are left out.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::dataplane::upstreams::CheckResult;
+use crate::model::reason::Reason;
+use crate::snapshot::candidates::{EndpointKey, service_of};
+use crate::snapshot::policy::HealthCheck;
+
+/// The time in milliseconds after which a check that waits for a place is late.
+const LATE: u64 = 1_000;
+
+/// A service port or route that has an address checked.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct User {
+    /// The group of its endpoints.
+    pub(super) group: Arc<str>,
+    /// Its settings.
+    pub(super) check: HealthCheck,
+    /// The bytes that its endpoints expect before all others.
+    pub(super) greeting: &'static [u8],
+}
+
+/// A check to begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Due {
+    /// The endpoint.
+    pub(super) address: SocketAddr,
+    /// How long it may take.
+    pub(super) timeout: Duration,
+    /// The bytes to send once it has accepted.
+    pub(super) greeting: &'static [u8],
+}
+
+/// What the checks of an endpoint mean for a service that uses it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Finding {
+    /// The endpoint of the service.
+    pub(super) key: EndpointKey,
+    /// The result for it.
+    pub(super) result: CheckResult,
+}
+
+/// Checks that wait for a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Late {
+    /// The number of checks that have waited for a second or more.
+    pub count: usize,
+    /// The longest of these waits.
+    pub longest: Duration,
+}
+
+/// The endpoints of one service or route that are checked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Share {
+    /// The number of endpoints.
+    pub checked: usize,
+    /// The number of those that are healthy.
+    pub healthy: usize,
+}
+
+/// All endpoints that are checked.
+#[derive(Default)]
+pub(super) struct Schedule {
+    endpoints: BTreeMap<SocketAddr, Checked>,
+    /// The next turn of each endpoint that is not being checked.
+    turns: BTreeSet<(u64, SocketAddr)>,
+}
+
+/// An endpoint that is checked.
+struct Checked {
+    users: Vec<User>,
+    /// The strictest settings of the users.
+    check: HealthCheck,
+    /// The next turn; while it is being checked, the turn of that check.
+    turn: u64,
+    running: bool,
+    /// Checks that failed in a row.
+    failed: u32,
+    /// Checks that passed in a row while it is unhealthy.
+    passed: u32,
+    unhealthy: bool,
+}
+
+impl Checked {
+    fn result(&self, failure: Option<Reason>) -> CheckResult {
+        CheckResult { failed: self.failed, unhealthy: self.unhealthy, failure }
+    }
+
+    fn findings(&self, address: SocketAddr, failure: Option<Reason>) -> Vec<Finding> {
+        let result = self.result(failure);
+        let groups: BTreeSet<&Arc<str>> = self.users.iter().map(|user| &user.group).collect();
+        let key = |group: &Arc<str>| EndpointKey { group: group.clone(), address };
+        groups.into_iter().map(|group| Finding { key: key(group), result }).collect()
+    }
+}
+
+impl Schedule {
+    /// Adds a use of an address; a known verdict holds for it too.
+    pub(super) fn add(&mut self, address: SocketAddr, user: User, now: u64) -> Option<Finding> {
+        let Some(known) = self.endpoints.get_mut(&address) else {
+            let turn = now + place(address, user.check.interval);
+            self.turns.insert((turn, address));
+            let (check, users) = (user.check, vec![user]);
+            let (running, failed, passed, unhealthy) = (false, 0, 0, false);
+            self.endpoints
+                .insert(address, Checked { users, check, turn, running, failed, passed, unhealthy });
+            return None;
+        };
+        let key = EndpointKey { group: user.group.clone(), address };
+        known.users.push(user);
+        let finding = known.unhealthy.then(|| Finding { key, result: known.result(None) });
+        self.settle(address, now);
+        finding
+    }
+
+    /// Ends a use of an address. With the last one the checks end.
+    pub(super) fn remove(&mut self, address: SocketAddr, user: &User, now: u64) -> Option<Finding> {
+        let known = self.endpoints.get_mut(&address)?;
+        let at = known.users.iter().position(|one| one == user)?;
+        known.users.swap_remove(at);
+        let is_used = known.users.iter().any(|one| one.group == user.group);
+        let was_failing = known.failed > 0 || known.unhealthy;
+        if known.users.is_empty() {
+            self.turns.remove(&(known.turn, address));
+            self.endpoints.remove(&address);
+        } else {
+            self.settle(address, now);
+        }
+        let key = EndpointKey { group: user.group.clone(), address };
+        (was_failing && !is_used).then(|| Finding { key, result: CheckResult::default() })
+    }
+
+    /// Works out the strictest settings; a new interval begins at once.
+    fn settle(&mut self, address: SocketAddr, now: u64) {
+        let Some(known) = self.endpoints.get_mut(&address) else { return };
+        let Some(check) = known.users.iter().map(|user| user.check).reduce(HealthCheck::strictest) else {
+            return;
+        };
+        let before = std::mem::replace(&mut known.check, check);
+        if before.interval != check.interval && !known.running {
+            self.turns.remove(&(known.turn, address));
+            known.turn = now + place(address, check.interval);
+            self.turns.insert((known.turn, address));
+        }
+    }
+
+    /// Returns the time of the next turn.
+    pub(super) fn next(&self) -> Option<u64> {
+        self.turns.first().map(|(turn, _)| *turn)
+    }
+
+    /// Begins the next check whose turn has come.
+    pub(super) fn begin(&mut self, now: u64) -> Option<Due> {
+        let (turn, address) = *self.turns.first()?;
+        if turn > now {
+            return None;
+        }
+        self.turns.remove(&(turn, address));
+        let known = self.endpoints.get_mut(&address);
+        debug_assert!(
+            known.as_ref().is_some_and(|known| !known.running),
+            "{address} has a turn and is not free"
+        );
+        let known = known?;
+        known.running = true;
+        let greeting = known.users.iter().map(|user| user.greeting).max_by_key(|bytes| bytes.len());
+        let timeout = known.check.timeout.min(known.check.interval);
+        Some(Due { address, timeout, greeting: greeting.unwrap_or_default() })
+    }
+
+    /// Notes the result of a check; `None`: it says nothing about the endpoint.
+    pub(super) fn end(
+        &mut self,
+        address: SocketAddr,
+        result: Option<Result<(), Reason>>,
+        now: u64,
+    ) -> Vec<Finding> {
+        // An endpoint that has gone, and perhaps come back, is not the one that was checked.
+        let Some(known) = self.endpoints.get_mut(&address).filter(|known| known.running) else {
+            return Vec::new();
+        };
+        known.running = false;
+        let interval = milliseconds(known.check.interval).max(1);
+        known.turn += (now.saturating_sub(known.turn) / interval + 1) * interval;
+        self.turns.insert((known.turn, address));
+        match result {
+            None => Vec::new(),
+            Some(Ok(())) if known.failed == 0 && !known.unhealthy => Vec::new(),
+            Some(Ok(())) => {
+                known.failed = 0;
+                known.passed += 1;
+                if known.passed >= known.check.healthy_after {
+                    known.unhealthy = false;
+                }
+                known.passed = if known.unhealthy { known.passed } else { 0 };
+                known.findings(address, None)
+            }
+            Some(Err(reason)) => {
+                known.passed = 0;
+                known.failed = known.failed.saturating_add(1);
+                known.unhealthy |= known.failed >= known.check.unhealthy_after;
+                known.findings(address, Some(reason))
+            }
+        }
+    }
+
+    /// Returns the checks that wait for a place for too long.
+    pub(super) fn late(&self, now: u64) -> Option<Late> {
+        let (first, _) = self.turns.first()?;
+        let waited = now.saturating_sub(*first);
+        if waited < LATE {
+            return None;
+        }
+        let count = self.turns.iter().take_while(|(turn, _)| turn + LATE <= now).count();
+        Some(Late { count, longest: Duration::from_millis(waited) })
+    }
+
+    /// Returns the endpoints of each service and route; one that has several of its ports checked counts once for each.
+    pub(super) fn shares(&self) -> BTreeMap<Arc<str>, Share> {
+        let mut shares: BTreeMap<Arc<str>, Share> = BTreeMap::new();
+        for known in self.endpoints.values() {
+            let services: BTreeSet<&str> = known.users.iter().map(|user| service_of(&user.group)).collect();
+            for service in services {
+                let share = match shares.get_mut(service) {
+                    Some(share) => share,
+                    None => shares.entry(service.into()).or_default(),
+                };
+                share.checked += 1;
+                share.healthy += usize::from(!known.unhealthy);
+            }
+        }
+        shares
+    }
+}
+
+/// Returns the place of an address in its interval.
+fn place(address: SocketAddr, interval: Duration) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    address.hash(&mut hasher);
+    hasher.finish() % milliseconds(interval).max(1)
+}
+
+fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CHECK: HealthCheck = HealthCheck {
+        interval: Duration::from_millis(1_000),
+        timeout: Duration::from_millis(300),
+        unhealthy_after: 3,
+        healthy_after: 2,
+    };
+
+    fn user(group: &str) -> User {
+        User { group: group.into(), check: CHECK, greeting: &[] }
+    }
+
+    fn address(port: u16) -> SocketAddr {
+        SocketAddr::from(([10, 0, 0, 1], port))
+    }
+
+    fn key(group: &str, port: u16) -> EndpointKey {
+        EndpointKey { group: group.into(), address: address(port) }
+    }
+
+    /// Begins the next check, whenever it is, and ends it at once; returns its time and what it found.
+    fn check(schedule: &mut Schedule, result: Result<(), Reason>) -> (u64, Vec<Finding>) {
+        let at = schedule.next().expect("a turn");
+        assert_eq!(
+            at.checked_sub(1).and_then(|before| schedule.begin(before)),
+            None,
+            "its turn has not come"
+        );
+        let due = schedule.begin(at).expect("due");
+        (at, schedule.end(due.address, Some(result), at))
+    }
+
+    #[test]
+    fn verdicts_need_results_in_a_row() {
+        let mut schedule = Schedule::default();
+        assert_eq!(schedule.add(address(1), user("a"), 5_000), None);
+        let refused = Err(Reason::EndpointRefused);
+        let results = [
+            (Ok(()), None),
+            (refused, Some((1, false))),
+            (refused, Some((2, false))),
+            (Ok(()), Some((0, false))),
+            (refused, Some((1, false))),
+            (refused, Some((2, false))),
+            (refused, Some((3, true))),
+            (refused, Some((4, true))),
+            (Ok(()), Some((0, true))),
+            (refused, Some((1, true))),
+            (Ok(()), Some((0, true))),
+            (Ok(()), Some((0, false))),
+            (Ok(()), None),
+        ];
+        for (step, (result, expected)) in results.into_iter().enumerate() {
+            let (_, found) = check(&mut schedule, result);
+            let found = found.first().map(|one| (one.result.failed, one.result.unhealthy));
+            assert_eq!(found, expected, "step {step}");
+        }
+    }
+
+    #[test]
+    fn an_endpoint_keeps_its_place_in_the_interval_and_leaves_out_turns_that_passed() {
+        let mut schedule = Schedule::default();
+        schedule.add(address(1), user("a"), 0);
+        let (first, _) = check(&mut schedule, Ok(()));
+        assert!(first < 1_000);
+        let due = schedule.begin(first + 1_000).expect("the next turn");
+        assert_eq!(schedule.next(), None, "one check of an endpoint at a time");
+        schedule.end(due.address, Some(Ok(())), first + 4_500);
+        assert_eq!(schedule.next(), Some(first + 5_000));
+    }
+
+    #[test]
+    fn checks_of_many_endpoints_are_spread_over_the_interval() {
+        let mut schedule = Schedule::default();
+        for port in 1..=1_000 {
+            schedule.add(address(port), user("a"), 0);
+        }
+        let mut tenths = [0; 10];
+        for _ in 0..1_000 {
+            let (at, _) = check(&mut schedule, Ok(()));
+            tenths[usize::try_from(at / 100).expect("within the interval")] += 1;
+        }
+        assert!(tenths.iter().all(|count| (60..=140).contains(count)), "{tenths:?}");
+    }
+
+    #[test]
+    fn services_that_share_an_address_share_its_check_and_its_verdict() {
+        let mut schedule = Schedule::default();
+        schedule.add(address(1), user("a"), 0);
+        let strict = HealthCheck { unhealthy_after: 1, healthy_after: 4, ..CHECK };
+        schedule.add(address(1), User { check: strict, ..user("b") }, 0);
+        let (_, found) = check(&mut schedule, Err(Reason::EndpointTimeout));
+        let keys: Vec<&EndpointKey> = found.iter().map(|one| &one.key).collect();
+        assert_eq!(keys, [&key("a", 1), &key("b", 1)]);
+        assert!(found.iter().all(|one| one.result.unhealthy), "the strictest settings apply");
+        // A further service learns what is known, and one that leaves is told to forget it.
+        let joined = schedule.add(address(1), user("c"), 0).expect("a finding");
+        assert!(joined.key == key("c", 1) && joined.result.unhealthy);
+        let left = schedule.remove(address(1), &user("c"), 0).expect("a finding");
+        assert!(left.key == key("c", 1) && left.result == CheckResult::default());
+        assert_eq!(schedule.shares()["a"], Share { checked: 1, healthy: 0 });
+        // Other settings of one service keep what is known.
+        let other = User { check: HealthCheck { healthy_after: 1, ..strict }, ..user("b") };
+        schedule.add(address(1), other.clone(), 0);
+        assert_eq!(schedule.remove(address(1), &User { check: strict, ..user("b") }, 0), None);
+        assert_eq!(schedule.shares()["b"], Share { checked: 1, healthy: 0 });
+        schedule.remove(address(1), &user("a"), 0);
+        let (_, found) = check(&mut schedule, Ok(()));
+        assert!(!found[0].result.unhealthy, "one passed check is enough for the service that is left");
+        schedule.remove(address(1), &other, 0);
+        assert!(schedule.endpoints.is_empty() && schedule.next().is_none());
+    }
+
+    #[test]
+    fn a_check_that_outlives_its_endpoint_says_nothing() {
+        let mut schedule = Schedule::default();
+        schedule.add(address(1), user("a"), 0);
+        let due = schedule.begin(1_000).expect("due");
+        assert_eq!(schedule.remove(address(1), &user("a"), 1_000), None);
+        schedule.add(address(1), user("a"), 1_000);
+        assert_eq!(schedule.end(due.address, Some(Err(Reason::EndpointTimeout)), 1_300), []);
+        assert_eq!(schedule.turns.len(), 1);
+    }
+
+    #[test]
+    fn a_fault_of_this_process_is_no_verdict_and_waiting_checks_are_counted() {
+        let mut schedule = Schedule::default();
+        for port in 1..=3 {
+            schedule.add(address(port), user("a"), 0);
+        }
+        let due = schedule.begin(1_000).expect("due");
+        assert_eq!(schedule.end(due.address, None, 1_000), []);
+        assert_eq!(schedule.late(1_000), None);
+        let late = schedule.late(3_000).expect("late");
+        assert!(late.count >= 2 && late.longest >= Duration::from_secs(2), "{late:?}");
+    }
+
+    #[test]
+    fn a_shorter_interval_holds_at_once() {
+        let mut schedule = Schedule::default();
+        let slow = User { check: HealthCheck { interval: Duration::from_secs(3600), ..CHECK }, ..user("a") };
+        schedule.add(address(1), slow, 0);
+        schedule.add(address(1), user("b"), 0);
+        assert!(schedule.next().is_some_and(|turn| turn < 1_000));
+    }
+}

@@ -1,0 +1,206 @@
+//! The endpoints that are to be checked, followed from snapshot to snapshot: a change costs the work of the services that
+//! changed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use super::schedule::User;
+use crate::snapshot::Snapshot;
+use crate::snapshot::candidates::Candidates;
+use crate::snapshot::dialled::Dialled;
+use crate::snapshot::policy::{Policy, Route, RouteTarget, Tuning};
+use crate::snapshot::routes::RouteTable;
+use crate::snapshot::service_view::ServiceView;
+use crate::world::Since;
+
+/// A service or a route.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Source {
+    /// The service of this host name.
+    Service(Arc<str>),
+    /// The route with this key.
+    Route(Arc<str>),
+}
+
+/// The endpoints to check, by service and route.
+#[derive(Default)]
+pub(super) struct Targets {
+    /// The policy of the last snapshot.
+    policy: Option<Arc<Policy>>,
+    /// The routes of the last snapshot.
+    routes: Option<Arc<RouteTable>>,
+    dialled: Dialled,
+    /// The routes of the policy that are checked.
+    checked_routes: Vec<Arc<Route>>,
+    by_source: BTreeMap<Source, BTreeSet<(SocketAddr, User)>>,
+}
+
+/// The difference between the targets of two snapshots.
+#[derive(Debug, Default)]
+pub(super) struct Difference {
+    /// Uses that begin; to be applied first, so that an address whose settings change is never without a use.
+    pub(super) added: Vec<(SocketAddr, User)>,
+    /// Uses that end.
+    pub(super) removed: Vec<(SocketAddr, User)>,
+}
+
+impl Targets {
+    /// Goes on to another snapshot, which differs by `since` from the last one.
+    pub(super) fn follow(&mut self, snapshot: &Snapshot, since: &Since) -> Difference {
+        let mut difference = Difference::default();
+        let is_new_policy = !self.policy.as_ref().is_some_and(|policy| Arc::ptr_eq(policy, &snapshot.policy));
+        if is_new_policy {
+            self.read_policy(&snapshot.policy);
+        }
+        match since {
+            Since::Deltas(deltas) if !is_new_policy => {
+                for (name, service) in deltas.iter().flat_map(|delta| &delta.services) {
+                    let users = service.as_ref().map(|service| self.users_of(service)).unwrap_or_default();
+                    self.set(Source::Service(name.shared()), users, &mut difference);
+                }
+            }
+            Since::Deltas(_) | Since::Everything => self.read_services(snapshot, &mut difference),
+        }
+        let is_same = self.routes.as_ref().is_some_and(|routes| Arc::ptr_eq(routes, &snapshot.routes));
+        if is_new_policy || !is_same {
+            self.read_routes(snapshot, &mut difference);
+            self.routes = Some(snapshot.routes.clone());
+        }
+        difference
+    }
+
+    fn read_policy(&mut self, policy: &Arc<Policy>) {
+        self.policy = Some(policy.clone());
+        self.dialled = if policy.has_checks() { Dialled::new(policy) } else { Dialled::default() };
+        let is_checked = |route: &&Arc<Route>| match &route.to {
+            RouteTarget::Endpoints { tuning, .. } => tuning.health.is_some(),
+            RouteTarget::Service { .. } => false,
+        };
+        self.checked_routes = policy.routes.iter().filter(is_checked).cloned().collect();
+    }
+
+    fn read_services(&mut self, snapshot: &Snapshot, difference: &mut Difference) {
+        let known = self.by_source.keys().filter_map(|source| match source {
+            Source::Service(name) => Some(name.clone()),
+            Source::Route(_) => None,
+        });
+        for gone in known.filter(|name| snapshot.service(name).is_none()).collect::<Vec<_>>() {
+            self.set(Source::Service(gone), BTreeSet::new(), difference);
+        }
+        if self.by_source.is_empty() && !snapshot.policy.has_checks() {
+            return;
+        }
+        for service in snapshot.services() {
+            self.set(Source::Service(service.name.clone()), self.users_of(service), difference);
+        }
+    }
+
+    fn read_routes(&mut self, snapshot: &Snapshot, difference: &mut Difference) {
+        let routes: BTreeMap<Source, BTreeSet<(SocketAddr, User)>> = self
+            .checked_routes
+            .iter()
+            .filter_map(|route| self.dialled.of_route(route, &snapshot.routes))
+            .map(|candidates| (Source::Route(candidates.group.clone()), users(candidates).collect()))
+            .collect();
+        let gone = |source: &&Source| matches!(source, Source::Route(_)) && !routes.contains_key(*source);
+        for source in self.by_source.keys().filter(gone).cloned().collect::<Vec<_>>() {
+            self.set(source, BTreeSet::new(), difference);
+        }
+        for (source, users) in routes {
+            self.set(source, users, difference);
+        }
+    }
+
+    fn users_of(&self, service: &ServiceView) -> BTreeSet<(SocketAddr, User)> {
+        let tuning = self.policy.as_ref().map(|policy| policy.tuning.of(&service.name));
+        if tuning.is_none_or(|tuning| tuning.health.is_none()) {
+            return BTreeSet::new();
+        }
+        self.dialled.of_service(service).into_iter().flat_map(|candidates| users(candidates)).collect()
+    }
+
+    fn set(&mut self, source: Source, users: BTreeSet<(SocketAddr, User)>, difference: &mut Difference) {
+        let before = self.by_source.get(&source);
+        let is_known = |one: &(SocketAddr, User)| before.is_some_and(|before| before.contains(one));
+        difference.added.extend(users.iter().filter(|one| !is_known(one)).cloned());
+        let ended = before.into_iter().flatten().filter(|one| !users.contains(one));
+        difference.removed.extend(ended.cloned());
+        if users.is_empty() {
+            self.by_source.remove(&source);
+        } else {
+            self.by_source.insert(source, users);
+        }
+    }
+}
+
+fn users(candidates: &Candidates) -> impl Iterator<Item = (SocketAddr, User)> {
+    let tuning = &candidates.tuning;
+    let checks = tuning.health.into_iter().flat_map(move |check| {
+        candidates.endpoints().iter().map(move |candidate| (check, candidate.key.clone()))
+    });
+    checks.map(|(check, key)| (key.address, User { group: key.group, check, greeting: greeting_of(tuning) }))
+}
+
+/// Returns the bytes that an endpoint expects before all others: a PROXY header that stands for no connection.
+fn greeting_of(_: &Tuning) -> &'static [u8] {
+    &[]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::service::PortProtocol;
+    use crate::snapshot::policy::{HealthCheck, ServiceTuning, Timeouts};
+    use crate::snapshot::tests::{Mesh, endpoint, port, rule, service, shard};
+
+    fn mesh(endpoints: &[&str], checked: &str) -> Mesh {
+        let endpoints = || endpoints.iter().map(|host| endpoint(host, 1)).collect();
+        let ports = vec![port(443, PortProtocol::Tls)];
+        let services =
+            vec![service("a.mesh", ports.clone(), endpoints()), service("b.mesh", ports, endpoints())];
+        let mut mesh = Mesh::new(Vec::new(), vec![shard("a", "n1", services)]);
+        let plain = || Tuning::for_services(&Timeouts::default());
+        let tuning = Tuning { health: Some(HealthCheck::default()), ..plain() };
+        let policies = vec![(crate::snapshot::tests::pattern(checked), tuning.into())];
+        let policy = Arc::make_mut(&mut mesh.policy);
+        policy.tuning = ServiceTuning { default: plain().into(), policies };
+        policy.exports = vec![rule("a.mesh"), rule("b.mesh")];
+        mesh
+    }
+
+    fn addresses(list: &[(SocketAddr, User)]) -> Vec<String> {
+        let mut texts: Vec<String> =
+            list.iter().map(|(address, user)| format!("{address} {}", user.group)).collect();
+        texts.sort();
+        texts
+    }
+
+    #[test]
+    fn the_endpoints_of_exported_services_with_checks_are_targets() {
+        let mut targets = Targets::default();
+        let mut mesh = mesh(&["10.0.0.1", "10.0.0.2"], "a.mesh");
+        let first = targets.follow(&mesh.snapshot(), &Since::Everything);
+        assert_eq!(addresses(&first.added), ["10.0.0.1:8080 a.mesh:443", "10.0.0.2:8080 a.mesh:443"]);
+        let again = targets.follow(&mesh.snapshot(), &Since::Everything);
+        assert!(again.added.is_empty() && again.removed.is_empty(), "{again:?}");
+        // Nobody can be connected to a service that no rule exports.
+        Arc::make_mut(&mut mesh.policy).exports = vec![rule("b.mesh")];
+        let ended = targets.follow(&mesh.snapshot(), &Since::Everything);
+        assert_eq!((ended.added.len(), addresses(&ended.removed).len()), (0, 2));
+    }
+
+    #[test]
+    fn a_removed_check_or_service_ends_its_uses() {
+        let mut targets = Targets::default();
+        assert_eq!(targets.follow(&mesh(&["10.0.0.1"], "*").snapshot(), &Since::Everything).added.len(), 2);
+        let ended = targets.follow(&mesh(&["10.0.0.1"], "b.mesh").snapshot(), &Since::Everything);
+        assert_eq!(addresses(&ended.removed), ["10.0.0.1:8080 a.mesh:443"]);
+        let other = targets.follow(&mesh(&["10.0.0.3"], "b.mesh").snapshot(), &Since::Everything);
+        assert_eq!(addresses(&other.added), ["10.0.0.3:8080 b.mesh:443"]);
+        assert_eq!(addresses(&other.removed), ["10.0.0.1:8080 b.mesh:443"]);
+        let none = targets.follow(&Mesh::new(Vec::new(), Vec::new()).snapshot(), &Since::Everything);
+        assert_eq!(addresses(&none.removed), ["10.0.0.3:8080 b.mesh:443"]);
+        assert!(targets.by_source.is_empty());
+    }
+}

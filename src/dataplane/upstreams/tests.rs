@@ -1,0 +1,146 @@
+//! Ejection, health checks and the memory of endpoints.
+
+use super::*;
+use crate::dataplane::withdrawals::Which;
+use crate::model::endpoint::Health;
+use crate::model::place::Distance;
+use crate::snapshot::candidates::tests::candidate;
+use crate::snapshot::policy::{Timeouts, Tuning};
+
+fn set(endpoints: u16, ejection: Ejection) -> Candidates {
+    let tuning = Tuning { ejection: Some(ejection), ..Tuning::for_services(&Timeouts::default()) };
+    let list = (1..=endpoints).map(|port| candidate(port, 1, Health::Healthy, Distance::Elsewhere)).collect();
+    Candidates::new("g".into(), tuning.into(), list)
+}
+
+fn begin(upstreams: &Upstreams, set: &Candidates, index: usize) -> InFlight {
+    upstreams.begin(upstreams.upstream(&set.endpoints()[index]))
+}
+
+fn upstreams() -> Upstreams {
+    Upstreams::new(&Arc::new(Recorder::default()))
+}
+
+fn is_ejected(upstreams: &Upstreams, set: &Candidates, index: usize) -> bool {
+    upstreams.availability(set, index) == Availability::Ejected
+}
+
+#[test]
+fn failures_in_a_row_eject_but_never_more_than_the_share() {
+    let upstreams = upstreams();
+    let set = set(4, Ejection { failures: 2, ..Ejection::default() });
+    let fail = |index: usize| {
+        let in_flight = begin(&upstreams, &set, index);
+        upstreams.failed(&in_flight, &set, Reason::EndpointRefused)
+    };
+    assert_eq!(fail(0), Verdict::Stays);
+    upstreams.succeeded(&begin(&upstreams, &set, 0));
+    assert_eq!([fail(0), fail(0), fail(0)], [Verdict::Stays, Verdict::Ejected, Verdict::Stays]);
+    assert_eq!([fail(1), fail(1)], [Verdict::Stays, Verdict::Ejected]);
+    assert_eq!([fail(2), fail(2), fail(2)], [Verdict::Stays; 3]);
+    assert!(upstreams.has_left_out(&set) && is_ejected(&upstreams, &set, 0));
+    assert!(!is_ejected(&upstreams, &set, 2));
+}
+
+#[test]
+fn the_only_endpoint_is_never_ejected() {
+    let upstreams = upstreams();
+    let set = set(1, Ejection { failures: 1, share_max_percent: 100, ..Ejection::default() });
+    let in_flight = begin(&upstreams, &set, 0);
+    assert_eq!(upstreams.failed(&in_flight, &set, Reason::EndpointReset), Verdict::Stays);
+    let state = upstreams.state(&set.endpoints()[0].key).expect("it was dialled");
+    assert_eq!((state.in_a_row, state.ejected_for), (1, None));
+    assert_eq!(state.last_failure.map(|last| last.reason), Some(Reason::EndpointReset));
+    assert_eq!(upstreams.troubled().len(), 1);
+    upstreams.answered(&in_flight, false);
+    upstreams.succeeded(&in_flight);
+    let state = upstreams.state(&set.endpoints()[0].key).expect("it is remembered");
+    assert!(state.is_troubled() && state.not_tls.is_some() && state.in_a_row == 0);
+    upstreams.answered(&in_flight, true);
+    assert!(upstreams.troubled().is_empty());
+}
+
+#[test]
+fn an_ejected_endpoint_comes_back_and_unused_ones_are_forgotten() {
+    let upstreams = upstreams();
+    let set = set(2, Ejection { failures: 1, time: Duration::ZERO, ..Ejection::default() });
+    let in_flight = begin(&upstreams, &set, 0);
+    assert_eq!(upstreams.in_flight(&set, 0), 1);
+    assert_eq!(upstreams.failed(&in_flight, &set, Reason::EndpointTimeout), Verdict::Ejected);
+    assert!(!is_ejected(&upstreams, &set, 0), "its time was over at once");
+    assert!(!upstreams.has_left_out(&set));
+    drop(in_flight);
+    assert_eq!(upstreams.in_flight(&set, 0), 0);
+    upstreams.upkeep();
+    assert_eq!(upstreams.len(), 1, "remembered for a minute");
+}
+
+fn failed(failed: u32, unhealthy: bool) -> CheckResult {
+    CheckResult { failed, unhealthy, failure: Some(Reason::EndpointRefused) }
+}
+
+#[test]
+fn an_endpoint_whose_checks_fail_is_left_out_and_remembered_until_they_pass() {
+    let upstreams = upstreams();
+    let set = set(3, Ejection { failures: 1, share_max_percent: 100, ..Ejection::default() });
+    let key = &set.endpoints()[0].key;
+    let changes = || upstreams.group(&set.group).changes();
+    upstreams.checked(key, CheckResult::default());
+    assert!(upstreams.is_empty(), "an endpoint that passes its checks costs nothing");
+    upstreams.checked(key, failed(1, false));
+    assert!(!upstreams.has_left_out(&set), "one failure is no verdict");
+    let before = changes();
+    upstreams.checked(key, failed(2, true));
+    upstreams.checked(key, failed(3, true));
+    assert!(upstreams.has_left_out(&set) && changes() == before + 1, "the choice is made again once");
+    assert_eq!(upstreams.availability(&set, 0), Availability::Unhealthy);
+    let state = upstreams.state(key).expect("a state");
+    assert_eq!((state.in_a_row, state.unhealthy, state.is_troubled()), (3, true, true));
+    assert!(state.last_failure.is_some_and(|last| last.by_check && last.reason == Reason::EndpointRefused));
+    // A connection's success says nothing about the checks.
+    upstreams.succeeded(&begin(&upstreams, &set, 0));
+    assert_eq!(upstreams.availability(&set, 0), Availability::Unhealthy);
+    // One more may be ejected, but not the last.
+    let fail = |index| upstreams.failed(&begin(&upstreams, &set, index), &set, Reason::EndpointRefused);
+    assert_eq!((fail(1), fail(2)), (Verdict::Ejected, Verdict::Stays));
+    upstreams.upkeep();
+    assert_eq!(upstreams.availability(&set, 0), Availability::Unhealthy);
+    upstreams.checked(key, CheckResult::default());
+    assert_eq!(upstreams.availability(&set, 0), Availability::Available);
+    assert_eq!(upstreams.availability(&set, 1), Availability::Ejected);
+    assert!(upstreams.has_left_out(&set), "the other is ejected still");
+}
+
+#[test]
+fn an_ejected_endpoint_may_be_unhealthy_too_and_returns_when_both_are_over() {
+    let upstreams = upstreams();
+    let set = set(2, Ejection { failures: 1, time: Duration::from_millis(1), ..Ejection::default() });
+    assert_eq!(
+        upstreams.failed(&begin(&upstreams, &set, 0), &set, Reason::EndpointTimeout),
+        Verdict::Ejected
+    );
+    upstreams.checked(&set.endpoints()[0].key, failed(3, true));
+    while upstreams.now() < 5 {
+        std::hint::spin_loop();
+    }
+    upstreams.upkeep();
+    assert_eq!(upstreams.availability(&set, 0), Availability::Unhealthy);
+    upstreams.checked(&set.endpoints()[0].key, CheckResult::default());
+    assert_eq!(upstreams.availability(&set, 0), Availability::Available);
+    assert!(!upstreams.has_left_out(&set));
+}
+
+#[test]
+fn a_withdrawn_endpoint_has_a_state_although_it_was_never_dialled() {
+    let upstreams = upstreams();
+    let set = set(2, Ejection::default());
+    let which = Which::parse("10.0.0.1:2", None).expect("legal");
+    upstreams.withdrawals().withdraw(which.clone(), Withdrawal::Disabled).expect("withdrawn");
+    assert!(upstreams.has_left_out(&set));
+    assert_eq!(upstreams.availability(&set, 0), Availability::Available);
+    assert_eq!(upstreams.availability(&set, 1), Availability::Disabled);
+    let state = upstreams.state(&set.endpoints()[1].key).expect("a state");
+    assert_eq!(state.availability(), Availability::Disabled);
+    upstreams.withdrawals().enable(&which).expect("enabled");
+    assert!(!upstreams.has_left_out(&set) && upstreams.state(&set.endpoints()[1].key).is_none());
+}

@@ -1,0 +1,117 @@
+//! The endpoints that this gateway dials: those of its routes, and of the service ports that a route or an export rule
+//! leads to. All are on its own network.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use super::candidates::Candidates;
+use super::policy::{ListenerProtocol, Policy, Route, RouteTarget};
+use super::service_view::{AskedBy, PortView, ServiceView};
+use super::{Snapshot, routes::RouteTable};
+
+/// What a policy says about the endpoints that are dialled.
+#[derive(Clone, Debug, Default)]
+pub struct Dialled {
+    takes_sni: bool,
+    takes_hbone: bool,
+    /// The service ports that routes lead to.
+    aliased: HashSet<(Arc<str>, u16)>,
+}
+
+impl Dialled {
+    /// Reads a policy.
+    pub fn new(policy: &Policy) -> Self {
+        let target = |route: &Arc<Route>| match &route.to {
+            RouteTarget::Service { hostname, port, .. } => Some((hostname.shared(), *port)),
+            RouteTarget::Endpoints { .. } => None,
+        };
+        Self {
+            takes_sni: policy.listeners.iter().any(|listener| listener.protocol != ListenerProtocol::Hbone),
+            takes_hbone: policy.takes_hbone(),
+            aliased: policy.routes.iter().filter_map(target).collect(),
+        }
+    }
+
+    /// Returns the candidates of a service that callers can be connected to; an endpoint may be in several of them.
+    pub fn of_service<'a>(&self, service: &'a ServiceView) -> Vec<&'a Arc<Candidates>> {
+        let mut all = Vec::new();
+        for port in &service.ports {
+            self.of_port(service, port, &mut all);
+        }
+        let is_exported = service.ports.iter().any(|port| !port.rules.is_empty());
+        if self.takes_hbone && is_exported {
+            all.extend(service.waypoint.iter().map(|waypoint| &waypoint.candidates));
+        }
+        all
+    }
+
+    fn of_port<'a>(&self, service: &ServiceView, port: &'a PortView, all: &mut Vec<&'a Arc<Candidates>>) {
+        let is_exported = !port.rules.is_empty();
+        let by_hostname = is_exported && port.protocol.is_tls()
+            || self.aliased.contains(&(service.name.clone(), port.port));
+        let ways = [
+            (self.takes_sni && is_exported, AskedBy::MeshName),
+            (self.takes_sni && by_hostname, AskedBy::Hostname),
+            (self.takes_hbone && is_exported, AskedBy::Authority),
+        ];
+        for asked in ways.into_iter().filter(|(is_met, _)| *is_met).map(|(_, asked)| asked) {
+            for candidates in port.subsets().filter_map(|subset| port.candidates(subset, asked)) {
+                if !all.iter().any(|known| Arc::ptr_eq(known, candidates)) {
+                    all.push(candidates);
+                }
+            }
+        }
+    }
+
+    /// Returns the candidates of a route of this policy; `None` if it leads to a service, or no listener takes SNI.
+    pub fn of_route<'a>(&self, route: &Route, routes: &'a RouteTable) -> Option<&'a Arc<Candidates>> {
+        if !self.takes_sni {
+            return None;
+        }
+        routes.named(&route.key.to_string())?.candidates.as_ref()
+    }
+
+    /// Returns the candidates of all services and routes.
+    pub fn all<'a>(&self, snapshot: &'a Snapshot) -> Vec<&'a Arc<Candidates>> {
+        let services = snapshot.services().into_iter().flat_map(|service| self.of_service(service));
+        let routes = snapshot.policy.routes.iter();
+        services.chain(routes.filter_map(|route| self.of_route(route, &snapshot.routes))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::address::Bind;
+    use crate::model::service::PortProtocol;
+    use crate::snapshot::policy::{Listener, RouteName};
+    use crate::snapshot::tests::{Mesh, endpoint, host_name, pattern, port, rule, service, shard};
+
+    #[test]
+    fn what_is_dialled_follows_from_listeners_routes_and_exports() {
+        let ports = || vec![port(443, PortProtocol::Tls), port(80, PortProtocol::Tcp)];
+        let of = |name: &str, host: &str| service(name, ports(), vec![endpoint(host, 1)]);
+        let listing = shard("a", "n1", vec![of("out.mesh", "10.0.0.1"), of("kept.mesh", "10.0.0.2")]);
+        let mut mesh = Mesh::new(Vec::new(), vec![listing]);
+        let dialled = |mesh: &Mesh| {
+            let snapshot = mesh.snapshot();
+            let dialled = Dialled::new(&snapshot.policy);
+            let mut groups: Vec<String> =
+                dialled.all(&snapshot).into_iter().map(|one| one.group.to_string()).collect();
+            groups.sort();
+            groups
+        };
+        Arc::make_mut(&mut mesh.policy).exports = vec![rule("out.mesh")];
+        assert_eq!(dialled(&mesh), ["out.mesh:443", "out.mesh:80"]);
+        // A route needs no export rule, but a listener that takes SNI.
+        let to = RouteTarget::Service { hostname: host_name("kept.mesh"), port: 443, subset: "".into() };
+        let route = Route { key: RouteName::Name(pattern("a.test")), listeners: Vec::new(), to };
+        Arc::make_mut(&mut mesh.policy).routes = vec![route.into()];
+        assert_eq!(dialled(&mesh), ["out.mesh:443", "out.mesh:80"]);
+        let sni = Listener::sni("sni".into(), Bind::Any { port: 15_443 });
+        Arc::make_mut(&mut mesh.policy).listeners = vec![sni.into()];
+        assert_eq!(dialled(&mesh), ["kept.mesh:443", "out.mesh:443", "out.mesh:80"]);
+        Arc::make_mut(&mut mesh.policy).listeners.clear();
+        assert!(dialled(&mesh).is_empty());
+    }
+}

@@ -1,0 +1,163 @@
+//! What health checks cost: `cargo bench --bench checks`.
+//!
+//! The real binary checks 10,000 endpoints once a second, over real sockets on loopback, for some seconds: endpoints that
+//! accept, then endpoints that refuse. Printed are the checks that were made and the processor time of the gateway for
+//! them. On loopback the kernel does the endpoint's part of each handshake within the system calls of the gateway; for
+//! comparison, a bare loop of the same system calls in this process is measured beside it. Nothing is judged here but that
+//! all endpoints get their verdicts.
+
+#![expect(clippy::print_stdout, reason = "it prints what it measures")]
+
+use std::error::Error;
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use socket2::{Domain, Socket, Type};
+
+type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+
+const ENDPOINTS: usize = 10_000;
+/// How long is measured, once all endpoints have been checked.
+const MEASURED: Duration = Duration::from_secs(10);
+/// Connections of the bare loop.
+const BARE: usize = 50_000;
+
+fn main() -> Result<()> {
+    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+    let port = listener.local_addr()?.port();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            drop(stream);
+        }
+    });
+    let unused = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?.local_addr()?.port();
+    measure("accept", port)?;
+    measure("refuse", unused)
+}
+
+fn address(index: usize, port: u16) -> SocketAddr {
+    let [.., high, low] = index.to_be_bytes();
+    SocketAddr::from(([127, 1, high, low], port))
+}
+
+fn measure(what: &str, port: u16) -> Result<()> {
+    let bare = thread::spawn(move || bare(port)).join().map_err(|_| "it panicked")??;
+    println!("endpoints that {what}:");
+    println!("  {:.1} µs for the bare system calls of one", bare.as_secs_f64() * 1e6 / BARE as f64);
+    let gateway = Gateway::start(port)?;
+    let until = Instant::now() + Duration::from_secs(60);
+    while gateway.checks()? < 5 * ENDPOINTS as u64 {
+        if Instant::now() > until {
+            return Err("60 s are not enough for five checks of each endpoint".into());
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
+    let expected = if what == "accept" { " 1\n" } else { " 0\n" };
+    let metrics = gateway.get("/metrics")?;
+    if !metrics.contains(&format!("isthmus_endpoint_healthy{{service=\"many.bench.test\"}}{expected}")) {
+        return Err(format!("the verdicts are wrong: {metrics}").into());
+    }
+    let before = (gateway.checks()?, time_of(&gateway.stat())?, Instant::now());
+    thread::sleep(MEASURED);
+    let after = (gateway.checks()?, time_of(&gateway.stat())?, Instant::now());
+    let (checks, seconds) = ((after.0 - before.0) as f64, (after.2 - before.2).as_secs_f64());
+    let (user, system) = ((after.1.0 - before.1.0).as_secs_f64(), (after.1.1 - before.1.1).as_secs_f64());
+    println!(
+        "  {:.0} checks a second cost {:.1} % of a core: {:.1} µs each, {:.1} of them in the program, {:.1} in the kernel",
+        checks / seconds,
+        (user + system) / seconds * 100.0,
+        (user + system) / checks * 1e6,
+        user / checks * 1e6,
+        system / checks * 1e6
+    );
+    Ok(())
+}
+
+/// The processor time of a thread that makes the system calls of checks, and nothing else.
+fn bare(port: u16) -> Result<Duration> {
+    let stat = "/proc/thread-self/stat";
+    let before = time_of(stat)?;
+    for index in 0..BARE {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM.nonblocking().cloexec(), None)?;
+        // It is in progress, or was refused at once.
+        let _ = socket.connect(&address(index % ENDPOINTS, port).into());
+        socket.set_linger(Some(Duration::ZERO))?;
+    }
+    let after = time_of(stat)?;
+    Ok(after.0 + after.1 - before.0 - before.1)
+}
+
+/// User and system time, as a `stat` file of the kernel has them.
+fn time_of(stat: &str) -> Result<(Duration, Duration)> {
+    let text = std::fs::read_to_string(stat)?;
+    let (_, fields) = text.rsplit_once(") ").ok_or("no fields")?;
+    let mut ticks = fields.split(' ').skip(11).map_while(|field| field.parse::<u64>().ok());
+    // A tick is 10 ms wherever Linux runs.
+    let mut next = || ticks.next().map(|ticks| Duration::from_millis(ticks * 10)).ok_or("no time");
+    Ok((next()?, next()?))
+}
+
+struct Gateway {
+    child: Child,
+    admin: SocketAddr,
+    _folder: tempfile::TempDir,
+}
+
+impl Gateway {
+    fn start(port: u16) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let mut config = "listen: \"127.0.0.1:0\"\nadmin: {bind: \"127.0.0.1:0\"}\ntelemetry: {log: {format: json}, accessLog: off}\n\
+             routes:\n  many.bench.test:\n    health: {interval: 1s, timeout: 500ms}\n    endpoints:\n"
+            .to_owned();
+        for index in 0..ENDPOINTS {
+            writeln!(config, "      - \"{}\"", address(index, port))?;
+        }
+        std::fs::write(folder.path().join("isthmus.yaml"), config)?;
+        let mut child = Command::new(env!("CARGO_BIN_EXE_isthmus"))
+            .args(["run", "-c", "isthmus.yaml"])
+            .current_dir(folder.path())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        let mut lines = BufReader::new(child.stderr.take().ok_or("no stderr")?).lines();
+        let admin = loop {
+            let line: serde_json::Value = serde_json::from_str(&lines.next().ok_or("it has ended")??)?;
+            if line["listener"] == "admin" {
+                break line["address"].as_str().ok_or("no address")?.parse()?;
+            }
+        };
+        // Or it would wait for us to read.
+        thread::spawn(move || lines.for_each(drop));
+        Ok(Self { child, admin, _folder: folder })
+    }
+
+    fn stat(&self) -> String {
+        format!("/proc/{}/stat", self.child.id())
+    }
+
+    /// The checks that it has made.
+    fn checks(&self) -> Result<u64> {
+        let metrics = self.get("/metrics")?;
+        let lines = metrics.lines().filter(|line| line.starts_with("isthmus_endpoint_checks_total"));
+        Ok(lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum())
+    }
+
+    fn get(&self, path: &str) -> Result<String> {
+        let mut stream = TcpStream::connect(self.admin)?;
+        write!(stream, "GET {path} HTTP/1.0\r\nHost: {}\r\n\r\n", self.admin)?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text)?;
+        Ok(text)
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
