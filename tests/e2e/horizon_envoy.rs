@@ -24,7 +24,7 @@ use crate::support::{eventually, skip};
 
 const CLIENT_ID: &str = "spiffe://cluster.local/ns/front/sa/web";
 const SERVER_ID: &str = "spiffe://cluster.local/ns/shop/sa/checkout";
-const CHECKOUT: &str = "outbound|443||checkout.shop.svc.cluster.local";
+pub(crate) const CHECKOUT: &str = "outbound|443||checkout.shop.svc.cluster.local";
 /// Services that nobody calls, so that there is something to be told of that does not change.
 const OTHERS: usize = 20;
 /// Calls over which the split is measured.
@@ -32,7 +32,7 @@ const CALLS: usize = 2000;
 /// Of calls that go on while something happens: how many at once, and how long each caller rests.
 const CALLERS: (usize, Duration) = (2, Duration::from_millis(4));
 
-fn envoy() -> Option<OsString> {
+pub(crate) fn envoy() -> Option<OsString> {
     let envoy = installed();
     if envoy.is_none() {
         skip("horizon: there is no Envoy (tests/run installs one)");
@@ -42,10 +42,15 @@ fn envoy() -> Option<OsString> {
 
 // The endpoints.
 
-/// An endpoint of the mesh that wants a client certificate, and answers a line with its name and the identity it saw.
+/// An endpoint of the mesh on loopback.
 fn endpoint(name: &'static str, identity: &str) -> Backend {
+    endpoint_at("127.0.0.1:0".parse().expect("an address"), name, identity)
+}
+
+/// An endpoint of the mesh that wants a client certificate, and answers a line with its name and the identity it saw.
+pub(crate) fn endpoint_at(address: SocketAddr, name: &'static str, identity: &str) -> Backend {
     let config = PKI.mutual_server("checkout.shop.svc.cluster.local", identity);
-    Backend::start(move |stream| {
+    Backend::start_at(address, move |stream| {
         // How a connection ends is the caller's to judge.
         let _ = answer(stream, config.clone(), name);
     })
@@ -244,6 +249,18 @@ fn call_once(listener: SocketAddr) -> Call {
     Call { began, endpoint }
 }
 
+/// Calls a listener of Envoy so often, and counts the answers of each endpoint. No call may fail.
+#[track_caller]
+pub(crate) fn counted(listener: SocketAddr, calls: usize) -> BTreeMap<String, usize> {
+    let lane = |_| thread::spawn(move || (0..calls / 4).map(|_| call_once(listener)).collect::<Vec<_>>());
+    let lanes: Vec<_> = (0..4).map(lane).collect();
+    let mut counts = BTreeMap::new();
+    for call in lanes.into_iter().flat_map(|lane| lane.join().expect("callers do not panic")) {
+        *counts.entry(call.endpoint.expect("answered, and the client was seen")).or_default() += 1;
+    }
+    counts
+}
+
 /// Calls that go on in the background.
 struct Traffic {
     stop: Arc<AtomicBool>,
@@ -304,12 +321,7 @@ fn envoy_splits_its_calls_by_what_stands_behind_each_of_its_hosts() {
 
     let listener = mesh.envoy.listener("checkout");
     let began = Instant::now();
-    let lane = |_| thread::spawn(move || (0..CALLS / 4).map(|_| call_once(listener)).collect::<Vec<_>>());
-    let lanes: Vec<_> = (0..4).map(lane).collect();
-    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
-    for call in lanes.into_iter().flat_map(|lane| lane.join().expect("callers do not panic")) {
-        *counts.entry(call.endpoint.expect("answered, and the client was seen")).or_default() += 1;
-    }
+    let counts = counted(listener, CALLS);
     let share = |names: &[&str]| {
         names.iter().map(|name| counts.get(*name).copied().unwrap_or_default()).sum::<usize>() as f64
             / CALLS as f64

@@ -34,6 +34,7 @@ mod kube_fake;
 mod kube_records;
 mod kube_rig;
 mod kubernetes;
+mod kubernetes_envoy;
 mod kubernetes_hostile;
 mod lifecycle;
 mod limits;
