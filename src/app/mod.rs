@@ -50,6 +50,7 @@ use crate::telemetry::Telemetry;
 use crate::telemetry::access_log::GatewayName;
 use crate::telemetry::control::ReloadResult;
 use crate::tls::context::CertificateRotation;
+use crate::world::LaterReader;
 use listeners::Listeners;
 use loading::{Loaded, Loader};
 use orders::{Reload, Supervisor};
@@ -240,10 +241,16 @@ impl Program {
         let sources = world_sources(&config, &mut clusters);
         let (control, tasks) = (telemetry.control.clone(), scope.clone());
         let registry_tasks = scope.clone();
-        let registries: Arc<Factory> = Arc::new(move |spec| registry_of(spec, &registry_tasks));
+        // Registries start before there is a snapshot.
+        let snapshots = LaterReader::default();
+        let of_registries = snapshots.clone();
+        let registries: Arc<Factory> =
+            Arc::new(move |spec| registry_of(spec, &registry_tasks, &of_registries));
         // A large config makes this a long computation.
         let world = background::run(move || owner::start(sources, registries, &control, &tasks)).await;
         let (aggregator, reader) = world.map_err(|_| "building the first snapshot panicked".to_owned())?;
+        // Nothing else sets it.
+        let _ = snapshots.set(reader.clone());
         let mut identity = CertificateRotation::start(&scope);
         identity.configure(config.identity.clone()).await;
         let exporter = Exporter::start(&telemetry.spans, &scope);
@@ -596,12 +603,16 @@ impl Registry for Empty {
 }
 
 /// Makes the registry of a spec.
-fn registry_of(spec: &RegistrySpec, scope: &Scope) -> Box<dyn Registry> {
+#[cfg_attr(
+    not(feature = "kubernetes"),
+    expect(unused_variables, reason = "only clusters are compared by it")
+)]
+fn registry_of(spec: &RegistrySpec, scope: &Scope, world: &LaterReader) -> Box<dyn Registry> {
     match &spec.kind {
         RegistryKind::File { path } => Box::new(FileRegistry::new(spec.clone(), path.clone())),
         #[cfg(feature = "kubernetes")]
         RegistryKind::Kubernetes(kubernetes) => {
-            Box::new(KubernetesRegistry::new(spec.clone(), kubernetes.clone(), scope.clone()))
+            Box::new(KubernetesRegistry::new(spec.clone(), kubernetes.clone(), scope.clone(), world.clone()))
         }
         RegistryKind::KubernetesClusters(_) => Box::new(Empty(spec.clone())),
         // The config refuses it.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::aggregator::etcd::spec::{EtcdSpec, Login};
 use crate::aggregator::kubernetes::spec::{
-    AccessSpec, ClusterSource, ClustersSpec, ExportWriterSpec, KubernetesSpec, NamespaceChoice,
+    AccessSpec, ClusterSource, ClustersSpec, ExportWriterSpec, Knows, KubernetesSpec, NamespaceChoice,
 };
 use crate::aggregator::spec::{RegistryKind, RegistrySpec};
 use crate::document::problem::{Path, Position, Problems};
@@ -125,12 +125,19 @@ pub(super) fn with_export_writer(
     if !exports.iter().any(|rule| rule.marked == Some(MarkCondition::ServiceExport)) {
         return registries;
     }
+    let is_other = |registry: &RegistrySpec| match &registry.kind {
+        RegistryKind::Kubernetes(_) => registry.cluster != node.cluster,
+        RegistryKind::KubernetesClusters(_) => true,
+        RegistryKind::File { .. } | RegistryKind::Etcd(_) => false,
+    };
+    let knows = if registries.iter().any(is_other) { Knows::OtherClusters } else { Knows::OwnCluster };
     let or = |text: &Arc<str>, other: &str| if text.is_empty() { other.into() } else { text.clone() };
     for registry in registries.iter_mut().filter(|registry| registry.cluster == node.cluster) {
         if let RegistryKind::Kubernetes(spec) = &mut registry.kind {
             spec.export_writer = Some(ExportWriterSpec {
                 namespace: or(&node.namespace, &spec.system_namespace),
                 holder: or(&node.name, "isthmus"),
+                knows,
             });
         }
     }

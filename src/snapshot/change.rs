@@ -116,6 +116,21 @@ pub struct Mark {
     pub kind: MarkKind,
     /// Labels of the object that export rules may require.
     pub labels: Labels,
+    /// What the `ServiceExport` says of the service under its name in the cluster set; `None` for all other marks.
+    pub export: Option<Arc<Export>>,
+}
+
+/// The properties of an exported service that have to be the same in all clusters that export it (KEP-1645), beside its ports.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Export {
+    /// When the `ServiceExport` was created, as RFC 3339.
+    pub created: Arc<str>,
+    /// True if the service has no virtual address.
+    pub is_headless: bool,
+    /// `None` or `ClientIP`.
+    pub session_affinity: Arc<str>,
+    /// The time in seconds for which a client keeps its endpoint; 0 without session affinity.
+    pub session_seconds: u32,
 }
 
 /// The kind of an object that marks a service.

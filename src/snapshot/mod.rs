@@ -9,6 +9,7 @@ pub mod bucket_map;
 pub mod build;
 pub mod candidates;
 pub mod change;
+pub mod clusterset;
 pub mod delta;
 pub mod dialled;
 pub mod exports;

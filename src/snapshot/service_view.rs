@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::Snapshot;
 use super::candidates::{Candidate, Candidates, EndpointKey};
 use super::change::Mark;
+use super::clusterset::{ExportConflict, Exported, conflict};
 use super::exports::ExportIndex;
 use super::inputs::Inputs;
 use super::networks::NetworkTable;
@@ -51,6 +52,8 @@ pub struct ServiceView {
     pub parts: Vec<Part>,
     /// Differences between registries that could not be merged, one sentence each.
     pub conflicts: Vec<String>,
+    /// What the clusters that export the service disagree about; `None` but for names of the cluster set.
+    pub export_conflict: Option<Arc<ExportConflict>>,
     /// The number of endpoints and waypoints that are left out because their registries may not give their
     /// addresses.
     pub denied_addresses: usize,
@@ -78,6 +81,14 @@ pub struct Part {
     pub service: Arc<Service>,
     /// The objects of the registry that mark the service as meant for other networks.
     pub marks: Arc<[Mark]>,
+}
+
+impl Part {
+    /// Returns the part as the service that its cluster exports; `None` if it is not a name of the cluster set.
+    fn exported(&self) -> Option<Exported<'_>> {
+        let export = self.marks.iter().find_map(|mark| mark.export.as_deref())?;
+        Some(Exported { cluster: &self.origin.cluster, export, ports: &self.service.ports })
+    }
 }
 
 /// One port of a merged service.
@@ -289,14 +300,15 @@ impl ServiceView {
     pub(super) fn merge(hostname: &str, site: Site<'_>, exports: &ExportIndex) -> Option<Self> {
         let world = site.inputs;
         let mut conflicts = Vec::new();
-        let parts = owned_parts(hostname, world.shards, &mut conflicts);
+        let mut parts = owned_parts(hostname, world.shards, &mut conflicts);
+        let order = oldest_first(&mut parts);
         let first = &parts.first()?.service;
         let key = first.key.clone();
         let mut ports = Vec::new();
         let mut subsets = BTreeMap::new();
         let mut vips = Vec::new();
         for part in &parts {
-            merge_ports(&mut ports, part, &mut conflicts);
+            merge_ports(&mut ports, part, order, &mut conflicts);
             for (name, labels) in &part.service.subsets {
                 subsets.entry(name.to_ascii_lowercase().into()).or_insert_with(|| labels.clone());
             }
@@ -344,6 +356,8 @@ impl ServiceView {
             ports,
             subsets,
             waypoint,
+            export_conflict: conflict(&parts.iter().filter_map(Part::exported).collect::<Vec<_>>())
+                .map(Arc::new),
             parts,
             conflicts,
             denied_addresses,
@@ -391,14 +405,28 @@ fn owned_parts(hostname: &str, shards: &[Arc<Shard>], conflicts: &mut Vec<String
     parts
 }
 
-/// Merges the ports of a part: by name, then by protocol and number. The earlier registry wins.
-fn merge_ports(ports: &mut Vec<ServicePort>, part: &Part, conflicts: &mut Vec<String>) {
+/// Sorts the parts of a service by the age of their ServiceExports, and by cluster among equally old ones (KEP-1645). Parts keep their
+/// order where one of them is not there by a ServiceExport: an operator who gives a service of that name decides. Returns what the
+/// parts are in order of, for messages.
+fn oldest_first(parts: &mut [Part]) -> &'static str {
+    if !parts.iter().all(|part| part.exported().is_some()) {
+        return "registry";
+    }
+    fn age(part: &Part) -> Option<(&str, &str)> {
+        Some(part.exported()?.age())
+    }
+    parts.sort_by(|one, other| age(one).cmp(&age(other)));
+    "ServiceExport"
+}
+
+/// Merges the ports of a part: by name, then by protocol and number. The earlier part wins, whatever the `order` of parts is by.
+fn merge_ports(ports: &mut Vec<ServicePort>, part: &Part, order: &str, conflicts: &mut Vec<String>) {
     for port in &part.service.ports {
         let same_name = ports.iter().find(|known| known.name == port.name);
         if let Some(known) = same_name {
             if (known.port, known.protocol) != (port.port, port.protocol) {
                 conflicts.push(format!(
-                    "cluster {:?} has port {:?} as {} {}, but an earlier registry has it as {} {}, which applies",
+                    "cluster {:?} has port {:?} as {} {}, but an earlier {order} has it as {} {}, which applies",
                     part.origin.cluster.as_str(),
                     &*port.name,
                     port.protocol.text(),
@@ -413,7 +441,7 @@ fn merge_ports(ports: &mut Vec<ServicePort>, part: &Part, conflicts: &mut Vec<St
             None => ports.push(port.clone()),
             Some(known) if known.protocol == port.protocol => {}
             Some(known) => conflicts.push(format!(
-                "cluster {:?} has port {} as {}, but an earlier registry has it as {}, which applies",
+                "cluster {:?} has port {} as {}, but an earlier {order} has it as {}, which applies",
                 part.origin.cluster.as_str(),
                 port.port,
                 port.protocol.text(),

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use arc_swap::ArcSwap;
 use tokio::sync::watch;
@@ -69,6 +69,9 @@ pub struct Reader {
     shared: Arc<Shared>,
     held: Arc<Snapshot>,
 }
+
+/// The reader for tasks that start before the first snapshot is published; empty until then.
+pub type LaterReader = Arc<OnceLock<Reader>>;
 
 impl Publisher {
     /// Makes the publisher and the first reader.

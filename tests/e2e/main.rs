@@ -35,6 +35,7 @@ mod kube_records;
 mod kube_rig;
 mod kubernetes;
 mod kubernetes_envoy;
+mod kubernetes_exports;
 mod kubernetes_hostile;
 mod lifecycle;
 mod limits;

@@ -105,7 +105,7 @@ isthmus-service-exports
       "gateways" (and $registry $kubernetes.gateways.enabled)
       "destinationRules" (and $registry $kubernetes.destinationRules)
       "meshConfig" (and $registry $kubernetes.meshConfig)
-      "leader" (and $registry $kubernetes.serviceExports.conditions (eq .role "gateway"))
+      "leader" (and $registry $kubernetes.serviceExports.conditions)
       "secrets" $secrets
       "token" (or $registry $secrets)
     | toJson -}}

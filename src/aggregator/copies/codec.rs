@@ -21,7 +21,7 @@ use crate::model::place::{ClusterId, Locality, Network};
 use crate::model::service::{PortProtocol, Service, ServiceKey, ServicePort, Waypoint};
 use crate::proto::isthmus::registry::v1 as proto;
 use crate::snapshot::change::{
-    EndpointSet, EndpointSetKey, GatewayKey, Item, Mark, MarkKey, MarkKind, RegistryGateway,
+    EndpointSet, EndpointSetKey, Export, GatewayKey, Item, Mark, MarkKey, MarkKind, RegistryGateway,
 };
 use crate::snapshot::policy::Gateway;
 
@@ -158,6 +158,12 @@ fn record(item: &Item) -> proto::record::Kind {
             object: mark.key.object.to_string(),
             labels: texts(&mark.labels),
             kind: mark.kind.text().to_owned(),
+            export: mark.export.as_deref().map(|export| proto::Export {
+                created: export.created.to_string(),
+                is_headless: export.is_headless,
+                session_affinity: export.session_affinity.to_string(),
+                session_seconds: export.session_seconds,
+            }),
         }),
     }
 }
@@ -287,7 +293,15 @@ impl Decoder {
             proto::record::Kind::Mark(mark) => {
                 let key = MarkKey { service: self.key(mark.service?)?, object: mark.object.into() };
                 let kind = choice(&mark.kind, &MarkKind::ALL, MarkKind::text)?;
-                Item::Mark(Mark { key, kind, labels: self.labels(mark.labels) })
+                let export = mark.export.map(|export| {
+                    Arc::new(Export {
+                        created: export.created.into(),
+                        is_headless: export.is_headless,
+                        session_affinity: export.session_affinity.into(),
+                        session_seconds: export.session_seconds,
+                    })
+                });
+                Item::Mark(Mark { key, kind, labels: self.labels(mark.labels), export })
             }
             proto::record::Kind::End(_) => return None,
         })
@@ -464,6 +478,12 @@ mod tests {
             key: MarkKey { service: key, object: "ServiceExport n/b".into() },
             kind: MarkKind::ServiceExport,
             labels,
+            export: Some(Arc::new(Export {
+                created: "2026-01-01T00:00:00Z".into(),
+                is_headless: true,
+                session_affinity: "ClientIP".into(),
+                session_seconds: 10_800,
+            })),
         }));
         items
     }

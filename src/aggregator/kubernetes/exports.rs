@@ -1,5 +1,6 @@
-//! Writes the conditions `Valid` and `Ready` of ServiceExports (KEP-1645), by one replica at a time: the one that holds a Lease.
-//! The condition `Conflict` is never written: it compares clusters, and a registry knows one.
+//! Writes the conditions of ServiceExports (KEP-1645), by one replica at a time: the one that holds a Lease. `Valid` and `Ready`
+//! are facts of the cluster alone. `Conflict` compares clusters: it is read from the snapshot, and only a replica that reads other
+//! clusters writes it. Such a replica takes the Lease from one that does not.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -12,10 +13,14 @@ use tokio::sync::watch;
 use tokio::time::{Instant, interval};
 
 use super::client::{Client, Fault};
+use super::index::items::alias;
 use super::kinds::Kind;
 use super::records::{ExportCondition, ObjectKey};
-use super::spec::ExportWriterSpec;
+use super::spec::{ExportWriterSpec, Knows};
+use crate::model::place::ClusterId;
+use crate::snapshot::Snapshot;
 use crate::telemetry::clock::rfc3339;
+use crate::world::{LaterReader, Reader};
 
 /// The duration of a Lease, the interval of renewals, and the time after which a holder that could not renew stops: as
 /// client-go's leader election has them.
@@ -24,6 +29,10 @@ const RENEW_EVERY: Duration = Duration::from_secs(2);
 const RENEW_WITHIN: Duration = Duration::from_secs(10);
 /// The name of the Lease.
 const LEASE_NAME: &str = "isthmus-service-exports";
+/// The annotation of the Lease that says which clusters its holder knows ([`Knows`]).
+const KNOWS: &str = "isthmus.dev/clusters";
+/// The type of the condition that compares clusters.
+const CONFLICT: &str = "Conflict";
 /// The field manager of what is written: conditions of others are never touched.
 const MANAGER: &str = "isthmus";
 /// Exports whose conditions are written in one turn.
@@ -70,6 +79,8 @@ pub(super) type Exports = BTreeMap<ObjectKey, WantedConditions>;
 pub(super) struct ExportWriter {
     client: Arc<Client>,
     spec: ExportWriterSpec,
+    cluster: ClusterId,
+    world: LaterReader,
     exports: watch::Receiver<Arc<Exports>>,
     /// The error that keeps conditions from being written; empty: none.
     problem: watch::Sender<String>,
@@ -85,13 +96,24 @@ impl ExportWriter {
     pub(super) fn new(
         client: Arc<Client>,
         spec: ExportWriterSpec,
+        (cluster, world): (ClusterId, LaterReader),
         exports: watch::Receiver<Arc<Exports>>,
         problem: watch::Sender<String>,
     ) -> Self {
         // Two replicas may have one name, but only one of them may write.
         let holder = format!("{}_{:016x}", spec.holder, RandomState::new().hash_one(()));
         let spec = ExportWriterSpec { holder: holder.into(), ..spec };
-        Self { client, spec, exports, problem, seen: None, renewed: None, written: BTreeMap::new() }
+        Self {
+            client,
+            spec,
+            cluster,
+            world,
+            exports,
+            problem,
+            seen: None,
+            renewed: None,
+            written: BTreeMap::new(),
+        }
     }
 
     /// Writes until nobody changes the exports any more.
@@ -123,10 +145,14 @@ impl ExportWriter {
             return Ok(());
         }
         self.written.retain(|key, _| exports.contains_key(key));
-        let due = exports
-            .iter()
-            .filter(|(key, export)| export.differs() && self.written.get(*key) != Some(&export.wanted));
-        let due: Vec<_> = due.take(WRITES_MAX).map(|(key, export)| (key.clone(), export.clone())).collect();
+        let snapshot = self.world.get().map(Reader::latest);
+        let due = exports.iter().filter_map(|(key, export)| {
+            let mut export = export.clone();
+            export.wanted.extend(self.conflict(key, &export, snapshot.as_deref()));
+            let is_due = export.differs() && self.written.get(key) != Some(&export.wanted);
+            is_due.then(|| (key.clone(), export))
+        });
+        let due: Vec<_> = due.take(WRITES_MAX).collect();
         for (key, export) in due {
             self.write(&key, &export).await?;
             self.written.insert(key, export.wanted);
@@ -134,7 +160,26 @@ impl ExportWriter {
         Ok(())
     }
 
-    /// Renews the Lease, or takes it where nobody has renewed it for its duration.
+    /// Returns the condition `Conflict` of an export, as the snapshot has it. While the snapshot cannot tell, it is the one that
+    /// the export has; none where nothing is exported.
+    fn conflict(
+        &self,
+        key: &ObjectKey,
+        export: &WantedConditions,
+        snapshot: Option<&Snapshot>,
+    ) -> Option<ExportCondition> {
+        let is_exported = |wanted: &ExportCondition| &*wanted.kind == "Ready" && &*wanted.status == "True";
+        if !export.wanted.iter().any(is_exported) {
+            return None;
+        }
+        let compared = match self.spec.knows {
+            Knows::OwnCluster => None,
+            Knows::OtherClusters => snapshot.and_then(|snapshot| compared(snapshot, key, &self.cluster)),
+        };
+        compared.or_else(|| export.has.iter().find(|has| &*has.kind == CONFLICT).cloned())
+    }
+
+    /// Renews the Lease, or takes it: where nobody has renewed it for its duration, or its holder knows less.
     async fn renew(&mut self) -> Result<(), Fault> {
         let list = format!("/apis/coordination.k8s.io/v1/namespaces/{}/leases", self.spec.namespace);
         let path = format!("{list}/{LEASE_NAME}");
@@ -153,8 +198,11 @@ impl ExportWriter {
         if self.seen.as_ref().is_none_or(|(seen, _)| *seen != lease["spec"]) {
             self.seen = Some((lease["spec"].clone(), Instant::now()));
         }
-        let is_free =
-            holder.is_empty() || self.seen.as_ref().is_some_and(|(_, since)| since.elapsed() >= LEASE);
+        let knows_less = self.spec.knows == Knows::OtherClusters
+            && lease["metadata"]["annotations"][KNOWS] == Knows::OwnCluster.text();
+        let is_free = holder.is_empty()
+            || knows_less
+            || self.seen.as_ref().is_some_and(|(_, since)| since.elapsed() >= LEASE);
         if !is_own && !is_free {
             self.renewed = None;
             return Ok(());
@@ -171,8 +219,10 @@ impl ExportWriter {
         let transitions =
             spec["leaseTransitions"].as_i64().unwrap_or(0) + i64::from(!is_own && !spec.is_null());
         let acquired = if is_own { spec["acquireTime"].clone() } else { Value::from(now.as_str()) };
+        let mut metadata = before["metadata"].clone();
+        metadata["annotations"][KNOWS] = self.spec.knows.text().into();
         json!({
-            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": before["metadata"],
+            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata,
             "spec": {
                 "holderIdentity": &*self.spec.holder, "leaseDurationSeconds": LEASE.as_secs(),
                 "acquireTime": acquired, "renewTime": now, "leaseTransitions": transitions,
@@ -219,6 +269,26 @@ impl ExportWriter {
         }
         last
     }
+}
+
+/// Returns the condition `Conflict` that the snapshot gives the export of a cluster; `None` while registries are unread, or the
+/// snapshot does not have the export yet.
+fn compared(snapshot: &Snapshot, key: &ObjectKey, cluster: &ClusterId) -> Option<ExportCondition> {
+    let view = snapshot.service(alias(key)?.as_str()).filter(|_| snapshot.unread.is_empty())?;
+    if !view.parts.iter().any(|part| part.origin.cluster == *cluster) {
+        return None;
+    }
+    let (status, reason, message) = match view.export_conflict.as_deref() {
+        Some(conflict) => ("True", conflict.reason.as_str(), conflict.message.as_str()),
+        None => ("False", "NoConflicts", "the service exports of all clusters agree"),
+    };
+    Some(ExportCondition {
+        kind: CONFLICT.into(),
+        status: status.into(),
+        reason: reason.into(),
+        message: message.into(),
+        since: "".into(),
+    })
 }
 
 fn parsed(bytes: &[u8]) -> Result<Value, Fault> {

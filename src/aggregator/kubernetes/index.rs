@@ -2,7 +2,7 @@
 //! services that depend on it, and only these are made again.
 
 mod conditions;
-mod items;
+pub(super) mod items;
 mod listings;
 
 use std::collections::btree_map::Entry;
@@ -50,6 +50,8 @@ const OWN_LABELS: [&str; 4] = [
 /// A ServiceExport.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ExportRecord {
+    /// RFC 3339.
+    created: Arc<str>,
     generation: i64,
     conditions: Vec<ExportCondition>,
 }
@@ -273,7 +275,8 @@ impl Index {
                 };
                 let conditions =
                     object.status.conditions.iter().take(CONDITIONS_MAX).map(condition).collect();
-                let value = ExportRecord { generation: object.metadata.generation, conditions };
+                let created = texts.text(&object.metadata.creation_timestamp);
+                let value = ExportRecord { created, generation: object.metadata.generation, conditions };
                 let noted = note(&mut self.exports, key.clone(), value, (listing, most(kind)));
                 if self.is_new(watch, noted) {
                     self.dirty.insert(key);

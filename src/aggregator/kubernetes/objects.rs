@@ -57,6 +57,11 @@ objects! {
         target_port: IntOrText,
         node_port: i64,
     }
+    SessionAffinityConfig {
+        #[serde(rename = "clientIP")]
+        client_ip: ClientIpConfig,
+    }
+    ClientIpConfig { timeout_seconds: i64, }
     /// `EndpointSlice` of `discovery.k8s.io/v1`.
     Slice { metadata: Meta, address_type: String, ports: Vec<Port>, endpoints: Vec<SliceEndpoint>, }
     SliceEndpoint {
@@ -142,6 +147,10 @@ pub(super) struct ServiceSpec {
     pub(super) internal_traffic_policy: String,
     #[serde(deserialize_with = "or_default")]
     pub(super) external_traffic_policy: String,
+    #[serde(deserialize_with = "or_default")]
+    pub(super) session_affinity: String,
+    #[serde(deserialize_with = "or_default")]
+    pub(super) session_affinity_config: SessionAffinityConfig,
 }
 
 /// `IntOrString`.

@@ -137,6 +137,10 @@ pub(super) struct ServiceRecord {
     /// The reason why no mark exports the service; only a rule without `marked` does.
     pub(super) unmarkable: Option<&'static str>,
     pub(super) entrance: Option<Box<Entrance>>,
+    /// `None` or `ClientIP`.
+    pub(super) session_affinity: Arc<str>,
+    /// 0 without session affinity.
+    pub(super) session_seconds: u32,
     /// Seconds since 1970, as text that sorts: RFC 3339.
     pub(super) created: Arc<str>,
 }
@@ -331,6 +335,11 @@ impl ServiceRecord {
             prefers_v6: spec.ip_families.first().is_some_and(|family| family == "IPv6"),
             other_ports: spec.ports.len() - ports.len(),
             entrance: Entrance::read(metadata, spec, status, texts).map(Box::new),
+            session_affinity: texts.text(match spec.session_affinity.as_str() {
+                "" => "None",
+                given => given,
+            }),
+            session_seconds: spec.session_affinity_config.client_ip.timeout_seconds.try_into().unwrap_or(0),
             labels: texts.labels(&metadata.labels),
             created: texts.text(&metadata.creation_timestamp),
             class,

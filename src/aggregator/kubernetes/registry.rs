@@ -20,11 +20,13 @@ use super::watch::{Event, Watcher, Way, What};
 use crate::aggregator::registry::{Changes, Closed, Registry};
 use crate::aggregator::spec::RegistrySpec;
 use crate::model::identity::TrustDomain;
+use crate::model::place::ClusterId;
 use crate::net::background;
 use crate::net::channel::cut;
 use crate::net::reading::Readings;
 use crate::net::scope::Scope;
 use crate::snapshot::change::{Change, Report};
+use crate::world::LaterReader;
 
 /// The interval in which credentials are read again, and the report is renewed.
 const TICK: Duration = Duration::from_secs(1);
@@ -47,12 +49,13 @@ pub struct KubernetesRegistry {
     spec: RegistrySpec,
     kubernetes: Arc<KubernetesSpec>,
     scope: Scope,
+    world: LaterReader,
 }
 
 impl KubernetesRegistry {
-    /// Tasks of its connections are started in `scope`.
-    pub fn new(spec: RegistrySpec, kubernetes: KubernetesSpec, scope: Scope) -> Self {
-        Self { spec, kubernetes: Arc::new(kubernetes), scope }
+    /// Tasks of its connections are started in `scope`; conditions of ServiceExports are read from `world`.
+    pub fn new(spec: RegistrySpec, kubernetes: KubernetesSpec, scope: Scope, world: LaterReader) -> Self {
+        Self { spec, kubernetes: Arc::new(kubernetes), scope, world }
     }
 }
 
@@ -186,8 +189,8 @@ impl Follower {
         }
         self.candidate = None;
         let (spec, scope) = (self.registry.kubernetes.clone(), self.registry.scope.clone());
-        let cluster = self.registry.spec.cluster.clone();
-        let start = async move { Session::start(found, spec, cluster, scope).await };
+        let known = (self.registry.spec.cluster.clone(), self.registry.world.clone());
+        let start = async move { Session::start(found, spec, known, scope).await };
         self.starting = Some(self.registry.scope.spawn(start));
     }
 
@@ -349,7 +352,7 @@ impl Session {
     async fn start(
         found: Found,
         spec: Arc<KubernetesSpec>,
-        cluster: crate::model::place::ClusterId,
+        (cluster, world): (ClusterId, LaterReader),
         scope: Scope,
     ) -> Result<Self, Fault> {
         let Found { access, digest } = found;
@@ -363,7 +366,8 @@ impl Session {
         let (export_problems, export_problem) = watch::channel(String::new());
         let (exports, wanted) = watch::channel(Arc::default());
         let writer = spec.export_writer.clone().map(|writer| {
-            let writer = ExportWriter::new(client.clone(), writer, wanted, export_problems);
+            let known = (cluster.clone(), world);
+            let writer = ExportWriter::new(client.clone(), writer, known, wanted, export_problems);
             scope.spawn(writer.run()).abort_handle()
         });
         let exports = writer.as_ref().map(|_| exports);

@@ -49,6 +49,27 @@ pub struct ExportWriterSpec {
     pub namespace: Arc<str>,
     /// The name of this replica in the Lease.
     pub holder: Arc<str>,
+    /// The clusters whose exports this replica knows.
+    pub knows: Knows,
+}
+
+/// The clusters whose exports a replica knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Knows {
+    /// Its own: it cannot tell what clusters disagree about.
+    OwnCluster,
+    /// Others, too.
+    OtherClusters,
+}
+
+impl Knows {
+    /// Returns the value as the annotation of the Lease has it.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::OwnCluster => "own",
+            Self::OtherClusters => "several",
+        }
+    }
 }
 
 /// The source of the API server's address and of the credentials.

@@ -170,7 +170,10 @@ fn said(step: Step, mesh: &Mesh, numbering: &mut Numbering) -> (usize, Result<It
         Step::RemoveGateway(at, of, name) => (place(at), Err(Key::Gateway(gateway_key(of, name)))),
         Step::PutMark(at, name, label) => {
             let labels = [("label".into(), label.to_string().into())].into();
-            (place(at), Ok(Item::Mark(Mark { key: mark_key(name), kind: MarkKind::Service, labels })))
+            (
+                place(at),
+                Ok(Item::Mark(Mark { key: mark_key(name), kind: MarkKind::Service, labels, export: None })),
+            )
         }
         Step::RemoveMark(at, name) => (place(at), Err(Key::Mark(mark_key(name)))),
         Step::Forget(_) | Step::Stand(..) | Step::Resolve(..) => panic!("not about one item: {step:?}"),

@@ -9,7 +9,7 @@ impl Index {
     /// The conditions that the ServiceExports of the cluster have, and those that they should have.
     pub(in crate::aggregator::kubernetes) fn wanted_conditions(&self) -> Exports {
         let one = |(key, known): (&ObjectKey, &Listed<ExportRecord>)| {
-            let ExportRecord { generation, conditions } = &known.value;
+            let ExportRecord { generation, conditions, .. } = &known.value;
             let wanted = self.conditions_of(key);
             (key.clone(), WantedConditions { generation: *generation, has: conditions.clone(), wanted })
         };

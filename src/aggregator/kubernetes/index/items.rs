@@ -9,10 +9,15 @@ use super::{Index, RuleRecord};
 use crate::model::endpoint::Labels;
 use crate::model::name::HostName;
 use crate::model::service::{Service, ServiceKey, ServicePort};
-use crate::snapshot::change::{Item, Mark, MarkKey, MarkKind};
+use crate::snapshot::change::{Export, Item, Mark, MarkKey, MarkKind};
 
 /// The domain of names that stand for a service in all clusters that export it (KEP-1645).
 const CLUSTERSET: &str = "clusterset.local";
+
+/// Returns the name of a service in the cluster set.
+pub(in crate::aggregator::kubernetes) fn alias(key: &ObjectKey) -> Option<HostName> {
+    HostName::parse(&format!("{}.{}.svc.{CLUSTERSET}", key.name, key.namespace)).ok()
+}
 
 impl Index {
     /// The items that a Service makes: itself, each pod of a headless one that has a name, the name that it is exported by,
@@ -49,11 +54,19 @@ impl Index {
             exported_as: None,
             withheld: withheld.iter().map(|(why, count)| (*why, *count)).collect(),
         };
-        let is_exported = self.exports.contains_key(key) && record.unmarkable.is_none();
+        let exported = self.exports.get(key).filter(|_| record.unmarkable.is_none());
+        let is_exported = exported.is_some();
+        let alias = exported.and_then(|_| alias(key));
+        let export = exported.map(|known| {
+            Arc::new(Export {
+                created: known.value.created.clone(),
+                is_headless: record.class == ServiceClass::Headless,
+                session_affinity: record.session_affinity.clone(),
+                session_seconds: record.session_seconds,
+            })
+        });
         let mut services = Vec::new();
-        if is_exported
-            && let Ok(alias) = HostName::parse(&format!("{}.{}.svc.{CLUSTERSET}", key.name, key.namespace))
-        {
+        if let Some(alias) = alias.clone() {
             let imported = self.imports.get(key).map(|known| known.value.clone()).unwrap_or_default();
             services.push(Service { addresses: imported, ..service.standing_for(alias) });
         }
@@ -84,9 +97,11 @@ impl Index {
             self.withheld.insert(key.clone(), withheld);
         }
         let of_service = |service: Service| {
+            let is_alias = alias.as_ref() == Some(&service.key.hostname);
             let marks = marks.iter().map(|(kind, object, labels)| {
                 let key = MarkKey { service: service.key.clone(), object: object.clone() };
-                Item::Mark(Mark { key, kind: *kind, labels: labels.clone() })
+                let export = export.clone().filter(|_| is_alias && *kind == MarkKind::ServiceExport);
+                Item::Mark(Mark { key, kind: *kind, labels: labels.clone(), export })
             });
             let marks: Vec<Item> = marks.collect();
             std::iter::once(Item::Service(Arc::new(service))).chain(marks)

@@ -1,0 +1,171 @@
+//! Exports of one name by several clusters, in whatever order their registries come.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::*;
+use crate::model::name::HostName;
+use crate::model::place::{ClusterId, Network};
+use crate::model::service::{PortProtocol, Service, ServiceKey};
+use crate::snapshot::build;
+use crate::snapshot::change::{Dirty, Item, Mark, MarkKey, MarkKind};
+use crate::snapshot::inputs::Inputs;
+use crate::snapshot::policy::RegistryScope;
+use crate::snapshot::routes::Resolved;
+use crate::snapshot::service_view::ServiceView;
+use crate::snapshot::shard::Shard;
+use crate::snapshot::tests::policy_of;
+
+const ALIAS: &str = "web.shop.svc.clusterset.local";
+
+fn export(created: &str) -> Export {
+    Export {
+        created: created.into(),
+        is_headless: false,
+        session_affinity: "None".into(),
+        session_seconds: 0,
+    }
+}
+
+fn port(name: &str, number: u16) -> ServicePort {
+    ServicePort { name: name.into(), port: number, target_port: number, protocol: PortProtocol::Tcp }
+}
+
+/// A registry whose cluster exports the service; `None`: a registry that gives it in another way.
+fn shard(cluster: &str, export: Option<Export>, ports: Vec<ServicePort>) -> Arc<Shard> {
+    let key = ServiceKey { namespace: "shop".into(), hostname: HostName::parse(ALIAS).expect("legal") };
+    let service = Service {
+        key: key.clone(),
+        addresses: Vec::new(),
+        ports,
+        subsets: BTreeMap::new(),
+        waypoint: None,
+        endpoints: Arc::default(),
+        exported_as: None,
+        withheld: Box::default(),
+    };
+    let mut shard = Shard::new(ClusterId::new(cluster), Network::new("net"), &RegistryScope::default());
+    let mut dirty = Dirty::default();
+    shard.put(Item::Service(Arc::new(service)), &mut dirty);
+    if let Some(export) = export {
+        let key = MarkKey { service: key, object: "ServiceExport shop/web".into() };
+        let (kind, labels, export) = (MarkKind::ServiceExport, BTreeMap::new(), Some(Arc::new(export)));
+        shard.put(Item::Mark(Mark { key, kind, labels, export }), &mut dirty);
+    }
+    Arc::new(shard)
+}
+
+/// The merged service. It is the same in every order of the registries.
+#[track_caller]
+fn merged(shards: &[Arc<Shard>]) -> Arc<ServiceView> {
+    let (policy, resolved) = (policy_of("east", "net").into(), Resolved::default());
+    let view = |shards: &[Arc<Shard>]| {
+        let inputs = Inputs { policy_generation: 1, policy: &policy, shards, resolved: &resolved };
+        build::all(inputs, 1).service(ALIAS).expect("there").clone()
+    };
+    let first = view(shards);
+    let mut reversed = shards.to_vec();
+    reversed.reverse();
+    let other = view(&reversed);
+    assert_eq!(first.export_conflict, other.export_conflict);
+    assert_eq!(clusters(&first), clusters(&other));
+    first
+}
+
+fn clusters(view: &ServiceView) -> Vec<&str> {
+    view.parts.iter().map(|part| part.origin.cluster.as_str()).collect()
+}
+
+fn conflict_of(shards: &[Arc<Shard>]) -> Option<(String, String)> {
+    let view = merged(shards);
+    let conflict = view.export_conflict.as_deref()?;
+    Some((conflict.reason.clone(), conflict.message.clone()))
+}
+
+const OLD: &str = "2026-01-01T00:00:00Z";
+const NEW: &str = "2026-01-01T00:00:01Z";
+
+#[test]
+fn clusters_that_agree_have_no_conflict() {
+    let https = || vec![port("https", 443)];
+    assert_eq!(conflict_of(&[shard("west", Some(export(OLD)), https())]), None);
+    let (west, east) = (shard("west", Some(export(OLD)), https()), shard("east", Some(export(NEW)), https()));
+    assert_eq!(conflict_of(&[west.clone(), east]), None);
+    // The order of the ports means nothing.
+    let two =
+        |names: [&str; 2]| names.iter().map(|name| port(name, if *name == "a" { 1 } else { 2 })).collect();
+    let (one, other) = (two(["a", "b"]), two(["b", "a"]));
+    assert_eq!(
+        conflict_of(&[shard("a", Some(export(OLD)), one), shard("b", Some(export(OLD)), other)]),
+        None
+    );
+    // A cluster that has the name without an export does not disagree.
+    let none = shard("north", None, vec![port("https", 8443)]);
+    let (policy, resolved) = (policy_of("east", "net").into(), Resolved::default());
+    let shards = [none, west];
+    let inputs = Inputs { policy_generation: 1, policy: &policy, shards: &shards, resolved: &resolved };
+    let view = build::all(inputs, 1).service(ALIAS).expect("there").clone();
+    assert_eq!(view.export_conflict, None);
+    assert_eq!(clusters(&view), ["north", "west"], "the order of the registries");
+}
+
+#[test]
+fn the_oldest_export_decides_and_of_equally_old_ones_that_of_the_first_cluster_by_name() {
+    let shards = [
+        shard("east", Some(export(NEW)), vec![port("https", 8443), port("more", 9443)]),
+        shard("west", Some(export(OLD)), vec![port("https", 443)]),
+        shard("north", Some(export(NEW)), vec![port("https", 443)]),
+    ];
+    let view = merged(&shards);
+    assert_eq!(clusters(&view), ["west", "east", "north"]);
+    let numbers: Vec<u16> = view.ports.iter().map(|port| port.port).collect();
+    assert_eq!(numbers, [443, 9443], "the oldest's port of that name, and those of others beside it");
+    let (reason, message) = conflict_of(&shards).expect("a conflict");
+    assert_eq!(reason, "PortConflict");
+    assert_eq!(
+        message,
+        "Conflicting ports. Using https TCP 443 from the oldest service export in \"west\". 1/3 clusters disagree."
+    );
+    let tie = [
+        shard("east", Some(export(OLD)), vec![port("https", 1)]),
+        shard("b", Some(export(OLD)), vec![port("https", 2)]),
+    ];
+    assert_eq!(clusters(&merged(&tie)), ["b", "east"]);
+}
+
+#[test]
+fn each_property_has_a_reason_and_several_are_joined() {
+    let ports = || vec![port("https", 443)];
+    let oldest = shard("west", Some(export(OLD)), ports());
+    let against = |export: Export, ports| conflict_of(&[oldest.clone(), shard("east", Some(export), ports)]);
+    let headless = || Export { is_headless: true, ..export(NEW) };
+    let (reason, message) = against(headless(), ports()).expect("a conflict");
+    assert_eq!(reason, "TypeConflict");
+    assert!(message.starts_with("Conflicting type. Using ClusterSetIP from the oldest"), "{message}");
+    let sticky =
+        |seconds| Export { session_affinity: "ClientIP".into(), session_seconds: seconds, ..export(NEW) };
+    let (reason, message) = against(sticky(10_800), ports()).expect("a conflict");
+    assert_eq!(reason, "SessionAffinityConflict");
+    assert!(message.contains("Using None from"), "{message}");
+    let older =
+        shard("north", Some(Export { created: "2025-01-01T00:00:00Z".into(), ..sticky(60) }), ports());
+    let (reason, message) =
+        conflict_of(&[older, shard("east", Some(sticky(10_800)), ports())]).expect("a conflict");
+    assert_eq!(reason, "SessionAffinityConfigConflict");
+    assert!(message.contains("Using 60 s from the oldest service export in \"north\""), "{message}");
+    let (reason, message) = against(headless(), vec![port("https", 444)]).expect("a conflict");
+    assert_eq!(reason, "PortConflict,TypeConflict");
+    assert!(message.contains("disagree. Conflicting type."), "{message}");
+}
+
+#[test]
+fn a_message_does_not_grow_with_the_ports() {
+    let many = (1..=500).map(|number| port(&format!("port-{number:03}"), number)).collect();
+    let (_, message) = conflict_of(&[
+        shard("west", Some(export(OLD)), many),
+        shard("east", Some(export(NEW)), vec![port("https", 443)]),
+    ])
+    .expect("a conflict");
+    assert!(message.contains("port-010 TCP 10, 490 more from"), "{message}");
+    assert!(message.len() < 400, "{message}");
+}

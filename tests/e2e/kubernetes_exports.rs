@@ -1,0 +1,166 @@
+//! ServiceExports of two real clusters: what their conditions say, by which replica, and what applies where clusters disagree.
+
+use std::thread;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::support::eventually;
+use crate::support::gateway::Gateway;
+use crate::support::kube::{self, Cluster, Options};
+use crate::support::kube_client::{at, becomes};
+
+const MCS: &str = "multicluster.x-k8s.io/v1beta1";
+const ALIAS: &str = "web.shop.svc.clusterset.local";
+/// Longer than it takes a replica to write, or to take the Lease: it looks every two seconds.
+const SETTLED: Duration = Duration::from_secs(6);
+
+fn start(name: &str) -> Option<Cluster> {
+    let cluster = Cluster::start(&kube::installed()?, name, &Options::default());
+    cluster.install_crds();
+    cluster.namespace("istio-system", &json!({"topology.istio.io/network": format!("net-{name}")}));
+    cluster.namespace("shop", &json!({}));
+    Some(cluster)
+}
+
+/// A replica in a cluster that reads these clusters.
+fn replica(name: &str, own: &Cluster, clusters: &[&Cluster]) -> Gateway {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut registries = String::new();
+    for cluster in clusters {
+        let file = format!("{}.kubeconfig", cluster.name);
+        std::fs::write(folder.path().join(&file), cluster.kubeconfig(cluster.admin_token()))
+            .expect("written");
+        registries += &format!("  - kubernetes: {{cluster: {}, kubeconfig: {file}}}\n", cluster.name);
+    }
+    let config = format!(
+        "listen: \"127.0.0.1:0\"\nnode: {{name: {name}, cluster: {own}, network: net-{own}, namespace: istio-system}}\n\
+         exports: [{{services: [\"*.shop.svc.cluster.local\"], marked: {{serviceExport: true}}}}]\nregistries:\n{registries}",
+        own = own.name
+    );
+    Gateway::start_in(folder, &config, &[])
+}
+
+fn export(cluster: &Cluster) {
+    cluster.admin().create(
+        &json!({"apiVersion": MCS, "kind": "ServiceExport", "metadata": {"namespace": "shop", "name": "web"}}),
+    );
+}
+
+fn exported() -> String {
+    at(MCS, "serviceexports", "shop/web")
+}
+
+fn condition(export: &Value, kind: &str) -> Value {
+    let all = export["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    all.into_iter().find(|one| one["type"] == kind).unwrap_or_default()
+}
+
+/// Waits until the export of a cluster has a condition `Conflict` of this reason, and returns its message.
+#[track_caller]
+fn conflict(cluster: &Cluster, reason: &str) -> String {
+    let export =
+        becomes(cluster.admin(), &exported(), |export| condition(export, "Conflict")["reason"] == reason);
+    let found = condition(&export, "Conflict");
+    let status = if reason == "NoConflicts" { "False" } else { "True" };
+    assert_eq!(found["status"], status, "{found}");
+    assert!(found["lastTransitionTime"].is_string(), "{found}");
+    found["message"].as_str().expect("a text").to_owned()
+}
+
+/// The replica that has the Lease of a cluster.
+fn holder(cluster: &Cluster) -> String {
+    let lease = at("coordination.k8s.io/v1", "leases", "istio-system/isthmus-service-exports");
+    let holder = cluster.admin().read(&lease)["spec"]["holderIdentity"].clone();
+    holder
+        .as_str()
+        .and_then(|text| text.split_once('_'))
+        .map_or_else(String::new, |(name, _)| name.to_owned())
+}
+
+fn ports(name: &str, number: u16) -> Value {
+    json!([{"name": name, "port": number, "targetPort": 8443}])
+}
+
+/// The ports that a replica has of the service's name in the cluster set.
+fn merged(gateway: &Gateway) -> Vec<u64> {
+    let service = gateway.json(&format!("/api/v1/services/{ALIAS}"));
+    let ports = service["ports"].as_array().cloned().unwrap_or_default();
+    ports.iter().filter_map(|port| port["port"].as_u64()).collect()
+}
+
+#[test]
+fn what_clusters_disagree_about_is_a_condition_of_their_exports_and_the_oldest_applies() {
+    let (Some(east), Some(west)) = (start("east"), start("west")) else { return };
+    for (cluster, number) in [(&east, 8443), (&west, 443)] {
+        cluster.service("shop/web", &json!({}), &json!({"ports": ports("https", number)}));
+    }
+    // The west is the older one; creationTimestamp counts seconds.
+    export(&west);
+    thread::sleep(Duration::from_millis(1_100));
+    export(&east);
+
+    // A gateway knows its own cluster alone, so it says what it knows, and nothing of conflicts.
+    let gateway = replica("gateway", &east, &[&east]);
+    let is_ready = |export: &Value| condition(export, "Ready")["status"] == "True";
+    let ready = becomes(east.admin(), &exported(), is_ready);
+    assert_eq!((condition(&ready, "Conflict"), holder(&east)), (Value::Null, "gateway".to_owned()));
+
+    // One that knows both takes its place, and one of the west writes in the west.
+    let in_east = replica("aggregator-1", &east, &[&east, &west]);
+    let in_west = replica("aggregator-2", &west, &[&east, &west]);
+    for cluster in [&east, &west] {
+        let message = conflict(cluster, "PortConflict");
+        assert_eq!(
+            message,
+            "Conflicting ports. Using https HTTPS 443 from the oldest service export in \"west\". 1/2 clusters disagree."
+        );
+    }
+    assert_eq!((holder(&east), holder(&west)), ("aggregator-1".to_owned(), "aggregator-2".to_owned()));
+    // The same applies in both, though their registries come in one order.
+    assert_eq!((merged(&in_east), merged(&in_west)), (vec![443], vec![443]));
+    eventually("the conflict in the status", || {
+        let conflicts = in_east.json("/api/v1/status")["conflicts"].to_string();
+        (conflicts.contains("an earlier ServiceExport has it as HTTPS 443")).then_some(())
+    });
+
+    // A second replica of the east, and the gateway that has lost the Lease, write nothing.
+    let second = replica("aggregator-3", &east, &[&east, &west]);
+    let version = || east.admin().read(&exported())["metadata"]["resourceVersion"].clone();
+    let before = version();
+    thread::sleep(SETTLED);
+    assert_eq!((version(), holder(&east)), (before, "aggregator-1".to_owned()));
+    assert_eq!(merged(&second), [443]);
+
+    // They agree again.
+    east.service("shop/web", &json!({}), &json!({"ports": ports("https", 443)}));
+    for cluster in [&east, &west] {
+        conflict(cluster, "NoConflicts");
+    }
+    // Session affinity, and a service without a virtual address: what cannot be changed is made anew.
+    let sticky = json!({"spec": {"sessionAffinity": "ClientIP"}});
+    let service = at("v1", "services", "shop/web");
+    east.admin().patch(&service, &sticky);
+    let message = conflict(&west, "SessionAffinityConflict");
+    assert!(message.contains("Using None from the oldest service export in \"west\""), "{message}");
+    east.admin().delete(&service);
+    let gone = becomes(east.admin(), &exported(), |export| condition(export, "Valid")["status"] == "False");
+    assert_eq!(condition(&gone, "Conflict"), Value::Null, "nothing is exported: {gone}");
+    conflict(&west, "NoConflicts");
+    east.service("shop/web", &json!({}), &json!({"ports": ports("https", 443), "clusterIP": "None"}));
+    for cluster in [&east, &west] {
+        let message = conflict(cluster, "TypeConflict");
+        assert!(message.starts_with("Conflicting type. Using ClusterSetIP from the oldest"), "{message}");
+    }
+
+    // The winner goes and comes again: it is the younger one.
+    west.admin().delete(&exported());
+    conflict(&east, "NoConflicts");
+    thread::sleep(Duration::from_millis(1_100));
+    export(&west);
+    for cluster in [&east, &west] {
+        let message = conflict(cluster, "TypeConflict");
+        assert!(message.starts_with("Conflicting type. Using Headless from the oldest"), "{message}");
+    }
+    drop(gateway);
+}
