@@ -16,6 +16,7 @@
 //! | layer | module | owns |
 //! |---|---|---|
 //! | 0 | [`model`] | the field's nouns as values |
+//! | 0 | [`api`] | the values of the admin API, for server, commands and pages |
 //! | 0 | [`wire`] | bytes ↔ values: ClientHello, TLS alerts, CONNECT heads, HTTP/2 frame headers |
 //! | 0 | [`proto`] | generated messages of xDS, certificate authorities and etcd |
 //! | 1 | [`snapshot`] | policy, shards, merged services, routes, exports; building, admission, split horizon |
@@ -34,6 +35,7 @@
 
 pub mod admin;
 pub mod aggregator;
+pub mod api;
 pub mod app;
 pub mod balance;
 pub mod cli;

@@ -46,9 +46,12 @@ const LAYERS: &[Layer] = &[
     layer("model", Pure, These(&[])),
     // For the values that it reads into and the reasons that become alerts.
     layer("wire", Pure, These(&["model"])),
+    // The JSON of the admin API: what its server writes and its readers read, whatever it is made of.
+    layer("api", Pure, These(&[])),
     layer("proto", Effects, These(&[])),
     layer("snapshot", Pure, These(&["model"])),
-    layer("telemetry", Effects, These(&["model"])),
+    // A connection has the same members in the access log and in the API.
+    layer("telemetry", Effects, These(&["model", "api"])),
     layer("balance", Pure, These(&["model", "snapshot"])),
     layer("world", Effects, These(&["model", "snapshot"])),
     layer("document", Effects, These(&["model", "snapshot"])),

@@ -2,11 +2,12 @@
 
 use std::time::SystemTime;
 
-use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::problems::{Code, Problem};
 use super::readiness::Gate;
+use crate::api::certificate::Certificate;
+use crate::api::status::IdentitySource;
 use crate::telemetry::clock::rfc3339;
 use crate::tls::context::NodeContext;
 use crate::tls::source::SourceStatus;
@@ -82,47 +83,49 @@ impl Identities {
         all
     }
 
-    /// Returns the status of the source; `null` without one.
-    pub fn source(&self) -> Value {
+    /// Returns the status of the source; `None` without one.
+    pub fn source(&self) -> Option<IdentitySource> {
         let status = self.status.borrow();
         if status.source.is_empty() && status.problems.is_empty() {
-            return Value::Null;
+            return None;
         }
-        json!({
-            "source": status.source,
-            "renewed": status.renewed.map(rfc3339),
-            "next": status.next.map(rfc3339),
-            "problems": status.problems,
+        Some(IdentitySource {
+            source: status.source.to_owned(),
+            renewed: status.renewed.map(rfc3339),
+            next: status.next.map(rfc3339),
+            problems: status.problems.clone(),
         })
     }
 
     /// Returns the gateway's own certificate and the roots of each trust domain.
-    pub fn certificates(&self) -> Value {
+    pub fn certificates(&self) -> Vec<Certificate> {
         let now = SystemTime::now();
         let own = self.context.certificate.newest();
         let own = own.iter().map(|certificate| {
-            json!({
-                "kind": "workload",
-                "trust_domain": certificate.identity.trust_domain(),
-                "identity": certificate.identity.as_str(),
-                "serial": certificate.serial,
-                "not_before": rfc3339(certificate.validity.not_before),
-                "not_after": rfc3339(certificate.validity.not_after),
-                "state": match certificate.validity.is_near_its_end(now) {
-                    true => "expiring",
-                    false => state(certificate.validity.not_after, now),
-                },
-            })
+            let validity = &certificate.validity;
+            let state = match validity.is_near_its_end(now) {
+                true => "expiring",
+                false => state(validity.not_after, now),
+            };
+            Certificate {
+                kind: "workload".to_owned(),
+                trust_domain: certificate.identity.trust_domain().to_string(),
+                identity: Some(certificate.identity.to_string()),
+                serial: Some(certificate.serial.clone()),
+                not_before: Some(rfc3339(validity.not_before)),
+                not_after: Some(rfc3339(validity.not_after)),
+                state: state.to_owned(),
+                count: None,
+            }
         });
         let trust = self.context.trust.newest();
-        let roots = trust.iter().flat_map(|trust| trust.domains()).map(|(domain, bundle)| {
-            json!({
-                "kind": "roots",
-                "trust_domain": domain.as_str(),
-                "count": bundle.roots.len(),
-                "not_after": bundle.not_after.map(rfc3339),
-                "state": bundle.not_after.map_or("valid", |not_after| state(not_after, now)),
-            })
+        let roots = trust.iter().flat_map(|trust| trust.domains()).map(|(domain, bundle)| Certificate {
+            kind: "roots".to_owned(),
+            trust_domain: domain.to_string(),
+            count: Some(bundle.roots.len()),
+            not_after: bundle.not_after.map(rfc3339),
+            state: bundle.not_after.map_or("valid", |not_after| state(not_after, now)).to_owned(),
+            ..Certificate::default()
         });
         own.chain(roots).collect()
     }

@@ -1,7 +1,6 @@
-//! The clients of the xDS server, as JSON values.
+//! The clients of the xDS server, as the API shows them.
 
-use serde_json::{Map, Value, json};
-
+use crate::api::client::{Client, Nack, RefusedClient, RefusedClients, TypeState, View};
 use crate::discovery::xds::kind::Kind;
 use crate::discovery::xds::session::Protocol;
 use crate::discovery::xds::status::{ClientStatus, Clients, TypeStatus};
@@ -9,49 +8,51 @@ use crate::snapshot::view::{ClientKind, Families};
 use crate::telemetry::clock::rfc3339;
 
 /// Returns one object for each stream, oldest first.
-pub fn clients(clients: &Clients) -> Value {
+pub fn clients(clients: &Clients) -> Vec<Client> {
     clients.list().iter().map(client).collect()
 }
 
-fn client(status: &ClientStatus) -> Value {
+fn client(status: &ClientStatus) -> Client {
     let who = status.node_info.clone().unwrap_or_default();
-    let types: Map<String, Value> =
-        status.types.iter().map(|(kind, of)| (kind.text().to_owned(), of_type(of))).collect();
-    json!({
-        "id": status.id,
-        "peer": status.caller.peer.to_string(),
-        "identity": status.caller.identity.as_ref().map(ToString::to_string),
-        "since": rfc3339(status.since),
-        "protocol": match status.protocol {
-            Protocol::Delta => "delta",
-            Protocol::StateOfTheWorld => "sotw",
+    let families: &[u8] = match who.viewer.families {
+        Families::V4 => &[4],
+        Families::V6 => &[6],
+        Families::Both => &[4, 6],
+    };
+    let protocol = match status.protocol {
+        Protocol::Delta => "delta",
+        Protocol::StateOfTheWorld => "sotw",
+    };
+    let kind = match who.viewer.client {
+        ClientKind::Envoy => "envoy",
+        ClientKind::Grpc => "grpc",
+    };
+    let last_nack = status.types.values().filter_map(|of| of.nacked.as_ref()).max();
+    Client {
+        id: status.id,
+        peer: status.caller.peer.to_string(),
+        identity: status.caller.identity.as_ref().map(ToString::to_string),
+        since: rfc3339(status.since),
+        protocol: protocol.to_owned(),
+        node: who.id,
+        user_agent: who.user_agent,
+        client: kind.to_owned(),
+        network: who.viewer.network.to_string(),
+        cluster: who.viewer.cluster.to_string(),
+        view: View {
+            network: who.viewer.network.to_string(),
+            cluster: who.viewer.cluster.to_string(),
+            families: families.to_vec(),
+            sees: who.viewer.sees.iter().map(ToString::to_string).collect(),
         },
-        "node": who.id,
-        "user_agent": who.user_agent,
-        "client": match who.viewer.client {
-            ClientKind::Envoy => "envoy",
-            ClientKind::Grpc => "grpc",
-        },
-        "network": who.viewer.network.as_str(),
-        "cluster": who.viewer.cluster.as_str(),
-        "view": {
-            "network": who.viewer.network.as_str(),
-            "cluster": who.viewer.cluster.as_str(),
-            "families": match who.viewer.families {
-                Families::V4 => json!([4]),
-                Families::V6 => json!([6]),
-                Families::Both => json!([4, 6]),
-            },
-            "sees": who.viewer.sees.iter().map(ToString::to_string).collect::<Vec<_>>(),
-        },
-        "subscriptions": status.types.iter().map(|(kind, of)| subscription(*kind, of)).collect::<Vec<_>>(),
-        "unacknowledged_seconds": status.types.values().filter_map(unacknowledged).max(),
-        "held_back": status.types.values().map(|of| of.overview.held_back).sum::<usize>(),
-        "last_ack": status.types.values().filter_map(|of| of.acked).max().map(rfc3339),
-        "nacks": status.types.values().map(|of| of.nacks).sum::<u64>(),
-        "last_nack": status.types.values().filter_map(|of| of.nacked.as_ref()).max().map(|(_, text)| text),
-        "types": types,
-    })
+        subscriptions: status.types.iter().map(|(kind, of)| subscription(*kind, of)).collect(),
+        unacknowledged_seconds: status.types.values().filter_map(unacknowledged).max(),
+        held_back: status.types.values().map(|of| of.overview.held_back).sum(),
+        last_ack: status.types.values().filter_map(|of| of.acked).max().map(rfc3339),
+        nacks: status.types.values().map(|of| of.nacks).sum(),
+        last_nack: last_nack.map(|(_, text)| text.to_string()),
+        types: status.types.iter().map(|(kind, of)| (kind.text().to_owned(), of_type(of))).collect(),
+    }
 }
 
 /// Returns how long the last response has been unacknowledged, in seconds.
@@ -61,21 +62,19 @@ fn unacknowledged(of: &TypeStatus) -> Option<u64> {
 }
 
 /// Returns the clients that were refused, newest first.
-pub fn refused(clients: &Clients) -> Value {
+pub fn refused(clients: &Clients) -> RefusedClients {
     let (total, recent) = clients.refused();
-    let recent = recent.iter().map(|client| {
-        json!({
-            "who": client.who,
-            "node": client.node,
-            "network": client.network,
-            "cluster": client.cluster,
-            "why": client.why,
-            "first": rfc3339(client.first),
-            "last": rfc3339(client.last),
-            "count": client.count,
-        })
+    let recent = recent.iter().map(|client| RefusedClient {
+        who: client.who.clone(),
+        node: client.node.clone(),
+        network: client.network.clone(),
+        cluster: client.cluster.clone(),
+        why: client.why.clone(),
+        first: rfc3339(client.first),
+        last: rfc3339(client.last),
+        count: client.count,
     });
-    json!({"total": total, "recent": recent.collect::<Vec<_>>()})
+    RefusedClients { total, recent: recent.collect() }
 }
 
 /// Returns a subscription as text, such as `eds 12` or `cds *`.
@@ -87,16 +86,17 @@ fn subscription(kind: Kind, of: &TypeStatus) -> String {
     }
 }
 
-fn of_type(of: &TypeStatus) -> Value {
-    json!({
-        "wildcard": of.overview.wildcard,
-        "names": of.overview.names,
-        "sent": of.overview.sent,
-        "in_flight": of.overview.in_flight.is_some(),
-        "unacknowledged_seconds": unacknowledged(of),
-        "held_back": of.overview.held_back,
-        "last_ack": of.acked.map(rfc3339),
-        "nacks": of.nacks,
-        "last_nack": of.nacked.as_ref().map(|(when, text)| json!({"time": rfc3339(*when), "text": text})),
-    })
+fn of_type(of: &TypeStatus) -> TypeState {
+    let nack = |(when, text): &(_, _)| Nack { time: rfc3339(*when), text: ToString::to_string(text) };
+    TypeState {
+        wildcard: of.overview.wildcard,
+        names: of.overview.names,
+        sent: of.overview.sent,
+        in_flight: of.overview.in_flight.is_some(),
+        unacknowledged_seconds: unacknowledged(of),
+        held_back: of.overview.held_back,
+        last_ack: of.acked.map(rfc3339),
+        nacks: of.nacks,
+        last_nack: of.nacked.as_ref().map(nack),
+    }
 }

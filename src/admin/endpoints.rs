@@ -1,12 +1,12 @@
 //! Endpoints and their state, as `get endpoints`, `/api/v1/endpoints` and `/api/v1/services/{hostname}` show
 //! them.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use serde_json::{Map, Value, json};
-
 use super::explain::last_failure;
+use crate::api::endpoint::Endpoint as Shown;
 use crate::balance::Availability;
 use crate::dataplane::upstreams::{EndpointState, Upstreams};
 use crate::model::endpoint::{Encapsulation, Endpoint, HBONE_PORT, Health};
@@ -18,24 +18,18 @@ use crate::snapshot::service_view::{Part, ServiceView, network_of};
 use crate::telemetry::clock::rfc3339;
 
 /// Returns the endpoints of all services, in order of host name, then those of routes.
-pub fn endpoints(snapshot: &Snapshot, upstreams: &Upstreams) -> Value {
+pub fn endpoints(snapshot: &Snapshot, upstreams: &Upstreams) -> Vec<Shown> {
     let services = snapshot.services().into_iter();
     let of_services = services.flat_map(|service| {
-        of_service(snapshot, service, upstreams).into_iter().map(|mut endpoint| {
-            endpoint.insert("service".to_owned(), (&*service.name).into());
-            endpoint
-        })
+        let all = of_service(snapshot, service, upstreams).into_iter();
+        all.map(|endpoint| Shown { service: Some(service.name.to_string()), ..endpoint })
     });
     let of_routes = snapshot.policy.routes.iter().flat_map(|route| of_route(snapshot, route, upstreams));
-    of_services.chain(of_routes).map(Value::from).collect()
+    of_services.chain(of_routes).collect()
 }
 
 /// Returns the endpoints of one service, on every network.
-pub(super) fn of_service(
-    snapshot: &Snapshot,
-    service: &ServiceView,
-    upstreams: &Upstreams,
-) -> Vec<Map<String, Value>> {
+pub(super) fn of_service(snapshot: &Snapshot, service: &ServiceView, upstreams: &Upstreams) -> Vec<Shown> {
     let parts = service.parts.iter();
     parts
         .flat_map(|part| {
@@ -51,14 +45,14 @@ fn of_part(
     part: &Part,
     endpoint: &Endpoint,
     upstreams: &Upstreams,
-) -> Map<String, Value> {
+) -> Shown {
     let template = &endpoint.template;
     let found = addresses(&endpoint.host, snapshot.resolved());
-    let mut ports = Map::new();
+    let mut ports = BTreeMap::new();
     let mut keys = Vec::new();
     for port in &part.service.ports {
         let Some(number) = template.port_for(port) else { continue };
-        ports.insert(port.port.to_string(), number.into());
+        ports.insert(port.port.to_string(), number);
         let group: Arc<str> = format!("{}:{}", service.name, port.port).into();
         let key = |ip| EndpointKey { group: group.clone(), address: SocketAddr::new(ip, number) };
         keys.extend(found.iter().copied().map(key));
@@ -67,70 +61,65 @@ fn of_part(
             keys.extend(found.iter().copied().map(key));
         }
     }
-    let mut shown = object(json!({
-        "address": endpoint.host.to_string(),
-        "ports": ports,
-        "cluster": part.origin.cluster.as_str(),
-        "standing": part.origin.standing.text(),
-        "network": network_of(endpoint, &part.origin, snapshot.networks()).as_str(),
-        "locality": endpoint.locality.as_str(),
-        "weight": endpoint.weight.value(),
-        "health": endpoint.health.text(),
-        "tls": template.tls.map(|tls| tls.text()),
-        "tunnel": template.encapsulation.text(),
-        "identity": template.identity.as_ref().map(|identity| identity.as_str()),
-    }));
-    add_state(&mut shown, endpoint.health, found.is_empty(), keys, upstreams);
-    shown
+    let shown = Shown {
+        address: endpoint.host.to_string(),
+        ports: Some(ports),
+        cluster: part.origin.cluster.to_string(),
+        standing: Some(part.origin.standing.text().to_owned()),
+        network: network_of(endpoint, &part.origin, snapshot.networks()).to_string(),
+        locality: endpoint.locality.to_string(),
+        weight: endpoint.weight.value(),
+        health: endpoint.health.text().to_owned(),
+        tls: template.tls.map(|tls| tls.text().to_owned()),
+        tunnel: Some(template.encapsulation.text().to_owned()),
+        identity: template.identity.as_ref().map(ToString::to_string),
+        ..Shown::default()
+    };
+    with_state(shown, endpoint.health, found.is_empty(), &keys, upstreams)
 }
 
-fn of_route(snapshot: &Snapshot, route: &Route, upstreams: &Upstreams) -> Vec<Map<String, Value>> {
+fn of_route(snapshot: &Snapshot, route: &Route, upstreams: &Upstreams) -> Vec<Shown> {
     let RouteTarget::Endpoints { endpoints, .. } = &route.to else { return Vec::new() };
     let group: Arc<str> = route.key.to_string().into();
     let node = &snapshot.policy.node;
     let view = |endpoint: &RouteEndpoint| {
         let found = addresses(&endpoint.host, snapshot.resolved());
         let key = |ip| EndpointKey { group: group.clone(), address: SocketAddr::new(ip, endpoint.port) };
-        let mut shown = object(json!({
-            "route": &*group,
-            "address": format!("{}:{}", endpoint.host, endpoint.port),
-            "cluster": node.cluster.as_str(),
-            "network": node.network.as_str(),
-            "locality": endpoint.locality.as_str(),
-            "weight": endpoint.weight.value(),
-            "health": Health::Healthy.text(),
-        }));
-        let keys = found.iter().copied().map(key).collect();
-        add_state(&mut shown, Health::Healthy, found.is_empty(), keys, upstreams);
-        shown
+        let shown = Shown {
+            route: Some(group.to_string()),
+            address: format!("{}:{}", endpoint.host, endpoint.port),
+            cluster: node.cluster.to_string(),
+            network: node.network.to_string(),
+            locality: endpoint.locality.to_string(),
+            weight: endpoint.weight.value(),
+            health: Health::Healthy.text().to_owned(),
+            ..Shown::default()
+        };
+        let keys: Vec<EndpointKey> = found.iter().copied().map(key).collect();
+        with_state(shown, Health::Healthy, found.is_empty(), &keys, upstreams)
     };
     endpoints.iter().map(view).collect()
 }
 
-/// Adds `state`, `last_failure` and `not_tls`, each the worst of the endpoint's ports and
-/// addresses.
-fn add_state(
-    shown: &mut Map<String, Value>,
+/// Adds `state`, `last_failure` and `not_tls`, each the worst of the endpoint's ports and addresses.
+fn with_state(
+    shown: Shown,
     health: Health,
     unresolved: bool,
-    keys: Vec<EndpointKey>,
+    keys: &[EndpointKey],
     upstreams: &Upstreams,
-) {
+) -> Shown {
     let states: Vec<EndpointState> = keys.iter().filter_map(|key| upstreams.state(key)).collect();
     let availability =
         states.iter().map(EndpointState::availability).max().unwrap_or(Availability::Available);
     let failed = states.iter().filter(|state| state.last_failure.is_some());
     let last = failed.max_by_key(|state| state.last_failure.map(|last| last.time));
     let state = if unresolved { "unresolved" } else { availability.text(health) };
-    shown.insert("state".to_owned(), state.into());
-    shown.insert("last_failure".to_owned(), last.map_or(Value::Null, last_failure));
     let not_tls = states.iter().filter_map(|state| state.not_tls).max();
-    shown.insert("not_tls".to_owned(), not_tls.map(rfc3339).into());
-}
-
-fn object(value: Value) -> Map<String, Value> {
-    match value {
-        Value::Object(members) => members,
-        _ => Map::new(),
+    Shown {
+        state: state.to_owned(),
+        last_failure: last.and_then(last_failure),
+        not_tls: not_tls.map(rfc3339),
+        ..shown
     }
 }

@@ -4,9 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::{Value, json};
-
 use super::limits::{Counters, Said, of_service, of_source};
+use crate::api;
 use crate::balance::{Ask, Idle, Load, choose, health_text, odds};
 use crate::dataplane::upstreams::{EndpointState, Looking, Upstreams};
 use crate::model::alpn::Protocols;
@@ -103,7 +102,7 @@ pub struct CandidateView {
     /// How long connecting may take.
     pub connect_timeout: Duration,
     /// The result of dialling it, if the operator asked for a probe.
-    pub probe: Option<Value>,
+    pub probe: Option<api::explanation::Probe>,
 }
 
 #[derive(Default)]
@@ -363,15 +362,14 @@ impl CandidateView {
     }
 }
 
-/// Returns the JSON of `last_failure`; `null` if there was none.
-pub(super) fn last_failure(state: &EndpointState) -> Value {
-    state.last_failure.map_or(
-        Value::Null,
-        |last| {
-            let by = if last.by_check { "check" } else { "connection" };
-            json!({"reason": last.reason.text(), "time": rfc3339(last.time), "in_a_row": state.in_a_row, "by": by})
-        },
-    )
+/// Returns the last failure of an endpoint as the API shows it.
+pub(super) fn last_failure(state: &EndpointState) -> Option<api::endpoint::LastFailure> {
+    state.last_failure.map(|last| api::endpoint::LastFailure {
+        reason: last.reason.text().to_owned(),
+        time: rfc3339(last.time),
+        in_a_row: state.in_a_row,
+        by: if last.by_check { "check" } else { "connection" }.to_owned(),
+    })
 }
 
 impl Explanation {
@@ -422,42 +420,38 @@ impl Explanation {
         })
     }
 
-    /// Returns the JSON of SPEC §12.
-    pub fn to_json(&self) -> Value {
-        let candidates: Vec<Value> = self
-            .candidates
-            .iter()
-            .map(|candidate| {
-                json!({
-                    "address": candidate.address.to_string(),
-                    "cluster": candidate.cluster,
-                    "locality": candidate.locality,
-                    "weight": candidate.weight,
-                    "health": candidate.health,
-                    "odds": (candidate.odds * 1e6).round() / 1e6,
-                    "state": candidate.health,
-                    "last_failure": candidate.state.as_ref().map_or(Value::Null, last_failure),
-                    "probe": candidate.probe,
-                })
-            })
-            .collect();
-        json!({
-            "name": self.name,
-            "listener": self.listener,
-            "canonical": self.canonical,
-            "match": self.matched,
-            "rule": self.rule,
-            "verdict": if self.admitted() { "admitted" } else { "refused" },
-            "reason": self.reason.text(),
-            "steps": self.steps,
-            "candidates": candidates,
-            "omitted": self.omitted.iter().map(|omitted| json!({
-                "why": omitted.reason.text(),
-                "network": omitted.network.as_str(),
-                "count": omitted.count,
-            })).collect::<Vec<_>>(),
-            "warnings": self.warnings,
-            "near": self.near,
-        })
+    /// Returns the explanation as the API shows it.
+    pub fn view(&self) -> api::explanation::Explanation {
+        let candidate = |candidate: &CandidateView| api::explanation::Candidate {
+            address: candidate.address.to_string(),
+            cluster: candidate.cluster.clone(),
+            locality: candidate.locality.clone(),
+            weight: candidate.weight,
+            health: candidate.health.to_owned(),
+            odds: (candidate.odds * 1e6).round() / 1e6,
+            state: candidate.health.to_owned(),
+            last_failure: candidate.state.as_ref().and_then(last_failure),
+            probe: candidate.probe.clone(),
+        };
+        let omitted = |omitted: &Omitted| api::explanation::Omitted {
+            why: omitted.reason.text().to_owned(),
+            network: omitted.network.to_string(),
+            count: omitted.count,
+        };
+        let verdict = if self.admitted() { api::explanation::ADMITTED } else { api::explanation::REFUSED };
+        api::explanation::Explanation {
+            name: self.name.clone(),
+            listener: self.listener.clone(),
+            canonical: self.canonical.clone(),
+            matched: self.matched.map(str::to_owned),
+            rule: self.rule.clone(),
+            verdict: verdict.to_owned(),
+            reason: self.reason.text().to_owned(),
+            steps: self.steps.clone(),
+            candidates: self.candidates.iter().map(candidate).collect(),
+            omitted: self.omitted.iter().map(omitted).collect(),
+            warnings: self.warnings.clone(),
+            near: self.near.clone(),
+        }
     }
 }

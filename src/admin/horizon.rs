@@ -4,8 +4,9 @@
 use std::collections::BTreeSet;
 
 use num_bigint::BigUint;
-use serde_json::{Value, json};
+use serde_json::Number;
 
+use crate::api;
 use crate::document::nearest::nearest;
 use crate::model::endpoint::Health;
 use crate::model::name::HostName;
@@ -106,24 +107,33 @@ fn networks(text: &str) -> std::sync::Arc<[Network]> {
     networks.into()
 }
 
+/// What a viewer gets of one service port, or of all.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    /// One service port.
+    One(Box<api::horizon::Horizon>),
+    /// Every service port that has the requested subset.
+    All(Vec<api::horizon::Horizon>),
+}
+
 /// Returns the answer for one service and port, or a list of answers for all.
-pub fn horizon(snapshot: &Snapshot, inquiry: &HorizonRequest) -> Result<Value, HorizonError> {
+pub fn horizon(snapshot: &Snapshot, inquiry: &HorizonRequest) -> Result<Answer, HorizonError> {
     // A viewer that wants to see certain networks may be on any network itself.
     if inquiry.viewer.sees.is_empty() {
         check_network(snapshot, &inquiry.viewer.network)?;
     }
     let Some(name) = &inquiry.service else {
-        return Ok(everything(snapshot, inquiry));
+        return Ok(Answer::All(everything(snapshot, inquiry)));
     };
     let service = snapshot.service(name.as_str()).ok_or_else(|| no_service(snapshot, name))?;
     let port = port_of(service, inquiry.port)?;
     let found = view(snapshot, service, port, &inquiry.subset, &inquiry.viewer);
     let found = found.ok_or_else(|| no_subset(service, &inquiry.subset))?;
-    Ok(answer(inquiry, service, port, &found))
+    Ok(Answer::One(Box::new(answer(inquiry, service, port, &found))))
 }
 
 /// Returns an answer for every service and port that has the requested subset.
-fn everything(snapshot: &Snapshot, inquiry: &HorizonRequest) -> Value {
+fn everything(snapshot: &Snapshot, inquiry: &HorizonRequest) -> Vec<api::horizon::Horizon> {
     let mut answers = Vec::new();
     for service in snapshot.services() {
         for port in service.ports.iter().filter(|port| inquiry.port.is_none_or(|asked| asked == port.port)) {
@@ -131,7 +141,7 @@ fn everything(snapshot: &Snapshot, inquiry: &HorizonRequest) -> Value {
             answers.extend(found.map(|found| answer(inquiry, service, port, &found)));
         }
     }
-    answers.into()
+    answers
 }
 
 /// Returns an error for a network that neither the config nor any endpoint names: it is a misspelling, for
@@ -208,77 +218,76 @@ fn port_of(service: &ServiceView, asked: Option<u16>) -> Result<&PortView, Horiz
     }
 }
 
-/// Returns the JSON of SPEC §12.
-fn answer(inquiry: &HorizonRequest, service: &ServiceView, port: &PortView, found: &Assignment) -> Value {
-    json!({
-        "viewer": viewer(&inquiry.viewer),
-        "service": &*service.name,
-        "port": port.port,
-        "subset": inquiry.subset,
-        "entries": found.entries.iter().map(entry).collect::<Vec<_>>(),
-        "missing": found.excluded.iter().map(excluded).collect::<Vec<_>>(),
-    })
+fn answer(
+    inquiry: &HorizonRequest,
+    service: &ServiceView,
+    port: &PortView,
+    found: &Assignment,
+) -> api::horizon::Horizon {
+    api::horizon::Horizon {
+        viewer: viewer(&inquiry.viewer),
+        service: service.name.to_string(),
+        port: port.port,
+        subset: inquiry.subset.clone(),
+        entries: found.entries.iter().map(entry).collect(),
+        missing: found.excluded.iter().map(excluded).collect(),
+    }
 }
 
-/// Returns the viewer as JSON, without values that are the default.
-fn viewer(viewer: &Viewer) -> Value {
+/// Returns the viewer, without values that are the default.
+fn viewer(viewer: &Viewer) -> api::horizon::Viewer {
     let families: &[u8] = match viewer.families {
         Families::V4 => &[4],
         Families::V6 => &[6],
         Families::Both => &[4, 6],
     };
-    let mut value = json!({
-        "network": viewer.network.as_str(),
-        "cluster": viewer.cluster.as_str(),
-        "tunnel": viewer.tunnel.text(),
-        "families": families,
-    });
-    if viewer.client == ClientKind::Grpc {
-        value["client"] = "grpc".into();
+    let sees = || viewer.sees.iter().map(ToString::to_string).collect();
+    api::horizon::Viewer {
+        network: viewer.network.to_string(),
+        cluster: viewer.cluster.to_string(),
+        tunnel: viewer.tunnel.text().to_owned(),
+        families: families.to_vec(),
+        client: (viewer.client == ClientKind::Grpc).then(|| "grpc".to_owned()),
+        sees: (!viewer.sees.is_empty()).then(sees),
     }
-    if !viewer.sees.is_empty() {
-        value["sees"] = viewer.sees.iter().map(Network::as_str).collect();
-    }
-    value
 }
 
-fn entry(entry: &Entry) -> Value {
-    let mut value = json!({
-        "address": entry.address.to_string(),
-        "kind": match entry.kind {
-            EntryKind::Endpoint => "endpoint",
-            EntryKind::Gateway => "gateway",
-        },
-        "network": entry.network.as_str(),
-        "cluster": entry.cluster.as_str(),
-        "locality": entry.locality.as_str(),
-        "weight": entry.weight,
-        "standsFor": number(&entry.stands_for),
-    });
-    if entry.health != Health::Healthy {
-        value["health"] = entry.health.text().into();
+fn entry(entry: &Entry) -> api::horizon::Entry {
+    let kind = match entry.kind {
+        EntryKind::Endpoint => "endpoint",
+        EntryKind::Gateway => "gateway",
+    };
+    api::horizon::Entry {
+        address: entry.address.to_string(),
+        kind: kind.to_owned(),
+        network: entry.network.to_string(),
+        cluster: entry.cluster.to_string(),
+        locality: entry.locality.to_string(),
+        weight: entry.weight,
+        stands_for: number(&entry.stands_for),
+        health: (entry.health != Health::Healthy).then(|| entry.health.text().to_owned()),
     }
-    value
 }
 
-fn excluded(excluded: &Excluded) -> Value {
-    json!({
-        "network": excluded.network.as_str(),
-        "cluster": excluded.cluster.as_str(),
-        "weight": excluded.weight,
-        "why": excluded.reason.text(),
-    })
+fn excluded(excluded: &Excluded) -> api::horizon::Missing {
+    api::horizon::Missing {
+        network: excluded.network.to_string(),
+        cluster: excluded.cluster.to_string(),
+        weight: excluded.weight,
+        why: excluded.reason.text().to_owned(),
+    }
 }
 
 /// Returns a share as a JSON number: an integer if it is one, else rounded to billionths.
-fn number(share: &Share) -> Value {
+fn number(share: &Share) -> Number {
     if let Some(whole) = share.is_integer().then(|| u64::try_from(share.numer()).ok()).flatten() {
         return whole.into();
     }
     let parts = (share * BigUint::from(FRACTION)).round().to_integer();
     // 2^32 endpoints of weight 2^32 would fit.
     let parts = u128::try_from(parts).unwrap_or(u128::MAX);
-    (parts as f64 / f64::from(FRACTION)).into()
+    // The quotient is finite.
+    Number::from_f64(parts as f64 / f64::from(FRACTION)).unwrap_or_else(|| 0.into())
 }
 
 #[cfg(test)]

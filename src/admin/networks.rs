@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::{Value, json};
-
+use crate::api;
 use crate::model::endpoint::Health;
 use crate::model::place::Network;
 use crate::snapshot::Snapshot;
@@ -13,7 +12,7 @@ use crate::snapshot::service_view::network_of;
 use crate::snapshot::shard::Standing;
 
 /// Returns one object per gateway, in order of network, then of the file.
-pub fn gateways(snapshot: &Snapshot) -> Value {
+pub fn gateways(snapshot: &Snapshot) -> Vec<api::network::Gateway> {
     let networks = snapshot.networks().iter();
     let all = networks.flat_map(|(name, network)| {
         network.gateways.iter().map(move |entry| gateway(name, network.access, entry))
@@ -21,21 +20,21 @@ pub fn gateways(snapshot: &Snapshot) -> Value {
     all.collect()
 }
 
-fn gateway(network: &Network, access: Access, entry: &GatewayEntry) -> Value {
+fn gateway(network: &Network, access: Access, entry: &GatewayEntry) -> api::network::Gateway {
     let gateway = &entry.gateway;
     let why = why_unusable(access, entry);
-    json!({
-        "network": network.as_str(),
-        "address": gateway.host.to_string(),
-        "addresses": entry.addresses.iter().map(ToString::to_string).collect::<Vec<_>>(),
-        "sni_port": gateway.sni_port,
-        "hbone_port": gateway.hbone_port,
-        "cluster": gateway.cluster.as_str(),
-        "locality": gateway.locality.as_str(),
-        "weight": gateway.weight.value(),
-        "usable": why.is_none(),
-        "why": why,
-    })
+    api::network::Gateway {
+        network: network.to_string(),
+        address: gateway.host.to_string(),
+        addresses: entry.addresses.iter().map(ToString::to_string).collect(),
+        sni_port: gateway.sni_port,
+        hbone_port: gateway.hbone_port,
+        cluster: gateway.cluster.to_string(),
+        locality: gateway.locality.to_string(),
+        weight: gateway.weight.value(),
+        usable: why.is_none(),
+        why: why.map(str::to_owned),
+    }
 }
 
 /// Returns the reason if no viewer at all can use a gateway.
@@ -59,7 +58,7 @@ struct Count {
 
 /// Returns one object per network, in order of name: those of the config, those with gateways, and those of
 /// endpoints. An endpoint counts once for each service that has it.
-pub fn networks(snapshot: &Snapshot) -> Value {
+pub fn networks(snapshot: &Snapshot) -> Vec<api::network::Network> {
     let mut counts: BTreeMap<&Network, Count> =
         snapshot.networks().iter().map(|(name, _)| (name, Count::default())).collect();
     for part in snapshot.services().into_iter().flat_map(|service| &service.parts) {
@@ -75,19 +74,19 @@ pub fn networks(snapshot: &Snapshot) -> Value {
     counts.into_iter().map(|(name, count)| network(snapshot, name, &count)).collect()
 }
 
-fn network(snapshot: &Snapshot, name: &Network, count: &Count) -> Value {
+fn network(snapshot: &Snapshot, name: &Network, count: &Count) -> api::network::Network {
     let policy = snapshot.policy.networks.iter().find(|network| network.name == *name);
     let access = match policy.map(|policy| policy.access).unwrap_or_default() {
         Access::Gateway => "gateway",
         Access::Direct => "direct",
     };
     let cidrs = policy.map_or(&[][..], |policy| &policy.cidrs);
-    json!({
-        "name": name.as_str(),
-        "access": access,
-        "cidrs": cidrs.iter().map(ToString::to_string).collect::<Vec<_>>(),
-        "gateways": snapshot.networks().get(name).map_or(0, |network| network.gateways.len()),
-        "endpoints": count.endpoints,
-        "ready_weight": count.ready_weight,
-    })
+    api::network::Network {
+        name: name.to_string(),
+        access: access.to_owned(),
+        cidrs: cidrs.iter().map(ToString::to_string).collect(),
+        gateways: snapshot.networks().get(name).map_or(0, |network| network.gateways.len()),
+        endpoints: count.endpoints,
+        ready_weight: count.ready_weight,
+    }
 }

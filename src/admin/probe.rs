@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use rustix::io::Errno;
-use serde_json::{Value, json};
 use tokio::net::TcpStream;
 
 use super::explain::Explanation;
+use crate::api::explanation::Probe;
 use crate::model::reason::Reason;
 use crate::net::socket::dial_reason;
 
@@ -27,7 +27,7 @@ impl Explanation {
         }))
         .await;
         let probed = || self.candidates.iter().filter_map(|candidate| candidate.probe.as_ref());
-        if probed().next().is_some() && probed().all(|probe| probe["reason"] != Reason::Ok.text()) {
+        if probed().next().is_some() && probed().all(|probe| probe.reason != Reason::Ok.text()) {
             self.warnings.push(
                 "no endpoint accepted a connection when the gateway dialled it for this request".to_owned(),
             );
@@ -35,12 +35,12 @@ impl Explanation {
     }
 }
 
-async fn dial(address: SocketAddr, within: Duration) -> Value {
+async fn dial(address: SocketAddr, within: Duration) -> Probe {
     let begun = Instant::now();
     let reason = match tokio::time::timeout(within, TcpStream::connect(address)).await {
         Ok(Ok(_)) => Reason::Ok,
         Ok(Err(error)) => dial_reason(Errno::from_io_error(&error).unwrap_or(Errno::IO)),
         Err(_) => Reason::EndpointTimeout,
     };
-    json!({"reason": reason.text(), "ms": (begun.elapsed().as_secs_f64() * 1e6).round() / 1e3})
+    Probe { reason: reason.text().to_owned(), ms: (begun.elapsed().as_secs_f64() * 1e6).round() / 1e3 }
 }

@@ -5,10 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use serde_json::{Value, json};
-
 use super::Sources;
 use crate::aggregator::status::{RegistryState, RegistryStatus};
+use crate::api;
 use crate::model::name::{HostName, NamePattern};
 use crate::model::service::Withheld;
 use crate::snapshot::Snapshot;
@@ -181,14 +180,14 @@ impl Problem {
         Self { code, about: about.into(), text: text.into() }
     }
 
-    /// Returns the problem as JSON.
-    pub fn to_json(&self) -> Value {
-        json!({
-            "code": self.code.text(),
-            "about": self.about,
-            "text": self.text,
-            "look_at": self.code.look_at(),
-        })
+    /// Returns the problem as the API shows it.
+    pub fn view(&self) -> api::status::Problem {
+        api::status::Problem {
+            code: self.code.text().to_owned(),
+            about: self.about.clone(),
+            text: self.text.clone(),
+            look_at: self.code.look_at().to_owned(),
+        }
     }
 }
 

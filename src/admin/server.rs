@@ -15,7 +15,8 @@ use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::json;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::oneshot;
 
@@ -25,6 +26,7 @@ use super::limits::Counters;
 use super::problems;
 use super::registry_metrics;
 use super::{Command, Sources, check_metrics, clients, endpoints, networks, views};
+use crate::api::connection::Connection;
 use crate::model::identity::Identity;
 use crate::model::name::HostName;
 use crate::net::incoming::{Accept, Guarded, Incoming, Limits, Seat};
@@ -295,13 +297,17 @@ async fn exposed(State(sources): State<Sources>) -> Response {
 async fn connections(State(sources): State<Sources>) -> Response {
     let records = sources.dataplane.connections().await;
     let gateway = sources.telemetry.gateway.load();
-    json_response(&records.iter().map(|record| Value::from(access_log::fields(record, &gateway))).collect())
+    let views: Vec<Connection> =
+        records.iter().map(|record| access_log::connection(record, &gateway)).collect();
+    json_response(&views)
 }
 
 async fn failures(State(sources): State<Sources>) -> Response {
     let records = sources.telemetry.failures.list();
     let gateway = sources.telemetry.gateway.load();
-    json_response(&records.iter().map(|record| Value::from(access_log::fields(record, &gateway))).collect())
+    let views: Vec<Connection> =
+        records.iter().map(|record| access_log::connection(record, &gateway)).collect();
+    json_response(&views)
 }
 
 async fn explain_name(
@@ -313,7 +319,7 @@ async fn explain_name(
         Err(problem) => return error(StatusCode::BAD_REQUEST, &problem),
     };
     match explained(&sources, &inquiry) {
-        Ok(explanation) => json_response(&explanation.to_json()),
+        Ok(explanation) => json_response(&explanation.view()),
         Err(problem) => error(StatusCode::BAD_REQUEST, &problem),
     }
 }
@@ -327,7 +333,7 @@ async fn explain_and_probe(
     match explanation {
         Ok(mut explanation) => {
             explanation.probe().await;
-            json_response(&explanation.to_json())
+            json_response(&explanation.view())
         }
         Err(problem) => error(StatusCode::BAD_REQUEST, &problem),
     }
@@ -387,7 +393,8 @@ async fn horizon_of(
         .map_err(horizon::HorizonError::Invalid)
         .and_then(|inquiry| horizon(&sources.reader.latest(), &inquiry));
     match answer {
-        Ok(value) => json_response(&value),
+        Ok(horizon::Answer::One(one)) => json_response(&one),
+        Ok(horizon::Answer::All(all)) => json_response(&all),
         Err(horizon::HorizonError::Invalid(text)) => error(StatusCode::BAD_REQUEST, &text),
         Err(horizon::HorizonError::Unknown(text)) => error(StatusCode::NOT_FOUND, &text),
     }
@@ -451,8 +458,11 @@ async fn not_found() -> Response {
     error(StatusCode::NOT_FOUND, "there is no such path; /api/v1/status is one that exists")
 }
 
-fn json_response(value: &Value) -> Response {
-    ([(header::CONTENT_TYPE, "application/json")], value.to_string() + "\n").into_response()
+fn json_response(value: &impl Serialize) -> Response {
+    // No value of the API has a map with keys that are not texts, which alone could not be written.
+    let mut text = serde_json::to_string(value).unwrap_or_default();
+    text.push('\n');
+    ([(header::CONTENT_TYPE, "application/json")], text).into_response()
 }
 
 fn error(status: StatusCode, text: &str) -> Response {

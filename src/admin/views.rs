@@ -1,13 +1,14 @@
-//! The JSON values of the API and the command line.
+//! The values of the API that are made from the snapshot and the state of the program.
 
 use std::sync::Arc;
-
-use serde_json::{Value, json};
 
 use super::clients::refused;
 use super::problems::{Code, Problem, listed, problems};
 use super::{Sources, endpoints};
 use crate::aggregator::status::{RegistryStatus, Status as AggregatorStatus};
+use crate::api;
+use crate::api::listener::{Exposed, Identities};
+use crate::api::status::Status;
 use crate::dataplane::upstreams::Upstreams;
 use crate::model::mesh_name::MeshName;
 use crate::model::place::ClusterId;
@@ -18,129 +19,131 @@ use crate::snapshot::service_view::{AskedBy, Part, PortView, ServiceView};
 use crate::telemetry::clock::rfc3339;
 
 /// Returns the status of the program.
-pub fn status(sources: &Sources) -> Value {
+pub fn status(sources: &Sources) -> Status {
     let snapshot = sources.reader.latest();
     let program = sources.program.load();
     let aggregator = sources.aggregator.borrow().clone();
     let gates = sources.gates(&snapshot.policy.node.cluster);
     let problems = problems(sources);
     let conflicts = problems.iter().filter(|problem| problem.code == Code::ServiceConflict);
-    let conflicts: Vec<&String> = conflicts.map(|problem| &problem.text).collect();
-    json!({
-        "problems": listed(&problems).iter().map(Problem::to_json).collect::<Vec<_>>(),
-        "version": env!("CARGO_PKG_VERSION"),
-        "node": {
-            "name": &*snapshot.policy.node.name,
-            "cluster": snapshot.policy.node.cluster.as_str(),
-            "network": snapshot.policy.node.network.as_str(),
-            "locality": snapshot.policy.node.locality.as_str(),
+    let node = &snapshot.policy.node;
+    let limits = &program.limits;
+    Status {
+        conflicts: conflicts.map(|problem| problem.text.clone()).collect(),
+        problems: listed(&problems).iter().map(Problem::view).collect(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        node: api::status::Node {
+            name: node.name.to_string(),
+            cluster: node.cluster.to_string(),
+            network: node.network.to_string(),
+            locality: node.locality.to_string(),
         },
-        "uptime_seconds": sources.started.elapsed().as_secs(),
-        "ready": gates.iter().all(|gate| gate.closed.is_none()),
-        "not_ready": gates.iter().filter_map(|gate| gate.closed.as_ref().map(|why| format!("{}: {why}", gate.name)))
-            .collect::<Vec<_>>(),
-        "draining": program.draining,
-        "generation": snapshot.generation,
-        "config": {
-            "path": program.config.display().to_string(),
-            "since": rfc3339(program.config_since),
-            "generation": snapshot.policy_generation,
-            "file_is_running": program.rejected.is_empty(),
-            "rejected": program.rejected,
-            "warnings": program.warnings,
-            "needs_restart": program.restart,
+        uptime_seconds: sources.started.elapsed().as_secs(),
+        ready: gates.iter().all(|gate| gate.closed.is_none()),
+        not_ready: gates
+            .iter()
+            .filter_map(|gate| gate.closed.as_ref().map(|why| format!("{}: {why}", gate.name)))
+            .collect(),
+        draining: program.draining,
+        generation: snapshot.generation,
+        config: api::status::Config {
+            path: program.config.display().to_string(),
+            since: rfc3339(program.config_since),
+            generation: snapshot.policy_generation,
+            file_is_running: program.rejected.is_empty(),
+            rejected: program.rejected.clone(),
+            warnings: program.warnings.clone(),
+            needs_restart: program.restart.clone(),
         },
-        "listeners": listeners(sources),
-        "limits": {
-            "descriptors": program.limits.descriptors,
-            "connections": program.limits.connections,
-            "pending_hellos": program.limits.pending_hellos,
-            "per_source": {
-                "connections": program.limits.per_source.connections,
-                "new_per_second": program.limits.per_source.new_per_second,
-                "pending_hellos": program.limits.per_source.pending_hellos,
+        listeners: listeners(sources),
+        limits: api::status::Limits {
+            descriptors: limits.descriptors,
+            connections: limits.connections,
+            pending_hellos: limits.pending_hellos,
+            per_source: api::status::PerSource {
+                connections: limits.per_source.connections,
+                new_per_second: limits.per_source.new_per_second,
+                pending_hellos: limits.per_source.pending_hellos,
             },
-            "per_service": {"connections": program.limits.per_service},
-            "health_checks": program.limits.health_checks,
+            per_service: api::status::PerService { connections: limits.per_service },
+            health_checks: limits.health_checks,
         },
-        "workers": program.workers,
-        "connections": sources.dataplane.connections_active(),
-        "services": snapshot.service_count(),
-        "routes": snapshot.policy.routes.len(),
-        "identity": sources.identities.source(),
-        "registries": registries(&aggregator),
-        "held_back": held_back(sources, &aggregator),
-        "xds": {"clients": sources.clients.count(), "refused": refused(&sources.clients)},
-        "unresolved": aggregator.unresolved,
-        "conflicts": conflicts,
-    })
+        workers: program.workers,
+        connections: sources.dataplane.connections_active(),
+        services: snapshot.service_count(),
+        routes: snapshot.policy.routes.len(),
+        identity: sources.identities.source(),
+        registries: registries(&aggregator),
+        held_back: held_back(sources, &aggregator),
+        xds: api::status::Xds { clients: sources.clients.count(), refused: refused(&sources.clients) },
+        unresolved: aggregator.unresolved.to_vec(),
+    }
 }
 
 /// Returns the registries that were never read, and the numbers of names that reconnected xDS clients keep
 /// for them.
-fn held_back(sources: &Sources, aggregator: &AggregatorStatus) -> Value {
+fn held_back(sources: &Sources, aggregator: &AggregatorStatus) -> api::status::HeldBack {
     let held_back = sources.clients.held_back();
-    json!({
-        "registries": aggregator.unread.iter().map(|name| &**name).collect::<Vec<_>>(),
-        "clients": held_back.clients,
-        "names": held_back.names,
-    })
+    api::status::HeldBack {
+        registries: texts(&aggregator.unread),
+        clients: held_back.clients,
+        names: held_back.names,
+    }
 }
 
 /// Returns one object per registry, in order of precedence.
-pub fn registries(aggregator: &AggregatorStatus) -> Value {
+pub fn registries(aggregator: &AggregatorStatus) -> Vec<api::registry::Registry> {
     let view = |registry: &RegistryStatus| {
-        json!({
-            "name": &*registry.name,
-            "cluster": registry.cluster.as_str(),
-            "network": registry.network.as_str(),
-            "state": registry.state.text(),
-            "changes": registry.changes,
-            "flawed": registry.flaws.len(),
-            "problems": registry.problems.iter().chain(registry.flaws.iter().flat_map(|lines| lines.iter())).collect::<Vec<_>>(),
-            "services": registry.items.services,
-            "endpoints": registry.items.endpoints,
-            "gateways": registry.items.gateways,
-            "marks": registry.items.marks,
-            "denied_services": registry.items.denied_items,
-            "denied_endpoints": registry.items.denied_endpoints,
-            "denied_addresses": registry.items.denied_addresses,
-            "since": rfc3339(registry.since),
-            "read": registry.read.map(rfc3339),
-            "report": registry.report.as_deref().map(report),
-        })
+        let flaws = registry.flaws.iter().flat_map(|lines| lines.iter());
+        api::registry::Registry {
+            name: registry.name.to_string(),
+            cluster: registry.cluster.to_string(),
+            network: registry.network.to_string(),
+            state: registry.state.text().to_owned(),
+            changes: registry.changes,
+            flawed: registry.flaws.len(),
+            problems: registry.problems.iter().chain(flaws).cloned().collect(),
+            services: registry.items.services,
+            endpoints: registry.items.endpoints,
+            gateways: registry.items.gateways,
+            marks: registry.items.marks,
+            denied_services: registry.items.denied_items,
+            denied_endpoints: registry.items.denied_endpoints,
+            denied_addresses: registry.items.denied_addresses,
+            since: rfc3339(registry.since),
+            read: registry.read.map(rfc3339),
+            report: registry.report.as_deref().map(report),
+        }
     };
     aggregator.registries.iter().map(view).collect()
 }
 
 /// Returns what a registry says of how it is read.
-fn report(report: &Report) -> Value {
-    let counts = |list: &[(&'static str, usize)]| -> Value {
-        let pairs = list.iter().map(|(name, count)| ((*name).to_owned(), Value::from(*count)));
-        Value::Object(pairs.collect())
+fn report(report: &Report) -> api::registry::Report {
+    let counts = |list: &[(&'static str, usize)]| {
+        list.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect()
     };
-    let facts = report.facts.iter().map(|(name, text)| ((*name).to_owned(), Value::from(text.as_str())));
-    json!({
-        "server": report.server,
-        "version": report.version,
-        "facts": Value::Object(facts.collect()),
-        "objects": counts(&report.objects),
-        "left_out": counts(&report.left_out),
-        "problems": report.problems,
-    })
+    api::registry::Report {
+        server: report.server.clone(),
+        version: report.version.clone(),
+        facts: report.facts.iter().map(|(name, text)| ((*name).to_owned(), text.clone())).collect(),
+        objects: counts(&report.objects),
+        left_out: counts(&report.left_out),
+        problems: report.problems.clone(),
+    }
 }
 
 /// Returns one object per route, in the order of the file.
-pub fn routes(snapshot: &Snapshot) -> Value {
+pub fn routes(snapshot: &Snapshot) -> Vec<api::listener::Route> {
     let view = |route: &Arc<Route>| {
         let entry = snapshot.routes().named(&route.key.to_string());
         let candidates = entry.and_then(|entry| entry.candidates.as_ref());
-        json!({
-            "name": route.key.to_string(),
-            "listeners": route.listeners.iter().map(|name| &**name).collect::<Vec<_>>(),
-            "leads_to": leads_to(route),
-            "endpoints": candidates.map(|candidates| candidates.endpoints().len()),
-        })
+        api::listener::Route {
+            name: route.key.to_string(),
+            listeners: texts(&route.listeners),
+            leads_to: leads_to(route),
+            endpoints: candidates.map(|candidates| candidates.endpoints().len()),
+        }
     };
     snapshot.policy.routes.iter().map(view).collect()
 }
@@ -159,54 +162,50 @@ fn leads_to(route: &Route) -> Vec<String> {
 }
 
 /// Returns one object per listener, in the order of the file.
-pub fn listeners(sources: &Sources) -> Value {
+pub fn listeners(sources: &Sources) -> Vec<api::listener::Listener> {
     let program = sources.program.load();
     let snapshot = sources.reader.latest();
     let view = |listener: &Arc<Listener>| {
         let address = program.listening.iter().find(|(name, _)| *name == listener.name);
-        json!({
-            "name": &*listener.name,
-            "bind": listener.bind.to_string(),
-            "address": address.map(|(_, address)| address.to_string()),
-            "protocol": listener.protocol.text(),
-            "alpn": listener.alpn.iter().map(|name| String::from_utf8_lossy(name)).collect::<Vec<_>>(),
-            "from": listener.from.iter().map(ToString::to_string).collect::<Vec<_>>(),
-        })
+        api::listener::Listener {
+            name: listener.name.to_string(),
+            bind: listener.bind.to_string(),
+            address: address.map(|(_, address)| address.to_string()),
+            protocol: listener.protocol.text().to_owned(),
+            alpn: listener.alpn.iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect(),
+            from: texts(&listener.from),
+        }
     };
     snapshot.policy.listeners.iter().map(view).collect()
 }
 
 /// Returns one object per service.
-pub fn services(snapshot: &Snapshot) -> Value {
-    let view = |service: &Arc<ServiceView>| {
-        json!({
-            "hostname": &*service.name,
-            "namespace": &*service.namespace,
-            "addresses": service.addresses.iter().map(ToString::to_string).collect::<Vec<_>>(),
-            "ports": service.ports.iter().map(port).collect::<Vec<_>>(),
-            "clusters": clusters(service),
-            "conflicts": service.conflicts,
-        })
-    };
-    snapshot.services().into_iter().map(view).collect()
+pub fn services(snapshot: &Snapshot) -> Vec<api::service::Service> {
+    snapshot.services().into_iter().map(|service| listed_service(service)).collect()
 }
 
-fn port(port: &PortView) -> Value {
+/// Returns a service as it is listed.
+pub fn listed_service(service: &ServiceView) -> api::service::Service {
+    api::service::Service {
+        hostname: service.name.to_string(),
+        namespace: service.namespace.to_string(),
+        addresses: texts(&service.addresses),
+        ports: service.ports.iter().map(port).collect(),
+        clusters: clusters(service),
+        conflicts: service.conflicts.clone(),
+    }
+}
+
+fn port(port: &PortView) -> api::service::Port {
     let here = port.candidates("", AskedBy::MeshName).map_or(0, |candidates| candidates.endpoints().len());
-    json!({
-        "name": &*port.name,
-        "port": port.port,
-        "protocol": port.protocol.text(),
-        "exported_by": port.rules.iter().map(|rule| &*rule.name).collect::<Vec<_>>(),
-        "endpoints_here": here,
-    })
-}
-
-/// Returns a port with its target port.
-fn port_of_service(service: &ServiceView, view: &PortView) -> Value {
-    let mut value = port(view);
-    value["target_port"] = service.target_port(view).into();
-    value
+    api::service::Port {
+        name: port.name.to_string(),
+        port: port.port,
+        protocol: port.protocol.text().to_owned(),
+        exported_by: port.rules.iter().map(|rule| rule.name.to_string()).collect(),
+        endpoints_here: here,
+        target_port: None,
+    }
 }
 
 fn clusters(service: &ServiceView) -> Vec<String> {
@@ -217,23 +216,31 @@ fn clusters(service: &ServiceView) -> Vec<String> {
 }
 
 /// Returns one service with all its endpoints; `None` if it does not exist.
-pub fn service(snapshot: &Snapshot, hostname: &str, upstreams: &Upstreams) -> Option<Value> {
+pub fn service(
+    snapshot: &Snapshot,
+    hostname: &str,
+    upstreams: &Upstreams,
+) -> Option<api::service::ServiceDetail> {
     let service = snapshot.service(hostname)?;
-    let endpoints = endpoints::of_service(snapshot, service, upstreams);
-    Some(json!({
-        "hostname": &*service.name,
-        "namespace": &*service.namespace,
-        "addresses": service.addresses.iter().map(ToString::to_string).collect::<Vec<_>>(),
-        "ports": service.ports.iter().map(|view| port_of_service(service, view)).collect::<Vec<_>>(),
-        "subsets": service.subsets.keys().map(|name| &**name).collect::<Vec<_>>(),
-        "clusters": clusters(service),
-        "conflicts": service.conflicts,
-        "endpoints": endpoints,
-    }))
+    let port_of = |view| api::service::Port { target_port: service.target_port(view), ..port(view) };
+    Some(api::service::ServiceDetail {
+        hostname: service.name.to_string(),
+        namespace: service.namespace.to_string(),
+        addresses: texts(&service.addresses),
+        ports: service.ports.iter().map(port_of).collect(),
+        subsets: service.subsets.keys().map(ToString::to_string).collect(),
+        clusters: clusters(service),
+        conflicts: service.conflicts.clone(),
+        endpoints: endpoints::of_service(snapshot, service, upstreams),
+    })
+}
+
+fn texts<T: ToString>(all: &[T]) -> Vec<String> {
+    all.iter().map(ToString::to_string).collect()
 }
 
 /// Returns every reachable name with its listener, the callers that may use it, and the rule that exports it.
-pub fn exposed(snapshot: &Snapshot) -> Value {
+pub fn exposed(snapshot: &Snapshot) -> Vec<Exposed> {
     let mut rows = Vec::new();
     for listener in &snapshot.policy.listeners {
         // HBONE callers reach services only, not routes.
@@ -246,26 +253,27 @@ pub fn exposed(snapshot: &Snapshot) -> Value {
             }
         }
     }
-    rows.into()
+    rows
 }
 
-fn exposed_routes(snapshot: &Snapshot, listener: &Listener, rows: &mut Vec<Value>) {
+fn exposed_routes(snapshot: &Snapshot, listener: &Listener, rows: &mut Vec<Exposed>) {
     for route in &snapshot.policy.routes {
         if !route.listeners.is_empty() && !route.listeners.contains(&listener.name) {
             continue;
         }
-        rows.push(json!({
-            "name": route.key.to_string(),
-            "listener": &*listener.name,
-            "by": "route",
-            "leads_to": leads_to(route),
-            "sources": sources_text(&[&listener.from]),
-            "identities": "not checked",
-        }));
+        rows.push(Exposed {
+            name: route.key.to_string(),
+            listener: listener.name.to_string(),
+            by: "route".to_owned(),
+            leads_to: leads_to(route),
+            sources: sources_text(&[&listener.from]),
+            identities: Identities::not_checked(),
+            marked_by: None,
+        });
     }
 }
 
-fn exposed_port(listener: &Listener, service: &ServiceView, port: &PortView, rows: &mut Vec<Value>) {
+fn exposed_port(listener: &Listener, service: &ServiceView, port: &PortView, rows: &mut Vec<Exposed>) {
     for rule in port.rules.iter().filter(|rule| rule.on_listener(&listener.name)) {
         let by_hostname = service.hostname_port(&listener.name).is_some_and(|only| only.port == port.port);
         let mut names = Vec::new();
@@ -289,20 +297,20 @@ fn exposed_row(
     port: &PortView,
     rule: &ExportRule,
     name: &str,
-) -> Value {
+) -> Exposed {
     let identities = match rule.to.identities.as_slice() {
-        [] => Value::from("not checked"),
-        list => list.iter().map(ToString::to_string).collect(),
+        [] => Identities::not_checked(),
+        list => Identities::Patterns(texts(list)),
     };
-    json!({
-        "name": name,
-        "listener": &*listener.name,
-        "by": &*rule.name,
-        "leads_to": [format!("{}:{}", service.name, port.port)],
-        "sources": sources_text(&[&listener.from, &rule.to.cidrs]),
-        "identities": identities,
-        "marked_by": rule.marked.as_ref().map(|condition| marked_by(condition, service)),
-    })
+    Exposed {
+        name: name.to_owned(),
+        listener: listener.name.to_string(),
+        by: rule.name.to_string(),
+        leads_to: vec![format!("{}:{}", service.name, port.port)],
+        sources: sources_text(&[&listener.from, &rule.to.cidrs]),
+        identities,
+        marked_by: rule.marked.as_ref().map(|condition| marked_by(condition, service)),
+    }
 }
 
 /// The objects that set the mark which a rule asks for, each with its cluster.
@@ -320,9 +328,9 @@ fn marked_by(condition: &MarkCondition, service: &ServiceView) -> Vec<String> {
     service.parts.iter().flat_map(of_part).collect()
 }
 
-fn sources_text(all: &[&Vec<ipnet::IpNet>]) -> Value {
+fn sources_text(all: &[&Vec<ipnet::IpNet>]) -> String {
     let lists = all.iter().filter(|blocks| !blocks.is_empty());
     let texts: Vec<String> =
         lists.map(|blocks| blocks.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")).collect();
-    if texts.is_empty() { "any".into() } else { texts.join(" and ").into() }
+    if texts.is_empty() { "any".to_owned() } else { texts.join(" and ") }
 }

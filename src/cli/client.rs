@@ -8,6 +8,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::Request;
 use hyper::body::Bytes;
 use hyper_util::rt::TokioIo;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
@@ -63,6 +64,13 @@ impl ApiResponse {
             _ => Ok(value),
         }
     }
+}
+
+/// Reads a value of the API as its type.
+pub fn typed<T: DeserializeOwned>(value: Value) -> Result<T, ClientError> {
+    serde_json::from_value(value).map_err(|error| {
+        ClientError::Refused(format!("the answer is not one of this version's admin API: {error}"))
+    })
 }
 
 /// Sends a `GET` for a path below an admin URL (`http://host:port`, `host:port`, or `unix:/path`).

@@ -1,14 +1,15 @@
 //! `isthmus horizon`: the endpoints that a viewer gets, from the running gateway or from a config file.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::Value;
 
-use super::output::{Format, cell, structured, table};
+use super::output::{Column, Format, columns, list, structured, text};
 use super::{Failure, Reading, client, read};
-use crate::admin::horizon::{HorizonError, HorizonRequest, horizon};
+use crate::admin::horizon::{Answer, HorizonError, HorizonRequest, horizon};
+use crate::api::horizon::{Entry, Horizon as View, Missing, Viewer};
 
 #[derive(Debug, Args)]
 pub(super) struct Horizon {
@@ -70,97 +71,109 @@ impl Horizon {
 /// Runs `isthmus horizon`; the exit code is 1 if the viewer gets no endpoint of the service.
 pub(super) fn run(args: &Horizon, out: &mut impl Write) -> Result<(), Failure> {
     let value = match &args.config {
-        Some(path) => {
-            let offline = read::offline(path).map_err(|problems| Failure::Wrong(problems.join("\n")))?;
-            let parameters =
-                args.parameters().into_iter().map(|(key, value)| (key.to_owned(), value.to_owned()));
-            let inquiry = HorizonRequest::from_parameters(parameters).map_err(Failure::Wrong)?;
-            horizon(&offline.snapshot, &inquiry).map_err(|problem| match problem {
-                HorizonError::Invalid(text) | HorizonError::Unknown(text) => Failure::Wrong(text),
-            })?
-        }
+        Some(path) => offline(args, path)?,
         None => {
             let path = format!("/api/v1/horizon?{}", client::query(&args.parameters()));
             client::get(&args.reading.admin.url(), &path)?.json()?
         }
     };
+    // Without a service the answer is a list, which may be empty.
+    let (is_one, views) = match &value {
+        Value::Array(_) => (false, client::typed::<Vec<View>>(value.clone())?),
+        one => (true, vec![client::typed::<View>(one.clone())?]),
+    };
     match args.reading.output {
-        Format::Table => print(&value, out)?,
+        Format::Table => print(&views, out)?,
         format => structured(out, &value, format)?,
     }
-    // Without a service the answer is a list, which may be empty.
-    if value.is_object() && items(&value["entries"]).is_empty() { Err(Failure::Reported) } else { Ok(()) }
+    if is_one && views.iter().all(|view| view.entries.is_empty()) { Err(Failure::Reported) } else { Ok(()) }
 }
 
-fn items(value: &Value) -> &[Value] {
-    value.as_array().map(Vec::as_slice).unwrap_or_default()
+fn offline(args: &Horizon, path: &Path) -> Result<Value, Failure> {
+    let offline = read::offline(path).map_err(|problems| Failure::Wrong(problems.join("\n")))?;
+    let parameters = args.parameters().into_iter().map(|(key, value)| (key.to_owned(), value.to_owned()));
+    let inquiry = HorizonRequest::from_parameters(parameters).map_err(Failure::Wrong)?;
+    let answer = horizon(&offline.snapshot, &inquiry).map_err(|problem| match problem {
+        HorizonError::Invalid(text) | HorizonError::Unknown(text) => Failure::Wrong(text),
+    })?;
+    let value = match &answer {
+        Answer::One(one) => serde_json::to_value(one),
+        Answer::All(all) => serde_json::to_value(all),
+    };
+    value.map_err(|error| Failure::Wrong(error.to_string()))
 }
 
-fn print(value: &Value, out: &mut impl Write) -> Result<(), Failure> {
-    let answers = value.as_array().map_or_else(|| std::slice::from_ref(value), Vec::as_slice);
-    if answers.is_empty() {
+fn print(views: &[View], out: &mut impl Write) -> Result<(), Failure> {
+    if views.is_empty() {
         writeln!(out, "no service has that port and subset")?;
     }
-    for (number, answer) in answers.iter().enumerate() {
+    for (number, view) in views.iter().enumerate() {
         if number == 0 {
-            print_viewer(&answer["viewer"], out)?;
+            print_viewer(&view.viewer, out)?;
         }
         writeln!(out)?;
-        print_answer(answer, out)?;
+        print_view(view, out)?;
     }
     Ok(())
 }
 
-fn print_viewer(viewer: &Value, out: &mut impl Write) -> Result<(), Failure> {
-    let families = items(&viewer["families"]).iter().map(|family| format!("IPv{family}"));
+fn print_viewer(viewer: &Viewer, out: &mut impl Write) -> Result<(), Failure> {
+    let families = viewer.families.iter().map(|family| format!("IPv{family}"));
     let mut parts = vec![
-        format!("network {}", cell(&viewer["network"])),
-        format!("cluster {}", cell(&viewer["cluster"])),
-        format!("by {}", cell(&viewer["tunnel"])),
+        format!("network {}", text(&viewer.network)),
+        format!("cluster {}", text(&viewer.cluster)),
+        format!("by {}", text(&viewer.tunnel)),
         families.collect::<Vec<_>>().join(" and "),
     ];
-    parts.extend(viewer["client"].as_str().map(str::to_owned));
-    parts.extend(viewer["sees"].is_array().then(|| format!("sees {} alone", cell(&viewer["sees"]))));
+    parts.extend(viewer.client.clone());
+    parts.extend(viewer.sees.as_ref().map(|sees| format!("sees {} alone", list(sees))));
     Ok(writeln!(out, "viewer: {}", parts.join(", "))?)
 }
 
-fn print_answer(answer: &Value, out: &mut impl Write) -> Result<(), Failure> {
-    let subset = match answer["subset"].as_str() {
-        None | Some("") => String::new(),
-        Some(subset) => format!(", subset {subset}"),
-    };
-    writeln!(out, "{}:{}{subset}", cell(&answer["service"]), cell(&answer["port"]))?;
-    let (entries, missing) = (items(&answer["entries"]), items(&answer["missing"]));
-    if entries.is_empty() {
+const MISSING: [Column<Missing>; 4] = [
+    ("NETWORK", |missing| text(&missing.network)),
+    ("CLUSTER", |missing| text(&missing.cluster)),
+    ("WEIGHT", |missing| missing.weight.to_string()),
+    ("WHY", |missing| text(&missing.why)),
+];
+
+fn print_view(view: &View, out: &mut impl Write) -> Result<(), Failure> {
+    let subset = if view.subset.is_empty() { String::new() } else { format!(", subset {}", view.subset) };
+    writeln!(out, "{}:{}{subset}", text(&view.service), view.port)?;
+    if view.entries.is_empty() {
         writeln!(out, "the viewer gets no endpoints")?;
     } else {
-        print_entries(entries, out)?;
+        print_entries(&view.entries, out)?;
     }
-    if missing.is_empty() {
+    if view.missing.is_empty() {
         return Ok(());
     }
-    let keys = ["network", "cluster", "weight", "why"];
-    let rows: Vec<Vec<String>> =
-        missing.iter().map(|row| keys.iter().map(|key| cell(&row[*key])).collect()).collect();
     writeln!(out, "missing:")?;
-    Ok(table(out, &["NETWORK", "CLUSTER", "WEIGHT", "WHY"], &rows)?)
+    Ok(columns(out, &MISSING, &view.missing)?)
 }
 
-fn print_entries(entries: &[Value], out: &mut impl Write) -> Result<(), Failure> {
-    let total: u64 = entries.iter().filter_map(|entry| entry["weight"].as_u64()).sum();
-    let keys = ["address", "kind", "network", "cluster", "locality", "weight"];
-    let row = |entry: &Value| {
-        let weight = entry["weight"].as_f64().unwrap_or_default();
-        let share = format!("{:.1} %", weight / total as f64 * 100.0);
-        let health = entry["health"].as_str().unwrap_or("healthy").to_owned();
-        let cells = keys.iter().map(|key| cell(&entry[*key]));
-        cells.chain([share, cell(&entry["standsFor"]), health]).collect()
-    };
-    let rows: Vec<Vec<String>> = entries.iter().map(row).collect();
-    let heading =
-        ["ADDRESS", "KIND", "NETWORK", "CLUSTER", "LOCALITY", "WEIGHT", "SHARE", "STANDS FOR", "HEALTH"];
-    table(out, &heading, &rows)?;
-    let stands_for: f64 = entries.iter().filter_map(|entry| entry["standsFor"].as_f64()).sum();
+/// An entry, and the sum of the weights of all.
+struct Row<'a> {
+    entry: &'a Entry,
+    total: u64,
+}
+
+fn print_entries(entries: &[Entry], out: &mut impl Write) -> Result<(), Failure> {
+    let all: [Column<Row<'_>>; 9] = [
+        ("ADDRESS", |row| text(&row.entry.address)),
+        ("KIND", |row| text(&row.entry.kind)),
+        ("NETWORK", |row| text(&row.entry.network)),
+        ("CLUSTER", |row| text(&row.entry.cluster)),
+        ("LOCALITY", |row| text(&row.entry.locality)),
+        ("WEIGHT", |row| row.entry.weight.to_string()),
+        ("SHARE", |row| format!("{:.1} %", f64::from(row.entry.weight) / row.total as f64 * 100.0)),
+        ("STANDS FOR", |row| row.entry.stands_for.to_string()),
+        ("HEALTH", |row| row.entry.health.clone().unwrap_or_else(|| "healthy".to_owned())),
+    ];
+    let total: u64 = entries.iter().map(|entry| u64::from(entry.weight)).sum();
+    let rows: Vec<Row<'_>> = entries.iter().map(|entry| Row { entry, total }).collect();
+    columns(out, &all, &rows)?;
+    let stands_for: f64 = entries.iter().filter_map(|entry| entry.stands_for.as_f64()).sum();
     // Fractions come in billionths; the sum is rounded, so that it does not show their rounding errors.
     let stands_for = (stands_for * 1e6).round() / 1e6;
     Ok(writeln!(out, "total weight {total}, for a ready weight of {stands_for}")?)
@@ -208,8 +221,9 @@ mod tests {
             "entries": [sick, entry("192.0.2.1:2", "gateway", 3, 3.0)],
             "missing": [{"network": "w", "cluster": "c", "weight": 4, "why": "unready"}]
         });
+        let view: View = serde_json::from_value(value).expect("a view");
         let mut out = Vec::new();
-        print(&value, &mut out).expect("memory takes it");
+        print(&[view], &mut out).expect("memory takes it");
         let lines = [
             "viewer: network n, cluster -, by sni, IPv4 and IPv6, grpc",
             "",

@@ -11,6 +11,7 @@ mod kubeconfig;
 pub mod output;
 mod read;
 mod registry;
+mod tables;
 
 use std::io::{self, Write};
 use std::net::IpAddr;

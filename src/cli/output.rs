@@ -106,6 +106,38 @@ pub fn cell(value: &Value) -> String {
     }
 }
 
+/// A column of a table of `T`: its heading, and the cell of a row.
+pub type Column<T> = (&'static str, fn(&T) -> String);
+
+/// Prints a list as a table of these columns, or `none`.
+pub fn columns<T>(out: &mut impl Write, columns: &[Column<T>], items: &[T]) -> io::Result<()> {
+    if items.is_empty() {
+        return writeln!(out, "none");
+    }
+    let heading: Vec<&str> = columns.iter().map(|(heading, _)| *heading).collect();
+    table(out, &heading, &rows(columns, items))
+}
+
+/// Returns the rows of a table.
+pub fn rows<T>(columns: &[Column<T>], items: &[T]) -> Vec<Vec<String>> {
+    items.iter().map(|item| columns.iter().map(|(_, cell)| cell(item)).collect()).collect()
+}
+
+/// Returns a text as a cell of a table, an empty one as `-`.
+pub fn text(text: &str) -> String {
+    if text.is_empty() { "-".to_owned() } else { text.to_owned() }
+}
+
+/// Returns an optional value as a cell of a table.
+pub fn optional(value: Option<&impl ToString>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| text(&value.to_string()))
+}
+
+/// Returns a list as a cell of a table, comma-separated.
+pub fn list(all: &[impl ToString]) -> String {
+    text(&all.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum YamlContext {
     Root,

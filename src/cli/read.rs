@@ -8,13 +8,18 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::output::{Colour, Format, cell, paint, structured, table};
-use super::{Explain, Failure, Filter, Reading, What, client};
+use super::output::{Colour, Column, Format, columns, list, paint, rows, structured, table, text};
+use super::{Explain, Failure, Filter, Reading, What, client, tables};
 use crate::admin::explain::{ExplainRequest, Explanation, explain as explain_name};
 use crate::aggregator::offline::{self, OfflineError, names_in};
 use crate::aggregator::spec::RegistrySpec;
+use crate::api::connection::Connection;
+use crate::api::explanation::Explanation as ExplanationView;
+use crate::api::service::Service;
+use crate::api::status::Status;
 use crate::model::address::canonical_ip;
 use crate::model::name::HostName;
 use crate::model::place::ClusterId;
@@ -158,14 +163,16 @@ fn resolve(names: &BTreeSet<HostName>) -> Resolved {
 /// Runs `isthmus explain`.
 pub(super) fn explain(args: &Explain, out: &mut impl Write) -> Result<(), Failure> {
     let value = match &args.config {
-        Some(path) => explain_offline(args, path)?.to_json(),
+        Some(path) => serde_json::to_value(explain_offline(args, path)?.view())
+            .map_err(|error| Failure::Wrong(error.to_string()))?,
         None => explain_live(args)?,
     };
+    let view: ExplanationView = client::typed(value.clone())?;
     match args.reading.output {
-        Format::Table => print_explanation(&value, out)?,
+        Format::Table => print_explanation(&view, out)?,
         format => structured(out, &value, format)?,
     }
-    if value["verdict"] == "admitted" { Ok(()) } else { Err(Failure::Reported) }
+    if view.is_admitted() { Ok(()) } else { Err(Failure::Reported) }
 }
 
 fn explain_offline(args: &Explain, path: &Path) -> Result<Explanation, Failure> {
@@ -208,201 +215,103 @@ fn probe(explanation: &mut Explanation) -> Result<(), Failure> {
     Ok(())
 }
 
-fn print_explanation(value: &Value, out: &mut impl Write) -> Result<(), Failure> {
-    for (number, step) in value["steps"].as_array().into_iter().flatten().enumerate() {
-        writeln!(out, "{:>2}. {}", number + 1, cell(step))?;
+fn print_explanation(view: &ExplanationView, out: &mut impl Write) -> Result<(), Failure> {
+    for (number, step) in view.steps.iter().enumerate() {
+        writeln!(out, "{:>2}. {step}", number + 1)?;
     }
-    let candidates = value["candidates"].as_array().map(Vec::as_slice).unwrap_or_default();
-    if !candidates.is_empty() {
+    if !view.candidates.is_empty() {
         writeln!(out)?;
-        let probed = candidates.iter().any(|candidate| !candidate["probe"].is_null());
-        let keys = ["address", "cluster", "locality", "weight", "state"];
-        let rows: Vec<Vec<String>> = candidates
-            .iter()
-            .map(|candidate| {
-                let odds = format!("{:.1} %", candidate["odds"].as_f64().unwrap_or_default() * 100.0);
-                let probe = probed.then(|| cell(&candidate["probe"]["reason"]));
-                let cells = keys.iter().map(|key| cell(&candidate[*key])).chain([odds, failure(candidate)]);
-                cells.chain(probe).collect()
-            })
-            .collect();
-        let heading = ["ENDPOINT", "CLUSTER", "LOCALITY", "WEIGHT", "STATE", "ODDS", "LAST FAILURE", "PROBE"];
-        table(out, &heading[..heading.len() - usize::from(!probed)], &rows)?;
+        let probed = view.candidates.iter().any(|candidate| candidate.probe.is_some());
+        let shown = &tables::CANDIDATES[..tables::CANDIDATES.len() - usize::from(!probed)];
+        columns(out, shown, &view.candidates)?;
     }
-    for warning in value["warnings"].as_array().into_iter().flatten() {
-        writeln!(out, "\n{} {}", paint("warning:", Colour::Yellow), cell(warning))?;
+    for warning in &view.warnings {
+        writeln!(out, "\n{} {warning}", paint("warning:", Colour::Yellow))?;
     }
-    let near = value["near"].as_array().map(Vec::as_slice).unwrap_or_default();
-    if !near.is_empty() {
-        writeln!(out, "\nDid you mean {}?", near.iter().map(cell).collect::<Vec<_>>().join(", or "))?;
+    if !view.near.is_empty() {
+        writeln!(out, "\nDid you mean {}?", view.near.join(", or "))?;
     }
-    let colour = if value["verdict"] == "admitted" { Colour::Green } else { Colour::Red };
-    let verdict = paint(&cell(&value["verdict"]), colour);
-    writeln!(out, "\n{verdict}: {}", cell(&value["reason"]))?;
+    let colour = if view.is_admitted() { Colour::Green } else { Colour::Red };
+    writeln!(out, "\n{}: {}", paint(&view.verdict, colour), view.reason)?;
     Ok(())
 }
 
-/// Returns the last failure of an endpoint as a cell: `endpoint_refused, 8 in a row, at 2026-…`.
-fn failure(endpoint: &Value) -> String {
-    let last = &endpoint["last_failure"];
-    match last["reason"].as_str() {
-        Some(reason) => format!("{reason}, {} in a row, at {}", cell(&last["in_a_row"]), cell(&last["time"])),
-        None => "-".to_owned(),
-    }
-}
-
-/// Requests a list and prints it.
-fn list(
+/// Requests a list and prints it as a table of these columns, or unchanged.
+fn list_of<T: DeserializeOwned>(
     reading: &Reading,
     path: &str,
-    columns: &[(&str, &str)],
+    shown: &[Column<T>],
     out: &mut impl Write,
 ) -> Result<(), Failure> {
-    show(reading, &client::get(&reading.admin.url(), path)?.json()?, columns, out)
-}
-
-/// Prints a list as a table of these columns, or unchanged.
-fn show(
-    reading: &Reading,
-    value: &Value,
-    columns: &[(&str, &str)],
-    out: &mut impl Write,
-) -> Result<(), Failure> {
+    let value = client::get(&reading.admin.url(), path)?.json()?;
     if reading.output != Format::Table {
-        return Ok(structured(out, value, reading.output)?);
+        return Ok(structured(out, &value, reading.output)?);
     }
-    let rows = rows(value, columns);
-    if rows.is_empty() {
-        return Ok(writeln!(out, "none")?);
-    }
-    let heading: Vec<&str> = columns.iter().map(|(heading, _)| *heading).collect();
-    Ok(table(out, &heading, &rows)?)
-}
-
-fn rows(value: &Value, columns: &[(&str, &str)]) -> Vec<Vec<String>> {
-    let items = value.as_array().into_iter().flatten();
-    items.map(|item| columns.iter().map(|(_, key)| cell(&item[*key])).collect()).collect()
+    Ok(columns(out, shown, &client::typed::<Vec<T>>(value)?)?)
 }
 
 /// Runs `isthmus exposed`.
 pub(super) fn exposed(reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
-    let columns = [
-        ("NAME", "name"),
-        ("LISTENER", "listener"),
-        ("BY", "by"),
-        ("LEADS TO", "leads_to"),
-        ("SOURCES", "sources"),
-        ("IDENTITIES", "identities"),
-    ];
-    list(reading, "/api/v1/exposed", &columns, out)
+    list_of(reading, "/api/v1/exposed", &tables::EXPOSED, out)
 }
 
-/// `name` is the server name or the authority.
-const CONNECTION_COLUMNS: [(&str, &str); 10] = [
-    ("TIME", "time"),
-    ("REASON", "reason"),
-    ("LISTENER", "listener"),
-    ("SOURCE", "source"),
-    ("CALLER", "source_identity"),
-    ("NAME", "name"),
-    ("ROUTE", "route"),
-    ("ENDPOINT", "endpoint"),
-    ("MS", "duration_ms"),
-    ("DETAIL", "detail"),
-];
+/// A connection as the API sent it, and as its type.
+struct Received {
+    value: Value,
+    connection: Connection,
+}
 
-const REGISTRY_COLUMNS: [(&str, &str); 9] = [
-    ("REGISTRY", "name"),
-    ("CLUSTER", "cluster"),
-    ("NETWORK", "network"),
-    ("STATE", "state"),
-    ("SINCE", "since"),
-    ("SERVICES", "services"),
-    ("ENDPOINTS", "endpoints"),
-    ("DENIED", "denied_endpoints"),
-    ("PROBLEMS", "problems"),
-];
-
-const GATEWAY_COLUMNS: [(&str, &str); 10] = [
-    ("NETWORK", "network"),
-    ("ADDRESS", "address"),
-    ("STANDS FOR", "addresses"),
-    ("SNI", "sni_port"),
-    ("HBONE", "hbone_port"),
-    ("CLUSTER", "cluster"),
-    ("LOCALITY", "locality"),
-    ("WEIGHT", "weight"),
-    ("USABLE", "usable"),
-    ("WHY NOT", "why"),
-];
-
-const CLIENT_COLUMNS: [(&str, &str); 11] = [
-    ("NODE", "node"),
-    ("PEER", "peer"),
-    ("CLIENT", "client"),
-    ("PROTOCOL", "protocol"),
-    ("NETWORK", "network"),
-    ("CLUSTER", "cluster"),
-    ("SUBSCRIPTIONS", "subscriptions"),
-    ("HELD BACK", "held_back"),
-    ("LAST ACK", "last_ack"),
-    ("NACKS", "nacks"),
-    ("LAST NACK", "last_nack"),
-];
-
-/// Requests connections, adds to each the name that it asked for, and applies the filter.
-fn connections(reading: &Reading, path: &str, filter: &Filter) -> Result<Value, Failure> {
-    let value = client::get(&reading.admin.url(), path)?.json()?;
+/// Requests failed connections and applies the filter.
+fn failed(reading: &Reading, filter: &Filter) -> Result<Vec<Received>, Failure> {
+    let value = client::get(&reading.admin.url(), "/api/v1/failures")?.json()?;
     let since = filter.since.map(|since| rfc3339(SystemTime::now() - since));
+    let is_wanted = |connection: &Connection| {
+        let name = filter.name.as_deref();
+        filter.reason.as_ref().is_none_or(|reason| connection.reason.as_ref() == Some(reason))
+            && since.as_ref().is_none_or(|since| connection.time >= *since)
+            && name.is_none_or(|part| connection.name().is_some_and(|name| name.contains(part)))
+    };
+    let values: Vec<Value> = client::typed(value)?;
     let mut kept = Vec::new();
-    for mut item in value.as_array().cloned().unwrap_or_default() {
-        let name = [&item["sni"], &item["authority"]].into_iter().find_map(Value::as_str).map(str::to_owned);
-        let wanted = |wanted: &Option<String>, found: Option<&str>| {
-            wanted.as_deref().is_none_or(|wanted| found.is_some_and(|found| found.contains(wanted)))
-        };
-        let lately =
-            since.as_deref().is_none_or(|since| item["time"].as_str().is_some_and(|time| time >= since));
-        let reason = filter.reason.as_deref().is_none_or(|reason| item["reason"] == reason);
-        if reason && lately && wanted(&filter.name, name.as_deref()) {
-            if reading.output == Format::Table {
-                item["name"] = name.into();
-            }
-            kept.push(item);
+    for value in values {
+        let connection = client::typed(value.clone())?;
+        if is_wanted(&connection) {
+            kept.push(Received { value, connection });
         }
     }
-    Ok(kept.into())
+    Ok(kept)
 }
 
 /// Runs `isthmus failures`.
 pub(super) fn failures(reading: &Reading, filter: &Filter, out: &mut impl Write) -> Result<(), Failure> {
-    let path = "/api/v1/failures";
-    let mut value = connections(reading, path, filter)?;
-    show(reading, &value, &CONNECTION_COLUMNS, out)?;
+    let mut received = failed(reading, filter)?;
+    match reading.output {
+        Format::Table => {
+            let all: Vec<Connection> = received.iter().map(|one| one.connection.clone()).collect();
+            columns(out, &tables::FAILURES, &all)?;
+        }
+        format => structured(out, &received.iter().map(|one| one.value.clone()).collect(), format)?,
+    }
     if !filter.watch {
         return Ok(());
     }
-    let mut shown: BTreeSet<String> = BTreeSet::new();
-    let key = |item: &Value| format!("{} {}", item["time"], item["id"]);
+    let mut shown: BTreeSet<(String, u64)> = BTreeSet::new();
+    let key = |one: &Received| (one.connection.time.clone(), one.connection.id);
     loop {
         let before = std::mem::take(&mut shown);
-        shown.extend(value.as_array().into_iter().flatten().map(key));
+        shown.extend(received.iter().map(key));
         shown.extend(before);
         std::thread::sleep(WATCH_EVERY);
-        value = connections(reading, path, filter)?;
-        let items = value.as_array().into_iter().flatten();
+        received = failed(reading, filter)?;
         // Newest last, as in a log.
-        let new: Vec<Value> = items.rev().filter(|item| !shown.contains(&key(item))).cloned().collect();
-        let new = Value::from(new);
-        match reading.output {
-            Format::Table => {
-                for row in rows(&new, &CONNECTION_COLUMNS) {
-                    writeln!(out, "{}", row.join("  "))?;
+        for one in received.iter().rev().filter(|one| !shown.contains(&key(one))) {
+            match reading.output {
+                Format::Table => {
+                    for row in rows(&tables::FAILURES, std::slice::from_ref(&one.connection)) {
+                        writeln!(out, "{}", row.join("  "))?;
+                    }
                 }
-            }
-            format => {
-                for item in new.as_array().into_iter().flatten() {
-                    structured(out, item, format)?;
-                }
+                format => structured(out, &one.value, format)?,
             }
         }
         out.flush()?;
@@ -413,88 +322,22 @@ pub(super) fn failures(reading: &Reading, filter: &Filter, out: &mut impl Write)
 pub(super) fn get(what: What, reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
     match what {
         What::Services => services(reading, out),
-        What::Endpoints => endpoints(reading, out),
+        What::Endpoints => list_of(reading, "/api/v1/endpoints", &tables::ENDPOINTS, out),
         What::Config => {
             let value = client::get(&reading.admin.url(), "/api/v1/config")?.json()?;
             // The config is a tree, which has no table.
             let format = if reading.output == Format::Table { Format::Yaml } else { reading.output };
             Ok(structured(out, &value, format)?)
         }
-        What::Registries => list(reading, "/api/v1/registries", &REGISTRY_COLUMNS, out),
-        What::Routes => {
-            let columns = [
-                ("NAME", "name"),
-                ("LISTENERS", "listeners"),
-                ("LEADS TO", "leads_to"),
-                ("ENDPOINTS", "endpoints"),
-            ];
-            list(reading, "/api/v1/routes", &columns, out)
-        }
-        What::Clients => list(reading, "/api/v1/clients", &CLIENT_COLUMNS, out),
-        What::Gateways => list(reading, "/api/v1/gateways", &GATEWAY_COLUMNS, out),
-        What::Networks => {
-            let columns = [
-                ("NAME", "name"),
-                ("ACCESS", "access"),
-                ("CIDRS", "cidrs"),
-                ("GATEWAYS", "gateways"),
-                ("ENDPOINTS", "endpoints"),
-                ("READY WEIGHT", "ready_weight"),
-            ];
-            list(reading, "/api/v1/networks", &columns, out)
-        }
-        What::Connections => {
-            let mut columns = CONNECTION_COLUMNS.to_vec();
-            columns.retain(|(heading, _)| !matches!(*heading, "REASON" | "DETAIL"));
-            columns.extend([("UP", "bytes_up"), ("DOWN", "bytes_down")]);
-            show(reading, &connections(reading, "/api/v1/connections", &Filter::default())?, &columns, out)
-        }
-        What::Certificates => {
-            let columns = [
-                ("KIND", "kind"),
-                ("TRUST DOMAIN", "trust_domain"),
-                ("IDENTITY", "identity"),
-                ("STATE", "state"),
-                ("NOT AFTER", "not_after"),
-                ("SERIAL", "serial"),
-            ];
-            list(reading, "/api/v1/certificates", &columns, out)
-        }
-        What::Listeners => {
-            let columns = [
-                ("NAME", "name"),
-                ("ADDRESS", "address"),
-                ("PROTOCOL", "protocol"),
-                ("FROM", "from"),
-                ("ALPN", "alpn"),
-            ];
-            list(reading, "/api/v1/listeners", &columns, out)
-        }
+        What::Registries => list_of(reading, "/api/v1/registries", &tables::REGISTRIES, out),
+        What::Routes => list_of(reading, "/api/v1/routes", &tables::ROUTES, out),
+        What::Clients => list_of(reading, "/api/v1/clients", &tables::CLIENTS, out),
+        What::Gateways => list_of(reading, "/api/v1/gateways", &tables::GATEWAYS, out),
+        What::Networks => list_of(reading, "/api/v1/networks", &tables::NETWORKS, out),
+        What::Connections => list_of(reading, "/api/v1/connections", &tables::CONNECTIONS, out),
+        What::Certificates => list_of(reading, "/api/v1/certificates", &tables::CERTIFICATES, out),
+        What::Listeners => list_of(reading, "/api/v1/listeners", &tables::LISTENERS, out),
     }
-}
-
-/// Prints the endpoints of all services on all networks, and of routes.
-fn endpoints(reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
-    let mut value = client::get(&reading.admin.url(), "/api/v1/endpoints")?.json()?;
-    if reading.output == Format::Table {
-        for endpoint in value.as_array_mut().into_iter().flatten() {
-            let (of, failure) = (cell(&endpoint["service"]), failure(endpoint));
-            endpoint["of"] = if of == "-" { endpoint["route"].clone() } else { of.into() };
-            endpoint["failure"] = failure.into();
-        }
-    }
-    let columns = [
-        ("SERVICE OR ROUTE", "of"),
-        ("ADDRESS", "address"),
-        ("CLUSTER", "cluster"),
-        ("NETWORK", "network"),
-        ("LOCALITY", "locality"),
-        ("WEIGHT", "weight"),
-        ("STATE", "state"),
-        ("STANDING", "standing"),
-        ("LAST FAILURE", "failure"),
-    ];
-    show(reading, &value, &columns, out)
 }
 
 fn services(reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
@@ -502,17 +345,17 @@ fn services(reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
     if reading.output != Format::Table {
         return Ok(structured(out, &value, reading.output)?);
     }
+    let services: Vec<Service> = client::typed(value)?;
     let mut rows = Vec::new();
-    for service in value.as_array().into_iter().flatten() {
-        for port in service["ports"].as_array().into_iter().flatten() {
-            let port_text = format!("{}/{}", cell(&port["port"]), cell(&port["protocol"]));
+    for service in &services {
+        for port in &service.ports {
             rows.push(vec![
-                cell(&service["hostname"]),
-                cell(&service["namespace"]),
-                port_text,
-                cell(&service["clusters"]),
-                cell(&port["endpoints_here"]),
-                cell(&port["exported_by"]),
+                text(&service.hostname),
+                text(&service.namespace),
+                format!("{}/{}", port.port, port.protocol),
+                list(&service.clusters),
+                port.endpoints_here.to_string(),
+                list(&port.exported_by),
             ]);
         }
     }
@@ -525,66 +368,54 @@ pub(super) fn status(reading: &Reading, out: &mut impl Write) -> Result<(), Fail
     if reading.output != Format::Table {
         return Ok(structured(out, &value, reading.output)?);
     }
-    let problems = value["problems"].as_array().map(Vec::as_slice).unwrap_or_default();
-    if !problems.is_empty() {
+    let status: Status = client::typed(value)?;
+    if !status.problems.is_empty() {
         writeln!(out, "{}", paint("PROBLEMS", Colour::Red))?;
-        for problem in problems {
-            writeln!(
-                out,
-                "  {}: {}",
-                paint(&cell(&problem["code"]), Colour::Yellow),
-                cell(&problem["text"])
-            )?;
-            writeln!(out, "    see {}", cell(&problem["look_at"]))?;
+        for problem in &status.problems {
+            writeln!(out, "  {}: {}", paint(&problem.code, Colour::Yellow), problem.text)?;
+            writeln!(out, "    see {}", problem.look_at)?;
         }
         writeln!(out)?;
     }
-    let ready = if value["ready"] == true {
-        "ready".to_owned()
-    } else {
-        format!("not ready ({})", cell(&value["not_ready"]))
+    let ready = match status.ready {
+        true => "ready".to_owned(),
+        false => format!("not ready ({})", list(&status.not_ready)),
     };
-    let config = &value["config"];
-    let running = if config["file_is_running"] == true { "" } else { ", but the file on disk was rejected" };
-    writeln!(out, "isthmus {}, {ready}, up {} s", cell(&value["version"]), cell(&value["uptime_seconds"]))?;
-    writeln!(out, "config {} in use since {}{running}", cell(&config["path"]), cell(&config["since"]))?;
-    for (heading, key) in [("rejected", "rejected"), ("warning", "warnings")] {
-        for line in config[key].as_array().into_iter().flatten() {
-            writeln!(out, "  {heading}: {}", cell(line))?;
+    let config = &status.config;
+    let running = if config.file_is_running { "" } else { ", but the file on disk was rejected" };
+    writeln!(out, "isthmus {}, {ready}, up {} s", status.version, status.uptime_seconds)?;
+    writeln!(out, "config {} in use since {}{running}", config.path, config.since)?;
+    for (heading, lines) in [("rejected", &config.rejected), ("warning", &config.warnings)] {
+        for line in lines {
+            writeln!(out, "  {heading}: {line}")?;
         }
     }
-    let node = &value["node"];
+    let node = &status.node;
     writeln!(
         out,
         "node {}, cluster {}, network {}, locality {}",
-        cell(&node["name"]),
-        cell(&node["cluster"]),
-        cell(&node["network"]),
-        cell(&node["locality"])
+        text(&node.name),
+        text(&node.cluster),
+        text(&node.network),
+        text(&node.locality)
     )?;
-    let limits = &value["limits"];
     writeln!(
         out,
         "{} connections of {} at most, {} workers, {} routes, {} services, generation {}",
-        cell(&value["connections"]),
-        cell(&limits["connections"]),
-        cell(&value["workers"]),
-        cell(&value["routes"]),
-        cell(&value["services"]),
-        cell(&value["generation"])
+        status.connections,
+        status.limits.connections,
+        status.workers,
+        status.routes,
+        status.services,
+        status.generation
     )?;
-    let part = |out: &mut dyn Write, key: &str, columns: &[(&str, &str)]| -> Result<(), Failure> {
-        let items = value[key].as_array().map(Vec::as_slice).unwrap_or_default();
-        if items.is_empty() {
-            return Ok(());
-        }
+    if !status.listeners.is_empty() {
         writeln!(out)?;
-        let rows: Vec<Vec<String>> =
-            items.iter().map(|item| columns.iter().map(|(_, key)| cell(&item[*key])).collect()).collect();
-        let heading: Vec<&str> = columns.iter().map(|(heading, _)| *heading).collect();
-        Ok(table(&mut &mut *out, &heading, &rows)?)
-    };
-    part(out, "listeners", &[("LISTENER", "name"), ("ADDRESS", "address"), ("PROTOCOL", "protocol")])?;
-    part(out, "registries", &REGISTRY_COLUMNS)?;
+        columns(out, &tables::LISTENERS_IN_SHORT, &status.listeners)?;
+    }
+    if !status.registries.is_empty() {
+        writeln!(out)?;
+        columns(out, &tables::REGISTRIES, &status.registries)?;
+    }
     Ok(())
 }

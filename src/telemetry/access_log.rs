@@ -2,10 +2,12 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::{Map, Value};
 
 use super::clock::rfc3339;
+use crate::api::connection::Connection;
 use crate::model::record::ConnectionRecord;
 
 /// The destination of the access log.
@@ -112,61 +114,65 @@ pub const FIELDS: &[(&str, &str)] = &[
     ("gateway_cluster", "Its `node.cluster`."),
 ];
 
-/// Returns the fields of a record by the names of SPEC §11; unknown ones are left out.
-pub fn fields(record: &ConnectionRecord, gateway: &GatewayName) -> Map<String, Value> {
-    let mut fields = Map::new();
-    let mut put = |name: &str, value: Option<Value>| {
-        if let Some(value) = value {
-            fields.insert(name.to_owned(), value);
-        }
-    };
-    let text = |text: &str| (!text.is_empty()).then(|| Value::from(text));
-    let milliseconds = |time: std::time::Duration| Value::from((time.as_secs_f64() * 1e6).round() / 1e3);
-    let bytes =
-        |bytes: &Option<Box<[u8]>>| bytes.as_ref().map(|bytes| Value::from(bytes.escape_ascii().to_string()));
-    put("time", Some(rfc3339(record.time).into()));
-    put("id", Some(record.id.into()));
-    put("listener", text(&record.listener));
-    put("protocol", Some(record.protocol.text().into()));
-    put("source", Some(record.source.to_string().into()));
-    put("source_network", text(&record.source_network));
-    put("local", record.local.map(|local| local.to_string().into()));
-    put("sni", bytes(&record.sni));
-    put("authority", record.authority.as_deref().and_then(text));
-    put("alpn", bytes(&record.alpn));
-    put("route", record.route.as_deref().and_then(text));
-    put("service", record.service.as_deref().and_then(text));
-    put("port", record.port.map(Value::from));
-    put("subset", record.subset.as_deref().and_then(text));
-    put("endpoint", record.endpoint.map(|endpoint| endpoint.to_string().into()));
-    put("endpoint_cluster", text(&record.endpoint_cluster));
-    put("endpoint_locality", text(&record.endpoint_locality));
-    put("attempts", (record.attempts > 0).then(|| record.attempts.into()));
-    put("source_identity", record.source_identity.as_deref().and_then(text));
-    put("source_claimed", record.source_claimed.as_deref().and_then(text));
-    put("reason", record.reason.map(|reason| reason.text().into()));
-    put("detail", record.detail.as_deref().and_then(text));
-    put("ended_by", record.ended_by.map(|side| side.text().into()));
-    put("duration_ms", Some(milliseconds(record.duration)));
-    put("hello_ms", record.hello.map(milliseconds));
-    put("connect_ms", record.connect.map(milliseconds));
-    put("first_byte_ms", record.first_byte.map(milliseconds));
-    put("bytes_up", Some(record.bytes_up.into()));
-    put("bytes_down", Some(record.bytes_down.into()));
+/// Returns a record with the members of SPEC §11.
+pub fn connection(record: &ConnectionRecord, gateway: &GatewayName) -> Connection {
+    let text = |text: Option<&str>| text.filter(|text| !text.is_empty()).map(str::to_owned);
+    let milliseconds = |time: Duration| (time.as_secs_f64() * 1e6).round() / 1e3;
+    let bytes = |bytes: &Option<Box<[u8]>>| bytes.as_ref().map(|bytes| bytes.escape_ascii().to_string());
     let trace = record.span.map(|span| span.trace).or_else(|| record.trace.map(|parent| parent.trace));
-    put("trace_id", trace.map(|trace| trace.to_string().into()));
-    put("gateway", text(&gateway.name));
-    put("gateway_network", text(&gateway.network));
-    put("gateway_cluster", text(&gateway.cluster));
-    fields
+    Connection {
+        time: rfc3339(record.time),
+        id: record.id,
+        listener: record.listener.to_string(),
+        protocol: record.protocol.text().to_owned(),
+        source: record.source.to_string(),
+        source_network: record.source_network.to_string(),
+        local: record.local.map(|local| local.to_string()),
+        sni: bytes(&record.sni),
+        authority: text(record.authority.as_deref()),
+        alpn: bytes(&record.alpn),
+        route: text(record.route.as_deref()),
+        service: text(record.service.as_deref()),
+        port: record.port,
+        subset: text(record.subset.as_deref()),
+        endpoint: record.endpoint.map(|endpoint| endpoint.to_string()),
+        endpoint_cluster: record.endpoint_cluster.to_string(),
+        endpoint_locality: record.endpoint_locality.to_string(),
+        attempts: record.attempts,
+        source_identity: text(record.source_identity.as_deref()),
+        source_claimed: text(record.source_claimed.as_deref()),
+        reason: record.reason.map(|reason| reason.text().to_owned()),
+        detail: text(record.detail.as_deref()),
+        ended_by: record.ended_by.map(|side| side.text().to_owned()),
+        duration_ms: milliseconds(record.duration),
+        hello_ms: record.hello.map(milliseconds),
+        connect_ms: record.connect.map(milliseconds),
+        first_byte_ms: record.first_byte.map(milliseconds),
+        bytes_up: record.bytes_up,
+        bytes_down: record.bytes_down,
+        trace_id: trace.map(|trace| trace.to_string()),
+        gateway: gateway.name.to_string(),
+        gateway_network: gateway.network.to_string(),
+        gateway_cluster: gateway.cluster.to_string(),
+    }
+}
+
+/// Returns the members of a connection by name; those without a value are left out.
+pub fn fields(record: &ConnectionRecord, gateway: &GatewayName) -> Map<String, Value> {
+    match serde_json::to_value(connection(record, gateway)) {
+        Ok(Value::Object(members)) => members,
+        // A connection is an object of texts and numbers.
+        Ok(_) | Err(_) => Map::new(),
+    }
 }
 
 /// Returns a line of the log, with its line feed.
 pub fn line(record: &ConnectionRecord, gateway: &GatewayName, format: Format) -> String {
-    let fields = fields(record, gateway);
     let mut line = match format {
-        Format::Json => Value::from(fields).to_string(),
+        // A connection is an object of texts and numbers, which cannot fail to be written.
+        Format::Json => serde_json::to_string(&connection(record, gateway)).unwrap_or_default(),
         Format::Text => {
+            let fields = fields(record, gateway);
             let pairs = fields.iter().map(|(name, value)| match value {
                 // Values with a space or a quote are quoted, as JSON would.
                 Value::String(text) if !text.contains([' ', '"', '=']) => format!("{name}={text}"),

@@ -1,5 +1,7 @@
 //! The JSON of SPEC §12, and the errors for wrong parameters.
 
+use serde_json::{Value, json};
+
 use super::*;
 use crate::admin::networks::{gateways, networks as networks_list};
 use crate::model::endpoint::Endpoint;
@@ -41,7 +43,12 @@ fn snapshot() -> Snapshot {
 fn ask(parameters: &[(&str, &str)]) -> Result<Value, HorizonError> {
     let parameters = parameters.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
     let inquiry = HorizonRequest::from_parameters(parameters).map_err(HorizonError::Invalid)?;
-    horizon(&snapshot(), &inquiry)
+    let answer = horizon(&snapshot(), &inquiry)?;
+    let value = match &answer {
+        Answer::One(one) => serde_json::to_value(one),
+        Answer::All(all) => serde_json::to_value(all),
+    };
+    Ok(value.expect("JSON"))
 }
 
 #[test]
@@ -145,7 +152,7 @@ fn wrong_questions_are_told_from_unknown_things() {
 
 #[test]
 fn gateways_say_whether_they_are_of_use() {
-    let value = gateways(&snapshot());
+    let value = serde_json::to_value(gateways(&snapshot())).expect("JSON");
     assert_eq!(
         value[0],
         json!({
@@ -163,7 +170,7 @@ fn gateways_say_whether_they_are_of_use() {
 #[test]
 fn networks_are_counted() {
     assert_eq!(
-        networks_list(&snapshot()),
+        serde_json::to_value(networks_list(&snapshot())).expect("JSON"),
         json!([
             {"name": "net-east", "access": "gateway", "cidrs": [], "gateways": 0, "endpoints": 1, "ready_weight": 0},
             {"name": "net-west", "access": "gateway", "cidrs": [], "gateways": 4, "endpoints": 2, "ready_weight": 1},

@@ -1,0 +1,47 @@
+//! Networks and their gateways.
+
+use serde::{Deserialize, Serialize};
+
+/// A network.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Network {
+    /// Its name; empty: the unknown network.
+    pub name: String,
+    /// `gateway` or `direct`.
+    pub access: String,
+    /// Its address blocks.
+    pub cidrs: Vec<String>,
+    /// The number of its gateways.
+    pub gateways: usize,
+    /// The number of its endpoints; an endpoint counts once for each service that has it.
+    pub endpoints: usize,
+    /// The weight of its ready endpoints.
+    pub ready_weight: u64,
+}
+
+/// A gateway of a network.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Gateway {
+    /// Its network.
+    pub network: String,
+    /// Its address or host name.
+    pub address: String,
+    /// The addresses that this stands for.
+    pub addresses: Vec<String>,
+    /// Its port for connections by server name.
+    pub sni_port: Option<u16>,
+    /// Its port for HBONE.
+    pub hbone_port: Option<u16>,
+    /// Its cluster.
+    pub cluster: String,
+    /// Its locality.
+    pub locality: String,
+    /// Its weight.
+    pub weight: u32,
+    /// True if some viewer can use it.
+    pub usable: bool,
+    /// Why no viewer can use it.
+    pub why: Option<String>,
+}

@@ -1,0 +1,92 @@
+//! The shape of the JSON, held by the files of `tests/golden/api`: each has every member of its type. A file changes
+//! only with its type, and `docs/api.md` with the file.
+
+use std::collections::BTreeSet;
+use std::fmt::Debug;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::*;
+
+macro_rules! golden {
+    ($name:literal) => {
+        include_str!(concat!("../../tests/golden/api/", $name, ".json"))
+    };
+}
+
+/// Reads the file as the type and writes it again: a member that the type lacks would be lost, and one that the file
+/// lacks would appear.
+fn is_whole<T: DeserializeOwned + Serialize + Debug>(name: &str, text: &str) {
+    let value: T = serde_json::from_str(text).unwrap_or_else(|error| panic!("{name}: {error}"));
+    let written = serde_json::to_string_pretty(&value).expect("JSON");
+    let found = format!("{written}\n");
+    assert!(text == found, "tests/golden/api/{name}.json is not the shape of its type, which is\n{found}");
+}
+
+/// Each answer with the path of its request, its file, and the check of its type.
+type Check = fn(&str, &str);
+const ANSWERS: [(&str, &str, &str, Check); 15] = [
+    ("status", "status", golden!("status"), is_whole::<status::Status>),
+    ("listeners", "listeners", golden!("listeners"), is_whole::<listener::Listener>),
+    ("registries", "registries", golden!("registries"), is_whole::<registry::Registry>),
+    ("routes", "routes", golden!("routes"), is_whole::<listener::Route>),
+    ("services", "services", golden!("services"), is_whole::<service::Service>),
+    ("services/{hostname}", "service", golden!("service"), is_whole::<service::ServiceDetail>),
+    ("endpoints", "endpoints", golden!("endpoints"), is_whole::<endpoint::Endpoint>),
+    ("gateways", "gateways", golden!("gateways"), is_whole::<network::Gateway>),
+    ("networks", "networks", golden!("networks"), is_whole::<network::Network>),
+    ("exposed", "exposed", golden!("exposed"), is_whole::<listener::Exposed>),
+    ("connections", "connections", golden!("connections"), is_whole::<connection::Connection>),
+    ("clients", "clients", golden!("clients"), is_whole::<client::Client>),
+    ("certificates", "certificates", golden!("certificates"), is_whole::<certificate::Certificate>),
+    ("explain", "explain", golden!("explain"), is_whole::<explanation::Explanation>),
+    ("horizon", "horizon", golden!("horizon"), is_whole::<horizon::Horizon>),
+];
+
+#[test]
+fn the_golden_files_are_the_shapes_of_the_types() {
+    for (_, file, text, check) in ANSWERS {
+        check(file, text);
+    }
+}
+
+#[test]
+fn the_document_names_every_member() {
+    let document = include_str!("../../docs/api.md");
+    for (path, file, text, _) in ANSWERS {
+        let row = document
+            .lines()
+            .find(|line| {
+                let rest = line.strip_prefix(&format!("| `GET /api/v1/{path}"));
+                rest.is_some_and(|rest| rest.starts_with('`') || rest.starts_with('?'))
+            })
+            .unwrap_or_else(|| panic!("no row for {path}"));
+        let members = row.trim_matches('|').split('|').nth(2).expect("three cells");
+        if members.contains("access-log.md") || members.contains("as in the list") {
+            continue;
+        }
+        let named: BTreeSet<&str> = members.split('`').skip(1).step_by(2).collect();
+        let golden: Value = serde_json::from_str(text).expect("JSON");
+        let golden: BTreeSet<&str> =
+            golden.as_object().expect("an object").keys().map(String::as_str).collect();
+        assert_eq!(named, golden, "{file}: docs/api.md and the golden file");
+    }
+}
+
+#[test]
+fn a_connection_has_the_members_of_the_access_log() {
+    let golden: Value = serde_json::from_str(golden!("connections")).expect("JSON");
+    let table: Vec<&str> = crate::telemetry::access_log::FIELDS.iter().map(|(name, _)| *name).collect();
+    let members: Vec<&str> = golden.as_object().expect("an object").keys().map(String::as_str).collect();
+    assert_eq!(members, table);
+}
+
+#[test]
+fn answers_of_other_versions_are_read() {
+    let older: status::Status = serde_json::from_str("{\"version\": \"0.0.1\"}").expect("read");
+    assert_eq!((older.version.as_str(), older.ready), ("0.0.1", false));
+    let newer: status::Problem = serde_json::from_str("{\"code\": \"x\", \"next\": 1}").expect("read");
+    assert_eq!(newer.code, "x");
+}
