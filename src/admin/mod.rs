@@ -8,6 +8,7 @@ pub mod endpoints;
 pub mod explain;
 pub mod horizon;
 pub mod limits;
+pub mod maintenance;
 pub mod networks;
 mod probe;
 pub mod problems;

@@ -137,6 +137,9 @@ codes! {
     ChecksLate = "checks_late",
         "Health checks wait for their turn, because as many run as the descriptor limit allows. Verdicts take longer.",
         "endpoints that do not answer: `isthmus get endpoints`; `health.interval`, `health.timeout`; `ulimit -n`";
+    EndpointWithdrawn = "endpoint_withdrawn",
+        "An operator has drained or disabled an endpoint of this gateway. A restart forgets it.",
+        "`isthmus endpoint enable ADDRESS`";
     EndpointFailing = "endpoint_failing",
         "At least the last three connection attempts to an endpoint failed. The endpoint is not ejected and still \
          gets connections.",
@@ -398,6 +401,11 @@ fn of_endpoints(sources: &Sources) -> Vec<Problem> {
             all.push(Problem::new(Code::EndpointNotTls, &about, text));
         }
     }
+    for one in sources.dataplane.upstreams().withdrawals().list() {
+        let text =
+            format!("{} was {} by an operator at {}", one.which, one.withdrawal.text(), rfc3339(one.since));
+        all.push(Problem::new(Code::EndpointWithdrawn, one.which.to_string(), text));
+    }
     let checks = sources.dataplane.checks();
     if let Some(late) = checks.late {
         let (places, longest) = (checks.places, late.longest.as_secs());
@@ -457,7 +465,7 @@ fn log_changes(before: &[Problem], now: &[Problem]) {
             // No caller can connect any more.
             Code::CertificateExpired => tracing::error!(code, look_at, "problem: {}", problem.text),
             // An operator has ordered it.
-            Code::Draining => {}
+            Code::Draining | Code::EndpointWithdrawn => {}
             _ => tracing::warn!(code, look_at, "problem: {}", problem.text),
         }
     }

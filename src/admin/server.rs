@@ -16,17 +16,19 @@ use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::oneshot;
 
 use super::explain::{ExplainRequest, Explanation, Running, explain};
 use super::horizon::{self, horizon};
 use super::limits::Counters;
+use super::maintenance::{self, Order, Refused};
 use super::problems;
 use super::registry_metrics;
 use super::{Command, Sources, check_metrics, clients, endpoints, networks, views};
 use crate::api::connection::Connection;
+use crate::dataplane::withdrawals::Withdrawal;
 use crate::model::identity::Identity;
 use crate::model::name::HostName;
 use crate::net::incoming::{Accept, Guarded, Incoming, Limits, Seat};
@@ -174,6 +176,10 @@ fn admin(sources: Sources, hosts: Hosts) -> Router {
         .route("/horizon", get(horizon_of))
         .route("/gateways", get(gateways))
         .route("/networks", get(networks_list))
+        .route("/endpoints/drain", post(drain_endpoint))
+        .route("/endpoints/disable", post(disable_endpoint))
+        .route("/endpoints/enable", post(enable_endpoint))
+        .route("/connections/close", post(close_connection))
         .route("/reload", post(reload))
         .route("/drain", post(drain))
         .route("/log-level", post(log_level));
@@ -430,6 +436,34 @@ async fn drain(State(sources): State<Sources>) -> Response {
     match sources.commands.send(Command::Drain).await {
         Ok(()) => (StatusCode::ACCEPTED, json_response(&json!({ "result": "draining" }))).into_response(),
         Err(_) => error(StatusCode::SERVICE_UNAVAILABLE, "stopping"),
+    }
+}
+
+/// The parameters of a request.
+type Parameters = Query<BTreeMap<String, String>>;
+
+async fn drain_endpoint(State(sources): State<Sources>, Query(query): Parameters) -> Response {
+    obeyed(maintenance::endpoint(&sources, Order::Withdraw(Withdrawal::Drained), &query).await)
+}
+
+async fn disable_endpoint(State(sources): State<Sources>, Query(query): Parameters) -> Response {
+    obeyed(maintenance::endpoint(&sources, Order::Withdraw(Withdrawal::Disabled), &query).await)
+}
+
+async fn enable_endpoint(State(sources): State<Sources>, Query(query): Parameters) -> Response {
+    obeyed(maintenance::endpoint(&sources, Order::Enable, &query).await)
+}
+
+async fn close_connection(State(sources): State<Sources>, Query(query): Parameters) -> Response {
+    obeyed(maintenance::close(&sources, &query).await)
+}
+
+fn obeyed(result: Result<Value, Refused>) -> Response {
+    match result {
+        Ok(value) => json_response(&value),
+        Err(Refused::Parameters(text)) => error(StatusCode::BAD_REQUEST, &text),
+        Err(Refused::Unknown(text)) => error(StatusCode::NOT_FOUND, &text),
+        Err(Refused::Conflict(text)) => error(StatusCode::CONFLICT, &text),
     }
 }
 

@@ -36,7 +36,7 @@ pub struct Endpoint {
     pub tunnel: Option<String>,
     /// Its SPIFFE ID.
     pub identity: Option<String>,
-    /// `healthy`, `unhealthy`, `draining`, `ejected` or `unresolved`.
+    /// `healthy`, `unhealthy`, `draining`, `disabled`, `ejected` or `unresolved`.
     pub state: String,
     /// Its last failure.
     pub last_failure: Option<LastFailure>,

@@ -101,6 +101,16 @@ enum Command {
     Reload(Admin),
     /// Stop the running gateway gracefully, as SIGTERM does: open connections may finish
     Drain(Admin),
+    /// Take an endpoint of the running gateway out, or back; a restart forgets it
+    #[command(subcommand)]
+    Endpoint(EndpointOrder),
+    /// Close a connection of the running gateway
+    Close {
+        /// The id that `isthmus get connections` shows
+        id: u64,
+        #[command(flatten)]
+        admin: Admin,
+    },
     /// Change the log level until the next restart: error, warn, info, debug, trace, or a filter
     LogLevel {
         level: String,
@@ -125,6 +135,28 @@ enum Command {
         #[arg(value_enum)]
         shell: clap_complete::Shell,
     },
+}
+
+#[derive(Debug, Subcommand)]
+enum EndpointOrder {
+    /// Give an endpoint no new connections; open ones go on
+    Drain(EndpointArguments),
+    /// Give an endpoint no new connections, and close the open ones
+    Disable(EndpointArguments),
+    /// Give a drained or disabled endpoint connections again
+    Enable(EndpointArguments),
+}
+
+#[derive(Debug, Args)]
+struct EndpointArguments {
+    /// IP address of the endpoint, for all its ports, or address and port: 10.0.0.1:8443, [fd00::1]:8443
+    #[arg(value_name = "ADDRESS[:PORT]")]
+    address: String,
+    /// Host name of a service, or key of a route [default: all that use the endpoint]
+    #[arg(long, value_name = "NAME")]
+    service: Option<String>,
+    #[command(flatten)]
+    admin: Admin,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -281,6 +313,11 @@ fn dispatch(command: Command, out: &mut impl Write) -> Result<(), Failure> {
         Command::Get { what, reading } => read::get(what, &reading, out),
         Command::Reload(admin) => reload(&admin, out),
         Command::Drain(admin) => print_response(client::post(&admin.url(), "/api/v1/drain")?, out),
+        Command::Endpoint(order) => endpoint(&order, out),
+        Command::Close { id, admin } => {
+            let path = format!("/api/v1/connections/close?id={id}");
+            print_response(client::post(&admin.url(), &path)?, out)
+        }
         Command::LogLevel { level, admin } => {
             let path = format!("/api/v1/log-level?{}", client::query(&[("level", &level)]));
             print_response(client::post(&admin.url(), &path)?, out)
@@ -367,6 +404,18 @@ fn reload(admin: &Admin, out: &mut impl Write) -> Result<(), Failure> {
         return Err(Failure::Reported);
     }
     Ok(writeln!(out, "{}", output::cell(&value["result"]))?)
+}
+
+fn endpoint(order: &EndpointOrder, out: &mut impl Write) -> Result<(), Failure> {
+    let (word, arguments) = match order {
+        EndpointOrder::Drain(arguments) => ("drain", arguments),
+        EndpointOrder::Disable(arguments) => ("disable", arguments),
+        EndpointOrder::Enable(arguments) => ("enable", arguments),
+    };
+    let service = arguments.service.as_deref().map(|service| ("service", service));
+    let parameters: Vec<_> = [("address", &*arguments.address)].into_iter().chain(service).collect();
+    let path = format!("/api/v1/endpoints/{word}?{}", client::query(&parameters));
+    print_response(client::post(&arguments.admin.url(), &path)?, out)
 }
 
 /// Prints the response to an order.

@@ -33,6 +33,7 @@ pub(super) const EXPOSED: [Column<Exposed>; 6] = [
     }),
 ];
 
+const ID: Column<Connection> = ("ID", |connection| connection.id.to_string());
 const TIME: Column<Connection> = ("TIME", |connection| text(&connection.time));
 const REASON: Column<Connection> = ("REASON", |connection| optional(connection.reason.as_ref()));
 const LISTENER: Column<Connection> = ("LISTENER", |connection| text(&connection.listener));
@@ -49,8 +50,8 @@ const DOWN: Column<Connection> = ("DOWN", |connection| connection.bytes_down.to_
 
 pub(super) const FAILURES: [Column<Connection>; 10] =
     [TIME, REASON, LISTENER, SOURCE, CALLER, NAME, ROUTE, ENDPOINT, DURATION, DETAIL];
-pub(super) const CONNECTIONS: [Column<Connection>; 10] =
-    [TIME, LISTENER, SOURCE, CALLER, NAME, ROUTE, ENDPOINT, DURATION, UP, DOWN];
+pub(super) const CONNECTIONS: [Column<Connection>; 11] =
+    [ID, TIME, LISTENER, SOURCE, CALLER, NAME, ROUTE, ENDPOINT, DURATION, UP, DOWN];
 
 pub(super) const REGISTRIES: [Column<Registry>; 9] = [
     ("REGISTRY", |registry| text(&registry.name)),

@@ -333,11 +333,11 @@ impl Core {
         self.local.ended(&entry.listener, &facts.destination_name(), reason);
     }
 
-    /// Counts the end of an HBONE connection. It is logged only if the client broke the protocol or stopped reading; its
-    /// streams have lines of their own.
+    /// Counts the end of an HBONE connection. It is logged only if the client broke the protocol or stopped reading, or
+    /// an operator closed it; its streams have lines of their own.
     pub(crate) fn finish_hbone(&self, entry: &Entry, reason: Reason) {
         self.local.hbone_ended(&entry.listener, reason);
-        if matches!(reason, Reason::BadRequest | Reason::Stalled) {
+        if matches!(reason, Reason::BadRequest | Reason::Stalled | Reason::Killed) {
             self.finish(entry, reason);
         } else {
             self.local.ended_silently(&entry.listener);

@@ -11,8 +11,9 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::checks;
-use super::shared::{Hbone, Message, Shared, WorkerHandle};
+use super::shared::{Condemned, Hbone, Message, Shared, WorkerHandle};
 use super::upstreams::Upstreams;
+use super::withdrawals::{Which, Withdrawal, WithdrawalError};
 use super::worker;
 use crate::model::address::Bind;
 use crate::model::limits::SourceLimits;
@@ -236,6 +237,32 @@ impl Control {
     /// Returns the number of live connections and CONNECT streams.
     pub fn connections_active(&self) -> usize {
         self.shared.admission.used()
+    }
+
+    /// Has endpoints take no new connections, and closes the open ones if they are disabled; returns how many were closed.
+    pub async fn withdraw(&self, which: Which, withdrawal: Withdrawal) -> Result<usize, WithdrawalError> {
+        // First, so that no connection begins that is not found.
+        self.shared.upstreams.withdrawals().withdraw(which.clone(), withdrawal)?;
+        Ok(match withdrawal {
+            Withdrawal::Drained => 0,
+            Withdrawal::Disabled => self.kill(Condemned::Endpoint(which)).await,
+        })
+    }
+
+    /// Closes a connection or CONNECT stream; returns false if there is none with this id.
+    pub async fn close(&self, id: u64) -> bool {
+        self.kill(Condemned::Connection(id)).await > 0
+    }
+
+    async fn kill(&self, which: Condemned) -> usize {
+        let mut killed = 0;
+        for WorkerHandle { mailbox, .. } in &self.shared.workers {
+            let (answer, count) = oneshot::channel();
+            if mailbox.send(Message::Kill { which: which.clone(), answer }).await.is_ok() {
+                killed += count.await.unwrap_or_default();
+            }
+        }
+        killed
     }
 
     /// Returns all live connections, oldest first; at most 10,000 of each worker.

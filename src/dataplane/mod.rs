@@ -21,6 +21,7 @@ pub(crate) mod entry;
 pub(crate) mod examine;
 pub mod handle;
 pub(crate) mod hbone;
+pub(crate) mod killing;
 pub(crate) mod listener;
 pub(crate) mod pacer;
 pub(crate) mod peek;

@@ -11,6 +11,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use super::checks::Summary;
 use super::entry::Entry;
 use super::upstreams::Upstreams;
+use super::withdrawals::Which;
 use crate::model::address::Bind;
 use crate::model::record::ConnectionRecord;
 use crate::net::admission::services::Services;
@@ -77,6 +78,8 @@ pub(crate) enum Message {
     Arrive(Box<Arrival>),
     /// A new config file may have taken back what admitted some connections.
     Readmit,
+    /// Ends live connections, as an operator wants; answers with their number.
+    Kill { which: Condemned, answer: oneshot::Sender<usize> },
     /// Lists live connections.
     Connections(oneshot::Sender<Vec<ConnectionRecord>>),
     /// Stops listening, lets connections finish within the time, and ends the thread.
@@ -85,6 +88,15 @@ pub(crate) enum Message {
     TakeBack { holder: Holder, asked: usize },
     /// Asks whether the worker still reads its mailbox.
     Alive(oneshot::Sender<()>),
+}
+
+/// The connections that an operator closes.
+#[derive(Clone, Debug)]
+pub(crate) enum Condemned {
+    /// The connection or CONNECT stream with this id.
+    Connection(u64),
+    /// All connections and CONNECT streams to these endpoints.
+    Endpoint(Which),
 }
 
 /// Counts an HBONE connection among those of a worker until it is dropped.

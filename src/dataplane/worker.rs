@@ -12,6 +12,7 @@ use super::clock::TICK;
 use super::core::{AT_ONCE, Core};
 use super::entry::Entry;
 use super::hbone;
+use super::killing::kill;
 use super::listener::OpenListener;
 use super::readmission::readmit_all;
 use super::shared::{Message, Shared};
@@ -58,6 +59,7 @@ impl Worker {
             }
             Message::Arrive(arrival) => hbone::arrive(core, *arrival),
             Message::Readmit => core.scope.spawn(readmit_all(core.clone())),
+            Message::Kill { which, answer } => core.scope.spawn(kill(core.clone(), which, answer)),
             Message::Connections(answer) => core.scope.spawn(list(core.clone(), answer)),
             Message::TakeBack { holder, asked } => core.take_back(holder, asked),
             Message::Alive(answer) => {

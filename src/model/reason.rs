@@ -77,7 +77,7 @@ reasons! {
     BadRequest = "bad_request",
     /// The service has no usable endpoint on the gateway's own network.
     NoEndpoints = "no_endpoints",
-    /// No endpoint is healthy, and `panic` is off.
+    /// No endpoint is healthy, and `panic` is off; or all endpoints are draining, or an operator has taken them out.
     AllUnhealthy = "all_unhealthy",
     /// The endpoint refused the connection.
     EndpointRefused = "endpoint_refused",
@@ -143,7 +143,7 @@ impl Reason {
             }
             Self::BadRequest => "`detail`; the caller",
             Self::NoEndpoints => "`isthmus explain NAME` (`omitted`); `isthmus get endpoints`",
-            Self::AllUnhealthy => "`isthmus get endpoints`; `panic`",
+            Self::AllUnhealthy => "`isthmus get endpoints`; `isthmus explain NAME`; `panic`",
             Self::EndpointRefused | Self::EndpointReset => {
                 "the endpoint; `isthmus get endpoints`; `isthmus explain NAME --probe`"
             }

@@ -9,7 +9,7 @@ use crate::model::endpoint::{Encapsulation, Health, Weight};
 use crate::model::place::{ClusterId, Distance, Locality};
 
 /// The key of an endpoint's run-time state; two subsets of one service port share the state.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EndpointKey {
     /// The key of the route, or `hostname:port` of the service.
     pub group: Arc<str>,

@@ -39,6 +39,7 @@ mod kubernetes_exports;
 mod kubernetes_hostile;
 mod lifecycle;
 mod limits;
+mod maintenance;
 mod names;
 mod orders;
 mod own;

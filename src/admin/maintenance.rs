@@ -1,0 +1,163 @@
+//! Orders of operators about single endpoints and connections.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
+use serde_json::{Value, json};
+
+use super::Sources;
+use crate::dataplane::withdrawals::{Which, Withdrawal, WithdrawalError};
+use crate::net::background;
+use crate::snapshot::Snapshot;
+use crate::snapshot::candidates::{EndpointKey, service_of};
+use crate::snapshot::dialled::Dialled;
+
+/// The largest number of endpoints that a message lists.
+const LISTED_MAX: usize = 5;
+
+/// An order about endpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Take them out.
+    Withdraw(Withdrawal),
+    /// Take them back.
+    Enable,
+}
+
+/// The reason why an order is not obeyed.
+#[derive(Debug)]
+pub enum Refused {
+    /// The parameters are wrong.
+    Parameters(String),
+    /// There is no such endpoint, withdrawal or connection.
+    Unknown(String),
+    /// The order does not fit what stands.
+    Conflict(String),
+}
+
+impl From<WithdrawalError> for Refused {
+    fn from(error: WithdrawalError) -> Self {
+        match error {
+            WithdrawalError::NotWithdrawn(_) => Self::Unknown(error.to_string()),
+            WithdrawalError::TooMany | WithdrawalError::PartOf(..) => Self::Conflict(error.to_string()),
+        }
+    }
+}
+
+/// Obeys an order about the endpoints that the parameters `address` and `service` name.
+pub async fn endpoint(
+    sources: &Sources,
+    order: Order,
+    query: &BTreeMap<String, String>,
+) -> Result<Value, Refused> {
+    let which = which(query)?;
+    let upstreams = sources.dataplane.upstreams();
+    let snapshot = sources.reader.latest();
+    let asked = which.clone();
+    // A large config makes this a long search.
+    let found = background::run(move || find(&snapshot, &asked)).await;
+    let found = found.map_err(|_| Refused::Conflict("the search for the endpoint failed".to_owned()))?;
+    let closed = match order {
+        Order::Withdraw(_) if found.meant.is_empty() => return Err(Refused::Unknown(found.unknown(&which))),
+        Order::Withdraw(withdrawal) => sources.dataplane.withdraw(which.clone(), withdrawal).await? as u64,
+        Order::Enable => {
+            upstreams.withdrawals().enable(&which)?;
+            0
+        }
+    };
+    let in_flight = |key: &EndpointKey| upstreams.state(key).map_or(0, |state| u64::from(state.in_flight));
+    let open: u64 = found.meant.iter().map(in_flight).sum();
+    let (word, and) = match order {
+        Order::Withdraw(Withdrawal::Drained) => ("drained", format!("; open connections that go on: {open}")),
+        Order::Withdraw(Withdrawal::Disabled) => ("disabled", format!("; connections closed: {closed}")),
+        Order::Enable => ("enabled", String::new()),
+    };
+    tracing::info!(order = word, endpoint = %which, "an operator changed an endpoint");
+    let listed = found
+        .meant
+        .iter()
+        .map(|key| json!({"address": key.address.to_string(), "service": service_of(&key.group)}));
+    Ok(json!({
+        "result": format!("{word}: {}{and}", texts(&found.meant, &which)),
+        "endpoints": listed.collect::<Vec<_>>(),
+        "connections": if order == Order::Withdraw(Withdrawal::Disabled) { closed } else { open },
+    }))
+}
+
+/// Closes the connection that the parameter `id` names.
+pub async fn close(sources: &Sources, query: &BTreeMap<String, String>) -> Result<Value, Refused> {
+    let only = |key: &String| key == "id";
+    let id = query.get("id").filter(|_| query.keys().all(only)).and_then(|id| id.parse::<u64>().ok());
+    let id = id.ok_or_else(|| {
+        Refused::Parameters("give the id of a connection, and nothing else: ?id=17".to_owned())
+    })?;
+    if !sources.dataplane.close(id).await {
+        return Err(Refused::Unknown(format!(
+            "there is no live connection with the id {id}; `isthmus get connections` lists them"
+        )));
+    }
+    tracing::info!(id, "an operator closed a connection");
+    Ok(json!({"result": format!("closed: connection {id}")}))
+}
+
+fn which(query: &BTreeMap<String, String>) -> Result<Which, Refused> {
+    if let Some(other) = query.keys().find(|key| !matches!(key.as_str(), "address" | "service")) {
+        let text = format!("unknown parameter {other:?}; there are: address, service");
+        return Err(Refused::Parameters(text));
+    }
+    let address = query.get("address").ok_or_else(|| {
+        Refused::Parameters("the address is missing; add ?address=10.0.0.1:8443".to_owned())
+    })?;
+    Which::parse(address, query.get("service").map(String::as_str)).map_err(Refused::Parameters)
+}
+
+/// The endpoints of a snapshot at the IP address of an order.
+#[derive(Default)]
+struct Found {
+    /// Those that the order speaks of.
+    meant: BTreeSet<EndpointKey>,
+    /// Those that it does not speak of.
+    others: BTreeSet<EndpointKey>,
+}
+
+fn find(snapshot: &Snapshot, which: &Which) -> Found {
+    let anywhere = Which { port: None, service: None, ..which.clone() };
+    let mut found = Found::default();
+    for candidates in Dialled::new(&snapshot.policy).all(snapshot) {
+        let service = service_of(&candidates.group);
+        let keys = candidates.endpoints().iter().map(|candidate| &candidate.key);
+        for key in keys.filter(|key| anywhere.covers(service, key.address)) {
+            let into = if which.covers(service, key.address) { &mut found.meant } else { &mut found.others };
+            into.insert(key.clone());
+        }
+    }
+    found
+}
+
+impl Found {
+    /// Returns what to say if the order speaks of no endpoint.
+    fn unknown(&self, which: &Which) -> String {
+        let there_are = match self.others.is_empty() {
+            true => String::new(),
+            false => format!("; there is {}", texts(&self.others, which)),
+        };
+        format!(
+            "this gateway connects to no endpoint {which}{there_are}; `isthmus get endpoints` lists all endpoints"
+        )
+    }
+}
+
+/// Returns the first of some endpoints in words, and the number of the others; of none, what the order names.
+fn texts(keys: &BTreeSet<EndpointKey>, which: &Which) -> String {
+    let named: BTreeSet<(SocketAddr, &str)> =
+        keys.iter().map(|key| (key.address, service_of(&key.group))).collect();
+    if named.is_empty() {
+        return which.to_string();
+    }
+    let first = named.iter().take(LISTED_MAX).map(|(address, service)| format!("{address} of {service}"));
+    let more = match named.len().saturating_sub(LISTED_MAX) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    first.collect::<Vec<_>>().join(", ") + &more
+}

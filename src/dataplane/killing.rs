@@ -1,0 +1,39 @@
+//! Ends live connections because an operator has ordered it.
+
+use std::rc::Rc;
+
+use tokio::sync::oneshot;
+
+use super::core::{AT_ONCE, Core};
+use super::entry::Entry;
+use super::shared::Condemned;
+use crate::model::reason::Reason;
+
+/// Ends connections, some at a time, and answers with their number.
+pub(crate) async fn kill(core: Rc<Core>, which: Condemned, answer: oneshot::Sender<usize>) {
+    let entries: Vec<Rc<Entry>> = core.table.borrow().iter().map(|(_, entry)| entry.clone()).collect();
+    let mut killed = 0;
+    for some in entries.chunks(AT_ONCE) {
+        for entry in some {
+            if !entry.is_cut() && core.is_live(entry) && is_meant(entry, &which) {
+                entry.cut(Reason::Killed);
+                killed += 1;
+            }
+        }
+        tokio::task::yield_now().await;
+    }
+    // The operator may have gone.
+    let _ = answer.send(killed);
+}
+
+fn is_meant(entry: &Entry, which: &Condemned) -> bool {
+    match which {
+        Condemned::Connection(id) => entry.id == *id,
+        Condemned::Endpoint(which) => {
+            let facts = entry.facts.borrow();
+            let service = facts.matched.service.as_ref().map(|service| &service.hostname);
+            let service = service.or(facts.matched.rule.as_ref()).map_or("", |name| &**name);
+            facts.endpoint.is_some_and(|address| which.covers(service, address))
+        }
+    }
+}
