@@ -55,15 +55,8 @@ fn key(address: &str) -> String {
 /// A process of ours that reads these clusters.
 fn gateway(config: &str, clusters: &[&Cluster]) -> Gateway {
     let folder = tempfile::tempdir().expect("a folder");
-    let mut registries = String::new();
-    for cluster in clusters {
-        let file = format!("{}.kubeconfig", cluster.name);
-        std::fs::write(folder.path().join(&file), cluster.kubeconfig(cluster.admin_token()))
-            .expect("written");
-        registries += &format!("  - kubernetes: {{cluster: {}, kubeconfig: {file}}}\n", cluster.name);
-    }
-    let config =
-        format!("{config}exports: [{{services: [\"*.shop.svc.cluster.local\"]}}]\nregistries:\n{registries}");
+    let registries = kube::registries(folder.path(), clusters, "");
+    let config = format!("{config}exports: [{{services: [\"*.shop.svc.cluster.local\"]}}]\n{registries}");
     Gateway::start_in(folder, &config, &[])
 }
 

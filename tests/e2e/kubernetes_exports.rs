@@ -5,10 +5,13 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::eventually;
+use crate::hbone::{BASE, CALLER, caller, folder};
+use crate::support::backend::Backend;
 use crate::support::gateway::Gateway;
-use crate::support::kube::{self, Cluster, Options};
+use crate::support::hbone::Hbone;
+use crate::support::kube::{self, Cluster, Options, Pod};
 use crate::support::kube_client::{at, becomes};
+use crate::support::{eventually, namespace};
 
 const MCS: &str = "multicluster.x-k8s.io/v1beta1";
 const ALIAS: &str = "web.shop.svc.clusterset.local";
@@ -26,16 +29,10 @@ fn start(name: &str) -> Option<Cluster> {
 /// A replica in a cluster that reads these clusters.
 fn replica(name: &str, own: &Cluster, clusters: &[&Cluster]) -> Gateway {
     let folder = tempfile::tempdir().expect("a folder");
-    let mut registries = String::new();
-    for cluster in clusters {
-        let file = format!("{}.kubeconfig", cluster.name);
-        std::fs::write(folder.path().join(&file), cluster.kubeconfig(cluster.admin_token()))
-            .expect("written");
-        registries += &format!("  - kubernetes: {{cluster: {}, kubeconfig: {file}}}\n", cluster.name);
-    }
+    let registries = kube::registries(folder.path(), clusters, "");
     let config = format!(
         "listen: \"127.0.0.1:0\"\nnode: {{name: {name}, cluster: {own}, network: net-{own}, namespace: istio-system}}\n\
-         exports: [{{services: [\"*.shop.svc.cluster.local\"], marked: {{serviceExport: true}}}}]\nregistries:\n{registries}",
+         exports: [{{services: [\"*.shop.svc.cluster.local\"], marked: {{serviceExport: true}}}}]\n{registries}",
         own = own.name
     );
     Gateway::start_in(folder, &config, &[])
@@ -163,4 +160,72 @@ fn what_clusters_disagree_about_is_a_condition_of_their_exports_and_the_oldest_a
         assert!(message.starts_with("Conflicting type. Using Headless from the oldest"), "{message}");
     }
     drop(gateway);
+}
+
+#[test]
+fn a_connect_by_the_name_in_the_cluster_set_reaches_the_pods_of_exporting_clusters_alone() {
+    const TEST: &str = "kubernetes_exports::a_connect_by_the_name_in_the_cluster_set_reaches_the_pods_of_exporting_clusters_alone";
+    if kube::installed().is_none() || !namespace::inside(TEST, kube::PODS) {
+        return;
+    }
+    let (east, west) = (start("east").expect("installed"), start("west").expect("installed"));
+    let pod = |cluster: &Cluster, address: &str| {
+        let socket = format!("{address}:8080").parse().expect("an address");
+        let backend = Backend::start_at(socket, |mut stream| {
+            // How a connection ends is the caller's to judge.
+            let _ = std::io::copy(&mut stream.try_clone().expect("a copy"), &mut stream);
+        });
+        let port = json!([{"name": "tcp", "port": 80, "targetPort": 8080}]);
+        cluster.service("shop/web", &json!({}), &json!({"ports": port}));
+        let mut pod = Pod::new("shop/web-0", address);
+        pod.labels = json!({"app": "web"});
+        cluster.pod(&pod);
+        backend
+    };
+    let (in_east, in_west) = (pod(&east, "10.244.1.1"), pod(&west, "10.244.2.1"));
+    // Both clusters are on the network of the gateway.
+    let folder = folder();
+    let exports = "exports: [{services: [\"*.shop.svc.cluster.local\"], marked: {serviceExport: true}}]";
+    let config =
+        BASE.replace("exports: [{services: [\"*\"]}]", exports).replace("cluster: c1", "cluster: east")
+            + &kube::registries(folder.path(), &[&east, &west], ", network: east");
+    let gateway = Gateway::start_in(folder, &config, &[]);
+    let hbone = Hbone::connect(gateway.listener("hbone"), caller()).expect("let in");
+    let authority = format!("{ALIAS}:80");
+    let refused = || {
+        let (status, reason) = hbone.open(&authority).err()?;
+        Some((status.as_u16(), reason))
+    };
+    assert_eq!(refused(), Some((404, "authority_unknown".to_owned())), "nobody exports it");
+    // Where 20 streams end, as the numbers of connections to the pods.
+    let reached = || {
+        let before = (in_east.accepted(), in_west.accepted());
+        for _ in 0..20 {
+            let mut stream = hbone.open(&authority).expect("admitted");
+            assert_eq!(stream.echo("hello"), Ok("hello".to_owned()));
+        }
+        (in_east.accepted() - before.0, in_west.accepted() - before.1)
+    };
+    let candidates = || {
+        let explained =
+            gateway.json(&format!("/api/v1/explain?authority={authority}&listener=hbone&identity={CALLER}"));
+        explained["candidates"].as_array().map_or(0, Vec::len)
+    };
+    export(&west);
+    eventually("the pod of the west", || (candidates() == 1).then_some(()));
+    assert_eq!(reached(), (0, 20));
+    export(&east);
+    eventually("both pods", || (candidates() == 2).then_some(()));
+    let (at_east, at_west) = reached();
+    assert!(at_east > 0 && at_west > 0 && at_east + at_west == 20, "{at_east} and {at_west}");
+    let line = gateway
+        .logged("a stream", |line| line["authority"] == authority.as_str() && line["endpoint"].is_string());
+    assert_eq!((&line["service"], &line["protocol"]), (&json!(ALIAS), &json!("hbone")), "{line}");
+    west.admin().delete(&exported());
+    eventually("the pod of the east", || (candidates() == 1).then_some(()));
+    assert_eq!(reached(), (20, 0));
+    east.admin().delete(&exported());
+    eventually("a name that is unknown again", || {
+        (refused() == Some((404, "authority_unknown".to_owned()))).then_some(())
+    });
 }

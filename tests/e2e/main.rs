@@ -36,6 +36,7 @@ mod kube_rig;
 mod kubernetes;
 mod kubernetes_envoy;
 mod kubernetes_exports;
+mod kubernetes_gateways;
 mod kubernetes_hostile;
 mod lifecycle;
 mod limits;

@@ -427,6 +427,17 @@ pub fn reader() -> Value {
     ])
 }
 
+/// Writes the kubeconfigs of clusters into a gateway's folder, and returns the registries of its config; `more` are further keys of
+/// each, with a comma before it.
+pub fn registries(folder: &Path, clusters: &[&Cluster], more: &str) -> String {
+    let registry = |cluster: &&Cluster| {
+        let (name, file) = (&cluster.name, format!("{}.kubeconfig", cluster.name));
+        std::fs::write(folder.join(&file), cluster.kubeconfig(ADMIN)).expect("written");
+        format!("  - kubernetes: {{cluster: {name}, kubeconfig: {file}{more}}}\n")
+    };
+    format!("registries:\n{}", clusters.iter().map(registry).collect::<String>())
+}
+
 /// A pod that a test creates.
 pub struct Pod<'a> {
     /// Namespace and name: `shop/web-0`.

@@ -1,0 +1,240 @@
+//! Gateways of networks that a real API server describes: ports of nodes, load balancers with a port of their own, external
+//! addresses, and Gateway objects.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+
+use crate::support::eventually;
+use crate::support::gateway::Gateway;
+use crate::support::kube::{self, Cluster, Options, Pod};
+use crate::support::kube_client::at;
+
+/// A gateway as the admin API shows it: address, SNI port, HBONE port.
+type Shown = (String, Option<u64>, Option<u64>);
+
+fn start() -> Option<Cluster> {
+    let cluster = Cluster::start(&kube::installed()?, "east", &Options::default());
+    cluster.namespace("istio-system", &json!({"topology.istio.io/network": "net-east"}));
+    cluster.namespace("shop", &json!({}));
+    Some(cluster)
+}
+
+/// An aggregator on another network, which reads the cluster. It looks for gateways in two namespaces.
+fn aggregator(cluster: &Cluster) -> Gateway {
+    let folder = tempfile::tempdir().expect("a folder");
+    let registries =
+        kube::registries(folder.path(), &[cluster], ", gateways: {namespaces: [istio-system, edge]}");
+    let config = format!(
+        "listen: \"127.0.0.1:0\"\nnode: {{cluster: west, network: net-west}}\nexports: [{{services: [\"*\"]}}]\n{registries}"
+    );
+    Gateway::start_in(folder, &config, &[])
+}
+
+fn gateways(gateway: &Gateway) -> BTreeSet<Shown> {
+    let all = gateway.json("/api/v1/gateways").as_array().cloned().unwrap_or_default();
+    let shown = |one: &Value| {
+        let address = one["address"].as_str().unwrap_or_default().to_owned();
+        (address, one["sni_port"].as_u64(), one["hbone_port"].as_u64())
+    };
+    all.iter().map(shown).collect()
+}
+
+/// Waits until these gateways are known, and no others.
+#[track_caller]
+fn are(gateway: &Gateway, what: &str, wanted: &[(&str, Option<u64>, Option<u64>)]) {
+    let wanted: BTreeSet<Shown> =
+        wanted.iter().map(|(address, sni, hbone)| ((*address).to_owned(), *sni, *hbone)).collect();
+    eventually(&format!("{what}: {wanted:?}"), || (gateways(gateway) == wanted).then_some(()));
+}
+
+/// Waits until the registry reports a problem with this text.
+#[track_caller]
+fn reports(gateway: &Gateway, text: &str) {
+    eventually(text, || {
+        let report = gateway.json("/api/v1/registries")[0]["report"]["problems"].to_string();
+        report.contains(text).then_some(())
+    });
+}
+
+/// The ports 15443 and 15008 of a gateway's Service.
+fn both() -> Value {
+    json!([
+        {"name": "tls", "port": 15443, "targetPort": 15443}, {"name": "hbone", "port": 15008, "targetPort": 15008}
+    ])
+}
+
+fn network() -> Value {
+    json!({"topology.istio.io/network": "net-east"})
+}
+
+fn annotate(cluster: &Cluster, service: &str, annotations: &Value) {
+    let patch = json!({"metadata": {"annotations": annotations}});
+    cluster.admin().patch(&at("v1", "services", service), &patch);
+}
+
+/// A pod of a gateway's Service on a node.
+fn pod(cluster: &Cluster, key: &str, app: &str, address: &str, node: &str) {
+    let mut pod = Pod::new(key, address);
+    pod.labels = json!({"app": app});
+    pod.node = node;
+    cluster.pod(&pod);
+}
+
+#[test]
+fn a_node_port_is_reached_at_the_nodes_that_forward_to_a_ready_pod() {
+    let Some(cluster) = start() else { return };
+    for (number, labels) in [(1, json!({"edge": "yes"})), (2, json!({"edge": "yes"})), (3, json!({}))] {
+        let name = format!("n{number}");
+        cluster.node(&name, &labels);
+        let addresses = json!([
+            {"type": "InternalIP", "address": format!("10.0.0.{number}")},
+            {"type": "ExternalIP", "address": format!("192.0.2.{number}")}
+        ]);
+        cluster.admin().patch_status(&at("v1", "nodes", &name), &json!({"addresses": addresses}));
+    }
+    let service = "istio-system/eastwest";
+    let spec = json!({"type": "NodePort", "externalTrafficPolicy": "Local", "ports": both()});
+    cluster.service(service, &network(), &spec);
+    pod(&cluster, "istio-system/gateway-1", "eastwest", "10.244.3.1", "n1");
+    pod(&cluster, "istio-system/gateway-3", "eastwest", "10.244.3.3", "n3");
+    let path = at("v1", "services", service);
+    let node_port = |number: u64| {
+        let ports = cluster.admin().read(&path)["spec"]["ports"].as_array().cloned().unwrap_or_default();
+        ports.iter().find(|port| port["port"] == number).and_then(|port| port["nodePort"].as_u64())
+    };
+    let (sni, hbone) = (node_port(15443), node_port(15008));
+    assert!(sni.is_some() && hbone.is_some() && sni != hbone);
+    let gateway = aggregator(&cluster);
+    // Nodes are not addresses of a Service that does not say which.
+    reports(&gateway, "Service istio-system/eastwest is a gateway of network net-east without an address");
+    annotate(&cluster, service, &json!({"traffic.istio.io/nodeSelector": r#"{"edge": "yes"}"#}));
+    are(&gateway, "the selected node with a pod", &[("192.0.2.1", sni, hbone)]);
+    annotate(&cluster, service, &json!({"traffic.istio.io/nodeSelector": "{}"}));
+    are(&gateway, "all nodes with a pod", &[("192.0.2.1", sni, hbone), ("192.0.2.3", sni, hbone)]);
+    // A node whose pod is not ready drops what comes; another takes over as soon as it has a ready pod.
+    cluster.set_ready("istio-system/gateway-3", "False");
+    are(&gateway, "the node with a ready pod", &[("192.0.2.1", sni, hbone)]);
+    pod(&cluster, "istio-system/gateway-2", "eastwest", "10.244.3.2", "n2");
+    are(&gateway, "two", &[("192.0.2.1", sni, hbone), ("192.0.2.2", sni, hbone)]);
+    annotate(&cluster, service, &json!({"isthmus.dev/node-address-type": "InternalIP"}));
+    are(&gateway, "by internal addresses", &[("10.0.0.1", sni, hbone), ("10.0.0.2", sni, hbone)]);
+    // A node whose label goes is not selected any more; with the policy Cluster, every node forwards.
+    annotate(&cluster, service, &json!({"traffic.istio.io/nodeSelector": r#"{"edge": "yes"}"#}));
+    cluster.admin().patch(&at("v1", "nodes", "n1"), &json!({"metadata": {"labels": {"edge": null}}}));
+    are(&gateway, "the node that is left", &[("10.0.0.2", sni, hbone)]);
+    cluster.admin().patch(&path, &json!({"spec": {"externalTrafficPolicy": "Cluster"}}));
+    annotate(&cluster, service, &json!({"traffic.istio.io/nodeSelector": "{}"}));
+    let all = ["10.0.0.1", "10.0.0.2", "10.0.0.3"].map(|address| (address, sni, hbone));
+    are(&gateway, "every node", &all);
+}
+
+#[test]
+fn a_port_of_its_own_external_addresses_and_a_gateway_without_ready_pods() {
+    let Some(cluster) = start() else { return };
+    cluster.namespace("edge", &json!({}));
+    let mut labels = network();
+    labels["networking.istio.io/gatewayPort"] = "443".into();
+    let ports = json!([{"name": "https", "port": 443, "targetPort": 15443}]);
+    cluster.service("istio-system/first", &labels, &json!({"type": "LoadBalancer", "ports": ports}));
+    cluster.balance("istio-system/first", &json!([{"ip": "192.0.2.10"}]));
+    pod(&cluster, "istio-system/first-0", "first", "10.244.3.1", "node");
+    let gateway = aggregator(&cluster);
+    are(&gateway, "the port of the label", &[("192.0.2.10", Some(443), None)]);
+    // A Service that has not the port of its label, nor that of HBONE, is no gateway.
+    let path = at("v1", "services", "istio-system/first");
+    let label = |port: Value| json!({"metadata": {"labels": {"networking.istio.io/gatewayPort": port}}});
+    cluster.admin().patch(&path, &label("8443".into()));
+    are(&gateway, "none", &[]);
+    reports(&gateway, "Service istio-system/first is a gateway without the port 8443 or 15008: ignored");
+    cluster.admin().patch(&path, &label(Value::Null));
+    reports(&gateway, "Service istio-system/first is a gateway without the port 15443 or 15008: ignored");
+    cluster.admin().patch(&path, &label("443".into()));
+    // Addresses that the cluster's administrator routes to its nodes, beside those of the load balancer; one that both name counts once.
+    let external = json!({"spec": {"externalIPs": ["192.0.2.10", "192.0.2.11"]}});
+    cluster.admin().patch(&path, &external);
+    let own = [("192.0.2.10", Some(443), None), ("192.0.2.11", Some(443), None)];
+    are(&gateway, "external addresses", &own);
+
+    // A second gateway of the network, of another namespace. One without a ready pod gets nothing while the other lives.
+    let spec = json!({"ports": both(), "externalIPs": ["192.0.2.20"]});
+    cluster.service("edge/second", &network(), &spec);
+    reports(&gateway, "gateway edge/second/192.0.2.20 is unready");
+    assert_eq!(gateways(&gateway).len(), 2);
+    pod(&cluster, "edge/second-0", "second", "10.244.4.1", "node");
+    let second = ("192.0.2.20", Some(15443), Some(15008));
+    are(&gateway, "both", &[own[0], own[1], second]);
+    cluster.set_ready("istio-system/first-0", "False");
+    are(&gateway, "the one that lives", &[second]);
+    // Without a ready pod anywhere, all are tried: what says so may be wrong.
+    cluster.set_ready("edge/second-0", "False");
+    are(&gateway, "all", &[own[0], own[1], second]);
+    // One that is being deleted is none any more.
+    cluster.admin().patch(&path, &json!({"metadata": {"finalizers": ["example.com/load-balancer"]}}));
+    cluster.admin().delete(&path);
+    are(&gateway, "the one that stays", &[second]);
+    cluster.admin().patch(&path, &json!({"metadata": {"finalizers": null}}));
+}
+
+#[test]
+fn gateway_objects_are_gateways_by_their_addresses_and_listeners() {
+    let Some(cluster) = start() else { return };
+    cluster.namespace("edge", &json!({}));
+    cluster.install_crds();
+    let gateway = aggregator(&cluster);
+    let object = |key: &str, class: &str, addresses: Value, listeners: Value| {
+        let (namespace, name) = key.split_once('/').expect("a key");
+        cluster.admin().apply(&json!({
+            "apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway",
+            "metadata": {"namespace": namespace, "name": name, "labels": network()},
+            "spec": {"gatewayClassName": class, "addresses": addresses, "listeners": listeners}
+        }));
+    };
+    let address = |kind: &str, value: &str| json!({"type": kind, "value": value});
+    let listener = |name: &str, port: u16, protocol: &str, tls: Value| json!({"name": name, "port": port, "protocol": protocol, "tls": tls});
+    let passes = json!({"mode": "Passthrough"});
+    // By the usual port, with HBONE beside it.
+    let two = json!([
+        listener("tls", 15443, "TLS", passes.clone()), {"name": "mesh", "port": 15008, "protocol": "HBONE"}
+    ]);
+    let addresses = json!([address("IPAddress", "192.0.2.30"), address("Hostname", "gw.example.com")]);
+    object("istio-system/eastwest", "istio-remote", addresses, two.clone());
+    let first = [("192.0.2.30", Some(15443), Some(15008)), ("gw.example.com", Some(15443), Some(15008))];
+    are(&gateway, "both addresses", &first);
+    // By an option, at whatever port; a listener that ends TLS itself is none.
+    let option = json!({
+        "mode": "Passthrough", "options": {"gateway.istio.io/listener-protocol": "auto-passthrough"}
+    });
+    let ends = json!({"mode": "Terminate", "certificateRefs": [{"name": "own"}]});
+    let listeners =
+        json!([listener("own", 15443, "TLS", ends.clone()), listener("mesh", 8443, "TLS", option)]);
+    object("edge/option", "any", json!([address("IPAddress", "192.0.2.31")]), listeners);
+    let option = ("192.0.2.31", Some(8443), None);
+    are(&gateway, "the option", &[first[0], first[1], option]);
+    // HBONE alone, at an address that a controller has found.
+    let mesh = json!([{"name": "mesh", "port": 15008, "protocol": "HBONE"}]);
+    object("edge/ambient", "istio-east-west", json!([]), mesh);
+    reports(&gateway, "Gateway edge/ambient of network net-east has no address");
+    let path = at("gateway.networking.k8s.io/v1", "gateways", "edge/ambient");
+    cluster.admin().patch_status(&path, &json!({"addresses": [address("IPAddress", "192.0.2.32")]}));
+    let ambient = ("192.0.2.32", None, Some(15008));
+    are(&gateway, "the address of the status", &[first[0], first[1], option, ambient]);
+    // One that leads nowhere, and one in a namespace that is not trusted.
+    object(
+        "edge/web",
+        "any",
+        json!([address("IPAddress", "192.0.2.33")]),
+        json!([listener("own", 15443, "TLS", ends)]),
+    );
+    object("shop/trap", "any", json!([address("IPAddress", "192.0.2.66")]), two);
+    reports(&gateway, "Gateway edge/web has no listener for TLS passthrough or HBONE: ignored");
+    reports(&gateway, "Gateway shop/trap has the label topology.istio.io/network, but its namespace");
+    assert_eq!(gateways(&gateway).len(), 4);
+    // Without its label it is of no network; with the CRD, all are gone.
+    let unlabelled = json!({"metadata": {"labels": {"topology.istio.io/network": null}}});
+    cluster.admin().patch(&at("gateway.networking.k8s.io/v1", "gateways", "edge/option"), &unlabelled);
+    are(&gateway, "without the label", &[first[0], first[1], ambient]);
+    cluster.remove_crd("gateways.gateway.networking.k8s.io");
+    are(&gateway, "without the CRD", &[]);
+    assert_eq!(gateway.json("/api/v1/registries")[0]["state"], "live");
+}
