@@ -2,6 +2,7 @@
 //! write through its JSON gateway, so that this does not depend on the code under test.
 
 use std::ffi::OsString;
+use std::hash::{BuildHasher, RandomState};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -36,11 +37,19 @@ pub struct Etcd {
     scheme: &'static str,
 }
 
+/// Ports that the kernel gives nobody by itself, so that no connection or listener of another test takes one before it is used.
+const UNASKED: std::ops::Range<u64> = 10_000..32_000;
+
 /// Returns ports that were free a moment ago.
 pub fn free_ports(count: usize) -> Vec<u16> {
-    let bind = |_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    let bind = || {
+        let chance = RandomState::new().hash_one(()) % (UNASKED.end - UNASKED.start);
+        let port = u16::try_from(UNASKED.start + chance).expect("a port");
+        TcpListener::bind((Ipv4Addr::LOCALHOST, port)).ok()
+    };
     // All are bound at once, so that no port is returned twice.
-    let held: Vec<TcpListener> = (0..count).map(bind).collect();
+    let held: Vec<TcpListener> = std::iter::repeat_with(bind).take(1_000).flatten().take(count).collect();
+    assert_eq!(held.len(), count, "free ports");
     held.iter().map(|listener| listener.local_addr().expect("bound").port()).collect()
 }
 
