@@ -195,7 +195,7 @@ fn gateway_objects_are_gateways_by_their_addresses_and_listeners() {
     let passes = json!({"mode": "Passthrough"});
     // By the usual port, with HBONE beside it.
     let two = json!([
-        listener("tls", 15443, "TLS", passes.clone()), {"name": "mesh", "port": 15008, "protocol": "HBONE"}
+        listener("tls", 15443, "TLS", passes), {"name": "mesh", "port": 15008, "protocol": "HBONE"}
     ]);
     let addresses = json!([address("IPAddress", "192.0.2.30"), address("Hostname", "gw.example.com")]);
     object("istio-system/eastwest", "istio-remote", addresses, two.clone());

@@ -14,6 +14,7 @@ use crate::support::client::{Tls, call, connect, tls, tls_with};
 use crate::support::eventually;
 use crate::support::gateway::{BINARY, Gateway};
 use crate::support::hbone::{Hbone, client};
+use crate::support::kube;
 use crate::support::pki::{Issued, PKI};
 
 /// Runs a command to its end.
@@ -59,10 +60,14 @@ fn nothing_is_left(folder: &TempDir) {
     assert_eq!(gateways_of(folder), Vec::<String>::new());
 }
 
-/// The processes whose command line names the folder.
+/// The processes whose command line, or working directory, is in the folder.
 fn gateways_of(folder: &TempDir) -> Vec<String> {
     let processes = Path::new("/proc").read_dir().expect("listed").flatten();
-    let lines = processes.filter_map(|process| std::fs::read_to_string(process.path().join("cmdline")).ok());
+    let lines = processes.filter_map(|process| {
+        let line = std::fs::read_to_string(process.path().join("cmdline")).ok()?;
+        let place = std::fs::read_link(process.path().join("cwd")).unwrap_or_default();
+        Some(format!("{line} in {}", place.display()))
+    });
     lines.filter(|line| line.contains(text(folder.path()))).collect()
 }
 
@@ -106,6 +111,32 @@ fn the_demo_tells_what_it_measured_as_json() {
     assert_eq!((&step("HBONE beside SNI")["ok"], &step("double HBONE")["ok"]), (&80.into(), &1.into()));
     assert_eq!(step("identity denied")["refused"], 1);
     assert_eq!(step("bulk")["bytes"], 256 << 20);
+}
+
+#[test]
+fn the_demo_measures_two_kubernetes_clusters_or_says_how_to_get_them() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let step = |path: &str| {
+        let output = demo(&folder, &["-o", "json"]).env("PATH", path).output().expect("run");
+        exits(&output, 0);
+        let report: Value = serde_json::from_str(&out(&output)).expect("JSON and nothing else");
+        let steps = report["steps"].as_array().expect("a list");
+        steps.iter().find(|step| step["step"] == "two Kubernetes clusters").expect("the step").clone()
+    };
+    let without = step("/nowhere");
+    assert_eq!((&without["calls"], &without["as_it_should"]), (&0.into(), &true.into()), "{without}");
+    assert!(without["notes"].to_string().contains("`tests/kube/build FOLDER`"), "{without}");
+    let Some(program) = kube::installed() else { return };
+    let with = step(text(program.parent().expect("a folder")));
+    assert_eq!((&with["calls"], &with["ok"]), (&10.into(), &10.into()), "{with}");
+    eprintln!(
+        "a pod's change at the other network's view: {} ms, at most {}",
+        with["p50_ms"], with["p99_ms"]
+    );
+    assert!(with["p50_ms"].as_f64().is_some_and(|time| time > 0.0), "{with}");
+    let notes = with["notes"].to_string();
+    assert!(notes.contains("its registry is stale after") && notes.contains("stay in use"), "{notes}");
+    nothing_is_left(&folder);
 }
 
 #[test]

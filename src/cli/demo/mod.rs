@@ -1,18 +1,22 @@
 //! `isthmus demo`: two networks on loopback, a gateway on each (processes of this very binary), TLS services and
 //! clients, and steps that drive them. Every step measures and checks; nothing is installed, nothing is left behind.
 //!
-//! `stage` sets the two networks up, `steps` (with `horizon`, `tunnels`, `refusals` and `changes`) drives them, `report` prints; the other
-//! files are the actors.
+//! `stage` sets the two networks up, `steps` (with `horizon`, `kubernetes`, `tunnels`, `refusals` and `changes`) drives them, `report`
+//! prints; the other files are the actors.
 
 mod calls;
 mod certificates;
 mod changes;
 mod client;
+#[cfg(feature = "kubernetes")]
+mod cluster;
 mod endpoint;
 mod envoy;
 mod gateway;
 mod hbone;
 mod horizon;
+#[cfg(feature = "kubernetes")]
+mod kubernetes;
 mod refusals;
 mod report;
 mod stage;
@@ -34,7 +38,7 @@ use stage::Stage;
 use step::Step;
 
 /// How long the whole demo may take.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(150);
 
 #[expect(missing_docs, reason = "a comment would become a help text")]
 #[derive(Debug, clap::Args)]
@@ -58,6 +62,9 @@ enum DemoError {
     Tls(String),
     #[error("{gateway} {what}; the last it said:\n{log}")]
     Gateway { gateway: &'static str, what: String, log: String },
+    #[cfg(feature = "kubernetes")]
+    #[error("the {part} of cluster {cluster} {what}; the last it said:\n{log}")]
+    Cluster { cluster: &'static str, part: String, what: String, log: String },
     #[error("Envoy {what}; the last it said:\n{log}")]
     Envoy { what: String, log: String },
     #[error(transparent)]

@@ -12,6 +12,7 @@ pub(super) enum Step {
     Hbone,
     DoubleHbone,
     SplitHorizon,
+    Kubernetes,
     DeadEndpoint,
     Recovery,
     NotExported,
@@ -27,7 +28,7 @@ pub(super) enum Step {
 }
 
 impl Step {
-    pub(super) const ALL: [Self; 21] = [
+    pub(super) const ALL: [Self; 22] = [
         Self::MeshName,
         Self::HostName,
         Self::Alias,
@@ -37,6 +38,7 @@ impl Step {
         Self::Hbone,
         Self::DoubleHbone,
         Self::SplitHorizon,
+        Self::Kubernetes,
         Self::DeadEndpoint,
         Self::Recovery,
         Self::NotExported,
@@ -62,6 +64,7 @@ impl Step {
             Self::Hbone => "HBONE beside SNI",
             Self::DoubleHbone => "double HBONE",
             Self::SplitHorizon => "split horizon",
+            Self::Kubernetes => "two Kubernetes clusters",
             Self::DeadEndpoint => "dead endpoint",
             Self::Recovery => "endpoint is back",
             Self::NotExported => "not exported",
@@ -111,6 +114,10 @@ impl Step {
             Self::SplitHorizon => {
                 "Split horizon: catalog runs in three clusters. Each network gets its own endpoints by address \
                  and the endpoints of the other network as one gateway."
+            }
+            Self::Kubernetes => {
+                "Two real Kubernetes clusters, each on a network of its own: pods become ready and unready, and the other network \
+                 sees the sum behind the gateway that a Service names."
             }
             Self::DeadEndpoint => {
                 "checkout-3 dies. Its calls go to the other endpoints, and after a few failures it is ejected."

@@ -41,6 +41,10 @@ pub(super) async fn play(step: Step, stage: &mut Stage) -> Result<Outcome, DemoE
         Step::Hbone => tunnels::beside(stage, &mut outcome).await?,
         Step::DoubleHbone => tunnels::double(stage, &mut outcome).await?,
         Step::SplitHorizon => horizon::split(stage, &mut outcome).await?,
+        #[cfg(feature = "kubernetes")]
+        Step::Kubernetes => super::kubernetes::two_clusters(stage, &mut outcome).await?,
+        #[cfg(not(feature = "kubernetes"))]
+        Step::Kubernetes => outcome.proof("left out: built without the feature kubernetes"),
         Step::DeadEndpoint => changes::dead_endpoint(stage, &mut outcome).await?,
         Step::Recovery => changes::recovery(stage, &mut outcome).await?,
         Step::NotExported => refusals::not_exported(stage, &mut outcome).await?,
