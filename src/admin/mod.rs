@@ -4,12 +4,14 @@
 pub mod certificates;
 pub mod check_metrics;
 pub mod clients;
+pub mod dashboard;
 pub mod endpoints;
 pub mod explain;
 pub mod horizon;
 pub mod limits;
 pub mod maintenance;
 pub mod networks;
+pub mod overview;
 mod probe;
 pub mod problems;
 pub mod readiness;
@@ -109,6 +111,8 @@ pub struct Sources {
     pub started: Instant,
     /// The state between two evaluations of the problems.
     pub history: Arc<problems::History>,
+    /// The list of services for the overview, made at most once a second.
+    pub overviews: Arc<overview::Cache>,
 }
 
 impl Sources {

@@ -20,13 +20,14 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::oneshot;
 
+use super::dashboard::{self, Explained};
 use super::explain::{ExplainRequest, Explanation, Running, explain};
 use super::horizon::{self, horizon};
 use super::limits::Counters;
 use super::maintenance::{self, Order, Refused};
 use super::problems;
 use super::registry_metrics;
-use super::{Command, Sources, check_metrics, clients, endpoints, networks, views};
+use super::{Command, Sources, check_metrics, clients, endpoints, networks, overview, views};
 use crate::api::connection::Connection;
 use crate::dataplane::withdrawals::Withdrawal;
 use crate::model::identity::Identity;
@@ -150,6 +151,7 @@ fn health_only(sources: Sources) -> Router {
 
 fn admin(sources: Sources, hosts: Hosts) -> Router {
     let api = Router::new()
+        .route("/overview", get(overview_of))
         .route("/status", get(async |State(sources): State<Sources>| json_response(&views::status(&sources))))
         .route(
             "/listeners",
@@ -187,6 +189,9 @@ fn admin(sources: Sources, hosts: Hosts) -> Router {
         .merge(metrics_routes())
         .merge(health_routes())
         .nest("/api/v1", api)
+        .route("/", get(dashboard_page))
+        .route("/dashboard.css", get(async || asset("text/css; charset=utf-8", dashboard::STYLE)))
+        .route("/dashboard.js", get(async || asset("text/javascript; charset=utf-8", dashboard::SCRIPT)))
         .route("/reload", post(reload))
         .route("/drain", post(drain))
         .fallback(not_found)
@@ -314,6 +319,59 @@ async fn failures(State(sources): State<Sources>) -> Response {
     let views: Vec<Connection> =
         records.iter().map(|record| access_log::connection(record, &gateway)).collect();
     json_response(&views)
+}
+
+/// Reads the parameters of a page of the overview; unknown ones are passed over.
+fn page_of(query: &BTreeMap<String, String>) -> overview::Ask {
+    let number = |text: &String| text.parse().unwrap_or(1);
+    overview::Ask {
+        query: query.get("q").cloned().unwrap_or_default(),
+        page: query.get("page").map_or(1, number),
+    }
+}
+
+async fn overview_of(
+    State(sources): State<Sources>,
+    Query(query): Query<BTreeMap<String, String>>,
+) -> Response {
+    json_response(&overview::overview(&sources, &page_of(&query)).await)
+}
+
+async fn dashboard_page(
+    State(sources): State<Sources>,
+    Query(query): Query<BTreeMap<String, String>>,
+) -> Response {
+    let text = |key: &str| query.get(key).map(|text| text.trim().to_owned()).unwrap_or_default();
+    let mut explained = Explained {
+        name: text("explain"),
+        authority: query.contains_key("authority"),
+        from: text("from"),
+        answer: None,
+    };
+    if !explained.name.is_empty() {
+        let name = if explained.authority { "authority" } else { "sni" };
+        let mut parameters = BTreeMap::from([(name.to_owned(), explained.name.clone())]);
+        if !explained.from.is_empty() {
+            parameters.insert("from".to_owned(), explained.from.clone());
+        }
+        let answer = inquiry(parameters).and_then(|inquiry| self::explained(&sources, &inquiry));
+        explained.answer = Some(answer.map(|answer| answer.view()));
+    }
+    let overview = overview::overview(&sources, &page_of(&query)).await;
+    asset("text/html; charset=utf-8", dashboard::page(&overview, &explained))
+}
+
+/// Returns a part of the dashboard, with the headers that keep browsers from more than it needs.
+fn asset(media: &'static str, text: impl IntoResponse) -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, media),
+        (header::CONTENT_SECURITY_POLICY, dashboard::POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::X_FRAME_OPTIONS, "DENY"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (header::CACHE_CONTROL, "no-store"),
+    ];
+    (headers, text).into_response()
 }
 
 async fn explain_name(

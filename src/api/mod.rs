@@ -11,6 +11,7 @@ pub mod explanation;
 pub mod horizon;
 pub mod listener;
 pub mod network;
+pub mod overview;
 pub mod registry;
 pub mod service;
 pub mod status;

@@ -27,7 +27,8 @@ fn is_whole<T: DeserializeOwned + Serialize + Debug>(name: &str, text: &str) {
 
 /// Each answer with the path of its request, its file, and the check of its type.
 type Check = fn(&str, &str);
-const ANSWERS: [(&str, &str, &str, Check); 15] = [
+const ANSWERS: [(&str, &str, &str, Check); 16] = [
+    ("overview", "overview", golden!("overview"), is_whole::<overview::Overview>),
     ("status", "status", golden!("status"), is_whole::<status::Status>),
     ("listeners", "listeners", golden!("listeners"), is_whole::<listener::Listener>),
     ("registries", "registries", golden!("registries"), is_whole::<registry::Registry>),

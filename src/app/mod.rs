@@ -302,6 +302,7 @@ impl Program {
             own: own.clone(),
             started: Instant::now(),
             history: Arc::default(),
+            overviews: Arc::default(),
         };
         servers::open(&config, &sources, &scope).await?;
         upkeep(&sources, &scope);

@@ -139,6 +139,12 @@ impl Recorder {
         sum
     }
 
+    /// Calls `each` for the cells of all counters, those of one counter in several threads one after the other, in no
+    /// particular order.
+    pub fn each_counter(&self, mut each: impl FnMut(&Key, u64)) {
+        self.visit(|shard| shard.0.visit_counters(|key, cell| each(key, cell.load(Ordering::Relaxed))));
+    }
+
     /// Returns the number of series.
     pub fn series(&self) -> usize {
         let sums = self.sums();
@@ -186,6 +192,11 @@ impl Recorder {
         });
         sums
     }
+}
+
+/// Returns the value of a label; empty if the metric does not have it.
+pub fn label<'k>(key: &'k Key, name: &str) -> &'k str {
+    key.labels().find(|label| label.key() == name).map_or("", |label| label.value())
 }
 
 /// The sums of all workers' cells.

@@ -12,6 +12,7 @@ mod checks;
 mod commands;
 mod contained;
 mod cost;
+mod dashboard;
 mod distance;
 mod documents;
 mod endings;

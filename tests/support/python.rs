@@ -41,6 +41,15 @@ pub fn with_otlp() -> Option<OsString> {
     })
 }
 
+/// Returns the interpreter with a driver of browsers.
+pub fn with_browser() -> Option<OsString> {
+    with(&["browser.txt"]).filter(|python| {
+        let tried =
+            Command::new(python).args(["-c", "import playwright.sync_api"]).stderr(Stdio::null()).status();
+        tried.is_ok_and(|status| status.success())
+    })
+}
+
 fn with(lists: &[&str]) -> Option<OsString> {
     let venv = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/interop/venv");
     // The interpreter may exist without the packages; the stamp files say that they are installed.

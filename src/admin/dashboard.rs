@@ -1,0 +1,69 @@
+//! The dashboard: `GET /` as one page of HTML, made from the [`Overview`] and complete without scripts. The style and
+//! the script, which only reads the page again, come from the same listener; nothing comes from elsewhere. Names come
+//! from the network, so every text goes through [`html`], which escapes.
+
+mod html;
+mod map;
+mod sections;
+
+use crate::api::explanation::Explanation;
+use crate::api::overview::Overview;
+use html::Html;
+
+/// The style sheet.
+pub const STYLE: &str = include_str!("dashboard/style.css");
+/// The script.
+pub const SCRIPT: &str = include_str!("dashboard/script.js");
+/// What the browser may load and do: this listener's style and script, and forms to it.
+pub const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; \
+                          img-src data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
+
+/// The explain box: what was asked, and the answer.
+#[derive(Clone, Debug, Default)]
+pub struct Explained {
+    /// The name; empty: nothing was asked.
+    pub name: String,
+    /// True if the name is an authority.
+    pub authority: bool,
+    /// The source, as it was typed.
+    pub from: String,
+    /// The answer, or why there is none.
+    pub answer: Option<Result<Explanation, String>>,
+}
+
+/// Returns the page.
+pub fn page(overview: &Overview, explained: &Explained) -> String {
+    let mut html = Html::default();
+    let node = &overview.status.node;
+    let name = if node.name.is_empty() { "isthmus" } else { &node.name };
+    html.raw("<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n");
+    html.raw("<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n");
+    html.raw("<meta name=\"color-scheme\" content=\"light dark\">\n<title>");
+    html.text(sections::mark(overview)).text(" ").text(name).text(" \u{2013} isthmus");
+    html.raw("</title>\n<link rel=\"stylesheet\" href=\"/dashboard.css\">\n");
+    html.raw("<link rel=\"icon\" href=\"data:,\">\n<script src=\"/dashboard.js\" defer></script>\n</head>\n<body>\n");
+    html.raw("<a class=\"skip\" href=\"#main\">Skip to the state</a>\n");
+    sections::header(&mut html, overview, name);
+    sections::explain(&mut html, overview, explained);
+    html.raw("<main id=\"main\" tabindex=\"-1\">\n");
+    sections::state(&mut html, overview);
+    html.raw("<div class=\"columns\">\n");
+    sections::refusals(&mut html, overview);
+    sections::failures(&mut html, overview);
+    html.raw("</div>\n");
+    sections::services(&mut html, overview, explained);
+    sections::networks(&mut html, overview);
+    html.raw("<div class=\"columns\">\n");
+    sections::registries(&mut html, overview);
+    sections::clients(&mut html, overview);
+    sections::certificates(&mut html, overview);
+    sections::config(&mut html, overview);
+    html.raw("</div>\n</main>\n<footer>");
+    html.text("The same in a terminal: ").raw("<code>isthmus status</code>. ");
+    html.text("For programs: ").raw("<a href=\"/api/v1/overview\">/api/v1/overview</a>, ");
+    html.raw("<a href=\"/metrics\">/metrics</a>. <span id=\"fresh\"></span></footer>\n</body>\n</html>\n");
+    html.finish()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,202 @@
+//! The networks and their gateways as a picture: this gateway's network on the left, the others on the right, and a
+//! line for each gateway that leads to them. The picture has a wide form and a narrow one for small screens.
+
+use super::html::Html;
+use crate::api::network::{Gateway, Network};
+use crate::api::overview::Overview;
+
+/// The largest number of other networks in the picture; the table below has more.
+const NETWORKS_MAX: usize = 8;
+/// The largest number of gateways of one network in the picture.
+const GATEWAYS_MAX: usize = 4;
+/// The height of a line of text.
+const LINE: usize = 18;
+/// The space between boxes.
+const GAP: usize = 14;
+/// The longest name in a box, in characters.
+const NAME_MAX: usize = 34;
+
+/// The measures of a form of the picture.
+struct Form {
+    class: &'static str,
+    width: usize,
+    /// The left edge and width of the own network's box.
+    own: (usize, usize),
+    /// The left edge and width of the other boxes.
+    others: (usize, usize),
+    /// True if the other boxes stand below the own one.
+    below: bool,
+}
+
+const FORMS: [Form; 2] = [
+    Form { class: "map wide", width: 900, own: (0, 300), others: (520, 380), below: false },
+    Form { class: "map narrow", width: 360, own: (0, 360), others: (40, 320), below: true },
+];
+
+/// Draws the map in both forms; nothing if there is one network only.
+pub(super) fn draw(html: &mut Html, overview: &Overview) {
+    let own = &overview.status.node.network;
+    let others: Vec<&Network> =
+        overview.networks.shown.iter().filter(|network| network.name != *own).collect();
+    if others.is_empty() {
+        return;
+    }
+    for form in &FORMS {
+        picture(html, overview, &others, form);
+    }
+}
+
+fn of<'a>(overview: &'a Overview, network: &Network) -> Vec<&'a Gateway> {
+    overview.gateways.shown.iter().filter(|gateway| gateway.network == network.name).collect()
+}
+
+fn picture(html: &mut Html, overview: &Overview, others: &[&Network], form: &Form) {
+    let shown = &others[..others.len().min(NETWORKS_MAX)];
+    let height_of = |network: &Network| {
+        let gateways = of(overview, network).len();
+        (2 + gateways.min(GATEWAYS_MAX) + usize::from(gateways > GATEWAYS_MAX)) * LINE + 12
+    };
+    let listeners = overview.status.listeners.len().min(GATEWAYS_MAX);
+    let own_height = (3 + listeners) * LINE + 12;
+    let hidden = others.len() - shown.len();
+    let stack: usize = shown.iter().map(|network| height_of(network) + GAP).sum::<usize>()
+        + if hidden > 0 { LINE + GAP } else { 0 };
+    let height = if form.below { own_height + GAP + stack } else { own_height.max(stack) };
+    html.raw("<svg")
+        .attribute("class", form.class)
+        .attribute("viewBox", format!("0 0 {} {height}", form.width));
+    html.raw(" role=\"img\" aria-label=\"Networks and the gateways that lead to them; the same is in the table below\">\n");
+    let own_top = if form.below { 0 } else { (height.saturating_sub(own_height)) / 2 };
+    own_box(html, overview, form, own_top, own_height);
+    let mut top = if form.below { own_height + GAP } else { (height.saturating_sub(stack)) / 2 };
+    for network in shown {
+        let tall = height_of(network);
+        let gateways = of(overview, network);
+        line(html, form, (own_top, own_height), (top, tall), network, &gateways);
+        other_box(html, form, top, tall, network, &gateways);
+        top += tall + GAP;
+    }
+    if hidden > 0 {
+        words(html, "dim", form.others.0, top + LINE - 4, &format!("and {hidden} more networks"));
+    }
+    html.raw("</svg>\n");
+}
+
+/// Draws the line from the own network to another: whole if a gateway can be used, or if its endpoints are reached by
+/// address; broken if there is no way.
+fn line(
+    html: &mut Html,
+    form: &Form,
+    own: (usize, usize),
+    other: (usize, usize),
+    network: &Network,
+    gateways: &[&Gateway],
+) {
+    let direct = network.access == "direct";
+    let open = direct || gateways.iter().any(|gateway| gateway.usable);
+    let middle = other.0 + other.1 / 2;
+    let path = if form.below {
+        format!("M {x} {from} V {middle} H {to}", x = 16, from = own.0 + own.1, to = form.others.0)
+    } else {
+        let (from, start) = (form.own.0 + form.own.1, own.0 + own.1 / 2);
+        let turn = (from + form.others.0) / 2;
+        format!("M {from} {start} C {turn} {start} {turn} {middle} {to} {middle}", to = form.others.0)
+    };
+    let class = if open { "way" } else { "way closed" };
+    html.raw("<path").attribute("class", class).attribute("d", path).raw("/>\n");
+    if !form.below {
+        let label = match (direct, open) {
+            (true, _) => "by address",
+            (false, true) => "through gateways",
+            (false, false) => "no way",
+        };
+        let class = if open { "dim end" } else { "bad end" };
+        // On the side of the line's end that the line does not come from.
+        let base = if middle > own.0 + own.1 / 2 { middle + 15 } else { middle - 7 };
+        words(html, class, form.others.0 - 12, base, label);
+    }
+}
+
+fn frame(html: &mut Html, class: &'static str, (left, width): (usize, usize), top: usize, height: usize) {
+    html.raw("<rect").attribute("class", class);
+    for (name, value) in [("x", left), ("y", top), ("width", width), ("height", height)] {
+        html.attribute(name, value.to_string());
+    }
+    html.raw(" rx=\"5\"/>\n");
+}
+
+fn words(html: &mut Html, class: &'static str, left: usize, base: usize, text: &str) {
+    html.raw("<text").attribute("class", class);
+    html.attribute("x", left.to_string()).attribute("y", base.to_string()).raw(">");
+    html.text(short(text)).raw("</text>\n");
+}
+
+fn own_box(html: &mut Html, overview: &Overview, form: &Form, top: usize, height: usize) {
+    let (left, node) = (form.own.0 + 12, &overview.status.node);
+    frame(html, "box own", (form.own.0 + 1, form.own.1 - 2), top + 1, height - 2);
+    let mut base = top + LINE + 2;
+    let mut next = || {
+        base += LINE;
+        base - LINE
+    };
+    words(html, "name", left, next(), &named(&node.network));
+    let own = overview.networks.shown.iter().find(|network| network.name == node.network);
+    words(html, "dim", left, next(), &own.map_or_else(|| "no endpoints".to_owned(), weight));
+    let name = if node.name.is_empty() { "this gateway" } else { &node.name };
+    words(html, "plain", left, next(), &format!("this gateway: {name}"));
+    for listener in overview.status.listeners.iter().take(GATEWAYS_MAX) {
+        let address = listener.address.as_deref().unwrap_or("closed");
+        words(html, "dim", left, next(), &format!("{} {} {address}", listener.protocol, listener.name));
+    }
+}
+
+fn other_box(
+    html: &mut Html,
+    form: &Form,
+    top: usize,
+    height: usize,
+    network: &Network,
+    gateways: &[&Gateway],
+) {
+    let left = form.others.0 + 12;
+    frame(html, "box", (form.others.0, form.others.1 - 1), top + 1, height - 2);
+    let mut base = top + LINE + 2;
+    let mut next = || {
+        base += LINE;
+        base - LINE
+    };
+    words(html, "name", left, next(), &named(&network.name));
+    words(html, "dim", left, next(), &weight(network));
+    for gateway in gateways.iter().take(GATEWAYS_MAX) {
+        let class = if gateway.usable || network.access == "direct" { "plain" } else { "bad" };
+        words(html, class, left, next(), &address(gateway));
+    }
+    if gateways.len() > GATEWAYS_MAX {
+        words(html, "dim", left, next(), &format!("and {} more gateways", gateways.len() - GATEWAYS_MAX));
+    }
+}
+
+/// Returns the address and ports of a gateway.
+pub(super) fn address(gateway: &Gateway) -> String {
+    let sni = gateway.sni_port.map(|port| format!("sni {port}"));
+    let hbone = gateway.hbone_port.map(|port| format!("hbone {port}"));
+    let ports: Vec<String> = sni.into_iter().chain(hbone).collect();
+    format!("{} {}", gateway.address, ports.join(", "))
+}
+
+/// Returns the name of a network, in words for the unknown one.
+pub(super) fn named(network: &str) -> String {
+    if network.is_empty() { "unknown network".to_owned() } else { network.to_owned() }
+}
+
+fn weight(network: &Network) -> String {
+    format!("{} endpoints, ready weight {}", network.endpoints, network.ready_weight)
+}
+
+fn short(text: &str) -> String {
+    if text.chars().count() <= NAME_MAX + 10 {
+        return text.to_owned();
+    }
+    let cut: String = text.chars().take(NAME_MAX + 9).collect();
+    format!("{cut}…")
+}

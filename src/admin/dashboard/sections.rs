@@ -1,0 +1,562 @@
+//! The sections of the page, from what is wrong now to what is configured.
+
+use super::Explained;
+use super::html::{Html, bytes, encoded, lasting};
+use super::map;
+use crate::api::certificate::Certificate;
+use crate::api::client::Client;
+use crate::api::connection::Connection;
+use crate::api::explanation::Explanation;
+use crate::api::network::Gateway;
+use crate::api::overview::{Overview, Refusal, Service, states};
+use crate::api::registry::Registry;
+use crate::api::status::Problem;
+
+/// The largest number of problems that are open on the page; further ones are behind a summary.
+const PROBLEMS_OPEN: usize = 8;
+/// The largest number of the last failures on the page, so that they stand beside the reasons.
+const FAILURES_MAX: usize = 12;
+/// The largest number of problems on the page.
+const PROBLEMS_MAX: usize = 100;
+
+/// Returns the state in one sign, for the title of the window.
+pub(super) fn mark(overview: &Overview) -> &'static str {
+    if overview.status.ready && overview.status.problems.is_empty() { "\u{2713}" } else { "\u{2717}" }
+}
+
+/// Begins a section that is named by its heading.
+fn begin(html: &mut Html, id: &'static str, heading: &'static str, small: &str) {
+    html.raw("<section").attribute("aria-labelledby", id).raw(">\n<h2").attribute("id", id).raw(">");
+    html.raw(heading);
+    if !small.is_empty() {
+        html.raw("<small>").text(small).raw("</small>");
+    }
+    html.raw("</h2>\n");
+}
+
+fn end(html: &mut Html) {
+    html.raw("</section>\n");
+}
+
+/// A heading of a table, and whether its column has numbers, or is left out on small screens.
+#[derive(Clone, Copy)]
+enum Th {
+    Text(&'static str),
+    Number(&'static str),
+    Wide(&'static str),
+    WideNumber(&'static str),
+}
+
+use Th::{Number, Text, Wide, WideNumber};
+
+/// Writes a table; each row gets its cells from `row`.
+fn table<T>(html: &mut Html, columns: &[Th], items: &[T], mut row: impl FnMut(&mut Html, &T)) {
+    html.raw("<div class=\"scroll\"><table>\n<thead><tr>");
+    for column in columns {
+        let (class, heading) = match column {
+            Text(heading) => ("", heading),
+            Number(heading) => ("number", heading),
+            Wide(heading) => ("wide-only", heading),
+            WideNumber(heading) => ("number wide-only", heading),
+        };
+        html.raw("<th scope=\"col\"");
+        classed(html, class);
+        html.raw(">").text(heading).raw("</th>");
+    }
+    html.raw("</tr></thead>\n<tbody>\n");
+    for item in items {
+        html.raw("<tr>");
+        row(html, item);
+        html.raw("</tr>\n");
+    }
+    html.raw("</tbody>\n</table></div>\n");
+}
+
+fn td(html: &mut Html, class: &'static str, value: impl AsRef<str>) {
+    html.raw("<td");
+    classed(html, class);
+    html.raw(">").text(value).raw("</td>");
+}
+
+fn classed(html: &mut Html, class: &'static str) {
+    if !class.is_empty() {
+        html.attribute("class", class);
+    }
+}
+
+fn or_dash(text: &str) -> &str {
+    if text.is_empty() { "\u{2013}" } else { text }
+}
+
+/// Writes that a list has more than is shown.
+fn more(html: &mut Html, hidden: usize, command: &'static str) {
+    if hidden > 0 {
+        html.raw("<p class=\"dim\">and ").show(hidden).raw(" more: <code>").raw(command).raw("</code></p>\n");
+    }
+}
+
+/// Writes the head of the page: which gateway it is.
+pub(super) fn header(html: &mut Html, overview: &Overview, name: &str) {
+    let status = &overview.status;
+    html.raw("<header id=\"top\">\n<h1>").text(name).raw("</h1>\n<dl>\n");
+    let facts = [
+        ("network", or_dash(&status.node.network).to_owned()),
+        ("cluster", or_dash(&status.node.cluster).to_owned()),
+        ("up", lasting(status.uptime_seconds)),
+        ("connections", format!("{} of {}", overview.traffic.active, status.limits.connections)),
+        ("opened", overview.traffic.opened.to_string()),
+        (
+            "up / down",
+            format!("{} / {}", bytes(overview.traffic.bytes_up), bytes(overview.traffic.bytes_down)),
+        ),
+        ("version", status.version.clone()),
+        (
+            "at",
+            overview
+                .time
+                .get(..19)
+                .map_or_else(|| overview.time.clone(), |time| format!("{} UTC", time.replace('T', " "))),
+        ),
+    ];
+    for (term, value) in facts {
+        html.raw("<div><dt>").raw(term).raw("</dt><dd>").text(value).raw("</dd></div>\n");
+    }
+    html.raw("</dl>\n</header>\n");
+}
+
+/// Writes the state: well, or what is wrong.
+pub(super) fn state(html: &mut Html, overview: &Overview) {
+    let status = &overview.status;
+    let problems = &status.problems;
+    let is_well = status.ready && problems.is_empty();
+    let class = if is_well { "state" } else { "state wrong" };
+    html.raw("<div").attribute("class", class).raw(" id=\"state\" role=\"status\">\n<strong>");
+    html.raw(match (status.ready, status.draining) {
+        (_, true) => "Draining",
+        (true, false) => "Ready",
+        (false, false) => "Not ready",
+    });
+    match problems.len() {
+        0 => html.raw(", no problems"),
+        1 => html.raw(", 1 problem"),
+        count => html.raw(", ").show(count).raw(" problems"),
+    };
+    html.raw("</strong>\n");
+    for why in &status.not_ready {
+        html.raw("<p class=\"bad\">").text(why).raw("</p>\n");
+    }
+    if problems.is_empty() {
+        html.raw("</div>\n");
+        return;
+    }
+    let shown = &problems[..problems.len().min(PROBLEMS_MAX)];
+    let (open, closed) = shown.split_at(shown.len().min(PROBLEMS_OPEN));
+    html.raw("<ul>\n");
+    open.iter().for_each(|one| problem(html, one));
+    html.raw("</ul>\n");
+    if !closed.is_empty() {
+        html.raw("<details id=\"more-problems\"><summary>").show(problems.len() - open.len());
+        html.raw(" more problems</summary>\n<ul>\n");
+        closed.iter().for_each(|one| problem(html, one));
+        html.raw("</ul></details>\n");
+    }
+    more(html, problems.len() - shown.len(), "isthmus status");
+    html.raw("</div>\n");
+}
+
+fn problem(html: &mut Html, problem: &Problem) {
+    html.raw("<li><code class=\"bad\">").text(&problem.code).raw("</code> ").text(&problem.text);
+    html.raw("<p class=\"dim\">see ");
+    quoted(html, &problem.look_at);
+    html.raw("</p></li>\n");
+}
+
+/// Writes a text in which commands stand between backquotes.
+fn quoted(html: &mut Html, text: &str) {
+    for (index, part) in text.split('`').enumerate() {
+        match index % 2 {
+            0 => html.text(part),
+            _ => html.raw("<code>").text(part).raw("</code>"),
+        };
+    }
+}
+
+/// Writes the box that explains a name, with the answer if a name was asked about.
+pub(super) fn explain(html: &mut Html, overview: &Overview, explained: &Explained) {
+    html.raw("<form class=\"explain\" method=\"get\" action=\"/\" id=\"explain\">\n");
+    html.raw("<label class=\"grow\">Explain how a name is routed, and why");
+    html.raw("<input type=\"text\" name=\"explain\" placeholder=\"checkout.shop.mesh\" autocomplete=\"off\" spellcheck=\"false\" maxlength=\"300\"");
+    html.attribute("value", &explained.name).raw("></label>\n");
+    html.raw("<label>from (IP)<input type=\"text\" name=\"from\" size=\"16\" maxlength=\"45\" autocomplete=\"off\"");
+    html.attribute("value", &explained.from).raw("></label>\n");
+    html.raw("<label class=\"check\"><input type=\"checkbox\" name=\"authority\" value=\"1\"");
+    if explained.authority {
+        html.raw(" checked");
+    }
+    html.raw("> HBONE authority</label>\n");
+    keep(html, "q", &overview.services.query);
+    html.raw("<button type=\"submit\">Explain</button>\n");
+    match &explained.answer {
+        None => {}
+        Some(Err(fault)) => {
+            html.raw("<div class=\"answer bad\" id=\"answer\" role=\"status\">").text(fault).raw("</div>\n");
+        }
+        Some(Ok(answer)) => explanation(html, answer),
+    }
+    html.raw("</form>\n");
+}
+
+/// Keeps a parameter of the page in a form.
+fn keep(html: &mut Html, name: &'static str, value: &str) {
+    if !value.is_empty() {
+        html.raw("<input type=\"hidden\"").attribute("name", name).attribute("value", value).raw(">\n");
+    }
+}
+
+fn explanation(html: &mut Html, answer: &Explanation) {
+    html.raw("<div class=\"answer\" id=\"answer\" role=\"status\">\n<strong");
+    html.attribute("class", if answer.is_admitted() { "good" } else { "bad" }).raw(">");
+    html.text(&answer.verdict).raw("</strong>: <code>").text(&answer.reason).raw("</code>\n<ol>\n");
+    for step in &answer.steps {
+        html.raw("<li>").text(step).raw("</li>\n");
+    }
+    html.raw("</ol>\n");
+    if !answer.candidates.is_empty() {
+        let columns = [
+            Text("endpoint"),
+            Text("state"),
+            Number("odds"),
+            WideNumber("weight"),
+            Wide("cluster"),
+            Wide("locality"),
+            Text("last failure"),
+        ];
+        let shown = &answer.candidates[..answer.candidates.len().min(20)];
+        table(html, &columns, shown, |html, candidate| {
+            td(html, "name", &candidate.address);
+            td(
+                html,
+                if candidate.state == "healthy" { "state-of" } else { "state-of bad" },
+                &candidate.state,
+            );
+            td(html, "number", format!("{:.1} %", candidate.odds * 100.0));
+            td(html, "number wide-only", candidate.weight.to_string());
+            td(html, "wide-only", or_dash(&candidate.cluster));
+            td(html, "wide-only", or_dash(&candidate.locality));
+            let last = candidate.last_failure.as_ref();
+            td(
+                html,
+                "detail",
+                last.map_or_else(String::new, |last| format!("{}, {} in a row", last.reason, last.in_a_row)),
+            );
+        });
+        more(html, answer.candidates.len() - shown.len(), "isthmus explain NAME");
+    }
+    for warning in &answer.warnings {
+        html.raw("<p class=\"warn\">").text(warning).raw("</p>\n");
+    }
+    if !answer.near.is_empty() {
+        html.raw("<p>Did you mean ");
+        for (index, name) in answer.near.iter().enumerate() {
+            html.raw(if index == 0 { "<a" } else { ", or <a" });
+            html.attribute("href", format!("/?explain={}", encoded(name))).raw(">").text(name).raw("</a>");
+        }
+        html.raw("?</p>\n");
+    }
+    html.raw("</div>\n");
+}
+
+/// Writes how often connections were refused, by reason.
+pub(super) fn refusals(html: &mut Html, overview: &Overview) {
+    begin(html, "refusals", "Refused and failed", "by reason");
+    if overview.refusals.is_empty() {
+        html.raw("<p class=\"dim\">none since the start</p>\n");
+        return end(html);
+    }
+    let most = overview.refusals.iter().map(|refusal| refusal.recent).max().unwrap_or_default().max(1);
+    let columns = [Text("reason"), Number("last 5 min"), Number("since start")];
+    table(html, &columns, &overview.refusals, |html, refusal: &Refusal| {
+        html.raw("<td class=\"name\">").text(&refusal.reason).raw("<span class=\"meaning\">");
+        html.text(&refusal.meaning);
+        if let Some(name) = &refusal.last_name {
+            html.raw(" Last: ").text(name);
+        }
+        html.raw("</span></td><td class=\"number\">");
+        if refusal.recent > 0 {
+            html.raw("<meter min=\"0\"").attribute("max", most.to_string());
+            html.attribute("value", refusal.recent.to_string()).raw("></meter> ");
+        }
+        html.show(refusal.recent).raw("</td>");
+        td(html, "number", refusal.total.to_string());
+    });
+    end(html);
+}
+
+/// Writes the last failures.
+pub(super) fn failures(html: &mut Html, overview: &Overview) {
+    begin(html, "failures", "Last failures", "newest first");
+    if overview.failures.is_empty() {
+        html.raw("<p class=\"dim\">none since the start</p>\n");
+        return end(html);
+    }
+    let columns = [Text("time"), Text("reason"), Text("name"), Wide("source")];
+    let shown = &overview.failures[..overview.failures.len().min(FAILURES_MAX)];
+    table(html, &columns, shown, |html, failure: &Connection| {
+        // The date is that of `at` in the head, or older: it is in the full list.
+        let time = failure.time.get(11..19).unwrap_or(&failure.time);
+        html.raw("<td class=\"number\"").attribute("title", &failure.time).raw(">").text(time).raw("</td>");
+        td(html, "word", failure.reason.as_deref().unwrap_or_default());
+        html.raw("<td class=\"name\"")
+            .attribute("title", failure.detail.as_deref().unwrap_or_default())
+            .raw(">");
+        match failure.name() {
+            Some(name) => {
+                let authority = if failure.sni.is_none() { "&authority=1" } else { "" };
+                let link = format!("/?explain={}{authority}", encoded(name));
+                html.raw("<a").attribute("href", link).raw(">").text(name).raw("</a>");
+            }
+            None => drop(html.raw("\u{2013}")),
+        }
+        html.raw("</td>");
+        td(html, "word dim wide-only", &failure.source);
+    });
+    html.raw("<p class=\"dim\">All: <code>isthmus failures</code></p>\n");
+    end(html);
+}
+
+/// Writes one page of the services and routes.
+pub(super) fn services(html: &mut Html, overview: &Overview, explained: &Explained) {
+    let services = &overview.services;
+    let small = match services.troubled {
+        0 => format!("{}, all well", services.total),
+        troubled => format!("{}, {troubled} in trouble", services.total),
+    };
+    begin(html, "services", "Services and routes", &small);
+    html.raw("<form class=\"find\" method=\"get\" action=\"/\">\n<label>Name contains");
+    html.raw("<input type=\"search\" name=\"q\" maxlength=\"253\" autocomplete=\"off\"")
+        .attribute("value", &services.query);
+    html.raw("></label>\n");
+    keep(html, "explain", &explained.name);
+    keep(html, "from", &explained.from);
+    keep(html, "authority", if explained.authority { "1" } else { "" });
+    html.raw("<button type=\"submit\">Find</button>\n</form>\n");
+    if services.shown.is_empty() {
+        html.raw(if services.query.is_empty() {
+            "<p class=\"dim\">none configured: see <code>routes</code>, <code>services</code> and <code>registries</code></p>\n"
+        } else {
+            "<p class=\"dim\">no name contains that text</p>\n"
+        });
+        return end(html);
+    }
+    let columns = [
+        Text("name"),
+        Text("health"),
+        Number("active"),
+        Number("failed"),
+        WideNumber("opened"),
+        WideNumber("up"),
+        WideNumber("down"),
+    ];
+    table(html, &columns, &services.shown, service);
+    if services.pages > 1 {
+        let link = |html: &mut Html, page: usize, text: &'static str| {
+            let query = encoded(&services.query);
+            html.raw("<a")
+                .attribute("href", format!("/?q={query}&page={page}#services"))
+                .raw(">")
+                .raw(text)
+                .raw("</a>");
+        };
+        html.raw("<p class=\"pages\">");
+        if services.page > 1 {
+            link(html, services.page - 1, "previous");
+        }
+        html.raw("<span class=\"dim\">page ")
+            .show(services.page)
+            .raw(" of ")
+            .show(services.pages)
+            .raw("</span>");
+        if services.page < services.pages {
+            link(html, services.page + 1, "next");
+        }
+        html.raw("</p>\n");
+    }
+    end(html);
+}
+
+fn service(html: &mut Html, service: &Service) {
+    let of = format!("{} of {}", service.ready, service.endpoints);
+    let (class, health) = match service.state.as_str() {
+        states::DOWN => ("bad", format!("down, {of} ready")),
+        states::DEGRADED => ("warn", format!("{of} ready")),
+        states::ELSEWHERE => ("dim", "no endpoint here".to_owned()),
+        _ => ("good", format!("{of} ready")),
+    };
+    html.raw("<td class=\"name\">");
+    // Only names of one host can be asked about: not "*.x".
+    match service.name.contains('*') || service.name == "-" {
+        true => html.text(&service.name),
+        false => {
+            let link = format!("/?explain={}", encoded(&service.name));
+            html.raw("<a").attribute("href", link).raw(">").text(&service.name).raw("</a>")
+        }
+    };
+    if !service.reachable {
+        html.raw(" <span class=\"dim\">not exported</span>");
+    }
+    html.raw("</td>");
+    td(html, class, health);
+    td(html, "number", service.active.to_string());
+    td(html, if service.failed > 0 { "number warn" } else { "number dim" }, service.failed.to_string());
+    td(html, "number wide-only", service.opened.to_string());
+    td(html, "number wide-only", bytes(service.bytes_up));
+    td(html, "number wide-only", bytes(service.bytes_down));
+}
+
+/// Writes the networks: the map, and its content as a table.
+pub(super) fn networks(html: &mut Html, overview: &Overview) {
+    let small = format!("{} networks, {} gateways", overview.networks.total, overview.gateways.total);
+    begin(html, "networks", "Networks", &small);
+    if overview.networks.shown.is_empty() && overview.gateways.shown.is_empty() {
+        html.raw("<p class=\"dim\">none configured</p>\n");
+        return end(html);
+    }
+    map::draw(html, overview);
+    html.raw("<details id=\"gateways\"><summary>As tables</summary>\n");
+    let columns =
+        [Text("network"), Wide("access"), Number("endpoints"), Number("ready weight"), Number("gateways")];
+    table(html, &columns, &overview.networks.shown, |html, network| {
+        td(html, "name", map::named(&network.name));
+        td(html, "wide-only", &network.access);
+        td(html, "number", network.endpoints.to_string());
+        td(html, "number", network.ready_weight.to_string());
+        td(html, "number", network.gateways.to_string());
+    });
+    more(html, overview.networks.hidden(), "isthmus get networks");
+    if !overview.gateways.shown.is_empty() {
+        let columns =
+            [Text("gateway"), Text("network"), Text("state"), WideNumber("weight"), Wide("locality")];
+        table(html, &columns, &overview.gateways.shown, |html, gateway: &Gateway| {
+            td(html, "name", map::address(gateway));
+            td(html, "name", map::named(&gateway.network));
+            match &gateway.why {
+                Some(why) => td(html, "bad", why),
+                None => td(html, "good", "usable"),
+            }
+            td(html, "number wide-only", gateway.weight.to_string());
+            td(html, "wide-only", or_dash(&gateway.locality));
+        });
+        more(html, overview.gateways.hidden(), "isthmus get gateways");
+    }
+    html.raw("</details>\n");
+    end(html);
+}
+
+/// Writes the registries.
+pub(super) fn registries(html: &mut Html, overview: &Overview) {
+    let registries = &overview.status.registries;
+    begin(html, "registries", "Registries", "");
+    if registries.is_empty() {
+        html.raw("<p class=\"dim\">none: services come from the config file alone</p>\n");
+        return end(html);
+    }
+    let columns = [Text("registry"), Text("state"), Wide("cluster"), Number("services"), Number("endpoints")];
+    table(html, &columns, registries, |html, registry: &Registry| {
+        html.raw("<td class=\"name\">").text(&registry.name);
+        for problem in registry.problems.iter().take(3) {
+            html.raw("<br><span class=\"bad\">").text(problem).raw("</span>");
+        }
+        html.raw("</td><td").attribute("class", if registry.state == "live" { "good" } else { "bad" });
+        html.attribute("title", format!("since {}", registry.since))
+            .raw(">")
+            .text(&registry.state)
+            .raw("</td>");
+        td(html, "wide-only", or_dash(&registry.cluster));
+        td(html, "number", registry.services.to_string());
+        td(html, "number", registry.endpoints.to_string());
+    });
+    end(html);
+}
+
+/// Writes the clients of the xDS server.
+pub(super) fn clients(html: &mut Html, overview: &Overview) {
+    let clients = &overview.clients;
+    begin(
+        html,
+        "clients",
+        "xDS clients",
+        &if clients.total > 0 { clients.total.to_string() } else { String::new() },
+    );
+    if clients.shown.is_empty() {
+        html.raw("<p class=\"dim\">none connected</p>\n");
+        return end(html);
+    }
+    let columns = [Text("node"), Text("network"), Wide("subscriptions"), Number("waits"), Number("NACKs")];
+    table(html, &columns, &clients.shown, |html, client: &Client| {
+        html.raw("<td class=\"name\"").attribute("title", &client.peer).raw(">").text(or_dash(&client.node));
+        if let Some(nack) = &client.last_nack {
+            html.raw("<br><span class=\"bad\">").text(nack).raw("</span>");
+        }
+        html.raw("</td>");
+        td(html, "name", map::named(&client.network));
+        td(html, "wide-only", client.subscriptions.join(", "));
+        let waits =
+            client.unacknowledged_seconds.map_or_else(|| "\u{2013}".to_owned(), |waits| format!("{waits} s"));
+        td(html, "number", waits);
+        td(html, if client.nacks > 0 { "number bad" } else { "number" }, client.nacks.to_string());
+    });
+    more(html, clients.hidden(), "isthmus get clients");
+    end(html);
+}
+
+/// Writes the certificates and roots.
+pub(super) fn certificates(html: &mut Html, overview: &Overview) {
+    begin(html, "certificates", "Certificates", "");
+    if overview.certificates.shown.is_empty() {
+        html.raw("<p class=\"dim\">none: no <code>identity</code> is configured</p>\n");
+        return end(html);
+    }
+    let columns = [Text("identity or trust domain"), Text("state"), Text("until")];
+    table(html, &columns, &overview.certificates.shown, |html, certificate: &Certificate| {
+        match &certificate.identity {
+            Some(identity) => td(html, "name", identity),
+            None => td(html, "name", format!("roots of {}", certificate.trust_domain)),
+        }
+        let class = match certificate.state.as_str() {
+            "valid" => "good",
+            "expiring" => "warn",
+            _ => "bad",
+        };
+        td(html, class, &certificate.state);
+        let until = certificate.not_after.as_deref().unwrap_or_default();
+        html.raw("<td class=\"number\"").attribute("title", until).raw(">");
+        html.text(or_dash(until.get(..10).unwrap_or(until))).raw("</td>");
+    });
+    more(html, overview.certificates.hidden(), "isthmus get certificates");
+    end(html);
+}
+
+/// Writes the state of the config.
+pub(super) fn config(html: &mut Html, overview: &Overview) {
+    let config = &overview.status.config;
+    begin(html, "config", "Config", "");
+    html.raw("<p><code>").text(&config.path).raw("</code> in use since ").text(&config.since);
+    html.raw(", generation ").show(config.generation).raw("</p>\n");
+    if !config.file_is_running {
+        html.raw("<p class=\"bad\">The file on disk was rejected; the config before it stays in use.</p>\n");
+    }
+    let lists = [("bad", &config.rejected), ("warn", &config.warnings)];
+    for (class, lines) in lists {
+        for line in lines {
+            html.raw("<p").attribute("class", class).raw(">").text(line).raw("</p>\n");
+        }
+    }
+    for key in &config.needs_restart {
+        html.raw("<p class=\"warn\">needs a restart: <code>").text(key).raw("</code></p>\n");
+    }
+    html.raw("<p class=\"dim\">");
+    html.show(overview.status.routes).raw(" routes, ").show(overview.status.services).raw(" services, ");
+    html.show(overview.status.workers)
+        .raw(" workers. The whole: <a href=\"/api/v1/config\">/api/v1/config</a></p>\n");
+    end(html);
+}

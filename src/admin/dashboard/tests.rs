@@ -1,0 +1,142 @@
+//! The page of made-up states: escapes, and its size where everything is as large as it may be.
+
+use super::*;
+use crate::api::client::Client;
+use crate::api::connection::Connection;
+use crate::api::explanation::Candidate;
+use crate::api::network::{Gateway, Network};
+use crate::api::overview::{Part, Refusal, Service, Services};
+use crate::api::registry::Registry;
+use crate::api::status::Problem;
+
+/// A name that would run a script if one place did not escape it.
+const HOSTILE: &str = "\"'><script>alert(1)</script><img src=x onerror=alert(1)>&amp;\u{202e}";
+
+/// An overview whose texts are all this one, with lists of this length.
+fn overview(text: &str, count: usize) -> Overview {
+    let own = || text.to_owned();
+    let mut overview = Overview::default();
+    let status = &mut overview.status;
+    status.node.name = own();
+    status.node.network = own();
+    status.node.cluster = own();
+    status.not_ready = vec![own()];
+    let problem = Problem { code: own(), about: own(), text: own(), look_at: format!("`{text}` {text}") };
+    status.problems = vec![problem; count];
+    status.config.path = own();
+    status.config.rejected = vec![own(); count.min(21)];
+    status.config.warnings = vec![own(); count.min(21)];
+    status.config.needs_restart = vec![own()];
+    let registry =
+        Registry { name: own(), state: own(), problems: vec![own(); 3], since: own(), ..Registry::default() };
+    status.registries = vec![registry; count.min(100)];
+    overview.time = own();
+    let service = Service { name: own(), kind: own(), state: own(), ..Service::default() };
+    overview.services = Services {
+        query: own(),
+        pages: 9,
+        page: 2,
+        shown: vec![service; count.min(50)],
+        ..Services::default()
+    };
+    let refusal =
+        Refusal { reason: own(), meaning: own(), last_name: Some(own()), recent: 3, ..Refusal::default() };
+    overview.refusals = vec![refusal; count.min(38)];
+    let failure = Connection {
+        sni: Some(own()),
+        reason: Some(own()),
+        source: own(),
+        time: own(),
+        detail: Some(own()),
+        ..Connection::default()
+    };
+    overview.failures = vec![failure; count.min(20)];
+    let network =
+        |index: usize| Network { name: format!("{text}{index}"), access: own(), ..Network::default() };
+    overview.networks = Part { total: count, shown: (0..count.min(40)).map(network).collect() };
+    let gateway = |index: usize| Gateway {
+        network: format!("{text}{}", index % 10),
+        address: own(),
+        locality: own(),
+        why: Some(own()),
+        ..Gateway::default()
+    };
+    overview.gateways = Part { total: count, shown: (0..count.min(100)).map(gateway).collect() };
+    let client = Client {
+        node: own(),
+        peer: own(),
+        network: own(),
+        last_nack: Some(own()),
+        subscriptions: vec![own()],
+        ..Client::default()
+    };
+    overview.clients = Part { total: count, shown: vec![client; count.min(50)] };
+    overview
+}
+
+fn explained(text: &str) -> Explained {
+    let own = || text.to_owned();
+    let candidate =
+        Candidate { address: own(), state: own(), cluster: own(), locality: own(), ..Candidate::default() };
+    let answer = Explanation {
+        reason: own(),
+        verdict: own(),
+        steps: vec![own()],
+        warnings: vec![own()],
+        near: vec![own()],
+        candidates: vec![candidate],
+        ..Explanation::default()
+    };
+    Explained { name: own(), authority: false, from: own(), answer: Some(Ok(answer)) }
+}
+
+#[test]
+fn no_text_becomes_markup_wherever_it_stands() {
+    let faulty = Explained { answer: Some(Err(HOSTILE.to_owned())), ..explained(HOSTILE) };
+    for explained in [explained(HOSTILE), faulty] {
+        let page = page(&overview(HOSTILE, 12), &explained);
+        assert!(page.contains("&lt;script&gt;alert(1)"), "the names are on the page");
+        for bad in ["<script>", "<img", "\u{202e}", "style=", "javascript:"] {
+            assert!(!page.contains(bad), "{bad}");
+        }
+        // Every attribute is closed by the quote that opened it: as many elements as in the page of harmless names.
+        let harmless = super::page(&overview("x", 12), &self::explained("x"));
+        if !matches!(explained.answer, Some(Err(_))) {
+            assert_eq!(page.matches('<').count(), harmless.matches('<').count());
+            assert_eq!(page.matches('"').count(), harmless.matches('"').count());
+        }
+    }
+}
+
+#[test]
+fn the_page_names_nothing_of_other_hosts_and_no_inline_code() {
+    let page = page(&overview("x", 3), &explained("x"));
+    for bad in ["http:", "https:", "//cdn", " on", "<style", "@import"] {
+        let inside = page.match_indices(bad).find(|(at, _)| page[..*at].rfind('<') > page[..*at].rfind('>'));
+        assert_eq!(inside, None, "{bad} in a tag");
+    }
+    assert_eq!(page.matches("<script").count(), 1, "the one script is a file");
+    for text in [STYLE, SCRIPT] {
+        assert!(!text.contains("http:") && !text.contains("https:") && !text.contains("url("), "{text}");
+    }
+    assert!(POLICY.starts_with("default-src 'none';") && !POLICY.contains("unsafe"));
+}
+
+#[test]
+fn the_largest_page_is_small() {
+    // Longer than any name may be.
+    let page = page(&overview(&"<".repeat(300), 100_000), &explained("x"));
+    assert!(page.len() < 3 << 20, "{}", page.len());
+    let usual = super::page(&overview(&"x".repeat(40), 50), &explained("x"));
+    assert!(usual.len() < 200 << 10, "{}", usual.len());
+}
+
+#[test]
+fn a_gateway_without_trouble_says_so_first() {
+    let mut well = Overview::default();
+    well.status.ready = true;
+    well.status.config.file_is_running = true;
+    let page = page(&well, &Explained::default());
+    assert!(page.contains("Ready, no problems") && page.contains("\u{2713}"), "{page}");
+    assert!(!page.contains("wrong\"") && !page.contains("id=\"answer\""));
+}

@@ -1,0 +1,396 @@
+//! The overview that the dashboard and `isthmus top` show. What costs time in a large mesh, the list of all services
+//! with their traffic, is made at most once a second, by one request for all, on a thread of low priority; each
+//! request gets one bounded page of it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use tokio::sync::Mutex;
+
+use super::{Sources, clients, networks, views};
+use crate::api::connection::Connection;
+use crate::api::network::{Gateway, Network};
+use crate::api::overview::{Overview, Part, Refusal, Service, Services, Traffic, states};
+use crate::api::status::Status;
+use crate::model::endpoint::Health;
+use crate::model::reason::Reason;
+use crate::net::background;
+use crate::snapshot::Snapshot;
+use crate::snapshot::candidates::Candidates;
+use crate::snapshot::service_view::AskedBy;
+use crate::telemetry::access_log;
+use crate::telemetry::clock::rfc3339;
+use crate::telemetry::recorder::{Recorder, label};
+
+/// How long the list of services is used again.
+const FRESH: Duration = Duration::from_secs(1);
+/// Services on a page, and the most that a request may ask for.
+const PER_PAGE: usize = 50;
+/// The largest number of items of the other lists.
+const NETWORKS_MAX: usize = 40;
+const GATEWAYS_MAX: usize = 100;
+const CLIENTS_MAX: usize = 50;
+const CERTIFICATES_MAX: usize = 50;
+const FAILURES_MAX: usize = 20;
+const LINES_MAX: usize = 20;
+/// The longest text of a search in bytes; longer ones are cut.
+const QUERY_MAX: usize = 253;
+/// The age of recent failures.
+const RECENT: Duration = Duration::from_secs(300);
+/// Failures in a row from which an endpoint counts as not ready.
+const FAILURES_MIN: u32 = 3;
+
+/// The part of the services that a request asks for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ask {
+    /// The text that names have to contain.
+    pub query: String,
+    /// The page, from 1; 0 is the first one too.
+    pub page: usize,
+}
+
+/// The last list of services, for the requests of the next second.
+#[derive(Default)]
+pub struct Cache(Mutex<Option<(Instant, Arc<Board>)>>);
+
+/// All services and routes, in the order of pages, and the sums of their counters.
+struct Board {
+    services: Vec<Service>,
+    troubled: usize,
+    traffic: Traffic,
+    /// How often connections ended, by reason.
+    ended: BTreeMap<String, u64>,
+    networks: Vec<Network>,
+    gateways: Vec<Gateway>,
+}
+
+impl Cache {
+    /// Returns the list, made within the last second. Requests that come meanwhile wait for the same one.
+    async fn board(&self, sources: &Sources) -> Arc<Board> {
+        let mut last = self.0.lock().await;
+        if let Some((_, board)) = last.as_ref().filter(|(made, _)| made.elapsed() < FRESH) {
+            return board.clone();
+        }
+        let of = sources.clone();
+        // A panic is that of this request alone; the empty list says so by having nothing.
+        let made = background::run(move || board(&of)).await;
+        let board = Arc::new(made.unwrap_or_else(|_| Board::empty()));
+        *last = Some((Instant::now(), board.clone()));
+        board
+    }
+}
+
+impl Board {
+    fn empty() -> Self {
+        Self {
+            services: Vec::new(),
+            troubled: 0,
+            traffic: Traffic::default(),
+            ended: BTreeMap::new(),
+            networks: Vec::new(),
+            gateways: Vec::new(),
+        }
+    }
+
+    fn page(&self, ask: &Ask) -> Services {
+        let mut end = ask.query.len().min(QUERY_MAX);
+        while !ask.query.is_char_boundary(end) {
+            end -= 1;
+        }
+        let query = ask.query[..end].trim().to_ascii_lowercase();
+        let matching: Vec<&Service> =
+            self.services.iter().filter(|service| service.name.contains(&query)).collect();
+        let pages = matching.len().div_ceil(PER_PAGE).max(1);
+        let page = ask.page.clamp(1, pages);
+        let shown = matching.iter().skip((page - 1) * PER_PAGE).take(PER_PAGE);
+        Services {
+            total: self.services.len(),
+            troubled: self.troubled,
+            matching: matching.len(),
+            query,
+            page,
+            pages,
+            shown: shown.map(|service| (*service).clone()).collect(),
+        }
+    }
+}
+
+/// Returns the overview with one page of the services.
+pub async fn overview(sources: &Sources, ask: &Ask) -> Overview {
+    let board = sources.overviews.board(sources).await;
+    let failures = failures(sources);
+    let mut clients = clients::clients(&sources.clients);
+    // Those in trouble first.
+    clients.sort_by_key(|client| {
+        let waits = std::cmp::Reverse(client.unacknowledged_seconds.unwrap_or_default());
+        (client.nacks == 0, waits, client.id)
+    });
+    Overview {
+        time: rfc3339(SystemTime::now()),
+        status: cut(views::status(sources)),
+        traffic: Traffic { active: sources.dataplane.connections_active(), ..board.traffic },
+        services: board.page(ask),
+        refusals: refusals(&board.ended, &failures),
+        failures: failures.into_iter().take(FAILURES_MAX).collect(),
+        networks: Part {
+            total: board.networks.len(),
+            shown: board.networks.iter().take(NETWORKS_MAX).cloned().collect(),
+        },
+        gateways: Part {
+            total: board.gateways.len(),
+            shown: board.gateways.iter().take(GATEWAYS_MAX).cloned().collect(),
+        },
+        clients: Part::of(clients, CLIENTS_MAX),
+        certificates: Part::of(sources.identities.certificates(), CERTIFICATES_MAX),
+    }
+}
+
+/// Cuts the lists of a status that a registry can make long.
+fn cut(mut status: Status) -> Status {
+    let lines = |lines: &mut Vec<String>| {
+        let more = lines.len().saturating_sub(LINES_MAX);
+        lines.truncate(LINES_MAX);
+        lines.extend((more > 0).then(|| format!("and {more} more")));
+    };
+    lines(&mut status.conflicts);
+    lines(&mut status.unresolved);
+    lines(&mut status.config.rejected);
+    lines(&mut status.config.warnings);
+    status.listeners.truncate(GATEWAYS_MAX);
+    status.registries.truncate(GATEWAYS_MAX);
+    status.registries.iter_mut().for_each(|registry| lines(&mut registry.problems));
+    status.xds.refused.recent.truncate(LINES_MAX);
+    status
+}
+
+fn failures(sources: &Sources) -> Vec<Connection> {
+    let gateway = sources.telemetry.gateway.load();
+    let records = sources.telemetry.failures.list();
+    records.iter().map(|record| access_log::connection(record, &gateway)).collect()
+}
+
+/// Returns the reasons for which connections ended, but `ok`: the most frequent lately first, then in all.
+fn refusals(ended: &BTreeMap<String, u64>, failures: &[Connection]) -> Vec<Refusal> {
+    let since = rfc3339(SystemTime::now() - RECENT);
+    let of = |reason: &Reason| {
+        let total = ended.get(reason.text()).copied().unwrap_or_default();
+        let same = || failures.iter().filter(|failure| failure.reason.as_deref() == Some(reason.text()));
+        let last = same().next();
+        let recent = same().filter(|failure| failure.time >= since).count() as u64;
+        (total > 0 || last.is_some()).then(|| Refusal {
+            reason: reason.text().to_owned(),
+            meaning: reason.meaning().to_owned(),
+            look_at: reason.look_at().to_owned(),
+            // The list and the counters are read one after the other.
+            total: total.max(recent),
+            recent,
+            last_name: last.and_then(Connection::name).map(str::to_owned),
+            last_time: last.map(|failure| failure.time.clone()),
+        })
+    };
+    let mut all: Vec<Refusal> =
+        Reason::ALL.iter().filter(|reason| **reason != Reason::Ok).filter_map(of).collect();
+    all.sort_by(|one, other| {
+        (other.recent, other.total, &one.reason).cmp(&(one.recent, one.total, &other.reason))
+    });
+    all
+}
+
+fn board(sources: &Sources) -> Board {
+    let snapshot = sources.reader.latest();
+    let (mut counts, ended) = counts(&sources.telemetry.recorder);
+    // The endpoints that get no connections, or fail, by group.
+    let mut troubled: HashMap<String, usize> = HashMap::new();
+    sources.dataplane.upstreams().visit(|group, in_flight, failures, available| {
+        if in_flight > 0 {
+            counts.entry(name_of(group).to_owned()).or_default().active += in_flight as usize;
+        }
+        if !available || failures >= FAILURES_MIN {
+            *troubled.entry(group.to_owned()).or_default() += 1;
+        }
+    });
+    let mut traffic = Traffic::default();
+    #[expect(clippy::disallowed_methods, reason = "a sum has no order")]
+    for of in counts.values() {
+        traffic.opened += of.opened;
+        traffic.bytes_up += of.bytes_up;
+        traffic.bytes_down += of.bytes_down;
+        traffic.failed += of.failed;
+    }
+    let mut services = rows(&snapshot, &counts, &troubled);
+    services.sort_by_cached_key(|service| {
+        let moved = service.bytes_up.saturating_add(service.bytes_down);
+        let most = std::cmp::Reverse((service.active, moved, service.opened, service.failed));
+        (rank(&service.state), !service.reachable, most, service.name.clone())
+    });
+    let troubled = services.iter().filter(|service| rank(&service.state) < HEALTHY).count();
+    let own = snapshot.policy.node.network.to_string();
+    let mut networks = networks::networks(&snapshot);
+    networks.sort_by_key(|network| {
+        (network.name != own, std::cmp::Reverse(network.endpoints), network.name.clone())
+    });
+    let mut gateways = networks::gateways(&snapshot);
+    let shown =
+        |gateway: &Gateway| networks.iter().take(NETWORKS_MAX).any(|network| network.name == gateway.network);
+    gateways.sort_by_key(|gateway| (!shown(gateway), gateway.usable, gateway.network.clone()));
+    Board { services, troubled, traffic, ended, networks, gateways }
+}
+
+/// The rank of a service without trouble.
+const HEALTHY: usize = 2;
+
+fn rank(state: &str) -> usize {
+    match state {
+        states::DOWN => 0,
+        states::DEGRADED => 1,
+        _ => HEALTHY,
+    }
+}
+
+/// Returns the service or route of a group of endpoints: the group of a service is `hostname:port`.
+fn name_of(group: &str) -> &str {
+    group.split(':').next().unwrap_or(group)
+}
+
+/// Returns the counters by service or route, and the number of ended connections by reason.
+fn counts(recorder: &Recorder) -> (HashMap<String, Traffic>, BTreeMap<String, u64>) {
+    let mut counts: HashMap<String, Traffic> = HashMap::new();
+    let mut ended: BTreeMap<String, u64> = BTreeMap::new();
+    let by_service = [
+        ("istio_tcp_connections_opened_total", "destination_service"),
+        ("istio_tcp_received_bytes_total", "destination_service"),
+        ("istio_tcp_sent_bytes_total", "destination_service"),
+        ("isthmus_connections_total", "service"),
+    ];
+    recorder.each_counter(|key, count| {
+        let Some((name, of)) = by_service.iter().find(|(name, _)| *name == key.name()) else { return };
+        let service = label(key, of);
+        if !counts.contains_key(service) {
+            counts.insert(service.to_owned(), Traffic::default());
+        }
+        let Some(traffic) = counts.get_mut(service) else { return };
+        match *name {
+            "istio_tcp_connections_opened_total" => traffic.opened += count,
+            "istio_tcp_received_bytes_total" => traffic.bytes_up += count,
+            "istio_tcp_sent_bytes_total" => traffic.bytes_down += count,
+            _ => {
+                let reason = label(key, "reason");
+                if reason != Reason::Ok.text() {
+                    traffic.failed += count;
+                }
+                *ended.entry(reason.to_owned()).or_default() += count;
+            }
+        }
+    });
+    (counts, ended)
+}
+
+/// Returns all services and routes.
+fn rows(
+    snapshot: &Snapshot,
+    counts: &HashMap<String, Traffic>,
+    troubled: &HashMap<String, usize>,
+) -> Vec<Service> {
+    // All endpoints, and those that are ready.
+    let health = |of: &Candidates| {
+        let all = of.endpoints();
+        let healthy = all.iter().filter(|candidate| candidate.health == Health::Healthy).count();
+        (all.len(), healthy.saturating_sub(troubled.get(&*of.group).copied().unwrap_or_default()))
+    };
+    let row = |name: &str, kind: &str, reachable: bool, (endpoints, ready): (usize, usize)| {
+        let traffic = counts.get(name).copied().unwrap_or_default();
+        let state = match (endpoints, ready) {
+            (0, _) if kind == SERVICE => states::ELSEWHERE,
+            (_, 0) => states::DOWN,
+            (endpoints, ready) if ready < endpoints => states::DEGRADED,
+            _ => states::OK,
+        };
+        Service {
+            name: name.to_owned(),
+            kind: kind.to_owned(),
+            state: state.to_owned(),
+            reachable,
+            endpoints,
+            ready,
+            active: traffic.active as u64,
+            opened: traffic.opened,
+            bytes_up: traffic.bytes_up,
+            bytes_down: traffic.bytes_down,
+            failed: traffic.failed,
+        }
+    };
+    let services = snapshot.services().into_iter().map(|service| {
+        let ports = service.ports.iter().filter_map(|port| port.candidates("", AskedBy::MeshName));
+        // The port that lacks most.
+        let worst = ports.map(|of| health(of)).max_by_key(|(all, ready)| (all - ready, *all));
+        let reachable = service.ports.iter().any(|port| !port.rules.is_empty());
+        row(&service.name, SERVICE, reachable, worst.unwrap_or_default())
+    });
+    let routes = snapshot.policy.routes.iter().map(|route| {
+        let key = route.key.to_string();
+        let entry = snapshot.routes().named(&key);
+        let candidates = entry.and_then(|entry| entry.candidates.as_ref());
+        row(&key, ROUTE, true, candidates.map_or((0, 0), |of| health(of)))
+    });
+    services.chain(routes).collect()
+}
+
+const SERVICE: &str = "service";
+const ROUTE: &str = "route";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn board(count: usize) -> Board {
+        let service = |index: usize| Service { name: format!("s{index}.test"), ..Service::default() };
+        Board { services: (0..count).map(service).collect(), ..Board::empty() }
+    }
+
+    #[test]
+    fn pages_are_bounded_and_every_service_is_on_one() {
+        let board = board(101);
+        let page = |page| board.page(&Ask { page, ..Ask::default() });
+        let names =
+            |page: &Services| page.shown.iter().map(|service| service.name.clone()).collect::<Vec<_>>();
+        let all: Vec<String> = [1, 2, 3].into_iter().flat_map(|number| names(&page(number))).collect();
+        assert_eq!(all.len(), 101);
+        assert_eq!((page(0).page, page(usize::MAX).page, page(1).pages), (1, 3, 3));
+        let found = board.page(&Ask { query: " S100 ".to_owned(), page: 7 });
+        assert_eq!((found.matching, found.page, found.pages, found.total), (1, 1, 1, 101));
+        assert_eq!(names(&found), ["s100.test"]);
+        let long = board.page(&Ask { query: "é".repeat(1000), page: 1 });
+        assert!(long.query.len() <= QUERY_MAX && long.shown.is_empty() && long.pages == 1);
+    }
+
+    #[test]
+    fn reasons_that_happen_now_come_first() {
+        let failure = |reason: Reason, time: SystemTime, sni: &str| Connection {
+            reason: Some(reason.text().to_owned()),
+            time: rfc3339(time),
+            sni: Some(sni.to_owned()),
+            ..Connection::default()
+        };
+        let now = SystemTime::now();
+        let failures = [
+            failure(Reason::NotTls, now, "new"),
+            failure(Reason::NotTls, now - 2 * RECENT, "old"),
+            failure(Reason::SniUnknown, now - 2 * RECENT, "older"),
+        ];
+        let ended = BTreeMap::from([
+            ("sni_unknown".to_owned(), 900),
+            ("not_tls".to_owned(), 2),
+            ("ok".to_owned(), 5),
+            ("no_sni".to_owned(), 4),
+        ]);
+        let all = refusals(&ended, &failures);
+        let short: Vec<_> = all
+            .iter()
+            .map(|one| (one.reason.as_str(), one.total, one.recent, one.last_name.as_deref()))
+            .collect();
+        let expected =
+            [("not_tls", 2, 1, Some("new")), ("sni_unknown", 900, 0, Some("older")), ("no_sni", 4, 0, None)];
+        assert_eq!(short, expected);
+    }
+}
