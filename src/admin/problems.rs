@@ -10,6 +10,7 @@ use crate::aggregator::status::{RegistryState, RegistryStatus};
 use crate::api;
 use crate::model::name::{HostName, NamePattern};
 use crate::model::service::Withheld;
+use crate::net::channel::cut;
 use crate::snapshot::Snapshot;
 use crate::snapshot::policy::RouteTarget;
 use crate::telemetry::clock::rfc3339;
@@ -351,7 +352,7 @@ fn of_registry(registry: &RegistryStatus) -> Vec<Problem> {
                 0 => String::new(),
                 more => format!(" (and {more} more)"),
             };
-            let lines = report.problems[..shown].join("; ");
+            let lines = report.problems[..shown].iter().map(cut).collect::<Vec<_>>().join("; ");
             all.push(Problem::new(Code::RegistryImpaired, name, format!("{name}: {lines}{more}")));
         }
         let claimed = report.left_out.iter().find(|(why, _)| *why == Withheld::Claimed.text());

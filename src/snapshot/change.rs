@@ -123,7 +123,7 @@ pub struct Mark {
 /// The properties of an exported service that have to be the same in all clusters that export it (KEP-1645), beside its ports.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Export {
-    /// When the `ServiceExport` was created, as RFC 3339.
+    /// When the `ServiceExport` was created, as RFC 3339; empty if unknown.
     pub created: Arc<str>,
     /// True if the service has no virtual address.
     pub is_headless: bool,

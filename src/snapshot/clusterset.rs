@@ -8,6 +8,9 @@ use crate::model::service::ServicePort;
 /// Ports that a message names; more are counted.
 const PORTS_SHOWN: usize = 10;
 
+/// Characters of a port's name that a message has: as many as Kubernetes allows, and more than an API server may send.
+const NAME_SHOWN: usize = 63;
+
 /// A disagreement of the clusters that export a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportConflict {
@@ -84,9 +87,11 @@ pub(super) fn conflict(exports: &[Exported<'_>]) -> Option<ExportConflict> {
 }
 
 impl<'a> Exported<'a> {
-    /// Returns the key by which exports are in order of age, and equally old ones of cluster: RFC 3339 times of one form sort by time.
-    pub(super) fn age(&self) -> (&'a str, &'a str) {
-        (&self.export.created, self.cluster.as_str())
+    /// Returns the key by which exports are in order of age, and equally old ones of cluster. RFC 3339 times of one form sort by time;
+    /// exports of unknown age are the youngest.
+    pub(super) fn age(&self) -> (bool, &'a str, &'a str) {
+        let created = &*self.export.created;
+        (created.is_empty(), created, self.cluster.as_str())
     }
 
     /// Returns the ports in order of name.
@@ -98,7 +103,8 @@ impl<'a> Exported<'a> {
 }
 
 fn shown(ports: &[&ServicePort]) -> String {
-    let one = |port: &&ServicePort| format!("{} {} {}", port.name, port.protocol.text(), port.port);
+    let one =
+        |port: &&ServicePort| format!("{:.NAME_SHOWN$} {} {}", port.name, port.protocol.text(), port.port);
     let mut all: Vec<String> = ports.iter().take(PORTS_SHOWN).map(one).collect();
     match ports.len().saturating_sub(PORTS_SHOWN) {
         0 => {}

@@ -412,7 +412,7 @@ fn oldest_first(parts: &mut [Part]) -> &'static str {
     if !parts.iter().all(|part| part.exported().is_some()) {
         return "registry";
     }
-    fn age(part: &Part) -> Option<(&str, &str)> {
+    fn age(part: &Part) -> Option<(bool, &str, &str)> {
         Some(part.exported()?.age())
     }
     parts.sort_by(|one, other| age(one).cmp(&age(other)));

@@ -245,7 +245,8 @@ impl Shard {
 
     fn put_mark(&mut self, mark: Mark, dirty: &mut Dirty) {
         let service = mark.key.service.clone();
-        let whole = !self.takes_service(&service);
+        // Marks come after their services.
+        let whole = !self.takes_service(&service) && self.service(&service).is_none();
         self.note_denied(Key::Mark(mark.key.clone()), Denied { whole, ..Denied::default() }, dirty);
         if whole || self.marks.get(&service).and_then(|marks| marks.get(&mark.key)) == Some(&mark) {
             return;

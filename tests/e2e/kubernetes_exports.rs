@@ -29,7 +29,9 @@ fn start(name: &str) -> Option<Cluster> {
 /// A replica in a cluster that reads these clusters.
 fn replica(name: &str, own: &Cluster, clusters: &[&Cluster]) -> Gateway {
     let folder = tempfile::tempdir().expect("a folder");
-    let registries = kube::registries(folder.path(), clusters, "");
+    // What may be spoken of by its name may be spoken of by its name in the cluster set.
+    let allow = "}\n    allow: {services: [\"*.shop.svc.cluster.local\"]}\n";
+    let registries = kube::registries(folder.path(), clusters, "").replace("}\n", allow);
     let config = format!(
         "listen: \"127.0.0.1:0\"\nnode: {{name: {name}, cluster: {own}, network: net-{own}, namespace: istio-system}}\n\
          exports: [{{services: [\"*.shop.svc.cluster.local\"], marked: {{serviceExport: true}}}}]\n{registries}",

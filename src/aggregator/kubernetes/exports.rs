@@ -186,8 +186,8 @@ impl ExportWriter {
         let lease: Value = match self.client.object(&path).await {
             Ok(bytes) => parsed(&bytes)?,
             Err(fault) if fault.status() == Some(StatusCode::NOT_FOUND) => {
-                let lease = self
-                    .lease(&json!({"metadata": {"name": LEASE_NAME, "namespace": &*self.spec.namespace}}));
+                let new = json!({"metadata": {"name": LEASE_NAME, "namespace": &*self.spec.namespace}});
+                let lease = lease_of(&self.spec, &new);
                 return self.put(Method::POST, &list, lease).await;
             }
             Err(fault) => return Err(fault),
@@ -207,27 +207,8 @@ impl ExportWriter {
             self.renewed = None;
             return Ok(());
         }
-        let lease = self.lease(&lease);
+        let lease = lease_of(&self.spec, &lease);
         self.put(Method::PUT, &path, lease).await
-    }
-
-    /// The Lease in the name of this replica; the server refuses it if it has changed meanwhile.
-    fn lease(&self, before: &Value) -> Value {
-        let now = micro_time(SystemTime::now());
-        let spec = &before["spec"];
-        let is_own = spec["holderIdentity"].as_str() == Some(&*self.spec.holder);
-        let transitions =
-            spec["leaseTransitions"].as_i64().unwrap_or(0) + i64::from(!is_own && !spec.is_null());
-        let acquired = if is_own { spec["acquireTime"].clone() } else { Value::from(now.as_str()) };
-        let mut metadata = before["metadata"].clone();
-        metadata["annotations"][KNOWS] = self.spec.knows.text().into();
-        json!({
-            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata,
-            "spec": {
-                "holderIdentity": &*self.spec.holder, "leaseDurationSeconds": LEASE.as_secs(),
-                "acquireTime": acquired, "renewTime": now, "leaseTransitions": transitions,
-            },
-        })
     }
 
     async fn put(&mut self, method: Method, path: &str, lease: Value) -> Result<(), Fault> {
@@ -269,6 +250,28 @@ impl ExportWriter {
         }
         last
     }
+}
+
+/// The Lease in the name of a replica; the server refuses it if it has changed meanwhile.
+fn lease_of(spec: &ExportWriterSpec, before: &Value) -> Value {
+    let now = micro_time(SystemTime::now());
+    let old = &before["spec"];
+    let is_own = old["holderIdentity"].as_str() == Some(&*spec.holder);
+    let transitions = old["leaseTransitions"].as_i64().unwrap_or(0);
+    let transitions = transitions.saturating_add(i64::from(!is_own && !old.is_null()));
+    let acquired = if is_own { old["acquireTime"].clone() } else { Value::from(now.as_str()) };
+    let object = |value: &Value| value.as_object().cloned().unwrap_or_default();
+    let mut metadata = object(&before["metadata"]);
+    let mut annotations = object(&before["metadata"]["annotations"]);
+    annotations.insert(KNOWS.to_owned(), spec.knows.text().into());
+    metadata.insert("annotations".to_owned(), annotations.into());
+    json!({
+        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata,
+        "spec": {
+            "holderIdentity": &*spec.holder, "leaseDurationSeconds": LEASE.as_secs(),
+            "acquireTime": acquired, "renewTime": now, "leaseTransitions": transitions,
+        },
+    })
 }
 
 /// Returns the condition `Conflict` that the snapshot gives the export of a cluster; `None` while registries are unread, or the
@@ -328,5 +331,37 @@ mod tests {
         assert!(other.differs());
         assert!(other.written("now").iter().all(|one| one["lastTransitionTime"] == "now"));
         assert_eq!(micro_time(SystemTime::UNIX_EPOCH), "1970-01-01T00:00:00.000000Z");
+    }
+
+    #[test]
+    fn a_lease_says_who_holds_it_and_whom_it_knows_whatever_it_was() {
+        let spec = ExportWriterSpec {
+            namespace: "istio-system".into(),
+            holder: "b_1".into(),
+            knows: Knows::OtherClusters,
+        };
+        let before = json!({
+            "metadata": {"name": "x", "resourceVersion": "7", "annotations": {"a": "b", KNOWS: "own"}},
+            "spec": {"holderIdentity": "a_1", "leaseTransitions": 3, "acquireTime": "then"},
+        });
+        let taken = lease_of(&spec, &before);
+        assert_eq!(
+            taken["metadata"],
+            json!({"name": "x", "resourceVersion": "7", "annotations": {"a": "b", KNOWS: "several"}})
+        );
+        assert_eq!(taken["spec"]["leaseTransitions"], 4);
+        let renewed = lease_of(&spec, &taken);
+        assert_eq!(renewed["spec"]["leaseTransitions"], 4);
+        assert_eq!(renewed["spec"]["acquireTime"], taken["spec"]["acquireTime"]);
+        for odd in [
+            json!(null),
+            json!("x"),
+            json!({"metadata": "x", "spec": []}),
+            json!({"metadata": {"annotations": [7]}, "spec": {"leaseTransitions": i64::MAX}}),
+        ] {
+            let made = lease_of(&spec, &odd);
+            assert_eq!(made["metadata"]["annotations"], json!({KNOWS: "several"}), "{odd}");
+            assert_eq!(made["spec"]["holderIdentity"], "b_1");
+        }
     }
 }

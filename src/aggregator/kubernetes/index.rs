@@ -18,7 +18,7 @@ use super::kinds::Kind;
 use super::objects::{Condition, Meta};
 use super::records::{
     ExportCondition, Interner, Listed, NETWORK_LABEL, NodeRecord, ObjectKey, PodEntry, PodRecord,
-    ServiceClass, ServiceRecord, SliceRecord, Uid,
+    ServiceClass, ServiceRecord, SliceRecord, Uid, timestamp,
 };
 use super::spec::KubernetesSpec;
 use super::watch::{Event, Object, WatchId, What};
@@ -50,7 +50,7 @@ const OWN_LABELS: [&str; 4] = [
 /// A ServiceExport.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ExportRecord {
-    /// RFC 3339.
+    /// RFC 3339; empty where the API server gives no such time.
     created: Arc<str>,
     generation: i64,
     conditions: Vec<ExportCondition>,
@@ -275,7 +275,7 @@ impl Index {
                 };
                 let conditions =
                     object.status.conditions.iter().take(CONDITIONS_MAX).map(condition).collect();
-                let created = texts.text(&object.metadata.creation_timestamp);
+                let created = texts.text(timestamp(&object.metadata.creation_timestamp));
                 let value = ExportRecord { created, generation: object.metadata.generation, conditions };
                 let noted = note(&mut self.exports, key.clone(), value, (listing, most(kind)));
                 if self.is_new(watch, noted) {

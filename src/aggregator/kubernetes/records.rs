@@ -269,6 +269,16 @@ fn ip(text: &str) -> Option<IpAddr> {
     text.parse().ok().map(canonical_ip)
 }
 
+/// Returns a time as API servers write it, `2026-01-31T23:59:59Z`; empty for any other text.
+pub(super) fn timestamp(text: &str) -> &str {
+    let is_so = text.len() == 20
+        && text.bytes().zip(b"0000-00-00T00:00:00Z").all(|(found, form)| match form {
+            b'0' => found.is_ascii_digit(),
+            _ => found == *form,
+        });
+    if is_so { text } else { "" }
+}
+
 fn port(number: i64) -> Option<u16> {
     u16::try_from(number).ok().filter(|number| *number > 0)
 }
@@ -336,8 +346,8 @@ impl ServiceRecord {
             other_ports: spec.ports.len() - ports.len(),
             entrance: Entrance::read(metadata, spec, status, texts).map(Box::new),
             session_affinity: texts.text(match spec.session_affinity.as_str() {
-                "" => "None",
-                given => given,
+                "ClientIP" => "ClientIP",
+                _ => "None",
             }),
             session_seconds: spec.session_affinity_config.client_ip.timeout_seconds.try_into().unwrap_or(0),
             labels: texts.labels(&metadata.labels),
@@ -548,6 +558,16 @@ mod tests {
         assert_eq!(Uid::parse("01234567-89ab-cdef-0123-456789abcdef"), Some(plain));
         for bad in ["", "0123", "0123456789abcdef0123456789abcdef0", "x123456789abcdef0123456789abcdef"] {
             assert_eq!(Uid::parse(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn times_are_taken_in_the_form_of_the_api_alone() {
+        assert_eq!(timestamp("2026-01-31T23:59:59Z"), "2026-01-31T23:59:59Z");
+        let long = "1".repeat(1 << 20);
+        for bad in ["", "0", "2026-01-31T23:59:59.1Z", "2026-01-31 23:59:59Z", "-026-01-31T23:59:59Z", &long]
+        {
+            assert_eq!(timestamp(bad), "", "{bad:.30}");
         }
     }
 

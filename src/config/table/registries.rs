@@ -142,7 +142,8 @@ keys! {
 
     /// Services, networks and addresses that a registry may provide.
     pub(in crate::config) Allow "allow" {
-        /// Host names of services.
+        /// Host names of services. The names that stand for an allowed service are allowed with it: that in the cluster set, and those
+        /// of its pods.
         SERVICES "services": form::NonEmpty<form::Pattern> => "any";
         /// Networks of endpoints.
         NETWORKS "networks": form::NonEmpty<form::NetworkName> => "its own";

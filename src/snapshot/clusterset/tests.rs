@@ -126,6 +126,11 @@ fn the_oldest_export_decides_and_of_equally_old_ones_that_of_the_first_cluster_b
         message,
         "Conflicting ports. Using https TCP 443 from the oldest service export in \"west\". 1/3 clusters disagree."
     );
+    let unknown = [
+        shard("a", Some(export("")), vec![port("https", 1)]),
+        shard("east", Some(export(NEW)), vec![port("https", 2)]),
+    ];
+    assert_eq!(clusters(&merged(&unknown)), ["east", "a"]);
     let tie = [
         shard("east", Some(export(OLD)), vec![port("https", 1)]),
         shard("b", Some(export(OLD)), vec![port("https", 2)]),
@@ -168,4 +173,11 @@ fn a_message_does_not_grow_with_the_ports() {
     .expect("a conflict");
     assert!(message.contains("port-010 TCP 10, 490 more from"), "{message}");
     assert!(message.len() < 400, "{message}");
+    let long = vec![port(&"x".repeat(1 << 20), 443)];
+    let (_, message) = conflict_of(&[
+        shard("west", Some(export(OLD)), long),
+        shard("east", Some(export(NEW)), vec![port("https", 443)]),
+    ])
+    .expect("a conflict");
+    assert!(message.len() < 400, "{} bytes", message.len());
 }

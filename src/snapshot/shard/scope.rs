@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::Shard;
 use crate::model::address::Host;
 use crate::model::endpoint::Endpoint;
+use crate::model::name::HostName;
 use crate::model::place::Network;
 use crate::model::service::{Service, ServiceKey};
 
@@ -20,9 +21,14 @@ pub(super) struct Denied {
 }
 
 impl Shard {
+    /// Returns true if the scope allows a service by its own name.
     pub(super) fn takes_service(&self, key: &ServiceKey) -> bool {
+        self.takes_name(&key.hostname)
+    }
+
+    fn takes_name(&self, hostname: &HostName) -> bool {
         let patterns = &self.scope.services;
-        patterns.is_empty() || patterns.iter().any(|pattern| pattern.matches(key.hostname.as_str()))
+        patterns.is_empty() || patterns.iter().any(|pattern| pattern.matches(hostname.as_str()))
     }
 
     /// Returns true if the scope allows the network; `None` is the registry's own.
@@ -46,7 +52,8 @@ impl Shard {
     /// Returns the service without what the scope does not allow.
     pub(super) fn cut_service(&self, service: Arc<Service>) -> (Option<Arc<Service>>, Denied) {
         let mut denied = Denied::default();
-        if !self.takes_service(&service.key) {
+        // A name that stands for a service, such as the one in the cluster set, is allowed with it.
+        if !self.takes_service(&service.key) && !self.takes_name(service.export_name()) {
             denied.whole = true;
             return (None, denied);
         }

@@ -164,3 +164,31 @@ fn a_clone_is_not_changed_with_the_original() {
     assert!(shared("s8.mesh") && !shared("s7.mesh"));
     assert_eq!(shard.services_of("s8.mesh")[0].endpoints[0].locality, Locality::default());
 }
+
+#[test]
+fn a_name_that_stands_for_a_service_is_allowed_with_it() {
+    let scope = RegistryScope { services: vec![pattern("*.shop.mesh")], ..RegistryScope::default() };
+    let mut shard = shard(&scope);
+    let alias = |of: &str, name: &str| {
+        Arc::new(service(of, "{address: 10.0.0.1}").standing_for(HostName::parse(name).expect("legal")))
+    };
+    let mark = |service: &Service| {
+        Item::Mark(Mark {
+            key: MarkKey { service: service.key.clone(), object: "ServiceExport".into() },
+            kind: crate::snapshot::change::MarkKind::ServiceExport,
+            labels: BTreeMap::new(),
+            export: None,
+        })
+    };
+    for (of, name, is_allowed) in
+        [("web.shop.mesh", "web.shop.set", true), ("web.bank.mesh", "web.bank.set", false)]
+    {
+        let alias = alias(of, name);
+        put(&mut shard, Item::Service(alias.clone()));
+        put(&mut shard, mark(&alias));
+        assert_eq!(shard.service(&alias.key).is_some(), is_allowed, "{name}");
+        assert_eq!(shard.marks_of(&alias.key).count(), usize::from(is_allowed), "{name}");
+    }
+    // The service and the mark of the bank.
+    assert_eq!(shard.counts().denied_items, 2);
+}

@@ -4,6 +4,7 @@ use super::super::exports::{Exports, WantedConditions};
 use super::super::records::{ExportCondition, Listed, ObjectKey, ServiceClass};
 use super::{ExportRecord, Index};
 use crate::model::endpoint::Labels;
+use crate::net::channel::cut;
 
 impl Index {
     /// The conditions that the ServiceExports of the cluster have, and those that they should have.
@@ -24,7 +25,7 @@ impl Index {
                 Some(ServiceClass::ExternalName) => "is of type ExternalName",
                 Some(ServiceClass::ClusterIp | ServiceClass::Headless) => return None,
             };
-            Some(format!("the Service {key} {why}"))
+            Some(format!("the Service {} {why}", cut(key)))
         });
         let first = faults.next()?;
         Some(match faults.count() {
