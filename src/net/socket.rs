@@ -151,7 +151,8 @@ fn unconnected(address: SocketAddr) -> Result<OwnedFd, Errno> {
     rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))
 }
 
-fn begin_to_connect(socket: OwnedFd, address: SocketAddr) -> Result<OwnedFd, Errno> {
+/// Begins to connect a socket that is not connected, without waiting; on an error it is closed.
+pub fn begin_to_connect(socket: OwnedFd, address: SocketAddr) -> Result<OwnedFd, Errno> {
     match rustix::net::connect(&socket, &address) {
         Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
         Err(error) => Err(error),

@@ -3,7 +3,7 @@
 //! The real binary checks 10,000 endpoints once a second, over real sockets on loopback, for some seconds: endpoints that
 //! accept, then endpoints that refuse. Printed are the checks that were made and the processor time of the gateway for
 //! them. On loopback the kernel does the endpoint's part of each handshake within the system calls of the gateway; for
-//! comparison, a bare loop of the same system calls in this process is measured beside it. Nothing is judged here but that
+//! comparison, a bare loop of `socket`, `connect`, `setsockopt` and `close` in this process is measured beside it. Nothing is judged here but that
 //! all endpoints get their verdicts.
 
 #![expect(clippy::print_stdout, reason = "it prints what it measures")]
@@ -27,7 +27,11 @@ const MEASURED: Duration = Duration::from_secs(10);
 const BARE: usize = 50_000;
 
 fn main() -> Result<()> {
-    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+    // With a queue for more than comes while this process does not run.
+    let listener = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+    listener.bind(&SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)).into())?;
+    listener.listen(4_096)?;
+    let listener = TcpListener::from(listener);
     let port = listener.local_addr()?.port();
     thread::spawn(move || {
         for stream in listener.incoming() {

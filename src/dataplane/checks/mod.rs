@@ -20,12 +20,14 @@ use tokio::time::Instant;
 
 use super::upstreams::Upstreams;
 use crate::model::reason::Reason;
+use crate::net::background;
 use crate::net::own::OwnAddresses;
+use crate::snapshot::Snapshot;
 use crate::telemetry::recorder::Recorder;
 use crate::world::{Reader, Since};
 use schedule::{Due, Finding, Late, Schedule, Share};
 use sockets::{Outcome, Sockets};
-use targets::Targets;
+use targets::{Difference, Targets};
 
 /// Time between two looks at the sockets of checks, which is also how exactly a check keeps its turn.
 const STEP: Duration = Duration::from_millis(10);
@@ -70,9 +72,8 @@ struct Checker {
     schedule: Schedule,
     sockets: Sockets,
     counters: HashMap<Reason, Counter>,
-    summarized: Option<Instant>,
-    /// True if the summary may have changed.
-    has_changed: bool,
+    /// The time of the last summary, and the changes of the schedule until then.
+    summarized: Option<(Instant, u64)>,
 }
 
 /// Checks endpoints until there are no more snapshots. Dropped at any time, it leaves nothing behind but verdicts.
@@ -87,10 +88,9 @@ pub(crate) async fn run(around: Surroundings, reader: Reader) {
         sockets: Sockets::default(),
         counters: HashMap::new(),
         summarized: None,
-        has_changed: false,
     };
     loop {
-        checker.follow();
+        checker.follow().await;
         let wake = checker.turn().await;
         let changed = checker.reader.changed(checker.seen);
         match wake {
@@ -118,7 +118,7 @@ impl Checker {
     }
 
     /// Takes over what is to be checked from the newest snapshot.
-    fn follow(&mut self) {
+    async fn follow(&mut self) {
         let snapshot = self.reader.current().clone();
         if snapshot.generation == self.seen {
             return;
@@ -128,25 +128,54 @@ impl Checker {
             seen => self.reader.since(seen, snapshot.generation),
         };
         self.seen = snapshot.generation;
-        let difference = self.targets.follow(&snapshot, &since);
-        let now = self.now();
+        let Some(difference) = self.difference(snapshot, since).await else { return };
+        let mut changed = 0_usize;
         for (address, user) in difference.added {
-            self.has_changed = true;
+            let now = self.now();
             if let Some(finding) = self.schedule.add(address, user, now) {
                 self.around.upstreams.checked(&finding.key, finding.result);
             }
+            changed += 1;
+            take_turns(changed).await;
         }
         for (address, user) in difference.removed {
-            self.has_changed = true;
+            let now = self.now();
             if let Some(finding) = self.schedule.remove(address, &user, now) {
                 self.around.upstreams.checked(&finding.key, finding.result);
+            }
+            changed += 1;
+            take_turns(changed).await;
+        }
+    }
+
+    /// Returns what differs from the targets of the last snapshot.
+    async fn difference(&mut self, snapshot: Arc<Snapshot>, since: Since) -> Option<Difference> {
+        let is_small = matches!(since, Since::Deltas(_)) && self.targets.is_of(&snapshot.policy);
+        if is_small {
+            return Some(self.targets.follow(&snapshot, &since));
+        }
+        // A large mesh makes this a long computation. Checks that end meanwhile are looked at after it.
+        let mut targets = std::mem::take(&mut self.targets);
+        let followed = background::run(move || {
+            let difference = targets.follow(&snapshot, &since);
+            (targets, difference)
+        });
+        match followed.await {
+            Ok((targets, difference)) => {
+                self.targets = targets;
+                Some(difference)
+            }
+            Err(error) => {
+                tracing::error!(%error, "what is to be checked could not be worked out");
+                None
             }
         }
     }
 
     /// Ends the checks that have an answer and begins those whose turn has come; returns when to do so again.
     async fn turn(&mut self) -> Option<Instant> {
-        let ended = self.sockets.look(self.now());
+        let places = self.around.places.load(Ordering::Relaxed);
+        let ended = self.sockets.look(self.now(), places);
         for some in ended.chunks(AT_ONCE) {
             for (address, outcome) in some {
                 let now = self.now();
@@ -155,17 +184,17 @@ impl Checker {
             }
             tokio::task::yield_now().await;
         }
-        let places = self.around.places.load(Ordering::Relaxed);
         let now = self.now();
-        let mut begun = 0;
+        let mut begun = 0_usize;
         while self.sockets.len() < places
             && let Some(due) = self.schedule.begin(now)
         {
             self.begin(due);
             begun += 1;
-            if begun % AT_ONCE == 0 {
-                tokio::task::yield_now().await;
-            }
+            take_turns(begun).await;
+        }
+        if self.schedule.is_empty() {
+            self.sockets.rest();
         }
         let summary = self.summarize(places);
         let next = self.schedule.next().map(|turn| self.began + Duration::from_millis(turn));
@@ -194,7 +223,6 @@ impl Checker {
             self.around.recorder.counter("isthmus_endpoint_checks_total", &[("reason", reason.text())])
         });
         counter.increment(1);
-        self.has_changed |= !findings.is_empty();
         for finding in findings {
             self.around.upstreams.checked(&finding.key, finding.result);
         }
@@ -204,16 +232,25 @@ impl Checker {
     fn summarize(&mut self, places: usize) -> Option<Instant> {
         let late = self.schedule.late(self.now());
         let before = self.around.summary.borrow().clone();
-        if !self.has_changed && before.late == late && before.places == places {
+        let (last, changes) = self.summarized.unzip();
+        let is_same = changes.unwrap_or_default() == self.schedule.changes();
+        if is_same && before.late == late && before.places == places {
             return None;
         }
-        let next = self.summarized.map(|last| last + SUMMARY_EVERY);
+        let next = last.map(|last| last + SUMMARY_EVERY);
         if let Some(next) = next.filter(|next| *next > Instant::now()) {
             return Some(next);
         }
-        self.summarized = Some(Instant::now());
-        self.has_changed = false;
-        self.around.summary.send_replace(Arc::new(Summary { shares: self.schedule.shares(), late, places }));
+        self.summarized = Some((Instant::now(), self.schedule.changes()));
+        let shares = self.schedule.shares().clone();
+        self.around.summary.send_replace(Arc::new(Summary { shares, late, places }));
         None
+    }
+}
+
+/// Gives other tasks a turn after some of many steps.
+async fn take_turns(step: usize) {
+    if step.is_multiple_of(AT_ONCE) {
+        tokio::task::yield_now().await;
     }
 }

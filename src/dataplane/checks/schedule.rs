@@ -73,6 +73,10 @@ pub(super) struct Schedule {
     endpoints: BTreeMap<SocketAddr, Checked>,
     /// The next turn of each endpoint that is not being checked.
     turns: BTreeSet<(u64, SocketAddr)>,
+    /// The endpoints of each service and route; one that has several of its ports checked counts once for each.
+    shares: BTreeMap<Arc<str>, Share>,
+    /// Changes of `shares` so far.
+    changes: u64,
 }
 
 /// An endpoint that is checked.
@@ -91,6 +95,11 @@ struct Checked {
 }
 
 impl Checked {
+    /// Returns true if the service of a group uses the endpoint.
+    fn is_used_by(&self, group: &str) -> bool {
+        self.users.iter().any(|user| service_of(&user.group) == service_of(group))
+    }
+
     fn result(&self, failure: Option<Reason>) -> CheckResult {
         CheckResult { failed: self.failed, unhealthy: self.unhealthy, failure }
     }
@@ -107,6 +116,7 @@ impl Schedule {
     /// Adds a use of an address; a known verdict holds for it too.
     pub(super) fn add(&mut self, address: SocketAddr, user: User, now: u64) -> Option<Finding> {
         let Some(known) = self.endpoints.get_mut(&address) else {
+            self.count(&user.group, 1, 1);
             let turn = now + place(address, user.check.interval);
             self.turns.insert((turn, address));
             let (check, users) = (user.check, vec![user]);
@@ -115,9 +125,17 @@ impl Schedule {
                 .insert(address, Checked { users, check, turn, running, failed, passed, unhealthy });
             return None;
         };
+        if known.users.contains(&user) {
+            return None;
+        }
         let key = EndpointKey { group: user.group.clone(), address };
+        let is_new = !known.is_used_by(&user.group);
+        let healthy = i64::from(!known.unhealthy);
         known.users.push(user);
-        let finding = known.unhealthy.then(|| Finding { key, result: known.result(None) });
+        let finding = known.unhealthy.then(|| Finding { key: key.clone(), result: known.result(None) });
+        if is_new {
+            self.count(&key.group, 1, healthy);
+        }
         self.settle(address, now);
         finding
     }
@@ -129,14 +147,37 @@ impl Schedule {
         known.users.swap_remove(at);
         let is_used = known.users.iter().any(|one| one.group == user.group);
         let was_failing = known.failed > 0 || known.unhealthy;
+        let (has_left, healthy) = (!known.is_used_by(&user.group), i64::from(!known.unhealthy));
         if known.users.is_empty() {
             self.turns.remove(&(known.turn, address));
             self.endpoints.remove(&address);
         } else {
             self.settle(address, now);
         }
+        if has_left {
+            self.count(&user.group, -1, -healthy);
+        }
         let key = EndpointKey { group: user.group.clone(), address };
         (was_failing && !is_used).then(|| Finding { key, result: CheckResult::default() })
+    }
+
+    /// Changes the numbers of checked and of healthy endpoints of a group's service.
+    fn count(&mut self, group: &Arc<str>, checked: i64, healthy: i64) {
+        self.changes += 1;
+        let service = service_of(group);
+        if !self.shares.contains_key(service) {
+            let name = if service.len() == group.len() { group.clone() } else { service.into() };
+            self.shares.insert(name, Share::default());
+        }
+        let Some(share) = self.shares.get_mut(service) else { return };
+        let add =
+            |count: usize, more: i64| count.checked_add_signed(isize::try_from(more).unwrap_or_default());
+        let (checked, healthy) = (add(share.checked, checked), add(share.healthy, healthy));
+        debug_assert!(checked.is_some() && healthy.is_some() && healthy <= checked, "{share:?} of {service}");
+        *share = Share { checked: checked.unwrap_or_default(), healthy: healthy.unwrap_or_default() };
+        if share.checked == 0 {
+            self.shares.remove(service);
+        }
     }
 
     /// Works out the strictest settings; a new interval begins at once.
@@ -192,7 +233,8 @@ impl Schedule {
         let interval = milliseconds(known.check.interval).max(1);
         known.turn += (now.saturating_sub(known.turn) / interval + 1) * interval;
         self.turns.insert((known.turn, address));
-        match result {
+        let was_unhealthy = known.unhealthy;
+        let findings = match result {
             None => Vec::new(),
             Some(Ok(())) if known.failed == 0 && !known.unhealthy => Vec::new(),
             Some(Ok(())) => {
@@ -210,7 +252,15 @@ impl Schedule {
                 known.unhealthy |= known.failed >= known.check.unhealthy_after;
                 known.findings(address, Some(reason))
             }
+        };
+        if known.unhealthy != was_unhealthy {
+            let healthy = if was_unhealthy { 1 } else { -1 };
+            let mut groups: Vec<Arc<str>> = known.users.iter().map(|user| user.group.clone()).collect();
+            groups.sort_by(|one, other| service_of(one).cmp(service_of(other)));
+            groups.dedup_by(|one, other| service_of(one) == service_of(other));
+            groups.iter().for_each(|group| self.count(group, 0, healthy));
         }
+        findings
     }
 
     /// Returns the checks that wait for a place for too long.
@@ -224,21 +274,19 @@ impl Schedule {
         Some(Late { count, longest: Duration::from_millis(waited) })
     }
 
-    /// Returns the endpoints of each service and route; one that has several of its ports checked counts once for each.
-    pub(super) fn shares(&self) -> BTreeMap<Arc<str>, Share> {
-        let mut shares: BTreeMap<Arc<str>, Share> = BTreeMap::new();
-        for known in self.endpoints.values() {
-            let services: BTreeSet<&str> = known.users.iter().map(|user| service_of(&user.group)).collect();
-            for service in services {
-                let share = match shares.get_mut(service) {
-                    Some(share) => share,
-                    None => shares.entry(service.into()).or_default(),
-                };
-                share.checked += 1;
-                share.healthy += usize::from(!known.unhealthy);
-            }
-        }
-        shares
+    /// Returns true if no endpoint is checked.
+    pub(super) fn is_empty(&self) -> bool {
+        self.endpoints.is_empty()
+    }
+
+    /// Returns the endpoints of each service and route.
+    pub(super) fn shares(&self) -> &BTreeMap<Arc<str>, Share> {
+        &self.shares
+    }
+
+    /// Returns a count that goes up with each change of the shares.
+    pub(super) fn changes(&self) -> u64 {
+        self.changes
     }
 }
 
@@ -366,7 +414,7 @@ mod tests {
         let (_, found) = check(&mut schedule, Ok(()));
         assert!(!found[0].result.unhealthy, "one passed check is enough for the service that is left");
         schedule.remove(address(1), &other, 0);
-        assert!(schedule.endpoints.is_empty() && schedule.next().is_none());
+        assert!(schedule.is_empty() && schedule.next().is_none() && schedule.shares().is_empty());
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::schedule::User;
 use crate::snapshot::Snapshot;
-use crate::snapshot::candidates::Candidates;
+use crate::snapshot::candidates::{Candidate, Candidates};
 use crate::snapshot::dialled::Dialled;
 use crate::snapshot::policy::{Policy, Route, RouteTarget, Tuning};
 use crate::snapshot::routes::RouteTable;
@@ -46,10 +46,15 @@ pub(super) struct Difference {
 }
 
 impl Targets {
+    /// Returns true if the last snapshot had this policy.
+    pub(super) fn is_of(&self, policy: &Arc<Policy>) -> bool {
+        self.policy.as_ref().is_some_and(|known| Arc::ptr_eq(known, policy))
+    }
+
     /// Goes on to another snapshot, which differs by `since` from the last one.
     pub(super) fn follow(&mut self, snapshot: &Snapshot, since: &Since) -> Difference {
         let mut difference = Difference::default();
-        let is_new_policy = !self.policy.as_ref().is_some_and(|policy| Arc::ptr_eq(policy, &snapshot.policy));
+        let is_new_policy = !self.is_of(&snapshot.policy);
         if is_new_policy {
             self.read_policy(&snapshot.policy);
         }
@@ -136,14 +141,18 @@ impl Targets {
 
 fn users(candidates: &Candidates) -> impl Iterator<Item = (SocketAddr, User)> {
     let tuning = &candidates.tuning;
-    let checks = tuning.health.into_iter().flat_map(move |check| {
-        candidates.endpoints().iter().map(move |candidate| (check, candidate.key.clone()))
-    });
-    checks.map(|(check, key)| (key.address, User { group: key.group, check, greeting: greeting_of(tuning) }))
+    let user = |candidate: &Candidate, check| User {
+        group: candidate.key.group.clone(),
+        check,
+        greeting: greeting_of(tuning, candidate),
+    };
+    tuning.health.into_iter().flat_map(move |check| {
+        candidates.endpoints().iter().map(move |candidate| (candidate.key.address, user(candidate, check)))
+    })
 }
 
 /// Returns the bytes that an endpoint expects before all others: a PROXY header that stands for no connection.
-fn greeting_of(_: &Tuning) -> &'static [u8] {
+fn greeting_of(_: &Tuning, _: &Candidate) -> &'static [u8] {
     &[]
 }
 
