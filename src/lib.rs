@@ -17,7 +17,7 @@
 //! |---|---|---|
 //! | 0 | [`model`] | the field's nouns as values |
 //! | 0 | [`api`] | the values of the admin API, for server, commands and pages |
-//! | 0 | [`wire`] | bytes ↔ values: ClientHello, TLS alerts, CONNECT heads, HTTP/2 frame headers |
+//! | 0 | [`wire`] | bytes ↔ values: ClientHello, TLS alerts, CONNECT heads, HTTP/2 frame headers, PROXY headers |
 //! | 0 | [`proto`] | generated messages of xDS, certificate authorities and etcd |
 //! | 1 | [`snapshot`] | policy, shards, merged services, routes, exports; building, admission, split horizon |
 //! | 1 | [`telemetry`] | events → metrics, access log, failures, spans; the log writer |

@@ -10,16 +10,17 @@ use crate::balance::{Ask, Idle, Load, choose, health_text, odds};
 use crate::dataplane::upstreams::{EndpointState, Looking, Upstreams};
 use crate::model::alpn::Protocols;
 use crate::model::authority::Authority;
+use crate::model::endpoint::{Encapsulation, ProxyVersion};
 use crate::model::identity::Identity;
 use crate::model::reason::Reason;
 use crate::snapshot::Snapshot;
 use crate::snapshot::admit::{
     Admission, AdmissionRequest, Requested, RouteMatch, Trace, admit, admit_source,
 };
-use crate::snapshot::candidates::EndpointKey;
+use crate::snapshot::candidates::{Candidates, EndpointKey};
 use crate::snapshot::near::near;
 use crate::snapshot::omitted::{self, Omitted};
-use crate::snapshot::policy::{ExportRule, Listener, ListenerProtocol, MarkCondition};
+use crate::snapshot::policy::{ExportRule, Listener, ListenerProtocol, MarkCondition, ProxyProtocol};
 use crate::telemetry::clock::rfc3339;
 use crate::wire::alert::Alert;
 use crate::wire::connect::status_of;
@@ -257,6 +258,12 @@ fn decide(
     steps: &mut Steps,
     explanation: &mut Explanation,
 ) -> Reason {
+    if let ProxyProtocol::Require { from } = &request.listener.proxy_protocol {
+        let list = from.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        steps.step(|| {
+            format!("the listener requires a PROXY header, and believes those of {list}; the source is the address in it")
+        });
+    }
     let from = &request.listener.from;
     if !from.is_empty() {
         let list = from.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
@@ -274,6 +281,9 @@ fn decide(
             let ask = ask(&admission, request.source);
             explanation.candidates = candidates(&ask, load);
             let chosen = choose(&ask, load, &mut || 0, steps);
+            if let Some(version) = admission.candidates.tuning.send_proxy {
+                steps.step(|| sent_header(version, &admission.candidates));
+            }
             explanation.reason = chosen.err().unwrap_or(Reason::Ok);
             admission.matched
         }
@@ -317,6 +327,17 @@ fn marks_missing(snapshot: &Snapshot, matched: &RouteMatch, canonical: Option<&s
         format!("no mark: {} asks for {mark}, and no registry has it for {}", rule.name, service.export_name)
     };
     rules.iter().map(text).collect()
+}
+
+/// Describes the PROXY header that endpoints are sent.
+fn sent_header(version: ProxyVersion, candidates: &Candidates) -> String {
+    let endpoints = candidates.endpoints();
+    let tunnels = endpoints.iter().filter(|endpoint| endpoint.encapsulation == Encapsulation::Hbone).count();
+    let except = match tunnels {
+        0 => String::new(),
+        tunnels => format!(", but not the {tunnels} of {} endpoints with tunnel: hbone", endpoints.len()),
+    };
+    format!("the endpoint is sent a PROXY {} header before the client's first byte{except}", version.text())
 }
 
 fn ask<'a>(admission: &'a Admission, source: Option<IpAddr>) -> Ask<'a> {

@@ -22,6 +22,9 @@ pub struct Connection {
     pub protocol: String,
     /// The client's address and port.
     pub source: String,
+    /// The address and port of the load balancer that announced the source.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub proxy: Option<String>,
     /// The network of the client's address.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub source_network: String,
@@ -67,6 +70,9 @@ pub struct Connection {
     /// The workload that the caller says it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source_claimed: Option<String>,
+    /// The id that the endpoint was sent in a PROXY header of version 2.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unique_id: Option<String>,
     /// Why it ended; absent while it is open.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,

@@ -11,12 +11,15 @@ use crate::document::problem::{InvalidValue, Path, Problem, Problems};
 use crate::document::reader::{Fields, check};
 use crate::document::services::ServicePosition;
 use crate::document::tree::Node as Tree;
+use crate::model::endpoint::{Encapsulation, Endpoint};
 use crate::model::limits::{SourceLimits, SourcePrefix};
 use crate::model::name::{HostName, NAME_BYTES_MAX};
 use crate::model::place::ClusterId;
 use crate::model::service::ServiceKey;
 use crate::snapshot::listing::Listing;
-use crate::snapshot::policy::{Limits, ListenerProtocol, Mesh, Node, Policy, RouteTarget, Timeouts};
+use crate::snapshot::policy::{
+    Limits, ListenerProtocol, Mesh, Node, Policy, RouteTarget, ServiceTuning, Timeouts,
+};
 
 use super::file::Files;
 use super::listeners::Listeners;
@@ -77,6 +80,7 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
     addresses::collisions(&opened, &mut problems);
     addresses::own_endpoints(&services, &positions, &own, &mut problems);
     warn_of_long_names(&services, &positions, &mut problems);
+    warn_of_tunnels(&services, &positions, &policy.tuning, &mut problems);
     if registries.is_empty() {
         warn_of_unknown_services(&root, &routes, &services, &mut problems);
     }
@@ -217,6 +221,26 @@ fn warn_of_long_names(
             let fault = format!(
                 "its longest mesh name has {bytes} bytes, but a host name has at most {NAME_BYTES_MAX}"
             );
+            problems.warn(place.position, &path.index(place.index), fault);
+        }
+    }
+}
+
+/// Warns of services that `sendProxyProtocol` applies to and whose endpoints take no PROXY header.
+fn warn_of_tunnels(
+    listing: &Listing,
+    positions: &HashMap<ServiceKey, ServicePosition>,
+    tuning: &ServiceTuning,
+    problems: &mut Problems,
+) {
+    for (key, service) in &listing.services {
+        let Some(place) = positions.get(key) else { continue };
+        let sends = tuning.of(key.hostname.as_str()).send_proxy.is_some();
+        let tunnels = |endpoint: &Endpoint| endpoint.template.encapsulation == Encapsulation::Hbone;
+        if sends && service.endpoints.iter().any(tunnels) {
+            let path = Path::Root.key(keys::Root::SERVICES.name());
+            let fault = "sendProxyProtocol applies to this service, but its endpoints with tunnel: hbone are sent no PROXY \
+                         header";
             problems.warn(place.position, &path.index(place.index), fault);
         }
     }

@@ -13,11 +13,11 @@ use crate::aggregator::kubernetes::spec::{AccessSpec, ClusterSource, ClustersSpe
 use crate::aggregator::spec::RegistryKind;
 use crate::discovery::ClientRule;
 use crate::model::address::Bind;
-use crate::model::endpoint::Labels;
+use crate::model::endpoint::{Labels, ProxyVersion};
 use crate::model::limits::SourceLimits;
 use crate::snapshot::policy::{
-    AddressScope, ExportRule, Gateway, Listener, MarkCondition, NetworkPolicy, Policy, RegistryScope, Route,
-    RouteEndpoint, RouteTarget, Tuning,
+    AddressScope, ExportRule, Gateway, Listener, MarkCondition, NetworkPolicy, Policy, ProxyMode,
+    ProxyProtocol, RegistryScope, Route, RouteEndpoint, RouteTarget, Tuning,
 };
 use crate::telemetry::access_log::{AccessLog, Sink};
 use crate::tls::source::Source;
@@ -155,6 +155,10 @@ fn listener(listener: &Listener) -> Value {
         "protocol": listener.protocol.text(),
         "alpn": listener.alpn.iter().map(|name| String::from_utf8_lossy(name)).collect::<Vec<_>>(),
         "from": texts(&listener.from),
+        "proxyProtocol": match &listener.proxy_protocol {
+            ProxyProtocol::Forbid => json!({"mode": ProxyMode::Forbid.text()}),
+            ProxyProtocol::Require { from } => json!({"mode": ProxyMode::Require.text(), "from": texts(from)}),
+        },
         "hello": {
             "timeout": duration(listener.hello.timeout),
             "maxBytes": listener.hello.bytes_max,
@@ -210,6 +214,7 @@ fn tuning(tuning: &Tuning) -> Value {
         },
         "connectTimeout": duration(tuning.connect_timeout),
         "panic": tuning.panic,
+        "sendProxyProtocol": tuning.send_proxy.map(ProxyVersion::text),
     })
 }
 

@@ -9,7 +9,7 @@ use crate::document::key::Key;
 use crate::document::nearest::nearest;
 use crate::document::problem::{InvalidValue, Path, Problems};
 use crate::document::reader::Fields;
-use crate::snapshot::policy::{HelloLimits, Listener, ListenerProtocol};
+use crate::snapshot::policy::{HelloLimits, Listener, ListenerProtocol, ProxyMode, ProxyProtocol};
 
 use super::addresses::Opened;
 use super::table as keys;
@@ -79,6 +79,7 @@ impl Listeners {
                 protocol,
                 alpn: fields.get(&keys::Listener::ALPN).unwrap_or_default(),
                 from: fields.get(&keys::Listener::FROM).unwrap_or_default(),
+                proxy_protocol: proxy_protocol(&fields, &path, problems),
                 hello: hello(&fields.map(&keys::Listener::HELLO)),
             }));
         }
@@ -109,6 +110,29 @@ impl Listeners {
             }
         }
         found
+    }
+}
+
+/// Reads whether a PROXY header is required. Without `from`, everybody could announce any address.
+fn proxy_protocol(fields: &Fields<'_>, path: &Path<'_>, problems: &mut Problems) -> ProxyProtocol {
+    let path = path.key(keys::Listener::PROXY_PROTOCOL.name());
+    let of = fields.map(&keys::Listener::PROXY_PROTOCOL);
+    let from = of.at(&keys::ProxyProtocol::FROM);
+    match (of.get(&keys::ProxyProtocol::MODE), fields.at(&keys::Listener::PROXY_PROTOCOL)) {
+        (ProxyMode::Require, Some(node)) => {
+            if from.is_none() {
+                let fault = "mode: require needs from, the addresses of the load balancers whose headers are believed";
+                problems.error(node.position, &path, fault);
+            }
+            ProxyProtocol::Require { from: of.get(&keys::ProxyProtocol::FROM).unwrap_or_default() }
+        }
+        (ProxyMode::Forbid | ProxyMode::Require, _) => {
+            if let Some(node) = from {
+                let fault = "this key is allowed only with mode: require; without it no header is read";
+                problems.error(node.position, &path.key(keys::ProxyProtocol::FROM.name()), fault);
+            }
+            ProxyProtocol::Forbid
+        }
     }
 }
 

@@ -18,8 +18,14 @@ use super::table::routes as keys;
 use super::tuning::tuning;
 
 /// Keys that tune the choice among a route's own endpoints.
-const TUNING_KEYS: [&dyn AnyKey; 5] =
-    [&keys::LOAD_BALANCING, &keys::HEALTH, &keys::EJECTION, &keys::CONNECT_TIMEOUT, &keys::PANIC];
+const TUNING_KEYS: [&dyn AnyKey; 6] = [
+    &keys::LOAD_BALANCING,
+    &keys::HEALTH,
+    &keys::EJECTION,
+    &keys::CONNECT_TIMEOUT,
+    &keys::PANIC,
+    &keys::SEND_PROXY_PROTOCOL,
+];
 
 /// The values that routes are checked against.
 pub(super) struct Surroundings<'c> {

@@ -11,7 +11,7 @@ use crate::document::tree;
 use crate::model::identity::TrustDomain;
 use crate::model::limits;
 use crate::model::name::HostName;
-use crate::snapshot::policy::{self, HelloLimits, ListenerProtocol};
+use crate::snapshot::policy::{self, HelloLimits, ListenerProtocol, ProxyMode};
 
 pub(super) mod identity;
 pub(super) mod mesh;
@@ -56,7 +56,7 @@ keys! {
         /// Rules that make services of the mesh reachable through a listener. A service that no rule names cannot
         /// be reached.
         EXPORTS "exports": form::List<Export> => "nothing";
-        /// Load balancing, ejection and connect timeout for all services of the mesh.
+        /// Load balancing, ejection, connect timeout and PROXY header for all services of the mesh.
         DEFAULTS "defaults": Defaults => "defaults";
         /// The settings of `defaults` for some services. Only the most specific policy that matches applies; a key
         /// that it omits takes the built-in default, not the value in `defaults`.
@@ -130,9 +130,23 @@ keys! {
         /// ALPN protocols for SNI: a client must offer at least one of them. HBONE always requires `h2`.
         ALPN "alpn": form::NonEmpty<form::Alpn> => "no check";
         /// Source addresses that may connect. The gateway closes other connections before it reads a byte.
+        /// With `proxyProtocol`, the address that the header announces is judged.
         FROM "from": form::NonEmpty<form::Cidr> => "everyone";
+        /// PROXY protocol, versions 1 and 2: a header by which a load balancer in front of the gateway announces the client's
+        /// address.
+        PROXY_PROTOCOL "proxyProtocol": ProxyProtocol => "forbidden";
         /// Limits of a ClientHello.
         HELLO "hello": Hello => "defaults";
+    }
+
+    /// Whether connections begin with a PROXY header.
+    pub(super) ProxyProtocol "proxyProtocol" {
+        /// `forbid`: a header is refused as not TLS. `require`: each connection begins with a header, and the address that it
+        /// announces is the client's everywhere; a connection without one is refused with the reason `proxy_protocol`.
+        MODE "mode": form::Choice<ProxyMode> = ProxyMode::default();
+        /// Addresses of the load balancers whose headers are believed; required with `mode: require`. Other peers are
+        /// refused before a byte is read.
+        FROM "from": form::NonEmpty<form::Cidr> => "nobody";
     }
 
     /// Limits of a ClientHello.

@@ -23,6 +23,7 @@ pub(super) fn tuning(fields: &Fields<'_>, base: Tuning) -> Tuning {
         ejection: (!fields.is_off(&keys::EJECTION)).then(|| ejection(&fields.map(&keys::EJECTION))),
         connect_timeout: fields.get(&keys::CONNECT_TIMEOUT).unwrap_or(base.connect_timeout),
         panic: fields.get(&keys::PANIC),
+        send_proxy: fields.get(&keys::SEND_PROXY_PROTOCOL),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Chooses an endpoint and dials it; another one when that fails.
 
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use rustix::net::{SendFlags, getsockname};
 use tokio::net::TcpStream;
 
+use super::announce;
 use super::balancer::Balancer;
 use super::core::Core;
 use super::entry::Entry;
@@ -119,7 +120,7 @@ impl Attempts {
             candidates: &self.admission.candidates,
             clusters: self.admission.clusters.as_deref(),
             tried: self.tried(),
-            source: Some(entry.source.ip()),
+            source: Some(entry.source().ip()),
         };
         let chosen = self.balancer.choose(&ask, self.admission.clusters.as_ref(), &mut || core.random());
         chosen.map_err(|reason| last.unwrap_or(reason))
@@ -137,21 +138,32 @@ pub(crate) async fn connect(
         let index = attempts.next(core, entry)?;
         let candidate = attempts.candidate(index);
         let (address, encapsulation) = (candidate.key.address, candidate.encapsulation);
-        let timeout = attempts.admission.candidates.tuning.connect_timeout;
+        let tuning = &attempts.admission.candidates.tuning;
+        let timeout = tuning.connect_timeout;
+        // A tunnel begins with TLS, and the bytes in it are not the gateway's to add to.
+        let announces = encapsulation == Encapsulation::None && tuning.send_proxy.is_some();
+        if let Some(version) = tuning.send_proxy.filter(|_| announces) {
+            announce::prepare(core, entry, version);
+        }
         entry.facts.borrow_mut().dialled(candidate);
         let in_flight = core.shared.upstreams.begin(attempts.balancer.endpoint(index).clone());
         attempts.begin(index);
         if let Some(replay) = replay {
             entry.take_back(std::mem::take(&mut replay.sent));
         }
-        let dialled = match dial_endpoint(core, entry, address, replay) {
+        let dialled = match dial_endpoint(core, entry, address, announces, replay) {
             Ok(Dialled::Connected(socket)) => Ok(socket),
             Ok(Dialled::Connecting(socket)) => {
                 // An order to end wins, then the endpoint, then its time.
                 tokio::select! {
                     biased;
                     reason = entry.cut_ordered() => return Err(reason),
-                    connected = connected(socket) => connected,
+                    connected = connected(socket) => connected.and_then(|socket| {
+                        if announces {
+                            send_first(&socket, entry, announces, replay).map_err(dial_reason)?;
+                        }
+                        Ok(socket)
+                    }),
                     () = tokio::time::sleep(timeout) => Err(Reason::EndpointTimeout),
                 }
             }
@@ -194,6 +206,7 @@ fn dial_endpoint(
     core: &Core,
     entry: &Entry,
     address: SocketAddr,
+    announces: bool,
     replay: &mut Option<Replay>,
 ) -> Result<Dialled, Reason> {
     let own = &core.shared.own;
@@ -205,23 +218,32 @@ fn dial_endpoint(
     let local = own.has_port(address.port()).then(|| getsockname(&socket).ok()).flatten();
     let local = local.and_then(|local| SocketAddr::try_from(local).ok());
     entry.facts.borrow_mut().own_dial = local.map(|local| Box::new(own.dialling(local)));
-    let sent = match replay {
-        Some(replay) => rustix::net::send(&socket, &replay.bytes, SendFlags::NOSIGNAL),
-        None => Err(Errno::AGAIN),
-    };
-    match sent {
-        Ok(sent) => {
-            if let Some(replay) = replay {
-                replay.sent = sent;
-                entry.count(true, RelayPath::Copy, sent);
-            }
-            into_tokio(socket).map(Dialled::Connected)
-        }
+    match send_first(&socket, entry, announces, replay) {
+        Ok(()) => into_tokio(socket).map(Dialled::Connected),
         Err(Errno::AGAIN | Errno::INPROGRESS | Errno::NOTCONN | Errno::ALREADY) => {
             into_tokio(socket).map(Dialled::Connecting)
         }
         Err(error) => Err(dial_reason(error)),
     }
+}
+
+/// Sends an endpoint its first bytes: the PROXY header if it gets one, and what was read of the client.
+fn send_first(
+    socket: &impl AsFd,
+    entry: &Entry,
+    announces: bool,
+    replay: &mut Option<Replay>,
+) -> Result<(), Errno> {
+    let sent = match replay {
+        _ if announces => announce::send(socket, entry, replay.as_ref())?,
+        Some(replay) => rustix::net::send(socket, &replay.bytes, SendFlags::NOSIGNAL)?,
+        None => return Err(Errno::AGAIN),
+    };
+    if let Some(replay) = replay {
+        replay.sent = sent;
+        entry.count(true, RelayPath::Copy, sent);
+    }
+    Ok(())
 }
 
 fn into_tokio(socket: OwnedFd) -> Result<TcpStream, Reason> {

@@ -13,9 +13,10 @@ use super::peek::{Peeked, Replay, peek};
 use super::refuse;
 use super::relay::{self, relay};
 use crate::model::reason::Reason;
+use crate::net::admission::Holder;
 use crate::net::socket::reset_on_close;
-use crate::snapshot::admit::admit_source;
-use crate::snapshot::policy::Listener;
+use crate::snapshot::admit::{admit_proxy, admit_source};
+use crate::snapshot::policy::{Listener, ProxyProtocol};
 
 /// The end of a connection, as its client sees it.
 enum Ending {
@@ -37,6 +38,11 @@ pub(crate) async fn serve(registration: Registration, listener: Arc<Listener>, c
     match run(core, entry, &listener, &client).await {
         Ending::Probe => core.finish_probe(entry),
         Ending::Silent(reason) | Ending::Relayed(reason) => core.finish(entry, reason),
+        // The few places for connections that have not announced their source are needed by the next ones.
+        Ending::Refused(reason) if *entry.holder() == Holder::Unannounced => {
+            core.finish(entry, reason);
+            refuse::at_once(core, &client, reason);
+        }
         Ending::Refused(reason) => {
             core.finish(entry, reason);
             refuse::refuse(core, &client, reason).await;
@@ -45,8 +51,21 @@ pub(crate) async fn serve(registration: Registration, listener: Arc<Listener>, c
     }
 }
 
+/// Judges a connection by what is known before a byte is read: the client's address, or that of the proxy whose header is to
+/// announce it.
+pub(crate) fn admit_accepted(listener: &Listener, entry: &Entry) -> Result<(), Reason> {
+    if listener.proxy_protocol == ProxyProtocol::Forbid {
+        return admit_source(listener, entry.source().ip());
+    }
+    admit_proxy(listener, entry.peer().ip()).inspect_err(|_| {
+        let text = format!("the peer {} is not in the listener's proxyProtocol.from", entry.peer().ip());
+        entry.facts.borrow_mut().detail = Some(text.into());
+    })?;
+    if entry.proxied().is_some() { admit_source(listener, entry.source().ip()) } else { Ok(()) }
+}
+
 async fn run(core: &Rc<Core>, entry: &Rc<Entry>, listener: &Arc<Listener>, client: &TcpStream) -> Ending {
-    if let Err(reason) = admit_source(listener, entry.source.ip()) {
+    if let Err(reason) = admit_accepted(listener, entry) {
         return Ending::Refused(reason);
     }
     let (admission, replay) = match peek(core, entry, listener, client).await {

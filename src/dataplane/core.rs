@@ -5,11 +5,12 @@
 use std::cell::{Cell, Ref, RefCell};
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Waker;
+use std::time::Duration;
 
 use slab::Slab;
 
@@ -26,7 +27,7 @@ use crate::net::pipe::Pipes;
 use crate::net::ranking::Ranking;
 use crate::net::scope::LocalScope;
 use crate::snapshot::Snapshot;
-use crate::snapshot::admit::{Admission, Refusal};
+use crate::snapshot::admit::{Admission, Refusal, admit_proxy, admit_source};
 use crate::snapshot::policy::Listener;
 use crate::telemetry::local::{Local, RelayPath};
 use crate::wire::client_hello;
@@ -38,6 +39,10 @@ const SCRATCH: usize = 64 * 1024;
 const PIPES: usize = 16;
 /// Connections that a task of the worker looks at before other tasks have a turn: some hundred microseconds.
 pub(crate) const AT_ONCE: usize = 256;
+/// The source among whose pending hellos the connections are listed that have not announced theirs.
+pub(crate) const NO_SOURCE: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+/// A proxy sends its header as soon as it has connected: so long it may be on its way.
+const ANNOUNCED_WITHIN: Duration = Duration::from_millis(20);
 /// Connections of a holder that are compared when one of them is taken back.
 const TAKEN_BACK_AMONG: usize = 16;
 
@@ -111,19 +116,28 @@ pub(crate) fn newest<'a>(snapshot: &'a Snapshot, listener: &'a Listener) -> &'a 
     named.or_else(same_bind).map_or(listener, |found| &**found)
 }
 
+/// Returns an error unless the listener's `from` holds the source, and its `proxyProtocol.from` the proxy that announced it.
+/// A connection that was accepted in the other mode of `proxyProtocol` is judged by its source alone.
+pub(crate) fn admit_caller(listener: &Listener, entry: &Entry) -> Result<(), Reason> {
+    if let Some(proxied) = entry.proxied() {
+        admit_proxy(listener, proxied.proxy.ip())?;
+    }
+    admit_source(listener, entry.source().ip())
+}
+
 impl Registration {
     /// Takes the connection out of this worker's table without giving its admitted place back, as another worker goes on
     /// with it.
     pub(crate) fn hand_over(self) {
-        self.entry.handed_over.set(true);
+        self.entry.place_given.set(true);
     }
 }
 
 impl Drop for Registration {
     fn drop(&mut self) {
         self.core.remove(&self.entry);
-        if !self.entry.handed_over.get() {
-            self.core.release(&self.entry.holder);
+        if !self.entry.place_given.get() {
+            self.core.release(&self.entry.holder());
         }
     }
 }
@@ -205,14 +219,51 @@ impl Core {
     /// Takes an admitted place for a connection or stream. It is to be [registered](Self::register) next, which gives the
     /// place back at its end.
     pub(crate) fn admit(&self, entry: &Entry) -> Result<(), Reason> {
-        match self.shared.admission.admit(&entry.holder) {
+        let verdict = self.shared.admission.admit(&entry.holder());
+        self.obey(entry, verdict)
+    }
+
+    /// Gives a connection that has not announced its source the place of the one of this worker that has waited longest with
+    /// that, which ends. So clients behind a proxy are not kept out by connections that announce nothing. Where this worker
+    /// has none, another one makes room for the next.
+    pub(crate) fn succeed_unannounced(&self) -> Result<(), Reason> {
+        let Some(oldest) = self.oldest_unannounced() else {
+            self.take_back(Holder::Unannounced, 0);
+            return Err(Reason::LimitGlobal);
+        };
+        oldest.place_given.set(true);
+        oldest.cut(Reason::LimitGlobal);
+        Ok(())
+    }
+
+    /// Takes the connection from the list of pending hellos that has waited longest without announcing its source, unless its
+    /// header may just be on its way.
+    fn oldest_unannounced(&self) -> Option<Rc<Entry>> {
+        let mut pending = self.pending.borrow_mut();
+        let waits =
+            pending.oldest_of(NO_SOURCE).is_some_and(|oldest| oldest.accepted.elapsed() >= ANNOUNCED_WITHIN);
+        if waits { pending.take_oldest_of(NO_SOURCE) } else { None }
+    }
+
+    /// Has the source that a connection announced judged by the limits, and its place counted for that source.
+    pub(crate) fn announced(&self, entry: &Entry) -> Result<(), Reason> {
+        let holder = self.shared.admission.source(entry.source().ip());
+        let verdict = self.shared.admission.exchange(&holder);
+        if !matches!(verdict, Verdict::Refuse(_)) {
+            entry.set_holder(holder);
+        }
+        self.obey(entry, verdict)
+    }
+
+    fn obey(&self, entry: &Entry, verdict: Verdict) -> Result<(), Reason> {
+        match verdict {
             Verdict::Admit => Ok(()),
             Verdict::AdmitAndTakeBack(holder) => {
                 self.take_back(holder, 0);
                 Ok(())
             }
             Verdict::Refuse(limit) => {
-                entry.facts.borrow_mut().detail = self.refused_by(limit, entry.source.ip());
+                entry.facts.borrow_mut().detail = self.refused_by(limit, entry.source().ip());
                 Err(limit.reason())
             }
         }
@@ -391,16 +442,21 @@ impl Core {
     /// Returns the name of the network of a connection's client; empty where it is in none.
     pub(crate) fn source_network(&self, entry: &Entry) -> Arc<str> {
         let snapshot = self.snapshot();
-        let network = snapshot.networks().network_of_address(entry.source.ip());
+        let network = snapshot.networks().network_of_address(entry.source().ip());
         network.map(|network| network.shared()).unwrap_or_default()
     }
 
-    /// Ends the connection of a holder that has been idle longest among the first few found; where this worker has none,
+    /// Ends the connection of a holder that has been idle longest among the first few found, or of those that have not
+    /// announced a source the one that has waited longest; where this worker has none,
     /// the next one is asked, `asked` workers having been asked before. A full mailbox drops the order: the places above
     /// the limit then stay fewer by one.
     pub(crate) fn take_back(&self, holder: Holder, asked: usize) {
         let workers = &self.shared.workers;
-        if let Some(victim) = self.idle_longest_of(&holder) {
+        let victim = match holder {
+            Holder::Unannounced => self.oldest_unannounced(),
+            Holder::Source(_) | Holder::Identity(_) => self.idle_longest_of(&holder),
+        };
+        if let Some(victim) = victim {
             victim.cut(Reason::LimitGlobal);
         } else if asked + 1 < workers.len() {
             let next = &workers[(self.index + 1) % workers.len()];
@@ -414,7 +470,8 @@ impl Core {
         let places = table.capacity().max(1);
         let from = usize::try_from(self.random()).unwrap_or_default() % places;
         let found = (from..places).chain(0..from).filter_map(|place| table.get(place));
-        let found = found.filter(|entry| entry.holder == *holder && !entry.is_cut()).take(TAKEN_BACK_AMONG);
+        let found =
+            found.filter(|entry| *entry.holder() == *holder && !entry.is_cut()).take(TAKEN_BACK_AMONG);
         found.min_by_key(|entry| entry.moved.get()).cloned()
     }
 

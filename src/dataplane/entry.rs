@@ -1,6 +1,6 @@
 //! One connection of a worker: its facts, the bytes that it has passed on, and the order to end it.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, Ref, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -27,11 +27,13 @@ pub(crate) struct Entry {
     /// The name of the listener.
     pub(crate) listener: Arc<str>,
     /// The address and port of the client.
-    pub(crate) source: SocketAddr,
-    /// The address of this gateway that the client connected to.
+    source: Cell<SocketAddr>,
+    /// The proxy that announced `source`, if one did.
+    proxied: OnceCell<Box<Proxied>>,
+    /// The address of this gateway that the client, or the proxy, connected to.
     pub(crate) local: Cell<Option<SocketAddr>>,
     /// The party that its place is counted for.
-    pub(crate) holder: Holder,
+    holder: RefCell<Holder>,
     /// The time of the accept, by the monotonic clock.
     pub(crate) accepted: Instant,
     /// The same by the wall clock.
@@ -56,12 +58,17 @@ pub(crate) struct Entry {
     /// Bytes that a CONNECT stream or an HBONE connection holds because a peer does not take them.
     pub(crate) held: Cell<usize>,
     pub(crate) standstill: Standstill,
+    /// True once the limits have judged the source that a PROXY header announces, where one is required.
+    pub(crate) is_announced: Cell<bool>,
+    /// True while it is in the list of pending hellos.
+    pub(crate) is_pending: Cell<bool>,
     /// True while it is counted among the incomplete hellos of its source.
     pub(crate) hello_counted: Cell<bool>,
     /// True if an HBONE connection shall end with its last stream.
     retiring: Cell<bool>,
-    /// True once another worker goes on with it, and with its place among those admitted.
-    pub(crate) handed_over: Cell<bool>,
+    /// True once its place among those admitted is another's: of another worker, which goes on with it, or of a connection that
+    /// it made room for.
+    pub(crate) place_given: Cell<bool>,
     /// Its key in the worker's table; `usize::MAX` before it is registered.
     pub(crate) key: Cell<usize>,
     /// The tick with which the worker looks at it next; 0: none.
@@ -86,6 +93,15 @@ impl HeldBytes {
         debug_assert!(self.0.get() >= before, "{before} bytes are held of {}", self.0.get());
         self.0.set(self.0.get() - before + bytes);
     }
+}
+
+/// The proxy that announced a connection's source by a PROXY header.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Proxied {
+    /// The proxy's address and port.
+    pub(crate) proxy: SocketAddr,
+    /// The address and port that the client connected to, as the proxy announced them.
+    pub(crate) destination: SocketAddr,
 }
 
 /// The facts of a connection, as they become known.
@@ -125,8 +141,18 @@ pub(crate) struct ConnectionFacts {
     attempts: u8,
     /// The counters of the destination, from the first connect on.
     pub(crate) destination: Option<Rc<Destination>>,
+    /// The PROXY header that endpoints are sent, if they are sent one.
+    pub(crate) header: Option<Box<OutgoingHeader>>,
     /// The place among the connections to its service, if that is limited.
     pub(crate) place: Option<services::Place>,
+}
+
+/// The PROXY header that endpoints are sent before the client's first byte; each attempt sends the same.
+pub(crate) struct OutgoingHeader {
+    /// The bytes.
+    pub(crate) bytes: Box<[u8]>,
+    /// The id in a header of version 2.
+    pub(crate) unique_id: Option<Box<str>>,
 }
 
 /// The head of a CONNECT stream.
@@ -227,9 +253,10 @@ impl Entry {
         Self {
             id,
             listener,
-            source,
+            source: Cell::new(source),
+            proxied: OnceCell::new(),
             local: Cell::new(None),
-            holder,
+            holder: RefCell::new(holder),
             accepted: Instant::now(),
             time: SystemTime::now(),
             facts: RefCell::default(),
@@ -243,14 +270,49 @@ impl Entry {
             half_closed: Cell::new(false),
             held: Cell::new(0),
             standstill: Standstill::default(),
+            is_announced: Cell::new(false),
+            is_pending: Cell::new(false),
             hello_counted: Cell::new(false),
             retiring: Cell::new(false),
-            handed_over: Cell::new(false),
+            place_given: Cell::new(false),
             key: Cell::new(usize::MAX),
             deadline: Cell::new(0),
             order: Cell::new(None),
             waker: RefCell::new(None),
         }
+    }
+
+    /// Returns the address and port of the client.
+    pub(crate) fn source(&self) -> SocketAddr {
+        self.source.get()
+    }
+
+    /// Returns the proxy that announced the source, if one did.
+    pub(crate) fn proxied(&self) -> Option<&Proxied> {
+        self.proxied.get().map(|proxied| &**proxied)
+    }
+
+    /// Returns the address and port at the other end of the client's socket: the proxy's, or the client's.
+    pub(crate) fn peer(&self) -> SocketAddr {
+        self.proxied().map_or_else(|| self.source(), |proxied| proxied.proxy)
+    }
+
+    /// Notes the source that a proxy has announced; called at most once, before the connection is admitted.
+    pub(crate) fn announce(&self, source: SocketAddr, proxied: Proxied) {
+        debug_assert!(self.proxied.get().is_none(), "a source is announced once");
+        if self.proxied.set(Box::new(proxied)).is_ok() {
+            self.source.set(source);
+        }
+    }
+
+    /// Returns the party that the connection's place is counted for.
+    pub(crate) fn holder(&self) -> Ref<'_, Holder> {
+        self.holder.borrow()
+    }
+
+    /// Notes that the connection's place is counted for another party.
+    pub(crate) fn set_holder(&self, holder: Holder) {
+        self.holder.replace(holder);
     }
 
     /// Orders the connection to end; the first order stands.
@@ -361,7 +423,8 @@ impl Entry {
             time: self.time,
             listener: self.listener.clone(),
             protocol: facts.destination_name().protocol,
-            source: self.source,
+            source: self.source(),
+            proxy: self.proxied().map(|proxied| proxied.proxy),
             local: self.local.get(),
             source_network,
             sni: facts.sni.clone(),
@@ -381,6 +444,7 @@ impl Entry {
             trace: stream.and_then(|stream| stream.claims.trace),
             trace_state: stream.and_then(|stream| stream.claims.trace_state.clone()),
             span: None,
+            unique_id: facts.header.as_ref().and_then(|header| header.unique_id.clone()),
             detail: facts.detail.clone(),
             cancelled: facts.cancelled,
             reason,

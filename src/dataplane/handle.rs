@@ -1,6 +1,7 @@
 //! The data plane as the rest of the program sees it: starts the workers, and sends them messages.
 
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -110,6 +111,7 @@ impl Dataplane {
         let tls = Arc::new(tls.map_err(std::io::Error::other)?);
         let (mailboxes, messages): (Vec<_>, Vec<_>) = (0..workers).map(|_| mpsc::channel(MAILBOX)).unzip();
         let shared = Arc::new(Shared {
+            process: RandomState::new().hash_one(()),
             upstreams: Arc::new(Upstreams::new(&telemetry.recorder)),
             telemetry: telemetry.clone(),
             admission: Admission::new(0),

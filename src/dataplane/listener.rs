@@ -13,14 +13,16 @@ use rustix::net::{SocketFlags, acceptfrom_with};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 
-use super::connection;
+use super::connection::{self, admit_accepted};
 use super::core::Core;
 use super::entry::Entry;
+use super::peek::announced_at_once;
 use super::refuse;
 use crate::model::address::{Bind, canonical_socket};
+use crate::net::admission::Holder;
 use crate::net::throttle::LogThrottle;
-use crate::snapshot::admit::admit_source;
-use crate::snapshot::policy::Listener;
+use crate::snapshot::admit::admit_proxy;
+use crate::snapshot::policy::{Listener, ProxyProtocol};
 
 /// Connections accepted before other tasks have a turn.
 const ACCEPTS_AT_ONCE: usize = 64;
@@ -117,13 +119,24 @@ impl Incoming {
             // The listener is about to be closed; the client sees what it would see a moment later.
             return;
         };
-        let holder = core.shared.admission.source(source.ip());
+        let believed = admit_proxy(&listener, source.ip()).is_ok();
+        let holder = match listener.proxy_protocol {
+            ProxyProtocol::Require { .. } if believed => Holder::Unannounced,
+            ProxyProtocol::Require { .. } | ProxyProtocol::Forbid => {
+                core.shared.admission.source(source.ip())
+            }
+        };
         let name = listener.name.clone();
         let entry = Rc::new(Entry::new(holder, core.next_id(), name, source, core.clock.now()));
         core.local.accepted(&listener.name);
-        if let Err(limit) = core.admit(&entry) {
-            // The first check that fails is the reason, and `from` comes before the limits.
-            let reason = admit_source(&listener, source.ip()).err().unwrap_or(limit);
+        let mut admitted = core.admit(&entry);
+        if admitted.is_err() && *entry.holder() == Holder::Unannounced {
+            let at_once = announced_at_once(core, &entry, &client);
+            admitted = if at_once { core.admit(&entry) } else { core.succeed_unannounced() };
+        }
+        if let Err(limit) = admitted {
+            // The first check that fails is the reason, and the listener's own come before the limits.
+            let reason = admit_accepted(&listener, &entry).err().unwrap_or(limit);
             refuse::at_once(core, &client, reason);
             core.finish(&entry, reason);
             return;

@@ -11,6 +11,7 @@
 //! - an idle connection holds two sockets, its entry in the table and its task: no buffer, no pipe, no timer;
 //! - a task that looks at many connections gives others a turn after some of them.
 
+pub(crate) mod announce;
 pub(crate) mod balancer;
 pub mod checks;
 pub(crate) mod clock;

@@ -1,5 +1,7 @@
 //! Reads the hello of a connection under its deadline, and asks for admission.
 
+use std::net::IpAddr;
+use std::ops::ControlFlow::{self, Break, Continue};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -8,15 +10,17 @@ use rustix::net::RecvFlags;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
-use super::core::{Core, newest};
-use super::entry::Entry;
+use super::core::{Core, NO_SOURCE, admit_caller, newest};
+use super::entry::{Entry, Proxied};
 use crate::model::alpn::Protocols;
 use crate::model::reason::Reason;
 use crate::net::admission::{Holder, Limit};
 use crate::snapshot::Snapshot;
-use crate::snapshot::admit::{Admission, AdmissionRequest, Refusal, Requested, admit, admit_source};
-use crate::snapshot::policy::{Listener, ListenerProtocol};
-use crate::wire::client_hello::{Hello, HelloFault, Scanner, Verdict, looks_like};
+use crate::snapshot::admit::{Admission, AdmissionRequest, Refusal, Requested, admit};
+use crate::snapshot::policy::{Listener, ListenerProtocol, ProxyProtocol};
+use crate::wire::client_hello::{self, CONTENT_HANDSHAKE, Hello, HelloFault, Scanner, Verdict, looks_like};
+use crate::wire::proxy_protocol::read::{Header, HeaderFault, Verdict as HeaderVerdict};
+use crate::wire::proxy_protocol::{self, Announced, begins_header};
 
 /// The result of reading the first bytes.
 pub(crate) enum Peeked {
@@ -57,6 +61,7 @@ pub(crate) async fn peek(
         entry,
         listener,
         scanner: Scanner::new(listener.hello.bytes_max, listener.hello.records_max),
+        awaits_header: listener.proxy_protocol != ProxyProtocol::Forbid,
         received: Vec::new(),
     };
     // Tried at once, without asking the poller: mostly the hello is there when the connection is.
@@ -77,40 +82,61 @@ impl<'a> Waiting<'a> {
     /// most is ended. If its source has too many hellos, the one of them that has waited longest at this worker is ended, or
     /// this one where there is no other.
     pub(crate) fn begin(core: &'a Core, entry: &'a Rc<Entry>) -> Result<Self, Reason> {
-        let holder = &entry.holder;
         let waiting = Self(core, entry);
-        let Holder::Source(source) = *holder else { return Ok(waiting) };
-        let admission = &core.shared.admission;
-        if admission.counts_hellos(holder) {
-            entry.hello_counted.set(true);
-            if !admission.begin_hello(holder) {
-                let oldest = core.pending.borrow_mut().take_oldest_of(source);
-                let gives_way = oldest.as_ref().unwrap_or(entry);
-                let detail = core.refused_by(Limit::SourceHellos, gives_way.source.ip());
-                gives_way.facts.borrow_mut().detail = detail;
-                match oldest {
-                    Some(oldest) => oldest.cut(Limit::SourceHellos.reason()),
-                    None => return Err(Limit::SourceHellos.reason()),
-                }
-            }
-        }
-        let given_way = core.pending.borrow_mut().insert(source, entry.id, entry.clone(), core.pending_cap());
-        if let Some(given_way) = given_way {
-            given_way.cut(Reason::LimitGlobal);
-        }
+        list(core, entry)?;
         Ok(waiting)
     }
 }
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        let Self(core, entry) = self;
-        if let Holder::Source(source) = entry.holder {
-            core.pending.borrow_mut().remove(source, entry.id);
+        unlist(self.0, self.1);
+    }
+}
+
+/// Adds a connection to the list of pending hellos, under its source.
+fn list(core: &Core, entry: &Rc<Entry>) -> Result<(), Reason> {
+    let holder = entry.holder();
+    let admission = &core.shared.admission;
+    let source = pending_source(entry);
+    if admission.counts_hellos(&holder) {
+        entry.hello_counted.set(true);
+        if !admission.begin_hello(&holder) {
+            let oldest = core.pending.borrow_mut().take_oldest_of(source);
+            let gives_way = oldest.as_ref().unwrap_or(entry);
+            let detail = core.refused_by(Limit::SourceHellos, gives_way.source().ip());
+            gives_way.facts.borrow_mut().detail = detail;
+            match oldest {
+                Some(oldest) => oldest.cut(Limit::SourceHellos.reason()),
+                None => return Err(Limit::SourceHellos.reason()),
+            }
         }
-        if entry.hello_counted.take() {
-            core.shared.admission.end_hello(&entry.holder);
-        }
+    }
+    entry.is_pending.set(true);
+    let given_way = core.pending.borrow_mut().insert(source, entry.id, entry.clone(), core.pending_cap());
+    if let Some(given_way) = given_way {
+        given_way.cut(Reason::LimitGlobal);
+    }
+    Ok(())
+}
+
+/// Takes a connection from the list of pending hellos; returns true if it was there.
+fn unlist(core: &Core, entry: &Entry) -> bool {
+    if entry.hello_counted.take() {
+        core.shared.admission.end_hello(&entry.holder());
+    }
+    let was_pending = entry.is_pending.take();
+    if was_pending {
+        core.pending.borrow_mut().remove(pending_source(entry), entry.id);
+    }
+    was_pending
+}
+
+/// Returns the source among whose pending hellos a connection is listed.
+fn pending_source(entry: &Entry) -> IpAddr {
+    match *entry.holder() {
+        Holder::Source(source) => source,
+        Holder::Unannounced | Holder::Identity(_) => NO_SOURCE,
     }
 }
 
@@ -119,7 +145,9 @@ struct Peek<'a> {
     entry: &'a Rc<Entry>,
     listener: &'a Arc<Listener>,
     scanner: Scanner,
-    /// The bytes of a hello that did not come at once.
+    /// True until the PROXY header is read that the listener requires.
+    awaits_header: bool,
+    /// The bytes of a header or hello that did not come at once.
     received: Vec<u8>,
 }
 
@@ -131,7 +159,7 @@ impl Peek<'_> {
             tokio::select! {
                 biased;
                 reason = self.entry.cut_ordered() => return Peeked::Refused(reason),
-                () = tokio::time::sleep_until(deadline) => return Peeked::Refused(Reason::HelloTimeout),
+                () = tokio::time::sleep_until(deadline) => return self.too_late(),
                 ready = client.readable() => if ready.is_err() {
                     return Peeked::Refused(Reason::Internal);
                 },
@@ -167,21 +195,127 @@ impl Peek<'_> {
             }
             Ok(0) | Err(_) => return Some(Peeked::Gone),
             Ok(count) if self.received.is_empty() => {
-                let bytes = &scratch.bytes[..count];
-                let verdict = self.scanner.scan(bytes, &mut scratch.hello);
-                if let Some(peeked) = conclude(self.core, self.entry, self.listener, &verdict, bytes) {
-                    return Some(peeked);
+                match self.judge(&scratch.bytes[..count], &mut scratch.hello) {
+                    Continue(kept) => self.received.extend_from_slice(kept),
+                    Break(peeked) => return Some(peeked),
                 }
-                self.received.extend_from_slice(bytes);
             }
             Ok(count) => {
-                self.received.extend_from_slice(&scratch.bytes[..count]);
-                let verdict = self.scanner.scan(&self.received, &mut scratch.hello);
-                return conclude(self.core, self.entry, self.listener, &verdict, &self.received);
+                let mut received = std::mem::take(&mut self.received);
+                received.extend_from_slice(&scratch.bytes[..count]);
+                match self.judge(&received, &mut scratch.hello) {
+                    Continue(kept) => {
+                        let judged = received.len() - kept.len();
+                        received.drain(..judged);
+                        self.received = received;
+                    }
+                    Break(peeked) => return Some(peeked),
+                }
             }
         }
         None
     }
+
+    /// Judges the bytes received so far; returns those to be judged again with the next ones, if there is no result yet.
+    fn judge<'b>(
+        &mut self,
+        bytes: &'b [u8],
+        scratch: &mut client_hello::Scratch,
+    ) -> ControlFlow<Peeked, &'b [u8]> {
+        let mut bytes = bytes;
+        if self.awaits_header {
+            match proxy_protocol::read::read(bytes) {
+                HeaderVerdict::NeedMore => return Continue(bytes),
+                HeaderVerdict::Refused(fault) => return Break(self.header_refused(fault, bytes)),
+                HeaderVerdict::Whole { header, length } => {
+                    self.awaits_header = false;
+                    if let Err(reason) = self.announced(header) {
+                        return Break(Peeked::Refused(reason));
+                    }
+                    bytes = &bytes[length..];
+                }
+            }
+            if bytes.is_empty() {
+                return Continue(bytes);
+            }
+        }
+        let verdict = self.scanner.scan(bytes, scratch);
+        conclude(self.core, self.entry, self.listener, &verdict, bytes).map_or(Continue(bytes), Break)
+    }
+
+    /// Has the announced source judged as an accepted connection's is on other listeners.
+    fn announced(&self, header: Header) -> Result<(), Reason> {
+        let Self { core, entry, listener, .. } = self;
+        if entry.is_announced.get() {
+            return Ok(());
+        }
+        let was_listed = unlist(core, entry);
+        note_announced(entry, header);
+        if entry.proxied().is_some() {
+            admit_caller(newest(&core.snapshot(), listener), entry)?;
+        }
+        // A proxy that speaks for itself is judged with its hello: mostly none comes, as it only checks the gateway's health.
+        core.announced(entry)?;
+        if was_listed { list(core, entry) } else { Ok(()) }
+    }
+
+    fn header_refused(&self, fault: HeaderFault, bytes: &[u8]) -> Peeked {
+        if is_own(self.core, self.entry) {
+            return Peeked::Own;
+        }
+        let like = match fault {
+            HeaderFault::Missing if bytes.first() == Some(&CONTENT_HANDSHAKE) => Some("a TLS handshake"),
+            HeaderFault::Missing => looks_like(bytes),
+            HeaderFault::Malformed(_) | HeaderFault::TooLong(_) => None,
+        };
+        let like = like.map_or_else(String::new, |like| format!("; they look like {like}"));
+        let text = format!("{fault}{like}");
+        self.entry.facts.borrow_mut().detail = Some(text.into());
+        Peeked::Refused(Reason::ProxyProtocol)
+    }
+
+    fn too_late(&self) -> Peeked {
+        if self.awaits_header {
+            let text = "the PROXY header that the listener requires was not complete";
+            self.entry.facts.borrow_mut().detail = Some(text.into());
+        }
+        Peeked::Refused(Reason::HelloTimeout)
+    }
+}
+
+/// Looks for a whole PROXY header among the bytes that have come, without reading them, and has the connection's place counted
+/// for the source that it announces. For a gateway that is full: a client behind a proxy that has its share then needs no
+/// place to announce it.
+pub(crate) fn announced_at_once(core: &Core, entry: &Entry, client: &TcpStream) -> bool {
+    let mut scratch = core.scratch.borrow_mut();
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    let Ok((count, _)) = rustix::net::recv(client, &mut scratch.bytes[..proxy_protocol::V2_BYTES_MAX], flags)
+    else {
+        return false;
+    };
+    let HeaderVerdict::Whole { header, .. } = proxy_protocol::read::read(&scratch.bytes[..count]) else {
+        return false;
+    };
+    note_announced(entry, header);
+    entry.is_announced.set(true);
+    entry.set_holder(core.shared.admission.source(entry.source().ip()));
+    true
+}
+
+fn note_announced(entry: &Entry, header: Header) {
+    if let Header::Proxied(Announced { source, destination }) = header {
+        entry.announce(source, Proxied { proxy: entry.source(), destination });
+    }
+}
+
+/// Returns true if this gateway made the connection itself.
+fn is_own(core: &Core, entry: &Entry) -> bool {
+    // A header announces another address than the one that is dialled from.
+    let is_own = core.shared.own.is_own_dial(entry.peer());
+    if is_own {
+        entry.facts.borrow_mut().detail = Some("this gateway connected to itself".into());
+    }
+    is_own
 }
 
 /// Decides on the hello; `None` while it is not complete.
@@ -196,7 +330,7 @@ fn conclude(
         Verdict::NeedMore => return None,
         Verdict::Whole(hello) => hello,
         Verdict::Refused(fault) => {
-            entry.facts.borrow_mut().detail = fault_detail(fault, bytes);
+            entry.facts.borrow_mut().detail = fault_detail(fault, listener, bytes);
             return Some(Peeked::Refused(match fault {
                 HelloFault::NotTls => Reason::NotTls,
                 HelloFault::TooLarge => Reason::HelloTooLarge,
@@ -208,14 +342,13 @@ fn conclude(
     let after = entry.accepted.elapsed();
     core.local.hello(after);
     entry.facts.borrow_mut().hello = Some(after);
-    if core.shared.own.is_own_dial(entry.source) {
-        entry.facts.borrow_mut().detail = Some("this gateway connected to itself".into());
+    if is_own(core, entry) {
         return Some(Peeked::Own);
     }
     // A reload may have narrowed it since the connection was accepted.
     let snapshot = core.snapshot();
     let listener = newest(&snapshot, listener);
-    if let Err(reason) = admit_source(listener, entry.source.ip()) {
+    if let Err(reason) = admit_caller(listener, entry) {
         return Some(Peeked::Refused(reason));
     }
     if is_hbone(listener.protocol, hello) {
@@ -253,9 +386,11 @@ fn note_names(entry: &Entry, hello: &Hello<'_>) {
 }
 
 /// Returns the detail of a refused hello, if its reason does not say all.
-fn fault_detail(fault: &HelloFault, bytes: &[u8]) -> Option<Box<str>> {
+fn fault_detail(fault: &HelloFault, listener: &Listener, bytes: &[u8]) -> Option<Box<str>> {
+    let forbidden = listener.proxy_protocol == ProxyProtocol::Forbid && begins_header(bytes);
+    let key = if forbidden { ", which the listener's proxyProtocol.mode forbids" } else { "" };
     match fault {
-        HelloFault::NotTls => looks_like(bytes).map(|like| format!("it looks like {like}").into()),
+        HelloFault::NotTls => looks_like(bytes).map(|like| format!("it looks like {like}{key}").into()),
         HelloFault::Malformed(what) => Some((*what).into()),
         HelloFault::TooLarge | HelloFault::Fragments => None,
     }
@@ -285,7 +420,7 @@ fn ask(
     let question = AdmissionRequest {
         listener,
         requested: Requested::ServerName(hello.server_name),
-        source: Some(entry.source.ip()),
+        source: Some(entry.source().ip()),
         alpn: Some(hello.alpn.unwrap_or(Protocols::NONE)),
         identity: None,
     };

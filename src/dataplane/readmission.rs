@@ -2,12 +2,12 @@
 
 use std::rc::Rc;
 
-use super::core::{AT_ONCE, Core};
+use super::core::{AT_ONCE, Core, admit_caller};
 use super::entry::Entry;
 use crate::model::authority::Authority;
 use crate::model::reason::Reason;
 use crate::snapshot::Snapshot;
-use crate::snapshot::admit::{AdmissionRequest, Requested, admit_source, readmit};
+use crate::snapshot::admit::{AdmissionRequest, Requested, readmit};
 
 /// Ends the connections that the config file or the trust bundle does not admit any more; those of removed listeners drain.
 /// The others are counted for their services, if the file has begun to limit these.
@@ -49,15 +49,18 @@ fn is_still_admitted(snapshot: &Snapshot, entry: &Entry) -> bool {
     };
     let Some(permit) = &facts.permit else {
         // Not admitted yet, or an HBONE connection, whose streams are admitted one by one.
-        return facts.peer.is_none() || admit_source(listener, entry.source.ip()).is_ok();
+        return facts.peer.is_none() || admit_caller(listener, entry).is_ok();
     };
+    if admit_caller(listener, entry).is_err() {
+        return false;
+    }
     let question = AdmissionRequest {
         listener,
         requested: match &authority {
             Some(authority) => Requested::Authority(authority),
             None => Requested::ServerName(facts.sni.as_deref()),
         },
-        source: Some(entry.source.ip()),
+        source: Some(entry.source().ip()),
         alpn: None,
         identity: stream.map(|stream| &stream.peer.proof.identity),
     };

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::checks::Summary;
-use super::entry::Entry;
+use super::entry::{Entry, Proxied};
 use super::upstreams::Upstreams;
 use super::withdrawals::Which;
 use crate::model::address::Bind;
@@ -23,6 +23,8 @@ use crate::tls::context::NodeContext;
 
 /// The state that all workers share.
 pub(crate) struct Shared {
+    /// A number by which the ids of this process's connections differ from those of other processes.
+    pub(crate) process: u64,
     /// Metrics and logs of the program.
     pub(crate) telemetry: Telemetry,
     /// The run-time state of endpoints.
@@ -135,6 +137,7 @@ pub(crate) struct Arrival {
     holder: Holder,
     id: u64,
     source: SocketAddr,
+    proxied: Option<Proxied>,
     local: Option<SocketAddr>,
     accepted: Instant,
     time: SystemTime,
@@ -146,9 +149,10 @@ impl Arrival {
     /// Takes what another worker needs of a connection.
     pub(crate) fn of(entry: &Entry, socket: OwnedFd, opening: Opening) -> Self {
         Self {
-            holder: entry.holder.clone(),
+            holder: entry.holder().clone(),
             id: entry.id,
-            source: entry.source,
+            source: entry.source(),
+            proxied: entry.proxied().copied(),
             local: entry.local.get(),
             accepted: entry.accepted,
             time: entry.time,
@@ -161,6 +165,9 @@ impl Arrival {
     pub(crate) fn into_entry(self, tick: u32) -> (Entry, OwnedFd, Opening) {
         let listener = self.opening.listener.name.clone();
         let mut entry = Entry::new(self.holder, self.id, listener, self.source, tick);
+        if let Some(proxied) = self.proxied {
+            entry.announce(self.source, proxied);
+        }
         entry.accepted = self.accepted;
         entry.time = self.time;
         entry.local.set(self.local);

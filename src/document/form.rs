@@ -438,10 +438,12 @@ words!(
     endpoint::TlsMode,
     endpoint::Encapsulation,
     endpoint::Health,
+    endpoint::ProxyVersion,
     policy::Access,
     policy::ListenerProtocol,
     policy::LoadBalancing,
     policy::LocalityMode,
+    policy::ProxyMode,
 );
 
 /// One of the words of a type.

@@ -34,6 +34,28 @@ impl fmt::Display for Weight {
     }
 }
 
+/// The version of the PROXY header that an endpoint is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ProxyVersion {
+    /// One line of text: the addresses.
+    V1,
+    /// A binary header: the addresses, the name that the client asked for, and an id of the connection.
+    V2,
+}
+
+impl ProxyVersion {
+    /// All values, in the order that documents list them.
+    pub const ALL: [Self; 2] = [Self::V1, Self::V2];
+
+    /// Returns the value as the config file writes it.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::V1 => "v1",
+            Self::V2 => "v2",
+        }
+    }
+}
+
 /// The health that a registry gives an endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Health {

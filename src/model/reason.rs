@@ -61,7 +61,7 @@ reasons! {
     AlpnRefused = "alpn_refused",
     /// The source address is outside the listener's `from`.
     SourceDenied = "source_denied",
-    /// The PROXY header is missing, forbidden, or malformed.
+    /// The PROXY header that the listener requires is missing or malformed, or its sender is not trusted.
     ProxyProtocol = "proxy_protocol",
     /// The TLS handshake with the caller failed.
     TlsFailed = "tls_failed",
@@ -121,7 +121,7 @@ impl Reason {
             Self::HelloTooLarge | Self::HelloFragments => "the client; `listeners[].hello`",
             Self::BadHello => "`detail`; the client, or a middlebox between client and gateway",
             Self::NotTls => {
-                "`detail`: the client speaks another protocol, or a load balancer adds a PROXY header"
+                "`detail`: the client speaks another protocol, or a load balancer adds a PROXY header (`listeners[].proxyProtocol`)"
             }
             Self::NoSni => "the client's TLS settings; route `\"-\"`",
             Self::SniInvalid => "`sni`; the client's settings",
@@ -131,7 +131,9 @@ impl Reason {
             Self::NotExported => "`isthmus explain NAME`; `exports`",
             Self::AlpnRefused => "`alpn`, `detail`; `listeners[].alpn`, `listeners[].protocol`",
             Self::SourceDenied => "`source`; `listeners[].from`",
-            Self::ProxyProtocol => "the load balancer before the gateway; `listeners[].proxyProtocol`",
+            Self::ProxyProtocol => {
+                "`detail`; the load balancer before the gateway; `listeners[].proxyProtocol`"
+            }
             Self::TlsFailed => "`detail`; `isthmus get certificates`; the caller's TLS version",
             Self::IdentityUntrusted => "`detail`; `isthmus get certificates`; `trust`",
             Self::IdentityExpired => "`detail` names the certificate; its renewal; the clocks of both hosts",

@@ -75,6 +75,8 @@ pub struct ConnectionRecord {
     pub protocol: ConnectionProtocol,
     /// The address and port of the client.
     pub source: SocketAddr,
+    /// The address and port of the proxy that announced `source` by a PROXY header; `None` if the client connected itself.
+    pub proxy: Option<SocketAddr>,
     /// The address of the gateway that the client connected to.
     pub local: Option<SocketAddr>,
     /// The network whose CIDR holds the source; empty if unknown.
@@ -113,6 +115,8 @@ pub struct ConnectionRecord {
     pub trace_state: Option<Box<str>>,
     /// The span of this connection; `None` if the trace is not sampled.
     pub span: Option<Span>,
+    /// The id that the endpoint was sent in a PROXY header of version 2.
+    pub unique_id: Option<Box<str>>,
     /// The exact fault, if the reason alone does not say it.
     pub detail: Option<Box<str>>,
     /// True if the caller cancelled the stream after it was answered, which is not a fault.

@@ -46,6 +46,9 @@ pub enum Holder {
     Source(IpAddr),
     /// A SPIFFE ID.
     Identity(Arc<str>),
+    /// A connection that has not announced its source yet. It has no share, and takes no place from the other holders; all of
+    /// these have a fifth of the limit together, and at a full gateway as many as places may be above the limit.
+    Unannounced,
 }
 
 /// The limit that refuses a connection.
@@ -98,6 +101,8 @@ pub enum Released {
 pub struct Admission {
     limit: AtomicUsize,
     used: AtomicUsize,
+    /// The places of [`Holder::Unannounced`], which take none from the others.
+    unannounced: AtomicUsize,
     sources: Sources,
     holders: DashMap<Holder, Held, DefaultHashBuilder>,
     /// The number of `holders` with a place.
@@ -115,6 +120,7 @@ impl Admission {
         Self {
             limit: AtomicUsize::new(limit),
             used: AtomicUsize::new(0),
+            unannounced: AtomicUsize::new(0),
             sources: Sources::default(),
             holders: DashMap::default(),
             holders_len: AtomicUsize::new(0),
@@ -144,9 +150,9 @@ impl Admission {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of places in use.
+    /// Returns the number of places in use, those of connections that have not announced their source included.
     pub fn used(&self) -> usize {
-        self.used.load(Ordering::Relaxed)
+        self.used.load(Ordering::Relaxed) + self.unannounced.load(Ordering::Relaxed)
     }
 
     /// Returns the number of holders that have a place.
@@ -163,6 +169,9 @@ impl Admission {
     /// once.
     pub fn admit(&self, holder: &Holder) -> Verdict {
         let limit = self.limit();
+        if *holder == Holder::Unannounced {
+            return if self.take_unannounced(limit) { Verdict::Admit } else { Verdict::Refuse(Limit::All) };
+        }
         let entry = self.holders.entry(holder.clone());
         let held = held(&entry);
         let spent_until = match self.sources.judge(holder, &held) {
@@ -200,9 +209,23 @@ impl Admission {
         }
     }
 
+    /// Exchanges the place of [`Holder::Unannounced`] for one of this holder, unless it is refused; then the connection keeps
+    /// the place until it is released.
+    pub fn exchange(&self, holder: &Holder) -> Verdict {
+        let verdict = self.admit(holder);
+        if !matches!(verdict, Verdict::Refuse(_)) {
+            self.lower_unannounced();
+        }
+        verdict
+    }
+
     /// Releases a place of a holder.
     pub fn release(&self, holder: &Holder) -> Released {
         let mut released = Released::Done;
+        if *holder == Holder::Unannounced {
+            self.lower_unannounced();
+            return released;
+        }
         match self.holders.entry(holder.clone()) {
             Entry::Occupied(mut held) if held.get().places > 1 => held.get_mut().places -= 1,
             Entry::Occupied(mut held) if held.get().places == 1 => {
@@ -222,9 +245,30 @@ impl Admission {
                 debug_assert!(false, "{holder:?} gives back a place that it has not");
             }
         }
+        self.lower_used();
+        released
+    }
+
+    /// Takes a place for a connection that has not announced its source; returns true if there is one.
+    fn take_unannounced(&self, limit: usize) -> bool {
+        if !take(&self.unannounced, (limit / RESERVED_PART).max(1)) {
+            return false;
+        }
+        let admitted = self.used() <= limit.saturating_add(overdraft(limit));
+        if !admitted {
+            self.unannounced.fetch_sub(1, Ordering::Relaxed);
+        }
+        admitted
+    }
+
+    fn lower_unannounced(&self) {
+        let before = self.unannounced.fetch_sub(1, Ordering::Relaxed);
+        debug_assert!(before > 0, "a connection announces its source twice");
+    }
+
+    fn lower_used(&self) {
         let before = self.used.fetch_sub(1, Ordering::Relaxed);
         debug_assert!(before > 0, "more places are given back than were taken");
-        released
     }
 
     /// Forgets the allowance of a holder that was [remembered](Released::Remembered), if it is full again; returns false if
@@ -348,9 +392,13 @@ mod tests {
 
     /// Asks for a place after the pause between two searches.
     fn patiently(admission: &Admission, holder: &Holder) -> Verdict {
+        after_pause(|| admission.admit(holder))
+    }
+
+    fn after_pause(ask: impl Fn() -> Verdict) -> Verdict {
         let begun = Instant::now();
         loop {
-            let verdict = admission.admit(holder);
+            let verdict = ask();
             if !matches!(verdict, Verdict::Refuse(_)) || begun.elapsed() > Duration::from_millis(200) {
                 return verdict;
             }
@@ -493,6 +541,40 @@ mod tests {
         assert_eq!((admission.holders.len(), admission.used()), (3, 0));
         assert_eq!(admission.admit(&source(2)), Verdict::Refuse(Limit::SourceRate), "it is remembered");
         assert_eq!(admission.admit(&source(100)), Verdict::Admit, "no source pays for the others");
+    }
+
+    #[test]
+    fn a_connection_that_announces_its_source_is_judged_by_it() {
+        let admission = Admission::new(32);
+        admission.set_source_limits(&SourceLimits { connections: Some(30), ..SourceLimits::default() });
+        assert_eq!(take(&admission, &Holder::Unannounced, 1), 1);
+        assert_eq!(admission.exchange(&source(1)), Verdict::Admit);
+        assert_eq!((take(&admission, &source(1), 40), admission.used(), admission.holders()), (29, 30, 1));
+        // At the source's limit, the place stays until it is released.
+        assert_eq!(take(&admission, &Holder::Unannounced, 1), 1);
+        assert_eq!(admission.exchange(&source(1)), Verdict::Refuse(Limit::SourceConnections));
+        assert_eq!(admission.release(&Holder::Unannounced), Released::Done);
+        assert_eq!(admission.used(), 30);
+        // A full gateway still reads some headers, and finds a place for a source that has none.
+        assert_eq!(take(&admission, &source(2), 2), 2);
+        assert_eq!(take(&admission, &Holder::Unannounced, 10), 2, "as many as may be above the limit");
+        assert_eq!(after_pause(|| admission.exchange(&source(3))), Verdict::AdmitAndTakeBack(source(1)));
+        assert_eq!(admission.exchange(&source(1)), Verdict::Refuse(Limit::SourceConnections));
+        assert_eq!((admission.used(), admission.unannounced.load(Ordering::Relaxed)), (34, 1));
+    }
+
+    #[test]
+    fn connections_that_announce_nothing_have_a_fifth_of_the_limit() {
+        let admission = Admission::new(50);
+        assert_eq!(take(&admission, &Holder::Unannounced, 50), 10);
+        assert_eq!(take(&admission, &source(1), 60), 50, "they keep no announced one out");
+        for _ in 0..10 {
+            assert_eq!(admission.release(&Holder::Unannounced), Released::Done);
+        }
+        assert_eq!(
+            (take(&admission, &Holder::Unannounced, 50), admission.used()),
+            (overdraft(50), 50 + overdraft(50))
+        );
     }
 
     #[test]

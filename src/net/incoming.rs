@@ -206,7 +206,7 @@ impl Shared {
                 }
             }
             // All holders of this admission are sources.
-            Verdict::AdmitAndTakeBack(Holder::Identity(_)) | Verdict::Refuse(_) => return None,
+            Verdict::AdmitAndTakeBack(_) | Verdict::Refuse(_) => return None,
         }
         let state = Arc::new(State::default());
         let id = self.ids.fetch_add(1, Ordering::Relaxed);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::Snapshot;
 use super::candidates::Candidates;
 use super::exports::grant;
-use super::policy::{ExportRule, Listener, RouteTarget, admits};
+use super::policy::{ExportRule, Listener, ProxyProtocol, RouteTarget, admits};
 use super::routes::RouteEntry;
 use super::service_view::{AskedBy, PortView, ServiceView};
 use crate::model::address::Host;
@@ -172,9 +172,19 @@ impl From<Reason> for Refusal {
     }
 }
 
-/// Returns an error unless the listener's `from` holds the source. Called before a byte is read.
+/// Returns an error unless the listener's `from` holds the source. Called before a byte is read, or after the PROXY header that
+/// announces the source.
 pub fn admit_source(listener: &Listener, source: IpAddr) -> Result<(), Reason> {
     if admits(&listener.from, source) { Ok(()) } else { Err(Reason::SourceDenied) }
+}
+
+/// Returns an error if the listener requires a PROXY header and does not believe those of this peer. Called before a byte is
+/// read.
+pub fn admit_proxy(listener: &Listener, peer: IpAddr) -> Result<(), Reason> {
+    match &listener.proxy_protocol {
+        ProxyProtocol::Require { from } if !admits(from, peer) => Err(Reason::ProxyProtocol),
+        ProxyProtocol::Require { .. } | ProxyProtocol::Forbid => Ok(()),
+    }
 }
 
 /// Decides on a whole ClientHello or the head of a CONNECT: source, ALPN, name, export, endpoints, in this

@@ -8,7 +8,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 
 use crate::model::address::{Bind, Host};
-use crate::model::endpoint::{Labels, Weight};
+use crate::model::endpoint::{Labels, ProxyVersion, Weight};
 use crate::model::identity::{Identity, IdentityPattern, TrustDomain};
 use crate::model::limits::SourceLimits;
 use crate::model::name::{HostName, NamePattern};
@@ -164,6 +164,8 @@ pub struct Listener {
     pub alpn: Vec<Box<[u8]>>,
     /// Source addresses that are admitted; empty: all.
     pub from: Vec<IpNet>,
+    /// Whether connections begin with a PROXY header.
+    pub proxy_protocol: ProxyProtocol,
     /// Limits of the ClientHello.
     pub hello: HelloLimits,
 }
@@ -172,7 +174,45 @@ impl Listener {
     /// Returns a listener of protocol SNI that admits every source.
     pub fn sni(name: Arc<str>, bind: Bind) -> Self {
         let (protocol, hello) = (ListenerProtocol::Sni, HelloLimits::default());
-        Self { name, bind, protocol, alpn: Vec::new(), from: Vec::new(), hello }
+        let proxy_protocol = ProxyProtocol::Forbid;
+        Self { name, bind, protocol, alpn: Vec::new(), from: Vec::new(), proxy_protocol, hello }
+    }
+}
+
+/// Whether the connections of a listener begin with a PROXY header. A header that may be there or not could be forged by
+/// everybody, so there is no third mode.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ProxyProtocol {
+    /// There is no header; one is not TLS.
+    #[default]
+    Forbid,
+    /// Each connection begins with a header, which announces the client's address.
+    Require {
+        /// The peers whose headers are believed; not empty.
+        from: Vec<IpNet>,
+    },
+}
+
+/// The mode of [`ProxyProtocol`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ProxyMode {
+    /// There is no header.
+    #[default]
+    Forbid,
+    /// Each connection begins with a header.
+    Require,
+}
+
+impl ProxyMode {
+    /// All values, in the order that documents list them.
+    pub const ALL: [Self; 2] = [Self::Forbid, Self::Require];
+
+    /// Returns the value as the config file writes it.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Forbid => "forbid",
+            Self::Require => "require",
+        }
     }
 }
 
@@ -414,6 +454,8 @@ pub struct Tuning {
     pub connect_timeout: Duration,
     /// True if endpoints that are not healthy are chosen when none is healthy.
     pub panic: bool,
+    /// The PROXY header that endpoints are sent before the client's first byte, but for those with `tunnel: hbone`.
+    pub send_proxy: Option<ProxyVersion>,
 }
 
 impl Tuning {
@@ -426,6 +468,7 @@ impl Tuning {
             health: None,
             connect_timeout: timeouts.connect,
             panic: true,
+            send_proxy: None,
         }
     }
 

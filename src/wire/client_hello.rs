@@ -15,7 +15,8 @@ const HANDSHAKE_HEADER: usize = 4;
 /// Longest plaintext record (RFC 8446 §5.1).
 const RECORD_BYTES_MAX: usize = 1 << 14;
 const CONTENT_ALERT: u8 = 21;
-const CONTENT_HANDSHAKE: u8 = 22;
+/// The type of a record with a part of the handshake (RFC 8446 §5.1).
+pub const CONTENT_HANDSHAKE: u8 = 22;
 const HANDSHAKE_CLIENT_HELLO: u8 = 1;
 const EXTENSION_SERVER_NAME: u16 = 0;
 const EXTENSION_ALPN: u16 = 16;

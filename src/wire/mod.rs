@@ -4,4 +4,5 @@ pub mod alert;
 pub mod client_hello;
 pub mod connect;
 pub mod frames;
+pub mod proxy_protocol;
 pub mod records;

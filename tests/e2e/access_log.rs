@@ -108,8 +108,14 @@ fn a_refused_hello_says_what_it_looks_like() {
     for (bytes, like) in [
         (&b"GET / HTTP/1.1\r\n\r\n"[..], "it looks like HTTP"),
         (b"SSH-2.0-OpenSSH_9.2\r\n", "it looks like SSH"),
-        (b"PROXY TCP4 10.0.0.1 10.0.0.2 1 2\r\n", "it looks like a PROXY v1 header"),
-        (b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c", "it looks like a PROXY v2 header"),
+        (
+            b"PROXY TCP4 10.0.0.1 10.0.0.2 1 2\r\n",
+            "it looks like a PROXY v1 header, which the listener's proxyProtocol.mode forbids",
+        ),
+        (
+            b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c",
+            "it looks like a PROXY v2 header, which the listener's proxyProtocol.mode forbids",
+        ),
     ] {
         send(&gateway, "default", bytes);
         gateway.logged(like, |line| line["reason"] == "not_tls" && line["detail"] == like);

@@ -45,7 +45,7 @@ fn open(source: Ipv4Addr, address: SocketAddr, name: &str) -> Result<TcpStream, 
 
 #[track_caller]
 fn refused(opened: Result<TcpStream, Vec<u8>>) {
-    assert_eq!(opened.err().expect("refused"), alert(INTERNAL_ERROR));
+    assert_eq!(opened.expect_err("refused"), alert(INTERNAL_ERROR));
 }
 
 fn count(gateway: &Gateway, reason: &str) -> f64 {
@@ -111,8 +111,8 @@ fn a_source_opens_as_many_connections_in_a_second_as_its_limit() {
     let address = gateway.listener("default");
     let begun = Instant::now();
     let served = (0..200).filter(|_| open(GREEDY, address, "a.test").is_ok()).count();
-    let most = RATE + (begun.elapsed().as_secs_f64() * RATE as f64) as usize + 1;
-    assert!((RATE..=most).contains(&served), "{served} of 200 in {:?}", begun.elapsed());
+    let most = RATE as f64 * (1.0 + begun.elapsed().as_secs_f64()) + 1.0;
+    assert!(served >= RATE && served as f64 <= most, "{served} of 200 in {:?}", begun.elapsed());
     for _ in 0..RATE {
         drop(open(HONEST, address, "a.test").expect("another source"));
     }
@@ -164,8 +164,7 @@ fn of_a_sources_incomplete_hellos_the_oldest_gives_way() {
     let line = gateway.logged("its end", |line| line["reason"] == "limit_source");
     let detail = "127.0.0.2 has all of its 2 incomplete hellos (limits.perSource.pendingHellos)";
     assert_eq!(line["detail"], detail);
-    // Whole hellos and other sources are not concerned; those that wait can go on.
-    drop(open(GREEDY, address, "a.test").expect("a whole hello"));
+    // Other sources are not concerned; those that wait can go on.
     let mut other = connect_from(HONEST, address);
     other.write_all(&hello[..10]).expect("sent");
     for client in waiting[1..].iter_mut().chain([&mut other]) {

@@ -13,6 +13,7 @@ use h2::{Ping, RecvStream, SendStream};
 use http::{HeaderMap, Request, StatusCode};
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
 use tokio_rustls::TlsConnector;
@@ -77,6 +78,16 @@ impl Hbone {
         config: Arc<ClientConfig>,
         builder: &Builder,
     ) -> io::Result<Self> {
+        Self::connect_behind(address, &[], config, builder)
+    }
+
+    /// Connects, and sends these bytes before the TLS handshake.
+    pub fn connect_behind(
+        address: SocketAddr,
+        header: &[u8],
+        config: Arc<ClientConfig>,
+        builder: &Builder,
+    ) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
@@ -84,8 +95,9 @@ impl Hbone {
             .expect("a runtime");
         let (sender, ended) = tokio::sync::watch::channel(None);
         let send = runtime.block_on(async {
-            let socket = TcpStream::connect(address).await?;
+            let mut socket = TcpStream::connect(address).await?;
             socket.set_nodelay(true)?;
+            socket.write_all(header).await?;
             let tls = TlsConnector::from(config).connect(ServerName::from(address.ip()), socket).await?;
             let (send, mut connection) = builder.handshake(tls).await.map_err(io::Error::other)?;
             // A TLS 1.3 client finishes its handshake before the server has checked its certificate; the

@@ -5,6 +5,7 @@
 
 pub mod authority;
 pub mod backend;
+pub mod balancer;
 pub mod client;
 pub mod collector;
 pub mod dns;
@@ -24,6 +25,7 @@ pub mod kube_world;
 pub mod markdown;
 pub mod namespace;
 pub mod pki;
+pub mod proxy_header;
 pub mod python;
 pub mod raw;
 pub mod yaml;

@@ -8,7 +8,7 @@ use crate::document::problem::InvalidValue;
 use crate::document::scalar;
 use crate::document::table::{Kind, Union};
 use crate::document::tree::Node;
-use crate::model::endpoint::Weight;
+use crate::model::endpoint::{ProxyVersion, Weight};
 use crate::snapshot::policy::{self, LocalityMode, RouteName, Timeouts, Tuning};
 
 text_forms! {
@@ -52,6 +52,13 @@ pub(in crate::config) const PANIC: Defaulted<form::Boolean> = Defaulted::new(
     "If no endpoint is healthy: `true` tries all endpoints, `false` refuses the connection.",
 );
 
+pub(in crate::config) const SEND_PROXY_PROTOCOL: Key<form::Choice<ProxyVersion>> = Key::optional(
+    "sendProxyProtocol",
+    "none",
+    "PROXY header that an endpoint is sent before the client's first byte, with the client's address. `v2` adds the name that \
+     the client asked for and the `unique_id` of the access log. Endpoints with `tunnel: hbone` are sent none.",
+);
+
 keys! {
     /// The target of a name: endpoints, or a service of the mesh.
     pub(in crate::config) Route "route" one of [ENDPOINTS, SERVICE] {
@@ -65,7 +72,7 @@ keys! {
         PORT "port": form::Port => "none";
         /// Subset of the service.
         SUBSET "subset": form::Subset => "all endpoints";
-    } + LOAD_BALANCING + HEALTH + EJECTION + CONNECT_TIMEOUT + PANIC
+    } + LOAD_BALANCING + HEALTH + EJECTION + CONNECT_TIMEOUT + PANIC + SEND_PROXY_PROTOCOL
 
     /// One endpoint of a route.
     pub(in crate::config) RouteEndpoint "routeEndpoint" {
@@ -77,14 +84,14 @@ keys! {
         LOCALITY "locality": form::Locality => "unknown";
     }
 
-    /// Load balancing, health checks, ejection and connect timeout for all services of the mesh.
-    pub(in crate::config) Defaults "defaults" {} + LOAD_BALANCING + HEALTH + EJECTION + CONNECT_TIMEOUT + PANIC
+    /// Load balancing, health checks, ejection, connect timeout and PROXY header for all services of the mesh.
+    pub(in crate::config) Defaults "defaults" {} + LOAD_BALANCING + HEALTH + EJECTION + CONNECT_TIMEOUT + PANIC + SEND_PROXY_PROTOCOL
 
-    /// Load balancing, health checks, ejection and connect timeout for some services.
+    /// Load balancing, health checks, ejection, connect timeout and PROXY header for some services.
     pub(in crate::config) Policy "policy" {
         /// Host names of the services. The same name may not be in two policies.
         SERVICES "services": form::NonEmpty<form::Pattern> => required;
-    } + LOAD_BALANCING + HEALTH + EJECTION + CONNECT_TIMEOUT + PANIC
+    } + LOAD_BALANCING + HEALTH + EJECTION + CONNECT_TIMEOUT + PANIC + SEND_PROXY_PROTOCOL
 
     /// How the gateway chooses one of several endpoints.
     pub(in crate::config) LoadBalancing "loadBalancing" {

@@ -648,13 +648,10 @@ fn words_of_other_programs() {
 fn keys_that_this_version_does_not_have() {
     let not_yet = "which is not available in this version (";
     refused_with(
-        "routes: {a.b: {endpoints: ['h:1'], sendProxyProtocol: v2}}\n\
-         listeners: [{name: a, bind: ':1', proxyProtocol: {mode: require}}]",
+        "peers: [{name: west}]\ndnsServer: {bind: '127.0.0.1:53'}",
         &[
-            &format!(
-                ":2:36: routes[\"a.b\"].sendProxyProtocol: found the key \"sendProxyProtocol\", {not_yet}"
-            ),
-            &format!(":3:35: listeners[0].proxyProtocol: found the key \"proxyProtocol\", {not_yet}"),
+            &format!(":2:1: peers: found the key \"peers\", {not_yet}"),
+            &format!(":3:1: dnsServer: found the key \"dnsServer\", {not_yet}"),
         ],
     );
 }

@@ -6,12 +6,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::schedule::User;
+use crate::model::endpoint::Encapsulation;
 use crate::snapshot::Snapshot;
 use crate::snapshot::candidates::{Candidate, Candidates};
 use crate::snapshot::dialled::Dialled;
 use crate::snapshot::policy::{Policy, Route, RouteTarget, Tuning};
 use crate::snapshot::routes::RouteTable;
 use crate::snapshot::service_view::ServiceView;
+use crate::wire::proxy_protocol::write::local;
 use crate::world::Since;
 
 /// A service or a route.
@@ -152,8 +154,11 @@ fn users(candidates: &Candidates) -> impl Iterator<Item = (SocketAddr, User)> {
 }
 
 /// Returns the bytes that an endpoint expects before all others: a PROXY header that stands for no connection.
-fn greeting_of(_: &Tuning, _: &Candidate) -> &'static [u8] {
-    &[]
+fn greeting_of(tuning: &Tuning, candidate: &Candidate) -> &'static [u8] {
+    match (tuning.send_proxy, candidate.encapsulation) {
+        (Some(version), Encapsulation::None) => local(version),
+        (None, _) | (Some(_), Encapsulation::Hbone) => &[],
+    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::meter::ConnectionStats;
-use crate::dataplane::entry::Peer;
+use crate::dataplane::entry::{Peer, Proxied};
 use crate::model::reason::Reason;
 use crate::snapshot::policy::{HboneLimits, Listener};
 
@@ -14,7 +14,9 @@ use crate::snapshot::policy::{HboneLimits, Listener};
 pub(super) struct HboneConnection {
     /// The address and port of the client.
     pub(super) source: SocketAddr,
-    /// The address of this gateway that the client connected to.
+    /// The proxy that announced `source`, if one did.
+    pub(super) proxied: Option<Proxied>,
+    /// The address of this gateway that the client, or the proxy, connected to.
     pub(super) local: Option<SocketAddr>,
     /// The listener that accepted the connection.
     pub(super) listener: Arc<Listener>,

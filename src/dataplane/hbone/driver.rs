@@ -48,7 +48,8 @@ pub(super) fn drive<'a>(
     let limit = limits.held_per_connection;
     let holding = Holding::new(core.clone(), peer.held.clone(), limit, entry.clone());
     let shared = Rc::new(HboneConnection {
-        source: entry.source,
+        source: entry.source(),
+        proxied: entry.proxied().copied(),
         local: entry.local.get(),
         listener,
         limits,
@@ -151,7 +152,7 @@ impl Driver<'_> {
     }
 
     fn broken(&self, error: &h2::Error) {
-        tracing::debug!(source = %self.entry.source, %error, "HBONE connection ends");
+        tracing::debug!(source = %self.entry.source(), %error, "HBONE connection ends");
         let timed_out = |error: &io::Error| error.kind() == io::ErrorKind::TimedOut;
         let reason = match error.get_io() {
             Some(error) if timed_out(error) => Reason::ClientGone,
@@ -211,7 +212,7 @@ impl Driver<'_> {
             return;
         }
         if let Some(what) = self.shared.stats.excess(self.core.clock.now(), &self.shared.limits) {
-            let (source, identity) = (self.entry.source, &self.shared.peer.proof.identity);
+            let (source, identity) = (self.entry.source(), &self.shared.peer.proof.identity);
             tracing::info!(%source, %identity, "HBONE connection closed: too many {what} in a second");
             self.entry.facts.borrow_mut().detail = Some(format!("too many {what} in a second").into());
             self.end(Reason::BadRequest, h2::Reason::ENHANCE_YOUR_CALM);

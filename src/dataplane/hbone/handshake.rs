@@ -18,11 +18,10 @@ use tokio_rustls::server::TlsStream;
 use super::meter::ConnectionStats;
 use super::metered::Metered;
 use super::transport::{FRAME, RECORDS, Transport};
-use crate::dataplane::core::{Core, newest};
+use crate::dataplane::core::{Core, admit_caller, newest};
 use crate::dataplane::entry::{Entry, Peer};
 use crate::dataplane::peek::Waiting;
 use crate::model::reason::Reason;
-use crate::snapshot::admit::admit_source;
 use crate::snapshot::policy::{HboneLimits, Listener};
 use crate::tls::proof::{Proof, tls_error_of};
 use crate::tls::server::refused_identity;
@@ -95,7 +94,7 @@ pub(super) async fn handshake(
         let peer = Rc::new(Peer::new(proof, trust));
         // No await since the verification: a bundle that changes from here on finds the peer in the table.
         entry.facts.borrow_mut().peer = Some(peer.clone());
-        admit_source(newest(&core.snapshot(), listener), entry.source.ip())?;
+        admit_caller(newest(&core.snapshot(), listener), entry)?;
         agree(core, limits, stream, peer).await
     });
     // An order to end and the deadline win: a client that drips cannot outrun them.
@@ -121,7 +120,7 @@ async fn secure(
     let accept = TlsAcceptor::from(hbone.tls.clone()).accept(transport);
     // In the same poll, as `refused_identity` is of the last handshake of this thread.
     let accept = async { accept.await.map_err(|error| tls_failed(&error)) };
-    core.pacer.paced(&core.scope, entry.source.ip(), accept).await
+    core.pacer.paced(&core.scope, entry.source().ip(), accept).await
 }
 
 fn tls_failed(error: &io::Error) -> Failed {

@@ -41,6 +41,9 @@ pub(super) async fn serve(
     let (id, tick) = (core.next_id(), core.clock.now());
     let entry = Rc::new(Entry::new(holder, id, name, connection.source, tick));
     entry.local.set(connection.local);
+    if let Some(proxied) = connection.proxied {
+        entry.announce(connection.source, proxied);
+    }
     core.local.accepted(&entry.listener);
     if let Err(reason) = core.admit(&entry) {
         refuse(&connection, respond, status_of(reason));

@@ -1,0 +1,66 @@
+//! The PROXY header by which an endpoint learns the client's address.
+
+use std::io::IoSlice;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsFd;
+
+use rustix::io::Errno;
+use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
+
+use super::core::Core;
+use super::entry::{ConnectionFacts, Entry, OutgoingHeader};
+use super::peek::Replay;
+use crate::model::address::Host;
+use crate::model::authority::Authority;
+use crate::model::endpoint::ProxyVersion;
+use crate::model::name::{NameBuffer, canonical};
+use crate::wire::proxy_protocol::{Announced, write};
+
+/// Makes the header of a connection, unless it has one.
+pub(super) fn prepare(core: &Core, entry: &Entry, version: ProxyVersion) {
+    let mut facts = entry.facts.borrow_mut();
+    if facts.header.is_some() {
+        return;
+    }
+    let source = entry.source();
+    let local = entry.proxied().map(|proxied| proxied.destination).or_else(|| entry.local.get());
+    let announced = Announced { source, destination: local.unwrap_or_else(|| nowhere(source)) };
+    let header = match version {
+        ProxyVersion::V1 => OutgoingHeader { bytes: write::v1(&announced).into(), unique_id: None },
+        ProxyVersion::V2 => {
+            let unique_id: Box<str> = format!("{:016x}{:016x}", core.shared.process, entry.id).into();
+            let mut buffer = NameBuffer::new();
+            let name = requested(&facts, &mut buffer);
+            let bytes = write::v2(&announced, name, &unique_id).into();
+            OutgoingHeader { bytes, unique_id: Some(unique_id) }
+        }
+    };
+    facts.header = Some(Box::new(header));
+}
+
+/// Sends the header and what was read of the client, with one system call; returns how much was sent of the latter.
+pub(super) fn send(socket: &impl AsFd, entry: &Entry, replay: Option<&Replay>) -> Result<usize, Errno> {
+    let facts = entry.facts.borrow();
+    let header = facts.header.as_ref().map_or(&[][..], |header| &header.bytes);
+    let rest = replay.map_or(&[][..], |replay| &replay.bytes);
+    let pieces = [IoSlice::new(header), IoSlice::new(rest)];
+    let sent = sendmsg(socket, &pieces, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL)?;
+    // The buffer of a new socket takes more than a header.
+    sent.checked_sub(header.len()).ok_or(Errno::NOBUFS)
+}
+
+/// Returns the unspecified address of the same family, where the kernel did not give the client's destination.
+fn nowhere(source: SocketAddr) -> SocketAddr {
+    let ip: IpAddr =
+        if source.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    SocketAddr::new(ip, 0)
+}
+
+/// Returns the host name that the client asked for, in the form in which it was looked up.
+fn requested<'b>(facts: &ConnectionFacts, buffer: &'b mut NameBuffer) -> Option<&'b str> {
+    if let Some(stream) = &facts.stream {
+        let Host::Name(name) = Authority::parse(&stream.authority).ok()?.host else { return None };
+        return canonical(name.as_str().as_bytes(), buffer).ok();
+    }
+    canonical(facts.sni.as_deref()?, buffer).ok()
+}

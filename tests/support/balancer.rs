@@ -1,0 +1,106 @@
+//! HAProxy and nginx as Debian packages them, each started with a config of the test.
+
+use std::fs::File;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use tempfile::TempDir;
+
+use super::{eventually, skip};
+
+/// The module that lets nginx pass TCP connections on.
+const STREAM: &str = "/usr/lib/nginx/modules/ngx_stream_module.so";
+
+/// A running balancer; killed when dropped.
+pub struct Balancer {
+    /// The address that it takes connections at.
+    pub address: SocketAddr,
+    child: Child,
+    folder: TempDir,
+}
+
+/// Returns an address that nobody listens on at the moment.
+pub fn free() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a free port")
+}
+
+fn command(name: &str, test: &str) -> Option<Command> {
+    let folders = ["/usr/sbin", "/usr/bin", "/usr/local/sbin", "/usr/local/bin"];
+    let found = folders.iter().map(|folder| Path::new(folder).join(name)).find(|path| path.exists());
+    if found.is_none() {
+        skip(&format!("{test}: there is no {name} (Debian's package of this name)"));
+    }
+    found.map(Command::new)
+}
+
+impl Balancer {
+    /// Starts HAProxy with these sections; `None`, after reporting a skip, if it is not installed. What it logs is in
+    /// [`log`](Self::log).
+    pub fn haproxy(test: &str, address: SocketAddr, sections: &str) -> Option<Self> {
+        let mut command = command("haproxy", test)?;
+        let config = format!(
+            "global\n  log stdout format raw local0\ndefaults\n  mode tcp\n  log global\n  timeout connect 5s\n  \
+             timeout client 30s\n  timeout server 30s\n{sections}"
+        );
+        command.args(["-db", "-f", "balancer.conf"]);
+        Some(Self::start(command, address, &config))
+    }
+
+    /// Starts nginx with these directives in its `stream` block; `None`, after reporting a skip, if it or its stream module
+    /// is not installed. `access_log log FORMAT;` writes what is in [`log`](Self::log).
+    pub fn nginx(test: &str, address: SocketAddr, directives: &str) -> Option<Self> {
+        let mut command = command("nginx", test)?;
+        if !Path::new(STREAM).exists() {
+            skip(&format!("{test}: nginx has no stream module (Debian's libnginx-mod-stream)"));
+            return None;
+        }
+        // One process, so that the end of the test ends all of it.
+        let config = format!(
+            "load_module {STREAM};\ndaemon off;\nmaster_process off;\npid nginx.pid;\nerror_log stderr;\n\
+             events {{}}\nstream {{\n{directives}\n}}\n"
+        );
+        command.args(["-p", ".", "-c", "balancer.conf"]);
+        Some(Self::start(command, address, &config))
+    }
+
+    fn start(mut command: Command, address: SocketAddr, config: &str) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::write(folder.path().join("balancer.conf"), config).expect("written");
+        let log = File::create(folder.path().join("log")).expect("created");
+        let errors = File::create(folder.path().join("errors")).expect("created");
+        command.current_dir(folder.path()).stdin(Stdio::null()).stdout(log).stderr(errors);
+        let mut child = command.spawn().expect("it starts");
+        eventually("the balancer", || {
+            if let Ok(Some(status)) = child.try_wait() {
+                let errors = std::fs::read_to_string(folder.path().join("errors"));
+                panic!("it ended with {status}: {}", errors.unwrap_or_default());
+            }
+            TcpStream::connect(address).ok()
+        });
+        Self { address, child, folder }
+    }
+
+    /// Returns the lines that it has logged.
+    pub fn log(&self) -> Vec<String> {
+        let log = std::fs::read_to_string(self.folder.path().join("log")).expect("a log");
+        log.lines().map(str::to_owned).collect()
+    }
+
+    /// Waits for a line of its log that begins with this text.
+    #[track_caller]
+    pub fn logged(&self, begin: &str) -> String {
+        eventually(begin, || self.log().into_iter().find(|line| line.starts_with(begin)))
+    }
+}
+
+impl Drop for Balancer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("--- log of the balancer\n{}", self.log().join("\n"));
+            eprintln!("{}", std::fs::read_to_string(self.folder.path().join("errors")).unwrap_or_default());
+        }
+    }
+}
