@@ -31,7 +31,7 @@
 //! | 4 | [`discovery`] | xDS: every client gets the endpoints as seen from its network |
 //! | 5 | [`admin`] | HTTP API, dashboard, readiness, explain, horizon |
 //! | 5 | [`config`] | the file → checked `Config` |
-//! | 6 | [`app`], [`cli`] | composition, commands, spans over OTLP |
+//! | 6 | [`app`], [`cli`] | composition, commands, `top`, spans over OTLP |
 
 pub mod admin;
 pub mod aggregator;

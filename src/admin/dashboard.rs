@@ -59,7 +59,7 @@ pub fn page(overview: &Overview, explained: &Explained) -> String {
     sections::certificates(&mut html, overview);
     sections::config(&mut html, overview);
     html.raw("</div>\n</main>\n<footer>");
-    html.text("The same in a terminal: ").raw("<code>isthmus status</code>. ");
+    html.text("The same in a terminal: ").raw("<code>isthmus top</code>, <code>isthmus status</code>. ");
     html.text("For programs: ").raw("<a href=\"/api/v1/overview\">/api/v1/overview</a>, ");
     html.raw("<a href=\"/metrics\">/metrics</a>. <span id=\"fresh\"></span></footer>\n</body>\n</html>\n");
     html.finish()

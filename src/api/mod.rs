@@ -15,6 +15,7 @@ pub mod overview;
 pub mod registry;
 pub mod service;
 pub mod status;
+pub mod text;
 
 #[cfg(test)]
 mod tests;

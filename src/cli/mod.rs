@@ -12,6 +12,7 @@ pub mod output;
 mod read;
 mod registry;
 mod tables;
+mod top;
 
 use std::io::{self, Write};
 use std::net::IpAddr;
@@ -46,6 +47,7 @@ const EXAMPLES: &str = "Examples:
   isthmus validate isthmus.yaml                  check a config
   isthmus run -c isthmus.yaml                    run the gateway
   isthmus status                                 current problems, and the gateway's state
+  isthmus top                                    the same live, with services, failures and networks
   isthmus explain checkout.shop.mesh --probe     how a name is routed, and whether its endpoints answer
   isthmus failures --reason sni_unknown --watch  refused connections, as they happen";
 
@@ -81,6 +83,8 @@ enum Command {
     Horizon(horizon::Horizon),
     /// Show current problems, and the state of the gateway, its listeners and registries
     Status(Reading),
+    /// Show problems, services with traffic and health, failures and networks, live in the terminal
+    Top(Admin),
     /// Show every reachable name, who may use it, and the rule or route that allows it
     Exposed(Reading),
     /// Show the last 1,000 connections that were refused or failed
@@ -308,6 +312,7 @@ fn dispatch(command: Command, out: &mut impl Write) -> Result<(), Failure> {
         Command::Explain(explain) => read::explain(&explain, out),
         Command::Horizon(args) => horizon::run(&args, out),
         Command::Status(reading) => read::status(&reading, out),
+        Command::Top(admin) => top::run(&admin),
         Command::Exposed(reading) => read::exposed(&reading, out),
         Command::Failures { filter, reading } => read::failures(&reading, &filter, out),
         Command::Get { what, reading } => read::get(what, &reading, out),

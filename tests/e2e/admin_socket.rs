@@ -17,9 +17,9 @@ const CONFIG: &str = "listen: \"127.0.0.1:0\"\nroutes: {a.test: 127.0.0.9:1}\nad
                       drain: {timeout: 20s}\ntelemetry: {accessLog: off}\n";
 
 /// A gateway whose admin listener is `admin.sock` in its folder.
-struct Process {
-    child: Child,
-    socket: PathBuf,
+pub(crate) struct Process {
+    pub(crate) child: Child,
+    pub(crate) socket: PathBuf,
 }
 
 impl Process {
@@ -31,7 +31,7 @@ impl Process {
         Self { child, socket: folder.join("admin.sock") }
     }
 
-    fn start(folder: &Path) -> Self {
+    pub(crate) fn start(folder: &Path) -> Self {
         let process = Self::spawn(folder);
         eventually("readiness", || (process.try_get("/readyz")?.0 == 200).then_some(()));
         process
@@ -42,7 +42,7 @@ impl Process {
         ask(&self.socket, &format!("GET {path} HTTP/1.0\r\nHost: gateway.example\r\n\r\n"))
     }
 
-    fn ended(&mut self) -> ExitStatus {
+    pub(crate) fn ended(&mut self) -> ExitStatus {
         eventually("the end", || self.child.try_wait().expect("a child"))
     }
 
@@ -75,7 +75,7 @@ fn ask(socket: &Path, request: &str) -> Option<(u16, String)> {
     Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
 }
 
-fn isthmus(arguments: &[&str], admin: Option<&str>) -> Output {
+pub(crate) fn isthmus(arguments: &[&str], admin: Option<&str>) -> Output {
     let mut command = Command::new(BINARY);
     command.args(arguments).env_remove("ISTHMUS_ADMIN");
     command.envs(admin.map(|admin| ("ISTHMUS_ADMIN", admin)));

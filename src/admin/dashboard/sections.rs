@@ -1,7 +1,7 @@
 //! The sections of the page, from what is wrong now to what is configured.
 
 use super::Explained;
-use super::html::{Html, bytes, encoded, lasting};
+use super::html::{Html, encoded};
 use super::map;
 use crate::api::certificate::Certificate;
 use crate::api::client::Client;
@@ -11,6 +11,7 @@ use crate::api::network::Gateway;
 use crate::api::overview::{Overview, Refusal, Service, states};
 use crate::api::registry::Registry;
 use crate::api::status::Problem;
+use crate::api::text::{bytes, lasting};
 
 /// The largest number of problems that are open on the page; further ones are behind a summary.
 const PROBLEMS_OPEN: usize = 8;
@@ -107,7 +108,11 @@ pub(super) fn header(html: &mut Html, overview: &Overview, name: &str) {
         ("opened", overview.traffic.opened.to_string()),
         (
             "up / down",
-            format!("{} / {}", bytes(overview.traffic.bytes_up), bytes(overview.traffic.bytes_down)),
+            format!(
+                "{} / {}",
+                bytes(overview.traffic.bytes_up as f64),
+                bytes(overview.traffic.bytes_down as f64)
+            ),
         ),
         ("version", status.version.clone()),
         (
@@ -409,8 +414,8 @@ fn service(html: &mut Html, service: &Service) {
     td(html, "number", service.active.to_string());
     td(html, if service.failed > 0 { "number warn" } else { "number dim" }, service.failed.to_string());
     td(html, "number wide-only", service.opened.to_string());
-    td(html, "number wide-only", bytes(service.bytes_up));
-    td(html, "number wide-only", bytes(service.bytes_down));
+    td(html, "number wide-only", bytes(service.bytes_up as f64));
+    td(html, "number wide-only", bytes(service.bytes_down as f64));
 }
 
 /// Writes the networks: the map, and its content as a table.

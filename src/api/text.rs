@@ -1,0 +1,43 @@
+//! How the dashboard and `isthmus top` write quantities, and which characters they do not write.
+
+/// Returns a number of bytes in three or four figures.
+pub fn bytes(count: f64) -> String {
+    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    let (mut value, mut unit) = (count, 0);
+    while value >= 1023.5 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    let digits = if unit == 0 || value >= 99.95 { 0 } else { 1 };
+    format!("{value:.digits$} {}", UNITS[unit])
+}
+
+/// Returns a duration in its two largest units.
+pub fn lasting(seconds: u64) -> String {
+    let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds} s"),
+        (0, 0, minutes) => format!("{minutes} min"),
+        (0, hours, minutes) => format!("{hours} h {minutes} min"),
+        (days, hours, _) => format!("{days} d {hours} h"),
+    }
+}
+
+/// Returns true for characters that are not seen, that command a terminal, or that change the order in which others are
+/// seen (Unicode UAX #9): names come from the network.
+pub fn is_deceptive(character: char) -> bool {
+    character.is_control()
+        || matches!(character, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantities_are_short() {
+        let shown = [0, 1023, 1024, 1536, 102_400, 1 << 20, u64::MAX].map(|count| bytes(count as f64));
+        assert_eq!(shown, ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "100 KiB", "1.0 MiB", "16384 PiB"]);
+        assert_eq!([5, 65, 3700, 90_061].map(lasting), ["5 s", "1 min", "1 h 1 min", "1 d 1 h"]);
+    }
+}

@@ -1,0 +1,138 @@
+//! `isthmus top`: the overview of the running gateway, live in a terminal. A thread asks the admin API; this one reads
+//! keys and draws, so that a gateway that does not answer never holds up a key.
+
+mod screen;
+mod view;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Notify;
+
+use super::{Admin, Failure, client};
+use crate::api::overview::Overview;
+use screen::Screen;
+use view::{Action, Top};
+
+/// How often the gateway is asked.
+const ASK_EVERY: Duration = Duration::from_secs(1);
+/// How long a key, an answer or a signal may wait until it is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// What the thread that asks is told, and tells.
+struct Shared {
+    admin: String,
+    /// The path of the next request.
+    path: Mutex<String>,
+    /// Wakes the thread for another path.
+    changed: Notify,
+    /// True once the program is to end.
+    stopped: AtomicBool,
+}
+
+/// An answer, and the path that it is for.
+type Answer = Result<Box<Overview>, String>;
+
+/// Runs `isthmus top` until the user quits.
+pub(super) fn run(admin: &Admin) -> Result<(), Failure> {
+    let mut screen = Screen::open().map_err(|error| {
+        Failure::Wrong(format!("isthmus top needs a terminal ({error}); `isthmus status` does not"))
+    })?;
+    let mut top = Top::new(admin.url());
+    let shared = Arc::new(Shared {
+        admin: admin.url(),
+        path: Mutex::new(top.path()),
+        changed: Notify::new(),
+        stopped: AtomicBool::new(false),
+    });
+    let (send, answers) = sync_channel(1);
+    let asking = shared.clone();
+    std::thread::spawn(move || ask(&asking, &send));
+    show(&mut screen, &mut top, &shared, &answers)
+}
+
+fn show(
+    screen: &mut Screen,
+    top: &mut Top,
+    shared: &Shared,
+    answers: &Receiver<Answer>,
+) -> Result<(), Failure> {
+    let mut drawn = None;
+    loop {
+        for answer in answers.try_iter() {
+            top.received(answer, Instant::now());
+        }
+        let size = screen.size();
+        let lines = top.lines(size);
+        if drawn.as_ref() != Some(&(size, lines.clone())) {
+            screen.draw(&lines)?;
+            drawn = Some((size, lines));
+        }
+        for key in screen.keys(LOOK_EVERY)? {
+            match top.pressed(key) {
+                Action::Quit => return Ok(()),
+                Action::Ask => {
+                    *shared.path.lock().unwrap_or_else(PoisonError::into_inner) = top.path();
+                    shared.changed.notify_one();
+                }
+                Action::None => {}
+            }
+        }
+        if shared.stopped.load(Ordering::Acquire) {
+            return Ok(());
+        }
+    }
+}
+
+/// Asks the gateway until the program ends, and notes signals that end it.
+fn ask(shared: &Shared, send: &SyncSender<Answer>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(error) => return drop(send.send(Err(format!("cannot start: {error}")))),
+    };
+    runtime.block_on(async {
+        let ended = async {
+            let kinds = [SignalKind::terminate(), SignalKind::hangup(), SignalKind::interrupt()];
+            let mut signals = kinds.map(signal);
+            let [Ok(terminate), Ok(hangup), Ok(interrupt)] = &mut signals else {
+                return std::future::pending().await;
+            };
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = hangup.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+        };
+        tokio::select! {
+            biased;
+            () = ended => shared.stopped.store(true, Ordering::Release),
+            () = ask_again_and_again(shared, send) => {}
+        }
+    });
+}
+
+async fn ask_again_and_again(shared: &Shared, send: &SyncSender<Answer>) {
+    loop {
+        let path = shared.path.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        // A gateway that went away without a word is noticed after the client's own deadline.
+        let answer = client::ask(&shared.admin, "GET", &path).await;
+        let answer = answer
+            .and_then(client::ApiResponse::json)
+            .and_then(client::typed::<Overview>)
+            .map(Box::new)
+            .map_err(|error| error.to_string());
+        match send.try_send(answer) {
+            // The one before has not been looked at yet: the next one is newer.
+            Ok(()) | Err(TrySendError::Full(_)) => {}
+            Err(TrySendError::Disconnected(_)) => return,
+        }
+        tokio::select! {
+            () = shared.changed.notified() => {}
+            () = tokio::time::sleep(ASK_EVERY) => {}
+        }
+    }
+}

@@ -1,0 +1,537 @@
+//! What the screen of `isthmus top` shows, as a function of the last answers, the keys pressed, and the size.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use crate::api::overview::{Overview, Service, states};
+use crate::api::text::{bytes, is_deceptive, lasting};
+use crate::cli::client;
+
+/// How a part of a line looks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Style {
+    Plain,
+    Bold,
+    Dim,
+    Good,
+    Warn,
+    Bad,
+    Chosen,
+}
+
+impl Style {
+    /// Returns the parameters of ECMA-48 §8.3.117.
+    pub(super) fn code(self) -> Option<&'static str> {
+        match self {
+            Self::Plain => None,
+            Self::Bold => Some("1"),
+            Self::Dim => Some("2"),
+            Self::Good => Some("32"),
+            Self::Warn => Some("33"),
+            Self::Bad => Some("1;31"),
+            Self::Chosen => Some("7"),
+        }
+    }
+}
+
+/// A line of the screen.
+pub(super) type Line = Vec<(Style, String)>;
+
+/// A key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Key {
+    Character(char),
+    Enter,
+    Escape,
+    Backspace,
+    Up,
+    Down,
+    Left,
+    Right,
+    Tab,
+    /// Ctrl-C, or the end of the terminal.
+    Quit,
+}
+
+impl Key {
+    /// Takes whole keys from the beginning of the bytes of a terminal; unknown sequences are passed over.
+    pub(super) fn take(bytes: &mut Vec<u8>) -> Vec<Self> {
+        let mut keys = Vec::new();
+        let mut at = 0;
+        while at < bytes.len() {
+            let rest = &bytes[at..];
+            let (key, length) = match rest {
+                [0x1b, b'[' | b'O', middle @ ..] => {
+                    // Parameters, then one final byte (ECMA-48 §5.4).
+                    let Some(end) = middle.iter().position(|byte| (0x40..0x7f).contains(byte)) else { break };
+                    let key = match middle[end] {
+                        b'A' => Some(Self::Up),
+                        b'B' => Some(Self::Down),
+                        b'C' => Some(Self::Right),
+                        b'D' => Some(Self::Left),
+                        _ => None,
+                    };
+                    (key, end + 3)
+                }
+                [0x1b] => break,
+                [0x1b, ..] => (Some(Self::Escape), 1),
+                [b'\r' | b'\n', ..] => (Some(Self::Enter), 1),
+                [b'\t', ..] => (Some(Self::Tab), 1),
+                [0x7f | 0x08, ..] => (Some(Self::Backspace), 1),
+                [0x03 | 0x04, ..] => (Some(Self::Quit), 1),
+                [byte @ 0x20..0x7f, ..] => (Some(Self::Character(char::from(*byte))), 1),
+                // Names are ASCII.
+                _ => (None, 1),
+            };
+            keys.extend(key);
+            at += length;
+        }
+        bytes.drain(..at);
+        // A sequence without end is none.
+        if bytes.len() > 32 {
+            bytes.clear();
+        }
+        keys
+    }
+}
+
+/// What a key asks for beside another picture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    None,
+    /// The gateway is to be asked for something else.
+    Ask,
+    Quit,
+}
+
+/// The views, by number.
+const VIEWS: [&str; 5] = ["services", "failures", "networks", "registries", "clients and certificates"];
+/// The longest text of a search.
+const SEARCH_MAX: usize = 253;
+
+/// Rates of one service: connections and bytes per second.
+type Rates = (f64, f64);
+/// Connections and bytes since the start, by service; the sums are under the empty name.
+type Counters = BTreeMap<String, (u64, u64)>;
+
+/// The state of the program.
+pub(super) struct Top {
+    admin: String,
+    overview: Option<Box<Overview>>,
+    /// When the overview came, and its counters.
+    counted: Option<(Instant, Counters)>,
+    rates: BTreeMap<String, Rates>,
+    /// Why the last request had no answer.
+    away: Option<String>,
+    paused: bool,
+    view: usize,
+    /// The first line of the table that is shown.
+    scrolled: usize,
+    query: String,
+    page: usize,
+    /// The text of a search that is being typed.
+    typing: Option<String>,
+}
+
+impl Top {
+    pub(super) fn new(admin: String) -> Self {
+        Self {
+            admin,
+            overview: None,
+            counted: None,
+            rates: BTreeMap::new(),
+            away: None,
+            paused: false,
+            view: 0,
+            scrolled: 0,
+            query: String::new(),
+            page: 1,
+            typing: None,
+        }
+    }
+
+    /// Returns the path of the next request.
+    pub(super) fn path(&self) -> String {
+        let page = self.page.to_string();
+        format!("/api/v1/overview?{}", client::query(&[("q", &self.query), ("page", &page)]))
+    }
+
+    /// Takes an answer.
+    pub(super) fn received(&mut self, answer: Result<Box<Overview>, String>, now: Instant) {
+        match answer {
+            Err(why) => self.away = Some(why),
+            Ok(overview) => {
+                self.away = None;
+                if !self.paused {
+                    self.count(&overview, now);
+                    self.page = overview.services.page.max(1);
+                    self.overview = Some(overview);
+                }
+            }
+        }
+    }
+
+    /// Computes the rates since the answer before.
+    fn count(&mut self, overview: &Overview, now: Instant) {
+        let traffic = &overview.traffic;
+        let moved = |up: u64, down: u64| up.saturating_add(down);
+        let mut counts =
+            BTreeMap::from([(String::new(), (traffic.opened, moved(traffic.bytes_up, traffic.bytes_down)))]);
+        counts.extend(overview.services.shown.iter().map(|service| {
+            (service.name.clone(), (service.opened, moved(service.bytes_up, service.bytes_down)))
+        }));
+        self.rates.clear();
+        if let Some((then, before)) = &self.counted {
+            let seconds = now.duration_since(*then).as_secs_f64().max(0.001);
+            for (name, (opened, moved)) in &counts {
+                let Some((opened_before, moved_before)) = before.get(name) else { continue };
+                // Counters of a gateway that was started again begin at 0.
+                let rate = |count: &u64, before: &u64| count.saturating_sub(*before) as f64 / seconds;
+                self.rates.insert(name.clone(), (rate(opened, opened_before), rate(moved, moved_before)));
+            }
+        }
+        self.counted = Some((now, counts));
+    }
+
+    /// Takes a key.
+    pub(super) fn pressed(&mut self, key: Key) -> Action {
+        if let Some(text) = &mut self.typing {
+            match key {
+                Key::Character(character) if text.len() < SEARCH_MAX => text.push(character),
+                Key::Backspace => drop(text.pop()),
+                Key::Escape => self.typing = None,
+                Key::Enter => {
+                    self.query = self.typing.take().unwrap_or_default();
+                    (self.page, self.scrolled, self.view) = (1, 0, 0);
+                    return Action::Ask;
+                }
+                Key::Quit => return Action::Quit,
+                _ => {}
+            }
+            return Action::None;
+        }
+        match key {
+            Key::Quit | Key::Character('q') => return Action::Quit,
+            Key::Character(digit @ '1'..='5') => {
+                self.view = digit as usize - '1' as usize;
+                self.scrolled = 0;
+            }
+            Key::Tab | Key::Right => (self.view, self.scrolled) = ((self.view + 1) % VIEWS.len(), 0),
+            Key::Left => (self.view, self.scrolled) = ((self.view + VIEWS.len() - 1) % VIEWS.len(), 0),
+            Key::Down | Key::Character('j') => self.scrolled += 1,
+            Key::Up | Key::Character('k') => self.scrolled = self.scrolled.saturating_sub(1),
+            Key::Character(' ') => self.paused = !self.paused,
+            Key::Character('/') => self.typing = Some(String::new()),
+            Key::Escape if !self.query.is_empty() => {
+                self.query.clear();
+                self.page = 1;
+                return Action::Ask;
+            }
+            Key::Character('n') => {
+                let pages = self.overview.as_ref().map_or(1, |overview| overview.services.pages);
+                (self.page, self.scrolled) = ((self.page + 1).min(pages.max(1)), 0);
+                return Action::Ask;
+            }
+            Key::Character('p') => {
+                (self.page, self.scrolled) = (self.page.saturating_sub(1).max(1), 0);
+                return Action::Ask;
+            }
+            _ => {}
+        }
+        Action::None
+    }
+
+    /// Returns the lines of a screen of this width and height.
+    pub(super) fn lines(&mut self, (width, height): (usize, usize)) -> Vec<Line> {
+        let mut lines = Vec::new();
+        if let Some(why) = &self.away {
+            lines.push(vec![(Style::Bad, format!("no answer from {}: {why}", self.admin))]);
+            if self.overview.is_some() {
+                lines.push(vec![(Style::Dim, "what is below is old; still asking".to_owned())]);
+            }
+        }
+        let Some(overview) = self.overview.take() else {
+            if self.away.is_none() {
+                lines.push(vec![(Style::Dim, format!("asking {}", self.admin))]);
+            }
+            return self.finished(lines, Vec::new(), (width, height));
+        };
+        lines.extend(self.head(&overview));
+        let problems = &overview.status.problems;
+        // A third of the screen at most.
+        let most = (height / 3).max(1);
+        for problem in problems.iter().take(most) {
+            lines.push(vec![
+                (Style::Bad, format!("  {}", problem.code)),
+                (Style::Plain, format!("  {}", problem.text)),
+            ]);
+        }
+        if problems.len() > most {
+            lines.push(vec![(Style::Dim, format!("  and {} more: isthmus status", problems.len() - most))]);
+        }
+        lines.push(self.tabs());
+        let table = match self.view {
+            0 => self.services(&overview),
+            1 => failures(&overview),
+            2 => networks(&overview),
+            3 => registries(&overview),
+            _ => clients(&overview),
+        };
+        self.overview = Some(overview);
+        self.finished(lines, table, (width, height))
+    }
+
+    /// Joins head, the visible part of the table and the line of keys, cut to the screen.
+    fn finished(
+        &mut self,
+        mut lines: Vec<Line>,
+        table: Vec<Line>,
+        (width, height): (usize, usize),
+    ) -> Vec<Line> {
+        let room = height.saturating_sub(lines.len() + 1);
+        if let Some((heading, rows)) = table.split_first() {
+            let visible = room.saturating_sub(1);
+            self.scrolled = self.scrolled.min(rows.len().saturating_sub(visible.max(1)));
+            lines.push(heading.clone());
+            lines.extend(rows.iter().skip(self.scrolled).take(visible).cloned());
+        }
+        lines.truncate(height.saturating_sub(1));
+        while lines.len() + 1 < height {
+            lines.push(Vec::new());
+        }
+        lines.push(match &self.typing {
+            Some(text) => vec![
+                (Style::Bold, format!("name contains: {text}_")),
+                (Style::Dim, "   enter finds, esc leaves".to_owned()),
+            ],
+            None => vec![(
+                Style::Dim,
+                "q quit  1-5 or tab view  up/down scroll  / find  n/p page  space pause  esc all services"
+                    .to_owned(),
+            )],
+        });
+        lines.into_iter().map(|line| cut(line, width)).collect()
+    }
+
+    fn head(&self, overview: &Overview) -> Vec<Line> {
+        let status = &overview.status;
+        let name = if status.node.name.is_empty() { "isthmus" } else { &status.node.name };
+        let place = match (status.node.network.as_str(), status.node.cluster.as_str()) {
+            ("", "") => String::new(),
+            (network, "") => format!("  network {network}"),
+            ("", cluster) => format!("  cluster {cluster}"),
+            (network, cluster) => format!("  network {network}, cluster {cluster}"),
+        };
+        let (state, style) = match (status.draining, status.ready, status.problems.len()) {
+            (true, _, _) => ("draining".to_owned(), Style::Warn),
+            (_, true, 0) => ("ready, no problems".to_owned(), Style::Good),
+            (_, true, count) => (format!("ready, {count} problems"), Style::Bad),
+            (_, false, count) => (format!("not ready, {count} problems"), Style::Bad),
+        };
+        let (opened, moved) = self.rates.get("").copied().unwrap_or_default();
+        let mut first =
+            vec![(Style::Bold, name.to_owned()), (Style::Dim, place), (style, format!("  {state}"))];
+        if self.paused {
+            first.push((Style::Warn, "  paused".to_owned()));
+        }
+        let second = format!(
+            "{} connections of {}, {opened:.0} new/s, {}/s, up {}, version {}",
+            overview.traffic.active,
+            status.limits.connections,
+            bytes(moved),
+            lasting(status.uptime_seconds),
+            status.version,
+        );
+        let mut lines = vec![first, vec![(Style::Plain, second)]];
+        let refusals: Vec<String> = overview
+            .refusals
+            .iter()
+            .filter(|refusal| refusal.recent > 0)
+            .map(|refusal| format!("{} {}", refusal.reason, refusal.recent))
+            .collect();
+        if !refusals.is_empty() {
+            lines.push(vec![
+                (Style::Warn, "refused or failed in 5 min: ".to_owned()),
+                (Style::Plain, refusals.join(", ")),
+            ]);
+        }
+        lines
+    }
+
+    fn tabs(&self) -> Line {
+        let tab = |(index, name): (usize, &&str)| {
+            let style = if index == self.view { Style::Chosen } else { Style::Dim };
+            [(style, format!(" {} {name} ", index + 1)), (Style::Plain, " ".to_owned())]
+        };
+        VIEWS.iter().enumerate().flat_map(tab).collect()
+    }
+
+    fn services(&self, overview: &Overview) -> Vec<Line> {
+        let services = &overview.services;
+        let found = if services.query.is_empty() {
+            format!("{} services and routes", services.total)
+        } else {
+            format!("{} of {} contain {:?}", services.matching, services.total, services.query)
+        };
+        let page = format!("{found}, page {} of {}", services.page, services.pages.max(1));
+        let row = |service: &Service| {
+            let (opened, moved) = self.rates.get(&service.name).copied().unwrap_or_default();
+            let (style, health) = match service.state.as_str() {
+                states::DOWN => (Style::Bad, format!("down, {}/{} ready", service.ready, service.endpoints)),
+                states::DEGRADED => (Style::Warn, format!("{}/{} ready", service.ready, service.endpoints)),
+                states::ELSEWHERE => (Style::Dim, "none here".to_owned()),
+                _ => (Style::Good, format!("{}/{} ready", service.ready, service.endpoints)),
+            };
+            let plain = |text: String| (Style::Plain, text);
+            vec![
+                plain(service.name.clone()),
+                (style, health),
+                plain(service.active.to_string()),
+                plain(format!("{opened:.1}")),
+                plain(format!("{}/s", bytes(moved))),
+                (if service.failed > 0 { Style::Warn } else { Style::Dim }, service.failed.to_string()),
+            ]
+        };
+        let rows = services.shown.iter().map(row).collect();
+        table(&[&page, "HEALTH", "ACTIVE", "NEW/S", "TRAFFIC", "FAILED"], rows)
+    }
+}
+
+fn failures(overview: &Overview) -> Vec<Line> {
+    let row = |failure: &crate::api::connection::Connection| {
+        let time = failure.time.get(11..19).unwrap_or(&failure.time).to_owned();
+        let detail = failure.detail.clone().unwrap_or_default();
+        vec![
+            (Style::Dim, time),
+            (Style::Warn, failure.reason.clone().unwrap_or_default()),
+            (Style::Plain, failure.name().unwrap_or("-").to_owned()),
+            (Style::Dim, failure.source.clone()),
+            (Style::Dim, detail),
+        ]
+    };
+    table(&["TIME", "REASON", "NAME", "SOURCE", "DETAIL"], overview.failures.iter().map(row).collect())
+}
+
+fn networks(overview: &Overview) -> Vec<Line> {
+    let mut rows = Vec::new();
+    for network in &overview.networks.shown {
+        let name = if network.name.is_empty() { "(unknown)" } else { &network.name };
+        rows.push(vec![
+            (Style::Bold, name.to_owned()),
+            (Style::Dim, network.access.clone()),
+            (Style::Plain, format!("{} endpoints, ready weight {}", network.endpoints, network.ready_weight)),
+        ]);
+        for gateway in overview.gateways.shown.iter().filter(|gateway| gateway.network == network.name) {
+            let (style, state) = match &gateway.why {
+                None => (Style::Good, "usable".to_owned()),
+                Some(why) => (Style::Bad, why.clone()),
+            };
+            let ports = [("sni", gateway.sni_port), ("hbone", gateway.hbone_port)];
+            let ports: Vec<String> =
+                ports.iter().filter_map(|(name, port)| port.map(|port| format!("{name} {port}"))).collect();
+            let address = format!("  {} {}", gateway.address, ports.join(", "));
+            rows.push(vec![(Style::Plain, address), (style, state), (Style::Dim, gateway.locality.clone())]);
+        }
+    }
+    table(&["NETWORK AND GATEWAYS", "ACCESS OR STATE", ""], rows)
+}
+
+fn registries(overview: &Overview) -> Vec<Line> {
+    let mut rows = Vec::new();
+    for registry in &overview.status.registries {
+        let style = if registry.state == "live" { Style::Good } else { Style::Bad };
+        rows.push(vec![
+            (Style::Plain, registry.name.clone()),
+            (style, registry.state.clone()),
+            (Style::Plain, registry.cluster.clone()),
+            (Style::Plain, registry.services.to_string()),
+            (Style::Plain, registry.endpoints.to_string()),
+            (Style::Dim, registry.problems.first().cloned().unwrap_or_default()),
+        ]);
+    }
+    table(&["REGISTRY", "STATE", "CLUSTER", "SERVICES", "ENDPOINTS", "PROBLEM"], rows)
+}
+
+fn clients(overview: &Overview) -> Vec<Line> {
+    let mut rows = Vec::new();
+    for certificate in &overview.certificates.shown {
+        let style = match certificate.state.as_str() {
+            "valid" => Style::Good,
+            "expiring" => Style::Warn,
+            _ => Style::Bad,
+        };
+        let whose = certificate.identity.clone();
+        rows.push(vec![
+            (Style::Plain, whose.unwrap_or_else(|| format!("roots of {}", certificate.trust_domain))),
+            (style, certificate.state.clone()),
+            (Style::Dim, certificate.not_after.clone().unwrap_or_default()),
+        ]);
+    }
+    for client in &overview.clients.shown {
+        let (style, state) = match (client.nacks, client.unacknowledged_seconds) {
+            (0, None) => (Style::Good, "acknowledged".to_owned()),
+            (0, Some(waits)) => (Style::Warn, format!("waits {waits} s")),
+            (nacks, _) => (Style::Bad, format!("{nacks} NACKs")),
+        };
+        rows.push(vec![
+            (Style::Plain, format!("xDS {} ({})", client.node, client.network)),
+            (style, state),
+            (Style::Dim, client.last_nack.clone().unwrap_or_else(|| client.subscriptions.join(", "))),
+        ]);
+    }
+    table(&["CERTIFICATES, XDS CLIENTS", "STATE", "UNTIL, OR SUBSCRIPTIONS"], rows)
+}
+
+/// Aligns the cells of a table under its headings; a table without rows says `none`.
+fn table(headings: &[&str], rows: Vec<Line>) -> Vec<Line> {
+    let mut widths: Vec<usize> = headings.iter().map(|heading| heading.chars().count()).collect();
+    let rows: Vec<Line> = rows
+        .into_iter()
+        .map(|row| row.into_iter().map(|(style, text)| (style, clean(&text))).collect())
+        .collect();
+    for row in &rows {
+        for (width, (_, text)) in widths.iter_mut().zip(row) {
+            *width = (*width).max(text.chars().count());
+        }
+    }
+    let aligned = |(text, width): (&str, &usize)| format!("{text:width$}  ", width = *width);
+    let heading: String = headings.iter().copied().zip(&widths).map(aligned).collect();
+    let mut lines = vec![vec![(Style::Bold, heading)]];
+    if rows.is_empty() {
+        lines.push(vec![(Style::Dim, "none".to_owned())]);
+    }
+    for row in rows {
+        let cells = row.into_iter().zip(&widths);
+        lines.push(cells.map(|((style, text), width)| (style, aligned((&text, width)))).collect());
+    }
+    lines
+}
+
+/// Returns a text without characters that would command the terminal.
+fn clean(text: &str) -> String {
+    let mut clean = String::with_capacity(text.len());
+    for character in text.chars() {
+        match is_deceptive(character) {
+            true => clean.extend(character.escape_unicode()),
+            false => clean.push(character),
+        }
+    }
+    clean
+}
+
+/// Cuts a line to the width of the screen.
+fn cut(line: Line, width: usize) -> Line {
+    let mut left = width;
+    let mut shown = Vec::new();
+    for (style, text) in line {
+        let text: String = clean(&text).chars().take(left).collect();
+        left -= text.chars().count();
+        if !text.is_empty() {
+            shown.push((style, text));
+        }
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests;

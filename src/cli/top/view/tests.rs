@@ -1,0 +1,126 @@
+//! The screen as text, of made-up answers.
+
+use std::time::Duration;
+
+use super::*;
+use crate::api::connection::Connection;
+use crate::api::overview::Services;
+use crate::api::status::Problem;
+
+fn text(lines: &[Line]) -> Vec<String> {
+    lines.iter().map(|line| line.iter().map(|(_, part)| part.as_str()).collect()).collect()
+}
+
+fn overview(names: &[&str], opened: u64) -> Box<Overview> {
+    let service = |name: &&str| Service {
+        name: (*name).to_owned(),
+        state: states::OK.to_owned(),
+        endpoints: 1,
+        ready: 1,
+        opened,
+        bytes_up: opened * 1024,
+        ..Service::default()
+    };
+    let shown: Vec<Service> = names.iter().map(service).collect();
+    let services = Services { total: names.len(), pages: 3, page: 1, shown, ..Services::default() };
+    let mut overview = Overview { services, ..Overview::default() };
+    overview.status.ready = true;
+    overview.traffic.opened = opened;
+    Box::new(overview)
+}
+
+#[test]
+fn each_view_fits_the_screen_and_the_keys_are_on_it() {
+    let mut top = Top::new("unix:/a".to_owned());
+    assert!(text(&top.lines((80, 24)))[0].contains("asking unix:/a"));
+    top.received(Ok(overview(&["a.test"; 90], 7)), Instant::now());
+    for size in [(80, 24), (40, 10), (200, 60), (1, 1), (5, 3)] {
+        for view in ['1', '2', '3', '4', '5'] {
+            assert_eq!(top.pressed(Key::Character(view)), Action::None);
+            let lines = text(&top.lines(size));
+            assert_eq!(lines.len(), size.1, "{size:?}");
+            assert!(lines.iter().all(|line| line.chars().count() <= size.0), "{size:?}: {lines:?}");
+        }
+    }
+    let lines = text(&top.lines((120, 24)));
+    assert!(lines[0].contains("ready, no problems") && lines[23].starts_with("q quit"), "{lines:?}");
+}
+
+#[test]
+fn rates_are_those_since_the_answer_before() {
+    let (mut top, begun) = (Top::new(String::new()), Instant::now());
+    top.received(Ok(overview(&["a.test"], 100)), begun);
+    top.received(Ok(overview(&["a.test"], 120)), begun + Duration::from_secs(2));
+    let lines = text(&top.lines((120, 24))).join("\n");
+    assert!(
+        lines.contains("10 new/s") && lines.contains("10.0  ") && lines.contains("10.0 KiB/s"),
+        "{lines}"
+    );
+    // A restarted gateway counts from 0.
+    top.received(Ok(overview(&["a.test"], 1)), begun + Duration::from_secs(3));
+    assert!(text(&top.lines((120, 24))).join("\n").contains("0 new/s"));
+}
+
+#[test]
+fn a_gateway_that_is_away_is_said_to_be_and_comes_back() {
+    let mut top = Top::new("unix:/a".to_owned());
+    top.received(Ok(overview(&["a.test"], 1)), Instant::now());
+    top.received(Err("refused".to_owned()), Instant::now());
+    let lines = text(&top.lines((80, 24)));
+    assert!(lines[0].starts_with("no answer from unix:/a: refused") && lines[1].contains("old"), "{lines:?}");
+    assert!(lines.iter().any(|line| line.contains("a.test")));
+    top.received(Ok(overview(&["a.test"], 1)), Instant::now());
+    assert!(!text(&top.lines((80, 24))).join("").contains("no answer"));
+}
+
+#[test]
+fn keys_search_turn_pages_and_quit() {
+    let mut top = Top::new(String::new());
+    top.received(Ok(overview(&["a.test"], 1)), Instant::now());
+    assert_eq!(top.pressed(Key::Character('n')), Action::Ask);
+    assert_eq!(top.path(), "/api/v1/overview?q=&page=2");
+    for key in "/aq&".chars() {
+        assert_eq!(top.pressed(Key::Character(key)), Action::None, "a letter of the search is no order");
+    }
+    assert!(text(&top.lines((80, 24)))[23].contains("name contains: aq&_"));
+    assert_eq!(top.pressed(Key::Enter), Action::Ask);
+    assert_eq!(top.path(), "/api/v1/overview?q=aq%26&page=1");
+    assert_eq!(top.pressed(Key::Escape), Action::Ask);
+    assert_eq!(top.path(), "/api/v1/overview?q=&page=1");
+    assert_eq!((top.pressed(Key::Character('q')), top.pressed(Key::Quit)), (Action::Quit, Action::Quit));
+}
+
+#[test]
+fn keys_come_from_bytes_however_they_are_cut() {
+    let all = b"a\x1b[A\x1b[1;5B\x1bOC\x7f\r\x1b[200~\xff\x03";
+    let expected =
+        [Key::Character('a'), Key::Up, Key::Down, Key::Right, Key::Backspace, Key::Enter, Key::Quit];
+    assert_eq!(Key::take(&mut all.to_vec()), expected);
+    let (mut begun, mut keys) = (Vec::new(), Vec::new());
+    for byte in all {
+        begun.push(*byte);
+        keys.extend(Key::take(&mut begun));
+    }
+    assert_eq!(keys, expected);
+    let mut endless = [b"\x1b[".to_vec(), vec![b'1'; 1000]].concat();
+    assert!(Key::take(&mut endless).is_empty() && endless.is_empty());
+}
+
+#[test]
+fn no_name_commands_the_terminal() {
+    let hostile = "\x1b[2J\x1b]0;x\x07\u{202e}\u{9b}31m";
+    let mut overview = overview(&[hostile], 1);
+    overview.status.node.name = hostile.to_owned();
+    overview.status.problems =
+        vec![Problem { code: hostile.to_owned(), text: hostile.to_owned(), ..Problem::default() }];
+    overview.failures = vec![Connection { authority: Some(hostile.to_owned()), ..Connection::default() }];
+    let mut top = Top::new(hostile.to_owned());
+    top.received(Ok(overview), Instant::now());
+    top.received(Err(hostile.to_owned()), Instant::now());
+    for view in ['1', '2', '3', '4', '5'] {
+        top.pressed(Key::Character(view));
+        let shown = text(&top.lines((200, 40))).join("");
+        assert!(!shown.chars().any(is_deceptive), "{shown:?}");
+        assert!(shown.contains("\\u{1b}[2J"), "{shown}");
+    }
+}
