@@ -1,12 +1,13 @@
 //! HAProxy and nginx as Debian packages them, each started with a config of the test.
 
 use std::fs::File;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use tempfile::TempDir;
 
+use super::etcd::free_ports;
 use super::{eventually, skip};
 
 /// The module that lets nginx pass TCP connections on.
@@ -22,7 +23,7 @@ pub struct Balancer {
 
 /// Returns an address that nobody listens on at the moment.
 pub fn free() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a free port")
+    SocketAddr::from(([127, 0, 0, 1], free_ports(1)[0]))
 }
 
 fn command(name: &str, test: &str) -> Option<Command> {
