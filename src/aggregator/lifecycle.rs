@@ -16,11 +16,11 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
-use super::guard::{LostServices, Withdrawal};
 use super::options::Options;
 use super::registry::Epoch;
 use super::spec::RegistrySpec;
 use super::status::{RegistryError, RegistryState, RegistryStatus};
+use super::withdrawal::{LostServices, Withdrawal};
 use crate::model::place::Network;
 use crate::snapshot::change::{Change, Dirty, Item, Key, Report};
 use crate::snapshot::shard::{Shard, Standing};

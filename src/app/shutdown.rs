@@ -1,4 +1,5 @@
-//! Stops in order: not ready, listeners closed, connections ended.
+//! Stops in order: not ready, listeners closed, connections ended. Each worker of the data plane drains its own connections,
+//! and ends what is left at the deadline.
 
 use crate::config::Drain;
 use crate::dataplane::handle::Dataplane;

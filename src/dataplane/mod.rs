@@ -10,6 +10,16 @@
 //! - the snapshot is lent, endpoints are found by index in a `balancer`, metrics are counted in cells of the worker;
 //! - an idle connection holds two sockets, its entry in the table and its task: no buffer, no pipe, no timer;
 //! - a task that looks at many connections gives others a turn after some of them.
+//!
+//! The files, on a connection's way and beside it:
+//!
+//! - `listener` accepts, `peek` reads the hello and asks for admission, `refuse` says no; `connect` chooses (`balancer`) and
+//!   dials, `relay` passes bytes; `connection` is the whole way, `hbone` that of callers with CONNECT.
+//! - `worker` is a thread with its orders, such as draining; `core` is what its connections borrow, `entry` one connection in
+//!   its table; `shared` is what all workers share, `handle` the interface to the rest of the program.
+//! - `upstreams`: the run-time state of endpoints, with ejection.
+//! - Once a second `tick`, by `clock`, ends idle connections; `standstill` and `examine` find those whose peers are dead or do
+//!   not read; `readmission` ends those that a newer config or trust bundle refuses.
 
 pub(crate) mod announce;
 pub(crate) mod balancer;

@@ -1,4 +1,5 @@
-//! The SNI dialect of Istio's meshes: `outbound_.<service port>_.<subset>_.<hostname>`.
+//! The SNI dialect of Istio's meshes: `outbound_.<service port>_.<subset>_.<hostname>`. Admission looks such a name up as a
+//! service, port and subset, after the routes that have exactly this name.
 
 /// The parts of a mesh name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

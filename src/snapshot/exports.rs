@@ -1,4 +1,5 @@
-//! Export rules by service: the rules that cover a service port, and whether they admit a caller.
+//! Export rules by service: the rules that cover a service port, and whether they admit a caller. The only place that applies
+//! the sources, identities, clusters and marks of a rule (`grant`), called by `admit`.
 
 use std::net::IpAddr;
 use std::sync::Arc;

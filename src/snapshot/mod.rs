@@ -2,6 +2,11 @@
 //!
 //! A [`Snapshot`] is the operator's policy, the merged services of all registries, and tables that make
 //! admission a few hash look-ups. [`build`] makes it; nothing in it changes afterwards.
+//!
+//! - What goes in: [`policy`], [`change`] and [`shard`] (the items of a registry), together the [`inputs`].
+//! - What admission uses: [`admit`], [`routes`], [`exports`], [`name_index`], [`address_index`], [`candidates`].
+//! - What viewers get: [`view`] (split horizon), [`networks`], [`weights`].
+//! - What changed: [`delta`]; what explains it: [`omitted`], [`near`], [`unread`].
 
 pub mod address_index;
 pub mod admit;

@@ -1,5 +1,12 @@
 //! Registries in Kubernetes: a cluster's Services, EndpointSlices and pods as services and endpoints, its gateways, and the
 //! objects that mark services for export.
+//!
+//! - `spec`: the settings. `access`, `credentials`, `kubeconfig`: how the API server is reached. `client`: the connection to it.
+//! - `watch`: follows one kind of object (`kinds`, `objects`); `records` is what is kept of them.
+//! - `index`: the objects of a cluster, and the items made of them. `endpoints`: slices to endpoints, and which are believed.
+//!   `gateways`: the gateways of networks.
+//! - `registry`: one cluster as a registry. `clusters`: registries of clusters that are found while the gateway runs.
+//! - `exports`: writes the conditions of ServiceExports. `remote`: makes kubeconfigs for other clusters.
 
 #[cfg(feature = "kubernetes")]
 mod access;

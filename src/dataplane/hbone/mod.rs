@@ -5,6 +5,8 @@
 //!                                          (paced)                   └▶ [`stream`] ─▶ [`relay`]
 //! ```
 //!
+//! The handshake finds out who the caller is (`tls::trust`); each stream asks what it may reach (`snapshot::admit`).
+//!
 //! One stream must not slow down its neighbours: the bytes of a stream are read at once, so that they never fill the window
 //! that all streams share, and the stream's own window is opened again only when its endpoint has taken the bytes. The
 //! bytes that streams hold meanwhile are counted ([`held`]); above the limits, streams that stand still are ended.
