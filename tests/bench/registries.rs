@@ -12,23 +12,22 @@
 mod client;
 #[path = "xds/frames.rs"]
 mod frames;
+#[path = "gateway.rs"]
+mod gateway;
 #[path = "process.rs"]
 mod process;
 #[path = "../support/mod.rs"]
 mod support;
 
 use std::error::Error;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use gateway::Gateway;
 use process::{memory, processor_time};
 use serde_json::{Value, json};
 use support::etcd::{self, Etcd, PREFIX, encoded};
-use tempfile::TempDir;
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -59,12 +58,12 @@ fn main() -> Result<()> {
     for (services, endpoints) in sizes {
         let registry = Registry { services: *services, endpoints: *endpoints };
         registry.fill(&etcd)?;
-        let gateway = Gateway::start(&etcd, None)?;
+        let gateway = start(&etcd, None)?;
         gateway.wait_for(|status| status["services"] == json!(services))?;
         let (ready, spent) = (gateway.started.elapsed(), processor_time(&gateway.child)?);
         sleep(Duration::from_secs(3));
         let resident = memory(&gateway.child, "VmRSS")?.saturating_sub(empty_gateway()?);
-        let (change, building) = gateway.cost_of_changes(&etcd, &registry)?;
+        let (change, building) = cost_of_changes(&gateway, &etcd, &registry)?;
         println!(
             "| {} | {:.2} s | {:.2} s | {:.0} B | {:.0} µs | {:.0} µs |",
             services * endpoints,
@@ -132,7 +131,7 @@ impl Registry {
 /// Ten thousand changes a second: whether they all arrive in time, and what they leave behind.
 fn storm(etcd: &Etcd, registry: Registry) -> Result<()> {
     registry.fill(etcd)?;
-    let gateway = Gateway::start(etcd, None)?;
+    let gateway = start(etcd, None)?;
     let listed = gateway.wait_for(|status| status["services"] == json!(registry.services))?;
     let first = listed["changes"].as_u64().ok_or("no count of changes")?;
     let (before, spent) = (memory(&gateway.child, "VmRSS")?, processor_time(&gateway.child)?);
@@ -173,11 +172,11 @@ fn start_from_copy(binary: &std::ffi::OsString, services: usize) -> Result<()> {
     let registry = Registry { services, endpoints: 100 };
     registry.fill(&etcd)?;
     let state = tempfile::tempdir()?;
-    let mut first = Gateway::start(&etcd, Some(state.path()))?;
+    let mut first = start(&etcd, Some(state.path()))?;
     first.wait_for(|status| status["services"] == json!(services))?;
     first.end()?;
     etcd.kill();
-    let second = Gateway::start(&etcd, Some(state.path()))?;
+    let second = start(&etcd, Some(state.path()))?;
     second.wait_for(|status| status["services"] == json!(services))?;
     println!(
         "start from the copy of {} endpoints, without etcd: {:.2} s, {:.2} s of CPU",
@@ -191,7 +190,7 @@ fn start_from_copy(binary: &std::ffi::OsString, services: usize) -> Result<()> {
 /// How long a key's change takes from the request to etcd until an xDS client has it.
 fn seen_by_a_client(etcd: &Etcd, registry: Registry) -> Result<()> {
     registry.fill(etcd)?;
-    let gateway = Gateway::start(etcd, None)?;
+    let gateway = start(etcd, None)?;
     gateway.wait_for(|status| status["services"] == json!(registry.services))?;
     let service = registry.services / 2;
     let (told, tells) = std::sync::mpsc::channel();
@@ -224,141 +223,36 @@ fn empty_gateway() -> Result<u64> {
     Ok(memory(&gateway.child, "VmRSS")?)
 }
 
-/// A running gateway whose log goes to a file.
-struct Gateway {
-    child: Child,
-    admin: SocketAddr,
-    xds: SocketAddr,
-    started: Instant,
-    folder: TempDir,
+/// A gateway whose registry is this etcd.
+fn start(etcd: &Etcd, state: Option<&Path>) -> Result<Gateway> {
+    let state = state.map(|dir| format!("state: {{dir: {}}}\n", dir.display())).unwrap_or_default();
+    let config = format!(
+        "{state}node: {{cluster: east, network: net-east}}\nxds: {{bind: \"127.0.0.1:0\"}}\nregistries:\n- etcd: \
+         {{endpoints: [\"{}\"], prefix: {PREFIX}, cluster: west, network: net-west}}\n",
+        etcd.url()
+    );
+    Gateway::start_with(tempfile::tempdir()?, &config)
 }
 
-impl Gateway {
-    fn start(etcd: &Etcd, state: Option<&Path>) -> Result<Self> {
-        let state = state.map(|dir| format!("state: {{dir: {}}}\n", dir.display())).unwrap_or_default();
-        let config = format!(
-            "{state}node: {{cluster: east, network: net-east}}\nxds: {{bind: \"127.0.0.1:0\"}}\nregistries:\n- etcd: \
-             {{endpoints: [\"{}\"], prefix: {PREFIX}, cluster: west, network: net-west}}\n",
-            etcd.url()
-        );
-        Self::start_with(tempfile::tempdir()?, &config)
-    }
-
-    fn start_with(folder: TempDir, config: &str) -> Result<Self> {
-        let path = folder.path().join("isthmus.yaml");
-        let common = "admin: {bind: \"127.0.0.1:0\"}\ntelemetry: {accessLog: off, log: {level: debug, format: json}}\n";
-        std::fs::write(&path, format!("{config}{common}"))?;
-        let started = Instant::now();
-        let mut child = Command::new(env!("CARGO_BIN_EXE_isthmus"))
-            .args(["run", "-c"])
-            .arg(&path)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()?;
-        let mut lines = BufReader::new(child.stderr.take().ok_or("no stderr")?).lines();
-        let mut listening = std::collections::BTreeMap::new();
-        while listening.len() < 2 {
-            let line = lines.next().ok_or("the gateway ended")??;
-            let line: Value = serde_json::from_str(&line)?;
-            if let ("listening", Some(listener), Some(address)) = (
-                line["message"].as_str().unwrap_or_default(),
-                line["listener"].as_str(),
-                line["address"].as_str(),
-            ) {
-                listening.insert(listener.to_owned(), address.parse()?);
-            }
+/// Processor time of one endpoint's change, and how long building takes, in microseconds.
+fn cost_of_changes(gateway: &Gateway, etcd: &Etcd, registry: &Registry) -> Result<(f64, f64)> {
+    let before = gateway.wait_for(|_| true)?["changes"].as_u64().ok_or("no count of changes")?;
+    let built = gateway.buildings()?.len();
+    let idle = gateway.spent_in(|| sleep(PAUSE * u32::try_from(CHANGES).unwrap_or(u32::MAX)))?;
+    let mut failed = Ok(());
+    let spent = gateway.spent_in(|| {
+        for change in 0..CHANGES {
+            let service = change * 7 % registry.services;
+            failed = registry.put(etcd, &[service], 2 + change % 7);
+            sleep(PAUSE);
         }
-        let address = |listener: &str| listening.get(listener).copied().ok_or("it does not listen");
-        let (admin, xds) = (address("admin")?, address("xds")?);
-        // Read on, so that the gateway is never kept waiting; only what is measured is kept.
-        let mut kept = std::fs::File::create(folder.path().join("built"))?;
-        std::thread::spawn(move || {
-            for line in lines.map_while(std::result::Result::ok).filter(|line| line.contains("world built")) {
-                let _ = writeln!(kept, "{line}");
-            }
-        });
-        Ok(Self { child, admin, xds, started, folder })
-    }
-
-    /// The registry's status, once it is as asked for.
-    fn wait_for(&self, is_so: impl Fn(&Value) -> bool) -> Result<Value> {
-        let begun = Instant::now();
-        while begun.elapsed() < Duration::from_secs(300) {
-            let status = self.get("/api/v1/registries")?;
-            if let Some(registry) = status.get(0).filter(|registry| is_so(registry)) {
-                return Ok(registry.clone());
-            }
-            sleep(Duration::from_millis(20));
-        }
-        Err(format!("it never came: {}", self.get("/api/v1/registries")?).into())
-    }
-
-    fn get(&self, path: &str) -> Result<Value> {
-        let mut stream = TcpStream::connect(self.admin)?;
-        write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        let (_, body) = answer.split_once("\r\n\r\n").ok_or("no answer")?;
-        Ok(serde_json::from_str(body)?)
-    }
-
-    /// Processor time of one endpoint's change, and how long building takes, in microseconds.
-    fn cost_of_changes(&self, etcd: &Etcd, registry: &Registry) -> Result<(f64, f64)> {
-        let before = self.wait_for(|_| true)?["changes"].as_u64().ok_or("no count of changes")?;
-        let built = self.buildings()?.len();
-        let idle = self.spent_in(|| sleep(PAUSE * u32::try_from(CHANGES).unwrap_or(u32::MAX)))?;
-        let mut failed = Ok(());
-        let spent = self.spent_in(|| {
-            for change in 0..CHANGES {
-                let service = change * 7 % registry.services;
-                failed = registry.put(etcd, &[service], 2 + change % 7);
-                sleep(PAUSE);
-            }
-        })?;
-        failed?;
-        self.wait_for(|status| {
-            status["changes"].as_u64().is_some_and(|changes| changes >= before + CHANGES as u64)
-        })?;
-        let mut buildings = self.buildings()?.split_off(built);
-        buildings.sort_by(f64::total_cmp);
-        let median = buildings.get(buildings.len() / 2).copied().unwrap_or(f64::NAN);
-        Ok(((spent - idle).max(0.0) * 1e6 / CHANGES as f64, median))
-    }
-
-    fn spent_in(&self, work: impl FnOnce()) -> Result<f64> {
-        let before = processor_time(&self.child)?;
-        work();
-        Ok((processor_time(&self.child)? - before).as_secs_f64())
-    }
-
-    /// How long each snapshot took to build, in microseconds.
-    fn buildings(&self) -> Result<Vec<f64>> {
-        let text = std::fs::read_to_string(self.folder.path().join("built"))?;
-        let took = |line: &str| {
-            let line: Value = serde_json::from_str(line).ok()?;
-            microseconds(line["took"].as_str()?)
-        };
-        Ok(text.lines().filter_map(took).collect())
-    }
-
-    /// Ends it as an operator does.
-    fn end(&mut self) -> Result<()> {
-        Command::new("kill").args(["-s", "TERM", &self.child.id().to_string()]).status()?;
-        self.child.wait()?;
-        Ok(())
-    }
-}
-
-impl Drop for Gateway {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// A duration as the log writes it, such as `87.3µs` or `1.2ms`.
-fn microseconds(text: &str) -> Option<f64> {
-    let units = [("ns", 1e-3), ("µs", 1.0), ("ms", 1e3), ("s", 1e6)];
-    units.iter().find_map(|(unit, factor)| Some(text.strip_suffix(unit)?.parse::<f64>().ok()? * factor))
+    })?;
+    failed?;
+    gateway.wait_for(|status| {
+        status["changes"].as_u64().is_some_and(|changes| changes >= before + CHANGES as u64)
+    })?;
+    let mut buildings = gateway.buildings()?.split_off(built);
+    buildings.sort_by(f64::total_cmp);
+    let median = buildings.get(buildings.len() / 2).copied().unwrap_or(f64::NAN);
+    Ok(((spent - idle).max(0.0) * 1e6 / CHANGES as f64, median))
 }

@@ -1,0 +1,239 @@
+//! What a large Kubernetes cluster costs: `cargo bench --bench kubernetes` (ISTHMUS_BENCH_SMALL=1 for a tenth).
+//!
+//! A real API server (`tests/kube`; `ISTHMUS_KUBE_RIG` is the path of the program, which `tests/run` builds) has 10,000
+//! services with ten ready pods each, and the real binary watches it. The figures: processor time and time until the registry
+//! is live, memory, processor time while nothing changes, and how long after its event a changed EndpointSlice is with an xDS
+//! client. The figures are printed, and nothing is judged here but that all endpoints and changes arrived.
+
+#![expect(clippy::print_stdout, reason = "it prints what it measures")]
+
+#[path = "registries/client.rs"]
+mod client;
+#[path = "xds/frames.rs"]
+mod frames;
+#[path = "gateway.rs"]
+mod gateway;
+#[path = "process.rs"]
+mod process;
+#[path = "../support/mod.rs"]
+mod support;
+
+use std::error::Error;
+use std::sync::mpsc;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use gateway::Gateway;
+use process::{memory, processor_time};
+use serde_json::{Value, json};
+use support::kube::{self, Cluster};
+use support::kube_client::at;
+
+type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+
+/// Pods of a service.
+const PODS: usize = 10;
+/// Changes whose way is timed, and the time between two of them.
+const CHANGES: usize = 500;
+const PAUSE: Duration = Duration::from_millis(20);
+/// How long nothing changes.
+const QUIET: Duration = Duration::from_secs(20);
+const SLICES: &str = "discovery.k8s.io/v1";
+
+fn main() -> Result<()> {
+    let Some(program) = kube::installed() else {
+        println!("SKIPPED: no Kubernetes API server is built; tests/kube/build builds one");
+        return Ok(());
+    };
+    let services = if std::env::var_os("ISTHMUS_BENCH_SMALL").is_some() { 1_000 } else { 10_000 };
+    let cluster = Cluster::start(&program, "east", &kube::Options::default());
+    cluster.namespace("bench", &json!({}));
+    let objects: Vec<(String, Value)> = (0..services).flat_map(objects_of).collect();
+    let bytes: usize = objects.iter().map(|(_, object)| object.to_string().len()).sum();
+    cluster.store(&objects);
+    // The API server has read them all before the gateway asks.
+    let last = at(SLICES, "endpointslices", &format!("bench/s{}-1", services - 1));
+    support::within(Duration::from_secs(120), "the last slice", || {
+        (cluster.admin().get(&last).status == 200).then_some(())
+    });
+    println!("{services} services, {} pods, {} MiB of objects", services * PODS, bytes >> 20);
+
+    let folder = tempfile::tempdir()?;
+    std::fs::write(folder.path().join("kubeconfig"), cluster.kubeconfig(cluster.admin_token()))?;
+    let config = "node: {cluster: west, network: net-west}\nxds: {bind: \"127.0.0.1:0\"}\nregistries:\n- kubernetes: {cluster: \
+                  east, network: net-west, kubeconfig: kubeconfig}\n";
+    let mut gateway = Gateway::start_with(folder, config)?;
+    gateway.wait_for(|status| status["state"] == "live" && status["endpoints"] == json!(services * PODS))?;
+    println!(
+        "live after {:.2} s, {:.2} s of CPU",
+        gateway.started.elapsed().as_secs_f64(),
+        processor_time(&gateway.child)?.as_secs_f64()
+    );
+    sleep(Duration::from_secs(3));
+    let of = |line| {
+        Ok::<_, Box<dyn Error + Send + Sync>>(memory(&gateway.child, line)? as f64 / f64::from(1 << 20))
+    };
+    println!("resident: {:.0} MiB, at most {:.0} MiB", of("VmRSS")?, of("VmHWM")?);
+    let idle = gateway.spent_in(|| sleep(QUIET))?;
+    println!("while nothing changes: {:.2} % of a core", idle * 100.0 / QUIET.as_secs_f64());
+    changes(&cluster, &gateway, services / 2)?;
+    gateway.end()
+}
+
+/// A service, its pods, and the slice that names them, each with its key.
+fn objects_of(service: usize) -> Vec<(String, Value)> {
+    let name = format!("s{service}");
+    let mut objects: Vec<(String, Value)> = (0..PODS).map(|pod| pod_of(service, pod)).collect();
+    objects.push((
+        format!("services/specs/bench/{name}"),
+        json!({
+            "apiVersion": "v1", "kind": "Service",
+            "metadata": {"namespace": "bench", "name": name, "uid": uid(3, service), "labels": {"app": name}},
+            "spec": {
+                "type": "ClusterIP", "clusterIP": "None", "clusterIPs": ["None"], "ipFamilies": ["IPv4"],
+                "ipFamilyPolicy": "SingleStack", "sessionAffinity": "None", "internalTrafficPolicy": "Cluster",
+                "ports": [{"name": "https", "port": 443, "targetPort": 8443, "protocol": "TCP"}]
+            }
+        }),
+    ));
+    objects.push((format!("endpointslices/bench/{name}-1"), slice_of(service, &[true; PODS])));
+    objects
+}
+
+fn uid(kind: usize, number: usize) -> String {
+    format!("{kind:08}-0000-4000-8000-{number:012}")
+}
+
+fn address(service: usize, pod: usize) -> String {
+    let number = service * PODS + pod;
+    format!("10.{}.{}.{}", 64 + (number >> 16), number >> 8 & 255, number & 255)
+}
+
+/// A pod of about the size that a Deployment's pods have.
+fn pod_of(service: usize, pod: usize) -> (String, Value) {
+    let (app, name) = (format!("s{service}"), format!("s{service}-7d9c5b6f8-{pod}"));
+    let number = service * PODS + pod;
+    let owner = json!({
+        "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": format!("{app}-7d9c5b6f8"), "uid": uid(4, service),
+        "controller": true, "blockOwnerDeletion": true
+    });
+    let variable =
+        |at: usize| json!({"name": format!("SETTING_{at}"), "value": format!("the value of setting {at}")});
+    let container = json!({
+        "name": "main", "image": "registry.example.com/shop/main:1.27.3", "imagePullPolicy": "IfNotPresent",
+        "env": (0..12).map(variable).collect::<Vec<_>>(), "ports": [{"containerPort": 8443, "protocol": "TCP"}],
+        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "256Mi"}},
+        "terminationMessagePath": "/dev/termination-log", "terminationMessagePolicy": "File"
+    });
+    let condition =
+        |kind: &str| json!({"type": kind, "status": "True", "lastTransitionTime": "2026-11-22T10:00:00Z"});
+    let conditions = ["PodScheduled", "Initialized", "ContainersReady", "Ready"].map(condition);
+    let fields: Vec<(String, Value)> = (0..12)
+        .map(|at| (format!("k:{{\"name\":\"SETTING_{at}\"}}"), json!({".": {}, "f:name": {}, "f:value": {}})))
+        .collect();
+    let fields: serde_json::Map<String, Value> = fields.into_iter().collect();
+    let managed = json!({
+        "manager": "kube-controller-manager", "operation": "Update", "apiVersion": "v1", "time": "2026-11-22T10:00:00Z",
+        "fieldsType": "FieldsV1", "fieldsV1": {"f:spec": {"f:containers": {"k:{\"name\":\"main\"}": {"f:env": fields}}}}
+    });
+    let object = json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {
+            "namespace": "bench", "name": name, "uid": uid(1, number), "creationTimestamp": "2026-11-22T10:00:00Z",
+            "labels": {"app": app, "pod-template-hash": "7d9c5b6f8", "version": "v1"},
+            "annotations": {"prometheus.io/scrape": "true", "prometheus.io/port": "9090"},
+            "ownerReferences": [owner], "managedFields": [managed]
+        },
+        "spec": {
+            "containers": [container], "nodeName": format!("node-{}", number % 100), "serviceAccountName": app,
+            "restartPolicy": "Always", "dnsPolicy": "ClusterFirst", "schedulerName": "default-scheduler"
+        },
+        "status": {
+            "phase": "Running", "podIP": address(service, pod), "podIPs": [{"ip": address(service, pod)}],
+            "hostIP": "192.0.2.1", "qosClass": "Burstable", "startTime": "2026-11-22T10:00:00Z",
+            "conditions": conditions
+        }
+    });
+    (format!("pods/bench/{name}"), object)
+}
+
+/// The slice of a service, by whether its pods are ready.
+fn slice_of(service: usize, ready: &[bool; PODS]) -> Value {
+    let endpoint = |(pod, ready): (usize, &bool)| {
+        json!({
+            "addresses": [address(service, pod)],
+            "conditions": {"ready": ready, "serving": ready, "terminating": false},
+            "nodeName": format!("node-{}", (service * PODS + pod) % 100),
+            "targetRef": {
+                "kind": "Pod", "namespace": "bench", "name": format!("s{service}-7d9c5b6f8-{pod}"),
+                "uid": uid(1, service * PODS + pod)
+            }
+        })
+    };
+    json!({
+        "apiVersion": SLICES, "kind": "EndpointSlice", "addressType": "IPv4",
+        "metadata": {
+            "namespace": "bench", "name": format!("s{service}-1"), "uid": uid(2, service),
+            "labels": {"kubernetes.io/service-name": format!("s{service}")}
+        },
+        "ports": [{"name": "https", "port": 8443, "protocol": "TCP"}],
+        "endpoints": ready.iter().enumerate().map(endpoint).collect::<Vec<_>>()
+    })
+}
+
+/// How long after its event a slice's change is with an xDS client.
+fn changes(cluster: &Cluster, gateway: &Gateway, service: usize) -> Result<()> {
+    let (told, tells) = mpsc::channel();
+    let (xds, name) = (gateway.xds, format!("outbound|443||s{service}.bench.svc.cluster.local"));
+    std::thread::spawn(move || client::follow(xds, &name, &told));
+    tells.recv_timeout(Duration::from_secs(10))?;
+    let slice = format!("s{service}-1");
+    let (seen, sees) = mpsc::channel();
+    let slices = at(SLICES, "endpointslices", "bench/");
+    let mut events =
+        cluster.admin().watch(&format!("{slices}?watch=1&fieldSelector=metadata.name%3D{slice}"));
+    std::thread::spawn(move || {
+        while events.next().is_some() {
+            if seen.send(Instant::now()).is_err() {
+                return;
+            }
+        }
+    });
+    // The slice as it is.
+    sees.recv_timeout(Duration::from_secs(10))?;
+    let path = at(SLICES, "endpointslices", &format!("bench/{slice}"));
+    let built = gateway.buildings()?.len();
+    let (mut times, mut spent) = (Vec::new(), Ok(()));
+    let cost = gateway.spent_in(|| {
+        for change in 0..CHANGES {
+            let mut ready = [true; PODS];
+            ready[0] = change % 2 == 1;
+            cluster.admin().patch(&path, &json!({"endpoints": slice_of(service, &ready)["endpoints"]}));
+            let event = sees.recv_timeout(Duration::from_secs(10));
+            let arrived = tells.recv_timeout(Duration::from_secs(10)).map(|()| Instant::now());
+            match (event, arrived) {
+                (Ok(event), Ok(arrived)) => {
+                    times.push(arrived.saturating_duration_since(event).as_secs_f64() * 1e3)
+                }
+                (event, arrived) => {
+                    spent = Err(format!("change {change}: event {event:?}, arrived {arrived:?}"));
+                    return;
+                }
+            }
+            sleep(PAUSE);
+        }
+    })?;
+    spent?;
+    times.sort_by(f64::total_cmp);
+    let mut buildings = gateway.buildings()?.split_off(built);
+    buildings.sort_by(f64::total_cmp);
+    let median = buildings.get(buildings.len() / 2).copied().unwrap_or(f64::NAN);
+    println!("a snapshot is built in {median:.0} µs (median)");
+    println!(
+        "a slice's event -> an xDS client has the change: p50 {:.1} ms, p99 {:.1} ms; {:.0} µs of CPU a change",
+        times[CHANGES / 2],
+        times[CHANGES * 99 / 100],
+        cost * 1e6 / CHANGES as f64
+    );
+    Ok(())
+}
