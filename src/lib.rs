@@ -1,7 +1,8 @@
 //! # Isthmus: the map
 //!
 //! The world is one immutable value, the [`snapshot::Snapshot`]. The [`aggregator`] is its only maker; the data plane and
-//! the [`discovery`] servers are its readers, and have no other connection. Admission ([`snapshot::admit`]), the choice
+//! the [`discovery`] servers are its readers, and have no other connection. Admission ([`snapshot::admit`], with the
+//! rules of [`snapshot::exports`] on sources and identities), the choice
 //! of an endpoint ([`balance`]) and split horizon ([`snapshot::view`]) are pure functions, each written once, which the
 //! data path, xDS, the commands `explain` and `horizon`, and the tests call alike.
 //!
@@ -24,14 +25,18 @@
 //! | 2 | [`balance`] | the choice among candidates, and its odds |
 //! | 2 | [`world`] | publisher and readers of snapshots |
 //! | 2 | [`document`] | YAML with positions, readers, the `services:` list |
-//! | 2 | [`net`] | TCP and unix sockets, pipes, admission and limits by source, identity and service, own addresses, task scopes, file watching, backoff |
+//! | 2 | [`net`] | TCP and unix sockets, pipes, fair shares and limits by source, identity and service, own addresses, task scopes, file watching, backoff |
 //! | 3 | [`tls`] | certificates of the gateway, their sources, trusted roots by trust domain |
 //! | 4 | [`dataplane`] | accept → peek → admit → choose → dial → relay, for SNI connections and CONNECT streams |
 //! | 4 | [`aggregator`] | registries, name resolution, the one maker of snapshots |
 //! | 4 | [`discovery`] | xDS: every client gets the endpoints as seen from its network |
 //! | 5 | [`admin`] | HTTP API, dashboard, readiness, explain, horizon |
 //! | 5 | [`config`] | the file → checked `Config` |
+<<<<<<< HEAD
 //! | 6 | [`app`], [`cli`] | composition, commands, `top`, spans over OTLP |
+=======
+//! | 6 | [`app`], [`cli`] | composition, commands, spans over OTLP, notices to the service manager |
+>>>>>>> 0bf3a69 (systemd knew neither when the gateway was ready nor when it hung, and a restart refused connections)
 
 pub mod admin;
 pub mod aggregator;

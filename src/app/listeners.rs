@@ -1,4 +1,5 @@
-//! The open listeners. Sockets are keyed by bind address, and no other change rebinds one.
+//! The open listeners. Sockets are keyed by bind address, and no other change rebinds one. A socket that the service manager
+//! has passed with the name of a listener takes the place of its own.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -7,12 +8,14 @@ use std::time::Duration;
 
 use crate::dataplane::handle::Dataplane;
 use crate::model::address::Bind;
-use crate::net::listen::{Listening, listen};
+use crate::net::inherited::Inherited;
+use crate::net::listen::{Listening, listen, share};
 use crate::snapshot::policy::Policy;
 
 /// The open listeners.
-#[derive(Default)]
 pub(super) struct Listeners {
+    /// Kept open to the end, as the service manager does: a listener may go and come again.
+    inherited: Inherited,
     open: BTreeMap<Bind, Open>,
 }
 
@@ -29,6 +32,22 @@ pub(super) struct Bound {
 }
 
 impl Listeners {
+    /// Makes listeners, none of them open, that use the sockets that were passed.
+    pub(super) fn new(inherited: Inherited) -> Self {
+        Self { inherited, open: BTreeMap::new() }
+    }
+
+    /// Names the sockets that were passed and that no listener has.
+    pub(super) fn warn_of_unused(&self, policy: &Policy) {
+        let has = |name: &str| policy.listeners.iter().any(|listener| &*listener.name == name);
+        for name in self.inherited.names().filter(|name| !has(name)) {
+            tracing::warn!(
+                name,
+                "a socket was passed that no listener uses: FileDescriptorName= must be the name of a listener"
+            );
+        }
+    }
+
     /// Binds the addresses of the policy that are not open; if one cannot be bound, none is.
     pub(super) fn bind(&self, policy: &Policy, workers: usize) -> Result<Bound, Vec<String>> {
         let mut bound = Bound { new: Vec::new(), names: BTreeMap::new() };
@@ -38,7 +57,8 @@ impl Listeners {
             if self.open.contains_key(&listener.bind) {
                 continue;
             }
-            match listen(listener.bind, workers) {
+            let passed = self.inherited.named(&listener.name);
+            match passed.map_or_else(|| listen(listener.bind, workers), |passed| share(passed, workers)) {
                 Ok(listening) => bound.new.push((listener.bind, listening)),
                 Err(error) => problems.push(format!(
                     "listener {:?}: cannot listen on {}: {error}",

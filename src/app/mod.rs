@@ -10,6 +10,7 @@ mod orders;
 mod otlp;
 mod servers;
 mod shutdown;
+mod systemd;
 mod threads;
 mod xds;
 
@@ -41,6 +42,7 @@ use crate::dataplane::handle::{Dataplane, DescriptorUses, EffectiveLimits};
 use crate::model::address::{AdminBind, Bind};
 use crate::net::background;
 use crate::net::budget::raise_descriptor_limit;
+use crate::net::inherited::Inherited;
 use crate::net::own::{LOOK_UP_EVERY, OwnAddresses};
 use crate::net::reading::Readings;
 use crate::net::scope::Scope;
@@ -55,6 +57,7 @@ use listeners::Listeners;
 use loading::{Loaded, Loader};
 use orders::{Reload, Supervisor};
 use otlp::Exporter;
+use systemd::ServiceManager;
 use xds::Xds;
 
 /// Commands of the admin API that may wait.
@@ -73,6 +76,14 @@ const OPENINGS: usize = 4;
 
 /// Runs the gateway until an order to stop.
 pub fn run(path: &Path) -> ExitCode {
+    // Before anything else opens a descriptor.
+    let inherited = match Inherited::take() {
+        Ok(inherited) => inherited,
+        Err(problem) => {
+            log::print_problem(&problem);
+            return ExitCode::FAILURE;
+        }
+    };
     use_small_pages();
     if let Err(problem) = threads::can_be_made(THREADS) {
         log::print_problem(&problem);
@@ -90,7 +101,7 @@ pub fn run(path: &Path) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let result = runtime.block_on(run_until_stopped(path));
+    let result = runtime.block_on(run_until_stopped(path, inherited));
     runtime.shutdown_timeout(END_WITHIN);
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -114,7 +125,7 @@ fn start_failed(problem: &str) -> Failed {
 }
 
 /// Reads the config, opens the logs, and runs the gateway. Orders are carried out from the first moment.
-async fn run_until_stopped(path: &Path) -> Result<(), Failed> {
+async fn run_until_stopped(path: &Path, inherited: Inherited) -> Result<(), Failed> {
     let (command, commands) = mpsc::channel(COMMANDS);
     let mut supervisor = Supervisor::new(commands)
         .map_err(|error| start_failed(&format!("cannot receive signals: {error}")))?;
@@ -133,9 +144,21 @@ async fn run_until_stopped(path: &Path) -> Result<(), Failed> {
     // Libraries that count by the `metrics` facade are exposed too. Fails only if the process has a recorder already.
     let _ = metrics::set_global_recorder(telemetry.recorder.clone());
     let scope = Scope::default();
+    let manager = ServiceManager::from_environment(&scope);
+    manager.tell("STATUS=reading the registries");
     let log = log::start(&config.log, &telemetry.writer);
     supervisor.take_logs(log, config.log.level, &config.access_log, &telemetry.writer, &scope);
-    let parts = Parts { path, config, watch, telemetry: telemetry.clone(), scope, openings, command };
+    let parts = Parts {
+        path,
+        config,
+        inherited,
+        manager,
+        watch,
+        telemetry: telemetry.clone(),
+        scope,
+        openings,
+        command,
+    };
     let result = match supervisor.during(Program::start(parts)).await {
         Ok(Ok(program)) => program.serve(supervisor, loader).await,
         Ok(Err(problem)) => {
@@ -164,6 +187,8 @@ fn use_small_pages() {
 struct Parts<'p> {
     path: &'p Path,
     config: Config,
+    inherited: Inherited,
+    manager: ServiceManager,
     /// Watches the files of the config.
     watch: FileWatch,
     telemetry: Telemetry,
@@ -192,6 +217,7 @@ struct Program {
     listeners: Listeners,
     exporter: Exporter,
     status: Arc<ArcSwap<ProgramStatus>>,
+    manager: ServiceManager,
     descriptors: usize,
 }
 
@@ -212,7 +238,7 @@ enum Event {
 
 impl Program {
     async fn start(parts: Parts<'_>) -> Result<Self, String> {
-        let Parts { path, config, watch, telemetry, scope, openings, command } = parts;
+        let Parts { path, config, inherited, manager, watch, telemetry, scope, openings, command } = parts;
         let descriptors = raise_descriptor_limit();
         let workers = match config.workers {
             Workers::Count(count) => count.get(),
@@ -234,7 +260,8 @@ impl Program {
             "isthmus starts"
         );
         // Listeners are bound first, so that an address in use is reported before any other work.
-        let mut listeners = Listeners::default();
+        let mut listeners = Listeners::new(inherited);
+        listeners.warn_of_unused(&config.policy);
         let bound = listeners.bind(&config.policy, workers).map_err(|problems| problems.join("; "))?;
         let mut clusters = Clusters::new(scope.clone());
         clusters.configure(&config.registries, config.aggregator.start_timeout).await;
@@ -329,13 +356,27 @@ impl Program {
             listeners,
             exporter,
             status,
+            manager,
             descriptors,
         };
+        program.manager.watch_workers(program.dataplane.control(), &scope);
+        program.manager.ready(&program.serving());
         program.tell(|status| {
             status.listening = program.listeners.listening();
             status.serving = true;
         });
         Ok(program)
+    }
+
+    /// What the gateway does, in a line for the service manager.
+    fn serving(&self) -> String {
+        let addresses: Vec<String> =
+            self.listeners.listening().iter().map(|(name, address)| format!("{name} {address}")).collect();
+        if addresses.is_empty() {
+            "serving".to_owned()
+        } else {
+            format!("serving on {}", addresses.join(", "))
+        }
     }
 
     fn tell(&self, change: impl FnOnce(&mut ProgramStatus)) {
@@ -357,6 +398,7 @@ impl Program {
             false => tracing::info!(why, "stopping"),
         }
         drop(loader);
+        self.manager.tell(&format!("STOPPING=1\nSTATUS=draining: {why}"));
         supervisor.set_draining();
         self.telemetry.control.draining();
         self.tell(|status| status.draining = true);
@@ -409,6 +451,7 @@ impl Program {
             match event {
                 Event::Begin => {
                     if let Some(reload) = supervisor.reload.take() {
+                        self.manager.reloading();
                         loader.begin(reload, self.watch.seen().clone());
                     }
                 }
@@ -420,6 +463,12 @@ impl Program {
                     // Problems were logged, counted and added to the status.
                     let result = supervisor.during(self.reload(why, *loaded)).await?;
                     supervisor.configure_logs(self.config.log.level, &self.config.access_log);
+                    match result.as_ref().err().and_then(|problems| problems.first()) {
+                        None => self.manager.ready(&self.serving()),
+                        Some(problem) => self
+                            .manager
+                            .ready(&format!("{}; the changed config is rejected: {problem}", self.serving())),
+                    }
                     for waiter in waiters {
                         // The waiter may be gone.
                         let _ = waiter.send(result.clone());

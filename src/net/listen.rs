@@ -2,10 +2,11 @@
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
+use super::inherited;
 use super::socket::{bound_unsent, keep_alive};
 use crate::model::address::Bind;
 
@@ -37,14 +38,36 @@ pub fn listen(bind: Bind, workers: usize) -> io::Result<Listening> {
         sockets.push(socket);
     }
     for socket in &sockets {
-        // Accepted sockets inherit these options, which saves a system call per connection.
-        socket.set_tcp_nodelay(true)?;
-        keep_alive(socket)?;
-        socket.set_out_of_band_inline(true)?;
-        bound_unsent(socket)?;
+        prepare(socket)?;
         socket.listen(BACKLOG)?;
     }
     Ok(Listening { address, sockets: sockets.into_iter().map(OwnedFd::from).collect() })
+}
+
+/// Shares sockets that the service manager has opened among a number of workers; fails if there are more sockets than
+/// workers, as connections to one that no worker has would hang. `passed` is not empty. The caller's descriptors stay open.
+pub fn share(passed: &[OwnedFd], workers: usize) -> io::Result<Listening> {
+    if passed.len() > workers {
+        let problem = format!("{} sockets were passed for {workers} workers", passed.len());
+        return Err(io::Error::other(problem));
+    }
+    for socket in passed {
+        SockRef::from(socket).set_nonblocking(true)?;
+        prepare(socket)?;
+    }
+    let first = passed.first().ok_or(io::ErrorKind::NotFound)?;
+    let address = inherited::address(&SockRef::from(first)).map_err(io::Error::other)?;
+    let sockets: io::Result<Vec<OwnedFd>> =
+        passed.iter().cycle().take(workers).map(OwnedFd::try_clone).collect();
+    Ok(Listening { address, sockets: sockets? })
+}
+
+/// Sets the options that accepted sockets inherit, which saves a system call per connection.
+fn prepare(socket: &impl AsFd) -> io::Result<()> {
+    SockRef::from(socket).set_tcp_nodelay(true)?;
+    keep_alive(socket)?;
+    SockRef::from(socket).set_out_of_band_inline(true)?;
+    bound_unsent(socket)
 }
 
 /// Adds advice to an error of binding.

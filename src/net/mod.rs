@@ -10,6 +10,7 @@ pub mod channel;
 pub mod diag;
 pub mod file;
 pub mod incoming;
+pub mod inherited;
 pub mod latest;
 pub mod listen;
 pub mod own;

@@ -55,6 +55,7 @@ mod relay;
 mod restarts;
 mod standalone;
 mod storms;
+mod systemd;
 mod top;
 mod tracing;
 mod transfers;
