@@ -32,11 +32,7 @@
 //! | 4 | [`discovery`] | xDS: every client gets the endpoints as seen from its network |
 //! | 5 | [`admin`] | HTTP API, dashboard, readiness, explain, horizon |
 //! | 5 | [`config`] | the file → checked `Config` |
-<<<<<<< HEAD
-//! | 6 | [`app`], [`cli`] | composition, commands, `top`, spans over OTLP |
-=======
-//! | 6 | [`app`], [`cli`] | composition, commands, spans over OTLP, notices to the service manager |
->>>>>>> 0bf3a69 (systemd knew neither when the gateway was ready nor when it hung, and a restart refused connections)
+//! | 6 | [`app`], [`cli`] | composition, commands, `top`, spans over OTLP, notices to the service manager |
 
 pub mod admin;
 pub mod aggregator;

@@ -1,6 +1,7 @@
 //! The commands of `isthmus`.
 
 pub mod certs;
+mod check;
 pub mod client;
 pub mod demo;
 #[cfg(test)]
@@ -13,6 +14,7 @@ mod read;
 mod registry;
 mod tables;
 mod top;
+mod watch;
 
 use std::io::{self, Write};
 use std::net::IpAddr;
@@ -98,6 +100,17 @@ enum Command {
     Get {
         #[arg(value_enum)]
         what: What,
+        #[command(flatten)]
+        reading: Reading,
+    },
+    /// Check everything that can be wrong, of the running gateway or of a config file, with the next step for each failure
+    #[command(after_help = check::EXAMPLES)]
+    Check(check::Arguments),
+    /// Follow failures, connections or endpoints as they change, a line each
+    #[command(after_help = watch::EXAMPLES)]
+    Watch {
+        #[arg(value_enum)]
+        what: watch::Followed,
         #[command(flatten)]
         reading: Reading,
     },
@@ -316,6 +329,8 @@ fn dispatch(command: Command, out: &mut impl Write) -> Result<(), Failure> {
         Command::Exposed(reading) => read::exposed(&reading, out),
         Command::Failures { filter, reading } => read::failures(&reading, &filter, out),
         Command::Get { what, reading } => read::get(what, &reading, out),
+        Command::Check(arguments) => check::run(&arguments, out),
+        Command::Watch { what, reading } => watch::run(what, &reading, out),
         Command::Reload(admin) => reload(&admin, out),
         Command::Drain(admin) => print_response(client::post(&admin.url(), "/api/v1/drain")?, out),
         Command::Endpoint(order) => endpoint(&order, out),

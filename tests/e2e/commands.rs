@@ -3,10 +3,13 @@
 use std::collections::BTreeSet;
 use std::process::Command;
 
+use serde_json::Value;
+
 use crate::hbone::{BASE, CALLER, OWN, caller, folder, service};
 use crate::problems::run;
 use crate::support::backend::Backend;
 use crate::support::client::tls;
+use crate::support::eventually;
 use crate::support::gateway::{BINARY, Gateway};
 use crate::support::hbone::Hbone;
 use crate::support::pki::PKI;
@@ -247,4 +250,168 @@ fn answers_have_the_members_that_the_documents_name() {
         assert!(documents.contains(&format!("| `{family}` |")), "{family} is not in docs/metrics.md");
         assert!(served.contains(&format!("# HELP {family} ")), "{family} has no description");
     }
+}
+
+/// Runs `isthmus check`, and returns its exit code and its lines.
+fn check(gateway: &Gateway, arguments: &[&str]) -> (Option<i32>, Vec<Value>) {
+    let mut command = Command::new(BINARY);
+    command.args(["check", "-o", "json"]).args(arguments);
+    let output =
+        command.env("ISTHMUS_ADMIN", format!("http://{}", gateway.admin())).output().expect("it runs");
+    let lines: Value =
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"));
+    (output.status.code(), lines.as_array().expect("a list").clone())
+}
+
+fn states<'a>(lines: &'a [Value], area: &str) -> Vec<&'a str> {
+    let of_area = lines.iter().filter(|line| line["check"] == area);
+    of_area.map(|line| line["state"].as_str().expect("a word")).collect()
+}
+
+#[test]
+fn check_says_of_each_area_whether_it_is_well() {
+    let backend = Backend::echo();
+    let config = format!("listen: \"127.0.0.1:0\"\nroutes: {{a.test: \"{}\"}}\n", backend.address);
+    let gateway = Gateway::start(&config);
+    let (code, lines) = check(&gateway, &["--wait", "10s"]);
+    assert_eq!(code, Some(0), "{lines:?}");
+    for area in ["gateway", "config", "registries", "names", "certificates", "endpoints", "xds", "logs"] {
+        assert_eq!(states(&lines, area), ["ok"], "{area}: {lines:?}");
+    }
+    // A file with a mistake fails one area, and says what to do.
+    gateway.write_config("listen: \"127.0.0.1:0\"\nroutes: {a.test: nowhere}\n");
+    assert_eq!(gateway.post("/api/v1/reload").0, 400);
+    let (code, lines) = check(&gateway, &[]);
+    assert_eq!((code, states(&lines, "config")), (Some(1), vec!["failed"]), "{lines:?}");
+    let failed = lines.iter().find(|line| line["state"] == "failed").expect("one");
+    assert!(failed["text"].as_str().is_some_and(|text| text.starts_with("config_rejected: ")), "{failed}");
+    assert!(failed["next"].as_str().is_some_and(|next| next.contains("isthmus validate")), "{failed}");
+    let table = run(&gateway, &["check"]);
+    assert!(table.contains("failed   config ") && table.contains("next: "), "{table}");
+    // It is waited for: the mistake is mended while the command runs.
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| check(&gateway, &["--wait", "20s"]));
+        std::thread::sleep(std::time::Duration::from_millis(700));
+        gateway.reload(&config);
+        let (code, lines) = waits.join().expect("it ends");
+        assert_eq!(code, Some(0), "{lines:?}");
+    });
+    // An endpoint that refuses.
+    gateway.reload("listen: \"127.0.0.1:0\"\nroutes: {a.test: \"127.0.0.1:1\"}\n");
+    for _ in 0..3 {
+        tls(gateway.listener("default"), "a.test").expect_err("nobody is there");
+    }
+    let (code, lines) = check(&gateway, &[]);
+    assert_eq!((code, states(&lines, "endpoints")), (Some(1), vec!["failed"]), "{lines:?}");
+}
+
+#[test]
+fn check_of_a_file_needs_no_gateway_and_a_gateway_that_is_away_is_a_failure() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let check = |config: &str| {
+        std::fs::write(folder.path().join("isthmus.yaml"), config).expect("written");
+        let output = Command::new(BINARY)
+            .args(["check", "-c", "isthmus.yaml"])
+            .current_dir(folder.path())
+            .output()
+            .expect("it runs");
+        (output.status.code(), String::from_utf8(output.stdout).expect("text"))
+    };
+    let (code, text) = check("listen: \"127.0.0.1:0\"\nroutes: {a.test: \"127.0.0.1:9\"}\n");
+    assert_eq!((code, &*text), (Some(0), "ok       config  isthmus.yaml is fine\n"));
+    let (code, text) = check("listen: \"127.0.0.1:0\"\nexports: [{services: [gone.mesh]}]\n");
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("warning  config  ") && text.contains("gone.mesh"), "{text}");
+    let (code, text) = check("listen: nowhere\n");
+    assert_eq!(code, Some(1), "{text}");
+    assert!(text.starts_with("failed   config  isthmus.yaml:1:9: "), "{text}");
+    let output =
+        Command::new(BINARY).args(["check", "--admin", "http://127.0.0.1:1"]).output().expect("it runs");
+    let text = String::from_utf8(output.stdout).expect("text");
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.starts_with("failed   gateway  cannot reach the admin API"), "{text}");
+}
+
+/// A running `isthmus watch`, with its lines so far; ended when dropped.
+struct Following {
+    child: std::process::Child,
+    lines: std::sync::Arc<std::sync::Mutex<Vec<Value>>>,
+}
+
+impl Following {
+    fn start(gateway: &Gateway, what: &str) -> Self {
+        let mut child = Command::new(BINARY)
+            .args(["watch", what, "-o", "json", "--admin", &format!("http://{}", gateway.admin())])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .expect("it runs");
+        let lines = std::sync::Arc::<std::sync::Mutex<Vec<Value>>>::default();
+        let (output, sink) = (child.stdout.take().expect("piped"), lines.clone());
+        std::thread::spawn(move || {
+            use std::io::BufRead as _;
+            for line in std::io::BufReader::new(output).lines().map_while(Result::ok) {
+                sink.lock()
+                    .expect("not poisoned")
+                    .push(serde_json::from_str(&line).expect("JSON on each line"));
+            }
+        });
+        Self { child, lines }
+    }
+
+    /// Waits for a line.
+    #[track_caller]
+    fn until(&self, what: &str, so: impl Fn(&Value) -> bool) -> Value {
+        eventually(what, || self.lines.lock().expect("not poisoned").iter().find(|line| so(line)).cloned())
+    }
+}
+
+impl Drop for Following {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn watch_tells_what_changes_and_nothing_else() {
+    let backend = Backend::echo();
+    let route = |address: &str| format!("listen: \"127.0.0.1:0\"\nroutes: {{a.test: [{address}]}}\n");
+    let one = format!("\"{}\"", backend.address);
+    let gateway = Gateway::start(&route(&one));
+    let listener = gateway.listener("default");
+    // What has failed before is no news.
+    tls(listener, "before.test").expect_err("refused");
+    gateway.logged("a refusal", |line| line["sni"] == "before.test");
+    let failures = Following::start(&gateway, "failures");
+    let connections = Following::start(&gateway, "connections");
+    let endpoints = Following::start(&gateway, "endpoints");
+    // Until they have read the lists for the first time nothing is a change.
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    let mut open = crate::support::client::connect(listener);
+    std::io::Write::write_all(&mut open, &crate::support::client::hello("a.test")).expect("sent");
+    tls(listener, "after.test").expect_err("refused");
+    let opened = connections.until("a connection", |line| line["change"] == "opened");
+    assert_eq!(opened["value"]["sni"], "a.test", "{opened}");
+    drop(open);
+    let closed = connections.until("its end", |line| line["change"] == "closed");
+    assert_eq!(closed["value"]["id"], opened["value"]["id"], "{closed}");
+    let failed = failures.until("a failure", |line| line["change"] == "failed");
+    assert_eq!(
+        (&failed["value"]["sni"], &failed["value"]["reason"]),
+        (&"after.test".into(), &"sni_unknown".into())
+    );
+    // An endpoint that comes, changes its state, and goes.
+    let gone = "\"127.0.0.1:1\"";
+    gateway.reload(&route(&format!("{one}, {gone}")));
+    let has = |change: &'static str| {
+        move |line: &Value| line["change"] == change && line["value"]["address"] == "127.0.0.1:1"
+    };
+    endpoints.until("a new endpoint", has("added"));
+    for _ in 0..40 {
+        drop(tls(listener, "a.test"));
+    }
+    let changed = endpoints.until("an ejection", has("changed"));
+    assert_eq!(changed["value"]["state"], "ejected", "{changed}");
+    gateway.reload(&route(&one));
+    endpoints.until("an endpoint that went", has("removed"));
 }

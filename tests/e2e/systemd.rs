@@ -280,7 +280,12 @@ fn a_debian_package_is_built_without_root_and_its_files_work() {
     let folder = tempfile::tempdir().expect("a folder");
     let run = |program: &Path, arguments: &[&OsStr]| {
         let output = Command::new(program).args(arguments).output().expect("it starts");
-        assert!(output.status.success(), "{}: {}", program.display(), String::from_utf8_lossy(&output.stderr));
+        assert!(
+            output.status.success(),
+            "{}: {}",
+            program.display(),
+            String::from_utf8_lossy(&output.stderr)
+        );
         String::from_utf8(output.stdout).expect("text")
     };
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/debian/package");
@@ -296,7 +301,10 @@ fn a_debian_package_is_built_without_root_and_its_files_work() {
         "-rw-r--r-- root/root ./etc/isthmus/isthmus.yaml",
     ] {
         let (mode, path) = file.split_once(" root/root ").expect("both");
-        assert!(listed.lines().any(|line| line.starts_with(mode) && line.ends_with(path)), "{path}: {listed}");
+        assert!(
+            listed.lines().any(|line| line.starts_with(mode) && line.ends_with(path)),
+            "{path}: {listed}"
+        );
     }
     let facts = run(dpkg, &["--field".as_ref(), package]);
     assert!(facts.contains("Package: isthmus\n") && facts.contains(env!("CARGO_PKG_VERSION")), "{facts}");

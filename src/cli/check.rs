@@ -1,0 +1,359 @@
+//! `isthmus check`: goes through everything that can be wrong with a running gateway, or with a config file, and says of each
+//! area whether it is well, and what to do where it is not.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use serde_json::json;
+
+use super::output::{Colour, Format, paint, structured};
+use super::{Admin, Failure, client, read};
+use crate::admin::problems::Code;
+use crate::api::status::{Problem, Status};
+
+/// The interval in which a gateway is looked at again with `--wait`.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+pub(super) const EXAMPLES: &str = "Examples:
+  isthmus check                      the running gateway
+  isthmus check --wait 60s           wait until all is well, for instance after an upgrade
+  isthmus check -c isthmus.yaml      a config file, without a gateway
+  isthmus check -o json | jq         for programs
+
+The exit code is 1 if a check failed. A warning is no failure.";
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Arguments {
+    /// Check this config file instead of the running gateway
+    #[arg(short, long, value_name = "FILE", conflicts_with = "wait")]
+    config: Option<PathBuf>,
+    /// Wait until no check fails, for 30s, 5m, … at most
+    #[arg(long, value_name = "TIME", value_parser = super::time)]
+    wait: Option<Duration>,
+    #[command(flatten)]
+    admin: Admin,
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Format,
+}
+
+/// What was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum State {
+    Ok,
+    Warning,
+    Failed,
+}
+
+/// One line of the result.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct Check {
+    check: &'static str,
+    state: State,
+    text: String,
+    /// The next step; empty where there is none to take.
+    next: String,
+}
+
+impl Check {
+    fn new(check: &'static str, state: State, text: impl Into<String>, next: impl Into<String>) -> Self {
+        Self { check, state, text: text.into(), next: next.into() }
+    }
+}
+
+/// What of a gateway is checked, with the problems that belong there and the text if there are none.
+struct Area {
+    name: &'static str,
+    codes: &'static [Code],
+    well: fn(&Status) -> String,
+}
+
+const AREAS: [Area; 7] = [
+    Area {
+        name: "config",
+        codes: &[Code::ConfigRejected, Code::NeedsRestart],
+        well: |status| format!("{} is in use since {}", status.config.path, status.config.since),
+    },
+    Area {
+        name: "registries",
+        codes: &[
+            Code::RegistryMissing,
+            Code::RegistryStale,
+            Code::RegistryHeld,
+            Code::RegistryFlawed,
+            Code::RegistryImpaired,
+            Code::EndpointClaimed,
+            Code::RegistryLeftOut,
+            Code::AddressNotAllowed,
+            Code::ServiceConflict,
+        ],
+        well: |status| format!("{} read, {} services", status.registries.len(), status.services),
+    },
+    Area {
+        name: "names",
+        codes: &[Code::ExportAbsent, Code::NameUnresolved],
+        well: |status| format!("{} routes; every name that is needed resolves", status.routes),
+    },
+    Area {
+        name: "certificates",
+        codes: &[
+            Code::CertificateMissing,
+            Code::CertificateExpiring,
+            Code::CertificateExpired,
+            Code::CertificateSource,
+            Code::RootsExpired,
+        ],
+        well: |status| match &status.identity {
+            Some(identity) => format!("from {}", identity.source),
+            None => "none is needed".to_owned(),
+        },
+    },
+    Area {
+        name: "endpoints",
+        codes: &[
+            Code::EndpointEjected,
+            Code::EndpointUnhealthy,
+            Code::ChecksLate,
+            Code::EndpointWithdrawn,
+            Code::EndpointFailing,
+            Code::EndpointNotTls,
+        ],
+        well: |_| "none fails".to_owned(),
+    },
+    Area {
+        name: "xds",
+        codes: &[Code::XdsClientRefused],
+        well: |status| format!("{} clients, none refused lately", status.xds.clients),
+    },
+    Area {
+        name: "logs",
+        codes: &[Code::AccessLogLost, Code::SpansLost],
+        well: |_| "no line and no span was lost lately".to_owned(),
+    },
+];
+
+/// Whether a problem keeps somebody from being served, now or soon; others are worth a look.
+const fn state_of(code: Code) -> State {
+    match code {
+        Code::NeedsRestart
+        | Code::RegistryLeftOut
+        | Code::RegistryImpaired
+        | Code::EndpointClaimed
+        | Code::AddressNotAllowed
+        | Code::ServiceConflict
+        | Code::ExportAbsent
+        | Code::CertificateExpiring
+        | Code::ChecksLate
+        | Code::EndpointWithdrawn
+        | Code::AccessLogLost
+        | Code::SpansLost => State::Warning,
+        Code::ConfigRejected
+        | Code::Draining
+        | Code::RegistryMissing
+        | Code::RegistryStale
+        | Code::RegistryHeld
+        | Code::RegistryFlawed
+        | Code::NameUnresolved
+        | Code::CertificateMissing
+        | Code::CertificateExpired
+        | Code::CertificateSource
+        | Code::RootsExpired
+        | Code::EndpointEjected
+        | Code::EndpointUnhealthy
+        | Code::EndpointFailing
+        | Code::EndpointNotTls
+        | Code::XdsClientRefused => State::Failed,
+    }
+}
+
+/// Runs `isthmus check`.
+pub(super) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Failure> {
+    let checks = match &arguments.config {
+        Some(path) => of_config(path),
+        None => of_gateway(&arguments.admin, arguments.wait.unwrap_or_default()),
+    };
+    print(&checks, arguments.output, out)?;
+    let has_failed = checks.iter().any(|check| check.state == State::Failed);
+    if has_failed { Err(Failure::Reported) } else { Ok(()) }
+}
+
+/// The checks of the running gateway, once none of them fails, or after the time.
+fn of_gateway(admin: &Admin, wait: Duration) -> Vec<Check> {
+    let begun = Instant::now();
+    loop {
+        let checks = match status(admin) {
+            Ok(status) => of_status(&status),
+            Err(failure) => {
+                vec![Check::new(
+                    "gateway",
+                    State::Failed,
+                    failure.to_string(),
+                    "start the gateway, or name its `admin.bind`",
+                )]
+            }
+        };
+        let is_well = checks.iter().all(|check| check.state != State::Failed);
+        if is_well || begun.elapsed() >= wait {
+            return checks;
+        }
+        std::thread::sleep(LOOK_EVERY.min(wait));
+    }
+}
+
+fn status(admin: &Admin) -> Result<Status, Failure> {
+    let value = client::get(&admin.url(), "/api/v1/status")?.json()?;
+    Ok(client::typed(value)?)
+}
+
+/// The checks of a gateway with this status.
+fn of_status(status: &Status) -> Vec<Check> {
+    let mut checks = vec![gateway(status)];
+    for area in &AREAS {
+        let found: Vec<&Problem> = status.problems.iter().filter(|problem| area.has(&problem.code)).collect();
+        if found.is_empty() {
+            checks.push(Check::new(area.name, State::Ok, (area.well)(status), ""));
+        }
+        checks.extend(found.into_iter().map(|problem| of_problem(area.name, problem)));
+    }
+    let is_known = |problem: &&Problem| AREAS.iter().any(|area| area.has(&problem.code));
+    let others =
+        status.problems.iter().filter(|problem| !is_known(problem) && problem.code != Code::Draining.text());
+    checks.extend(others.map(|problem| of_problem("other", problem)));
+    checks.extend(status.config.warnings.iter().map(|warning| of_warning(warning)));
+    checks
+}
+
+impl Area {
+    fn has(&self, code: &str) -> bool {
+        self.codes.iter().any(|known| known.text() == code)
+    }
+}
+
+fn gateway(status: &Status) -> Check {
+    let version = format!("isthmus {}", status.version);
+    if status.draining {
+        let next = Code::Draining.look_at();
+        return Check::new("gateway", State::Failed, format!("{version} is draining, and then ends"), next);
+    }
+    if !status.ready {
+        let why = status.not_ready.join(", ");
+        return Check::new(
+            "gateway",
+            State::Failed,
+            format!("{version} is not ready: {why}"),
+            "`isthmus status`",
+        );
+    }
+    let addresses: Vec<String> = status
+        .listeners
+        .iter()
+        .filter_map(|listener| Some(format!("{} {}", listener.name, listener.address.as_ref()?)))
+        .collect();
+    let listens = if addresses.is_empty() { "no listener".to_owned() } else { addresses.join(", ") };
+    Check::new(
+        "gateway",
+        State::Ok,
+        format!("{version} is ready, up {} s: {listens}", status.uptime_seconds),
+        "",
+    )
+}
+
+fn of_problem(name: &'static str, problem: &Problem) -> Check {
+    // A problem that this version does not know is one of a newer gateway.
+    let code = Code::ALL.iter().find(|code| code.text() == problem.code);
+    let state = code.map_or(State::Failed, |code| state_of(*code));
+    Check::new(name, state, format!("{}: {}", problem.code, problem.text), problem.look_at.as_str())
+}
+
+fn of_warning(warning: &str) -> Check {
+    Check::new("config", State::Warning, warning, "`isthmus validate FILE`")
+}
+
+/// The checks of a config file, without a gateway.
+fn of_config(path: &Path) -> Vec<Check> {
+    let offline = match read::offline(path) {
+        Ok(offline) => offline,
+        Err(problems) => {
+            let next = "mend the file; `isthmus schema --reference` has its keys";
+            return problems
+                .into_iter()
+                .map(|problem| Check::new("config", State::Failed, problem, next))
+                .collect();
+        }
+    };
+    let next = "make the file readable here, or check where the gateway runs";
+    let mut checks: Vec<Check> = offline
+        .errors
+        .into_iter()
+        .map(|error| Check::new("certificates", State::Failed, error, next))
+        .collect();
+    if checks.is_empty() {
+        checks.push(Check::new("config", State::Ok, format!("{} is fine", path.display()), ""));
+    }
+    let next = "run the gateway, then `isthmus check`";
+    checks.extend(offline.notes.into_iter().map(|note| Check::new("registries", State::Warning, note, next)));
+    checks.extend(offline.warnings.iter().map(|warning| of_warning(warning)));
+    checks
+}
+
+fn print(checks: &[Check], format: Format, out: &mut impl Write) -> Result<(), Failure> {
+    if format != Format::Table {
+        return Ok(structured(out, &json!(checks), format)?);
+    }
+    let width = checks.iter().map(|check| check.check.len()).max().unwrap_or_default();
+    for check in checks {
+        let (word, colour) = match check.state {
+            State::Ok => ("ok     ", Colour::Green),
+            State::Warning => ("warning", Colour::Yellow),
+            State::Failed => ("failed ", Colour::Red),
+        };
+        writeln!(out, "{}  {:width$}  {}", paint(word, colour), check.check, check.text)?;
+        if check.state != State::Ok && !check.next.is_empty() {
+            writeln!(out, "{:9}{:width$}  next: {}", "", "", check.next)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_problem_belongs_to_one_area() {
+        for code in Code::ALL.iter().filter(|code| **code != Code::Draining) {
+            let areas: Vec<&str> =
+                AREAS.iter().filter(|area| area.has(code.text())).map(|area| area.name).collect();
+            assert_eq!(areas.len(), 1, "{}: {areas:?}", code.text());
+        }
+    }
+
+    #[test]
+    fn problems_of_a_newer_gateway_are_failures() {
+        let problem =
+            Problem { code: "moon_lost".to_owned(), text: "it is gone".to_owned(), ..Problem::default() };
+        let status = Status { ready: true, problems: vec![problem], ..Status::default() };
+        let checks = of_status(&status);
+        let last = checks.last().expect("checks");
+        assert_eq!((last.check, last.state, &*last.text), ("other", State::Failed, "moon_lost: it is gone"));
+        assert!(checks[..checks.len() - 1].iter().all(|check| check.state == State::Ok), "{checks:?}");
+    }
+
+    #[test]
+    fn a_failure_has_its_next_step_below_it() {
+        let checks = [
+            Check::new("gateway", State::Ok, "isthmus 1 is ready", ""),
+            Check::new("endpoints", State::Failed, "endpoint_failing: 10.0.0.1:1", "look at it"),
+        ];
+        let mut out = Vec::new();
+        print(&checks, Format::Table, &mut out).expect("memory takes it");
+        assert_eq!(
+            String::from_utf8(out).expect("text"),
+            "ok       gateway    isthmus 1 is ready\n\
+             failed   endpoints  endpoint_failing: 10.0.0.1:1\n                    next: look at it\n"
+        );
+    }
+}

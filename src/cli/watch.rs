@@ -1,0 +1,230 @@
+//! `isthmus watch`: follows what changes in a running gateway, a line per change.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::time::{Duration, SystemTime};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::json;
+
+use super::output::{Format, rows, structured};
+use super::{Failure, Reading, client, tables};
+use crate::api::connection::Connection;
+use crate::api::endpoint::Endpoint;
+use crate::telemetry::clock::rfc3339;
+
+/// The interval in which the gateway is asked.
+const EVERY: Duration = Duration::from_secs(1);
+
+pub(super) const EXAMPLES: &str = "Examples:
+  isthmus watch failures             connections that are refused or fail from now on
+  isthmus watch connections          connections that open and close
+  isthmus watch endpoints            endpoints that come, go, or change their state
+  isthmus watch failures -o json     a JSON object per line
+
+The gateway is asked once a second: a connection that opens and closes in between is not seen. The access log has every one.";
+
+/// What is followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Followed {
+    Failures,
+    Connections,
+    Endpoints,
+}
+
+/// How something differs from a second ago.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum How {
+    Failed,
+    Opened,
+    Closed,
+    Added,
+    Removed,
+    Changed,
+}
+
+impl How {
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Failed => "failed",
+            Self::Opened => "opened",
+            Self::Closed => "closed",
+            Self::Added => "added",
+            Self::Removed => "removed",
+            Self::Changed => "changed",
+        }
+    }
+}
+
+/// What stays the same while a thing changes, by which it is found again.
+type Key = (String, String);
+
+/// Runs `isthmus watch`, until the output is closed.
+pub(super) fn run(followed: Followed, reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
+    match followed {
+        Followed::Failures => {
+            let key = |failed: &Connection| (failed.time.clone(), failed.id.to_string());
+            // The list keeps the newest thousand: what leaves it is no news.
+            let told = |_: Option<&Connection>, new: Option<&Connection>| new.map(|_| How::Failed);
+            let cells = |all: &[Connection]| rows(&tables::FAILURES, all);
+            Watch { path: "/api/v1/failures", key, told, cells, stays: true }.run(reading, out)
+        }
+        Followed::Connections => {
+            let key = |open: &Connection| (open.time.clone(), open.id.to_string());
+            let told = |old: Option<&Connection>, new: Option<&Connection>| match (old, new) {
+                (None, Some(_)) => Some(How::Opened),
+                (Some(_), None) => Some(How::Closed),
+                _ => None,
+            };
+            let cells = |all: &[Connection]| rows(&tables::CONNECTIONS, all);
+            Watch { path: "/api/v1/connections", key, told, cells, stays: false }.run(reading, out)
+        }
+        Followed::Endpoints => {
+            let key = |endpoint: &Endpoint| {
+                let of = endpoint.service.as_ref().or(endpoint.route.as_ref()).cloned().unwrap_or_default();
+                (of, format!("{} {:?}", endpoint.address, endpoint.ports))
+            };
+            let told = |old: Option<&Endpoint>, new: Option<&Endpoint>| match (old, new) {
+                (None, Some(_)) => Some(How::Added),
+                (Some(_), None) => Some(How::Removed),
+                // Times and counts of failures go on while the state is the same.
+                (Some(old), Some(new)) => (looks(old) != looks(new)).then_some(How::Changed),
+                (None, None) => None,
+            };
+            let cells = |all: &[Endpoint]| rows(&tables::ENDPOINTS, all);
+            Watch { path: "/api/v1/endpoints", key, told, cells, stays: false }.run(reading, out)
+        }
+    }
+}
+
+/// What of an endpoint is a change that an operator wants to see.
+fn looks(endpoint: &Endpoint) -> (&str, &str, u32, Option<&str>, &str) {
+    (&endpoint.state, &endpoint.health, endpoint.weight, endpoint.standing.as_deref(), &endpoint.network)
+}
+
+/// A list that is followed.
+struct Watch<T> {
+    path: &'static str,
+    key: fn(&T) -> Key,
+    /// How a thing differs, if that is news; by what it was, and what it is.
+    told: fn(Option<&T>, Option<&T>) -> Option<How>,
+    cells: fn(&[T]) -> Vec<Vec<String>>,
+    /// True if what is no longer in the list is not forgotten, as it has not ended.
+    stays: bool,
+}
+
+impl<T: DeserializeOwned + Serialize + Clone> Watch<T> {
+    fn run(&self, reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
+        let mut before = self.list(reading)?;
+        let mut is_away = false;
+        loop {
+            std::thread::sleep(EVERY);
+            let now = match self.list(reading) {
+                Ok(now) => now,
+                // A gateway that restarts is waited for.
+                Err(failure @ Failure::Client(client::ClientError::Unreachable { .. })) => {
+                    if !is_away {
+                        writeln!(io::stderr(), "{failure}; waiting for it")?;
+                    }
+                    is_away = true;
+                    continue;
+                }
+                Err(failure) => return Err(failure),
+            };
+            is_away = false;
+            let time = rfc3339(SystemTime::now());
+            for (how, value) in self.changes(&before, &now) {
+                self.print(&time, how, value, reading.output, out)?;
+            }
+            out.flush()?;
+            before = now;
+        }
+    }
+
+    fn list(&self, reading: &Reading) -> Result<BTreeMap<Key, T>, Failure> {
+        let value = client::get(&reading.admin.url(), self.path)?.json()?;
+        let all: Vec<T> = client::typed(value)?;
+        Ok(all.into_iter().map(|value| ((self.key)(&value), value)).collect())
+    }
+
+    /// What has gone, then what is new or different, each in the order of the keys.
+    fn changes<'a>(&self, before: &'a BTreeMap<Key, T>, now: &'a BTreeMap<Key, T>) -> Vec<(How, &'a T)> {
+        let gone = before.iter().filter(|(key, _)| !self.stays && !now.contains_key(*key));
+        let gone = gone.filter_map(|(_, value)| Some(((self.told)(Some(value), None)?, value)));
+        let rest = now.iter().filter(|(key, _)| !self.stays || !before.contains_key(*key));
+        let rest = rest.filter_map(|(key, value)| Some(((self.told)(before.get(key), Some(value))?, value)));
+        gone.chain(rest).collect()
+    }
+
+    fn print(
+        &self,
+        time: &str,
+        how: How,
+        value: &T,
+        format: Format,
+        out: &mut impl Write,
+    ) -> Result<(), Failure> {
+        match format {
+            Format::Table => {
+                for row in (self.cells)(std::slice::from_ref(value)) {
+                    writeln!(out, "{time}  {:7}  {}", how.word(), row.join("  "))?;
+                }
+            }
+            Format::Json => writeln!(out, "{}", json!({"at": time, "change": how, "value": value}))?,
+            Format::Yaml => {
+                writeln!(out, "---")?;
+                structured(out, &json!({"at": time, "change": how, "value": value}), format)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn watch() -> Watch<Endpoint> {
+        Watch {
+            path: "",
+            key: |endpoint| (String::new(), endpoint.address.clone()),
+            told: |old, new| match (old, new) {
+                (None, _) => Some(How::Added),
+                (_, None) => Some(How::Removed),
+                (Some(old), Some(new)) => (looks(old) != looks(new)).then_some(How::Changed),
+            },
+            cells: |_| Vec::new(),
+            stays: false,
+        }
+    }
+
+    #[test]
+    fn what_has_gone_comes_before_what_is_new_and_what_differs() {
+        let endpoint = |address: &str, state: &str| Endpoint {
+            address: address.to_owned(),
+            state: state.to_owned(),
+            ..Endpoint::default()
+        };
+        let all = |list: &[(&str, &str)]| -> BTreeMap<Key, Endpoint> {
+            list.iter()
+                .map(|(address, state)| ((String::new(), (*address).to_owned()), endpoint(address, state)))
+                .collect()
+        };
+        let before = all(&[("a", "healthy"), ("b", "healthy"), ("c", "healthy")]);
+        let now = all(&[("b", "ejected"), ("c", "healthy"), ("d", "healthy")]);
+        let watch = watch();
+        let changes: Vec<(How, &str)> = watch
+            .changes(&before, &now)
+            .into_iter()
+            .map(|(how, endpoint)| (how, &*endpoint.address))
+            .collect();
+        assert_eq!(changes, [(How::Removed, "a"), (How::Changed, "b"), (How::Added, "d")]);
+        // What leaves a list that is cut is not told.
+        let cut = Watch { stays: true, ..watch };
+        let changes: Vec<&str> =
+            cut.changes(&before, &now).into_iter().map(|(_, endpoint)| &*endpoint.address).collect();
+        assert_eq!(changes, ["d"]);
+    }
+}
