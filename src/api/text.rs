@@ -23,6 +23,11 @@ pub fn lasting(seconds: u64) -> String {
     }
 }
 
+/// Returns a number of things, `1 endpoint` or `2 endpoints`.
+pub fn counted(count: usize, thing: &str) -> String {
+    format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
+}
+
 /// Returns true for characters that are not seen, that command a terminal, or that change the order in which others are
 /// seen (Unicode UAX #9): names come from the network.
 pub fn is_deceptive(character: char) -> bool {

@@ -4,6 +4,7 @@
 use super::html::Html;
 use crate::api::network::{Gateway, Network};
 use crate::api::overview::Overview;
+use crate::api::text::counted;
 
 /// The largest number of other networks in the picture; the table below has more.
 const NETWORKS_MAX: usize = 8;
@@ -190,7 +191,7 @@ pub(super) fn named(network: &str) -> String {
 }
 
 fn weight(network: &Network) -> String {
-    format!("{} endpoints, ready weight {}", network.endpoints, network.ready_weight)
+    format!("{}, ready weight {}", counted(network.endpoints, "endpoint"), network.ready_weight)
 }
 
 fn short(text: &str) -> String {

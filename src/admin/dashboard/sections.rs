@@ -11,7 +11,7 @@ use crate::api::network::Gateway;
 use crate::api::overview::{Overview, Refusal, Service, states};
 use crate::api::registry::Registry;
 use crate::api::status::Problem;
-use crate::api::text::{bytes, lasting};
+use crate::api::text::{bytes, counted, lasting};
 
 /// The largest number of problems that are open on the page; further ones are behind a summary.
 const PROBLEMS_OPEN: usize = 8;
@@ -560,8 +560,9 @@ pub(super) fn config(html: &mut Html, overview: &Overview) {
         html.raw("<p class=\"warn\">needs a restart: <code>").text(key).raw("</code></p>\n");
     }
     html.raw("<p class=\"dim\">");
-    html.show(overview.status.routes).raw(" routes, ").show(overview.status.services).raw(" services, ");
-    html.show(overview.status.workers)
-        .raw(" workers. The whole: <a href=\"/api/v1/config\">/api/v1/config</a></p>\n");
+    let status = &overview.status;
+    let sizes = [(status.routes, "route"), (status.services, "service"), (status.workers, "worker")];
+    html.text(sizes.map(|(count, thing)| counted(count, thing)).join(", "));
+    html.raw(". The whole: <a href=\"/api/v1/config\">/api/v1/config</a></p>\n");
     end(html);
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use crate::api::overview::{Overview, Service, states};
-use crate::api::text::{bytes, is_deceptive, lasting};
+use crate::api::text::{bytes, counted, is_deceptive, lasting};
 use crate::cli::client;
 
 /// How a part of a line looks.
@@ -419,7 +419,10 @@ fn networks(overview: &Overview) -> Vec<Line> {
         rows.push(vec![
             (Style::Bold, name.to_owned()),
             (Style::Dim, network.access.clone()),
-            (Style::Plain, format!("{} endpoints, ready weight {}", network.endpoints, network.ready_weight)),
+            (
+                Style::Plain,
+                format!("{}, ready weight {}", counted(network.endpoints, "endpoint"), network.ready_weight),
+            ),
         ]);
         for gateway in overview.gateways.shown.iter().filter(|gateway| gateway.network == network.name) {
             let (style, state) = match &gateway.why {
