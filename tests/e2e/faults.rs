@@ -156,7 +156,7 @@ fn by_server_name(table: &mut Table) {
         (
             "PROXY header on an SNI port",
             b"PROXY TCP4 10.0.0.1 10.0.0.2 1 2\r\n",
-            "it looks like a PROXY v1 header",
+            "it looks like a PROXY v1 header, which the listener's proxyProtocol.mode forbids",
         ),
     ] {
         send(open, bytes);
