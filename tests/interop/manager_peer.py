@@ -9,7 +9,7 @@ by {"done": ...} once it holds (SOCKETS is 0: it passes its standard input inste
     start       starts the process; done once it has said READY=1, or has ended
     stop        sends SIGTERM; done with the exit code
     signal      sends a signal by its number
-    hold        stops the thread of this name, and no other (ptrace)
+    hold        stops the thread of this name, and no other (ptrace); done with the error where that is forbidden
     release     lets that thread go on
     notes       what the process has said since it was started, and at which second of the monotonic clock
 Standard output says {"ready": true, "port": ...} first. Nothing but the standard library is needed. It ends with its input,
@@ -124,7 +124,10 @@ def hold(wanted):
         with open(f"/proc/{process}/task/{thread}/comm", encoding="utf-8") as file:
             if file.read().strip() == wanted:
                 held = int(thread)
-    trace(PTRACE_SEIZE, held)
+    try:
+        trace(PTRACE_SEIZE, held)
+    except PermissionError as error:
+        return str(error)
     trace(PTRACE_INTERRUPT, held)
     os.waitpid(held, ALL_THREADS)
     return True
