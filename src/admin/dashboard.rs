@@ -1,6 +1,6 @@
 //! The dashboard: `GET /` as one page of HTML, made from the [`Overview`] and complete without scripts. The style and
 //! the script, which only reads the page again, come from the same listener; nothing comes from elsewhere. Names come
-//! from the network, so every text goes through [`html`], which escapes.
+//! from the network, so every text goes through `html`, which escapes.
 
 mod html;
 mod map;

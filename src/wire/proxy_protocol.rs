@@ -2,7 +2,7 @@
 //! connection's real source and destination.
 //!
 //! The specification is HAProxy's `doc/proxy-protocol.txt`; section numbers here are its own. A header is [read](mod@read) byte
-//! by byte with bounds on its length, and [written](write) for endpoints that want one.
+//! by byte with bounds on its length, and [written](mod@write) for endpoints that want one.
 
 use std::net::SocketAddr;
 

@@ -2,8 +2,8 @@
 //! however many share it, and its verdict goes into [`super::upstreams`], from where the choice of endpoints reads it.
 //!
 //! One task on the control runtime does all of it, so that a check never delays a connection: it follows the snapshots
-//! ([`targets`]), knows whose turn it is ([`schedule`]), and looks at all open sockets together ([`sockets`]) every
-//! [`STEP`], with a turn for other tasks after [`AT_ONCE`] of them. Nothing of it runs while no endpoint is checked.
+//! (`targets`), knows whose turn it is ([`schedule`]), and looks at all open sockets together (`sockets`) every
+//! `STEP`, with a turn for other tasks after `AT_ONCE` of them. Nothing of it runs while no endpoint is checked.
 
 pub mod schedule;
 mod sockets;
