@@ -14,7 +14,7 @@ use html::Html;
 pub const STYLE: &str = include_str!("dashboard/style.css");
 /// The script.
 pub const SCRIPT: &str = include_str!("dashboard/script.js");
-/// What the browser may load and do: this listener's style and script, and forms to it.
+/// The Content-Security-Policy of the page: the browser may load style and script from this listener, and send forms to it.
 pub const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; \
                           img-src data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 

@@ -107,7 +107,7 @@ fn networks(text: &str) -> std::sync::Arc<[Network]> {
     networks.into()
 }
 
-/// What a viewer gets of one service port, or of all.
+/// The entries that a viewer gets for one service port, or for every one.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer {
     /// One service port.

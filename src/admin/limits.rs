@@ -1,4 +1,4 @@
-//! What `explain` says of the limits of each source and each service: the numbers, and how much of them is used.
+//! The steps and warnings of `explain` on the limits of each source and each service: the numbers, and how much is used.
 
 use std::net::IpAddr;
 

@@ -114,9 +114,9 @@ fn which(query: &BTreeMap<String, String>) -> Result<Which, Refused> {
 /// The endpoints of a snapshot at the IP address of an order.
 #[derive(Default)]
 struct Found {
-    /// Those that the order speaks of.
+    /// Endpoints that the order names.
     meant: BTreeSet<EndpointKey>,
-    /// Those that it does not speak of.
+    /// Endpoints at the same IP address that the order leaves as they are.
     others: BTreeSet<EndpointKey>,
 }
 

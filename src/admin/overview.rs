@@ -121,7 +121,7 @@ pub async fn overview(sources: &Sources, ask: &Ask) -> Overview {
     let board = sources.overviews.board(sources).await;
     let failures = failures(sources);
     let mut clients = clients::clients(&sources.clients);
-    // Those in trouble first.
+    // Clients with rejected or late updates come first.
     clients.sort_by_key(|client| {
         let waits = std::cmp::Reverse(client.unacknowledged_seconds.unwrap_or_default());
         (client.nacks == 0, waits, client.id)

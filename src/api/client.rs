@@ -28,7 +28,7 @@ pub struct Client {
     pub network: String,
     /// The cluster that it claims.
     pub cluster: String,
-    /// Where it sees the mesh from.
+    /// The viewer that it is taken for.
     pub view: View,
     /// Its subscriptions, such as `eds 12` or `cds *`.
     pub subscriptions: Vec<String>,

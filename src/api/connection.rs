@@ -76,7 +76,7 @@ pub struct Connection {
     /// Why it ended; absent while it is open.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// What exactly was wrong.
+    /// The exact fault, where the reason does not say all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
     /// `client`, `endpoint` or `gateway`.

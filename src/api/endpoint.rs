@@ -29,7 +29,7 @@ pub struct Endpoint {
     pub weight: u32,
     /// The health that its registry gives.
     pub health: String,
-    /// Whose TLS it ends, if its registry says so: `mesh`, `own` or `none`.
+    /// The kind of TLS that it ends, if its registry says so: `mesh`, `own` or `none`.
     pub tls: Option<String>,
     /// `none` or `hbone`; absent for endpoints of routes.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -15,13 +15,13 @@ pub struct Horizon {
     pub port: u16,
     /// The subset; empty: all endpoints.
     pub subset: String,
-    /// What the viewer gets.
+    /// Entries that the viewer gets.
     pub entries: Vec<Entry>,
-    /// What the viewer does not get.
+    /// Endpoints that the viewer does not get, by network, cluster and cause.
     pub missing: Vec<Missing>,
 }
 
-/// Who asks.
+/// The viewer: the client, by what decides on its entries.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Viewer {

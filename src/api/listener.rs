@@ -44,7 +44,7 @@ pub struct Exposed {
     pub listener: String,
     /// The export rule that allows it, or `route`.
     pub by: String,
-    /// Where it leads.
+    /// The endpoints, or the service, that the name leads to.
     pub leads_to: Vec<String>,
     /// The sources that may use it, or `any`.
     pub sources: String,

@@ -1,4 +1,4 @@
-//! What the dashboard and `isthmus top` show: everything on one page, every list bounded.
+//! The overview that the dashboard and `isthmus top` show: all areas on one page, with a bound on every list.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +16,7 @@ pub struct Overview {
     pub time: String,
     /// The status; long lists in it are cut.
     pub status: Status,
-    /// What was passed on since the start.
+    /// Totals of the traffic since the start.
     pub traffic: Traffic,
     /// The services and routes that were asked for.
     pub services: Services,
@@ -142,7 +142,7 @@ pub struct Refusal {
     pub reason: String,
     /// Its meaning.
     pub meaning: String,
-    /// What to look at.
+    /// The command, key or document to look at.
     pub look_at: String,
     /// How often since the start.
     pub total: u64,

@@ -20,7 +20,7 @@ pub struct Registry {
     pub changes: u64,
     /// The number of objects that have mistakes.
     pub flawed: usize,
-    /// What is wrong, a line each.
+    /// Problems of the registry, a line each.
     pub problems: Vec<String>,
     /// The number of services.
     pub services: usize,
@@ -40,7 +40,7 @@ pub struct Registry {
     pub since: String,
     /// When the data in use was read.
     pub read: Option<String>,
-    /// What it says of how it is read.
+    /// Its own report: server, version, counts of objects.
     pub report: Option<Report>,
 }
 
@@ -58,6 +58,6 @@ pub struct Report {
     pub objects: BTreeMap<String, usize>,
     /// The number of objects that are left out, by why.
     pub left_out: BTreeMap<String, usize>,
-    /// What is wrong, a line each.
+    /// Problems of the registry, a line each.
     pub problems: Vec<String>,
 }

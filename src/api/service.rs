@@ -18,7 +18,7 @@ pub struct Service {
     pub ports: Vec<Port>,
     /// The clusters that have it.
     pub clusters: Vec<String>,
-    /// What registries disagree about, a line each.
+    /// Conflicts between registries, a line each.
     pub conflicts: Vec<String>,
 }
 
@@ -57,7 +57,7 @@ pub struct ServiceDetail {
     pub subsets: Vec<String>,
     /// The clusters that have it.
     pub clusters: Vec<String>,
-    /// What registries disagree about, a line each.
+    /// Conflicts between registries, a line each.
     pub conflicts: Vec<String>,
     /// Its endpoints on every network.
     pub endpoints: Vec<Endpoint>,

@@ -12,7 +12,7 @@ use super::registry::Registry;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Status {
-    /// What is wrong at the moment.
+    /// Current problems.
     pub problems: Vec<Problem>,
     /// The version of the program.
     pub version: String,
@@ -46,13 +46,13 @@ pub struct Status {
     pub identity: Option<IdentitySource>,
     /// The registries.
     pub registries: Vec<Registry>,
-    /// What reconnected xDS clients keep for registries that have not been read.
+    /// Names that reconnected xDS clients keep while registries have not been read.
     pub held_back: HeldBack,
     /// The xDS server.
     pub xds: Xds,
     /// Host names that do not resolve.
     pub unresolved: Vec<String>,
-    /// What registries disagree about, a line each.
+    /// Conflicts between registries, a line each.
     pub conflicts: Vec<String>,
 }
 
@@ -66,7 +66,7 @@ pub struct Problem {
     pub about: String,
     /// The problem in words.
     pub text: String,
-    /// What to look at next.
+    /// The command, key or document to look at next.
     pub look_at: String,
 }
 
@@ -152,11 +152,11 @@ pub struct IdentitySource {
     pub renewed: Option<String>,
     /// When it will be renewed.
     pub next: Option<String>,
-    /// What is wrong, by certificate or trust domain.
+    /// Problems by certificate or trust domain.
     pub problems: BTreeMap<String, String>,
 }
 
-/// What reconnected xDS clients keep for registries that have not been read.
+/// Names that reconnected xDS clients keep while registries have not been read.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct HeldBack {

@@ -368,7 +368,7 @@ impl Program {
         Ok(program)
     }
 
-    /// What the gateway does, in a line for the service manager.
+    /// Returns the status line for the service manager: the addresses that are listened on.
     fn serving(&self) -> String {
         let addresses: Vec<String> =
             self.listeners.listening().iter().map(|(name, address)| format!("{name} {address}")).collect();

@@ -39,7 +39,7 @@ pub(super) struct Arguments {
     output: Format,
 }
 
-/// What was found.
+/// The result of one check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum State {
@@ -64,7 +64,7 @@ impl Check {
     }
 }
 
-/// What of a gateway is checked, with the problems that belong there and the text if there are none.
+/// A part of a gateway: its problems, and the text of its line if there are none.
 struct Area {
     name: &'static str,
     codes: &'static [Code],
@@ -135,7 +135,7 @@ const AREAS: [Area; 7] = [
     },
 ];
 
-/// Whether a problem keeps somebody from being served, now or soon; others are worth a look.
+/// Returns `Failed` for a problem that keeps somebody from being served, now or soon, and `Warning` for any other.
 const fn state_of(code: Code) -> State {
     match code {
         Code::NeedsRestart
@@ -180,7 +180,7 @@ pub(super) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
     if has_failed { Err(Failure::Reported) } else { Ok(()) }
 }
 
-/// The checks of the running gateway, once none of them fails, or after the time.
+/// Returns the checks of the running gateway, once none of them fails, or after the time.
 fn of_gateway(admin: &Admin, wait: Duration) -> Vec<Check> {
     let begun = Instant::now();
     loop {
@@ -208,7 +208,7 @@ fn status(admin: &Admin) -> Result<Status, Failure> {
     Ok(client::typed(value)?)
 }
 
-/// The checks of a gateway with this status.
+/// Returns the checks of a gateway with this status.
 fn of_status(status: &Status) -> Vec<Check> {
     let mut checks = vec![gateway(status)];
     for area in &AREAS {
@@ -272,7 +272,7 @@ fn of_warning(warning: &str) -> Check {
     Check::new("config", State::Warning, warning, "`isthmus validate FILE`")
 }
 
-/// The checks of a config file, without a gateway.
+/// Returns the checks of a config file, without a gateway.
 fn of_config(path: &Path) -> Vec<Check> {
     let offline = match read::offline(path) {
         Ok(offline) => offline,

@@ -22,7 +22,7 @@ const ASK_EVERY: Duration = Duration::from_secs(1);
 /// How long a key, an answer or a signal may wait until it is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// What the thread that asks is told, and tells.
+/// The state that the asking thread and the screen share.
 struct Shared {
     admin: String,
     /// The path of the next request.

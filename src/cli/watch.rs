@@ -25,7 +25,7 @@ pub(super) const EXAMPLES: &str = "Examples:
 
 The gateway is asked once a second: a connection that opens and closes in between is not seen. The access log has every one.";
 
-/// What is followed.
+/// The list to follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Followed {
     Failures,
@@ -33,7 +33,7 @@ pub(super) enum Followed {
     Endpoints,
 }
 
-/// How something differs from a second ago.
+/// The kind of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum How {
@@ -58,7 +58,7 @@ impl How {
     }
 }
 
-/// What stays the same while a thing changes, by which it is found again.
+/// The part of an item that never changes; the item is found again by it.
 type Key = (String, String);
 
 /// Runs `isthmus watch`, until the output is closed.
@@ -99,7 +99,7 @@ pub(super) fn run(followed: Followed, reading: &Reading, out: &mut impl Write) -
     }
 }
 
-/// What of an endpoint is a change that an operator wants to see.
+/// Returns the members of an endpoint whose change is shown.
 fn looks(endpoint: &Endpoint) -> (&str, &str, u32, Option<&str>, &str) {
     (&endpoint.state, &endpoint.health, endpoint.weight, endpoint.standing.as_deref(), &endpoint.network)
 }
@@ -149,7 +149,7 @@ impl<T: DeserializeOwned + Serialize + Clone> Watch<T> {
         Ok(all.into_iter().map(|value| ((self.key)(&value), value)).collect())
     }
 
-    /// What has gone, then what is new or different, each in the order of the keys.
+    /// Returns the items that have gone, then those that are new or different, each in the order of the keys.
     fn changes<'a>(&self, before: &'a BTreeMap<Key, T>, now: &'a BTreeMap<Key, T>) -> Vec<(How, &'a T)> {
         let gone = before.iter().filter(|(key, _)| !self.stays && !now.contains_key(*key));
         let gone = gone.filter_map(|(_, value)| Some(((self.told)(Some(value), None)?, value)));
@@ -221,7 +221,7 @@ mod tests {
             .map(|(how, endpoint)| (how, &*endpoint.address))
             .collect();
         assert_eq!(changes, [(How::Removed, "a"), (How::Changed, "b"), (How::Added, "d")]);
-        // What leaves a list that is cut is not told.
+        // An item that leaves a list with a bound is no change.
         let cut = Watch { stays: true, ..watch };
         let changes: Vec<&str> =
             cut.changes(&before, &now).into_iter().map(|(_, endpoint)| &*endpoint.address).collect();

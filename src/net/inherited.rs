@@ -30,7 +30,7 @@ impl Inherited {
             if count > SOCKETS_MAX {
                 return Err(format!("LISTEN_FDS: more than {SOCKETS_MAX} sockets are passed"));
             }
-            // What is taken for a descriptor and is none could be another one later.
+            // The number of a descriptor that is not open could be another file's later.
             let is_open = |descriptor: u32| Path::new(&format!("/proc/self/fd/{descriptor}")).exists();
             if let Some(closed) = (FIRST..FIRST + count).find(|descriptor| !is_open(*descriptor)) {
                 return Err(format!("LISTEN_FDS is {count}, but descriptor {closed} is not open"));

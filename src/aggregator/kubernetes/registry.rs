@@ -226,8 +226,8 @@ impl Follower {
             return Ok(());
         };
         let Some(mut changes) = session.changes().await else {
-            // What is known of the cluster is lost with the index. The registry keeps its items until another session has
-            // read everything.
+            // The objects of the cluster are lost with the index. The registry keeps its items until another session has read
+            // everything.
             tracing::error!(
                 registry = &*self.registry.spec.name,
                 "internal error: making endpoints panicked"
