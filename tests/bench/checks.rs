@@ -8,14 +8,17 @@
 
 #![expect(clippy::print_stdout, reason = "it prints what it measures")]
 
+#[path = "gateway.rs"]
+mod gateway;
+
 use std::error::Error;
 use std::fmt::Write as _;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use gateway::Gateway;
 use socket2::{Domain, Socket, Type};
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -52,22 +55,24 @@ fn measure(what: &str, port: u16) -> Result<()> {
     let bare = thread::spawn(move || bare(port)).join().map_err(|_| "it panicked")??;
     println!("endpoints that {what}:");
     println!("  {:.1} µs for the bare system calls of one", bare.as_secs_f64() * 1e6 / BARE as f64);
-    let gateway = Gateway::start(port)?;
+    let folder = tempfile::tempdir()?;
+    let gateway = start(folder.path(), port)?;
+    let stat = format!("/proc/{}/stat", gateway.child.id());
     let until = Instant::now() + Duration::from_secs(60);
-    while gateway.checks()? < 5 * ENDPOINTS as u64 {
+    while checks(&gateway)? < 5 * ENDPOINTS as u64 {
         if Instant::now() > until {
             return Err("60 s are not enough for five checks of each endpoint".into());
         }
         thread::sleep(Duration::from_millis(100));
     }
     let expected = if what == "accept" { " 1\n" } else { " 0\n" };
-    let metrics = gateway.get("/metrics")?;
+    let metrics = gateway.request("GET", "/metrics")?;
     if !metrics.contains(&format!("isthmus_endpoint_healthy{{service=\"many.bench.test\"}}{expected}")) {
         return Err(format!("the verdicts are wrong: {metrics}").into());
     }
-    let before = (gateway.checks()?, time_of(&gateway.stat())?, Instant::now());
+    let before = (checks(&gateway)?, time_of(&stat)?, Instant::now());
     thread::sleep(MEASURED);
-    let after = (gateway.checks()?, time_of(&gateway.stat())?, Instant::now());
+    let after = (checks(&gateway)?, time_of(&stat)?, Instant::now());
     let (checks, seconds) = ((after.0 - before.0) as f64, (after.2 - before.2).as_secs_f64());
     let (user, system) = ((after.1.0 - before.1.0).as_secs_f64(), (after.1.1 - before.1.1).as_secs_f64());
     println!(
@@ -105,63 +110,21 @@ fn time_of(stat: &str) -> Result<(Duration, Duration)> {
     Ok((next()?, next()?))
 }
 
-struct Gateway {
-    child: Child,
-    admin: SocketAddr,
-    _folder: tempfile::TempDir,
+/// A gateway that checks all endpoints at this port, once it listens.
+fn start(folder: &Path, port: u16) -> Result<Gateway> {
+    let mut config = "listen: \"127.0.0.1:0\"\nadmin: {bind: \"127.0.0.1:0\"}\ntelemetry: {log: {format: json}, accessLog: off}\n\
+         routes:\n  many.bench.test:\n    health: {interval: 1s, timeout: 500ms}\n    endpoints:\n"
+        .to_owned();
+    for index in 0..ENDPOINTS {
+        writeln!(config, "      - \"{}\"", address(index, port))?;
+    }
+    std::fs::write(folder.join("isthmus.yaml"), config)?;
+    Gateway::start(folder, &["admin"], drop)
 }
 
-impl Gateway {
-    fn start(port: u16) -> Result<Self> {
-        let folder = tempfile::tempdir()?;
-        let mut config = "listen: \"127.0.0.1:0\"\nadmin: {bind: \"127.0.0.1:0\"}\ntelemetry: {log: {format: json}, accessLog: off}\n\
-             routes:\n  many.bench.test:\n    health: {interval: 1s, timeout: 500ms}\n    endpoints:\n"
-            .to_owned();
-        for index in 0..ENDPOINTS {
-            writeln!(config, "      - \"{}\"", address(index, port))?;
-        }
-        std::fs::write(folder.path().join("isthmus.yaml"), config)?;
-        let mut child = Command::new(env!("CARGO_BIN_EXE_isthmus"))
-            .args(["run", "-c", "isthmus.yaml"])
-            .current_dir(folder.path())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()?;
-        let mut lines = BufReader::new(child.stderr.take().ok_or("no stderr")?).lines();
-        let admin = loop {
-            let line: serde_json::Value = serde_json::from_str(&lines.next().ok_or("it has ended")??)?;
-            if line["listener"] == "admin" {
-                break line["address"].as_str().ok_or("no address")?.parse()?;
-            }
-        };
-        // Or it would wait for us to read.
-        thread::spawn(move || lines.for_each(drop));
-        Ok(Self { child, admin, _folder: folder })
-    }
-
-    fn stat(&self) -> String {
-        format!("/proc/{}/stat", self.child.id())
-    }
-
-    /// The checks that it has made.
-    fn checks(&self) -> Result<u64> {
-        let metrics = self.get("/metrics")?;
-        let lines = metrics.lines().filter(|line| line.starts_with("isthmus_endpoint_checks_total"));
-        Ok(lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum())
-    }
-
-    fn get(&self, path: &str) -> Result<String> {
-        let mut stream = TcpStream::connect(self.admin)?;
-        write!(stream, "GET {path} HTTP/1.0\r\nHost: {}\r\n\r\n", self.admin)?;
-        let mut text = String::new();
-        stream.read_to_string(&mut text)?;
-        Ok(text)
-    }
-}
-
-impl Drop for Gateway {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// The checks that a gateway has made.
+fn checks(gateway: &Gateway) -> Result<u64> {
+    let metrics = gateway.request("GET", "/metrics")?;
+    let lines = metrics.lines().filter(|line| line.starts_with("isthmus_endpoint_checks_total"));
+    Ok(lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum())
 }

@@ -17,17 +17,19 @@ mod gateway;
 mod process;
 #[path = "../support/mod.rs"]
 mod support;
+#[path = "watching.rs"]
+mod watching;
 
 use std::error::Error;
 use std::sync::mpsc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use gateway::Gateway;
 use process::{memory, processor_time};
 use serde_json::{Value, json};
 use support::kube::{self, Cluster};
 use support::kube_client::at;
+use watching::Watching;
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -69,16 +71,16 @@ fn main() -> Result<()> {
     std::fs::write(folder.path().join("kubeconfig"), cluster.kubeconfig(cluster.admin_token()))?;
     let config = "node: {cluster: west, network: net-west}\nxds: {bind: \"127.0.0.1:0\"}\nregistries:\n- kubernetes: {cluster: \
                   east, network: net-west, kubeconfig: kubeconfig}\n";
-    let mut gateway = Gateway::start_with(folder, config)?;
+    let mut gateway = Watching::start_with(folder, config)?;
     gateway.wait_for(|status| status["state"] == "live" && status["endpoints"] == json!(services * PODS))?;
     println!(
         "live after {:.2} s, {:.2} s of CPU",
         gateway.started.elapsed().as_secs_f64(),
-        processor_time(&gateway.child)?.as_secs_f64()
+        processor_time(gateway.child())?.as_secs_f64()
     );
     sleep(Duration::from_secs(3));
     let of = |line| {
-        Ok::<_, Box<dyn Error + Send + Sync>>(memory(&gateway.child, line)? as f64 / f64::from(1 << 20))
+        Ok::<_, Box<dyn Error + Send + Sync>>(memory(gateway.child(), line)? as f64 / f64::from(1 << 20))
     };
     println!("resident: {:.0} MiB, at most {:.0} MiB", of("VmRSS")?, of("VmHWM")?);
     let idle = gateway.spent_in(|| sleep(QUIET))?;
@@ -191,9 +193,9 @@ fn slice_of(service: usize, ready: &[bool; PODS]) -> Value {
 }
 
 /// How long after its event a slice's change is with an xDS client.
-fn changes(cluster: &Cluster, gateway: &Gateway, service: usize) -> Result<()> {
+fn changes(cluster: &Cluster, gateway: &Watching, service: usize) -> Result<()> {
     let (told, tells) = mpsc::channel();
-    let (xds, name) = (gateway.xds, format!("outbound|443||s{service}.bench.svc.cluster.local"));
+    let (xds, name) = (gateway.xds(), format!("outbound|443||s{service}.bench.svc.cluster.local"));
     std::thread::spawn(move || client::follow(xds, &name, &told));
     tells.recv_timeout(Duration::from_secs(10))?;
     let slice = format!("s{service}-1");

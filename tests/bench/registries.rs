@@ -18,16 +18,18 @@ mod gateway;
 mod process;
 #[path = "../support/mod.rs"]
 mod support;
+#[path = "watching.rs"]
+mod watching;
 
 use std::error::Error;
 use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use gateway::Gateway;
 use process::{memory, processor_time};
 use serde_json::{Value, json};
 use support::etcd::{self, Etcd, PREFIX, encoded};
+use watching::Watching;
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -60,9 +62,9 @@ fn main() -> Result<()> {
         registry.fill(&etcd)?;
         let gateway = start(&etcd, None)?;
         gateway.wait_for(|status| status["services"] == json!(services))?;
-        let (ready, spent) = (gateway.started.elapsed(), processor_time(&gateway.child)?);
+        let (ready, spent) = (gateway.started.elapsed(), processor_time(gateway.child())?);
         sleep(Duration::from_secs(3));
-        let resident = memory(&gateway.child, "VmRSS")?.saturating_sub(empty_gateway()?);
+        let resident = memory(gateway.child(), "VmRSS")?.saturating_sub(empty_gateway()?);
         let (change, building) = cost_of_changes(&gateway, &etcd, &registry)?;
         println!(
             "| {} | {:.2} s | {:.2} s | {:.0} B | {:.0} µs | {:.0} µs |",
@@ -134,7 +136,7 @@ fn storm(etcd: &Etcd, registry: Registry) -> Result<()> {
     let gateway = start(etcd, None)?;
     let listed = gateway.wait_for(|status| status["services"] == json!(registry.services))?;
     let first = listed["changes"].as_u64().ok_or("no count of changes")?;
-    let (before, spent) = (memory(&gateway.child, "VmRSS")?, processor_time(&gateway.child)?);
+    let (before, spent) = (memory(gateway.child(), "VmRSS")?, processor_time(gateway.child())?);
     let begun = Instant::now();
     let mut sent = 0;
     for second in 0..STORM_SECONDS {
@@ -150,7 +152,7 @@ fn storm(etcd: &Etcd, registry: Registry) -> Result<()> {
     gateway.wait_for(|status| status["changes"].as_u64().is_some_and(|changes| changes >= first + sent))?;
     let behind = begun.elapsed() - written;
     sleep(Duration::from_secs(3));
-    let (after, cost) = (memory(&gateway.child, "VmRSS")?, processor_time(&gateway.child)? - spent);
+    let (after, cost) = (memory(gateway.child(), "VmRSS")?, processor_time(gateway.child())? - spent);
     println!(
         "{sent} changes in {:.1} s ({:.0} a second): the last one taken in {:.2} s after it was written, {:.0} µs of CPU a \
          change, {} snapshots, resident {:.0} -> {:.0} MiB (peak {:.0})",
@@ -161,7 +163,7 @@ fn storm(etcd: &Etcd, registry: Registry) -> Result<()> {
         gateway.buildings()?.len(),
         before as f64 / f64::from(1 << 20),
         after as f64 / f64::from(1 << 20),
-        memory(&gateway.child, "VmHWM")? as f64 / f64::from(1 << 20)
+        memory(gateway.child(), "VmHWM")? as f64 / f64::from(1 << 20)
     );
     Ok(())
 }
@@ -182,7 +184,7 @@ fn start_from_copy(binary: &std::ffi::OsString, services: usize) -> Result<()> {
         "start from the copy of {} endpoints, without etcd: {:.2} s, {:.2} s of CPU",
         services * 100,
         second.started.elapsed().as_secs_f64(),
-        processor_time(&second.child)?.as_secs_f64()
+        processor_time(second.child())?.as_secs_f64()
     );
     Ok(())
 }
@@ -194,7 +196,7 @@ fn seen_by_a_client(etcd: &Etcd, registry: Registry) -> Result<()> {
     gateway.wait_for(|status| status["services"] == json!(registry.services))?;
     let service = registry.services / 2;
     let (told, tells) = std::sync::mpsc::channel();
-    let (address, name) = (gateway.xds, format!("outbound|80||s{service}.bench.mesh"));
+    let (address, name) = (gateway.xds(), format!("outbound|80||s{service}.bench.mesh"));
     std::thread::spawn(move || client::follow(address, &name, &told));
     tells.recv_timeout(Duration::from_secs(10))?;
     let mut times = Vec::new();
@@ -218,24 +220,24 @@ fn seen_by_a_client(etcd: &Etcd, registry: Registry) -> Result<()> {
 /// What a gateway without a registry takes.
 fn empty_gateway() -> Result<u64> {
     let folder = tempfile::tempdir()?;
-    let gateway = Gateway::start_with(folder, "xds: {bind: \"127.0.0.1:0\"}\n")?;
+    let gateway = Watching::start_with(folder, "xds: {bind: \"127.0.0.1:0\"}\n")?;
     sleep(Duration::from_secs(1));
-    Ok(memory(&gateway.child, "VmRSS")?)
+    Ok(memory(gateway.child(), "VmRSS")?)
 }
 
 /// A gateway whose registry is this etcd.
-fn start(etcd: &Etcd, state: Option<&Path>) -> Result<Gateway> {
+fn start(etcd: &Etcd, state: Option<&Path>) -> Result<Watching> {
     let state = state.map(|dir| format!("state: {{dir: {}}}\n", dir.display())).unwrap_or_default();
     let config = format!(
         "{state}node: {{cluster: east, network: net-east}}\nxds: {{bind: \"127.0.0.1:0\"}}\nregistries:\n- etcd: \
          {{endpoints: [\"{}\"], prefix: {PREFIX}, cluster: west, network: net-west}}\n",
         etcd.url()
     );
-    Gateway::start_with(tempfile::tempdir()?, &config)
+    Watching::start_with(tempfile::tempdir()?, &config)
 }
 
 /// Processor time of one endpoint's change, and how long building takes, in microseconds.
-fn cost_of_changes(gateway: &Gateway, etcd: &Etcd, registry: &Registry) -> Result<(f64, f64)> {
+fn cost_of_changes(gateway: &Watching, etcd: &Etcd, registry: &Registry) -> Result<(f64, f64)> {
     let before = gateway.wait_for(|_| true)?["changes"].as_u64().ok_or("no count of changes")?;
     let built = gateway.buildings()?.len();
     let idle = gateway.spent_in(|| sleep(PAUSE * u32::try_from(CHANGES).unwrap_or(u32::MAX)))?;

@@ -10,17 +10,19 @@
 
 use std::error::Error;
 use std::fmt::Write as _;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+#[path = "gateway.rs"]
+mod gateway;
 #[path = "process.rs"]
 mod process;
 
+use gateway::Gateway;
 use process::{memory, processor_time};
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -48,10 +50,10 @@ fn main() -> Result<()> {
 
 /// Many routes beside few.
 fn routes(many: usize, endpoint: SocketAddr) -> Result<()> {
-    let start = |routes| Gateway::start(NAME, |folder| write_config(folder, routes, endpoint, endpoint));
+    let start = |routes| Named::start(NAME, |folder| write_config(folder, routes, endpoint, endpoint));
     let (few, lot) = (start(10)?, start(many)?);
     println!("{many} routes: ready after {:.2} s", lot.ready.as_secs_f64());
-    let resident = memory(&lot.child, "VmRSS")?.saturating_sub(memory(&few.child, "VmRSS")?);
+    let resident = memory(&lot.gateway.child, "VmRSS")?.saturating_sub(memory(&few.gateway.child, "VmRSS")?);
     println!("{:.0} B resident per route", resident as f64 / many as f64);
     // In turns, so that what else the machine does falls on both.
     let (mut with_few, mut with_many) = (Vec::new(), Vec::new());
@@ -76,7 +78,7 @@ fn services(many: usize, endpoint: SocketAddr) -> Result<()> {
     let dead = |place: u8| SocketAddr::from(([127, 0, 2, place], endpoint.port()));
     let some_dead = |place: u8| if place < DEAD { dead(place) } else { well(place) };
     let start = |clusters: &str, address: &dyn Fn(u8) -> SocketAddr| {
-        let gateway = Gateway::start(SERVICE, |folder| write_services(folder, many, clusters, address))?;
+        let gateway = Named::start(SERVICE, |folder| write_services(folder, many, clusters, address))?;
         for _ in 0..UNTIL_EJECTED {
             gateway.open()?;
         }
@@ -84,7 +86,7 @@ fn services(many: usize, endpoint: SocketAddr) -> Result<()> {
     };
     let (calm, troubled) = (start("", &well)?, start("clusters: [west]", &some_dead)?);
     println!("{many} routes and {} services: ready after {:.2} s", many / 10, calm.ready.as_secs_f64());
-    let ejected = troubled.get("/metrics")?;
+    let ejected = troubled.gateway.request("GET", "/metrics")?;
     let ejected = ejected.lines().find(|line| line.starts_with("isthmus_endpoint_ejected{"));
     if !ejected.is_some_and(|line| line.ends_with(&format!(" {DEAD}"))) {
         return Err(format!("not all of {DEAD} are ejected: {ejected:?}").into());
@@ -128,56 +130,35 @@ fn echo(at: SocketAddr) -> Result<SocketAddr> {
     Ok(address)
 }
 
-struct Gateway {
-    /// The server name of its connections.
+/// A gateway whose connections ask for one name.
+struct Named {
     name: &'static str,
+    gateway: Gateway,
     folder: tempfile::TempDir,
-    child: Child,
-    admin: SocketAddr,
-    sni: SocketAddr,
     ready: Duration,
 }
 
-impl Gateway {
+impl Named {
     fn start(name: &'static str, write_config: impl FnOnce(&Path) -> Result<()>) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         write_config(folder.path())?;
         let begun = Instant::now();
-        let mut child = Command::new(env!("CARGO_BIN_EXE_isthmus"))
-            .args(["run", "-c", "isthmus.yaml"])
-            .current_dir(folder.path())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()?;
-        let mut lines = BufReader::new(child.stderr.take().ok_or("no stderr")?).lines();
-        let (mut admin, mut sni) = (None, None);
-        while admin.is_none() || sni.is_none() {
-            let line: serde_json::Value = serde_json::from_str(&lines.next().ok_or("it has ended")??)?;
-            let address = || line["address"].as_str().and_then(|text| text.parse().ok());
-            match line["listener"].as_str() {
-                Some("admin") => admin = address(),
-                Some("default") => sni = address(),
-                _ => {}
-            }
-        }
-        // Or it would wait for us to read.
-        thread::spawn(move || lines.for_each(drop));
-        let (Some(admin), Some(sni)) = (admin, sni) else { return Err("no address".into()) };
-        Ok(Self { name, folder, child, admin, sni, ready: begun.elapsed() })
+        let gateway = Gateway::start(folder.path(), &["admin", "default"], drop)?;
+        Ok(Self { name, gateway, folder, ready: begun.elapsed() })
     }
 
     /// Microseconds of processor time per connection: hello, echo, end.
     fn cost_of_connections(&self) -> Result<f64> {
-        let before = processor_time(&self.child)?;
+        let before = processor_time(&self.gateway.child)?;
         for _ in 0..CONNECTIONS {
             self.open()?;
         }
-        Ok((processor_time(&self.child)? - before).as_secs_f64() / CONNECTIONS as f64 * 1e6)
+        Ok((processor_time(&self.gateway.child)? - before).as_secs_f64() / CONNECTIONS as f64 * 1e6)
     }
 
     /// A connection whose hello has come back.
     fn open(&self) -> Result<TcpStream> {
-        let mut stream = TcpStream::connect(self.sni)?;
+        let mut stream = TcpStream::connect(self.gateway.address("default"))?;
         stream.set_nodelay(true)?;
         let hello = hello(self.name);
         stream.write_all(&hello)?;
@@ -186,20 +167,9 @@ impl Gateway {
         Ok(stream)
     }
 
-    fn get(&self, path: &str) -> Result<String> {
-        let mut stream = TcpStream::connect(self.admin)?;
-        write!(stream, "GET {path} HTTP/1.0\r\nHost: {}\r\n\r\n", self.admin)?;
-        let mut text = String::new();
-        stream.read_to_string(&mut text)?;
-        Ok(text)
-    }
-
     fn reload(&self) -> Result<Duration> {
         let begun = Instant::now();
-        let mut stream = TcpStream::connect(self.admin)?;
-        write!(stream, "POST /api/v1/reload HTTP/1.0\r\nHost: {}\r\nContent-Length: 0\r\n\r\n", self.admin)?;
-        let mut text = String::new();
-        stream.read_to_string(&mut text)?;
+        let text = self.gateway.request("POST", "/api/v1/reload")?;
         if !text.starts_with("HTTP/1.0 200") && !text.starts_with("HTTP/1.1 200") {
             return Err(text.into());
         }
@@ -266,13 +236,6 @@ impl Gateway {
             thread::sleep(Duration::from_micros(200));
         }
         Ok(times)
-    }
-}
-
-impl Drop for Gateway {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

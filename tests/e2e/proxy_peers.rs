@@ -1,7 +1,7 @@
 //! The PROXY protocol with HAProxy and nginx, in front of the gateway and behind it.
 
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr};
 
 use crate::hbone::{BASE, caller, folder, service};
 use crate::support::backend::Backend;
@@ -22,24 +22,22 @@ fn requiring(backend: &Backend) -> Gateway {
     ))
 }
 
-/// Has a hello echoed through a balancer; returns the client.
+/// Has a hello echoed at this address, and closes the connection; returns the client's address.
 #[track_caller]
-fn echoed(address: SocketAddr) -> TcpStream {
+fn echoed(address: SocketAddr) -> String {
     let mut client = connect_from(CLIENT, address);
     let hello = raw::hello(b"a.test");
     client.write_all(&hello).expect("sent");
     let mut heard = vec![0; hello.len()];
     client.read_exact(&mut heard).expect("served");
     assert_eq!(heard, hello);
-    client
+    client.local_addr().expect("connected").to_string()
 }
 
 /// Calls through a balancer, and checks whom the gateway logs.
 #[track_caller]
 fn announced_by(balancer: &Balancer, gateway: &Gateway) {
-    let client = echoed(balancer.address);
-    let own = client.local_addr().expect("connected").to_string();
-    drop(client);
+    let own = echoed(balancer.address);
     let line = gateway.logged(&own, |line| line["source"] == own);
     let by_balancer = line["proxy"].as_str().is_some_and(|proxy| proxy.starts_with("127.0.0.1:"));
     assert!(by_balancer && line["sni"] == "a.test" && line["endpoint"].is_string(), "{line}");
@@ -145,9 +143,7 @@ fn haproxy_accepts_what_the_gateway_announces() {
     for version in ["v1", "v2"] {
         let gateway = announcing(version, address);
         let front = gateway.listener("default");
-        let client = echoed(front);
-        let own = client.local_addr().expect("connected").to_string();
-        drop(client);
+        let own = echoed(front);
         let line = gateway.logged(&own, |line| line["source"] == own);
         let id = line["unique_id"].as_str();
         assert_eq!(id.is_some(), version == "v2", "{line}");
@@ -171,9 +167,7 @@ fn nginx_accepts_what_the_gateway_announces() {
     for version in ["v1", "v2"] {
         let gateway = announcing(version, address);
         let front = gateway.listener("default");
-        let client = echoed(front);
-        let own = client.local_addr().expect("connected").to_string();
-        drop(client);
+        let own = echoed(front);
         assert_eq!(balancer.logged(&own), format!("{own} {front}"), "{version}");
     }
 }
