@@ -5,7 +5,7 @@
 use std::cell::{Cell, Ref, RefCell};
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -39,8 +39,9 @@ const SCRATCH: usize = 64 * 1024;
 const PIPES: usize = 16;
 /// Connections that a task of the worker looks at before other tasks have a turn: some hundred microseconds.
 pub(crate) const AT_ONCE: usize = 256;
-/// The source among whose pending hellos the connections are listed that have not announced theirs.
-pub(crate) const NO_SOURCE: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+/// The source among whose pending hellos the connections are listed that have not announced theirs. No source has this one:
+/// addresses of IPv4 are never in the form of IPv6.
+pub(crate) const NO_SOURCE: IpAddr = IpAddr::V6(Ipv4Addr::UNSPECIFIED.to_ipv6_mapped());
 /// A proxy sends its header as soon as it has connected: so long it may be on its way.
 const ANNOUNCED_WITHIN: Duration = Duration::from_millis(20);
 /// Connections of a holder that are compared when one of them is taken back.
@@ -507,5 +508,23 @@ impl Core {
     /// Returns how many incomplete hellos this worker may hold.
     pub(crate) fn pending_cap(&self) -> usize {
         self.shared.pending_cap.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::limits::SourcePrefix;
+
+    #[test]
+    fn no_block_of_addresses_is_that_of_unannounced_connections() {
+        for prefix in
+            [SourcePrefix::default(), SourcePrefix { ipv4: 1, ipv6: 1 }, SourcePrefix { ipv4: 32, ipv6: 128 }]
+        {
+            for ip in ["::", "::1", "::ffff:0.0.0.0", "0.0.0.0", "127.0.0.1", "2001:db8::1"] {
+                let ip: IpAddr = ip.parse().expect("an address");
+                assert_ne!(prefix.block(ip), NO_SOURCE, "{ip} {prefix:?}");
+            }
+        }
     }
 }
