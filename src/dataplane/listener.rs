@@ -135,8 +135,12 @@ impl Incoming {
             admitted = if at_once { core.admit(&entry) } else { core.succeed_unannounced() };
         }
         if let Err(limit) = admitted {
+            let detail = entry.facts.borrow_mut().detail.take();
             // The first check that fails is the reason, and the listener's own come before the limits.
-            let reason = admit_accepted(&listener, &entry).err().unwrap_or(limit);
+            let reason = admit_accepted(&listener, &entry).err().unwrap_or_else(|| {
+                entry.facts.borrow_mut().detail = detail;
+                limit
+            });
             refuse::at_once(core, &client, reason);
             core.finish(&entry, reason);
             return;
