@@ -408,6 +408,7 @@ impl Upstreams {
         let may_be = |upstream: &Upstream| {
             let of = [&upstream.ejected_until, &upstream.not_tls];
             upstream.failures.load(Ordering::Relaxed) != 0
+                || upstream.checks_failed.load(Ordering::Relaxed) != 0
                 || upstream.unhealthy.load(Ordering::Relaxed)
                 || of.iter().any(|of| of.load(Ordering::Relaxed) != 0)
         };
@@ -435,13 +436,15 @@ impl Upstreams {
         let until = upstream.ejected_until.load(Ordering::Relaxed);
         let not_tls = upstream.not_tls.load(Ordering::Relaxed);
         let last_failure = *upstream.last_failure.lock().unwrap_or_else(PoisonError::into_inner);
-        let by_check = last_failure.is_some_and(|last| last.by_check);
-        let in_a_row = if by_check { &upstream.checks_failed } else { &upstream.failures };
+        let failures = upstream.failures.load(Ordering::Relaxed);
+        // Once a check has passed, the connections that have failed count again.
+        let checks_failed = upstream.checks_failed.load(Ordering::Relaxed);
+        let by_check = checks_failed != 0 && last_failure.is_some_and(|last| last.by_check);
         let ago = |then: u64| SystemTime::now() - Duration::from_millis(now.saturating_sub(then));
         EndpointState {
             in_flight: upstream.in_flight.load(Ordering::Relaxed),
             ejected_for: (until > now).then(|| Duration::from_millis(until - now)),
-            in_a_row: in_a_row.load(Ordering::Relaxed),
+            in_a_row: if by_check { checks_failed } else { failures },
             unhealthy: upstream.unhealthy.load(Ordering::Relaxed),
             withdrawal: None,
             last_failure,

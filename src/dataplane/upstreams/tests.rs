@@ -112,6 +112,26 @@ fn an_endpoint_whose_checks_fail_is_left_out_and_remembered_until_they_pass() {
 }
 
 #[test]
+fn failed_connections_count_again_once_a_check_has_passed() {
+    let upstreams = upstreams();
+    let set = set(1, Ejection::default());
+    let key = &set.endpoints()[0].key;
+    let in_a_row = || upstreams.state(key).expect("a state").in_a_row;
+    for _ in 0..4 {
+        upstreams.failed(&begin(&upstreams, &set, 0), &set, Reason::EndpointRefused);
+    }
+    upstreams.checked(key, failed(1, false));
+    assert_eq!((in_a_row(), upstreams.troubled().len()), (1, 1), "the last failure is that of the check");
+    upstreams.checked(key, CheckResult::default());
+    assert_eq!((in_a_row(), upstreams.troubled().len()), (4, 1));
+    // A failed check is a failure before it is a verdict.
+    let other = &self::set(1, Ejection::default()).endpoints()[0].key.clone();
+    let fresh = self::upstreams();
+    fresh.checked(other, failed(1, false));
+    assert_eq!(fresh.troubled().len(), 1);
+}
+
+#[test]
 fn an_ejected_endpoint_may_be_unhealthy_too_and_returns_when_both_are_over() {
     let upstreams = upstreams();
     let set = set(2, Ejection { failures: 1, time: Duration::from_millis(1), ..Ejection::default() });
