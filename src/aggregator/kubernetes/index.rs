@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use http::StatusCode;
 
+use super::exports::Exports;
 use super::gateways::{self, GatewayRecord};
 use super::kinds::Kind;
 use super::objects::{Condition, Meta};
@@ -84,7 +85,9 @@ pub(super) struct WatchState {
     pub(super) is_synced: bool,
     pub(super) is_absent: bool,
     pub(super) failing: Option<(Arc<str>, Option<StatusCode>)>,
-    /// Objects since the last listing began that were not taken in, as there are too many.
+    /// True while a listing is read.
+    is_listing: bool,
+    /// Objects that were not taken in, as there are too many: those of the last listing, or at least one that came after it.
     pub(super) too_many: usize,
 }
 
@@ -99,6 +102,8 @@ pub(super) struct Index {
     slices: BTreeMap<Arc<ObjectKey>, Listed<SliceRecord>>,
     slices_of: BTreeMap<ObjectKey, BTreeSet<Arc<ObjectKey>>>,
     pods: BTreeMap<Uid, PodEntry>,
+    /// The number of pods that are there; slices may name others.
+    pods_there: usize,
     nodes: BTreeMap<Arc<str>, Listed<NodeRecord>>,
     gateways: BTreeMap<ObjectKey, Listed<GatewayRecord>>,
     exports: BTreeMap<ObjectKey, Listed<ExportRecord>>,
@@ -114,6 +119,9 @@ pub(super) struct Index {
     /// True if the next changes are a full listing.
     is_listing: bool,
     gateways_dirty: bool,
+    /// The conditions of ServiceExports; empty where they are not written.
+    wanted: Exports,
+    wanted_is_new: bool,
     /// The items that were sent of each service.
     sent: BTreeMap<ObjectKey, Vec<Key>>,
     /// Endpoints that are withheld, by service.
@@ -139,6 +147,7 @@ impl Index {
             is_synced: false,
             is_absent: false,
             failing: None,
+            is_listing: false,
             too_many: 0,
         };
         Self {
@@ -151,6 +160,7 @@ impl Index {
             slices: BTreeMap::new(),
             slices_of: BTreeMap::new(),
             pods: BTreeMap::new(),
+            pods_there: 0,
             nodes: BTreeMap::new(),
             gateways: BTreeMap::new(),
             exports: BTreeMap::new(),
@@ -163,6 +173,8 @@ impl Index {
             is_all_dirty: false,
             is_listing: false,
             gateways_dirty: true,
+            wanted: Exports::new(),
+            wanted_is_new: false,
             sent: BTreeMap::new(),
             withheld: BTreeMap::new(),
             sent_gateways: BTreeMap::new(),
@@ -203,13 +215,14 @@ impl Index {
             What::Complete => {
                 self.complete(watch);
                 let state = &mut self.watches[watch];
-                (state.is_synced, state.is_absent, state.failing) = (true, false, None);
+                (state.is_listing, state.is_synced, state.is_absent, state.failing) =
+                    (false, true, false, None);
             }
             What::Absent => {
                 self.begin(watch);
                 self.complete(watch);
                 let state = &mut self.watches[watch];
-                (state.is_absent, state.failing) = (true, None);
+                (state.is_listing, state.is_absent, state.failing) = (false, true, None);
             }
             What::Failing(why, status) => self.watches[watch].failing = Some((why, status)),
             What::Resumed => self.watches[watch].failing = None,
@@ -217,8 +230,18 @@ impl Index {
     }
 
     fn begin(&mut self, watch: WatchId) {
-        self.watches[watch].listing += 1;
-        self.watches[watch].too_many = 0;
+        let state = &mut self.watches[watch];
+        state.listing += 1;
+        (state.is_listing, state.too_many) = (true, 0);
+    }
+
+    /// Counts an object that is not taken in.
+    fn leave_out(&mut self, watch: WatchId) {
+        let state = &mut self.watches[watch];
+        // After its listing, one object may be told of again and again.
+        if state.is_listing || state.too_many == 0 {
+            state.too_many += 1;
+        }
     }
 
     fn put(&mut self, watch: WatchId, object: Object) {
@@ -232,9 +255,10 @@ impl Index {
                 let value = ServiceRecord::read(&object, &mut self.texts);
                 let was_entrance =
                     self.services.get(&key).is_some_and(|known| known.value.entrance.is_some());
-                self.gateways_dirty |= was_entrance || value.entrance.is_some();
+                let is_entrance = value.entrance.is_some();
                 let noted = note(&mut self.services, key.clone(), value, (listing, most(kind)));
                 if self.is_new(watch, noted) {
+                    self.gateways_dirty |= was_entrance || is_entrance;
                     self.dirty.insert(key);
                 }
             }
@@ -321,7 +345,7 @@ impl Index {
     /// Returns true if what was noted differs from before. An object without room is counted.
     fn is_new(&mut self, watch: WatchId, noted: Noted) -> bool {
         if noted == Noted::NoRoom {
-            self.watches[watch].too_many += 1;
+            self.leave_out(watch);
         }
         noted == Noted::Different
     }
@@ -330,7 +354,7 @@ impl Index {
     fn has_room(&mut self, watch: WatchId, count: usize, is_known: bool) -> bool {
         let has_room = is_known || count < most(self.watches[watch].kind);
         if !has_room {
-            self.watches[watch].too_many += 1;
+            self.leave_out(watch);
         }
         has_room
     }
@@ -353,11 +377,8 @@ impl Index {
 
     /// Marks the services and exports of a namespace.
     fn mark_namespace(&mut self, namespace: &Arc<str>) {
-        let first = ObjectKey { namespace: namespace.clone(), name: "".into() };
-        let is_inside = |key: &&ObjectKey| key.namespace == *namespace;
-        let services = self.services.range(first.clone()..).map(|(key, _)| key).take_while(is_inside);
-        let exports = self.exports.range(first..).map(|(key, _)| key).take_while(is_inside);
-        self.dirty.extend(services.chain(exports).cloned());
+        self.dirty.extend(inside(&self.services, namespace).map(|(key, _)| key.clone()));
+        self.dirty.extend(inside(&self.exports, namespace).map(|(key, _)| key.clone()));
     }
 
     fn put_slice(&mut self, key: Arc<ObjectKey>, slice: SliceRecord, watch: WatchId) {
@@ -414,7 +435,7 @@ impl Index {
         }
         let entry = self.pods.entry(uid).or_default();
         entry.listing = listing;
-        entry.is_there = true;
+        self.pods_there += usize::from(!std::mem::replace(&mut entry.is_there, true));
         if entry.pod.as_ref() == Some(&pod) {
             return;
         }
@@ -425,7 +446,7 @@ impl Index {
     fn remove_pod(&mut self, uid: Uid) {
         let Some(entry) = self.pods.get_mut(&uid) else { return };
         // A pod that a slice still names stays: the pod may be gone before its slice is updated.
-        entry.is_there = false;
+        self.pods_there -= usize::from(std::mem::replace(&mut entry.is_there, false));
         if entry.named_by.is_empty() {
             self.pods.remove(&uid);
         }
@@ -443,20 +464,13 @@ impl Index {
 
     fn put_node(&mut self, name: Arc<str>, node: NodeRecord, watch: WatchId) {
         let listing = self.watches[watch].listing;
-        if !self.has_room(watch, self.nodes.len(), self.nodes.contains_key(&name)) {
-            return;
-        }
-        let known = self.nodes.get_mut(&name);
-        if let Some(known) = known
-            && known.value == node
-        {
-            known.listing = listing;
-            return;
-        }
-        let before = self.nodes.insert(name.clone(), Listed { value: node, listing });
-        self.gateways_dirty = true;
-        if before.is_none_or(|before| before.value.locality != self.nodes[&name].value.locality) {
-            self.mark_node(&name);
+        let moves = self.nodes.get(&name).is_none_or(|known| known.value.locality != node.locality);
+        let noted = note(&mut self.nodes, name.clone(), node, (listing, most(Kind::Node)));
+        if self.is_new(watch, noted) {
+            self.gateways_dirty = true;
+            if moves {
+                self.mark_node(&name);
+            }
         }
     }
 
@@ -590,6 +604,7 @@ impl Index {
 
     /// Makes the items of a service anew.
     fn renew(&mut self, key: &ObjectKey, changes: &mut Vec<Change>) {
+        self.renew_conditions(key);
         let items = self.items(key);
         let keys: Vec<Key> = items.iter().map(Item::key).collect();
         if let Some(before) = self.sent.get(key) {
@@ -635,7 +650,7 @@ impl Index {
             ("namespaces", self.namespaces.len()),
             ("services", self.services.len()),
             ("endpointslices", self.slices.len()),
-            ("pods", self.pods.values().filter(|entry| entry.is_there).count()),
+            ("pods", self.pods_there),
             ("nodes", self.nodes.len()),
             ("gateways", self.gateways.len()),
             ("serviceexports", self.exports.len()),
@@ -644,19 +659,30 @@ impl Index {
 
     /// Returns the number of objects and endpoints that are left out, by reason.
     pub(super) fn left_out(&self) -> Vec<(&'static str, usize)> {
-        let of_class = |class| self.services.values().filter(|known| known.value.class == class).count();
-        let other_ports = self.services.values().map(|known| known.value.other_ports).sum();
-        let mut all =
-            vec![("external name", of_class(ServiceClass::ExternalName)), ("port not TCP", other_ports)];
-        for why in Withheld::ALL {
-            let of_service =
-                |counts: &BTreeMap<Withheld, u32>| counts.get(&why).copied().unwrap_or(0) as usize;
-            all.push((why.text(), self.withheld.values().map(of_service).sum()));
+        let (mut external, mut other_ports) = (0, 0);
+        for Listed { value, .. } in self.services.values() {
+            external += usize::from(value.class == ServiceClass::ExternalName);
+            other_ports += value.other_ports;
         }
+        let mut withheld: BTreeMap<Withheld, usize> = BTreeMap::new();
+        for (why, count) in self.withheld.values().flatten() {
+            *withheld.entry(*why).or_default() += *count as usize;
+        }
+        let mut all = vec![("external name", external), ("port not TCP", other_ports)];
+        all.extend(Withheld::ALL.iter().map(|why| (why.text(), withheld.get(why).copied().unwrap_or(0))));
         all.push(("too many", self.watches.iter().map(|watch| watch.too_many).sum()));
         all.retain(|(_, count)| *count > 0);
         all
     }
+}
+
+/// Returns the objects of a namespace.
+fn inside<'a, T>(
+    all: &'a BTreeMap<ObjectKey, T>,
+    namespace: &'a Arc<str>,
+) -> impl Iterator<Item = (&'a ObjectKey, &'a T)> {
+    let first = ObjectKey { namespace: namespace.clone(), name: "".into() };
+    all.range(first..).take_while(move |(key, _)| key.namespace == *namespace)
 }
 
 /// The most objects of a kind that are taken in.

@@ -233,7 +233,8 @@ impl Follower {
                 "internal error: making endpoints panicked"
             );
             self.current = None;
-            return Ok(());
+            let problem = "internal: making endpoints panicked; the cluster is read anew".to_owned();
+            return self.changes.send(vec![Change::Failed(vec![problem])]).await;
         };
         session.renew_exports();
         if changes.is_empty() {
@@ -403,16 +404,11 @@ impl Session {
     }
 
     /// Hands the ServiceExports to the task that writes their conditions, where they differ.
-    fn renew_exports(&self) {
+    fn renew_exports(&mut self) {
         let Some(exports) = &self.exports else { return };
-        let wanted = self.index.wanted_conditions();
-        exports.send_if_modified(|known| {
-            let is_new = **known != wanted;
-            if is_new {
-                *known = Arc::new(wanted);
-            }
-            is_new
-        });
+        if let Some(wanted) = self.index.new_conditions() {
+            exports.send_replace(Arc::new(wanted));
+        }
     }
 
     /// Returns the changes of the index. Many changes are computed on a thread for long work; `None` if that panicked, and the
@@ -470,7 +466,7 @@ impl Session {
         report.problems.extend(self.index.gateway_notes.iter().cloned());
         for watch in self.index.watches.iter().filter(|watch| watch.too_many > 0) {
             let (count, kind) = (watch.too_many, watch.kind.plural());
-            report.problems.push(format!("{count} {kind} are not taken in: there are too many"));
+            report.problems.push(format!("at least {count} {kind} are not taken in: there are too many"));
         }
     }
 }

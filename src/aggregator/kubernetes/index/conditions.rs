@@ -7,14 +7,33 @@ use crate::model::endpoint::Labels;
 use crate::net::channel::cut;
 
 impl Index {
-    /// The conditions that the ServiceExports of the cluster have, and those that they should have.
-    pub(in crate::aggregator::kubernetes) fn wanted_conditions(&self) -> Exports {
-        let one = |(key, known): (&ObjectKey, &Listed<ExportRecord>)| {
-            let ExportRecord { generation, conditions, .. } = &known.value;
-            let wanted = self.conditions_of(key);
-            (key.clone(), WantedConditions { generation: *generation, has: conditions.clone(), wanted })
-        };
-        self.exports.iter().filter(|(key, _)| self.is_read(key)).map(one).collect()
+    /// Returns the conditions that the ServiceExports of the cluster have and should have, if they differ from those returned last.
+    pub(in crate::aggregator::kubernetes) fn new_conditions(&mut self) -> Option<Exports> {
+        std::mem::take(&mut self.wanted_is_new).then(|| self.wanted.clone())
+    }
+
+    /// Makes the conditions anew that a ServiceExport should have, where they are written.
+    pub(super) fn renew_conditions(&mut self, key: &ObjectKey) {
+        if self.spec.export_writer.is_none() {
+            return;
+        }
+        let wanted = self.wanted_of(key);
+        if self.wanted.get(key) == wanted.as_ref() {
+            return;
+        }
+        match wanted {
+            Some(wanted) => drop(self.wanted.insert(key.clone(), wanted)),
+            None => drop(self.wanted.remove(key)),
+        }
+        self.wanted_is_new = true;
+    }
+
+    /// Returns `None` if there is no ServiceExport, or none that is read.
+    fn wanted_of(&self, key: &ObjectKey) -> Option<WantedConditions> {
+        let known = self.exports.get(key).filter(|_| self.is_read(key))?;
+        let ExportRecord { generation, conditions, .. } = &known.value;
+        let wanted = self.conditions_of(key);
+        Some(WantedConditions { generation: *generation, has: conditions.clone(), wanted })
     }
 
     /// Returns a line for the ServiceExports without a Service that can be exported, if there are any.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::super::endpoints::{Made, Sources, made};
 use super::super::records::{Listed, ObjectKey, PortRecord, ServiceClass};
-use super::{Index, RuleRecord};
+use super::{Index, RuleRecord, inside};
 use crate::model::endpoint::Labels;
 use crate::model::name::HostName;
 use crate::model::service::{Service, ServiceKey, ServicePort};
@@ -122,11 +122,8 @@ impl Index {
                     || (*namespace == key.namespace && rule.host == key.name)
                     || *rule.host == *format!("{}.{}", key.name, key.namespace)
             };
-            let mut rules: Vec<_> = self
-                .rules
-                .iter()
-                .filter(|(rule_key, rule)| rule_key.namespace == *namespace && names_it(&rule.value))
-                .collect();
+            let mut rules: Vec<_> =
+                inside(&self.rules, namespace).filter(|(_, rule)| names_it(&rule.value)).collect();
             rules.sort_by(|(one_key, one), (other_key, other)| {
                 (&one.value.created, one_key).cmp(&(&other.value.created, other_key))
             });
