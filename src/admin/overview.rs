@@ -2,12 +2,13 @@
 //! with their traffic, is made at most once a second, by one request for all, on a thread of low priority; each
 //! request gets one bounded page of it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::Mutex;
 
+use super::problems::FAILURES_MIN;
 use super::{Sources, clients, networks, views};
 use crate::api::connection::Connection;
 use crate::api::network::{Gateway, Network};
@@ -17,7 +18,7 @@ use crate::model::endpoint::Health;
 use crate::model::reason::Reason;
 use crate::net::background;
 use crate::snapshot::Snapshot;
-use crate::snapshot::candidates::Candidates;
+use crate::snapshot::candidates::{Candidate, Candidates, EndpointKey, service_of};
 use crate::snapshot::service_view::AskedBy;
 use crate::telemetry::access_log;
 use crate::telemetry::clock::rfc3339;
@@ -38,9 +39,6 @@ const LINES_MAX: usize = 20;
 const QUERY_MAX: usize = 253;
 /// The age of recent failures.
 const RECENT: Duration = Duration::from_secs(300);
-/// Failures in a row from which an endpoint counts as not ready.
-const FAILURES_MIN: u32 = 3;
-
 /// The part of the services that a request asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ask {
@@ -55,6 +53,7 @@ pub struct Ask {
 pub struct Cache(Mutex<Option<(Instant, Arc<Board>)>>);
 
 /// All services and routes, in the order of pages, and the sums of their counters.
+#[derive(Default)]
 struct Board {
     services: Vec<Service>,
     troubled: usize,
@@ -75,24 +74,13 @@ impl Cache {
         let of = sources.clone();
         // A panic is that of this request alone; the empty list says so by having nothing.
         let made = background::run(move || board(&of)).await;
-        let board = Arc::new(made.unwrap_or_else(|_| Board::empty()));
+        let board = Arc::new(made.unwrap_or_default());
         *last = Some((Instant::now(), board.clone()));
         board
     }
 }
 
 impl Board {
-    fn empty() -> Self {
-        Self {
-            services: Vec::new(),
-            troubled: 0,
-            traffic: Traffic::default(),
-            ended: BTreeMap::new(),
-            networks: Vec::new(),
-            gateways: Vec::new(),
-        }
-    }
-
     fn page(&self, ask: &Ask) -> Services {
         let mut end = ask.query.len().min(QUERY_MAX);
         while !ask.query.is_char_boundary(end) {
@@ -164,7 +152,8 @@ fn cut(mut status: Status) -> Status {
     status
 }
 
-fn failures(sources: &Sources) -> Vec<Connection> {
+/// Returns the last connections that were refused or failed, newest first.
+pub(super) fn failures(sources: &Sources) -> Vec<Connection> {
     let gateway = sources.telemetry.gateway.load();
     let records = sources.telemetry.failures.list();
     records.iter().map(|record| access_log::connection(record, &gateway)).collect()
@@ -200,16 +189,18 @@ fn refusals(ended: &BTreeMap<String, u64>, failures: &[Connection]) -> Vec<Refus
 fn board(sources: &Sources) -> Board {
     let snapshot = sources.reader.latest();
     let (mut counts, ended) = counts(&sources.telemetry.recorder);
-    // The endpoints that get no connections, or fail, by group.
-    let mut troubled: HashMap<String, usize> = HashMap::new();
-    sources.dataplane.upstreams().visit(|group, in_flight, failures, available| {
+    let upstreams = sources.dataplane.upstreams();
+    // The endpoints that get no connections, or fail. Those that have left the snapshot may be among them.
+    let mut troubled: HashSet<EndpointKey> = HashSet::new();
+    upstreams.visit(|key, in_flight, failures, available| {
         if in_flight > 0 {
-            counts.entry(name_of(group).to_owned()).or_default().active += in_flight as usize;
+            counts.entry(service_of(&key.group).to_owned()).or_default().active += in_flight as usize;
         }
         if !available || failures >= FAILURES_MIN {
-            *troubled.entry(group.to_owned()).or_default() += 1;
+            troubled.insert(key.clone());
         }
     });
+    let is_troubled = |key: &EndpointKey| troubled.contains(key) || upstreams.withdrawals().of(key).is_some();
     let mut traffic = Traffic::default();
     #[expect(clippy::disallowed_methods, reason = "a sum has no order")]
     for of in counts.values() {
@@ -218,7 +209,7 @@ fn board(sources: &Sources) -> Board {
         traffic.bytes_down += of.bytes_down;
         traffic.failed += of.failed;
     }
-    let mut services = rows(&snapshot, &counts, &troubled);
+    let mut services = rows(&snapshot, &counts, &is_troubled);
     services.sort_by_cached_key(|service| {
         let moved = service.bytes_up.saturating_add(service.bytes_down);
         let most = std::cmp::Reverse((service.active, moved, service.opened, service.failed));
@@ -246,11 +237,6 @@ fn rank(state: &str) -> usize {
         states::DEGRADED => 1,
         _ => HEALTHY,
     }
-}
-
-/// Returns the service or route of a group of endpoints: the group of a service is `hostname:port`.
-fn name_of(group: &str) -> &str {
-    group.split(':').next().unwrap_or(group)
 }
 
 /// Returns the counters by service or route, and the number of ended connections by reason.
@@ -290,13 +276,13 @@ fn counts(recorder: &Recorder) -> (HashMap<String, Traffic>, BTreeMap<String, u6
 fn rows(
     snapshot: &Snapshot,
     counts: &HashMap<String, Traffic>,
-    troubled: &HashMap<String, usize>,
+    is_troubled: &dyn Fn(&EndpointKey) -> bool,
 ) -> Vec<Service> {
     // All endpoints, and those that are ready.
     let health = |of: &Candidates| {
         let all = of.endpoints();
-        let healthy = all.iter().filter(|candidate| candidate.health == Health::Healthy).count();
-        (all.len(), healthy.saturating_sub(troubled.get(&*of.group).copied().unwrap_or_default()))
+        let is_ready = |one: &&Candidate| one.health == Health::Healthy && !is_troubled(&one.key);
+        (all.len(), all.iter().filter(is_ready).count())
     };
     let row = |name: &str, kind: &str, reachable: bool, (endpoints, ready): (usize, usize)| {
         let traffic = counts.get(name).copied().unwrap_or_default();
@@ -342,10 +328,27 @@ const ROUTE: &str = "route";
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::service::PortProtocol;
+    use crate::snapshot::tests::{Mesh, endpoint, port, service, shard};
 
     fn board(count: usize) -> Board {
         let service = |index: usize| Service { name: format!("s{index}.test"), ..Service::default() };
-        Board { services: (0..count).map(service).collect(), ..Board::empty() }
+        Board { services: (0..count).map(service).collect(), ..Board::default() }
+    }
+
+    #[test]
+    fn only_troubled_endpoints_that_are_there_are_missing_from_those_that_are_ready() {
+        let endpoints = ["10.0.0.1", "10.0.0.2"].map(|host| endpoint(host, 1)).to_vec();
+        let of = service("a.mesh", vec![port(443, PortProtocol::Tls)], endpoints);
+        let mesh = Mesh::new(Vec::new(), vec![shard("a", "n1", vec![of])]);
+        let ready = |troubled: &str| {
+            let is_troubled = |key: &EndpointKey| key.address.ip().to_string() == troubled;
+            let rows = rows(&mesh.snapshot(), &HashMap::new(), &is_troubled);
+            (rows[0].endpoints, rows[0].ready, rows[0].state.clone())
+        };
+        assert_eq!(ready("10.0.0.2"), (2, 1, states::DEGRADED.to_owned()));
+        // A pod that was replaced is remembered for a while.
+        assert_eq!(ready("10.0.0.9"), (2, 2, states::OK.to_owned()));
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long a loss is a problem after its last occurrence.
 const LOSS_REMEMBERED: Duration = Duration::from_secs(600);
 /// Consecutive failures after which an endpoint is a problem: fewer may be a restart.
-const FAILURES_MIN: u32 = 3;
+pub(super) const FAILURES_MIN: u32 = 3;
 /// The largest number of a registry's own problems in the text of one; further ones are counted.
 const SHOWN_MAX: usize = 5;
 /// The largest number of listed problems per code; further ones are counted.

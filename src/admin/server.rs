@@ -314,11 +314,7 @@ async fn connections(State(sources): State<Sources>) -> Response {
 }
 
 async fn failures(State(sources): State<Sources>) -> Response {
-    let records = sources.telemetry.failures.list();
-    let gateway = sources.telemetry.gateway.load();
-    let views: Vec<Connection> =
-        records.iter().map(|record| access_log::connection(record, &gateway)).collect();
-    json_response(&views)
+    json_response(&overview::failures(&sources))
 }
 
 /// Reads the parameters of a page of the overview; unknown ones are passed over.

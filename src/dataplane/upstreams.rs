@@ -420,14 +420,14 @@ impl Upstreams {
         troubled
     }
 
-    /// Calls `each` for every endpoint with its group, its connections in flight, its failures in a row, and true if it
-    /// is available.
-    pub fn visit(&self, mut each: impl FnMut(&str, u32, u32, bool)) {
+    /// Calls `each` for every endpoint with its key, its connections in flight, its failures in a row, and true if it is
+    /// available; whether an operator has taken it out, [`withdrawals`](Self::withdrawals) tells.
+    pub fn visit(&self, mut each: impl FnMut(&EndpointKey, u32, u32, bool)) {
         for entry in &self.endpoints {
             let upstream = entry.value();
             let available = self.availability_of(upstream) == Availability::Available;
             let failures = upstream.failures.load(Ordering::Relaxed);
-            each(&entry.key().group, upstream.in_flight(), failures, available);
+            each(entry.key(), upstream.in_flight(), failures, available);
         }
     }
 
