@@ -291,7 +291,7 @@ impl Program {
             config_since: SystemTime::now(),
             in_use: in_use(&config),
             rejected: Vec::new(),
-            warnings: [texts(&config.warnings), clusters.problems()].concat(),
+            warnings: warnings(&config, &clusters),
             restart: Vec::new(),
             serving: false,
             listening: Vec::new(),
@@ -487,10 +487,9 @@ impl Program {
         self.tell_warnings();
     }
 
-    /// Shows the warnings of the config, and what is wrong with the sources of clusters.
+    /// Shows the warnings of the config and of the sources of clusters.
     fn tell_warnings(&self) {
-        let mut warnings = texts(&self.config.warnings);
-        warnings.extend(self.clusters.problems());
+        let warnings = warnings(&self.config, &self.clusters);
         self.tell(|status| status.warnings = warnings);
     }
 
@@ -588,6 +587,11 @@ fn gateway_name(config: &Config) -> Arc<GatewayName> {
 fn in_use(config: &Config) -> InUse {
     let config = config.without_services();
     InUse(Arc::new(move || crate::config::effective(&config)))
+}
+
+/// Returns the warnings of the config, and the problems of the sources of clusters.
+fn warnings(config: &Config, clusters: &Clusters) -> Vec<String> {
+    [texts(&config.warnings), clusters.problems()].concat()
 }
 
 fn texts(problems: &[crate::document::problem::Problem]) -> Vec<String> {

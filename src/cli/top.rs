@@ -33,7 +33,7 @@ struct Shared {
     stopped: AtomicBool,
 }
 
-/// An answer, and the path that it is for.
+/// An answer, or the reason why there is none.
 type Answer = Result<Box<Overview>, String>;
 
 /// Runs `isthmus top` until the user quits.
@@ -66,10 +66,10 @@ fn show(
             top.received(answer, Instant::now());
         }
         let size = screen.size();
-        let lines = top.lines(size);
-        if drawn.as_ref() != Some(&(size, lines.clone())) {
-            screen.draw(&lines)?;
-            drawn = Some((size, lines));
+        let now = (size, top.lines(size));
+        if drawn.as_ref() != Some(&now) {
+            screen.draw(&now.1)?;
+            drawn = Some(now);
         }
         for key in screen.keys(LOOK_EVERY)? {
             match top.pressed(key) {

@@ -140,11 +140,11 @@ pub(crate) async fn connect(
         let (address, encapsulation) = (candidate.key.address, candidate.encapsulation);
         let tuning = &attempts.admission.candidates.tuning;
         let timeout = tuning.connect_timeout;
-        // A tunnel begins with TLS, and the bytes in it are not the gateway's to add to.
-        let announces = encapsulation == Encapsulation::None && tuning.send_proxy.is_some();
-        if let Some(version) = tuning.send_proxy.filter(|_| announces) {
+        let header = tuning.header_for(encapsulation);
+        if let Some(version) = header {
             announce::prepare(core, entry, version);
         }
+        let announces = header.is_some();
         entry.facts.borrow_mut().dialled(candidate);
         let in_flight = core.shared.upstreams.begin(attempts.balancer.endpoint(index).clone());
         attempts.begin(index);

@@ -54,14 +54,13 @@ pub(crate) async fn serve(registration: Registration, listener: Arc<Listener>, c
 /// Judges a connection by what is known before a byte is read: the client's address, or that of the proxy whose header is to
 /// announce it.
 pub(crate) fn admit_accepted(listener: &Listener, entry: &Entry) -> Result<(), Reason> {
-    if listener.proxy_protocol == ProxyProtocol::Forbid {
-        return admit_source(listener, entry.source().ip());
-    }
     admit_proxy(listener, entry.peer().ip()).inspect_err(|_| {
         let text = format!("the peer {} is not in the listener's proxyProtocol.from", entry.peer().ip());
         entry.facts.borrow_mut().detail = Some(text.into());
     })?;
-    if entry.proxied().is_some() { admit_source(listener, entry.source().ip()) } else { Ok(()) }
+    // Where a header is required, the source is judged once it is announced.
+    let is_known = listener.proxy_protocol == ProxyProtocol::Forbid || entry.proxied().is_some();
+    if is_known { admit_source(listener, entry.source().ip()) } else { Ok(()) }
 }
 
 async fn run(core: &Rc<Core>, entry: &Rc<Entry>, listener: &Arc<Listener>, client: &TcpStream) -> Ending {

@@ -3,7 +3,6 @@
 //! The loop that owns a worker's listeners and its mailbox is [`super::worker`]; nothing here knows of it.
 
 use std::cell::{Cell, Ref, RefCell};
-use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::rc::Rc;
@@ -83,7 +82,7 @@ pub(crate) struct Core {
     /// Decides which TLS handshake goes on.
     pub(crate) pacer: HandshakePacer,
     /// Sources without a connection whose allowance of new ones this worker forgets when it is full again.
-    remembered: RefCell<VecDeque<Holder>>,
+    remembered: RefCell<Vec<Holder>>,
     /// The handles to the numbers of connections to services.
     services: services::Handles,
     /// Bytes that all CONNECT streams of the worker hold.
@@ -328,21 +327,19 @@ impl Core {
     /// Gives a place back.
     fn release(&self, holder: &Holder) {
         if self.shared.admission.release(holder) == Released::Remembered {
-            self.remembered.borrow_mut().push_back(holder.clone());
+            self.remembered.borrow_mut().push(holder.clone());
         }
     }
 
     /// Forgets sources without connections whose allowance of new ones is full again, and services without connections.
     pub(crate) fn forget_unused(&self) {
-        // Those that have to wait are behind the others: an allowance is full again within a second.
-        let known = self.remembered.borrow().len();
-        for _ in 0..known {
-            let Some(holder) = self.remembered.borrow_mut().pop_front() else { break };
-            if !self.shared.admission.forget(&holder) {
-                self.remembered.borrow_mut().push_back(holder);
-            }
-        }
+        self.remembered.borrow_mut().retain(|holder| !self.shared.admission.forget(holder));
         self.services.sweep(&self.shared.services);
+    }
+
+    /// Returns the entries of the table, to be looked at some at a time.
+    pub(crate) fn entries(&self) -> Vec<Rc<Entry>> {
+        self.table.borrow().iter().map(|(_, entry)| entry.clone()).collect()
     }
 
     /// Puts an admitted connection into the table.

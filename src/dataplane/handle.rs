@@ -257,25 +257,26 @@ impl Control {
     }
 
     async fn kill(&self, which: Condemned) -> usize {
-        let mut killed = 0;
+        let counts = self.ask(|answer| Message::Kill { which: which.clone(), answer }).await;
+        counts.into_iter().sum()
+    }
+
+    /// Asks each worker in turn. One whose thread has ended gives no answer.
+    async fn ask<T>(&self, message: impl Fn(oneshot::Sender<T>) -> Message) -> Vec<T> {
+        let mut answers = Vec::new();
         for WorkerHandle { mailbox, .. } in &self.shared.workers {
-            let (answer, count) = oneshot::channel();
-            if mailbox.send(Message::Kill { which: which.clone(), answer }).await.is_ok() {
-                killed += count.await.unwrap_or_default();
+            let (sender, answer) = oneshot::channel();
+            if mailbox.send(message(sender)).await.is_ok() {
+                answers.extend(answer.await);
             }
         }
-        killed
+        answers
     }
 
     /// Returns all live connections, oldest first; at most 10,000 of each worker.
     pub async fn connections(&self) -> Vec<ConnectionRecord> {
-        let mut all = Vec::new();
-        for WorkerHandle { mailbox, .. } in &self.shared.workers {
-            let (answer, list) = oneshot::channel();
-            if mailbox.send(Message::Connections(answer)).await.is_ok() {
-                all.extend(list.await.unwrap_or_default());
-            }
-        }
+        let mut all: Vec<ConnectionRecord> =
+            self.ask(Message::Connections).await.into_iter().flatten().collect();
         all.sort_by_key(|record| record.id);
         all
     }

@@ -11,7 +11,7 @@ use crate::model::reason::Reason;
 
 /// Ends connections, some at a time, and answers with their number.
 pub(crate) async fn kill(core: Rc<Core>, which: Condemned, answer: oneshot::Sender<usize>) {
-    let entries: Vec<Rc<Entry>> = core.table.borrow().iter().map(|(_, entry)| entry.clone()).collect();
+    let entries = core.entries();
     let mut killed = 0;
     for some in entries.chunks(AT_ONCE) {
         for entry in some {
@@ -31,8 +31,8 @@ fn is_meant(entry: &Entry, which: &Condemned) -> bool {
         Condemned::Connection(id) => entry.id == *id,
         Condemned::Endpoint(which) => {
             let facts = entry.facts.borrow();
-            let service = facts.matched.service.as_ref().map(|service| &service.hostname);
-            let service = service.or(facts.matched.rule.as_ref()).map_or("", |name| &**name);
+            let to = facts.destination_name();
+            let service = to.service.or(to.rule).map_or("", |name| &**name);
             facts.endpoint.is_some_and(|address| which.covers(service, address))
         }
     }

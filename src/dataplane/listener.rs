@@ -21,8 +21,7 @@ use super::refuse;
 use crate::model::address::{Bind, canonical_socket};
 use crate::net::admission::Holder;
 use crate::net::throttle::LogThrottle;
-use crate::snapshot::admit::admit_proxy;
-use crate::snapshot::policy::{Listener, ProxyProtocol};
+use crate::snapshot::policy::{Listener, ProxyProtocol, admits};
 
 /// Connections accepted before other tasks have a turn.
 const ACCEPTS_AT_ONCE: usize = 64;
@@ -119,9 +118,8 @@ impl Incoming {
             // The listener is about to be closed; the client sees what it would see a moment later.
             return;
         };
-        let believed = admit_proxy(&listener, source.ip()).is_ok();
-        let holder = match listener.proxy_protocol {
-            ProxyProtocol::Require { .. } if believed => Holder::Unannounced,
+        let holder = match &listener.proxy_protocol {
+            ProxyProtocol::Require { from } if admits(from, source.ip()) => Holder::Unannounced,
             ProxyProtocol::Require { .. } | ProxyProtocol::Forbid => {
                 core.shared.admission.source(source.ip())
             }

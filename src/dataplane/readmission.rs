@@ -13,7 +13,7 @@ use crate::snapshot::admit::{AdmissionRequest, Requested, readmit};
 /// The others are counted for their services, if the file has begun to limit these.
 pub(crate) async fn readmit_all(core: Rc<Core>) {
     let snapshot = core.shared_snapshot();
-    let entries: Vec<Rc<Entry>> = core.table.borrow().iter().map(|(_, entry)| entry.clone()).collect();
+    let entries = core.entries();
     verify_peers(&entries).await;
     for some in entries.chunks(AT_ONCE) {
         for entry in some {
@@ -47,13 +47,17 @@ fn is_still_admitted(snapshot: &Snapshot, entry: &Entry) -> bool {
     let Some(listener) = snapshot.listener(&entry.listener) else {
         return true;
     };
-    let Some(permit) = &facts.permit else {
-        // Not admitted yet, or an HBONE connection, whose streams are admitted one by one.
-        return facts.peer.is_none() || admit_caller(listener, entry).is_ok();
-    };
+    if facts.permit.is_none() && facts.peer.is_none() {
+        // It is judged with its hello.
+        return true;
+    }
     if admit_caller(listener, entry).is_err() {
         return false;
     }
+    let Some(permit) = &facts.permit else {
+        // The streams of an HBONE connection are admitted one by one.
+        return true;
+    };
     let question = AdmissionRequest {
         listener,
         requested: match &authority {

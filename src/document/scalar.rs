@@ -222,12 +222,17 @@ pub fn share(text: &str) -> Result<f64, InvalidValue> {
 
 /// Parses the path of a unix socket: `unix:///path` or `unix:/path`.
 pub fn unix_socket(text: &str) -> Result<&std::path::Path, InvalidValue> {
-    let rest = text.strip_prefix("unix:").ok_or("it does not begin with unix:")?;
-    let path = rest.strip_prefix("//").unwrap_or(rest);
+    let path = after_unix(text).ok_or("it does not begin with unix:")?;
     match path.starts_with('/') {
         true => Ok(std::path::Path::new(path)),
         false => Err("the path of the socket does not begin with /".into()),
     }
+}
+
+/// Returns what follows `unix:` or `unix://`.
+fn after_unix(text: &str) -> Option<&str> {
+    let rest = text.strip_prefix("unix:")?;
+    Some(rest.strip_prefix("//").unwrap_or(rest))
 }
 
 /// The longest path of a unix socket in bytes (`sun_path` of unix(7), with its final zero byte).
@@ -235,10 +240,9 @@ pub const UNIX_PATH_MAX: usize = 107;
 
 /// Parses the address of the admin API: an address with a port, or `unix:` and a path, which may be relative.
 pub fn admin_bind(text: &str) -> Result<AdminBind, InvalidValue> {
-    let Some(rest) = text.strip_prefix("unix:") else {
+    let Some(path) = after_unix(text) else {
         return bind_address(text).map(AdminBind::Address);
     };
-    let path = rest.strip_prefix("//").unwrap_or(rest);
     if path.is_empty() || path.ends_with('/') {
         return Err("the path of the socket is missing".into());
     }

@@ -39,7 +39,8 @@ struct Property<'a> {
 
 /// Returns what the clusters that export a service disagree about. The exports are in order of age.
 pub(super) fn conflict(exports: &[Exported<'_>]) -> Option<ExportConflict> {
-    let oldest = exports.first()?;
+    // One export cannot disagree with itself.
+    let [oldest, _, ..] = exports else { return None };
     let (wanted, ports) = (oldest.export, oldest.sorted_ports());
     let properties = [
         Property {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use ipnet::IpNet;
 
 use crate::model::address::{Bind, Host};
-use crate::model::endpoint::{Labels, ProxyVersion, Weight};
+use crate::model::endpoint::{Encapsulation, Labels, ProxyVersion, Weight};
 use crate::model::identity::{Identity, IdentityPattern, TrustDomain};
 use crate::model::limits::SourceLimits;
 use crate::model::name::{HostName, NamePattern};
@@ -47,14 +47,10 @@ impl Policy {
 
     /// Returns true if endpoints of a route or a service are checked.
     pub fn has_checks(&self) -> bool {
-        let of_route = |route: &Arc<Route>| match &route.to {
-            RouteTarget::Endpoints { tuning, .. } => tuning.health.is_some(),
-            RouteTarget::Service { .. } => false,
-        };
         let services = &self.tuning;
         services.default.health.is_some()
             || services.policies.iter().any(|(_, tuning)| tuning.health.is_some())
-            || self.routes.iter().any(of_route)
+            || self.routes.iter().any(|route| route.is_checked())
     }
 
     /// Returns true if two policies build the same services from the same registries; they may differ in
@@ -332,6 +328,13 @@ pub struct Route {
     pub to: RouteTarget,
 }
 
+impl Route {
+    /// Returns true if endpoints of the route's own are checked.
+    pub fn is_checked(&self) -> bool {
+        matches!(&self.to, RouteTarget::Endpoints { tuning, .. } if tuning.health.is_some())
+    }
+}
+
 /// The key of a route.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum RouteName {
@@ -470,6 +473,12 @@ impl Tuning {
             panic: true,
             send_proxy: None,
         }
+    }
+
+    /// Returns the version of the PROXY header that an endpoint is sent. A tunnel begins with TLS, and the bytes in it are not
+    /// the gateway's to add to.
+    pub fn header_for(&self, encapsulation: Encapsulation) -> Option<ProxyVersion> {
+        self.send_proxy.filter(|_| encapsulation == Encapsulation::None)
     }
 
     /// Returns the default of services.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use crate::api::overview::{Overview, Service, states};
-use crate::api::text::{bytes, counted, is_deceptive, lasting};
+use crate::api::text::{bytes, clean, lasting};
 use crate::cli::client;
 
 /// How a part of a line looks.
@@ -164,7 +164,8 @@ impl Top {
                 self.away = None;
                 if !self.paused {
                     self.count(&overview, now);
-                    self.page = overview.services.page.max(1);
+                    // The answer may be one to a question from before the last key.
+                    self.page = self.page.min(overview.services.pages.max(1));
                     self.overview = Some(overview);
                 }
             }
@@ -419,20 +420,14 @@ fn networks(overview: &Overview) -> Vec<Line> {
         rows.push(vec![
             (Style::Bold, name.to_owned()),
             (Style::Dim, network.access.clone()),
-            (
-                Style::Plain,
-                format!("{}, ready weight {}", counted(network.endpoints, "endpoint"), network.ready_weight),
-            ),
+            (Style::Plain, network.size()),
         ]);
         for gateway in overview.gateways.shown.iter().filter(|gateway| gateway.network == network.name) {
             let (style, state) = match &gateway.why {
                 None => (Style::Good, "usable".to_owned()),
                 Some(why) => (Style::Bad, why.clone()),
             };
-            let ports = [("sni", gateway.sni_port), ("hbone", gateway.hbone_port)];
-            let ports: Vec<String> =
-                ports.iter().filter_map(|(name, port)| port.map(|port| format!("{name} {port}"))).collect();
-            let address = format!("  {} {}", gateway.address, ports.join(", "));
+            let address = format!("  {}", gateway.place());
             rows.push(vec![(Style::Plain, address), (style, state), (Style::Dim, gateway.locality.clone())]);
         }
     }
@@ -463,9 +458,8 @@ fn clients(overview: &Overview) -> Vec<Line> {
             "expiring" => Style::Warn,
             _ => Style::Bad,
         };
-        let whose = certificate.identity.clone();
         rows.push(vec![
-            (Style::Plain, whose.unwrap_or_else(|| format!("roots of {}", certificate.trust_domain))),
+            (Style::Plain, certificate.subject()),
             (style, certificate.state.clone()),
             (Style::Dim, certificate.not_after.clone().unwrap_or_default()),
         ]);
@@ -508,18 +502,6 @@ fn table(headings: &[&str], rows: Vec<Line>) -> Vec<Line> {
         lines.push(cells.map(|((style, text), width)| (style, aligned((&text, width)))).collect());
     }
     lines
-}
-
-/// Returns a text without characters that would command the terminal.
-fn clean(text: &str) -> String {
-    let mut clean = String::with_capacity(text.len());
-    for character in text.chars() {
-        match is_deceptive(character) {
-            true => clean.extend(character.escape_unicode()),
-            false => clean.push(character),
-        }
-    }
-    clean
 }
 
 /// Cuts a line to the width of the screen.

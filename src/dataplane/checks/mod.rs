@@ -25,7 +25,7 @@ use crate::net::own::OwnAddresses;
 use crate::snapshot::Snapshot;
 use crate::telemetry::recorder::Recorder;
 use crate::world::{Reader, Since};
-use schedule::{Due, Finding, Late, Schedule, Share};
+use schedule::{Due, Finding, Late, Schedule, Share, milliseconds};
 use sockets::{Outcome, Sockets};
 use targets::{Difference, Targets};
 
@@ -114,7 +114,7 @@ pub(crate) async fn run(around: Surroundings, reader: Reader) {
 impl Checker {
     /// Returns the milliseconds since the start.
     fn now(&self) -> u64 {
-        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+        milliseconds(self.began.elapsed())
     }
 
     /// Takes over what is to be checked from the newest snapshot.
@@ -230,16 +230,17 @@ impl Checker {
 
     /// Makes the summary if it is time to; returns when to make the next one.
     fn summarize(&mut self, places: usize) -> Option<Instant> {
+        let (last, changes) = self.summarized.unzip();
+        let next = last.map(|last| last + SUMMARY_EVERY).filter(|next| *next > Instant::now());
+        if next.is_some() {
+            // The late checks are not counted in every turn.
+            return next;
+        }
         let late = self.schedule.late(self.now());
         let before = self.around.summary.borrow().clone();
-        let (last, changes) = self.summarized.unzip();
         let is_same = changes.unwrap_or_default() == self.schedule.changes();
         if is_same && before.late == late && before.places == places {
             return None;
-        }
-        let next = last.map(|last| last + SUMMARY_EVERY);
-        if let Some(next) = next.filter(|next| *next > Instant::now()) {
-            return Some(next);
         }
         self.summarized = Some((Instant::now(), self.schedule.changes()));
         let shares = self.schedule.shares().clone();

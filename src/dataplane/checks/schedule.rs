@@ -297,7 +297,7 @@ fn place(address: SocketAddr, interval: Duration) -> u64 {
     hasher.finish() % milliseconds(interval).max(1)
 }
 
-fn milliseconds(time: Duration) -> u64 {
+pub(super) fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 

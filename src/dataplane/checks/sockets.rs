@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, connect_unspec, sockopt};
 
-use super::schedule::Due;
+use super::schedule::{Due, milliseconds};
 use crate::model::reason::Reason;
 use crate::net::socket::{begin_to_connect, connect, dial_reason, reset_on_close};
 
@@ -52,7 +52,7 @@ impl Sockets {
 
     /// Begins to connect; returns the outcome if that ends the check.
     pub(super) fn begin(&mut self, due: Due, now: u64) -> Option<Outcome> {
-        let timeout = u64::try_from(due.timeout.as_millis()).unwrap_or(u64::MAX);
+        let timeout = milliseconds(due.timeout);
         let connecting = match self.free(due.address).pop() {
             Some(socket) => begin_to_connect(socket, due.address),
             None => connect(due.address),

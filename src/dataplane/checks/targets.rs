@@ -6,11 +6,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::schedule::User;
-use crate::model::endpoint::Encapsulation;
 use crate::snapshot::Snapshot;
 use crate::snapshot::candidates::{Candidate, Candidates};
 use crate::snapshot::dialled::Dialled;
-use crate::snapshot::policy::{Policy, Route, RouteTarget, Tuning};
+use crate::snapshot::policy::{Policy, Route, Tuning};
 use crate::snapshot::routes::RouteTable;
 use crate::snapshot::service_view::ServiceView;
 use crate::wire::proxy_protocol::write::local;
@@ -80,11 +79,7 @@ impl Targets {
     fn read_policy(&mut self, policy: &Arc<Policy>) {
         self.policy = Some(policy.clone());
         self.dialled = if policy.has_checks() { Dialled::new(policy) } else { Dialled::default() };
-        let is_checked = |route: &&Arc<Route>| match &route.to {
-            RouteTarget::Endpoints { tuning, .. } => tuning.health.is_some(),
-            RouteTarget::Service { .. } => false,
-        };
-        self.checked_routes = policy.routes.iter().filter(is_checked).cloned().collect();
+        self.checked_routes = policy.routes.iter().filter(|route| route.is_checked()).cloned().collect();
     }
 
     fn read_services(&mut self, snapshot: &Snapshot, difference: &mut Difference) {
@@ -155,10 +150,7 @@ fn users(candidates: &Candidates) -> impl Iterator<Item = (SocketAddr, User)> {
 
 /// Returns the bytes that an endpoint expects before all others: a PROXY header that stands for no connection.
 fn greeting_of(tuning: &Tuning, candidate: &Candidate) -> &'static [u8] {
-    match (tuning.send_proxy, candidate.encapsulation) {
-        (Some(version), Encapsulation::None) => local(version),
-        (None, _) | (Some(_), Encapsulation::Hbone) => &[],
-    }
+    tuning.header_for(candidate.encapsulation).map_or(&[], local)
 }
 
 #[cfg(test)]

@@ -157,15 +157,10 @@ fn read_v2(bytes: &[u8]) -> Read {
         return Err(HeaderFault::Malformed("it is too short for its addresses"));
     }
     let Some(header) = bytes.get(..length) else { return Ok(None) };
-    if let Some(family) = family {
-        check_tlvs(header, addresses_end)?;
-        let addresses = addresses(family, &header[V2_FIXED..addresses_end]);
-        return Ok(Some((
-            addresses.ok_or(HeaderFault::Malformed("it is too short for its addresses"))?,
-            length,
-        )));
-    }
-    Ok(Some((Header::Local, length)))
+    let Some(family) = family else { return Ok(Some((Header::Local, length))) };
+    check_tlvs(header, addresses_end)?;
+    let addresses = addresses(family, &header[V2_FIXED..addresses_end]);
+    Ok(Some((addresses.ok_or(HeaderFault::Malformed("it is too short for its addresses"))?, length)))
 }
 
 /// Reads both addresses, then both ports.

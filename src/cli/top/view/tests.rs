@@ -6,6 +6,7 @@ use super::*;
 use crate::api::connection::Connection;
 use crate::api::overview::Services;
 use crate::api::status::Problem;
+use crate::api::text::is_deceptive;
 
 fn text(lines: &[Line]) -> Vec<String> {
     lines.iter().map(|line| line.iter().map(|(_, part)| part.as_str()).collect()).collect()
@@ -44,6 +45,18 @@ fn each_view_fits_the_screen_and_the_keys_are_on_it() {
     }
     let lines = text(&top.lines((120, 24)));
     assert!(lines[0].contains("ready, no problems") && lines[23].starts_with("q quit"), "{lines:?}");
+}
+
+#[test]
+fn a_late_answer_turns_no_page_back() {
+    let mut top = Top::new(String::new());
+    top.received(Ok(overview(&["a.test"], 1)), Instant::now());
+    assert_eq!(top.pressed(Key::Character('n')), Action::Ask);
+    assert!(top.path().contains("page=2"), "{}", top.path());
+    // It was under way when the key was pressed.
+    top.received(Ok(overview(&["a.test"], 2)), Instant::now());
+    assert_eq!(top.pressed(Key::Character('n')), Action::Ask);
+    assert!(top.path().contains("page=3"), "{}", top.path());
 }
 
 #[test]
