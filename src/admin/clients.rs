@@ -4,7 +4,7 @@ use crate::api::client::{Client, Nack, RefusedClient, RefusedClients, TypeState,
 use crate::discovery::xds::kind::Kind;
 use crate::discovery::xds::session::Protocol;
 use crate::discovery::xds::status::{ClientStatus, Clients, TypeStatus};
-use crate::snapshot::view::{ClientKind, Families};
+use crate::snapshot::view::ClientKind;
 use crate::telemetry::clock::rfc3339;
 
 /// Returns one object for each stream, oldest first.
@@ -14,11 +14,6 @@ pub fn clients(clients: &Clients) -> Vec<Client> {
 
 fn client(status: &ClientStatus) -> Client {
     let who = status.node_info.clone().unwrap_or_default();
-    let families: &[u8] = match who.viewer.families {
-        Families::V4 => &[4],
-        Families::V6 => &[6],
-        Families::Both => &[4, 6],
-    };
     let protocol = match status.protocol {
         Protocol::Delta => "delta",
         Protocol::StateOfTheWorld => "sotw",
@@ -42,7 +37,7 @@ fn client(status: &ClientStatus) -> Client {
         view: View {
             network: who.viewer.network.to_string(),
             cluster: who.viewer.cluster.to_string(),
-            families: families.to_vec(),
+            families: who.viewer.families.numbers().to_vec(),
             sees: who.viewer.sees.iter().map(ToString::to_string).collect(),
         },
         subscriptions: status.types.iter().map(|(kind, of)| subscription(*kind, of)).collect(),

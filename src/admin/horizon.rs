@@ -236,17 +236,12 @@ fn answer(
 
 /// Returns the viewer, without values that are the default.
 fn viewer(viewer: &Viewer) -> api::horizon::Viewer {
-    let families: &[u8] = match viewer.families {
-        Families::V4 => &[4],
-        Families::V6 => &[6],
-        Families::Both => &[4, 6],
-    };
     let sees = || viewer.sees.iter().map(ToString::to_string).collect();
     api::horizon::Viewer {
         network: viewer.network.to_string(),
         cluster: viewer.cluster.to_string(),
         tunnel: viewer.tunnel.text().to_owned(),
-        families: families.to_vec(),
+        families: viewer.families.numbers().to_vec(),
         client: (viewer.client == ClientKind::Grpc).then(|| "grpc".to_owned()),
         sees: (!viewer.sees.is_empty()).then(sees),
     }

@@ -27,3 +27,10 @@ pub struct Certificate {
     /// `valid`, `expiring` or `expired`.
     pub state: String,
 }
+
+impl Certificate {
+    /// Returns its identity, or the trust domain of roots, in words.
+    pub fn subject(&self) -> String {
+        self.identity.clone().unwrap_or_else(|| format!("roots of {}", self.trust_domain))
+    }
+}

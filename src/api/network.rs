@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::text::counted;
+
 /// A network.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -18,6 +20,13 @@ pub struct Network {
     pub endpoints: usize,
     /// The weight of its ready endpoints.
     pub ready_weight: u64,
+}
+
+impl Network {
+    /// Returns the number of its endpoints and their weight in words.
+    pub fn size(&self) -> String {
+        format!("{}, ready weight {}", counted(self.endpoints, "endpoint"), self.ready_weight)
+    }
 }
 
 /// A gateway of a network.
@@ -44,4 +53,14 @@ pub struct Gateway {
     pub usable: bool,
     /// Why no viewer can use it.
     pub why: Option<String>,
+}
+
+impl Gateway {
+    /// Returns its address and ports in words.
+    pub fn place(&self) -> String {
+        let ports = [("sni", self.sni_port), ("hbone", self.hbone_port)];
+        let ports: Vec<String> =
+            ports.into_iter().filter_map(|(name, port)| Some(format!("{name} {}", port?))).collect();
+        format!("{} {}", self.address, ports.join(", "))
+    }
 }

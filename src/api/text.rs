@@ -1,4 +1,6 @@
-//! How the dashboard and `isthmus top` write quantities, and which characters they do not write.
+//! How the dashboard, `isthmus top` and the tables write quantities, and which characters they do not write.
+
+use std::fmt::Write as _;
 
 /// Returns a number of bytes in three or four figures.
 pub fn bytes(count: f64) -> String {
@@ -35,14 +37,41 @@ pub fn is_deceptive(character: char) -> bool {
         || matches!(character, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
+/// Returns a text in which such characters are written as codes: `\u{1b}`.
+pub fn clean(text: &str) -> String {
+    let mut clean = String::with_capacity(text.len());
+    for character in text.chars() {
+        match is_deceptive(character) {
+            true => clean.extend(character.escape_unicode()),
+            false => clean.push(character),
+        }
+    }
+    clean
+}
+
+/// Percent-encodes a value for a query.
+pub fn encoded(value: &str) -> String {
+    value.bytes().fold(String::new(), |mut out, byte| {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => out.push(char::from(byte)),
+            _ => {
+                let _ = write!(out, "%{byte:02X}");
+            }
+        }
+        out
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn quantities_are_short() {
+    fn quantities_are_short_and_texts_command_nothing() {
         let shown = [0, 1023, 1024, 1536, 102_400, 1 << 20, u64::MAX].map(|count| bytes(count as f64));
         assert_eq!(shown, ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "100 KiB", "1.0 MiB", "16384 PiB"]);
+        assert_eq!(encoded("a b&\"é"), "a%20b%26%22%C3%A9");
+        assert_eq!(clean("a\u{1b}[31m\nb"), "a\\u{1b}[31m\\u{a}b");
         assert_eq!([5, 65, 3700, 90_061].map(lasting), ["5 s", "1 min", "1 h 1 min", "1 d 1 h"]);
     }
 }

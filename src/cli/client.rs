@@ -13,6 +13,8 @@ use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
+use crate::api::text::encoded;
+
 /// How long a response may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -140,18 +142,7 @@ async fn exchange_over(
 
 /// Makes a query string of these parameters, percent-encoded.
 pub fn query(parameters: &[(&str, &str)]) -> String {
-    let encode = |text: &str| {
-        text.bytes().fold(String::new(), |mut out, byte| {
-            match byte {
-                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
-                    out.push(char::from(byte))
-                }
-                _ => out.push_str(&format!("%{byte:02X}")),
-            }
-            out
-        })
-    };
-    parameters.iter().map(|(key, value)| format!("{key}={}", encode(value))).collect::<Vec<_>>().join("&")
+    parameters.iter().map(|(key, value)| format!("{key}={}", encoded(value))).collect::<Vec<_>>().join("&")
 }
 
 #[cfg(test)]

@@ -5,6 +5,8 @@ use std::sync::LazyLock;
 
 use serde_json::Value;
 
+use crate::api::text::clean;
+
 /// The output format of a command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 #[expect(missing_docs, reason = "a comment would become a help text")]
@@ -45,6 +47,11 @@ impl Screen {
     fn has_colours(&self) -> bool {
         self.is_terminal && !self.no_color && !self.is_dumb
     }
+}
+
+/// Returns true if standard output shows colours.
+pub fn has_colours() -> bool {
+    *COLOURS
 }
 
 /// Returns the text in a colour, if standard output shows colours.
@@ -123,9 +130,9 @@ pub fn rows<T>(columns: &[Column<T>], items: &[T]) -> Vec<Vec<String>> {
     items.iter().map(|item| columns.iter().map(|(_, cell)| cell(item)).collect()).collect()
 }
 
-/// Returns a text as a cell of a table, an empty one as `-`.
+/// Returns a text as a cell of a table, an empty one as `-`. Texts come from the network: none commands the terminal.
 pub fn text(text: &str) -> String {
-    if text.is_empty() { "-".to_owned() } else { text.to_owned() }
+    if text.is_empty() { "-".to_owned() } else { clean(text) }
 }
 
 /// Returns an optional value as a cell of a table.

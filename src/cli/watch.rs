@@ -34,8 +34,7 @@ pub(super) enum Followed {
 }
 
 /// The kind of a change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum How {
     Failed,
     Opened,
@@ -66,10 +65,13 @@ pub(super) fn run(followed: Followed, reading: &Reading, out: &mut impl Write) -
     match followed {
         Followed::Failures => {
             let key = |failed: &Connection| (failed.time.clone(), failed.id.to_string());
-            // The list keeps the newest thousand: what leaves it is no news.
-            let told = |_: Option<&Connection>, new: Option<&Connection>| new.map(|_| How::Failed);
+            // A failure that leaves the list is no change: the list keeps the newest thousand.
+            let told = |old: Option<&Connection>, new: Option<&Connection>| match (old, new) {
+                (None, Some(_)) => Some(How::Failed),
+                _ => None,
+            };
             let cells = |all: &[Connection]| rows(&tables::FAILURES, all);
-            Watch { path: "/api/v1/failures", key, told, cells, stays: true }.run(reading, out)
+            Watch { path: "/api/v1/failures", key, told, cells }.run(reading, out)
         }
         Followed::Connections => {
             let key = |open: &Connection| (open.time.clone(), open.id.to_string());
@@ -79,7 +81,7 @@ pub(super) fn run(followed: Followed, reading: &Reading, out: &mut impl Write) -
                 _ => None,
             };
             let cells = |all: &[Connection]| rows(&tables::CONNECTIONS, all);
-            Watch { path: "/api/v1/connections", key, told, cells, stays: false }.run(reading, out)
+            Watch { path: "/api/v1/connections", key, told, cells }.run(reading, out)
         }
         Followed::Endpoints => {
             let key = |endpoint: &Endpoint| {
@@ -94,7 +96,7 @@ pub(super) fn run(followed: Followed, reading: &Reading, out: &mut impl Write) -
                 (None, None) => None,
             };
             let cells = |all: &[Endpoint]| rows(&tables::ENDPOINTS, all);
-            Watch { path: "/api/v1/endpoints", key, told, cells, stays: false }.run(reading, out)
+            Watch { path: "/api/v1/endpoints", key, told, cells }.run(reading, out)
         }
     }
 }
@@ -111,8 +113,6 @@ struct Watch<T> {
     /// How a thing differs, if that is news; by what it was, and what it is.
     told: fn(Option<&T>, Option<&T>) -> Option<How>,
     cells: fn(&[T]) -> Vec<Vec<String>>,
-    /// True if what is no longer in the list is not forgotten, as it has not ended.
-    stays: bool,
 }
 
 impl<T: DeserializeOwned + Serialize + Clone> Watch<T> {
@@ -151,10 +151,10 @@ impl<T: DeserializeOwned + Serialize + Clone> Watch<T> {
 
     /// Returns the items that have gone, then those that are new or different, each in the order of the keys.
     fn changes<'a>(&self, before: &'a BTreeMap<Key, T>, now: &'a BTreeMap<Key, T>) -> Vec<(How, &'a T)> {
-        let gone = before.iter().filter(|(key, _)| !self.stays && !now.contains_key(*key));
+        let gone = before.iter().filter(|(key, _)| !now.contains_key(*key));
         let gone = gone.filter_map(|(_, value)| Some(((self.told)(Some(value), None)?, value)));
-        let rest = now.iter().filter(|(key, _)| !self.stays || !before.contains_key(*key));
-        let rest = rest.filter_map(|(key, value)| Some(((self.told)(before.get(key), Some(value))?, value)));
+        let rest =
+            now.iter().filter_map(|(key, value)| Some(((self.told)(before.get(key), Some(value))?, value)));
         gone.chain(rest).collect()
     }
 
@@ -172,10 +172,10 @@ impl<T: DeserializeOwned + Serialize + Clone> Watch<T> {
                     writeln!(out, "{time}  {:7}  {}", how.word(), row.join("  "))?;
                 }
             }
-            Format::Json => writeln!(out, "{}", json!({"at": time, "change": how, "value": value}))?,
+            Format::Json => writeln!(out, "{}", json!({"at": time, "change": how.word(), "value": value}))?,
             Format::Yaml => {
                 writeln!(out, "---")?;
-                structured(out, &json!({"at": time, "change": how, "value": value}), format)?;
+                structured(out, &json!({"at": time, "change": how.word(), "value": value}), format)?;
             }
         }
         Ok(())
@@ -196,7 +196,6 @@ mod tests {
                 (Some(old), Some(new)) => (looks(old) != looks(new)).then_some(How::Changed),
             },
             cells: |_| Vec::new(),
-            stays: false,
         }
     }
 
@@ -222,7 +221,11 @@ mod tests {
             .collect();
         assert_eq!(changes, [(How::Removed, "a"), (How::Changed, "b"), (How::Added, "d")]);
         // An item that leaves a list with a bound is no change.
-        let cut = Watch { stays: true, ..watch };
+        let told = |old: Option<&Endpoint>, new: Option<&Endpoint>| match (old, new) {
+            (None, Some(_)) => Some(How::Added),
+            _ => None,
+        };
+        let cut = Watch { told, ..watch };
         let changes: Vec<&str> =
             cut.changes(&before, &now).into_iter().map(|(_, endpoint)| &*endpoint.address).collect();
         assert_eq!(changes, ["d"]);

@@ -50,6 +50,15 @@ pub enum Families {
 }
 
 impl Families {
+    /// Returns the families as the API writes them.
+    pub fn numbers(self) -> &'static [u8] {
+        match self {
+            Self::V4 => &[4],
+            Self::V6 => &[6],
+            Self::Both => &[4, 6],
+        }
+    }
+
     fn has(self, ip: IpAddr) -> bool {
         match self {
             Self::V4 => ip.is_ipv4(),

@@ -1,6 +1,6 @@
 //! HTML as text, in which only this file's callers write markup and every value is escaped.
 
-use std::fmt::{Display, Write as _};
+use std::fmt::Display;
 
 use crate::api::text::is_deceptive;
 
@@ -32,9 +32,7 @@ impl Html {
                 '"' => self.0.push_str("&quot;"),
                 '\'' => self.0.push_str("&#39;"),
                 '\n' => self.0.push('\n'),
-                other if is_deceptive(other) => {
-                    let _ = write!(self.0, "\\u{{{:x}}}", u32::from(other));
-                }
+                other if is_deceptive(other) => self.0.extend(other.escape_unicode()),
                 other => self.0.push(other),
             }
         }
@@ -57,19 +55,6 @@ impl Html {
     }
 }
 
-/// Percent-encodes a value for a query.
-pub(super) fn encoded(value: &str) -> String {
-    value.bytes().fold(String::new(), |mut out, byte| {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => out.push(char::from(byte)),
-            _ => {
-                let _ = write!(out, "%{byte:02X}");
-            }
-        }
-        out
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -89,6 +74,5 @@ mod tests {
         let mut long = Html::default();
         long.text("<".repeat(TEXT_MAX + 7));
         assert_eq!(long.finish(), format!("{}…", "&lt;".repeat(TEXT_MAX)));
-        assert_eq!(encoded("a b&\"é"), "a%20b%26%22%C3%A9");
     }
 }

@@ -4,7 +4,6 @@
 use super::html::Html;
 use crate::api::network::{Gateway, Network};
 use crate::api::overview::Overview;
-use crate::api::text::counted;
 
 /// The largest number of other networks in the picture; the table below has more.
 const NETWORKS_MAX: usize = 8;
@@ -15,7 +14,7 @@ const LINE: usize = 18;
 /// The space between boxes.
 const GAP: usize = 14;
 /// The longest name in a box, in characters.
-const NAME_MAX: usize = 34;
+const NAME_MAX: usize = 44;
 
 /// The measures of a form of the picture.
 struct Form {
@@ -142,7 +141,7 @@ fn own_box(html: &mut Html, overview: &Overview, form: &Form, top: usize, height
     };
     words(html, "name", left, next(), &named(&node.network));
     let own = overview.networks.shown.iter().find(|network| network.name == node.network);
-    words(html, "dim", left, next(), &own.map_or_else(|| "no endpoints".to_owned(), weight));
+    words(html, "dim", left, next(), &own.map_or_else(|| "no endpoints".to_owned(), |own| own.size()));
     let name = if node.name.is_empty() { "this gateway" } else { &node.name };
     words(html, "plain", left, next(), &format!("this gateway: {name}"));
     for listener in overview.status.listeners.iter().take(GATEWAYS_MAX) {
@@ -167,22 +166,14 @@ fn other_box(
         base - LINE
     };
     words(html, "name", left, next(), &named(&network.name));
-    words(html, "dim", left, next(), &weight(network));
+    words(html, "dim", left, next(), &network.size());
     for gateway in gateways.iter().take(GATEWAYS_MAX) {
         let class = if gateway.usable || network.access == "direct" { "plain" } else { "bad" };
-        words(html, class, left, next(), &address(gateway));
+        words(html, class, left, next(), &gateway.place());
     }
     if gateways.len() > GATEWAYS_MAX {
         words(html, "dim", left, next(), &format!("and {} more gateways", gateways.len() - GATEWAYS_MAX));
     }
-}
-
-/// Returns the address and ports of a gateway.
-pub(super) fn address(gateway: &Gateway) -> String {
-    let sni = gateway.sni_port.map(|port| format!("sni {port}"));
-    let hbone = gateway.hbone_port.map(|port| format!("hbone {port}"));
-    let ports: Vec<String> = sni.into_iter().chain(hbone).collect();
-    format!("{} {}", gateway.address, ports.join(", "))
 }
 
 /// Returns the name of a network, in words for the unknown one.
@@ -190,14 +181,10 @@ pub(super) fn named(network: &str) -> String {
     if network.is_empty() { "unknown network".to_owned() } else { network.to_owned() }
 }
 
-fn weight(network: &Network) -> String {
-    format!("{}, ready weight {}", counted(network.endpoints, "endpoint"), network.ready_weight)
-}
-
 fn short(text: &str) -> String {
-    if text.chars().count() <= NAME_MAX + 10 {
+    if text.chars().count() <= NAME_MAX {
         return text.to_owned();
     }
-    let cut: String = text.chars().take(NAME_MAX + 9).collect();
+    let cut: String = text.chars().take(NAME_MAX - 1).collect();
     format!("{cut}…")
 }

@@ -1,7 +1,7 @@
 //! The sections of the page, from what is wrong now to what is configured.
 
 use super::Explained;
-use super::html::{Html, encoded};
+use super::html::Html;
 use super::map;
 use crate::api::certificate::Certificate;
 use crate::api::client::Client;
@@ -11,7 +11,7 @@ use crate::api::network::Gateway;
 use crate::api::overview::{Overview, Refusal, Service, states};
 use crate::api::registry::Registry;
 use crate::api::status::Problem;
-use crate::api::text::{bytes, counted, lasting};
+use crate::api::text::{bytes, counted, encoded, lasting};
 
 /// The largest number of problems that are open on the page; further ones are behind a summary.
 const PROBLEMS_OPEN: usize = 8;
@@ -442,7 +442,7 @@ pub(super) fn networks(html: &mut Html, overview: &Overview) {
         let columns =
             [Text("gateway"), Text("network"), Text("state"), WideNumber("weight"), Wide("locality")];
         table(html, &columns, &overview.gateways.shown, |html, gateway: &Gateway| {
-            td(html, "name", map::address(gateway));
+            td(html, "name", gateway.place());
             td(html, "name", map::named(&gateway.network));
             match &gateway.why {
                 Some(why) => td(html, "bad", why),
@@ -523,10 +523,7 @@ pub(super) fn certificates(html: &mut Html, overview: &Overview) {
     }
     let columns = [Text("identity or trust domain"), Text("state"), Text("until")];
     table(html, &columns, &overview.certificates.shown, |html, certificate: &Certificate| {
-        match &certificate.identity {
-            Some(identity) => td(html, "name", identity),
-            None => td(html, "name", format!("roots of {}", certificate.trust_domain)),
-        }
+        td(html, "name", certificate.subject());
         let class = match certificate.state.as_str() {
             "valid" => "good",
             "expiring" => "warn",

@@ -166,7 +166,8 @@ impl Gateway {
         }
     }
 
-    fn fault(&self, what: String) -> DemoError {
+    /// Returns the error for a gateway that does not do what it should, with its last lines.
+    pub(super) fn fault(&self, what: String) -> DemoError {
         let output = self.output.lock().unwrap_or_else(PoisonError::into_inner);
         let from = output.log.len().saturating_sub(LINES_SHOWN);
         DemoError::Gateway { gateway: self.name, what, log: output.log[from..].join("\n") }

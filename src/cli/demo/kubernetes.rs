@@ -199,7 +199,7 @@ async fn shown(
 fn fault(gateway: &Gateway, ready: [u8; 2], found: &BTreeMap<String, u64>) -> DemoError {
     let [east, west] = ready;
     let what = format!("shows {found:?} instead of {east} pods, and a gateway with {west} pods behind it");
-    DemoError::Gateway { gateway: gateway.name, what, log: String::new() }
+    gateway.fault(what)
 }
 
 /// Returns how long it takes until the registry of a cluster is stale, if it is in time.

@@ -8,6 +8,7 @@ use rustix::termios::{
     LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcgetwinsize, tcsetattr,
 };
 
+use super::super::output::has_colours;
 use super::view::{Key, Line, Style};
 
 /// The alternate screen, without a cursor, and without breaking lines that are too long.
@@ -40,8 +41,7 @@ impl Screen {
         raw.local_modes.remove(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG);
         raw.special_codes[SpecialCodeIndex::VMIN] = 0;
         raw.special_codes[SpecialCodeIndex::VTIME] = 0;
-        let colours = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-        let screen = Self { saved, colours, begun: Vec::new() };
+        let screen = Self { saved, colours: has_colours(), begun: Vec::new() };
         tcsetattr(&stdin, OptionalActions::Now, &raw)?;
         write(ENTER)?;
         Ok(screen)
@@ -63,13 +63,10 @@ impl Screen {
                 text.push_str("\r\n");
             }
             for (style, part) in line {
-                match (self.colours, style.code()) {
-                    (true, Some(code)) => text.push_str(&format!("\x1b[{code}m{part}\x1b[0m")),
-                    // Without colours, what is chosen is still to be told apart.
-                    (false, Some(_)) if *style == Style::Chosen => {
-                        text.push_str(&format!("\x1b[7m{part}\x1b[0m"));
-                    }
-                    _ => text.push_str(part),
+                // Without colours, what is chosen is still to be told apart.
+                match style.code().filter(|_| self.colours || *style == Style::Chosen) {
+                    Some(code) => text.push_str(&format!("\x1b[{code}m{part}\x1b[0m")),
+                    None => text.push_str(part),
                 }
             }
             text.push_str("\x1b[K");
