@@ -182,6 +182,7 @@ impl ServiceReader {
             waypoint,
             endpoints,
             exported_as: None,
+            import: None,
             withheld: Box::default(),
         }
     }

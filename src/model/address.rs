@@ -22,7 +22,8 @@ pub fn canonical_socket(address: SocketAddr) -> SocketAddr {
 pub enum Host {
     /// One address.
     Ip(IpAddr),
-    /// Several addresses of one endpoint, which counts once: the first of each family is used.
+    /// Several addresses of one endpoint, which counts once: the first of each family is used. Without an address the endpoint
+    /// is one that only the gateways of its network reach, such as those of a peer.
     Ips(Arc<[IpAddr]>),
     /// A host name that is resolved to addresses later.
     Name(HostName),

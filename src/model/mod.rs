@@ -6,6 +6,7 @@ pub mod alpn;
 pub mod authority;
 pub mod endpoint;
 pub mod identity;
+pub mod import;
 pub mod limits;
 pub mod mesh_name;
 pub mod name;

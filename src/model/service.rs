@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::endpoint::{DeclaredTls, Endpoint, EndpointTemplate, Labels, TlsMode};
 use super::identity::Identity;
+use super::import::Import;
 use super::name::HostName;
 
 /// The key of a service. Services of two clusters with equal keys are one service.
@@ -108,6 +109,8 @@ pub struct Service {
     pub endpoints: Arc<[Endpoint]>,
     /// The name by which export rules know the service; absent: its host name. An alias is exported as what it stands for.
     pub exported_as: Option<HostName>,
+    /// What a service of a peer has beside these fields; `None` for services of our own.
+    pub import: Option<Arc<Import>>,
     /// Endpoints that the registry knows of and does not believe, by why; each kind at most once.
     pub withheld: Box<[(Withheld, u32)]>,
 }

@@ -18,6 +18,7 @@ use super::shard::{Origin, Shard, Standing};
 use crate::model::address::Host;
 use crate::model::endpoint::{Encapsulation, Endpoint, HBONE_PORT, Health, Labels, TlsMode, Weight};
 use crate::model::identity::Identity;
+use crate::model::import::Import;
 use crate::model::place::{ClusterId, Distance, Locality, Network};
 use crate::model::service::{PortProtocol, Service, ServiceKey, ServicePort, Waypoint};
 
@@ -61,6 +62,8 @@ pub struct ServiceView {
     pub other_addresses: Box<[IpAddr]>,
     /// The networks on which registries have endpoints of the service, in order.
     pub networks: Box<[Network]>,
+    /// What the service of a peer has beside the rest; `None` for services of our own.
+    pub import: Option<Arc<Import>>,
 }
 
 /// The proxy that takes HBONE connections of a service.
@@ -338,12 +341,13 @@ impl ServiceView {
                 is_own_network(network, &part.origin, &world.policy.node)
             });
             here.flat_map(|endpoint| match &endpoint.host {
-                Host::Ips(ips) => &ips[1..],
+                Host::Ips(ips) => ips.get(1..).unwrap_or_default(),
                 Host::Ip(_) | Host::Name(_) => &[],
             })
         });
         let other_addresses = others.copied().collect();
         Some(Self {
+            import: first.import.clone(),
             other_addresses,
             networks: networks.into_iter().cloned().collect(),
             export_name: parts
@@ -558,11 +562,11 @@ impl<'a> PortEndpoint<'a> {
     }
 
     /// Returns true if the registry is live and gives the endpoint as healthy, and the endpoint has an
-    /// address.
+    /// address, or needs none because only gateways reach it.
     fn is_live_and_ready(&self, resolved: &Resolved) -> bool {
         self.origin.standing == Standing::Live
             && self.endpoint.health == Health::Healthy
-            && !self.addresses(resolved).is_empty()
+            && (!self.addresses(resolved).is_empty() || matches!(self.endpoint.host, Host::Ips(_)))
     }
 
     /// Returns the encapsulation that the endpoint takes.

@@ -174,6 +174,7 @@ pub(crate) fn service(name: &str, ports: Vec<ServicePort>, endpoints: Vec<Endpoi
         waypoint: None,
         endpoints: endpoints.into(),
         exported_as: None,
+        import: None,
         withheld: Box::default(),
     }
 }

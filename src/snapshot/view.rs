@@ -210,6 +210,7 @@ pub fn view(
         port,
         viewer,
         by_hostname: service.routes_by_hostname(port),
+        is_import: service.import.is_some(),
         near: BTreeMap::new(),
         far: BTreeMap::new(),
         gateways: BTreeMap::new(),
@@ -242,6 +243,8 @@ struct Horizon<'a> {
     viewer: &'a Viewer,
     /// True if the bare host name leads to the port.
     by_hostname: bool,
+    /// True if a peer gives the service: the peer decides what it exports, and has said so by giving it.
+    is_import: bool,
     near: BTreeMap<SocketAddr, Entry>,
     far: BTreeMap<Network, RemoteEndpoints>,
     gateways: BTreeMap<SocketAddr, Entry>,
@@ -313,10 +316,13 @@ impl Horizon<'_> {
     /// callers have no identity, so rules that require one do not admit them.
     fn is_exported(&self, cluster: &ClusterId) -> bool {
         let anyone = self.viewer.tunnel == Tunnel::Hbone;
-        self.port.rules.iter().any(|rule| {
-            (anyone || rule.to.identities.is_empty())
-                && (rule.clusters.is_empty() || rule.clusters.contains(cluster))
-        })
+        let covered = || {
+            self.port.rules.iter().any(|rule| {
+                (anyone || rule.to.identities.is_empty())
+                    && (rule.clusters.is_empty() || rule.clusters.contains(cluster))
+            })
+        };
+        self.is_import || covered()
     }
 
     fn add_neighbour(&mut self, endpoint: &PortEndpoint<'_>) -> Result<(), ExclusionReason> {

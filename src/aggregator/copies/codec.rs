@@ -16,6 +16,7 @@ use crate::model::endpoint::{
     DeclaredTls, Encapsulation, Endpoint, EndpointTemplate, Health, Labels, Weight,
 };
 use crate::model::identity::Identity;
+use crate::model::import::Import;
 use crate::model::name::HostName;
 use crate::model::place::{ClusterId, Locality, Network};
 use crate::model::service::{PortProtocol, Service, ServiceKey, ServicePort, Waypoint};
@@ -193,6 +194,11 @@ fn service(service: &Service) -> proto::Service {
         }),
         endpoints: Some(endpoints(&service.endpoints)),
         exported_as: service.exported_as.as_ref().map(ToString::to_string).unwrap_or_default(),
+        import: service.import.as_deref().map(|import| proto::Import {
+            peer: import.peer.to_string(),
+            exported_name: import.exported_name.to_string(),
+            exported_at: import.exported_at,
+        }),
     }
 }
 
@@ -343,6 +349,14 @@ impl Decoder {
             exported_as: match service.exported_as.is_empty() {
                 true => None,
                 false => Some(HostName::parse(&service.exported_as).ok()?),
+            },
+            import: match service.import {
+                Some(import) => Some(Arc::new(Import {
+                    peer: self.interner.text(&import.peer),
+                    exported_name: HostName::parse(&import.exported_name).ok()?,
+                    exported_at: import.exported_at,
+                })),
+                None => None,
             },
             // A copy is of what is believed.
             withheld: Box::default(),

@@ -42,6 +42,7 @@ fn shard(cluster: &str, export: Option<Export>, ports: Vec<ServicePort>) -> Arc<
         waypoint: None,
         endpoints: Arc::default(),
         exported_as: None,
+        import: None,
         withheld: Box::default(),
     };
     let mut shard = Shard::new(ClusterId::new(cluster), Network::new("net"), &RegistryScope::default());

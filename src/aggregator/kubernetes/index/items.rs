@@ -52,6 +52,7 @@ impl Index {
             waypoint: None,
             endpoints: endpoints.into(),
             exported_as: None,
+            import: None,
             withheld: withheld.iter().map(|(why, count)| (*why, *count)).collect(),
         };
         let exported = self.exports.get(key).filter(|_| record.unmarkable.is_none());
