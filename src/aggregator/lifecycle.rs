@@ -301,7 +301,7 @@ impl Lifecycle {
                 self.accept(next)
             }
             Phase::Stale { since } => {
-                let standing = standing(now.duration_since(*since), options);
+                let standing = standing(now.duration_since(*since), self.spec.patience(options));
                 if standing == self.shard.origin.standing {
                     return None;
                 }
@@ -361,7 +361,7 @@ impl Lifecycle {
     /// Returns true if clients must keep the endpoints that the registry may have: it was never read, for
     /// less time than after which it would expire.
     pub(super) fn is_unread(&self, now: Instant, options: &Options) -> bool {
-        let limit = options.expire_after.unwrap_or(UNREAD);
+        let limit = self.spec.patience(options).1.unwrap_or(UNREAD);
         !self.is_known() && self.from_start.is_some_and(|start| now.duration_since(start) < limit)
     }
 
@@ -512,10 +512,10 @@ impl Draft {
 }
 
 /// Returns the standing of a registry that could not be read for this long.
-fn standing(silent: Duration, options: &Options) -> Standing {
-    if options.expire_after.is_some_and(|after| silent >= after) {
+fn standing(silent: Duration, (stale_after, expire_after): (Duration, Option<Duration>)) -> Standing {
+    if expire_after.is_some_and(|after| silent >= after) {
         Standing::Expired
-    } else if silent >= options.stale_after {
+    } else if silent >= stale_after {
         Standing::Demoted
     } else {
         Standing::Live

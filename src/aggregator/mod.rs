@@ -14,6 +14,7 @@ mod lifecycle;
 pub mod offline;
 pub mod options;
 pub mod owner;
+pub mod peer;
 pub mod registry;
 pub mod resolver;
 pub mod spec;

@@ -35,6 +35,7 @@ pub fn read(spec: &RegistrySpec) -> Result<Shard, OfflineError> {
             Ok(Shard::of(listing, &spec.scope))
         }
         RegistryKind::Etcd(_) => Err(live_only(spec, "etcd")),
+        RegistryKind::Peer(_) => Err(live_only(spec, "peer")),
         RegistryKind::Kubernetes(_) | RegistryKind::KubernetesClusters(_) => {
             Err(live_only(spec, "Kubernetes"))
         }

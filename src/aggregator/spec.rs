@@ -2,9 +2,12 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::etcd::spec::EtcdSpec;
 use super::kubernetes::spec::{ClustersSpec, KubernetesSpec};
+use super::options::Options;
+use super::peer::spec::PeerSpec;
 use crate::model::place::{ClusterId, Network};
 use crate::snapshot::policy::RegistryScope;
 
@@ -37,4 +40,19 @@ pub enum RegistryKind {
     Kubernetes(KubernetesSpec),
     /// Kubernetes clusters that are found while the gateway runs, each a registry of its own.
     KubernetesClusters(ClustersSpec),
+    /// The services of a peer.
+    Peer(PeerSpec),
+}
+
+impl RegistrySpec {
+    /// Returns after which times the endpoints of the registry are demoted and withdrawn while it cannot be read; `None`: never.
+    pub fn patience(&self, options: &Options) -> (Duration, Option<Duration>) {
+        match &self.kind {
+            RegistryKind::Peer(peer) => (peer.stale_after, Some(peer.expire_after)),
+            RegistryKind::File { .. }
+            | RegistryKind::Etcd(_)
+            | RegistryKind::Kubernetes(_)
+            | RegistryKind::KubernetesClusters(_) => (options.stale_after, options.expire_after),
+        }
+    }
 }

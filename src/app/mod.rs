@@ -668,7 +668,7 @@ fn registry_of(spec: &RegistrySpec, scope: &Scope, world: &LaterReader) -> Box<d
         RegistryKind::Kubernetes(kubernetes) => {
             Box::new(KubernetesRegistry::new(spec.clone(), kubernetes.clone(), scope.clone(), world.clone()))
         }
-        RegistryKind::KubernetesClusters(_) => Box::new(Empty(spec.clone())),
+        RegistryKind::KubernetesClusters(_) | RegistryKind::Peer(_) => Box::new(Empty(spec.clone())),
         // The config refuses it.
         #[cfg(not(feature = "kubernetes"))]
         RegistryKind::Kubernetes(_) => Box::new(Empty(spec.clone())),

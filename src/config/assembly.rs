@@ -26,7 +26,8 @@ use super::listeners::Listeners;
 use super::routes::{Placed, Surroundings};
 use super::table as keys;
 use super::{
-    Config, Drain, addresses, aggregation, exports, identity, networks, registries, routes, telemetry, tuning,
+    Config, Drain, addresses, aggregation, exports, identity, networks, peers, registries, routes, telemetry,
+    tuning,
 };
 
 /// Makes the config of these files; the error has all problems.
@@ -60,7 +61,10 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
     let secure_xds = xds.as_ref().is_some_and(|options| options.tls);
     identity::needed(&root, &listeners.list, secure_xds, &identity, &mut problems);
     let exports = exports::read(&root, &listeners, &clusters, &mut problems);
-    let registries = registries::with_export_writer(registries, &node, &exports);
+    let mut registries = registries::with_export_writer(registries, &node, &exports);
+    let peers = peers::read(&root, &mesh, &listeners.list, &mut problems);
+    // Last, so that a peer overrules none of our own services.
+    registries.extend(peers.registries);
     let policy = Policy {
         node,
         mesh,
@@ -68,6 +72,7 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
         exports,
         tuning: tuning::services(&root, &timeouts, &mut problems),
         networks: networks::read(&root, &mut problems),
+        peers: peers.peers,
         limits: limits(&root.map(&keys::Root::LIMITS)),
         timeouts,
         routes: routes.iter().map(|placed| placed.route.clone()).collect(),
@@ -88,6 +93,7 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
         policy: Arc::new(policy),
         services,
         registries,
+        links: peers.links,
         aggregator: aggregation::options(&root, &mut problems),
         identity_places: identity::places(&root, &problems),
         identity,

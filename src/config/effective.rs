@@ -3,6 +3,7 @@
 //! `/api/v1/services` shows them.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
@@ -12,7 +13,8 @@ use crate::aggregator::etcd::spec::EtcdSpec;
 use crate::aggregator::kubernetes::spec::{AccessSpec, ClusterSource, ClustersSpec, KubernetesSpec};
 use crate::aggregator::spec::RegistryKind;
 use crate::discovery::ClientRule;
-use crate::model::address::Bind;
+use crate::discovery::peer::options::LinkOptions;
+use crate::model::address::{Bind, Host};
 use crate::model::endpoint::{Labels, ProxyVersion};
 use crate::model::limits::SourceLimits;
 use crate::snapshot::policy::{
@@ -55,6 +57,7 @@ pub fn effective(config: &Config) -> Value {
         "defaults": tuning(&policy.tuning.default),
         "policies": policies(policy),
         "networks": networks,
+        "peers": peers(config),
         "identity": identity(config),
         "trust": config.identity.trust.iter().map(|trust| json!({
             "trustDomain": trust.trust_domain.as_str(),
@@ -183,13 +186,15 @@ fn route(route: &Route) -> Value {
 }
 
 fn endpoint(endpoint: &RouteEndpoint) -> Value {
-    let address = match endpoint.host {
-        crate::model::address::Host::Ip(ip) => SocketAddr::new(ip, endpoint.port).to_string(),
-        crate::model::address::Host::Ips(_) | crate::model::address::Host::Name(_) => {
-            format!("{}:{}", endpoint.host, endpoint.port)
-        }
-    };
+    let address = target(&endpoint.host, endpoint.port);
     json!({"address": address, "weight": endpoint.weight.value(), "locality": text(endpoint.locality.as_str())})
+}
+
+fn target(host: &Host, port: u16) -> String {
+    match host {
+        Host::Ip(ip) => SocketAddr::new(*ip, port).to_string(),
+        Host::Ips(_) | Host::Name(_) => format!("{host}:{port}"),
+    }
 }
 
 fn tuning(tuning: &Tuning) -> Value {
@@ -228,24 +233,70 @@ fn policies(policy: &Policy) -> Vec<Value> {
 }
 
 fn registries(config: &Config) -> Vec<Value> {
-    let registries = config.registries.iter().map(|registry| {
+    let registries = config.registries.iter().filter_map(|registry| {
         let scope = &registry.scope;
         let (kind, mut shown) = match &registry.kind {
+            // Shown under `peers`.
+            RegistryKind::Peer(_) => return None,
             RegistryKind::File { path } => ("file", json!({"path": path.display().to_string()})),
             RegistryKind::Etcd(spec) => ("etcd", etcd(spec)),
             RegistryKind::Kubernetes(spec) => ("kubernetes", kubernetes(spec)),
             RegistryKind::KubernetesClusters(spec) => {
-                return json!({"kubernetesClusters": clusters(spec), "allow": allow(scope)});
+                return Some(json!({"kubernetesClusters": clusters(spec), "allow": allow(scope)}));
             }
         };
         shown["cluster"] = registry.cluster.as_str().into();
         shown["network"] = json!(text(registry.network.as_str()));
-        json!({
+        Some(json!({
             kind: shown,
             "allow": allow(scope),
-        })
+        }))
     });
     registries.collect()
+}
+
+fn peers(config: &Config) -> Vec<Value> {
+    let patience = |name: &Arc<str>| {
+        config.registries.iter().find_map(|registry| match &registry.kind {
+            RegistryKind::Peer(spec) if spec.peer.name == *name => {
+                Some((spec.stale_after, spec.expire_after))
+            }
+            _ => None,
+        })
+    };
+    let peer = |link: &LinkOptions| {
+        let peer = &link.peer;
+        let patience = patience(&peer.name);
+        let who = peer.who.as_ref();
+        json!({
+            "name": &*peer.name,
+            "accept": link.accept,
+            "dial": link.dial.as_ref().map(|(host, port)| target(host, *port)),
+            "identity": who.map(|who| who.gateway.as_str()),
+            "trustDomain": who.map(|who| who.trust_domain.as_str()),
+            "trustAlias": who.map(|who| who.alias.as_str()),
+            "trust": link.trust.as_ref().map(|path| path.display().to_string()),
+            "from": texts(&peer.from),
+            "export": peer.exports.iter().map(|rule| json!({
+                "services": texts(&rule.services),
+                "except": texts(&rule.except),
+                "as": rule.rename.as_ref().map(ToString::to_string),
+            })).collect::<Vec<_>>(),
+            "import": peer.imports.iter().map(|rule| json!({
+                "services": texts(&rule.services),
+                "as": rule.rename.as_ref().map(ToString::to_string),
+                "limit": rule.limit,
+            })).collect::<Vec<_>>(),
+            "staleAfter": patience.map(|(stale, _)| duration(stale)),
+            "expireAfter": patience.map(|(_, expire)| duration(expire)),
+            "limits": {
+                "services": peer.limits.services,
+                "connections": peer.limits.connections,
+                "newPerSecond": peer.limits.new_per_second,
+            },
+        })
+    };
+    config.links.iter().map(peer).collect()
 }
 
 fn etcd(spec: &EtcdSpec) -> Value {

@@ -11,6 +11,7 @@ use std::time::Duration;
 use crate::aggregator::options::Options as AggregatorOptions;
 use crate::aggregator::spec::RegistrySpec;
 use crate::discovery::Options as DiscoveryOptions;
+use crate::discovery::peer::options::LinkOptions;
 use crate::document::environment::Environment;
 use crate::document::problem::Problem;
 use crate::model::address::{AdminBind, Bind};
@@ -30,6 +31,7 @@ mod file;
 mod identity;
 mod listeners;
 mod networks;
+mod peers;
 mod reference;
 mod registries;
 mod routes;
@@ -52,6 +54,8 @@ pub struct Config {
     pub services: Listing,
     /// The registries, in the order of the file.
     pub registries: Vec<RegistrySpec>,
+    /// The links with peers, in the order of the file.
+    pub links: Vec<LinkOptions>,
     /// The settings of the aggregator.
     pub aggregator: AggregatorOptions,
     /// The sources of the certificate and the roots.
@@ -96,6 +100,7 @@ impl Config {
             policy: self.policy.clone(),
             services: Listing::default(),
             registries: self.registries.clone(),
+            links: self.links.clone(),
             aggregator: self.aggregator.clone(),
             identity: self.identity.clone(),
             xds: self.xds.clone(),

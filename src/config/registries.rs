@@ -128,7 +128,7 @@ pub(super) fn with_export_writer(
     let is_other = |registry: &RegistrySpec| match &registry.kind {
         RegistryKind::Kubernetes(_) => registry.cluster != node.cluster,
         RegistryKind::KubernetesClusters(_) => true,
-        RegistryKind::File { .. } | RegistryKind::Etcd(_) => false,
+        RegistryKind::File { .. } | RegistryKind::Etcd(_) | RegistryKind::Peer(_) => false,
     };
     let knows = if registries.iter().any(is_other) { Knows::OtherClusters } else { Knows::OwnCluster };
     let or = |text: &Arc<str>, other: &str| if text.is_empty() { other.into() } else { text.clone() };

@@ -15,12 +15,14 @@ use crate::snapshot::policy::{self, HelloLimits, ListenerProtocol, ProxyMode};
 
 pub(super) mod identity;
 pub(super) mod mesh;
+pub(super) mod peers;
 pub(super) mod registries;
 pub(super) mod routes;
 pub(super) mod telemetry;
 
 use identity::{Hbone, Identity, Trust};
 use mesh::{Aggregator, Dns, Network, State, Xds};
+use peers::Peer;
 use registries::Registry;
 use routes::{Defaults, Policy, RouteForms, RouteKey};
 use telemetry::{Admin, Telemetry};
@@ -63,6 +65,8 @@ keys! {
         POLICIES "policies": form::List<Policy> => "none";
         /// Networks of the mesh, by name.
         NETWORKS "networks": form::MapOf<form::NetworkName, Network> => "none";
+        /// Other organisations with which services are exchanged.
+        PEERS "peers": form::List<Peer> => "none";
         /// Source of this gateway's own certificate. Listeners of protocol `hbone` or `auto`, and `xds.tls`, need
         /// one.
         IDENTITY "identity": Identity => "none";

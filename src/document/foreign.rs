@@ -4,7 +4,7 @@
 use super::table::Object;
 
 /// Keys that the documents name and that this version does not have: the object and the key.
-const NOT_YET: &[(&str, &str)] = &[("config", "peers"), ("config", "dnsServer")];
+const NOT_YET: &[(&str, &str)] = &[("config", "dnsServer")];
 
 /// Keys of other programs with their equivalent here: a key of the same object, or text in backquotes.
 const WORDS: &[(&str, &str)] = &[

@@ -24,6 +24,7 @@ pub mod name_index;
 pub mod near;
 pub mod networks;
 pub mod omitted;
+pub mod peer;
 pub mod policy;
 pub mod routes;
 pub mod service_view;

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 
+use super::peer::Peer;
 use crate::model::address::{Bind, Host};
 use crate::model::endpoint::{Encapsulation, Labels, ProxyVersion, Weight};
 use crate::model::identity::{Identity, IdentityPattern, TrustDomain};
@@ -31,6 +32,8 @@ pub struct Policy {
     pub tuning: ServiceTuning,
     /// The networks, in the order of the file; names are unique.
     pub networks: Vec<NetworkPolicy>,
+    /// Other organisations, in the order of the file; names are unique.
+    pub peers: Vec<Arc<Peer>>,
     /// Limits of connections.
     pub limits: Limits,
     /// Limits of HBONE connections and their streams.
@@ -61,6 +64,7 @@ impl Policy {
             && self.exports == other.exports
             && self.tuning == other.tuning
             && self.networks == other.networks
+            && self.peers == other.peers
     }
 }
 

@@ -77,6 +77,7 @@ pub(crate) fn policy_of(cluster: &str, network: &str) -> Policy {
         exports: Vec::new(),
         tuning: ServiceTuning { default: tuning().into(), policies: Vec::new() },
         networks: Vec::new(),
+        peers: Vec::new(),
         hbone: HboneLimits::default(),
         limits: Limits::default(),
         timeouts: Timeouts::default(),

@@ -209,6 +209,8 @@ fn a_pattern_of_the_schema_allows_what_the_reader_allows() {
         ("nameServer", (&["10.0.0.53", "10.0.0.53:5353", "[fd00::53]:5353"], &["ns.example"])),
         ("path", (&["a/b"], &[""])),
         ("pattern", (&["a.b", "*.b", "*"], &["a*", "*b"])),
+        ("nameTemplate", (&["{service}.{namespace}.east.global", "a.b"], &["a b", ""])),
+        ("peerName", (&["west", "w-1"], &["West", "a.b", "-a"])),
         ("percent", (&["0%", "100%"], &["50"])),
         ("routeKey", (&["-", "*", "*.b", "a.b"], &["a b"])),
         ("subset", (&["v1"], &["V1", ""])),
@@ -242,7 +244,11 @@ fn examples() -> Vec<String> {
     let text = fs::read_to_string(root().join(EXAMPLE)).expect("the example");
     let (_, sources) = text.split_once("#   identity:\n").expect("a comment with sources");
     let sources = sources.lines().map_while(|line| line.strip_prefix("#     "));
-    let examples: Vec<_> = sources.map(|source| format!("{text}\nidentity:\n  {source}\n")).collect();
+    let (_, peers) = text.split_once("#   peers:\n").expect("a comment with peers");
+    let peers: Vec<&str> = peers.lines().map_while(|line| line.strip_prefix("#   ")).collect();
+    let peers = format!("peers:\n{}", peers.join("\n"));
+    let examples: Vec<_> =
+        sources.map(|source| format!("{text}\nidentity:\n  {source}\n{peers}\n")).collect();
     assert_eq!(examples.len(), 3);
     examples
 }

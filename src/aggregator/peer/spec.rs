@@ -1,0 +1,17 @@
+//! The config of a peer's registry as data.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::snapshot::peer::Peer;
+
+/// The registry of a peer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerSpec {
+    /// The peer, with the rules by which its services are taken.
+    pub peer: Arc<Peer>,
+    /// How long the link may be lost before the peer's services are demoted.
+    pub stale_after: Duration,
+    /// How long the link may be lost, while none of the peer's gateways answers, before its endpoints are withdrawn.
+    pub expire_after: Duration,
+}

@@ -1,0 +1,184 @@
+//! `peers`: other organisations with which services are exchanged.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::aggregator::peer::spec::PeerSpec;
+use crate::aggregator::spec::{RegistryKind, RegistrySpec};
+use crate::discovery::peer::options::LinkOptions;
+use crate::document::problem::{Path, Position, Problems};
+use crate::document::reader::Fields;
+use crate::document::table::AnyKey;
+use crate::model::identity::TrustDomain;
+use crate::model::place::{ClusterId, Network};
+use crate::snapshot::peer::{Peer, PeerExport, PeerIdentity, PeerImport, PeerLimits};
+use crate::snapshot::policy::{AddressScope, Listener, ListenerProtocol, Mesh, RegistryScope};
+
+use super::file::path_of;
+use super::table::Root;
+use super::table::peers as keys;
+
+/// The peers, as each part of the program needs them.
+#[derive(Default)]
+pub(super) struct Peers {
+    /// Who they are, and what is exchanged.
+    pub(super) peers: Vec<Arc<Peer>>,
+    /// How the links come about.
+    pub(super) links: Vec<LinkOptions>,
+    /// What is taken from each of them.
+    pub(super) registries: Vec<RegistrySpec>,
+}
+
+/// Reads the peers in the order of the file.
+pub(super) fn read(
+    root: &Fields<'_>,
+    mesh: &Mesh,
+    listeners: &[Arc<Listener>],
+    problems: &mut Problems,
+) -> Peers {
+    let list = Path::Root.key(Root::PEERS.name());
+    let mut reader =
+        Reader { problems, names: HashMap::new(), aliases: HashMap::new(), peers: Peers::default() };
+    for (index, fields, node) in root.maps(&Root::PEERS) {
+        reader.peer(&fields, node.position, mesh, &list.index(index));
+    }
+    let Reader { peers, .. } = reader;
+    if let Some(node) = root.at(&Root::PEERS).filter(|_| !peers.links.is_empty()) {
+        needed(root, listeners, &peers, node.position, &list, problems);
+    }
+    peers
+}
+
+/// Reports what links need and the file lacks.
+fn needed(
+    root: &Fields<'_>,
+    listeners: &[Arc<Listener>],
+    peers: &Peers,
+    position: Position,
+    list: &Path<'_>,
+    problems: &mut Problems,
+) {
+    if root.at(&Root::IDENTITY).is_none() {
+        let fault = "found peers, but no identity, so there is no certificate to show them";
+        problems.error(position, list, fault);
+    }
+    let takes_links = listeners.iter().any(|listener| listener.protocol != ListenerProtocol::Sni);
+    if peers.links.iter().any(|link| link.accept) && !takes_links {
+        let fault = "found accept: true, but no listener of protocol auto or hbone, which links arrive at";
+        problems.error(position, list, fault);
+    }
+}
+
+struct Reader<'r> {
+    problems: &'r mut Problems,
+    /// The positions of names and of trust domains as we know them, to find duplicates.
+    names: HashMap<Arc<str>, Position>,
+    aliases: HashMap<TrustDomain, Position>,
+    peers: Peers,
+}
+
+impl Reader<'_> {
+    fn peer(&mut self, fields: &Fields<'_>, position: Position, mesh: &Mesh, path: &Path<'_>) {
+        let Some((name, named)) = fields.found(&keys::Peer::NAME) else { return };
+        if let Some(first) = self.names.insert(name.clone(), named.position) {
+            let first = self.problems.place(first);
+            let fault = format!("two peers have the name {name}; first at {first}");
+            return self.problems.error(named.position, &path.key(keys::Peer::NAME.name()), fault);
+        }
+        let who = self.who(fields, mesh, path);
+        let (accept, dial) = (fields.get(&keys::Peer::ACCEPT), fields.get(&keys::Peer::DIAL));
+        let trust = path_of(fields, &keys::Peer::TRUST, self.problems);
+        if who.is_some()
+            && trust.is_some()
+            && !accept
+            && dial.is_none()
+            && fields.at(&keys::Peer::DIAL).is_none()
+        {
+            let fault = "found neither accept: true nor dial, so no link can come about";
+            self.problems.error(position, path, fault);
+        }
+        if who.is_some() != trust.is_some() {
+            let (found, missing) = if who.is_some() { ("identity", "trust") } else { ("trust", "identity") };
+            let fault =
+                format!("found {found}, but no {missing}; expected both, or neither with `isthmus peer`");
+            self.problems.error(position, path, fault);
+        }
+        let rule = |key: &dyn AnyKey, at: usize| path.key(key.name()).index(at).to_string().into();
+        let exports = fields.maps(&keys::Peer::EXPORT).map(|(at, fields, _)| PeerExport {
+            rule: rule(&keys::Peer::EXPORT, at),
+            services: fields.get(&keys::PeerExport::SERVICES).unwrap_or_default(),
+            except: fields.get(&keys::PeerExport::EXCEPT).unwrap_or_default(),
+            rename: fields.get(&keys::PeerExport::AS),
+        });
+        let imports = fields.maps(&keys::Peer::IMPORT).map(|(at, fields, _)| PeerImport {
+            rule: rule(&keys::Peer::IMPORT, at),
+            services: fields.get(&keys::PeerImport::SERVICES).unwrap_or_default(),
+            rename: fields.get(&keys::PeerImport::AS),
+            limit: fields.get(&keys::PeerImport::LIMIT),
+        });
+        let limits = fields.map(&keys::Peer::LIMITS);
+        let peer = Arc::new(Peer {
+            who,
+            from: fields.get(&keys::Peer::FROM).unwrap_or_default(),
+            exports: exports.collect(),
+            imports: imports.collect(),
+            limits: PeerLimits {
+                services: limits.get(&keys::PeerUse::SERVICES),
+                connections: limits.get(&keys::PeerUse::CONNECTIONS),
+                new_per_second: limits.get(&keys::PeerUse::NEW_PER_SECOND),
+            },
+            name: name.clone(),
+        });
+        let spec = PeerSpec {
+            peer: peer.clone(),
+            stale_after: fields.get(&keys::Peer::STALE_AFTER),
+            expire_after: fields.get(&keys::Peer::EXPIRE_AFTER),
+        };
+        let place = format!("peer/{name}");
+        self.peers.registries.push(RegistrySpec {
+            name: place.as_str().into(),
+            cluster: ClusterId::new(&place),
+            network: Network::new(&place),
+            // The registry itself keeps to networks below its own.
+            scope: RegistryScope {
+                services: Vec::new(),
+                networks: None,
+                finds_network: true,
+                addresses: AddressScope::Public,
+            },
+            kind: RegistryKind::Peer(spec),
+        });
+        self.peers.links.push(LinkOptions { peer: peer.clone(), accept, dial, trust });
+        self.peers.peers.push(peer);
+    }
+
+    /// Reads who the peer is; `None` if that is left to an enrolment, or wrong.
+    fn who(&mut self, fields: &Fields<'_>, mesh: &Mesh, path: &Path<'_>) -> Option<PeerIdentity> {
+        let (gateway, node) = fields.found(&keys::Peer::IDENTITY)?;
+        let of_gateway = TrustDomain::parse(gateway.trust_domain()).ok()?;
+        let trust_domain = fields.get(&keys::Peer::TRUST_DOMAIN).unwrap_or_else(|| of_gateway.clone());
+        if trust_domain != of_gateway {
+            let fault = format!("found {node}, which is not of the trustDomain {trust_domain}");
+            self.problems.error(node.position, &path.key(keys::Peer::IDENTITY.name()), fault);
+        }
+        let written = fields.found(&keys::Peer::TRUST_ALIAS);
+        let (alias, position) = match written {
+            Some((alias, node)) => (alias, node.position),
+            None => (trust_domain.clone(), node.position),
+        };
+        let at = path.key(keys::Peer::TRUST_ALIAS.name());
+        if alias == mesh.trust_domain {
+            let fault = format!(
+                "the trust domain {alias} is this mesh's own; give the peer's another name with trustAlias"
+            );
+            self.problems.error(position, &at, fault);
+        } else if let Some(first) = self.aliases.insert(alias.clone(), position) {
+            let first = self.problems.place(first);
+            let fault = format!(
+                "two peers have the trust domain {alias}, first at {first}; name one of them with trustAlias"
+            );
+            self.problems.error(position, &at, fault);
+        }
+        Some(PeerIdentity { gateway, trust_domain, alias })
+    }
+}

@@ -1,0 +1,103 @@
+//! The keys of `peers`: other organisations, what each of them may reach, and what is taken from it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::document::form::{self, text_forms};
+use crate::document::key::keys;
+use crate::document::problem::InvalidValue;
+use crate::snapshot::peer::{NameTemplate, PeerLimits};
+
+keys! {
+    /// Another organisation that runs isthmus. Each side sends the other the services in its `export`, and takes those in its
+    /// `import`: without both, nothing is exchanged. Neither side needs access to the other's clusters.
+    pub(in crate::config) Peer "peer" {
+        /// Your name for the other side, unique in the file.
+        NAME "name": PeerName => required;
+        /// `true`: the other side connects to a listener of protocol `auto` or `hbone`.
+        ACCEPT "accept": form::Boolean = false;
+        /// Address and port of the other side's gateway, to which this gateway connects.
+        DIAL "dial": form::Target => "the other side connects";
+        /// SPIFFE ID of the gateways that speak for the other side.
+        IDENTITY "identity": form::Identity => "that of the enrolment";
+        /// The only trust domain that the other side's certificates may name.
+        TRUST_DOMAIN "trustDomain": form::TrustDomain => "that of `identity`";
+        /// Your name for that trust domain in rules, logs and metrics. It is needed where the trust domain is named like yours or
+        /// like that of another peer.
+        TRUST_ALIAS "trustAlias": form::TrustDomain => "`trustDomain`";
+        /// PEM file of the other side's root certificates, read again when it changes. The other side announces further roots
+        /// over the link.
+        TRUST "trust": form::Path => "those of the enrolment";
+        /// Source addresses of the other side's clients that call by SNI.
+        FROM "from": form::NonEmpty<form::Cidr> => "only HBONE callers with an identity of the other side are let in";
+        /// Services that the other side may reach. This is the permission; no rule in `exports` is needed.
+        EXPORT "export": form::List<PeerExport> => "nothing";
+        /// Services that are taken from the other side.
+        IMPORT "import": form::List<PeerImport> => "nothing";
+        /// After the link has been lost for this time, the other side's services are used only where no other registry has a
+        /// ready endpoint.
+        STALE_AFTER "staleAfter": form::Timeout = Duration::from_secs(30);
+        /// After the link has been lost for this time, and while none of the other side's gateways answers, its services have no
+        /// endpoints.
+        EXPIRE_AFTER "expireAfter": form::Timeout = Duration::from_secs(15 * 60);
+        /// Limits of what the other side may use.
+        LIMITS "limits": PeerUse => "defaults";
+    }
+
+    /// Services that a peer may reach. The first rule that matches a service applies.
+    pub(in crate::config) PeerExport "peerExport" {
+        /// Host names of your services.
+        SERVICES "services": form::NonEmpty<form::Pattern> => required;
+        /// Host names to leave out.
+        EXCEPT "except": form::List<form::Pattern> => "none";
+        /// Name under which the other side knows the service. `{service}` is the first label of its host name, `{namespace}` its
+        /// namespace.
+        AS "as": Template => "its host name";
+    }
+
+    /// Services that are taken from a peer. The first rule that matches a service applies.
+    pub(in crate::config) PeerImport "peerImport" {
+        /// Host names, as the other side exports them.
+        SERVICES "services": form::NonEmpty<form::Pattern> => required;
+        /// Name of the service here. `{service}` is the first label of the exported name, `{namespace}` the namespace on the
+        /// other side.
+        AS "as": Template => "its exported name";
+        /// Largest number of services that the rule takes. Further ones are left out, in order of name.
+        LIMIT "limit": form::Integer<usize, 1, 1_000_000> => "none";
+    }
+
+    /// Limits of what a peer may use.
+    pub(in crate::config) PeerUse "peerLimits" {
+        /// Services that are taken from it.
+        SERVICES "services": form::Integer<usize, 1, 1_000_000> = PeerLimits::default().services;
+        /// Simultaneous connections and CONNECT streams of its callers.
+        CONNECTIONS "connections": form::Integer<usize, 1, 10_000_000> = PeerLimits::default().connections;
+        /// New connections and CONNECT streams of its callers in a second.
+        NEW_PER_SECOND "newPerSecond": form::Integer<u32, 1, 1_000_000> = PeerLimits::default().new_per_second;
+    }
+}
+
+text_forms! {
+    /// A name that can be part of other names.
+    pub(in crate::config) PeerName: Arc<str> = peer_name, "peerName", "^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
+        "1 to 63 lower-case letters, digits and '-', beginning and ending with a letter or digit";
+    /// A host name with placeholders.
+    pub(in crate::config) Template: NameTemplate =
+        |text| NameTemplate::parse(text).map_err(|error| InvalidValue::new(error.to_string())),
+        "nameTemplate", "^[A-Za-z0-9_.{}-]+$",
+        "a host name in which {service} and {namespace} stand for those of the service";
+}
+
+fn peer_name(text: &str) -> Result<Arc<str>, InvalidValue> {
+    let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    let bytes = text.as_bytes();
+    let ends = [bytes.first(), bytes.last()];
+    if bytes.len() <= 63
+        && bytes.iter().all(|byte| legal(*byte))
+        && !ends.contains(&None)
+        && !ends.contains(&Some(&b'-'))
+    {
+        return Ok(text.into());
+    }
+    Err(InvalidValue::new("it is no label".to_owned()))
+}

@@ -1,0 +1,73 @@
+//! `peers`.
+
+use super::bad::refused_with;
+use super::*;
+use crate::aggregator::spec::RegistryKind;
+use crate::snapshot::peer::PeerLimits;
+
+/// The keys that peers need beside themselves.
+const GATEWAY: &str = "listeners: [{name: l, bind: ':15443', protocol: auto}]\n\
+                       identity: {files: {certificate: c.pem, key: k.pem}}\ntrust: [{trustDomain: cluster.local, roots: r.pem}]\n";
+
+#[test]
+fn a_peer_has_rules_limits_and_a_registry_of_its_own() {
+    let config = loaded(&format!(
+        "{GATEWAY}peers:\n- name: west\n  accept: true\n  identity: spiffe://west.example/ns/isthmus/sa/gateway\n  trust: w.pem\n  \
+         from: [203.0.113.0/24]\n  export: [{{services: ['*.shop.mesh'], except: [a.shop.mesh], as: '{{service}}.{{namespace}}.east.global'}}]\n  \
+         import: [{{services: ['*.pay.west.global'], as: '{{service}}.pay.here', limit: 10}}]\n  staleAfter: 1m\n  \
+         limits: {{connections: 7}}\n- name: north\n  dial: 'gw.north.example:15443'\n"
+    ));
+    let [west, north] = config.policy.peers.as_slice() else { panic!("two") };
+    let who = west.who.as_ref().expect("an identity");
+    assert_eq!((who.trust_domain.as_str(), who.alias.as_str()), ("west.example", "west.example"));
+    assert_eq!(west.limits, PeerLimits { connections: 7, ..PeerLimits::default() });
+    assert!(west.export_of("b.shop.mesh").is_some() && west.export_of("a.shop.mesh").is_none());
+    assert_eq!(west.import_of("x.pay.west.global").and_then(|rule| rule.limit), Some(10));
+    assert_eq!((north.who.is_none(), north.limits), (true, PeerLimits::default()));
+    let [of_west, of_north] = config.links.as_slice() else { panic!("two") };
+    assert!(
+        of_west.accept
+            && of_west.dial.is_none()
+            && of_west.trust.as_ref().is_some_and(|path| path.is_absolute())
+    );
+    assert_eq!(
+        of_north.dial.as_ref().map(|(host, port)| (host.to_string(), *port)),
+        Some(("gw.north.example".to_owned(), 15_443))
+    );
+    let registries: Vec<&str> = config.registries.iter().map(|registry| &*registry.name).collect();
+    assert_eq!(registries, ["peer/west", "peer/north"]);
+    let RegistryKind::Peer(spec) = &config.registries[0].kind else { panic!("a peer") };
+    assert_eq!((spec.stale_after.as_secs(), spec.expire_after.as_secs()), (60, 900));
+}
+
+#[test]
+fn bad_peers() {
+    let bad = |peers: &str, wanted: &str| {
+        let told = load_text(&format!("{GATEWAY}peers: [{peers}]")).err().unwrap_or_default().join("\n");
+        assert!(told.contains(wanted), "{peers}\ngave\n{told}");
+    };
+    bad("{name: West}", "peers[0].name: found \"West\"");
+    bad("{name: a}, {name: a}", "peers[1].name: two peers have the name a; first at");
+    bad("{name: a, identity: 'spiffe://d/x', accept: true}", "peers[0]: found identity, but no trust");
+    bad("{name: a, identity: 'spiffe://d/x', trust: t}", "peers[0]: found neither accept: true nor dial");
+    bad(
+        "{name: a, identity: 'spiffe://d/x', trustDomain: e, trust: t, accept: true}",
+        "peers[0].identity: found \"spiffe://d/x\", which is not of the trustDomain e",
+    );
+    bad(
+        "{name: a, identity: 'spiffe://cluster.local/x', trust: t, accept: true}",
+        "peers[0].trustAlias: the trust domain cluster.local is this mesh's own",
+    );
+    bad(
+        "{name: a, identity: 'spiffe://d/x', trust: t, accept: true}, {name: b, identity: 'spiffe://d/y', trust: t, accept: true}",
+        "peers[1].trustAlias: two peers have the trust domain d",
+    );
+    bad("{name: a, export: [{services: ['*'], as: '{name}.x'}]}", "peers[0].export[0].as: found");
+    refused_with(
+        "peers: [{name: a, accept: true}]",
+        &[
+            ":2:8: peers: found peers, but no identity",
+            ":2:8: peers: found accept: true, but no listener of protocol auto or hbone",
+        ],
+    );
+}

@@ -1,0 +1,3 @@
+//! The link with a peer: another organisation with which services are exchanged (SPEC §18).
+
+pub mod options;
