@@ -1,0 +1,375 @@
+//! The SNI path beside its peers and beside two floors: `tests/bench/run` (`--short` for a run below three minutes).
+//!
+//! Every program is started with one worker on the first processor; clients and backends are on the second. The
+//! measurements alternate between the programs, in another order each round, so that what else the machine does falls on
+//! all of them. A figure is a median of the rounds; a ratio is the median of the ratios within the rounds. Costs are
+//! processor time of the program's threads as the scheduler counts it. Memory is measured in programs that have done
+//! nothing else. The run fails where a connection fails or brings wrong bytes; no figure is judged.
+//!
+//! The run is in a network namespace of its own, so that it has all ports and disturbs nobody.
+
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "it prints what it measures")]
+
+mod ends;
+mod floors;
+mod subjects;
+mod table;
+
+use std::env;
+use std::error::Error;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+use ends::{Ends, ROUND_TRIP_CONNECTIONS};
+use subjects::{Kind, Routes, Running, Subject, on_processor};
+use table::{Figures, Measure};
+
+type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
+
+/// Which floor a process is; none is the one that measures.
+const ROLE: &str = "ISTHMUS_BENCH_ROLE";
+/// Set in the network namespace.
+const INSIDE: &str = "ISTHMUS_BENCH_NAMESPACE";
+/// No single measurement may take longer.
+const MEASURED: Duration = Duration::from_secs(120);
+
+/// How much of everything.
+struct Plan {
+    rounds: usize,
+    memory_rounds: usize,
+    connections: usize,
+    handshakes: usize,
+    bytes: u64,
+    round_trips: usize,
+    idle: usize,
+    routes: usize,
+}
+
+const WHOLE: Plan = Plan {
+    rounds: 15,
+    memory_rounds: 3,
+    connections: 8_000,
+    handshakes: 800,
+    bytes: 1 << 30,
+    round_trips: 60_000,
+    idle: 4_000,
+    routes: 100_000,
+};
+
+const SHORT: Plan = Plan {
+    rounds: 3,
+    memory_rounds: 1,
+    connections: 4_000,
+    handshakes: 320,
+    bytes: 512 << 20,
+    round_trips: 20_000,
+    idle: 2_000,
+    routes: 100_000,
+};
+
+const USAGE: &str = "usage: tests/bench/run [--short] [--rounds N] [--write] [--isthmus PATH] [--beside NAME=PATH]… [--only NAME,…]
+  --short        a run below three minutes, with fewer rounds
+  --rounds N     rounds of the costs
+  --write        writes the tables into docs/performance.md
+  --isthmus PATH the isthmus that is measured, in place of the one that cargo has built
+  --beside NAME=PATH
+                 another isthmus, which is measured in the same run
+  --only NAME,…  only these of the programs";
+
+struct Options {
+    plan: Plan,
+    short: bool,
+    write: bool,
+    only: Option<Vec<String>>,
+    isthmus: Vec<Subject>,
+}
+
+fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
+    let mut options = Options { plan: WHOLE, short: false, write: false, only: None, isthmus: Vec::new() };
+    let mut own = PathBuf::from(env!("CARGO_BIN_EXE_isthmus"));
+    let (mut beside, mut rounds) = (Vec::new(), None);
+    while let Some(argument) = arguments.next() {
+        let mut value = || arguments.next().ok_or_else(|| format!("{argument} needs a value\n{USAGE}"));
+        match argument.as_str() {
+            "--help" | "-h" => return Err(USAGE.into()),
+            "--short" => (options.plan, options.short) = (SHORT, true),
+            "--rounds" => rounds = Some(value()?.parse::<usize>()?.max(1)),
+            "--write" => options.write = true,
+            "--isthmus" => own = value()?.into(),
+            "--only" => {
+                options.only = Some(value()?.split(',').map(|name| name.trim().to_lowercase()).collect())
+            }
+            "--beside" => {
+                let value = value()?;
+                let (name, path) =
+                    value.split_once('=').ok_or_else(|| format!("--beside NAME=PATH\n{USAGE}"))?;
+                beside.push(Subject::isthmus(name, &std::path::absolute(path)?));
+            }
+            // `cargo bench` gives it to every benchmark.
+            "--bench" => {}
+            _ => return Err(format!("{argument} is not known\n{USAGE}").into()),
+        }
+    }
+    options.plan.rounds = rounds.unwrap_or(options.plan.rounds);
+    options.isthmus.push(Subject::isthmus("Isthmus", &std::path::absolute(own)?));
+    options.isthmus.extend(beside);
+    Ok(options)
+}
+
+fn main() -> ExitCode {
+    let done = match env::var(ROLE) {
+        Ok(role) => floor(&role).map(|()| true),
+        Err(_) if env::var_os(INSIDE).is_none() => in_namespace(),
+        Err(_) => measure(),
+    };
+    match done {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn floor(role: &str) -> Result<()> {
+    let addresses =
+        env::args().skip(1).map(|text| text.parse()).collect::<std::result::Result<Vec<SocketAddr>, _>>()?;
+    let pairs: Vec<_> = addresses.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect();
+    match role {
+        "epoll" => floors::on_epoll(&pairs),
+        "tokio" => floors::on_tokio(&pairs),
+        _ => Err(format!("there is no floor {role}").into()),
+    }
+}
+
+/// Runs this program again in a network namespace of its own.
+fn in_namespace() -> Result<bool> {
+    // Says what is wrong with the arguments before anything is made.
+    options(env::args().skip(1))?;
+    // `cargo` needs the owner of the files: no other user namespace where we may do without.
+    let kinds: [&[&str]; 2] = [&["--net"], &["--net", "--user", "--map-root-user"]];
+    let can = |kind: &&&[&str]| {
+        let made = Command::new("unshare").args(**kind).args(["ip", "link", "set", "lo", "up"]).output();
+        made.is_ok_and(|made| made.status.success())
+    };
+    let kind = kinds
+        .iter()
+        .find(can)
+        .ok_or("no network namespace can be made here (unshare --net, ip): run as root")?;
+    let settings = "ip link set lo up; cd /proc/sys/net/ipv4 && echo 1 >tcp_tw_reuse && echo 10240 65535 >ip_local_port_range; \
+                    cd \"$OLDPWD\" && exec \"$0\" \"$@\"";
+    let run = Command::new("unshare")
+        .args(*kind)
+        .args(["sh", "-c", settings])
+        .arg(env::current_exe()?)
+        .args(env::args().skip(1))
+        .env(INSIDE, "1")
+        .status()?;
+    Ok(run.success())
+}
+
+/// Returns true if everything went as it should.
+fn measure() -> Result<bool> {
+    let begun = Instant::now();
+    let options = options(env::args().skip(1))?;
+    raise_descriptors()?;
+    let (others, mut skipped) = Subject::others()?;
+    let mut subjects = options.isthmus;
+    subjects.extend(others);
+    if let Some(only) = &options.only {
+        subjects.retain(|subject| only.contains(&subject.name.to_lowercase()));
+        skipped.retain(|why| only.iter().any(|name| why.to_lowercase().starts_with(&format!("{name}:"))));
+    }
+    if subjects.is_empty() {
+        return Err(format!("--only names no program that is here\n{USAGE}").into());
+    }
+    for subject in &subjects {
+        println!("{}: {}", subject.name, subject.version());
+    }
+    let ends = on_processor(1, Ends::start)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let mut run = Run { plan: options.plan, figures: Figures::default(), failures: Vec::new() };
+    let stolen = table::Stolen::begin()?;
+    runtime.block_on(async {
+        run.costs(&subjects, &ends).await;
+        run.memory(&subjects, &ends).await;
+    });
+    let mut about = table::About::of_this_machine(&subjects)?;
+    about.note(&format!(
+        "{} rounds of the costs, {} of the memory; {:.0} s; {}",
+        run.plan.rounds,
+        run.plan.memory_rounds,
+        begun.elapsed().as_secs_f64(),
+        stolen.end()?
+    ));
+    about.command(options.short, run.plan.rounds != if options.short { SHORT.rounds } else { WHOLE.rounds });
+    let text = run.figures.markdown(&subjects, &about, run.plan.routes, &skipped);
+    println!("\n{text}");
+    for why in &skipped {
+        println!("SKIPPED: {why}");
+    }
+    for why in &run.failures {
+        println!("FAILED: {why}");
+    }
+    println!("{} measured, {} failed, {} skipped", subjects.len(), run.failures.len(), skipped.len());
+    if options.write && run.failures.is_empty() {
+        table::write(&text)?;
+    }
+    Ok(run.failures.is_empty())
+}
+
+/// To what is allowed; the programs inherit it.
+fn raise_descriptors() -> Result<()> {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    Ok(setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })?)
+}
+
+struct Run {
+    plan: Plan,
+    figures: Figures,
+    failures: Vec<String>,
+}
+
+impl Run {
+    /// Processor time of work, in programs that run all the while.
+    async fn costs(&mut self, subjects: &[Subject], ends: &Ends) {
+        let mut running = Vec::new();
+        for (column, subject) in subjects.iter().enumerate() {
+            let started = async {
+                let mut running = subject.start(Routes::Few, ends)?;
+                running.ready(ends, &ends::name(0)).await?;
+                Ok::<_, Box<dyn Error + Send + Sync>>(running)
+            };
+            match started.await {
+                Ok(started) => running.push((column, started)),
+                Err(error) => self.failures.push(format!("{}: {error}", subject.name)),
+            }
+        }
+        // The first round warms up, and is not counted.
+        for round in 0..=self.plan.rounds {
+            eprintln!("round {round} of {}", self.plan.rounds);
+            for measure in Measure::COSTS {
+                let count = running.len().max(1);
+                for place in 0..running.len() {
+                    let (column, running) = &running[(place + round) % count];
+                    let work = tokio::time::timeout(MEASURED, self.cost(measure, running, ends)).await;
+                    match work.unwrap_or_else(|_| Err("it takes too long".into())) {
+                        Ok(cost) if round > 0 => self.figures.add(measure, *column, cost),
+                        Ok(_) => {}
+                        Err(error) => self.fail(&subjects[*column].name, measure, &*error),
+                    }
+                }
+            }
+        }
+    }
+
+    fn fail(&mut self, name: &str, measure: Measure, error: &dyn Error) {
+        let text = format!("{name}: {}: {error}", measure.title());
+        eprintln!("FAILED: {text}");
+        self.failures.push(text);
+    }
+
+    /// Microseconds, or for bulk milliseconds, of processor time for one unit of work.
+    async fn cost(&self, measure: Measure, running: &Running, ends: &Ends) -> Result<f64> {
+        let (plan, to) = (&self.plan, &running.addresses);
+        let mut streams = match measure {
+            Measure::RoundTrips => ends.open_many(to, ROUND_TRIP_CONNECTIONS).await?,
+            _ => Vec::new(),
+        };
+        let before = running.processor_time()?;
+        let units = match measure {
+            Measure::Connections => ends.connections(to, plan.connections).await?,
+            Measure::Handshakes => ends.handshakes(to, plan.handshakes).await?,
+            Measure::Up => ends.up(to, plan.bytes).await?,
+            Measure::Down => ends.down(to, plan.bytes).await?,
+            _ => ends.round_trips(&mut streams, plan.round_trips).await?,
+        };
+        // What closing costs belongs to the connections.
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let spent = running.processor_time()? - before;
+        Ok(spent.as_secs_f64() / units * 1e6)
+    }
+
+    /// Memory and starts, each in a program that has done nothing else.
+    async fn memory(&mut self, subjects: &[Subject], ends: &Ends) {
+        for round in 0..self.plan.memory_rounds {
+            eprintln!("memory, round {} of {}", round + 1, self.plan.memory_rounds);
+            for (column, subject) in subjects.iter().enumerate() {
+                for measure in [Measure::Idle, Measure::Partial, Measure::Routes] {
+                    if measure != Measure::Idle && !subject.reads_hello() {
+                        continue;
+                    }
+                    let work = async {
+                        match measure {
+                            Measure::Routes => self.routes(subject, ends).await,
+                            _ => Ok(vec![(measure, self.open(measure, subject, ends).await?)]),
+                        }
+                    };
+                    match tokio::time::timeout(MEASURED, work)
+                        .await
+                        .unwrap_or_else(|_| Err("it takes too long".into()))
+                    {
+                        Ok(found) => {
+                            found
+                                .into_iter()
+                                .for_each(|(measure, value)| self.figures.add(measure, column, value));
+                        }
+                        Err(error) => self.fail(&subject.name, measure, &*error),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Bytes of memory for a connection that is idle, or whose hello is not whole.
+    async fn open(&self, measure: Measure, subject: &Subject, ends: &Ends) -> Result<f64> {
+        let mut running = subject.start(Routes::Few, ends)?;
+        running.ready(ends, &ends::name(0)).await?;
+        let open = async |count| match measure {
+            Measure::Idle => ends.open_many(&running.addresses, count).await,
+            _ => ends.open_partly(&running.addresses, count).await,
+        };
+        let settle = || tokio::time::sleep(Duration::from_millis(300));
+        let few = open(64).await?;
+        settle().await;
+        let before = running.memory()?;
+        let mut many = open(self.plan.idle).await?;
+        settle().await;
+        let grown = running.memory()? - before;
+        // A proxy that has given up some would look lean.
+        for stream in &mut many {
+            let mut byte = [0];
+            match stream.try_read(&mut byte) {
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                _ => return Err("a connection was closed before its time".into()),
+            }
+        }
+        drop(few);
+        Ok(grown / self.plan.idle as f64)
+    }
+
+    /// Memory per route, and processor and wall time until the last route of many is served.
+    async fn routes(&self, subject: &Subject, ends: &Ends) -> Result<Vec<(Measure, f64)>> {
+        let count = self.plan.routes.min(subject.routes_max());
+        let (mut few, mut many) = (subject.start(Routes::Many(ends::NAMES), ends)?, None::<Running>);
+        few.ready(ends, &ends::name(ends::NAMES - 1)).await?;
+        let many = many.insert(subject.start(Routes::Many(count), ends)?);
+        let took = many.ready(ends, &ends::name(count - 1)).await?;
+        let grown = many.memory()? - few.memory()?;
+        let processor = many.processor_time()?.as_secs_f64();
+        Ok(vec![
+            (Measure::Routes, grown / (count - ends::NAMES) as f64),
+            (Measure::StartProcessor, processor),
+            (Measure::StartWall, took.as_secs_f64()),
+        ])
+    }
+}
+
+/// Returns true for another build of isthmus or this one.
+fn is_isthmus(subject: &Subject) -> bool {
+    subject.kind == Kind::Isthmus
+}

@@ -1,0 +1,420 @@
+//! What is measured: proxies that route by server name, each with one worker, without logs, and configured as its
+//! documentation advises; and the floors.
+
+use std::cell::Cell;
+use std::env;
+use std::fmt::Write as _;
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+use crate::ends::{Addresses, BACKENDS, Backend, Ends, NAMES, name};
+use crate::{ROLE, Result};
+
+/// The processor of the proxies; clients and backends have the other.
+const PROXIES: usize = 0;
+const ENDS: usize = 1;
+/// A proxy with many routes may need so long to start.
+const STARTED: Duration = Duration::from_secs(120);
+
+/// What a subject is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// This isthmus, or another build of it.
+    Isthmus,
+    /// HAProxy, with or without `option splice-request` and `splice-response`.
+    Haproxy { splice: bool },
+    /// nginx with `ssl_preread`.
+    Nginx,
+    /// sniproxy.
+    Sniproxy,
+    /// Envoy with its `sni_cluster` filter, as Istio's east-west gateway uses it.
+    Envoy,
+    /// A relay of [`crate::floors`], by the name of its role.
+    Floor(&'static str),
+}
+
+/// A program that can be measured.
+pub(crate) struct Subject {
+    /// Its column.
+    pub(crate) name: String,
+    pub(crate) kind: Kind,
+    program: PathBuf,
+}
+
+/// How many routes there are, and in which form.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Routes {
+    /// The routes of all backends, as an operator would write them.
+    Few,
+    /// So many routes to the answering backend, in the leanest form that the program has for one address per name.
+    Many(usize),
+}
+
+/// The file of this name in the folders of `PATH`, and in those where Debian has servers.
+fn find(program: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let folders = env::split_paths(&path).chain(["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from));
+    folders.map(|folder| folder.join(program)).find(|file| file.is_file())
+}
+
+impl Subject {
+    /// An isthmus at this path.
+    pub(crate) fn isthmus(name: &str, program: &Path) -> Self {
+        Self { name: name.to_owned(), kind: Kind::Isthmus, program: program.to_owned() }
+    }
+
+    /// The peers and floors that are here, and a message for each that is not.
+    pub(crate) fn others() -> Result<(Vec<Self>, Vec<String>)> {
+        let envoy = env::var_os("ISTHMUS_ENVOY").map(PathBuf::from).or_else(|| find("envoy"));
+        let own = env::current_exe()?;
+        let (mut found, mut missing) = (Vec::new(), Vec::new());
+        let all = [
+            ("HAProxy", Kind::Haproxy { splice: false }, find("haproxy"), "haproxy"),
+            ("HAProxy splice", Kind::Haproxy { splice: true }, find("haproxy"), "haproxy"),
+            ("nginx", Kind::Nginx, find("nginx"), "nginx with libnginx-mod-stream"),
+            ("sniproxy", Kind::Sniproxy, find("sniproxy"), "sniproxy"),
+            ("Envoy", Kind::Envoy, envoy, "Envoy (ISTHMUS_ENVOY)"),
+            ("epoll floor", Kind::Floor("epoll"), Some(own.clone()), ""),
+            ("tokio floor", Kind::Floor("tokio"), Some(own), ""),
+        ];
+        for (name, kind, program, what) in all {
+            match program {
+                Some(program) => found.push(Self { name: name.to_owned(), kind, program }),
+                None => missing.push(format!("{name}: {what} is not installed")),
+            }
+        }
+        Ok((found, missing))
+    }
+
+    /// Returns true if it reads the hello; the floors do not.
+    pub(crate) fn reads_hello(&self) -> bool {
+        !matches!(self.kind, Kind::Floor(_))
+    }
+
+    /// The most routes that it is measured with. Envoy needs seconds and hundreds of megabytes for a few thousand.
+    pub(crate) fn routes_max(&self) -> usize {
+        if self.kind == Kind::Envoy { 5_000 } else { usize::MAX }
+    }
+
+    /// The version that it tells.
+    pub(crate) fn version(&self) -> String {
+        let option = match self.kind {
+            Kind::Isthmus | Kind::Envoy => "--version",
+            Kind::Haproxy { .. } | Kind::Nginx => "-v",
+            Kind::Sniproxy => "-V",
+            Kind::Floor(_) => return "tests/bench/peers/floors.rs".to_owned(),
+        };
+        let told = Command::new(&self.program).arg(option).output();
+        let told = told.map(|told| [told.stdout, told.stderr].concat()).unwrap_or_default();
+        let told = String::from_utf8_lossy(&told);
+        let line = told.lines().find(|line| !line.trim().is_empty()).unwrap_or("unknown").trim();
+        // Envoy's has its commit before its version and its libraries after it; HAProxy's has its state and address behind.
+        match self.kind {
+            Kind::Envoy => {
+                let version = line.rsplit_once("version: ").map_or(line, |(_, version)| version);
+                version.split('/').nth(1).unwrap_or(line).to_owned()
+            }
+            Kind::Haproxy { .. } => line.split_whitespace().nth(2).unwrap_or(line).to_owned(),
+            Kind::Nginx => line.rsplit('/').next().unwrap_or(line).to_owned(),
+            _ => line.rsplit(' ').next().unwrap_or(line).to_owned(),
+        }
+    }
+
+    /// Starts it; it can be used once [`Running::ready`] has returned.
+    pub(crate) fn start(&self, routes: Routes, ends: &Ends) -> Result<Running> {
+        let folder = tempfile::tempdir()?;
+        let port = next_port();
+        let address = SocketAddr::from(([127, 0, 0, 1], port));
+        let mut addresses = [address; 4];
+        let list: Vec<(String, SocketAddr)> = match routes {
+            Routes::Few => {
+                let answers = (0..NAMES).map(|index| (name(index), ends.backends[0]));
+                answers.chain(BACKENDS.map(Backend::name).into_iter().zip(ends.backends).skip(1)).collect()
+            }
+            Routes::Many(count) => (0..count).map(|index| (name(index), ends.backends[0])).collect(),
+        };
+        let mut command = Command::new(&self.program);
+        command.current_dir(&folder);
+        match self.kind {
+            Kind::Isthmus => {
+                fs::write(folder.path().join("isthmus.yaml"), isthmus(address, &list)?)?;
+                command.args(["run", "-c", "isthmus.yaml"]);
+            }
+            Kind::Haproxy { splice } => {
+                let map: Vec<_> =
+                    list.iter().enumerate().map(|(index, (name, _))| format!("{name} b{index}")).collect();
+                fs::write(folder.path().join("backends.map"), map.join("\n") + "\n")?;
+                let of = |what: fn(&SocketAddr) -> String| -> String {
+                    list.iter().map(|(name, to)| format!("{name} {}\n", what(to))).collect()
+                };
+                fs::write(folder.path().join("addresses.map"), of(|to| to.ip().to_string()))?;
+                fs::write(folder.path().join("ports.map"), of(|to| to.port().to_string()))?;
+                let by_map = matches!(routes, Routes::Many(_));
+                fs::write(folder.path().join("haproxy.cfg"), haproxy(address, &list, splice, by_map)?)?;
+                command.args(["-db", "-f", "haproxy.cfg"]);
+            }
+            Kind::Nginx => {
+                fs::write(folder.path().join("nginx.conf"), nginx(address, &list)?)?;
+                command.args(["-p", ".", "-e", "stderr", "-c", "nginx.conf"]);
+            }
+            Kind::Sniproxy => {
+                fs::write(folder.path().join("sniproxy.conf"), sniproxy(address, &list, folder.path())?)?;
+                command.args(["-f", "-c", "sniproxy.conf"]);
+            }
+            Kind::Envoy => {
+                fs::write(folder.path().join("envoy.yaml"), envoy(address, &list)?)?;
+                command.args([
+                    "-c",
+                    "envoy.yaml",
+                    "--concurrency",
+                    "1",
+                    "--disable-hot-restart",
+                    "-l",
+                    "off",
+                ]);
+            }
+            Kind::Floor(role) => {
+                command.env(ROLE, role);
+                for (at, to) in addresses.iter_mut().zip(ends.backends) {
+                    *at = SocketAddr::from(([127, 0, 0, 1], next_port()));
+                    command.arg(at.to_string()).arg(to.to_string());
+                }
+            }
+        }
+        let log = fs::File::create(folder.path().join("output"))?;
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        let child = on_processor(PROXIES, || command.spawn())?;
+        Ok(Running { child, folder, addresses, processes: Vec::new(), begun: Instant::now() })
+    }
+}
+
+/// Ports below those of the kernel's choice, each once: a listener of before may linger.
+fn next_port() -> u16 {
+    thread_local!(static NEXT: Cell<u16> = const { Cell::new(2_000) });
+    NEXT.set(NEXT.get() + 1);
+    NEXT.get()
+}
+
+/// Acts on one processor, which what it starts inherits, and goes on with the ends' own.
+pub(crate) fn on_processor<T>(processor: usize, act: impl FnOnce() -> T) -> T {
+    let pin = |processor| {
+        let mut set = CpuSet::new();
+        set.set(processor);
+        // Where there is only one the kernel chooses.
+        let _ = sched_setaffinity(None, &set);
+    };
+    pin(processor);
+    let done = act();
+    pin(ENDS);
+    done
+}
+
+/// A proxy that was started; killed when dropped.
+pub(crate) struct Running {
+    child: Child,
+    folder: tempfile::TempDir,
+    pub(crate) addresses: Addresses,
+    /// The process and its descendants.
+    processes: Vec<u32>,
+    begun: Instant,
+}
+
+impl Running {
+    /// Waits until a connection to the route of this name is answered; returns how long the start has taken.
+    pub(crate) async fn ready(&mut self, ends: &Ends, name: &str) -> Result<Duration> {
+        loop {
+            match tokio::time::timeout(Duration::from_secs(5), ends.open_name(self.addresses[0], name)).await
+            {
+                Ok(Ok(())) => break,
+                Ok(Err(error)) => self.not_yet(&error.to_string())?,
+                Err(_) => self.not_yet("no answer")?,
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let took = self.begun.elapsed();
+        self.processes = descendants(self.child.id())?;
+        Ok(took)
+    }
+
+    fn not_yet(&mut self, why: &str) -> Result<()> {
+        if self.child.try_wait()?.is_none() && self.begun.elapsed() < STARTED {
+            return Ok(());
+        }
+        let said = fs::read_to_string(self.folder.path().join("output")).unwrap_or_default();
+        let lines: Vec<_> = said.lines().rev().take(5).collect();
+        Err(format!("it does not serve: {why}; it said: {lines:?}").into())
+    }
+
+    /// Processor time of all its threads, as the scheduler counts it.
+    pub(crate) fn processor_time(&self) -> Result<Duration> {
+        let mut nanoseconds = 0;
+        for process in &self.processes {
+            for task in fs::read_dir(format!("/proc/{process}/task"))? {
+                // A thread may end between the list and its reading.
+                let Ok(text) = fs::read_to_string(task?.path().join("schedstat")) else { continue };
+                nanoseconds += text.split(' ').next().ok_or("no schedstat")?.parse::<u64>()?;
+            }
+        }
+        Ok(Duration::from_nanos(nanoseconds))
+    }
+
+    /// Resident memory of its processes, in bytes.
+    pub(crate) fn memory(&self) -> Result<f64> {
+        let mut kilobytes = 0;
+        for process in &self.processes {
+            let status = fs::read_to_string(format!("/proc/{process}/status"))?;
+            let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).ok_or("no VmRSS")?;
+            kilobytes += line.trim().trim_end_matches(" kB").parse::<u64>()?;
+        }
+        Ok(kilobytes as f64 * 1024.0)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Its children first, which else would go on without it.
+        for process in self.processes.iter().rev() {
+            if let Some(process) = i32::try_from(*process).ok().and_then(rustix::process::Pid::from_raw) {
+                let _ = rustix::process::kill_process(process, rustix::process::Signal::KILL);
+            }
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A process and all that it started.
+fn descendants(root: u32) -> Result<Vec<u32>> {
+    let mut parents = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let Ok(process) = entry?.file_name().to_string_lossy().parse::<u32>() else { continue };
+        let Ok(stat) = fs::read_to_string(format!("/proc/{process}/stat")) else { continue };
+        let fields =
+            stat.rsplit_once(") ").map(|(_, fields)| fields.split(' ').nth(1).map(str::parse::<u32>));
+        if let Some(Some(Ok(parent))) = fields {
+            parents.push((process, parent));
+        }
+    }
+    let mut found = vec![root];
+    let mut next = 0;
+    while let Some(&parent) = found.get(next) {
+        found.extend(parents.iter().filter(|(_, of)| *of == parent).map(|(process, _)| *process));
+        next += 1;
+    }
+    Ok(found)
+}
+
+/// The descriptors that a process may have.
+fn descriptors() -> u64 {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    limit.current.unwrap_or(1 << 16).min(1 << 16)
+}
+
+fn isthmus(at: SocketAddr, routes: &[(String, SocketAddr)]) -> Result<String> {
+    let mut text =
+        format!("listen: \"{at}\"\nworkers: 1\nadmin: off\ntelemetry: {{accessLog: off}}\nroutes:\n");
+    for (name, to) in routes {
+        writeln!(text, "  {name}: {to}")?;
+    }
+    Ok(text)
+}
+
+/// With a backend for each route, or with one for all and addresses from maps.
+fn haproxy(at: SocketAddr, routes: &[(String, SocketAddr)], splice: bool, by_map: bool) -> Result<String> {
+    // Two descriptors each, two for each pipe, and its own.
+    let most = descriptors().saturating_sub(3_000) / 2;
+    let splice = if splice { "\n  option splice-request\n  option splice-response" } else { "" };
+    let mut text = format!(
+        "global\n  nbthread 1\n  maxconn {most}\n  maxpipes 1000\n  tune.pipesize 262144\n\
+         defaults\n  mode tcp\n  maxconn {most}\n  timeout connect 5s\n  timeout client 1h\n  timeout server 1h\n  \
+         option tcp-smart-connect{splice}\n\
+         frontend tls\n  bind {at}\n  tcp-request inspect-delay 10s\n"
+    );
+    let hello = "if { req.ssl_hello_type 1 }";
+    if by_map {
+        write!(
+            text,
+            "  tcp-request content set-dst req.ssl_sni,lower,map_str_ip(addresses.map) {hello}\n  \
+             tcp-request content set-dst-port req.ssl_sni,lower,map_str_int(ports.map) {hello}\n  \
+             tcp-request content accept {hello}\n  default_backend all\nbackend all\n  server s 0.0.0.0:0\n"
+        )?;
+        return Ok(text);
+    }
+    write!(
+        text,
+        "  tcp-request content accept {hello}\n  use_backend %[req.ssl_sni,lower,map_str(backends.map)]\n"
+    )?;
+    for (index, (_, to)) in routes.iter().enumerate() {
+        writeln!(text, "backend b{index}\n  server s {to}")?;
+    }
+    Ok(text)
+}
+
+/// With addresses in the map: a named upstream is found by comparing it with all others.
+fn nginx(at: SocketAddr, routes: &[(String, SocketAddr)]) -> Result<String> {
+    let module = "/usr/lib/nginx/modules/ngx_stream_module.so";
+    let module = if Path::new(module).exists() { format!("load_module {module};\n") } else { String::new() };
+    let hash = (routes.len() * 2).next_power_of_two().max(2_048);
+    let mut text = format!(
+        "{module}daemon off;\nworker_processes 1;\nuser root;\npid nginx.pid;\nerror_log stderr crit;\n\
+         events {{ worker_connections {}; }}\nstream {{\n  \
+         map_hash_max_size {hash};\n  map_hash_bucket_size 128;\n  map $ssl_preread_server_name $backend {{\n",
+        descriptors()
+    );
+    for (name, to) in routes {
+        writeln!(text, "    {name} {to};")?;
+    }
+    write!(
+        text,
+        "  }}\n  server {{\n    listen {at} reuseport backlog=4096;\n    ssl_preread on;\n    proxy_pass $backend;\n    \
+         proxy_buffer_size 64k;\n    proxy_half_close on;\n    proxy_timeout 1h;\n    preread_timeout 10s;\n  }}\n}}\n"
+    )?;
+    Ok(text)
+}
+
+fn sniproxy(at: SocketAddr, routes: &[(String, SocketAddr)], folder: &Path) -> Result<String> {
+    let folder = folder.display();
+    let mut text = format!(
+        "user root\npidfile {folder}/sniproxy.pid\nerror_log {{\n  filename {folder}/sniproxy.log\n  priority error\n}}\n\
+         listener {at} {{\n  proto tls\n  table all\n}}\ntable all {{\n"
+    );
+    for (name, to) in routes {
+        writeln!(text, "  ^{}$ {to}", name.replace('.', "\\\\."))?;
+    }
+    text.push_str("}\n");
+    Ok(text)
+}
+
+fn envoy(at: SocketAddr, routes: &[(String, SocketAddr)]) -> Result<String> {
+    let address = |address: SocketAddr| {
+        format!("{{socket_address: {{address: {}, port_value: {}}}}}", address.ip(), address.port())
+    };
+    let typed = |kind: &str, more: &str| {
+        format!("{{\"@type\": type.googleapis.com/envoy.extensions.filters.{kind}{more}}}")
+    };
+    let inspector = typed("listener.tls_inspector.v3.TlsInspector", "");
+    let sni = typed("network.sni_cluster.v3.SniCluster", "");
+    let tcp = typed("network.tcp_proxy.v3.TcpProxy", ", stat_prefix: tls, cluster: none, idle_timeout: 0s");
+    let mut text = format!(
+        "static_resources:\n  listeners:\n  - name: tls\n    address: {}\n    listener_filters:\n    \
+         - {{name: envoy.filters.listener.tls_inspector, typed_config: {inspector}}}\n    \
+         filter_chains:\n    - filters:\n      - {{name: envoy.filters.network.sni_cluster, typed_config: {sni}}}\n      \
+         - {{name: envoy.filters.network.tcp_proxy, typed_config: {tcp}}}\n  clusters:\n",
+        address(at)
+    );
+    for (name, to) in routes {
+        let limits = "{thresholds: [{max_connections: 1000000, max_pending_requests: 1000000}]}";
+        let endpoints = format!("[{{endpoint: {{address: {}}}}}]", address(*to));
+        writeln!(
+            text,
+            "  - {{name: {name}, type: STATIC, connect_timeout: 5s, circuit_breakers: {limits}, \
+             load_assignment: {{cluster_name: {name}, endpoints: [{{lb_endpoints: {endpoints}}}]}}}}"
+        )?;
+    }
+    Ok(text)
+}

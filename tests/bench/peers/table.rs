@@ -1,0 +1,350 @@
+//! The figures, and the page that shows them: medians, ratios within the rounds, goals, and what others do better.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use crate::subjects::Subject;
+use crate::{Result, is_isthmus};
+
+/// What is measured.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Measure {
+    Connections,
+    Handshakes,
+    Up,
+    Down,
+    RoundTrips,
+    Idle,
+    Partial,
+    Routes,
+    StartProcessor,
+    StartWall,
+}
+
+impl Measure {
+    /// Those that are processor time for work.
+    pub(crate) const COSTS: [Self; 5] =
+        [Self::Connections, Self::Handshakes, Self::RoundTrips, Self::Up, Self::Down];
+
+    const ALL: [Self; 10] = [
+        Self::Connections,
+        Self::Handshakes,
+        Self::RoundTrips,
+        Self::Up,
+        Self::Down,
+        Self::Idle,
+        Self::Partial,
+        Self::Routes,
+        Self::StartProcessor,
+        Self::StartWall,
+    ];
+
+    /// The head of its row.
+    pub(crate) fn title(self) -> &'static str {
+        match self {
+            Self::Connections => "short connections per CPU second",
+            Self::Handshakes => "TLS handshakes with a request, per CPU second",
+            Self::RoundTrips => "CPU µs per round trip",
+            Self::Up => "CPU ms per GiB, client to backend",
+            Self::Down => "CPU ms per GiB, backend to client",
+            Self::Idle => "bytes per idle connection",
+            Self::Partial => "bytes per pending hello",
+            Self::Routes => "bytes per route",
+            Self::StartProcessor => "CPU s to start with all routes",
+            Self::StartWall => "seconds to start with all routes",
+        }
+    }
+
+    /// What it is that a program needs more or less of.
+    fn need(self) -> &'static str {
+        match self {
+            Self::Connections => "CPU per short connection",
+            Self::Handshakes => "CPU per TLS handshake with a request",
+            Self::RoundTrips => "CPU per round trip",
+            Self::Up => "CPU per byte, client to backend",
+            Self::Down => "CPU per byte, backend to client",
+            Self::Idle => "memory per idle connection",
+            Self::Partial => "memory per pending hello",
+            Self::Routes => "memory per route",
+            Self::StartProcessor => "CPU to start with all routes",
+            Self::StartWall => "time to start with all routes",
+        }
+    }
+
+    /// A recorded value as the row shows it. Costs are recorded in microseconds per unit.
+    fn shown(self, value: f64) -> f64 {
+        match self {
+            Self::Connections | Self::Handshakes => 1e6 / value,
+            Self::Up | Self::Down => value / 1e3,
+            _ => value,
+        }
+    }
+}
+
+/// Values by measure and program, one for each round.
+#[derive(Default)]
+pub(crate) struct Figures(BTreeMap<(Measure, usize), Vec<f64>>);
+
+impl Figures {
+    pub(crate) fn add(&mut self, measure: Measure, column: usize, value: f64) {
+        self.0.entry((measure, column)).or_default().push(value);
+    }
+
+    fn median(&self, measure: Measure, column: usize) -> Option<f64> {
+        median(self.0.get(&(measure, column))?.clone())
+    }
+
+    /// What one program needs for one that another needs, as the median of the rounds, with the quartiles.
+    fn ratio(&self, measure: Measure, of: usize, to: usize) -> Option<[f64; 3]> {
+        let (of, to) = (self.0.get(&(measure, of))?, self.0.get(&(measure, to))?);
+        let mut ratios: Vec<f64> =
+            of.iter().zip(to).map(|(of, to)| of / to).filter(|ratio| ratio.is_finite()).collect();
+        ratios.sort_by(f64::total_cmp);
+        let last = ratios.len().checked_sub(1)?;
+        Some([ratios[last / 4], median(ratios.clone())?, ratios[(last * 3).div_ceil(4)]])
+    }
+
+    /// The generated part of the page. The first program is ours.
+    pub(crate) fn markdown(
+        &self,
+        subjects: &[Subject],
+        about: &About,
+        routes: usize,
+        skipped: &[String],
+    ) -> String {
+        let mut text = format!("{}\n\n", about.0.join("\n"));
+        let columns: Vec<usize> = (0..subjects.len()).collect();
+        let head = |text: &mut String, first: &str, columns: &[usize]| {
+            let names: Vec<_> = columns.iter().map(|column| subjects[*column].name.as_str()).collect();
+            let _ =
+                writeln!(text, "| {first} | {} |\n|---|{}", names.join(" | "), "---:|".repeat(names.len()));
+        };
+        let row = |text: &mut String, first: &str, cells: Vec<Option<String>>| {
+            if cells.iter().any(Option::is_some) {
+                let cells: Vec<_> =
+                    cells.into_iter().map(|cell| cell.unwrap_or_else(|| "–".to_owned())).collect();
+                let _ = writeln!(text, "| {first} | {} |", cells.join(" | "));
+            }
+        };
+        head(&mut text, "median", &columns);
+        for measure in Measure::ALL {
+            let cell = |column: &usize| {
+                let shown = number(measure.shown(self.median(measure, *column)?));
+                let fewer = matches!(measure, Measure::StartProcessor | Measure::StartWall)
+                    && subjects[*column].routes_max() < routes;
+                let most = grouped(subjects[*column].routes_max() as f64);
+                Some(if fewer { format!("{shown} for {most}") } else { shown })
+            };
+            row(&mut text, measure.title(), columns.iter().map(cell).collect());
+        }
+        let _ = writeln!(text, "\nAll routes are {}.", grouped(routes as f64));
+        if columns.len() > 1 {
+            text.push_str(
+                "\nWhat each program needs where Isthmus needs 1 (processor time, memory): the median of the ratios within the \
+                 rounds, and in parentheses the middle half of them. Above 1, Isthmus needs less.\n\n",
+            );
+            head(&mut text, "needs", &columns[1..]);
+            for measure in Measure::ALL {
+                let cell = |column: &usize| {
+                    let [low, middle, high] = self.comparable(measure, *column, &subjects[*column])?;
+                    Some(match low < high {
+                        true => format!("{} ({}–{})", number(middle), number(low), number(high)),
+                        false => number(middle),
+                    })
+                };
+                row(&mut text, measure.need(), columns[1..].iter().map(cell).collect());
+            }
+        }
+        self.goals(&mut text, subjects);
+        self.not_won(&mut text, subjects);
+        for why in skipped {
+            let _ = writeln!(text, "\nNot measured: {why}.");
+        }
+        text
+    }
+
+    fn goals(&self, text: &mut String, subjects: &[Subject]) {
+        let column = |name: &str| subjects.iter().position(|subject| subject.name == name);
+        let mut rows = Vec::new();
+        for (measure, what, other, name) in [
+            (Measure::Connections, "a short connection", "tokio floor", "the tokio floor's"),
+            (Measure::RoundTrips, "a round trip", "tokio floor", "the tokio floor's"),
+            (Measure::Up, "a byte to the backend", "HAProxy splice", "HAProxy's with forced splice"),
+            (Measure::Down, "a byte to the client", "HAProxy splice", "HAProxy's with forced splice"),
+        ] {
+            let Some([_, ratio, _]) = column(other).and_then(|other| self.ratio(measure, 0, other)) else {
+                continue;
+            };
+            let met = if ratio <= 1.03 { "yes" } else { "no" };
+            rows.push(format!("| CPU for {what}: at most 1.03 times {name} | {ratio:.3} times | {met} |"));
+        }
+        if let Some(bytes) = self.median(Measure::Idle, 0) {
+            let met = if bytes <= 2_500.0 { "yes" } else { "no" };
+            rows.push(format!(
+                "| memory for an idle connection: at most 2,500 bytes | {bytes:.0} bytes | {met} |"
+            ));
+        }
+        if !rows.is_empty() {
+            let _ = writeln!(text, "\n| goal | measured | met |\n|---|---|---|\n{}", rows.join("\n"));
+        }
+    }
+
+    fn not_won(&self, text: &mut String, subjects: &[Subject]) {
+        let mut lines = Vec::new();
+        for measure in Measure::ALL {
+            let peers =
+                subjects.iter().enumerate().filter(|(_, peer)| peer.reads_hello() && !is_isthmus(peer));
+            let less: Vec<_> = peers
+                .filter_map(|(column, peer)| Some((peer, self.comparable(measure, column, peer)?[1])))
+                .filter(|(_, ratio)| *ratio < 0.97)
+                .map(|(peer, ratio)| format!("{} ({ratio:.2} of what Isthmus needs)", peer.name))
+                .collect();
+            if !less.is_empty() {
+                lines.push(format!("- {}: {}.", measure.need(), less.join(", ")));
+            }
+        }
+        if lines.is_empty() {
+            lines.push("- Nothing in this run.".to_owned());
+        }
+        let _ = writeln!(
+            text,
+            "\nWhere other programs need less than Isthmus, by more than 3 %:\n\n{}",
+            lines.join("\n")
+        );
+    }
+
+    /// The ratio to ours, unless the program was measured with fewer routes.
+    fn comparable(&self, measure: Measure, column: usize, subject: &Subject) -> Option<[f64; 3]> {
+        let start = matches!(measure, Measure::StartProcessor | Measure::StartWall);
+        self.ratio(measure, column, 0).filter(|_| !start || subject.routes_max() == usize::MAX)
+    }
+}
+
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() % 2 {
+        0 => Some((values.get(middle.checked_sub(1)?)? + values[middle]) / 2.0),
+        _ => values.get(middle).copied(),
+    }
+}
+
+/// With three digits that count, and in groups.
+fn number(value: f64) -> String {
+    match value.abs() {
+        0.0..10.0 => format!("{value:.2}"),
+        10.0..100.0 => format!("{value:.1}"),
+        100.0..1_000.0 => format!("{value:.0}"),
+        _ => grouped(value),
+    }
+}
+
+/// A whole number, with its digits in groups.
+fn grouped(value: f64) -> String {
+    let digits = format!("{value:.0}");
+    let mut text = String::new();
+    for (place, digit) in digits.char_indices() {
+        if place > 0 && (digits.len() - place) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// When, where, with what, and by which command.
+pub(crate) struct About(Vec<String>);
+
+impl About {
+    pub(crate) fn of_this_machine(subjects: &[Subject]) -> Result<Self> {
+        let date = Command::new("date").args(["-u", "+%-d %B %Y, %H:%M UTC"]).output()?.stdout;
+        let processors = fs::read_to_string("/proc/cpuinfo")?;
+        let model = processors.lines().find_map(|line| line.strip_prefix("model name")?.split(": ").nth(1));
+        let count = processors.lines().filter(|line| line.starts_with("processor")).count();
+        let kernel = fs::read_to_string("/proc/sys/kernel/osrelease")?;
+        let versions: Vec<_> = subjects
+            .iter()
+            .filter(|subject| subject.reads_hello())
+            .map(|subject| format!("{} {}", subject.name, subject.version()))
+            .collect();
+        Ok(Self(vec![
+            format!("- Date: {}", String::from_utf8(date)?.trim()),
+            format!(
+                "- Machine: {count} processors ({}), Linux {}",
+                model.unwrap_or("unknown"),
+                kernel.trim()
+            ),
+            format!("- Versions: {}", versions.join("; ")),
+        ]))
+    }
+
+    pub(crate) fn note(&mut self, text: &str) {
+        self.0.push(format!("- Run: {text}"));
+    }
+
+    /// The command that makes such a run.
+    pub(crate) fn command(&mut self, short: bool, other_rounds: bool) {
+        let mut command = "tests/bench/run".to_owned();
+        let mut arguments =
+            std::env::args().skip(1).filter(|argument| argument != "--bench" && argument != "--write");
+        // Paths are of the machine.
+        while let Some(argument) = arguments.next() {
+            match argument.as_str() {
+                "--isthmus" | "--beside" => {
+                    arguments.next();
+                }
+                "--rounds" if other_rounds => {
+                    command += &format!(" --rounds {}", arguments.next().unwrap_or_default())
+                }
+                "--rounds" => {
+                    arguments.next();
+                }
+                "--short" if short => command += " --short",
+                other => command += &format!(" {other}"),
+            }
+        }
+        self.0.push(format!("- Command: `{command}`"));
+    }
+}
+
+/// What of the processors went to others, which makes figures uncertain.
+pub(crate) struct Stolen(Vec<u64>);
+
+impl Stolen {
+    fn read() -> Result<Vec<u64>> {
+        let stat = fs::read_to_string("/proc/stat")?;
+        let line = stat.lines().next().ok_or("no line")?;
+        Ok(line.split_whitespace().skip(1).take(8).filter_map(|field| field.parse().ok()).collect())
+    }
+
+    pub(crate) fn begin() -> Result<Self> {
+        Ok(Self(Self::read()?))
+    }
+
+    /// A sentence.
+    pub(crate) fn end(self) -> Result<String> {
+        let spent: Vec<u64> =
+            Self::read()?.iter().zip(&self.0).map(|(after, before)| after - before).collect();
+        let all: u64 = spent.iter().sum();
+        let stolen = spent.get(7).copied().unwrap_or_default() as f64 / all.max(1) as f64 * 100.0;
+        Ok(format!("the hypervisor took {stolen:.1} % of the processors' time"))
+    }
+}
+
+const BEGIN: &str = "<!-- begin: written by tests/bench/run --write -->\n";
+const END: &str = "<!-- end -->\n";
+
+/// Replaces the generated part of the page.
+pub(crate) fn write(text: &str) -> Result<()> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/performance.md");
+    let page = fs::read_to_string(&path)?;
+    let (before, rest) = page.split_once(BEGIN).ok_or("docs/performance.md has no place for the tables")?;
+    let (_, after) =
+        rest.split_once(END).ok_or("the place for the tables in docs/performance.md has no end")?;
+    fs::write(&path, format!("{before}{BEGIN}\n{}\n\n{END}{after}", text.trim()))?;
+    println!("written: {}", path.display());
+    Ok(())
+}
