@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use super::Sources;
-use crate::aggregator::status::{RegistryState, RegistryStatus};
+use crate::aggregator::status::{RegistryState, RegistryStatus, VirtualAddressStatus};
 use crate::api;
 use crate::model::name::{HostName, NamePattern};
 use crate::model::service::Withheld;
@@ -114,6 +114,14 @@ codes! {
     NameUnresolved = "name_unresolved",
         "The host name of an endpoint or of a gateway does not resolve.",
         "`isthmus get endpoints`, `isthmus get gateways`; `dns.servers`";
+    VirtualAddressesFull = "virtual_addresses_full",
+        "Imported services have no virtual address, because their range is full. Addresses of services that are gone stay reserved \
+         for 24 h.",
+        "`isthmus get services`; a larger range in `dnsServer.vips`, the same for all replicas";
+    VirtualAddressesNotKept = "virtual_addresses_not_kept",
+        "The virtual addresses in use cannot be written to `state.dir`, or those of the last run could not be read. Few of them \
+         change by a restart without the file: those whose addresses services that are gone had before.",
+        "the file `virtual-addresses` in `state.dir`, its permissions, and the space on the disk";
     CertificateMissing = "certificate_missing",
         "The gateway has no certificate yet and is not ready. HBONE callers are refused (`tls_failed`).",
         "`isthmus get certificates`; `identity`";
@@ -272,6 +280,7 @@ fn cheap_problems(sources: &Sources, snapshot: &Snapshot) -> Vec<Problem> {
     for (name, why) in failed.chain(empty) {
         all.push(Problem::new(Code::NameUnresolved, &name, format!("{name} has no address: {why}")));
     }
+    all.extend(aggregator.virtual_addresses.iter().flat_map(of_virtual_addresses));
     all.extend(sources.identities.problems(SystemTime::now()));
     all.extend(of_endpoints(sources));
     all.extend(sources.history.losses(&sources.telemetry.recorder));
@@ -325,6 +334,20 @@ fn of_program(sources: &Sources) -> Vec<Problem> {
         all.push(Problem::new(Code::Draining, "", format!("{connections} connections are still open")));
     }
     all
+}
+
+fn of_virtual_addresses(status: &VirtualAddressStatus) -> Vec<Problem> {
+    let ranges: Vec<String> = status.ranges.list().iter().map(ToString::to_string).collect();
+    let names: Vec<String> = status.without.iter().map(ToString::to_string).collect();
+    let (count, ranges) = (status.counts.without, ranges.join(" and "));
+    let full = (count > 0).then(|| {
+        let text =
+            format!("{count} addresses are missing in {ranges}: {} and others have none", names.join(", "));
+        Problem::new(Code::VirtualAddressesFull, "", text)
+    });
+    let kept =
+        status.problem.iter().map(|text| Problem::new(Code::VirtualAddressesNotKept, "", text.as_str()));
+    full.into_iter().chain(kept).collect()
 }
 
 fn of_registry(registry: &RegistryStatus) -> Vec<Problem> {

@@ -7,9 +7,8 @@
 mod codec;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, BufReader, BufWriter};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -18,15 +17,16 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
 use self::codec::CopyFault;
+use super::leases;
+use super::whole_file::{NEW, remove, write_whole};
 use crate::snapshot::change::Item;
 use crate::snapshot::shard::Shard;
+use crate::snapshot::virtual_addresses::Leases;
 
 /// The longest part of a registry's name in a file name, in bytes.
 const READABLE_BYTES_MAX: usize = 64;
 /// The suffix of a copy's file name.
 const SUFFIX: &str = ".copy";
-/// The further suffix while the file is written.
-const NEW: &str = ".new";
 /// The shortest time between two copies of one registry.
 const WRITE_EVERY: Duration = Duration::from_secs(10);
 
@@ -46,6 +46,8 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Orders {
+    /// The state folder; `None`: nothing is stored.
+    state: Option<PathBuf>,
     /// `None`: no copies are stored.
     folder: Option<Folder>,
     /// The registries of the config, if they have changed; other copies are removed.
@@ -56,12 +58,17 @@ struct Orders {
     load: BTreeSet<Arc<str>>,
     /// When the last copy of each registry was written.
     written: BTreeMap<Arc<str>, Instant>,
+    /// The newest leases of virtual addresses, if those on disk are older.
+    leases: Option<Leases>,
+    /// When the leases were written last.
+    leases_written: Option<Instant>,
 }
 
 /// The result of an order.
 #[derive(Debug)]
 pub(super) enum CopyEvent {
     Written(Arc<str>, io::Result<()>),
+    LeasesWritten(io::Result<()>),
     /// The items of a copy and its time; `None`: there is no copy.
     Read(Arc<str>, Result<Option<(Vec<Item>, SystemTime)>, CopyFault>),
 }
@@ -70,6 +77,7 @@ impl CopyStore {
     /// Sets the registries whose copies are kept below `dir`; copies of others are removed.
     pub(super) fn keep(&self, dir: Option<&Path>, registries: BTreeSet<Arc<str>>) {
         let mut orders = self.orders();
+        orders.state = dir.map(Path::to_owned);
         orders.folder = dir.map(|dir| Folder(dir.join("registries")));
         orders.store.retain(|name, _| registries.contains(name));
         orders.written.retain(|name, _| registries.contains(name));
@@ -82,6 +90,15 @@ impl CopyStore {
         let mut orders = self.orders();
         if orders.folder.is_some() {
             orders.store.insert(registry.clone(), shard);
+            self.shared.ordered.notify_one();
+        }
+    }
+
+    /// Orders the write of the leases of virtual addresses, replacing those before.
+    pub(super) fn store_leases(&self, leases: &Leases) {
+        let mut orders = self.orders();
+        if orders.state.is_some() {
+            orders.leases = Some(leases.clone());
             self.shared.ordered.notify_one();
         }
     }
@@ -125,17 +142,24 @@ impl CopyStore {
     pub(super) fn write_all(&self) {
         let mut orders = self.orders();
         orders.written.clear();
+        orders.leases_written = None;
         let due = Due { load: BTreeSet::new(), ..orders.due(Instant::now()) };
         drop(orders);
         for one in self.carry_out(due) {
-            if let CopyEvent::Written(name, Err(error)) = one {
-                tracing::error!(registry = &*name, %error, "cannot write the registry's last good copy");
+            match one {
+                CopyEvent::Written(name, Err(error)) => {
+                    tracing::error!(registry = &*name, %error, "cannot write the registry's last good copy");
+                }
+                CopyEvent::LeasesWritten(Err(error)) => {
+                    tracing::error!(%error, "cannot write the virtual addresses in use");
+                }
+                CopyEvent::Written(..) | CopyEvent::LeasesWritten(_) | CopyEvent::Read(..) => {}
             }
         }
     }
 
     fn carry_out(&self, due: Due) -> Vec<CopyEvent> {
-        let Due { folder, only, store, load } = due;
+        let Due { state, leases, folder, only, store, load } = due;
         let Some(folder) = folder else {
             return load.into_iter().map(|name| CopyEvent::Read(name, Ok(None))).collect();
         };
@@ -153,6 +177,8 @@ impl CopyStore {
             let result = folder.store(&name, shard.items());
             CopyEvent::Written(name, result)
         }));
+        let leases = state.zip(leases).map(|(state, leases)| leases::store(&state, &leases));
+        all.extend(leases.map(CopyEvent::LeasesWritten));
         all
     }
 
@@ -165,6 +191,8 @@ impl CopyStore {
 /// Orders that are carried out now.
 #[derive(Debug, Default)]
 struct Due {
+    state: Option<PathBuf>,
+    leases: Option<Leases>,
     folder: Option<Folder>,
     only: Option<BTreeSet<Arc<str>>>,
     store: BTreeMap<Arc<str>, Arc<Shard>>,
@@ -173,7 +201,7 @@ struct Due {
 
 impl Due {
     fn is_nothing(&self) -> bool {
-        self.only.is_none() && self.store.is_empty() && self.load.is_empty()
+        self.only.is_none() && self.store.is_empty() && self.load.is_empty() && self.leases.is_none()
     }
 }
 
@@ -190,13 +218,21 @@ impl Orders {
         let store: BTreeMap<Arc<str>, Arc<Shard>> = store;
         self.written.extend(store.keys().map(|name| (name.clone(), now)));
         let load = std::mem::take(&mut self.load);
-        Due { folder: self.folder.clone(), only: self.only.take(), store, load }
+        let waits = self.leases_written.is_some_and(|at| now < at + WRITE_EVERY);
+        let leases = self.leases.take_if(|_| !waits);
+        if leases.is_some() {
+            self.leases_written = Some(now);
+        }
+        let (state, folder) = (self.state.clone(), self.folder.clone());
+        Due { state, leases, folder, only: self.only.take(), store, load }
     }
 
     /// Returns the time at which the next copy is due.
     fn next_due(&self) -> Option<Instant> {
         let at = |name: &Arc<str>| self.written.get(name).map(|at| *at + WRITE_EVERY);
-        self.store.keys().filter_map(at).min()
+        let leases =
+            self.leases.is_some().then_some(self.leases_written).flatten().map(|at| at + WRITE_EVERY);
+        self.store.keys().filter_map(at).chain(leases).min()
     }
 }
 
@@ -210,16 +246,11 @@ impl Folder {
     }
 
     fn store(&self, registry: &str, items: impl Iterator<Item = Item>) -> io::Result<()> {
-        let place = self.path(registry);
-        let new = with_suffix(&place, NEW);
-        DirBuilder::new().recursive(true).mode(0o700).create(&self.0)?;
-        remove(&new)?;
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
-        let mut buffered = BufWriter::new(file);
-        codec::write(items, &mut buffered)?;
-        buffered.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
-        fs::rename(&new, &place)?;
-        File::open(&self.0)?.sync_all()
+        write_whole(&self.path(registry), |file| {
+            let mut buffered = BufWriter::new(file);
+            codec::write(items, &mut buffered)?;
+            buffered.into_inner().map_err(io::IntoInnerError::into_error)
+        })
     }
 
     fn load(&self, registry: &str) -> Result<Option<(Vec<Item>, SystemTime)>, CopyFault> {
@@ -250,25 +281,6 @@ impl Folder {
             }
         }
     }
-}
-
-/// Removes a file or a folder, if it exists.
-fn remove(path: &Path) -> io::Result<()> {
-    let removed = match fs::symlink_metadata(path) {
-        Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path),
-        Ok(_) => fs::remove_file(path),
-        Err(error) => Err(error),
-    };
-    match removed {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
-}
-
-fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(suffix);
-    name.into()
 }
 
 /// Returns the file name of a registry: a readable part of its name, and a hash that distinguishes names with
@@ -310,6 +322,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+    use crate::aggregator::whole_file::with_suffix;
     use crate::document::services::read_registry;
     use crate::model::place::{ClusterId, Network};
     use crate::snapshot::policy::RegistryScope;

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::resolver;
+use crate::snapshot::virtual_addresses::Ranges;
 
 /// How long registries are waited for, when they stop counting, and where names are looked up.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,6 +21,8 @@ pub struct Options {
     pub state: Option<PathBuf>,
     /// The settings of name look-ups.
     pub dns: resolver::Options,
+    /// The ranges of virtual addresses for imported services; `None`: they get none. A change takes effect after a restart.
+    pub virtual_addresses: Option<Ranges>,
 }
 
 impl Default for Options {
@@ -31,6 +34,7 @@ impl Default for Options {
             start_timeout: Duration::from_secs(30),
             state: None,
             dns: resolver::Options::default(),
+            virtual_addresses: None,
         }
     }
 }

@@ -3,6 +3,7 @@
 //! It takes all waiting messages, merges the items that they change into one set, and builds one snapshot. A panic while a change
 //! is applied or a snapshot is built is contained: the registry whose changes caused it keeps its last good state.
 
+mod addresses;
 mod contained;
 pub(super) mod names;
 mod rounds;
@@ -16,6 +17,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, Interval};
 
+use self::addresses::Addresses;
 use self::names::Names;
 use self::rounds::Round;
 use super::copies::{CopyEvent, CopyStore};
@@ -133,6 +135,8 @@ struct Owner {
     unread: Arc<Unread>,
     options: Options,
     copies: CopyStore,
+    /// `None` if the config gives no ranges.
+    addresses: Option<Addresses>,
     names: Names,
     resolver: AbortHandle,
     changes: mpsc::Sender<(Epoch, Vec<Change>)>,
@@ -150,7 +154,7 @@ struct Inbox {
 
 /// A message to the owner.
 enum Message {
-    Configure(Sources, Reply),
+    Configure(Box<Sources>, Reply),
     Changes(Epoch, Vec<Change>),
     Resolution(HostName, Resolution),
     Copy(CopyEvent),
@@ -163,7 +167,7 @@ impl Inbox {
         // A new config comes first: it may change the meaning of the other messages.
         let first = tokio::select! {
             biased;
-            configure = self.configures.recv() => configure.map(|(sources, reply)| Message::Configure(sources, reply)),
+            configure = self.configures.recv() => configure.map(|(sources, reply)| Message::Configure(Box::new(sources), reply)),
             Some((epoch, batch)) = self.changes.recv() => Some(Message::Changes(epoch, batch)),
             Some((name, answer)) = self.answers.recv() => Some(Message::Resolution(name, answer)),
             Some(news) = self.copies.recv() => Some(Message::Copy(news)),
@@ -179,7 +183,8 @@ impl Inbox {
     }
 
     fn waiting(&mut self) -> Option<Message> {
-        let configure = self.configures.try_recv().map(|(sources, reply)| Message::Configure(sources, reply));
+        let configure =
+            self.configures.try_recv().map(|(sources, reply)| Message::Configure(Box::new(sources), reply));
         let mut changes = || self.changes.try_recv().map(|(epoch, batch)| Message::Changes(epoch, batch));
         let message = configure.or_else(|_| changes());
         let message = message
@@ -223,6 +228,7 @@ impl Owner {
         scope: &Scope,
     ) -> (Self, Inbox, Handle, Reader) {
         let own = Arc::new(own_shard(sources.services));
+        let addresses = Addresses::start(&sources.options);
         let (configure, configures) = mpsc::channel(QUEUE);
         let (changes, changed) = mpsc::channel(QUEUE);
         let (answers, apply_resolution) = mpsc::channel(QUEUE);
@@ -235,6 +241,7 @@ impl Owner {
             policy_generation: 1,
             shards: &shards,
             resolved: names.resolved(),
+            virtual_addresses: None,
         };
         let unread = sources.registries.iter().map(unread_registry).collect();
         let unread = Arc::new(Unread::default().with_registries(unread));
@@ -258,6 +265,7 @@ impl Owner {
             unread,
             options: sources.options,
             copies: copies.clone(),
+            addresses,
             names,
             resolver: scope.spawn(resolver).abort_handle(),
             changes,
@@ -303,7 +311,7 @@ impl Owner {
                     // Earlier changes are published under the earlier config.
                     self.publish_round(std::mem::take(&mut round), now);
                     // The sender of the config may be gone.
-                    let _ = reply.send(self.configure(sources, now));
+                    let _ = reply.send(self.configure(*sources, now));
                 }
                 Message::Changes(epoch, batch) => self.apply_changes(epoch, batch, now, &mut round),
                 Message::Resolution(name, answer) => self.resolve(name, answer, &mut round),
@@ -375,6 +383,11 @@ impl Owner {
     fn apply_copy_event(&mut self, news: CopyEvent, now: Instant, round: &mut Round) {
         match news {
             CopyEvent::Written(name, result) => self.written(&name, result),
+            CopyEvent::LeasesWritten(result) => {
+                if let Some(addresses) = &mut self.addresses {
+                    addresses.written(result);
+                }
+            }
             CopyEvent::Read(name, Ok(Some((items, written)))) => {
                 let of_name = |followed: &&Followed| followed.life.spec.name == name;
                 let Some(epoch) = self.registries.iter().find(of_name).map(|one| one.life.epoch) else {
@@ -419,6 +432,9 @@ impl Owner {
     /// Applies the effects of time on registries, and drops retired snapshots.
     fn sweep(&mut self, now: Instant, round: &mut Round) {
         self.publisher.sweep();
+        if let Some(addresses) = &mut self.addresses {
+            round.dirty.services.extend(addresses.expire(&self.copies));
+        }
         let epochs: Vec<Epoch> = self.registries.iter().map(|followed| followed.life.epoch).collect();
         let options = self.options.clone();
         for epoch in epochs {
@@ -447,6 +463,7 @@ impl Owner {
             unread,
             looking_up: self.names.looking_up(),
             unresolved: self.names.unresolved(),
+            virtual_addresses: self.addresses.as_ref().map(Addresses::status),
         }));
     }
 }

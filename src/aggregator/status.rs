@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use crate::model::name::HostName;
 use crate::model::place::{ClusterId, Network};
 use crate::snapshot::change::Report;
 use crate::snapshot::shard::Counts;
+use crate::snapshot::virtual_addresses::{Counts as LeaseCounts, Ranges};
 
 /// The state of a registry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,6 +107,19 @@ pub struct RegistryStatus {
     pub errors: BTreeMap<RegistryError, u64>,
 }
 
+/// The status of the virtual addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VirtualAddressStatus {
+    /// The ranges.
+    pub ranges: Ranges,
+    /// The numbers of leases.
+    pub counts: LeaseCounts,
+    /// The first services that have no address, as the ranges are full.
+    pub without: Vec<HostName>,
+    /// Why the leases on disk cannot be read or written.
+    pub problem: Option<String>,
+}
+
 /// The status of the aggregator.
 #[derive(Clone, Debug, Default)]
 pub struct Status {
@@ -116,4 +131,6 @@ pub struct Status {
     pub looking_up: usize,
     /// Names without addresses.
     pub unresolved: Vec<String>,
+    /// The virtual addresses of imported services; `None`: they have none.
+    pub virtual_addresses: Option<VirtualAddressStatus>,
 }

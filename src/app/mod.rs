@@ -48,6 +48,7 @@ use crate::net::reading::Readings;
 use crate::net::scope::Scope;
 use crate::net::watch::FileWatch;
 use crate::snapshot::policy::Policy;
+use crate::snapshot::virtual_addresses::Ranges;
 use crate::telemetry::Telemetry;
 use crate::telemetry::access_log::GatewayName;
 use crate::telemetry::control::ReloadResult;
@@ -605,6 +606,7 @@ struct Fixed {
     metrics: Option<Bind>,
     health: Option<Bind>,
     xds: Option<crate::discovery::Options>,
+    virtual_addresses: Option<Ranges>,
     log: LogFormat,
 }
 
@@ -616,6 +618,7 @@ impl Fixed {
             metrics: config.metrics,
             health: config.health,
             xds: config.xds.clone(),
+            virtual_addresses: config.aggregator.virtual_addresses,
             log: config.log.format,
         }
     }
@@ -628,6 +631,7 @@ impl Fixed {
             ("telemetry.metrics.bind", self.metrics != next.metrics),
             ("telemetry.health.bind", self.health != next.health),
             ("xds", self.xds != next.xds),
+            ("dnsServer", self.virtual_addresses != next.virtual_addresses),
             ("telemetry.log.format", self.log != next.log),
         ];
         changed.into_iter().filter(|(_, changed)| *changed).map(|(name, _)| name).collect()

@@ -94,7 +94,12 @@ const AREAS: [Area; 7] = [
     },
     Area {
         name: "names",
-        codes: &[Code::ExportAbsent, Code::NameUnresolved],
+        codes: &[
+            Code::ExportAbsent,
+            Code::NameUnresolved,
+            Code::VirtualAddressesFull,
+            Code::VirtualAddressesNotKept,
+        ],
         well: |status| format!("{} routes; every name that is needed resolves", status.routes),
     },
     Area {
@@ -145,6 +150,7 @@ const fn state_of(code: Code) -> State {
         | Code::AddressNotAllowed
         | Code::ServiceConflict
         | Code::ExportAbsent
+        | Code::VirtualAddressesNotKept
         | Code::CertificateExpiring
         | Code::ChecksLate
         | Code::EndpointWithdrawn
@@ -157,6 +163,7 @@ const fn state_of(code: Code) -> State {
         | Code::RegistryHeld
         | Code::RegistryFlawed
         | Code::NameUnresolved
+        | Code::VirtualAddressesFull
         | Code::CertificateMissing
         | Code::CertificateExpired
         | Code::CertificateSource

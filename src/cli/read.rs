@@ -99,8 +99,13 @@ pub(super) fn offline(path: &Path) -> Result<Offline, Vec<String>> {
              name have no address"
         )
     }));
-    let inputs =
-        Inputs { policy: &config.policy, policy_generation: 1, shards: &shards, resolved: &resolved };
+    let inputs = Inputs {
+        policy: &config.policy,
+        policy_generation: 1,
+        shards: &shards,
+        resolved: &resolved,
+        virtual_addresses: None,
+    };
     let snapshot = all(inputs, 1);
     warnings.extend(snapshot.services().into_iter().flat_map(|service| service.conflicts.clone()));
     warnings.extend(off_network(&snapshot, &config.registries));

@@ -83,6 +83,7 @@ pub fn effective(config: &Config) -> Value {
             "minTtl": duration(config.aggregator.dns.ttl_min),
             "maxTtl": duration(config.aggregator.dns.ttl_max),
         },
+        "dnsServer": dns_server(config),
         "aggregator": {
             "staleAfter": duration(config.aggregator.stale_after),
             "expireAfter": config.aggregator.expire_after.map_or_else(|| "never".into(), duration),
@@ -103,6 +104,11 @@ pub fn effective(config: &Config) -> Value {
         shown["xds"]["tls"] = json!({});
     }
     shown
+}
+
+fn dns_server(config: &Config) -> Value {
+    let Some(ranges) = &config.aggregator.virtual_addresses else { return false.into() };
+    json!({"vips": texts(&ranges.list())})
 }
 
 /// Removes `null`, and empty maps and lists.

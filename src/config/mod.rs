@@ -25,6 +25,7 @@ use crate::tls::source::Options as IdentityOptions;
 mod addresses;
 mod aggregation;
 mod assembly;
+mod dns;
 mod effective;
 mod exports;
 mod file;

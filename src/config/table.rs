@@ -13,6 +13,7 @@ use crate::model::limits;
 use crate::model::name::HostName;
 use crate::snapshot::policy::{self, HelloLimits, ListenerProtocol, ProxyMode};
 
+pub(super) mod dns;
 pub(super) mod identity;
 pub(super) mod mesh;
 pub(super) mod peers;
@@ -20,6 +21,7 @@ pub(super) mod registries;
 pub(super) mod routes;
 pub(super) mod telemetry;
 
+use dns::DnsServer;
 use identity::{Hbone, Identity, Trust};
 use mesh::{Aggregator, Dns, Network, State, Xds};
 use peers::Peer;
@@ -82,6 +84,8 @@ keys! {
         DRAIN "drain": Drain => "defaults";
         /// DNS resolution of the host names of endpoints and gateways.
         DNS "dns": Dns => "defaults";
+        /// Addresses for the services of other organisations. A change takes effect after a restart.
+        DNS_SERVER "dnsServer": form::OrOff<DnsServer> => "off";
         /// Start-up wait, staleness, and protection against mass removal of services.
         AGGREGATOR "aggregator": Aggregator => "defaults";
         /// Copies of registries on disk.

@@ -1,10 +1,6 @@
-//! Keys of other programs' configs, and keys that this version does not have, with better messages than
-//! "unknown key".
+//! Keys of other programs' configs, with better messages than "unknown key".
 
 use super::table::Object;
-
-/// Keys that the documents name and that this version does not have: the object and the key.
-const NOT_YET: &[(&str, &str)] = &[("config", "dnsServer")];
 
 /// Keys of other programs with their equivalent here: a key of the same object, or text in backquotes.
 const WORDS: &[(&str, &str)] = &[
@@ -59,11 +55,6 @@ const PROGRAMS: &[(&[&str], &str)] = &[
     (&["dynamic_resources"], "an Envoy bootstrap"),
     (&["entryPoints"], "a Traefik config"),
 ];
-
-/// Returns true if the documents name a key of an object that this version does not have.
-pub(super) fn is_not_yet(object: &Object, key: &str) -> bool {
-    NOT_YET.contains(&(object.name, key))
-}
 
 /// Returns the key of an object that is the equivalent of another program's key.
 pub(super) fn meant(object: &Object, word: &str) -> Option<&'static str> {

@@ -221,13 +221,6 @@ fn unknown_key(key: &str, object: &'static Object, expected: &str) -> InvalidVal
     if key == "<<" {
         return "found a merge key (<<), which is not supported; repeat the keys".into();
     }
-    if foreign::is_not_yet(object, key) {
-        let version = env!("CARGO_PKG_VERSION");
-        return InvalidValue::new(format!(
-            "found the key {}, which is not available in this version ({version})",
-            quoted(key)
-        ));
-    }
     let found =
         if is_word(key) { format!("the unknown key {}", quoted(key)) } else { "an unknown key".to_owned() };
     let hint = foreign::meant(object, key).or_else(|| nearest(key, object.names()));

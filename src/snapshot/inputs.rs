@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::policy::Policy;
 use super::routes::Resolved;
 use super::shard::Shard;
+use super::virtual_addresses::VirtualAddresses;
 
 /// All inputs of a snapshot.
 #[derive(Clone, Copy, Debug)]
@@ -17,4 +18,6 @@ pub struct Inputs<'a> {
     pub shards: &'a [Arc<Shard>],
     /// The addresses of resolved host names.
     pub resolved: &'a Resolved,
+    /// The virtual addresses of imported services; `None`: they have none.
+    pub virtual_addresses: Option<&'a VirtualAddresses>,
 }

@@ -6,6 +6,7 @@
 //! - What goes in: [`policy`], [`change`] and [`shard`] (the items of a registry), together the [`inputs`].
 //! - What admission uses: [`admit`], [`routes`], [`exports`], [`name_index`], [`address_index`], [`candidates`].
 //! - What viewers get: [`view`] (split horizon), [`networks`], [`weights`].
+//! - What imported services get: [`virtual_addresses`].
 //! - What changed: [`delta`]; what explains it: [`omitted`], [`near`], [`unread`].
 
 pub mod address_index;
@@ -31,6 +32,7 @@ pub mod service_view;
 pub mod shard;
 pub mod unread;
 pub mod view;
+pub mod virtual_addresses;
 pub mod weights;
 
 #[cfg(test)]

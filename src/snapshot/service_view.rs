@@ -40,7 +40,7 @@ pub struct ServiceView {
     pub export_name: Arc<str>,
     /// `key.namespace` as shared text, for labels.
     pub namespace: Arc<str>,
-    /// The virtual addresses that registries give.
+    /// The virtual addresses that registries give, and for an imported service that of this gateway's own range.
     pub addresses: Vec<IpAddr>,
     /// The merged ports, in order of registry.
     pub ports: Vec<PortView>,
@@ -316,6 +316,9 @@ impl ServiceView {
                 subsets.entry(name.to_ascii_lowercase().into()).or_insert_with(|| labels.clone());
             }
             vips.extend(part.service.addresses.iter().copied());
+        }
+        if first.import.is_some() {
+            vips.extend(world.virtual_addresses.iter().flat_map(|all| all.of(hostname)));
         }
         vips.sort_unstable();
         vips.dedup();

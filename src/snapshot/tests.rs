@@ -47,7 +47,13 @@ impl Mesh {
     }
 
     pub(crate) fn world(&self) -> Inputs<'_> {
-        Inputs { policy_generation: 1, policy: &self.policy, shards: &self.shards, resolved: &self.resolved }
+        Inputs {
+            policy_generation: 1,
+            policy: &self.policy,
+            shards: &self.shards,
+            resolved: &self.resolved,
+            virtual_addresses: None,
+        }
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {

@@ -1,12 +1,14 @@
 //! A round of messages: its changes are published as one snapshot, and a panic is attributed to the registry
 //! whose changes caused it.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::Owner;
+use super::addresses::Addresses;
 use super::contained::{self, PanicSite, contained};
 use crate::aggregator::lifecycle::{Effect, Lifecycle};
 use crate::aggregator::registry::Epoch;
@@ -144,19 +146,28 @@ impl Owner {
     pub(super) fn build_and_publish(&mut self, dirty: &Dirty) -> Result<(), String> {
         let begun = Instant::now();
         let shards = self.shards();
+        let dirty = match &mut self.addresses {
+            Some(addresses) => addresses.renew(dirty, &shards, &self.copies),
+            None => Cow::Borrowed(dirty),
+        };
         let current = self.publisher.current();
         let inputs = Inputs {
             policy: &self.policy,
             policy_generation: self.policy_generation,
             shards: &shards,
             resolved: self.names.resolved(),
+            virtual_addresses: self.addresses.as_ref().map(Addresses::all),
         };
-        let (next, delta) = contained(|| {
-            contained::panic_if_asked(PanicSite::Build, dirty);
-            let (next, delta) = build::next(&current, inputs, dirty);
+        let built = contained(|| {
+            contained::panic_if_asked(PanicSite::Build, &dirty);
+            let (next, delta) = build::next(&current, inputs, &dirty);
             next.check_invariants(&delta);
             (next, delta)
-        })?;
+        });
+        if let Some(addresses) = &mut self.addresses {
+            addresses.built(built.as_ref().map(drop).map_err(drop), &dirty);
+        }
+        let (next, delta) = built?;
         self.names.renew(&dirty.named, &shards);
         tracing::debug!(services = delta.services.len(), took = ?begun.elapsed(), "world built");
         self.publish(next, delta);

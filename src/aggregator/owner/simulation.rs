@@ -434,6 +434,7 @@ impl Client {
                     policy_generation: 1,
                     shards: &[],
                     resolved: &Resolved::default(),
+                    virtual_addresses: None,
                 },
                 1,
             ),

@@ -1,9 +1,11 @@
 //! The registries under another config.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use tokio::time::Instant;
 
+use super::addresses::Addresses;
 use super::contained::{self, PanicSite, contained};
 use super::{Followed, NotApplied, Owner, Sources, own_shard};
 use crate::aggregator::lifecycle::Lifecycle;
@@ -47,18 +49,26 @@ impl Owner {
         let lives = self.succession(&registries, &mut dirty);
         let own_dirty = dirty.services.clone();
         let shards = Self::shards_of(&own, lives.iter().map(|next| next.shard(&self.registries)));
+        let dirty = match &mut self.addresses {
+            Some(addresses) => addresses.renew(&dirty, &shards, &self.copies),
+            None => Cow::Borrowed(&dirty),
+        };
         let current = self.publisher.current();
         let inputs = Inputs {
             policy: &policy,
             policy_generation: self.policy_generation + 1,
             shards: &shards,
             resolved: self.names.resolved(),
+            virtual_addresses: self.addresses.as_ref().map(Addresses::all),
         };
-        let (next, delta) = contained(|| {
+        let built = contained(|| {
             contained::panic_if_asked(PanicSite::Build, &dirty);
             build::next(&current, inputs, &dirty)
-        })
-        .map_err(NotApplied::Panicked)?;
+        });
+        if let Some(addresses) = &mut self.addresses {
+            addresses.built(built.as_ref().map(drop).map_err(drop), &dirty);
+        }
+        let (next, delta) = built.map_err(NotApplied::Panicked)?;
         self.policy = policy;
         self.policy_generation += 1;
         self.own = own;
@@ -75,6 +85,9 @@ impl Owner {
             self.resolver = self.scope.spawn(resolver).abort_handle();
         }
         if before.state != self.options.state {
+            if let Some(addresses) = &self.addresses {
+                addresses.store(&self.copies);
+            }
             for followed in &mut self.registries {
                 followed.life.copy_problem = None;
                 if followed.life.is_known() {

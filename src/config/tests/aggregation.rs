@@ -255,3 +255,35 @@ fn bad_xds() {
         &[":3:15: routes[\"a.b\"]: found 127.0.0.1:15010, which is this gateway's own xds.bind"],
     );
 }
+
+#[test]
+fn virtual_addresses_come_from_ranges_that_nothing_else_uses() {
+    let ranges = |lines: &str| {
+        let ranges = loaded_with(lines).aggregator.virtual_addresses;
+        ranges.map(|ranges| ranges.list().iter().map(ToString::to_string).collect::<Vec<_>>())
+    };
+    assert_eq!(ranges(""), None);
+    assert_eq!(ranges("dnsServer: off"), None);
+    let both = ["240.250.0.0/16", "fd69:7374:686d::/48"].map(str::to_owned).to_vec();
+    assert_eq!(ranges("dnsServer: {}"), Some(both));
+    assert_eq!(ranges("dnsServer: {vips: [10.96.7.0/24]}"), Some(vec!["10.96.7.0/24".to_owned()]));
+    let bad = |text: &str, wanted: &str| {
+        refused_with(
+            &format!("dnsServer: {{vips: [{text}]}}"),
+            &[&format!(":2:20: dnsServer.vips[0]: {wanted}")],
+        );
+    };
+    bad(
+        "240.240.0.0/16",
+        "found \"240.240.0.0/16\", which overlaps 240.240.0.0/16, from which istiod gives out addresses itself",
+    );
+    bad("240.0.0.0/8", "found \"240.0.0.0/8\", which overlaps 240.240.0.0/16");
+    bad("'2001:2:0:7::/64'", "found \"2001:2:0:7::/64\", which overlaps 2001:2::/48");
+    bad("127.9.0.0/16", "found \"127.9.0.0/16\", which overlaps the loopback addresses, 127.0.0.0/8");
+    bad("10.0.0.0/30", "found \"10.0.0.0/30\"; the prefix of a range of virtual addresses is /8 to /29");
+    bad("'fd00::/16'", "found \"fd00::/16\"; the prefix of a range of virtual addresses is /32 to /125");
+    refused_with(
+        "dnsServer: {vips: [10.1.0.0/16, 10.2.0.0/16]}",
+        &[":2:33: dnsServer.vips[1]: found \"10.2.0.0/16\", a second IPv4 range"],
+    );
+}

@@ -645,15 +645,6 @@ fn words_of_other_programs() {
 }
 
 #[test]
-fn keys_that_this_version_does_not_have() {
-    let not_yet = "which is not available in this version (";
-    refused_with(
-        "dnsServer: {bind: '127.0.0.1:53'}",
-        &[&format!(":2:1: dnsServer: found the key \"dnsServer\", {not_yet}")],
-    );
-}
-
-#[test]
 fn suggestions_are_what_was_meant() {
     refused_with(
         "routes: {a.b: {endpoints: ['h:1'], connectTimeout: 3000}, b.c: '::1:443', c.d: 'h:1,h:2', d.e: '0.0.0.0:443'}",

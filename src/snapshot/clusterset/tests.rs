@@ -61,7 +61,13 @@ fn shard(cluster: &str, export: Option<Export>, ports: Vec<ServicePort>) -> Arc<
 fn merged(shards: &[Arc<Shard>]) -> Arc<ServiceView> {
     let (policy, resolved) = (policy_of("east", "net").into(), Resolved::default());
     let view = |shards: &[Arc<Shard>]| {
-        let inputs = Inputs { policy_generation: 1, policy: &policy, shards, resolved: &resolved };
+        let inputs = Inputs {
+            policy_generation: 1,
+            policy: &policy,
+            shards,
+            resolved: &resolved,
+            virtual_addresses: None,
+        };
         build::all(inputs, 1).service(ALIAS).expect("there").clone()
     };
     let first = view(shards);
@@ -104,7 +110,13 @@ fn clusters_that_agree_have_no_conflict() {
     let none = shard("north", None, vec![port("https", 8443)]);
     let (policy, resolved) = (policy_of("east", "net").into(), Resolved::default());
     let shards = [none, west];
-    let inputs = Inputs { policy_generation: 1, policy: &policy, shards: &shards, resolved: &resolved };
+    let inputs = Inputs {
+        policy_generation: 1,
+        policy: &policy,
+        shards: &shards,
+        resolved: &resolved,
+        virtual_addresses: None,
+    };
     let view = build::all(inputs, 1).service(ALIAS).expect("there").clone();
     assert_eq!(view.export_conflict, None);
     assert_eq!(clusters(&view), ["north", "west"], "the order of the registries");

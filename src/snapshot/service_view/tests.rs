@@ -23,7 +23,10 @@ fn shard(cluster: &str, ports: &str, endpoints: &str, standing: Standing) -> Arc
 
 fn merged(shards: &[Arc<Shard>], resolved: &Resolved) -> Arc<ServiceView> {
     let policy = policy_of("east", NETWORK).into();
-    let snapshot = build::all(Inputs { policy_generation: 1, policy: &policy, shards, resolved }, 1);
+    let snapshot = build::all(
+        Inputs { policy_generation: 1, policy: &policy, shards, resolved, virtual_addresses: None },
+        1,
+    );
     snapshot.service("a.mesh").expect("there").clone()
 }
 
@@ -118,7 +121,13 @@ fn a_change_of_standing_changes_exactly_the_services_of_the_shard() {
     let names: Vec<&str> = dirty.services.iter().map(HostName::as_str).collect();
     assert_eq!(names, ["a.mesh"]);
     let (policy, resolved) = (Arc::new(policy_of("east", NETWORK)), Resolved::default());
-    let world = |shards| Inputs { policy_generation: 1, policy: &policy, shards, resolved: &resolved };
+    let world = |shards| Inputs {
+        policy_generation: 1,
+        policy: &policy,
+        shards,
+        resolved: &resolved,
+        virtual_addresses: None,
+    };
     let before = [stale, live.clone()];
     let after = [demoted, live];
     let first = build::all(world(&before), 1);

@@ -99,7 +99,13 @@ pub(in crate::discovery::xds) fn snapshot(
     let scope = RegistryScope { networks: None, ..RegistryScope::default() };
     let shards = [Arc::new(Shard::of(shard, &scope))];
     build::all(
-        Inputs { policy_generation: 1, policy, shards: &shards, resolved: &Resolved::default() },
+        Inputs {
+            policy_generation: 1,
+            policy,
+            shards: &shards,
+            resolved: &Resolved::default(),
+            virtual_addresses: None,
+        },
         generation,
     )
 }

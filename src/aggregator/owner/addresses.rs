@@ -1,0 +1,124 @@
+//! The virtual addresses of imported services, as the owner gives them before each build.
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::aggregator::copies::CopyStore;
+use crate::aggregator::leases;
+use crate::aggregator::options::Options;
+use crate::aggregator::status::VirtualAddressStatus;
+use crate::model::name::HostName;
+use crate::snapshot::change::Dirty;
+use crate::snapshot::shard::Shard;
+use crate::snapshot::virtual_addresses::{VirtualAddresses, import_of};
+
+/// The largest number of services without address in the status; further ones are counted.
+const LISTED_MAX: usize = 5;
+
+/// The virtual addresses, and what of them is not in a snapshot yet.
+pub(super) struct Addresses {
+    all: VirtualAddresses,
+    /// Services whose addresses may differ from those in the snapshot, as a snapshot could not be built.
+    unbuilt: BTreeSet<HostName>,
+    problem: Option<String>,
+}
+
+/// Returns the time in seconds since 1970-01-01 UTC.
+fn seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
+impl Addresses {
+    /// Starts from the leases on disk, if the config gives ranges. Blocks.
+    pub(super) fn start(options: &Options) -> Option<Self> {
+        let ranges = options.virtual_addresses?;
+        let read = options.state.as_deref().map(leases::load).transpose();
+        let problem = read.as_ref().err().map(|error| {
+            format!("the virtual addresses of the last run cannot be read, so some may be others: {error}")
+        });
+        if let Some(problem) = &problem {
+            tracing::error!("{problem}");
+        }
+        let leases = read.ok().flatten().unwrap_or_default();
+        let all = VirtualAddresses::with_leases(ranges, leases, seconds());
+        Some(Self { all, unbuilt: BTreeSet::new(), problem })
+    }
+
+    /// Gives and frees the addresses of changed services. Returns the changes together with the services whose addresses change
+    /// because of them, all of which the next build has to merge.
+    pub(super) fn renew<'d>(
+        &mut self,
+        dirty: &'d Dirty,
+        shards: &[Arc<Shard>],
+        copies: &CopyStore,
+    ) -> Cow<'d, Dirty> {
+        let now = seconds();
+        let names: BTreeSet<&HostName> = dirty.services.iter().chain(&self.unbuilt).collect();
+        let mut moved = BTreeSet::new();
+        for name in names {
+            let import = import_of(name.as_str(), shards);
+            moved.extend(self.all.renew(name, import.map(|import| &**import), now));
+        }
+        if !moved.is_empty() {
+            copies.store_leases(self.all.leases());
+        }
+        moved.extend(self.unbuilt.iter().cloned());
+        if moved.is_subset(&dirty.services) {
+            return Cow::Borrowed(dirty);
+        }
+        let mut dirty = dirty.clone();
+        dirty.services.extend(moved);
+        Cow::Owned(dirty)
+    }
+
+    /// Notes whether a snapshot with these changes was built.
+    pub(super) fn built(&mut self, result: Result<(), ()>, dirty: &Dirty) {
+        match result {
+            Ok(()) => self.unbuilt.clear(),
+            Err(()) => self.unbuilt.extend(dirty.services.iter().cloned()),
+        }
+    }
+
+    /// Releases the addresses of services that are gone for long. Returns the services whose addresses change.
+    pub(super) fn expire(&mut self, copies: &CopyStore) -> BTreeSet<HostName> {
+        let before = self.all.counts();
+        let changed = self.all.expire(seconds());
+        if self.all.counts() != before {
+            copies.store_leases(self.all.leases());
+        }
+        changed
+    }
+
+    /// Orders the write of all leases.
+    pub(super) fn store(&self, copies: &CopyStore) {
+        copies.store_leases(self.all.leases());
+    }
+
+    /// Notes the result of writing the leases.
+    pub(super) fn written(&mut self, result: std::io::Result<()>) {
+        self.problem = result.err().map(|error| {
+            format!("the virtual addresses in use cannot be written, so a restart may change some: {error}")
+        });
+        if let Some(problem) = &self.problem {
+            tracing::error!("{problem}");
+        }
+    }
+
+    pub(super) fn all(&self) -> &VirtualAddresses {
+        &self.all
+    }
+
+    pub(super) fn status(&self) -> VirtualAddressStatus {
+        VirtualAddressStatus {
+            ranges: self.all.ranges(),
+            counts: self.all.counts(),
+            without: self.all.without().take(LISTED_MAX).cloned().collect(),
+            problem: self.problem.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,480 @@
+//! The virtual addresses of imported services: which address of the configured ranges stands for which service.
+//!
+//! Each name has a sequence of addresses of its own in each range, made by double hashing. Names choose in the order of the time of
+//! export, then of name, and each takes the first address of its sequence that no earlier name has. That result does not depend on
+//! the order in which names arrive: a name that arrives late and was exported earlier takes the address, and the later export moves
+//! on in its own sequence. So all replicas with the same records give the same addresses, and a new export never moves an old one.
+//!
+//! A lease outlives its service by [`KEPT`]: until then nobody else gets the address, and the service gets it back when it returns.
+//! The cost of a change is that of the names whose addresses change.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::Hasher;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hashbrown::HashMap;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use twox_hash::XxHash3_64;
+
+use super::name_index::NameMap;
+use super::shard::Shard;
+use crate::model::import::Import;
+use crate::model::name::HostName;
+
+/// How long the address of a service that is gone stays reserved for it.
+pub const KEPT: Duration = Duration::from_secs(24 * 3600);
+/// The largest number of leases; further names get no address.
+pub const LEASES_MAX: usize = 1_000_000;
+/// The largest number of reserved addresses of names that one peer has withdrawn; the earliest are released before their time, so
+/// that a peer with ever new names does not use up a range.
+pub const FREED_PER_PEER_MAX: usize = 4_096;
+/// The addresses that a name tries in a range. In a range that is 90 % full one name of a million finds none of them free.
+const TRIES: u32 = 128;
+/// The names without address that are tried again at a time, earliest export first.
+const RETRIED_MAX: usize = 1_024;
+
+/// The ranges of virtual addresses, at most one of each family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ranges {
+    /// The IPv4 range; `None`: services have no IPv4 address.
+    pub ipv4: Option<Ipv4Net>,
+    /// The IPv6 range; `None`: services have no IPv6 address.
+    pub ipv6: Option<Ipv6Net>,
+}
+
+impl Ranges {
+    /// The IPv4 range of a config that gives none.
+    pub const IPV4: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(240, 250, 0, 0), 16);
+    /// The IPv6 range of a config that gives none.
+    pub const IPV6: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0xfd69, 0x7374, 0x686d, 0, 0, 0, 0, 0), 48);
+    /// The ranges from which istiod gives out addresses itself.
+    pub const OF_ISTIOD: [IpNet; 2] = [
+        IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(240, 240, 0, 0), 16)),
+        IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0x2001, 2, 0, 0, 0, 0, 0, 0), 48)),
+    ];
+
+    /// Returns true if an address can be given: it is in a range, and is not an address that stands for all of the range.
+    pub fn has(&self, address: IpAddr) -> bool {
+        match address {
+            IpAddr::V4(ip) => self
+                .ipv4
+                .is_some_and(|range| range.contains(&ip) && ip != range.network() && ip != range.broadcast()),
+            IpAddr::V6(ip) => self.ipv6.is_some_and(|range| range.contains(&ip) && ip != range.network()),
+        }
+    }
+
+    /// Returns the ranges as a list.
+    pub fn list(&self) -> Vec<IpNet> {
+        self.ipv4.map(IpNet::from).into_iter().chain(self.ipv6.map(IpNet::from)).collect()
+    }
+
+    /// Returns the addresses that a name may have in the range of a family, in the order of its choice.
+    fn choices(&self, name: &HostName, family: Family) -> impl Iterator<Item = IpAddr> {
+        let (base, bits) = match family {
+            Family::V4 => {
+                self.ipv4.map(|range| (u128::from(range.network().to_bits()), 32 - range.prefix_len()))
+            }
+            Family::V6 => self.ipv6.map(|range| (range.network().to_bits(), 128 - range.prefix_len())),
+        }
+        .unzip();
+        let (base, bits) = (base.unwrap_or_default(), u32::from(bits.unwrap_or_default()));
+        let last = 1_u128.checked_shl(bits).map_or(u128::MAX, |size| size - 1);
+        let hash = |purpose: u64| -> u128 {
+            let half = |seed: u64| {
+                let mut hasher = XxHash3_64::with_seed(seed);
+                hasher.write(&base.to_be_bytes());
+                hasher.write(name.as_str().as_bytes());
+                u128::from(hasher.finish())
+            };
+            half(KEY ^ purpose) << 64 | half(KEY ^ purpose ^ 1)
+        };
+        // An odd step visits every address of a range, whose size is a power of two.
+        let (start, step) = (hash(2), hash(4) | 1);
+        let tries = if last == 0 { 0 } else { TRIES };
+        let places = (0..tries).map(move |at| start.wrapping_add(step.wrapping_mul(u128::from(at))) & last);
+        let is_given = move |place: &u128| *place != 0 && (family == Family::V6 || *place != last);
+        places.filter(is_given).map(move |place| match family {
+            // The sum is below 2^32, as the range is of IPv4.
+            Family::V4 => IpAddr::from(Ipv4Addr::from_bits(u32::try_from(base + place).unwrap_or(0))),
+            Family::V6 => IpAddr::from(Ipv6Addr::from_bits(base + place)),
+        })
+    }
+}
+
+impl Default for Ranges {
+    fn default() -> Self {
+        Self { ipv4: Some(Self::IPV4), ipv6: Some(Self::IPV6) }
+    }
+}
+
+/// The key of the hash. It is the same in every replica, and changing it moves every address.
+const KEY: u64 = 0x6973_7468_6d75_7300;
+
+/// An address family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Family {
+    V4,
+    V6,
+}
+
+/// The addresses of one name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lease {
+    /// The peer whose service has, or had, the name.
+    pub peer: Arc<str>,
+    /// When the peer exported the service, in seconds since 1970-01-01 UTC.
+    pub exported_at: u64,
+    /// The IPv4 address.
+    pub ipv4: Option<Ipv4Addr>,
+    /// The IPv6 address.
+    pub ipv6: Option<Ipv6Addr>,
+    /// Whether the service is there.
+    pub state: LeaseState,
+}
+
+/// Whether the service of a lease is there. Times are seconds since 1970-01-01 UTC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeaseState {
+    /// The service is there.
+    InUse,
+    /// The service was there before a restart, and has not been seen since this time.
+    Awaited(u64),
+    /// The service went away at this time.
+    Freed(u64),
+}
+
+impl Lease {
+    /// Returns the addresses.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.ipv4.map(IpAddr::from).into_iter().chain(self.ipv6.map(IpAddr::from))
+    }
+
+    fn has(&self, family: Family) -> bool {
+        match family {
+            Family::V4 => self.ipv4.is_some(),
+            Family::V6 => self.ipv6.is_some(),
+        }
+    }
+
+    fn set(&mut self, address: IpAddr) {
+        match address {
+            IpAddr::V4(ip) => self.ipv4 = Some(ip),
+            IpAddr::V6(ip) => self.ipv6 = Some(ip),
+        }
+    }
+
+    fn clear(&mut self, family: Family) {
+        match family {
+            Family::V4 => self.ipv4 = None,
+            Family::V6 => self.ipv6 = None,
+        }
+    }
+}
+
+/// The leases, by name; a clone shares them.
+pub type Leases = NameMap<Arc<Lease>>;
+
+/// The numbers of leases.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Leases whose services are there.
+    pub in_use: usize,
+    /// Leases that are kept for services that are not there.
+    pub reserved: usize,
+    /// Services that lack an address of a configured family.
+    pub without: usize,
+}
+
+/// The virtual addresses of all imported services.
+#[derive(Clone, Debug, Default)]
+pub struct VirtualAddresses {
+    ranges: Ranges,
+    leases: Leases,
+    holders: HashMap<IpAddr, HostName>,
+    /// The leases of services that are not there, by the time since when.
+    ending: BTreeSet<(u64, HostName)>,
+    /// The freed leases of each peer, by time.
+    freed: BTreeMap<Arc<str>, BTreeSet<(u64, HostName)>>,
+    /// Names in use without an address of a family, earliest export first.
+    without: BTreeSet<(u64, HostName, Family)>,
+}
+
+/// Returns the part of a service that only the service of a peer has; `None` if the name is not that of an imported service.
+pub fn import_of<'a>(hostname: &str, shards: &'a [Arc<Shard>]) -> Option<&'a Arc<Import>> {
+    // The first service decides which namespace owns the name, and is the first part of the merged service.
+    shards.iter().find_map(|shard| shard.services_of(hostname).first())?.import.as_ref()
+}
+
+impl VirtualAddresses {
+    /// Returns the ranges without a lease.
+    pub fn new(ranges: Ranges) -> Self {
+        Self { ranges, ..Self::default() }
+    }
+
+    /// Returns the ranges with the leases of an earlier process, whose services are awaited for as long as the address of a
+    /// service that is gone stays reserved. Addresses outside of the ranges are dropped, and so is one that an earlier lease has.
+    pub fn with_leases(
+        ranges: Ranges,
+        leases: impl IntoIterator<Item = (HostName, Lease)>,
+        now: u64,
+    ) -> Self {
+        let mut all = Self::new(ranges);
+        for (name, mut lease) in leases {
+            let since = match lease.state {
+                LeaseState::InUse => now,
+                LeaseState::Awaited(since) | LeaseState::Freed(since) => since.min(now),
+            };
+            let gone = now.saturating_sub(since) >= KEPT.as_secs();
+            if gone || all.leases.contains_key(&name) || all.leases.len() >= LEASES_MAX {
+                continue;
+            }
+            let is_free = |ip: &IpAddr| all.ranges.has(*ip) && !all.holders.contains_key(ip);
+            lease.ipv4 = lease.ipv4.filter(|ip| is_free(&IpAddr::V4(*ip)));
+            lease.ipv6 = lease.ipv6.filter(|ip| is_free(&IpAddr::V6(*ip)));
+            lease.state = match lease.state {
+                LeaseState::InUse => LeaseState::Awaited(now),
+                LeaseState::Awaited(_) => LeaseState::Awaited(since),
+                LeaseState::Freed(_) => LeaseState::Freed(since),
+            };
+            if let LeaseState::Freed(_) = lease.state {
+                all.freed.entry(lease.peer.clone()).or_default().insert((since, name.clone()));
+            }
+            all.ending.insert((since, name.clone()));
+            all.holders.extend(lease.addresses().map(|address| (address, name.clone())));
+            all.leases.insert(name, Arc::new(lease));
+        }
+        all
+    }
+
+    /// Returns the addresses of a service that is there, IPv4 first.
+    pub fn of(&self, hostname: &str) -> impl Iterator<Item = IpAddr> {
+        let lease = self.leases.get(hostname).filter(|lease| lease.state == LeaseState::InUse);
+        lease.into_iter().flat_map(|lease| lease.addresses())
+    }
+
+    /// Returns the ranges.
+    pub fn ranges(&self) -> Ranges {
+        self.ranges
+    }
+
+    /// Returns all leases.
+    pub fn leases(&self) -> &Leases {
+        &self.leases
+    }
+
+    /// Returns the numbers of leases.
+    pub fn counts(&self) -> Counts {
+        let reserved = self.ending.len();
+        Counts { in_use: self.leases.len() - reserved, reserved, without: self.without.len() }
+    }
+
+    /// Returns some names that lack an address, each once, earliest export first.
+    pub fn without(&self) -> impl Iterator<Item = &HostName> {
+        let mut last = None;
+        let names = self.without.iter().map(|(_, name, _)| name);
+        names.filter(move |name| last.replace(*name) != Some(*name))
+    }
+
+    /// Gives a name its addresses, or frees them if it is no longer that of an imported service. Returns the names whose addresses
+    /// are others than before.
+    pub fn renew(&mut self, name: &HostName, import: Option<&Import>, now: u64) -> BTreeSet<HostName> {
+        let mut changed = BTreeSet::new();
+        match import {
+            Some(import) => self.take(name, import, &mut changed),
+            None => self.free(name, now, &mut changed),
+        }
+        changed
+    }
+
+    fn take(&mut self, name: &HostName, import: &Import, changed: &mut BTreeSet<HostName>) {
+        let known = self.leases.get(name).cloned();
+        let same = |lease: &Arc<Lease>| {
+            let of_import = lease.peer == import.peer && lease.exported_at == import.exported_at;
+            of_import && lease.state == LeaseState::InUse
+        };
+        if known.as_ref().is_some_and(same) {
+            return;
+        }
+        let mut lease = match known {
+            Some(lease) => {
+                self.forget(name, &lease);
+                (*lease).clone()
+            }
+            None => Lease {
+                peer: import.peer.clone(),
+                exported_at: 0,
+                ipv4: None,
+                ipv6: None,
+                state: LeaseState::InUse,
+            },
+        };
+        let is_new = lease.state != LeaseState::InUse || !lease.addresses().any(|_| true);
+        lease.peer = import.peer.clone();
+        lease.exported_at = import.exported_at;
+        lease.state = LeaseState::InUse;
+        let (lacks_ipv4, lacks_ipv6) = (!lease.has(Family::V4), !lease.has(Family::V6));
+        if is_new {
+            changed.insert(name.clone());
+        }
+        self.leases.insert(name.clone(), Arc::new(lease));
+        if lacks_ipv4 && self.ranges.ipv4.is_some() {
+            self.place(name.clone(), Family::V4, changed);
+        }
+        if lacks_ipv6 && self.ranges.ipv6.is_some() {
+            self.place(name.clone(), Family::V6, changed);
+        }
+    }
+
+    /// Removes what is noted of a lease beside the lease and its addresses.
+    fn forget(&mut self, name: &HostName, lease: &Lease) {
+        for family in [Family::V4, Family::V6] {
+            self.without.remove(&(lease.exported_at, name.clone(), family));
+        }
+        let since = match lease.state {
+            LeaseState::InUse => return,
+            LeaseState::Awaited(since) | LeaseState::Freed(since) => since,
+        };
+        self.ending.remove(&(since, name.clone()));
+        if let Some(freed) = self.freed.get_mut(&lease.peer) {
+            freed.remove(&(since, name.clone()));
+            if freed.is_empty() {
+                self.freed.remove(&lease.peer);
+            }
+        }
+    }
+
+    /// Gives a name the first address of its sequence that no earlier export has. A later export that had it is placed anew; each
+    /// step moves a later export than the one before, so the steps end.
+    fn place(&mut self, name: HostName, family: Family, changed: &mut BTreeSet<HostName>) {
+        let mut next = Some(name);
+        while let Some(name) = next.take() {
+            let exported_at = self.leases.get(&name).map_or(0, |lease| lease.exported_at);
+            let choice = (self.leases.len() <= LEASES_MAX)
+                .then(|| {
+                    self.ranges.choices(&name, family).find(|address| {
+                        self.holders.get(address).is_none_or(|holder| self.yields(holder, exported_at, &name))
+                    })
+                })
+                .flatten();
+            let Some(address) = choice else {
+                // A service that is still awaited is placed when it is there.
+                if self.leases.get(&name).is_some_and(|lease| lease.state == LeaseState::InUse) {
+                    self.without.insert((exported_at, name.clone(), family));
+                }
+                return;
+            };
+            self.without.remove(&(exported_at, name.clone(), family));
+            next = self.holders.insert(address, name.clone());
+            if let Some(holder) = &next {
+                tracing::warn!(
+                    %address, service = %holder, %name,
+                    "the virtual address of a service moves, as a service that was exported earlier has the same one"
+                );
+                self.change(holder, |lease| lease.clear(family));
+                changed.insert(holder.clone());
+            }
+            self.change(&name, |lease| lease.set(address));
+            changed.insert(name);
+        }
+    }
+
+    /// Returns true if the holder of an address gives it up for this name. Reserved addresses of services that are gone are not.
+    fn yields(&self, holder: &HostName, exported_at: u64, name: &HostName) -> bool {
+        self.leases.get(holder).is_none_or(|lease| {
+            !matches!(lease.state, LeaseState::Freed(_)) && (exported_at, name) < (lease.exported_at, holder)
+        })
+    }
+
+    fn change(&mut self, name: &HostName, change: impl FnOnce(&mut Lease)) {
+        if let Some(lease) = self.leases.get_mut(name) {
+            change(Arc::make_mut(lease));
+        }
+    }
+
+    fn free(&mut self, name: &HostName, now: u64, changed: &mut BTreeSet<HostName>) {
+        let Some(lease) = self.leases.get(name).filter(|lease| lease.state == LeaseState::InUse).cloned()
+        else {
+            return;
+        };
+        changed.insert(name.clone());
+        self.forget(name, &lease);
+        if lease.addresses().next().is_none() {
+            self.leases.remove(name);
+            return;
+        }
+        self.change(name, |lease| lease.state = LeaseState::Freed(now));
+        self.ending.insert((now, name.clone()));
+        let freed = self.freed.entry(lease.peer.clone()).or_default();
+        freed.insert((now, name.clone()));
+        if freed.len() > FREED_PER_PEER_MAX
+            && let Some((_, first)) = freed.first().cloned()
+        {
+            self.end(&first);
+        }
+    }
+
+    /// Releases the addresses of a lease.
+    fn end(&mut self, name: &HostName) {
+        let Some(lease) = self.leases.remove(name) else { return };
+        self.forget(name, &lease);
+        for address in lease.addresses() {
+            self.holders.remove(&address);
+        }
+    }
+
+    /// Releases the addresses of services that have been gone for [`KEPT`], and gives addresses to services that had found none.
+    /// Returns the names whose addresses are others than before.
+    pub fn expire(&mut self, now: u64) -> BTreeSet<HostName> {
+        let mut changed = BTreeSet::new();
+        let mut released = false;
+        while let Some((since, name)) = self.ending.first().cloned()
+            && now.saturating_sub(since) >= KEPT.as_secs()
+        {
+            self.end(&name);
+            released = true;
+        }
+        if released {
+            let again: Vec<_> = self.without.iter().take(RETRIED_MAX).cloned().collect();
+            for (_, name, family) in again {
+                self.place(name, family, &mut changed);
+            }
+        }
+        changed
+    }
+
+    /// Asserts, in debug builds, that the tables agree. Visits all leases.
+    #[cfg(test)]
+    fn check(&self) {
+        let mut addresses = 0;
+        for (name, lease) in self.leases.iter() {
+            for address in lease.addresses() {
+                addresses += 1;
+                assert_eq!(self.holders.get(&address), Some(name), "{address}");
+                assert!(self.ranges.has(address), "{address}");
+            }
+            let since = match lease.state {
+                LeaseState::InUse => None,
+                LeaseState::Awaited(since) | LeaseState::Freed(since) => Some(since),
+            };
+            let is_ending = since.is_some_and(|since| self.ending.contains(&(since, name.clone())));
+            assert_eq!(is_ending, since.is_some(), "{name}");
+            for family in [Family::V4, Family::V6] {
+                let without = self.without.contains(&(lease.exported_at, name.clone(), family));
+                let has_range = self.ranges.list().iter().any(|range| match range {
+                    IpNet::V4(_) => family == Family::V4,
+                    IpNet::V6(_) => family == Family::V6,
+                });
+                let lacks = has_range && since.is_none() && !lease.has(family);
+                assert_eq!(without, lacks, "{name} {family:?}");
+            }
+        }
+        assert_eq!(self.holders.len(), addresses);
+        let freed: usize = self.freed.values().map(BTreeSet::len).sum();
+        assert!(freed <= self.ending.len());
+    }
+}
+
+#[cfg(test)]
+mod tests;
