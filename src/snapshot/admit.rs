@@ -295,7 +295,7 @@ fn admit_address(
     trace: &mut impl Trace,
 ) -> Result<Admission, Refusal> {
     let mut refusal = Refusal::from(Reason::AuthorityUnknown);
-    for name in snapshot.addresses.get(address.ip()) {
+    for name in snapshot.addresses.get(&address.ip()) {
         let Some(service) = snapshot.service(name.as_str()) else { continue };
         let matched = |kind, port| RouteMatch {
             kind: Some(kind),

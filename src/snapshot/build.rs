@@ -5,13 +5,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use super::Snapshot;
-use super::address_index::AddressIndex;
 use super::change::Dirty;
 use super::delta::Delta;
+use super::exported::PeerNames;
 use super::exports::ExportIndex;
 use super::inputs::Inputs;
 use super::name_index::NameMap;
 use super::networks::NetworkTable;
+use super::owners::AddressIndex;
 use super::routes::RouteTable;
 use super::service_view::{ServiceView, Site};
 use crate::model::name::HostName;
@@ -30,6 +31,7 @@ pub fn all(inputs: Inputs<'_>, generation: u64) -> Snapshot {
         exports: Arc::new(ExportIndex::new(&inputs.policy.exports)),
         services: NameMap::default(),
         addresses: AddressIndex::default(),
+        peer_names: Arc::new(PeerNames::new(&inputs.policy.peers)),
         behind: Arc::default(),
         networks: Arc::new(NetworkTable::new(inputs)),
         resolved: Arc::new(inputs.resolved.clone()),
@@ -107,6 +109,9 @@ impl Snapshot {
         if inputs.policy.takes_hbone() {
             reenter(&mut self.addresses, old.as_deref(), view.as_deref());
         }
+        if !self.peer_names.is_empty() {
+            Arc::make_mut(&mut self.peer_names).renew(old.as_deref(), view.as_deref());
+        }
         self.move_behind(name, old.as_deref(), view.as_deref());
         view
     }
@@ -175,7 +180,7 @@ impl Snapshot {
             let Some(view) = view.as_ref().filter(|_| self.policy.takes_hbone()) else { continue };
             for address in view.addresses_here() {
                 debug_assert!(
-                    self.addresses.get(address).any(|owner| owner == name),
+                    self.addresses.get(&address).any(|owner| owner == name),
                     "{address} is of {name}"
                 );
             }
@@ -197,7 +202,7 @@ fn reenter(addresses: &mut AddressIndex, old: Option<&ServiceView>, new: Option<
     };
     let (before, after) = (of(old), of(new));
     if let Some(old) = old {
-        before.difference(&after).for_each(|address| addresses.remove(*address, &old.key.hostname));
+        before.difference(&after).for_each(|address| addresses.remove(address, &old.key.hostname));
     }
     if let Some(new) = new {
         after.difference(&before).for_each(|address| addresses.insert(*address, &new.key.hostname));

@@ -4,12 +4,11 @@
 //! admission a few hash look-ups. [`build`] makes it; nothing in it changes afterwards.
 //!
 //! - What goes in: [`policy`], [`change`] and [`shard`] (the items of a registry), together the [`inputs`].
-//! - What admission uses: [`admit`], [`routes`], [`exports`], [`name_index`], [`address_index`], [`candidates`].
+//! - What admission uses: [`admit`], [`routes`], [`exports`], [`exported`], [`name_index`], [`owners`], [`candidates`].
 //! - What viewers get: [`view`] (split horizon), [`networks`], [`weights`].
 //! - What imported services get: [`virtual_addresses`].
 //! - What changed: [`delta`]; what explains it: [`omitted`], [`near`], [`unread`].
 
-pub mod address_index;
 pub mod admit;
 pub mod bucket_map;
 pub mod build;
@@ -18,6 +17,7 @@ pub mod change;
 pub mod clusterset;
 pub mod delta;
 pub mod dialled;
+pub mod exported;
 pub mod exports;
 pub mod inputs;
 pub mod listing;
@@ -25,6 +25,7 @@ pub mod name_index;
 pub mod near;
 pub mod networks;
 pub mod omitted;
+pub mod owners;
 pub mod peer;
 pub mod policy;
 pub mod routes;
@@ -40,11 +41,12 @@ pub(crate) mod tests;
 
 use std::sync::Arc;
 
-use address_index::AddressIndex;
 use build::ServicesBehind;
+use exported::PeerNames;
 use exports::ExportIndex;
 use name_index::NameMap;
 use networks::NetworkTable;
+use owners::AddressIndex;
 use policy::{Listener, Policy};
 use routes::{Resolved, RouteTable};
 use service_view::ServiceView;
@@ -67,6 +69,8 @@ pub struct Snapshot {
     pub(crate) services: NameMap<Arc<ServiceView>>,
     /// Empty if no listener takes HBONE.
     pub(crate) addresses: AddressIndex,
+    /// The names under which peers know our services.
+    pub(crate) peer_names: Arc<PeerNames>,
     pub(crate) behind: Arc<ServicesBehind>,
     pub(crate) networks: Arc<NetworkTable>,
     /// The addresses of host names at the time of the build.

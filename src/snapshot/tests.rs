@@ -14,6 +14,7 @@ use super::Snapshot;
 use super::build::all;
 use super::inputs::Inputs;
 use super::listing::Listing;
+use super::peer::{NameTemplate, Peer, PeerExport, PeerIdentity, PeerLimits};
 use super::policy::{
     Access, ExportRule, ExportScope, Gateway, HboneLimits, Limits, Listener, ListenerProtocol,
     Mesh as MeshNames, NetworkPolicy, Node, Policy, RegistryScope, Route, RouteEndpoint, RouteName,
@@ -26,7 +27,7 @@ use crate::model::address::{Bind, Host};
 use crate::model::endpoint::{
     DeclaredTls, Encapsulation, Endpoint, EndpointTemplate, Health, TlsMode, Weight,
 };
-use crate::model::identity::{IdentityPattern, TrustDomain};
+use crate::model::identity::{Identity, IdentityPattern, TrustDomain};
 use crate::model::name::{HostName, NamePattern};
 use crate::model::place::{ClusterId, Locality, Network};
 use crate::model::service::{PortProtocol, Service, ServiceKey, ServicePort};
@@ -322,6 +323,36 @@ pub(crate) fn standings() -> impl Strategy<Value = Standing> {
     prop_oneof![8 => Just(Standing::Live), 2 => Just(Standing::Demoted), 1 => Just(Standing::Expired)]
 }
 
+/// Returns a peer of this name that may reach services by each rule: their names, and the name under which it knows them.
+pub(crate) fn peer(name: &str, rules: &[(&str, Option<&str>)]) -> Peer {
+    let exports = rules.iter().enumerate().map(|(at, (services, rename))| PeerExport {
+        rule: format!("peers[{name}].export[{at}]").into(),
+        services: vec![pattern(services)],
+        except: Vec::new(),
+        rename: rename.map(|text| NameTemplate::parse(text).expect("legal")),
+    });
+    let domain = TrustDomain::parse(name).expect("legal");
+    let gateway = Identity::parse(&format!("spiffe://{name}/ns/isthmus/sa/gateway")).expect("legal");
+    Peer {
+        name: name.into(),
+        who: Some(PeerIdentity { gateway, trust_domain: domain.clone(), alias: domain }),
+        from: Vec::new(),
+        exports: exports.collect(),
+        imports: Vec::new(),
+        limits: PeerLimits::default(),
+    }
+}
+
+/// Returns random peers, some of whose rules give several services one name.
+fn peers() -> impl Strategy<Value = Vec<Arc<Peer>>> {
+    let names = select(vec!["*", "*.shop.mesh", "s0.shop.mesh", "s2.mesh"]);
+    let rename = select(vec![None, Some("{service}.{namespace}.global"), Some("one.{namespace}.global")]);
+    let one = |name: &'static str| {
+        vec((names.clone(), rename.clone()), 0..3).prop_map(move |rules| Arc::new(peer(name, &rules)))
+    };
+    (one("west"), one("south")).prop_map(|(west, south)| vec![west, south])
+}
+
 fn exports() -> impl Strategy<Value = Vec<Arc<ExportRule>>> {
     let names = select(vec!["*", "*.shop.mesh", "s0.shop.mesh", "s2.mesh"]);
     let identity = prop::bool::weighted(0.15);
@@ -433,8 +464,8 @@ impl Numbering {
 
 /// Returns random meshes of four registries, up to four networks and three services.
 pub(crate) fn meshes(addresses: Addresses) -> impl Strategy<Value = Mesh> {
-    (networks(), shards(), vec(standings(), 4), exports(), resolved()).prop_map(
-        move |(networks, shards, standings, exports, resolved)| {
+    (networks(), shards(), vec(standings(), 4), (exports(), peers()), resolved()).prop_map(
+        move |(networks, shards, standings, (exports, peers), resolved)| {
             let mut numbering = Numbering::new(addresses, 0);
             let shards = shards.into_iter().zip(standings).map(|(mut shard, standing)| {
                 for service in shard.services.values_mut() {
@@ -442,7 +473,8 @@ pub(crate) fn meshes(addresses: Addresses) -> impl Strategy<Value = Mesh> {
                 }
                 Arc::new(scoped(shard).with_standing(standing))
             });
-            Mesh { shards: shards.collect(), policy: policy(networks, exports, routes()).into(), resolved }
+            let policy = Policy { peers, ..policy(networks, exports, routes()) };
+            Mesh { shards: shards.collect(), policy: policy.into(), resolved }
         },
     )
 }

@@ -59,6 +59,12 @@ fn observe(snapshot: &Snapshot, viewers: &[Viewer]) -> String {
     writeln!(out, "{:?}\n{:?}\n{:?}", snapshot.networks, snapshot.resolved.sorted(), behind(snapshot))
         .expect("memory");
     writeln!(out, "{:?}", snapshot.addresses.sorted()).expect("memory");
+    for peer in &snapshot.policy.peers {
+        for found in snapshot.exports_to(&peer.name) {
+            writeln!(out, "{} {} {}", found.name, found.service.name, found.rule.rule).expect("memory");
+        }
+        writeln!(out, "{:?}", snapshot.export_conflicts(&peer.name)).expect("memory");
+    }
     out
 }
 
@@ -223,6 +229,12 @@ fn follow(mesh: &Mesh, previous: &Snapshot, dirty: &Dirty) -> (Snapshot, Delta) 
     after.check_invariants(&delta);
     if !delta.everything {
         assert_eq!(applied(previous, &delta), held(&after), "{dirty:?}");
+        let deltas = [Arc::new(delta.clone())];
+        for peer in &mesh.policy.peers {
+            let changed = after.exported_names_changed(previous, &deltas, &peer.name).expect("named");
+            let differing = differing(&exported(previous, &peer.name), &exported(&after, &peer.name));
+            assert!(differing.is_subset(&changed), "{differing:?} of {changed:?}");
+        }
         let all: BTreeSet<_> =
             previous.networks.iter().chain(after.networks.iter()).map(|(name, _)| name).collect();
         for network in all {
@@ -236,6 +248,17 @@ fn follow(mesh: &Mesh, previous: &Snapshot, dirty: &Dirty) -> (Snapshot, Delta) 
 /// Returns the services of a snapshot, each by its address in memory.
 fn held(snapshot: &Snapshot) -> BTreeMap<HostName, *const ServiceView> {
     snapshot.services().into_iter().map(|view| (view.key.hostname.clone(), Arc::as_ptr(view))).collect()
+}
+
+/// Returns the exported names of a peer with their services, each by its address in memory.
+fn exported(snapshot: &Snapshot, peer: &str) -> BTreeMap<HostName, *const ServiceView> {
+    let all = snapshot.exports_to(peer).into_iter();
+    all.map(|found| (found.name.clone(), Arc::as_ptr(found.service))).collect()
+}
+
+/// Returns the keys whose values differ.
+fn differing<V: PartialEq>(one: &BTreeMap<HostName, V>, other: &BTreeMap<HostName, V>) -> BTreeSet<HostName> {
+    one.keys().chain(other.keys()).filter(|key| one.get(*key) != other.get(*key)).cloned().collect()
 }
 
 /// Returns the services of a snapshot after a delta is applied.
