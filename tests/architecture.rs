@@ -95,6 +95,7 @@ const OPTIONS: &[&str] = &[
     "telemetry::access_log::Sink",
     "tls::client::CertificateFiles",
     "tls::client::Files",
+    "tls::roots::PeerTrust",
     "tls::source::IstioCa",
     "tls::source::Source",
     "tls::source::TrustFile",

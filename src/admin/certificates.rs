@@ -10,7 +10,7 @@ use crate::api::certificate::Certificate;
 use crate::api::status::IdentitySource;
 use crate::telemetry::clock::rfc3339;
 use crate::tls::context::NodeContext;
-use crate::tls::source::SourceStatus;
+use crate::tls::status::SourceStatus;
 
 /// Handles to the gateway's certificate, the trusted roots, and the state of their source.
 #[derive(Clone)]

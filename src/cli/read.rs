@@ -30,7 +30,7 @@ use crate::snapshot::routes::Resolved;
 use crate::snapshot::service_view::network_of;
 use crate::telemetry::clock::rfc3339;
 use crate::tls::files;
-use crate::tls::source::{CERTIFICATE, trust_of};
+use crate::tls::status::{CERTIFICATE, trust_of};
 
 /// The interval of a command that watches.
 const WATCH_EVERY: Duration = Duration::from_secs(1);

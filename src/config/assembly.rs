@@ -57,12 +57,13 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
         .chain([node.cluster.clone()])
         .filter(|cluster| !cluster.as_str().is_empty())
         .collect();
-    let identity = identity::options(&root, &node, &mesh, &mut problems);
+    let mut identity = identity::options(&root, &node, &mesh, &mut problems);
     let secure_xds = xds.as_ref().is_some_and(|options| options.tls);
     identity::needed(&root, &listeners.list, secure_xds, &identity, &mut problems);
     let exports = exports::read(&root, &listeners, &clusters, &mut problems);
     let mut registries = registries::with_export_writer(registries, &node, &exports);
-    let peers = peers::read(&root, &mesh, &listeners.list, &mut problems);
+    let peers = peers::read(&root, &mesh, &identity.trust, &listeners.list, &mut problems);
+    identity.peers = peers.trust;
     // Last, so that a peer overrules none of our own services.
     registries.extend(peers.registries);
     let policy = Policy {
@@ -95,7 +96,7 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
         registries,
         links: peers.links,
         aggregator: aggregation::options(&root, &mut problems),
-        identity_places: identity::places(&root, &problems),
+        identity_places: identity::places(&root, &identity.peers, &problems),
         identity,
         xds,
         admin,

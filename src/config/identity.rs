@@ -8,12 +8,14 @@ use crate::document::reader::Fields;
 use crate::document::table::AnyKey;
 use crate::model::identity::{Identity, TrustDomain};
 use crate::snapshot::policy::{HboneLimits, Listener, ListenerProtocol, Mesh, Node};
+use crate::tls::roots::PeerTrust;
 use crate::tls::source::{IstioCa, Options, Source, TrustFile};
 
 use super::IdentityPlaces;
 use super::file::path_of;
 use super::table::Root;
 use super::table::identity as keys;
+use super::table::peers::Peer;
 
 /// The keys that may need an identity.
 const LISTENERS: &dyn AnyKey = &Root::LISTENERS;
@@ -32,7 +34,7 @@ pub(super) fn options(root: &Fields<'_>, node: &Node, mesh: &Mesh, problems: &mu
                      to request";
         problems.error(found.position, &Path::Root.key(Root::IDENTITY.name()), fault);
     }
-    Options { source, trust: trust(root, problems), expected }
+    Options { source, trust: trust(root, problems), peers: Vec::new(), expected }
 }
 
 /// Returns the identity that the certificate must have, if the node has a namespace and service account.
@@ -86,7 +88,7 @@ fn trust(root: &Fields<'_>, problems: &mut Problems) -> Vec<TrustFile> {
 }
 
 /// Returns the positions of certificates and roots in the file, by subject.
-pub(super) fn places(root: &Fields<'_>, problems: &Problems) -> IdentityPlaces {
+pub(super) fn places(root: &Fields<'_>, peers: &[PeerTrust], problems: &Problems) -> IdentityPlaces {
     let mut places = IdentityPlaces::default();
     if let Some(files) = root.map(&Root::IDENTITY).at(&keys::Identity::FILES) {
         places.certificate = Some(format!("{}: identity.files", problems.place(files.position)));
@@ -96,6 +98,14 @@ pub(super) fn places(root: &Fields<'_>, problems: &Problems) -> IdentityPlaces {
         if let Some((domain, roots)) = domain.zip(fields.at(&keys::Trust::ROOTS)) {
             let place = format!("{}: trust[{at}].roots", problems.place(roots.position));
             places.trust.insert(domain, place);
+        }
+    }
+    for (at, fields, _) in root.maps(&Root::PEERS) {
+        let name = fields.get(&Peer::NAME);
+        let peer = peers.iter().find(|peer| Some(&peer.peer) == name.as_ref());
+        if let Some((peer, roots)) = peer.zip(fields.at(&Peer::TRUST)) {
+            let place = format!("{}: peers[{at}].trust", problems.place(roots.position));
+            places.trust.insert(peer.alias.clone(), place);
         }
     }
     places

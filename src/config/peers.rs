@@ -13,6 +13,8 @@ use crate::model::identity::TrustDomain;
 use crate::model::place::{ClusterId, Network};
 use crate::snapshot::peer::{Peer, PeerExport, PeerIdentity, PeerImport, PeerLimits};
 use crate::snapshot::policy::{AddressScope, Listener, ListenerProtocol, Mesh, RegistryScope};
+use crate::tls::roots::PeerTrust;
+use crate::tls::source::TrustFile;
 
 use super::file::path_of;
 use super::table::Root;
@@ -23,6 +25,8 @@ use super::table::peers as keys;
 pub(super) struct Peers {
     /// Who they are, and what is exchanged.
     pub(super) peers: Vec<Arc<Peer>>,
+    /// Whose roots verify their identities.
+    pub(super) trust: Vec<PeerTrust>,
     /// How the links come about.
     pub(super) links: Vec<LinkOptions>,
     /// What is taken from each of them.
@@ -33,6 +37,7 @@ pub(super) struct Peers {
 pub(super) fn read(
     root: &Fields<'_>,
     mesh: &Mesh,
+    own_trust: &[TrustFile],
     listeners: &[Arc<Listener>],
     problems: &mut Problems,
 ) -> Peers {
@@ -40,7 +45,7 @@ pub(super) fn read(
     let mut reader =
         Reader { problems, names: HashMap::new(), aliases: HashMap::new(), peers: Peers::default() };
     for (index, fields, node) in root.maps(&Root::PEERS) {
-        reader.peer(&fields, node.position, mesh, &list.index(index));
+        reader.peer(&fields, node.position, mesh, own_trust, &list.index(index));
     }
     let Reader { peers, .. } = reader;
     if let Some(node) = root.at(&Root::PEERS).filter(|_| !peers.links.is_empty()) {
@@ -78,14 +83,21 @@ struct Reader<'r> {
 }
 
 impl Reader<'_> {
-    fn peer(&mut self, fields: &Fields<'_>, position: Position, mesh: &Mesh, path: &Path<'_>) {
+    fn peer(
+        &mut self,
+        fields: &Fields<'_>,
+        position: Position,
+        mesh: &Mesh,
+        own_trust: &[TrustFile],
+        path: &Path<'_>,
+    ) {
         let Some((name, named)) = fields.found(&keys::Peer::NAME) else { return };
         if let Some(first) = self.names.insert(name.clone(), named.position) {
             let first = self.problems.place(first);
             let fault = format!("two peers have the name {name}; first at {first}");
             return self.problems.error(named.position, &path.key(keys::Peer::NAME.name()), fault);
         }
-        let who = self.who(fields, mesh, path);
+        let who = self.who(fields, mesh, own_trust, path);
         let (accept, dial) = (fields.get(&keys::Peer::ACCEPT), fields.get(&keys::Peer::DIAL));
         let trust = path_of(fields, &keys::Peer::TRUST, self.problems);
         if who.is_some()
@@ -129,6 +141,12 @@ impl Reader<'_> {
             },
             name: name.clone(),
         });
+        self.peers.trust.extend(peer.who.as_ref().map(|who| PeerTrust {
+            peer: name.clone(),
+            alias: who.alias.clone(),
+            trust_domain: who.trust_domain.clone(),
+            roots: trust.clone(),
+        }));
         let spec = PeerSpec {
             peer: peer.clone(),
             stale_after: fields.get(&keys::Peer::STALE_AFTER),
@@ -153,7 +171,13 @@ impl Reader<'_> {
     }
 
     /// Reads who the peer is; `None` if that is left to an enrolment, or wrong.
-    fn who(&mut self, fields: &Fields<'_>, mesh: &Mesh, path: &Path<'_>) -> Option<PeerIdentity> {
+    fn who(
+        &mut self,
+        fields: &Fields<'_>,
+        mesh: &Mesh,
+        own_trust: &[TrustFile],
+        path: &Path<'_>,
+    ) -> Option<PeerIdentity> {
         let (gateway, node) = fields.found(&keys::Peer::IDENTITY)?;
         let of_gateway = TrustDomain::parse(gateway.trust_domain()).ok()?;
         let trust_domain = fields.get(&keys::Peer::TRUST_DOMAIN).unwrap_or_else(|| of_gateway.clone());
@@ -170,6 +194,12 @@ impl Reader<'_> {
         if alias == mesh.trust_domain {
             let fault = format!(
                 "the trust domain {alias} is this mesh's own; give the peer's another name with trustAlias"
+            );
+            self.problems.error(position, &at, fault);
+        } else if own_trust.iter().any(|file| file.trust_domain == alias) {
+            let fault = format!(
+                "the trust domain {alias} has roots of its own in trust; give the peer's another name with trustAlias, or \
+                 leave it out there"
             );
             self.problems.error(position, &at, fault);
         } else if let Some(first) = self.aliases.insert(alias.clone(), position) {

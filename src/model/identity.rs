@@ -77,6 +77,12 @@ impl Identity {
         trust_domain(&self.0)
     }
 
+    /// Returns the identity with the same path in another trust domain.
+    pub fn in_domain(&self, domain: &TrustDomain) -> Self {
+        let path = &self.0["spiffe://".len() + self.trust_domain().len()..];
+        Self(format!("spiffe://{domain}{path}").into())
+    }
+
     /// Returns the namespace and service account if the path has the form of Kubernetes:
     /// `/ns/<namespace>/sa/<account>`.
     pub fn workload(&self) -> Option<(&str, &str)> {
@@ -177,6 +183,8 @@ mod tests {
         let identity = Identity::parse("spiffe://td.example/ns/shop/sa/cart").expect("legal");
         assert_eq!(identity.trust_domain(), "td.example");
         assert_eq!(identity.workload(), Some(("shop", "cart")));
+        let alias = TrustDomain::parse("west").expect("legal");
+        assert_eq!(identity.in_domain(&alias).as_str(), "spiffe://west/ns/shop/sa/cart");
         let other = Identity::parse("spiffe://td.example/ns/shop/sa/cart/more").expect("legal");
         assert_eq!(other.workload(), None);
         assert_eq!(Identity::parse("https://a/b"), Err(IdentityError::Scheme));

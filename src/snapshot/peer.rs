@@ -38,6 +38,13 @@ pub struct PeerIdentity {
     pub alias: TrustDomain,
 }
 
+impl PeerIdentity {
+    /// Returns the identity of the peer's gateways as it is known here: in the trust domain that is our name for the peer's.
+    pub fn known_gateway(&self) -> Identity {
+        self.gateway.in_domain(&self.alias)
+    }
+}
+
 /// A rule that offers services to one peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerExport {

@@ -1,23 +1,29 @@
 //! TLS to servers that the operator names, such as etcd: verified against roots from files, with a client
-//! certificate if the server asks for one. The server is identified by its DNS name, not by a SPIFFE ID.
+//! certificate if the server asks for one. Such a server is identified by its DNS name, not by a SPIFFE ID. And TLS to gateways
+//! of a trust domain ([`mutual`]), which have a SPIFFE ID.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use rustls::ClientConfig;
-use rustls::crypto::CryptoProvider;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{ResolvesClientCert, Resumption};
+use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, DnsName, InvalidDnsNameError, PrivateKeyDer, ServerName};
+use rustls::pki_types::{CertificateDer, DnsName, InvalidDnsNameError, PrivateKeyDer, ServerName, UnixTime};
+use rustls::sign::CertifiedKey;
+use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, PeerMisbehaved, SignatureScheme};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-use super::certificate::certificates;
+use super::certificate::{Certificate, certificates};
 use super::files::{read, read_roots};
-use super::server::provider;
-use super::trust::{anchors, describe};
+use super::server::{Newest, provider};
+use super::trust::{Shower, TrustBundles, anchors, describe};
 use crate::model::address::Host;
+use crate::model::identity::TrustDomain;
+use crate::net::latest::Latest;
 
 /// The files of a TLS client.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,6 +106,92 @@ pub fn config(
     };
     config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
     Ok(Arc::new(config))
+}
+
+/// Makes a config of a client of one trust domain's servers: it shows the newest certificate of this gateway, and accepts the
+/// certificates that the newest roots of `domain` verify. Whose the server is, [`Proof::of_server`](super::proof::Proof) says.
+/// The hello has no server name, and no session is resumed.
+pub fn mutual(
+    certificate: Latest<Certificate>,
+    trust: Latest<TrustBundles>,
+    domain: TrustDomain,
+    alpn: &[&[u8]],
+) -> Result<ClientConfig, rustls::Error> {
+    let provider = provider();
+    let algorithms = provider.signature_verification_algorithms;
+    let verifier = Arc::new(DomainVerifier { trust, domain, algorithms });
+    let mut config = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .dangerous()
+        .with_custom_certificate_verifier(verifier)
+        .with_client_cert_resolver(Arc::new(Newest(certificate)));
+    config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
+    config.enable_sni = false;
+    config.resumption = Resumption::disabled();
+    Ok(config)
+}
+
+/// Verifies servers against the roots of one trust domain.
+#[derive(Debug)]
+struct DomainVerifier {
+    trust: Latest<TrustBundles>,
+    /// The trust domain under which the servers' identities are known.
+    domain: TrustDomain,
+    algorithms: WebPkiSupportedAlgorithms,
+}
+
+impl ServerCertVerifier for DomainVerifier {
+    fn verify_server_cert(
+        &self,
+        leaf: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let Some(trust) = self.trust.newest() else {
+            return Err(CertificateError::UnknownIssuer.into());
+        };
+        let identity = trust.verify_of(Shower::Server, leaf, intermediates, now)?;
+        if identity.trust_domain() == self.domain.as_str() {
+            Ok(ServerCertVerified::assertion())
+        } else {
+            Err(CertificateError::ApplicationVerificationFailure.into())
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        // rustls never calls this: the config allows version 1.3 only.
+        Err(PeerMisbehaved::SignedHandshakeWithUnadvertisedSigScheme.into())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, certificate, signed, &self.algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.algorithms.supported_schemes()
+    }
+}
+
+impl ResolvesClientCert for Newest {
+    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        self.0.newest().map(|certificate| certificate.key.clone())
+    }
+
+    fn has_certs(&self) -> bool {
+        true
+    }
 }
 
 /// Returns the name that the certificate of a server must have: its host name or address.

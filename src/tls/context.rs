@@ -8,8 +8,9 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::certificate::Certificate;
-use super::server::provider;
-use super::source::{Options, Roots, Sink, Source, SourceStatus};
+use super::roots::RootStore;
+use super::source::{Options, Sink, Source};
+use super::status::SourceStatus;
 use super::trust::TrustBundles;
 use super::{files, istio_ca, workload_api};
 use crate::net::latest::{Latest, LatestWriter};
@@ -53,9 +54,7 @@ impl NodeContext {
 /// Renews the certificate and the roots from the configured sources.
 pub struct CertificateRotation {
     certificate: LatestWriter<Certificate>,
-    trust: LatestWriter<TrustBundles>,
-    status: watch::Sender<SourceStatus>,
-    roots: watch::Sender<Roots>,
+    store: RootStore,
     scope: Scope,
     options: Option<Options>,
     tasks: Vec<JoinHandle<()>>,
@@ -66,9 +65,7 @@ impl CertificateRotation {
     pub fn start(scope: &Scope) -> Self {
         Self {
             certificate: LatestWriter::default(),
-            trust: LatestWriter::default(),
-            status: watch::Sender::new(SourceStatus::default()),
-            roots: watch::Sender::new(Roots::default()),
+            store: RootStore::default(),
             scope: scope.clone(),
             options: None,
             tasks: Vec::new(),
@@ -77,12 +74,17 @@ impl CertificateRotation {
 
     /// Returns handles to the certificate and the roots.
     pub fn context(&self) -> NodeContext {
-        NodeContext { certificate: self.certificate.reader(), trust: self.trust.reader() }
+        NodeContext { certificate: self.certificate.reader(), trust: self.store.reader() }
     }
 
     /// Returns the status of the source, and its changes.
     pub fn status(&self) -> watch::Receiver<SourceStatus> {
-        self.status.subscribe()
+        self.store.status.subscribe()
+    }
+
+    /// Returns the roots, to which peers announce theirs over their links.
+    pub fn roots(&self) -> RootStore {
+        self.store.clone()
     }
 
     /// Replaces the sources. Files are read before the call returns. The certificate and roots of the old
@@ -98,23 +100,23 @@ impl CertificateRotation {
         }
         let sink = Sink {
             certificate: self.certificate.clone(),
-            trust: self.trust.clone(),
-            status: self.status.clone(),
+            status: self.store.status.clone(),
             expected: options.expected.clone(),
             configured: options.trust.iter().map(|trust| trust.trust_domain.clone()).collect(),
-            roots: self.roots.clone(),
-            provider: provider(),
+            store: self.store.clone(),
         };
-        self.status.send_modify(|status| {
+        self.store.status.send_modify(|status| {
             status.source = options.source.as_ref().map_or("", Source::text);
             status.next = None;
             status.problems.clear();
         });
         let brings_trust = options.source.as_ref().is_some_and(Source::brings_trust);
-        let withdrawn = self.roots.send_if_modified(|roots| {
+        let withdrawn = self.store.roots.send_if_modified(|roots| {
             let before = roots.supplied.len();
             roots.supplied.retain(|domain, _| brings_trust && !sink.configured.contains(domain));
-            roots.supplied.len() != before
+            let peers_differ = roots.peers != options.peers;
+            roots.set_peers(&options.peers);
+            roots.supplied.len() != before || peers_differ
         });
         // The states are noted before the files are read, so that changes during the read are seen.
         let mut watch = FileWatch::new(files::paths(&options));
@@ -122,7 +124,7 @@ impl CertificateRotation {
         let files = files::Reader::new(options.clone(), sink.clone());
         files.read().await;
         if withdrawn {
-            sink.publish_trust();
+            sink.store.publish();
         }
         self.begin(files.run(watch));
         match (&options.source, &options.expected) {
@@ -194,7 +196,7 @@ mod tests {
         let trust = vec![TrustFile { trust_domain: domain(), roots: roots.clone() }];
         let scope = Scope::default();
         let mut keeper = CertificateRotation::start(&scope);
-        keeper.configure(Options { source: None, trust, expected: None }).await;
+        keeper.configure(Options { trust, ..Options::default() }).await;
         // The runtime has one thread, so no other task has run since the files were read.
         write(&roots, 2);
         let mut changed = keeper.context().trust;

@@ -9,8 +9,11 @@ use rustls::crypto::CryptoProvider;
 use rustls::pki_types::CertificateDer;
 
 use super::certificate::{Certificate, certificates};
+use super::roots::shared;
 use super::server::provider;
-use super::source::{CERTIFICATE, Options, Sink, Source, TrustFile, trust_of};
+use super::source::{Options, Sink, Source};
+use super::status::{CERTIFICATE, trust_of};
+use crate::model::identity::TrustDomain;
 use crate::net::file;
 use crate::net::reading::Readings;
 use crate::net::watch::FileWatch;
@@ -21,7 +24,9 @@ const BYTES_MAX: u64 = 4 << 20;
 
 /// Returns the files that options name.
 pub(super) fn paths(options: &Options) -> Vec<PathBuf> {
-    let mut paths: Vec<PathBuf> = options.trust.iter().map(|trust| trust.roots.clone()).collect();
+    let of_peers = options.peers.iter().filter_map(|peer| peer.roots.clone());
+    let mut paths: Vec<PathBuf> =
+        options.trust.iter().map(|trust| trust.roots.clone()).chain(of_peers).collect();
     if let Some(Source::Files { certificate, key }) = &options.source {
         paths.extend([certificate.clone(), key.clone()]);
     }
@@ -71,30 +76,51 @@ fn take_all(options: &Options, sink: &Sink) {
             Err(problem) => sink.failed(problem),
         }
     }
-    let mut configured = BTreeMap::new();
-    for TrustFile { trust_domain, roots } in &options.trust {
-        let of = trust_of(trust_domain);
-        match read_roots(roots) {
+    let last = sink.store.roots.borrow().clone();
+    let configured = take_roots(files_of(options), &last.configured, sink);
+    let of_peers = take_roots(files_of_peers(options), &last.of_peers, sink);
+    let changed = sink.store.roots.send_if_modified(|known| {
+        let changed = known.configured != configured || known.of_peers != of_peers;
+        known.configured = configured;
+        known.of_peers = of_peers;
+        changed
+    });
+    if changed || !sink.store.is_published() {
+        sink.store.publish();
+    }
+}
+
+fn files_of(options: &Options) -> impl Iterator<Item = (&TrustDomain, &Path)> {
+    options.trust.iter().map(|file| (&file.trust_domain, file.roots.as_path()))
+}
+
+fn files_of_peers(options: &Options) -> impl Iterator<Item = (&TrustDomain, &Path)> {
+    options.peers.iter().filter_map(|peer| Some((&peer.alias, peer.roots.as_deref()?)))
+}
+
+/// Reads files of roots. For a file that cannot be read its last contents stay.
+fn take_roots<'a>(
+    files: impl Iterator<Item = (&'a TrustDomain, &'a Path)>,
+    last: &BTreeMap<TrustDomain, Vec<CertificateDer<'static>>>,
+    sink: &Sink,
+) -> BTreeMap<TrustDomain, Vec<CertificateDer<'static>>> {
+    let mut taken = BTreeMap::new();
+    for (domain, path) in files {
+        let of = trust_of(domain);
+        match read_roots(path) {
             Ok(roots) => {
-                sink.solved(&of);
-                configured.insert(trust_domain.clone(), roots);
+                sink.store.solved(&of);
+                taken.insert(domain.clone(), roots);
             }
             Err(problem) => {
-                if let Some(last) = sink.roots.borrow().configured.get(trust_domain) {
-                    configured.insert(trust_domain.clone(), last.clone());
+                if let Some(last) = last.get(domain) {
+                    taken.insert(domain.clone(), last.clone());
                 }
-                sink.problem(&of, problem);
+                sink.store.problem(&of, problem);
             }
         }
     }
-    let changed = sink.roots.send_if_modified(|known| {
-        let changed = known.configured != configured;
-        known.configured = configured;
-        changed
-    });
-    if changed || sink.trust.newest().is_none() {
-        sink.publish_trust();
-    }
+    taken
 }
 
 /// Returns the problems of the files, each with its subject: the certificate, or the roots of a trust domain.
@@ -110,11 +136,18 @@ pub fn problems(options: &Options) -> Vec<(String, String)> {
         };
         problems.extend(problem.map(|problem| (CERTIFICATE.to_owned(), problem)));
     }
-    for TrustFile { trust_domain, roots } in &options.trust {
-        if let Err(problem) = read_roots(roots) {
-            problems.push((trust_of(trust_domain), problem));
+    let mut read: Vec<(&TrustDomain, Vec<CertificateDer<'static>>)> = Vec::new();
+    for (domain, path) in files_of(options).chain(files_of_peers(options)) {
+        match read_roots(path) {
+            Ok(roots) => read.push((domain, roots)),
+            Err(problem) => problems.push((trust_of(domain), problem)),
         }
     }
+    // Trust domains of this mesh may have roots in common, as while one takes the place of another.
+    let is_of_peer = |domain: &TrustDomain| options.peers.iter().any(|peer| peer.alias == *domain);
+    let found = shared(read.iter().map(|(domain, roots)| (*domain, roots)));
+    let found = found.into_iter().filter(|(domain, _)| is_of_peer(domain));
+    problems.extend(found.map(|(domain, problem)| (trust_of(&domain), problem)));
     problems
 }
 

@@ -3,18 +3,20 @@
 use std::io;
 
 use rustls::pki_types::{CertificateDer, UnixTime};
-use rustls::{Error, ServerConnection};
+use rustls::{ClientConnection, Error, ServerConnection};
 
-use super::certificate::identity_of;
-use super::trust::TrustBundles;
+use super::trust::{Shower, TrustBundles, describe};
 use crate::model::identity::Identity;
 use crate::net::latest::Latest;
 
 /// A verified peer: its identity and certificates.
 #[derive(Debug)]
 pub struct Proof {
-    /// The SPIFFE ID of the peer's certificate.
+    /// The SPIFFE ID of the peer's certificate, as it is known here.
     pub identity: Identity,
+    /// True if the identity is of a trust domain of a peer of the mesh.
+    pub is_of_peer: bool,
+    shower: Shower,
     /// The certificate chain that the peer sent, leaf first.
     chain: Vec<CertificateDer<'static>>,
     /// The time of the handshake, at which the chain was verified.
@@ -22,20 +24,52 @@ pub struct Proof {
 }
 
 impl Proof {
-    /// Takes the identity from a completed handshake; the error text says why there is none.
-    pub fn of(session: &ServerConnection) -> Result<Self, String> {
-        let chain = session.peer_certificates().unwrap_or_default();
-        let leaf = chain.first().ok_or("the caller showed no certificate")?;
-        let identity = identity_of(leaf).map_err(|fault| fault.to_string())?;
+    /// Takes the client's identity from a handshake that a [`mutual`](super::server::mutual) server has completed; the error text
+    /// says why there is none. `trust` is marked as seen before the handshake; roots that changed since verify the chain again.
+    pub fn of(session: &ServerConnection, trust: &mut Latest<TrustBundles>) -> Result<Self, String> {
+        Self::new(Shower::Client, session.peer_certificates().unwrap_or_default(), trust)
+    }
+
+    /// Takes the server's identity from a handshake that a [`mutual`](super::client::mutual) client has completed, as
+    /// [`of`](Self::of) does.
+    pub fn of_server(session: &ClientConnection, trust: &mut Latest<TrustBundles>) -> Result<Self, String> {
+        Self::new(Shower::Server, session.peer_certificates().unwrap_or_default(), trust)
+    }
+
+    fn new(
+        shower: Shower,
+        chain: &[CertificateDer<'_>],
+        trust: &mut Latest<TrustBundles>,
+    ) -> Result<Self, String> {
+        let (leaf, rest) = chain.split_first().ok_or("the caller showed no certificate")?;
+        let now = UnixTime::now();
+        let (bundles, identity) = match trust.unseen() {
+            Some(changed) => {
+                let identity = changed.verify_of(shower, leaf, rest, now);
+                (changed, identity)
+            }
+            None => {
+                let bundles = trust.newest().ok_or("no trusted roots are loaded")?;
+                let identity = bundles.identity_of_verified(shower, leaf, rest, now);
+                (bundles, identity)
+            }
+        };
+        let identity = identity.map_err(|error| describe(&error))?;
+        let is_of_peer = bundles.is_of_peer(&identity);
         let chain = chain.iter().map(|certificate| certificate.clone().into_owned()).collect();
-        Ok(Self { identity, chain, verified: UnixTime::now() })
+        Ok(Self { identity, is_of_peer, shower, chain, verified: now })
     }
 
     /// Verifies the chain against these roots, as of the time of the handshake: a certificate that has
-    /// expired since then stays accepted.
+    /// expired since then stays accepted. Roots that make another identity of it do not verify it.
     pub fn verify_against(&self, trust: &TrustBundles) -> Result<(), Error> {
         let (leaf, intermediates) = self.chain.split_first().ok_or(Error::NoCertificatesPresented)?;
-        trust.verify(leaf, intermediates, self.verified).map(drop)
+        let identity = trust.verify_of(self.shower, leaf, intermediates, self.verified)?;
+        if identity == self.identity {
+            Ok(())
+        } else {
+            Err(Error::General(format!("the roots have verified {}, and now {identity}", self.identity)))
+        }
     }
 
     /// Waits until newer roots do not verify the chain any more. `trust` must have seen the roots that the

@@ -60,7 +60,7 @@ pub fn refused_identity() -> Option<Identity> {
 }
 
 #[derive(Debug)]
-struct Newest(Latest<Certificate>);
+pub(super) struct Newest(pub(super) Latest<Certificate>);
 
 impl ResolvesServerCert for Newest {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {

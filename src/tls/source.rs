@@ -16,7 +16,8 @@ use rustls::pki_types::CertificateDer;
 use tokio::sync::watch;
 
 use super::certificate::Certificate;
-use super::trust::TrustBundles;
+use super::roots::{PeerTrust, RootStore};
+use super::status::{CERTIFICATE, SourceStatus};
 use crate::model::identity::{Identity, TrustDomain};
 use crate::model::place::ClusterId;
 use crate::net::latest::LatestWriter;
@@ -29,6 +30,8 @@ pub struct Options {
     pub source: Option<Source>,
     /// Trust domains whose roots are in files.
     pub trust: Vec<TrustFile>,
+    /// The trust domains of peers.
+    pub peers: Vec<PeerTrust>,
     /// The identity that the certificate must have, and that [`IstioCa`] certifies; `None`: any.
     pub expected: Option<Identity>,
 }
@@ -76,56 +79,26 @@ pub struct TrustFile {
     pub roots: PathBuf,
 }
 
-/// The status of a source.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SourceStatus {
-    /// `files`, `istioCa`, `workloadApi`; empty without a source.
-    pub source: &'static str,
-    /// When the last certificate was applied.
-    pub renewed: Option<SystemTime>,
-    /// When the next certificate will be requested.
-    pub next: Option<SystemTime>,
-    /// Why the last attempt failed, by subject: the certificate, or the roots of a trust domain.
-    pub problems: BTreeMap<String, String>,
-}
-
 /// Receives certificates and roots from a source.
 #[derive(Clone)]
 pub struct Sink {
     pub(super) certificate: LatestWriter<Certificate>,
-    pub(super) trust: LatestWriter<TrustBundles>,
     pub(super) status: watch::Sender<SourceStatus>,
     pub(super) expected: Option<Identity>,
     /// Trust domains whose roots are configured as files. A source cannot override them, even if the file
     /// could not be read.
     pub(super) configured: BTreeSet<TrustDomain>,
-    /// All roots, those from files apart from those that the source provided.
-    pub(super) roots: watch::Sender<Roots>,
-    pub(super) provider: Arc<CryptoProvider>,
-}
-
-/// All known roots by origin.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Roots {
-    pub(super) configured: BTreeMap<TrustDomain, Vec<CertificateDer<'static>>>,
-    pub(super) supplied: BTreeMap<TrustDomain, Vec<CertificateDer<'static>>>,
+    /// All roots, and the trust bundles that are made of them.
+    pub(super) store: RootStore,
 }
 
 /// The longest sleep while waiting for a time of day.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 
-/// The key of the certificate's problem in [`SourceStatus::problems`].
-pub const CERTIFICATE: &str = "certificate";
-
-/// Returns the key in [`SourceStatus::problems`] of a problem with the roots of a trust domain.
-pub fn trust_of(domain: &TrustDomain) -> String {
-    format!("trust of {domain}")
-}
-
 impl Sink {
     /// Returns the cryptography provider for checking certificates.
     pub fn provider(&self) -> &Arc<CryptoProvider> {
-        &self.provider
+        &self.store.provider
     }
 
     /// Applies a certificate and returns true. A certificate of another identity is refused, and the status
@@ -179,7 +152,7 @@ impl Sink {
 
     /// Reports that the source could not get a certificate; the last good one stays in use.
     pub fn failed(&self, problem: String) {
-        self.problem(CERTIFICATE, problem);
+        self.store.problem(CERTIFICATE, problem);
     }
 
     /// Reports when the source will request the next certificate.
@@ -191,36 +164,13 @@ impl Sink {
     pub fn supply_trust(&self, mut domains: BTreeMap<TrustDomain, Vec<CertificateDer<'static>>>) {
         // Also if the file of a domain could never be read: the source cannot override the config.
         domains.retain(|domain, _| !self.configured.contains(domain));
-        let changed = self.roots.send_if_modified(|roots| {
+        let changed = self.store.roots.send_if_modified(|roots| {
             let changed = roots.supplied != domains;
             roots.supplied = domains;
             changed
         });
         if changed {
-            self.publish_trust();
-        }
-    }
-
-    pub(super) fn problem(&self, of: &str, problem: String) {
-        tracing::warn!(of, "cannot renew this gateway's certificate or roots: {problem}");
-        self.status.send_modify(|status| drop(status.problems.insert(of.to_owned(), problem)));
-    }
-
-    pub(super) fn solved(&self, of: &str) {
-        self.status.send_if_modified(|status| status.problems.remove(of).is_some());
-    }
-
-    /// Applies all known roots; if some cannot be used, the roots in use stay.
-    pub(super) fn publish_trust(&self) {
-        let roots = self.roots.borrow().clone();
-        let mut domains = roots.supplied;
-        domains.extend(roots.configured);
-        match TrustBundles::new(domains, &self.provider) {
-            Ok(bundles) => {
-                self.solved("trust");
-                self.trust.set(Arc::new(bundles));
-            }
-            Err(fault) => self.problem("trust", fault.to_string()),
+            self.store.publish();
         }
     }
 }
@@ -258,14 +208,13 @@ mod tests {
     impl Sink {
         /// Returns a sink without readers.
         pub(in crate::tls) fn alone(expected: Option<&str>, configured: &[&str]) -> Self {
+            let store = RootStore::default();
             Self {
                 certificate: LatestWriter::default(),
-                trust: LatestWriter::default(),
-                status: watch::Sender::new(SourceStatus::default()),
+                status: store.status.clone(),
                 expected: expected.map(|expected| Identity::parse(expected).expect("legal")),
                 configured: configured.iter().map(|name| domain(name)).collect(),
-                roots: watch::Sender::new(Roots::default()),
-                provider: provider(),
+                store,
             }
         }
     }
@@ -284,7 +233,7 @@ mod tests {
     }
 
     fn trusted(sink: &Sink) -> Vec<String> {
-        let trust = sink.trust.newest();
+        let trust = sink.store.reader().newest();
         trust.iter().flat_map(|trust| trust.domains()).map(|(domain, _)| domain.to_string()).collect()
     }
 

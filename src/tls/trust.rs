@@ -1,14 +1,18 @@
 //! The trusted roots of each trust domain. A certificate is verified against the roots of the domain in its
 //! own SPIFFE ID only, so that one domain's authority cannot certify another domain's workloads.
+//!
+//! The trust domain of a peer is known here under a name of ours, its alias, as two organisations may have given theirs the same
+//! name: where several bundles are of the domain that a certificate names, the one whose roots verify it decides.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use rustls::crypto::CryptoProvider;
+use rustls::client::verify_server_cert_signed_by_trust_anchor;
+use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms};
 use rustls::pki_types::{CertificateDer, UnixTime};
-use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::ClientCertVerifier;
+use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{CertificateError, Error, OtherError, RootCertStore};
 
 use super::certificate::{IdentityFault, identity_of, validity_of};
@@ -18,17 +22,45 @@ use crate::telemetry::clock::rfc3339;
 /// The roots of all trust domains.
 #[derive(Debug, Default)]
 pub struct TrustBundles {
-    domains: BTreeMap<TrustDomain, Bundle>,
+    /// The bundles by the trust domain under which identities are known.
+    domains: BTreeMap<TrustDomain, Arc<Bundle>>,
+    /// The same by the trust domain that certificates name; ours come before those of peers.
+    named: BTreeMap<TrustDomain, Vec<TrustDomain>>,
+}
+
+/// Whose a trust domain is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// This mesh's: certificates name the domain under which they are known.
+    Ours,
+    /// A peer's.
+    Peer {
+        /// The trust domain that the peer's certificates name.
+        named: TrustDomain,
+    },
+}
+
+/// The side of a handshake that shows a certificate, which its extended key usage must allow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shower {
+    /// The client.
+    Client,
+    /// The server.
+    Server,
 }
 
 /// The roots of one trust domain.
 #[derive(Debug)]
 pub struct Bundle {
+    /// Whose the trust domain is.
+    pub owner: Owner,
     /// The root certificates.
     pub roots: Vec<CertificateDer<'static>>,
     /// When the last of the roots expires; `None` if a validity cannot be read.
     pub not_after: Option<SystemTime>,
     verifier: Arc<dyn ClientCertVerifier>,
+    anchors: Arc<RootCertStore>,
+    algorithms: WebPkiSupportedAlgorithms,
 }
 
 /// The reason why roots cannot be used.
@@ -49,6 +81,8 @@ enum Distrust {
     Identity(IdentityFault),
     #[error("the trust domain of {0} is not trusted here")]
     Domain(Identity),
+    #[error("the roots of several peers verify the certificate of {0}, so it is nobody's")]
+    Ambiguous(Identity),
 }
 
 impl From<Distrust> for Error {
@@ -93,45 +127,146 @@ impl TrustBundles {
         provider: &Arc<CryptoProvider>,
     ) -> Result<Self, TrustFault> {
         let bundles = domains.into_iter().map(|(domain, roots)| {
-            let bundle = Bundle::new(&domain, roots, provider)?;
-            Ok((domain, bundle))
+            let bundle = Bundle::new(&domain, Owner::Ours, roots, provider)?;
+            Ok((domain, Arc::new(bundle)))
         });
-        Ok(Self { domains: bundles.collect::<Result<_, _>>()? })
+        let domains: BTreeMap<_, _> = bundles.collect::<Result<_, _>>()?;
+        let named = domains.keys().map(|domain| (domain.clone(), vec![domain.clone()])).collect();
+        Ok(Self { domains, named })
     }
 
-    /// Returns the trust domains with their roots, in order of name.
-    pub fn domains(&self) -> impl Iterator<Item = (&TrustDomain, &Bundle)> {
+    /// Adds the bundle of a peer, whose identities are known under `alias`.
+    pub(super) fn add_peer(&mut self, alias: &TrustDomain, bundle: Arc<Bundle>) {
+        let Owner::Peer { named } = &bundle.owner else { return };
+        self.named.entry(named.clone()).or_default().push(alias.clone());
+        self.domains.insert(alias.clone(), bundle);
+    }
+
+    /// Returns the trust domains under which identities are known, with their roots, in order of name.
+    pub fn domains(&self) -> impl Iterator<Item = (&TrustDomain, &Arc<Bundle>)> {
         self.domains.iter()
     }
 
-    /// Returns the identity of a peer if its certificate chains to the roots of its own trust domain.
+    /// Returns the bundle of the trust domain under which identities are known.
+    pub fn bundle(&self, domain: &TrustDomain) -> Option<&Arc<Bundle>> {
+        self.domains.get(domain)
+    }
+
+    /// Returns the roots of the trust domain under which identities are known.
+    pub fn roots_of(&self, domain: &TrustDomain) -> Option<&[CertificateDer<'static>]> {
+        self.domains.get(domain).map(|bundle| bundle.roots.as_slice())
+    }
+
+    /// Returns true if an identity that was verified is that of a peer.
+    pub fn is_of_peer(&self, identity: &Identity) -> bool {
+        let domain = TrustDomain::parse(identity.trust_domain()).ok();
+        let bundle = domain.and_then(|domain| self.domains.get(&domain));
+        bundle.is_some_and(|bundle| bundle.owner != Owner::Ours)
+    }
+
+    /// Returns the identity, as it is known here, of the client with this certificate if it chains to the roots of its own trust
+    /// domain.
     pub fn verify(
         &self,
         leaf: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<Identity, Error> {
+        self.verify_of(Shower::Client, leaf, intermediates, now)
+    }
+
+    /// Returns the identity of the shower of a certificate, as [`verify`](Self::verify) does.
+    pub fn verify_of(
+        &self,
+        shower: Shower,
+        leaf: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<Identity, Error> {
+        let (identity, candidates) = self.candidates(leaf)?;
+        let mut verified = None;
+        let mut fault = None;
+        for (domain, bundle) in candidates {
+            match bundle.verify(shower, leaf, intermediates, now) {
+                // What our own roots verify is ours, whatever a peer announces.
+                Ok(()) if bundle.owner == Owner::Ours => return Ok(identity.in_domain(domain)),
+                Ok(()) if verified.is_some() => return Err(Distrust::Ambiguous(identity).into()),
+                Ok(()) => verified = Some(domain),
+                // The roots of others of that name know nothing of the certificate; the cause is what its own say.
+                Err(error) if fault.is_none() || error != CertificateError::UnknownIssuer.into() => {
+                    fault = Some(error);
+                }
+                Err(_) => {}
+            }
+        }
+        match (verified, fault) {
+            (Some(domain), _) => Ok(identity.in_domain(domain)),
+            (None, Some(fault)) => Err(fault),
+            (None, None) => Err(Distrust::Domain(identity).into()),
+        }
+    }
+
+    /// Returns the identity of the shower of a certificate that these bundles have verified; verifies it again only where several
+    /// bundles are of the domain that it names.
+    pub(super) fn identity_of_verified(
+        &self,
+        shower: Shower,
+        leaf: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<Identity, Error> {
+        let (identity, mut candidates) = self.candidates(leaf)?;
+        match (candidates.next(), candidates.next()) {
+            (Some((domain, _)), None) => Ok(identity.in_domain(domain)),
+            _ => self.verify_of(shower, leaf, intermediates, now),
+        }
+    }
+
+    /// Returns the identity that a certificate names, and the bundles of its trust domain.
+    fn candidates(
+        &self,
+        leaf: &CertificateDer<'_>,
+    ) -> Result<(Identity, impl Iterator<Item = (&TrustDomain, &Bundle)>), Error> {
         let identity = identity_of(leaf).map_err(Distrust::Identity)?;
-        let bundle = TrustDomain::parse(identity.trust_domain()).ok();
-        let Some(bundle) = bundle.and_then(|domain| self.domains.get(&domain)) else {
-            return Err(Distrust::Domain(identity).into());
-        };
-        bundle.verifier.verify_client_cert(leaf, intermediates, now)?;
-        Ok(identity)
+        let named = TrustDomain::parse(identity.trust_domain()).ok();
+        let known = named.and_then(|domain| self.named.get(&domain));
+        let bundles = known.into_iter().flatten();
+        Ok((identity, bundles.filter_map(|domain| Some((domain, &**self.domains.get(domain)?)))))
     }
 }
 
 impl Bundle {
-    fn new(
+    /// Checks the roots of the trust domain that is known as `domain`.
+    pub(super) fn new(
         domain: &TrustDomain,
+        owner: Owner,
         roots: Vec<CertificateDer<'static>>,
         provider: &Arc<CryptoProvider>,
     ) -> Result<Self, TrustFault> {
         let store = anchors(&roots).map_err(|(at, error)| TrustFault::Root(at, domain.clone(), error))?;
-        let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(store), provider.clone());
+        let anchors = Arc::new(store);
+        let builder = WebPkiClientVerifier::builder_with_provider(anchors.clone(), provider.clone());
         let verifier = builder.build().map_err(|error| TrustFault::Roots(domain.clone(), error))?;
         let not_after = roots.iter().filter_map(validity_of).map(|validity| validity.not_after).max();
-        Ok(Self { roots, not_after, verifier })
+        let algorithms = provider.signature_verification_algorithms;
+        Ok(Self { owner, roots, not_after, verifier, anchors, algorithms })
+    }
+
+    fn verify(
+        &self,
+        shower: Shower,
+        leaf: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<(), Error> {
+        match shower {
+            Shower::Client => self.verifier.verify_client_cert(leaf, intermediates, now).map(drop),
+            Shower::Server => {
+                let leaf = ParsedCertificate::try_from(leaf)?;
+                let all = self.algorithms.all;
+                verify_server_cert_signed_by_trust_anchor(&leaf, &self.anchors, intermediates, now, all)
+            }
+        }
     }
 }
 

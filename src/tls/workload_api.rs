@@ -165,15 +165,15 @@ fn take(message: &X509svidResponse, sink: &Sink) -> Result<SystemTime, WorkloadA
     let mut bundles = given.bundles;
     for domain in given.problems.keys().filter_map(|name| TrustDomain::parse(name).ok()) {
         // A bundle that cannot be read does not remove the last good one.
-        if let Some(last) = sink.roots.borrow().supplied.get(&domain) {
+        if let Some(last) = sink.store.roots.borrow().supplied.get(&domain) {
             bundles.entry(domain).or_insert_with(|| last.clone());
         }
     }
     match given.problems.iter().next() {
-        None => sink.solved(FEDERATION),
+        None => sink.store.solved(FEDERATION),
         Some((name, first)) => {
             let count = given.problems.len();
-            sink.problem(
+            sink.store.problem(
                 FEDERATION,
                 format!(
                     "{count} trust bundles cannot be used; the first one, {name:?}: \

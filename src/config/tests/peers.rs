@@ -7,7 +7,7 @@ use crate::snapshot::peer::PeerLimits;
 
 /// The keys that peers need beside themselves.
 const GATEWAY: &str = "listeners: [{name: l, bind: ':15443', protocol: auto}]\n\
-                       identity: {files: {certificate: c.pem, key: k.pem}}\ntrust: [{trustDomain: cluster.local, roots: r.pem}]\n";
+                       identity: {files: {certificate: c.pem, key: k.pem}}\ntrust: [{trustDomain: cluster.local, roots: r.pem}, {trustDomain: other.mesh, roots: o.pem}]\n";
 
 #[test]
 fn a_peer_has_rules_limits_and_a_registry_of_its_own() {
@@ -33,6 +33,11 @@ fn a_peer_has_rules_limits_and_a_registry_of_its_own() {
     assert_eq!(
         of_north.dial.as_ref().map(|(host, port)| (host.to_string(), *port)),
         Some(("gw.north.example".to_owned(), 15_443))
+    );
+    let [trust] = config.identity.peers.as_slice() else { panic!("one") };
+    assert_eq!(
+        (&*trust.peer, trust.alias.as_str(), trust.roots == of_west.trust),
+        ("west", "west.example", true)
     );
     let registries: Vec<&str> = config.registries.iter().map(|registry| &*registry.name).collect();
     assert_eq!(registries, ["peer/west", "peer/north"]);
@@ -61,6 +66,10 @@ fn bad_peers() {
     bad(
         "{name: a, identity: 'spiffe://d/x', trust: t, accept: true}, {name: b, identity: 'spiffe://d/y', trust: t, accept: true}",
         "peers[1].trustAlias: two peers have the trust domain d",
+    );
+    bad(
+        "{name: a, identity: 'spiffe://d/x', trustAlias: other.mesh, trust: t, accept: true}",
+        "peers[0].trustAlias: the trust domain other.mesh has roots of its own in trust",
     );
     bad("{name: a, export: [{services: ['*'], as: '{name}.x'}]}", "peers[0].export[0].as: found");
     refused_with(

@@ -86,11 +86,8 @@ pub(super) async fn handshake(
         let mut trust = core.shared.hbone.context.trust.clone();
         trust.see();
         let stream = secure(core, entry, transport).await?;
-        let proof = Proof::of(stream.get_ref().1).map_err(untrusted)?;
         // The certificate is verified when it comes; the bundle may change before the client finishes.
-        if let Some(changed) = trust.unseen() {
-            proof.verify_against(&changed).map_err(|error| untrusted(describe(&error)))?;
-        }
+        let proof = Proof::of(stream.get_ref().1, &mut trust).map_err(untrusted)?;
         let peer = Rc::new(Peer::new(proof, trust));
         // No await since the verification: a bundle that changes from here on finds the peer in the table.
         entry.facts.borrow_mut().peer = Some(peer.clone());

@@ -118,7 +118,13 @@ async fn secure(tls: Tls, socket: TcpStream, seat: &Arc<Seat>) -> Result<Connect
     };
     let stream =
         accepted.map_err(|error| tls_error_of(&error).map_or_else(|| error.to_string(), describe))?;
-    let proof = Proof::of(stream.get_ref().1)?;
+    let proof = Proof::of(stream.get_ref().1, &mut trust)?;
+    if proof.is_of_peer {
+        return Err(format!(
+            "{} is of a peer, and peers are given services over their link alone",
+            proof.identity
+        ));
+    }
     let caller = Caller { peer, identity: Some(proof.identity.clone()) };
     let called_on = CalledOn { caller, seat: seat.clone() };
     let ended = seat.clone().ended();

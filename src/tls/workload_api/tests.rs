@@ -103,7 +103,7 @@ fn a_bundle_that_cannot_be_read_stays_as_it_was_and_one_that_is_not_there_goes()
         message.federated_bundles = west.into_iter().map(|der| ("spiffe://west".to_owned(), der)).collect();
         message.federated_bundles.insert("spiffe://td".to_owned(), b"no".to_vec());
         take(&message, &sink).expect("taken");
-        let trust = sink.trust.newest().expect("roots");
+        let trust = sink.store.reader().newest().expect("roots");
         let domains = trust.domains().map(|(domain, bundle)| (domain.to_string(), bundle.roots[0].clone()));
         let problem = sink.status.borrow().problems.get(FEDERATION).cloned().unwrap_or_default();
         (domains.collect::<Vec<_>>(), problem)
