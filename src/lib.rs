@@ -29,7 +29,7 @@
 //! | 3 | [`tls`] | certificates of the gateway, their sources, trusted roots by trust domain |
 //! | 4 | [`dataplane`] | accept → peek → admit → choose → dial → relay, for SNI connections and CONNECT streams |
 //! | 4 | [`aggregator`] | registries, name resolution, the one maker of snapshots |
-//! | 4 | [`discovery`] | xDS: every client gets the endpoints as seen from its network |
+//! | 4 | [`discovery`] | xDS: every client gets the endpoints as seen from its network; DNS: names and virtual addresses |
 //! | 5 | [`admin`] | HTTP API, dashboard, readiness, explain, horizon |
 //! | 5 | [`config`] | the file → checked `Config` |
 //! | 6 | [`app`], [`cli`] | composition, commands, `top`, spans over OTLP, notices to the service manager |

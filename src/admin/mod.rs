@@ -31,6 +31,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::aggregator::status::Status as AggregatorStatus;
 use crate::dataplane::handle::{Control, EffectiveLimits};
+use crate::discovery::dns::server::Server as DnsServer;
 use crate::discovery::xds::status::Clients;
 use crate::model::place::ClusterId;
 use crate::net::own::OwnAddresses;
@@ -93,6 +94,8 @@ pub struct Sources {
     pub reader: Reader,
     /// The clients of the xDS server; empty if there is no server.
     pub clients: Arc<Clients>,
+    /// The DNS server; `None` if there is none.
+    pub names: Option<Arc<DnsServer>>,
     /// Reads the data plane's state.
     pub dataplane: Control,
     /// The status of registries and names.
@@ -118,6 +121,8 @@ pub struct Sources {
 impl Sources {
     /// Returns the readiness gates.
     pub fn gates(&self, own_cluster: &ClusterId) -> Vec<readiness::Gate> {
-        readiness::gates(&self.program.load(), &self.aggregator.borrow(), own_cluster, self.identities.gate())
+        let names = self.names.as_ref().map(|server| server.is_serving());
+        let further = readiness::Further { identity: self.identities.gate(), names };
+        readiness::gates(&self.program.load(), &self.aggregator.borrow(), own_cluster, further)
     }
 }

@@ -14,13 +14,21 @@ pub struct Gate {
     pub closed: Option<String>,
 }
 
-/// Returns all readiness gates, with that of the gateway's certificate if the config names a source. Only
-/// registries of the gateway's own cluster are gates.
+/// Gates that only some configs have.
+#[derive(Clone, Debug, Default)]
+pub struct Further {
+    /// The gate of the gateway's certificate, if the config names a source.
+    pub identity: Option<Gate>,
+    /// Whether the DNS server answers, if there is one.
+    pub names: Option<bool>,
+}
+
+/// Returns all readiness gates. Only registries of the gateway's own cluster are gates.
 pub fn gates(
     program: &ProgramStatus,
     aggregator: &Status,
     own_cluster: &ClusterId,
-    identity: Option<Gate>,
+    further: Further,
 ) -> Vec<Gate> {
     let gate = |name: &str, open: bool, why: &str| Gate {
         name: name.to_owned(),
@@ -30,7 +38,8 @@ pub fn gates(
         gate("listeners", program.serving, "listeners are not open yet"),
         gate("serving", !program.draining, "draining"),
     ];
-    gates.extend(identity);
+    gates.extend(further.identity);
+    gates.extend(further.names.map(|answers| gate("dns server", answers, "queries are not answered yet")));
     for registry in aggregator.registries.iter().filter(|registry| registry.cluster == *own_cluster) {
         let heard = registry.state != RegistryState::Missing;
         let why = registry.problems.first().map_or("not read yet", String::as_str);
@@ -89,7 +98,7 @@ mod tests {
             let [own, other] = states;
             let registries = vec![registry("east", own), registry("west", other)];
             let status = Status { registries, ..Status::default() };
-            let gates = gates(&program, &status, &ClusterId::new("east"), None);
+            let gates = gates(&program, &status, &ClusterId::new("east"), Further::default());
             gates.into_iter().filter_map(|gate| gate.closed).collect::<Vec<_>>()
         };
         assert_eq!(closed([RegistryState::Stale, RegistryState::Missing]), Vec::<String>::new());

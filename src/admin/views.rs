@@ -10,6 +10,7 @@ use crate::api;
 use crate::api::listener::{Exposed, Identities};
 use crate::api::status::Status;
 use crate::dataplane::upstreams::Upstreams;
+use crate::discovery::dns::server::Server as DnsServer;
 use crate::model::mesh_name::MeshName;
 use crate::model::place::ClusterId;
 use crate::snapshot::Snapshot;
@@ -76,7 +77,24 @@ pub fn status(sources: &Sources) -> Status {
         registries: registries(&aggregator),
         held_back: held_back(sources, &aggregator),
         xds: api::status::Xds { clients: sources.clients.count(), refused: refused(&sources.clients) },
+        dns: sources.names.as_ref().map(|server| dns(server, &aggregator)),
         unresolved: aggregator.unresolved.to_vec(),
+    }
+}
+
+/// Returns the DNS server with the virtual addresses.
+fn dns(server: &DnsServer, aggregator: &AggregatorStatus) -> api::status::Dns {
+    let of_services = aggregator.virtual_addresses.as_ref().map(|status| api::status::VirtualAddresses {
+        ranges: texts(&status.ranges.list()),
+        in_use: status.counts.in_use,
+        reserved: status.counts.reserved,
+        without: status.counts.without,
+    });
+    api::status::Dns {
+        address: server.address().to_string(),
+        zones: server.zones(),
+        services: server.services(),
+        virtual_addresses: of_services.unwrap_or_default(),
     }
 }
 
@@ -161,7 +179,7 @@ fn leads_to(route: &Route) -> Vec<String> {
     }
 }
 
-/// Returns one object per listener, in the order of the file.
+/// Returns one object per listener, in the order of the file, and one for the DNS server.
 pub fn listeners(sources: &Sources) -> Vec<api::listener::Listener> {
     let program = sources.program.load();
     let snapshot = sources.reader.latest();
@@ -176,7 +194,14 @@ pub fn listeners(sources: &Sources) -> Vec<api::listener::Listener> {
             from: texts(&listener.from),
         }
     };
-    snapshot.policy.listeners.iter().map(view).collect()
+    let dns = sources.names.iter().map(|server| api::listener::Listener {
+        name: "dns".to_owned(),
+        bind: server.bind().to_string(),
+        address: Some(server.address().to_string()),
+        protocol: "dns".to_owned(),
+        ..api::listener::Listener::default()
+    });
+    snapshot.policy.listeners.iter().map(view).chain(dns).collect()
 }
 
 /// Returns one object per service.

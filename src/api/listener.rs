@@ -12,7 +12,7 @@ pub struct Listener {
     pub bind: String,
     /// Its bound address; `None` before it is open and after it is closed.
     pub address: Option<String>,
-    /// `sni`, `hbone` or `auto`.
+    /// `sni`, `hbone` or `auto`; `dns` for the DNS server.
     pub protocol: String,
     /// The protocols of which a client must offer one; empty: not checked.
     pub alpn: Vec<String>,

@@ -50,6 +50,8 @@ pub struct Status {
     pub held_back: HeldBack,
     /// The xDS server.
     pub xds: Xds,
+    /// The DNS server; `None` if there is none.
+    pub dns: Option<Dns>,
     /// Host names that do not resolve.
     pub unresolved: Vec<String>,
     /// Conflicts between registries, a line each.
@@ -166,6 +168,34 @@ pub struct HeldBack {
     pub clients: usize,
     /// The number of names.
     pub names: usize,
+}
+
+/// The DNS server.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Dns {
+    /// Its address, for UDP and TCP.
+    pub address: String,
+    /// Its zones.
+    pub zones: Vec<String>,
+    /// The number of services that it answers for.
+    pub services: usize,
+    /// The virtual addresses of imported services.
+    pub virtual_addresses: VirtualAddresses,
+}
+
+/// The virtual addresses of imported services.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct VirtualAddresses {
+    /// The ranges that they are from.
+    pub ranges: Vec<String>,
+    /// The number of services that have some.
+    pub in_use: usize,
+    /// The number of services that are gone and whose addresses are reserved.
+    pub reserved: usize,
+    /// The number of addresses that services lack, as the ranges are full.
+    pub without: usize,
 }
 
 /// The xDS server.

@@ -3,6 +3,7 @@
 
 #[cfg_attr(not(feature = "kubernetes"), path = "clusters_disabled.rs")]
 mod clusters;
+mod dns;
 mod listeners;
 mod loading;
 mod log;
@@ -47,13 +48,12 @@ use crate::net::own::{LOOK_UP_EVERY, OwnAddresses};
 use crate::net::reading::Readings;
 use crate::net::scope::Scope;
 use crate::net::watch::FileWatch;
-use crate::snapshot::policy::Policy;
-use crate::snapshot::virtual_addresses::Ranges;
 use crate::telemetry::Telemetry;
 use crate::telemetry::access_log::GatewayName;
 use crate::telemetry::control::ReloadResult;
 use crate::tls::context::CertificateRotation;
 use crate::world::LaterReader;
+use dns::Dns;
 use listeners::Listeners;
 use loading::{Loaded, Loader};
 use orders::{Reload, Supervisor};
@@ -247,11 +247,7 @@ impl Program {
             Workers::Auto => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
         };
         threads::can_be_made(THREADS + workers)?;
-        let limits = EffectiveLimits::new(
-            &config.policy.limits,
-            descriptors,
-            uses(&config.policy, config.xds.is_some()),
-        );
+        let limits = EffectiveLimits::new(&config.policy.limits, descriptors, uses(&config));
         tracing::info!(
             version = env!("CARGO_PKG_VERSION"),
             workers,
@@ -318,8 +314,12 @@ impl Program {
                 )
             })
             .transpose()?;
+        let dns = config.dns_server.clone().map(|options| Dns::bind(options, limits.dns_connections));
+        let dns = dns.transpose()?;
+        let dns_server = dns.as_ref().map(|dns| dns.server(&reader, &own, &telemetry));
         let sources = Sources {
             reader,
+            names: dns_server.clone(),
             clients: xds.as_ref().map(Xds::clients).unwrap_or_default(),
             dataplane: dataplane.control(),
             aggregator: aggregator.status.clone(),
@@ -343,6 +343,10 @@ impl Program {
             // The xDS server starts after the registries were read: a client that reconnects would lose
             // endpoints of registries that are still being listed.
             xds.serve()?;
+        }
+        if let Some((dns, server)) = dns.zip(dns_server) {
+            // A resolver that asks before the registries were read would learn that names do not exist.
+            dns.serve(&server, &sources, &scope)?;
         }
         let program = Self {
             fixed: Fixed::of(&config),
@@ -544,7 +548,7 @@ impl Program {
         let limits = EffectiveLimits::new(
             &config.policy.limits,
             self.descriptors,
-            uses(&config.policy, self.config.xds.is_some()),
+            DescriptorUses { health_checks: config.policy.has_checks(), ..uses(&self.config) },
         );
         self.dataplane.set_limits(limits);
         self.dataplane.readmit().await;
@@ -606,7 +610,7 @@ struct Fixed {
     metrics: Option<Bind>,
     health: Option<Bind>,
     xds: Option<crate::discovery::Options>,
-    virtual_addresses: Option<Ranges>,
+    dns_server: Option<crate::discovery::dns::Options>,
     log: LogFormat,
 }
 
@@ -618,7 +622,7 @@ impl Fixed {
             metrics: config.metrics,
             health: config.health,
             xds: config.xds.clone(),
-            virtual_addresses: config.aggregator.virtual_addresses,
+            dns_server: config.dns_server.clone(),
             log: config.log.format,
         }
     }
@@ -631,7 +635,7 @@ impl Fixed {
             ("telemetry.metrics.bind", self.metrics != next.metrics),
             ("telemetry.health.bind", self.health != next.health),
             ("xds", self.xds != next.xds),
-            ("dnsServer", self.virtual_addresses != next.virtual_addresses),
+            ("dnsServer", self.dns_server != next.dns_server),
             ("telemetry.log.format", self.log != next.log),
         ];
         changed.into_iter().filter(|(_, changed)| *changed).map(|(name, _)| name).collect()
@@ -681,8 +685,12 @@ fn registry_of(spec: &RegistrySpec, scope: &Scope, world: &LaterReader) -> Box<d
 }
 
 /// Returns the parts of the config that need descriptors of their own.
-fn uses(policy: &Policy, xds: bool) -> DescriptorUses {
-    DescriptorUses { xds, health_checks: policy.has_checks() }
+fn uses(config: &Config) -> DescriptorUses {
+    DescriptorUses {
+        xds: config.xds.is_some(),
+        dns: config.dns_server.is_some(),
+        health_checks: config.policy.has_checks(),
+    }
 }
 
 /// Runs the periodic upkeep: readmits ejected endpoints, drops the state of unused ones, and reads the

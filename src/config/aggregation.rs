@@ -23,7 +23,7 @@ pub(super) fn options(root: &Fields<'_>, problems: &mut Problems) -> Options {
         start_timeout: fields.get(&keys::Aggregator::START_TIMEOUT),
         state: path_of(&root.map(&Root::STATE), &keys::State::DIR, problems),
         dns: dns(&root.map(&Root::DNS), problems),
-        virtual_addresses: super::dns::virtual_addresses(root, problems),
+        virtual_addresses: None,
     }
 }
 

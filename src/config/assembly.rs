@@ -4,6 +4,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use crate::aggregator::options::Options as AggregatorOptions;
 use crate::document::form::{self, Form};
 use crate::document::key::Key;
 use crate::document::nearest::nearest;
@@ -26,8 +27,8 @@ use super::listeners::Listeners;
 use super::routes::{Placed, Surroundings};
 use super::table as keys;
 use super::{
-    Config, Drain, addresses, aggregation, exports, identity, networks, peers, registries, routes, telemetry,
-    tuning,
+    Config, Drain, addresses, aggregation, dns, exports, identity, networks, peers, registries, routes,
+    telemetry, tuning,
 };
 
 /// Makes the config of these files; the error has all problems.
@@ -45,8 +46,10 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
     let metrics = telemetry::metrics(&telemetry, &mut opened);
     let health = telemetry::health(&telemetry, &mut opened);
     let xds = aggregation::xds(&root, &mut opened, &mut problems);
+    let dns_server = dns::server(&root, &mut opened, &mut problems);
     let timeouts = timeouts(&root.map(&keys::Root::TIMEOUTS));
     let own = addresses::Own::new(&opened);
+    dns::upstream_is_another(&root, &own, &mut problems);
     let around = Surroundings { listeners: &listeners, own: &own, timeouts: &timeouts };
     let routes = routes::read(&root, &around, &mut problems);
     let mesh = mesh(&root.map(&keys::Root::MESH));
@@ -79,7 +82,7 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
         routes: routes.iter().map(|placed| placed.route.clone()).collect(),
         listeners: listeners.list,
     };
-    something_to_do(&root, &tree, complete && xds.is_none(), &mut problems);
+    something_to_do(&root, &tree, complete && xds.is_none() && dns_server.is_none(), &mut problems);
     if complete {
         warn_of_idle_listeners(&root, &policy, &mut problems);
     }
@@ -95,10 +98,14 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
         services,
         registries,
         links: peers.links,
-        aggregator: aggregation::options(&root, &mut problems),
+        aggregator: AggregatorOptions {
+            virtual_addresses: dns_server.as_ref().map(|server| server.ranges),
+            ..aggregation::options(&root, &mut problems)
+        },
         identity_places: identity::places(&root, &identity.peers, &problems),
         identity,
         xds,
+        dns_server,
         admin,
         metrics,
         health,
@@ -114,13 +121,13 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
     if clean { Ok(Config { warnings, ..config }) } else { Err(errors) }
 }
 
-/// Reports a config without a listener and without `xds`. Skipped if a file could not be read, which may have
+/// Reports a config without a listener, `xds` and `dnsServer`. Skipped if a file could not be read, which may have
 /// the listeners: then they are not `needed`.
 fn something_to_do(root: &Fields<'_>, tree: &Tree, needed: bool, problems: &mut Problems) {
     let listening =
         root.at(&keys::Root::LISTEN).is_some() || root.maps(&keys::Root::LISTENERS).next().is_some();
     if !listening && needed {
-        let fault = "found none of listen, listeners and xds, so there is nothing to do; the smallest config has \
+        let fault = "found none of listen, listeners, xds and dnsServer, so there is nothing to do; the smallest config has \
                      listen: \":15443\"";
         problems.error(tree.position, &Path::Root, fault);
     }

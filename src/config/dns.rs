@@ -1,26 +1,72 @@
-//! `dnsServer`: virtual addresses for the services of other organisations.
+//! `dnsServer`: the DNS server, and virtual addresses for the services of other organisations.
 
+use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 
 use ipnet::IpNet;
 
+use super::addresses::{Opened, Own};
 use super::table::Root;
 use super::table::dns::DnsServer;
-use crate::document::problem::{Path, Problems};
+use crate::discovery::dns::Options;
+use crate::document::problem::{InvalidValue, Path, Problems};
 use crate::document::reader::Fields;
+use crate::model::address::Bind;
 use crate::snapshot::virtual_addresses::Ranges;
 
-/// The prefix lengths of an IPv4 range: a network of one host's own to the largest that is in use nowhere else.
+/// The prefix lengths of an IPv4 range: the largest is one class A network, the smallest has six addresses to give.
 const IPV4_PREFIXES: RangeInclusive<u8> = 8..=29;
 /// The prefix lengths of an IPv6 range.
 const IPV6_PREFIXES: RangeInclusive<u8> = 32..=125;
 
-/// Returns the ranges of virtual addresses; `None` without `dnsServer`.
-pub(super) fn virtual_addresses(root: &Fields<'_>, problems: &mut Problems) -> Option<Ranges> {
+/// Returns the settings of the DNS server; `None` without `dnsServer`.
+pub(super) fn server(
+    root: &Fields<'_>,
+    opened: &mut Vec<Opened>,
+    problems: &mut Problems,
+) -> Option<Options> {
     root.at(&Root::DNS_SERVER).filter(|node| !node.is_off())?;
     let fields = root.map(&Root::DNS_SERVER);
+    let bind = fields.get(&DnsServer::BIND);
+    let node = fields.at(&DnsServer::BIND);
+    let path = Path::Root.key(Root::DNS_SERVER.name());
+    let path = path.key(DnsServer::BIND.name());
+    opened.push(Opened {
+        path: path.to_string(),
+        bind: Bind::Address(bind),
+        position: node.map(|node| node.position),
+    });
+    if let Some(node) = node.filter(|_| bind.ip().is_unspecified()) {
+        let fault = format!(
+            "found {node}, which is all addresses of the host; the answer to a query has to come from the address that was asked"
+        );
+        let meant = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), bind.port());
+        problems.error(node.position, &path, InvalidValue::new(fault).hint(Some(meant.to_string())));
+    }
+    Some(Options {
+        bind,
+        zones: fields.get(&DnsServer::ZONES).unwrap_or_default().into(),
+        ranges: ranges(&fields, problems),
+        upstream: fields.get(&DnsServer::UPSTREAM).unwrap_or_default(),
+    })
+}
+
+/// Reports servers among `upstream` that are this gateway: a question would go in circles.
+pub(super) fn upstream_is_another(root: &Fields<'_>, own: &Own<'_>, problems: &mut Problems) {
+    let path = Path::Root.key(Root::DNS_SERVER.name());
+    let path = path.key(DnsServer::UPSTREAM.name());
+    for (index, server, node) in root.map(&Root::DNS_SERVER).values(&DnsServer::UPSTREAM) {
+        if let Some(own) = own.listener_at(server.ip(), server.port()) {
+            let fault = format!("found {node}, which is this gateway's own {}", own.path);
+            problems.error(node.position, &path.index(index), fault);
+        }
+    }
+}
+
+/// Returns the ranges of virtual addresses.
+fn ranges(fields: &Fields<'_>, problems: &mut Problems) -> Ranges {
     if fields.at(&DnsServer::VIPS).is_none() {
-        return Some(Ranges::default());
+        return Ranges::default();
     }
     let mut ranges = Ranges { ipv4: None, ipv6: None };
     let path = Path::Root.key(Root::DNS_SERVER.name());
@@ -48,7 +94,7 @@ pub(super) fn virtual_addresses(root: &Fields<'_>, problems: &mut Problems) -> O
             (None, IpNet::V6(range)) => ranges.ipv6 = Some(range),
         }
     }
-    Some(ranges)
+    ranges
 }
 
 fn prefixes(block: IpNet) -> RangeInclusive<u8> {

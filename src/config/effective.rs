@@ -107,8 +107,13 @@ pub fn effective(config: &Config) -> Value {
 }
 
 fn dns_server(config: &Config) -> Value {
-    let Some(ranges) = &config.aggregator.virtual_addresses else { return false.into() };
-    json!({"vips": texts(&ranges.list())})
+    let Some(server) = &config.dns_server else { return false.into() };
+    json!({
+        "bind": server.bind.to_string(),
+        "zones": texts(&server.zones),
+        "vips": texts(&server.ranges.list()),
+        "upstream": texts(&server.upstream),
+    })
 }
 
 /// Removes `null`, and empty maps and lists.

@@ -11,6 +11,7 @@ use std::time::Duration;
 use crate::aggregator::options::Options as AggregatorOptions;
 use crate::aggregator::spec::RegistrySpec;
 use crate::discovery::Options as DiscoveryOptions;
+use crate::discovery::dns::Options as DnsOptions;
 use crate::discovery::peer::options::LinkOptions;
 use crate::document::environment::Environment;
 use crate::document::problem::Problem;
@@ -63,6 +64,8 @@ pub struct Config {
     pub identity: IdentityOptions,
     /// The settings of the xDS server; `None`: there is none.
     pub xds: Option<DiscoveryOptions>,
+    /// The settings of the DNS server; `None`: there is none.
+    pub dns_server: Option<DnsOptions>,
     /// The address of the admin API; `None`: `off`.
     pub admin: Option<AdminBind>,
     /// The address of the metrics listener; `None`: there is none.
@@ -105,6 +108,7 @@ impl Config {
             aggregator: self.aggregator.clone(),
             identity: self.identity.clone(),
             xds: self.xds.clone(),
+            dns_server: self.dns_server.clone(),
             admin: self.admin.clone(),
             metrics: self.metrics,
             health: self.health,

@@ -84,7 +84,8 @@ keys! {
         DRAIN "drain": Drain => "defaults";
         /// DNS resolution of the host names of endpoints and gateways.
         DNS "dns": Dns => "defaults";
-        /// Addresses for the services of other organisations. A change takes effect after a restart.
+        /// The DNS server. It answers for the services of other organisations with virtual addresses, and for exported services of
+        /// our own with their addresses. A change takes effect after a restart.
         DNS_SERVER "dnsServer": form::OrOff<DnsServer> => "off";
         /// Start-up wait, staleness, and protection against mass removal of services.
         AGGREGATOR "aggregator": Aggregator => "defaults";

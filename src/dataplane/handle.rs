@@ -21,7 +21,9 @@ use crate::model::limits::SourceLimits;
 use crate::model::record::ConnectionRecord;
 use crate::net::admission::Admission;
 use crate::net::admission::services::Services;
-use crate::net::budget::{checks_for, connections_for, http_connections_for, xds_connections_for};
+use crate::net::budget::{
+    checks_for, connections_for, dns_connections_for, http_connections_for, xds_connections_for,
+};
 use crate::net::listen::Listening;
 use crate::net::own::OwnAddresses;
 use crate::snapshot::policy::Limits;
@@ -61,6 +63,8 @@ pub struct EffectiveLimits {
     pub per_service: Option<usize>,
     /// Connections of xDS clients; 0 if xDS is off.
     pub xds_connections: usize,
+    /// Connections of DNS clients, and as many questions that wait for other DNS servers; 0 if there is no DNS server.
+    pub dns_connections: usize,
     /// Connections of each HTTP listener.
     pub http_connections: usize,
     /// Health checks at the same time; 0 if no endpoint is checked.
@@ -72,6 +76,8 @@ pub struct EffectiveLimits {
 pub struct DescriptorUses {
     /// True if there is an xDS server.
     pub xds: bool,
+    /// True if there is a DNS server.
+    pub dns: bool,
     /// True if endpoints are checked.
     pub health_checks: bool,
 }
@@ -80,8 +86,9 @@ impl EffectiveLimits {
     /// Works out the limits for a process that may have `descriptors` open.
     pub fn new(limits: &Limits, descriptors: usize, uses: DescriptorUses) -> Self {
         let xds_connections = if uses.xds { xds_connections_for(descriptors) } else { 0 };
+        let dns_connections = if uses.dns { dns_connections_for(descriptors) } else { 0 };
         let health_checks = if uses.health_checks { checks_for(descriptors) } else { 0 };
-        let allowed = connections_for(descriptors, xds_connections + health_checks);
+        let allowed = connections_for(descriptors, xds_connections + 2 * dns_connections + health_checks);
         let pending = limits.pending_hellos.unwrap_or(10_000).min(descriptors / 4);
         Self {
             descriptors,
@@ -90,6 +97,7 @@ impl EffectiveLimits {
             per_source: limits.per_source,
             per_service: limits.per_service,
             xds_connections,
+            dns_connections,
             http_connections: http_connections_for(descriptors),
             health_checks,
         }

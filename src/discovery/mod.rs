@@ -1,6 +1,7 @@
 //! Servers that give snapshots to other programs. Each has a module of its own; they do not import one
 //! another.
 
+pub mod dns;
 pub mod peer;
 pub mod xds;
 

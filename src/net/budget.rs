@@ -5,6 +5,8 @@ use std::sync::OnceLock;
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 const XDS_CONNECTIONS_MAX: usize = 20_000;
+/// The largest number of connections of DNS clients, and of questions to other DNS servers.
+const DNS_CONNECTIONS_MAX: usize = 512;
 /// The most health checks at the same time: enough for 10,000 a second of endpoints that answer within 100 ms.
 const CHECKS_MAX: usize = 1_000;
 /// The most descriptors that are reserved.
@@ -65,6 +67,11 @@ pub fn xds_connections_for(descriptors: usize) -> usize {
     (descriptors / 4).clamp(1, XDS_CONNECTIONS_MAX)
 }
 
+/// Returns the number of connections that DNS clients may have, and of questions to other DNS servers at a time.
+pub fn dns_connections_for(descriptors: usize) -> usize {
+    (descriptors / 32).clamp(1, DNS_CONNECTIONS_MAX)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -76,6 +83,7 @@ mod tests {
         assert_eq!(connections_for(100, 0), 37);
         assert_eq!((http_connections_for(20_256), http_connections_for(100)), (64, 6));
         assert_eq!((checks_for(1_000_000), checks_for(1_024), checks_for(10)), (1_000, 32, 1));
+        assert_eq!((dns_connections_for(1_000_000), dns_connections_for(1_024)), (512, 32));
         assert_eq!((xds_connections_for(1_000_000), xds_connections_for(1_024)), (20_000, 256));
     }
 }

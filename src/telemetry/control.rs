@@ -91,6 +91,16 @@ pub const DESCRIPTIONS: &[(&str, &str)] = &[
     ),
     ("isthmus_xds_rejects_total", "Responses that xDS clients refused, by resource type."),
     ("isthmus_xds_convergence_seconds", "From a change of the world to the acknowledgement of a client."),
+    ("isthmus_dns_queries_total", "Queries that the DNS server has answered, by the code of the answer."),
+    (
+        "isthmus_dns_unanswered_total",
+        "Queries without an answer: the bytes were no query, the source had its share of the second, or the socket was full.",
+    ),
+    (
+        "isthmus_dns_forwarded_total",
+        "Questions about names of other zones that other servers were asked, by result.",
+    ),
+    ("isthmus_dns_services", "Services that the DNS server answers for."),
     (
         "isthmus_certificate_expiry_seconds",
         "Seconds until a certificate of ours expires, negative after, by kind (workload, roots) and trust domain.",

@@ -10,6 +10,7 @@ pub mod discovery;
 pub mod exposition;
 pub mod failures;
 pub mod local;
+pub mod names;
 pub mod outlet;
 pub mod process;
 pub mod recorder;

@@ -14,6 +14,7 @@ mod contained;
 mod cost;
 mod dashboard;
 mod distance;
+mod dns;
 mod documents;
 mod endings;
 mod endpoints;

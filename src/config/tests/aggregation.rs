@@ -265,12 +265,15 @@ fn virtual_addresses_come_from_ranges_that_nothing_else_uses() {
     assert_eq!(ranges(""), None);
     assert_eq!(ranges("dnsServer: off"), None);
     let both = ["240.250.0.0/16", "fd69:7374:686d::/48"].map(str::to_owned).to_vec();
-    assert_eq!(ranges("dnsServer: {}"), Some(both));
-    assert_eq!(ranges("dnsServer: {vips: [10.96.7.0/24]}"), Some(vec!["10.96.7.0/24".to_owned()]));
+    assert_eq!(ranges("dnsServer: {zones: [global]}"), Some(both));
+    assert_eq!(
+        ranges("dnsServer: {zones: [global], vips: [10.96.7.0/24]}"),
+        Some(vec!["10.96.7.0/24".to_owned()])
+    );
     let bad = |text: &str, wanted: &str| {
         refused_with(
-            &format!("dnsServer: {{vips: [{text}]}}"),
-            &[&format!(":2:20: dnsServer.vips[0]: {wanted}")],
+            &format!("dnsServer: {{zones: [a], vips: [{text}]}}"),
+            &[&format!(":2:32: dnsServer.vips[0]: {wanted}")],
         );
     };
     bad(
@@ -283,7 +286,36 @@ fn virtual_addresses_come_from_ranges_that_nothing_else_uses() {
     bad("10.0.0.0/30", "found \"10.0.0.0/30\"; the prefix of a range of virtual addresses is /8 to /29");
     bad("'fd00::/16'", "found \"fd00::/16\"; the prefix of a range of virtual addresses is /32 to /125");
     refused_with(
-        "dnsServer: {vips: [10.1.0.0/16, 10.2.0.0/16]}",
-        &[":2:33: dnsServer.vips[1]: found \"10.2.0.0/16\", a second IPv4 range"],
+        "dnsServer: {zones: [a], vips: [10.1.0.0/16, 10.2.0.0/16]}",
+        &[":2:45: dnsServer.vips[1]: found \"10.2.0.0/16\", a second IPv4 range"],
     );
+}
+
+#[test]
+fn the_dns_server_listens_on_one_address_that_is_its_own() {
+    let server = loaded_with("dnsServer: {zones: [global, ClusterSet.local]}").dns_server.expect("on");
+    assert_eq!(server.bind.to_string(), "127.0.0.1:15053");
+    assert_eq!(
+        server.zones.iter().map(|zone| zone.as_str()).collect::<Vec<_>>(),
+        ["global", "clusterset.local"]
+    );
+    assert!(server.upstream.is_empty());
+    refused_with("dnsServer: {}", &[":2:12: dnsServer: …zones"]);
+    refused_with(
+        "dnsServer: {zones: [a], bind: '0.0.0.0:53'}",
+        &[":2:31: dnsServer.bind: found \"0.0.0.0:53\", which is all addresses of the host"],
+    );
+    refused_with(
+        "dnsServer: {zones: [a], bind: '127.0.0.1:53', upstream: [127.0.0.1]}",
+        &[":2:58: dnsServer.upstream[0]: found \"127.0.0.1\", which is this gateway's own dnsServer.bind"],
+    );
+    refused_with(
+        "dnsServer: {zones: [a], bind: '127.0.0.1:5353'}\nroutes: {a.b: '127.0.0.1:5353'}",
+        &[":3:15: routes[\"a.b\"]: found 127.0.0.1:5353, which is this gateway's own dnsServer.bind"],
+    );
+    refused_with(
+        "dnsServer: {zones: [a], bind: '127.0.0.1:5353'}\nxds: {bind: '127.0.0.1:5353'}",
+        &[":3:13: xds.bind: found 127.0.0.1:5353, which is also 127.0.0.1:5353 of dnsServer.bind"],
+    );
+    assert!(loaded("dnsServer: {zones: [a]}").policy.listeners.is_empty(), "it is enough to run");
 }

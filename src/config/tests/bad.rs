@@ -32,7 +32,7 @@ fn keys() {
         "lisen: ':1'",
         &[
             ":1:1: lisen: found the unknown key \"lisen\", expected one of include, node, …(did you mean \"listen\"?)",
-            ":1:1: found none of listen, listeners and xds",
+            ":1:1: found none of listen, listeners, xds and dnsServer",
         ],
     );
     refused_with(
@@ -446,10 +446,13 @@ fn texts_that_are_no_config() {
         "listen",
         &[
             ":1:1: found \"listen\", expected a map with the keys",
-            ":1:1: found none of listen, listeners and xds",
+            ":1:1: found none of listen, listeners, xds and dnsServer",
         ],
     );
-    refused("mesh: {}", &[":1:1: found none of listen, listeners and xds, so there is nothing to do"]);
+    refused(
+        "mesh: {}",
+        &[":1:1: found none of listen, listeners, xds and dnsServer, so there is nothing to do"],
+    );
     refused("listeners: []", &[":1:1: found none of"]);
     refused("xds: off", &[":1:1: found none of"]);
     refused("listen: ':1'\n---\nlisten: ':1'\n", &[":2:1: found a second document"]);

@@ -1,0 +1,326 @@
+//! The answer to a query, from its bytes to bytes.
+
+use std::net::IpAddr;
+
+use hickory_proto::op::{Edns, Message, MessageType, Metadata, OpCode, Query, ResponseCode};
+use hickory_proto::rr::rdata::{A, AAAA, HINFO, SOA, SRV};
+use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
+
+use super::names::{Found, Names};
+
+/// The lifetime of records in seconds. Virtual addresses last, but a service may go, and its name with it.
+const TTL: u32 = 30;
+/// The lifetime of a negative answer in seconds: a service that is exported while its clients look for it is found soon.
+const NEGATIVE_TTL: u32 = 5;
+/// The largest answer over UDP in bytes, which no path fragments (DNS flag day 2020).
+pub const UDP_BYTES_MAX: u16 = 1_232;
+/// The largest answer over UDP to a query without EDNS (RFC 1035 §4.2.1).
+const PLAIN_BYTES_MAX: u16 = 512;
+/// The length of a header.
+pub const HEADER_BYTES: usize = 12;
+/// The largest number of addresses in an answer.
+const ADDRESSES_MAX: usize = 256;
+
+/// The transport of a query.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// Datagrams: an answer that is too long is truncated.
+    Udp,
+    /// A stream.
+    Tcp,
+}
+
+/// A bound on how much of an answer is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// All of it.
+    Full,
+    /// None of it: the client is to ask over TCP, which shows that its address is its own.
+    Truncated,
+}
+
+/// What follows from a query.
+#[derive(Debug)]
+pub enum Verdict {
+    /// The bytes of an answer.
+    Reply(Reply),
+    /// Another server answers.
+    Forward(Box<Question>),
+    /// There is no answer: the bytes are no query.
+    Drop,
+}
+
+/// An answer.
+#[derive(Debug)]
+pub struct Reply {
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+    /// Its code.
+    pub code: ResponseCode,
+}
+
+/// A question for another server.
+#[derive(Debug)]
+pub struct Question {
+    /// The query as it was received.
+    query: Message,
+    transport: Transport,
+}
+
+impl Question {
+    /// Returns the transport of the client.
+    pub fn transport(&self) -> Transport {
+        self.transport
+    }
+
+    /// Returns the query for another server, with an id of its own.
+    pub fn query(&self, id: u16) -> Option<Vec<u8>> {
+        let mut metadata = Metadata::new(id, MessageType::Query, OpCode::Query);
+        metadata.recursion_desired = true;
+        metadata.checking_disabled = self.query.metadata.checking_disabled;
+        let mut query = Message::new(id, MessageType::Query, OpCode::Query);
+        query.metadata = metadata;
+        query.queries.clone_from(&self.query.queries);
+        query.edns = self.query.edns.as_ref().map(|_| {
+            let limit = udp_limit(&self.query);
+            let mut edns = edns_of(&self.query);
+            edns.set_max_payload(limit);
+            edns
+        });
+        query.to_vec().ok()
+    }
+
+    /// Returns true if these bytes are an answer to the query with this id: same id, same question, case included (0x20), which
+    /// an attacker off the path has to guess.
+    pub fn is_answered_by(&self, id: u16, bytes: &[u8]) -> bool {
+        let Some(query) = self.query(id) else { return false };
+        let Some(question) = query.get(HEADER_BYTES..).and_then(|rest| rest.get(..self.question_bytes()))
+        else {
+            return false;
+        };
+        let is_response = bytes.get(2).is_some_and(|flags| flags & 0xf8 == 0x80);
+        is_response
+            && bytes.get(..2) == Some(&id.to_be_bytes()[..])
+            && bytes.get(4..6) == Some(&[0, 1])
+            && bytes.get(HEADER_BYTES..).is_some_and(|rest| rest.starts_with(question))
+    }
+
+    /// Returns the length of the question section.
+    fn question_bytes(&self) -> usize {
+        // Each label is a byte longer than its text, then come the root's empty label, the type and the class.
+        let name = self
+            .query
+            .queries
+            .first()
+            .map_or(0, |query| query.name().iter().map(|label| label.len() + 1).sum());
+        name + 1 + 4
+    }
+
+    /// Makes the answer for the client of another server's answer.
+    pub fn relay(&self, mut bytes: Vec<u8>) -> Reply {
+        let code = ResponseCode::from(0, bytes.get(3).map_or(0, |flags| flags & 0x0f));
+        let too_long = bytes.len() > limit(&self.query, self.transport);
+        if too_long {
+            let mut truncated = response(&self.query, code);
+            truncated.metadata.recursion_available = true;
+            truncated.metadata.truncation = true;
+            return encode(&truncated, limit(&self.query, self.transport));
+        }
+        if let Some(id) = bytes.get_mut(..2) {
+            id.copy_from_slice(&self.query.metadata.id.to_be_bytes());
+        }
+        Reply { bytes, code }
+    }
+
+    /// Makes the answer for the client if no other server answers.
+    pub fn failed(&self) -> Reply {
+        let mut reply = response(&self.query, ResponseCode::ServFail);
+        reply.metadata.recursion_available = true;
+        encode(&reply, limit(&self.query, self.transport))
+    }
+
+    /// Makes the answer for a client that may not ask for names of other zones.
+    pub fn refused(&self) -> Reply {
+        encode(&response(&self.query, ResponseCode::Refused), limit(&self.query, self.transport))
+    }
+}
+
+/// Answers a query.
+pub fn answer(bytes: &[u8], names: &Names, transport: Transport, extent: Extent) -> Verdict {
+    // An answer to an answer could go on without end.
+    let Some([high, low, flags, ..]) = bytes.get(..HEADER_BYTES).filter(|head| head[2] & 0x80 == 0) else {
+        return Verdict::Drop;
+    };
+    let Ok(query) = Message::from_vec(bytes) else {
+        let id = u16::from_be_bytes([*high, *low]);
+        let code = OpCode::from_u8((flags & 0x78) >> 3);
+        let mut reply = Message::response(id, code);
+        reply.metadata.recursion_desired = flags & 1 == 1;
+        reply.metadata.response_code =
+            if code == OpCode::Query { ResponseCode::FormErr } else { refusal(code) };
+        return Verdict::Reply(encode(&reply, usize::from(PLAIN_BYTES_MAX)));
+    };
+    match examine(&query) {
+        Err(code) => Verdict::Reply(encode(&response(&query, code), limit(&query, transport))),
+        Ok(question) => {
+            let name = lower(question.name());
+            let found = names.find(&name);
+            if matches!(found, Found::Foreign) {
+                return Verdict::Forward(Box::new(Question { query, transport }));
+            }
+            let mut reply = response(&query, ResponseCode::NoError);
+            reply.metadata.authoritative = true;
+            if extent == Extent::Truncated {
+                reply.metadata.truncation = true;
+            } else {
+                records(&mut reply, question, &name, &found, names);
+            }
+            Verdict::Reply(encode(&reply, limit(&query, transport)))
+        }
+    }
+}
+
+/// Returns the question of a query that can be answered, or the code of the refusal.
+fn examine(query: &Message) -> Result<&Query, ResponseCode> {
+    if query.metadata.op_code != OpCode::Query {
+        return Err(refusal(query.metadata.op_code));
+    }
+    let [question] = &*query.queries else { return Err(ResponseCode::FormErr) };
+    if query.edns.as_ref().is_some_and(|edns| edns.version() > 0) {
+        return Err(ResponseCode::BADVERS);
+    }
+    if question.query_class() != DNSClass::IN {
+        return Err(ResponseCode::Refused);
+    }
+    match question.query_type() {
+        RecordType::AXFR | RecordType::IXFR => Err(ResponseCode::Refused),
+        RecordType::OPT | RecordType::TSIG => Err(ResponseCode::FormErr),
+        // Meta types that are no data (RFC 6895 §3.1), of which ANY has an answer.
+        RecordType::Unknown(number) if (128..=255).contains(&number) => Err(ResponseCode::NotImp),
+        _ => Ok(question),
+    }
+}
+
+/// Returns the refusal of an operation that is not a query.
+fn refusal(code: OpCode) -> ResponseCode {
+    if code == OpCode::Update { ResponseCode::Refused } else { ResponseCode::NotImp }
+}
+
+/// Returns a name in lower case, without the last dot. A byte that no host name has becomes `?`, which no service has either.
+fn lower(name: &Name) -> String {
+    let mut text = String::with_capacity(name.len());
+    for (at, label) in name.iter().enumerate() {
+        if at > 0 {
+            text.push('.');
+        }
+        text.extend(label.iter().map(|byte| match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' => char::from(byte.to_ascii_lowercase()),
+            _ => '?',
+        }));
+    }
+    text
+}
+
+/// Adds the records that answer a question, or that say that there are none.
+fn records(reply: &mut Message, question: &Query, name: &str, found: &Found<'_>, names: &Names) {
+    let owner = question.name();
+    let kind = question.query_type();
+    let record = |data: RData| Record::from_rdata(owner.clone(), TTL, data);
+    match found {
+        // RFC 8482 §4.2: one small record stands for all of a name.
+        Found::Zone | Found::Service(_) | Found::Port(..) | Found::Above if kind == RecordType::ANY => {
+            reply.answers.push(record(RData::HINFO(HINFO::new("RFC8482".to_owned(), String::new()))));
+        }
+        Found::Zone if kind == RecordType::SOA => reply.answers.extend(soa(owner, name, names, TTL)),
+        Found::Service(service) if matches!(kind, RecordType::A | RecordType::AAAA) => {
+            let of_kind =
+                names.addresses(service).into_iter().filter(|ip| ip.is_ipv4() == (kind == RecordType::A));
+            reply.answers.extend(of_kind.take(ADDRESSES_MAX).map(address).map(record));
+        }
+        Found::Port(service, port) if kind == RecordType::SRV => {
+            // The part of the name after the port and the protocol, in the letters of the client.
+            let target = owner.trim_to(usize::from(owner.num_labels()).saturating_sub(2));
+            reply.answers.push(record(RData::SRV(SRV::new(0, 0, port.port, target.clone()))));
+            let addresses = names.addresses(service).into_iter().take(ADDRESSES_MAX);
+            let more = addresses.map(|ip| Record::from_rdata(target.clone(), TTL, address(ip)));
+            reply.additionals.extend(more);
+        }
+        Found::Nothing => reply.metadata.response_code = ResponseCode::NXDomain,
+        Found::Zone | Found::Service(_) | Found::Port(..) | Found::Above | Found::Foreign => {}
+    }
+    if reply.answers.is_empty() {
+        reply.authorities.extend(soa(owner, name, names, NEGATIVE_TTL));
+    }
+}
+
+fn address(ip: IpAddr) -> RData {
+    match ip {
+        IpAddr::V4(ip) => RData::A(A::from(ip)),
+        IpAddr::V6(ip) => RData::AAAA(AAAA::from(ip)),
+    }
+}
+
+/// Returns the record that says who answers for the zone of a name, and for how long it is known that a name does not exist.
+fn soa(owner: &Name, name: &str, names: &Names, ttl: u32) -> Option<Record> {
+    let zone = names.zone_of(name)?;
+    let labels = zone.as_str().split('.').count();
+    let zone = owner.trim_to(labels);
+    let (primary, mailbox) = (zone.prepend_label("ns").ok()?, zone.prepend_label("hostmaster").ok()?);
+    // The serial is compared modulo 2^32 (RFC 1982).
+    let serial = u32::try_from(names.snapshot().generation & u64::from(u32::MAX)).unwrap_or(0);
+    let data = SOA::new(primary, mailbox, serial, 3_600, 600, 86_400, NEGATIVE_TTL);
+    Some(Record::from_rdata(zone, ttl, RData::SOA(data)))
+}
+
+/// Returns an answer without records.
+fn response(query: &Message, code: ResponseCode) -> Message {
+    let mut reply = Message::response(query.metadata.id, query.metadata.op_code);
+    reply.metadata = Metadata::response_from_request(&query.metadata);
+    reply.metadata.response_code = code;
+    if query.metadata.op_code == OpCode::Query && query.queries.len() == 1 {
+        reply.queries.clone_from(&query.queries);
+    }
+    reply.edns = query.edns.as_ref().map(|_| edns_of(query));
+    reply
+}
+
+/// Returns our EDNS for an answer to a query, or for the query to another server.
+fn edns_of(query: &Message) -> Edns {
+    let mut edns = Edns::new();
+    edns.set_max_payload(UDP_BYTES_MAX);
+    edns.set_dnssec_ok(query.edns.as_ref().is_some_and(|edns| edns.flags().dnssec_ok));
+    edns
+}
+
+/// Returns the length of the largest answer over UDP that the client of a query takes.
+fn udp_limit(query: &Message) -> u16 {
+    let asked = query.edns.as_ref().map_or(PLAIN_BYTES_MAX, Edns::max_payload);
+    asked.clamp(PLAIN_BYTES_MAX, UDP_BYTES_MAX)
+}
+
+/// Returns the length of the largest answer that the client of a query takes.
+fn limit(query: &Message, transport: Transport) -> usize {
+    match transport {
+        Transport::Udp => usize::from(udp_limit(query)),
+        Transport::Tcp => usize::from(u16::MAX),
+    }
+}
+
+/// Returns the bytes of an answer. One that is longer than the limit loses its records, and says so.
+fn encode(reply: &Message, limit: usize) -> Reply {
+    let code = reply.metadata.response_code;
+    let whole = reply.to_vec().unwrap_or_default();
+    if !whole.is_empty() && whole.len() <= limit {
+        return Reply { bytes: whole, code };
+    }
+    let mut cut = reply.clone();
+    cut.answers.clear();
+    cut.authorities.clear();
+    cut.additionals.clear();
+    cut.metadata.truncation = true;
+    // A header and one question always fit.
+    Reply { bytes: cut.to_vec().unwrap_or_default(), code }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,99 @@
+//! How many answers a source gets over UDP. Its address may be forged, so that the answers reach somebody who did not ask: beyond
+//! a number per second one query of four gets an answer without records, which is no longer than the query and makes a client ask
+//! over TCP, and the others get none.
+//!
+//! The queries of a second are counted in a table of fixed size by a hash of the source. A source is counted in two places and
+//! judged by the lower number, so a source rarely pays for another one.
+
+use std::hash::BuildHasher;
+use std::net::IpAddr;
+
+use hashbrown::DefaultHashBuilder;
+
+use super::answer::Extent;
+use crate::model::limits::SourcePrefix;
+
+/// The answers that a source gets in full per second.
+pub const ANSWERS_PER_SECOND: u16 = 2_000;
+/// Beyond it, one query of this many is answered without records.
+const SLIP: u16 = 4;
+/// The places of a table.
+const PLACES: usize = 1 << 14;
+
+/// The queries of this second by source.
+pub struct Rates {
+    second: u64,
+    tables: [Box<[u16]>; 2],
+    hashers: [DefaultHashBuilder; 2],
+}
+
+impl Default for Rates {
+    fn default() -> Self {
+        let table = || vec![0; PLACES].into_boxed_slice();
+        Self { second: 0, tables: [table(), table()], hashers: Default::default() }
+    }
+}
+
+impl Rates {
+    /// Counts a query, and returns how much of an answer it gets; `None`: nothing. `second` is the time.
+    pub fn judge(&mut self, source: IpAddr, second: u64) -> Option<Extent> {
+        // The kernel takes no packet with a loopback address from outside.
+        if source.to_canonical().is_loopback() {
+            return Some(Extent::Full);
+        }
+        if self.second != second {
+            self.second = second;
+            self.tables.iter_mut().for_each(|table| table.fill(0));
+        }
+        let block = SourcePrefix::default().block(source);
+        let mut lowest = u16::MAX;
+        for (table, hasher) in self.tables.iter_mut().zip(&self.hashers) {
+            let place = usize::try_from(hasher.hash_one(block) % PLACES as u64).unwrap_or(0);
+            if let Some(count) = table.get_mut(place) {
+                *count = count.saturating_add(1);
+                lowest = lowest.min(*count);
+            }
+        }
+        match lowest {
+            0..=ANSWERS_PER_SECOND => Some(Extent::Full),
+            // A number that has reached its end is beyond any honest client.
+            u16::MAX => None,
+            more if more.is_multiple_of(SLIP) => Some(Extent::Truncated),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().expect("an address")
+    }
+
+    #[test]
+    fn a_source_beyond_its_rate_is_sent_to_tcp() {
+        let mut rates = Rates::default();
+        let judged: Vec<_> = (0..ANSWERS_PER_SECOND + 400).map(|_| rates.judge(ip("192.0.2.1"), 7)).collect();
+        let (within, beyond) = judged.split_at(usize::from(ANSWERS_PER_SECOND));
+        assert!(within.iter().all(|extent| *extent == Some(Extent::Full)));
+        assert_eq!(beyond.iter().filter(|extent| **extent == Some(Extent::Truncated)).count(), 100);
+        assert_eq!(beyond.iter().filter(|extent| extent.is_none()).count(), 300);
+        assert_eq!(rates.judge(ip("192.0.2.2"), 7), Some(Extent::Full), "another source");
+        assert_eq!(rates.judge(ip("192.0.2.1"), 8), Some(Extent::Full), "another second");
+        let mut last = None;
+        (0..100_000).for_each(|_| last = Some(rates.judge(ip("192.0.2.1"), 8)));
+        assert_eq!(last, Some(None));
+    }
+
+    #[test]
+    fn addresses_of_one_block_are_one_source_and_loopback_is_not_forged() {
+        let mut rates = Rates::default();
+        for at in 0..u32::from(ANSWERS_PER_SECOND) {
+            rates.judge(ip(&format!("2001:db8::{at:x}")), 7);
+        }
+        assert_ne!(rates.judge(ip("2001:db8::ffff"), 7), Some(Extent::Full));
+        assert!((0..10_000).all(|_| rates.judge(ip("::ffff:127.0.0.2"), 7) == Some(Extent::Full)));
+    }
+}

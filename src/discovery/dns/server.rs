@@ -1,0 +1,137 @@
+//! The state that both transports share, and the task that keeps the names up to date.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use arc_swap::ArcSwap;
+
+use super::Options;
+use super::answer::{Extent, Question, Reply, Transport, Verdict, answer};
+use super::forward::{Forwarder, may_ask};
+use super::names::Names;
+use crate::net::background;
+use crate::telemetry::names::{NameMetrics, Unanswered};
+use crate::telemetry::recorder::Recorder;
+use crate::world::Reader;
+
+/// The DNS server.
+pub struct Server {
+    names: ArcSwap<Names>,
+    forwarder: Forwarder,
+    address: SocketAddr,
+    bind: SocketAddr,
+    serving: AtomicBool,
+    pub(super) metrics: NameMetrics,
+}
+
+/// What follows from the bytes of a client.
+pub(super) enum Next {
+    /// An answer is ready.
+    Send(Reply),
+    /// Another server is asked.
+    Ask(Box<Question>),
+    /// Nothing.
+    Ignore,
+}
+
+impl Server {
+    /// Makes the server of a bound address. At most `pending` questions to other servers wait at a time.
+    pub fn new(
+        options: &Options,
+        address: SocketAddr,
+        reader: &Reader,
+        pending: usize,
+        recorder: &Recorder,
+    ) -> Arc<Self> {
+        let names = Names::new(reader.latest(), options.zones.clone(), options.ranges);
+        let metrics = NameMetrics::new(recorder);
+        metrics.services(names.services());
+        let forwarder = Forwarder::new(options.upstream.clone(), pending);
+        Arc::new(Self {
+            names: ArcSwap::from_pointee(names),
+            forwarder,
+            address,
+            bind: options.bind,
+            serving: AtomicBool::new(false),
+            metrics,
+        })
+    }
+
+    /// Follows the snapshots until there is no further one.
+    pub async fn follow(self: Arc<Self>, reader: Reader) {
+        loop {
+            let names = self.names.load_full();
+            let seen = names.snapshot().generation;
+            drop(names);
+            if !reader.changed(seen).await {
+                return;
+            }
+            let (server, reader) = (self.clone(), reader.clone());
+            // A new policy may change every service.
+            let renewed = background::run(move || {
+                let snapshot = reader.latest();
+                let before = server.names.load_full();
+                let since = reader.since(before.snapshot().generation, snapshot.generation);
+                server.names.store(Arc::new(before.next(snapshot, &since)));
+            });
+            if renewed.await.is_err() {
+                tracing::error!(
+                    "the names of the DNS server cannot be renewed; it answers with the last ones"
+                );
+                return;
+            }
+            self.metrics.services(self.names.load().services());
+        }
+    }
+
+    /// Notes that queries are answered.
+    pub fn serves(&self) {
+        self.serving.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns true if queries are answered.
+    pub fn is_serving(&self) -> bool {
+        self.serving.load(Ordering::Relaxed)
+    }
+
+    /// Returns the bind address.
+    pub fn bind(&self) -> SocketAddr {
+        self.bind
+    }
+
+    /// Returns the bound address.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Returns the zones.
+    pub fn zones(&self) -> Vec<String> {
+        self.names.load().zones().iter().map(ToString::to_string).collect()
+    }
+
+    /// Returns the number of services that are answered for.
+    pub fn services(&self) -> usize {
+        self.names.load().services()
+    }
+
+    /// Decides on the bytes of a client.
+    pub(super) fn decide(&self, bytes: &[u8], client: IpAddr, transport: Transport, extent: Extent) -> Next {
+        match answer(bytes, &self.names.load(), transport, extent) {
+            Verdict::Reply(reply) => Next::Send(reply),
+            Verdict::Forward(question) if self.forwarder.is_off() || !may_ask(client) => {
+                Next::Send(question.refused())
+            }
+            Verdict::Forward(question) => Next::Ask(question),
+            Verdict::Drop => {
+                self.metrics.unanswered(Unanswered::NoQuery);
+                Next::Ignore
+            }
+        }
+    }
+
+    /// Has another server answer a question.
+    pub(super) async fn ask(&self, question: &Question) -> Reply {
+        self.forwarder.ask(question, &self.metrics).await
+    }
+}
