@@ -12,6 +12,7 @@ pub mod limits;
 pub mod maintenance;
 pub mod networks;
 pub mod overview;
+pub mod peers;
 mod probe;
 pub mod problems;
 pub mod readiness;

@@ -27,7 +27,7 @@ use super::limits::Counters;
 use super::maintenance::{self, Order, Refused};
 use super::problems;
 use super::registry_metrics;
-use super::{Command, Sources, check_metrics, clients, endpoints, networks, overview, views};
+use super::{Command, Sources, check_metrics, clients, endpoints, networks, overview, peers, views};
 use crate::api::connection::Connection;
 use crate::dataplane::withdrawals::Withdrawal;
 use crate::model::identity::Identity;
@@ -178,6 +178,8 @@ fn admin(sources: Sources, hosts: Hosts) -> Router {
         .route("/horizon", get(horizon_of))
         .route("/gateways", get(gateways))
         .route("/networks", get(networks_list))
+        .route("/peers", get(all_peers))
+        .route("/peers/{name}", get(one_peer))
         .route("/endpoints/drain", post(drain_endpoint))
         .route("/endpoints/disable", post(disable_endpoint))
         .route("/endpoints/enable", post(enable_endpoint))
@@ -286,6 +288,17 @@ async fn service(State(sources): State<Sources>, Path(hostname): Path<String>) -
     match view {
         Some(view) => json_response(&view),
         None => error(StatusCode::NOT_FOUND, "no such service is known"),
+    }
+}
+
+async fn all_peers(State(sources): State<Sources>) -> Response {
+    json_response(&peers::peers(&sources.reader.latest()))
+}
+
+async fn one_peer(State(sources): State<Sources>, Path(name): Path<String>) -> Response {
+    match peers::peer(&sources.reader.latest(), &name) {
+        Some(peer) => json_response(&peer),
+        None => error(StatusCode::NOT_FOUND, "the config has no peer of this name"),
     }
 }
 

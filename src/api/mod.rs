@@ -12,6 +12,7 @@ pub mod horizon;
 pub mod listener;
 pub mod network;
 pub mod overview;
+pub mod peer;
 pub mod registry;
 pub mod service;
 pub mod status;

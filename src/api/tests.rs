@@ -27,7 +27,7 @@ fn is_whole<T: DeserializeOwned + Serialize + Debug>(name: &str, text: &str) {
 
 /// Each answer with the path of its request, its file, and the check of its type.
 type Check = fn(&str, &str);
-const ANSWERS: [(&str, &str, &str, Check); 16] = [
+const ANSWERS: [(&str, &str, &str, Check); 18] = [
     ("overview", "overview", golden!("overview"), is_whole::<overview::Overview>),
     ("status", "status", golden!("status"), is_whole::<status::Status>),
     ("listeners", "listeners", golden!("listeners"), is_whole::<listener::Listener>),
@@ -38,6 +38,8 @@ const ANSWERS: [(&str, &str, &str, Check); 16] = [
     ("endpoints", "endpoints", golden!("endpoints"), is_whole::<endpoint::Endpoint>),
     ("gateways", "gateways", golden!("gateways"), is_whole::<network::Gateway>),
     ("networks", "networks", golden!("networks"), is_whole::<network::Network>),
+    ("peers", "peers", golden!("peers"), is_whole::<peer::Peer>),
+    ("peers/{name}", "peer", golden!("peer"), is_whole::<peer::PeerDetail>),
     ("exposed", "exposed", golden!("exposed"), is_whole::<listener::Exposed>),
     ("connections", "connections", golden!("connections"), is_whole::<connection::Connection>),
     ("clients", "clients", golden!("clients"), is_whole::<client::Client>),

@@ -10,6 +10,7 @@ mod horizon;
 #[cfg(feature = "kubernetes")]
 mod kubeconfig;
 pub mod output;
+mod plan;
 mod read;
 mod registry;
 mod tables;
@@ -134,6 +135,9 @@ enum Command {
         #[command(flatten)]
         admin: Admin,
     },
+    /// Show what a change of the config does to the services that are exchanged with other organisations
+    #[command(subcommand)]
+    Peer(PeerAction),
     /// Write, delete and list the services of a registry in etcd
     #[command(subcommand)]
     Registry(registry::Action),
@@ -152,6 +156,13 @@ enum Command {
         #[arg(value_enum)]
         shell: clap_complete::Shell,
     },
+}
+
+#[derive(Debug, Subcommand)]
+enum PeerAction {
+    /// Show which services a changed config makes reachable or unreachable, for each peer, before it is applied
+    #[command(after_help = plan::EXAMPLES)]
+    Plan(plan::Arguments),
 }
 
 #[derive(Debug, Subcommand)]
@@ -342,6 +353,7 @@ fn dispatch(command: Command, out: &mut impl Write) -> Result<(), Failure> {
             let path = format!("/api/v1/log-level?{}", client::query(&[("level", &level)]));
             print_response(client::post(&admin.url(), &path)?, out)
         }
+        Command::Peer(PeerAction::Plan(arguments)) => plan::run(&arguments, out),
         Command::Registry(action) => registry::run(action, out),
         #[cfg(feature = "kubernetes")]
         Command::Kubeconfig(arguments) => kubeconfig::run(arguments, out),

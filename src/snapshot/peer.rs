@@ -155,6 +155,22 @@ impl Peer {
     pub fn import_of(&self, exported_name: &str) -> Option<&PeerImport> {
         self.imports.iter().find(|rule| rule.services.iter().any(|pattern| pattern.matches(exported_name)))
     }
+
+    /// Returns the namespace that the peer gives a service, of the namespace under which the service is known here.
+    pub fn namespace_of<'a>(&self, namespace: &'a str) -> &'a str {
+        let of_peer = namespace.strip_prefix(&*self.name).and_then(|rest| rest.strip_prefix('/'));
+        of_peer.unwrap_or(namespace)
+    }
+}
+
+impl PeerImport {
+    /// Returns the name that a service of the peer has here.
+    pub fn imported_name(&self, exported: &HostName, namespace: &str) -> Result<HostName, NameError> {
+        match &self.rename {
+            None => Ok(exported.clone()),
+            Some(template) => template.fill(service_label(exported.as_str()), namespace),
+        }
+    }
 }
 
 impl PeerExport {

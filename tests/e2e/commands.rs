@@ -171,6 +171,40 @@ fn networks_that_are_not_said_are_warned_of() {
     assert!(!told.contains("endpoints have"), "{told}");
 }
 
+/// A peer that is not enrolled, and may reach all services.
+const PEER: &str = "peers: [{name: south, export: [{services: [\"*\"], as: \"{service}.{namespace}.global\"}]}]\n\
+                    aggregator: {startTimeout: 1s}\n";
+
+#[test]
+fn a_plan_compares_a_file_with_the_running_gateway() {
+    let services = service("echo.shop.mesh", 80, &Backend::echo(), "");
+    let config = format!("{BASE}services:\n{services}");
+    let gateway = Gateway::start_in(folder(), &format!("{config}{PEER}"), &[]);
+    let next = gateway.folder().join("next.yaml");
+    let plan = |peers: &str| {
+        // The plan is of the running gateway's services, whatever the file says of services.
+        std::fs::write(&next, format!("{BASE}{peers}")).expect("written");
+        run(&gateway, &["peer", "plan", "-c", &next.display().to_string()])
+    };
+    assert_eq!(plan(PEER), "nothing changes for any peer\n");
+    let other = PEER.replace("{service}.{namespace}.global", "{service}.here");
+    assert_eq!(plan(&other), "peer south\n  ~ echo.shop.global -> echo.here (echo.shop.mesh:80/TCP)\n");
+    let west = "peers: [{name: west, export: [{services: [\"echo.shop.mesh\"]}], import: [{services: [\"*.west.global\"]}]}]\n";
+    let wanted = "peer south (removed)\n  - echo.shop.global (echo.shop.mesh:80/TCP)\n\npeer west (added)\n  + echo.shop.mesh \
+                  (echo.shop.mesh:80/TCP)\n  + import *.west.global\n";
+    assert_eq!(plan(west), wanted);
+    assert_eq!(gateway.json("/api/v1/peers")[0]["exported"], 1, "nothing is applied");
+    assert_eq!(gateway.json("/api/v1/peers/south")["exported"][0]["exported_name"], "echo.shop.global");
+    assert_eq!(gateway.get("/api/v1/peers/west").0, 404);
+    // Two files, and a file with a mistake.
+    let (old, json) = (gateway.folder().join("isthmus.yaml"), ["-o", "json"]);
+    let (old, next) = (old.display().to_string(), next.display().to_string());
+    let offline = run(&gateway, &[&["peer", "plan", "-c", &next, "--against", &old], &json[..]].concat());
+    let offline: Value = serde_json::from_str(&offline).expect("JSON");
+    assert_eq!(offline[0]["unreachable"][0]["service"], "echo.shop.mesh", "{offline:#}");
+    assert!(plan("peers: [{name: west, exports: []}]\n").contains("next.yaml:"), "the place of the mistake");
+}
+
 /// The backquoted texts of a cell.
 fn quoted(cell: &str) -> Vec<&str> {
     cell.split('`').skip(1).step_by(2).collect()
@@ -203,7 +237,7 @@ fn answers_have_the_members_that_the_documents_name() {
         folder,
         &format!(
             "{config}services:\n{services}routes: {{a.test: \"127.0.0.1:9\"}}\nregistries: [{{file: {{path: west.yaml, cluster: west, \
-             network: west}}}}]\nnetworks: {{west: {{gateways: [{{address: 127.0.0.1, sniPort: 9}}]}}}}\n"
+             network: west}}}}]\nnetworks: {{west: {{gateways: [{{address: 127.0.0.1, sniPort: 9}}]}}}}\n{PEER}"
         ),
         &[],
     );
@@ -216,7 +250,7 @@ fn answers_have_the_members_that_the_documents_name() {
         let path = match path {
             "/api/v1/explain" => "/api/v1/explain?sni=a.test".to_owned(),
             "/api/v1/horizon" => "/api/v1/horizon?network=west&service=far.shop.mesh".to_owned(),
-            path => path.replace("{hostname}", "echo.shop.mesh"),
+            path => path.replace("{hostname}", "echo.shop.mesh").replace("{name}", "south"),
         };
         let value = gateway.json(&path);
         let is_list = answer.trim().starts_with("list");

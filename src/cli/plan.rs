@@ -1,0 +1,448 @@
+//! `isthmus peer plan`: what a changed config makes reachable or unreachable for each peer, before it is applied. The rules are
+//! those of the gateway: the changed config's snapshot is asked, with the services that are known.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use clap::Args;
+use serde::Serialize;
+
+use super::output::{Colour, Format, paint, structured, text};
+use super::{Failure, Reading, client, config_path, read};
+use crate::admin::peers;
+use crate::aggregator::offline::own;
+use crate::api;
+use crate::api::peer::{Exchanged, Peer, PeerDetail};
+use crate::api::service::Service as Listed;
+use crate::api::text::encoded;
+use crate::model::name::HostName;
+use crate::model::service::{PortProtocol, Service, ServiceKey, ServicePort};
+use crate::snapshot::Snapshot;
+use crate::snapshot::build::all;
+use crate::snapshot::inputs::Inputs;
+use crate::snapshot::listing::Listing;
+use crate::snapshot::peer as policy;
+use crate::snapshot::policy::Policy;
+use crate::snapshot::routes::Resolved;
+
+/// Shown behind the options.
+pub(super) const EXAMPLES: &str = "Examples:
+  isthmus peer plan -c isthmus.yaml                    what reloading this file changes for the peers of the running gateway
+  isthmus peer plan -c new.yaml --against isthmus.yaml two files, without a gateway
+
+The services are those of the running gateway; with --against, those of each file and its file registries.";
+
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    /// The changed config file, or a directory of them [default: isthmus.yaml, then /etc/isthmus/isthmus.yaml]
+    #[arg(short, long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Compare with this config file instead of the running gateway
+    #[arg(long, value_name = "OLD")]
+    against: Option<PathBuf>,
+    #[command(flatten)]
+    reading: Reading,
+}
+
+/// What changes for one peer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+struct PeerPlan {
+    peer: String,
+    change: Change,
+    /// Services of ours that the peer can reach after the change, and not before.
+    reachable: Vec<Exchanged>,
+    /// Services of ours that it can reach before the change, and not after.
+    unreachable: Vec<Exchanged>,
+    /// Services of ours whose name or ports are others to the peer.
+    changed: Vec<Changed>,
+    /// Names that are asked of the peer after the change, and not before; its answer is not known yet.
+    asked: Vec<String>,
+    /// Names that are asked of the peer before the change, and not after.
+    not_asked: Vec<String>,
+    /// Services of the peer that are known here, and are not after the change.
+    dropped: Vec<Exchanged>,
+    /// Services of the peer whose names here change.
+    renamed: Vec<Changed>,
+    /// Sources from which SNI callers count as the peer's after the change, and not before.
+    from: Vec<String>,
+    /// Sources from which they do before the change, and not after.
+    not_from: Vec<String>,
+    /// The peer's identity before and after, if another one may speak for it.
+    identity: Option<[Option<String>; 2]>,
+    /// Services that the changed rules offer or take in vain, a sentence each.
+    conflicts: Vec<String>,
+}
+
+/// The change of the peer itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Change {
+    #[default]
+    Kept,
+    Added,
+    Removed,
+}
+
+/// A service before and after.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+struct Changed {
+    before: Exchanged,
+    after: Exchanged,
+}
+
+/// Runs `isthmus peer plan`.
+pub(super) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Failure> {
+    let file = config_path(arguments.config.as_deref())?;
+    let (before, after) = match &arguments.against {
+        Some(old) => (details(&of_file(old)?), of_file(&file)?),
+        None => {
+            let wrong = |problems: Vec<_>| Failure::Wrong(texts(&problems).join("\n"));
+            let config = super::load(&file).map_err(wrong)?;
+            let (before, services) = of_gateway(&arguments.reading.admin.url())?;
+            (before, with_services(&config.policy, services))
+        }
+    };
+    let plans = plans(&before, &after);
+    match arguments.reading.output {
+        Format::Table => print(&plans, out),
+        format => {
+            let value = serde_json::to_value(&plans).map_err(|error| Failure::Wrong(error.to_string()))?;
+            Ok(structured(out, &value, format)?)
+        }
+    }
+}
+
+fn texts<T: ToString>(all: &[T]) -> Vec<String> {
+    all.iter().map(ToString::to_string).collect()
+}
+
+fn of_file(path: &Path) -> Result<Snapshot, Failure> {
+    match read::offline(path) {
+        Ok(offline) => Ok(offline.snapshot),
+        Err(problems) => Err(Failure::Wrong(problems.join("\n"))),
+    }
+}
+
+fn details(snapshot: &Snapshot) -> Vec<PeerDetail> {
+    snapshot.policy.peers.iter().filter_map(|peer| peers::peer(snapshot, &peer.name)).collect()
+}
+
+/// Requests the peers of the running gateway, and its own services.
+fn of_gateway(admin: &str) -> Result<(Vec<PeerDetail>, Vec<Listed>), Failure> {
+    let all: Vec<Peer> = client::typed(client::get(admin, "/api/v1/peers")?.json()?)?;
+    let mut peers = Vec::with_capacity(all.len());
+    for peer in all {
+        let path = format!("/api/v1/peers/{}", encoded(&peer.name));
+        peers.push(client::typed::<PeerDetail>(client::get(admin, &path)?.json()?)?);
+    }
+    let mut services: Vec<Listed> = client::typed(client::get(admin, "/api/v1/services")?.json()?)?;
+    let imported: BTreeSet<&str> =
+        peers.iter().flat_map(|peer| &peer.imported).map(|service| &*service.service).collect();
+    services.retain(|service| !imported.contains(&*service.hostname));
+    Ok((peers, services))
+}
+
+/// Returns the snapshot of a policy with these services, which need no endpoints to be exported.
+fn with_services(policy: &Arc<Policy>, services: Vec<Listed>) -> Snapshot {
+    let listing = Listing {
+        cluster: policy.node.cluster.clone(),
+        network: policy.node.network.clone(),
+        services: services.iter().filter_map(service).map(|one| (one.key.clone(), Arc::new(one))).collect(),
+    };
+    let resolved = Resolved::default();
+    all(
+        Inputs {
+            policy,
+            policy_generation: 1,
+            shards: &[Arc::new(own(listing))],
+            resolved: &resolved,
+            virtual_addresses: None,
+        },
+        1,
+    )
+}
+
+fn service(listed: &Listed) -> Option<Service> {
+    let port = |port: &api::service::Port| {
+        let protocol = PortProtocol::ALL.into_iter().find(|protocol| protocol.text() == port.protocol)?;
+        Some(ServicePort { name: (*port.name).into(), port: port.port, target_port: port.port, protocol })
+    };
+    let hostname = HostName::parse(&listed.hostname).ok()?;
+    Some(Service {
+        key: ServiceKey { namespace: (*listed.namespace).into(), hostname },
+        addresses: Vec::new(),
+        ports: listed.ports.iter().filter_map(port).collect(),
+        subsets: BTreeMap::new(),
+        waypoint: None,
+        endpoints: Vec::new().into(),
+        exported_as: None,
+        import: None,
+        withheld: Box::default(),
+    })
+}
+
+/// Compares the peers before with those of a snapshot; peers for which nothing changes are left out.
+fn plans(before: &[PeerDetail], after: &Snapshot) -> Vec<PeerPlan> {
+    let added = |name: &str| !before.iter().any(|peer| peer.name == name);
+    let gone = before.iter().filter(|peer| !after.policy.peers.iter().any(|one| *one.name == *peer.name));
+    let gone = gone.map(|peer| PeerPlan { change: Change::Removed, ..compare(peer, &PeerDetail::default()) });
+    let none = PeerDetail::default();
+    let next = after.policy.peers.iter().filter_map(|peer| {
+        let before = before.iter().find(|one| one.name == *peer.name).unwrap_or(&none);
+        let mut detail = peers::peer(after, &peer.name)?;
+        take_imports(&mut detail, before, peer, after);
+        let change = if added(&peer.name) { Change::Added } else { Change::Kept };
+        Some(PeerPlan { change, ..compare(before, &detail) })
+    });
+    gone.chain(next).filter(|plan| !plan.is_empty()).collect()
+}
+
+/// Takes the services of the peer that are known here, as the changed rules name them.
+fn take_imports(detail: &mut PeerDetail, before: &PeerDetail, peer: &policy::Peer, after: &Snapshot) {
+    let mut taken: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut known: Vec<&Exchanged> = before.imported.iter().collect();
+    known.sort_by(|one, other| one.exported_name.cmp(&other.exported_name));
+    for service in known {
+        let Ok(exported) = HostName::parse(&service.exported_name) else { continue };
+        let Some(rule) = peer.import_of(exported.as_str()) else { continue };
+        let count = taken.entry(&rule.rule).or_default();
+        if rule.limit.is_some_and(|limit| *count >= limit) || detail.imported.len() >= peer.limits.services {
+            let limit = rule.limit.unwrap_or(peer.limits.services).min(peer.limits.services);
+            detail
+                .conflicts
+                .push(format!("{exported} is left out: {} takes at most {limit} services", rule.rule));
+            continue;
+        }
+        let named = match rule.imported_name(&exported, &service.namespace) {
+            Ok(named) => named,
+            Err(error) => {
+                detail
+                    .conflicts
+                    .push(format!("{exported} is left out: {} gives it no legal name: {error}", rule.rule));
+                continue;
+            }
+        };
+        if after.service(named.as_str()).is_some_and(|ours| ours.import.is_none()) {
+            detail.conflicts.push(format!(
+                "{exported} gets the name {named}, which is a service of ours, so it is not reached"
+            ));
+        }
+        *count += 1;
+        detail.imported.push(Exchanged { service: named.to_string(), ..service.clone() });
+    }
+}
+
+fn compare(before: &PeerDetail, after: &PeerDetail) -> PeerPlan {
+    // Our services by their names here, the peer's by theirs there: the sides that the rules do not change.
+    let exports = Difference::of(&before.exported, &after.exported, |service| &service.service);
+    let imports = Difference::of(&before.imported, &after.imported, |service| &service.exported_name);
+    let less = |these: &[String], those: &[String]| -> Vec<String> {
+        these.iter().filter(|one| !those.contains(one)).cloned().collect()
+    };
+    let name = if before.name.is_empty() { &after.name } else { &before.name };
+    let identity = !before.name.is_empty() && !after.name.is_empty() && before.identity != after.identity;
+    PeerPlan {
+        peer: name.clone(),
+        change: Change::Kept,
+        reachable: exports.added,
+        unreachable: exports.removed,
+        changed: exports.changed,
+        asked: less(&after.asked, &before.asked),
+        not_asked: less(&before.asked, &after.asked),
+        dropped: imports.removed,
+        renamed: imports.changed,
+        from: less(&after.from, &before.from),
+        not_from: less(&before.from, &after.from),
+        identity: identity.then(|| [before.identity.clone(), after.identity.clone()]),
+        conflicts: less(&after.conflicts, &before.conflicts),
+    }
+}
+
+/// How two lists of services differ.
+struct Difference {
+    added: Vec<Exchanged>,
+    removed: Vec<Exchanged>,
+    changed: Vec<Changed>,
+}
+
+impl Difference {
+    fn of(before: &[Exchanged], after: &[Exchanged], key: fn(&Exchanged) -> &String) -> Self {
+        let by_key = |all: &[Exchanged]| -> BTreeMap<String, Exchanged> {
+            all.iter().map(|service| (key(service).clone(), service.clone())).collect()
+        };
+        let (before, mut after) = (by_key(before), by_key(after));
+        let mut difference = Self { added: Vec::new(), removed: Vec::new(), changed: Vec::new() };
+        for (key, before) in before {
+            match after.remove(&key) {
+                None => difference.removed.push(before),
+                Some(after) if after == before => {}
+                Some(after) => difference.changed.push(Changed { before, after }),
+            }
+        }
+        difference.added.extend(after.into_values());
+        difference
+    }
+}
+
+impl PeerPlan {
+    fn is_empty(&self) -> bool {
+        let nothing = Self { peer: self.peer.clone(), change: Change::Kept, ..Self::default() };
+        *self == nothing
+    }
+}
+
+fn print(plans: &[PeerPlan], out: &mut impl Write) -> Result<(), Failure> {
+    if plans.is_empty() {
+        return Ok(writeln!(out, "nothing changes for any peer")?);
+    }
+    for (at, plan) in plans.iter().enumerate() {
+        if at > 0 {
+            writeln!(out)?;
+        }
+        print_peer(plan, out)?;
+    }
+    Ok(())
+}
+
+fn print_peer(plan: &PeerPlan, out: &mut impl Write) -> Result<(), Failure> {
+    let (more, less, other) =
+        (paint("+", Colour::Green), paint("-", Colour::Red), paint("~", Colour::Yellow));
+    let word = match plan.change {
+        Change::Kept => "",
+        Change::Added => " (added)",
+        Change::Removed => " (removed)",
+    };
+    writeln!(out, "{}{word}", paint(&format!("peer {}", text(&plan.peer)), Colour::Bold))?;
+    if let Some([before, after]) = &plan.identity {
+        let shown = |identity: &Option<String>| identity.as_deref().map_or("not enrolled".to_owned(), text);
+        writeln!(out, "  {other} identity {} -> {}", shown(before), shown(after))?;
+    }
+    for (sign, blocks) in [(&more, &plan.from), (&less, &plan.not_from)] {
+        for block in blocks {
+            writeln!(out, "  {sign} SNI callers from {}", text(block))?;
+        }
+    }
+    for (sign, services) in [(&more, &plan.reachable), (&less, &plan.unreachable)] {
+        for service in services {
+            writeln!(out, "  {sign} {} ({})", text(&service.exported_name), target(service))?;
+        }
+    }
+    for Changed { before, after } in &plan.changed {
+        if before.exported_name != after.exported_name {
+            let (before, after_name) = (text(&before.exported_name), text(&after.exported_name));
+            writeln!(out, "  {other} {before} -> {after_name} ({})", target(after))?;
+        } else {
+            writeln!(
+                out,
+                "  {other} {} ({} -> {})",
+                text(&before.exported_name),
+                target(before),
+                target(after)
+            )?;
+        }
+    }
+    for (sign, names) in [(&more, &plan.asked), (&less, &plan.not_asked)] {
+        for name in names {
+            writeln!(out, "  {sign} import {}", text(name))?;
+        }
+    }
+    for service in &plan.dropped {
+        writeln!(out, "  {less} import {} (here {})", text(&service.exported_name), text(&service.service))?;
+    }
+    for Changed { before, after } in &plan.renamed {
+        let (name, old, new) = (text(&after.exported_name), text(&before.service), text(&after.service));
+        writeln!(out, "  {other} import {name} (here {old} -> {new})")?;
+    }
+    for conflict in &plan.conflicts {
+        writeln!(out, "  {} {}", paint("warning:", Colour::Yellow), text(conflict))?;
+    }
+    Ok(())
+}
+
+/// Writes our service with its ports: `cart.shop.mesh:443/TLS,80/HTTP`.
+fn target(service: &Exchanged) -> String {
+    text(&format!("{}:{}", service.service, service.ports.join(",")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A config with a service of each name, and these peers.
+    fn world(services: &[&str], peers: &str) -> Snapshot {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("isthmus.yaml");
+        let services: String = services
+            .iter()
+            .map(|name| format!("- {{hostname: {name}, namespace: shop, ports: [{{name: tls, port: 443, protocol: TLS}}]}}\n"))
+            .collect();
+        let text = format!(
+            "listeners: [{{name: l, bind: ':15443', protocol: auto}}]\nidentity: {{files: {{certificate: c.pem, key: k.pem}}}}\ntrust: [{{trustDomain: cluster.local, roots: r.pem}}]\n\
+             services:\n{services}peers:\n{peers}"
+        );
+        std::fs::write(&path, text).expect("written");
+        of_file(&path).unwrap_or_else(|failure| panic!("{failure}"))
+    }
+
+    fn printed(plans: &[PeerPlan]) -> String {
+        let mut out = Vec::new();
+        print(plans, &mut out).expect("memory takes it");
+        String::from_utf8(out).expect("text")
+    }
+
+    const OLD: &str = "- {name: west, from: [192.0.2.0/24], export: [{services: [cart.shop.mesh, pay.shop.mesh]}], import: [{services: ['*.pay.west']}]}\n\
+                       - {name: south, export: [{services: [cart.shop.mesh]}]}\n";
+
+    #[test]
+    fn the_plan_has_what_becomes_reachable_unreachable_and_renamed() {
+        let services = ["cart.shop.mesh", "pay.shop.mesh", "web.shop.mesh"];
+        let new = "- {name: west, from: [198.51.100.0/24], export: [{services: [cart.shop.mesh], as: '{service}.east'}, {services: [web.shop.mesh]}], \
+                   import: [{services: ['*.cart.west']}]}\n- {name: north, export: [{services: ['*']}]}\n";
+        let text = printed(&plans(&details(&world(&services, OLD)), &world(&services, new)));
+        let wanted = "peer south (removed)\n  - cart.shop.mesh (cart.shop.mesh:443/TLS)\n\n\
+                      peer west\n  + SNI callers from 198.51.100.0/24\n  - SNI callers from 192.0.2.0/24\n\
+                      \x20 + web.shop.mesh (web.shop.mesh:443/TLS)\n  - pay.shop.mesh (pay.shop.mesh:443/TLS)\n\
+                      \x20 ~ cart.shop.mesh -> cart.east (cart.shop.mesh:443/TLS)\n  + import *.cart.west\n  - import *.pay.west\n\n\
+                      peer north (added)\n  + cart.shop.mesh (cart.shop.mesh:443/TLS)\n  + pay.shop.mesh (pay.shop.mesh:443/TLS)\n\
+                      \x20 + web.shop.mesh (web.shop.mesh:443/TLS)\n";
+        assert_eq!(text, wanted);
+    }
+
+    #[test]
+    fn an_unchanged_config_changes_nothing() {
+        let services = ["cart.shop.mesh", "pay.shop.mesh"];
+        let before = details(&world(&services, OLD));
+        assert_eq!(printed(&plans(&before, &world(&services, OLD))), "nothing changes for any peer\n");
+        let changed = world(&["cart.shop.mesh", "new.shop.mesh", "pay.shop.mesh"], OLD);
+        assert_eq!(plans(&before, &changed), [], "no rule names the new service");
+    }
+
+    #[test]
+    fn services_of_the_peer_are_dropped_renamed_and_limited() {
+        let exchanged = |name: &str| Exchanged {
+            exported_name: format!("{name}.pay.west"),
+            service: format!("{name}.pay.west"),
+            namespace: "pay".to_owned(),
+            ports: vec!["443/TLS".to_owned()],
+        };
+        let mut before = details(&world(&["a.here"], OLD));
+        before[0].imported = ["a", "b", "c", "d"].map(exchanged).to_vec();
+        let new = OLD.replace(
+            "{services: ['*.pay.west']}",
+            "{services: [b.pay.west]}, {services: [a.pay.west, c.pay.west], as: '{service}.here', limit: 1}",
+        );
+        let plans = plans(&before, &world(&["a.here"], &new));
+        let [west] = plans.as_slice() else { panic!("{plans:?}") };
+        let dropped: Vec<&str> = west.dropped.iter().map(|service| &*service.exported_name).collect();
+        assert_eq!(dropped, ["c.pay.west", "d.pay.west"], "beyond the limit, and not named");
+        assert_eq!(west.renamed.iter().map(|one| &*one.after.service).collect::<Vec<_>>(), ["a.here"]);
+        let conflicts = west.conflicts.join("\n");
+        assert!(conflicts.contains("a.here, which is a service of ours"), "{conflicts}");
+        assert!(
+            conflicts.contains("c.pay.west is left out: peers[0].import[1] takes at most 1"),
+            "{conflicts}"
+        );
+    }
+}
