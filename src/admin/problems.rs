@@ -252,7 +252,8 @@ impl History {
             return known.clone();
         }
         let all = snapshot.services().into_iter().flat_map(|service| service.conflicts.clone());
-        let found: Arc<[String]> = all.collect();
+        let of_peers = snapshot.policy.peers.iter().flat_map(|peer| snapshot.export_conflicts(&peer.name));
+        let found: Arc<[String]> = all.chain(of_peers).collect();
         state.conflicts = Some((snapshot.generation, found.clone()));
         found
     }

@@ -15,6 +15,8 @@ use crate::model::mesh_name::MeshName;
 use crate::model::place::ClusterId;
 use crate::snapshot::Snapshot;
 use crate::snapshot::change::Report;
+use crate::snapshot::exported::Exported;
+use crate::snapshot::peer::Peer;
 use crate::snapshot::policy::{ExportRule, Listener, ListenerProtocol, MarkCondition, Route, RouteTarget};
 use crate::snapshot::service_view::{AskedBy, Part, PortView, ServiceView};
 use crate::telemetry::clock::rfc3339;
@@ -277,6 +279,9 @@ pub fn exposed(snapshot: &Snapshot) -> Vec<Exposed> {
                 exposed_port(listener, service, port, &mut rows);
             }
         }
+        for peer in &snapshot.policy.peers {
+            exposed_to_peer(snapshot, listener, peer, &mut rows);
+        }
     }
     rows
 }
@@ -312,6 +317,40 @@ fn exposed_port(listener: &Listener, service: &ServiceView, port: &PortView, row
         }
         for name in names {
             rows.push(exposed_row(listener, service, port, rule, &name));
+        }
+    }
+}
+
+/// Adds the names by which a peer reaches services on a listener.
+fn exposed_to_peer(snapshot: &Snapshot, listener: &Listener, peer: &Peer, rows: &mut Vec<Exposed>) {
+    let by_sni = listener.protocol != ListenerProtocol::Hbone && !peer.from.is_empty();
+    let alias =
+        peer.who.as_ref().map(|who| &who.alias).filter(|_| listener.protocol != ListenerProtocol::Sni);
+    for Exported { name, service, rule } in snapshot.exports_to(&peer.name) {
+        let only = service.tls_port().map(|port| port.port);
+        for port in &service.ports {
+            let row = |name: String, sources: String, identities: Identities| Exposed {
+                name,
+                listener: listener.name.to_string(),
+                by: format!("{} (peer {})", rule.rule, peer.name),
+                leads_to: vec![format!("{}:{}", service.name, port.port)],
+                sources,
+                identities,
+                marked_by: None,
+            };
+            let sources = || sources_text(&[&listener.from, &peer.from]);
+            if by_sni {
+                let mesh = MeshName { port: port.port, subset: "", hostname: name.as_str() }.text();
+                rows.push(row(mesh, sources(), Identities::not_checked()));
+            }
+            if by_sni && only == Some(port.port) {
+                rows.push(row(name.to_string(), sources(), Identities::not_checked()));
+            }
+            if let Some(alias) = alias {
+                let identities = Identities::Patterns(vec![format!("spiffe://{alias}/*")]);
+                let name = format!("{name}:{}", port.port);
+                rows.push(row(name, sources_text(&[&listener.from]), identities));
+            }
         }
     }
 }

@@ -67,6 +67,9 @@ pub struct Connection {
     /// The SPIFFE ID that the caller has proven.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source_identity: Option<String>,
+    /// The peer whose caller it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peer: Option<String>,
     /// The workload that the caller says it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source_claimed: Option<String>,

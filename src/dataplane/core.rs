@@ -380,6 +380,9 @@ impl Core {
             destination.closed();
         }
         self.local.ended(&entry.listener, &facts.destination_name(), reason);
+        if let Some(peer) = &facts.matched.peer {
+            self.local.peer_ended(peer, reason);
+        }
     }
 
     /// Counts the end of an HBONE connection. It is logged only if the client broke the protocol or stopped reading, or

@@ -440,6 +440,7 @@ impl Entry {
             endpoint_locality: facts.endpoint_locality.clone().unwrap_or_default(),
             attempts: facts.attempts,
             source_identity: peer.map(|peer| peer.proof.identity.shared()),
+            peer: facts.matched.peer.clone(),
             source_claimed: stream.and_then(|stream| stream.claims.workload.clone()),
             trace: stream.and_then(|stream| stream.claims.trace),
             trace_state: stream.and_then(|stream| stream.claims.trace_state.clone()),

@@ -107,6 +107,8 @@ pub struct ConnectionRecord {
     pub attempts: u8,
     /// The SPIFFE ID of the client's certificate.
     pub source_identity: Option<Arc<str>>,
+    /// The peer whose caller it is.
+    pub peer: Option<Arc<str>>,
     /// The `cluster/namespace/workload` that the client claims; unverified.
     pub source_claimed: Option<Box<str>>,
     /// The trace context that the client sent (`traceparent`).

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use super::Snapshot;
 use super::candidates::Candidates;
-use super::exports::grant;
+use super::exported::PeersOf;
+use super::exports::{Caller, grant};
+use super::peer::Peer;
 use super::policy::{ExportRule, Listener, ProxyProtocol, RouteTarget, admits};
 use super::routes::RouteEntry;
 use super::service_view::{AskedBy, PortView, ServiceView};
@@ -118,6 +120,8 @@ pub struct RouteMatch {
     pub rule: Option<Arc<str>>,
     /// The service that the name means; `None` for a route with endpoints of its own.
     pub service: Option<ServiceTarget>,
+    /// The peer whose caller it is; `None` for callers of our own.
+    pub peer: Option<Arc<str>>,
 }
 
 impl RouteMatch {
@@ -155,6 +159,65 @@ pub enum Permit {
         /// The service port.
         port: u16,
     },
+    /// The export of a service to a peer.
+    Peer(Arc<PeerPermit>),
+}
+
+/// The export of a service to a peer, as it was when the peer's caller was admitted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerPermit {
+    /// The peer.
+    pub peer: Arc<str>,
+    /// The service.
+    pub hostname: HostName,
+    /// The namespace of the service.
+    pub namespace: Arc<str>,
+    /// The name under which the peer knew the service.
+    pub name: Box<str>,
+}
+
+/// A request with what it is held against.
+#[derive(Clone, Copy)]
+struct Asking<'a> {
+    snapshot: &'a Snapshot,
+    request: &'a AdmissionRequest<'a>,
+    /// The peers of the caller.
+    peers: PeersOf<'a>,
+}
+
+impl<'a> Asking<'a> {
+    fn new(snapshot: &'a Snapshot, request: &'a AdmissionRequest<'a>) -> Self {
+        let peers = snapshot.peer_names.of_caller(request.source, request.identity);
+        Self { snapshot, request, peers }
+    }
+
+    /// Returns the caller as export rules see it.
+    fn caller(&self) -> Caller<'a> {
+        let AdmissionRequest { listener, source, identity, .. } = *self.request;
+        Caller { listener: &listener.name, source, identity, is_ours: self.peers.is_ours() }
+    }
+
+    /// Returns true if the policy still offers a service to the caller's peer as when it was admitted.
+    fn still_offers(&self, permit: &PeerPermit) -> bool {
+        let mut same = self.peers.peers().filter(|peer| peer.name == permit.peer);
+        same.any(|peer| peer.offers(&permit.hostname, &permit.namespace, &permit.name))
+    }
+
+    /// Returns why a name that means nothing to the caller is refused: `otherwise`, unless it is a name by which a peer knows
+    /// a service of ours. Clients cannot tell these apart.
+    fn unknown(&self, name: &str, otherwise: Reason, trace: &mut impl Trace) -> Reason {
+        let mut knowing = self.peers.all_knowing(name).peekable();
+        let Some(first) = knowing.peek().map(|peer| peer.name.clone()) else { return otherwise };
+        let by_identity = self.request.identity.is_none() && knowing.all(|peer| peer.from.is_empty());
+        trace.step(|| match by_identity {
+            true => format!(
+                "{name} is the name of a service for the peer {first}, which has no `from`, so it is only for HBONE callers \
+                 with an identity of the peer"
+            ),
+            false => format!("{name} is the name of a service for the peer {first}, and this caller is none of that peer's"),
+        });
+        if by_identity { Reason::IdentityRequired } else { Reason::NotExported }
+    }
 }
 
 /// The decision that the caller may not connect, or that there is no endpoint.
@@ -203,20 +266,29 @@ pub fn admit(
     admit_requested(snapshot, request, trace)
 }
 
-/// Returns true if an open connection may go on under a new policy. Only the new `from`, routes and exports
-/// can end it, never an endpoint or a registry that is gone (SPEC §7).
+/// Returns true if an open connection may go on under a new policy. Only the new `from`, routes, exports and
+/// peers can end it, never an endpoint or a registry that is gone (SPEC §7).
 pub fn readmit(snapshot: &Snapshot, request: &AdmissionRequest<'_>, permit: &Permit) -> bool {
     if request.source.is_some_and(|source| admit_source(request.listener, source).is_err()) {
         return false;
     }
-    match admit_requested(snapshot, request, &mut ()) {
+    let asking = Asking::new(snapshot, request);
+    let answer = admit_requested(snapshot, request, &mut ());
+    if let Permit::Peer(permit) = permit {
+        // The peer may know another service under the name since then; it is this one that the connection leads to.
+        let leads_there = |admission: Admission| {
+            admission.matched.service.is_some_and(|service| *service.hostname == *permit.hostname.as_str())
+        };
+        return asking.still_offers(permit) || answer.is_ok_and(leads_there);
+    }
+    match answer {
         Ok(_) => true,
         Err(refusal) if refusal.reason == Reason::NoEndpoints => true,
         Err(_) => match permit {
-            Permit::Route => false,
+            Permit::Route | Permit::Peer(_) => false,
             Permit::Export { hostname, port } => {
                 let covering = snapshot.exports.covering(hostname, *port);
-                grant(&covering, &request.listener.name, request.source, request.identity).is_ok()
+                grant(&covering, asking.caller()).is_ok()
             }
         },
     }
@@ -250,74 +322,191 @@ fn admit_requested(
     request: &AdmissionRequest<'_>,
     trace: &mut impl Trace,
 ) -> Result<Admission, Refusal> {
-    match request.requested {
-        Requested::ServerName(name) => admit_name(snapshot, request, name, trace),
+    let asking = Asking::new(snapshot, request);
+    let peer = asking.peers.peers().next().map(|peer| peer.name.clone());
+    trace_peers(&asking, trace);
+    let answer = match request.requested {
+        Requested::ServerName(name) => admit_name(&asking, name, trace),
         Requested::Authority(authority) => match &authority.host {
-            Host::Name(name) => admit_hostname(snapshot, request, name, authority.port, trace),
-            Host::Ip(ip) => admit_address(snapshot, request, SocketAddr::new(*ip, authority.port), trace),
+            Host::Name(name) => admit_hostname(&asking, name, authority.port, trace),
+            Host::Ip(ip) => admit_address(&asking, SocketAddr::new(*ip, authority.port), trace),
             // An authority is parsed as at most one address.
             Host::Ips(_) => Err(Reason::AuthorityUnknown.into()),
         },
+    };
+    if peer.is_none() {
+        return answer;
     }
+    // An address can be of several peers: the one that knows the name comes before the first.
+    let of = |matched: RouteMatch| RouteMatch { peer: matched.peer.or(peer), ..matched };
+    match answer {
+        Ok(Admission { matched, candidates, clusters, permit }) => {
+            Ok(Admission { matched: of(matched), candidates, clusters, permit })
+        }
+        Err(Refusal { reason, matched }) => Err(Refusal { reason, matched: of(matched) }),
+    }
+}
+
+/// Names the caller's peers.
+fn trace_peers(asking: &Asking<'_>, trace: &mut impl Trace) {
+    if asking.peers.is_ours() {
+        return;
+    }
+    trace.step(|| {
+        let names: Vec<&str> = asking.peers.peers().map(|peer| &*peer.name).collect();
+        let by = if asking.request.identity.is_some() { "identity" } else { "source" };
+        format!("by its {by}, the caller is one of the peer {}", names.join(" or "))
+    });
+}
+
+/// Decides on a server name by which the caller's peer knows a service; `None` if it knows none by it.
+fn admit_exported_name(
+    asking: &Asking<'_>,
+    name: &str,
+    trace: &mut impl Trace,
+) -> Option<Result<Admission, Refusal>> {
+    let (dialect, exported) = match read(name) {
+        Dialect::Mesh(mesh) => (Some(mesh), mesh.hostname),
+        Dialect::Plain => (None, name),
+        Dialect::Malformed => return None,
+    };
+    let (peer, service) = asking.peers.knowing(asking.snapshot, exported)?;
+    let kind = if dialect.is_some() { MatchKind::MeshName } else { MatchKind::Hostname };
+    let found = Found { peer, service, name: exported, kind };
+    trace.step(|| found.text());
+    let Some(mesh) = dialect else {
+        let Some(port) = service.tls_port() else {
+            trace.step(|| {
+                format!(
+                    "a plain host name needs exactly one port of protocol TLS or HTTPS; the service has {}",
+                    ports_text(service)
+                )
+            });
+            return Some(Err(Refusal { reason: Reason::NotExported, matched: found.matched(None, "") }));
+        };
+        return Some(admit_exported(asking, &found, port, "", AskedBy::Hostname, trace));
+    };
+    let Some(port) = service.port(mesh.port) else {
+        trace.step(|| format!("the service has no port {}; it has {}", mesh.port, ports_text(service)));
+        return Some(Err(Refusal { reason: Reason::SniUnknown, matched: found.matched(None, "") }));
+    };
+    if port.candidates(mesh.subset, AskedBy::MeshName).is_none() {
+        trace.step(|| format!("the service has no subset {:?}", mesh.subset));
+        return Some(Err(Refusal { reason: Reason::SniUnknown, matched: found.matched(None, "") }));
+    }
+    Some(admit_exported(asking, &found, port, mesh.subset, AskedBy::MeshName, trace))
+}
+
+/// A service by the name under which the caller's peer knows it.
+struct Found<'a> {
+    peer: &'a Arc<Peer>,
+    service: &'a Arc<ServiceView>,
+    name: &'a str,
+    kind: MatchKind,
+}
+
+impl Found<'_> {
+    fn text(&self) -> String {
+        let rule = self.peer.export_of(&self.service.name).map_or("", |rule| &*rule.rule);
+        format!("{rule} lets the peer {} reach {} as {}", self.peer.name, self.service.name, self.name)
+    }
+
+    fn matched(&self, port: Option<u16>, subset: &str) -> RouteMatch {
+        RouteMatch {
+            kind: Some(self.kind),
+            rule: Some(self.service.name.clone()),
+            service: port.map(|port| target(self.service, Some(port), subset)),
+            peer: Some(self.peer.name.clone()),
+        }
+    }
+}
+
+/// Admits a caller of the peer that knows the service.
+fn admit_exported(
+    asking: &Asking<'_>,
+    found: &Found<'_>,
+    port: &PortView,
+    subset: &str,
+    asked: AskedBy,
+    trace: &mut impl Trace,
+) -> Result<Admission, Refusal> {
+    let permit = PeerPermit {
+        peer: found.peer.name.clone(),
+        hostname: found.service.key.hostname.clone(),
+        namespace: found.service.namespace.clone(),
+        name: found.name.into(),
+    };
+    let granted = Granted { clusters: None, permit: Permit::Peer(permit.into()) };
+    let candidates = || port.candidates(subset, asked).cloned();
+    lead(asking, found.service, candidates, granted, found.matched(Some(port.port), subset), trace)
 }
 
 /// Decides on an authority `hostname:port`, which can only mean a service port of the mesh.
 fn admit_hostname(
-    snapshot: &Snapshot,
-    request: &AdmissionRequest<'_>,
+    asking: &Asking<'_>,
     name: &HostName,
     port: u16,
     trace: &mut impl Trace,
 ) -> Result<Admission, Refusal> {
     trace.canonical(name.as_str());
-    let Some(service) = snapshot.service(name.as_str()) else {
+    if let Some((peer, service)) = asking.peers.knowing(asking.snapshot, name.as_str()) {
+        let found = Found { peer, service, name: name.as_str(), kind: MatchKind::Authority };
+        trace.step(|| found.text());
+        let Some(view) = service.port(port) else {
+            trace.step(|| format!("the service has no port {port}; it has {}", ports_text(service)));
+            return Err(Refusal { reason: Reason::AuthorityUnknown, matched: found.matched(None, "") });
+        };
+        return admit_exported(asking, &found, view, "", AskedBy::Authority, trace);
+    }
+    let Some(service) = asking.snapshot.service(name.as_str()) else {
         trace.step(|| format!("no service {name} is known"));
-        return Err(Reason::AuthorityUnknown.into());
+        return Err(asking.unknown(name.as_str(), Reason::AuthorityUnknown, trace).into());
     };
     let matched = |port: Option<u16>| RouteMatch {
         kind: Some(MatchKind::Authority),
         rule: Some(service.name.clone()),
         service: port.map(|port| target(service, Some(port), "")),
+        peer: None,
     };
     let Some(view) = service.port(port) else {
         trace.step(|| format!("the service has no port {port}; it has {}", ports_text(service)));
         return Err(Refusal { reason: Reason::AuthorityUnknown, matched: matched(None) });
     };
-    admit_service(request, service, view, "", AskedBy::Authority, matched(Some(port)), trace)
+    admit_service(asking, service, view, "", AskedBy::Authority, matched(Some(port)), trace)
 }
 
 /// Decides on an authority `address:port`: the virtual address of a service, or an endpoint of a service on
 /// this network. An address that is neither is never dialled.
 fn admit_address(
-    snapshot: &Snapshot,
-    request: &AdmissionRequest<'_>,
+    asking: &Asking<'_>,
     address: SocketAddr,
     trace: &mut impl Trace,
 ) -> Result<Admission, Refusal> {
     let mut refusal = Refusal::from(Reason::AuthorityUnknown);
-    for name in snapshot.addresses.get(&address.ip()) {
-        let Some(service) = snapshot.service(name.as_str()) else { continue };
+    for name in asking.snapshot.addresses.get(&address.ip()) {
+        let Some(service) = asking.snapshot.service(name.as_str()) else { continue };
         let matched = |kind, port| RouteMatch {
             kind: Some(kind),
             rule: Some(service.name.clone()),
             service: Some(target(service, Some(port), "")),
+            peer: None,
         };
         let virtual_port = service.port(address.port()).filter(|_| service.addresses.contains(&address.ip()));
         if let Some(port) = virtual_port {
             trace.step(|| format!("{address} is a virtual address and port of the service {name}"));
             let matched = matched(MatchKind::VirtualAddress, port.port);
-            match admit_service(request, service, port, "", AskedBy::Authority, matched, trace) {
+            match admit_service(asking, service, port, "", AskedBy::Authority, matched, trace) {
                 Ok(admission) => return Ok(admission),
                 Err(refused) => refusal = refused,
             }
         }
-        for (port, endpoint) in service.endpoints_at(address, snapshot) {
+        for (port, endpoint) in service.endpoints_at(address, asking.snapshot) {
             trace.step(|| {
                 format!("{address} is an endpoint on this network of the service {name}, port {}", port.port)
             });
             let matched = matched(MatchKind::EndpointAddress, port.port);
-            let only = || port.only(&endpoint, address, &service.name, snapshot);
-            match admit_to(request, service, port, only, matched, trace) {
+            let only = || port.only(&endpoint, address, &service.name, asking.snapshot);
+            match admit_to(asking, service, port, only, matched, trace) {
                 Ok(admission) => return Ok(admission),
                 Err(refused) => refusal = refused,
             }
@@ -330,13 +519,12 @@ fn admit_address(
 }
 
 fn admit_name(
-    snapshot: &Snapshot,
-    request: &AdmissionRequest<'_>,
+    asking: &Asking<'_>,
     name: Option<&[u8]>,
     trace: &mut impl Trace,
 ) -> Result<Admission, Refusal> {
     let Some(raw) = name.filter(|raw| !is_ip_literal(raw)) else {
-        return admit_nameless(snapshot, request, trace);
+        return admit_nameless(asking, trace);
     };
     let mut buffer = NameBuffer::new();
     let name = canonical(raw, &mut buffer).map_err(|error| {
@@ -344,12 +532,15 @@ fn admit_name(
         Refusal::from(Reason::SniInvalid)
     })?;
     trace.canonical(name);
-    let listener = &*request.listener.name;
-    if let Some(entry) = snapshot.routes.exact(name).filter(|entry| entry.on_listener(listener)) {
-        trace.step(|| format!("route {name:?} has exactly this name"));
-        return follow(snapshot, entry, MatchKind::ExactRoute, trace);
+    if let Some(answer) = admit_exported_name(asking, name, trace) {
+        return answer;
     }
-    trace.step(|| match snapshot.routes.exact(name) {
+    let listener = &*asking.request.listener.name;
+    if let Some(entry) = asking.snapshot.routes.exact(name).filter(|entry| entry.on_listener(listener)) {
+        trace.step(|| format!("route {name:?} has exactly this name"));
+        return follow(asking.snapshot, entry, MatchKind::ExactRoute, trace);
+    }
+    trace.step(|| match asking.snapshot.routes.exact(name) {
         Some(entry) => {
             format!(
                 "a route has exactly this name, but applies only to the listeners {}",
@@ -359,7 +550,7 @@ fn admit_name(
         None => "no route has exactly this name".to_owned(),
     });
     match read(name) {
-        Dialect::Mesh(mesh) => admit_mesh_name(snapshot, request, &mesh, trace),
+        Dialect::Mesh(mesh) => admit_mesh_name(asking, &mesh, trace),
         Dialect::Malformed => {
             trace.step(|| {
                 "the name begins like a mesh name, but is not outbound_.<port>_.<subset>_.<hostname>; wildcard \
@@ -368,19 +559,15 @@ fn admit_name(
             });
             Err(Reason::SniUnknown.into())
         }
-        Dialect::Plain => admit_plain(snapshot, request, name, trace),
+        Dialect::Plain => admit_plain(asking, name, trace),
     }
 }
 
-fn admit_nameless(
-    snapshot: &Snapshot,
-    request: &AdmissionRequest<'_>,
-    trace: &mut impl Trace,
-) -> Result<Admission, Refusal> {
-    match snapshot.routes.no_sni().filter(|entry| entry.on_listener(&request.listener.name)) {
+fn admit_nameless(asking: &Asking<'_>, trace: &mut impl Trace) -> Result<Admission, Refusal> {
+    match asking.snapshot.routes.no_sni().filter(|entry| entry.on_listener(&asking.request.listener.name)) {
         Some(entry) => {
             trace.step(|| "the client sends no server name; route \"-\" applies to such clients".to_owned());
-            follow(snapshot, entry, MatchKind::NoSniRoute, trace)
+            follow(asking.snapshot, entry, MatchKind::NoSniRoute, trace)
         }
         None => {
             trace.step(|| "the client sends no server name, and there is no route \"-\"".to_owned());
@@ -390,8 +577,7 @@ fn admit_nameless(
 }
 
 fn admit_mesh_name(
-    snapshot: &Snapshot,
-    request: &AdmissionRequest<'_>,
+    asking: &Asking<'_>,
     mesh: &MeshName<'_>,
     trace: &mut impl Trace,
 ) -> Result<Admission, Refusal> {
@@ -401,14 +587,15 @@ fn admit_mesh_name(
             mesh.hostname, mesh.port, mesh.subset
         )
     });
-    let Some(service) = snapshot.service(mesh.hostname) else {
+    let Some(service) = asking.snapshot.service(mesh.hostname) else {
         trace.step(|| format!("no service {} is known", mesh.hostname));
-        return Err(Reason::SniUnknown.into());
+        return Err(asking.unknown(mesh.hostname, Reason::SniUnknown, trace).into());
     };
     let matched = |port: Option<u16>| RouteMatch {
         kind: Some(MatchKind::MeshName),
         rule: Some(service.name.clone()),
         service: port.map(|port| target(service, Some(port), mesh.subset)),
+        peer: None,
     };
     let Some(port) = service.port(mesh.port) else {
         trace.step(|| format!("the service has no port {}; it has {}", mesh.port, ports_text(service)));
@@ -418,17 +605,12 @@ fn admit_mesh_name(
         trace.step(|| format!("the service has no subset {:?}", mesh.subset));
         return Err(Refusal { reason: Reason::SniUnknown, matched: matched(None) });
     }
-    admit_service(request, service, port, mesh.subset, AskedBy::MeshName, matched(Some(port.port)), trace)
+    admit_service(asking, service, port, mesh.subset, AskedBy::MeshName, matched(Some(port.port)), trace)
 }
 
-fn admit_plain(
-    snapshot: &Snapshot,
-    request: &AdmissionRequest<'_>,
-    name: &str,
-    trace: &mut impl Trace,
-) -> Result<Admission, Refusal> {
-    let listener = &*request.listener.name;
-    let service = snapshot.service(name);
+fn admit_plain(asking: &Asking<'_>, name: &str, trace: &mut impl Trace) -> Result<Admission, Refusal> {
+    let listener = &*asking.request.listener.name;
+    let service = asking.snapshot.service(name);
     if let Some(service) = service {
         if let Some(port) = service.hostname_port(listener) {
             trace.step(|| {
@@ -438,8 +620,9 @@ fn admit_plain(
                 kind: Some(MatchKind::Hostname),
                 rule: Some(service.name.clone()),
                 service: Some(target(service, Some(port.port), "")),
+                peer: None,
             };
-            return admit_service(request, service, port, "", AskedBy::Hostname, matched, trace);
+            return admit_service(asking, service, port, "", AskedBy::Hostname, matched, trace);
         }
         trace.step(|| {
             let exported = |port: &PortView| port.rules.iter().any(|rule| rule.on_listener(listener));
@@ -455,22 +638,23 @@ fn admit_plain(
     } else {
         trace.step(|| format!("no service {name} is known"));
     }
-    let mut wildcards = snapshot.routes.wildcards(name);
+    let mut wildcards = asking.snapshot.routes.wildcards(name);
     if let Some(entry) = wildcards.find(|entry| entry.on_listener(listener)) {
         trace.step(|| format!("route {:?} is the longest wildcard that matches", &*entry.key));
-        return follow(snapshot, entry, MatchKind::WildcardRoute, trace);
+        return follow(asking.snapshot, entry, MatchKind::WildcardRoute, trace);
     }
     trace.step(|| "no wildcard route matches".to_owned());
     let Some(service) = service else {
-        return Err(Reason::SniUnknown.into());
+        return Err(asking.unknown(name, Reason::SniUnknown, trace).into());
     };
-    let matched = RouteMatch { kind: None, rule: None, service: Some(target(service, None, "")) };
-    Err(Refusal { reason: Reason::NotExported, matched })
+    let service = Some(target(service, None, ""));
+    let matched = RouteMatch { kind: None, rule: None, service, peer: None };
+    Err(Refusal { reason: asking.unknown(name, Reason::NotExported, trace), matched })
 }
 
 /// Applies the export rules, then looks up the candidates.
 fn admit_service(
-    request: &AdmissionRequest<'_>,
+    asking: &Asking<'_>,
     service: &Arc<ServiceView>,
     port: &PortView,
     subset: &str,
@@ -478,12 +662,12 @@ fn admit_service(
     matched: RouteMatch,
     trace: &mut impl Trace,
 ) -> Result<Admission, Refusal> {
-    admit_to(request, service, port, || port.candidates(subset, asked).cloned(), matched, trace)
+    admit_to(asking, service, port, || port.candidates(subset, asked).cloned(), matched, trace)
 }
 
 /// Applies the export rules, then calls `candidates`.
 fn admit_to(
-    request: &AdmissionRequest<'_>,
+    asking: &Asking<'_>,
     service: &Arc<ServiceView>,
     port: &PortView,
     candidates: impl FnOnce() -> Option<Arc<Candidates>>,
@@ -491,22 +675,44 @@ fn admit_to(
     trace: &mut impl Trace,
 ) -> Result<Admission, Refusal> {
     for rule in &port.rules {
-        trace.step(|| rule_text(rule, request));
+        trace.step(|| rule_text(rule, asking.request));
     }
-    let granted = match grant(&port.rules, &request.listener.name, request.source, request.identity) {
+    let granted = match grant(&port.rules, asking.caller()) {
         Ok(granted) => granted,
         Err(reason) => {
             trace.step(|| {
                 format!("no export rule allows this caller to reach {}:{} here", service.name, port.port)
             });
+            let is_hidden = reason == Reason::NotExported;
+            let reason = if is_hidden { asking.unknown(&service.name, reason, trace) } else { reason };
             return Err(Refusal { reason, matched });
         }
     };
     trace.step(|| format!("{} allows this caller", granted.rule.name));
     let permit = Permit::Export { hostname: service.export_name.clone(), port: port.port };
-    if let (Requested::Authority(_), Some(waypoint)) = (request.requested, &service.waypoint) {
+    lead(asking, service, candidates, Granted { clusters: granted.clusters, permit }, matched, trace)
+}
+
+/// What a caller has been granted.
+struct Granted {
+    /// The clusters whose endpoints may be chosen; `None`: all.
+    clusters: Option<Arc<[ClusterId]>>,
+    permit: Permit,
+}
+
+/// Leads an admitted caller to the endpoints of a service, or to its waypoint.
+fn lead(
+    asking: &Asking<'_>,
+    service: &ServiceView,
+    candidates: impl FnOnce() -> Option<Arc<Candidates>>,
+    granted: Granted,
+    matched: RouteMatch,
+    trace: &mut impl Trace,
+) -> Result<Admission, Refusal> {
+    let Granted { clusters, permit } = granted;
+    if let (Requested::Authority(_), Some(waypoint)) = (asking.request.requested, &service.waypoint) {
         // The waypoint is recognised by its certificate only: anybody could write a header.
-        if waypoint.identity.is_some() && waypoint.identity.as_ref() == request.identity {
+        if waypoint.identity.is_some() && waypoint.identity.as_ref() == asking.request.identity {
             trace.step(|| {
                 "the caller is the service's waypoint, so it is connected to the endpoints".to_owned()
             });
@@ -515,7 +721,7 @@ fn admit_to(
             return connectable(Some(waypoint.candidates.clone()), None, permit, matched, trace);
         }
     }
-    connectable(candidates(), granted.clusters, permit, matched, trace)
+    connectable(candidates(), clusters, permit, matched, trace)
 }
 
 /// Decides by the target of a route.
@@ -525,7 +731,8 @@ fn follow(
     kind: MatchKind,
     trace: &mut impl Trace,
 ) -> Result<Admission, Refusal> {
-    let mut matched = RouteMatch { kind: Some(kind), rule: Some(entry.key.clone()), service: None };
+    let mut matched =
+        RouteMatch { kind: Some(kind), rule: Some(entry.key.clone()), service: None, peer: None };
     let RouteTarget::Service { hostname, port, subset } = &entry.route.to else {
         return connectable(entry.candidates.clone(), None, Permit::Route, matched, trace);
     };

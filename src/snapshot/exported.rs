@@ -1,8 +1,9 @@
 //! The names under which peers know services of this mesh (SPEC §18). Each peer has a table of its own, so that a name means
 //! something to that peer alone; a name that several services would get belongs to the first of them by name.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::Snapshot;
@@ -10,6 +11,7 @@ use super::delta::Delta;
 use super::owners::OwnerMap;
 use super::peer::{Peer, PeerExport};
 use super::service_view::ServiceView;
+use crate::model::identity::Identity;
 use crate::model::name::{HostName, NameError};
 
 /// The problems of one peer that are kept with their names; further ones are counted.
@@ -19,6 +21,10 @@ const PROBLEMS_SHOWN: usize = 10;
 #[derive(Clone, Debug, Default)]
 pub struct PeerNames {
     tables: Vec<Arc<PeerTable>>,
+    /// The places in `tables` by the trust domain under which a peer's callers are known.
+    by_alias: Arc<HashMap<Arc<str>, usize>>,
+    /// True if a peer has sources of SNI callers.
+    has_sources: bool,
 }
 
 /// What one peer may reach, by the names that it uses.
@@ -43,6 +49,23 @@ pub struct Exported<'a> {
     pub rule: &'a PeerExport,
 }
 
+/// The peers of a caller: none for callers of our own. A source of SNI callers can be that of several peers.
+#[derive(Clone, Copy, Debug)]
+pub struct PeersOf<'a> {
+    names: &'a PeerNames,
+    caller: Caller,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Caller {
+    /// The caller is not a peer's.
+    Ours,
+    /// An HBONE caller with an identity of the peer at this place.
+    Identity(usize),
+    /// An SNI caller from an address that peers have named.
+    Source(IpAddr),
+}
+
 impl PeerNames {
     /// Makes the empty tables of these peers.
     pub(super) fn new(peers: &[Arc<Peer>]) -> Self {
@@ -54,7 +77,12 @@ impl PeerNames {
                 nameless: BTreeMap::new(),
             })
         };
-        Self { tables: peers.iter().map(empty).collect() }
+        let alias = |(at, peer): (usize, &Arc<Peer>)| Some((peer.who.as_ref()?.alias.as_str().into(), at));
+        Self {
+            tables: peers.iter().map(empty).collect(),
+            by_alias: Arc::new(peers.iter().enumerate().filter_map(alias).collect()),
+            has_sources: peers.iter().any(|peer| !peer.from.is_empty()),
+        }
     }
 
     /// Returns true if there are no peers.
@@ -82,6 +110,17 @@ impl PeerNames {
         }
     }
 
+    /// Returns the peers of a caller, by its verified identity, or by its address if it has none.
+    pub(super) fn of_caller(&self, source: Option<IpAddr>, identity: Option<&Identity>) -> PeersOf<'_> {
+        let of_peer = |identity: &Identity| self.by_alias.get(identity.trust_domain()).copied();
+        let caller = match (identity, source) {
+            (Some(identity), _) => of_peer(identity).map_or(Caller::Ours, Caller::Identity),
+            (None, Some(source)) if self.has_sources => Caller::Source(source),
+            (None, _) => Caller::Ours,
+        };
+        PeersOf { names: self, caller }
+    }
+
     fn table(&self, peer: &str) -> Option<&PeerTable> {
         self.tables.iter().find(|table| &*table.peer.name == peer).map(|table| &**table)
     }
@@ -98,6 +137,17 @@ impl Peer {
     fn claim<'a>(&self, service: &'a HostName, namespace: &str) -> Option<Claim<'a>> {
         let rule = self.export_of(service.as_str())?;
         Some(Claim { service, name: rule.exported_name(service, namespace) })
+    }
+
+    /// Returns true if `from` names an address.
+    pub fn has_source(&self, source: IpAddr) -> bool {
+        self.from.iter().any(|block| block.contains(&source))
+    }
+
+    /// Returns true if the rules offer the peer a service under this name.
+    pub(super) fn offers(&self, service: &HostName, namespace: &str, name: &str) -> bool {
+        let claim = self.claim(service, namespace);
+        claim.is_some_and(|claim| claim.name.is_ok_and(|given| given.as_str() == name))
     }
 }
 
@@ -126,8 +176,13 @@ impl PeerTable {
         }
     }
 
+    /// Returns the service that the peer knows under a name.
+    fn service<'a>(&self, snapshot: &'a Snapshot, name: &str) -> Option<&'a Arc<ServiceView>> {
+        snapshot.service(self.names.get(name).next()?.as_str())
+    }
+
     fn exported<'a>(&'a self, snapshot: &'a Snapshot, name: &'a HostName) -> Option<Exported<'a>> {
-        let service = snapshot.service(self.names.get(name.as_str()).next()?.as_str())?;
+        let service = self.service(snapshot, name.as_str())?;
         Some(Exported { name, service, rule: self.peer.export_of(&service.name)? })
     }
 }
@@ -136,6 +191,46 @@ impl fmt::Display for PeerTable {
     /// Writes the peer's name, for messages.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.peer.name)
+    }
+}
+
+impl<'a> PeersOf<'a> {
+    /// Returns true if the caller is one of our own.
+    pub(super) fn is_ours(self) -> bool {
+        self.peers().next().is_none()
+    }
+
+    /// Returns the caller's peers, in the order of the file.
+    pub(super) fn peers(self) -> impl Iterator<Item = &'a Arc<Peer>> {
+        self.tables().map(|table| &table.peer)
+    }
+
+    /// Returns the first of the caller's peers that knows a service under this name, and the service.
+    pub(super) fn knowing(
+        self,
+        snapshot: &'a Snapshot,
+        name: &str,
+    ) -> Option<(&'a Arc<Peer>, &'a Arc<ServiceView>)> {
+        self.tables().find_map(|table| Some((&table.peer, table.service(snapshot, name)?)))
+    }
+
+    /// Returns the peers, of which the caller may be none, that know a service under this name.
+    pub(super) fn all_knowing(self, name: &str) -> impl Iterator<Item = &'a Arc<Peer>> {
+        let tables = self.names.tables.iter();
+        tables.filter(move |table| table.names.get(name).next().is_some()).map(|table| &table.peer)
+    }
+
+    fn tables(self) -> impl Iterator<Item = &'a PeerTable> {
+        let all = self.names.tables.as_slice();
+        let some = match self.caller {
+            Caller::Ours => &[],
+            Caller::Identity(at) => all.get(at..=at).unwrap_or_default(),
+            Caller::Source(_) => all,
+        };
+        some.iter().map(|table| &**table).filter(move |table| match self.caller {
+            Caller::Source(source) => table.peer.has_source(source),
+            Caller::Ours | Caller::Identity(_) => true,
+        })
     }
 }
 

@@ -122,17 +122,27 @@ impl ExportRule {
     }
 }
 
+/// The caller that rules are applied to.
+#[derive(Clone, Copy, Debug)]
+pub struct Caller<'a> {
+    /// The listener that took the connection.
+    pub listener: &'a str,
+    /// The caller's address; `None` only in `explain`.
+    pub source: Option<IpAddr>,
+    /// The caller's verified identity.
+    pub identity: Option<&'a Identity>,
+    /// False for a caller of a peer: only rules that name identities can admit it, as all others are meant for this mesh.
+    pub is_ours: bool,
+}
+
 /// Applies the rules that cover a service port to a caller; returns the reason if none admits it.
-pub fn grant(
-    covering: &[Arc<ExportRule>],
-    listener: &str,
-    source: Option<IpAddr>,
-    identity: Option<&Identity>,
-) -> Result<Grant, Reason> {
+pub fn grant(covering: &[Arc<ExportRule>], caller: Caller<'_>) -> Result<Grant, Reason> {
+    let Caller { listener, source, identity, is_ours } = caller;
     let mut refusal = Reason::NotExported;
     let mut first = None;
     let mut clusters: Option<Vec<ClusterId>> = Some(Vec::new());
-    for rule in covering.iter().filter(|rule| rule.on_listener(listener)) {
+    let is_meant = |rule: &&Arc<ExportRule>| is_ours || !rule.to.identities.is_empty();
+    for rule in covering.iter().filter(|rule| rule.on_listener(listener)).filter(is_meant) {
         // Without a source (only in `explain`) rules about sources are shown, not applied.
         if source.is_some_and(|source| !admits(&rule.to.cidrs, source)) {
             continue;
@@ -202,7 +212,8 @@ mod tests {
         };
         let rules = [of("west", "10.0.0.0/8"), of("east", "10.1.0.0/16"), of("north", "192.168.0.0/16")];
         let clusters = |source: &str| {
-            let granted = grant(&rules, "l", Some(source.parse().expect("legal")), None)?;
+            let source = Some(source.parse().expect("legal"));
+            let granted = grant(&rules, Caller { listener: "l", source, identity: None, is_ours: true })?;
             Ok(granted.clusters.expect("restricted").iter().map(ToString::to_string).collect::<Vec<_>>())
         };
         assert_eq!(clusters("10.1.2.3"), Ok(vec!["west".to_owned(), "east".to_owned()]));
@@ -217,11 +228,27 @@ mod tests {
         let rules = [Arc::new(ExportRule { to, ..rule(&["*"]) })];
         let ask = |identity: Option<&str>| {
             let identity = identity.map(|text| Identity::parse(text).expect("legal"));
-            grant(&rules, "l", None, identity.as_ref()).map(|_| ())
+            let caller = Caller { listener: "l", source: None, identity: identity.as_ref(), is_ours: true };
+            grant(&rules, caller).map(|_| ())
         };
         assert_eq!(ask(None), Err(Reason::IdentityRequired));
         assert_eq!(ask(Some("spiffe://td/ns/other/sa/a")), Err(Reason::IdentityDenied));
         assert_eq!(ask(Some("spiffe://other/ns/shop/sa/a")), Err(Reason::NotExported));
         assert_eq!(ask(Some("spiffe://td/ns/shop/sa/a")), Ok(()));
+    }
+
+    #[test]
+    fn a_rule_admits_callers_of_peers_only_by_their_identity() {
+        let pattern = IdentityPattern::parse("spiffe://west/ns/shop/*").expect("legal");
+        let named = ExportScope { cidrs: Vec::new(), identities: vec![pattern] };
+        let everybody = [Arc::new(rule(&["*"]))];
+        let west = [Arc::new(ExportRule { to: named, ..rule(&["*"]) })];
+        let ask = |rules: &[Arc<ExportRule>], is_ours| {
+            let identity = Identity::parse("spiffe://west/ns/shop/sa/a").expect("legal");
+            grant(rules, Caller { listener: "l", source: None, identity: Some(&identity), is_ours })
+                .map(|_| ())
+        };
+        assert_eq!((ask(&everybody, true), ask(&everybody, false)), (Ok(()), Err(Reason::NotExported)));
+        assert_eq!(ask(&west, false), Ok(()));
     }
 }

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::Snapshot;
 use super::admit::{AdmissionRequest, MatchKind, RouteMatch};
-use super::exports::grant;
+use super::exports::{Caller, grant};
 use super::policy::RouteTarget;
 use super::routes::{RouteEntry, addresses};
 use super::service_view::{AskedBy, PortEndpoint, PortView, ServiceView, on_own_network};
@@ -203,10 +203,11 @@ pub fn omitted(snapshot: &Snapshot, request: &AdmissionRequest<'_>, matched: &Ro
         )
         | None => AskedBy::Hostname,
     };
-    // A route admits by itself, whatever the export rules say.
-    let granted = (!by_route)
-        .then(|| grant(&port.rules, &request.listener.name, request.source, request.identity).ok())
-        .flatten();
+    // A route and the export to a peer admit by themselves, whatever the export rules say.
+    let by_rules = !by_route && matched.peer.is_none();
+    let AdmissionRequest { listener, source, identity, .. } = *request;
+    let caller = Caller { listener: &listener.name, source, identity, is_ours: true };
+    let granted = by_rules.then(|| grant(&port.rules, caller).ok()).flatten();
     let clusters = granted.and_then(|granted| granted.clusters);
     of_port(snapshot, service, port, &target.subset.to_ascii_lowercase(), asked, clusters.as_deref())
 }

@@ -211,6 +211,13 @@ impl ServiceView {
         offered.next().is_none().then_some(first)
     }
 
+    /// Returns the one port of protocol TLS or HTTPS: a name by which a peer knows the service means this port.
+    pub fn tls_port(&self) -> Option<&PortView> {
+        let mut ports = self.ports.iter().filter(|view| view.protocol.is_tls());
+        let first = ports.next()?;
+        ports.next().is_none().then_some(first)
+    }
+
     /// Returns true if SNI callers reach this port by the bare host name: it is the only port of protocol TLS
     /// or HTTPS that rules without identities offer.
     pub fn routes_by_hostname(&self, port: &PortView) -> bool {

@@ -52,6 +52,11 @@ pub const DESCRIPTIONS: &[(&str, &str)] = &[
          isthmus_connections_total, with connections that failed.",
     ),
     (
+        "isthmus_peer_connections_total",
+        "Connections and CONNECT streams of callers of a peer that ended, by peer and reason; isthmus_connections_total has them \
+         too.",
+    ),
+    (
         "isthmus_control_connections_refused_total",
         "Connections to the admin, metrics, health and xDS listeners that were refused (limit_global), made room for another \
          (made_room), or whose client was silent (hello_timeout).",

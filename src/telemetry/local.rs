@@ -21,6 +21,8 @@ const RULES_MAX: usize = 20_000;
 type EndedKey = (Arc<str>, Arc<str>, Reason);
 /// The listener and the reason.
 type EndedHboneKey = (Arc<str>, Reason);
+/// The peer and the reason.
+type EndedPeerKey = (Arc<str>, Reason);
 /// The service or route, the cluster of the endpoint, and the protocol of the client.
 type DestinationKey = (Arc<str>, Arc<str>, ConnectionProtocol);
 
@@ -81,6 +83,7 @@ pub struct Local {
     /// The bytes that this worker has added to `stalled`.
     stalled_added: Cell<u64>,
     hbone_ended_counts: RefCell<HashMap<EndedHboneKey, Counter>>,
+    peer_ended_counts: RefCell<HashMap<EndedPeerKey, Counter>>,
     active: RefCell<HashMap<Arc<str>, Gauge>>,
     ended: RefCell<HashMap<EndedKey, Counter>>,
     destinations: RefCell<HashMap<DestinationKey, Rc<Destination>>>,
@@ -126,6 +129,7 @@ impl Local {
             stalled: recorder.gauge("isthmus_stalled_kernel_bytes", &[]),
             stalled_added: Cell::new(0),
             hbone_ended_counts: RefCell::default(),
+            peer_ended_counts: RefCell::default(),
             active: RefCell::default(),
             ended: RefCell::default(),
             destinations: RefCell::default(),
@@ -223,6 +227,17 @@ impl Local {
         };
         let mut ended = self.hbone_ended_counts.borrow_mut();
         ended.entry((listener.clone(), reason)).or_insert_with(new).increment(1);
+    }
+
+    /// Counts the end of a connection or stream of a peer's caller, which [`Self::ended`] counts too.
+    pub fn peer_ended(&self, peer: &Arc<str>, reason: Reason) {
+        let new = || {
+            let labels = [("peer", &**peer), ("reason", reason.text())];
+            self.recorder.counter("isthmus_peer_connections_total", &labels)
+        };
+        let mut ended = self.peer_ended_counts.borrow_mut();
+        // Peers are named by the operator, so they are few.
+        ended.entry((peer.clone(), reason)).or_insert_with(new).increment(1);
     }
 
     /// Returns the counters of a destination.

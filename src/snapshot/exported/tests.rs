@@ -3,8 +3,11 @@
 use std::sync::Arc;
 
 use super::*;
+use crate::model::authority::Authority;
 use crate::model::import::Import;
+use crate::model::reason::Reason;
 use crate::model::service::PortProtocol;
+use crate::snapshot::admit::{AdmissionRequest, Requested, admit, readmit};
 use crate::snapshot::policy::Policy;
 use crate::snapshot::tests::{Mesh, endpoint, host_name, peer, port, service, shard};
 
@@ -16,6 +19,125 @@ fn mesh(services: &[&str], rules: &[(&str, Option<&str>)]) -> Mesh {
     let mut mesh = Mesh::new(Vec::new(), vec![shard("a", "n1", all.collect())]);
     mesh.policy = Policy { peers: vec![Arc::new(peer("west", rules))], ..(*mesh.policy).clone() }.into();
     mesh
+}
+
+/// Returns what a caller of this identity or source is told of a name or an authority: the service, or the reason.
+fn asked(snapshot: &Snapshot, source: &str, identity: Option<&str>, name: &str) -> String {
+    let identity = identity.map(|text| Identity::parse(text).expect("legal"));
+    let authority = identity.as_ref().map(|_| Authority::parse(name).expect("legal"));
+    let request = AdmissionRequest {
+        listener: &snapshot.policy.listeners[0],
+        requested: match &authority {
+            Some(authority) => Requested::Authority(authority),
+            None => Requested::ServerName(Some(name.as_bytes())),
+        },
+        source: Some(source.parse().expect("an address")),
+        alpn: None,
+        identity: identity.as_ref(),
+    };
+    let (matched, reason) = match admit(snapshot, &request, &mut ()) {
+        Ok(admission) => {
+            assert!(
+                readmit(snapshot, &request, &admission.permit),
+                "{name} is readmitted under the same policy"
+            );
+            (admission.matched, Reason::Ok)
+        }
+        Err(refusal) => (refusal.matched, refusal.reason),
+    };
+    let service = matched.service.filter(|_| reason == Reason::Ok).map(|service| service.hostname);
+    let found = service.as_deref().unwrap_or_else(|| reason.text());
+    matched.peer.map_or_else(|| found.to_owned(), |peer| format!("{found} ({peer})"))
+}
+
+const EXPORT: (&str, Option<&str>) = ("cart.mesh", Some("{service}.{namespace}.east.global"));
+
+/// Returns a mesh with rules that export everything to its own callers, and the peers west, with sources, and south, without.
+fn boundary() -> Mesh {
+    let mut mesh = mesh(&["cart.mesh", "pay.mesh"], &[]);
+    let west = Peer { from: vec!["10.9.0.0/16".parse().expect("legal")], ..peer("west", &[EXPORT]) };
+    let south = peer("south", &[("pay.mesh", Some("cart.{namespace}.south.global")), ("cart.mesh", None)]);
+    let peers = vec![Arc::new(west), Arc::new(south)];
+    mesh.policy = Policy { peers, ..(*mesh.policy).clone() }.into();
+    mesh
+}
+
+#[test]
+fn an_exported_name_is_for_its_peer_alone() {
+    let snapshot = boundary().snapshot();
+    let hbone = |domain: &str, name: &str| {
+        asked(&snapshot, "10.9.0.1", Some(&format!("spiffe://{domain}/ns/shop/sa/a")), name)
+    };
+    assert_eq!(hbone("west", "cart.shop.east.global:443"), "cart.mesh (west)");
+    assert_eq!(hbone("west", "cart.shop.east.global:80"), "authority_unknown (west)");
+    assert_eq!(hbone("south", "cart.shop.east.global:443"), "not_exported (south)");
+    assert_eq!(hbone("cluster.local", "cart.shop.east.global:443"), "not_exported");
+    // A name that the peer was given can be that of the service, and that of another service for another peer.
+    assert_eq!(hbone("south", "cart.mesh:443"), "cart.mesh (south)");
+    assert_eq!(hbone("south", "cart.shop.south.global:443"), "pay.mesh (south)");
+    // Rules for everybody are for callers of our own.
+    assert_eq!(hbone("cluster.local", "cart.mesh:443"), "cart.mesh");
+    assert_eq!(hbone("west", "cart.mesh:443"), "not_exported (west)");
+    assert_eq!(hbone("west", "pay.mesh:443"), "not_exported (west)");
+    assert_eq!(hbone("west", "nothing.mesh:443"), "authority_unknown (west)");
+    assert_eq!(hbone("west", "10.1.0.1:8080"), "not_exported (west)");
+    assert_eq!(hbone("cluster.local", "10.1.0.1:8080"), "cart.mesh");
+}
+
+#[test]
+fn sni_callers_of_a_peer_come_from_its_addresses() {
+    let snapshot = boundary().snapshot();
+    let west = |name: &str| asked(&snapshot, "10.9.0.1", None, name);
+    let ours = |name: &str| asked(&snapshot, "10.8.0.1", None, name);
+    for name in ["cart.shop.east.global", "outbound_.443_._.cart.shop.east.global"] {
+        assert_eq!(west(name), "cart.mesh (west)", "{name}");
+        assert_eq!(ours(name), "not_exported", "{name}");
+    }
+    assert_eq!(west("outbound_.80_._.cart.shop.east.global"), "sni_unknown (west)");
+    assert_eq!(west("outbound_.443_.v1_.cart.shop.east.global"), "sni_unknown (west)");
+    for name in ["outbound_.443_._.cart.mesh", "cart.mesh", "outbound_.443_._.pay.mesh"] {
+        let refused = west(name);
+        assert!(
+            ["not_exported (west)", "identity_required (west)"].contains(&&*refused),
+            "{name}: {refused}"
+        );
+        assert!(ours(name).ends_with(".mesh"), "{name}");
+    }
+    // South has no addresses, so its names need an identity.
+    assert_eq!(ours("outbound_.443_._.cart.shop.south.global"), "identity_required");
+    assert_eq!(ours("cart.shop.south.global"), "identity_required");
+    assert_eq!(west("nothing.global"), "sni_unknown (west)");
+}
+
+#[test]
+fn a_new_policy_ends_what_it_does_not_offer_any_more() {
+    let before = boundary();
+    let snapshot = before.snapshot();
+    let identity = Identity::parse("spiffe://west/ns/shop/sa/a").expect("legal");
+    let authority = Authority::parse("cart.shop.east.global:443").expect("legal");
+    let listener = snapshot.policy.listeners[0].clone();
+    let request = AdmissionRequest {
+        listener: &listener,
+        requested: Requested::Authority(&authority),
+        source: None,
+        alpn: None,
+        identity: Some(&identity),
+    };
+    let permit = admit(&snapshot, &request, &mut ()).expect("admitted").permit;
+    let stays = |rules: &[(&str, Option<&str>)], services: &[&str]| {
+        let mut after = mesh(services, rules);
+        after.policy = Policy { exports: Vec::new(), ..(*after.policy).clone() }.into();
+        readmit(&after.snapshot(), &request, &permit)
+    };
+    assert!(stays(&[EXPORT], &["cart.mesh"]));
+    assert!(stays(&[EXPORT], &[]), "a service that its registry has lost ends nothing");
+    assert!(!stays(&[], &["cart.mesh"]));
+    assert!(!stays(&[("cart.mesh", None)], &["cart.mesh"]), "it has another name");
+    let other = ("pay.mesh", Some("cart.{namespace}.east.global"));
+    assert!(!stays(&[other], &["cart.mesh", "pay.mesh"]), "the name means another service");
+    let mut gone = before;
+    gone.policy = Policy { peers: Vec::new(), ..(*gone.policy).clone() }.into();
+    assert!(!readmit(&gone.snapshot(), &request, &permit));
 }
 
 fn names(snapshot: &Snapshot, peer: &str) -> Vec<String> {
