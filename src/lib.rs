@@ -19,7 +19,7 @@
 //! | 0 | [`model`] | the field's nouns as values |
 //! | 0 | [`api`] | the values of the admin API, for server, commands and pages |
 //! | 0 | [`wire`] | bytes ↔ values: ClientHello, TLS alerts, CONNECT heads, HTTP/2 frame headers, PROXY headers |
-//! | 0 | [`proto`] | generated messages of xDS, certificate authorities and etcd |
+//! | 0 | [`proto`] | generated messages of xDS, certificate authorities, etcd and the peer protocol |
 //! | 1 | [`snapshot`] | policy, shards, merged services, routes, exports; building, admission, split horizon |
 //! | 1 | [`telemetry`] | events → metrics, access log, failures, spans; the log writer |
 //! | 2 | [`balance`] | the choice among candidates, and its odds |
@@ -29,7 +29,7 @@
 //! | 3 | [`tls`] | certificates of the gateway, their sources, trusted roots by trust domain |
 //! | 4 | [`dataplane`] | accept → peek → admit → choose → dial → relay, for SNI connections and CONNECT streams |
 //! | 4 | [`aggregator`] | registries, name resolution, the one maker of snapshots |
-//! | 4 | [`discovery`] | xDS: every client gets the endpoints as seen from its network; DNS: names and virtual addresses |
+//! | 4 | [`discovery`] | xDS: every client gets the endpoints as seen from its network; DNS: names and virtual addresses; links with peers |
 //! | 5 | [`admin`] | HTTP API, dashboard, readiness, explain, horizon |
 //! | 5 | [`config`] | the file → checked `Config` |
 //! | 6 | [`app`], [`cli`] | composition, commands, `top`, spans over OTLP, notices to the service manager |

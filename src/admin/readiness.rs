@@ -81,6 +81,7 @@ mod tests {
             draining: false,
         };
         let registry = |cluster: &str, state| RegistryStatus {
+            is_peer: false,
             name: cluster.into(),
             cluster: ClusterId::new(cluster),
             network: Network::default(),

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use super::options::Options;
 use super::registry::Epoch;
-use super::spec::RegistrySpec;
+use super::spec::{RegistryKind, RegistrySpec};
 use super::status::{RegistryError, RegistryState, RegistryStatus};
 use super::withdrawal::{LostServices, Withdrawal};
 use crate::model::place::Network;
@@ -56,6 +56,8 @@ pub(super) struct Lifecycle {
     report: Option<Arc<Report>>,
     /// Why there is no copy on disk.
     pub(super) copy_problem: Option<String>,
+    /// When what the registry gave was last known to work although it cannot be read.
+    worked: Option<Instant>,
     /// When the process started; `None` if the registry was configured later, so that no client knows it.
     from_start: Option<Instant>,
     since: SystemTime,
@@ -123,6 +125,7 @@ impl Lifecycle {
             flaws: BTreeMap::new(),
             report: None,
             copy_problem: None,
+            worked: None,
             from_start: None,
             since: SystemTime::now(),
             read: None,
@@ -170,7 +173,8 @@ impl Lifecycle {
         let mut draft = None;
         let mut failed = None;
         // A report does not mean that the registry can be read again.
-        let is_report = !batch.is_empty() && batch.iter().all(|change| matches!(change, Change::Report(_)));
+        let is_report = !batch.is_empty()
+            && batch.iter().all(|change| matches!(change, Change::Report(_) | Change::StillWorks));
         for change in batch {
             self.changes += 1;
             match change {
@@ -195,6 +199,7 @@ impl Lifecycle {
                 }
                 Change::Flawed { object, problems } => self.note_flaw(object, problems),
                 Change::Report(report) => self.report = Some(report),
+                Change::StillWorks => self.worked = Some(now),
             }
         }
         let effect = match (failed, draft) {
@@ -301,7 +306,9 @@ impl Lifecycle {
                 self.accept(next)
             }
             Phase::Stale { since } => {
-                let standing = standing(now.duration_since(*since), self.spec.patience(options));
+                let silent = now.duration_since(*since);
+                let idle = self.worked.map_or(silent, |worked| silent.min(now.duration_since(worked)));
+                let standing = standing(silent, idle, self.spec.patience(options));
                 if standing == self.shard.origin.standing {
                     return None;
                 }
@@ -381,6 +388,7 @@ impl Lifecycle {
 
     pub(super) fn status(&self) -> RegistryStatus {
         RegistryStatus {
+            is_peer: matches!(self.spec.kind, RegistryKind::Peer(_)),
             name: self.spec.name.clone(),
             cluster: self.spec.cluster.clone(),
             network: self.network(),
@@ -511,9 +519,13 @@ impl Draft {
     }
 }
 
-/// Returns the standing of a registry that could not be read for this long.
-fn standing(silent: Duration, (stale_after, expire_after): (Duration, Option<Duration>)) -> Standing {
-    if expire_after.is_some_and(|after| silent >= after) {
+/// Returns the standing of a registry that could not be read for `silent`, and of which nothing is known to have worked for `idle`.
+fn standing(
+    silent: Duration,
+    idle: Duration,
+    (stale_after, expire_after): (Duration, Option<Duration>),
+) -> Standing {
+    if expire_after.is_some_and(|after| idle >= after) {
         Standing::Expired
     } else if silent >= stale_after {
         Standing::Demoted

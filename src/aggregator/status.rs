@@ -87,6 +87,8 @@ pub struct RegistryStatus {
     pub cluster: ClusterId,
     /// Its network.
     pub network: Network,
+    /// True if it is that of a peer, which the start does not wait for: a link may need this gateway's own listeners.
+    pub is_peer: bool,
     /// Its state.
     pub state: RegistryState,
     /// When it entered the state; for a live registry, when its newest state was applied.

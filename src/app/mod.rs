@@ -9,6 +9,7 @@ mod loading;
 mod log;
 mod orders;
 mod otlp;
+mod peers;
 mod servers;
 mod shutdown;
 mod systemd;
@@ -35,14 +36,18 @@ use crate::aggregator::file::FileRegistry;
 #[cfg(feature = "kubernetes")]
 use crate::aggregator::kubernetes::registry::KubernetesRegistry;
 use crate::aggregator::owner::{self, Handle};
+use crate::aggregator::peer::inbox::Inbox;
+use crate::aggregator::peer::registry::PeerRegistry;
 use crate::aggregator::registry::{Changes, Factory, Registry};
 use crate::aggregator::spec::{RegistryKind, RegistrySpec};
 use crate::aggregator::status::{RegistryState, RegistryStatus, Status};
 use crate::config::{Config, LogFormat, Workers};
 use crate::dataplane::handle::{Dataplane, DescriptorUses, EffectiveLimits};
+use crate::discovery::peer::links::Links;
 use crate::model::address::{AdminBind, Bind};
 use crate::net::background;
 use crate::net::budget::raise_descriptor_limit;
+use crate::net::handed;
 use crate::net::inherited::Inherited;
 use crate::net::own::{LOOK_UP_EVERY, OwnAddresses};
 use crate::net::reading::Readings;
@@ -217,6 +222,8 @@ struct Program {
     dataplane: Dataplane,
     listeners: Listeners,
     exporter: Exporter,
+    /// The links with peers.
+    links: Links,
     status: Arc<ArcSwap<ProgramStatus>>,
     manager: ServiceManager,
     descriptors: usize,
@@ -268,8 +275,10 @@ impl Program {
         // Registries start before there is a snapshot.
         let snapshots = LaterReader::default();
         let of_registries = snapshots.clone();
+        let inbox = Inbox::default();
+        let of_peers = inbox.clone();
         let registries: Arc<Factory> =
-            Arc::new(move |spec| registry_of(spec, &registry_tasks, &of_registries));
+            Arc::new(move |spec| registry_of(spec, &registry_tasks, &of_registries, &of_peers));
         // A large config makes this a long computation.
         let world = background::run(move || owner::start(sources, registries, &control, &tasks)).await;
         let (aggregator, reader) = world.map_err(|_| "building the first snapshot panicked".to_owned())?;
@@ -280,9 +289,11 @@ impl Program {
         let exporter = Exporter::start(&telemetry.spans, &scope);
         exporter.configure(config.tracing.as_ref(), &config.policy.node);
         let own = OwnAddresses::new();
+        let (link, arrivals) = handed::queue();
         let mut dataplane =
-            Dataplane::start(workers, limits, &reader, &telemetry, identity.context(), own.clone())
+            Dataplane::start(workers, limits, &reader, &telemetry, identity.context(), own.clone(), link)
                 .map_err(|error| format!("cannot start the data plane: {error}"))?;
+        let links = peers::start(&config, &reader, &identity, &inbox, arrivals, &scope);
         let status = Arc::new(ArcSwap::from_pointee(ProgramStatus {
             config: path.to_owned(),
             config_since: SystemTime::now(),
@@ -360,6 +371,7 @@ impl Program {
             dataplane,
             listeners,
             exporter,
+            links,
             status,
             manager,
             descriptors,
@@ -407,7 +419,9 @@ impl Program {
         supervisor.set_draining();
         self.telemetry.control.draining();
         self.tell(|status| status.draining = true);
-        let Self { dataplane, config, exporter, status, telemetry, aggregator, .. } = self;
+        let Self { dataplane, config, exporter, links, status, telemetry, aggregator, .. } = self;
+        // Their peers go on with what they have.
+        links.stop();
         let deaf = move || {
             let mut closed = (**status.load()).clone();
             closed.listening.clear();
@@ -555,6 +569,7 @@ impl Program {
         self.telemetry.gateway.store(gateway_name(&config));
         self.telemetry.writer.use_access_log(order, access_log);
         self.exporter.configure(config.tracing.as_ref(), &config.policy.node);
+        peers::configure(&self.links, &config);
         let restart = self.fixed.differs_from(&Fixed::of(&config));
         for what in &restart {
             tracing::warn!("the change of {what} takes effect after a restart; all other changes are in use");
@@ -669,14 +684,15 @@ impl Registry for Empty {
     not(feature = "kubernetes"),
     expect(unused_variables, reason = "only clusters are compared by it")
 )]
-fn registry_of(spec: &RegistrySpec, scope: &Scope, world: &LaterReader) -> Box<dyn Registry> {
+fn registry_of(spec: &RegistrySpec, scope: &Scope, world: &LaterReader, inbox: &Inbox) -> Box<dyn Registry> {
     match &spec.kind {
         RegistryKind::File { path } => Box::new(FileRegistry::new(spec.clone(), path.clone())),
         #[cfg(feature = "kubernetes")]
         RegistryKind::Kubernetes(kubernetes) => {
             Box::new(KubernetesRegistry::new(spec.clone(), kubernetes.clone(), scope.clone(), world.clone()))
         }
-        RegistryKind::KubernetesClusters(_) | RegistryKind::Peer(_) => Box::new(Empty(spec.clone())),
+        RegistryKind::KubernetesClusters(_) => Box::new(Empty(spec.clone())),
+        RegistryKind::Peer(peer) => Box::new(PeerRegistry::new(spec.clone(), peer.clone(), inbox.clone())),
         // The config refuses it.
         #[cfg(not(feature = "kubernetes"))]
         RegistryKind::Kubernetes(_) => Box::new(Empty(spec.clone())),
@@ -741,5 +757,6 @@ async fn wait_for_registries(aggregator: &Handle, names: Names, timeout: Duratio
 }
 
 fn missing(status: &Status) -> impl Iterator<Item = &RegistryStatus> {
-    status.registries.iter().filter(|registry| registry.state == RegistryState::Missing)
+    let awaited = status.registries.iter().filter(|registry| !registry.is_peer);
+    awaited.filter(|registry| registry.state == RegistryState::Missing)
 }

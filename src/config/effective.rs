@@ -275,6 +275,16 @@ fn peers(config: &Config) -> Vec<Value> {
             _ => None,
         })
     };
+    let addresses = |name: &Arc<str>| {
+        let registry = config
+            .registries
+            .iter()
+            .find(|registry| matches!(&registry.kind, RegistryKind::Peer(spec) if spec.peer.name == *name));
+        match registry.map(|registry| &registry.scope.addresses) {
+            Some(AddressScope::Blocks(blocks)) => texts(blocks),
+            _ => Vec::new(),
+        }
+    };
     let peer = |link: &LinkOptions| {
         let peer = &link.peer;
         let patience = patience(&peer.name);
@@ -288,6 +298,7 @@ fn peers(config: &Config) -> Vec<Value> {
             "trustAlias": who.map(|who| who.alias.as_str()),
             "trust": link.trust.as_ref().map(|path| path.display().to_string()),
             "from": texts(&peer.from),
+            "addresses": addresses(&peer.name),
             "export": peer.exports.iter().map(|rule| json!({
                 "services": texts(&rule.services),
                 "except": texts(&rule.except),

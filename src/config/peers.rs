@@ -162,7 +162,10 @@ impl Reader<'_> {
                 services: Vec::new(),
                 networks: None,
                 finds_network: true,
-                addresses: AddressScope::Public,
+                addresses: match fields.get(&keys::Peer::ADDRESSES) {
+                    Some(blocks) => AddressScope::Blocks(blocks.into()),
+                    None => AddressScope::Public,
+                },
             },
             kind: RegistryKind::Peer(spec),
         });

@@ -385,6 +385,11 @@ impl Core {
         }
     }
 
+    /// Counts the end of a connection that another part of the program goes on with; it is not logged here.
+    pub(crate) fn finish_handed_over(&self, entry: &Entry) {
+        self.local.ended_silently(&entry.listener);
+    }
+
     /// Counts the end of an HBONE connection. It is logged only if the client broke the protocol or stopped reading, or
     /// an operator closed it; its streams have lines of their own.
     pub(crate) fn finish_hbone(&self, entry: &Entry, reason: Reason) {

@@ -24,6 +24,7 @@ use crate::net::admission::services::Services;
 use crate::net::budget::{
     checks_for, connections_for, dns_connections_for, http_connections_for, xds_connections_for,
 };
+use crate::net::handed::HandedOver;
 use crate::net::listen::Listening;
 use crate::net::own::OwnAddresses;
 use crate::snapshot::policy::Limits;
@@ -114,6 +115,7 @@ impl Dataplane {
         telemetry: &Telemetry,
         context: NodeContext,
         own: Arc<OwnAddresses>,
+        links: mpsc::Sender<HandedOver>,
     ) -> std::io::Result<Self> {
         let tls = mutual(context.certificate.clone(), context.trust.clone(), &[b"h2"]);
         let tls = Arc::new(tls.map_err(std::io::Error::other)?);
@@ -130,6 +132,7 @@ impl Dataplane {
             own,
             workers: mailboxes.into_iter().map(WorkerHandle::new).collect(),
             hbone: Hbone { tls, context },
+            links,
         });
         let mut dataplane = Self { shared, threads: Vec::new(), open: BTreeMap::new() };
         dataplane.set_limits(limits);

@@ -17,6 +17,7 @@ use crate::model::reason::Reason;
 use crate::net::admission::{Holder, Limit};
 use crate::snapshot::Snapshot;
 use crate::snapshot::admit::{Admission, AdmissionRequest, Refusal, Requested, admit};
+use crate::snapshot::peer::LINK_PROTOCOL;
 use crate::snapshot::policy::{Listener, ListenerProtocol, ProxyProtocol};
 use crate::wire::client_hello::{self, CONTENT_HANDSHAKE, Hello, HelloFault, Scanner, Verdict, looks_like};
 use crate::wire::proxy_protocol::read::{Header, HeaderFault, Verdict as HeaderVerdict};
@@ -28,6 +29,8 @@ pub(crate) enum Peeked {
     Admitted(Admission, Replay),
     /// The connection is HBONE; these are the bytes read so far.
     Hbone(Box<[u8]>),
+    /// The connection is the link of a peer; these are the bytes read so far.
+    Link(Box<[u8]>),
     Refused(Reason),
     /// This gateway made the connection itself.
     Own,
@@ -351,6 +354,9 @@ fn conclude(
     if let Err(reason) = admit_caller(listener, entry) {
         return Some(Peeked::Refused(reason));
     }
+    if !snapshot.policy.peers.is_empty() && is_link(listener.protocol, hello) {
+        return Some(Peeked::Link(bytes.into()));
+    }
     if is_hbone(listener.protocol, hello) {
         let mut offered = hello.alpn.unwrap_or(Protocols::NONE).iter();
         if offered.any(|name| name == b"h2") {
@@ -394,6 +400,15 @@ fn fault_detail(fault: &HelloFault, listener: &Listener, bytes: &[u8]) -> Option
         HelloFault::Malformed(what) => Some((*what).into()),
         HelloFault::TooLarge | HelloFault::Fragments => None,
     }
+}
+
+/// Returns true if the hello is that of a peer's link: without a server name, and with its protocol alone (SPEC §18).
+fn is_link(protocol: ListenerProtocol, hello: &Hello<'_>) -> bool {
+    let mut offered = hello.alpn.unwrap_or(Protocols::NONE).iter();
+    protocol != ListenerProtocol::Sni
+        && hello.server_name.is_none()
+        && offered.next() == Some(LINK_PROTOCOL)
+        && offered.next().is_none()
 }
 
 /// Returns true if the hello is HBONE's. On a port that takes both protocols, that is a hello without a server name that

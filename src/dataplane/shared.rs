@@ -16,6 +16,7 @@ use crate::model::address::Bind;
 use crate::model::record::ConnectionRecord;
 use crate::net::admission::services::Services;
 use crate::net::admission::{Admission, Holder};
+use crate::net::handed::HandedOver;
 use crate::net::own::OwnAddresses;
 use crate::snapshot::policy::Listener;
 use crate::telemetry::Telemetry;
@@ -45,6 +46,8 @@ pub(crate) struct Shared {
     pub(crate) workers: Box<[WorkerHandle]>,
     /// The TLS of HBONE connections.
     pub(crate) hbone: Hbone,
+    /// Takes the links of peers.
+    pub(crate) links: mpsc::Sender<HandedOver>,
 }
 
 /// A worker as others see it.

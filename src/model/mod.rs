@@ -14,4 +14,5 @@ pub mod place;
 pub mod reason;
 pub mod record;
 pub mod service;
+pub mod set_hash;
 pub mod trace;

@@ -9,6 +9,7 @@ pub mod budget;
 pub mod channel;
 pub mod diag;
 pub mod file;
+pub mod handed;
 pub mod incoming;
 pub mod inherited;
 pub mod latest;

@@ -72,6 +72,9 @@ pub struct PeerImport {
     pub limit: Option<usize>,
 }
 
+/// The protocol (ALPN) that the hello of a link offers. A listener knows links by it.
+pub const LINK_PROTOCOL: &[u8] = b"isthmus-peer/1";
+
 /// Limits of what one peer may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerLimits {

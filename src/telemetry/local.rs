@@ -214,7 +214,7 @@ impl Local {
         self.telemetry.writer.connection(record);
     }
 
-    /// Counts the end of a connection that [`Self::hbone_ended`] counts too.
+    /// Counts the end of a connection that [`Self::hbone_ended`] counts too, or that leaves the data plane.
     pub fn ended_silently(&self, listener: &Arc<str>) {
         self.active(listener, |gauge| gauge.decrement(1.0));
     }

@@ -22,6 +22,7 @@ mod endpoints;
 mod etcd;
 mod explain;
 mod faults;
+mod federation;
 mod files;
 mod hbone;
 mod hbone_hostile;

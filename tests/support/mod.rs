@@ -24,6 +24,7 @@ pub mod kube_client;
 pub mod kube_world;
 pub mod markdown;
 pub mod namespace;
+pub mod organisation;
 pub mod pki;
 pub mod proxy_header;
 pub mod python;

@@ -211,6 +211,7 @@ mod tests {
             Change::Flawed { object, problems } if problems.is_empty() => format!("right {object}"),
             Change::Flawed { problems, .. } => problems.join(" | "),
             Change::Report(report) => format!("{report:?}"),
+            Change::StillWorks => "still works".to_owned(),
         };
         changes.iter().map(text).collect()
     }

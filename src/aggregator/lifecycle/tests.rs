@@ -413,3 +413,54 @@ fn what_is_withheld_is_what_the_registry_said_last_also_after_a_failure() {
     assert_eq!(scenario.apply(puts(14)).dirty.services.len(), 1);
     scenario.is(RegistryState::Live, 19);
 }
+
+/// A peer whose services count less after 30 s without a link, and not after 15 minutes.
+fn of_a_peer() -> Scenario {
+    use crate::aggregator::peer::spec::PeerSpec;
+    use crate::snapshot::peer::{Peer, PeerLimits};
+    let (from, exports, imports) = (Vec::new(), Vec::new(), Vec::new());
+    let peer = Peer { name: "west".into(), who: None, from, exports, imports, limits: PeerLimits::default() };
+    let (stale_after, expire_after) = (Duration::from_secs(30), Duration::from_secs(900));
+    let kind = RegistryKind::Peer(PeerSpec { peer: peer.into(), stale_after, expire_after });
+    let (now, options) = (Instant::now(), Options::default());
+    Scenario { registry: Lifecycle::from_start(RegistrySpec { kind, ..spec() }, Epoch(1), now), now, options }
+}
+
+#[test]
+fn f_5_a_lost_peer_passes_through_its_stages_at_its_own_times() {
+    let mut peer = of_a_peer();
+    peer.good(3);
+    peer.bad();
+    peer.is(RegistryState::Stale, 3);
+    assert_eq!((peer.pass(29), peer.pass(1)), (None, Some(3)));
+    peer.is(RegistryState::Demoted, 3);
+    // While its gateways answer, it does not expire.
+    for _ in 0..20 {
+        assert_eq!(peer.pass(60), None);
+        peer.apply(vec![Change::StillWorks]);
+    }
+    peer.is(RegistryState::Demoted, 3);
+    assert_eq!((peer.pass(899), peer.pass(1)), (None, Some(3)));
+    peer.is(RegistryState::Expired, 3);
+    // They answer again: what was given is of use again.
+    peer.apply(vec![Change::StillWorks]);
+    assert_eq!(peer.pass(1), Some(3));
+    peer.is(RegistryState::Demoted, 3);
+    peer.good(3);
+    peer.is(RegistryState::Live, 3);
+}
+
+#[test]
+fn f_3_a_peer_that_restarts_empty_withdraws_nothing_within_the_guard() {
+    let mut peer = of_a_peer();
+    peer.good(20);
+    assert!(peer.apply(removals(0..20)).dirty.services.is_empty());
+    peer.is(RegistryState::Held, 20);
+    assert_eq!(peer.pass(29), None);
+    // It has found its services again.
+    peer.apply(puts(20));
+    peer.is(RegistryState::Live, 20);
+    peer.apply(removals(0..20));
+    assert_eq!(peer.pass(30), Some(20));
+    peer.is(RegistryState::Live, 0);
+}

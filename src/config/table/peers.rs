@@ -30,6 +30,9 @@ keys! {
         TRUST "trust": form::Path => "those of the enrolment";
         /// Source addresses of the other side's clients that call by SNI.
         FROM "from": form::NonEmpty<form::Cidr> => "only HBONE callers with an identity of the other side are let in";
+        /// Address blocks of the other side's gateways, including addresses that host names resolve to. A loopback or link-local
+        /// address is allowed only by a block within the loopback or link-local range.
+        ADDRESSES "addresses": form::NonEmpty<form::Cidr> => "all but loopback and link-local";
         /// Services that the other side may reach. This is the permission; no rule in `exports` is needed.
         EXPORT "export": form::List<PeerExport> => "nothing";
         /// Services that are taken from the other side.

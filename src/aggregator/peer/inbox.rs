@@ -1,0 +1,98 @@
+//! How links hand in what peers give, to the registry's task of that peer.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::proto::isthmus::peer::v1 as proto;
+
+/// Events that may wait for a registry.
+const WAITING_MAX: usize = 64;
+
+/// An event of a link.
+#[derive(Debug)]
+pub(super) enum Event {
+    /// A link has come about with this instance of the peer.
+    Up { instance: Arc<str> },
+    /// Items; answered with those that are refused.
+    Delta { instance: Arc<str>, delta: Box<proto::Delta>, refused: oneshot::Sender<Vec<proto::Refusal>> },
+    /// The end of a listing.
+    Listed { instance: Arc<str> },
+    /// The link has ended.
+    Down { instance: Arc<str>, why: String, forget: bool },
+}
+
+/// The way from links to registries: one queue a peer, to the newest task of its registry.
+#[derive(Clone, Debug, Default)]
+pub struct Inbox(Arc<Mutex<HashMap<Arc<str>, Entry>>>);
+
+#[derive(Debug)]
+struct Entry {
+    queue: Option<mpsc::Sender<Event>>,
+    renewals: watch::Sender<u64>,
+}
+
+impl Default for Entry {
+    fn default() -> Self {
+        Self { queue: None, renewals: watch::Sender::new(0) }
+    }
+}
+
+impl Inbox {
+    /// Returns the queue of a peer's registry that begins anew. Links are told to list everything again.
+    pub(super) fn attach(&self, peer: &Arc<str>) -> mpsc::Receiver<Event> {
+        let (sender, receiver) = mpsc::channel(WAITING_MAX);
+        let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let entry = entries.entry(peer.clone()).or_default();
+        entry.queue = Some(sender);
+        entry.renewals.send_modify(|count| *count += 1);
+        receiver
+    }
+
+    /// Returns a counter that changes when the registry of a peer begins anew.
+    pub fn renewals(&self, peer: &Arc<str>) -> watch::Receiver<u64> {
+        let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.entry(peer.clone()).or_default().renewals.subscribe()
+    }
+
+    fn queue(&self, peer: &Arc<str>) -> Option<mpsc::Sender<Event>> {
+        let entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.get(peer)?.queue.clone()
+    }
+
+    async fn send(&self, peer: &Arc<str>, event: Event) {
+        if let Some(queue) = self.queue(peer) {
+            // Fails only if the registry's task has just ended; the next one has everything listed again.
+            let _ = queue.send(event).await;
+        }
+    }
+
+    /// A link has come about.
+    pub async fn up(&self, peer: &Arc<str>, instance: &Arc<str>) {
+        self.send(peer, Event::Up { instance: instance.clone() }).await;
+    }
+
+    /// Hands in items, and returns those that are refused.
+    pub async fn delta(
+        &self,
+        peer: &Arc<str>,
+        instance: &Arc<str>,
+        delta: Box<proto::Delta>,
+    ) -> Vec<proto::Refusal> {
+        let (refused, answer) = oneshot::channel();
+        self.send(peer, Event::Delta { instance: instance.clone(), delta, refused }).await;
+        answer.await.unwrap_or_default()
+    }
+
+    /// A full listing has ended.
+    pub async fn listed(&self, peer: &Arc<str>, instance: &Arc<str>) {
+        self.send(peer, Event::Listed { instance: instance.clone() }).await;
+    }
+
+    /// A link has ended.
+    pub async fn down(&self, peer: &Arc<str>, instance: &Arc<str>, why: &str, forget: bool) {
+        let event = Event::Down { instance: instance.clone(), why: why.to_owned(), forget };
+        self.send(peer, event).await;
+    }
+}

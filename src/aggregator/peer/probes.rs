@@ -1,0 +1,90 @@
+//! Whether the gateways of a peer answer: a TCP connect, again and again. A link that is lost and gateways that answer mean
+//! another thing than gateways that are dead.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use tokio::net::{TcpStream, lookup_host};
+use tokio::time::timeout;
+
+use crate::model::address::Host;
+use crate::snapshot::change::GatewayKey;
+use crate::snapshot::policy::{AddressScope, Gateway};
+
+/// How often each gateway is probed.
+pub(super) const EVERY: Duration = Duration::from_secs(1);
+/// How long it may take to accept.
+const WITHIN: Duration = Duration::from_secs(1);
+/// Failed probes in a row after which a gateway is dead.
+const FAILED: u32 = 2;
+/// Gateways that are probed; the others count as alive.
+const PROBED_MAX: usize = 64;
+
+/// The gateways of one peer, as their probes found them.
+#[derive(Debug, Default)]
+pub(super) struct Probes {
+    failed: BTreeMap<GatewayKey, u32>,
+}
+
+impl Probes {
+    /// Returns true if the gateway has not answered several times in a row.
+    pub(super) fn is_dead(&self, key: &GatewayKey) -> bool {
+        self.failed.get(key).is_some_and(|failed| *failed >= FAILED)
+    }
+
+    /// Notes the results of a round; returns the gateways that are dead or alive now and were not before.
+    pub(super) fn note(&mut self, round: Vec<(GatewayKey, bool)>) -> Vec<GatewayKey> {
+        let mut changed = Vec::new();
+        let mut failed = BTreeMap::new();
+        for (key, answers) in round {
+            let was_dead = self.is_dead(&key);
+            let count =
+                if answers { 0 } else { self.failed.get(&key).copied().unwrap_or(0).saturating_add(1) };
+            if was_dead != (count >= FAILED) {
+                changed.push(key.clone());
+            }
+            failed.insert(key, count);
+        }
+        self.failed = failed;
+        changed
+    }
+}
+
+/// Probes all gateways once, at addresses that the scope allows.
+pub(super) async fn round(
+    gateways: Vec<(GatewayKey, Gateway)>,
+    scope: AddressScope,
+) -> Vec<(GatewayKey, bool)> {
+    let all: FuturesUnordered<_> = gateways
+        .into_iter()
+        .take(PROBED_MAX)
+        .map(|(key, gateway)| {
+            let scope = &scope;
+            async move {
+                let answers = timeout(WITHIN, answers(&gateway, scope)).await.unwrap_or(false);
+                (key, answers)
+            }
+        })
+        .collect();
+    all.collect().await
+}
+
+async fn answers(gateway: &Gateway, scope: &AddressScope) -> bool {
+    let Some(port) = gateway.sni_port.or(gateway.hbone_port) else { return false };
+    let addresses: Vec<SocketAddr> = match &gateway.host {
+        Host::Ip(ip) => vec![SocketAddr::new(*ip, port)],
+        Host::Ips(ips) => ips.iter().map(|ip| SocketAddr::new(*ip, port)).collect(),
+        Host::Name(name) => match lookup_host((name.as_str(), port)).await {
+            Ok(found) => found.collect(),
+            Err(_) => return false,
+        },
+    };
+    for address in addresses.into_iter().filter(|address| scope.allows(address.ip())) {
+        if TcpStream::connect(address).await.is_ok() {
+            return true;
+        }
+    }
+    false
+}

@@ -1,0 +1,189 @@
+//! One record of a peer becomes one service of this mesh, or is refused with a text that the peer is shown.
+
+use std::sync::Arc;
+
+use crate::document::intern::Interner;
+use crate::model::address::Host;
+use crate::model::endpoint::{
+    DeclaredTls, Encapsulation, Endpoint, EndpointTemplate, Health, OwnPorts, TlsMode, Weight,
+};
+use crate::model::identity::Identity;
+use crate::model::import::Import;
+use crate::model::name::HostName;
+use crate::model::place::{ClusterId, Locality, Network};
+use crate::model::service::{PortProtocol, Service, ServiceKey, ServicePort};
+use crate::proto::isthmus::peer::v1 as proto;
+use crate::snapshot::change::{GatewayKey, RegistryGateway};
+use crate::snapshot::peer::{Peer, PeerImport, service_label};
+use crate::snapshot::policy::Gateway;
+
+/// Ports of one service.
+const PORTS_MAX: usize = 256;
+/// Groups of endpoints of one service.
+const GROUPS_MAX: usize = 1_024;
+/// Bytes of a name that is not a host name.
+const TEXT_BYTES_MAX: usize = 253;
+
+/// A service of the peer as it is known here.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Read {
+    pub(super) service: Arc<Service>,
+    /// The rule that takes it.
+    pub(super) rule: Arc<str>,
+}
+
+/// Reads a record.
+pub(super) fn service(peer: &Peer, record: &proto::Service, interner: &mut Interner) -> Result<Read, String> {
+    let exported = HostName::parse(&record.name).map_err(|error| error.to_string())?;
+    let rule = peer.import_of(exported.as_str()).ok_or("it is not imported")?;
+    let namespace = text("namespace", &record.namespace)?;
+    let hostname = imported_name(rule, &exported, namespace)?;
+    if record.ports.is_empty() || record.ports.len() > PORTS_MAX {
+        return Err(format!("it has {} ports; from 1 to {PORTS_MAX} are taken", record.ports.len()));
+    }
+    if record.groups.len() > GROUPS_MAX {
+        return Err(format!(
+            "it has {} groups of endpoints; up to {GROUPS_MAX} are taken",
+            record.groups.len()
+        ));
+    }
+    let mut ports: Vec<ServicePort> = Vec::with_capacity(record.ports.len());
+    for port in &record.ports {
+        let port = self::port(port, interner)?;
+        if ports.iter().any(|known| known.name == port.name || known.port == port.port) {
+            return Err(format!("two of its ports have the name {} or the number {}", port.name, port.port));
+        }
+        ports.push(port);
+    }
+    let groups = record.groups.iter().map(|group| endpoint(peer, group, &ports, interner));
+    let endpoints = groups.collect::<Result<_, _>>()?;
+    let import = Import { peer: peer.name.clone(), exported_name: exported, exported_at: record.exported_at };
+    // A namespace of the peer's own, so that its services are never merged with ours.
+    let namespace = interner.text(&format!("{}/{namespace}", peer.name));
+    let service = Service {
+        key: ServiceKey { namespace, hostname },
+        addresses: Vec::new(),
+        ports,
+        subsets: std::collections::BTreeMap::new(),
+        waypoint: None,
+        endpoints,
+        exported_as: None,
+        import: Some(Arc::new(import)),
+        withheld: Box::default(),
+    };
+    Ok(Read { service: Arc::new(service), rule: rule.rule.clone() })
+}
+
+/// Returns the name that an imported service has here.
+fn imported_name(rule: &PeerImport, exported: &HostName, namespace: &str) -> Result<HostName, String> {
+    match &rule.rename {
+        None => Ok(exported.clone()),
+        Some(template) => template
+            .fill(service_label(exported.as_str()), namespace)
+            .map_err(|error| format!("{} gives it no legal name: {error}", rule.rule)),
+    }
+}
+
+fn port(port: &proto::Port, interner: &mut Interner) -> Result<ServicePort, String> {
+    let number = u16::try_from(port.number).ok().filter(|number| *number > 0);
+    let number = number.ok_or_else(|| format!("its port {} is not from 1 to 65535", port.number))?;
+    let protocol = PortProtocol::ALL.into_iter().find(|protocol| protocol.text() == port.protocol);
+    let protocol = protocol.ok_or("a port has an unknown protocol")?;
+    let name = interner.text(text("name of a port", &port.name)?);
+    Ok(ServicePort { name, port: number, target_port: number, protocol })
+}
+
+/// Makes the one endpoint that stands for a group: without an address, as only the peer's gateways reach it.
+fn endpoint(
+    peer: &Peer,
+    group: &proto::Group,
+    ports: &[ServicePort],
+    interner: &mut Interner,
+) -> Result<Endpoint, String> {
+    let tls = TlsMode::ALL.into_iter().find(|mode| mode.text() == group.tls);
+    let tls = tls.ok_or("a group of endpoints has an unknown tls mode")?;
+    let weight = Weight::new(group.weight).ok_or("a group of endpoints has the weight 0")?;
+    let not_served = ports.iter().filter(|port| !group.ports.iter().any(|name| **name == *port.name));
+    let own: OwnPorts = not_served.map(|port| (port.name.clone(), 0)).collect();
+    let template = EndpointTemplate {
+        ports: own,
+        network: Some(network(peer, &group.network)?),
+        tls: Some(DeclaredTls::Mode(tls)),
+        encapsulation: if group.hbone { Encapsulation::Hbone } else { Encapsulation::None },
+        identity: identity(peer, &group.identity)?,
+        ..EndpointTemplate::default()
+    };
+    Ok(Endpoint {
+        host: Host::Ips(Arc::default()),
+        locality: locality(&group.locality)?,
+        weight,
+        health: Health::Healthy,
+        template: interner.template(template),
+    })
+}
+
+/// Reads a gateway of the peer.
+pub(super) fn gateway(peer: &Peer, gateway: &proto::Gateway) -> Result<RegistryGateway, String> {
+    let port = |number: u32| match u16::try_from(number) {
+        Ok(0) => Ok(None),
+        Ok(port) => Ok(Some(port)),
+        Err(_) => Err(format!("its port {number} is not from 0 to 65535")),
+    };
+    let (sni_port, hbone_port) = (port(gateway.sni_port)?, port(gateway.hbone_port)?);
+    if sni_port.is_none() && hbone_port.is_none() {
+        return Err("it has no port".to_owned());
+    }
+    let network = network(peer, &gateway.network)?;
+    let name: Arc<str> = text("key", &gateway.key)?.into();
+    Ok(RegistryGateway {
+        key: GatewayKey { network, name },
+        gateway: Gateway {
+            host: Host::parse(&gateway.host).map_err(|error| error.to_string())?,
+            sni_port,
+            hbone_port,
+            cluster: ClusterId::default(),
+            locality: locality(&gateway.locality)?,
+            weight: Weight::new(gateway.weight).ok_or("it has the weight 0")?,
+            identity: identity(peer, &gateway.identity)?,
+            instances: Arc::default(),
+        },
+    })
+}
+
+/// Returns our name for a network of the peer.
+fn network(peer: &Peer, name: &str) -> Result<Network, String> {
+    Ok(Network::new(&format!("peer/{}/{}", peer.name, text("network", name)?)))
+}
+
+fn locality(text: &str) -> Result<Locality, String> {
+    if text.is_empty() {
+        return Ok(Locality::default());
+    }
+    let locality = Locality::parse(text).filter(|_| text.len() <= TEXT_BYTES_MAX);
+    locality.ok_or_else(|| "a locality is not region/zone/subzone".to_owned())
+}
+
+/// Reads an identity; a peer speaks for its own trust domain alone.
+fn identity(peer: &Peer, text: &str) -> Result<Option<Identity>, String> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let identity = Identity::parse(text).map_err(|error| format!("an identity cannot be read: {error}"))?;
+    let domain = peer.who.as_ref().map(|who| who.trust_domain.as_str()).unwrap_or_default();
+    if identity.trust_domain() != domain {
+        return Err(format!("it names an identity outside the trust domain {domain}"));
+    }
+    Ok(Some(identity))
+}
+
+fn text<'a>(what: &str, text: &'a str) -> Result<&'a str, String> {
+    if text.is_empty() || text.len() > TEXT_BYTES_MAX || text.chars().any(char::is_control) {
+        return Err(format!(
+            "its {what} is empty, longer than {TEXT_BYTES_MAX} bytes, or has control characters"
+        ));
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+pub(in crate::aggregator::peer) mod tests;

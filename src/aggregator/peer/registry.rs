@@ -1,0 +1,390 @@
+//! The task of a peer's registry: merges what the peer's replicas give, takes gateways out that do not answer, and decides when a
+//! lost peer counts no longer.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::inbox::{Event, Inbox};
+use super::probes::{self, Probes};
+use super::reading;
+use super::spec::PeerSpec;
+use crate::aggregator::registry::{Changes, Closed, Registry};
+use crate::aggregator::spec::RegistrySpec;
+use crate::document::intern::Interner;
+use crate::model::import::Import;
+use crate::model::name::HostName;
+use crate::model::service::Service;
+use crate::proto::isthmus::peer::v1 as proto;
+use crate::snapshot::change::{Change, GatewayKey, Item, Key, RegistryGateway};
+use crate::snapshot::peer::Peer;
+use crate::snapshot::policy::Gateway;
+
+/// The registry of a peer.
+pub struct PeerRegistry {
+    spec: RegistrySpec,
+    peer: PeerSpec,
+    inbox: Inbox,
+}
+
+impl PeerRegistry {
+    /// Makes the registry.
+    pub fn new(spec: RegistrySpec, peer: PeerSpec, inbox: Inbox) -> Self {
+        Self { spec, peer, inbox }
+    }
+}
+
+impl Registry for PeerRegistry {
+    fn spec(&self) -> &RegistrySpec {
+        &self.spec
+    }
+
+    fn run(self: Box<Self>, changes: Changes) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(async move {
+            let Err(Closed) = follow(*self, changes).await;
+        })
+    }
+}
+
+/// What one replica of the peer has given.
+#[derive(Debug, Default)]
+struct Replica {
+    items: Items,
+    /// True once a full listing has ended.
+    is_listed: bool,
+    /// A listing in progress; what was given before stays in use until it ends.
+    listing: Option<Box<Items>>,
+    /// Counts the links: the newest has precedence.
+    order: u64,
+}
+
+/// Services by exported name, and gateways by key.
+#[derive(Debug, Default)]
+struct Items {
+    services: BTreeMap<String, reading::Read>,
+    gateways: BTreeMap<String, RegistryGateway>,
+    /// The exported name of each service by its name here, which no two of them share.
+    names: HashMap<HostName, String>,
+    /// The number of services that each rule takes.
+    taken: HashMap<Arc<str>, usize>,
+}
+
+/// What the registry gives the aggregator.
+#[derive(Debug, Default)]
+struct Given {
+    /// By exported name.
+    services: BTreeMap<String, Arc<Service>>,
+    gateways: BTreeMap<GatewayKey, RegistryGateway>,
+}
+
+struct Follower {
+    peer: PeerSpec,
+    replicas: BTreeMap<Arc<str>, Replica>,
+    links: u64,
+    given: Given,
+    /// True once a full listing was given.
+    has_given: bool,
+    /// True if the aggregator believes that there is no link.
+    is_lost: bool,
+    /// True if the aggregator has to be told that there is a link again.
+    has_returned: bool,
+    probes: Probes,
+    interner: Interner,
+}
+
+async fn follow(registry: PeerRegistry, changes: Changes) -> Result<Infallible, Closed> {
+    let PeerRegistry { spec, peer, inbox } = registry;
+    let mut events = inbox.attach(&peer.peer.name);
+    let scope = spec.scope.addresses.clone();
+    let mut follower = Follower {
+        peer,
+        replicas: BTreeMap::new(),
+        links: 0,
+        given: Given::default(),
+        has_given: false,
+        is_lost: true,
+        has_returned: false,
+        probes: Probes::default(),
+        interner: Interner::default(),
+    };
+    changes.send(vec![Change::Failed(vec!["there is no link with the peer yet".to_owned()])]).await?;
+    let mut every = interval(probes::EVERY);
+    every.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut probing = None;
+    loop {
+        let batch = tokio::select! {
+            event = events.recv() => match event {
+                Some(event) => follower.handle(event),
+                // A newer task of this registry has taken the queue.
+                None => std::future::pending().await,
+            },
+            _ = every.tick(), if probing.is_none() => {
+                let gateways = follower.known_gateways();
+                if !gateways.is_empty() {
+                    probing = Some(Box::pin(probes::round(gateways, scope.clone())));
+                }
+                Vec::new()
+            }
+            round = async { match &mut probing { Some(round) => round.await, None => std::future::pending().await } } => {
+                probing = None;
+                follower.probed(round)
+            }
+        };
+        // An empty batch says that the registry can be read again.
+        if !batch.is_empty() || std::mem::take(&mut follower.has_returned) {
+            changes.send(batch).await?;
+        }
+    }
+}
+
+impl Follower {
+    /// Takes an event; returns the changes that follow from it.
+    fn handle(&mut self, event: Event) -> Vec<Change> {
+        match event {
+            Event::Up { instance } => {
+                self.links += 1;
+                let order = self.links;
+                self.replicas.insert(instance, Replica { order, ..Replica::default() });
+                Vec::new()
+            }
+            Event::Delta { instance, delta, refused } => {
+                let (changes, refusals) = self.take(&instance, *delta);
+                // The link may have ended.
+                let _ = refused.send(refusals);
+                changes
+            }
+            Event::Listed { instance } => {
+                let Some(replica) = self.replicas.get_mut(&instance) else { return Vec::new() };
+                if let Some(listed) = replica.listing.take() {
+                    replica.items = *listed;
+                }
+                replica.is_listed = true;
+                self.has_returned = std::mem::take(&mut self.is_lost);
+                self.renew_all()
+            }
+            Event::Down { instance, why, forget } => self.lost(&instance, why, forget),
+        }
+    }
+
+    fn take(&mut self, instance: &Arc<str>, delta: proto::Delta) -> (Vec<Change>, Vec<proto::Refusal>) {
+        let mut refused = Vec::new();
+        let Some(replica) = self.replicas.get_mut(instance) else { return (Vec::new(), refused) };
+        if delta.begins {
+            replica.listing = Some(Box::default());
+        }
+        let is_listing = replica.listing.is_some();
+        let items = replica.listing.as_deref_mut().unwrap_or(&mut replica.items);
+        let (mut names, peer) = (BTreeSet::new(), &self.peer.peer);
+        for name in delta.removed_services {
+            items.remove(&name);
+            names.insert(name);
+        }
+        for record in delta.services {
+            let read = reading::service(peer, &record, &mut self.interner);
+            if let Err(problem) = read.and_then(|read| items.put(peer, &record.name, read)) {
+                // What the peer has changed into something unusable is no more what it was.
+                items.remove(&record.name);
+                refused.push(proto::Refusal { item: record.name.clone(), problem });
+            }
+            names.insert(record.name);
+        }
+        let are_gateways_changed = !delta.removed_gateways.is_empty() || !delta.gateways.is_empty();
+        for key in &delta.removed_gateways {
+            items.gateways.remove(key);
+        }
+        for record in delta.gateways {
+            match reading::gateway(peer, &record) {
+                Ok(gateway) => drop(items.gateways.insert(record.key, gateway)),
+                Err(problem) => {
+                    items.gateways.remove(&record.key);
+                    refused.push(proto::Refusal { item: record.key, problem });
+                }
+            }
+        }
+        if is_listing || self.listed().is_empty() {
+            return (Vec::new(), refused);
+        }
+        let mut changes = self.renew_services(names);
+        if are_gateways_changed {
+            changes.extend(self.renew_gateways());
+        }
+        (changes, refused)
+    }
+
+    /// Returns the replicas whose listing has ended, the newest link first.
+    fn listed(&self) -> Vec<&Replica> {
+        let mut listed: Vec<&Replica> = self.replicas.values().filter(|replica| replica.is_listed).collect();
+        listed.sort_by_key(|replica| std::cmp::Reverse(replica.order));
+        listed
+    }
+
+    /// Returns the gateways of the replicas.
+    fn gateways(&self) -> BTreeMap<GatewayKey, RegistryGateway> {
+        let mut all = BTreeMap::new();
+        for gateway in self.listed().iter().flat_map(|replica| replica.items.gateways.values()) {
+            all.entry(gateway.key.clone()).or_insert_with(|| gateway.clone());
+        }
+        all
+    }
+
+    /// Returns the gateways to probe: those of the replicas, or the last known ones while there is no link.
+    fn known_gateways(&self) -> Vec<(GatewayKey, Gateway)> {
+        let of_replicas = self.gateways();
+        let known = if self.listed().is_empty() { &self.given.gateways } else { &of_replicas };
+        known.values().map(|one| (one.key.clone(), one.gateway.clone())).collect()
+    }
+
+    /// Returns the changes from everything that was given to everything that the replicas have. The first time it is a full
+    /// listing, which replaces the copy of an earlier process.
+    fn renew_all(&mut self) -> Vec<Change> {
+        let of_replicas =
+            self.listed().into_iter().flat_map(|replica| replica.items.services.keys().cloned());
+        let names: BTreeSet<String> = of_replicas.chain(self.given.services.keys().cloned()).collect();
+        let mut changes = self.renew_services(names);
+        changes.extend(self.renew_gateways());
+        if !std::mem::replace(&mut self.has_given, true) {
+            changes.insert(0, Change::Begin);
+            changes.push(Change::Complete);
+        }
+        changes
+    }
+
+    /// Returns the changes of these services.
+    fn renew_services(&mut self, names: BTreeSet<String>) -> Vec<Change> {
+        let mut changes = Vec::new();
+        for name in names {
+            let before = self.given.services.get(&name);
+            let next = self.service(&name, before);
+            if before == next.as_ref() {
+                continue;
+            }
+            if let Some(before) =
+                before.filter(|before| next.as_ref().is_none_or(|next| next.key != before.key))
+            {
+                changes.push(Change::Remove(Key::Service(before.key.clone())));
+            }
+            match next {
+                Some(next) => {
+                    changes.push(Change::Put(Item::Service(next.clone())));
+                    self.given.services.insert(name, next);
+                }
+                None => drop(self.given.services.remove(&name)),
+            }
+        }
+        changes
+    }
+
+    /// Returns a service as the replica with the newest link has it, with the earliest time of export that is known.
+    fn service(&self, name: &str, before: Option<&Arc<Service>>) -> Option<Arc<Service>> {
+        let listed = self.listed();
+        let all =
+            || listed.iter().filter_map(|replica| replica.items.services.get(name)).map(|read| &read.service);
+        let newest = all().next()?;
+        let first = all().chain(before).map(|service| exported_at(service)).fold(0, earlier);
+        Some(match exported_at(newest) == first {
+            true => newest.clone(),
+            false => Arc::new(with_export_time(newest, first)),
+        })
+    }
+
+    /// Returns the changes of gateways; those that do not answer are left out.
+    fn renew_gateways(&mut self) -> Vec<Change> {
+        let mut next = self.gateways();
+        next.retain(|key, _| !self.probes.is_dead(key));
+        let given = std::mem::replace(&mut self.given.gateways, next);
+        let next = &self.given.gateways;
+        let puts = next.iter().filter(|(key, gateway)| given.get(*key) != Some(*gateway));
+        let puts = puts.map(|(_, gateway)| Change::Put(Item::Gateway(gateway.clone())));
+        let gone = given.keys().filter(|key| !next.contains_key(*key));
+        puts.chain(gone.map(|key| Change::Remove(Key::Gateway(key.clone())))).collect()
+    }
+
+    fn lost(&mut self, instance: &Arc<str>, why: String, forget: bool) -> Vec<Change> {
+        if self.replicas.remove(instance).is_none() {
+            return Vec::new();
+        }
+        if !self.listed().is_empty() {
+            return self.renew_all();
+        }
+        self.is_lost = true;
+        if !forget {
+            return vec![Change::Failed(vec![format!("the link with the peer is lost: {why}")])];
+        }
+        let given = std::mem::take(&mut self.given);
+        let services = given.services.values().map(|service| Key::Service(service.key.clone()));
+        services.chain(given.gateways.into_keys().map(Key::Gateway)).map(Change::Remove).collect()
+    }
+
+    /// Takes the results of probes.
+    fn probed(&mut self, round: Vec<(GatewayKey, bool)>) -> Vec<Change> {
+        let answers = round.iter().any(|(_, answers)| *answers);
+        let changed = self.probes.note(round);
+        for key in &changed {
+            let state =
+                if self.probes.is_dead(key) { "does not answer, and is taken out" } else { "answers again" };
+            tracing::warn!(
+                peer = &*self.peer.peer.name,
+                gateway = &*key.name,
+                "a gateway of the peer {state}"
+            );
+        }
+        if self.listed().is_empty() {
+            // The link is lost; what was given goes on being used while it works.
+            return if answers { vec![Change::StillWorks] } else { Vec::new() };
+        }
+        if changed.is_empty() { Vec::new() } else { self.renew_gateways() }
+    }
+}
+
+impl Items {
+    fn remove(&mut self, name: &str) {
+        if let Some(read) = self.services.remove(name) {
+            self.names.remove(&read.service.key.hostname);
+            if let Some(taken) = self.taken.get_mut(&read.rule) {
+                *taken -= 1;
+            }
+        }
+    }
+
+    /// Adds or replaces a service, unless its rule has taken as many as it may, or another service has its name here.
+    fn put(&mut self, peer: &Peer, name: &str, read: reading::Read) -> Result<(), String> {
+        self.remove(name);
+        let hostname = &read.service.key.hostname;
+        if let Some(other) = self.names.get(hostname) {
+            return Err(format!("its name here, {hostname}, is that of {other}"));
+        }
+        let taken = self.taken.entry(read.rule.clone()).or_default();
+        let rule = peer.imports.iter().find(|rule| rule.rule == read.rule);
+        if let Some(limit) = rule.and_then(|rule| rule.limit).filter(|limit| *taken >= *limit) {
+            return Err(format!("{} takes at most {limit} services", read.rule));
+        }
+        *taken += 1;
+        self.names.insert(hostname.clone(), name.to_owned());
+        self.services.insert(name.to_owned(), read);
+        Ok(())
+    }
+}
+
+fn exported_at(service: &Service) -> u64 {
+    service.import.as_ref().map_or(0, |import| import.exported_at)
+}
+
+/// Returns the earlier of two times, of which 0 is unknown.
+fn earlier(one: u64, other: u64) -> u64 {
+    match (one, other) {
+        (0, known) | (known, 0) => known,
+        (one, other) => one.min(other),
+    }
+}
+
+fn with_export_time(service: &Service, at: u64) -> Service {
+    let import =
+        service.import.as_deref().map(|import| Arc::new(Import { exported_at: at, ..import.clone() }));
+    Service { import, ..service.clone() }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,189 @@
+use super::super::reading::tests::{peer, record};
+use super::*;
+use std::time::Duration;
+
+fn follower(limit: Option<usize>) -> Follower {
+    let spec = PeerSpec {
+        peer: Arc::new(peer(limit)),
+        stale_after: Duration::from_secs(30),
+        expire_after: Duration::from_secs(900),
+    };
+    Follower {
+        peer: spec,
+        replicas: BTreeMap::new(),
+        links: 0,
+        given: Given::default(),
+        has_given: false,
+        is_lost: true,
+        has_returned: false,
+        probes: Probes::default(),
+        interner: Interner::default(),
+    }
+}
+
+fn gateway(key: &str) -> proto::Gateway {
+    proto::Gateway {
+        key: key.into(),
+        network: "net-west".into(),
+        host: "192.0.2.1".into(),
+        sni_port: 15_443,
+        weight: 1,
+        ..proto::Gateway::default()
+    }
+}
+
+/// Hands in a message of a replica; returns what changes and what is refused.
+fn give(follower: &mut Follower, replica: &str, delta: proto::Delta) -> (Vec<String>, Vec<String>) {
+    let (changes, refused) = follower.take(&replica.into(), delta);
+    (texts(&changes), refused.into_iter().map(|one| format!("{}: {}", one.item, one.problem)).collect())
+}
+
+fn texts(changes: &[Change]) -> Vec<String> {
+    let text = |change: &Change| match change {
+        Change::Begin => "begin".to_owned(),
+        Change::Complete => "complete".to_owned(),
+        Change::Put(Item::Service(service)) => {
+            let weight: u32 = service.endpoints.iter().map(|endpoint| endpoint.weight.value()).sum();
+            format!("{} {weight} since {}", service.key.hostname, exported_at(service))
+        }
+        Change::Put(Item::Gateway(gateway)) => format!("gateway {}", gateway.key.name),
+        Change::Remove(Key::Service(key)) => format!("without {}", key.hostname),
+        Change::Remove(Key::Gateway(key)) => format!("without gateway {}", key.name),
+        Change::Failed(_) => "failed".to_owned(),
+        Change::StillWorks => "still works".to_owned(),
+        other => panic!("{other:?}"),
+    };
+    changes.iter().map(text).collect()
+}
+
+fn up(follower: &mut Follower, replica: &str) {
+    assert!(follower.handle(Event::Up { instance: replica.into() }).is_empty());
+}
+
+fn listed(follower: &mut Follower, replica: &str) -> Vec<String> {
+    texts(&follower.handle(Event::Listed { instance: replica.into() }))
+}
+
+fn down(follower: &mut Follower, replica: &str, forget: bool) -> Vec<String> {
+    texts(&follower.handle(Event::Down { instance: replica.into(), why: "it broke".to_owned(), forget }))
+}
+
+fn services(begins: bool, all: &[(&str, u32)]) -> proto::Delta {
+    let services =
+        all.iter().map(|(name, weight)| record(&format!("{name}.pay.west.global"), *weight)).collect();
+    proto::Delta { begins, services, ..proto::Delta::default() }
+}
+
+const NOTHING: (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
+
+#[test]
+fn a_listing_takes_effect_at_its_end_and_changes_at_once() {
+    let mut follower = follower(None);
+    up(&mut follower, "a");
+    assert_eq!(give(&mut follower, "a", services(true, &[("one", 1), ("two", 2)])), NOTHING);
+    let all = proto::Delta { gateways: vec![gateway("g")], ..proto::Delta::default() };
+    assert_eq!(give(&mut follower, "a", all), NOTHING);
+    let first = listed(&mut follower, "a");
+    assert_eq!(first, ["begin", "one.pay.here 1 since 7", "two.pay.here 2 since 7", "gateway g", "complete"]);
+    assert_eq!(give(&mut follower, "a", services(false, &[("two", 3)])).0, ["two.pay.here 3 since 7"]);
+    assert_eq!(give(&mut follower, "a", services(false, &[("two", 3)])), NOTHING, "it is as it was");
+    let gone =
+        proto::Delta { removed_services: vec!["one.pay.west.global".into()], ..proto::Delta::default() };
+    assert_eq!(give(&mut follower, "a", gone).0, ["without one.pay.here"]);
+    // A second listing of the same link.
+    assert_eq!(give(&mut follower, "a", services(true, &[("three", 3)])), NOTHING);
+    assert_eq!(
+        listed(&mut follower, "a"),
+        ["three.pay.here 3 since 7", "without two.pay.here", "without gateway g"]
+    );
+}
+
+#[test]
+fn a_bad_item_stalls_no_other_and_takes_its_good_state_back() {
+    let mut follower = follower(None);
+    up(&mut follower, "a");
+    give(&mut follower, "a", services(true, &[("one", 1), ("two", 2)]));
+    listed(&mut follower, "a");
+    let mut delta = services(false, &[("one", 0), ("two", 5)]);
+    delta.services.push(record("other.shop.west.global", 1));
+    let (changes, refused) = give(&mut follower, "a", delta);
+    assert_eq!(changes, ["without one.pay.here", "two.pay.here 5 since 7"]);
+    assert_eq!(refused.len(), 2, "{refused:?}");
+}
+
+#[test]
+fn a_rule_takes_as_many_as_its_limit_and_a_name_belongs_to_one() {
+    let mut follower = follower(Some(2));
+    up(&mut follower, "a");
+    let (_, refused) = give(&mut follower, "a", services(true, &[("a", 1), ("b", 1), ("c", 1)]));
+    assert_eq!(refused, ["c.pay.west.global: peers[0].import[0] takes at most 2 services"]);
+    // A service that is given again is not a further one.
+    assert_eq!(give(&mut follower, "a", services(false, &[("a", 2)])), NOTHING);
+    let mut other = follower_of_two_namesakes();
+    let (_, refused) = give(&mut other, "a", services(true, &[("x.one", 1), ("x.two", 1)]));
+    assert_eq!(
+        refused,
+        ["x.two.pay.west.global: its name here, x.pay.here, is that of x.one.pay.west.global"]
+    );
+}
+
+fn follower_of_two_namesakes() -> Follower {
+    let mut follower = follower(None);
+    up(&mut follower, "a");
+    follower
+}
+
+#[test]
+fn replicas_are_merged_and_the_last_one_decides_about_loss() {
+    let mut follower = follower(None);
+    up(&mut follower, "a");
+    give(&mut follower, "a", services(true, &[("one", 1), ("two", 2)]));
+    listed(&mut follower, "a");
+    up(&mut follower, "b");
+    // The newer link has precedence; a service that only the older has stays. The export is as old as the first says.
+    let mut newer = services(true, &[("one", 9)]);
+    newer.services[0].exported_at = 9;
+    assert_eq!(give(&mut follower, "b", newer), NOTHING);
+    assert_eq!(listed(&mut follower, "b"), ["one.pay.here 9 since 7"]);
+    assert_eq!(down(&mut follower, "a", false), ["without two.pay.here"]);
+    assert_eq!(down(&mut follower, "a", false), Vec::<String>::new(), "it was down already");
+    assert_eq!(down(&mut follower, "b", false), ["failed"]);
+    // The next link gives the difference to what is still in use.
+    up(&mut follower, "c");
+    give(&mut follower, "c", services(true, &[("one", 9)]));
+    assert_eq!(listed(&mut follower, "c"), Vec::<String>::new());
+    assert!(
+        std::mem::take(&mut follower.has_returned),
+        "the aggregator is told, although nothing has changed"
+    );
+    assert_eq!(
+        down(&mut follower, "c", true),
+        ["without one.pay.here"],
+        "the peer said that it shall be forgotten"
+    );
+}
+
+#[test]
+fn f_4_dead_gateways_leave_at_once_and_living_ones_keep_a_lost_peer() {
+    let mut follower = follower(None);
+    up(&mut follower, "a");
+    let all =
+        proto::Delta { begins: true, gateways: vec![gateway("g"), gateway("h")], ..proto::Delta::default() };
+    give(&mut follower, "a", all);
+    listed(&mut follower, "a");
+    let keys: Vec<GatewayKey> = follower.known_gateways().into_iter().map(|(key, _)| key).collect();
+    let mut round = |answers: [bool; 2]| {
+        let round = keys.iter().cloned().zip(answers).collect();
+        texts(&follower.probed(round))
+    };
+    assert_eq!(round([false, true]), Vec::<String>::new(), "once may be chance");
+    assert_eq!(round([false, true]), ["without gateway g"]);
+    assert_eq!(round([true, true]), ["gateway g"]);
+    assert_eq!(down(&mut follower, "a", false), ["failed"]);
+    let mut round = |answers: [bool; 2]| {
+        let round = keys.iter().cloned().zip(answers).collect();
+        texts(&follower.probed(round))
+    };
+    assert_eq!(round([false, true]), ["still works"]);
+    assert_eq!(round([false, false]), Vec::<String>::new());
+}

@@ -1,0 +1,471 @@
+//! The owner of all links: dials the peers that the config says to dial, takes the links that arrive at a listener, and ends
+//! links whose configuration has changed.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::Ipv4Addr;
+use std::os::fd::OwnedFd;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustls::pki_types::{CertificateDer, ServerName};
+use tokio::net::TcpStream;
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+use super::offer::ExportTimes;
+use super::options::LinkOptions;
+use super::session::{Ended, Outgoing, Session};
+use super::status::{LinkState, LinkTable};
+use super::transport::{self, Opened, Peeked};
+use crate::model::address::Host;
+use crate::model::identity::{Identity, TrustDomain};
+use crate::net::backoff::Backoff;
+use crate::net::handed::HandedOver;
+use crate::net::latest::Latest;
+use crate::net::scope::Scope;
+use crate::proto::isthmus::peer::v1 as proto;
+use crate::snapshot::peer::{LINK_PROTOCOL, Peer, PeerIdentity};
+use crate::tls::context::NodeContext;
+use crate::tls::proof::{Proof, tls_error_of};
+use crate::tls::roots::RootStore;
+use crate::tls::trust::{TrustBundles, describe};
+use crate::tls::{client, server};
+use crate::world::Reader;
+
+/// How long connecting, TLS and opening the link may take, each.
+const STEP_WITHIN: Duration = Duration::from_secs(10);
+/// The longest wait between two attempts to dial.
+const RETRY: Duration = Duration::from_secs(15);
+/// Links that may exist at the same time, and of one peer.
+const LINKS_MAX: usize = 1_024;
+const LINKS_OF_PEER_MAX: usize = 64;
+
+/// What a peer's session hands to the part of the program that takes the services.
+#[derive(Debug)]
+pub enum Received {
+    /// Items of a listing, or changes after it.
+    Delta(Box<proto::Delta>),
+    /// The end of a listing.
+    Listed,
+}
+
+/// A future that is done when the call has been taken.
+pub type Done<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+/// A future of items that are refused.
+pub type Refusals<'a> = Pin<Box<dyn Future<Output = Vec<proto::Refusal>> + Send + 'a>>;
+
+/// Takes what peers give. The calls of one link come in order.
+pub trait Importer: Send + Sync {
+    /// A link has come about with this instance of a peer; a full listing follows.
+    fn up<'a>(&'a self, peer: &'a Arc<str>, instance: &'a Arc<str>) -> Done<'a>;
+    /// Takes items; returns those that are refused.
+    fn deliver<'a>(&'a self, peer: &'a Arc<str>, instance: &'a Arc<str>, what: Received) -> Refusals<'a>;
+    /// The link has ended. If `forget`, the peer has said that its services shall be forgotten.
+    fn down(&self, peer: &Arc<str>, instance: &Arc<str>, why: &str, forget: bool);
+    /// Returns a counter that changes when whoever takes the peer's services has begun anew and needs a full listing.
+    fn renewals(&self, peer: &Arc<str>) -> watch::Receiver<u64>;
+}
+
+/// The parts that all links share.
+struct Shared {
+    reader: Reader,
+    context: NodeContext,
+    roots: RootStore,
+    importer: Arc<dyn Importer>,
+    table: Arc<LinkTable>,
+    times: Arc<ExportTimes>,
+    instance: Arc<str>,
+    scope: Scope,
+    numbers: AtomicU64,
+    seats: Arc<Semaphore>,
+    configured: Mutex<BTreeMap<Arc<str>, Configured>>,
+    /// Our trust domain.
+    own: Mutex<Option<TrustDomain>>,
+}
+
+/// One peer of the config.
+struct Configured {
+    options: LinkOptions,
+    stop: watch::Sender<bool>,
+    dialling: Option<JoinHandle<()>>,
+    seats: Arc<Semaphore>,
+    /// Ends the older link of an instance when a newer one comes.
+    instances: Instances,
+}
+
+/// The links with all peers.
+#[derive(Clone)]
+pub struct Links(Arc<Shared>);
+
+impl Links {
+    /// Starts without peers; `arrivals` are connections that a listener has found to be links.
+    pub fn start(
+        reader: Reader,
+        context: NodeContext,
+        roots: RootStore,
+        importer: Arc<dyn Importer>,
+        arrivals: mpsc::Receiver<HandedOver>,
+        instance: Arc<str>,
+        scope: &Scope,
+    ) -> Self {
+        let links = Self(Arc::new(Shared {
+            reader,
+            context,
+            roots,
+            importer,
+            table: Arc::default(),
+            times: Arc::default(),
+            instance,
+            scope: scope.clone(),
+            numbers: AtomicU64::new(1),
+            seats: Arc::new(Semaphore::new(LINKS_MAX)),
+            configured: Mutex::default(),
+            own: Mutex::default(),
+        }));
+        scope.spawn(links.clone().accept(arrivals));
+        links
+    }
+
+    /// Returns the links, for status.
+    pub fn table(&self) -> Arc<LinkTable> {
+        self.0.table.clone()
+    }
+
+    /// Replaces the peers. Links of peers that did not change go on.
+    pub fn configure(&self, own: &TrustDomain, peers: &[LinkOptions]) {
+        *self.0.own.lock().unwrap_or_else(PoisonError::into_inner) = Some(own.clone());
+        let mut configured = self.0.configured.lock().unwrap_or_else(PoisonError::into_inner);
+        configured.retain(|name, link| {
+            let stays = peers.iter().any(|peer| peer.peer.name == *name && *peer == link.options);
+            if !stays {
+                link.end();
+            }
+            stays
+        });
+        for options in peers {
+            let name = options.peer.name.clone();
+            if configured.contains_key(&name) {
+                continue;
+            }
+            let (stop, stopped) = watch::channel(false);
+            let mut link = Configured {
+                options: options.clone(),
+                stop,
+                dialling: None,
+                seats: Arc::new(Semaphore::new(LINKS_OF_PEER_MAX)),
+                instances: Arc::default(),
+            };
+            if let (Some((host, port)), Some(who)) = (&options.dial, &options.peer.who) {
+                let dialler = Dialler {
+                    links: self.clone(),
+                    peer: options.peer.clone(),
+                    who: who.clone(),
+                    address: format!("{host}:{port}"),
+                    target: (host.clone(), *port),
+                    stop: stopped,
+                    instances: link.instances.clone(),
+                };
+                link.dialling = Some(self.0.scope.spawn(dialler.run()));
+            }
+            configured.insert(name, link);
+        }
+    }
+
+    /// Ends all links with Goodbye, because the gateway stops.
+    pub fn stop(&self) {
+        let mut configured = self.0.configured.lock().unwrap_or_else(PoisonError::into_inner);
+        configured.values_mut().for_each(Configured::end);
+    }
+
+    async fn accept(self, mut arrivals: mpsc::Receiver<HandedOver>) {
+        while let Some(arrival) = arrivals.recv().await {
+            let Ok(seat) = self.0.seats.clone().try_acquire_owned() else {
+                tracing::warn!(source = %arrival.source, "a link is refused: there are {LINKS_MAX} already");
+                continue;
+            };
+            let links = self.clone();
+            self.0.scope.spawn(async move {
+                let source = arrival.source;
+                if let Err(problem) = Box::pin(links.serve(arrival)).await {
+                    tracing::warn!(%source, "a link from {source} ended: {problem}");
+                }
+                drop(seat);
+            });
+        }
+    }
+
+    /// Serves a connection that a peer has dialled.
+    async fn serve(&self, arrival: HandedOver) -> Result<(), String> {
+        let HandedOver { socket, source, first, .. } = arrival;
+        let socket = stream(socket).map_err(|error| error.to_string())?;
+        let context = &self.0.context;
+        let config = server::mutual(context.certificate.clone(), context.trust.clone(), &[LINK_PROTOCOL]);
+        let config = Arc::new(config.map_err(|error| error.to_string())?);
+        // Roots that change from here on are checked again.
+        let mut trust = context.trust.clone();
+        trust.see();
+        let accepting = TlsAcceptor::from(config).accept(Peeked::new(first, socket));
+        let stream =
+            timeout(STEP_WITHIN, accepting).await.map_err(|_| "TLS was not agreed on in time".to_owned())?;
+        let stream =
+            stream.map_err(|error| tls_error_of(&error).map_or_else(|| error.to_string(), describe))?;
+        let proof = Proof::of(stream.get_ref().1, &mut trust)?;
+        let (peer, stop, seats, instances) = self.peer_of(&proof.identity)?;
+        let _seat = seats.try_acquire_owned().map_err(|_| format!("{} has too many links", peer.name))?;
+        let (opened, mut arriving) = mpsc::channel(1);
+        let scope = self.0.scope.clone();
+        let serving = self.0.scope.spawn(async move { drop(transport::serve(stream, &scope, opened).await) });
+        let first = timeout(STEP_WITHIN, arriving.recv()).await;
+        let Ok(Some(Opened { incoming, outgoing })) = first else {
+            serving.abort();
+            return Err("the other side opens no link".to_owned());
+        };
+        let link = Link { peer, address: source.to_string(), dialled: false, stop, instances };
+        let ended = self.run(link, Outgoing::Accepted(outgoing), incoming, (proof, trust)).await;
+        // The last message is on its way.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        serving.abort();
+        Err(ended)
+    }
+
+    /// Returns the peer that speaks with this identity.
+    fn peer_of(&self, identity: &Identity) -> Result<Accepted, String> {
+        let configured = self.0.configured.lock().unwrap_or_else(PoisonError::into_inner);
+        let speaks = |link: &&Configured| {
+            link.options.accept
+                && link.options.peer.who.as_ref().is_some_and(|who| who.known_gateway() == *identity)
+        };
+        let link = configured.values().find(speaks);
+        let link = link.ok_or_else(|| format!("{identity} speaks for no peer that may connect"))?;
+        Ok((link.options.peer.clone(), link.stop.subscribe(), link.seats.clone(), link.instances.clone()))
+    }
+
+    /// Runs one link to its end; returns why it ended.
+    async fn run(
+        &self,
+        link: Link,
+        outgoing: Outgoing,
+        incoming: tonic::Streaming<proto::Message>,
+        verified: Verified,
+    ) -> String {
+        let shared = &self.0;
+        let number = shared.numbers.fetch_add(1, Ordering::Relaxed);
+        let Link { peer, address, dialled, stop, instances } = link;
+        shared.table.change(&peer.name, number, |status| {
+            (status.address, status.dialled) = (address, dialled);
+        });
+        let (replace, replaced) = watch::channel(false);
+        let session = Session {
+            peer: peer.clone(),
+            number,
+            instance: shared.instance.clone(),
+            reader: shared.reader.clone(),
+            times: shared.times.clone(),
+            trust: shared.context.trust.clone(),
+            roots: self.own_roots(),
+            peer_roots: shared.roots.clone(),
+            importer: shared.importer.clone(),
+            table: shared.table.clone(),
+            outgoing,
+            incoming,
+            stop,
+            replaced,
+            newest: Newest { instances, number, replace },
+        };
+        let (proof, trust) = verified;
+        let ended = tokio::select! {
+            ended = Box::pin(session.run()) => ended,
+            // The roots of the peer have changed, and do not vouch for it any more.
+            error = proof.until_distrusted(trust) => Ended::Lost(describe(&error)),
+        };
+        shared.table.remove(&peer.name, number);
+        match ended {
+            Ended::Lost(why) => why,
+            Ended::Goodbye(why, _) => format!("the other side said Goodbye: {why}"),
+        }
+    }
+
+    /// Returns the roots that peers are told: those of our own trust domain.
+    fn own_roots(&self) -> Arc<dyn Fn() -> Option<proto::Roots> + Send + Sync> {
+        let shared = self.0.clone();
+        Arc::new(move || {
+            let own = shared.own.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
+            let bundles = shared.context.trust.newest()?;
+            let roots = bundles.roots_of(&own)?;
+            let certificates = roots.iter().map(|root| root.to_vec()).collect();
+            Some(proto::Roots { trust_domain: own.to_string(), certificates })
+        })
+    }
+}
+
+/// The peer of an accepted link, with what its links share.
+type Accepted = (Arc<Peer>, watch::Receiver<bool>, Arc<Semaphore>, Instances);
+
+/// The newest link of each instance of a peer.
+type Instances = Arc<Mutex<HashMap<Arc<str>, (u64, watch::Sender<bool>)>>>;
+
+/// A link that is about to run.
+struct Link {
+    peer: Arc<Peer>,
+    address: String,
+    dialled: bool,
+    stop: watch::Receiver<bool>,
+    instances: Instances,
+}
+
+/// Ends the older link of the same instance.
+pub(super) struct Newest {
+    instances: Instances,
+    number: u64,
+    replace: watch::Sender<bool>,
+}
+
+impl Newest {
+    /// Notes that the link is one of this instance; an older one ends.
+    pub(super) fn is_of(&self, instance: &Arc<str>) {
+        let mut instances = self.instances.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, older)) = instances.insert(instance.clone(), (self.number, self.replace.clone())) {
+            older.send_replace(true);
+        }
+    }
+}
+
+impl Drop for Newest {
+    fn drop(&mut self) {
+        let mut instances = self.instances.lock().unwrap_or_else(PoisonError::into_inner);
+        instances.retain(|_, (number, _)| *number != self.number);
+    }
+}
+
+impl Configured {
+    fn end(&mut self) {
+        self.stop.send_replace(true);
+        // The task of a link that is open ends by itself, after Goodbye.
+        self.dialling = None;
+    }
+}
+
+/// Dials one peer, again and again.
+struct Dialler {
+    links: Links,
+    peer: Arc<Peer>,
+    who: PeerIdentity,
+    address: String,
+    target: (Host, u16),
+    stop: watch::Receiver<bool>,
+    instances: Instances,
+}
+
+/// A link that was opened, and who is at its other end.
+type OpenLink = (Outgoing, tonic::Streaming<proto::Message>, Verified);
+
+/// Who is at the other end of a link, and the roots that have verified it, as far as they were seen.
+type Verified = (Proof, Latest<TrustBundles>);
+
+impl Dialler {
+    async fn run(mut self) {
+        let mut backoff = Backoff::up_to(RETRY);
+        let number = self.links.0.numbers.fetch_add(1, Ordering::Relaxed);
+        let table = self.links.0.table.clone();
+        loop {
+            let started = tokio::time::Instant::now();
+            let mut stop = self.stop.clone();
+            // An open link ends by itself after Goodbye; all before it is given up at once.
+            let opened = tokio::select! {
+                _ = stop.wait_for(|stop| *stop) => break,
+                opened = Box::pin(self.open()) => opened,
+            };
+            let problem = match opened {
+                Ok(opened) => self.link(number, opened).await,
+                Err(problem) => problem,
+            };
+            if *self.stop.borrow() {
+                break;
+            }
+            if started.elapsed() > RETRY {
+                backoff.reset();
+            }
+            tracing::warn!(
+                peer = &*self.peer.name,
+                address = self.address,
+                "no link with the peer: {problem}"
+            );
+            table.change(&self.peer.name, number, |status| {
+                (status.state, status.dialled, status.problem) = (LinkState::Down, true, Some(problem));
+                status.address.clone_from(&self.address);
+            });
+            let wait = backoff.wait(u64::from(std::process::id()) ^ number);
+            tokio::select! {
+                _ = self.stop.wait_for(|stop| *stop) => break,
+                () = tokio::time::sleep(wait) => {}
+            }
+        }
+        table.remove(&self.peer.name, number);
+    }
+
+    /// Runs a link to its end; returns why there is none any more.
+    async fn link(&self, number: u64, (outgoing, incoming, verified): OpenLink) -> String {
+        self.links.0.table.remove(&self.peer.name, number);
+        let instances = self.instances.clone();
+        let (peer, address, stop) = (self.peer.clone(), self.address.clone(), self.stop.clone());
+        let link = Link { peer, address, dialled: true, stop, instances };
+        self.links.run(link, outgoing, incoming, verified).await
+    }
+
+    async fn open(&self) -> Result<OpenLink, String> {
+        let shared = &self.links.0;
+        let mut context = shared.context.clone();
+        let waiting = async {
+            context.certificate.get().await;
+            context.trust.get().await;
+        };
+        timeout(STEP_WITHIN, waiting).await.map_err(|_| "this gateway has no certificate yet".to_owned())?;
+        let (host, port) = &self.target;
+        let connecting = timeout(STEP_WITHIN, transport::connect(host, *port)).await;
+        let socket = connecting
+            .map_err(|_| format!("{} does not accept the connection", self.address))?
+            .map_err(|error| format!("{}: {error}", self.address))?;
+        let context = &shared.context;
+        let config = client::mutual(
+            context.certificate.clone(),
+            context.trust.clone(),
+            self.who.alias.clone(),
+            &[LINK_PROTOCOL],
+        );
+        let config = config.map_err(|error| error.to_string())?;
+        let mut trust = context.trust.clone();
+        trust.see();
+        // Not sent, and not compared: the peer's gateway is known by its SPIFFE ID.
+        let name = ServerName::from(Ipv4Addr::UNSPECIFIED);
+        let tls = TlsConnector::from(Arc::new(config)).connect(name, socket);
+        let stream =
+            timeout(STEP_WITHIN, tls).await.map_err(|_| format!("{} does not answer TLS", self.address))?;
+        let stream = stream.map_err(|error| {
+            let text = tls_error_of(&error).map_or_else(|| error.to_string(), describe);
+            format!("{}: {text}", self.address)
+        })?;
+        let proof = Proof::of_server(stream.get_ref().1, &mut trust)?;
+        if proof.identity != self.who.known_gateway() {
+            return Err(format!("{} is {}, not {}", self.address, proof.identity, self.who.gateway));
+        }
+        let opening = timeout(STEP_WITHIN, transport::open(stream, &shared.scope)).await;
+        let link = opening.map_err(|_| format!("{} does not answer", self.address))??;
+        Ok((Outgoing::Dialled(link.requests), link.answers, (proof, trust)))
+    }
+}
+
+/// Takes a socket into this runtime.
+fn stream(socket: OwnedFd) -> std::io::Result<TcpStream> {
+    let socket = std::net::TcpStream::from(socket);
+    socket.set_nonblocking(true)?;
+    TcpStream::from_std(socket)
+}
+
+/// Returns the certificates of a message; an error if one is too long.
+pub(super) fn certificates(roots: &proto::Roots) -> Vec<CertificateDer<'static>> {
+    roots.certificates.iter().map(|der| CertificateDer::from(der.clone())).collect()
+}

@@ -1,0 +1,244 @@
+//! What one peer is offered, and what it was given of that: full listings, and changes after them.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use prost::Message;
+
+use super::record;
+use crate::model::name::{HostName, NamePattern};
+use crate::model::set_hash::{ItemHash, SetHash};
+use crate::proto::isthmus::peer::v1 as proto;
+use crate::snapshot::Snapshot;
+use crate::snapshot::peer::Peer;
+use crate::world::{Reader, Since};
+
+/// The largest encoded size of the items of one message, in bytes.
+const MESSAGE_BYTES_MAX: usize = 256 << 10;
+
+/// When services were first exported, by peer and exported name; the links of one peer share it.
+#[derive(Debug, Default)]
+pub(super) struct ExportTimes(Mutex<HashMap<(Arc<str>, HostName), u64>>);
+
+impl ExportTimes {
+    fn of(&self, peer: &Arc<str>, name: &HostName, now: u64) -> u64 {
+        let mut times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *times.entry((peer.clone(), name.clone())).or_insert(now)
+    }
+
+    fn forget(&self, peer: &Arc<str>, name: &HostName) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&(peer.clone(), name.clone()));
+    }
+}
+
+/// The offer to one peer over one link.
+pub(super) struct Offer {
+    peer: Arc<Peer>,
+    reader: Reader,
+    times: Arc<ExportTimes>,
+    /// The names that the peer wants.
+    wanted: Vec<NamePattern>,
+    /// The snapshot that the offer has followed.
+    held: Arc<Snapshot>,
+    /// Exported names that may have changed since the peer was given them.
+    dirty: BTreeSet<HostName>,
+    are_gateways_dirty: bool,
+    are_roots_dirty: bool,
+    /// The hashes of what the peer was given.
+    services: BTreeMap<HostName, ItemHash>,
+    gateways: BTreeMap<String, ItemHash>,
+    given: SetHash,
+    /// `None` outside a full listing.
+    listing: Option<Listing>,
+}
+
+/// How far a full listing has come. It ends when no name is left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Listing {
+    Begins,
+    GoesOn,
+}
+
+/// The next thing to tell the peer.
+pub(super) enum Next {
+    Delta(proto::Delta),
+    End(proto::SnapshotEnd),
+}
+
+impl Offer {
+    pub(super) fn new(peer: Arc<Peer>, mut reader: Reader, times: Arc<ExportTimes>) -> Self {
+        let held = reader.current().clone();
+        Self {
+            peer,
+            reader,
+            times,
+            wanted: Vec::new(),
+            held,
+            dirty: BTreeSet::new(),
+            are_gateways_dirty: false,
+            are_roots_dirty: false,
+            services: BTreeMap::new(),
+            gateways: BTreeMap::new(),
+            given: SetHash::default(),
+            listing: None,
+        }
+    }
+
+    /// Begins a full listing of the names that the peer wants.
+    pub(super) fn subscribe(&mut self, wanted: Vec<NamePattern>) {
+        self.wanted = wanted;
+        self.services.clear();
+        self.gateways.clear();
+        self.given = SetHash::default();
+        self.held = self.reader.current().clone();
+        self.dirty.clear();
+        self.all_may_differ();
+        self.listing = Some(Listing::Begins);
+    }
+
+    /// Returns true if the peer has subscribed.
+    pub(super) fn is_wanted(&self) -> bool {
+        !self.wanted.is_empty()
+    }
+
+    /// Returns the number of services that the peer was given.
+    pub(super) fn services_given(&self) -> usize {
+        self.services.len()
+    }
+
+    /// Has the peer be told the roots.
+    pub(super) fn roots_changed(&mut self) {
+        self.are_roots_dirty = true;
+    }
+
+    /// Waits until there is a snapshot that the offer has not followed; returns false if there will be none.
+    pub(super) async fn changed(&self) -> bool {
+        self.reader.changed(self.held.generation).await
+    }
+
+    /// Follows the newest snapshot.
+    pub(super) fn follow(&mut self) {
+        let next = self.reader.current().clone();
+        let held = std::mem::replace(&mut self.held, next);
+        let names = match self.reader.since(held.generation, self.held.generation) {
+            Since::Everything => None,
+            Since::Deltas(deltas) => {
+                // The gateways that lead to a cluster may have come or gone, which every service may be concerned by.
+                let networks = deltas.iter().any(|delta| !delta.networks.is_empty());
+                let names = self.held.exported_names_changed(&held, &deltas, &self.peer.name);
+                names.filter(|_| !networks)
+            }
+        };
+        match names {
+            None => self.all_may_differ(),
+            Some(names) => self.dirty.extend(names.into_iter().filter(|name| is_wanted(&self.wanted, name))),
+        }
+    }
+
+    /// Marks everything that the peer has, or is to have.
+    fn all_may_differ(&mut self) {
+        let all = self.held.exports_to(&self.peer.name).into_iter().map(|exported| exported.name);
+        self.dirty.extend(all.filter(|name| is_wanted(&self.wanted, name)).cloned());
+        self.dirty.extend(self.services.keys().cloned());
+        self.are_gateways_dirty = true;
+    }
+
+    /// Returns true if there is something to tell.
+    pub(super) fn has_more(&self) -> bool {
+        let is_dirty = !self.dirty.is_empty() || self.are_gateways_dirty || self.are_roots_dirty;
+        self.is_wanted() && (self.listing.is_some() || is_dirty)
+    }
+
+    /// Returns what to tell the peer next; `None` if it has everything. `now` is in seconds since 1970.
+    pub(super) fn next(
+        &mut self,
+        sequence: u64,
+        now: u64,
+        roots: impl FnOnce() -> Option<proto::Roots>,
+    ) -> Option<Next> {
+        if self.listing == Some(Listing::GoesOn) && self.dirty.is_empty() {
+            self.listing = None;
+            return Some(Next::End(proto::SnapshotEnd { sequence, contents: Some(contents(self.given)) }));
+        }
+        let snapshot = self.held.clone();
+        let begins = self.listing == Some(Listing::Begins);
+        let mut delta = proto::Delta { sequence, begins, ..proto::Delta::default() };
+        if std::mem::take(&mut self.are_roots_dirty) || begins {
+            delta.roots = roots();
+        }
+        let mut bytes = 0;
+        if std::mem::take(&mut self.are_gateways_dirty) {
+            bytes += self.give_gateways(&snapshot, &mut delta);
+        }
+        while bytes < MESSAGE_BYTES_MAX
+            && let Some(name) = self.dirty.pop_first()
+        {
+            bytes += self.give(&snapshot, &name, now, &mut delta);
+        }
+        match &mut self.listing {
+            Some(listing) => *listing = Listing::GoesOn,
+            None => delta.after = Some(contents(self.given)),
+        }
+        let is_empty = delta.services.is_empty()
+            && delta.removed_services.is_empty()
+            && delta.gateways.is_empty()
+            && delta.removed_gateways.is_empty()
+            && delta.roots.is_none();
+        (!is_empty || self.listing.is_some()).then_some(Next::Delta(delta))
+    }
+
+    /// Adds a service to a message, unless the peer has it as it is. Returns the bytes that it takes.
+    fn give(&mut self, snapshot: &Snapshot, name: &HostName, now: u64, delta: &mut proto::Delta) -> usize {
+        let Some(exported) = snapshot.export_to(&self.peer.name, name) else {
+            self.times.forget(&self.peer.name, name);
+            if let Some(before) = self.services.remove(name) {
+                self.given.change(Some(before), None);
+                delta.removed_services.push(name.to_string());
+            }
+            return name.as_str().len();
+        };
+        let exported_at = self.times.of(&self.peer.name, name, now);
+        let service = record::service(snapshot, exported.service, name, exported_at);
+        let encoded = service.encode_to_vec();
+        let hash = ItemHash::of(&encoded);
+        let before = self.services.insert(name.clone(), hash);
+        if before == Some(hash) {
+            return 0;
+        }
+        self.given.change(before, Some(hash));
+        delta.services.push(service);
+        encoded.len()
+    }
+
+    fn give_gateways(&mut self, snapshot: &Snapshot, delta: &mut proto::Delta) -> usize {
+        let (all, mut bytes) = (record::gateways(snapshot), 0);
+        let gone: Vec<String> = self.gateways.keys().filter(|key| !all.contains_key(*key)).cloned().collect();
+        for key in gone {
+            self.given.change(self.gateways.remove(&key), None);
+            bytes += key.len();
+            delta.removed_gateways.push(key);
+        }
+        for (key, gateway) in all {
+            let encoded = gateway.encode_to_vec();
+            let hash = ItemHash::of(&encoded);
+            let before = self.gateways.insert(key, hash);
+            if before != Some(hash) {
+                self.given.change(before, Some(hash));
+                bytes += encoded.len();
+                delta.gateways.push(gateway);
+            }
+        }
+        bytes
+    }
+}
+
+fn is_wanted(wanted: &[NamePattern], name: &HostName) -> bool {
+    wanted.iter().any(|pattern| pattern.matches(name.as_str()))
+}
+
+fn contents(set: SetHash) -> proto::Contents {
+    proto::Contents { count: set.count(), hash: set.sum().to_vec() }
+}
+
+#[cfg(test)]
+mod tests;

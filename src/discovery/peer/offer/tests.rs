@@ -1,0 +1,150 @@
+use std::sync::Arc;
+
+use super::*;
+use crate::discovery::peer::session::Taken;
+use crate::model::import::Import;
+use crate::model::name::NamePattern;
+use crate::model::place::Network;
+use crate::model::service::PortProtocol;
+use crate::snapshot::build;
+use crate::snapshot::change::Dirty;
+use crate::snapshot::peer::{NameTemplate, PeerExport, PeerLimits};
+use crate::snapshot::tests::{Mesh, endpoint, gateway, network, port, scoped, service, shard};
+use crate::world::Publisher;
+
+/// Services whose endpoints weigh this much, in the order of their numbers.
+fn mesh(weights: &[u32], peers: &[Arc<Peer>]) -> Mesh {
+    let services = weights.iter().enumerate().map(|(number, weight)| {
+        let ports = vec![port(80, PortProtocol::Http), port(443, PortProtocol::Tls)];
+        let endpoints = vec![endpoint("10.1.0.1", *weight), endpoint("10.1.0.2", 1)];
+        service(&format!("s{number}.shop.mesh"), ports, endpoints)
+    });
+    let imported = crate::model::service::Service {
+        import: Some(Arc::new(Import {
+            peer: "other".into(),
+            exported_name: crate::snapshot::tests::host_name("far.other.global"),
+            exported_at: 0,
+        })),
+        ..service("far.shop.mesh", vec![port(80, PortProtocol::Http)], Vec::new())
+    };
+    let all = services.chain([imported]).collect();
+    let networks = vec![network("n1", vec![gateway("192.0.2.1", 1)])];
+    let mut mesh = Mesh::new(networks, vec![shard("a", "n1", all)]);
+    let policy = Arc::make_mut(&mut mesh.policy);
+    policy.peers = peers.to_vec();
+    mesh
+}
+
+fn peer(name: &str) -> Arc<Peer> {
+    Arc::new(Peer {
+        name: name.into(),
+        who: None,
+        from: Vec::new(),
+        exports: vec![PeerExport {
+            rule: "peers[0].export[0]".into(),
+            services: vec![NamePattern::parse("*.shop.mesh").expect("legal")],
+            except: Vec::new(),
+            rename: Some(NameTemplate::parse("{service}.{namespace}.east.global").expect("legal")),
+        }],
+        imports: Vec::new(),
+        limits: PeerLimits::default(),
+    })
+}
+
+/// The other end of a link: takes all that is offered; returns the messages' sizes in bytes and their services.
+fn take_all(offer: &mut Offer, taken: &mut Taken, sequence: &mut u64) -> (Vec<usize>, usize) {
+    let (mut sizes, mut services) = (Vec::new(), 0);
+    while offer.has_more() {
+        *sequence += 1;
+        match offer.next(*sequence, 7, || None) {
+            None => break,
+            Some(Next::Delta(mut delta)) => {
+                assert_eq!(delta.sequence, *sequence);
+                sizes.push(delta.encoded_len());
+                services += delta.services.len();
+                let mut refused = Vec::new();
+                taken.note(&mut delta, 1_000_000, &mut refused);
+                assert!(refused.is_empty(), "{refused:?}");
+                if let Some(after) = &delta.after {
+                    assert!(!taken.differs(after), "the contents are those that the sender says");
+                }
+            }
+            Some(Next::End(end)) => assert!(!taken.end(end.contents.as_ref())),
+        }
+    }
+    (sizes, services)
+}
+
+fn everything() -> Vec<NamePattern> {
+    vec![NamePattern::Any]
+}
+
+#[test]
+fn f_10_one_endpoint_of_ten_thousand_services_is_a_small_message_to_each_peer() {
+    let peers: Vec<Arc<Peer>> = (0..8).map(|number| peer(&format!("p{number}"))).collect();
+    let mut weights = vec![1; 10_000];
+    let mut world = mesh(&weights, &peers);
+    let (mut publisher, reader) = Publisher::new(world.snapshot());
+    let times = Arc::new(ExportTimes::default());
+    let mut links: Vec<(Offer, Taken, u64)> = peers
+        .iter()
+        .map(|peer| (Offer::new(peer.clone(), reader.clone(), times.clone()), Taken::default(), 0))
+        .collect();
+    for (offer, taken, sequence) in &mut links {
+        offer.subscribe(everything());
+        let (sizes, services) = take_all(offer, taken, sequence);
+        assert_eq!(services, 10_000);
+        assert!(sizes.len() > 2 && sizes.iter().all(|size| *size < 2 * MESSAGE_BYTES_MAX), "{sizes:?}");
+    }
+    weights[77] = 2;
+    let next = mesh(&weights, &peers);
+    world.shards = next.shards;
+    let dirty =
+        Dirty { services: [crate::snapshot::tests::host_name("s77.shop.mesh")].into(), ..Dirty::default() };
+    let (snapshot, delta) = build::next(&publisher.current(), world.world(), &dirty);
+    publisher.publish(snapshot, delta);
+    let started = std::time::Instant::now();
+    for (offer, taken, sequence) in &mut links {
+        assert!(!offer.has_more());
+        offer.follow();
+        let (sizes, services) = take_all(offer, taken, sequence);
+        assert_eq!((sizes.len(), services), (1, 1));
+        assert!(sizes[0] <= 1_024, "{} bytes", sizes[0]);
+    }
+    println!("8 messages were made and taken in {:?}", started.elapsed());
+}
+
+#[test]
+fn f_9_what_a_peer_gives_is_not_offered_to_another() {
+    let one = peer("one");
+    let world = mesh(&[1], std::slice::from_ref(&one));
+    let (_publisher, reader) = Publisher::new(world.snapshot());
+    let mut offer = Offer::new(one, reader, Arc::default());
+    offer.subscribe(everything());
+    let (_, services) = take_all(&mut offer, &mut Taken::default(), &mut 0);
+    assert_eq!(services, 1, "our own service alone; that of another peer is not ours to offer");
+}
+
+#[test]
+fn a_peer_is_given_what_it_wants_and_what_is_gone_is_taken_back() {
+    let one = peer("one");
+    let mut world = mesh(&[1, 2, 3], std::slice::from_ref(&one));
+    let (mut publisher, reader) = Publisher::new(world.snapshot());
+    let mut offer = Offer::new(one, reader, Arc::default());
+    assert!(!offer.has_more(), "nothing is told to a peer that wants nothing");
+    offer.subscribe(vec![NamePattern::parse("s1.shop.east.global").expect("legal")]);
+    let (mut taken, mut sequence) = (Taken::default(), 0);
+    assert_eq!(take_all(&mut offer, &mut taken, &mut sequence).1, 1);
+    // A wish for more is a new listing.
+    offer.subscribe(everything());
+    assert_eq!(take_all(&mut offer, &mut taken, &mut sequence).1, 3);
+    world.shards = vec![scoped(shard("a", "n1", Vec::new()))];
+    let names = (0..3).map(|number| crate::snapshot::tests::host_name(&format!("s{number}.shop.mesh")));
+    let dirty =
+        Dirty { services: names.collect(), networks: [Network::new("n1")].into(), ..Dirty::default() };
+    let (snapshot, delta) = build::next(&publisher.current(), world.world(), &dirty);
+    publisher.publish(snapshot, delta);
+    offer.follow();
+    take_all(&mut offer, &mut taken, &mut sequence);
+    assert_eq!(offer.services_given(), 0);
+}

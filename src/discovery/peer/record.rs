@@ -1,0 +1,139 @@
+//! A service and a gateway as the link carries them: sums of ready endpoints, so that one pod more or less is one number.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::model::endpoint::{Encapsulation, Health};
+use crate::model::name::HostName;
+use crate::model::place::{ClusterId, Network};
+use crate::proto::isthmus::peer::v1 as proto;
+use crate::snapshot::Snapshot;
+use crate::snapshot::networks::NetworkTable;
+use crate::snapshot::service_view::{PortEndpoint, ServiceView};
+
+/// The networks of peers begin with this; what is behind them is theirs to offer.
+const OF_PEERS: &str = "peer/";
+
+/// Returns a service as the peer is told of it.
+pub(super) fn service(
+    snapshot: &Snapshot,
+    view: &ServiceView,
+    name: &HostName,
+    exported_at: u64,
+) -> proto::Service {
+    let networks = snapshot.networks();
+    let mut groups: BTreeMap<GroupKey, (BTreeSet<&str>, u64)> = BTreeMap::new();
+    for port in &view.ports {
+        let mut sums: BTreeMap<GroupKey, u64> = BTreeMap::new();
+        let endpoints = view.endpoints_of(port, "", networks).into_iter().flatten();
+        for endpoint in endpoints.filter(|endpoint| is_offered(endpoint)) {
+            let sum = sums.entry(GroupKey::of(&endpoint, networks)).or_default();
+            *sum = sum.saturating_add(endpoint.endpoint.weight.value().into());
+        }
+        for (key, sum) in sums {
+            // Ports whose endpoints weigh the same are one group.
+            let key = GroupKey { weight: u32::try_from(sum).unwrap_or(u32::MAX), ..key };
+            let (ports, _) = groups.entry(key).or_insert_with(|| (BTreeSet::new(), sum));
+            ports.insert(&port.name);
+        }
+    }
+    proto::Service {
+        name: name.to_string(),
+        namespace: view.namespace.to_string(),
+        exported_at,
+        ports: view
+            .ports
+            .iter()
+            .map(|port| proto::Port {
+                name: port.name.to_string(),
+                number: port.port.into(),
+                protocol: port.protocol.text().to_owned(),
+            })
+            .collect(),
+        groups: groups
+            .into_iter()
+            .map(|(key, (ports, _))| proto::Group {
+                network: key.network,
+                locality: key.locality,
+                tls: key.tls.to_owned(),
+                hbone: key.hbone,
+                identity: key.identity,
+                ports: ports.into_iter().map(str::to_owned).collect(),
+                weight: key.weight.max(1),
+            })
+            .collect(),
+    }
+}
+
+/// Returns true if others may know of the endpoint: it is ready, and a gateway leads to its network.
+fn is_offered(endpoint: &PortEndpoint<'_>) -> bool {
+    endpoint.endpoint.health == Health::Healthy
+        && !endpoint.network.is_unknown()
+        && !endpoint.network.as_str().starts_with(OF_PEERS)
+}
+
+/// The properties that the endpoints of a group share.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct GroupKey {
+    network: String,
+    locality: String,
+    tls: &'static str,
+    hbone: bool,
+    identity: String,
+    weight: u32,
+}
+
+impl GroupKey {
+    fn of(endpoint: &PortEndpoint<'_>, networks: &NetworkTable) -> Self {
+        let template = &endpoint.endpoint.template;
+        Self {
+            network: way_to(endpoint.network, &endpoint.origin.cluster, networks),
+            locality: endpoint.endpoint.locality.to_string(),
+            tls: endpoint.tls.text(),
+            hbone: endpoint.encapsulation() == Encapsulation::Hbone,
+            identity: template.identity.as_ref().map(ToString::to_string).unwrap_or_default(),
+            weight: 0,
+        }
+    }
+}
+
+/// Names the gateways that lead to the endpoints of a cluster on a network: those of the cluster if it has some, else all.
+fn way_to(network: &Network, cluster: &ClusterId, networks: &NetworkTable) -> String {
+    let own = networks.get(network).is_some_and(|entry| {
+        !cluster.as_str().is_empty() && entry.gateways.iter().any(|known| known.gateway.cluster == *cluster)
+    });
+    if own { way(network, cluster) } else { network.to_string() }
+}
+
+fn way(network: &Network, cluster: &ClusterId) -> String {
+    format!("{network}/{cluster}")
+}
+
+/// Returns the gateways of our networks, by key: each under its network, and once more under its cluster's if it serves one.
+pub(super) fn gateways(snapshot: &Snapshot) -> BTreeMap<String, proto::Gateway> {
+    let mut all = BTreeMap::new();
+    for (network, entry) in snapshot.networks().iter() {
+        if network.as_str().starts_with(OF_PEERS) || network.is_unknown() {
+            continue;
+        }
+        for known in &entry.gateways {
+            let gateway = &known.gateway;
+            let of_cluster = (!gateway.cluster.as_str().is_empty()).then(|| way(network, &gateway.cluster));
+            for way in std::iter::once(network.to_string()).chain(of_cluster) {
+                let (sni, hbone) = (gateway.sni_port.unwrap_or(0), gateway.hbone_port.unwrap_or(0));
+                let key = format!("{way} {} {sni} {hbone}", gateway.host);
+                let told = proto::Gateway {
+                    key: key.clone(),
+                    network: way,
+                    host: gateway.host.to_string(),
+                    sni_port: sni.into(),
+                    hbone_port: hbone.into(),
+                    locality: gateway.locality.to_string(),
+                    weight: gateway.weight.value(),
+                    identity: gateway.identity.as_ref().map(ToString::to_string).unwrap_or_default(),
+                };
+                all.entry(key).or_insert(told);
+            }
+        }
+    }
+    all
+}

@@ -1,0 +1,97 @@
+//! The links as operators see them.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+/// Refused items that are kept by name for each link.
+const REFUSED_MAX: usize = 100;
+
+/// The state of one link.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LinkState {
+    /// Not connected; the dialling side tries again.
+    #[default]
+    Down,
+    /// Both sides have said Hello, and heartbeats are answered.
+    Live,
+    /// Two heartbeats were not answered.
+    Suspect,
+}
+
+impl LinkState {
+    /// Returns the value as the API shows it.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Down => "down",
+            Self::Live => "live",
+            Self::Suspect => "suspect",
+        }
+    }
+}
+
+/// One link, or the attempts to make one.
+#[derive(Clone, Debug, Default)]
+pub struct LinkStatus {
+    /// Our name for the peer.
+    pub peer: Arc<str>,
+    /// The process at the other end; empty while there is none.
+    pub instance: Arc<str>,
+    /// The state.
+    pub state: LinkState,
+    /// The address of the other end.
+    pub address: String,
+    /// True if we dialled.
+    pub dialled: bool,
+    /// The program at the other end.
+    pub software: String,
+    /// Since when the link is in its state.
+    pub since: Option<SystemTime>,
+    /// The time between the last heartbeat and its answer.
+    pub round_trip: Option<Duration>,
+    /// Their clock less ours, in milliseconds, at Hello.
+    pub clock_skew_ms: Option<i64>,
+    /// When the peer last sent a change or the end of a listing.
+    pub changed: Option<SystemTime>,
+    /// Services that the peer was given, and that it has given.
+    pub services: (usize, usize),
+    /// Items that the peer has refused, with its words; the first ones.
+    pub refused: BTreeMap<String, String>,
+    /// Why there is no link, or what is wrong with it.
+    pub problem: Option<String>,
+}
+
+/// All links, by peer and number.
+#[derive(Debug, Default)]
+pub struct LinkTable(Mutex<BTreeMap<(Arc<str>, u64), LinkStatus>>);
+
+impl LinkTable {
+    /// Returns all links, in order of peer.
+    pub fn all(&self) -> Vec<LinkStatus> {
+        self.lock().values().cloned().collect()
+    }
+
+    /// Adds or changes a link.
+    pub(super) fn change(&self, peer: &Arc<str>, number: u64, change: impl FnOnce(&mut LinkStatus)) {
+        let mut all = self.lock();
+        let link = all
+            .entry((peer.clone(), number))
+            .or_insert_with(|| LinkStatus { peer: peer.clone(), ..LinkStatus::default() });
+        let before = link.state;
+        change(link);
+        if link.since.is_none() || link.state != before {
+            link.since = Some(SystemTime::now());
+        }
+        while link.refused.len() > REFUSED_MAX {
+            link.refused.pop_last();
+        }
+    }
+
+    pub(super) fn remove(&self, peer: &Arc<str>, number: u64) {
+        self.lock().remove(&(peer.clone(), number));
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<(Arc<str>, u64), LinkStatus>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,189 @@
+//! Federation: two organisations with a gateway, a CA and a trust domain each exchange services over a link.
+
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::support::eventually;
+use crate::support::gateway::Gateway;
+use crate::support::organisation::{Organisation, free_port, start};
+
+const RATINGS: &str = "ratings.pay.west.global";
+
+/// West exports what is in the namespace pay, east imports it.
+pub(crate) struct Pair {
+    pub(crate) west: Organisation,
+    pub(crate) east: Organisation,
+    pub(crate) west_port: u16,
+    pub(crate) east_port: u16,
+}
+
+impl Pair {
+    pub(crate) fn new() -> Self {
+        Self {
+            west: Organisation::new("west", "west.example"),
+            east: Organisation::new("east", "east.example"),
+            west_port: free_port(),
+            east_port: free_port(),
+        }
+    }
+
+    /// Returns west's config with these services.
+    pub(crate) fn west_config(&self, services: &str) -> String {
+        let rules = "    from: [127.0.0.0/8]\n    export:\n      - {services: [\"*.pay.svc.cluster.local\"], except: \
+                     [secret.pay.svc.cluster.local], as: \"{service}.{namespace}.west.global\"}\n";
+        let peer = self.east.as_peer("accept: true", rules);
+        let port = self.west_port;
+        format!(
+            "{}networks: {{net-west: {{gateways: [{{address: 127.0.0.1, sniPort: {port}, hbonePort: {port}, locality: eu/west}}]}}}}\n\
+             peers:\n{peer}{services}",
+            self.west.base(port)
+        )
+    }
+
+    pub(crate) fn east_config(&self, more: &str) -> String {
+        let rules = "    import:\n      - {services: [\"*.pay.west.global\"]}\n    staleAfter: 1s\n    expireAfter: 3s\n";
+        let peer = self.west.as_peer(&format!("dial: \"127.0.0.1:{}\"", self.west_port), rules);
+        format!("{}peers:\n{peer}{more}", self.east.base(self.east_port))
+    }
+
+    pub(crate) fn start_west(&self, services: &str) -> Gateway {
+        start(self.west.folder(&[&self.east]), &self.west_config(services))
+    }
+
+    pub(crate) fn start_east(&self) -> Gateway {
+        start(self.east.folder(&[&self.west]), &self.east_config(""))
+    }
+}
+
+/// A service in the namespace pay with endpoints in two zones that weigh this much.
+fn service(name: &str, weights: [u32; 2]) -> String {
+    format!(
+        "  - hostname: {name}.pay.svc.cluster.local\n    namespace: pay\n    ports: [{{name: http, port: 80, targetPort: 8080}}]\n    \
+         endpoints:\n      - {{address: 10.2.0.1, locality: eu/west/a, weight: {}, identity: \
+         \"spiffe://west.example/ns/pay/sa/{name}\"}}\n      - {{address: 10.2.0.2, locality: eu/west/b, weight: {}, identity: \
+         \"spiffe://west.example/ns/pay/sa/{name}\"}}\n      - {{address: 10.2.0.3, health: unhealthy, weight: 100}}\n",
+        weights[0], weights[1]
+    )
+}
+
+fn services(all: &[String]) -> String {
+    format!("services:\n{}", all.concat())
+}
+
+/// Returns the entries of a service as clients of east get them; `None` while it is unknown there.
+fn entries(gateway: &Gateway, service: &str) -> Option<Vec<Value>> {
+    let (status, body) =
+        gateway.get(&format!("/api/v1/horizon?network=net-east&cluster=east&service={service}"));
+    let value: Value = serde_json::from_str(&body).ok()?;
+    (status == 200).then(|| value["entries"].as_array().cloned().unwrap_or_default())
+}
+
+/// Waits until a service stands for this weight in east.
+#[track_caller]
+fn weighs(gateway: &Gateway, service: &str, weight: f64) {
+    eventually(&format!("{service} to weigh {weight}"), || {
+        let entries = entries(gateway, service)?;
+        let sum: f64 = entries.iter().filter_map(|entry| entry["standsFor"].as_f64()).sum();
+        ((sum - weight).abs() < 1e-9).then_some(())
+    });
+}
+
+#[test]
+fn f_1_and_f_2_a_gateway_weighs_what_is_ready_behind_it_in_all_zones() {
+    let pair = Pair::new();
+    let west = pair.start_west(&services(&[service("ratings", [3, 4]), service("secret", [1, 1])]));
+    let started = Instant::now();
+    let east = pair.start_east();
+    weighs(&east, RATINGS, 7.0);
+    let took = started.elapsed();
+    assert!(took < Duration::from_secs(5), "federated after {took:?}");
+    let found = entries(&east, RATINGS).expect("known");
+    assert_eq!(found.len(), 1, "one address, whatever the zones behind it: {found:?}");
+    assert_eq!(found[0]["address"], format!("127.0.0.1:{}", pair.west_port));
+    assert_eq!(
+        (&found[0]["kind"], &found[0]["locality"]),
+        (&"gateway".into(), &"eu/west".into()),
+        "{found:?}"
+    );
+    assert_eq!(entries(&east, "secret.pay.west.global"), None, "it is not exported");
+    assert_eq!(
+        entries(&east, "ratings.pay.svc.cluster.local"),
+        None,
+        "the exporter's own name is not known here"
+    );
+    // One endpoint's change, a new service, and one that is gone.
+    west.reload(&pair.west_config(&services(&[service("ratings", [3, 1]), service("fees", [5, 5])])));
+    weighs(&east, RATINGS, 4.0);
+    weighs(&east, "fees.pay.west.global", 10.0);
+    west.reload(&pair.west_config(&services(&[service("fees", [5, 5])])));
+    eventually("the service to be gone", || entries(&east, RATINGS).is_none().then_some(()));
+}
+
+#[test]
+fn f_4_a_lost_link_keeps_what_works_and_dead_gateways_are_taken_out() {
+    let pair = Pair::new();
+    let config = services(&[service("ratings", [3, 4])]);
+    let mut west = pair.start_west(&config);
+    let east = pair.start_east();
+    weighs(&east, RATINGS, 7.0);
+    let state = |east: &Gateway| east.json("/api/v1/registries")[0]["state"].clone();
+    // Link and gateways dead: what was given stays until it expires; the name stays.
+    west.kill();
+    eventually("the peer to be stale", || (state(&east) != "live").then_some(()));
+    weighs(&east, RATINGS, 7.0);
+    eventually("the peer to expire", || (state(&east) == "expired").then_some(()));
+    assert_eq!(entries(&east, RATINGS), Some(Vec::new()), "the name stays, and has no endpoint");
+    // Both are back.
+    let _west = pair.start_west(&config);
+    weighs(&east, RATINGS, 7.0);
+    eventually("the peer to be live", || (state(&east) == "live").then_some(()));
+}
+
+#[test]
+fn f_8_a_gateway_that_starts_while_the_peer_is_down_serves_what_it_had() {
+    let pair = Pair::new();
+    let mut west = pair.start_west(&services(&[service("ratings", [3, 4])]));
+    let state = tempfile::tempdir().expect("a folder");
+    let config = pair.east_config(&format!("state: {{dir: {}}}\n", state.path().display()));
+    // Without an end in sight: the first start knows no gateway of the peer that could answer.
+    let config = config.replace("expireAfter: 3s", "expireAfter: 5m");
+    let mut east = start(pair.east.folder(&[&pair.west]), &config);
+    weighs(&east, RATINGS, 7.0);
+    east.signal("TERM");
+    east.ended();
+    west.kill();
+    let started = Instant::now();
+    let east = start(pair.east.folder(&[&pair.west]), &config);
+    weighs(&east, RATINGS, 7.0);
+    assert!(started.elapsed() < Duration::from_secs(20), "the start does not wait for the peer");
+}
+
+#[test]
+fn f_7_of_two_peers_that_claim_one_name_the_first_has_it_and_the_other_is_shown() {
+    let pair = Pair::new();
+    let north = Organisation::new("north", "north.example");
+    let north_port = free_port();
+    let rules = "    export:\n      - {services: [\"*.pay.svc.cluster.local\"], as: \"{service}.{namespace}.west.global\"}\n";
+    let of_north = format!(
+        "{}networks: {{net-north: {{gateways: [{{address: 127.0.0.1, sniPort: {north_port}}}]}}}}\npeers:\n{}{}",
+        north.base(north_port),
+        pair.east.as_peer("accept: true", rules),
+        services(&[service("ratings", [50, 50]), service("other", [1, 1])]).replace("west.example", "north.example")
+    )
+    .replace("10.2.", "10.3.");
+    let north_gateway = start(north.folder(&[&pair.east]), &of_north);
+    let west = pair.start_west(&services(&[service("ratings", [3, 4])]));
+    let import = "    import:\n      - {services: [\"*.pay.west.global\"]}\n";
+    let config = pair.east_config(&north.as_peer(&format!("dial: \"127.0.0.1:{north_port}\""), import));
+    let east = start(pair.east.folder(&[&pair.west, &north]), &config);
+    weighs(&east, RATINGS, 7.0);
+    weighs(&east, "other.pay.west.global", 2.0);
+    weighs(&east, RATINGS, 7.0);
+    let shown = eventually("the conflict", || {
+        let shown = east.json(&format!("/api/v1/services/{RATINGS}"));
+        shown["conflicts"].as_array().is_some_and(|conflicts| !conflicts.is_empty()).then_some(shown)
+    });
+    assert!(shown.to_string().contains("north/pay"), "{shown}");
+    drop((west, north_gateway));
+}
