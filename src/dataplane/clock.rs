@@ -53,7 +53,7 @@ impl Clock {
         }
         self.forget(entry);
         entry.deadline.set(due);
-        self.deadlines.borrow_mut().entry(due).or_default().insert(entry.key.get());
+        self.deadlines.borrow_mut().entry(due).or_default().insert(entry.key());
     }
 
     /// Has a connection looked at with no tick, as it has ended.
@@ -64,7 +64,7 @@ impl Clock {
         }
         let mut deadlines = self.deadlines.borrow_mut();
         if let Some(keys) = deadlines.get_mut(&due) {
-            keys.remove(&entry.key.get());
+            keys.remove(&entry.key());
             if keys.is_empty() {
                 deadlines.remove(&due);
             }

@@ -3,7 +3,8 @@
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{SendFlags, getsockname};
@@ -17,10 +18,11 @@ use super::peek::Replay;
 use super::upstreams::{InFlight, Verdict};
 use crate::balance::Ask;
 use crate::model::endpoint::Encapsulation;
+use crate::model::place::ClusterId;
 use crate::model::reason::Reason;
 use crate::net::socket::{dial, dial_reason};
 use crate::snapshot::admit::Admission;
-use crate::snapshot::candidates::Candidate;
+use crate::snapshot::candidates::{Candidate, Candidates};
 use crate::telemetry::local::RelayPath;
 
 /// The most endpoints that one connection is tried on.
@@ -28,7 +30,9 @@ const ATTEMPTS_MAX: usize = 3;
 
 /// The attempts of one connection.
 pub(crate) struct Attempts {
-    admission: Admission,
+    candidates: Arc<Candidates>,
+    /// The clusters whose endpoints may be chosen; `None`: all.
+    clusters: Option<Arc<[ClusterId]>>,
     balancer: Rc<Balancer>,
     started: Instant,
     /// How many there were.
@@ -53,8 +57,10 @@ impl Attempts {
     /// Begins with no attempt; the time for all of them runs from here.
     pub(crate) fn new(core: &Core, admission: Admission) -> Self {
         let balancer = core.balancers.of(&admission.candidates, &core.shared.upstreams, core.clock.now());
+        let Admission { candidates, clusters, .. } = admission;
         Self {
-            admission,
+            candidates,
+            clusters,
             balancer,
             started: Instant::now(),
             count: 0,
@@ -69,7 +75,7 @@ impl Attempts {
 
     /// Returns the endpoint of an attempt.
     fn candidate(&self, index: usize) -> &Candidate {
-        &self.admission.candidates.endpoints()[index]
+        &self.candidates.endpoints()[index]
     }
 
     /// Notes that an endpoint is dialled.
@@ -89,7 +95,7 @@ impl Attempts {
         if let Some(present) = present {
             *present = Some(reason);
         }
-        let candidates = &self.admission.candidates;
+        let candidates = &self.candidates;
         if core.shared.upstreams.failed(in_flight, candidates, reason) == Verdict::Ejected {
             let endpoint =
                 self.tried().last().map(|index| self.candidate(*index as usize).key.address.to_string());
@@ -117,12 +123,12 @@ impl Attempts {
             return Err(last);
         }
         let ask = Ask {
-            candidates: &self.admission.candidates,
-            clusters: self.admission.clusters.as_deref(),
+            candidates: &self.candidates,
+            clusters: self.clusters.as_deref(),
             tried: self.tried(),
             source: Some(entry.source().ip()),
         };
-        let chosen = self.balancer.choose(&ask, self.admission.clusters.as_ref(), &mut || core.random());
+        let chosen = self.balancer.choose(&ask, self.clusters.as_ref(), &mut || core.random());
         chosen.map_err(|reason| last.unwrap_or(reason))
     }
 }
@@ -138,7 +144,7 @@ pub(crate) async fn connect(
         let index = attempts.next(core, entry)?;
         let candidate = attempts.candidate(index);
         let (address, encapsulation) = (candidate.key.address, candidate.encapsulation);
-        let tuning = &attempts.admission.candidates.tuning;
+        let tuning = &attempts.candidates.tuning;
         let timeout = tuning.connect_timeout;
         let header = tuning.header_for(encapsulation);
         if let Some(version) = header {
@@ -153,20 +159,16 @@ pub(crate) async fn connect(
         }
         let dialled = match dial_endpoint(core, entry, address, announces, replay) {
             Ok(Dialled::Connected(socket)) => Ok(socket),
-            Ok(Dialled::Connecting(socket)) => {
-                // An order to end wins, then the endpoint, then its time.
-                tokio::select! {
-                    biased;
-                    reason = entry.cut_ordered() => return Err(reason),
-                    connected = connected(socket) => connected.and_then(|socket| {
-                        if announces {
-                            send_first(&socket, entry, announces, replay).map_err(dial_reason)?;
-                        }
-                        Ok(socket)
-                    }),
-                    () = tokio::time::sleep(timeout) => Err(Reason::EndpointTimeout),
+            // On the heap, so that a connection has no room for it while it is relayed.
+            Ok(Dialled::Connecting(socket)) => match Box::pin(accepted(entry, socket, timeout)).await {
+                Accepted::Cut(reason) => return Err(reason),
+                Accepted::Failed(reason) => Err(reason),
+                Accepted::Connected(socket) if announces => {
+                    let sent = send_first(&socket, entry, announces, replay);
+                    sent.map(|()| socket).map_err(dial_reason)
                 }
-            }
+                Accepted::Connected(socket) => Ok(socket),
+            },
             Err(reason) => Err(reason),
         };
         match dialled {
@@ -248,6 +250,25 @@ fn send_first(
 
 fn into_tokio(socket: OwnedFd) -> Result<TcpStream, Reason> {
     TcpStream::from_std(socket.into()).map_err(|_| Reason::Internal)
+}
+
+/// The end of waiting for an endpoint.
+enum Accepted {
+    Connected(TcpStream),
+    Failed(Reason),
+    /// The connection was ordered to end.
+    Cut(Reason),
+}
+
+/// Waits until the endpoint has accepted or refused, its time is over, or the connection is to end.
+async fn accepted(entry: &Entry, socket: TcpStream, timeout: Duration) -> Accepted {
+    // An order to end wins, then the endpoint, then its time.
+    tokio::select! {
+        biased;
+        reason = entry.cut_ordered() => Accepted::Cut(reason),
+        connected = connected(socket) => connected.map_or_else(Accepted::Failed, Accepted::Connected),
+        () = tokio::time::sleep(timeout) => Accepted::Failed(Reason::EndpointTimeout),
+    }
 }
 
 /// Waits until the endpoint has accepted or refused.

@@ -344,14 +344,13 @@ impl Core {
 
     /// Puts an admitted connection into the table.
     pub(crate) fn register(self: &Rc<Self>, entry: Rc<Entry>) -> Registration {
-        debug_assert_eq!(entry.key.get(), usize::MAX, "a connection is registered once");
-        entry.key.set(self.table.borrow_mut().insert(entry.clone()));
+        entry.register(self.table.borrow_mut().insert(entry.clone()));
         Registration { core: self.clone(), entry }
     }
 
     /// Returns true if the connection is in the table.
     pub(crate) fn is_live(&self, entry: &Rc<Entry>) -> bool {
-        self.table.borrow().get(entry.key.get()).is_some_and(|known| Rc::ptr_eq(known, entry))
+        self.table.borrow().get(entry.key()).is_some_and(|known| Rc::ptr_eq(known, entry))
     }
 
     /// Counts the end of a connection, and has it logged and traced where that is wanted; called once.
@@ -424,7 +423,7 @@ impl Core {
     fn remove(&self, entry: &Entry) {
         self.clock.forget(entry);
         self.set_kernel_memory(entry, 0);
-        self.table.borrow_mut().try_remove(entry.key.get());
+        self.table.borrow_mut().try_remove(entry.key());
     }
 
     /// Notes how much kernel memory, in bytes, a connection holds whose peer does not read.

@@ -72,7 +72,8 @@ pub(crate) async fn peek(
         return peeked;
     }
     match Waiting::begin(core, entry) {
-        Ok(_waiting) => peek.wait(client).await,
+        // On the heap, so that a connection has no room for it while it is relayed.
+        Ok(_waiting) => Box::pin(peek.wait(client)).await,
         Err(reason) => Peeked::Refused(reason),
     }
 }

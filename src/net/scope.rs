@@ -1,8 +1,6 @@
 //! Scopes of tasks: stop waits for all tasks that were started in a scope.
 
-use std::cell::Cell;
 use std::future::Future;
-use std::rc::Rc;
 use std::sync::Arc;
 
 use tokio::sync::watch;
@@ -49,34 +47,15 @@ impl Scope {
     }
 }
 
-/// Tasks of one single-threaded runtime.
+/// Tasks of one single-threaded runtime, which end with it.
 #[derive(Clone, Debug, Default)]
-pub struct LocalScope {
-    running: Rc<Cell<usize>>,
-}
-
-struct RunningHere(Rc<Cell<usize>>);
-
-impl Drop for RunningHere {
-    fn drop(&mut self) {
-        self.0.set(self.0.get() - 1);
-    }
-}
+pub struct LocalScope(());
 
 impl LocalScope {
-    /// Starts a task that counts as running until it ends or is dropped.
+    /// Starts a task. It is the future itself: a task that awaits a future that it was given has room for it twice, which is
+    /// a kilobyte for each connection.
     #[expect(clippy::disallowed_methods, reason = "this is the scope")]
     pub fn spawn<F: Future<Output = ()> + 'static>(&self, task: F) {
-        self.running.set(self.running.get() + 1);
-        let running = RunningHere(self.running.clone());
-        tokio::task::spawn_local(async move {
-            let _running = running;
-            task.await;
-        });
-    }
-
-    /// Returns the number of running tasks.
-    pub fn running(&self) -> usize {
-        self.running.get()
+        tokio::task::spawn_local(task);
     }
 }
