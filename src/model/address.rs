@@ -30,13 +30,15 @@ pub enum Host {
 }
 
 impl Host {
-    /// Parses `10.0.0.1`, `2001:db8::1`, `[2001:db8::1]` or a host name.
+    /// Parses `10.0.0.1`, `2001:db8::1`, `[2001:db8::1]` or a host name. An IPv4 address with a dot at its end is the
+    /// address, as in a server name.
     pub fn parse(text: &str) -> Result<Self, super::name::NameError> {
         let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
-        match bare.parse::<IpAddr>() {
-            Ok(ip) => Ok(Self::Ip(canonical_ip(ip))),
-            Err(_) => HostName::parse(text).map(Self::Name),
+        if let Ok(ip) = bare.parse::<IpAddr>() {
+            return Ok(Self::Ip(canonical_ip(ip)));
         }
+        let name = HostName::parse(text)?;
+        Ok(name.as_str().parse().map_or(Self::Name(name), Self::Ip))
     }
 }
 
@@ -164,6 +166,7 @@ mod tests {
         let mapped: IpAddr = "::ffff:10.0.0.1".parse().expect("legal");
         assert_eq!(canonical_ip(mapped), "10.0.0.1".parse::<IpAddr>().expect("legal"));
         assert_eq!(Host::parse("[::1]").map(|host| host.to_string()).as_deref(), Ok("::1"));
+        assert_eq!(Host::parse("10.0.0.1."), Host::parse("10.0.0.1"));
         let url =
             |host: &str| Url { scheme: Scheme::Https, host: Host::parse(host).expect("legal"), port: 2379 };
         assert_eq!(url("::1").to_string(), "https://[::1]:2379");

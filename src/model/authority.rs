@@ -49,6 +49,7 @@ mod tests {
         let read = |text: &str| Authority::parse(text).map(|found| format!("{} {}", found.host, found.port));
         assert_eq!(read("Echo.Default.svc.:80").as_deref(), Ok("echo.default.svc 80"));
         assert_eq!(read("10.0.0.1:65535").as_deref(), Ok("10.0.0.1 65535"));
+        assert_eq!(Authority::parse("10.0.0.1.:80"), Authority::parse("10.0.0.1:80"));
         assert_eq!(read("[2001:db8::1]:443").as_deref(), Ok("2001:db8::1 443"));
         assert_eq!(read("[::ffff:10.0.0.1]:443").as_deref(), Ok("10.0.0.1 443"));
         for (text, fault) in [
