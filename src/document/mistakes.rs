@@ -8,6 +8,9 @@ pub(super) struct Mistake {
     pub(super) message: String,
 }
 
+/// The longest name that a message quotes, in characters.
+const NAME_CHARACTERS_MAX: usize = 80;
+
 /// Returns the likely cause of a parser error at a line (from 1).
 pub(super) fn cause(text: &str, line: usize, complaint: &str) -> Option<Mistake> {
     if complaint.contains("anchor") || complaint.contains("alias") {
@@ -35,7 +38,8 @@ fn unquoted_star(text: &str, line: usize) -> Option<Mistake> {
                 .is_none_or(|before| "[{,:-".contains(*before))
     };
     let column = (0..signs.len()).find(|at| begins(*at))?;
-    let name: String = signs[column..].iter().take_while(|sign| !" :,]}#".contains(**sign)).collect();
+    let name = signs[column..].iter().take_while(|sign| !" :,]}#".contains(**sign));
+    let name: String = name.take(NAME_CHARACTERS_MAX).collect();
     let message = format!("a name that begins with * needs quotes: \"{name}\"");
     Some(Mistake { line, column, message })
 }

@@ -222,11 +222,26 @@ impl Problems {
             file: self.files[usize::from(at.file.0)].clone(),
             line: at.line,
             column: at.column,
-            path: path.to_string(),
-            message: fault.message,
+            path: visible(path.to_string()),
+            message: visible(fault.message),
             hint: fault.hint,
         }
     }
+}
+
+/// Returns a text with its control characters as escapes, as it may quote a file and is shown on terminals.
+fn visible(text: String) -> String {
+    if !text.contains(char::is_control) {
+        return text;
+    }
+    let mut shown = String::with_capacity(text.len() + 8);
+    for sign in text.chars() {
+        match sign.is_control() {
+            true => shown.extend(sign.escape_debug()),
+            false => shown.push(sign),
+        }
+    }
+    shown
 }
 
 /// The first [`PROBLEMS_MAX`] problems in order of position.

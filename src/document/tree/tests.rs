@@ -21,6 +21,13 @@ fn place(node: &Node) -> (u32, u32) {
 }
 
 #[test]
+fn control_characters_of_a_file_are_shown_as_escapes() {
+    let problems = tree("{*\0\0\0$\"b_").expect_err("not YAML");
+    assert!(problems[0].contains("*\\0\\0\\0$"), "{problems:?}");
+    assert!(!problems.concat().contains(char::is_control), "{problems:?}");
+}
+
+#[test]
 fn every_value_knows_its_place() {
     let tree =
         tree("# head\na: b\nc:\n  - d\n  - {e: \"f\"}\ng:\nh: |\n  text\né: \"ü\"\nlast: 1\n").expect("good");
