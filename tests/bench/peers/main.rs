@@ -69,25 +69,29 @@ const SHORT: Plan = Plan {
     routes: 100_000,
 };
 
-const USAGE: &str = "usage: tests/bench/run [--short] [--rounds N] [--write] [--isthmus PATH] [--beside NAME=PATH]… [--only NAME,…]
+const USAGE: &str = "usage: tests/bench/run [--short] [--rounds N] [--write] [--isthmus PATH] [--beside NAME=PATH]… [--only NAME,…] [--measure NAME,…]
   --short        a run below three minutes, with fewer rounds
   --rounds N     rounds of the costs
   --write        writes the tables into docs/performance.md
   --isthmus PATH the isthmus that is measured, in place of the one that cargo has built
   --beside NAME=PATH
                  another isthmus, which is measured in the same run
-  --only NAME,…  only these of the programs";
+  --only NAME,…  only these of the programs
+  --measure NAME,…
+                 only these of connections, handshakes, round-trips, up, down, memory";
 
 struct Options {
     plan: Plan,
     short: bool,
     write: bool,
     only: Option<Vec<String>>,
+    measures: Option<Vec<String>>,
     isthmus: Vec<Subject>,
 }
 
 fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
-    let mut options = Options { plan: WHOLE, short: false, write: false, only: None, isthmus: Vec::new() };
+    let mut options =
+        Options { plan: WHOLE, short: false, write: false, only: None, measures: None, isthmus: Vec::new() };
     let mut own = PathBuf::from(env!("CARGO_BIN_EXE_isthmus"));
     let (mut beside, mut rounds) = (Vec::new(), None);
     while let Some(argument) = arguments.next() {
@@ -101,6 +105,7 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
             "--only" => {
                 options.only = Some(value()?.split(',').map(|name| name.trim().to_lowercase()).collect())
             }
+            "--measure" => options.measures = Some(value()?.split(',').map(str::to_owned).collect()),
             "--beside" => {
                 let value = value()?;
                 let (name, path) =
@@ -191,11 +196,17 @@ fn measure() -> Result<bool> {
     }
     let ends = on_processor(1, Ends::start)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let mut run = Run { plan: options.plan, figures: Figures::default(), failures: Vec::new() };
+    let measures = options.measures;
+    let is_wanted =
+        |name: &str| measures.as_ref().is_none_or(|names| names.iter().any(|wanted| wanted == name));
+    let costs = Measure::COSTS.into_iter().filter(|measure| is_wanted(measure.name())).collect();
+    let mut run = Run { plan: options.plan, costs, figures: Figures::default(), failures: Vec::new() };
     let stolen = table::Stolen::begin()?;
     runtime.block_on(async {
-        run.costs(&subjects, &ends).await;
-        run.memory(&subjects, &ends).await;
+        run.measure_costs(&subjects, &ends).await;
+        if is_wanted("memory") {
+            run.memory(&subjects, &ends).await;
+        }
     });
     let mut about = table::About::of_this_machine(&subjects)?;
     about.note(&format!(
@@ -215,7 +226,7 @@ fn measure() -> Result<bool> {
         println!("FAILED: {why}");
     }
     println!("{} measured, {} failed, {} skipped", subjects.len(), run.failures.len(), skipped.len());
-    if options.write && run.failures.is_empty() {
+    if options.write && run.failures.is_empty() && measures.is_none() {
         table::write(&text)?;
     }
     Ok(run.failures.is_empty())
@@ -230,13 +241,15 @@ fn raise_descriptors() -> Result<()> {
 
 struct Run {
     plan: Plan,
+    /// The costs that are measured.
+    costs: Vec<Measure>,
     figures: Figures,
     failures: Vec<String>,
 }
 
 impl Run {
     /// Processor time of work, in programs that run all the while.
-    async fn costs(&mut self, subjects: &[Subject], ends: &Ends) {
+    async fn measure_costs(&mut self, subjects: &[Subject], ends: &Ends) {
         let mut running = Vec::new();
         for (column, subject) in subjects.iter().enumerate() {
             let started = async {
@@ -252,7 +265,7 @@ impl Run {
         // The first round warms up, and is not counted.
         for round in 0..=self.plan.rounds {
             eprintln!("round {round} of {}", self.plan.rounds);
-            for measure in Measure::COSTS {
+            for measure in self.costs.clone() {
                 let count = running.len().max(1);
                 for place in 0..running.len() {
                     let (column, running) = &running[(place + round) % count];

@@ -42,6 +42,18 @@ impl Measure {
         Self::StartWall,
     ];
 
+    /// The name of a cost on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Connections => "connections",
+            Self::Handshakes => "handshakes",
+            Self::RoundTrips => "round-trips",
+            Self::Up => "up",
+            Self::Down => "down",
+            _ => "memory",
+        }
+    }
+
     /// The head of its row.
     pub(crate) fn title(self) -> &'static str {
         match self {
