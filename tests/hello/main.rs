@@ -1,11 +1,15 @@
 //! The verdict on a ClientHello: the corpus of `tests/corpus` however it is cut, and generated hellos
-//! against two other readers, rustls' `Acceptor` and tls-parser.
+//! against two other readers, rustls' `Acceptor` and tls-parser. The fuzz targets of everything that strangers send are
+//! here too, over their corpora and mutations of these.
 
 mod corpus;
 mod differential;
+mod fuzz;
 mod generate;
 mod judge;
 mod random;
+#[path = "../fuzz/targets/mod.rs"]
+mod targets;
 
 use judge::{Judged, judge, judge_pieces};
 use random::Random;
@@ -88,6 +92,36 @@ fn generated_hellos_get_the_verdict_of_rustls_but_for_known_differences() {
 #[test]
 fn tls_parser_finds_the_same_names_in_single_records() {
     println!("{}", differential::against_tls_parser());
+}
+
+/// A test for each fuzz target, with the number of mutated inputs.
+macro_rules! fuzzed {
+    ($($test:ident: $target:literal, $mutations:literal;)*) => {
+        $(
+            #[test]
+            fn $test() {
+                fuzz::run($target, $mutations);
+            }
+        )*
+
+        #[test]
+        fn every_fuzz_target_is_among_the_tests() {
+            let tested = [$($target),*];
+            let targets: Vec<_> = targets::ALL.iter().map(|(name, _)| *name).collect();
+            assert_eq!(targets, tested);
+        }
+    };
+}
+
+fuzzed! {
+    mutated_hellos_break_no_promise: "hello", 20_000;
+    mutated_proxy_headers_break_no_promise: "proxy", 20_000;
+    mutated_frames_and_records_break_no_promise: "meters", 20_000;
+    mutated_connect_heads_break_no_promise: "connect", 20_000;
+    mutated_names_break_no_promise: "names", 20_000;
+    mutated_configs_break_no_promise: "config", 1_500;
+    mutated_etcd_values_break_no_promise: "etcd", 3_000;
+    mutated_xds_requests_break_no_promise: "xds", 3_000;
 }
 
 fn segments(length: usize) -> Vec<usize> {

@@ -114,18 +114,22 @@ fn method(path: &str) -> Option<(Protocol, Option<Kind>)> {
 }
 
 /// A request of either variant.
-trait DiscoveryRequest: prost::Message + Default + 'static {
+pub trait DiscoveryRequest: prost::Message + Default + 'static {
+    /// The variant.
     const PROTOCOL: Protocol;
 
+    /// Returns the parts that the server uses.
     fn take_apart(self) -> Parts;
 }
 
 /// The parts of a request.
-struct Parts {
-    node: Option<Node>,
-    /// Empty on a stream of a single type.
-    type_url: String,
-    request: SessionRequest,
+pub struct Parts {
+    /// The client's node, which the first request of a stream has.
+    pub node: Option<Node>,
+    /// The type of the resources; may be empty on a stream of a single type.
+    pub type_url: String,
+    /// The request to the session.
+    pub request: SessionRequest,
 }
 
 impl DiscoveryRequest for discovery::DeltaDiscoveryRequest {

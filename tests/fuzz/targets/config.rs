@@ -1,0 +1,51 @@
+//! Config files: a refusal says where, and what is accepted is read again, as `/api/v1/config` shows it, as the same.
+
+use std::cell::OnceCell;
+use std::fs;
+use std::path::Path;
+
+use isthmus::config::{Config, effective, load};
+use isthmus::document::problem::Problem;
+
+/// A file that includes others could read any of this machine.
+const INCLUDE: &str = "include";
+
+pub(super) fn run(data: &[u8]) {
+    thread_local!(static FOLDER: OnceCell<tempfile::TempDir> = const { OnceCell::new() });
+    let text = String::from_utf8_lossy(data);
+    if text.contains(INCLUDE) || text.contains("\\x") || text.contains("\\u") || text.contains("\\U") {
+        return;
+    }
+    FOLDER.with(|folder| {
+        let folder = folder.get_or_init(|| tempfile::tempdir().expect("a folder")).path();
+        match read(folder, data) {
+            Ok(config) => {
+                let shown = effective(&config).to_string();
+                let again = read(folder, shown.as_bytes());
+                let again =
+                    again.unwrap_or_else(|problems| panic!("{shown}\nis refused: {}", listed(&problems)));
+                assert_eq!(format!("{:?}", again.policy), format!("{:?}", config.policy), "{shown}");
+            }
+            Err(problems) => {
+                assert!(!problems.is_empty(), "refused without a reason");
+                let lines = text.lines().count() + 1;
+                for problem in &problems {
+                    assert!(problem.line as usize <= lines, "line {} of {lines}: {problem}", problem.line);
+                    assert!(!problem.message.is_empty() && problem.message.len() < 4_096, "{problem}");
+                    assert!(!problem.to_string().contains(['\0', '\x1b', '\n']), "{:?}", problem.to_string());
+                }
+            }
+        }
+    });
+}
+
+fn read(folder: &Path, text: &[u8]) -> Result<Config, Vec<Problem>> {
+    let file = folder.join("isthmus.yaml");
+    fs::write(&file, text).expect("written");
+    let environment = |name: &str| (name == "NAME").then(|| "value".to_owned());
+    load(&file, &environment, &mut |_| {})
+}
+
+fn listed(problems: &[Problem]) -> String {
+    problems.iter().map(Problem::to_string).collect::<Vec<_>>().join("; ")
+}
