@@ -40,7 +40,7 @@ pub struct ServiceView {
     pub export_name: Arc<str>,
     /// `key.namespace` as shared text, for labels.
     pub namespace: Arc<str>,
-    /// The virtual addresses that registries give, and for an imported service that of this gateway's own range.
+    /// The virtual addresses: those that registries give, or for an imported service those of `dnsServer.vips`.
     pub addresses: Vec<IpAddr>,
     /// The merged ports, in order of registry.
     pub ports: Vec<PortView>,
@@ -325,7 +325,8 @@ impl ServiceView {
             vips.extend(part.service.addresses.iter().copied());
         }
         if first.import.is_some() {
-            vips.extend(world.virtual_addresses.iter().flat_map(|all| all.of(hostname)));
+            // What a peer calls an address of its service means nothing here.
+            vips = world.virtual_addresses.iter().flat_map(|all| all.of(hostname)).collect();
         }
         vips.sort_unstable();
         vips.dedup();

@@ -61,7 +61,7 @@ fn lines(text: &str) -> Vec<&str> {
 }
 
 /// A query without EDNS for the addresses of a name.
-fn query(id: u16, name: &str, kind: u16) -> Vec<u8> {
+pub(crate) fn query(id: u16, name: &str, kind: u16) -> Vec<u8> {
     let mut bytes = [&id.to_be_bytes()[..], &[1, 0, 0, 1, 0, 0, 0, 0, 0, 0]].concat();
     for label in name.split('.') {
         bytes.push(u8::try_from(label.len()).expect("short"));

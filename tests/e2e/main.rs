@@ -64,6 +64,7 @@ mod tracing;
 mod transfers;
 mod trust;
 mod vanished;
+mod virtual_addresses;
 mod windows;
 mod xds;
 mod xds_tls;

@@ -469,7 +469,7 @@ impl Client {
     fn check(&self, hub: &Hub, truth: &Snapshot, missing: &MissingRegistries) {
         self.check_kept(missing);
         let mut expected: BTreeMap<(Kind, Arc<str>), Version> = BTreeMap::new();
-        for (_, clusters) in hub.all_clusters().iter() {
+        for (_, clusters) in hub.all_of(Kind::Cluster).iter() {
             for cluster in clusters.iter() {
                 expected.insert((Kind::Cluster, cluster.name.clone()), cluster.version);
             }

@@ -20,7 +20,7 @@
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
 use hashbrown::hash_table::Entry;
@@ -41,6 +41,7 @@ use super::peers::SanHistory;
 use super::render;
 use super::resource::Resource;
 use crate::model::name::HostName;
+use crate::net::throttle::LogThrottle;
 use crate::snapshot::Snapshot;
 use crate::snapshot::unread::Unread;
 use crate::snapshot::view::Viewer;
@@ -56,6 +57,12 @@ mod subscribers;
 const TURN: usize = 64;
 /// Sessions woken per turn for changes that are not urgent. Sessions with urgent changes are woken at once.
 const WAKES: usize = 8;
+/// The types of which clients can subscribe to all resources.
+const LISTED: [Kind; 2] = [Kind::Cluster, Kind::Listener];
+/// The largest number of listeners on virtual addresses; further services get none. Each costs every client a socket.
+pub const LISTENERS_MAX: usize = 4_096;
+/// The shortest time between two log lines about services without listeners.
+const SAID_EVERY: Duration = Duration::from_secs(60);
 
 /// The cache that sessions are served from.
 pub struct Hub {
@@ -63,14 +70,15 @@ pub struct Hub {
     san_history: SanHistory,
     renderings: DashMap<HostName, HashTable<Arc<Rendering>>>,
     hasher: DefaultHashBuilder,
-    all: Mutex<All>,
-    /// True if the list of all clusters is complete.
-    is_listed: AtomicBool,
-    /// Notified when a session asks for the list of all clusters for the first time.
+    lists: [Mutex<All>; LISTED.len()],
+    /// True for each list that is complete.
+    is_listed: [AtomicBool; LISTED.len()],
+    /// Notified when a session asks for a list for the first time.
     wanted: Notify,
     held_back: Mutex<UnreadState>,
     /// Counts the changes of `held_back.unread`.
     unread_set: AtomicU64,
+    said: LogThrottle,
 }
 
 /// The registries that were not read yet, for which sessions hold changes back.
@@ -90,14 +98,14 @@ pub struct ListEntry {
 }
 
 enum List {
-    All,
+    All(Kind),
     UnreadState,
 }
 
 impl Hub {
     /// Makes a hub without renderings.
     pub fn new(reader: Reader) -> Arc<Self> {
-        let (san_history, renderings, all) = (SanHistory::default(), DashMap::new(), Mutex::default());
+        let (san_history, renderings, lists) = (SanHistory::default(), DashMap::new(), Default::default());
         let hasher = DefaultHashBuilder::default();
         let held_back =
             UnreadState { unread: reader.latest().unread.clone(), sessions: Subscribers::default() };
@@ -106,11 +114,12 @@ impl Hub {
             san_history,
             renderings,
             hasher,
-            all,
-            is_listed: AtomicBool::new(false),
+            lists,
+            is_listed: Default::default(),
             wanted: Notify::new(),
             held_back: Mutex::new(held_back),
             unread_set: AtomicU64::new(1),
+            said: LogThrottle::new(SAID_EVERY),
         })
     }
 
@@ -169,17 +178,22 @@ impl Hub {
         !queue.is_done()
     }
 
-    /// Adds the changes of the newest snapshot to the queue, and the services for the list of all clusters if
-    /// it was asked for.
+    /// Adds the changes of the newest snapshot to the queue, and the services for a list if it was asked for.
     fn read_inputs(&self, queue: &mut Queue) {
         let next = self.reader.latest();
         if next.generation > queue.world.generation {
             self.enqueue_changes(queue, next);
         }
-        let mut all = lock(&self.all);
-        if all.stage == Stage::Wanted {
-            all.stage = Stage::Listing;
-            drop(all);
+        let begin = |list: &Mutex<All>| {
+            let mut all = lock(list);
+            let is_wanted = all.stage == Stage::Wanted;
+            if is_wanted {
+                all.stage = Stage::Listing;
+            }
+            is_wanted
+        };
+        // Every list that is wanted begins.
+        if self.lists.iter().filter(|list| begin(list)).count() > 0 {
             let names = queue.world.services().into_iter().map(|service| service.key.hostname.clone());
             let names: Vec<HostName> = names.collect();
             queue.push_listing(names, Instant::now());
@@ -200,15 +214,19 @@ impl Hub {
         queue.world = next;
     }
 
-    /// Returns every service that has renderings, or whose clusters must be listed.
+    /// Returns every service that has renderings, or that must be listed.
     fn all_names(&self, world: &Snapshot) -> Vec<HostName> {
         let rendered = self.renderings.iter().map(|entry| entry.key().clone());
-        let all = lock(&self.all);
-        let (listed, clusters) = (all.stage != Stage::Unwanted, all.clusters.clone());
-        drop(all);
-        let services = listed.then(|| world.services()).into_iter().flatten();
+        let lists = self.lists.iter().map(|list| {
+            let all = lock(list);
+            (all.stage != Stage::Unwanted, all.clusters.clone())
+        });
+        let lists: Vec<_> = lists.collect();
+        let is_listed = lists.iter().any(|(is_wanted, _)| *is_wanted);
+        let services = is_listed.then(|| world.services()).into_iter().flatten();
         let services = services.map(|service| service.key.hostname.clone());
-        rendered.chain(clusters.iter().map(|(name, _)| name.clone())).chain(services).collect()
+        let listed = lists.iter().flat_map(|(_, list)| list.iter()).map(|(name, _)| name.clone());
+        rendered.chain(listed).chain(services).collect()
     }
 
     /// Does one step; returns the number of rendered resources.
@@ -232,7 +250,7 @@ impl Hub {
                 rendered
             }
             Step::List(hostname) => {
-                self.update_clusters(&queue.world, &hostname);
+                self.update_lists(&queue.world, &hostname);
                 1
             }
         }
@@ -249,7 +267,7 @@ impl Hub {
             .unwrap_or_default();
         // Sessions that hold a resource back must check it, even if its bytes are the same.
         let is_noted = world.unread.is_changed(hostname.as_str());
-        let mut changes = Vec::from_iter(self.update_clusters(world, hostname));
+        let mut changes = self.update_lists(world, hostname);
         changes.extend(renderings.iter().filter(|one| one.refresh(self, world) | is_noted).map(|one| {
             ChangedResource {
                 kind: one.key.kind,
@@ -263,43 +281,72 @@ impl Hub {
         (renderings.len(), changes)
     }
 
-    /// Renders the clusters of a service for the list of all clusters, if the list was asked for.
-    fn update_clusters(&self, world: &Snapshot, hostname: &HostName) -> Option<ChangedResource> {
-        let all = lock(&self.all);
+    /// Renders the resources of a service for the lists that were asked for.
+    fn update_lists(&self, world: &Snapshot, hostname: &HostName) -> Vec<ChangedResource> {
+        LISTED.into_iter().filter_map(|kind| self.update_list(kind, world, hostname)).collect()
+    }
+
+    fn update_list(&self, kind: Kind, world: &Snapshot, hostname: &HostName) -> Option<ChangedResource> {
+        let all = lock(self.list(kind));
         if matches!(all.stage, Stage::Unwanted | Stage::Wanted) {
             return None;
         }
-        let old = clusters_of(&all.clusters, hostname);
+        let (old, len) = (clusters_of(&all.clusters, hostname), all.len);
         drop(all);
         let keep = |made: Resource| match old.iter().find(|old| old.name == made.name) {
             Some(old) if old.version == made.version => old.clone(),
             _ => Arc::new(made),
         };
-        let made: Arc<[Arc<Resource>]> =
-            render::clusters(world, hostname, &self.san_history).into_iter().map(keep).collect();
+        let made = match kind {
+            Kind::Listener => render::listeners(world, hostname),
+            Kind::Cluster | Kind::Assignment | Kind::Route => {
+                render::clusters(world, hostname, &self.san_history)
+            }
+        };
+        let mut made: Arc<[Arc<Resource>]> = made.into_iter().map(keep).collect();
+        if kind == Kind::Listener && len - old.len() + made.len() > LISTENERS_MAX {
+            if let Some(times) = self.said.occurred() {
+                tracing::warn!(
+                    service = %hostname,
+                    limit = LISTENERS_MAX,
+                    times,
+                    "services get no listeners on their virtual addresses, as there are too many"
+                );
+            }
+            made = Arc::default();
+        }
         if are_same(&made, &old) {
             return None;
         }
         // Only this task changes the list.
-        let mut all = lock(&self.all);
+        let mut all = lock(self.list(kind));
         debug_assert!(
             are_same(&clusters_of(&all.clusters, hostname), &old),
             "the hub alone changes the list"
         );
+        all.len = len - old.len() + made.len();
         put_clusters(&mut all.clusters, hostname.clone(), made);
         let subscribers = all.subscribers.iter().cloned().collect();
-        Some(ChangedResource { kind: Kind::Cluster, name: None, subscribers })
+        Some(ChangedResource { kind, name: None, subscribers })
     }
 
-    /// Notifies the sessions that wait for the list of all clusters that it is complete.
+    /// Notifies the sessions that wait for a list that it is complete.
     fn finish_list(&self) {
-        let mut all = lock(&self.all);
-        if all.stage == Stage::Listing {
-            all.stage = Stage::Whole;
-            self.is_listed.store(true, Ordering::Release);
-            let now = Instant::now();
-            all.subscribers.iter().for_each(|mailbox| mailbox.deliver(Kind::Cluster, None, now));
+        for (kind, is_listed) in LISTED.into_iter().zip(&self.is_listed) {
+            let mut all = lock(self.list(kind));
+            if all.stage == Stage::Listing {
+                all.stage = Stage::Whole;
+                is_listed.store(true, Ordering::Release);
+                let now = Instant::now();
+                all.subscribers.iter().for_each(|mailbox| mailbox.deliver(kind, None, now));
+            }
         }
+    }
+
+    /// Returns the list of a type.
+    fn list(&self, kind: Kind) -> &Mutex<All> {
+        let [clusters, listeners] = &self.lists;
+        if kind == Kind::Listener { listeners } else { clusters }
     }
 
     /// Adds the unread registries of a snapshot to those known, until the snapshot is rendered.
@@ -349,26 +396,27 @@ impl Hub {
         ListEntry { hub: self.clone(), list: List::UnreadState, slot }
     }
 
-    /// Wakes this mailbox when the list of all clusters changes, and when it is complete for the first time.
-    pub fn subscribe_all(self: &Arc<Self>, mailbox: &Arc<Mailbox>) -> ListEntry {
-        let mut all = lock(&self.all);
+    /// Wakes this mailbox when the list of a type changes, and when it is complete for the first time.
+    pub fn subscribe_all(self: &Arc<Self>, mailbox: &Arc<Mailbox>, kind: Kind) -> ListEntry {
+        let mut all = lock(self.list(kind));
         if all.stage == Stage::Unwanted {
             all.stage = Stage::Wanted;
             self.wanted.notify_one();
         }
         let slot = all.subscribers.insert(mailbox.clone());
-        ListEntry { hub: self.clone(), list: List::All, slot }
+        ListEntry { hub: self.clone(), list: List::All(kind), slot }
     }
 
-    /// Returns true if the list of all clusters is complete, which happens once, some time after the first
-    /// session has asked for it.
-    pub fn is_listed(&self) -> bool {
-        self.is_listed.load(Ordering::Acquire)
+    /// Returns true if the list of a type is complete, which happens once, some time after the first session has
+    /// asked for it.
+    pub fn is_listed(&self, kind: Kind) -> bool {
+        let [clusters, listeners] = &self.is_listed;
+        (if kind == Kind::Listener { listeners } else { clusters }).load(Ordering::Acquire)
     }
 
-    /// Returns all clusters; empty unless a session has asked for them.
-    pub fn all_clusters(&self) -> Arc<Clusters> {
-        lock(&self.all).clusters.clone()
+    /// Returns all clusters, or all listeners on virtual addresses; empty unless a session has asked for them.
+    pub fn all_of(&self, kind: Kind) -> Arc<Clusters> {
+        lock(self.list(kind)).clusters.clone()
     }
 
     /// Subscribes a mailbox to one resource.
@@ -433,7 +481,7 @@ impl Hub {
 impl Drop for ListEntry {
     fn drop(&mut self) {
         match self.list {
-            List::All => lock(&self.hub.all).subscribers.remove(&self.slot),
+            List::All(kind) => lock(self.hub.list(kind)).subscribers.remove(&self.slot),
             List::UnreadState => lock(&self.hub.held_back).sessions.remove(&self.slot),
         };
     }
@@ -442,7 +490,7 @@ impl Drop for ListEntry {
 /// A changed resource, and the sessions to notify.
 struct ChangedResource {
     kind: Kind,
-    /// `None`: the list of all clusters.
+    /// `None`: the list of all resources of the type.
     name: Option<Arc<str>>,
     subscribers: Vec<Arc<Mailbox>>,
 }

@@ -15,6 +15,8 @@ use crate::snapshot::view::{ClientKind, Families, Tunnel, Viewer};
 
 /// The metadata key of the networks that a client wants to see.
 const VIEW: &str = "REQUESTED_NETWORK_VIEW";
+/// The metadata key of clients that take listeners on virtual addresses.
+const LISTENERS: &str = "ISTHMUS_LISTENERS";
 /// The longest text that is kept, in bytes.
 const TEXT_BYTES_MAX: usize = 512;
 /// The largest number of networks in `REQUESTED_NETWORK_VIEW`.
@@ -29,6 +31,8 @@ pub struct NodeInfo {
     pub user_agent: String,
     /// The viewer that the node describes.
     pub viewer: Viewer,
+    /// True if the client takes listeners on virtual addresses.
+    pub takes_listeners: bool,
 }
 
 /// A claim that no rule allows.
@@ -67,6 +71,7 @@ impl NodeInfo {
         Ok(Self {
             id: beginning_of(&node.id),
             user_agent: beginning_of(&node.user_agent_name),
+            takes_listeners: client == ClientKind::Envoy && is_set(node, LISTENERS),
             viewer: Viewer {
                 tunnel: Tunnel::Sni,
                 network: Network::new(text("NETWORK")),
@@ -116,6 +121,16 @@ fn metadata_text<'a>(node: &'a Node, key: &str) -> &'a str {
     match value.and_then(|value| value.kind.as_ref()) {
         Some(ValueKind::StringValue(text)) => text,
         _ => "",
+    }
+}
+
+/// Returns true if a value of the metadata is true, also where it is written as text.
+fn is_set(node: &Node, key: &str) -> bool {
+    let value = node.metadata.as_ref().and_then(|metadata| metadata.fields.get(key));
+    match value.and_then(|value| value.kind.as_ref()) {
+        Some(ValueKind::BoolValue(is_set)) => *is_set,
+        Some(ValueKind::StringValue(text)) => text == "true",
+        _ => false,
     }
 }
 
@@ -178,6 +193,18 @@ mod tests {
         let said = NodeInfo::of(&grpc).expect("short");
         assert_eq!((said.viewer.client, said.viewer.families), (ClientKind::Grpc, Families::V6));
         assert_eq!(NodeInfo::of(&Node::default()).expect("short").viewer, Viewer::default());
+    }
+
+    #[test]
+    fn an_envoy_may_take_listeners_and_a_grpc_client_may_not() {
+        let takes = |node: &Node| NodeInfo::of(node).expect("short").takes_listeners;
+        assert!(takes(&node(&[("ISTHMUS_LISTENERS", "true")])));
+        assert!(!takes(&node(&[("ISTHMUS_LISTENERS", "false")])) && !takes(&node(&[])));
+        let set = Value { kind: Some(ValueKind::BoolValue(true)) };
+        let fields = [("ISTHMUS_LISTENERS".to_owned(), set)].into();
+        let typed = Node { metadata: Some(Struct { fields }), ..node(&[]) };
+        assert!(takes(&typed));
+        assert!(!takes(&Node { user_agent_name: "gRPC C++".into(), ..typed }));
     }
 
     #[test]

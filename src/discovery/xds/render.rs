@@ -2,6 +2,7 @@
 //! bytes, except for the identities in a cluster for Envoy, which [`SanHistory`] keeps.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,6 +23,7 @@ use crate::proto::envoy::config::listener::v3 as listener;
 use crate::proto::envoy::config::route::v3 as route;
 use crate::proto::envoy::extensions::filters::http::router::v3::Router;
 use crate::proto::envoy::extensions::filters::network::http_connection_manager::v3 as http;
+use crate::proto::envoy::extensions::filters::network::tcp_proxy::v3::{TcpProxy, tcp_proxy};
 use crate::proto::envoy::extensions::transport_sockets::raw_buffer::v3::RawBuffer;
 use crate::proto::envoy::extensions::transport_sockets::tls::v3 as tls;
 use crate::proto::envoy::r#type::matcher::v3 as matcher;
@@ -106,6 +108,42 @@ pub fn clusters(snapshot: &Snapshot, hostname: &HostName, san_history: &SanHisto
         }
     }
     clusters
+}
+
+/// Renders the listeners of an imported service on its virtual addresses, one for each port, for clients that take them. A
+/// connection to one of them goes to the service port's cluster.
+pub fn listeners(snapshot: &Snapshot, hostname: &HostName) -> Vec<Resource> {
+    let imported = snapshot.service(hostname.as_str()).filter(|service| service.import.is_some());
+    let Some(service) = imported else { return Vec::new() };
+    let of_port = |port: &PortView| {
+        let mut addresses = service.addresses.iter().map(|ip| address(SocketAddr::new(*ip, port.port)));
+        let first = addresses.next()?;
+        let name: Arc<str> = format!("{}:{}", service.name, port.port).into();
+        let cluster = cluster_name(port.port, "", &service.name);
+        let proxy = TcpProxy {
+            stat_prefix: name.to_string(),
+            cluster_specifier: Some(tcp_proxy::ClusterSpecifier::Cluster(cluster)),
+        };
+        let filter = listener::Filter {
+            name: "envoy.filters.network.tcp_proxy".into(),
+            config_type: Some(listener::filter::ConfigType::TypedConfig(Any {
+                type_url: "type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy".into(),
+                ..any(&proxy)
+            })),
+        };
+        let more = addresses.map(|address| listener::AdditionalAddress { address: Some(address) });
+        let made = listener::Listener {
+            name: name.to_string(),
+            address: Some(first),
+            additional_addresses: more.collect(),
+            filter_chains: vec![listener::FilterChain { filters: vec![filter] }],
+            // No interface has the address.
+            freebind: Some(true),
+            ..listener::Listener::default()
+        };
+        Some(Resource::new(Kind::Listener, name, &made))
+    };
+    service.ports.iter().filter_map(of_port).collect()
 }
 
 /// Renders a cluster. With `peers` it is for Envoy; without, for gRPC, whose clients bring their own
@@ -261,13 +299,16 @@ fn locality(entry: &Entry, apart: Option<u32>) -> Option<core::Locality> {
     Some(core::Locality { region: locality.region().to_owned(), zone: locality.zone().to_owned(), sub_zone })
 }
 
-fn lb_endpoint(entry: &Entry) -> endpoint::LbEndpoint {
+fn address(address: SocketAddr) -> core::Address {
     let address = core::SocketAddress {
-        address: entry.address.ip().to_string(),
-        port_specifier: Some(core::socket_address::PortSpecifier::PortValue(entry.address.port().into())),
+        address: address.ip().to_string(),
+        port_specifier: Some(core::socket_address::PortSpecifier::PortValue(address.port().into())),
         ..core::SocketAddress::default()
     };
-    let address = core::Address { address: Some(core::address::Address::SocketAddress(address)) };
+    core::Address { address: Some(core::address::Address::SocketAddress(address)) }
+}
+
+fn lb_endpoint(entry: &Entry) -> endpoint::LbEndpoint {
     // `UNKNOWN` counts as healthy and needs no bytes.
     let health = match entry.health {
         Health::Healthy => core::HealthStatus::Unknown,
@@ -278,7 +319,7 @@ fn lb_endpoint(entry: &Entry) -> endpoint::LbEndpoint {
         .then(|| core::Metadata { filter_metadata: [(TRANSPORT_MATCH.to_owned(), mesh_mode())].into() });
     endpoint::LbEndpoint {
         host_identifier: Some(endpoint::lb_endpoint::HostIdentifier::Endpoint(endpoint::Endpoint {
-            address: Some(address),
+            address: Some(address(entry.address)),
             ..endpoint::Endpoint::default()
         })),
         health_status: health.into(),
@@ -310,6 +351,7 @@ fn listener_of(name: &Arc<str>) -> Resource {
         api_listener: Some(listener::ApiListener {
             api_listener: Some(Any { type_url: url.into(), ..any(&manager) }),
         }),
+        ..listener::Listener::default()
     };
     Resource::new(Kind::Listener, name.clone(), &made)
 }

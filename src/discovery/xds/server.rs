@@ -325,10 +325,11 @@ impl<R: DiscoveryRequest> ClientStream<R> {
                     service.clients.refuse(&self.caller, &node_info, &denied);
                     return Err(Status::permission_denied(denied.to_string()));
                 }
-                let viewer = node_info.viewer.clone();
+                let (viewer, takes_listeners) = (node_info.viewer.clone(), node_info.takes_listeners);
                 entry.set_node(node_info);
                 let account = service.names.account(self.caller.peer.ip(), NAMES_BYTES_MAX.0);
-                let made = Session::new(service.hub.clone(), viewer, R::PROTOCOL);
+                let made =
+                    Session::new(service.hub.clone(), viewer, R::PROTOCOL).with_listeners(takes_listeners);
                 session.insert(made.paid_from(account))
             }
         };

@@ -147,8 +147,8 @@ pub struct Session {
     unread_count: u64,
     /// Wakes this session when the unread registries change, while a change is held back.
     unread_entry: Option<ListEntry>,
-    /// Wakes this session when the list of all clusters changes, while the client subscribes to all.
-    wants_all: Option<ListEntry>,
+    /// True if the client takes listeners on virtual addresses.
+    takes_listeners: bool,
 }
 
 /// The state of one type.
@@ -181,6 +181,8 @@ struct Type {
     all_sent: Arc<Clusters>,
     /// True if `all_sent` may be outdated.
     all_changed: bool,
+    /// Wakes this session when the list of the type changes, while the client subscribes to all.
+    wants_all: Option<ListEntry>,
     /// The client's `initial_resource_versions` for the wildcard subscription, until the list of all clusters
     /// is complete.
     unseeded: Option<BTreeMap<Arc<str>, Option<Version>>>,
@@ -244,8 +246,15 @@ impl Session {
             unread,
             unread_count,
             unread_entry: None,
-            wants_all: None,
+            takes_listeners: false,
         }
+    }
+
+    /// Returns the session of a client that takes listeners on virtual addresses, or takes none.
+    #[must_use]
+    pub fn with_listeners(mut self, takes_listeners: bool) -> Self {
+        self.takes_listeners = takes_listeners;
+        self
     }
 
     /// Returns the session with an account that pays for its names.
@@ -326,8 +335,8 @@ impl Session {
         self.seed_late();
         // Clusters come before assignments, listeners and routes.
         for kind in Kind::ALL {
+            let waits_for_list = self.waits_for(kind);
             let of = &self.types[kind as usize];
-            let waits_for_list = kind == Kind::Cluster && self.waits_for_list();
             if !of.asked || of.in_flight.is_some() || waits_for_list || self.waits(kind) {
                 continue;
             }
@@ -373,21 +382,33 @@ impl Session {
         }
     }
 
-    /// Returns true while the list of all clusters is being made for this client.
+    /// Returns true while a list is being made for this client.
     pub fn waits_for_list(&self) -> bool {
-        self.types[Kind::Cluster as usize].wildcard && !self.hub.is_listed()
+        Kind::ALL.into_iter().any(|kind| self.waits_for(kind))
+    }
+
+    /// Returns true while the list of a type is being made for this client.
+    fn waits_for(&self, kind: Kind) -> bool {
+        self.types[kind as usize].wildcard && self.has_list(kind) && !self.hub.is_listed(kind)
+    }
+
+    /// Returns true if a wildcard subscription of the client to a type means a list of resources. Other clients than those that
+    /// take listeners on virtual addresses have no listeners without a name to ask for.
+    fn has_list(&self, kind: Kind) -> bool {
+        kind == Kind::Cluster || kind == Kind::Listener && self.takes_listeners
     }
 
     /// Returns true while the complete response of a type would remove something that an unread registry may
     /// have.
     fn waits(&mut self, kind: Kind) -> bool {
+        let has_list = self.has_list(kind);
         let of = &mut self.types[kind as usize];
         let may_wait = self.protocol == Protocol::StateOfTheWorld && kind.has_wildcard();
         let unread = &*self.unread;
         of.waits = may_wait && of.returns && !unread.is_empty() && {
             let client = self.viewer.client;
             let mut named = of.named.iter();
-            of.wildcard && kind == Kind::Cluster
+            of.wildcard && has_list
                 || named.any(|named| {
                     named.is_held_back(kind, client, unread, named.subscription.current().as_deref())
                 })
@@ -425,16 +446,16 @@ impl Session {
     }
 
     fn subscribe_to_all(&mut self, kind: Kind) {
+        let has_list = self.has_list(kind);
         let of = &mut self.types[kind as usize];
         if of.wildcard {
             return;
         }
         of.wildcard = true;
         of.forget_all();
-        // There are no listeners without a name to ask for.
-        if kind == Kind::Cluster {
+        if has_list {
             of.all_changed = true;
-            self.wants_all = Some(self.hub.subscribe_all(&self.mailbox));
+            of.wants_all = Some(self.hub.subscribe_all(&self.mailbox, kind));
         }
     }
 
@@ -445,10 +466,8 @@ impl Session {
         }
         of.wildcard = false;
         of.forget_all();
-        if kind == Kind::Cluster {
-            of.all_changed = false;
-            self.wants_all = None;
-        }
+        of.all_changed = false;
+        of.wants_all = None;
     }
 
     /// Releases the cost of these names.

@@ -98,8 +98,8 @@ async fn an_imported_service_gets_a_virtual_address_that_a_restart_keeps() {
     let range: IpNet = "240.250.0.0/26".parse().expect("a block");
     let of_all: Vec<_> = services.iter().map(|service| addresses(&reader, service)).collect();
     for of_one in &of_all {
-        let [registry, own] = of_one.as_slice() else { panic!("{of_one:?}") };
-        assert!(registry.to_string() == "10.9.9.9" && range.contains(own), "{of_one:?}");
+        let [own] = of_one.as_slice() else { panic!("{of_one:?}") };
+        assert!(range.contains(own), "{own}, and no address that the registry gives");
     }
     // The first service goes, and one that was exported before all others arrives instead.
     say(&mut owner, vec![Change::Remove(Key::Service(services[0].key.clone()))]);
@@ -132,7 +132,7 @@ async fn damaged_leases_are_reported_and_written_again() {
     assert!(problem.contains("cannot be read") && problem.contains("damaged at line 2"), "{problem}");
     let one = service("one.west.global", 7);
     say(&mut owner, vec![Change::Begin, put(&one), Change::Complete]);
-    assert_eq!(addresses(&reader, &one).len(), 2);
+    assert_eq!(addresses(&reader, &one).len(), 1);
     owner.copies.write_all();
     assert_eq!(leases::load(temporary.path()).expect("whole").len(), 1);
 }

@@ -1,5 +1,5 @@
-//! The list of all clusters, for clients with a wildcard subscription. The hub makes it when the first client
-//! asks for it, and keeps it up to date from then on.
+//! The lists of all clusters and of all listeners on virtual addresses, for clients with a wildcard subscription. The hub makes a
+//! list when the first client asks for it, and keeps it up to date from then on.
 
 use std::sync::Arc;
 
@@ -8,15 +8,17 @@ use crate::discovery::xds::resource::Resource;
 use crate::model::name::HostName;
 use crate::snapshot::name_index::NameMap;
 
-/// All clusters, by the host name of their service.
+/// All resources of a type, by the host name of their service.
 pub type Clusters = NameMap<Arc<[Arc<Resource>]>>;
 
-/// The list, and the sessions that subscribe to it.
+/// One list, and the sessions that subscribe to it.
 #[derive(Default)]
 pub(super) struct All {
     pub(super) stage: Stage,
     pub(super) clusters: Arc<Clusters>,
     pub(super) subscribers: Subscribers,
+    /// The number of resources in the list.
+    pub(super) len: usize,
 }
 
 /// ```text

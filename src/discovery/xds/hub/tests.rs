@@ -64,20 +64,23 @@ fn a_service_that_changes_overtakes_all_that_may_have_changed() {
 fn sessions_that_want_all_share_one_list_which_the_hub_makes() {
     let stage = Stage::new(&[("a", &[1]), ("b", &[1])]);
     let mailboxes = [(); 2].map(|()| Arc::<Mailbox>::default());
-    let wishes = mailboxes.each_ref().map(|mailbox| stage.hub.subscribe_all(mailbox));
-    assert!(!stage.hub.is_listed() && stage.hub.all_clusters().is_empty(), "no session makes it");
+    let wishes = mailboxes.each_ref().map(|mailbox| stage.hub.subscribe_all(mailbox, Kind::Cluster));
+    assert!(
+        !stage.hub.is_listed(Kind::Cluster) && stage.hub.all_of(Kind::Cluster).is_empty(),
+        "no session makes it"
+    );
     stage.hub.settle();
-    assert!(stage.hub.is_listed());
-    let list = stage.hub.all_clusters();
+    assert!(stage.hub.is_listed(Kind::Cluster));
+    let list = stage.hub.all_of(Kind::Cluster);
     assert_eq!(list.len(), 2);
     for mailbox in &mailboxes {
         let [clusters, ..] = mailbox.take();
         assert!(clusters.all);
     }
     stage.hub.settle();
-    assert!(Arc::ptr_eq(&list, &stage.hub.all_clusters()), "it is made once");
+    assert!(Arc::ptr_eq(&list, &stage.hub.all_of(Kind::Cluster)), "it is made once");
     drop(wishes);
-    assert!(lock(&stage.hub.all).subscribers.is_empty());
+    assert!(lock(stage.hub.list(Kind::Cluster)).subscribers.is_empty());
 }
 
 #[test]

@@ -51,7 +51,7 @@ impl Session {
             self.unsubscribe(kind, &name);
         }
         if first && self.types[kind as usize].wildcard {
-            match kind == Kind::Cluster && self.waits_for_list() {
+            match self.waits_for(kind) {
                 true => self.types[kind as usize].unseeded = Some(has),
                 false => self.seed(kind, has),
             }
@@ -78,12 +78,14 @@ impl Session {
         }
     }
 
-    /// Takes `initial_resource_versions` as sent, once it can be compared with the list of all clusters.
+    /// Takes `initial_resource_versions` as sent, once it can be compared with the list of its type.
     pub(super) fn seed_late(&mut self) {
-        if !self.waits_for_list()
-            && let Some(has) = self.types[Kind::Cluster as usize].unseeded.take()
-        {
-            self.seed(Kind::Cluster, has);
+        for kind in Kind::ALL {
+            if !self.waits_for(kind)
+                && let Some(has) = self.types[kind as usize].unseeded.take()
+            {
+                self.seed(kind, has);
+            }
         }
     }
 
@@ -92,7 +94,8 @@ impl Session {
         if has.is_empty() {
             return;
         }
-        let all = if kind == Kind::Cluster { self.hub.all_clusters() } else { Arc::default() };
+        let has_list = self.has_list(kind);
+        let all = if has_list { self.hub.all_of(kind) } else { Arc::default() };
         let mut sent = Clusters::default();
         let mut known: BTreeSet<&Arc<str>> = BTreeSet::new();
         for (hostname, resources) in all.iter() {
@@ -111,7 +114,7 @@ impl Session {
         has.retain(|name, _| !of.named.contains(name));
         for (name, version) in has {
             let is_known = known.contains(&name);
-            match kind.read(&name).filter(|_| kind == Kind::Cluster) {
+            match kind.read(&name).filter(|_| has_list) {
                 // The resource may change or go before the client gets a response.
                 Some(Target { hostname, .. }) if is_known || self.unread.may_have(hostname.as_str()) => {
                     let set_sent = clusters_of(&sent, &hostname).iter().any(|sent| sent.name == name);
@@ -178,11 +181,13 @@ impl Session {
 
     /// Adds the resources of the wildcard subscription that the client lacks.
     fn add_all_delta(&mut self, kind: Kind, draft: &mut Draft) {
-        let [clusters, assignments, ..] = &mut self.types;
-        if kind != Kind::Cluster || !clusters.all_changed && !clusters.kept_changed {
+        let has_list = self.has_list(kind);
+        let types = self.types.get_disjoint_mut([kind as usize, Kind::Assignment as usize]);
+        let Some([clusters, assignments]) = types.ok().filter(|_| has_list) else { return };
+        if !clusters.all_changed && !clusters.kept_changed {
             return;
         }
-        let (all, unread) = (self.hub.all_clusters(), &*self.unread);
+        let (all, unread) = (self.hub.all_of(kind), &*self.unread);
         let mut complete = true;
         for hostname in all.changed_since(&clusters.all_sent, are_same) {
             if !draft.has_room() {

@@ -2,9 +2,12 @@
 
 use super::draft::RESPONSE_NAMES;
 use super::*;
+use crate::discovery::xds::hub::LISTENERS_MAX;
 use crate::document::services::read_registry;
+use crate::model::import::Import;
 use crate::model::name::{HostName, NamePattern};
 use crate::model::place::{ClusterId, Network};
+use crate::model::service::Service;
 use crate::snapshot::Snapshot;
 use crate::snapshot::build;
 use crate::snapshot::delta::Delta;
@@ -14,6 +17,7 @@ use crate::snapshot::routes::Resolved;
 use crate::snapshot::shard::Shard;
 use crate::snapshot::tests::policy_of;
 use crate::snapshot::unread::{Unread, UnreadRegistry};
+use crate::snapshot::virtual_addresses::{Ranges, VirtualAddresses};
 use crate::world::Publisher;
 
 const BOTH: [Protocol; 2] = [Protocol::Delta, Protocol::StateOfTheWorld];
@@ -403,4 +407,74 @@ fn of_an_empty_name_there_is_nothing() {
         client.ask(Kind::Assignment, &[""]);
         assert_eq!(client.hears(), [heard], "{protocol:?}");
     }
+}
+
+/// Returns a snapshot whose services are all imported, each with virtual addresses.
+fn imported(policy: &Arc<Policy>, generation: u64, names: &[String]) -> Snapshot {
+    let services = names.iter().map(|name| {
+        format!("{{hostname: {name}, namespace: n, ports: [{{name: p, port: 80}}, {{name: q, port: 443}}]}}")
+    });
+    let text = format!("services: [{}]", services.collect::<Vec<_>>().join(", "));
+    let (cluster, network) = (ClusterId::new("east"), Network::new("east"));
+    let mut listing = read_registry("x.yaml".as_ref(), &text, &cluster, &network).expect("good");
+    let mut addresses = VirtualAddresses::new(Ranges::default());
+    for (key, service) in &mut listing.services {
+        let import = Import { peer: "west".into(), exported_name: key.hostname.clone(), exported_at: 7 };
+        addresses.renew(&key.hostname, Some(&import), 7);
+        *service = Arc::new(Service { import: Some(Arc::new(import)), ..(**service).clone() });
+    }
+    let shards = [Arc::new(Shard::of(listing, &RegistryScope::default()))];
+    let inputs = Inputs {
+        policy_generation: 1,
+        policy,
+        shards: &shards,
+        resolved: &Resolved::default(),
+        virtual_addresses: Some(&addresses),
+    };
+    build::all(inputs, generation)
+}
+
+#[test]
+fn clients_that_take_listeners_get_one_for_each_port_of_an_imported_service() {
+    for protocol in BOTH {
+        let mut stage = Stage::new(&[("own", &[1])]);
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        stage.publish(imported(&stage.policy, 2, &names(&["a.global"])));
+        let mut client = stage.client(protocol);
+        client.session = client.session.with_listeners(true);
+        client.ask(Kind::Listener, &["*"]);
+        assert_eq!(client.hears(), ["lds: a.global:80 a.global:443"]);
+        let mut other = stage.client(protocol);
+        other.ask(Kind::Listener, &["*"]);
+        assert_eq!(other.hears(), ["lds: "], "a client that does not ask for listeners");
+        stage.publish(imported(&stage.policy, 3, &names(&["a.global", "b.global"])));
+        stage.publish(imported(&stage.policy, 4, &names(&["b.global"])));
+        let heard = client.hears();
+        let expected = match protocol {
+            Protocol::Delta => "lds: b.global:80 b.global:443 -a.global:443 -a.global:80",
+            Protocol::StateOfTheWorld => "lds: b.global:80 b.global:443",
+        };
+        assert_eq!(heard, [expected]);
+        stage.publish(imported(&stage.policy, 5, &[]));
+        assert_eq!(client.hears().len(), 1);
+        assert_eq!(stage.hub.all_of(Kind::Listener).len(), 0);
+    }
+}
+
+#[test]
+fn listeners_on_virtual_addresses_are_bounded() {
+    let mut stage = Stage::new(&[]);
+    let names: Vec<String> = (0..LISTENERS_MAX).map(|at| format!("s{at}.global")).collect();
+    stage.publish(imported(&stage.policy, 2, &names));
+    let mut client = stage.client(Protocol::Delta);
+    client.session = client.session.with_listeners(true);
+    client.ask(Kind::Listener, &["*"]);
+    client.hears();
+    let count = |stage: &Stage| {
+        let all = stage.hub.all_of(Kind::Listener);
+        all.iter().map(|(_, listeners)| listeners.len()).sum::<usize>()
+    };
+    assert_eq!(count(&stage), LISTENERS_MAX);
+    stage.publish(imported(&stage.policy, 3, &names[..10]));
+    assert_eq!(count(&stage), 20);
 }

@@ -118,11 +118,13 @@ impl Session {
 
     /// Returns the next list for the wildcard subscription, if it differs from the one sent.
     fn all_of_world(&mut self, kind: Kind) -> Option<Arc<Clusters>> {
-        let [clusters, assignments, ..] = &mut self.types;
-        if kind != Kind::Cluster || !clusters.all_changed {
+        let has_list = self.has_list(kind);
+        let types = self.types.get_disjoint_mut([kind as usize, Kind::Assignment as usize]);
+        let [clusters, assignments] = types.ok().filter(|_| has_list)?;
+        if !clusters.all_changed {
             return None;
         }
-        let mut all = self.hub.all_clusters();
+        let mut all = self.hub.all_of(kind);
         let (mut complete, mut differs) = (true, false);
         for hostname in all.changed_since(&clusters.all_sent, are_same) {
             let sent = clusters_of(&clusters.all_sent, &hostname);
