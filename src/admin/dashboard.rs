@@ -55,6 +55,7 @@ pub fn page(overview: &Overview, explained: &Explained) -> String {
     sections::networks(&mut html, overview);
     html.raw("<div class=\"columns\">\n");
     sections::registries(&mut html, overview);
+    sections::peers(&mut html, overview);
     sections::clients(&mut html, overview);
     sections::certificates(&mut html, overview);
     sections::config(&mut html, overview);

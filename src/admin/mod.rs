@@ -12,6 +12,7 @@ pub mod limits;
 pub mod maintenance;
 pub mod networks;
 pub mod overview;
+pub mod peer_metrics;
 pub mod peers;
 mod probe;
 pub mod problems;
@@ -33,6 +34,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use crate::aggregator::status::Status as AggregatorStatus;
 use crate::dataplane::handle::{Control, EffectiveLimits};
 use crate::discovery::dns::server::Server as DnsServer;
+use crate::discovery::peer::status::LinkTable;
 use crate::discovery::xds::status::Clients;
 use crate::model::place::ClusterId;
 use crate::net::own::OwnAddresses;
@@ -97,6 +99,8 @@ pub struct Sources {
     pub clients: Arc<Clients>,
     /// The DNS server; `None` if there is none.
     pub names: Option<Arc<DnsServer>>,
+    /// The links with peers.
+    pub links: Arc<LinkTable>,
     /// Reads the data plane's state.
     pub dataplane: Control,
     /// The status of registries and names.

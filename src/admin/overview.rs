@@ -9,10 +9,11 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::Mutex;
 
 use super::problems::FAILURES_MIN;
-use super::{Sources, clients, networks, views};
+use super::{Sources, clients, networks, peers, views};
 use crate::api::connection::Connection;
 use crate::api::network::{Gateway, Network};
 use crate::api::overview::{Overview, Part, Refusal, Service, Services, Traffic, states};
+use crate::api::peer::Peer;
 use crate::api::status::Status;
 use crate::model::endpoint::Health;
 use crate::model::reason::Reason;
@@ -31,6 +32,7 @@ const PER_PAGE: usize = 50;
 /// The largest number of items of the other lists.
 const NETWORKS_MAX: usize = 40;
 const GATEWAYS_MAX: usize = 100;
+const PEERS_MAX: usize = 50;
 const CLIENTS_MAX: usize = 50;
 const CERTIFICATES_MAX: usize = 50;
 const FAILURES_MAX: usize = 20;
@@ -62,6 +64,7 @@ struct Board {
     ended: BTreeMap<String, u64>,
     networks: Vec<Network>,
     gateways: Vec<Gateway>,
+    peers: Vec<Peer>,
 }
 
 impl Cache {
@@ -114,6 +117,13 @@ pub async fn overview(sources: &Sources, ask: &Ask) -> Overview {
         let waits = std::cmp::Reverse(client.unacknowledged_seconds.unwrap_or_default());
         (client.nacks == 0, waits, client.id)
     });
+    let mut peers = board.peers.clone();
+    peers.sort_by_key(|peer| peer.state == "live");
+    for peer in &mut peers {
+        lines(&mut peer.left_out);
+        peer.links.truncate(LINES_MAX);
+        peer.gateways.truncate(LINES_MAX);
+    }
     Overview {
         time: rfc3339(SystemTime::now()),
         status: cut(views::status(sources)),
@@ -129,18 +139,21 @@ pub async fn overview(sources: &Sources, ask: &Ask) -> Overview {
             total: board.gateways.len(),
             shown: board.gateways.iter().take(GATEWAYS_MAX).cloned().collect(),
         },
+        peers: Part::of(peers, PEERS_MAX),
         clients: Part::of(clients, CLIENTS_MAX),
         certificates: Part::of(sources.identities.certificates(), CERTIFICATES_MAX),
     }
 }
 
+/// Cuts a list, and counts the lines that are left out.
+fn lines(lines: &mut Vec<String>) {
+    let more = lines.len().saturating_sub(LINES_MAX);
+    lines.truncate(LINES_MAX);
+    lines.extend((more > 0).then(|| format!("and {more} more")));
+}
+
 /// Cuts the lists of a status that a registry can make long.
 fn cut(mut status: Status) -> Status {
-    let lines = |lines: &mut Vec<String>| {
-        let more = lines.len().saturating_sub(LINES_MAX);
-        lines.truncate(LINES_MAX);
-        lines.extend((more > 0).then(|| format!("and {more} more")));
-    };
     lines(&mut status.conflicts);
     lines(&mut status.unresolved);
     lines(&mut status.config.rejected);
@@ -225,7 +238,8 @@ fn board(sources: &Sources) -> Board {
     let shown =
         |gateway: &Gateway| networks.iter().take(NETWORKS_MAX).any(|network| network.name == gateway.network);
     gateways.sort_by_key(|gateway| (!shown(gateway), gateway.usable, gateway.network.clone()));
-    Board { services, troubled, traffic, ended, networks, gateways }
+    let peers = peers::peers(&snapshot, &sources.links, &sources.aggregator.borrow());
+    Board { services, troubled, traffic, ended, networks, gateways, peers }
 }
 
 /// The rank of a service without trouble.

@@ -1,25 +1,210 @@
 //! The peers, and what is exchanged with them, as the API shows them.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
+use super::networks;
+use crate::aggregator::status::{RegistryState, RegistryStatus, Status as AggregatorStatus};
 use crate::api;
 use crate::api::peer::{Exchanged, PeerDetail};
+use crate::discovery::peer::status::{LinkState, LinkStatus, LinkTable};
 use crate::model::name::HostName;
 use crate::snapshot::Snapshot;
 use crate::snapshot::peer::Peer;
 use crate::snapshot::service_view::ServiceView;
+use crate::telemetry::clock::rfc3339;
+
+/// Lines of services that are left out, of each peer.
+const LEFT_OUT_MAX: usize = 100;
+
+/// The state of a peer: of its links, and without one, of what is left of its services.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PeerState {
+    /// A link is live.
+    Live,
+    /// A link is there, but heartbeats are not answered.
+    Suspect,
+    /// There is no link, and no service of the peer is known.
+    Down,
+    /// There is no link; what the peer gave is in use.
+    Stale,
+    /// What the peer gave is used only where no other registry has a ready endpoint.
+    Demoted,
+    /// The services of the peer have no endpoints.
+    Expired,
+    /// No identity and no roots of the peer are known.
+    NotEnrolled,
+}
+
+impl PeerState {
+    /// Returns the state of a peer, of its links and of its registry.
+    pub(super) fn of(peer: &Peer, links: &[LinkStatus], registry: Option<&RegistryStatus>) -> Self {
+        let has = |state: LinkState| links.iter().any(|link| link.state == state);
+        if peer.who.is_none() {
+            return Self::NotEnrolled;
+        }
+        match registry.map(|registry| registry.state) {
+            _ if has(LinkState::Live) => Self::Live,
+            _ if has(LinkState::Suspect) => Self::Suspect,
+            Some(RegistryState::Live | RegistryState::Held | RegistryState::Stale) => Self::Stale,
+            Some(RegistryState::Demoted) => Self::Demoted,
+            Some(RegistryState::Expired) => Self::Expired,
+            Some(RegistryState::Missing) | None => Self::Down,
+        }
+    }
+
+    /// Returns the value as the API shows it.
+    pub(super) fn text(self) -> &'static str {
+        match self {
+            Self::Live => "live",
+            Self::Suspect => "suspect",
+            Self::Down => "down",
+            Self::Stale => "stale",
+            Self::Demoted => "demoted",
+            Self::Expired => "expired",
+            Self::NotEnrolled => "not enrolled",
+        }
+    }
+}
+
+/// One peer with its links and its registry.
+pub(super) struct Linked {
+    pub(super) peer: Arc<Peer>,
+    pub(super) state: PeerState,
+    pub(super) links: Vec<LinkStatus>,
+    registry: Option<RegistryStatus>,
+}
+
+impl Linked {
+    /// Returns the peers of the config in its order.
+    pub(super) fn all(snapshot: &Snapshot, links: &LinkTable, aggregator: &AggregatorStatus) -> Vec<Self> {
+        let mut all = links.all();
+        let one = |peer: &Arc<Peer>| {
+            let links: Vec<LinkStatus> = all.extract_if(.., |link| link.peer == peer.name).collect();
+            let place = registry_of(peer);
+            let registry = aggregator.registries.iter().find(|registry| *registry.name == *place).cloned();
+            let state = PeerState::of(peer, &links, registry.as_ref());
+            Self { peer: peer.clone(), state, links, registry }
+        };
+        snapshot.policy.peers.iter().map(one).collect()
+    }
+
+    /// Returns when the peer came into its state.
+    fn since(&self) -> Option<SystemTime> {
+        let of_state = |state| {
+            let links = self.links.iter().filter(move |link| link.state == state);
+            links.filter_map(|link| link.since).min()
+        };
+        match self.state {
+            PeerState::Live => of_state(LinkState::Live),
+            PeerState::Suspect => of_state(LinkState::Suspect),
+            PeerState::NotEnrolled => None,
+            PeerState::Down | PeerState::Stale | PeerState::Demoted | PeerState::Expired => {
+                self.registry.as_ref().map(|registry| registry.since)
+            }
+        }
+    }
+
+    /// Returns why the peer is not live.
+    pub(super) fn problem(&self) -> Option<String> {
+        let of_link = || self.links.iter().find_map(|link| link.problem.clone());
+        let of_registry = || self.registry.as_ref().and_then(|registry| registry.problems.first().cloned());
+        match self.state {
+            PeerState::Live => None,
+            PeerState::NotEnrolled => Some("no identity and no roots of the peer are known".to_owned()),
+            _ => of_link().or_else(of_registry).or_else(|| Some("the peer has not connected yet".to_owned())),
+        }
+    }
+
+    /// Returns the clock skew of the link whose clock differs most.
+    pub(super) fn clock_skew_ms(&self) -> Option<i64> {
+        self.links.iter().filter_map(|link| link.clock_skew_ms).max_by_key(|skew| skew.unsigned_abs())
+    }
+
+    /// Returns the shortest round trip.
+    pub(super) fn round_trip(&self) -> Option<Duration> {
+        let live = self.links.iter().filter(|link| link.state != LinkState::Down);
+        live.filter_map(|link| link.round_trip).min()
+    }
+
+    /// Returns the number of services of the peer's registry.
+    pub(super) fn services_in(&self) -> usize {
+        self.registry.as_ref().map_or(0, |registry| registry.items.services)
+    }
+
+    /// Returns the services that one side offers and the other does not take, a sentence each.
+    pub(super) fn refused(&self) -> Vec<String> {
+        let name = &self.peer.name;
+        let lines = |link: &LinkStatus| {
+            let theirs = link.refused.iter();
+            let theirs = theirs.map(|(item, why)| format!("the peer {name} does not take {item}: {why}"));
+            let ours = link.left_out.iter();
+            let ours = ours.map(|(item, why)| format!("{item} of the peer {name} is not taken: {why}"));
+            theirs.chain(ours).collect::<Vec<_>>()
+        };
+        // Replicas give and refuse the same items.
+        let all: BTreeSet<String> = self.links.iter().flat_map(lines).collect();
+        all.into_iter().collect()
+    }
+}
+
+/// Returns the name of a peer's registry, which is also that of its cluster, and the first part of its networks.
+fn registry_of(peer: &Peer) -> String {
+    format!("peer/{}", peer.name)
+}
+
+/// Returns the beginning of the conflict of a service of a peer whose name is that of another service.
+pub(super) const SHADOWED: &str = "cluster \"peer/";
 
 /// Returns the peers in the order of the file.
-pub fn peers(snapshot: &Snapshot) -> Vec<api::peer::Peer> {
+pub fn peers(snapshot: &Snapshot, links: &LinkTable, aggregator: &AggregatorStatus) -> Vec<api::peer::Peer> {
     let services = snapshot.services();
-    let one = |peer: &Arc<Peer>| api::peer::Peer {
-        name: peer.name.to_string(),
-        identity: peer.who.as_ref().map(|who| who.gateway.to_string()),
-        trust_alias: peer.who.as_ref().map(|who| who.alias.to_string()),
-        exported: snapshot.exports_to(&peer.name).len(),
-        imported: services.iter().filter(|service| is_of(service, peer)).count(),
+    let gateways = networks::gateways(snapshot);
+    let one = |linked: Linked| {
+        let peer = &linked.peer;
+        let (place, name) = (registry_of(peer), peer.name.to_string());
+        let is_shadowed = format!("{SHADOWED}{name}\" ");
+        let conflicts = services.iter().flat_map(|service| &service.conflicts);
+        let shadowed = conflicts.filter(|text| text.starts_with(&is_shadowed)).cloned();
+        let left_out = linked.refused().into_iter().chain(snapshot.export_conflicts(&name)).chain(shadowed);
+        let is_its = |gateway: &&api::network::Gateway| {
+            gateway.network.strip_prefix(&place).is_some_and(|rest| rest.starts_with('/'))
+        };
+        let read = linked.registry.as_ref().and_then(|registry| registry.read);
+        let changed = linked.links.iter().filter_map(|link| link.changed).max().or(read);
+        api::peer::Peer {
+            identity: peer.who.as_ref().map(|who| who.gateway.to_string()),
+            trust_alias: peer.who.as_ref().map(|who| who.alias.to_string()),
+            state: linked.state.text().to_owned(),
+            since: linked.since().map(rfc3339),
+            changed: changed.map(rfc3339),
+            exported: snapshot.exports_to(&name).len(),
+            imported: services.iter().filter(|service| is_of(service, peer)).count(),
+            links: linked.links.iter().map(link).collect(),
+            gateways: gateways.iter().filter(is_its).cloned().collect(),
+            left_out: left_out.take(LEFT_OUT_MAX).collect(),
+            problem: linked.problem(),
+            name,
+        }
     };
-    snapshot.policy.peers.iter().map(one).collect()
+    Linked::all(snapshot, links, aggregator).into_iter().map(one).collect()
+}
+
+fn link(link: &LinkStatus) -> api::peer::Link {
+    api::peer::Link {
+        instance: link.instance.to_string(),
+        address: link.address.clone(),
+        dialled: link.dialled,
+        state: link.state.text().to_owned(),
+        since: link.since.map(rfc3339),
+        software: link.software.clone(),
+        round_trip_ms: link.round_trip.map(|time| (time.as_secs_f64() * 1e6).round() / 1e3),
+        clock_skew_ms: link.clock_skew_ms,
+        given: link.services.0,
+        taken: link.services.1,
+        problem: link.problem.clone(),
+    }
 }
 
 /// Returns a peer with its services; `None` if the config has no such peer.
@@ -64,5 +249,90 @@ fn exchanged(name: &HostName, service: &ServiceView, namespace: &str) -> Exchang
         service: service.name.to_string(),
         namespace: namespace.to_owned(),
         ports: ports.collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::place::{ClusterId, Network};
+    use crate::snapshot::shard::Counts;
+    use crate::snapshot::tests::peer;
+
+    fn registry(state: RegistryState) -> RegistryStatus {
+        RegistryStatus {
+            name: "peer/west".into(),
+            is_peer: true,
+            cluster: ClusterId::default(),
+            network: Network::default(),
+            state,
+            since: SystemTime::UNIX_EPOCH,
+            read: None,
+            problems: vec!["the link with the peer is lost: it broke".to_owned()],
+            flaws: Vec::new(),
+            report: None,
+            items: Counts::default(),
+            changes: 0,
+            errors: std::collections::BTreeMap::new(),
+        }
+    }
+
+    fn link(state: LinkState) -> LinkStatus {
+        LinkStatus { peer: "west".into(), state, ..LinkStatus::default() }
+    }
+
+    #[test]
+    fn the_best_link_decides_and_without_one_the_registry() {
+        let mut west = peer("west", &[]);
+        let state = |west: &Peer, links: &[LinkState], of: RegistryState| {
+            let links: Vec<LinkStatus> = links.iter().map(|state| link(*state)).collect();
+            PeerState::of(west, &links, Some(&registry(of))).text()
+        };
+        for (links, registry, wanted) in [
+            (&[LinkState::Down, LinkState::Live][..], RegistryState::Live, "live"),
+            (&[LinkState::Suspect, LinkState::Down], RegistryState::Live, "suspect"),
+            (&[LinkState::Live], RegistryState::Held, "live"),
+            (&[LinkState::Down], RegistryState::Stale, "stale"),
+            (&[], RegistryState::Demoted, "demoted"),
+            (&[], RegistryState::Expired, "expired"),
+            (&[], RegistryState::Missing, "down"),
+        ] {
+            assert_eq!(state(&west, links, registry), wanted);
+        }
+        west.who = None;
+        assert_eq!(state(&west, &[], RegistryState::Missing), "not enrolled");
+    }
+
+    #[test]
+    fn a_lost_peer_says_why_and_a_live_one_has_the_shortest_round_trip() {
+        let peer = Arc::new(peer("west", &[]));
+        let slow = LinkStatus {
+            round_trip: Some(Duration::from_millis(9)),
+            clock_skew_ms: Some(-400_000),
+            ..link(LinkState::Live)
+        };
+        let fast = LinkStatus {
+            round_trip: Some(Duration::from_millis(2)),
+            clock_skew_ms: Some(3),
+            ..link(LinkState::Live)
+        };
+        let mut linked = Linked {
+            peer,
+            state: PeerState::Live,
+            links: vec![slow, fast],
+            registry: Some(registry(RegistryState::Stale)),
+        };
+        assert_eq!(linked.round_trip(), Some(Duration::from_millis(2)));
+        assert_eq!((linked.clock_skew_ms(), linked.problem()), (Some(-400_000), None));
+        (linked.state, linked.links) = (PeerState::Stale, Vec::new());
+        assert_eq!(linked.problem().as_deref(), Some("the link with the peer is lost: it broke"));
+        linked
+            .links
+            .push(LinkStatus { problem: Some("127.0.0.1:1: refused".to_owned()), ..link(LinkState::Down) });
+        assert_eq!(
+            linked.problem().as_deref(),
+            Some("127.0.0.1:1: refused"),
+            "what the dialling says is nearer"
+        );
     }
 }

@@ -6,8 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use super::Sources;
+use super::peers::{Linked, PeerState, SHADOWED};
 use crate::aggregator::status::{RegistryState, RegistryStatus, VirtualAddressStatus};
 use crate::api;
+use crate::api::text::lasting;
 use crate::model::name::{HostName, NamePattern};
 use crate::model::service::Withheld;
 use crate::net::channel::cut;
@@ -19,6 +21,8 @@ use crate::telemetry::recorder::Recorder;
 
 /// How often the log looks for new problems.
 pub const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// The largest difference between a peer's clock and ours, in milliseconds, that is no problem.
+const CLOCK_SKEW_MAX_MS: u64 = 5 * 60 * 1000;
 /// How long a loss is a problem after its last occurrence.
 const LOSS_REMEMBERED: Duration = Duration::from_secs(600);
 /// Consecutive failures after which an endpoint is a problem: fewer may be a restart.
@@ -163,6 +167,20 @@ codes! {
     SpansLost = "spans_lost",
         "Spans were lost in the last ten minutes because the collector could not be reached or did not keep up.",
         "`telemetry.tracing.otlp`; `isthmus_spans_dropped_total`";
+    PeerNotEnrolled = "peer_not_enrolled",
+        "The config names a peer, but not who it is, and it was not enrolled. Nothing is exchanged with it.",
+        "`peers[].identity` and `peers[].trust`";
+    PeerNotLive = "peer_not_live",
+        "There is no live link with a peer. Its services stay in use for a while (stale), then count only where no other registry \
+         has a ready endpoint (demoted), then have no endpoints (expired).",
+        "`isthmus peers` on both sides; `peers[].dial` or `peers[].accept`; the network between the gateways";
+    PeerClock = "peer_clock",
+        "The clock of a peer differs from this gateway's by more than five minutes, so certificates may seem expired or not valid yet.",
+        "`isthmus peers`; the time synchronisation of both hosts";
+    PeerLeftOut = "peer_left_out",
+        "Services that the rules of a peer name are not exchanged: one side refuses them, a limit is reached, or their name is that \
+         of another service.",
+        "`isthmus peers -o yaml`; `peers[].export`, `peers[].import`, `peers[].limits`";
     XdsClientRefused = "xds_client_refused",
         "An xDS client was refused in the last ten minutes because no rule of `xds.clients` allows the network or \
          cluster that it claims.",
@@ -264,7 +282,11 @@ pub fn problems(sources: &Sources) -> Vec<Problem> {
     let snapshot = sources.reader.latest();
     let conflicts = sources.history.conflicts(&snapshot);
     let mut all = cheap_problems(sources, &snapshot);
-    all.extend(conflicts.iter().map(|text| Problem::new(Code::ServiceConflict, "", text.as_str())));
+    let conflict = |text: &String| match text.starts_with(SHADOWED) {
+        true => Problem::new(Code::PeerLeftOut, "", text.as_str()),
+        false => Problem::new(Code::ServiceConflict, "", text.as_str()),
+    };
+    all.extend(conflicts.iter().map(conflict));
     all.sort_by(|one, other| (one.code, &one.about).cmp(&(other.code, &other.about)));
     all
 }
@@ -274,6 +296,13 @@ fn cheap_problems(sources: &Sources, snapshot: &Snapshot) -> Vec<Problem> {
     let mut all = of_program(sources);
     let aggregator = sources.aggregator.borrow().clone();
     all.extend(aggregator.registries.iter().flat_map(of_registry));
+    for linked in Linked::all(snapshot, &sources.links, &aggregator) {
+        all.extend(of_peer(&linked));
+        let conflicts = snapshot.export_conflicts(&linked.peer.name);
+        all.extend(
+            conflicts.into_iter().map(|text| Problem::new(Code::PeerLeftOut, &*linked.peer.name, text)),
+        );
+    }
     all.extend(absent(snapshot));
     let failed = aggregator.unresolved.iter().map(|name| (name.clone(), "the DNS lookup fails"));
     let empty = snapshot.resolved().iter().filter(|(_, addresses)| addresses.is_empty());
@@ -351,9 +380,42 @@ fn of_virtual_addresses(status: &VirtualAddressStatus) -> Vec<Problem> {
     full.into_iter().chain(kept).collect()
 }
 
+fn of_peer(linked: &Linked) -> Vec<Problem> {
+    let name = &*linked.peer.name;
+    let state = match linked.state {
+        PeerState::Live => None,
+        PeerState::NotEnrolled => Some(Code::PeerNotEnrolled),
+        _ => Some(Code::PeerNotLive),
+    };
+    let problem = linked.problem().unwrap_or_default();
+    let text = format!("the peer {name} is {}: {problem}", linked.state.text());
+    let state = state.map(|code| Problem::new(code, name, text));
+    let skew = linked.clock_skew_ms().filter(|skew| skew.unsigned_abs() > CLOCK_SKEW_MAX_MS);
+    let clock = skew.map(|skew| {
+        let (seconds, way) = (skew.unsigned_abs() / 1000, if skew > 0 { "ahead of" } else { "behind" });
+        let text = format!("the clock of the peer {name} is {} {way} this gateway's", lasting(seconds));
+        Problem::new(Code::PeerClock, name, text)
+    });
+    let refused = linked.refused();
+    let left_out = refused.first().map(|first| {
+        let more = match refused.len() {
+            1 => String::new(),
+            count => format!(" (and {} more)", count - 1),
+        };
+        Problem::new(Code::PeerLeftOut, name, format!("{first}{more}"))
+    });
+    state.into_iter().chain(clock).chain(left_out).collect()
+}
+
 fn of_registry(registry: &RegistryStatus) -> Vec<Problem> {
     let mut all = Vec::new();
     let code = match registry.state {
+        // The peer itself is the problem, which has the reason that its link has.
+        RegistryState::Missing | RegistryState::Stale | RegistryState::Demoted | RegistryState::Expired
+            if registry.is_peer =>
+        {
+            None
+        }
         RegistryState::Live => None,
         RegistryState::Missing => Some(Code::RegistryMissing),
         RegistryState::Stale | RegistryState::Demoted | RegistryState::Expired => Some(Code::RegistryStale),

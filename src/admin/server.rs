@@ -27,7 +27,9 @@ use super::limits::Counters;
 use super::maintenance::{self, Order, Refused};
 use super::problems;
 use super::registry_metrics;
-use super::{Command, Sources, check_metrics, clients, endpoints, networks, overview, peers, views};
+use super::{
+    Command, Sources, check_metrics, clients, endpoints, networks, overview, peer_metrics, peers, views,
+};
 use crate::api::connection::Connection;
 use crate::dataplane::withdrawals::Withdrawal;
 use crate::model::identity::Identity;
@@ -245,6 +247,7 @@ async fn metrics(State(sources): State<Sources>) -> Response {
     problems::expose(&problems::problems(&sources), &mut exposition);
     check_metrics::expose(&sources.dataplane.checks(), &mut exposition);
     registry_metrics::expose(&sources.aggregator.borrow().registries, &mut exposition);
+    peer_metrics::expose(&sources, &mut exposition);
     process::expose(&mut exposition);
     let text = exposition.text();
     ([(header::CONTENT_TYPE, METRICS_TYPE)], text).into_response()
@@ -292,7 +295,8 @@ async fn service(State(sources): State<Sources>, Path(hostname): Path<String>) -
 }
 
 async fn all_peers(State(sources): State<Sources>) -> Response {
-    json_response(&peers::peers(&sources.reader.latest()))
+    let all = peers::peers(&sources.reader.latest(), &sources.links, &sources.aggregator.borrow());
+    json_response(&all)
 }
 
 async fn one_peer(State(sources): State<Sources>, Path(name): Path<String>) -> Response {

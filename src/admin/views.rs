@@ -75,6 +75,7 @@ pub fn status(sources: &Sources) -> Status {
         connections: sources.dataplane.connections_active(),
         services: snapshot.service_count(),
         routes: snapshot.policy.routes.len(),
+        peers: snapshot.policy.peers.len(),
         identity: sources.identities.source(),
         registries: registries(&aggregator),
         held_back: held_back(sources, &aggregator),

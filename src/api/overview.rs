@@ -6,6 +6,7 @@ use super::certificate::Certificate;
 use super::client::Client;
 use super::connection::Connection;
 use super::network::{Gateway, Network};
+use super::peer::Peer;
 use super::status::Status;
 
 /// The state of the gateway on one page.
@@ -28,6 +29,8 @@ pub struct Overview {
     pub networks: Part<Network>,
     /// The gateways of these networks.
     pub gateways: Part<Gateway>,
+    /// The peers, those that are not live first.
+    pub peers: Part<Peer>,
     /// The clients of the xDS server; those that wait for an acknowledgement or have rejected something come first.
     pub clients: Part<Client>,
     /// The certificates and roots.

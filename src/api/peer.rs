@@ -2,8 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A peer in the list of peers.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+use super::network::Gateway;
+
+/// A peer with the state of its links.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Peer {
     /// Our name for it.
@@ -12,10 +14,59 @@ pub struct Peer {
     pub identity: Option<String>,
     /// Our name for its trust domain; absent until it is enrolled.
     pub trust_alias: Option<String>,
+    /// `live`, `suspect`, `down`, `stale`, `demoted`, `expired` or `not enrolled`.
+    pub state: String,
+    /// Since when it is in this state.
+    pub since: Option<String>,
+    /// When it last gave a change or a listing.
+    pub changed: Option<String>,
     /// The number of services of ours that it may reach.
     pub exported: usize,
     /// The number of its services that are known here.
     pub imported: usize,
+    /// The links with its gateways, and the attempts to make one.
+    pub links: Vec<Link>,
+    /// The gateways through which its services are reached.
+    pub gateways: Vec<Gateway>,
+    /// Services that one of the rules names and that are not exchanged, a sentence each; the first ones.
+    pub left_out: Vec<String>,
+    /// Why it is not live.
+    pub problem: Option<String>,
+}
+
+impl Peer {
+    /// Returns the shortest round trip of its links, in milliseconds.
+    pub fn round_trip_ms(&self) -> Option<f64> {
+        self.links.iter().filter_map(|link| link.round_trip_ms).min_by(f64::total_cmp)
+    }
+}
+
+/// A link with one process of a peer, or the attempts to make one.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Link {
+    /// The process at the other end; empty while there is none.
+    pub instance: String,
+    /// The address of the other end.
+    pub address: String,
+    /// True if this gateway dials.
+    pub dialled: bool,
+    /// `live`, `suspect` or `down`.
+    pub state: String,
+    /// Since when it is in this state.
+    pub since: Option<String>,
+    /// The program at the other end.
+    pub software: String,
+    /// The time between the last heartbeat and its answer, in milliseconds.
+    pub round_trip_ms: Option<f64>,
+    /// The peer's clock less this gateway's, in milliseconds, when the link came about.
+    pub clock_skew_ms: Option<i64>,
+    /// Services that the peer was given.
+    pub given: usize,
+    /// Services that the peer has given.
+    pub taken: usize,
+    /// Why there is no link, or what is wrong with it.
+    pub problem: Option<String>,
 }
 
 /// A peer with the services that are exchanged with it.

@@ -42,6 +42,8 @@ pub struct Status {
     pub services: usize,
     /// The number of routes.
     pub routes: usize,
+    /// The number of peers.
+    pub peers: usize,
     /// The source of the gateway's certificate; `None` without one.
     pub identity: Option<IdentitySource>,
     /// The registries.

@@ -332,6 +332,7 @@ impl Program {
             reader,
             names: dns_server.clone(),
             clients: xds.as_ref().map(Xds::clients).unwrap_or_default(),
+            links: links.table(),
             dataplane: dataplane.control(),
             aggregator: aggregator.status.clone(),
             telemetry: telemetry.clone(),

@@ -71,7 +71,7 @@ struct Area {
     well: fn(&Status) -> String,
 }
 
-const AREAS: [Area; 7] = [
+const AREAS: [Area; 8] = [
     Area {
         name: "config",
         codes: &[Code::ConfigRejected, Code::NeedsRestart],
@@ -129,6 +129,14 @@ const AREAS: [Area; 7] = [
         well: |_| "none fails".to_owned(),
     },
     Area {
+        name: "peers",
+        codes: &[Code::PeerNotEnrolled, Code::PeerNotLive, Code::PeerClock, Code::PeerLeftOut],
+        well: |status| match status.peers {
+            0 => "there is none".to_owned(),
+            count => format!("{count}, with a live link each"),
+        },
+    },
+    Area {
         name: "xds",
         codes: &[Code::XdsClientRefused],
         well: |status| format!("{} clients, none refused lately", status.xds.clients),
@@ -154,6 +162,9 @@ const fn state_of(code: Code) -> State {
         | Code::CertificateExpiring
         | Code::ChecksLate
         | Code::EndpointWithdrawn
+        | Code::PeerNotEnrolled
+        | Code::PeerClock
+        | Code::PeerLeftOut
         | Code::AccessLogLost
         | Code::SpansLost => State::Warning,
         Code::ConfigRejected
@@ -172,6 +183,7 @@ const fn state_of(code: Code) -> State {
         | Code::EndpointUnhealthy
         | Code::EndpointFailing
         | Code::EndpointNotTls
+        | Code::PeerNotLive
         | Code::XdsClientRefused => State::Failed,
     }
 }

@@ -9,7 +9,7 @@ mod pages;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use crate::admin::{check_metrics, problems, registry_metrics};
+use crate::admin::{check_metrics, peer_metrics, problems, registry_metrics};
 use crate::model::reason::Reason;
 use crate::snapshot::omitted::OmissionReason;
 use crate::telemetry::access_log::FIELDS;
@@ -114,6 +114,7 @@ fn metrics() -> String {
         .iter()
         .chain(&others)
         .chain(of_registries)
+        .chain(&peer_metrics::DESCRIPTIONS)
         .chain(process::DESCRIPTIONS)
         .collect();
     all.sort();

@@ -10,6 +10,7 @@ mod horizon;
 #[cfg(feature = "kubernetes")]
 mod kubeconfig;
 pub mod output;
+mod peers;
 mod plan;
 mod read;
 mod registry;
@@ -135,6 +136,8 @@ enum Command {
         #[command(flatten)]
         admin: Admin,
     },
+    /// Show other organisations: their links, what is exchanged with them, what is left out and why
+    Peers(Reading),
     /// Show what a change of the config does to the services that are exchanged with other organisations
     #[command(subcommand)]
     Peer(PeerAction),
@@ -353,6 +356,7 @@ fn dispatch(command: Command, out: &mut impl Write) -> Result<(), Failure> {
             let path = format!("/api/v1/log-level?{}", client::query(&[("level", &level)]));
             print_response(client::post(&admin.url(), &path)?, out)
         }
+        Command::Peers(reading) => peers::run(&reading, out),
         Command::Peer(PeerAction::Plan(arguments)) => plan::run(&arguments, out),
         Command::Registry(action) => registry::run(action, out),
         #[cfg(feature = "kubernetes")]

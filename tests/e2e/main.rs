@@ -48,6 +48,7 @@ mod maintenance;
 mod names;
 mod orders;
 mod own;
+mod peers;
 mod problems;
 mod proto;
 mod proxy_in;

@@ -9,6 +9,7 @@ use crate::api::connection::Connection;
 use crate::api::explanation::Explanation;
 use crate::api::network::Gateway;
 use crate::api::overview::{Overview, Refusal, Service, states};
+use crate::api::peer::Peer;
 use crate::api::registry::Registry;
 use crate::api::status::Problem;
 use crate::api::text::{bytes, counted, encoded, lasting};
@@ -480,6 +481,49 @@ pub(super) fn registries(html: &mut Html, overview: &Overview) {
         td(html, "number", registry.services.to_string());
         td(html, "number", registry.endpoints.to_string());
     });
+    end(html);
+}
+
+/// Writes the peers, if there are any.
+pub(super) fn peers(html: &mut Html, overview: &Overview) {
+    let peers = &overview.peers;
+    if peers.shown.is_empty() {
+        return;
+    }
+    begin(html, "peers", "Peers", &peers.total.to_string());
+    let columns = [
+        Text("peer"),
+        Text("state"),
+        WideNumber("round trip"),
+        Number("out"),
+        Number("in"),
+        WideNumber("left out"),
+    ];
+    table(html, &columns, &peers.shown, |html, peer: &Peer| {
+        html.raw("<td class=\"name\"")
+            .attribute("title", peer.identity.as_deref().unwrap_or_default())
+            .raw(">")
+            .text(&peer.name);
+        if let Some(problem) = &peer.problem {
+            html.raw("<br><span class=\"bad\">").text(problem).raw("</span>");
+        }
+        html.raw("</td><td").attribute("class", if peer.state == "live" { "good" } else { "bad" });
+        html.attribute("title", format!("since {}", peer.since.as_deref().unwrap_or("the start")))
+            .raw(">")
+            .text(&peer.state)
+            .raw("</td>");
+        let round_trip =
+            peer.round_trip_ms().map_or_else(|| "\u{2013}".to_owned(), |time| format!("{time} ms"));
+        td(html, "number wide-only", round_trip);
+        td(html, "number", peer.exported.to_string());
+        td(html, "number", peer.imported.to_string());
+        td(
+            html,
+            if peer.left_out.is_empty() { "number wide-only" } else { "number warn wide-only" },
+            peer.left_out.len().to_string(),
+        );
+    });
+    more(html, peers.hidden(), "isthmus peers");
     end(html);
 }
 

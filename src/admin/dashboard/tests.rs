@@ -6,6 +6,7 @@ use crate::api::connection::Connection;
 use crate::api::explanation::Candidate;
 use crate::api::network::{Gateway, Network};
 use crate::api::overview::{Part, Refusal, Service, Services};
+use crate::api::peer::Peer;
 use crate::api::registry::Registry;
 use crate::api::status::Problem;
 
@@ -54,6 +55,16 @@ fn overview(text: &str, count: usize) -> Overview {
     let network =
         |index: usize| Network { name: format!("{text}{index}"), access: own(), ..Network::default() };
     overview.networks = Part { total: count, shown: (0..count.min(40)).map(network).collect() };
+    let peer = Peer {
+        name: own(),
+        state: own(),
+        since: Some(own()),
+        identity: Some(own()),
+        problem: Some(own()),
+        left_out: vec![own()],
+        ..Peer::default()
+    };
+    overview.peers = Part { total: count, shown: vec![peer; count.min(50)] };
     let gateway = |index: usize| Gateway {
         network: format!("{text}{}", index % 10),
         address: own(),

@@ -14,7 +14,7 @@ use crate::model::place::{ClusterId, Locality, Network};
 use crate::model::service::{PortProtocol, Service, ServiceKey, ServicePort};
 use crate::proto::isthmus::peer::v1 as proto;
 use crate::snapshot::change::{GatewayKey, RegistryGateway};
-use crate::snapshot::peer::{Peer, PeerImport, service_label};
+use crate::snapshot::peer::Peer;
 use crate::snapshot::policy::Gateway;
 
 /// Ports of one service.
@@ -37,7 +37,8 @@ pub(super) fn service(peer: &Peer, record: &proto::Service, interner: &mut Inter
     let exported = HostName::parse(&record.name).map_err(|error| error.to_string())?;
     let rule = peer.import_of(exported.as_str()).ok_or("it is not imported")?;
     let namespace = text("namespace", &record.namespace)?;
-    let hostname = imported_name(rule, &exported, namespace)?;
+    let hostname = rule.imported_name(&exported, namespace);
+    let hostname = hostname.map_err(|error| format!("{} gives it no legal name: {error}", rule.rule))?;
     if record.ports.is_empty() || record.ports.len() > PORTS_MAX {
         return Err(format!("it has {} ports; from 1 to {PORTS_MAX} are taken", record.ports.len()));
     }
@@ -72,16 +73,6 @@ pub(super) fn service(peer: &Peer, record: &proto::Service, interner: &mut Inter
         withheld: Box::default(),
     };
     Ok(Read { service: Arc::new(service), rule: rule.rule.clone() })
-}
-
-/// Returns the name that an imported service has here.
-fn imported_name(rule: &PeerImport, exported: &HostName, namespace: &str) -> Result<HostName, String> {
-    match &rule.rename {
-        None => Ok(exported.clone()),
-        Some(template) => template
-            .fill(service_label(exported.as_str()), namespace)
-            .map_err(|error| format!("{} gives it no legal name: {error}", rule.rule)),
-    }
 }
 
 fn port(port: &proto::Port, interner: &mut Interner) -> Result<ServicePort, String> {

@@ -11,7 +11,7 @@ use tonic::{Status, Streaming};
 
 use super::links::{Importer, Newest, Received, certificates};
 use super::offer::{ExportTimes, Next, Offer};
-use super::status::{LinkState, LinkTable};
+use super::status::{LinkState, LinkStatus, LinkTable};
 use crate::model::name::NamePattern;
 use crate::model::set_hash::{ItemHash, SetHash};
 use crate::net::latest::Latest;
@@ -163,7 +163,7 @@ impl Session {
         Ok(instance)
     }
 
-    fn note(&self, change: impl FnOnce(&mut super::status::LinkStatus)) {
+    fn note(&self, change: impl FnOnce(&mut LinkStatus)) {
         self.table.change(&self.peer.name, self.number, change);
     }
 
@@ -261,6 +261,7 @@ impl Session {
                             in_flight = true;
                             let message = match next {
                                 Next::Delta(delta) => {
+                                    self.note(|link| LinkStatus::renew(&mut link.refused, &delta));
                                     next_flush = if delta.after.is_some() { Instant::now() + FLUSH } else { Instant::now() };
                                     Kind::Delta(delta)
                                 }
@@ -325,6 +326,7 @@ impl Session {
             );
             refused.push(proto::Refusal { item: "roots".to_owned(), problem });
         }
+        self.note(|link| LinkStatus::renew(&mut link.left_out, &delta));
         taken.note(&mut delta, self.peer.limits.services, &mut refused);
         let after = delta.after.take();
         let is_change = !taken.is_listing;
@@ -332,7 +334,10 @@ impl Session {
         refused.extend(self.importer.deliver(&self.peer.name, instance, received).await);
         let differs = is_change && after.is_some_and(|after| taken.differs(&after));
         let given = taken.services.len();
-        self.note(|link| (link.services.1, link.changed) = (given, Some(SystemTime::now())));
+        self.note(|link| {
+            (link.services.1, link.changed) = (given, Some(SystemTime::now()));
+            link.left_out.extend(refused.iter().map(|item| (words(&item.item), item.problem.clone())));
+        });
         Ok((refused, differs))
     }
 }

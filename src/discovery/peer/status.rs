@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use crate::proto::isthmus::peer::v1 as proto;
+
 /// Refused items that are kept by name for each link.
 const REFUSED_MAX: usize = 100;
 
@@ -57,8 +59,24 @@ pub struct LinkStatus {
     pub services: (usize, usize),
     /// Items that the peer has refused, with its words; the first ones.
     pub refused: BTreeMap<String, String>,
+    /// Items of the peer that this side has refused, with the reason; the first ones.
+    pub left_out: BTreeMap<String, String>,
     /// Why there is no link, or what is wrong with it.
     pub problem: Option<String>,
+}
+
+impl LinkStatus {
+    /// Forgets what was refused of the items that a message gives anew.
+    pub(super) fn renew(refused: &mut BTreeMap<String, String>, delta: &proto::Delta) {
+        if delta.begins {
+            return refused.clear();
+        }
+        let services = delta.services.iter().map(|one| &one.name).chain(&delta.removed_services);
+        let gateways = delta.gateways.iter().map(|one| &one.key).chain(&delta.removed_gateways);
+        if !refused.is_empty() {
+            services.chain(gateways).for_each(|item| drop(refused.remove(item)));
+        }
+    }
 }
 
 /// All links, by peer and number.
@@ -82,8 +100,10 @@ impl LinkTable {
         if link.since.is_none() || link.state != before {
             link.since = Some(SystemTime::now());
         }
-        while link.refused.len() > REFUSED_MAX {
-            link.refused.pop_last();
+        for items in [&mut link.refused, &mut link.left_out] {
+            while items.len() > REFUSED_MAX {
+                items.pop_last();
+            }
         }
     }
 

@@ -1,7 +1,7 @@
 use super::*;
 use crate::model::identity::TrustDomain;
 use crate::model::name::NamePattern;
-use crate::snapshot::peer::{NameTemplate, PeerIdentity, PeerLimits};
+use crate::snapshot::peer::{NameTemplate, PeerIdentity, PeerImport, PeerLimits};
 
 pub(in crate::aggregator::peer) fn peer(limit: Option<usize>) -> Peer {
     let domain = TrustDomain::parse("west.example").expect("legal");

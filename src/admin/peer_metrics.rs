@@ -1,0 +1,37 @@
+//! The metrics of peers (SPEC §18), made from their state at each scrape, so that a removed peer leaves no metrics.
+
+use super::Sources;
+use super::peers::{Linked, PeerState};
+use crate::telemetry::exposition::{Exposition, Kind};
+
+/// Names and descriptions of the metrics.
+pub const DESCRIPTIONS: [(&str, &str); 3] = [
+    ("isthmus_peer_up", "1 if a link with the peer is live, else 0."),
+    (
+        "isthmus_peer_rtt_seconds",
+        "Time between the last heartbeat and its answer, of the fastest link with the peer; absent without a link.",
+    ),
+    (
+        "isthmus_peer_services",
+        "Services exchanged with a peer, by direction: `out` those of this mesh that it may reach, `in` those that it has given.",
+    ),
+];
+
+/// Adds the metrics of peers to those of a scrape.
+pub(super) fn expose(sources: &Sources, exposition: &mut Exposition) {
+    let snapshot = sources.reader.latest();
+    let [up, rtt, services] = DESCRIPTIONS;
+    for linked in Linked::all(&snapshot, &sources.links, &sources.aggregator.borrow()) {
+        let of = ("peer", &*linked.peer.name);
+        let mut add = |(name, help), labels: &[(&'static str, &str)], value: f64| {
+            exposition.family(name, Kind::Gauge, help).add(labels.iter().copied(), value);
+        };
+        add(up, &[of], f64::from(u8::from(linked.state == PeerState::Live)));
+        if let Some(round_trip) = linked.round_trip() {
+            add(rtt, &[of], round_trip.as_secs_f64());
+        }
+        let out = snapshot.exports_to(&linked.peer.name).len();
+        add(services, &[of, ("direction", "out")], out as f64);
+        add(services, &[of, ("direction", "in")], linked.services_in() as f64);
+    }
+}

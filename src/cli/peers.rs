@@ -1,0 +1,129 @@
+//! `isthmus peers`: other organisations, their links, and what is exchanged with them.
+
+use std::io::Write;
+
+use super::output::{Colour, Column, Format, columns, optional, paint, structured, text};
+use super::{Failure, Reading, client};
+use crate::api::peer::{Link, Peer};
+
+const PEERS: [Column<Peer>; 9] = [
+    ("PEER", |peer| text(&peer.name)),
+    ("STATE", |peer| text(&peer.state)),
+    ("SINCE", |peer| optional(peer.since.as_ref())),
+    ("LAST CHANGE", |peer| optional(peer.changed.as_ref())),
+    ("LINKS", |peer| peer.links.iter().filter(|link| link.state != "down").count().to_string()),
+    ("GATEWAYS", |peer| match peer.gateways.len() {
+        0 => "-".to_owned(),
+        all => format!("{} of {all}", peer.gateways.iter().filter(|gateway| gateway.usable).count()),
+    }),
+    ("OUT", |peer| peer.exported.to_string()),
+    ("IN", |peer| peer.imported.to_string()),
+    ("LEFT OUT", |peer| peer.left_out.len().to_string()),
+];
+
+/// A link with the name of its peer.
+struct Row<'a> {
+    peer: &'a str,
+    link: &'a Link,
+}
+
+/// Runs `isthmus peers`.
+pub(super) fn run(reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
+    let value = client::get(&reading.admin.url(), "/api/v1/peers")?.json()?;
+    if reading.output != Format::Table {
+        return Ok(structured(out, &value, reading.output)?);
+    }
+    print(&client::typed::<Vec<Peer>>(value)?, out)
+}
+
+fn print(peers: &[Peer], out: &mut impl Write) -> Result<(), Failure> {
+    columns(out, &PEERS, peers)?;
+    let shown: [Column<Row<'_>>; 10] = [
+        ("PEER", |row| text(row.peer)),
+        ("INSTANCE", |row| text(&row.link.instance)),
+        ("ADDRESS", |row| text(&row.link.address)),
+        ("DIALLED BY", |row| if row.link.dialled { "us" } else { "the peer" }.to_owned()),
+        ("STATE", |row| text(&row.link.state)),
+        ("SOFTWARE", |row| text(&row.link.software)),
+        ("ROUND TRIP", |row| {
+            row.link.round_trip_ms.map_or_else(|| "-".to_owned(), |time| format!("{time} ms"))
+        }),
+        ("CLOCK", |row| row.link.clock_skew_ms.map_or_else(|| "-".to_owned(), |skew| format!("{skew:+} ms"))),
+        ("GIVEN", |row| row.link.given.to_string()),
+        ("TAKEN", |row| row.link.taken.to_string()),
+    ];
+    let rows = peers.iter().flat_map(|peer| peer.links.iter().map(|link| Row { peer: &peer.name, link }));
+    let rows: Vec<Row<'_>> = rows.collect();
+    if !rows.is_empty() {
+        writeln!(out)?;
+        columns(out, &shown, &rows)?;
+    }
+    for peer in peers {
+        if let Some(problem) = &peer.problem {
+            let heading = paint(&format!("{} is {}:", text(&peer.name), text(&peer.state)), Colour::Red);
+            writeln!(out, "\n{heading} {}", text(problem))?;
+        }
+        if !peer.left_out.is_empty() {
+            writeln!(out, "\n{}", paint(&format!("{}, left out:", text(&peer.name)), Colour::Yellow))?;
+        }
+        for line in &peer.left_out {
+            writeln!(out, "  {}", text(line))?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::network::Gateway;
+
+    #[test]
+    fn the_tables_have_state_links_and_what_is_left_out() {
+        let link = Link {
+            instance: "gw-1".to_owned(),
+            address: "192.0.2.1:15443".to_owned(),
+            dialled: true,
+            state: "live".to_owned(),
+            software: "isthmus 0.1.0".to_owned(),
+            round_trip_ms: Some(1.25),
+            clock_skew_ms: Some(-12),
+            given: 3,
+            taken: 2,
+            ..Link::default()
+        };
+        let west = Peer {
+            name: "west".to_owned(),
+            state: "live".to_owned(),
+            since: Some("2026-01-01T00:00:00.000Z".to_owned()),
+            exported: 3,
+            imported: 2,
+            links: vec![link],
+            gateways: vec![Gateway { usable: true, ..Gateway::default() }, Gateway::default()],
+            left_out: vec!["the peer west does not take a.global: it is not imported".to_owned()],
+            ..Peer::default()
+        };
+        let south = Peer {
+            name: "south".to_owned(),
+            state: "not enrolled".to_owned(),
+            problem: Some("no identity\u{1b}".to_owned()),
+            ..Peer::default()
+        };
+        let mut out = Vec::new();
+        print(&[west, south], &mut out).expect("memory takes it");
+        let lines = [
+            "PEER   STATE         SINCE                     LAST CHANGE  LINKS  GATEWAYS  OUT  IN  LEFT OUT",
+            "west   live          2026-01-01T00:00:00.000Z  -            1      1 of 2    3    2   1",
+            "south  not enrolled  -                         -            0      -         0    0   0",
+            "",
+            "PEER  INSTANCE  ADDRESS          DIALLED BY  STATE  SOFTWARE       ROUND TRIP  CLOCK   GIVEN  TAKEN",
+            "west  gw-1      192.0.2.1:15443  us          live   isthmus 0.1.0  1.25 ms     -12 ms  3      2",
+            "",
+            "west, left out:",
+            "  the peer west does not take a.global: it is not imported",
+            "",
+            "south is not enrolled: no identity\\u{1b}\n",
+        ];
+        assert_eq!(String::from_utf8(out).expect("text"), lines.join("\n"));
+    }
+}

@@ -1,0 +1,94 @@
+//! Peers as operators see them: `isthmus peers`, `status`, `check`, metrics and the dashboard, on both sides of a link.
+
+use serde_json::Value;
+
+use crate::federation::Pair;
+use crate::problems::{has_problem, run};
+use crate::support::eventually;
+use crate::support::gateway::Gateway;
+
+const SERVICES: &str = "services:\n  - {hostname: ratings.pay.svc.cluster.local, namespace: pay, ports: [{name: http, port: 80}], \
+                        endpoints: [{address: 10.2.0.1}]}\n  - {hostname: fees.pay.svc.cluster.local, namespace: pay, ports: [{name: \
+                        http, port: 80}], endpoints: [{address: 10.2.0.2}]}\n";
+
+/// The one peer of a gateway, once `what` holds.
+fn peer(gateway: &Gateway, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
+    eventually(what, || {
+        let peer = gateway.json("/api/v1/peers")[0].clone();
+        holds(&peer).then_some(peer)
+    })
+}
+
+fn metric(gateway: &Gateway, line: &str) -> Option<f64> {
+    let (_, text) = gateway.get("/metrics");
+    text.lines().find_map(|found| found.strip_prefix(line)?.trim().parse().ok())
+}
+
+#[test]
+fn both_sides_show_the_link_what_is_exchanged_and_what_is_left_out() {
+    let pair = Pair::new();
+    let mut west = pair.start_west(SERVICES);
+    // East takes one service, so it refuses the other.
+    let config =
+        pair.east_config("").replace("[\"*.pay.west.global\"]}", "[\"*.pay.west.global\"], limit: 1}");
+    assert!(config.contains("limit: 1"), "{config}");
+    let east = crate::support::organisation::start(pair.east.folder(&[&pair.west]), &config);
+    let of_east = peer(&east, "east to take one of two", |peer| {
+        peer["state"] == "live" && peer["imported"] == 1 && peer["links"][0]["round_trip_ms"].is_number()
+    });
+    let link = &of_east["links"][0];
+    assert_eq!(
+        (&of_east["name"], &link["dialled"], &link["state"]),
+        (&"west".into(), &true.into(), &"live".into())
+    );
+    assert_eq!(link["address"], format!("127.0.0.1:{}", pair.west_port));
+    assert!(link["software"].as_str().is_some_and(|software| software.starts_with("isthmus ")), "{link}");
+    assert!(link["clock_skew_ms"].as_i64().is_some_and(|skew| skew.abs() < 5_000), "{link}");
+    assert_eq!(of_east["gateways"][0]["address"], "127.0.0.1", "{of_east:#}");
+    let left_out = &of_east["left_out"][0];
+    assert!(
+        left_out.as_str().is_some_and(|line| line.contains("peers[0].import[0] takes at most 1")),
+        "{of_east:#}"
+    );
+    let of_west = peer(&west, "west to hear the refusal", |peer| peer["left_out"][0].is_string());
+    assert_eq!(
+        (&of_west["state"], &of_west["exported"], &of_west["links"][0]["dialled"]),
+        (&"live".into(), &2.into(), &false.into())
+    );
+    let refused = of_west["left_out"][0].as_str().unwrap_or_default();
+    assert!(refused.starts_with("the peer east does not take "), "{refused}");
+    // The same for people.
+    let table = run(&east, &["peers"]);
+    for wanted in ["west  live", "isthmus 0.", "west, left out:"] {
+        assert!(table.contains(wanted), "{wanted}: {table}");
+    }
+    assert!(
+        has_problem(&east, "peer_left_out")["text"]
+            .as_str()
+            .is_some_and(|text| text.contains("takes at most 1"))
+    );
+    let check = run(&east, &["check"]);
+    assert!(check.contains("warning  peers") && !check.contains("peer_not_live"), "{check}");
+    assert!(east.get("/").1.contains("id=\"peers\""), "the dashboard has them");
+    let metrics =
+        || ["up", "rtt_seconds"].map(|name| metric(&east, &format!("isthmus_peer_{name}{{peer=\"west\"}}")));
+    let [up, rtt] = metrics();
+    assert_eq!(up, Some(1.0));
+    assert!(rtt.is_some_and(|rtt| rtt > 0.0 && rtt < 5.0), "{rtt:?}");
+    assert_eq!(metric(&east, "isthmus_peer_services{peer=\"west\",direction=\"in\"}"), Some(1.0));
+    assert_eq!(metric(&west, "isthmus_peer_services{peer=\"east\",direction=\"out\"}"), Some(2.0));
+    // The other side is gone: its services are used for a while, and the reason is the link's.
+    west.kill();
+    let lost =
+        peer(&east, "the peer to be lost", |peer| peer["state"] != "live" && peer["problem"].is_string());
+    assert!(
+        ["suspect", "stale", "demoted", "expired"].iter().any(|state| lost["state"] == *state),
+        "{lost:#}"
+    );
+    let problem = has_problem(&east, "peer_not_live");
+    assert!(problem["text"].as_str().is_some_and(|text| text.starts_with("the peer west is ")), "{problem}");
+    assert!(problem["look_at"].as_str().is_some_and(|next| next.contains("isthmus peers")), "{problem}");
+    eventually("the peer to be down", || (metrics() == [Some(0.0), None]).then_some(()));
+    peer(&east, "the peer to expire", |peer| peer["state"] == "expired");
+    assert!(run(&east, &["check"]).contains("failed   peers"), "a lost peer is a failure");
+}
