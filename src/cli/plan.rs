@@ -316,7 +316,8 @@ fn print_peer(plan: &PeerPlan, out: &mut impl Write) -> Result<(), Failure> {
     };
     writeln!(out, "{}{word}", paint(&format!("peer {}", text(&plan.peer)), Colour::Bold))?;
     if let Some([before, after]) = &plan.identity {
-        let shown = |identity: &Option<String>| identity.as_deref().map_or("not enrolled".to_owned(), text);
+        let shown =
+            |identity: &Option<String>| identity.as_deref().map_or_else(|| "not enrolled".to_owned(), text);
         writeln!(out, "  {other} identity {} -> {}", shown(before), shown(after))?;
     }
     for (sign, blocks) in [(&more, &plan.from), (&less, &plan.not_from)] {
