@@ -1,3 +1,5 @@
+//! Records of peers, good and bad.
+
 use super::*;
 use crate::model::identity::TrustDomain;
 use crate::model::name::NamePattern;

@@ -1,3 +1,5 @@
+//! What a registry of a peer gives the aggregator, event by event.
+
 use super::super::reading::tests::{peer, record};
 use super::*;
 use std::time::Duration;

@@ -1,3 +1,5 @@
+//! An offer and its receiver, without a network between them.
+
 use std::sync::Arc;
 
 use super::*;
