@@ -6,7 +6,8 @@ use tokio::sync::{mpsc, watch};
 
 use crate::aggregator::peer::inbox::Inbox;
 use crate::config::Config;
-use crate::discovery::peer::links::{Done, Importer, Links, Received, Refusals};
+use crate::discovery::peer::importer::{Done, Importer, Received, Refusals};
+use crate::discovery::peer::links::Links;
 use crate::net::handed::HandedOver;
 use crate::net::scope::Scope;
 use crate::tls::context::CertificateRotation;

@@ -134,7 +134,8 @@ async fn follow(registry: PeerRegistry, changes: Changes) -> Result<Infallible, 
             }
         };
         // An empty batch says that the registry can be read again.
-        if !batch.is_empty() || std::mem::take(&mut follower.has_returned) {
+        let has_returned = std::mem::take(&mut follower.has_returned);
+        if !batch.is_empty() || has_returned {
             changes.send(batch).await?;
         }
     }

@@ -1,24 +1,24 @@
 //! The owner of all links: dials the peers that the config says to dial, takes the links that arrive at a listener, and ends
 //! links whose configuration has changed.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
+use super::importer::Importer;
 use super::offer::ExportTimes;
 use super::options::LinkOptions;
-use super::session::{Ended, Outgoing, Session};
+use super::session::{Ended, Instances, Newest, Outgoing, Session};
 use super::status::{LinkState, LinkTable};
 use super::transport::{self, Opened, Peeked};
 use crate::model::address::Host;
@@ -43,32 +43,6 @@ const RETRY: Duration = Duration::from_secs(15);
 /// Links that may exist at the same time, and of one peer.
 const LINKS_MAX: usize = 1_024;
 const LINKS_OF_PEER_MAX: usize = 64;
-
-/// What a peer's session hands to the part of the program that takes the services.
-#[derive(Debug)]
-pub enum Received {
-    /// Items of a listing, or changes after it.
-    Delta(Box<proto::Delta>),
-    /// The end of a listing.
-    Listed,
-}
-
-/// A future that is done when the call has been taken.
-pub type Done<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
-/// A future of items that are refused.
-pub type Refusals<'a> = Pin<Box<dyn Future<Output = Vec<proto::Refusal>> + Send + 'a>>;
-
-/// Takes what peers give. The calls of one link come in order.
-pub trait Importer: Send + Sync {
-    /// A link has come about with this instance of a peer; a full listing follows.
-    fn up<'a>(&'a self, peer: &'a Arc<str>, instance: &'a Arc<str>) -> Done<'a>;
-    /// Takes items; returns those that are refused.
-    fn deliver<'a>(&'a self, peer: &'a Arc<str>, instance: &'a Arc<str>, what: Received) -> Refusals<'a>;
-    /// The link has ended. If `forget`, the peer has said that its services shall be forgotten.
-    fn down(&self, peer: &Arc<str>, instance: &Arc<str>, why: &str, forget: bool);
-    /// Returns a counter that changes when whoever takes the peer's services has begun anew and needs a full listing.
-    fn renewals(&self, peer: &Arc<str>) -> watch::Receiver<u64>;
-}
 
 /// The parts that all links share.
 struct Shared {
@@ -274,7 +248,7 @@ impl Links {
             incoming,
             stop,
             replaced,
-            newest: Newest { instances, number, replace },
+            newest: Newest::new(instances, number, replace),
         };
         let (proof, trust) = verified;
         let ended = tokio::select! {
@@ -305,9 +279,6 @@ impl Links {
 /// The peer of an accepted link, with what its links share.
 type Accepted = (Arc<Peer>, watch::Receiver<bool>, Arc<Semaphore>, Instances);
 
-/// The newest link of each instance of a peer.
-type Instances = Arc<Mutex<HashMap<Arc<str>, (u64, watch::Sender<bool>)>>>;
-
 /// A link that is about to run.
 struct Link {
     peer: Arc<Peer>,
@@ -315,30 +286,6 @@ struct Link {
     dialled: bool,
     stop: watch::Receiver<bool>,
     instances: Instances,
-}
-
-/// Ends the older link of the same instance.
-pub(super) struct Newest {
-    instances: Instances,
-    number: u64,
-    replace: watch::Sender<bool>,
-}
-
-impl Newest {
-    /// Notes that the link is one of this instance; an older one ends.
-    pub(super) fn is_of(&self, instance: &Arc<str>) {
-        let mut instances = self.instances.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, older)) = instances.insert(instance.clone(), (self.number, self.replace.clone())) {
-            older.send_replace(true);
-        }
-    }
-}
-
-impl Drop for Newest {
-    fn drop(&mut self) {
-        let mut instances = self.instances.lock().unwrap_or_else(PoisonError::into_inner);
-        instances.retain(|_, (number, _)| *number != self.number);
-    }
 }
 
 impl Configured {
@@ -463,9 +410,4 @@ fn stream(socket: OwnedFd) -> std::io::Result<TcpStream> {
     let socket = std::net::TcpStream::from(socket);
     socket.set_nonblocking(true)?;
     TcpStream::from_std(socket)
-}
-
-/// Returns the certificates of a message; an error if one is too long.
-pub(super) fn certificates(roots: &proto::Roots) -> Vec<CertificateDer<'static>> {
-    roots.certificates.iter().map(|der| CertificateDer::from(der.clone())).collect()
 }

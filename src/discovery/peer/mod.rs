@@ -5,8 +5,9 @@
 //! - `offer`: what one peer is offered, and what it has of that. `record`: a service as the link carries it.
 //! - `status`: for operators.
 //!
-//! What comes from a peer is handed to an [`links::Importer`], which is not part of this module.
+//! What comes from a peer is handed to an [`importer::Importer`], which is not part of this module.
 
+pub mod importer;
 pub mod links;
 mod offer;
 pub mod options;

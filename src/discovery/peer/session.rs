@@ -1,15 +1,16 @@
 //! One link, from Hello to its end. Both sides run the same code, whoever has dialled.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use prost::Message as _;
+use rustls::pki_types::CertificateDer;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until, timeout};
 use tonic::{Status, Streaming};
 
-use super::links::{Importer, Newest, Received, certificates};
+use super::importer::{Importer, Received};
 use super::offer::{ExportTimes, Next, Offer};
 use super::status::{LinkState, LinkStatus, LinkTable};
 use crate::model::name::NamePattern;
@@ -99,6 +100,37 @@ pub(super) struct Session {
     /// Becomes true when a newer link of the same instance has come.
     pub(super) replaced: watch::Receiver<bool>,
     pub(super) newest: Newest,
+}
+
+/// The newest link of each instance of a peer.
+pub(super) type Instances = Arc<Mutex<HashMap<Arc<str>, (u64, watch::Sender<bool>)>>>;
+
+/// Ends the older link of the same instance.
+pub(super) struct Newest {
+    instances: Instances,
+    number: u64,
+    replace: watch::Sender<bool>,
+}
+
+impl Newest {
+    pub(super) fn new(instances: Instances, number: u64, replace: watch::Sender<bool>) -> Self {
+        Self { instances, number, replace }
+    }
+
+    /// Notes that the link is one of this instance; an older one ends.
+    fn is_of(&self, instance: &Arc<str>) {
+        let mut instances = self.instances.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, older)) = instances.insert(instance.clone(), (self.number, self.replace.clone())) {
+            older.send_replace(true);
+        }
+    }
+}
+
+impl Drop for Newest {
+    fn drop(&mut self) {
+        let mut instances = self.instances.lock().unwrap_or_else(PoisonError::into_inner);
+        instances.retain(|_, (number, _)| *number != self.number);
+    }
 }
 
 /// What the other side has given.
@@ -442,4 +474,9 @@ fn words(text: &str) -> String {
 fn now_ms() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Returns the certificates of a message.
+fn certificates(roots: &proto::Roots) -> Vec<CertificateDer<'static>> {
+    roots.certificates.iter().map(|der| CertificateDer::from(der.clone())).collect()
 }
