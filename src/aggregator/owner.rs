@@ -35,6 +35,7 @@ use crate::snapshot::build;
 use crate::snapshot::change::Change;
 use crate::snapshot::inputs::Inputs;
 use crate::snapshot::listing::Listing;
+use crate::snapshot::peer_roots::PeerRoots;
 use crate::snapshot::policy::{Gateway, Policy, RegistryScope};
 use crate::snapshot::shard::Shard;
 use crate::snapshot::unread::{Unread, UnreadRegistry};
@@ -67,6 +68,7 @@ pub struct Handle {
     configure: mpsc::Sender<(Sources, Reply)>,
     /// The status, and its changes.
     pub status: watch::Receiver<Arc<Status>>,
+    peer_roots: watch::Sender<Arc<PeerRoots>>,
     copies: CopyStore,
 }
 
@@ -90,6 +92,17 @@ impl Handle {
         let (reply, answer) = oneshot::channel();
         self.configure.send((sources, reply)).await.map_err(|_| NotApplied::Ended)?;
         answer.await.map_err(|_| NotApplied::Ended)?
+    }
+
+    /// Gives clients other roots of peers.
+    pub fn use_peer_roots(&self, roots: PeerRoots) {
+        self.peer_roots.send_if_modified(|used| {
+            let differs = **used != roots;
+            if differs {
+                *used = Arc::new(roots);
+            }
+            differs
+        });
     }
 
     /// Waits until the owner task has ended, which is a fault.
@@ -139,6 +152,8 @@ struct Owner {
     addresses: Option<Addresses>,
     names: Names,
     resolver: AbortHandle,
+    /// The roots of peers that clients are given.
+    peer_roots: Arc<PeerRoots>,
     changes: mpsc::Sender<(Epoch, Vec<Change>)>,
     answers: mpsc::Sender<(HostName, Resolution)>,
     status: watch::Sender<Arc<Status>>,
@@ -147,6 +162,7 @@ struct Owner {
 /// The channels of the owner.
 struct Inbox {
     configures: mpsc::Receiver<(Sources, Reply)>,
+    peer_roots: watch::Receiver<Arc<PeerRoots>>,
     changes: mpsc::Receiver<(Epoch, Vec<Change>)>,
     answers: mpsc::Receiver<(HostName, Resolution)>,
     copies: mpsc::Receiver<CopyEvent>,
@@ -155,6 +171,7 @@ struct Inbox {
 /// A message to the owner.
 enum Message {
     Configure(Box<Sources>, Reply),
+    PeerRoots(Arc<PeerRoots>),
     Changes(Epoch, Vec<Change>),
     Resolution(HostName, Resolution),
     Copy(CopyEvent),
@@ -168,6 +185,7 @@ impl Inbox {
         let first = tokio::select! {
             biased;
             configure = self.configures.recv() => configure.map(|(sources, reply)| Message::Configure(Box::new(sources), reply)),
+            Ok(()) = self.peer_roots.changed() => Some(Message::PeerRoots(self.peer_roots.borrow_and_update().clone())),
             Some((epoch, batch)) = self.changes.recv() => Some(Message::Changes(epoch, batch)),
             Some((name, answer)) = self.answers.recv() => Some(Message::Resolution(name, answer)),
             Some(news) = self.copies.recv() => Some(Message::Copy(news)),
@@ -234,12 +252,14 @@ impl Owner {
         let (answers, apply_resolution) = mpsc::channel(QUEUE);
         let (news, copies_news) = mpsc::channel(QUEUE);
         let (status, statuses) = watch::channel(Arc::default());
+        let (peer_roots, peer_roots_used) = watch::channel(Arc::default());
         let mut names = Names::default();
         let shards = [own.clone()];
         let inputs = Inputs {
             policy: &sources.policy,
             policy_generation: 1,
             shards: &shards,
+            peer_roots: &Arc::default(),
             resolved: names.resolved(),
             virtual_addresses: None,
         };
@@ -267,6 +287,7 @@ impl Owner {
             copies: copies.clone(),
             addresses,
             names,
+            peer_roots: Arc::default(),
             resolver: scope.spawn(resolver).abort_handle(),
             changes,
             answers,
@@ -281,8 +302,14 @@ impl Owner {
             owner.registries.push(Followed::new(life, task));
         }
         owner.publish_status();
-        let inbox = Inbox { configures, changes: changed, answers: apply_resolution, copies: copies_news };
-        (owner, inbox, Handle { configure, status: statuses, copies }, reader)
+        let inbox = Inbox {
+            configures,
+            peer_roots: peer_roots_used,
+            changes: changed,
+            answers: apply_resolution,
+            copies: copies_news,
+        };
+        (owner, inbox, Handle { configure, status: statuses, peer_roots, copies }, reader)
     }
 
     async fn run(mut self, mut inbox: Inbox) {
@@ -312,6 +339,10 @@ impl Owner {
                     self.publish_round(std::mem::take(&mut round), now);
                     // The sender of the config may be gone.
                     let _ = reply.send(self.configure(*sources, now));
+                }
+                Message::PeerRoots(roots) => {
+                    self.peer_roots = roots;
+                    round.dirty.peer_roots = true;
                 }
                 Message::Changes(epoch, batch) => self.apply_changes(epoch, batch, now, &mut round),
                 Message::Resolution(name, answer) => self.resolve(name, answer, &mut round),

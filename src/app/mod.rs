@@ -53,10 +53,15 @@ use crate::net::own::{LOOK_UP_EVERY, OwnAddresses};
 use crate::net::reading::Readings;
 use crate::net::scope::Scope;
 use crate::net::watch::FileWatch;
+use crate::snapshot::peer::Peer;
+use crate::snapshot::peer_roots::PeerRoots;
+use crate::snapshot::policy::Policy;
 use crate::telemetry::Telemetry;
 use crate::telemetry::access_log::GatewayName;
 use crate::telemetry::control::ReloadResult;
+use crate::tls::certificate::pem;
 use crate::tls::context::CertificateRotation;
+use crate::tls::trust::TrustBundles;
 use crate::world::LaterReader;
 use dns::Dns;
 use listeners::Listeners;
@@ -377,6 +382,7 @@ impl Program {
             manager,
             descriptors,
         };
+        program.give_peer_roots();
         program.manager.watch_workers(program.dataplane.control(), &scope);
         program.manager.ready(&program.serving());
         program.tell(|status| {
@@ -476,7 +482,10 @@ impl Program {
                     }
                 }
                 Event::Changed => supervisor.request_reload("the config file changed", None),
-                Event::Trust => supervisor.during(self.dataplane.readmit()).await?,
+                Event::Trust => {
+                    self.give_peer_roots();
+                    supervisor.during(self.dataplane.readmit()).await?;
+                }
                 Event::Clusters => supervisor.during(self.renew_clusters()).await?,
                 Event::AggregatorEnded => return Err(AGGREGATOR_ENDED),
                 Event::Loaded(Reload { why, waiters }, loaded) => {
@@ -496,6 +505,12 @@ impl Program {
                 }
             }
         }
+    }
+
+    /// Gives clients the roots with which they verify the services of peers.
+    fn give_peer_roots(&self) {
+        let Some(trust) = self.identity.context().trust.newest() else { return };
+        self.aggregator.use_peer_roots(peer_roots(&self.config.policy, &trust));
     }
 
     /// Follows the Kubernetes clusters that are there now.
@@ -576,6 +591,7 @@ impl Program {
             tracing::warn!("the change of {what} takes effect after a restart; all other changes are in use");
         }
         self.config = config;
+        self.give_peer_roots();
         if let Some(files) = &files {
             self.watch.retain(files);
         }
@@ -592,6 +608,15 @@ impl Program {
             format!("applied, except {}, which takes effect after a restart", restart.join(", "))
         })
     }
+}
+
+/// Returns the roots of each peer in PEM.
+fn peer_roots(policy: &Policy, trust: &TrustBundles) -> PeerRoots {
+    let of = |peer: &Arc<Peer>| {
+        let roots = trust.roots_of(&peer.who.as_ref()?.alias)?;
+        Some((peer.name.clone(), pem(roots).into()))
+    };
+    PeerRoots(policy.peers.iter().filter_map(of).collect())
 }
 
 /// Returns the name of this gateway for the access log.

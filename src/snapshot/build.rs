@@ -32,6 +32,7 @@ pub fn all(inputs: Inputs<'_>, generation: u64) -> Snapshot {
         services: NameMap::default(),
         addresses: AddressIndex::default(),
         peer_names: Arc::new(PeerNames::new(&inputs.policy.peers)),
+        peer_roots: inputs.peer_roots.clone(),
         behind: Arc::default(),
         networks: Arc::new(NetworkTable::new(inputs)),
         resolved: Arc::new(inputs.resolved.clone()),
@@ -56,6 +57,7 @@ pub fn next(previous: &Snapshot, inputs: Inputs<'_>, dirty: &Dirty) -> (Snapshot
         generation,
         policy_generation: inputs.policy_generation,
         policy: inputs.policy.clone(),
+        peer_roots: inputs.peer_roots.clone(),
         ..previous.clone()
     };
     // Names that are no longer used disappear from `resolved`, which changes nothing else.
@@ -68,6 +70,9 @@ pub fn next(previous: &Snapshot, inputs: Inputs<'_>, dirty: &Dirty) -> (Snapshot
         next.networks = Arc::new(networks);
         services.extend(next.services_at(&apart, inputs));
         delta.networks = changed;
+    }
+    if !Arc::ptr_eq(&previous.peer_roots, inputs.peer_roots) {
+        services.extend(previous.imported_from(&inputs.peer_roots.differing(&previous.peer_roots)));
     }
     for name in &dirty.resolved {
         services.extend(inputs.shards.iter().flat_map(|shard| shard.users_of(name.as_str())).cloned());
@@ -114,6 +119,14 @@ impl Snapshot {
         }
         self.move_behind(name, old.as_deref(), view.as_deref());
         view
+    }
+
+    /// Returns the services that come from one of these peers. Their roots seldom change.
+    fn imported_from(&self, peers: &BTreeSet<Arc<str>>) -> Vec<HostName> {
+        let is_theirs =
+            |view: &ServiceView| view.import.as_ref().is_some_and(|import| peers.contains(&import.peer));
+        let services = self.services.iter().filter(|_| !peers.is_empty());
+        services.filter(|(_, view)| is_theirs(view)).map(|(name, _)| name.clone()).collect()
     }
 
     /// Updates the networks on which a service has endpoints.

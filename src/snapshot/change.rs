@@ -216,12 +216,14 @@ pub struct Dirty {
     pub resolved: BTreeSet<HostName>,
     /// Host names that a registry has begun or ceased to use for endpoints and gateways.
     pub named: BTreeSet<HostName>,
+    /// True if the roots of a peer have changed.
+    pub peer_roots: bool,
 }
 
 impl Dirty {
     /// Returns true if no snapshot has to be built.
     pub fn is_empty(&self) -> bool {
-        self.services.is_empty() && self.networks.is_empty() && self.resolved.is_empty()
+        self.services.is_empty() && self.networks.is_empty() && self.resolved.is_empty() && !self.peer_roots
     }
 
     /// Adds the changes of `other`.
@@ -230,5 +232,6 @@ impl Dirty {
         self.networks.extend(other.networks);
         self.resolved.extend(other.resolved);
         self.named.extend(other.named);
+        self.peer_roots |= other.peer_roots;
     }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::peer_roots::PeerRoots;
 use super::policy::Policy;
 use super::routes::Resolved;
 use super::shard::Shard;
@@ -16,6 +17,8 @@ pub struct Inputs<'a> {
     pub policy_generation: u64,
     /// The shards in the order of their registries; the config file's own comes first.
     pub shards: &'a [Arc<Shard>],
+    /// The roots of peers.
+    pub peer_roots: &'a Arc<PeerRoots>,
     /// The addresses of resolved host names.
     pub resolved: &'a Resolved,
     /// The virtual addresses of imported services; `None`: they have none.

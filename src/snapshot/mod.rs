@@ -27,6 +27,7 @@ pub mod networks;
 pub mod omitted;
 pub mod owners;
 pub mod peer;
+pub mod peer_roots;
 pub mod policy;
 pub mod routes;
 pub mod service_view;
@@ -47,6 +48,7 @@ use exports::ExportIndex;
 use name_index::NameMap;
 use networks::NetworkTable;
 use owners::AddressIndex;
+use peer_roots::PeerRoots;
 use policy::{Listener, Policy};
 use routes::{Resolved, RouteTable};
 use service_view::ServiceView;
@@ -71,6 +73,8 @@ pub struct Snapshot {
     pub(crate) addresses: AddressIndex,
     /// The names under which peers know our services.
     pub(crate) peer_names: Arc<PeerNames>,
+    /// The roots of peers at the time of the build.
+    pub peer_roots: Arc<PeerRoots>,
     pub(crate) behind: Arc<ServicesBehind>,
     pub(crate) networks: Arc<NetworkTable>,
     /// The addresses of host names at the time of the build.

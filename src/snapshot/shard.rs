@@ -480,6 +480,7 @@ impl Shard {
             networks: self.gateway_networks().into_iter().cloned().collect(),
             resolved: BTreeSet::new(),
             named: self.names().cloned().collect(),
+            peer_roots: false,
         }
     }
 

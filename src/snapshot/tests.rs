@@ -15,6 +15,7 @@ use super::build::all;
 use super::inputs::Inputs;
 use super::listing::Listing;
 use super::peer::{NameTemplate, Peer, PeerExport, PeerIdentity, PeerLimits};
+use super::peer_roots::PeerRoots;
 use super::policy::{
     Access, ExportRule, ExportScope, Gateway, HboneLimits, Limits, Listener, ListenerProtocol,
     Mesh as MeshNames, NetworkPolicy, Node, Policy, RegistryScope, Route, RouteEndpoint, RouteName,
@@ -38,17 +39,24 @@ pub(crate) struct Mesh {
     pub(crate) policy: Arc<Policy>,
     pub(crate) shards: Vec<Arc<Shard>>,
     pub(crate) resolved: Resolved,
+    pub(crate) peer_roots: Arc<PeerRoots>,
 }
 
 impl Mesh {
     pub(crate) fn new(networks: Vec<NetworkPolicy>, shards: Vec<Listing>) -> Self {
         let shards = shards.into_iter().map(scoped).collect();
         let exports = vec![rule("*")];
-        Self { policy: policy(networks, exports, Vec::new()).into(), shards, resolved: Resolved::default() }
+        Self {
+            policy: policy(networks, exports, Vec::new()).into(),
+            shards,
+            resolved: Resolved::default(),
+            peer_roots: Arc::default(),
+        }
     }
 
     pub(crate) fn world(&self) -> Inputs<'_> {
         Inputs {
+            peer_roots: &self.peer_roots,
             policy_generation: 1,
             policy: &self.policy,
             shards: &self.shards,
@@ -474,7 +482,7 @@ pub(crate) fn meshes(addresses: Addresses) -> impl Strategy<Value = Mesh> {
                 Arc::new(scoped(shard).with_standing(standing))
             });
             let policy = Policy { peers, ..policy(networks, exports, routes()) };
-            Mesh { shards: shards.collect(), policy: policy.into(), resolved }
+            Mesh { shards: shards.collect(), policy: policy.into(), resolved, peer_roots: Arc::default() }
         },
     )
 }

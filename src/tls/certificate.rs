@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -11,6 +12,9 @@ use rustls::sign::CertifiedKey;
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use crate::model::identity::{Identity, IdentityError};
+
+/// Characters in a line of PEM (RFC 7468 §2).
+const PEM_LINE: usize = 64;
 
 /// A certificate of this gateway, with its key.
 #[derive(Debug)]
@@ -134,6 +138,24 @@ pub fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, Certific
     if all.is_empty() { Err(CertificateFault::Empty) } else { Ok(all) }
 }
 
+/// Returns certificates in PEM.
+pub fn pem(certificates: &[CertificateDer<'_>]) -> String {
+    let mut text = String::new();
+    for certificate in certificates {
+        text.push_str("-----BEGIN CERTIFICATE-----\n");
+        let encoded = BASE64_STANDARD.encode(certificate);
+        let mut rest = encoded.as_str();
+        while !rest.is_empty() {
+            let (line, more) = rest.split_at(rest.len().min(PEM_LINE));
+            text.push_str(line);
+            text.push('\n');
+            rest = more;
+        }
+        text.push_str("-----END CERTIFICATE-----\n");
+    }
+    text
+}
+
 /// Returns the SPIFFE ID of a certificate.
 pub fn identity_of(certificate: &CertificateDer<'_>) -> Result<Identity, IdentityFault> {
     let (_, parsed) = X509Certificate::from_der(certificate).map_err(|_| IdentityFault::Malformed)?;
@@ -170,5 +192,18 @@ fn validity(certificate: &X509Certificate<'_>) -> Validity {
     Validity {
         not_before: time(validity.not_before.timestamp()),
         not_after: time(validity.not_after.timestamp()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pem_is_read_as_it_was_written() {
+        for length in [1, 47, 48, 49, 1_000] {
+            let all = [CertificateDer::from(vec![7; length]), CertificateDer::from(vec![9; 5])];
+            assert_eq!(certificates(pem(&all).as_bytes()).expect("PEM"), all);
+        }
     }
 }

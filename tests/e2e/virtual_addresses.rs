@@ -87,7 +87,9 @@ fn world(endpoint: Option<SocketAddr>, generation: u64) -> (Snapshot, Vec<IpAddr
         *service = Arc::new(Service { import: Some(Arc::new(import)), ..(**service).clone() });
     }
     let shards = [Arc::new(offline::own(services))];
+    let peer_roots = Arc::default();
     let inputs = Inputs {
+        peer_roots: &peer_roots,
         policy: &config.policy,
         policy_generation: 1,
         shards: &shards,

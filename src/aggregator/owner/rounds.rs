@@ -155,6 +155,7 @@ impl Owner {
             policy: &self.policy,
             policy_generation: self.policy_generation,
             shards: &shards,
+            peer_roots: &self.peer_roots,
             resolved: self.names.resolved(),
             virtual_addresses: self.addresses.as_ref().map(Addresses::all),
         };

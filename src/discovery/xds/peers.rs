@@ -7,6 +7,7 @@ use std::sync::Arc;
 use dashmap::DashMap;
 
 use crate::model::endpoint::TlsMode;
+use crate::model::identity::Identity;
 use crate::model::name::HostName;
 use crate::snapshot::Snapshot;
 use crate::snapshot::service_view::{PortView, ServiceView};
@@ -20,10 +21,29 @@ pub struct Peers {
     pub identities: BTreeSet<Arc<str>>,
     /// The SPIFFE prefix accepted for endpoints without a known identity.
     pub prefix: Option<Arc<str>>,
+    /// The roots that verify the servers.
+    pub roots: Roots,
     endpoints: usize,
 }
 
+/// The roots that verify the servers of a service.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Roots {
+    /// Those of the client's own secret, for services of this mesh.
+    #[default]
+    Ours,
+    /// Those of a peer, in PEM.
+    Peer(Arc<str>),
+    /// None are known: no server can be verified.
+    Unknown,
+}
+
 impl Peers {
+    /// Returns one identity.
+    pub fn only(identity: &str) -> Self {
+        Self { any: true, identities: [identity.into()].into(), ..Self::default() }
+    }
+
     /// Collects the identities of a service port.
     pub fn of(snapshot: &Snapshot, service: &ServiceView, port: &PortView) -> Self {
         let mut peers = Self { any: port.protocol.default_tls() == TlsMode::Mesh, ..Self::default() };
@@ -37,6 +57,10 @@ impl Peers {
                 None => nameless = true,
             }
         }
+        if let Some(import) = &service.import {
+            peers.name_those_of(snapshot, &import.peer);
+            return peers;
+        }
         if nameless || peers.identities.is_empty() {
             let domain = snapshot.policy.mesh.trust_domain.as_str();
             peers.prefix = Some(format!("spiffe://{domain}/ns/{}/", service.namespace).into());
@@ -44,8 +68,29 @@ impl Peers {
         peers
     }
 
+    /// Gives the identities the trust domain that the certificates of a peer name, and takes the peer's roots.
+    fn name_those_of(&mut self, snapshot: &Snapshot, peer: &str) {
+        let found = snapshot.policy.peers.iter().find(|known| &*known.name == peer);
+        let who = found.and_then(|peer| peer.who.as_ref());
+        let named = |identity: &Arc<str>| {
+            Identity::parse(identity)
+                .ok()
+                .zip(who)
+                .map(|(identity, who)| identity.in_domain(&who.trust_domain).shared())
+        };
+        self.identities = self.identities.iter().filter_map(named).collect();
+        // Without an identity every certificate of the roots would do.
+        let usable = who.is_some() && !self.identities.is_empty();
+        let roots = snapshot.peer_roots.of(peer).filter(|_| usable);
+        self.roots = roots.map_or(Roots::Unknown, |roots| Roots::Peer(roots.clone()));
+    }
+
     /// Returns true if `before` allows all of these.
     fn are_known(&self, before: &Self) -> bool {
+        self.roots == before.roots && self.names_are_known(before)
+    }
+
+    fn names_are_known(&self, before: &Self) -> bool {
         self.endpoints == 0 && before.endpoints > 0
             || (self.any == before.any
                 && self.identities.is_subset(&before.identities)

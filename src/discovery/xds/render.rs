@@ -11,7 +11,7 @@ use prost_types::value::Kind as ValueKind;
 use prost_types::{Any, Struct, Value};
 
 use super::kind::{Kind, Target, cluster_name};
-use super::peers::{Peers, SanHistory};
+use super::peers::{Peers, Roots, SanHistory};
 use super::resource::Resource;
 use crate::model::endpoint::{Health, TlsMode};
 use crate::model::mesh_name::MeshName;
@@ -38,6 +38,8 @@ const TLS_MODE: (&str, &str) = ("tlsMode", "istio");
 /// Names of the static secrets in Envoy's own config that mutual TLS in the mesh uses.
 const CERTIFICATE_SECRET: &str = "default";
 const ROOTS_SECRET: &str = "ROOTCA";
+/// A name that no certificate has: `.invalid` is nobody's (RFC 2606).
+const NOBODY: &str = "spiffe://no-roots-are-known.invalid/";
 /// The ALPN protocol that mesh endpoints and Istio's SNI gateways expect.
 const MESH_ALPN: &str = "istio";
 
@@ -67,6 +69,13 @@ pub fn resource(
         let service = snapshot.service(target.hostname.as_str())?;
         Some(Found { service, port: service.port(target.port)?, subset: &target.subset })
     });
+    // gRPC clients bring credentials of their own, which know nothing of a peer's roots.
+    let is_usable = |found: &Found<'_>| {
+        viewer.client == ClientKind::Envoy
+            || found.service.import.is_none()
+            || !Peers::of(snapshot, found.service, found.port).any
+    };
+    let found = found.filter(is_usable);
     match (kind, found) {
         (Kind::Assignment, found) => Some(assignment(snapshot, name, found, viewer)),
         (Kind::Cluster, Some(found)) => {
@@ -192,7 +201,7 @@ fn transport_sockets(found: Found<'_>, peers: &Peers) -> Vec<cluster::cluster::T
         transport_socket: Some(socket(
             "tls",
             "tls.v3.UpstreamTlsContext",
-            any(&mutual_tls(MeshName { port: port.port, subset, hostname: &service.name }.text(), peers)),
+            any(&mutual_tls(sni_of(service, port, subset), peers)),
         )),
     });
     let raw = cluster::cluster::TransportSocketMatch {
@@ -201,6 +210,16 @@ fn transport_sockets(found: Found<'_>, peers: &Peers) -> Vec<cluster::cluster::T
         transport_socket: Some(socket("raw_buffer", "raw_buffer.v3.RawBuffer", any(&RawBuffer {}))),
     };
     mesh.into_iter().chain([raw]).collect()
+}
+
+/// Returns the server name that clients send: that of the service here, or the one by which the peer exports it, as nobody on the
+/// way changes it.
+fn sni_of(service: &ServiceView, port: &PortView, subset: &str) -> String {
+    let name = match &service.import {
+        None => MeshName { port: port.port, subset, hostname: &service.name },
+        Some(import) => MeshName { port: port.port, subset: "", hostname: import.exported_name.as_str() },
+    };
+    name.text()
 }
 
 fn matchers(peers: &Peers) -> Vec<tls::SubjectAltNameMatcher> {
@@ -219,19 +238,34 @@ fn matchers(peers: &Peers) -> Vec<tls::SubjectAltNameMatcher> {
 
 fn mutual_tls(sni: String, peers: &Peers) -> tls::UpstreamTlsContext {
     let secret = |name: &str| tls::SdsSecretConfig { name: name.to_owned(), sds_config: None };
-    let names = tls::CertificateValidationContext { match_typed_subject_alt_names: matchers(peers) };
-    let validation = tls::common_tls_context::CombinedCertificateValidationContext {
-        default_validation_context: Some(names),
-        validation_context_sds_secret_config: Some(secret(ROOTS_SECRET)),
+    let by_secret = |match_typed_subject_alt_names| {
+        let names = tls::CertificateValidationContext { match_typed_subject_alt_names, trusted_ca: None };
+        let validation = tls::common_tls_context::CombinedCertificateValidationContext {
+            default_validation_context: Some(names),
+            validation_context_sds_secret_config: Some(secret(ROOTS_SECRET)),
+        };
+        tls::common_tls_context::ValidationContextType::CombinedValidationContext(validation)
+    };
+    let validation = match &peers.roots {
+        Roots::Ours => by_secret(matchers(peers)),
+        Roots::Peer(roots) => {
+            let inline = core::data_source::Specifier::InlineString(roots.to_string());
+            tls::common_tls_context::ValidationContextType::ValidationContext(
+                tls::CertificateValidationContext {
+                    trusted_ca: Some(core::DataSource { specifier: Some(inline) }),
+                    match_typed_subject_alt_names: matchers(peers),
+                },
+            )
+        }
+        // Neither every server nor one of ours may be taken for the peer's: a name that no certificate has is asked for.
+        Roots::Unknown => by_secret(matchers(&Peers::only(NOBODY))),
     };
     tls::UpstreamTlsContext {
         sni,
         common_tls_context: Some(tls::CommonTlsContext {
             alpn_protocols: vec![MESH_ALPN.to_owned()],
             tls_certificate_sds_secret_configs: vec![secret(CERTIFICATE_SECRET)],
-            validation_context_type: Some(
-                tls::common_tls_context::ValidationContextType::CombinedValidationContext(validation),
-            ),
+            validation_context_type: Some(validation),
             ..tls::CommonTlsContext::default()
         }),
     }
@@ -399,3 +433,6 @@ fn any(message: &impl Message) -> Any {
 fn duration(duration: Duration) -> prost_types::Duration {
     prost_types::Duration::try_from(duration).unwrap_or_default()
 }
+
+#[cfg(test)]
+mod tests;

@@ -24,7 +24,14 @@ fn shard(cluster: &str, ports: &str, endpoints: &str, standing: Standing) -> Arc
 fn merged(shards: &[Arc<Shard>], resolved: &Resolved) -> Arc<ServiceView> {
     let policy = policy_of("east", NETWORK).into();
     let snapshot = build::all(
-        Inputs { policy_generation: 1, policy: &policy, shards, resolved, virtual_addresses: None },
+        Inputs {
+            peer_roots: &Default::default(),
+            policy_generation: 1,
+            policy: &policy,
+            shards,
+            resolved,
+            virtual_addresses: None,
+        },
         1,
     );
     snapshot.service("a.mesh").expect("there").clone()
@@ -121,7 +128,9 @@ fn a_change_of_standing_changes_exactly_the_services_of_the_shard() {
     let names: Vec<&str> = dirty.services.iter().map(HostName::as_str).collect();
     assert_eq!(names, ["a.mesh"]);
     let (policy, resolved) = (Arc::new(policy_of("east", NETWORK)), Resolved::default());
+    let peer_roots = Arc::default();
     let world = |shards| Inputs {
+        peer_roots: &peer_roots,
         policy_generation: 1,
         policy: &policy,
         shards,

@@ -50,6 +50,7 @@ struct World {
     policy: Arc<Policy>,
     shards: Vec<Arc<Shard>>,
     addresses: VirtualAddresses,
+    peer_roots: Arc<crate::snapshot::peer_roots::PeerRoots>,
 }
 
 impl World {
@@ -65,11 +66,12 @@ impl World {
         for name in &names {
             addresses.renew(name, import_of(name.as_str(), &shards).map(|import| &**import), 0);
         }
-        Self { policy, shards, addresses }
+        Self { policy, shards, addresses, peer_roots: Arc::default() }
     }
 
     fn inputs<'a>(&'a self, resolved: &'a Resolved) -> Inputs<'a> {
         Inputs {
+            peer_roots: &self.peer_roots,
             policy: &self.policy,
             policy_generation: 1,
             shards: &self.shards,

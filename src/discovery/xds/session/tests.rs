@@ -104,6 +104,7 @@ pub(in crate::discovery::xds) fn snapshot(
     let shards = [Arc::new(Shard::of(shard, &scope))];
     build::all(
         Inputs {
+            peer_roots: &Default::default(),
             policy_generation: 1,
             policy,
             shards: &shards,
@@ -424,7 +425,9 @@ fn imported(policy: &Arc<Policy>, generation: u64, names: &[String]) -> Snapshot
         *service = Arc::new(Service { import: Some(Arc::new(import)), ..(**service).clone() });
     }
     let shards = [Arc::new(Shard::of(listing, &RegistryScope::default()))];
+    let peer_roots = Arc::default();
     let inputs = Inputs {
+        peer_roots: &peer_roots,
         policy_generation: 1,
         policy,
         shards: &shards,
