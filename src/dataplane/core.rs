@@ -15,11 +15,12 @@ use slab::Slab;
 
 use super::balancer::Balancers;
 use super::clock::Clock;
-use super::entry::{Entry, HeldBytes};
+use super::entry::{ConnectionFacts, Entry, HeldBytes};
 use super::pacer::HandshakePacer;
 use super::shared::{Message, Shared};
 use crate::model::reason::Reason;
 use crate::model::record::ConnectionRecord;
+use crate::net::admission::peers::PeerLimit;
 use crate::net::admission::{Holder, Limit, Released, Verdict, services};
 use crate::net::diag::{self, Diag};
 use crate::net::pipe::Pipes;
@@ -301,26 +302,59 @@ impl Core {
     ) -> Result<Admission, Reason> {
         let mut facts = entry.facts.borrow_mut();
         let admission = facts.admitted(answer)?;
+        self.seat_of_peer(&mut facts)?;
         let services = &self.shared.services;
         let Some(limit) = services.limit() else { return Ok(admission) };
         if let Some(key) = facts.matched.limit_key() {
-            facts.place = self.services.admit(services, &key);
-            if facts.place.is_none() {
+            let Some(place) = self.services.admit(services, &key) else {
                 let text =
                     format!("{key} has all of its {limit} connections (limits.perService.connections)");
                 facts.detail = Some(text.into());
                 return Err(Reason::LimitService);
-            }
+            };
+            facts.places.get_or_insert_default().service = Some(place);
         }
         Ok(admission)
+    }
+
+    /// Takes a place among the connections of the caller's peer, if it is of one.
+    fn seat_of_peer(&self, facts: &mut ConnectionFacts) -> Result<(), Reason> {
+        let Some(name) = facts.matched.peer.clone() else { return Ok(()) };
+        let snapshot = self.snapshot();
+        let peer = snapshot.policy.peers.iter().find(|peer| peer.name == name);
+        let Some(limits) = peer.map(|peer| peer.limits) else { return Ok(()) };
+        match self.shared.peers.admit(&name, limits.connections, limits.new_per_second) {
+            Ok(seat) => {
+                facts.places.get_or_insert_default().peer = Some(seat);
+                Ok(())
+            }
+            Err(limit) => {
+                facts.detail = Some(match limit {
+                    PeerLimit::Connections => {
+                        let most = limits.connections;
+                        format!("the callers of the peer {name} have all of its {most} connections (peers[].limits.connections)").into()
+                    }
+                    PeerLimit::Rate => {
+                        let most = limits.new_per_second;
+                        format!("the callers of the peer {name} opened more than {most} connections in a second (peers[].limits.newPerSecond)").into()
+                    }
+                });
+                Err(Reason::LimitSource)
+            }
+        }
     }
 
     /// Counts a connection that is open already among those to its service, as a limit may have come since.
     pub(crate) fn count_for_service(&self, entry: &Entry) {
         let services = &self.shared.services;
         let mut facts = entry.facts.borrow_mut();
-        if services.limit().is_some() && facts.permit.is_some() && facts.place.is_none() {
-            facts.place = facts.matched.limit_key().map(|key| self.services.count(services, &key));
+        let has_place = facts.places.as_ref().is_some_and(|places| places.service.is_some());
+        if services.limit().is_some()
+            && facts.permit.is_some()
+            && !has_place
+            && let Some(key) = facts.matched.limit_key()
+        {
+            facts.places.get_or_insert_default().service = Some(self.services.count(services, &key));
         }
     }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 use super::standstill::Standstill;
 use crate::model::reason::Reason;
 use crate::model::record::{ConnectionProtocol, ConnectionRecord, Side};
-use crate::net::admission::{Holder, services};
+use crate::net::admission::{Holder, peers, services};
 use crate::net::latest::Latest;
 use crate::net::own::OwnDial;
 use crate::snapshot::admit::{Admission, Permit, Refusal, RouteMatch};
@@ -143,8 +143,17 @@ pub(crate) struct ConnectionFacts {
     pub(crate) destination: Option<Rc<Destination>>,
     /// The PROXY header that endpoints are sent, if they are sent one.
     pub(crate) header: Option<Box<OutgoingHeader>>,
-    /// The place among the connections to its service, if that is limited.
-    pub(crate) place: Option<services::Place>,
+    /// The places among connections that are limited together; `None` while there are none.
+    pub(crate) places: Option<Box<Places>>,
+}
+
+/// The places of a connection among others that are limited together.
+#[derive(Default)]
+pub(crate) struct Places {
+    /// Among those to its service, if that is limited.
+    pub(crate) service: Option<services::Place>,
+    /// Among those of its peer's callers, if it is of a peer.
+    pub(crate) peer: Option<peers::Seat>,
 }
 
 /// The PROXY header that endpoints are sent before the client's first byte; each attempt sends the same.

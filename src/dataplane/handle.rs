@@ -20,6 +20,7 @@ use crate::model::address::Bind;
 use crate::model::limits::SourceLimits;
 use crate::model::record::ConnectionRecord;
 use crate::net::admission::Admission;
+use crate::net::admission::peers::Peers;
 use crate::net::admission::services::Services;
 use crate::net::budget::{
     checks_for, connections_for, dns_connections_for, http_connections_for, xds_connections_for,
@@ -126,6 +127,7 @@ impl Dataplane {
             telemetry: telemetry.clone(),
             admission: Admission::new(0),
             services: Services::default(),
+            peers: Peers::default(),
             pending_cap: AtomicUsize::new(0),
             check_places: Arc::default(),
             checks: watch::Sender::default(),

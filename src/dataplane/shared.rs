@@ -14,6 +14,7 @@ use super::upstreams::Upstreams;
 use super::withdrawals::Which;
 use crate::model::address::Bind;
 use crate::model::record::ConnectionRecord;
+use crate::net::admission::peers::Peers;
 use crate::net::admission::services::Services;
 use crate::net::admission::{Admission, Holder};
 use crate::net::handed::HandedOver;
@@ -34,6 +35,8 @@ pub(crate) struct Shared {
     pub(crate) admission: Admission,
     /// The connections and CONNECT streams to each service.
     pub(crate) services: Services,
+    /// The connections and CONNECT streams of each peer's callers.
+    pub(crate) peers: Peers,
     /// The number of incomplete hellos that one worker may hold.
     pub(crate) pending_cap: AtomicUsize,
     /// The number of health checks that may run at the same time.

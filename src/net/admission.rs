@@ -24,6 +24,7 @@ use hashbrown::DefaultHashBuilder;
 use crate::model::limits::SourceLimits;
 use crate::model::reason::Reason;
 
+pub mod peers;
 pub mod services;
 pub mod sources;
 

@@ -250,3 +250,32 @@ fn f12_a_peer_changes_its_root_under_load_and_nothing_fails_until_the_old_one_is
     assert_eq!(failures.into_inner(), 0, "of {} calls", calls.load(Ordering::Relaxed));
     assert!(begins(&by_new));
 }
+
+#[test]
+fn a_peer_at_its_limits_is_told_so_and_costs_another_nothing() {
+    let (echo, pay, organisations) = (Backend::echo(), Backend::echo(), Organisations::new());
+    let config = config(&echo, &pay, &format!("{EXPORTED}, limits: {{connections: 2}}"));
+    let gateway = Gateway::start_in(organisations.folder(), &config, &[]);
+    let of = |config| Hbone::connect(gateway.listener("hbone"), config).expect("let in");
+    let (west, south) = (of(cart(&organisations.west)), of(cart(&organisations.south)));
+    let name = "echo.shop.east.global:80";
+    let first = west.open(name).expect("below the limit");
+    let second = west.open(name).expect("below the limit");
+    let refused = west.open(name).err().expect("above it");
+    assert_eq!(refused, (503.try_into().expect("a status"), "limit_source".to_owned()), "{refused:?}");
+    let line = gateway.logged("the refusal", |line| line["reason"] == "limit_source");
+    assert_eq!(line["peer"], "west");
+    assert!(
+        line["detail"]
+            .as_str()
+            .is_some_and(|text| text.contains("the peer west has") || text.contains("all of its 2")),
+        "{line}"
+    );
+    assert_eq!(
+        south.open("pay.shop.east.global:80").expect("another peer").echo("pay"),
+        Ok("pay".to_owned())
+    );
+    drop(first);
+    eventually("the place to be free", || west.open(name).ok().map(drop));
+    drop(second);
+}
