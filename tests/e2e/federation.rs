@@ -81,7 +81,7 @@ fn entries(gateway: &Gateway, service: &str) -> Option<Vec<Value>> {
 
 /// Waits until a service stands for this weight in east.
 #[track_caller]
-fn weighs(gateway: &Gateway, service: &str, weight: f64) {
+pub(crate) fn weighs(gateway: &Gateway, service: &str, weight: f64) {
     eventually(&format!("{service} to weigh {weight}"), || {
         let entries = entries(gateway, service)?;
         let sum: f64 = entries.iter().filter_map(|entry| entry["standsFor"].as_f64()).sum();

@@ -56,7 +56,7 @@ pub(crate) fn endpoint_at(address: SocketAddr, name: &'static str, identity: &st
     })
 }
 
-fn answer(stream: std::net::TcpStream, config: Arc<ServerConfig>, name: &str) -> io::Result<()> {
+pub(crate) fn answer(stream: std::net::TcpStream, config: Arc<ServerConfig>, name: &str) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let connection = ServerConnection::new(config).map_err(io::Error::other)?;
     let mut tls = BufReader::new(StreamOwned::new(connection, stream));

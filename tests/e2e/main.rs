@@ -23,6 +23,7 @@ mod etcd;
 mod explain;
 mod faults;
 mod federation;
+mod federation_envoy;
 mod files;
 mod hbone;
 mod hbone_hostile;
