@@ -17,6 +17,7 @@ use isthmus::discovery::xds::incoming::limits;
 use isthmus::discovery::xds::kind::Kind;
 use isthmus::discovery::xds::server::{Service as XdsService, serve};
 use isthmus::model::address::Bind;
+use isthmus::model::identity::{Identity, TrustDomain};
 use isthmus::model::import::Import;
 use isthmus::model::name::HostName;
 use isthmus::model::service::Service;
@@ -28,6 +29,8 @@ use isthmus::snapshot::Snapshot;
 use isthmus::snapshot::build;
 use isthmus::snapshot::delta::Delta;
 use isthmus::snapshot::inputs::Inputs;
+use isthmus::snapshot::peer::{Peer, PeerIdentity, PeerLimits};
+use isthmus::snapshot::peer_roots::PeerRoots;
 use isthmus::snapshot::routes::Resolved;
 use isthmus::snapshot::virtual_addresses::{Ranges, VirtualAddresses};
 use isthmus::telemetry::discovery::Discovery;
@@ -61,6 +64,23 @@ struct Control {
     _runtime: Runtime,
 }
 
+/// The peer that gives the service.
+fn west() -> Peer {
+    let domain = |text: &str| TrustDomain::parse(text).expect("legal");
+    Peer {
+        name: "west".into(),
+        who: Some(PeerIdentity {
+            gateway: Identity::parse("spiffe://cluster.local/ns/isthmus/sa/gateway").expect("legal"),
+            trust_domain: domain("cluster.local"),
+            alias: domain("west"),
+        }),
+        from: Vec::new(),
+        exports: Vec::new(),
+        imports: Vec::new(),
+        limits: PeerLimits::default(),
+    }
+}
+
 /// The world with an imported service of one endpoint, or without the service.
 fn world(endpoint: Option<SocketAddr>, generation: u64) -> (Snapshot, Vec<IpAddr>) {
     let folder = tempfile::tempdir().expect("a folder");
@@ -87,10 +107,13 @@ fn world(endpoint: Option<SocketAddr>, generation: u64) -> (Snapshot, Vec<IpAddr
         *service = Arc::new(Service { import: Some(Arc::new(import)), ..(**service).clone() });
     }
     let shards = [Arc::new(offline::own(services))];
-    let peer_roots = Arc::default();
+    let mut policy = (*config.policy).clone();
+    policy.peers.push(Arc::new(west()));
+    let policy = Arc::new(policy);
+    let peer_roots = Arc::new(PeerRoots([(Arc::from("west"), Arc::from(PKI.ca_pem()))].into()));
     let inputs = Inputs {
         peer_roots: &peer_roots,
-        policy: &config.policy,
+        policy: &policy,
         policy_generation: 1,
         shards: &shards,
         resolved: &Resolved::default(),
