@@ -1,12 +1,16 @@
 //! Federation: two organisations with a gateway, a CA and a trust domain each exchange services over a link.
 
+use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::support::client::{connect, tls_with};
 use crate::support::eventually;
 use crate::support::gateway::Gateway;
+use crate::support::hbone::client;
 use crate::support::organisation::{Organisation, free_port, start};
+use crate::support::pki::Pki;
 
 const RATINGS: &str = "ratings.pay.west.global";
 
@@ -186,4 +190,58 @@ fn f_7_of_two_peers_that_claim_one_name_the_first_has_it_and_the_other_is_shown(
     });
     assert!(shown.to_string().contains("north/pay"), "{shown}");
     drop((west, north_gateway));
+}
+
+#[test]
+fn only_the_gateway_of_a_peer_opens_a_link() {
+    let pair = Pair::new();
+    let west = pair.start_west(&services(&[service("ratings", [3, 4])]));
+    let stranger = Pki::new("the CA of a stranger");
+    let gateway_of_east = pair.east.identity();
+    let open = |authority: &Pki, identity: &str| {
+        let issued = authority.issue(&[], Some(identity));
+        let config = client(Some(issued), &["isthmus-peer/1"]);
+        let mut stream = match tls_with(config, west.listener("mesh"), "unused.example") {
+            Ok(stream) => stream,
+            Err(error) => return error.to_string(),
+        };
+        // The preface and the settings of HTTP/2, which the server answers if it lets the client in.
+        let asked = stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0");
+        match asked.and_then(|()| stream.read(&mut [0; 64])) {
+            Ok(0) => "closed".to_owned(),
+            Ok(_) => "served".to_owned(),
+            Err(error) => error.to_string(),
+        }
+    };
+    assert_eq!(open(&pair.east.pki, &gateway_of_east), "served", "the test asks as a gateway does");
+    for (authority, identity) in [
+        (&stranger, &*gateway_of_east),
+        (&pair.east.pki, "spiffe://east.example/ns/front/sa/web"),
+        (&pair.east.pki, "spiffe://west.example/ns/isthmus/sa/gateway"),
+        (&pair.west.pki, "spiffe://west.example/ns/isthmus/sa/gateway"),
+    ] {
+        let answer = open(authority, identity);
+        assert_ne!(answer, "served", "{identity}");
+    }
+    // Connections that say nothing more keep no peer from its link.
+    let silent: Vec<_> = (0..40)
+        .map(|_| {
+            let mut stream = connect(west.listener("mesh"));
+            stream.write_all(&link_hello()).expect("sent");
+            stream
+        })
+        .collect();
+    let east = pair.start_east();
+    drop(silent);
+    weighs(&east, RATINGS, 7.0);
+}
+
+/// Returns the first message of a TLS client that opens a link.
+fn link_hello() -> Vec<u8> {
+    let config = client(None, &["isthmus-peer/1"]);
+    let name = "unused.example".try_into().expect("a name");
+    let mut connection = rustls::ClientConnection::new(config, name).expect("a client");
+    let mut hello = Vec::new();
+    connection.write_tls(&mut hello).expect("in memory");
+    hello
 }

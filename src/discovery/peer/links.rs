@@ -1,8 +1,8 @@
 //! The owner of all links: dials the peers that the config says to dial, takes the links that arrive at a listener, and ends
 //! links whose configuration has changed.
 
-use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
+use std::collections::{BTreeMap, HashMap};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,10 +23,12 @@ use super::status::{LinkState, LinkTable};
 use super::transport::{self, Opened, Peeked};
 use crate::model::address::Host;
 use crate::model::identity::{Identity, TrustDomain};
+use crate::model::limits::SourcePrefix;
 use crate::net::backoff::Backoff;
 use crate::net::handed::HandedOver;
 use crate::net::latest::Latest;
 use crate::net::scope::Scope;
+use crate::net::throttle::LogThrottle;
 use crate::proto::isthmus::peer::v1 as proto;
 use crate::snapshot::peer::{LINK_PROTOCOL, Peer, PeerIdentity};
 use crate::tls::context::NodeContext;
@@ -40,9 +42,13 @@ use crate::world::Reader;
 const STEP_WITHIN: Duration = Duration::from_secs(10);
 /// The longest wait between two attempts to dial.
 const RETRY: Duration = Duration::from_secs(15);
-/// Links that may exist at the same time, and of one peer.
-const LINKS_MAX: usize = 1_024;
+/// Links of one peer that may exist at the same time.
 const LINKS_OF_PEER_MAX: usize = 64;
+/// Connections whose other end is not known yet, of all sources and of one.
+const UNKNOWN_MAX: usize = 256;
+const UNKNOWN_OF_SOURCE_MAX: usize = 16;
+/// How often it is logged that a link was refused: anybody can cause it.
+const LOG_EVERY: Duration = Duration::from_secs(1);
 
 /// The parts that all links share.
 struct Shared {
@@ -55,10 +61,49 @@ struct Shared {
     instance: Arc<str>,
     scope: Scope,
     numbers: AtomicU64,
-    seats: Arc<Semaphore>,
+    /// Connections whose other end is not known yet.
+    unknown: Arc<Unknown>,
+    refusals: LogThrottle,
     configured: Mutex<BTreeMap<Arc<str>, Configured>>,
     /// Our trust domain.
     own: Mutex<Option<TrustDomain>>,
+}
+
+/// Connections whose other end is not known yet, by source. An address of IPv6 stands for its /64.
+#[derive(Default)]
+struct Unknown(Mutex<HashMap<IpAddr, usize>>);
+
+/// A connection among those whose other end is not known yet, until it is dropped.
+struct Place {
+    among: Arc<Unknown>,
+    source: IpAddr,
+}
+
+impl Unknown {
+    fn enter(self: &Arc<Self>, source: IpAddr) -> Option<Place> {
+        let source = SourcePrefix::default().block(source);
+        let mut sources = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        #[expect(clippy::disallowed_methods, reason = "the sum of all is the same in any order")]
+        let all: usize = sources.values().sum();
+        let own = sources.get(&source).copied().unwrap_or(0);
+        if all >= UNKNOWN_MAX || own >= UNKNOWN_OF_SOURCE_MAX {
+            return None;
+        }
+        sources.insert(source, own + 1);
+        Some(Place { among: self.clone(), source })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut sources = self.among.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = sources.get_mut(&self.source) {
+            *count -= 1;
+            if *count == 0 {
+                sources.remove(&self.source);
+            }
+        }
+    }
 }
 
 /// One peer of the config.
@@ -96,7 +141,8 @@ impl Links {
             instance,
             scope: scope.clone(),
             numbers: AtomicU64::new(1),
-            seats: Arc::new(Semaphore::new(LINKS_MAX)),
+            unknown: Arc::default(),
+            refusals: LogThrottle::new(LOG_EVERY),
             configured: Mutex::default(),
             own: Mutex::default(),
         }));
@@ -157,23 +203,28 @@ impl Links {
 
     async fn accept(self, mut arrivals: mpsc::Receiver<HandedOver>) {
         while let Some(arrival) = arrivals.recv().await {
-            let Ok(seat) = self.0.seats.clone().try_acquire_owned() else {
-                tracing::warn!(source = %arrival.source, "a link is refused: there are {LINKS_MAX} already");
+            let source = arrival.source;
+            let Some(place) = self.0.unknown.enter(source.ip()) else {
+                self.refused(source, "too many connections whose other end is not known yet");
                 continue;
             };
             let links = self.clone();
             self.0.scope.spawn(async move {
-                let source = arrival.source;
-                if let Err(problem) = Box::pin(links.serve(arrival)).await {
-                    tracing::warn!(%source, "a link from {source} ended: {problem}");
+                if let Err(problem) = Box::pin(links.serve(arrival, place)).await {
+                    links.refused(source, &problem);
                 }
-                drop(seat);
             });
         }
     }
 
+    fn refused(&self, source: SocketAddr, problem: &str) {
+        if let Some(times) = self.0.refusals.occurred() {
+            tracing::warn!(%source, times, "a link from another side ended, or was refused: {problem}");
+        }
+    }
+
     /// Serves a connection that a peer has dialled.
-    async fn serve(&self, arrival: HandedOver) -> Result<(), String> {
+    async fn serve(&self, arrival: HandedOver, place: Place) -> Result<(), String> {
         let HandedOver { socket, source, first, .. } = arrival;
         let socket = stream(socket).map_err(|error| error.to_string())?;
         let context = &self.0.context;
@@ -198,6 +249,7 @@ impl Links {
             serving.abort();
             return Err("the other side opens no link".to_owned());
         };
+        drop(place);
         let link = Link { peer, address: source.to_string(), dialled: false, stop, instances };
         let ended = self.run(link, Outgoing::Accepted(outgoing), incoming, (proof, trust)).await;
         // The last message is on its way.
@@ -410,4 +462,25 @@ fn stream(socket: OwnedFd) -> std::io::Result<TcpStream> {
     let socket = std::net::TcpStream::from(socket);
     socket.set_nonblocking(true)?;
     TcpStream::from_std(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_source_keeps_no_other_from_opening_a_link() {
+        let unknown = Arc::new(Unknown::default());
+        let source = |number: u8| IpAddr::from([203, 0, 113, number]);
+        let mut places: Vec<Place> = (0..100).filter_map(|_| unknown.enter(source(1))).collect();
+        assert_eq!(places.len(), UNKNOWN_OF_SOURCE_MAX);
+        let other = unknown.enter(source(2)).expect("another source");
+        places.pop();
+        assert!(unknown.enter(source(1)).is_some(), "a place that is given back can be taken again");
+        drop((places, other));
+        assert!(unknown.0.lock().expect("not poisoned").is_empty(), "nothing is remembered of who has gone");
+        let many: Vec<Place> =
+            (0..=255).filter_map(|number| unknown.enter(IpAddr::from([198, 51, 100, number]))).collect();
+        assert_eq!((many.len(), unknown.enter(source(1)).is_none()), (UNKNOWN_MAX, true));
+    }
 }
