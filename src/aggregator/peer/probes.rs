@@ -1,5 +1,5 @@
-//! Whether the gateways of a peer answer: a TCP connect, again and again. A link that is lost and gateways that answer mean
-//! another thing than gateways that are dead.
+//! Probes of the gateways of a peer: a TCP connect to each, again and again. A lost link with gateways that answer is told apart
+//! from gateways that are dead.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

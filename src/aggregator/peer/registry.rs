@@ -49,16 +49,15 @@ impl Registry for PeerRegistry {
     }
 }
 
-/// What one replica of the peer has given.
+/// One replica of the peer, and the items that it has given.
 #[derive(Debug, Default)]
 struct Replica {
+    instance: Arc<str>,
     items: Items,
     /// True once a full listing has ended.
     is_listed: bool,
     /// A listing in progress; what was given before stays in use until it ends.
     listing: Option<Box<Items>>,
-    /// Counts the links: the newest has precedence.
-    order: u64,
 }
 
 /// Services by exported name, and gateways by key.
@@ -72,7 +71,7 @@ struct Items {
     taken: HashMap<Arc<str>, usize>,
 }
 
-/// What the registry gives the aggregator.
+/// The items that the aggregator was given.
 #[derive(Debug, Default)]
 struct Given {
     /// By exported name.
@@ -82,8 +81,8 @@ struct Given {
 
 struct Follower {
     peer: PeerSpec,
-    replicas: BTreeMap<Arc<str>, Replica>,
-    links: u64,
+    /// The replica with the newest link comes first, and has precedence.
+    replicas: Vec<Replica>,
     given: Given,
     /// True once a full listing was given.
     has_given: bool,
@@ -92,24 +91,13 @@ struct Follower {
     /// True if the aggregator has to be told that there is a link again.
     has_returned: bool,
     probes: Probes,
-    interner: Interner,
 }
 
 async fn follow(registry: PeerRegistry, changes: Changes) -> Result<Infallible, Closed> {
     let PeerRegistry { spec, peer, inbox } = registry;
     let mut events = inbox.attach(&peer.peer.name);
     let scope = spec.scope.addresses.clone();
-    let mut follower = Follower {
-        peer,
-        replicas: BTreeMap::new(),
-        links: 0,
-        given: Given::default(),
-        has_given: false,
-        is_lost: true,
-        has_returned: false,
-        probes: Probes::default(),
-        interner: Interner::default(),
-    };
+    let mut follower = Follower::new(peer);
     changes.send(vec![Change::Failed(vec!["there is no link with the peer yet".to_owned()])]).await?;
     let mut every = interval(probes::EVERY);
     every.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -142,13 +130,28 @@ async fn follow(registry: PeerRegistry, changes: Changes) -> Result<Infallible, 
 }
 
 impl Follower {
+    fn new(peer: PeerSpec) -> Self {
+        Self {
+            peer,
+            replicas: Vec::new(),
+            given: Given::default(),
+            has_given: false,
+            is_lost: true,
+            has_returned: false,
+            probes: Probes::default(),
+        }
+    }
+
+    fn replica(&mut self, instance: &Arc<str>) -> Option<&mut Replica> {
+        self.replicas.iter_mut().find(|replica| replica.instance == *instance)
+    }
+
     /// Takes an event; returns the changes that follow from it.
     fn handle(&mut self, event: Event) -> Vec<Change> {
         match event {
             Event::Up { instance } => {
-                self.links += 1;
-                let order = self.links;
-                self.replicas.insert(instance, Replica { order, ..Replica::default() });
+                self.replicas.retain(|replica| replica.instance != instance);
+                self.replicas.insert(0, Replica { instance, ..Replica::default() });
                 Vec::new()
             }
             Event::Delta { instance, delta, refused } => {
@@ -158,7 +161,7 @@ impl Follower {
                 changes
             }
             Event::Listed { instance } => {
-                let Some(replica) = self.replicas.get_mut(&instance) else { return Vec::new() };
+                let Some(replica) = self.replica(&instance) else { return Vec::new() };
                 if let Some(listed) = replica.listing.take() {
                     replica.items = *listed;
                 }
@@ -171,22 +174,23 @@ impl Follower {
     }
 
     fn take(&mut self, instance: &Arc<str>, delta: proto::Delta) -> (Vec<Change>, Vec<proto::Refusal>) {
-        let mut refused = Vec::new();
-        let Some(replica) = self.replicas.get_mut(instance) else { return (Vec::new(), refused) };
+        let (mut refused, peer) = (Vec::new(), self.peer.peer.clone());
+        let Some(replica) = self.replica(instance) else { return (Vec::new(), refused) };
         if delta.begins {
             replica.listing = Some(Box::default());
         }
         let is_listing = replica.listing.is_some();
         let items = replica.listing.as_deref_mut().unwrap_or(&mut replica.items);
-        let (mut names, peer) = (BTreeSet::new(), &self.peer.peer);
+        // Of one message, so that a peer with ever new values does not make it grow.
+        let (mut names, mut interner) = (BTreeSet::new(), Interner::default());
         for name in delta.removed_services {
             items.remove(&name);
             names.insert(name);
         }
         for record in delta.services {
-            let read = reading::service(peer, &record, &mut self.interner);
-            if let Err(problem) = read.and_then(|read| items.put(peer, &record.name, read)) {
-                // What the peer has changed into something unusable is no more what it was.
+            let read = reading::service(&peer, &record, &mut interner);
+            if let Err(problem) = read.and_then(|read| items.put(&peer, &record.name, read)) {
+                // The former state of the service is not the peer's any more.
                 items.remove(&record.name);
                 refused.push(proto::Refusal { item: record.name.clone(), problem });
             }
@@ -197,7 +201,7 @@ impl Follower {
             items.gateways.remove(key);
         }
         for record in delta.gateways {
-            match reading::gateway(peer, &record) {
+            match reading::gateway(&peer, &record) {
                 Ok(gateway) => drop(items.gateways.insert(record.key, gateway)),
                 Err(problem) => {
                     items.gateways.remove(&record.key);
@@ -205,7 +209,7 @@ impl Follower {
                 }
             }
         }
-        if is_listing || self.listed().is_empty() {
+        if is_listing || !self.has_listed() {
             return (Vec::new(), refused);
         }
         let mut changes = self.renew_services(names);
@@ -216,16 +220,18 @@ impl Follower {
     }
 
     /// Returns the replicas whose listing has ended, the newest link first.
-    fn listed(&self) -> Vec<&Replica> {
-        let mut listed: Vec<&Replica> = self.replicas.values().filter(|replica| replica.is_listed).collect();
-        listed.sort_by_key(|replica| std::cmp::Reverse(replica.order));
-        listed
+    fn listed(&self) -> impl Iterator<Item = &Replica> {
+        self.replicas.iter().filter(|replica| replica.is_listed)
+    }
+
+    fn has_listed(&self) -> bool {
+        self.listed().next().is_some()
     }
 
     /// Returns the gateways of the replicas.
     fn gateways(&self) -> BTreeMap<GatewayKey, RegistryGateway> {
         let mut all = BTreeMap::new();
-        for gateway in self.listed().iter().flat_map(|replica| replica.items.gateways.values()) {
+        for gateway in self.listed().flat_map(|replica| replica.items.gateways.values()) {
             all.entry(gateway.key.clone()).or_insert_with(|| gateway.clone());
         }
         all
@@ -233,16 +239,14 @@ impl Follower {
 
     /// Returns the gateways to probe: those of the replicas, or the last known ones while there is no link.
     fn known_gateways(&self) -> Vec<(GatewayKey, Gateway)> {
-        let of_replicas = self.gateways();
-        let known = if self.listed().is_empty() { &self.given.gateways } else { &of_replicas };
-        known.values().map(|one| (one.key.clone(), one.gateway.clone())).collect()
+        let known = if self.has_listed() { self.gateways() } else { self.given.gateways.clone() };
+        known.into_iter().map(|(key, one)| (key, one.gateway)).collect()
     }
 
     /// Returns the changes from everything that was given to everything that the replicas have. The first time it is a full
     /// listing, which replaces the copy of an earlier process.
     fn renew_all(&mut self) -> Vec<Change> {
-        let of_replicas =
-            self.listed().into_iter().flat_map(|replica| replica.items.services.keys().cloned());
+        let of_replicas = self.listed().flat_map(|replica| replica.items.services.keys().cloned());
         let names: BTreeSet<String> = of_replicas.chain(self.given.services.keys().cloned()).collect();
         let mut changes = self.renew_services(names);
         changes.extend(self.renew_gateways());
@@ -280,9 +284,8 @@ impl Follower {
 
     /// Returns a service as the replica with the newest link has it, with the earliest time of export that is known.
     fn service(&self, name: &str, before: Option<&Arc<Service>>) -> Option<Arc<Service>> {
-        let listed = self.listed();
         let all =
-            || listed.iter().filter_map(|replica| replica.items.services.get(name)).map(|read| &read.service);
+            || self.listed().filter_map(|replica| replica.items.services.get(name)).map(|read| &read.service);
         let newest = all().next()?;
         let first = all().chain(before).map(|service| exported_at(service)).fold(0, earlier);
         Some(match exported_at(newest) == first {
@@ -304,10 +307,11 @@ impl Follower {
     }
 
     fn lost(&mut self, instance: &Arc<str>, why: String, forget: bool) -> Vec<Change> {
-        if self.replicas.remove(instance).is_none() {
+        let Some(at) = self.replicas.iter().position(|replica| replica.instance == *instance) else {
             return Vec::new();
-        }
-        if !self.listed().is_empty() {
+        };
+        self.replicas.remove(at);
+        if self.has_listed() {
             return self.renew_all();
         }
         self.is_lost = true;
@@ -332,7 +336,7 @@ impl Follower {
                 "a gateway of the peer {state}"
             );
         }
-        if self.listed().is_empty() {
+        if !self.has_listed() {
             // The link is lost; what was given goes on being used while it works.
             return if answers { vec![Change::StillWorks] } else { Vec::new() };
         }

@@ -1,4 +1,4 @@
-//! What a registry of a peer gives the aggregator, event by event.
+//! The registry of a peer, event by event.
 
 use super::super::reading::tests::{peer, record};
 use super::*;
@@ -10,17 +10,7 @@ fn follower(limit: Option<usize>) -> Follower {
         stale_after: Duration::from_secs(30),
         expire_after: Duration::from_secs(900),
     };
-    Follower {
-        peer: spec,
-        replicas: BTreeMap::new(),
-        links: 0,
-        given: Given::default(),
-        has_given: false,
-        is_lost: true,
-        has_returned: false,
-        probes: Probes::default(),
-        interner: Interner::default(),
-    }
+    Follower::new(spec)
 }
 
 fn gateway(key: &str) -> proto::Gateway {
