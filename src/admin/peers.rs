@@ -11,7 +11,7 @@ use crate::api::peer::{Exchanged, PeerDetail};
 use crate::discovery::peer::status::{LinkState, LinkStatus, LinkTable};
 use crate::model::name::HostName;
 use crate::snapshot::Snapshot;
-use crate::snapshot::peer::Peer;
+use crate::snapshot::peer::{Peer, place_of};
 use crate::snapshot::service_view::ServiceView;
 use crate::telemetry::clock::rfc3339;
 
@@ -82,7 +82,7 @@ impl Linked {
         let mut all = links.all();
         let one = |peer: &Arc<Peer>| {
             let links: Vec<LinkStatus> = all.extract_if(.., |link| link.peer == peer.name).collect();
-            let place = registry_of(peer);
+            let place = place_of(&peer.name);
             let registry = aggregator.registries.iter().find(|registry| *registry.name == *place).cloned();
             let state = PeerState::of(peer, &links, registry.as_ref());
             Self { peer: peer.clone(), state, links, registry }
@@ -149,11 +149,6 @@ impl Linked {
     }
 }
 
-/// Returns the name of a peer's registry, which is also that of its cluster, and the first part of its networks.
-fn registry_of(peer: &Peer) -> String {
-    format!("peer/{}", peer.name)
-}
-
 /// Returns the beginning of the conflict of a service of a peer whose name is that of another service.
 pub(super) const SHADOWED: &str = "cluster \"peer/";
 
@@ -163,7 +158,7 @@ pub fn peers(snapshot: &Snapshot, links: &LinkTable, aggregator: &AggregatorStat
     let gateways = networks::gateways(snapshot);
     let one = |linked: Linked| {
         let peer = &linked.peer;
-        let (place, name) = (registry_of(peer), peer.name.to_string());
+        let (place, name) = (place_of(&peer.name), peer.name.to_string());
         let is_shadowed = format!("{SHADOWED}{name}\" ");
         let conflicts = services.iter().flat_map(|service| &service.conflicts);
         let shadowed = conflicts.filter(|text| text.starts_with(&is_shadowed)).cloned();

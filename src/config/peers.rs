@@ -11,7 +11,7 @@ use crate::document::reader::Fields;
 use crate::document::table::AnyKey;
 use crate::model::identity::TrustDomain;
 use crate::model::place::{ClusterId, Network};
-use crate::snapshot::peer::{Peer, PeerExport, PeerIdentity, PeerImport, PeerLimits};
+use crate::snapshot::peer::{Peer, PeerExport, PeerIdentity, PeerImport, PeerLimits, place_of};
 use crate::snapshot::policy::{AddressScope, Listener, ListenerProtocol, Mesh, RegistryScope};
 use crate::tls::roots::PeerTrust;
 use crate::tls::source::TrustFile;
@@ -152,7 +152,7 @@ impl Reader<'_> {
             stale_after: fields.get(&keys::Peer::STALE_AFTER),
             expire_after: fields.get(&keys::Peer::EXPIRE_AFTER),
         };
-        let place = format!("peer/{name}");
+        let place = place_of(&name);
         self.peers.registries.push(RegistrySpec {
             name: place.as_str().into(),
             cluster: ClusterId::new(&place),

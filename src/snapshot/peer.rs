@@ -8,6 +8,7 @@ use ipnet::IpNet;
 
 use crate::model::identity::{Identity, TrustDomain};
 use crate::model::name::{HostName, NameError, NamePattern};
+use crate::model::place::Network;
 
 /// Another organisation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -123,11 +124,6 @@ impl NameTemplate {
         Ok(Self { text: text.into() })
     }
 
-    /// Returns true if the template gives every service the same name.
-    pub fn is_constant(&self) -> bool {
-        !self.text.contains(SERVICE)
-    }
-
     /// Returns the name for a service: its first label and its namespace. An error if that is no host name.
     pub fn fill(&self, service: &str, namespace: &str) -> Result<HostName, NameError> {
         HostName::parse(&self.text.replace(SERVICE, service).replace(NAMESPACE, namespace))
@@ -145,7 +141,30 @@ pub fn service_label(hostname: &str) -> &str {
     hostname.split('.').next().unwrap_or_default()
 }
 
+/// The beginning of the names of peers' registries, clusters and networks.
+const PLACES: &str = "peer/";
+
+/// Returns true if a network is one of a peer's, which only that peer's gateways lead to.
+pub fn is_of_peer(network: &Network) -> bool {
+    network.as_str().starts_with(PLACES)
+}
+
+/// Returns the name of the registry of a peer, which is also that of its cluster and the beginning of its networks.
+pub fn place_of(peer: &str) -> String {
+    format!("{PLACES}{peer}")
+}
+
 impl Peer {
+    /// Returns our name for a network of the peer.
+    pub fn network(&self, network: &str) -> Network {
+        Network::new(&format!("{}/{network}", place_of(&self.name)))
+    }
+
+    /// Returns the namespace that a service of the peer has here: one of the peer's own, so that it is never merged with ours.
+    pub fn namespace_here(&self, namespace: &str) -> String {
+        format!("{}/{namespace}", self.name)
+    }
+
     /// Returns the rule that offers a service of ours to the peer.
     pub fn export_of(&self, hostname: &str) -> Option<&PeerExport> {
         let none_of = |patterns: &[NamePattern]| !patterns.iter().any(|pattern| pattern.matches(hostname));
@@ -159,7 +178,7 @@ impl Peer {
         self.imports.iter().find(|rule| rule.services.iter().any(|pattern| pattern.matches(exported_name)))
     }
 
-    /// Returns the namespace that the peer gives a service, of the namespace under which the service is known here.
+    /// Returns the namespace that the peer gives a service, of the one that [`namespace_here`](Self::namespace_here) has made.
     pub fn namespace_of<'a>(&self, namespace: &'a str) -> &'a str {
         let of_peer = namespace.strip_prefix(&*self.name).and_then(|rest| rest.strip_prefix('/'));
         of_peer.unwrap_or(namespace)
@@ -196,9 +215,6 @@ mod tests {
         let name = template.fill("checkout", "shop").expect("legal");
         assert_eq!(name.as_str(), "checkout.shop.east.global");
         assert!(template.fill("a b", "shop").is_err());
-        assert!(
-            !template.is_constant() && NameTemplate::parse("pay.{namespace}.x").expect("legal").is_constant()
-        );
         for wrong in ["{name}.x", "{service.x", "service}.x"] {
             assert_eq!(NameTemplate::parse(wrong), Err(TemplateError::Placeholder), "{wrong}");
         }

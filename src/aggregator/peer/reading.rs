@@ -59,8 +59,7 @@ pub(super) fn service(peer: &Peer, record: &proto::Service, interner: &mut Inter
     let groups = record.groups.iter().map(|group| endpoint(peer, group, &ports, interner));
     let endpoints = groups.collect::<Result<_, _>>()?;
     let import = Import { peer: peer.name.clone(), exported_name: exported, exported_at: record.exported_at };
-    // A namespace of the peer's own, so that its services are never merged with ours.
-    let namespace = interner.text(&format!("{}/{namespace}", peer.name));
+    let namespace = interner.text(&peer.namespace_here(namespace));
     let service = Service {
         key: ServiceKey { namespace, hostname },
         addresses: Vec::new(),
@@ -143,7 +142,7 @@ pub(super) fn gateway(peer: &Peer, gateway: &proto::Gateway) -> Result<RegistryG
 
 /// Returns our name for a network of the peer.
 fn network(peer: &Peer, name: &str) -> Result<Network, String> {
-    Ok(Network::new(&format!("peer/{}/{}", peer.name, text("network", name)?)))
+    Ok(peer.network(text("network", name)?))
 }
 
 fn locality(text: &str) -> Result<Locality, String> {

@@ -8,10 +8,8 @@ use crate::model::place::{ClusterId, Network};
 use crate::proto::isthmus::peer::v1 as proto;
 use crate::snapshot::Snapshot;
 use crate::snapshot::networks::NetworkTable;
+use crate::snapshot::peer::is_of_peer;
 use crate::snapshot::service_view::{PortEndpoint, ServiceView};
-
-/// The networks of peers begin with this; what is behind them is theirs to offer.
-const OF_PEERS: &str = "peer/";
 
 /// Returns a service as the peer is told of it.
 pub(super) fn service(
@@ -64,11 +62,11 @@ pub(super) fn service(
     }
 }
 
-/// Returns true if others may know of the endpoint: it is ready, and a gateway leads to its network.
+/// Returns true if others may know of the endpoint: it is ready, and on a network of ours that has a name.
 fn is_offered(endpoint: &PortEndpoint<'_>) -> bool {
     endpoint.endpoint.health == Health::Healthy
         && !endpoint.network.is_unknown()
-        && !endpoint.network.as_str().starts_with(OF_PEERS)
+        && !is_of_peer(endpoint.network)
 }
 
 /// The properties that the endpoints of a group share.
@@ -112,7 +110,7 @@ fn way(network: &Network, cluster: &ClusterId) -> String {
 pub(super) fn gateways(snapshot: &Snapshot) -> BTreeMap<String, proto::Gateway> {
     let mut all = BTreeMap::new();
     for (network, entry) in snapshot.networks().iter() {
-        if network.as_str().starts_with(OF_PEERS) || network.is_unknown() {
+        if is_of_peer(network) || network.is_unknown() {
             continue;
         }
         for known in &entry.gateways {
