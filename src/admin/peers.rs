@@ -149,9 +149,6 @@ impl Linked {
     }
 }
 
-/// Returns the beginning of the conflict of a service of a peer whose name is that of another service.
-pub(super) const SHADOWED: &str = "cluster \"peer/";
-
 /// Returns the peers in the order of the file.
 pub fn peers(snapshot: &Snapshot, links: &LinkTable, aggregator: &AggregatorStatus) -> Vec<api::peer::Peer> {
     let services = snapshot.services();
@@ -159,9 +156,9 @@ pub fn peers(snapshot: &Snapshot, links: &LinkTable, aggregator: &AggregatorStat
     let one = |linked: Linked| {
         let peer = &linked.peer;
         let (place, name) = (place_of(&peer.name), peer.name.to_string());
-        let is_shadowed = format!("{SHADOWED}{name}\" ");
         let conflicts = services.iter().flat_map(|service| &service.conflicts);
-        let shadowed = conflicts.filter(|text| text.starts_with(&is_shadowed)).cloned();
+        let shadowed =
+            conflicts.filter(|conflict| *conflict.cluster.as_str() == *place).map(ToString::to_string);
         let left_out = linked.refused().into_iter().chain(snapshot.export_conflicts(&name)).chain(shadowed);
         let is_its = |gateway: &&api::network::Gateway| {
             gateway.network.strip_prefix(&place).is_some_and(|rest| rest.starts_with('/'))

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use super::Sources;
-use super::peers::{Linked, PeerState, SHADOWED};
+use super::peers::{Linked, PeerState};
 use crate::aggregator::status::{RegistryState, RegistryStatus, VirtualAddressStatus};
 use crate::api;
 use crate::api::text::lasting;
@@ -14,7 +14,9 @@ use crate::model::name::{HostName, NamePattern};
 use crate::model::service::Withheld;
 use crate::net::channel::cut;
 use crate::snapshot::Snapshot;
+use crate::snapshot::peer::is_place_of_peer;
 use crate::snapshot::policy::RouteTarget;
+use crate::snapshot::service_view::Conflict;
 use crate::telemetry::clock::rfc3339;
 use crate::telemetry::exposition::{Exposition, Kind};
 use crate::telemetry::recorder::Recorder;
@@ -231,7 +233,7 @@ pub struct History {
 struct HistoryState {
     losses: BTreeMap<Code, Loss>,
     /// The service conflicts, with the generation of their snapshot.
-    conflicts: Option<(u64, Arc<[String]>)>,
+    conflicts: Option<(u64, Arc<[Conflict]>)>,
     /// The problems that the log has reported.
     logged: Vec<Problem>,
 }
@@ -264,14 +266,13 @@ impl History {
     }
 
     /// Returns the conflicts of registries; computed once per snapshot.
-    fn conflicts(&self, snapshot: &Snapshot) -> Arc<[String]> {
+    fn conflicts(&self, snapshot: &Snapshot) -> Arc<[Conflict]> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, known)) = state.conflicts.as_ref().filter(|(of, _)| *of == snapshot.generation) {
             return known.clone();
         }
         let all = snapshot.services().into_iter().flat_map(|service| service.conflicts.clone());
-        let of_peers = snapshot.policy.peers.iter().flat_map(|peer| snapshot.export_conflicts(&peer.name));
-        let found: Arc<[String]> = all.chain(of_peers).collect();
+        let found: Arc<[Conflict]> = all.collect();
         state.conflicts = Some((snapshot.generation, found.clone()));
         found
     }
@@ -282,11 +283,10 @@ pub fn problems(sources: &Sources) -> Vec<Problem> {
     let snapshot = sources.reader.latest();
     let conflicts = sources.history.conflicts(&snapshot);
     let mut all = cheap_problems(sources, &snapshot);
-    let conflict = |text: &String| match text.starts_with(SHADOWED) {
-        true => Problem::new(Code::PeerLeftOut, "", text.as_str()),
-        false => Problem::new(Code::ServiceConflict, "", text.as_str()),
-    };
-    all.extend(conflicts.iter().map(conflict));
+    all.extend(conflicts.iter().map(|Conflict { cluster, text }| {
+        let code = if is_place_of_peer(cluster.as_str()) { Code::PeerLeftOut } else { Code::ServiceConflict };
+        Problem::new(code, "", text.as_str())
+    }));
     all.sort_by(|one, other| (one.code, &one.about).cmp(&(other.code, &other.about)));
     all
 }

@@ -220,7 +220,7 @@ pub fn listed_service(service: &ServiceView) -> api::service::Service {
         addresses: texts(&service.addresses),
         ports: service.ports.iter().map(port).collect(),
         clusters: clusters(service),
-        conflicts: service.conflicts.clone(),
+        conflicts: texts(&service.conflicts),
     }
 }
 
@@ -258,7 +258,7 @@ pub fn service(
         ports: service.ports.iter().map(port_of).collect(),
         subsets: service.subsets.keys().map(ToString::to_string).collect(),
         clusters: clusters(service),
-        conflicts: service.conflicts.clone(),
+        conflicts: texts(&service.conflicts),
         endpoints: endpoints::of_service(snapshot, service, upstreams),
     })
 }

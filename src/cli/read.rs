@@ -109,7 +109,9 @@ pub(super) fn offline(path: &Path) -> Result<Offline, Vec<String>> {
         virtual_addresses: None,
     };
     let snapshot = all(inputs, 1);
-    warnings.extend(snapshot.services().into_iter().flat_map(|service| service.conflicts.clone()));
+    warnings.extend(
+        snapshot.services().into_iter().flat_map(|service| &service.conflicts).map(ToString::to_string),
+    );
     warnings.extend(off_network(&snapshot, &config.registries));
     Ok(Offline { snapshot, notes, warnings, errors })
 }

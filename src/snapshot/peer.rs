@@ -144,9 +144,9 @@ pub fn service_label(hostname: &str) -> &str {
 /// The beginning of the names of peers' registries, clusters and networks.
 const PLACES: &str = "peer/";
 
-/// Returns true if a network is one of a peer's, which only that peer's gateways lead to.
-pub fn is_of_peer(network: &Network) -> bool {
-    network.as_str().starts_with(PLACES)
+/// Returns true if this is the name of the registry, of the cluster or of a network of a peer.
+pub fn is_place_of_peer(name: &str) -> bool {
+    name.starts_with(PLACES)
 }
 
 /// Returns the name of the registry of a peer, which is also that of its cluster and the beginning of its networks.

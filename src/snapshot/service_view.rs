@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
@@ -51,8 +52,8 @@ pub struct ServiceView {
     pub waypoint: Option<WaypointView>,
     /// The service as each registry gives it, in order of registry; endpoints are shared with the shards.
     pub parts: Vec<Part>,
-    /// Differences between registries that could not be merged, one sentence each.
-    pub conflicts: Vec<String>,
+    /// Differences between registries that could not be merged.
+    pub conflicts: Vec<Conflict>,
     /// What the clusters that export the service disagree about; `None` but for names of the cluster set.
     pub export_conflict: Option<Arc<ExportConflict>>,
     /// The number of endpoints and waypoints that are left out because their registries may not give their
@@ -64,6 +65,21 @@ pub struct ServiceView {
     pub networks: Box<[Network]>,
     /// What the service of a peer has beside the rest; `None` for services of our own.
     pub import: Option<Arc<Import>>,
+}
+
+/// A difference between registries that could not be merged: what one of them gives does not apply.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Conflict {
+    /// The cluster of the registry whose service or port does not apply.
+    pub cluster: ClusterId,
+    /// The difference, in one sentence.
+    pub text: String,
+}
+
+impl fmt::Display for Conflict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
 }
 
 /// The proxy that takes HBONE connections of a service.
@@ -398,7 +414,7 @@ impl super::policy::ServiceTuning {
 
 /// Returns the parts of a host name in the namespace that owns it: that of the earliest registry, then the
 /// lowest name (SPEC §1).
-fn owned_parts(hostname: &str, shards: &[Arc<Shard>], conflicts: &mut Vec<String>) -> Vec<Part> {
+fn owned_parts(hostname: &str, shards: &[Arc<Shard>], conflicts: &mut Vec<Conflict>) -> Vec<Part> {
     let mut owner: Option<&Arc<str>> = None;
     let mut parts = Vec::new();
     for shard in shards {
@@ -408,12 +424,14 @@ fn owned_parts(hostname: &str, shards: &[Arc<Shard>], conflicts: &mut Vec<String
                 let marks = shard.marks_of(&service.key).cloned().collect();
                 parts.push(Part { origin: shard.origin.clone(), service: service.clone(), marks });
             } else {
-                conflicts.push(format!(
+                let cluster = shard.origin.cluster.clone();
+                let text = format!(
                     "cluster {:?} has {hostname} in namespace {:?}, but the name belongs to namespace {owner:?}, \
                      so the service of this cluster is not reachable",
-                    shard.origin.cluster.as_str(),
+                    cluster.as_str(),
                     &*service.key.namespace
-                ));
+                );
+                conflicts.push(Conflict { cluster, text });
             }
         }
     }
@@ -435,14 +453,16 @@ fn oldest_first(parts: &mut [Part]) -> &'static str {
 }
 
 /// Merges the ports of a part: by name, then by protocol and number. The earlier part wins, whatever the `order` of parts is by.
-fn merge_ports(ports: &mut Vec<ServicePort>, part: &Part, order: &str, conflicts: &mut Vec<String>) {
+fn merge_ports(ports: &mut Vec<ServicePort>, part: &Part, order: &str, conflicts: &mut Vec<Conflict>) {
+    let cluster = &part.origin.cluster;
+    let mut differs = |text: String| conflicts.push(Conflict { cluster: cluster.clone(), text });
     for port in &part.service.ports {
         let same_name = ports.iter().find(|known| known.name == port.name);
         if let Some(known) = same_name {
             if (known.port, known.protocol) != (port.port, port.protocol) {
-                conflicts.push(format!(
+                differs(format!(
                     "cluster {:?} has port {:?} as {} {}, but an earlier {order} has it as {} {}, which applies",
-                    part.origin.cluster.as_str(),
+                    cluster.as_str(),
                     &*port.name,
                     port.protocol.text(),
                     port.port,
@@ -455,9 +475,9 @@ fn merge_ports(ports: &mut Vec<ServicePort>, part: &Part, order: &str, conflicts
         match ports.iter().find(|known| known.port == port.port) {
             None => ports.push(port.clone()),
             Some(known) if known.protocol == port.protocol => {}
-            Some(known) => conflicts.push(format!(
+            Some(known) => differs(format!(
                 "cluster {:?} has port {} as {}, but an earlier {order} has it as {}, which applies",
-                part.origin.cluster.as_str(),
+                cluster.as_str(),
                 port.port,
                 port.protocol.text(),
                 known.protocol.text()

@@ -8,7 +8,7 @@ use crate::model::place::{ClusterId, Network};
 use crate::proto::isthmus::peer::v1 as proto;
 use crate::snapshot::Snapshot;
 use crate::snapshot::networks::NetworkTable;
-use crate::snapshot::peer::is_of_peer;
+use crate::snapshot::peer::is_place_of_peer;
 use crate::snapshot::service_view::{PortEndpoint, ServiceView};
 
 /// Returns a service as the peer is told of it.
@@ -66,7 +66,7 @@ pub(super) fn service(
 fn is_offered(endpoint: &PortEndpoint<'_>) -> bool {
     endpoint.endpoint.health == Health::Healthy
         && !endpoint.network.is_unknown()
-        && !is_of_peer(endpoint.network)
+        && !is_place_of_peer(endpoint.network.as_str())
 }
 
 /// The properties that the endpoints of a group share.
@@ -110,7 +110,7 @@ fn way(network: &Network, cluster: &ClusterId) -> String {
 pub(super) fn gateways(snapshot: &Snapshot) -> BTreeMap<String, proto::Gateway> {
     let mut all = BTreeMap::new();
     for (network, entry) in snapshot.networks().iter() {
-        if is_of_peer(network) || network.is_unknown() {
+        if is_place_of_peer(network.as_str()) || network.is_unknown() {
             continue;
         }
         for known in &entry.gateways {
