@@ -6,8 +6,8 @@
 //! others out, and a source that is alone may have all of it. If all places are taken, a holder below its share
 //! is admitted all the same, and one place of the largest holder is taken back.
 //!
-//! Beside the shares, [`sources`] has numbers that no source may exceed, and [`services`] counts the connections to each
-//! service. Each of them costs nothing while it is off.
+//! Beside the shares, [`sources`] has numbers that no source may exceed, [`services`] counts the connections to each
+//! service, and [`peers`] those of each peer's callers. Each of them costs nothing while it is off.
 //!
 //! Memory: one entry for each holder of a place, so never more than the limit, and up to [`REMEMBERED_MAX`] entries of
 //! sources without a place that have opened connections within the last second.

@@ -8,8 +8,7 @@ use std::time::Instant;
 use dashmap::DashMap;
 use hashbrown::DefaultHashBuilder;
 
-/// One second in the unit of [`Use::spent_until`].
-const SECOND: u64 = 1_000_000_000;
+use super::sources::{SECOND, spend};
 
 /// The connections of all peers. Peers are those of the config, so that their number is bounded.
 #[derive(Debug)]
@@ -68,10 +67,7 @@ impl Peers {
             return Err(PeerLimit::Connections);
         }
         let interval = SECOND / u64::from(new_per_second.max(1));
-        let spend = |spent_until: u64| {
-            let next = spent_until.max(now).saturating_add(interval);
-            (next <= now.saturating_add(SECOND)).then_some(next)
-        };
+        let spend = |spent_until| spend(spent_until, now, interval);
         match known.spent_until.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spend) {
             Ok(_) => Ok(seat),
             Err(_) => Err(PeerLimit::Rate),

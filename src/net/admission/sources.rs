@@ -11,9 +11,16 @@ use super::{Holder, Limit};
 use crate::model::limits::{SourceLimits, SourcePrefix};
 
 /// A second, in nanoseconds.
-const SECOND: u64 = 1_000_000_000;
+pub(super) const SECOND: u64 = 1_000_000_000;
 /// The number of a limit that is off.
 const OFF: usize = usize::MAX;
+
+/// Spends one connection of an allowance that is full again at `spent_until`; `None` if nothing is left of it. Times are in
+/// nanoseconds, and `interval` is the time between two connections.
+pub(super) fn spend(spent_until: u64, now: u64, interval: u64) -> Option<u64> {
+    let next = spent_until.max(now).saturating_add(interval);
+    (next <= now.saturating_add(SECOND)).then_some(next)
+}
 
 /// The state of one holder.
 #[derive(Clone, Copy, Debug, Default)]
@@ -105,9 +112,7 @@ impl Sources {
         if interval == 0 {
             return Ok(0);
         }
-        let now = self.now();
-        let spent_until = held.spent_until.max(now).saturating_add(interval);
-        if spent_until <= now.saturating_add(SECOND) { Ok(spent_until) } else { Err(Limit::SourceRate) }
+        spend(held.spent_until, self.now(), interval).ok_or(Limit::SourceRate)
     }
 
     /// Returns true if a holder's allowance of new connections is not full.
