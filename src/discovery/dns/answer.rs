@@ -39,7 +39,7 @@ pub enum Extent {
     Truncated,
 }
 
-/// What follows from a query.
+/// The consequence of a query.
 #[derive(Debug)]
 pub enum Verdict {
     /// The bytes of an answer.
@@ -90,17 +90,16 @@ impl Question {
         query.to_vec().ok()
     }
 
-    /// Returns true if these bytes are an answer to the query with this id: same id, same question, case included (0x20), which
-    /// an attacker off the path has to guess.
-    pub fn is_answered_by(&self, id: u16, bytes: &[u8]) -> bool {
-        let Some(query) = self.query(id) else { return false };
+    /// Returns true if these bytes are an answer to a query that [`query`](Self::query) has made: same id, same question, case
+    /// included (0x20), which an attacker off the path has to guess.
+    pub fn is_answered_by(&self, query: &[u8], bytes: &[u8]) -> bool {
         let Some(question) = query.get(HEADER_BYTES..).and_then(|rest| rest.get(..self.question_bytes()))
         else {
             return false;
         };
         let is_response = bytes.get(2).is_some_and(|flags| flags & 0xf8 == 0x80);
         is_response
-            && bytes.get(..2) == Some(&id.to_be_bytes()[..])
+            && bytes.get(..2) == query.get(..2)
             && bytes.get(4..6) == Some(&[0, 1])
             && bytes.get(HEADER_BYTES..).is_some_and(|rest| rest.starts_with(question))
     }

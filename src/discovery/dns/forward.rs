@@ -4,6 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
+use rustls::crypto::SecureRandom;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::sync::Semaphore;
@@ -11,6 +12,7 @@ use tokio::time::timeout;
 
 use super::answer::{Question, Reply, Transport};
 use crate::telemetry::names::{Forwarded, NameMetrics};
+use crate::tls::server::provider;
 
 /// How long one server may take to answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
@@ -26,6 +28,8 @@ pub struct Forwarder {
     upstream: Vec<SocketAddr>,
     /// One permit for each question that may wait for its answer.
     permits: Semaphore,
+    /// Makes the ids.
+    random: &'static dyn SecureRandom,
 }
 
 /// Returns true if a client may have names of other zones resolved: open to everybody, the server would be used for attacks.
@@ -43,7 +47,7 @@ pub fn may_ask(client: IpAddr) -> bool {
 impl Forwarder {
     /// Makes a forwarder to these servers; at most `pending` questions wait at a time.
     pub fn new(upstream: Vec<SocketAddr>, pending: usize) -> Self {
-        Self { upstream, permits: Semaphore::new(pending) }
+        Self { upstream, permits: Semaphore::new(pending), random: provider().secure_random }
     }
 
     /// Returns true if no server is known.
@@ -58,7 +62,7 @@ impl Forwarder {
             return question.failed();
         };
         for server in self.upstream.iter().cycle().take(ATTEMPTS) {
-            if let Ok(Some(answer)) = timeout(ANSWER_WITHIN, attempt(*server, question)).await {
+            if let Ok(Some(answer)) = timeout(ANSWER_WITHIN, attempt(*server, question, self.random)).await {
                 metrics.forwarded(Forwarded::Answered);
                 return question.relay(answer);
             }
@@ -69,19 +73,20 @@ impl Forwarder {
 }
 
 /// Asks one server; `None` if it cannot be asked.
-async fn attempt(server: SocketAddr, question: &Question) -> Option<Vec<u8>> {
-    let id = random_id()?;
-    let query = question.query(id)?;
-    let answer = over_udp(server, question, id, &query).await?;
+async fn attempt(server: SocketAddr, question: &Question, random: &dyn SecureRandom) -> Option<Vec<u8>> {
+    let mut id = [0; 2];
+    random.fill(&mut id).ok()?;
+    let query = question.query(u16::from_be_bytes(id))?;
+    let answer = over_udp(server, question, &query).await?;
     // A client over TCP can take what a datagram cannot.
     let is_truncated = answer.get(2).is_some_and(|flags| flags & 2 != 0);
     if is_truncated && question.transport() == Transport::Tcp {
-        return over_tcp(server, question, id, &query).await;
+        return over_tcp(server, question, &query).await;
     }
     Some(answer)
 }
 
-async fn over_udp(server: SocketAddr, question: &Question, id: u16, query: &[u8]) -> Option<Vec<u8>> {
+async fn over_udp(server: SocketAddr, question: &Question, query: &[u8]) -> Option<Vec<u8>> {
     let local: IpAddr = match server {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
@@ -93,7 +98,7 @@ async fn over_udp(server: SocketAddr, question: &Question, id: u16, query: &[u8]
     let mut buffer = vec![0; DATAGRAM_BYTES_MAX];
     for _ in 0..STRANGE_MAX {
         let length = socket.recv(&mut buffer).await.ok()?;
-        if buffer.get(..length).is_some_and(|answer| question.is_answered_by(id, answer)) {
+        if buffer.get(..length).is_some_and(|answer| question.is_answered_by(query, answer)) {
             buffer.truncate(length);
             return Some(buffer);
         }
@@ -101,20 +106,13 @@ async fn over_udp(server: SocketAddr, question: &Question, id: u16, query: &[u8]
     None
 }
 
-async fn over_tcp(server: SocketAddr, question: &Question, id: u16, query: &[u8]) -> Option<Vec<u8>> {
+async fn over_tcp(server: SocketAddr, question: &Question, query: &[u8]) -> Option<Vec<u8>> {
     let mut stream = TcpStream::connect(server).await.ok()?;
     stream.write_all(&u16::try_from(query.len()).ok()?.to_be_bytes()).await.ok()?;
     stream.write_all(query).await.ok()?;
     let mut answer = vec![0; usize::from(stream.read_u16().await.ok()?)];
     stream.read_exact(&mut answer).await.ok()?;
-    question.is_answered_by(id, &answer).then_some(answer)
-}
-
-/// Returns a random id.
-fn random_id() -> Option<u16> {
-    let mut bytes = [0; 2];
-    rustls::crypto::aws_lc_rs::default_provider().secure_random.fill(&mut bytes).ok()?;
-    Some(u16::from_be_bytes(bytes))
+    question.is_answered_by(query, &answer).then_some(answer)
 }
 
 #[cfg(test)]

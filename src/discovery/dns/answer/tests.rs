@@ -295,17 +295,18 @@ fn a_forwarded_question_takes_only_its_own_answer() {
     let Verdict::Forward(question) = answer(&asked, &names(), Transport::Udp, Extent::Full) else {
         panic!("not forwarded");
     };
-    let mut reply = Message::from_vec(&question.query(7).expect("encoded")).expect("a message");
+    let [sent, another] = [7, 8].map(|id| question.query(id).expect("encoded"));
+    let mut reply = Message::from_vec(&sent).expect("a message");
     assert_eq!(reply.edns.as_ref().map(Edns::max_payload), Some(UDP_BYTES_MAX));
     reply.metadata.message_type = MessageType::Response;
     let owner = reply.queries[0].name().clone();
     reply.answers.push(Record::from_rdata(owner, 9, RData::TXT(TXT::new(vec!["x".to_owned()]))));
     let bytes = reply.to_vec().expect("encoded");
-    assert!(question.is_answered_by(7, &bytes) && !question.is_answered_by(8, &bytes));
+    assert!(question.is_answered_by(&sent, &bytes) && !question.is_answered_by(&another, &bytes));
     let mut other = bytes.clone();
     other[HEADER_BYTES + 1] ^= 0x20;
-    assert!(!question.is_answered_by(7, &other), "the letters of the name are part of the secret");
-    assert!(!question.is_answered_by(7, &bytes[..20]) && !question.is_answered_by(7, &[]));
+    assert!(!question.is_answered_by(&sent, &other), "the letters of the name are part of the secret");
+    assert!(!question.is_answered_by(&sent, &bytes[..20]) && !question.is_answered_by(&sent, &[]));
     let relayed = Message::from_vec(&question.relay(bytes).bytes).expect("a message");
     assert_eq!((relayed.metadata.id, relayed.answers.len()), (4711, 1));
     let long = question.relay(vec![0; 2_000]);
