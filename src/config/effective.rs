@@ -267,27 +267,15 @@ fn registries(config: &Config) -> Vec<Value> {
 }
 
 fn peers(config: &Config) -> Vec<Value> {
-    let patience = |name: &Arc<str>| {
+    let registry_of = |name: &Arc<str>| {
         config.registries.iter().find_map(|registry| match &registry.kind {
-            RegistryKind::Peer(spec) if spec.peer.name == *name => {
-                Some((spec.stale_after, spec.expire_after))
-            }
+            RegistryKind::Peer(spec) if spec.peer.name == *name => Some((spec, &registry.scope)),
             _ => None,
         })
     };
-    let addresses = |name: &Arc<str>| {
-        let registry = config
-            .registries
-            .iter()
-            .find(|registry| matches!(&registry.kind, RegistryKind::Peer(spec) if spec.peer.name == *name));
-        match registry.map(|registry| &registry.scope.addresses) {
-            Some(AddressScope::Blocks(blocks)) => texts(blocks),
-            _ => Vec::new(),
-        }
-    };
     let peer = |link: &LinkOptions| {
         let peer = &link.peer;
-        let patience = patience(&peer.name);
+        let (spec, scope) = registry_of(&peer.name).unzip();
         let who = peer.who.as_ref();
         json!({
             "name": &*peer.name,
@@ -298,7 +286,7 @@ fn peers(config: &Config) -> Vec<Value> {
             "trustAlias": who.map(|who| who.alias.as_str()),
             "trust": link.trust.as_ref().map(|path| path.display().to_string()),
             "from": texts(&peer.from),
-            "addresses": addresses(&peer.name),
+            "addresses": scope.map(|scope| blocks(&scope.addresses)),
             "export": peer.exports.iter().map(|rule| json!({
                 "services": texts(&rule.services),
                 "except": texts(&rule.except),
@@ -309,8 +297,8 @@ fn peers(config: &Config) -> Vec<Value> {
                 "as": rule.rename.as_ref().map(ToString::to_string),
                 "limit": rule.limit,
             })).collect::<Vec<_>>(),
-            "staleAfter": patience.map(|(stale, _)| duration(stale)),
-            "expireAfter": patience.map(|(_, expire)| duration(expire)),
+            "staleAfter": spec.map(|spec| duration(spec.stale_after)),
+            "expireAfter": spec.map(|spec| duration(spec.expire_after)),
             "limits": {
                 "services": peer.limits.services,
                 "connections": peer.limits.connections,
@@ -343,11 +331,16 @@ fn allow(scope: &RegistryScope) -> Value {
     json!({
         "services": texts(&scope.services),
         "networks": scope.networks.as_deref().map(texts),
-        "addresses": match &scope.addresses {
-            AddressScope::Any | AddressScope::Public => Vec::new(),
-            AddressScope::Blocks(blocks) => texts(blocks),
-        },
+        "addresses": blocks(&scope.addresses),
     })
+}
+
+/// Returns the blocks that the config gives.
+fn blocks(scope: &AddressScope) -> Vec<String> {
+    match scope {
+        AddressScope::Any | AddressScope::Public => Vec::new(),
+        AddressScope::Blocks(blocks) => texts(blocks),
+    }
 }
 
 fn clusters(spec: &ClustersSpec) -> Value {

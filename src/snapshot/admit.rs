@@ -263,7 +263,7 @@ pub fn admit(
     if let Requested::ServerName(_) = request.requested {
         check_alpn(request, trace)?;
     }
-    admit_requested(snapshot, request, trace)
+    admit_requested(&Asking::new(snapshot, request), trace)
 }
 
 /// Returns true if an open connection may go on under a new policy. Only the new `from`, routes, exports and
@@ -273,7 +273,7 @@ pub fn readmit(snapshot: &Snapshot, request: &AdmissionRequest<'_>, permit: &Per
         return false;
     }
     let asking = Asking::new(snapshot, request);
-    let answer = admit_requested(snapshot, request, &mut ());
+    let answer = admit_requested(&asking, &mut ());
     if let Permit::Peer(permit) = permit {
         // The peer may know another service under the name since then; it is this one that the connection leads to.
         let leads_there = |admission: Admission| {
@@ -317,19 +317,14 @@ fn check_alpn(request: &AdmissionRequest<'_>, trace: &mut impl Trace) -> Result<
     if found { Ok(()) } else { Err(Reason::AlpnRefused) }
 }
 
-fn admit_requested(
-    snapshot: &Snapshot,
-    request: &AdmissionRequest<'_>,
-    trace: &mut impl Trace,
-) -> Result<Admission, Refusal> {
-    let asking = Asking::new(snapshot, request);
+fn admit_requested(asking: &Asking<'_>, trace: &mut impl Trace) -> Result<Admission, Refusal> {
     let peer = asking.peers.peers().next().map(|peer| peer.name.clone());
-    trace_peers(&asking, trace);
-    let answer = match request.requested {
-        Requested::ServerName(name) => admit_name(&asking, name, trace),
+    trace_peers(asking, trace);
+    let answer = match asking.request.requested {
+        Requested::ServerName(name) => admit_name(asking, name, trace),
         Requested::Authority(authority) => match &authority.host {
-            Host::Name(name) => admit_hostname(&asking, name, authority.port, trace),
-            Host::Ip(ip) => admit_address(&asking, SocketAddr::new(*ip, authority.port), trace),
+            Host::Name(name) => admit_hostname(asking, name, authority.port, trace),
+            Host::Ip(ip) => admit_address(asking, SocketAddr::new(*ip, authority.port), trace),
             // An authority is parsed as at most one address.
             Host::Ips(_) => Err(Reason::AuthorityUnknown.into()),
         },
