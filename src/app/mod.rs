@@ -298,7 +298,7 @@ impl Program {
         let mut dataplane =
             Dataplane::start(workers, limits, &reader, &telemetry, identity.context(), own.clone(), link)
                 .map_err(|error| format!("cannot start the data plane: {error}"))?;
-        let links = peers::start(&config, &reader, &identity, &inbox, arrivals, &scope);
+        let links = peers::start(&config, &reader, &identity, &inbox, arrivals, &scope)?;
         let status = Arc::new(ArcSwap::from_pointee(ProgramStatus {
             config: path.to_owned(),
             config_since: SystemTime::now(),

@@ -56,7 +56,7 @@ pub(super) fn start(
     inbox: &Inbox,
     arrivals: mpsc::Receiver<HandedOver>,
     scope: &Scope,
-) -> Links {
+) -> Result<Links, String> {
     let importer = Arc::new(Registries { inbox: inbox.clone(), scope: scope.clone() });
     let links = Links::start(
         reader.clone(),
@@ -67,8 +67,9 @@ pub(super) fn start(
         instance(config),
         scope,
     );
+    let links = links.map_err(|error| format!("cannot make TLS for links with peers: {error}"))?;
     configure(&links, config);
-    links
+    Ok(links)
 }
 
 /// Applies the peers of a config.

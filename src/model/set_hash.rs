@@ -1,7 +1,5 @@
 //! The hash of a set of items, whatever their order, by which the two ends of a link see that they have the same.
 
-use std::fmt;
-
 use twox_hash::XxHash3_128;
 
 /// The number of items in a set, and the sum of their hashes.
@@ -48,12 +46,6 @@ impl SetHash {
             self.count += 1;
             self.sum = self.sum.wrapping_add(hash);
         }
-    }
-}
-
-impl fmt::Display for SetHash {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} items, hash {:032x}", self.count, self.sum)
     }
 }
 

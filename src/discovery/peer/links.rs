@@ -1,29 +1,31 @@
 //! The owner of all links: dials the peers that the config says to dial, takes the links that arrive at a listener, and ends
 //! links whose configuration has changed.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use rustls::ServerConfig;
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, mpsc, watch};
-use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::importer::Importer;
+use super::instances::{Instances, Newest};
 use super::offer::ExportTimes;
 use super::options::LinkOptions;
-use super::session::{Ended, Instances, Newest, Outgoing, Session};
+use super::session::{Ended, Outgoing, Session};
 use super::status::{LinkState, LinkTable};
 use super::transport::{self, Opened, Peeked};
 use crate::model::address::Host;
 use crate::model::identity::{Identity, TrustDomain};
-use crate::model::limits::SourcePrefix;
+use crate::model::limits::SourceLimits;
+use crate::net::admission::{Admission, Holder, Verdict};
 use crate::net::backoff::Backoff;
 use crate::net::handed::HandedOver;
 use crate::net::latest::Latest;
@@ -54,6 +56,8 @@ const LOG_EVERY: Duration = Duration::from_secs(1);
 struct Shared {
     reader: Reader,
     context: NodeContext,
+    /// The TLS of links that peers dial.
+    tls: Arc<ServerConfig>,
     roots: RootStore,
     importer: Arc<dyn Importer>,
     table: Arc<LinkTable>,
@@ -62,55 +66,52 @@ struct Shared {
     scope: Scope,
     numbers: AtomicU64,
     /// Connections whose other end is not known yet.
-    unknown: Arc<Unknown>,
+    unknown: Arc<Admission>,
     refusals: LogThrottle,
     configured: Mutex<BTreeMap<Arc<str>, Configured>>,
     /// Our trust domain.
     own: Mutex<Option<TrustDomain>>,
 }
 
-/// Connections whose other end is not known yet, by source. An address of IPv6 stands for its /64.
-#[derive(Default)]
-struct Unknown(Mutex<HashMap<IpAddr, usize>>);
-
 /// A connection among those whose other end is not known yet, until it is dropped.
 struct Place {
-    among: Arc<Unknown>,
-    source: IpAddr,
+    among: Arc<Admission>,
+    holder: Holder,
 }
 
-impl Unknown {
-    fn enter(self: &Arc<Self>, source: IpAddr) -> Option<Place> {
-        let source = SourcePrefix::default().block(source);
-        let mut sources = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        #[expect(clippy::disallowed_methods, reason = "the sum of all is the same in any order")]
-        let all: usize = sources.values().sum();
-        let own = sources.get(&source).copied().unwrap_or(0);
-        if all >= UNKNOWN_MAX || own >= UNKNOWN_OF_SOURCE_MAX {
-            return None;
+impl Place {
+    /// Takes a place for a source, unless it is refused.
+    fn take(among: &Arc<Admission>, source: IpAddr) -> Option<Self> {
+        let holder = among.source(source);
+        match among.admit(&holder) {
+            // No other connection has to end: each is known or gone within its deadline, and few may be above the limit.
+            Verdict::Admit | Verdict::AdmitAndTakeBack(_) => Some(Self { among: among.clone(), holder }),
+            Verdict::Refuse(_) => None,
         }
-        sources.insert(source, own + 1);
-        Some(Place { among: self.clone(), source })
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut sources = self.among.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = sources.get_mut(&self.source) {
-            *count -= 1;
-            if *count == 0 {
-                sources.remove(&self.source);
-            }
-        }
+        // Nothing is remembered of a source: new connections are not limited by time.
+        let _ = self.among.release(&self.holder);
     }
+}
+
+/// Returns the places for connections whose other end is not known yet.
+fn unknown() -> Arc<Admission> {
+    let admission = Admission::new(UNKNOWN_MAX);
+    admission.set_source_limits(&SourceLimits {
+        connections: Some(UNKNOWN_OF_SOURCE_MAX),
+        ..SourceLimits::default()
+    });
+    Arc::new(admission)
 }
 
 /// One peer of the config.
 struct Configured {
     options: LinkOptions,
     stop: watch::Sender<bool>,
-    dialling: Option<JoinHandle<()>>,
     seats: Arc<Semaphore>,
     /// Ends the older link of an instance when a newer one comes.
     instances: Instances,
@@ -130,8 +131,10 @@ impl Links {
         arrivals: mpsc::Receiver<HandedOver>,
         instance: Arc<str>,
         scope: &Scope,
-    ) -> Self {
+    ) -> Result<Self, rustls::Error> {
+        let tls = server::mutual(context.certificate.clone(), context.trust.clone(), &[LINK_PROTOCOL])?;
         let links = Self(Arc::new(Shared {
+            tls: Arc::new(tls),
             reader,
             context,
             roots,
@@ -141,13 +144,13 @@ impl Links {
             instance,
             scope: scope.clone(),
             numbers: AtomicU64::new(1),
-            unknown: Arc::default(),
+            unknown: unknown(),
             refusals: LogThrottle::new(LOG_EVERY),
             configured: Mutex::default(),
             own: Mutex::default(),
         }));
         scope.spawn(links.clone().accept(arrivals));
-        links
+        Ok(links)
     }
 
     /// Returns the links, for status.
@@ -172,10 +175,9 @@ impl Links {
                 continue;
             }
             let (stop, stopped) = watch::channel(false);
-            let mut link = Configured {
+            let link = Configured {
                 options: options.clone(),
                 stop,
-                dialling: None,
                 seats: Arc::new(Semaphore::new(LINKS_OF_PEER_MAX)),
                 instances: Arc::default(),
             };
@@ -189,7 +191,7 @@ impl Links {
                     stop: stopped,
                     instances: link.instances.clone(),
                 };
-                link.dialling = Some(self.0.scope.spawn(dialler.run()));
+                self.0.scope.spawn(dialler.run());
             }
             configured.insert(name, link);
         }
@@ -197,14 +199,14 @@ impl Links {
 
     /// Ends all links with Goodbye, because the gateway stops.
     pub fn stop(&self) {
-        let mut configured = self.0.configured.lock().unwrap_or_else(PoisonError::into_inner);
-        configured.values_mut().for_each(Configured::end);
+        let configured = self.0.configured.lock().unwrap_or_else(PoisonError::into_inner);
+        configured.values().for_each(Configured::end);
     }
 
     async fn accept(self, mut arrivals: mpsc::Receiver<HandedOver>) {
         while let Some(arrival) = arrivals.recv().await {
             let source = arrival.source;
-            let Some(place) = self.0.unknown.enter(source.ip()) else {
+            let Some(place) = Place::take(&self.0.unknown, source.ip()) else {
                 self.refused(source, "too many connections whose other end is not known yet");
                 continue;
             };
@@ -227,13 +229,10 @@ impl Links {
     async fn serve(&self, arrival: HandedOver, place: Place) -> Result<(), String> {
         let HandedOver { socket, source, first, .. } = arrival;
         let socket = stream(socket).map_err(|error| error.to_string())?;
-        let context = &self.0.context;
-        let config = server::mutual(context.certificate.clone(), context.trust.clone(), &[LINK_PROTOCOL]);
-        let config = Arc::new(config.map_err(|error| error.to_string())?);
         // Roots that change from here on are checked again.
-        let mut trust = context.trust.clone();
+        let mut trust = self.0.context.trust.clone();
         trust.see();
-        let accepting = TlsAcceptor::from(config).accept(Peeked::new(first, socket));
+        let accepting = TlsAcceptor::from(self.0.tls.clone()).accept(Peeked::new(first, socket));
         let stream =
             timeout(STEP_WITHIN, accepting).await.map_err(|_| "TLS was not agreed on in time".to_owned())?;
         let stream =
@@ -341,10 +340,9 @@ struct Link {
 }
 
 impl Configured {
-    fn end(&mut self) {
+    /// Ends dialling at once, and each open link after Goodbye.
+    fn end(&self) {
         self.stop.send_replace(true);
-        // The task of a link that is open ends by itself, after Goodbye.
-        self.dialling = None;
     }
 }
 
@@ -470,17 +468,18 @@ mod tests {
 
     #[test]
     fn a_source_keeps_no_other_from_opening_a_link() {
-        let unknown = Arc::new(Unknown::default());
+        let unknown = unknown();
         let source = |number: u8| IpAddr::from([203, 0, 113, number]);
-        let mut places: Vec<Place> = (0..100).filter_map(|_| unknown.enter(source(1))).collect();
+        let mut places: Vec<Place> = (0..100).filter_map(|_| Place::take(&unknown, source(1))).collect();
         assert_eq!(places.len(), UNKNOWN_OF_SOURCE_MAX);
-        let other = unknown.enter(source(2)).expect("another source");
+        let other = Place::take(&unknown, source(2)).expect("another source");
         places.pop();
-        assert!(unknown.enter(source(1)).is_some(), "a place that is given back can be taken again");
+        assert!(Place::take(&unknown, source(1)).is_some(), "a place that is given back can be taken again");
         drop((places, other));
-        assert!(unknown.0.lock().expect("not poisoned").is_empty(), "nothing is remembered of who has gone");
-        let many: Vec<Place> =
-            (0..=255).filter_map(|number| unknown.enter(IpAddr::from([198, 51, 100, number]))).collect();
-        assert_eq!((many.len(), unknown.enter(source(1)).is_none()), (UNKNOWN_MAX, true));
+        assert_eq!((unknown.holders(), unknown.used()), (0, 0), "nothing is remembered of who has gone");
+        let many: Vec<Place> = (0..=255)
+            .filter_map(|number| Place::take(&unknown, IpAddr::from([198, 51, 100, number])))
+            .collect();
+        assert_eq!((many.len(), Place::take(&unknown, source(1)).is_none()), (UNKNOWN_MAX, true));
     }
 }

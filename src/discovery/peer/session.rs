@@ -1,20 +1,19 @@
 //! One link, from Hello to its end. Both sides run the same code, whoever has dialled.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use prost::Message as _;
 use rustls::pki_types::CertificateDer;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until, timeout};
 use tonic::{Status, Streaming};
 
 use super::importer::{Importer, Received};
+use super::instances::Newest;
 use super::offer::{ExportTimes, Next, Offer};
 use super::status::{LinkState, LinkStatus, LinkTable};
+use super::taken::Taken;
 use crate::model::name::NamePattern;
-use crate::model::set_hash::{ItemHash, SetHash};
 use crate::net::latest::Latest;
 use crate::proto::isthmus::peer::v1 as proto;
 use crate::proto::isthmus::peer::v1::message::Kind;
@@ -37,8 +36,6 @@ const FLUSH: Duration = Duration::from_millis(100);
 const SEND_WITHIN: Duration = Duration::from_secs(20);
 /// The shortest time between two listings that this side asks for because the other's contents are not what it says.
 const LIST_AGAIN: Duration = Duration::from_secs(60);
-/// Gateways that a peer may give.
-const GATEWAYS_MAX: usize = 1_024;
 /// Patterns that a peer may subscribe to.
 const PATTERNS_MAX: usize = 1_024;
 /// Bytes of a text of the peer's that are shown.
@@ -102,46 +99,22 @@ pub(super) struct Session {
     pub(super) newest: Newest,
 }
 
-/// The newest link of each instance of a peer.
-pub(super) type Instances = Arc<Mutex<HashMap<Arc<str>, (u64, watch::Sender<bool>)>>>;
-
-/// Ends the older link of the same instance.
-pub(super) struct Newest {
-    instances: Instances,
-    number: u64,
-    replace: watch::Sender<bool>,
-}
-
-impl Newest {
-    pub(super) fn new(instances: Instances, number: u64, replace: watch::Sender<bool>) -> Self {
-        Self { instances, number, replace }
-    }
-
-    /// Notes that the link is one of this instance; an older one ends.
-    fn is_of(&self, instance: &Arc<str>) {
-        let mut instances = self.instances.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, older)) = instances.insert(instance.clone(), (self.number, self.replace.clone())) {
-            older.send_replace(true);
-        }
-    }
-}
-
-impl Drop for Newest {
-    fn drop(&mut self) {
-        let mut instances = self.instances.lock().unwrap_or_else(PoisonError::into_inner);
-        instances.retain(|_, (number, _)| *number != self.number);
-    }
-}
-
-/// What the other side has given.
-#[derive(Default)]
-pub(super) struct Taken {
-    services: HashMap<String, ItemHash>,
-    gateways: HashMap<String, ItemHash>,
-    set: SetHash,
-    /// True if items were left out because of a limit, so that the contents cannot be compared.
-    is_cut: bool,
-    is_listing: bool,
+/// How far both directions of a link have come.
+struct Exchange {
+    offer: Offer,
+    taken: Taken,
+    /// The numbers of the last heartbeat, and of the last one that was answered.
+    beat: u64,
+    answered: u64,
+    beat_at: Instant,
+    /// The number of the last message with items.
+    sequence: u64,
+    /// True until that message is answered.
+    in_flight: bool,
+    /// The earliest time of the next message with items.
+    next_flush: Instant,
+    /// When a full listing was last asked for because the contents differed.
+    listed_at: Option<Instant>,
 }
 
 impl Session {
@@ -200,20 +173,25 @@ impl Session {
     }
 
     async fn exchange(&mut self, instance: &Arc<str>) -> Result<std::convert::Infallible, Ended> {
-        let mut offer = Offer::new(self.peer.clone(), self.reader.clone(), self.times.clone());
-        let mut taken = Taken::default();
+        let mut exchange = Exchange {
+            offer: Offer::new(self.peer.clone(), self.reader.clone(), self.times.clone()),
+            taken: Taken::default(),
+            beat: 0,
+            answered: 0,
+            beat_at: Instant::now(),
+            sequence: 0,
+            in_flight: false,
+            next_flush: Instant::now(),
+            listed_at: None,
+        };
         let mut beats = interval_at(Instant::now() + HEARTBEAT, HEARTBEAT);
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let (mut beat, mut answered, mut sent_at) = (0_u64, 0_u64, Instant::now());
-        let (mut sequence, mut in_flight) = (0_u64, false);
-        let mut next_flush = Instant::now();
-        let mut listed_at: Option<Instant> = None;
         let mut renewals = self.importer.renewals(&self.peer.name);
         renewals.mark_unchanged();
         self.trust.see();
         self.outgoing.send(self.subscription()).await?;
         loop {
-            let may_tell = !in_flight && offer.has_more();
+            let may_tell = !exchange.in_flight && exchange.offer.has_more();
             tokio::select! {
                 biased;
                 () = ordered(&mut self.stop) => {
@@ -225,91 +203,16 @@ impl Session {
                 () = ordered(&mut self.replaced) => {
                     return Err(Ended::Lost("the same process has opened a newer link".to_owned()));
                 }
-                _ = beats.tick() => {
-                    let missed = u32::try_from(beat - answered).unwrap_or(u32::MAX);
-                    if missed >= MISSED.1 {
-                        return Err(Ended::Lost(format!("{missed} heartbeats were not answered")));
-                    }
-                    let state = if missed >= MISSED.0 { LinkState::Suspect } else { LinkState::Live };
-                    self.note(|link| link.state = state);
-                    (beat, sent_at) = (beat + 1, Instant::now());
-                    self.outgoing.send(Kind::Heartbeat(proto::Heartbeat { number: beat, answer: false })).await?;
-                }
-                message = receive(&mut self.incoming) => match message? {
-                    Kind::Heartbeat(heartbeat) if !heartbeat.answer => {
-                        let answer = proto::Heartbeat { answer: true, ..heartbeat };
-                        self.outgoing.send(Kind::Heartbeat(answer)).await?;
-                    }
-                    Kind::Heartbeat(heartbeat) => {
-                        if heartbeat.number == beat {
-                            let round_trip = sent_at.elapsed();
-                            self.note(|link| (link.round_trip, link.state) = (Some(round_trip), LinkState::Live));
-                        }
-                        answered = answered.max(heartbeat.number.min(beat));
-                    }
-                    Kind::Subscribe(wanted) => {
-                        offer.subscribe(patterns(wanted)?);
-                        in_flight = false;
-                    }
-                    Kind::Ack(ack) if ack.sequence == sequence => {
-                        in_flight = false;
-                        let given = offer.services_given();
-                        self.note(|link| {
-                            link.services.0 = given;
-                            link.refused.extend(ack.refused.iter().map(|item| (words(&item.item), words(&item.problem))));
-                        });
-                    }
-                    // Of a listing that was begun anew since.
-                    Kind::Ack(_) => {}
-                    Kind::Delta(delta) => {
-                        let number = delta.sequence;
-                        let (refused, differs) = self.take(instance, delta, &mut taken).await?;
-                        self.outgoing.send(Kind::Ack(proto::Ack { sequence: number, refused })).await?;
-                        if differs {
-                            self.list_again(&mut listed_at).await?;
-                        }
-                    }
-                    Kind::SnapshotEnd(end) => {
-                        let differs = taken.end(end.contents.as_ref());
-                        let given = taken.services.len();
-                        self.note(|link| (link.services.1, link.changed) = (given, Some(SystemTime::now())));
-                        self.importer.deliver(&self.peer.name, instance, Received::Listed).await;
-                        let ack = proto::Ack { sequence: end.sequence, refused: Vec::new() };
-                        self.outgoing.send(Kind::Ack(ack)).await?;
-                        if differs {
-                            self.list_again(&mut listed_at).await?;
-                        }
-                    }
-                    Kind::Goodbye(goodbye) => return Err(Ended::Goodbye(words(&goodbye.why), goodbye.forget)),
-                    Kind::Hello(_) => return Err(Ended::Lost("the other side says Hello twice".to_owned())),
-                },
-                () = sleep_until(next_flush), if may_tell => {
-                    offer.follow();
-                    let roots = self.roots.clone();
-                    match offer.next(sequence + 1, now_ms() / 1000, || roots()) {
-                        None => {}
-                        Some(next) => {
-                            sequence += 1;
-                            in_flight = true;
-                            let message = match next {
-                                Next::Delta(delta) => {
-                                    self.note(|link| LinkStatus::renew(&mut link.refused, &delta));
-                                    next_flush = if delta.after.is_some() { Instant::now() + FLUSH } else { Instant::now() };
-                                    Kind::Delta(delta)
-                                }
-                                Next::End(end) => Kind::SnapshotEnd(end),
-                            };
-                            self.outgoing.send(message).await?;
-                        }
-                    }
-                }
-                is_there = offer.changed(), if offer.is_wanted() && !may_tell => {
+                _ = beats.tick() => self.beat(&mut exchange).await?,
+                message = receive(&mut self.incoming) => self.heard(message?, instance, &mut exchange).await?,
+                () = sleep_until(exchange.next_flush), if may_tell => self.tell(&mut exchange).await?,
+                is_there = exchange.offer.changed(), if exchange.offer.is_wanted() && !may_tell => {
                     if !is_there {
                         return Err(Ended::Lost("the gateway stops".to_owned()));
                     }
-                    offer.follow();
+                    exchange.offer.follow();
                 }
-                _ = self.trust.changed() => offer.roots_changed(),
+                _ = self.trust.changed() => exchange.offer.roots_changed(),
                 renewed = renewals.changed() => {
                     // The task that takes the peer's services has begun anew, and knows nothing.
                     if renewed.is_err() {
@@ -322,17 +225,102 @@ impl Session {
         }
     }
 
+    /// Sends a heartbeat, or ends the link if too many were not answered.
+    async fn beat(&self, exchange: &mut Exchange) -> Result<(), Ended> {
+        let missed = u32::try_from(exchange.beat - exchange.answered).unwrap_or(u32::MAX);
+        if missed >= MISSED.1 {
+            return Err(Ended::Lost(format!("{missed} heartbeats were not answered")));
+        }
+        let state = if missed >= MISSED.0 { LinkState::Suspect } else { LinkState::Live };
+        self.note(|link| link.state = state);
+        (exchange.beat, exchange.beat_at) = (exchange.beat + 1, Instant::now());
+        let heartbeat = proto::Heartbeat { number: exchange.beat, answer: false };
+        self.outgoing.send(Kind::Heartbeat(heartbeat)).await
+    }
+
+    /// Takes a message of the other side.
+    async fn heard(&self, message: Kind, instance: &Arc<str>, exchange: &mut Exchange) -> Result<(), Ended> {
+        match message {
+            Kind::Heartbeat(heartbeat) if !heartbeat.answer => {
+                let answer = proto::Heartbeat { answer: true, ..heartbeat };
+                self.outgoing.send(Kind::Heartbeat(answer)).await
+            }
+            Kind::Heartbeat(heartbeat) => {
+                if heartbeat.number == exchange.beat {
+                    let round_trip = exchange.beat_at.elapsed();
+                    self.note(|link| (link.round_trip, link.state) = (Some(round_trip), LinkState::Live));
+                }
+                exchange.answered = exchange.answered.max(heartbeat.number.min(exchange.beat));
+                Ok(())
+            }
+            Kind::Subscribe(wanted) => {
+                exchange.offer.subscribe(patterns(wanted)?);
+                exchange.in_flight = false;
+                Ok(())
+            }
+            Kind::Ack(ack) if ack.sequence == exchange.sequence => {
+                exchange.in_flight = false;
+                let given = exchange.offer.services_given();
+                self.note(|link| {
+                    link.services.0 = given;
+                    let refused = ack.refused.iter();
+                    link.refused.extend(refused.map(|item| (words(&item.item), words(&item.problem))));
+                });
+                Ok(())
+            }
+            // Of a listing that was begun anew since.
+            Kind::Ack(_) => Ok(()),
+            Kind::Delta(delta) => {
+                let sequence = delta.sequence;
+                let (refused, differs) = self.take(instance, delta, &mut exchange.taken).await?;
+                self.outgoing.send(Kind::Ack(proto::Ack { sequence, refused })).await?;
+                self.list_again(differs, exchange).await
+            }
+            Kind::SnapshotEnd(end) => {
+                let differs = exchange.taken.end(end.contents.as_ref());
+                let given = exchange.taken.services();
+                self.note(|link| (link.services.1, link.changed) = (given, Some(SystemTime::now())));
+                self.importer.deliver(&self.peer.name, instance, Received::Listed).await;
+                let ack = proto::Ack { sequence: end.sequence, refused: Vec::new() };
+                self.outgoing.send(Kind::Ack(ack)).await?;
+                self.list_again(differs, exchange).await
+            }
+            Kind::Goodbye(goodbye) => Err(Ended::Goodbye(words(&goodbye.why), goodbye.forget)),
+            Kind::Hello(_) => Err(Ended::Lost("the other side says Hello twice".to_owned())),
+        }
+    }
+
+    /// Tells the other side what it does not have yet.
+    async fn tell(&self, exchange: &mut Exchange) -> Result<(), Ended> {
+        exchange.offer.follow();
+        let next = exchange.offer.next(exchange.sequence + 1, now_ms() / 1000, || (self.roots)());
+        let message = match next {
+            None => return Ok(()),
+            Some(Next::Delta(delta)) => {
+                self.note(|link| LinkStatus::renew(&mut link.refused, &delta));
+                // Within a listing, the answer of the other side is all that is waited for.
+                let pause = if delta.after.is_some() { FLUSH } else { Duration::ZERO };
+                exchange.next_flush = Instant::now() + pause;
+                Kind::Delta(delta)
+            }
+            Some(Next::End(end)) => Kind::SnapshotEnd(end),
+        };
+        exchange.sequence += 1;
+        exchange.in_flight = true;
+        self.outgoing.send(message).await
+    }
+
     fn subscription(&self) -> Kind {
         let wanted = self.peer.imports.iter().flat_map(|rule| &rule.services);
         Kind::Subscribe(proto::Subscribe { services: wanted.map(ToString::to_string).collect() })
     }
 
-    /// Asks for a full listing because the contents are not what the other side says they are.
-    async fn list_again(&self, listed_at: &mut Option<Instant>) -> Result<(), Ended> {
-        if listed_at.is_some_and(|at| at.elapsed() < LIST_AGAIN) {
+    /// Asks for a full listing if the contents are not what the other side says they are.
+    async fn list_again(&self, differs: bool, exchange: &mut Exchange) -> Result<(), Ended> {
+        if !differs || exchange.listed_at.is_some_and(|at| at.elapsed() < LIST_AGAIN) {
             return Ok(());
         }
-        *listed_at = Some(Instant::now());
+        exchange.listed_at = Some(Instant::now());
         tracing::warn!(
             peer = &*self.peer.name,
             "the peer's services are not what it says they are; they are listed again"
@@ -365,16 +353,14 @@ impl Session {
         let received = Received::Delta(Box::new(delta));
         refused.extend(self.importer.deliver(&self.peer.name, instance, received).await);
         let differs = is_change && after.is_some_and(|after| taken.differs(&after));
-        let given = taken.services.len();
+        let given = taken.services();
         self.note(|link| {
             (link.services.1, link.changed) = (given, Some(SystemTime::now()));
             link.left_out.extend(refused.iter().map(|item| (words(&item.item), item.problem.clone())));
         });
         Ok((refused, differs))
     }
-}
 
-impl Session {
     /// Takes the roots that the peer announces for its own trust domain.
     fn take_roots(&self, roots: &proto::Roots) -> Result<(), String> {
         let Some(who) = &self.peer.who else { return Ok(()) };
@@ -386,55 +372,6 @@ impl Session {
             ));
         }
         self.peer_roots.announce(&who.alias, certificates(roots))
-    }
-}
-
-impl Taken {
-    /// Notes the items of a message, and takes out those beyond the limit.
-    pub(super) fn note(
-        &mut self,
-        delta: &mut proto::Delta,
-        services_max: usize,
-        refused: &mut Vec<proto::Refusal>,
-    ) {
-        if delta.begins {
-            *self = Self { is_listing: true, ..Self::default() };
-        }
-        for name in &delta.removed_services {
-            let before = self.services.remove(name);
-            self.set.change(before, None);
-        }
-        for key in &delta.removed_gateways {
-            let before = self.gateways.remove(key);
-            self.set.change(before, None);
-        }
-        let Self { services, gateways, set, is_cut, .. } = self;
-        let mut take =
-            |known: &mut HashMap<String, ItemHash>, name: &str, bytes: &[u8], max: usize, what: &str| {
-                let hash = ItemHash::of(bytes);
-                if known.len() >= max && !known.contains_key(name) {
-                    *is_cut = true;
-                    let problem = format!("more than {max} {what}");
-                    refused.push(proto::Refusal { item: name.to_owned(), problem });
-                    return false;
-                }
-                set.change(known.insert(name.to_owned(), hash), Some(hash));
-                true
-            };
-        delta
-            .services
-            .retain(|one| take(services, &one.name, &one.encode_to_vec(), services_max, "services"));
-        delta.gateways.retain(|one| take(gateways, &one.key, &one.encode_to_vec(), GATEWAYS_MAX, "gateways"));
-    }
-
-    /// Notes the end of a listing; returns true if the contents differ.
-    pub(super) fn end(&mut self, contents: Option<&proto::Contents>) -> bool {
-        self.is_listing = false;
-        contents.is_some_and(|contents| self.differs(contents))
-    }
-
-    pub(super) fn differs(&self, contents: &proto::Contents) -> bool {
-        !self.is_cut && SetHash::from_parts(contents.count, &contents.hash) != Some(self.set)
     }
 }
 

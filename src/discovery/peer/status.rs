@@ -47,7 +47,7 @@ pub struct LinkStatus {
     pub dialled: bool,
     /// The program at the other end.
     pub software: String,
-    /// Since when the link is in its state.
+    /// The time at which the link entered its state.
     pub since: Option<SystemTime>,
     /// The time between the last heartbeat and its answer.
     pub round_trip: Option<Duration>,

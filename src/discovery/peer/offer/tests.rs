@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::discovery::peer::session::Taken;
+use crate::discovery::peer::taken::Taken;
 use crate::model::import::Import;
 use crate::model::name::NamePattern;
 use crate::model::place::Network;
