@@ -27,9 +27,9 @@ pub(super) enum PeerState {
     Suspect,
     /// There is no link, and no service of the peer is known.
     Down,
-    /// There is no link; what the peer gave is in use.
+    /// There is no link; the services of the peer stay in use.
     Stale,
-    /// What the peer gave is used only where no other registry has a ready endpoint.
+    /// There is no link for longer; the services count only where no other registry has a ready endpoint.
     Demoted,
     /// The services of the peer have no endpoints.
     Expired,

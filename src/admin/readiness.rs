@@ -19,7 +19,7 @@ pub struct Gate {
 pub struct Further {
     /// The gate of the gateway's certificate, if the config names a source.
     pub identity: Option<Gate>,
-    /// Whether the DNS server answers, if there is one.
+    /// True if the DNS server answers; `None` without one.
     pub names: Option<bool>,
 }
 

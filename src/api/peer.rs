@@ -16,7 +16,7 @@ pub struct Peer {
     pub trust_alias: Option<String>,
     /// `live`, `suspect`, `down`, `stale`, `demoted`, `expired` or `not enrolled`.
     pub state: String,
-    /// Since when it is in this state.
+    /// The time at which it entered its state.
     pub since: Option<String>,
     /// When it last gave a change or a listing.
     pub changed: Option<String>,
@@ -53,7 +53,7 @@ pub struct Link {
     pub dialled: bool,
     /// `live`, `suspect` or `down`.
     pub state: String,
-    /// Since when it is in this state.
+    /// The time at which it entered its state.
     pub since: Option<String>,
     /// The program at the other end.
     pub software: String,

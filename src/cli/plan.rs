@@ -46,7 +46,7 @@ pub(super) struct Arguments {
     reading: Reading,
 }
 
-/// What changes for one peer.
+/// The changes for one peer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 struct PeerPlan {
     peer: String,

@@ -23,13 +23,13 @@ use super::table::peers as keys;
 /// The peers, as each part of the program needs them.
 #[derive(Default)]
 pub(super) struct Peers {
-    /// Who they are, and what is exchanged.
+    /// Their names, identities and rules.
     pub(super) peers: Vec<Arc<Peer>>,
-    /// Whose roots verify their identities.
+    /// The roots that verify their identities.
     pub(super) trust: Vec<PeerTrust>,
-    /// How the links come about.
+    /// The ways in which the links come about.
     pub(super) links: Vec<LinkOptions>,
-    /// What is taken from each of them.
+    /// The registry of the services of each of them.
     pub(super) registries: Vec<RegistrySpec>,
 }
 

@@ -48,7 +48,7 @@ fn is_still_admitted(snapshot: &Snapshot, entry: &Entry) -> bool {
         return true;
     };
     if facts.permit.is_none() && facts.peer.is_none() {
-        // It is judged with its hello.
+        // A connection without a permit is judged with its hello.
         return true;
     }
     if admit_caller(listener, entry).is_err() {

@@ -25,7 +25,7 @@ pub struct Server {
     pub(super) metrics: NameMetrics,
 }
 
-/// What follows from the bytes of a client.
+/// The consequence of the bytes of a client.
 pub(super) enum Next {
     /// An answer is ready.
     Send(Reply),
