@@ -18,6 +18,7 @@ use crate::snapshot::admit::{
     Admission, AdmissionRequest, Requested, RouteMatch, Trace, admit, admit_source,
 };
 use crate::snapshot::candidates::{Candidates, EndpointKey};
+use crate::snapshot::missing::missing_for;
 use crate::snapshot::near::near;
 use crate::snapshot::omitted::{self, Omitted};
 use crate::snapshot::policy::{ExportRule, Listener, ListenerProtocol, MarkCondition, ProxyProtocol};
@@ -79,6 +80,8 @@ pub struct Explanation {
     pub warnings: Vec<String>,
     /// Known names that are similar to an unknown one.
     pub near: Vec<String>,
+    /// Connections that failed lately.
+    pub recent: Vec<api::explanation::RecentFailure>,
 }
 
 /// An endpoint that could be chosen.
@@ -196,6 +199,7 @@ fn explain_by(
         omitted: Vec::new(),
         warnings: Vec::new(),
         near: Vec::new(),
+        recent: Vec::new(),
     };
     explanation.reason = match &authority {
         Some(Err(fault)) => {
@@ -223,6 +227,8 @@ fn explain_by(
     if matches!(explanation.reason, Reason::SniUnknown | Reason::AuthorityUnknown | Reason::NotExported) {
         explanation.near = near(snapshot, looked_for);
     }
+    let missing = missing_for(snapshot, explanation.reason, request.requested);
+    explanation.warnings.extend(missing);
     explanation.canonical = steps.canonical;
     explanation.steps = steps.steps;
     Ok(explanation)
@@ -473,6 +479,7 @@ impl Explanation {
             omitted: self.omitted.iter().map(omitted).collect(),
             warnings: self.warnings.clone(),
             near: self.near.clone(),
+            recent: self.recent.clone(),
         }
     }
 }

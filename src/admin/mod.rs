@@ -17,6 +17,7 @@ pub mod peers;
 mod probe;
 pub mod problems;
 pub mod readiness;
+mod recent;
 pub mod registry_metrics;
 pub mod server;
 pub mod views;

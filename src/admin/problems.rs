@@ -318,6 +318,17 @@ fn cheap_problems(sources: &Sources, snapshot: &Snapshot) -> Vec<Problem> {
     all
 }
 
+/// Returns the problems that an explanation has to name, a line each, with the code first: those because of which the answer is not of
+/// the file on disk, and, for a caller by HBONE, those of certificates, which the decision on a name does not see.
+pub(super) fn concerning(sources: &Sources, is_authority: bool) -> Vec<String> {
+    let of_program = of_program(sources).into_iter().filter(|problem| problem.code != Code::NeedsRestart);
+    let of_certificates = sources.identities.problems(SystemTime::now()).into_iter().filter(|_| is_authority);
+    of_program
+        .chain(of_certificates)
+        .map(|problem| format!("{}: {}", problem.code.text(), problem.text))
+        .collect()
+}
+
 /// Returns a problem for each service that an export rule or a route names and no registry has.
 fn absent(snapshot: &Snapshot) -> Vec<Problem> {
     let is_absent = |name: &HostName| {

@@ -26,6 +26,7 @@ use super::horizon::{self, horizon};
 use super::limits::Counters;
 use super::maintenance::{self, Order, Refused};
 use super::problems;
+use super::recent;
 use super::registry_metrics;
 use super::{
     Command, Sources, check_metrics, clients, endpoints, networks, overview, peer_metrics, peers, views,
@@ -421,7 +422,10 @@ fn explained(sources: &Sources, inquiry: &ExplainRequest) -> Result<Explanation,
     let dataplane = &sources.dataplane;
     let counters = Counters { admission: dataplane.admission(), services: dataplane.services() };
     let running = Running { upstreams: dataplane.upstreams(), counters, listening: &program.listening };
-    explain(&sources.reader.latest(), inquiry, Some(running))
+    let mut explanation = explain(&sources.reader.latest(), inquiry, Some(running))?;
+    explanation.recent = recent::recent(&sources.telemetry.failures.list(), inquiry);
+    explanation.warnings.extend(problems::concerning(sources, inquiry.authority));
+    Ok(explanation)
 }
 
 fn inquiry(query: BTreeMap<String, String>) -> Result<ExplainRequest, String> {

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::endpoint::LastFailure;
+use super::text::counted;
 
 /// The verdict on a name that is let in.
 pub const ADMITTED: &str = "admitted";
@@ -38,6 +39,8 @@ pub struct Explanation {
     pub warnings: Vec<String>,
     /// Known names that are similar to an unknown one.
     pub near: Vec<String>,
+    /// Connections that failed lately, the most recent first.
+    pub recent: Vec<RecentFailure>,
 }
 
 impl Explanation {
@@ -91,4 +94,41 @@ pub struct Omitted {
     pub network: String,
     /// Their number.
     pub count: usize,
+}
+
+/// Connections that failed lately for one reason: those that asked for the name, and those that ended before they had
+/// asked for any.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RecentFailure {
+    /// The reason.
+    pub reason: String,
+    /// The name that the last of them asked for; `None` if they ended before they had asked for one.
+    pub name: Option<String>,
+    /// The name of the listener.
+    pub listener: String,
+    /// Their number among the last 1,000 failures.
+    pub count: usize,
+    /// When the last of them was accepted.
+    pub last_time: String,
+    /// The source of the last of them.
+    pub last_source: String,
+    /// The exact fault of the last of them, where the reason does not say all.
+    pub detail: Option<String>,
+}
+
+impl RecentFailure {
+    /// Returns the failures in words.
+    pub fn text(&self) -> String {
+        let asked = match &self.name {
+            Some(name) => format!("for {name:?}"),
+            None => "before a name was sent".to_owned(),
+        };
+        let detail = self.detail.as_ref().map_or_else(String::new, |detail| format!(": {detail}"));
+        let (count, listener) = (counted(self.count, "connection"), &self.listener);
+        format!(
+            "{count} {asked} on listener {listener:?}, the last at {} from {}{detail}",
+            self.last_time, self.last_source
+        )
+    }
 }

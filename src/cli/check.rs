@@ -11,7 +11,10 @@ use serde_json::json;
 use super::output::{Colour, Format, paint, structured};
 use super::{Admin, Failure, client, read};
 use crate::admin::problems::Code;
+use crate::api::overview::{Overview, Refusal};
 use crate::api::status::{Problem, Status};
+use crate::api::text::clean;
+use crate::model::reason::Reason;
 
 /// The interval in which a gateway is looked at again with `--wait`.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -203,8 +206,8 @@ pub(super) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
 fn of_gateway(admin: &Admin, wait: Duration) -> Vec<Check> {
     let begun = Instant::now();
     loop {
-        let checks = match status(admin) {
-            Ok(status) => of_status(&status),
+        let checks = match overview(admin) {
+            Ok(overview) => of_overview(&overview),
             Err(failure) => {
                 vec![Check::new(
                     "gateway",
@@ -222,9 +225,41 @@ fn of_gateway(admin: &Admin, wait: Duration) -> Vec<Check> {
     }
 }
 
-fn status(admin: &Admin) -> Result<Status, Failure> {
-    let value = client::get(&admin.url(), "/api/v1/status")?.json()?;
+fn overview(admin: &Admin) -> Result<Overview, Failure> {
+    let value = client::get(&admin.url(), "/api/v1/overview")?.json()?;
     Ok(client::typed(value)?)
+}
+
+/// Returns the checks of a gateway in this state.
+fn of_overview(overview: &Overview) -> Vec<Check> {
+    let mut checks = of_status(&overview.status);
+    let lately: Vec<Check> =
+        overview.refusals.iter().filter(|refusal| refusal.recent > 0).map(of_refusal).collect();
+    if lately.is_empty() {
+        checks.push(Check::new(
+            CONNECTIONS,
+            State::Ok,
+            "none was refused or failed in the last 5 minutes",
+            "",
+        ));
+    }
+    checks.extend(lately);
+    checks
+}
+
+/// The area of the connections that were refused or failed.
+const CONNECTIONS: &str = "connections";
+
+/// Refusals are what a gateway is there for: only faults of the gateway itself are failures.
+fn of_refusal(refusal: &Refusal) -> Check {
+    let state = if refusal.reason == Reason::Internal.text() { State::Failed } else { State::Warning };
+    let last = match (&refusal.last_time, &refusal.last_name) {
+        (Some(time), Some(name)) => format!(", the last for {} at {time}", clean(name)),
+        (Some(time), None) => format!(", the last at {time}"),
+        (None, _) => String::new(),
+    };
+    let text = format!("{}: {} in the last 5 minutes{last}", refusal.reason, refusal.recent);
+    Check::new(CONNECTIONS, state, text, refusal.look_at.as_str())
 }
 
 /// Returns the checks of a gateway with this status.

@@ -20,6 +20,7 @@ use crate::api::connection::Connection;
 use crate::api::explanation::Explanation as ExplanationView;
 use crate::api::service::Service;
 use crate::api::status::Status;
+use crate::api::text::clean;
 use crate::model::address::canonical_ip;
 use crate::model::name::HostName;
 use crate::model::place::ClusterId;
@@ -239,6 +240,12 @@ fn print_explanation(view: &ExplanationView, out: &mut impl Write) -> Result<(),
     }
     if !view.near.is_empty() {
         writeln!(out, "\nDid you mean {}?", view.near.join(", or "))?;
+    }
+    if !view.recent.is_empty() {
+        writeln!(out, "\n{}", paint("Failed lately:", Colour::Bold))?;
+        for failure in &view.recent {
+            writeln!(out, "  {}: {}", paint(&failure.reason, Colour::Yellow), clean(&failure.text()))?;
+        }
     }
     let colour = if view.is_admitted() { Colour::Green } else { Colour::Red };
     writeln!(out, "\n{}: {}", paint(&view.verdict, colour), view.reason)?;

@@ -17,6 +17,7 @@ use crate::model::reason::Reason;
 use crate::net::admission::{Holder, Limit};
 use crate::snapshot::Snapshot;
 use crate::snapshot::admit::{Admission, AdmissionRequest, Refusal, Requested, admit};
+use crate::snapshot::missing::missing_for;
 use crate::snapshot::peer::LINK_PROTOCOL;
 use crate::snapshot::policy::{Listener, ListenerProtocol, ProxyProtocol};
 use crate::wire::client_hello::{self, CONTENT_HANDSHAKE, Hello, HelloFault, Scanner, Verdict, looks_like};
@@ -442,7 +443,8 @@ fn ask(
     };
     let answer = admit(snapshot, &question, &mut ());
     if let Err(refusal) = &answer {
-        entry.facts.borrow_mut().detail = unresolved(snapshot, refusal);
+        let missing = || missing_for(snapshot, refusal.reason, question.requested).map(Into::into);
+        entry.facts.borrow_mut().detail = unresolved(snapshot, refusal).or_else(missing);
     }
     core.admitted(entry, answer)
 }

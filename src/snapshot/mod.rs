@@ -21,6 +21,7 @@ pub mod exported;
 pub mod exports;
 pub mod inputs;
 pub mod listing;
+pub mod missing;
 pub mod name_index;
 pub mod near;
 pub mod networks;

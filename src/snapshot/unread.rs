@@ -55,10 +55,14 @@ impl Unread {
 
     /// Returns true if an unread registry may have the service.
     pub fn may_have(&self, hostname: &str) -> bool {
-        let takes = |registry: &UnreadRegistry| {
+        self.that_may_have(hostname).next().is_some()
+    }
+
+    /// Returns the unread registries that may have the service.
+    pub fn that_may_have<'a>(&'a self, hostname: &'a str) -> impl Iterator<Item = &'a UnreadRegistry> {
+        self.registries.iter().filter(move |registry| {
             registry.services.is_empty() || registry.services.iter().any(|pattern| pattern.matches(hostname))
-        };
-        self.registries.iter().any(takes)
+        })
     }
 
     /// Returns true if a registry in use has changed the service while another was unread.

@@ -134,6 +134,8 @@ fn explain_and_the_data_path_agree_word_for_word() {
         assert_eq!(live["steps"][0], bound, "{case}");
         let mut offline_at_its_port = offline.clone();
         offline_at_its_port["steps"][0] = bound.into();
+        // And how earlier connections ended, which is no part of the decision.
+        offline_at_its_port["recent"] = live["recent"].clone();
         // It knows how endpoints did, too.
         for (known, unknown) in live["candidates"]
             .as_array()

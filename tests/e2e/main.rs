@@ -47,6 +47,7 @@ mod lifecycle;
 mod limits;
 mod maintenance;
 mod names;
+mod one_word;
 mod orders;
 mod own;
 mod peers;

@@ -261,6 +261,10 @@ fn explanation(html: &mut Html, answer: &Explanation) {
     for warning in &answer.warnings {
         html.raw("<p class=\"warn\">").text(warning).raw("</p>\n");
     }
+    for failure in &answer.recent {
+        html.raw("<p class=\"dim\">failed lately: <code>").text(&failure.reason).raw("</code>, ");
+        html.text(failure.text()).raw("</p>\n");
+    }
     if !answer.near.is_empty() {
         html.raw("<p>Did you mean ");
         for (index, name) in answer.near.iter().enumerate() {

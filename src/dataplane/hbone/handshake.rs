@@ -6,7 +6,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use h2::server;
@@ -21,8 +21,10 @@ use super::transport::{FRAME, RECORDS, Transport};
 use crate::dataplane::core::{Core, admit_caller, newest};
 use crate::dataplane::entry::{Entry, Peer};
 use crate::dataplane::peek::Waiting;
+use crate::dataplane::shared::Hbone;
 use crate::model::reason::Reason;
 use crate::snapshot::policy::{HboneLimits, Listener};
+use crate::telemetry::clock::rfc3339;
 use crate::tls::proof::{Proof, tls_error_of};
 use crate::tls::server::refused_identity;
 use crate::tls::trust::{describe, is_expired};
@@ -116,7 +118,7 @@ async fn secure(
     }
     let accept = TlsAcceptor::from(hbone.tls.clone()).accept(transport);
     // In the same poll, as `refused_identity` is of the last handshake of this thread.
-    let accept = async { accept.await.map_err(|error| tls_failed(&error)) };
+    let accept = async { accept.await.map_err(|error| of_own_certificate(hbone, tls_failed(&error))) };
     core.pacer.paced(&core.scope, entry.source().ip(), accept).await
 }
 
@@ -128,6 +130,23 @@ fn tls_failed(error: &io::Error) -> Failed {
         }
         Some(fault) => Failed::new(Reason::TlsFailed, describe(fault)),
         None => Failed::new(Reason::ClientGone, "during the TLS handshake"),
+    }
+}
+
+/// Adds to a failed handshake that this gateway's own certificate has expired, if it has: callers refuse it, and few say why.
+/// The first word is the code of the problem in `status`.
+fn of_own_certificate(hbone: &Hbone, failed: Failed) -> Failed {
+    let own = hbone.context.certificate.newest();
+    let expired = own.filter(|own| own.validity.is_over(SystemTime::now()));
+    match (failed.reason, expired) {
+        (Reason::TlsFailed | Reason::ClientGone, Some(own)) => {
+            let until = rfc3339(own.validity.not_after);
+            let said = failed.detail.as_deref().unwrap_or_default();
+            let text =
+                format!("certificate_expired: this gateway's own certificate expired at {until}: {said}");
+            Failed::new(failed.reason, text)
+        }
+        _ => failed,
     }
 }
 

@@ -17,6 +17,7 @@ use crate::dataplane::entry::{ConnectStream, Entry};
 use crate::model::reason::Reason;
 use crate::net::admission::Holder;
 use crate::snapshot::admit::{Admission, AdmissionRequest, Requested, admit};
+use crate::snapshot::missing::missing_for;
 use crate::wire::connect::{ConnectHead, answer, read_head, status_of};
 
 /// Counts a stream among those of its connection until it is dropped.
@@ -118,7 +119,12 @@ fn ask(
         alpn: None,
         identity: Some(&connection.peer.proof.identity),
     };
-    core.admitted(entry, admit(&snapshot, &question, &mut ()))
+    let answer = admit(&snapshot, &question, &mut ());
+    if let Err(refusal) = &answer {
+        let missing = missing_for(&snapshot, refusal.reason, question.requested);
+        entry.facts.borrow_mut().detail = missing.map(Into::into);
+    }
+    core.admitted(entry, answer)
 }
 
 async fn pass_on(
