@@ -17,7 +17,9 @@ use crate::snapshot::Snapshot;
 use crate::snapshot::change::Report;
 use crate::snapshot::exported::Exported;
 use crate::snapshot::peer::Peer;
-use crate::snapshot::policy::{ExportRule, Listener, ListenerProtocol, MarkCondition, Route, RouteTarget};
+use crate::snapshot::policy::{
+    ExportRule, Listener, ListenerProtocol, MarkCondition, ProxyProtocol, Route, RouteTarget,
+};
 use crate::snapshot::service_view::{AskedBy, Part, PortView, ServiceView};
 use crate::telemetry::clock::rfc3339;
 
@@ -195,6 +197,7 @@ pub fn listeners(sources: &Sources) -> Vec<api::listener::Listener> {
             protocol: listener.protocol.text().to_owned(),
             alpn: listener.alpn.iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect(),
             from: texts(&listener.from),
+            proxy_protocol: proxy_protocol(&listener.proxy_protocol),
         }
     };
     let dns = sources.names.iter().map(|server| api::listener::Listener {
@@ -205,6 +208,14 @@ pub fn listeners(sources: &Sources) -> Vec<api::listener::Listener> {
         ..api::listener::Listener::default()
     });
     snapshot.policy.listeners.iter().map(view).chain(dns).collect()
+}
+
+fn proxy_protocol(rule: &ProxyProtocol) -> api::listener::ProxyProtocol {
+    let (mode, from) = match rule {
+        ProxyProtocol::Forbid => ("forbid", Vec::new()),
+        ProxyProtocol::Require { from } => ("require", texts(from)),
+    };
+    api::listener::ProxyProtocol { mode: mode.to_owned(), from }
 }
 
 /// Returns one object per service.

@@ -18,6 +18,27 @@ pub struct Listener {
     pub alpn: Vec<String>,
     /// The sources that are let in; empty: all.
     pub from: Vec<String>,
+    /// Whether clients come behind load balancers that announce them.
+    pub proxy_protocol: ProxyProtocol,
+}
+
+/// The rule of a listener about PROXY headers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ProxyProtocol {
+    /// `forbid` or `require`; empty for the DNS server.
+    pub mode: String,
+    /// The load balancers that are believed.
+    pub from: Vec<String>,
+}
+
+impl ProxyProtocol {
+    /// Returns the rule in words.
+    pub fn text(&self) -> String {
+        let from =
+            if self.from.is_empty() { String::new() } else { format!(" from {}", self.from.join(", ")) };
+        format!("{}{from}", self.mode)
+    }
 }
 
 /// A route.

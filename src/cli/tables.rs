@@ -117,12 +117,13 @@ pub(super) const CERTIFICATES: [Column<Certificate>; 6] = [
     ("SERIAL", |certificate| optional(certificate.serial.as_ref())),
 ];
 
-pub(super) const LISTENERS: [Column<Listener>; 5] = [
+pub(super) const LISTENERS: [Column<Listener>; 6] = [
     ("NAME", |listener| text(&listener.name)),
     ("ADDRESS", |listener| optional(listener.address.as_ref())),
     ("PROTOCOL", |listener| text(&listener.protocol)),
     ("FROM", |listener| list(&listener.from)),
     ("ALPN", |listener| list(&listener.alpn)),
+    ("PROXY HEADER", |listener| text(&listener.proxy_protocol.text())),
 ];
 
 pub(super) const LISTENERS_IN_SHORT: [Column<Listener>; 3] = [

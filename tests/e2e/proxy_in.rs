@@ -98,6 +98,11 @@ fn the_announced_address_is_the_source_however_the_header_is_cut() {
         shown["listeners"][0]["proxyProtocol"],
         serde_json::json!({"mode": "require", "from": ["127.0.0.9/32"]})
     );
+    let shown = gateway.json("/api/v1/listeners");
+    let rule = serde_json::json!({"mode": "require", "from": ["127.0.0.9/32"]});
+    assert_eq!(shown[0]["proxy_protocol"], rule);
+    let table = crate::problems::run(&gateway, &["get", "listeners"]);
+    assert!(table.contains("require from 127.0.0.9/32"), "{table}");
 }
 
 #[test]
