@@ -232,6 +232,8 @@ struct Program {
     status: Arc<ArcSwap<ProgramStatus>>,
     manager: ServiceManager,
     descriptors: usize,
+    /// The file of the admin listener, which a second signal removes.
+    admin_file: servers::AdminFile,
 }
 
 /// Events beside orders.
@@ -349,7 +351,7 @@ impl Program {
             history: Arc::default(),
             overviews: Arc::default(),
         };
-        servers::open(&config, &sources, &scope).await?;
+        let admin_file = servers::open(&config, &sources, &scope).await?;
         upkeep(&sources, &scope);
         scope.spawn(sources.dataplane.check(sources.reader.clone()));
         scope.spawn(problems::watch(sources.clone()));
@@ -381,6 +383,7 @@ impl Program {
             status,
             manager,
             descriptors,
+            admin_file,
         };
         program.give_peer_roots();
         program.manager.watch_workers(program.dataplane.control(), &scope);
@@ -426,7 +429,7 @@ impl Program {
         supervisor.set_draining();
         self.telemetry.control.draining();
         self.tell(|status| status.draining = true);
-        let Self { dataplane, config, exporter, links, status, telemetry, aggregator, .. } = self;
+        let Self { dataplane, config, exporter, links, status, telemetry, aggregator, admin_file, .. } = self;
         // Their peers go on with what they have.
         links.stop();
         let deaf = move || {
@@ -445,6 +448,9 @@ impl Program {
         if supervisor.during(stopped).await.is_err() {
             tracing::warn!("second signal received, exiting at once");
             telemetry.writer.flush();
+            if let Some(file) = admin_file.get() {
+                file.remove();
+            }
             // Destructors must not delay this exit.
             std::process::exit(1);
         }

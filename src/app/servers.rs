@@ -5,6 +5,7 @@ use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -17,7 +18,7 @@ use crate::config::Config;
 use crate::model::address::{AdminBind, Bind};
 use crate::net::listen::listen;
 use crate::net::scope::Scope;
-use crate::net::unix::UnixSocket;
+use crate::net::unix::{UnixFile, UnixSocket};
 
 /// How long the holder of an address may take to answer.
 const ASK_WITHIN: Duration = Duration::from_secs(1);
@@ -50,10 +51,15 @@ struct Server {
     at: At,
     sources: Sources,
     scope: Scope,
+    file: AdminFile,
 }
 
+/// The file of the admin listener's socket, once that is open; empty if it is at an address.
+pub(super) type AdminFile = Arc<OnceLock<UnixFile>>;
+
 /// Opens the listeners of the config.
-pub(super) async fn open(config: &Config, sources: &Sources, scope: &Scope) -> Result<(), String> {
+pub(super) async fn open(config: &Config, sources: &Sources, scope: &Scope) -> Result<AdminFile, String> {
+    let file = AdminFile::default();
     let admin = config.admin.clone().map(|bind| match bind {
         AdminBind::Address(address) => At::Tcp(Bind::Address(address)),
         AdminBind::Unix(path) => At::Unix(path),
@@ -65,10 +71,11 @@ pub(super) async fn open(config: &Config, sources: &Sources, scope: &Scope) -> R
     ];
     for (part, name, at) in listeners {
         if let Some(at) = at {
-            Server { part, name, at, sources: sources.clone(), scope: scope.clone() }.start().await?;
+            let (sources, scope, file) = (sources.clone(), scope.clone(), file.clone());
+            Server { part, name, at, sources, scope, file }.start().await?;
         }
     }
-    Ok(())
+    Ok(file)
 }
 
 impl Server {
@@ -106,6 +113,7 @@ impl Server {
             }
             At::Unix(path) => {
                 let listener = UnixSocket::listen(path).await?;
+                self.file.get_or_init(|| listener.file());
                 tracing::info!(listener = self.name, address = %self.at, "listening");
                 server::serve(self.part, listener, Hosts::Any, self.sources.clone(), &self.scope);
             }

@@ -30,9 +30,26 @@ const CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0)
 #[derive(Debug)]
 pub struct UnixSocket {
     listener: UnixListener,
+    file: UnixFile,
+}
+
+/// The file of a unix socket of this process.
+#[derive(Clone, Debug)]
+pub struct UnixFile {
     path: PathBuf,
     /// The device and inode of the file.
-    file: (u64, u64),
+    identity: (u64, u64),
+}
+
+impl UnixFile {
+    /// Removes the file, unless another one is at its path. The socket must listen still, so that no other process can have taken
+    /// the file for that of a dead one in between.
+    pub fn remove(&self) {
+        let found = fs::symlink_metadata(&self.path);
+        if found.is_ok_and(|found| identity(&found) == self.identity) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
 }
 
 impl UnixSocket {
@@ -47,10 +64,15 @@ impl UnixSocket {
         socket.bind(&SockAddr::unix(path)?)?;
         // Nobody can connect before `listen`, so that the mode is in force for all clients.
         fs::set_permissions(path, Permissions::from_mode(MODE))?;
-        let file = identity(&fs::symlink_metadata(path)?);
+        let file = UnixFile { path: path.to_owned(), identity: identity(&fs::symlink_metadata(path)?) };
         socket.listen(BACKLOG)?;
         let listener = UnixListener::from_std(OwnedFd::from(socket).into())?;
-        Ok(Self { listener, path: path.to_owned(), file })
+        Ok(Self { listener, file })
+    }
+
+    /// Returns the file, for a process that exits without dropping the socket.
+    pub fn file(&self) -> UnixFile {
+        self.file.clone()
     }
 }
 
@@ -68,11 +90,7 @@ impl Accept for UnixSocket {
 
 impl Drop for UnixSocket {
     fn drop(&mut self) {
-        // The socket still listens here, so no other process can have taken it for a dead one in between.
-        let found = fs::symlink_metadata(&self.path);
-        if found.is_ok_and(|found| identity(&found) == self.file) {
-            let _ = fs::remove_file(&self.path);
-        }
+        self.file.remove();
     }
 }
 

@@ -170,3 +170,20 @@ fn a_successor_takes_the_socket_over_when_the_draining_gateway_has_ended() {
     assert_eq!(first.ended().code(), Some(0));
     eventually("the successor", || (second.try_get("/readyz")?.0 == 200).then_some(()));
 }
+
+#[test]
+fn a_second_signal_leaves_no_socket_behind() {
+    let folder = folder();
+    let mut process = Process::start(folder.path());
+    let listeners = process.try_get("/api/v1/listeners").expect("an answer").1;
+    let listeners: serde_json::Value = serde_json::from_str(&listeners).expect("JSON");
+    let address = listeners[0]["address"].as_str().expect("an address");
+    let held = std::net::TcpStream::connect(address).expect("connected");
+    (&held).write_all(&[22, 3, 1]).expect("the beginning of a hello");
+    process.signal("TERM");
+    eventually("the drain", || process.try_get("/readyz")?.1.contains("serving: draining").then_some(()));
+    process.signal("TERM");
+    assert_eq!(process.ended().code(), Some(1));
+    assert!(!process.socket.exists(), "the file of the socket is left behind");
+    drop(held);
+}
