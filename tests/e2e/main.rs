@@ -13,6 +13,7 @@ mod checks;
 mod commands;
 mod contained;
 mod cost;
+mod crowd;
 mod dashboard;
 mod distance;
 mod dns;

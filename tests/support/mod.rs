@@ -8,6 +8,7 @@ pub mod backend;
 pub mod balancer;
 pub mod client;
 pub mod collector;
+pub mod crowd;
 pub mod dns;
 pub mod envoy;
 pub mod etcd;
