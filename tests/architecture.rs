@@ -89,6 +89,8 @@ const OPTIONS: &[&str] = &[
     "aggregator::kubernetes::spec",
     "aggregator::peer::spec::PeerSpec",
     "discovery::ClientRule",
+    "discovery::peer::enrolled::Dialling",
+    "discovery::peer::enrolled::EnrolledLink",
     "discovery::peer::options::LinkOptions",
     "telemetry::access_log::AccessLog",
     "telemetry::access_log::Format",

@@ -6,6 +6,7 @@ pub mod check_metrics;
 pub mod clients;
 pub mod dashboard;
 pub mod endpoints;
+pub mod enrolment;
 pub mod explain;
 pub mod horizon;
 pub mod limits;
@@ -35,6 +36,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use crate::aggregator::status::Status as AggregatorStatus;
 use crate::dataplane::handle::{Control, EffectiveLimits};
 use crate::discovery::dns::server::Server as DnsServer;
+use crate::discovery::peer::enrolment::Enrolment;
 use crate::discovery::peer::status::LinkTable;
 use crate::discovery::xds::status::Clients;
 use crate::model::place::ClusterId;
@@ -100,6 +102,8 @@ pub struct Sources {
     pub clients: Arc<Clients>,
     /// The DNS server; `None` if there is none.
     pub names: Option<Arc<DnsServer>>,
+    /// The enrolments of peers.
+    pub enrolment: Enrolment,
     /// The links with peers.
     pub links: Arc<LinkTable>,
     /// Reads the data plane's state.

@@ -112,7 +112,11 @@ impl Linked {
         let of_registry = || self.registry.as_ref().and_then(|registry| registry.problems.first().cloned());
         match self.state {
             PeerState::Live => None,
-            PeerState::NotEnrolled => Some("no identity and no roots of the peer are known".to_owned()),
+            PeerState::NotEnrolled => Some(format!(
+                "run `isthmus peer invite --name {}` here, and `isthmus peer join` with its token on the other side, or the other way \
+                 round",
+                self.peer.name
+            )),
             _ => of_link().or_else(of_registry).or_else(|| Some("the peer has not connected yet".to_owned())),
         }
     }

@@ -171,7 +171,7 @@ codes! {
         "`telemetry.tracing.otlp`; `isthmus_spans_dropped_total`";
     PeerNotEnrolled = "peer_not_enrolled",
         "The config names a peer, but not who it is, and it was not enrolled. Nothing is exchanged with it.",
-        "`peers[].identity` and `peers[].trust`";
+        "`isthmus peer invite` on one side and `isthmus peer join` on the other; or `peers[].identity` and `peers[].trust`";
     PeerNotLive = "peer_not_live",
         "There is no live link with a peer. Its services stay in use for a while (stale), then count only where no other registry \
          has a ready endpoint (demoted), then have no endpoints (expired).",

@@ -29,7 +29,8 @@ use super::problems;
 use super::recent;
 use super::registry_metrics;
 use super::{
-    Command, Sources, check_metrics, clients, endpoints, networks, overview, peer_metrics, peers, views,
+    Command, Sources, check_metrics, clients, endpoints, enrolment, networks, overview, peer_metrics, peers,
+    views,
 };
 use crate::api::connection::Connection;
 use crate::dataplane::withdrawals::Withdrawal;
@@ -183,6 +184,8 @@ fn admin(sources: Sources, hosts: Hosts) -> Router {
         .route("/networks", get(networks_list))
         .route("/peers", get(all_peers))
         .route("/peers/{name}", get(one_peer))
+        .route("/peers/{name}/invite", get(invitation_of).post(invite_peer))
+        .route("/peers/{name}/join", post(join_peer))
         .route("/endpoints/drain", post(drain_endpoint))
         .route("/endpoints/disable", post(disable_endpoint))
         .route("/endpoints/enable", post(enable_endpoint))
@@ -304,6 +307,36 @@ async fn one_peer(State(sources): State<Sources>, Path(name): Path<String>) -> R
     match peers::peer(&sources.reader.latest(), &name) {
         Some(peer) => json_response(&peer),
         None => error(StatusCode::NOT_FOUND, "the config has no peer of this name"),
+    }
+}
+
+async fn invitation_of(State(sources): State<Sources>, Path(name): Path<String>) -> Response {
+    match enrolment::invitation(&sources, &name) {
+        Some(invitation) => json_response(&invitation),
+        None => error(StatusCode::NOT_FOUND, "the peer was not invited since the start of this gateway"),
+    }
+}
+
+async fn invite_peer(
+    State(sources): State<Sources>,
+    Path(name): Path<String>,
+    Query(query): Query<BTreeMap<String, String>>,
+) -> Response {
+    match enrolment::invite(&sources, &name, &query) {
+        Ok(token) => json_response(&token),
+        Err(problem) => error(StatusCode::CONFLICT, &problem),
+    }
+}
+
+async fn join_peer(
+    State(sources): State<Sources>,
+    Path(name): Path<String>,
+    Query(query): Query<BTreeMap<String, String>>,
+    token: String,
+) -> Response {
+    match enrolment::join(&sources, &name, &token, &query).await {
+        Ok(link) => json_response(&link),
+        Err(problem) => error(StatusCode::CONFLICT, &problem),
     }
 }
 

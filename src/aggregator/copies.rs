@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use self::codec::CopyFault;
 use super::leases;
-use super::whole_file::{NEW, remove, write_whole};
+use crate::net::whole_file::{NEW, remove, write_whole};
 use crate::snapshot::change::Item;
 use crate::snapshot::shard::Shard;
 use crate::snapshot::virtual_addresses::Leases;
@@ -322,9 +322,9 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
-    use crate::aggregator::whole_file::with_suffix;
     use crate::document::services::read_registry;
     use crate::model::place::{ClusterId, Network};
+    use crate::net::whole_file::with_suffix;
     use crate::snapshot::policy::RegistryScope;
 
     fn shard(service: &str) -> Arc<Shard> {

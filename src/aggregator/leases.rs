@@ -19,8 +19,8 @@ use std::sync::Arc;
 
 use twox_hash::XxHash3_64;
 
-use super::whole_file::write_whole;
 use crate::model::name::HostName;
+use crate::net::whole_file::write_whole;
 use crate::snapshot::virtual_addresses::{LEASES_MAX, Lease, LeaseState, Leases};
 
 /// The name of the file.

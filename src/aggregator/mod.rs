@@ -21,5 +21,4 @@ pub mod registry;
 pub mod resolver;
 pub mod spec;
 pub mod status;
-mod whole_file;
 mod withdrawal;

@@ -69,6 +69,44 @@ pub struct Link {
     pub problem: Option<String>,
 }
 
+/// The token of an invitation.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Token {
+    /// The token; a secret.
+    pub token: String,
+    /// Where the other side redeems it.
+    pub addresses: Vec<String>,
+    /// How long it can be redeemed, in seconds.
+    pub valid_seconds: u64,
+}
+
+/// The last invitation of a peer.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Invitation {
+    /// `open`, `redeemed` or `expired`.
+    pub state: String,
+    /// The link, if it is to be printed and the token was redeemed.
+    pub link: Option<WrittenLink>,
+}
+
+/// The link with a peer, as an operator writes it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct WrittenLink {
+    /// Our name for the peer.
+    pub peer: String,
+    /// The SPIFFE ID of its gateways.
+    pub identity: String,
+    /// The keys of the config.
+    pub config: String,
+    /// The file of the roots that the config names.
+    pub file: String,
+    /// The roots, as PEM.
+    pub roots: String,
+}
+
 /// A peer with the services that are exchanged with it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

@@ -243,6 +243,8 @@ enum Event {
     Loaded(Reload, Box<Loaded>),
     /// The files of the config have changed.
     Changed,
+    /// A peer was enrolled.
+    Enrolled,
     /// The trusted roots have changed.
     Trust,
     /// Kubernetes clusters were found, or have gone.
@@ -339,6 +341,7 @@ impl Program {
             reader,
             names: dns_server.clone(),
             clients: xds.as_ref().map(Xds::clients).unwrap_or_default(),
+            enrolment: links.enrolment().clone(),
             links: links.table(),
             dataplane: dataplane.control(),
             aggregator: aggregator.status.clone(),
@@ -476,6 +479,7 @@ impl Program {
                 () = sleep_until(may_begin), if is_asked => Event::Begin,
                 (reload, loaded) = loader.loaded() => Event::Loaded(reload, Box::new(loaded)),
                 () = self.watch.changed(), if !loader.is_reading() => Event::Changed,
+                () = self.links.enrolment().stored() => Event::Enrolled,
                 _ = trust.changed() => Event::Trust,
                 () = self.clusters.changed() => Event::Clusters,
                 () = self.aggregator.ended() => Event::AggregatorEnded,
@@ -487,6 +491,7 @@ impl Program {
                         loader.begin(reload, self.watch.seen().clone());
                     }
                 }
+                Event::Enrolled => supervisor.request_reload("a peer was enrolled", None),
                 Event::Changed => supervisor.request_reload("the config file changed", None),
                 Event::Trust => {
                     self.give_peer_roots();

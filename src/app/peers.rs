@@ -74,7 +74,17 @@ pub(super) fn start(
 
 /// Applies the peers of a config.
 pub(super) fn configure(links: &Links, config: &Config) {
-    links.configure(&config.policy.mesh.trust_domain, &config.links);
+    let own = &config.policy.mesh.trust_domain;
+    let state = config.aggregator.state.as_ref();
+    links.enrolment().configure(own, &suggested_name(config), &config.links, state);
+    links.configure(own, &config.links);
+}
+
+/// Returns the name that the other side of an enrolment may give us: our cluster's, else the first label of our trust domain.
+fn suggested_name(config: &Config) -> String {
+    let cluster = config.policy.node.cluster.to_string();
+    let domain = config.policy.mesh.trust_domain.as_str();
+    if cluster.is_empty() { domain.split('.').next().unwrap_or(domain).to_owned() } else { cluster }
 }
 
 /// Names this process among the replicas of the gateway.

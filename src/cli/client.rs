@@ -77,40 +77,65 @@ pub fn typed<T: DeserializeOwned>(value: Value) -> Result<T, ClientError> {
 
 /// Sends a `GET` for a path below an admin URL (`http://host:port`, `host:port`, or `unix:/path`).
 pub fn get(admin: &str, path: &str) -> Result<ApiResponse, ClientError> {
-    request(admin, "GET", path)
+    request(admin, "GET", path, Sent::NOTHING)
+}
+
+/// Sends a `POST` with a text, to which the answer may take this long.
+pub fn post_text(
+    admin: &str,
+    path: &str,
+    text: &str,
+    patience: Duration,
+) -> Result<ApiResponse, ClientError> {
+    request(admin, "POST", path, Sent { text, patience })
 }
 
 /// Sends a `POST` without a body.
 pub fn post(admin: &str, path: &str) -> Result<ApiResponse, ClientError> {
-    request(admin, "POST", path)
+    request(admin, "POST", path, Sent::NOTHING)
 }
 
-fn request(admin: &str, method: &str, path: &str) -> Result<ApiResponse, ClientError> {
+/// The body of a request, and how long its answer may take.
+#[derive(Clone, Copy)]
+struct Sent<'a> {
+    text: &'a str,
+    patience: Duration,
+}
+
+impl Sent<'_> {
+    const NOTHING: Self = Self { text: "", patience: PATIENCE };
+}
+
+fn request(admin: &str, method: &str, path: &str, sent: Sent<'_>) -> Result<ApiResponse, ClientError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| ClientError::Unreachable { url: admin.to_owned(), cause: error.to_string() })?;
-    runtime.block_on(ask(admin, method, path))
+    runtime.block_on(send(admin, method, path, sent))
 }
 
-/// Sends a request within the caller's runtime.
+/// Sends a request without a body within the caller's runtime.
 pub(super) async fn ask(admin: &str, method: &str, path: &str) -> Result<ApiResponse, ClientError> {
+    send(admin, method, path, Sent::NOTHING).await
+}
+
+async fn send(admin: &str, method: &str, path: &str, sent: Sent<'_>) -> Result<ApiResponse, ClientError> {
     let unreachable = |cause: String| ClientError::Unreachable { url: admin.to_owned(), cause };
-    match tokio::time::timeout(PATIENCE, exchange(admin, method, path)).await {
+    match tokio::time::timeout(sent.patience, exchange(admin, method, path, sent.text)).await {
         Ok(answer) => answer.map_err(|error| unreachable(error.to_string())),
-        Err(_) => Err(unreachable(format!("no answer within {} s", PATIENCE.as_secs()))),
+        Err(_) => Err(unreachable(format!("no answer within {} s", sent.patience.as_secs()))),
     }
 }
 
 type Failed = Box<dyn std::error::Error + Send + Sync>;
 
-async fn exchange(admin: &str, method: &str, path: &str) -> Result<ApiResponse, Failed> {
+async fn exchange(admin: &str, method: &str, path: &str, text: &str) -> Result<ApiResponse, Failed> {
     if let Some(socket) = admin.strip_prefix("unix:") {
         let socket = socket.strip_prefix("//").unwrap_or(socket);
-        return exchange_over(UnixStream::connect(socket).await?, "localhost", method, path).await;
+        return exchange_over(UnixStream::connect(socket).await?, "localhost", method, path, text).await;
     }
     let host = admin.strip_prefix("http://").unwrap_or(admin).trim_end_matches('/');
-    exchange_over(TcpStream::connect(host).await?, host, method, path).await
+    exchange_over(TcpStream::connect(host).await?, host, method, path, text).await
 }
 
 async fn exchange_over(
@@ -118,10 +143,14 @@ async fn exchange_over(
     host: &str,
     method: &str,
     path: &str,
+    text: &str,
 ) -> Result<ApiResponse, Failed> {
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-    let request =
-        Request::builder().method(method).uri(path).header("host", host).body(Full::<Bytes>::default())?;
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header("host", host)
+        .body(Full::new(Bytes::copy_from_slice(text.as_bytes())))?;
     let answered = async {
         let response = sender.send_request(request).await?;
         let status = response.status().as_u16();

@@ -6,6 +6,7 @@ pub mod client;
 pub mod demo;
 #[cfg(test)]
 mod documents;
+mod enrol;
 mod horizon;
 #[cfg(feature = "kubernetes")]
 mod kubeconfig;
@@ -138,7 +139,7 @@ enum Command {
     },
     /// Show other organisations: their links, what is exchanged with them, what is left out and why
     Peers(Reading),
-    /// Show what a change of the config does to the services that are exchanged with other organisations
+    /// Link this gateway with that of another organisation, and plan changes of what is exchanged
     #[command(subcommand)]
     Peer(PeerAction),
     /// Write, delete and list the services of a registry in etcd
@@ -163,6 +164,12 @@ enum Command {
 
 #[derive(Debug, Subcommand)]
 enum PeerAction {
+    /// Print a token by which another organisation links its gateway with this one, once
+    #[command(after_help = enrol::INVITE_EXAMPLES)]
+    Invite(enrol::Invite),
+    /// Link this gateway with that of another organisation, by its token
+    #[command(after_help = enrol::JOIN_EXAMPLES)]
+    Join(enrol::Join),
     /// Show which services a changed config makes reachable or unreachable, for each peer, before it is applied
     #[command(after_help = plan::EXAMPLES)]
     Plan(plan::Arguments),
@@ -357,6 +364,8 @@ fn dispatch(command: Command, out: &mut impl Write) -> Result<(), Failure> {
             print_response(client::post(&admin.url(), &path)?, out)
         }
         Command::Peers(reading) => peers::run(&reading, out),
+        Command::Peer(PeerAction::Invite(arguments)) => enrol::invite(&arguments, out),
+        Command::Peer(PeerAction::Join(arguments)) => enrol::join(&arguments, out),
         Command::Peer(PeerAction::Plan(arguments)) => plan::run(&arguments, out),
         Command::Registry(action) => registry::run(action, out),
         #[cfg(feature = "kubernetes")]

@@ -1,10 +1,12 @@
 //! `peers`: other organisations with which services are exchanged.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::aggregator::peer::spec::PeerSpec;
 use crate::aggregator::spec::{RegistryKind, RegistrySpec};
+use crate::discovery::peer::enrolled::{Dialling, EnrolledLink};
 use crate::discovery::peer::options::LinkOptions;
 use crate::document::problem::{Path, Position, Problems};
 use crate::document::reader::Fields;
@@ -18,6 +20,7 @@ use crate::tls::source::TrustFile;
 
 use super::file::path_of;
 use super::table::Root;
+use super::table::mesh::State;
 use super::table::peers as keys;
 
 /// The peers, as each part of the program needs them.
@@ -42,10 +45,18 @@ pub(super) fn read(
     problems: &mut Problems,
 ) -> Peers {
     let list = Path::Root.key(Root::PEERS.name());
-    let mut reader =
-        Reader { problems, names: HashMap::new(), aliases: HashMap::new(), peers: Peers::default() };
+    let state = path_of(&root.map(&Root::STATE), &State::DIR, problems);
+    let mut reader = Reader {
+        problems,
+        mesh,
+        own_trust,
+        state,
+        names: HashMap::new(),
+        aliases: HashMap::new(),
+        peers: Peers::default(),
+    };
     for (index, fields, node) in root.maps(&Root::PEERS) {
-        reader.peer(&fields, node.position, mesh, own_trust, &list.index(index));
+        reader.peer(&fields, node.position, &list.index(index));
     }
     let Reader { peers, .. } = reader;
     if let Some(node) = root.at(&Root::PEERS).filter(|_| !peers.links.is_empty()) {
@@ -68,14 +79,28 @@ fn needed(
         problems.error(position, list, fault);
     }
     let takes_links = listeners.iter().any(|listener| listener.protocol != ListenerProtocol::Sni);
-    if peers.links.iter().any(|link| link.accept) && !takes_links {
+    // An enrolment must not make the file illegal.
+    if peers.links.iter().any(|link| link.accept && !link.is_enrolled) && !takes_links {
         let fault = "found accept: true, but no listener of protocol auto or hbone, which links arrive at";
         problems.error(position, list, fault);
     }
 }
 
+/// The link that an enrolment has stored.
+struct Enrolled {
+    identity: PeerIdentity,
+    /// The file with the roots.
+    roots: PathBuf,
+    dialling: Dialling,
+}
+
 struct Reader<'r> {
     problems: &'r mut Problems,
+    mesh: &'r Mesh,
+    /// The roots of files for this mesh.
+    own_trust: &'r [TrustFile],
+    /// The folder with the links of enrolments; `None`: there is none.
+    state: Option<PathBuf>,
     /// The positions of names and of trust domains as we know them, to find duplicates.
     names: HashMap<Arc<str>, Position>,
     aliases: HashMap<TrustDomain, Position>,
@@ -83,23 +108,16 @@ struct Reader<'r> {
 }
 
 impl Reader<'_> {
-    fn peer(
-        &mut self,
-        fields: &Fields<'_>,
-        position: Position,
-        mesh: &Mesh,
-        own_trust: &[TrustFile],
-        path: &Path<'_>,
-    ) {
+    fn peer(&mut self, fields: &Fields<'_>, position: Position, path: &Path<'_>) {
         let Some((name, named)) = fields.found(&keys::Peer::NAME) else { return };
         if let Some(first) = self.names.insert(name.clone(), named.position) {
             let first = self.problems.place(first);
             let fault = format!("two peers have the name {name}; first at {first}");
             return self.problems.error(named.position, &path.key(keys::Peer::NAME.name()), fault);
         }
-        let who = self.who(fields, mesh, own_trust, path);
-        let (accept, dial) = (fields.get(&keys::Peer::ACCEPT), fields.get(&keys::Peer::DIAL));
-        let trust = path_of(fields, &keys::Peer::TRUST, self.problems);
+        let mut who = self.who(fields, path);
+        let (mut accept, mut dial) = (fields.get(&keys::Peer::ACCEPT), fields.get(&keys::Peer::DIAL));
+        let mut trust = path_of(fields, &keys::Peer::TRUST, self.problems);
         if who.is_some()
             && trust.is_some()
             && !accept
@@ -111,9 +129,19 @@ impl Reader<'_> {
         }
         if who.is_some() != trust.is_some() {
             let (found, missing) = if who.is_some() { ("identity", "trust") } else { ("trust", "identity") };
-            let fault =
-                format!("found {found}, but no {missing}; expected both, or neither with `isthmus peer`");
+            let fault = format!(
+                "found {found}, but no {missing}; expected both, or neither with `isthmus peer invite` and `join`"
+            );
             self.problems.error(position, path, fault);
+        }
+        let enrolled = self.enrolled(fields, &name, named.position, path);
+        let is_enrolled = enrolled.is_some();
+        if let Some(Enrolled { identity, roots, dialling }) = enrolled {
+            (who, trust) = (Some(identity), Some(roots));
+            match dialling {
+                Dialling::Theirs => accept = true,
+                Dialling::Ours(address) => dial = dial.or(Some((address.host, address.port))),
+            }
         }
         let rule = |key: &dyn AnyKey, at: usize| path.key(key.name()).index(at).to_string().into();
         let exports = fields.maps(&keys::Peer::EXPORT).map(|(at, fields, _)| PeerExport {
@@ -169,18 +197,20 @@ impl Reader<'_> {
             },
             kind: RegistryKind::Peer(spec),
         });
-        self.peers.links.push(LinkOptions { peer: peer.clone(), accept, dial, trust });
+        self.peers.links.push(LinkOptions {
+            peer: peer.clone(),
+            accept,
+            dial,
+            trust_domain: fields.get(&keys::Peer::TRUST_DOMAIN),
+            alias: fields.get(&keys::Peer::TRUST_ALIAS),
+            trust,
+            is_enrolled,
+        });
         self.peers.peers.push(peer);
     }
 
     /// Reads who the peer is; `None` if that is left to an enrolment, or wrong.
-    fn who(
-        &mut self,
-        fields: &Fields<'_>,
-        mesh: &Mesh,
-        own_trust: &[TrustFile],
-        path: &Path<'_>,
-    ) -> Option<PeerIdentity> {
+    fn who(&mut self, fields: &Fields<'_>, path: &Path<'_>) -> Option<PeerIdentity> {
         let (gateway, node) = fields.found(&keys::Peer::IDENTITY)?;
         let of_gateway = TrustDomain::parse(gateway.trust_domain()).ok()?;
         let trust_domain = fields.get(&keys::Peer::TRUST_DOMAIN).unwrap_or_else(|| of_gateway.clone());
@@ -193,25 +223,80 @@ impl Reader<'_> {
             Some((alias, node)) => (alias, node.position),
             None => (trust_domain.clone(), node.position),
         };
-        let at = path.key(keys::Peer::TRUST_ALIAS.name());
-        if alias == mesh.trust_domain {
-            let fault = format!(
-                "the trust domain {alias} is this mesh's own; give the peer's another name with trustAlias"
-            );
-            self.problems.error(position, &at, fault);
-        } else if own_trust.iter().any(|file| file.trust_domain == alias) {
-            let fault = format!(
-                "the trust domain {alias} has roots of its own in trust; give the peer's another name with trustAlias, or \
-                 leave it out there"
-            );
-            self.problems.error(position, &at, fault);
-        } else if let Some(first) = self.aliases.insert(alias.clone(), position) {
-            let first = self.problems.place(first);
-            let fault = format!(
-                "two peers have the trust domain {alias}, first at {first}; name one of them with trustAlias"
-            );
-            self.problems.error(position, &at, fault);
+        if let Err(fault) = self.take_alias(&alias, position) {
+            self.problems.error(position, &path.key(keys::Peer::TRUST_ALIAS.name()), fault);
         }
         Some(PeerIdentity { gateway, trust_domain, alias })
+    }
+
+    /// Notes that a peer's trust domain is known as `alias`, or says why it cannot be.
+    fn take_alias(&mut self, alias: &TrustDomain, position: Position) -> Result<(), String> {
+        if *alias == self.mesh.trust_domain {
+            return Err(format!(
+                "the trust domain {alias} is this mesh's own; give the peer's another name with trustAlias"
+            ));
+        }
+        if self.own_trust.iter().any(|file| file.trust_domain == *alias) {
+            return Err(format!(
+                "the trust domain {alias} has roots of its own in trust; give the peer's another name with trustAlias, or \
+                 leave it out there"
+            ));
+        }
+        match self.aliases.get(alias) {
+            Some(first) => Err(format!(
+                "two peers have the trust domain {alias}, first at {}; name one of them with trustAlias",
+                self.problems.place(*first)
+            )),
+            None => {
+                self.aliases.insert(alias.clone(), position);
+                Ok(())
+            }
+        }
+    }
+
+    /// Reads the link that an enrolment has stored for a peer of which the file does not say who it is. What is wrong with it is a
+    /// warning, and the peer is not enrolled: the rest of the file is used.
+    fn enrolled(
+        &mut self,
+        fields: &Fields<'_>,
+        name: &str,
+        position: Position,
+        path: &Path<'_>,
+    ) -> Option<Enrolled> {
+        let is_written =
+            fields.at(&keys::Peer::IDENTITY).is_some() || fields.at(&keys::Peer::TRUST).is_some();
+        let state = self.state.clone().filter(|_| !is_written)?;
+        match self.load_enrolled(fields, name, position, &state) {
+            Ok(enrolled) => enrolled,
+            Err(fault) => {
+                let fault = format!("the link that was stored when {name} was enrolled is not used: {fault}");
+                self.problems.warn(position, path, fault);
+                None
+            }
+        }
+    }
+
+    fn load_enrolled(
+        &mut self,
+        fields: &Fields<'_>,
+        name: &str,
+        position: Position,
+        state: &std::path::Path,
+    ) -> Result<Option<Enrolled>, String> {
+        let Some(link) = EnrolledLink::load(state, name)? else { return Ok(None) };
+        let trust_domain =
+            TrustDomain::parse(link.identity.trust_domain()).map_err(|error| error.to_string())?;
+        if let Some(wanted) = fields.get(&keys::Peer::TRUST_DOMAIN).filter(|wanted| *wanted != trust_domain) {
+            return Err(format!(
+                "the peer is of the trust domain {trust_domain}, and trustDomain is {wanted}"
+            ));
+        }
+        let alias = fields.get(&keys::Peer::TRUST_ALIAS).unwrap_or_else(|| trust_domain.clone());
+        self.take_alias(&alias, position)?;
+        Ok(Some(Enrolled {
+            identity: PeerIdentity { gateway: link.identity, trust_domain, alias },
+            roots: EnrolledLink::path(state, name),
+            dialling: link.dialling,
+        }))
     }
 }

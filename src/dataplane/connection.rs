@@ -14,7 +14,7 @@ use super::refuse;
 use super::relay::{self, relay};
 use crate::model::reason::Reason;
 use crate::net::admission::Holder;
-use crate::net::handed::HandedOver;
+use crate::net::handed::{HandedOver, Purpose};
 use crate::net::socket::reset_on_close;
 use crate::snapshot::admit::{admit_proxy, admit_source};
 use crate::snapshot::policy::{Listener, ProxyProtocol};
@@ -31,8 +31,8 @@ enum Ending {
     Relayed(Reason),
     /// The connection is HBONE; these are the bytes read so far.
     Hbone(Box<[u8]>),
-    /// The connection is the link of a peer; these are the bytes read so far.
-    Link(Box<[u8]>),
+    /// The connection is for the part of the program that serves peers; these are the bytes read so far.
+    Link(Purpose, Box<[u8]>),
 }
 
 /// Serves an accepted connection to its end, or until it is known to be HBONE.
@@ -51,15 +51,15 @@ pub(crate) async fn serve(registration: Registration, listener: Arc<Listener>, c
             Box::pin(refuse::refuse(core, &client, reason)).await;
         }
         Ending::Hbone(hello) => hbone::take_over(registration, &listener, client, hello),
-        Ending::Link(hello) => hand_over_link(core, entry, client, hello),
+        Ending::Link(purpose, hello) => hand_over_link(core, entry, client, purpose, hello),
     }
 }
 
-/// Hands the link of a peer to the part of the program that serves links, which has limits of its own.
-fn hand_over_link(core: &Core, entry: &Entry, client: TcpStream, first: Box<[u8]>) {
+/// Hands the connection of a peer's gateway to the part of the program that serves them, which has limits of its own.
+fn hand_over_link(core: &Core, entry: &Entry, client: TcpStream, purpose: Purpose, first: Box<[u8]>) {
     let Ok(socket) = client.into_std() else { return core.finish(entry, Reason::Internal) };
     let (source, listener) = (entry.source(), entry.listener.clone());
-    match core.shared.links.try_send(HandedOver { socket: socket.into(), source, listener, first }) {
+    match core.shared.links.try_send(HandedOver { socket: socket.into(), source, listener, purpose, first }) {
         Ok(()) => core.finish_handed_over(entry),
         Err(_) => {
             entry.facts.borrow_mut().detail = Some("too many links of peers wait to be served".into());
@@ -87,7 +87,7 @@ async fn run(core: &Rc<Core>, entry: &Rc<Entry>, listener: &Arc<Listener>, clien
     let (admission, replay) = match peek(core, entry, listener, client).await {
         Peeked::Admitted(admission, replay) => (admission, replay),
         Peeked::Hbone(hello) => return Ending::Hbone(hello),
-        Peeked::Link(hello) => return Ending::Link(hello),
+        Peeked::Link(purpose, hello) => return Ending::Link(purpose, hello),
         Peeked::Own => {
             // A reset says to this gateway's own dial that the endpoint has not taken the connection.
             reset_on_close(client);

@@ -15,10 +15,11 @@ use super::entry::{Entry, Proxied};
 use crate::model::alpn::Protocols;
 use crate::model::reason::Reason;
 use crate::net::admission::{Holder, Limit};
+use crate::net::handed::Purpose;
 use crate::snapshot::Snapshot;
 use crate::snapshot::admit::{Admission, AdmissionRequest, Refusal, Requested, admit};
 use crate::snapshot::missing::missing_for;
-use crate::snapshot::peer::LINK_PROTOCOL;
+use crate::snapshot::peer::{ENROL_PROTOCOL, LINK_PROTOCOL};
 use crate::snapshot::policy::{Listener, ListenerProtocol, ProxyProtocol};
 use crate::wire::client_hello::{self, CONTENT_HANDSHAKE, Hello, HelloFault, Scanner, Verdict, looks_like};
 use crate::wire::proxy_protocol::read::{Header, HeaderFault, Verdict as HeaderVerdict};
@@ -30,8 +31,8 @@ pub(crate) enum Peeked {
     Admitted(Admission, Replay),
     /// The connection is HBONE; these are the bytes read so far.
     Hbone(Box<[u8]>),
-    /// The connection is the link of a peer; these are the bytes read so far.
-    Link(Box<[u8]>),
+    /// The connection is for the part of the program that serves peers; these are the bytes read so far.
+    Link(Purpose, Box<[u8]>),
     Refused(Reason),
     /// This gateway made the connection itself.
     Own,
@@ -356,8 +357,10 @@ fn conclude(
     if let Err(reason) = admit_caller(listener, entry) {
         return Some(Peeked::Refused(reason));
     }
-    if !snapshot.policy.peers.is_empty() && is_link(listener.protocol, hello) {
-        return Some(Peeked::Link(bytes.into()));
+    if !snapshot.policy.peers.is_empty()
+        && let Some(purpose) = purpose_of(listener.protocol, hello)
+    {
+        return Some(Peeked::Link(purpose, bytes.into()));
     }
     if is_hbone(listener.protocol, hello) {
         let mut offered = hello.alpn.unwrap_or(Protocols::NONE).iter();
@@ -404,13 +407,19 @@ fn fault_detail(fault: &HelloFault, listener: &Listener, bytes: &[u8]) -> Option
     }
 }
 
-/// Returns true if the hello is that of a peer's link: without a server name, and with its protocol alone (SPEC §18).
-fn is_link(protocol: ListenerProtocol, hello: &Hello<'_>) -> bool {
-    let mut offered = hello.alpn.unwrap_or(Protocols::NONE).iter();
-    protocol != ListenerProtocol::Sni
-        && hello.server_name.is_none()
-        && offered.next() == Some(LINK_PROTOCOL)
-        && offered.next().is_none()
+/// Returns what a gateway of a peer wants with a connection, by its hello: one without a server name, and with one protocol alone
+/// (SPEC §18). `None` for other connections.
+fn purpose_of(protocol: ListenerProtocol, hello: &Hello<'_>) -> Option<Purpose> {
+    if protocol == ListenerProtocol::Sni || hello.server_name.is_some() {
+        return None;
+    }
+    let mut offered = hello.alpn?.iter();
+    let purpose = match offered.next()? {
+        name if name == LINK_PROTOCOL => Purpose::Link,
+        name if name == ENROL_PROTOCOL => Purpose::Enrolment,
+        _ => return None,
+    };
+    offered.next().is_none().then_some(purpose)
 }
 
 /// Returns true if the hello is HBONE's. On a port that takes both protocols, that is a hello without a server name that

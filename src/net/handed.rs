@@ -9,6 +9,15 @@ use tokio::sync::mpsc;
 /// Connections that may wait to be taken.
 const WAITING_MAX: usize = 64;
 
+/// The purpose of a connection that is handed over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// The link with a peer.
+    Link,
+    /// The enrolment of a peer.
+    Enrolment,
+}
+
 /// A connection with the bytes that were read of it.
 #[derive(Debug)]
 pub struct HandedOver {
@@ -18,6 +27,8 @@ pub struct HandedOver {
     pub source: SocketAddr,
     /// The listener that it arrived at.
     pub listener: Arc<str>,
+    /// What the client wants, by its hello.
+    pub purpose: Purpose,
     /// The bytes that were read: the TLS hello.
     pub first: Box<[u8]>,
 }

@@ -23,3 +23,4 @@ pub mod socket;
 pub mod throttle;
 pub mod unix;
 pub mod watch;
+pub mod whole_file;

@@ -76,6 +76,9 @@ pub struct PeerImport {
 /// The protocol (ALPN) that the hello of a link offers. A listener knows links by it.
 pub const LINK_PROTOCOL: &[u8] = b"isthmus-peer/1";
 
+/// The protocol (ALPN) that the hello of an enrolment offers.
+pub const ENROL_PROTOCOL: &[u8] = b"isthmus-enrol/1";
+
 /// Limits of what one peer may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerLimits {

@@ -6,13 +6,13 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::danger::{ServerCertVerified, ServerCertVerifier};
 use rustls::client::{ResolvesClientCert, Resumption};
-use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms, verify_tls13_signature};
+use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, DnsName, InvalidDnsNameError, PrivateKeyDer, ServerName, UnixTime};
 use rustls::sign::CertifiedKey;
-use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, PeerMisbehaved, SignatureScheme};
+use rustls::{CertificateError, ClientConfig, SignatureScheme};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -20,6 +20,7 @@ use tokio_rustls::client::TlsStream;
 use super::certificate::{Certificate, certificates};
 use super::files::{read, read_roots};
 use super::server::{Newest, provider};
+use super::signatures::verify_signatures;
 use super::trust::{Shower, TrustBundles, anchors, describe};
 use crate::model::address::Host;
 use crate::model::identity::TrustDomain;
@@ -160,28 +161,7 @@ impl ServerCertVerifier for DomainVerifier {
         }
     }
 
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        // rustls never calls this: the config allows version 1.3 only.
-        Err(PeerMisbehaved::SignedHandshakeWithUnadvertisedSigScheme.into())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, certificate, signed, &self.algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.algorithms.supported_schemes()
-    }
+    verify_signatures!();
 }
 
 impl ResolvesClientCert for Newest {
@@ -192,6 +172,11 @@ impl ResolvesClientCert for Newest {
     fn has_certs(&self) -> bool {
         true
     }
+}
+
+/// Returns a name for servers that are known by their identity or key: it is not sent, and not compared.
+pub fn no_name() -> ServerName<'static> {
+    ServerName::from(Ipv4Addr::UNSPECIFIED)
 }
 
 /// Returns the name that the certificate of a server must have: its host name or address.

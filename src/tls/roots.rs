@@ -79,6 +79,15 @@ impl Default for RootStore {
 }
 
 impl RootStore {
+    /// Returns a store with these roots of this mesh.
+    #[cfg(test)]
+    pub fn of(configured: BTreeMap<TrustDomain, RootList>) -> Self {
+        let store = Self::default();
+        store.roots.send_modify(|roots| roots.configured = configured);
+        store.publish();
+        store
+    }
+
     /// Returns a reader of the trust bundles.
     pub fn reader(&self) -> Latest<TrustBundles> {
         self.trust.reader()
@@ -88,20 +97,12 @@ impl RootStore {
     /// new one, then the new one alone. Without a root, those of its file are in use again. Connections of callers whom the roots
     /// vouch for no longer end. An error says what is wrong with the roots; nothing changes then.
     pub fn announce(&self, alias: &TrustDomain, roots: RootList) -> Result<(), String> {
-        let keys = check_announced(&roots, &self.provider)?;
         let _publishing = self.publishing.lock().unwrap_or_else(PoisonError::into_inner);
         let known = self.roots.borrow().clone();
         let Some(peer) = known.peers.iter().find(|peer| peer.alias == *alias) else {
             return Err(format!("no peer has the trust domain {alias}"));
         };
-        if let Some((at, other)) = known.others(alias).find_map(|(other, theirs)| {
-            let theirs = keys_of(theirs);
-            keys.iter().position(|key| theirs.contains(key)).map(|at| (at + 1, other))
-        }) {
-            return Err(format!(
-                "root {at} is a root of the trust domain {other} too; a root is of one trust domain"
-            ));
-        }
+        self.check(alias, &roots)?;
         if !roots.is_empty() {
             let owner = Owner::Peer { named: peer.trust_domain.clone() };
             Bundle::new(alias, owner, roots.clone(), &self.provider).map_err(|fault| fault.to_string())?;
@@ -119,6 +120,22 @@ impl RootStore {
             self.make();
         }
         Ok(())
+    }
+
+    /// Checks roots that a peer gives for the trust domain that is known as `alias`. An error says what is wrong with them.
+    pub fn check(&self, alias: &TrustDomain, roots: &[CertificateDer<'static>]) -> Result<(), String> {
+        let keys = check_announced(roots, &self.provider)?;
+        let known = self.roots.borrow();
+        let taken = known.others(alias).find_map(|(other, theirs)| {
+            let theirs = keys_of(theirs);
+            keys.iter().position(|key| theirs.contains(key)).map(|at| (at + 1, other))
+        });
+        match taken {
+            Some((at, other)) => Err(format!(
+                "root {at} is a root of the trust domain {other} too; a root is of one trust domain"
+            )),
+            None => Ok(()),
+        }
     }
 
     /// Returns the roots that a peer announced last; empty if it has announced none.

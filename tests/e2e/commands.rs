@@ -243,7 +243,9 @@ fn answers_have_the_members_that_the_documents_name() {
     );
     let documents = include_str!("../../docs/api.md");
     let mut checked = 0;
-    for line in documents.lines().filter(|line| line.starts_with("| `GET /api/v1/")) {
+    for line in
+        documents.lines().filter(|line| line.starts_with("| `GET /api/v1/") && !line.contains("/invite`"))
+    {
         let cells: Vec<&str> = line.trim_matches('|').split('|').collect();
         let [request, answer, members] = cells[..] else { panic!("three cells: {line}") };
         let path = quoted(request)[0].trim_start_matches("GET ").split('?').next().expect("a path");

@@ -20,6 +20,7 @@ mod dns;
 mod documents;
 mod endings;
 mod endpoints;
+mod enrolment;
 mod etcd;
 mod explain;
 mod faults;

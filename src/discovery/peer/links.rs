@@ -2,19 +2,17 @@
 //! links whose configuration has changed.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::os::fd::OwnedFd;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustls::ServerConfig;
-use rustls::pki_types::ServerName;
-use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::timeout;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
+use super::enrolment::Enrolment;
 use super::importer::Importer;
 use super::instances::{Instances, Newest};
 use super::offer::ExportTimes;
@@ -22,12 +20,12 @@ use super::options::LinkOptions;
 use super::session::{Ended, Outgoing, Session};
 use super::status::{LinkState, LinkTable};
 use super::transport::{self, Opened, Peeked};
+use super::unknown::{Place, unknown};
 use crate::model::address::Host;
 use crate::model::identity::{Identity, TrustDomain};
-use crate::model::limits::SourceLimits;
-use crate::net::admission::{Admission, Holder, Verdict};
+use crate::net::admission::Admission;
 use crate::net::backoff::Backoff;
-use crate::net::handed::HandedOver;
+use crate::net::handed::{HandedOver, Purpose};
 use crate::net::latest::Latest;
 use crate::net::scope::Scope;
 use crate::net::throttle::LogThrottle;
@@ -46,9 +44,6 @@ const STEP_WITHIN: Duration = Duration::from_secs(10);
 const RETRY: Duration = Duration::from_secs(15);
 /// Links of one peer that may exist at the same time.
 const LINKS_OF_PEER_MAX: usize = 64;
-/// Connections whose other end is not known yet, of all sources and of one.
-const UNKNOWN_MAX: usize = 256;
-const UNKNOWN_OF_SOURCE_MAX: usize = 16;
 /// How often it is logged that a link was refused: anybody can cause it.
 const LOG_EVERY: Duration = Duration::from_secs(1);
 
@@ -64,6 +59,7 @@ struct Shared {
     times: Arc<ExportTimes>,
     instance: Arc<str>,
     scope: Scope,
+    enrolment: Enrolment,
     numbers: AtomicU64,
     /// Connections whose other end is not known yet.
     unknown: Arc<Admission>,
@@ -71,41 +67,6 @@ struct Shared {
     configured: Mutex<BTreeMap<Arc<str>, Configured>>,
     /// Our trust domain.
     own: Mutex<Option<TrustDomain>>,
-}
-
-/// A connection among those whose other end is not known yet, until it is dropped.
-struct Place {
-    among: Arc<Admission>,
-    holder: Holder,
-}
-
-impl Place {
-    /// Takes a place for a source, unless it is refused.
-    fn take(among: &Arc<Admission>, source: IpAddr) -> Option<Self> {
-        let holder = among.source(source);
-        match among.admit(&holder) {
-            // No other connection has to end: each is known or gone within its deadline, and few may be above the limit.
-            Verdict::Admit | Verdict::AdmitAndTakeBack(_) => Some(Self { among: among.clone(), holder }),
-            Verdict::Refuse(_) => None,
-        }
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        // Nothing is remembered of a source: new connections are not limited by time.
-        let _ = self.among.release(&self.holder);
-    }
-}
-
-/// Returns the places for connections whose other end is not known yet.
-fn unknown() -> Arc<Admission> {
-    let admission = Admission::new(UNKNOWN_MAX);
-    admission.set_source_limits(&SourceLimits {
-        connections: Some(UNKNOWN_OF_SOURCE_MAX),
-        ..SourceLimits::default()
-    });
-    Arc::new(admission)
 }
 
 /// One peer of the config.
@@ -133,7 +94,9 @@ impl Links {
         scope: &Scope,
     ) -> Result<Self, rustls::Error> {
         let tls = server::mutual(context.certificate.clone(), context.trust.clone(), &[LINK_PROTOCOL])?;
+        let enrolment = Enrolment::new(context.clone(), roots.clone(), scope)?;
         let links = Self(Arc::new(Shared {
+            enrolment,
             tls: Arc::new(tls),
             reader,
             context,
@@ -156,6 +119,11 @@ impl Links {
     /// Returns the links, for status.
     pub fn table(&self) -> Arc<LinkTable> {
         self.0.table.clone()
+    }
+
+    /// Returns the enrolments of peers.
+    pub fn enrolment(&self) -> &Enrolment {
+        &self.0.enrolment
     }
 
     /// Replaces the peers. Links of peers that did not change go on.
@@ -212,7 +180,15 @@ impl Links {
             };
             let links = self.clone();
             self.0.scope.spawn(async move {
-                if let Err(problem) = Box::pin(links.serve(arrival, place)).await {
+                let served = match arrival.purpose {
+                    Purpose::Link => Box::pin(links.serve(arrival, place)).await,
+                    Purpose::Enrolment => {
+                        let served = Box::pin(links.0.enrolment.serve(arrival)).await;
+                        drop(place);
+                        served.map_err(|problem| format!("enrolment: {problem}"))
+                    }
+                };
+                if let Err(problem) = served {
                     links.refused(source, &problem);
                 }
             });
@@ -228,7 +204,7 @@ impl Links {
     /// Serves a connection that a peer has dialled.
     async fn serve(&self, arrival: HandedOver, place: Place) -> Result<(), String> {
         let HandedOver { socket, source, first, .. } = arrival;
-        let socket = stream(socket).map_err(|error| error.to_string())?;
+        let socket = transport::stream(socket).map_err(|error| error.to_string())?;
         // Roots that change from here on are checked again.
         let mut trust = self.0.context.trust.clone();
         trust.see();
@@ -436,9 +412,7 @@ impl Dialler {
         let config = config.map_err(|error| error.to_string())?;
         let mut trust = context.trust.clone();
         trust.see();
-        // Not sent, and not compared: the peer's gateway is known by its SPIFFE ID.
-        let name = ServerName::from(Ipv4Addr::UNSPECIFIED);
-        let tls = TlsConnector::from(Arc::new(config)).connect(name, socket);
+        let tls = TlsConnector::from(Arc::new(config)).connect(client::no_name(), socket);
         let stream =
             timeout(STEP_WITHIN, tls).await.map_err(|_| format!("{} does not answer TLS", self.address))?;
         let stream = stream.map_err(|error| {
@@ -452,34 +426,5 @@ impl Dialler {
         let opening = timeout(STEP_WITHIN, transport::open(stream, &shared.scope)).await;
         let link = opening.map_err(|_| format!("{} does not answer", self.address))??;
         Ok((Outgoing::Dialled(link.requests), link.answers, (proof, trust)))
-    }
-}
-
-/// Takes a socket into this runtime.
-fn stream(socket: OwnedFd) -> std::io::Result<TcpStream> {
-    let socket = std::net::TcpStream::from(socket);
-    socket.set_nonblocking(true)?;
-    TcpStream::from_std(socket)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_source_keeps_no_other_from_opening_a_link() {
-        let unknown = unknown();
-        let source = |number: u8| IpAddr::from([203, 0, 113, number]);
-        let mut places: Vec<Place> = (0..100).filter_map(|_| Place::take(&unknown, source(1))).collect();
-        assert_eq!(places.len(), UNKNOWN_OF_SOURCE_MAX);
-        let other = Place::take(&unknown, source(2)).expect("another source");
-        places.pop();
-        assert!(Place::take(&unknown, source(1)).is_some(), "a place that is given back can be taken again");
-        drop((places, other));
-        assert_eq!((unknown.holders(), unknown.used()), (0, 0), "nothing is remembered of who has gone");
-        let many: Vec<Place> = (0..=255)
-            .filter_map(|number| Place::take(&unknown, IpAddr::from([198, 51, 100, number])))
-            .collect();
-        assert_eq!((many.len(), Place::take(&unknown, source(1)).is_none()), (UNKNOWN_MAX, true));
     }
 }

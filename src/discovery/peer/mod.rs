@@ -4,17 +4,25 @@
 //! - `transport`: TLS and gRPC under a link. `session`: one link, from Hello to Goodbye.
 //! - `instances`: the newest link of each process of a peer.
 //! - `offer`: what one peer is offered, and what it has of that. `taken`: what it has given. `record`: a service as the link carries it.
-//! - `status`: for operators.
+//! - `unknown`: connections whose other end is not known yet. `status`: for operators.
+//! - `enrolment`: two gateways exchange what a link needs, by a token. `token`, `invitations`: what redeems it, and once. `party`: what
+//!   one side says of itself. `enrolled`: the link that came of it, on disk.
 //!
 //! What comes from a peer is handed to an [`importer::Importer`], which is not part of this module.
 
+pub mod enrolled;
+pub mod enrolment;
 pub mod importer;
 mod instances;
+pub mod invitations;
 pub mod links;
 mod offer;
 pub mod options;
+mod party;
 mod record;
 mod session;
 pub mod status;
 mod taken;
+mod token;
 mod transport;
+mod unknown;

@@ -2,6 +2,7 @@
 
 use std::future::ready;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -80,6 +81,13 @@ impl AsyncWrite for Peeked {
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.socket).poll_shutdown(context)
     }
+}
+
+/// Takes a socket into this runtime.
+pub(super) fn stream(socket: OwnedFd) -> io::Result<TcpStream> {
+    let socket = std::net::TcpStream::from(socket);
+    socket.set_nonblocking(true)?;
+    TcpStream::from_std(socket)
 }
 
 /// A link that the other side has opened: what it sends, and where to send to.

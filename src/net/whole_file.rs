@@ -6,10 +6,10 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// The further suffix of a file while it is written.
-pub(super) const NEW: &str = ".new";
+pub const NEW: &str = ".new";
 
 /// Writes a file beside the one that it replaces by a rename, so that the file is always complete. Creates its folder.
-pub(super) fn write_whole(place: &Path, write: impl FnOnce(File) -> io::Result<File>) -> io::Result<()> {
+pub fn write_whole(place: &Path, write: impl FnOnce(File) -> io::Result<File>) -> io::Result<()> {
     let folder = place.parent().ok_or(io::ErrorKind::InvalidInput)?;
     let new = with_suffix(place, NEW);
     DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
@@ -21,7 +21,7 @@ pub(super) fn write_whole(place: &Path, write: impl FnOnce(File) -> io::Result<F
 }
 
 /// Removes a file or a folder, if it exists.
-pub(super) fn remove(path: &Path) -> io::Result<()> {
+pub fn remove(path: &Path) -> io::Result<()> {
     let removed = match fs::symlink_metadata(path) {
         Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path),
         Ok(_) => fs::remove_file(path),
@@ -34,7 +34,7 @@ pub(super) fn remove(path: &Path) -> io::Result<()> {
 }
 
 /// Returns a path with a further suffix of its file name.
-pub(super) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+pub fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);
     name.into()

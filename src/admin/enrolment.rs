@@ -1,0 +1,85 @@
+//! Orders of operators about enrolments: invite a peer, and redeem a peer's token.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::Sources;
+use crate::api::peer::{Invitation, Token, WrittenLink};
+use crate::discovery::peer::enrolled::{EnrolledLink, GatewayAddress};
+use crate::discovery::peer::invitations::Keeping;
+use crate::document::scalar;
+use crate::snapshot::policy::ListenerProtocol;
+
+/// How long an invitation is valid if the operator does not say.
+const VALID: Duration = Duration::from_secs(15 * 60);
+
+/// The parameters of a request.
+type Query = BTreeMap<String, String>;
+
+/// Invites a peer.
+pub fn invite(sources: &Sources, peer: &str, query: &Query) -> Result<Token, String> {
+    let valid = match query.get("valid") {
+        Some(text) => scalar::duration(text).map_err(|fault| format!("valid: {}", fault.message))?,
+        None => VALID,
+    };
+    let addresses = match query.get("address") {
+        Some(all) => all.split(',').map(str::to_owned).collect(),
+        None => addresses(sources),
+    };
+    let token = sources.enrolment.invite(peer, &addresses, valid, keeping(query))?;
+    Ok(Token { token, addresses, valid_seconds: valid.as_secs() })
+}
+
+/// Returns the state of the last invitation of a peer; `None` if there is none.
+pub fn invitation(sources: &Sources, peer: &str) -> Option<Invitation> {
+    let (state, link) = sources.enrolment.invitation(peer)?;
+    Some(Invitation { state: state.text().to_owned(), link: link.map(|link| written(peer, &link)) })
+}
+
+/// Redeems the token of a peer.
+pub async fn join(sources: &Sources, peer: &str, token: &str, query: &Query) -> Result<WrittenLink, String> {
+    let link = sources.enrolment.join(peer, token, keeping(query)).await?;
+    Ok(written(peer, &link))
+}
+
+fn keeping(query: &Query) -> Keeping {
+    if query.contains_key("print") { Keeping::Return } else { Keeping::Store }
+}
+
+/// Returns the addresses at which other organisations reach this gateway: those of the gateways of its network, or else those of
+/// its own listeners that take links.
+fn addresses(sources: &Sources) -> Vec<String> {
+    let snapshot = sources.reader.latest();
+    let network = snapshot.networks().get(&snapshot.policy.node.network);
+    let gateways = network.into_iter().flat_map(|entry| &entry.gateways).filter_map(|known| {
+        let (host, port) = (known.gateway.host.clone(), known.gateway.hbone_port.or(known.gateway.sni_port)?);
+        Some(GatewayAddress { host, port }.to_string())
+    });
+    let gateways: Vec<String> = gateways.collect();
+    if !gateways.is_empty() {
+        return gateways;
+    }
+    let takes_links = |name: &str| {
+        let mut listeners = snapshot.policy.listeners.iter();
+        listeners.any(|listener| *listener.name == *name && listener.protocol != ListenerProtocol::Sni)
+    };
+    let program = sources.program.load();
+    let listening = program.listening.iter();
+    let own = listening.filter(|(name, address)| takes_links(name) && !address.ip().is_unspecified());
+    own.map(|(_, address)| address.to_string()).collect()
+}
+
+/// Returns a link as an operator writes it.
+fn written(peer: &str, link: &EnrolledLink) -> WrittenLink {
+    let file = format!("{peer}.pem");
+    let (identity, dialling) = (&link.identity, link.dialling_key());
+    WrittenLink {
+        peer: peer.to_owned(),
+        identity: identity.to_string(),
+        config: format!(
+            "peers:\n  - name: {peer}\n    identity: \"{identity}\"\n    trust: {file}\n    {dialling}\n"
+        ),
+        file,
+        roots: link.pem(),
+    }
+}

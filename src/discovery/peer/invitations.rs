@@ -1,0 +1,223 @@
+//! Invitations of peers: each is redeemed once, with its secret, before its time is over. Of a secret only the hash is kept. A
+//! function of calls and time, without sockets.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::enrolled::EnrolledLink;
+use crate::tls::pinned::Hash;
+
+/// The largest number of invitations. Those that cannot be redeemed make room for new ones.
+const INVITATIONS_MAX: usize = 256;
+
+/// What is done with the link that an enrolment gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keeping {
+    /// It is stored in `state.dir`, and takes effect.
+    Store,
+    /// It is returned, for a config that the operator writes.
+    Return,
+}
+
+/// One invitation.
+#[derive(Clone, Debug)]
+struct Invitation {
+    /// The hash of the secret.
+    hash: Hash,
+    until: Instant,
+    is_redeemed: bool,
+    keeping: Keeping,
+    /// The link that it gave, if it is to be returned.
+    link: Option<EnrolledLink>,
+}
+
+/// Whether an invitation can be redeemed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// It can.
+    Open,
+    /// It was redeemed.
+    Redeemed,
+    /// Its time is over.
+    Expired,
+}
+
+impl State {
+    /// Returns the value as the API shows it.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Open => "open",
+            Self::Redeemed => "redeemed",
+            Self::Expired => "expired",
+        }
+    }
+}
+
+/// The reason why a secret redeems nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Refusal {
+    /// No invitation of this process has the secret.
+    #[error(
+        "the token is not one of this gateway, or another was made for the same peer since, or the gateway was restarted"
+    )]
+    Unknown,
+    /// The invitation was redeemed.
+    #[error("the token was used already")]
+    Used,
+    /// The time of the invitation is over.
+    #[error("the token has expired")]
+    Expired,
+}
+
+/// The last invitation of each peer.
+#[derive(Debug, Default)]
+pub(super) struct Invitations(BTreeMap<Arc<str>, Invitation>);
+
+impl Invitations {
+    /// Invites a peer; an earlier invitation of it is void. An error says why there is no room.
+    pub(super) fn open(
+        &mut self,
+        peer: &Arc<str>,
+        hash: Hash,
+        times: (Instant, Instant),
+        keeping: Keeping,
+    ) -> Result<(), String> {
+        let (now, until) = times;
+        if self.0.len() >= INVITATIONS_MAX && !self.0.contains_key(peer) {
+            self.0.retain(|_, one| one.state_at(now) == State::Open);
+            if self.0.len() >= INVITATIONS_MAX {
+                return Err(format!("there are {INVITATIONS_MAX} invitations that were not used yet"));
+            }
+        }
+        let invitation = Invitation { hash, until, is_redeemed: false, keeping, link: None };
+        self.0.insert(peer.clone(), invitation);
+        Ok(())
+    }
+
+    /// Returns true if no peer was invited.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Removes the invitations of peers that the config does not have.
+    pub(super) fn retain(&mut self, has: impl Fn(&str) -> bool) {
+        self.0.retain(|peer, _| has(peer));
+    }
+
+    /// Returns the state of the last invitation of a peer, and the link that it gave if that is to be returned.
+    pub(super) fn state(&self, peer: &str, now: Instant) -> Option<(State, Option<EnrolledLink>)> {
+        let one = self.0.get(peer)?;
+        Some((one.state_at(now), one.link.clone()))
+    }
+
+    /// Returns the peer whose invitation has the secret of this hash, and what is done with its link.
+    pub(super) fn find(&self, hash: &Hash, now: Instant) -> Result<(Arc<str>, Keeping), Refusal> {
+        // Every invitation is compared, so that the time says nothing about which one it is.
+        let mut found = None;
+        for (peer, one) in &self.0 {
+            if is_same(&one.hash, hash) {
+                found = Some((peer, one));
+            }
+        }
+        let (peer, one) = found.ok_or(Refusal::Unknown)?;
+        match one.state_at(now) {
+            State::Open => Ok((peer.clone(), one.keeping)),
+            State::Redeemed => Err(Refusal::Used),
+            State::Expired => Err(Refusal::Expired),
+        }
+    }
+
+    /// Redeems the invitation with the secret of this hash: of two that come at once, the second is refused.
+    pub(super) fn redeem(&mut self, hash: &Hash, now: Instant) -> Result<(), Refusal> {
+        let (peer, _) = self.find(hash, now)?;
+        self.0.entry(peer).and_modify(|one| one.is_redeemed = true);
+        Ok(())
+    }
+
+    /// Keeps the link of a peer to be returned.
+    pub(super) fn give(&mut self, peer: &Arc<str>, link: EnrolledLink) {
+        self.0.entry(peer.clone()).and_modify(|one| one.link = Some(link));
+    }
+}
+
+impl Invitation {
+    fn state_at(&self, now: Instant) -> State {
+        match self.is_redeemed {
+            true => State::Redeemed,
+            false if now >= self.until => State::Expired,
+            false => State::Open,
+        }
+    }
+}
+
+/// Compares in a time that does not depend on the bytes.
+fn is_same(one: &Hash, other: &Hash) -> bool {
+    let differing = one.iter().zip(other).fold(0, |differing, (one, other)| differing | (one ^ other));
+    std::hint::black_box(differing) == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const LIFE: Duration = Duration::from_secs(900);
+
+    fn opened(now: Instant) -> Invitations {
+        let mut all = Invitations::default();
+        all.open(&"west".into(), [1; 32], (now, now + LIFE), Keeping::Store).expect("room");
+        all.open(&"south".into(), [2; 32], (now, now + LIFE / 2), Keeping::Return).expect("room");
+        all
+    }
+
+    #[test]
+    fn a_secret_redeems_its_invitation_once() {
+        let now = Instant::now();
+        let mut all = opened(now);
+        assert_eq!(
+            all.find(&[1; 32], now),
+            Ok(("west".into(), Keeping::Store)),
+            "finding it does not redeem it"
+        );
+        assert_eq!(all.find(&[2; 32], now), Ok(("south".into(), Keeping::Return)));
+        assert_eq!(all.redeem(&[1; 32], now), Ok(()));
+        assert_eq!(
+            (all.redeem(&[1; 32], now), all.find(&[1; 32], now)),
+            (Err(Refusal::Used), Err(Refusal::Used))
+        );
+        assert_eq!(all.redeem(&[9; 32], now), Err(Refusal::Unknown));
+        let state = |all: &Invitations, peer: &str| all.state(peer, now).map(|(state, _)| state);
+        assert_eq!((state(&all, "west"), state(&all, "south")), (Some(State::Redeemed), Some(State::Open)));
+        all.open(&"west".into(), [3; 32], (now, now + LIFE), Keeping::Store).expect("room");
+        assert_eq!(all.redeem(&[1; 32], now), Err(Refusal::Unknown), "the earlier one is void");
+        assert_eq!(all.redeem(&[3; 32], now), Ok(()));
+        all.retain(|peer| peer == "south");
+        assert_eq!((state(&all, "west"), all.is_empty()), (None, false));
+    }
+
+    #[test]
+    fn an_invitation_ends_with_its_time() {
+        let now = Instant::now();
+        let mut all = opened(now);
+        assert_eq!(all.redeem(&[2; 32], now + LIFE / 2), Err(Refusal::Expired));
+        assert_eq!(all.redeem(&[1; 32], now + LIFE - Duration::from_nanos(1)), Ok(()));
+    }
+
+    #[test]
+    fn invitations_that_are_not_used_are_bounded() {
+        let now = Instant::now();
+        let mut all = Invitations::default();
+        let mut open = |number: usize, now: Instant| {
+            all.open(&format!("p{number}").into(), [0; 32], (now, now + LIFE), Keeping::Store)
+        };
+        for number in 0..INVITATIONS_MAX {
+            open(number, now).expect("room");
+        }
+        assert!(open(INVITATIONS_MAX, now).is_err_and(|fault| fault.contains("not used yet")));
+        assert!(open(0, now).is_ok(), "another for the same peer takes its place");
+        assert!(open(INVITATIONS_MAX, now + LIFE).is_ok(), "those that have expired make room");
+    }
+}

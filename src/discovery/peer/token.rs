@@ -1,0 +1,134 @@
+//! The token of an invitation: everything that the other side needs to redeem it, as one word of text.
+
+use std::fmt;
+
+use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine as _};
+use prost::Message as _;
+use twox_hash::XxHash3_64;
+
+use super::enrolled::GatewayAddress;
+use crate::proto::isthmus::peer::v1 as proto;
+use crate::tls::pinned::Hash;
+
+/// The beginning of each token; the number is the version.
+const PREFIX: &str = "isthmus1.";
+/// The longest token in bytes.
+const BYTES_MAX: usize = 8 << 10;
+/// Addresses of a token.
+pub(super) const ADDRESSES_MAX: usize = 16;
+/// The longest suggested name that is shown, in bytes.
+const NAME_BYTES_MAX: usize = 253;
+
+/// What a token carries.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Token {
+    /// The name that the inviting side suggests for itself.
+    pub(super) name: String,
+    /// Where its gateway takes enrolments.
+    pub(super) addresses: Vec<GatewayAddress>,
+    /// The pin of its gateway.
+    pub(super) pin: Hash,
+    /// The secret that redeems the invitation, once.
+    pub(super) secret: Hash,
+}
+
+/// The reason why a text is no token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum TokenError {
+    /// The text does not begin as tokens do.
+    #[error("this is no token of `isthmus peer invite`, or of a later version of isthmus")]
+    Foreign,
+    /// A part of the text is missing, or was changed.
+    #[error("the token is damaged; copy it whole")]
+    Damaged,
+}
+
+impl Token {
+    /// Reads a token.
+    pub(super) fn parse(text: &str) -> Result<Self, TokenError> {
+        let rest = text.trim().strip_prefix(PREFIX).ok_or(TokenError::Foreign)?;
+        if rest.len() > BYTES_MAX {
+            return Err(TokenError::Damaged);
+        }
+        Self::of_text(rest).ok_or(TokenError::Damaged)
+    }
+
+    fn of_text(text: &str) -> Option<Self> {
+        let bytes = BASE64_URL_SAFE_NO_PAD.decode(text).ok()?;
+        let (sum, message) = bytes.split_first_chunk::<8>()?;
+        if u64::from_be_bytes(*sum) != XxHash3_64::oneshot(message) {
+            return None;
+        }
+        let token = proto::Token::decode(message).ok()?;
+        if token.addresses.is_empty()
+            || token.addresses.len() > ADDRESSES_MAX
+            || token.name.len() > NAME_BYTES_MAX
+        {
+            return None;
+        }
+        let addresses = token.addresses.iter().map(|text| GatewayAddress::parse(text).ok());
+        Some(Self {
+            name: token.name,
+            addresses: addresses.collect::<Option<_>>()?,
+            pin: token.pin.try_into().ok()?,
+            secret: token.secret.try_into().ok()?,
+        })
+    }
+
+    /// Writes the token.
+    pub(super) fn text(&self) -> String {
+        let message = proto::Token {
+            name: self.name.clone(),
+            addresses: self.addresses.iter().map(ToString::to_string).collect(),
+            pin: self.pin.to_vec(),
+            secret: self.secret.to_vec(),
+        };
+        let message = message.encode_to_vec();
+        let sum = XxHash3_64::oneshot(&message).to_be_bytes();
+        format!("{PREFIX}{}", BASE64_URL_SAFE_NO_PAD.encode([&sum, &*message].concat()))
+    }
+}
+
+impl fmt::Debug for Token {
+    /// Leaves the secret out.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("Token");
+        shown.field("name", &self.name).field("addresses", &self.addresses).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_one_word_that_is_read_again_and_no_other_word_is() {
+        let token = Token {
+            name: "east".to_owned(),
+            addresses: vec![GatewayAddress::parse("gw.east.example:15443").expect("legal")],
+            pin: [1; 32],
+            secret: [2; 32],
+        };
+        let text = token.text();
+        assert!(text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte)), "{text}");
+        assert_eq!(Token::parse(&format!(" {text}\n")), Ok(token.clone()));
+        for at in PREFIX.len()..text.len() {
+            assert_eq!(Token::parse(&text[..at]), Err(TokenError::Damaged));
+            let other = if text.as_bytes()[at] == b'A' { "B" } else { "A" };
+            let changed = format!("{}{other}{}", &text[..at], &text[at + 1..]);
+            assert_eq!(Token::parse(&changed), Err(TokenError::Damaged), "{at}");
+        }
+        assert_eq!(Token::parse("eyJhIjoxfQ"), Err(TokenError::Foreign));
+        assert_eq!(Token::parse(&format!("{PREFIX}{}", "A".repeat(BYTES_MAX + 1))), Err(TokenError::Damaged));
+        let address = &token.addresses[0];
+        for count in [0, ADDRESSES_MAX + 1] {
+            let other = Token { addresses: vec![address.clone(); count], ..token.clone() };
+            assert_eq!(Token::parse(&other.text()), Err(TokenError::Damaged), "{count} addresses");
+        }
+        let shown = format!("{token:?}");
+        assert!(
+            !shown.contains("secret") && shown.contains("gw.east.example"),
+            "the log does not get it: {shown}"
+        );
+    }
+}

@@ -1,0 +1,143 @@
+//! TLS between two gateways that have no roots of each other yet: the client knows the server by the hash of its public key, which a
+//! token carries, and the server accepts any certificate whose key the client has. The chains are verified afterwards, by the roots
+//! that both sides exchange.
+
+use std::sync::Arc;
+
+use rustls::client::Resumption;
+use rustls::client::danger::{ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::WebPkiSupportedAlgorithms;
+use rustls::crypto::aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::NoServerSessionStorage;
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::{CertificateError, ClientConfig, DistinguishedName, Error, ServerConfig};
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+use super::certificate::Certificate;
+use super::server::{Newest, provider};
+use super::signatures::verify_signatures;
+use crate::net::latest::Latest;
+
+/// A SHA-256 hash.
+pub type Hash = [u8; 32];
+
+/// Returns the SHA-256 hash of these bytes.
+pub fn sha256(bytes: &[u8]) -> Hash {
+    let suite = TLS13_AES_128_GCM_SHA256.tls13().expect("the suite is one of version 1.3");
+    let hash = suite.common.hash_provider.hash(bytes);
+    hash.as_ref().try_into().expect("the hash of the suite has 32 bytes")
+}
+
+/// Returns the pin of a certificate: the SHA-256 hash of its public key with its algorithm. `None` if it cannot be read.
+pub fn pin_of(leaf: &CertificateDer<'_>) -> Option<Hash> {
+    let (_, parsed) = X509Certificate::from_der(leaf).ok()?;
+    Some(sha256(parsed.public_key().raw))
+}
+
+/// Fills bytes with randomness that nobody can foresee.
+pub fn random<const N: usize>() -> Result<[u8; N], Error> {
+    let mut bytes = [0; N];
+    provider().secure_random.fill(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Makes the config of a server that shows the newest certificate, and asks for one of the client without verifying its chain.
+pub fn server(certificate: Latest<Certificate>, alpn: &[u8]) -> Result<ServerConfig, Error> {
+    let provider = provider();
+    let algorithms = provider.signature_verification_algorithms;
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .with_client_cert_verifier(Arc::new(AnyClient { algorithms }))
+        .with_cert_resolver(Arc::new(Newest(certificate)));
+    config.alpn_protocols = vec![alpn.to_vec()];
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    Ok(config)
+}
+
+/// Makes the config of a client that takes the server with this key alone, whatever its certificate says, and shows the newest
+/// certificate of this gateway. The hello has no server name.
+pub fn client(certificate: Latest<Certificate>, pin: Hash, alpn: &[u8]) -> Result<ClientConfig, Error> {
+    let provider = provider();
+    let algorithms = provider.signature_verification_algorithms;
+    let mut config = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(PinnedServer { pin, algorithms }))
+        .with_client_cert_resolver(Arc::new(Newest(certificate)));
+    config.alpn_protocols = vec![alpn.to_vec()];
+    config.enable_sni = false;
+    config.resumption = Resumption::disabled();
+    Ok(config)
+}
+
+/// Returns true if the handshake failed because the server has another key than the token says.
+pub fn is_other_key(error: &Error) -> bool {
+    *error == CertificateError::ApplicationVerificationFailure.into()
+}
+
+/// Takes every client that has the key of its certificate.
+#[derive(Debug)]
+struct AnyClient {
+    algorithms: WebPkiSupportedAlgorithms,
+}
+
+/// Takes the server with one key.
+#[derive(Debug)]
+struct PinnedServer {
+    pin: Hash,
+    algorithms: WebPkiSupportedAlgorithms,
+}
+
+impl ClientCertVerifier for AnyClient {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        leaf: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        match pin_of(leaf) {
+            Some(_) => Ok(ClientCertVerified::assertion()),
+            None => Err(CertificateError::BadEncoding.into()),
+        }
+    }
+
+    verify_signatures!();
+}
+
+impl ServerCertVerifier for PinnedServer {
+    fn verify_server_cert(
+        &self,
+        leaf: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        if pin_of(leaf) == Some(self.pin) {
+            Ok(ServerCertVerified::assertion())
+        } else {
+            Err(CertificateError::ApplicationVerificationFailure.into())
+        }
+    }
+
+    verify_signatures!();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hash_is_sha_256() {
+        let text: String = sha256(b"abc").iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(text, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+        assert_ne!(random::<32>().expect("random"), random::<32>().expect("random"));
+        assert_eq!(pin_of(&CertificateDer::from(vec![1, 2, 3])), None);
+    }
+}

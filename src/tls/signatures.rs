@@ -1,0 +1,31 @@
+//! The signatures of a handshake, which all verifiers of certificates here check alike: version 1.3 only.
+
+/// Writes the methods about signatures of a rustls verifier, for a type with the field `algorithms`.
+macro_rules! verify_signatures {
+    () => {
+        fn verify_tls12_signature(
+            &self,
+            _: &[u8],
+            _: &rustls::pki_types::CertificateDer<'_>,
+            _: &rustls::DigitallySignedStruct,
+        ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+            // rustls never calls this: the config allows version 1.3 only.
+            Err(rustls::PeerMisbehaved::SignedHandshakeWithUnadvertisedSigScheme.into())
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            message: &[u8],
+            certificate: &rustls::pki_types::CertificateDer<'_>,
+            signed: &rustls::DigitallySignedStruct,
+        ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+            rustls::crypto::verify_tls13_signature(message, certificate, signed, &self.algorithms)
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
+            self.algorithms.supported_schemes()
+        }
+    };
+}
+
+pub(super) use verify_signatures;
