@@ -403,7 +403,8 @@ fn of_peer(linked: &Linked) -> Vec<Problem> {
     let state = state.map(|code| Problem::new(code, name, text));
     let skew = linked.clock_skew_ms().filter(|skew| skew.unsigned_abs() > CLOCK_SKEW_MAX_MS);
     let clock = skew.map(|skew| {
-        let (seconds, way) = (skew.unsigned_abs() / 1000, if skew > 0 { "ahead of" } else { "behind" });
+        let (seconds, way) =
+            ((skew.unsigned_abs() + 500) / 1000, if skew > 0 { "ahead of" } else { "behind" });
         let text = format!("the clock of the peer {name} is {} {way} this gateway's", lasting(seconds));
         Problem::new(Code::PeerClock, name, text)
     });

@@ -1,6 +1,17 @@
-//! Wall-clock times as text (RFC 3339, UTC, milliseconds).
+//! Wall-clock times as text (RFC 3339, UTC, milliseconds), and a clock for the order of events.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::LazyLock;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+/// When the steady clock was first read, by both clocks.
+static BEGINNING: LazyLock<(Instant, SystemTime)> = LazyLock::new(|| (Instant::now(), SystemTime::now()));
+
+/// Returns the seconds since 1970-01-01 UTC of a clock that is set once and then only goes forward: setting the clock of the host
+/// does not change it. For times that are compared with others of this process.
+pub fn steady_seconds() -> u64 {
+    let (instant, time) = *BEGINNING;
+    (time + instant.elapsed()).duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
 
 /// `2026-01-31T23:59:59.123Z`; times before 1970 are 1970.
 pub fn rfc3339(time: SystemTime) -> String {

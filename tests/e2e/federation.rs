@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::problems::run;
 use crate::support::client::{connect, tls_with};
+use crate::support::clock;
 use crate::support::eventually;
 use crate::support::gateway::Gateway;
 use crate::support::hbone::client;
@@ -244,4 +246,82 @@ fn link_hello() -> Vec<u8> {
     let mut hello = Vec::new();
     connection.write_tls(&mut hello).expect("in memory");
     hello
+}
+
+#[test]
+fn f_11_clocks_an_hour_apart_change_nothing_and_check_names_the_side_that_is_ahead() {
+    const HOUR: i64 = 3600;
+    for (of_west, west_is) in [(HOUR, "ahead of"), (-HOUR, "behind")] {
+        let Some(environment) = clock::ahead_by("f_11_clocks_an_hour_apart", of_west) else { return };
+        let environment = environment.each_ref().map(|(name, value)| (*name, value.as_str()));
+        let pair = Pair::new();
+        let config = pair.west_config(&services(&[service("ratings", [3, 4])]));
+        let mut west = Gateway::start_in(pair.west.folder(&[&pair.east]), &config, &environment);
+        let started = Instant::now();
+        let east = pair.start_east();
+        weighs(&east, RATINGS, 7.0);
+        assert!(started.elapsed() < Duration::from_secs(5), "federated after {:?}", started.elapsed());
+        // Heartbeats are answered, and measured by the clock that is not off.
+        let link = eventually("a heartbeat", || {
+            let link = east.json("/api/v1/peers")[0]["links"][0].clone();
+            link["round_trip_ms"].is_number().then_some(link)
+        });
+        assert!(link["round_trip_ms"].as_f64().is_some_and(|time| (0.0..5_000.0).contains(&time)), "{link}");
+        assert_eq!(link["state"], "live", "{link}");
+        let skew = link["clock_skew_ms"].as_i64().expect("a number");
+        assert!((skew - of_west * 1_000).abs() < 60_000, "{skew}");
+        west.reload(&pair.west_config(&services(&[service("ratings", [3, 1])])));
+        weighs(&east, RATINGS, 4.0);
+        // Each side names the other's clock, the amount, and on which side of its own it is.
+        let east_is = if of_west > 0 { "behind" } else { "ahead of" };
+        for (gateway, peer, way) in [(&east, "west", west_is), (&west, "east", east_is)] {
+            let text = run(gateway, &["check"]);
+            let line =
+                text.lines().find(|line| line.contains("peer_clock")).unwrap_or_else(|| panic!("{text}"));
+            let shown = |amount: &str| {
+                line.contains(&format!("the clock of the peer {peer} is {amount} {way} this gateway's"))
+            };
+            assert!(shown("1 h 0 min") || shown("59 min") || shown("1 h 1 min"), "{line}");
+        }
+        // The stages of a loss come after as much time as with clocks that agree.
+        west.kill();
+        let lost = Instant::now();
+        eventually("the peer to expire", || {
+            (east.json("/api/v1/registries")[0]["state"] == "expired").then_some(())
+        });
+        let took = lost.elapsed();
+        assert!((Duration::from_secs(2)..Duration::from_secs(15)).contains(&took), "expired after {took:?}");
+    }
+}
+
+#[test]
+fn f_11_a_restart_with_a_clock_an_hour_back_or_ahead_moves_no_virtual_address() {
+    let pair = Pair::new();
+    let west = pair.start_west(&services(&[service("ratings", [3, 4]), service("fees", [1, 1])]));
+    let state = tempfile::tempdir().expect("a folder");
+    let more = format!(
+        "state: {{dir: {}}}\ndnsServer: {{bind: \"127.0.0.1:0\", zones: [global]}}\n",
+        state.path().display()
+    );
+    let config = pair.east_config(&more);
+    let addresses = |gateway: &Gateway, name: &str| {
+        let found = eventually("addresses", || {
+            let service: Value =
+                serde_json::from_str(&gateway.get(&format!("/api/v1/services/{name}")).1).ok()?;
+            service["addresses"].as_array().filter(|all| !all.is_empty()).cloned()
+        });
+        Value::from(found).to_string()
+    };
+    let mut before = None;
+    for seconds in [0, -3600, 3600] {
+        let Some(environment) = clock::ahead_by("f_11_a_restart", seconds) else { return };
+        let environment = environment.each_ref().map(|(name, value)| (*name, value.as_str()));
+        let mut east = Gateway::start_in(pair.east.folder(&[&pair.west]), &config, &environment);
+        weighs(&east, RATINGS, 7.0);
+        let found = [RATINGS, "fees.pay.west.global"].map(|name| addresses(&east, name));
+        assert_eq!(*before.get_or_insert_with(|| found.clone()), found, "with a clock off by {seconds} s");
+        east.signal("TERM");
+        east.ended();
+    }
+    drop(west);
 }

@@ -7,6 +7,7 @@ pub mod authority;
 pub mod backend;
 pub mod balancer;
 pub mod client;
+pub mod clock;
 pub mod collector;
 pub mod crowd;
 pub mod dns;

@@ -3,7 +3,6 @@
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::aggregator::copies::CopyStore;
 use crate::aggregator::leases;
@@ -13,6 +12,7 @@ use crate::model::name::HostName;
 use crate::snapshot::change::Dirty;
 use crate::snapshot::shard::Shard;
 use crate::snapshot::virtual_addresses::{VirtualAddresses, import_of};
+use crate::telemetry::clock::steady_seconds;
 
 /// The largest number of services without address in the status; further ones are counted.
 const LISTED_MAX: usize = 5;
@@ -23,11 +23,6 @@ pub(super) struct Addresses {
     /// Services whose addresses may differ from those in the snapshot, as a snapshot could not be built.
     unbuilt: BTreeSet<HostName>,
     problem: Option<String>,
-}
-
-/// Returns the time in seconds since 1970-01-01 UTC.
-fn seconds() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
 impl Addresses {
@@ -42,7 +37,7 @@ impl Addresses {
             tracing::error!("{problem}");
         }
         let leases = read.ok().flatten().unwrap_or_default();
-        let all = VirtualAddresses::with_leases(ranges, leases, seconds());
+        let all = VirtualAddresses::with_leases(ranges, leases, steady_seconds());
         Some(Self { all, unbuilt: BTreeSet::new(), problem })
     }
 
@@ -54,7 +49,7 @@ impl Addresses {
         shards: &[Arc<Shard>],
         copies: &CopyStore,
     ) -> Cow<'d, Dirty> {
-        let now = seconds();
+        let now = steady_seconds();
         let names: BTreeSet<&HostName> = dirty.services.iter().chain(&self.unbuilt).collect();
         let mut moved = BTreeSet::new();
         for name in names {
@@ -84,7 +79,7 @@ impl Addresses {
     /// Releases the addresses of services that are gone for long. Returns the services whose addresses change.
     pub(super) fn expire(&mut self, copies: &CopyStore) -> BTreeSet<HostName> {
         let before = self.all.counts();
-        let changed = self.all.expire(seconds());
+        let changed = self.all.expire(steady_seconds());
         if self.all.counts() != before {
             copies.store_leases(self.all.leases());
         }

@@ -18,6 +18,7 @@ use crate::net::latest::Latest;
 use crate::proto::isthmus::peer::v1 as proto;
 use crate::proto::isthmus::peer::v1::message::Kind;
 use crate::snapshot::peer::Peer;
+use crate::telemetry::clock::steady_seconds;
 use crate::tls::roots::RootStore;
 use crate::tls::trust::TrustBundles;
 use crate::world::Reader;
@@ -293,7 +294,7 @@ impl Session {
     /// Tells the other side what it does not have yet.
     async fn tell(&self, exchange: &mut Exchange) -> Result<(), Ended> {
         exchange.offer.follow();
-        let next = exchange.offer.next(exchange.sequence + 1, now_ms() / 1000, || (self.roots)());
+        let next = exchange.offer.next(exchange.sequence + 1, steady_seconds(), || (self.roots)());
         let message = match next {
             None => return Ok(()),
             Some(Next::Delta(delta)) => {
