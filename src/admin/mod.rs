@@ -21,6 +21,7 @@ pub mod readiness;
 mod recent;
 pub mod registry_metrics;
 pub mod server;
+mod traces;
 pub mod views;
 
 use std::fmt;

@@ -29,13 +29,16 @@ use super::problems;
 use super::recent;
 use super::registry_metrics;
 use super::{
-    Command, Sources, check_metrics, clients, endpoints, enrolment, networks, overview, peer_metrics, peers,
+    Command, Sources, check_metrics, clients, endpoints, enrolment, networks, overview, peer_metrics, peers, traces,
     views,
 };
 use crate::api::connection::Connection;
+use crate::api::trace::{Trace, TracedConnection};
 use crate::dataplane::withdrawals::Withdrawal;
 use crate::model::identity::Identity;
 use crate::model::name::HostName;
+use crate::model::record::ConnectionRecord;
+use crate::model::trace::TraceId;
 use crate::net::incoming::{Accept, Guarded, Incoming, Limits, Seat};
 use crate::net::scope::Scope;
 use crate::telemetry::access_log;
@@ -178,6 +181,7 @@ fn admin(sources: Sources, hosts: Hosts) -> Router {
             get(async |State(sources): State<Sources>| json_response(&sources.identities.certificates())),
         )
         .route("/failures", get(failures))
+        .route("/traces/{trace}", get(trace))
         .route("/explain", get(explain_name).post(explain_and_probe))
         .route("/horizon", get(horizon_of))
         .route("/gateways", get(gateways))
@@ -366,6 +370,29 @@ async fn connections(State(sources): State<Sources>) -> Response {
 
 async fn failures(State(sources): State<Sources>) -> Response {
     json_response(&overview::failures(&sources))
+}
+
+/// Answers with the connections of a trace, live ones first.
+async fn trace(State(sources): State<Sources>, Path(text): Path<String>) -> Response {
+    let Some(trace) = TraceId::parse(&text) else {
+        return error(StatusCode::BAD_REQUEST, "a trace id has 32 hexadecimal digits, not all of them zero");
+    };
+    let live = sources.dataplane.connections().await;
+    let mut records: Vec<_> =
+        live.into_iter().filter(|record| record.trace_id() == Some(trace)).map(Arc::new).collect();
+    let ended = sources.telemetry.recent.of(trace, traces::SHOWN_MAX);
+    records.retain(|record| ended.iter().all(|other| other.id != record.id));
+    records.extend(ended);
+    records.truncate(traces::SHOWN_MAX);
+    let gateway = sources.telemetry.gateway.load();
+    let one = |record: &Arc<ConnectionRecord>| TracedConnection {
+        connection: access_log::connection(record, &gateway),
+        // A listener that a reload has removed decides nothing.
+        decision: traces::question(record)
+            .and_then(|question| explained(&sources, &question).ok())
+            .map(|found| found.view()),
+    };
+    json_response(&Trace { trace_id: trace.to_string(), connections: records.iter().map(one).collect() })
 }
 
 /// Reads the parameters of a page of the overview; unknown ones are passed over.

@@ -17,6 +17,7 @@ pub mod registry;
 pub mod service;
 pub mod status;
 pub mod text;
+pub mod trace;
 
 #[cfg(test)]
 mod tests;

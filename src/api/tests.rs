@@ -27,7 +27,7 @@ fn is_whole<T: DeserializeOwned + Serialize + Debug>(name: &str, text: &str) {
 
 /// Each answer with the path of its request, its file, and the check of its type.
 type Check = fn(&str, &str);
-const ANSWERS: [(&str, &str, &str, Check); 18] = [
+const ANSWERS: [(&str, &str, &str, Check); 19] = [
     ("overview", "overview", golden!("overview"), is_whole::<overview::Overview>),
     ("status", "status", golden!("status"), is_whole::<status::Status>),
     ("listeners", "listeners", golden!("listeners"), is_whole::<listener::Listener>),
@@ -45,6 +45,7 @@ const ANSWERS: [(&str, &str, &str, Check); 18] = [
     ("clients", "clients", golden!("clients"), is_whole::<client::Client>),
     ("certificates", "certificates", golden!("certificates"), is_whole::<certificate::Certificate>),
     ("explain", "explain", golden!("explain"), is_whole::<explanation::Explanation>),
+    ("traces/{trace}", "trace", golden!("trace"), is_whole::<trace::Trace>),
     ("horizon", "horizon", golden!("horizon"), is_whole::<horizon::Horizon>),
 ];
 

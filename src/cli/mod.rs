@@ -17,6 +17,7 @@ mod read;
 mod registry;
 mod tables;
 mod top;
+mod traces;
 mod watch;
 
 use std::io::{self, Write};
@@ -29,6 +30,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::document::scalar;
 use crate::model::identity::Identity;
+use crate::model::trace::TraceId;
 use crate::{app, config};
 use output::Format;
 
@@ -261,7 +263,16 @@ fn time(text: &str) -> Result<Duration, String> {
 #[derive(Debug, Args)]
 struct Explain {
     /// Name as a client sends it; "" for a client that sends none
-    name: String,
+    #[arg(required_unless_present = "trace")]
+    name: Option<String>,
+    /// Show the connections of a trace instead: `trace_id` of the access log of any gateway on the way
+    #[arg(
+        long,
+        value_name = "TRACE",
+        value_parser = trace_id,
+        conflicts_with_all = ["name", "authority", "identity", "from", "alpn", "listener", "config", "probe"]
+    )]
+    trace: Option<TraceId>,
     /// The name is the authority of an HBONE CONNECT: `hostname:port` or `address:port`
     #[arg(long)]
     authority: bool,
@@ -285,6 +296,10 @@ struct Explain {
     probe: bool,
     #[command(flatten)]
     reading: Reading,
+}
+
+fn trace_id(text: &str) -> Result<TraceId, &'static str> {
+    TraceId::parse(text).ok_or("a trace id has 32 hexadecimal digits, not all of them zero")
 }
 
 /// The reason why a command failed.

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::output::{Colour, Column, Format, columns, list, paint, rows, structured, table, text};
-use super::{Explain, Failure, Filter, Reading, What, client, tables};
+use super::{Explain, Failure, Filter, Reading, What, client, tables, traces};
 use crate::admin::explain::{ExplainRequest, Explanation, explain as explain_name};
 use crate::aggregator::offline::{self, OfflineError, names_in};
 use crate::aggregator::spec::RegistrySpec;
@@ -172,6 +172,9 @@ fn resolve(names: &BTreeSet<HostName>) -> Resolved {
 
 /// Runs `isthmus explain`.
 pub(super) fn explain(args: &Explain, out: &mut impl Write) -> Result<(), Failure> {
+    if let Some(trace) = args.trace {
+        return traces::explain(trace, &args.reading, out);
+    }
     let value = match &args.config {
         Some(path) => serde_json::to_value(explain_offline(args, path)?.view())
             .map_err(|error| Failure::Wrong(error.to_string()))?,
@@ -188,7 +191,7 @@ pub(super) fn explain(args: &Explain, out: &mut impl Write) -> Result<(), Failur
 fn explain_offline(args: &Explain, path: &Path) -> Result<Explanation, Failure> {
     let offline = offline(path).map_err(|problems| Failure::Wrong(problems.join("\n")))?;
     let inquiry = ExplainRequest {
-        name: (!args.name.is_empty()).then(|| args.name.clone()),
+        name: args.name.clone().filter(|name| !name.is_empty()),
         authority: args.authority,
         identity: args.identity.clone(),
         listener: args.listener.clone(),
@@ -205,7 +208,8 @@ fn explain_offline(args: &Explain, path: &Path) -> Result<Explanation, Failure> 
 fn explain_live(args: &Explain) -> Result<Value, Failure> {
     let from = args.from.map(|source| source.to_string());
     let alpn = args.alpn.as_ref().map(|names| names.join(","));
-    let mut parameters = vec![(if args.authority { "authority" } else { "sni" }, args.name.as_str())];
+    let mut parameters =
+        vec![(if args.authority { "authority" } else { "sni" }, args.name.as_deref().unwrap_or_default())];
     parameters.extend(args.identity.as_ref().map(|identity| ("identity", identity.as_str())));
     parameters.extend(from.as_deref().map(|source| ("from", source)));
     parameters.extend(alpn.as_deref().map(|names| ("alpn", names)));
@@ -225,7 +229,8 @@ fn probe(explanation: &mut Explanation) -> Result<(), Failure> {
     Ok(())
 }
 
-fn print_explanation(view: &ExplanationView, out: &mut impl Write) -> Result<(), Failure> {
+/// Prints the steps, the candidates and the verdict.
+pub(super) fn print_explanation(view: &ExplanationView, out: &mut impl Write) -> Result<(), Failure> {
     for (number, step) in view.steps.iter().enumerate() {
         writeln!(out, "{:>2}. {step}", number + 1)?;
     }

@@ -62,5 +62,5 @@ fn requested<'b>(facts: &ConnectionFacts, buffer: &'b mut NameBuffer) -> Option<
         let Host::Name(name) = Authority::parse(&stream.authority).ok()?.host else { return None };
         return canonical(name.as_str().as_bytes(), buffer).ok();
     }
-    canonical(facts.sni.as_deref()?, buffer).ok()
+    canonical(facts.seen.as_ref()?.server_name()?, buffer).ok()
 }

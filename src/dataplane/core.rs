@@ -17,6 +17,7 @@ use super::balancer::Balancers;
 use super::clock::Clock;
 use super::entry::{ConnectionFacts, Entry, HeldBytes};
 use super::pacer::HandshakePacer;
+use super::seen_hello::SeenHello;
 use super::shared::{Message, Shared};
 use crate::model::reason::Reason;
 use crate::model::record::ConnectionRecord;
@@ -392,7 +393,8 @@ impl Core {
         self.count_end(entry, reason);
         let facts = entry.facts.borrow();
         let trace = facts.stream.as_ref().and_then(|stream| stream.claims.trace);
-        let span = self.local.span(trace, || self.random());
+        let hello = facts.seen.as_ref().and_then(SeenHello::trace);
+        let span = self.local.span(trace, hello, || self.random());
         let is_wanted = span.is_some() || self.local.is_logged(reason, facts.cancelled);
         drop(facts);
         if is_wanted {

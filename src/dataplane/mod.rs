@@ -16,7 +16,7 @@
 //! - `listener` accepts, `peek` reads the hello and asks for admission, `refuse` says no; `connect` chooses (`balancer`) and
 //!   dials, `relay` passes bytes; `connection` is the whole way, `hbone` that of callers with CONNECT.
 //! - `worker` is a thread with its orders, such as draining; `core` is what its connections borrow, `entry` one connection in
-//!   its table; `shared` is what all workers share, `handle` the interface to the rest of the program.
+//!   its table, `seen_hello` what it keeps of its hello; `shared` is what all workers share, `handle` the interface to the rest of the program.
 //! - `upstreams`: the run-time state of endpoints, with ejection.
 //! - Once a second `tick`, by `clock`, ends idle connections; `standstill` and `examine` find those whose peers are dead or do
 //!   not read; `readmission` ends those that a newer config or trust bundle refuses.
@@ -39,6 +39,7 @@ pub(crate) mod peek;
 pub(crate) mod readmission;
 pub(crate) mod refuse;
 pub(crate) mod relay;
+pub(crate) mod seen_hello;
 pub(crate) mod shared;
 pub(crate) mod standstill;
 pub(crate) mod tick;

@@ -12,6 +12,7 @@ use tokio::net::TcpStream;
 
 use super::core::{Core, NO_SOURCE, admit_caller, newest};
 use super::entry::{Entry, Proxied};
+use super::seen_hello::SeenHello;
 use crate::model::alpn::Protocols;
 use crate::model::reason::Reason;
 use crate::net::admission::{Holder, Limit};
@@ -391,9 +392,7 @@ fn unresolved(snapshot: &Snapshot, refusal: &Refusal) -> Option<Box<str>> {
 
 /// Notes what the client asked for, as received.
 fn note_names(entry: &Entry, hello: &Hello<'_>) {
-    let mut facts = entry.facts.borrow_mut();
-    facts.sni = hello.server_name.map(Into::into);
-    facts.alpn = hello.alpn.map(|protocols| protocols.joined());
+    entry.facts.borrow_mut().seen = Some(SeenHello::new(hello));
 }
 
 /// Returns the detail of a refused hello, if its reason does not say all.

@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use super::core::{AT_ONCE, Core, admit_caller};
 use super::entry::Entry;
+use super::seen_hello::SeenHello;
 use crate::model::authority::Authority;
 use crate::model::reason::Reason;
 use crate::snapshot::Snapshot;
@@ -62,7 +63,7 @@ fn is_still_admitted(snapshot: &Snapshot, entry: &Entry) -> bool {
         listener,
         requested: match &authority {
             Some(authority) => Requested::Authority(authority),
-            None => Requested::ServerName(facts.sni.as_deref()),
+            None => Requested::ServerName(facts.seen.as_ref().and_then(SeenHello::server_name)),
         },
         source: Some(entry.source().ip()),
         alpn: None,

@@ -24,9 +24,20 @@ impl<'a> Protocols<'a> {
         })
     }
 
-    /// Returns the names, comma-separated, as the access log shows them.
-    pub fn joined(self) -> Box<[u8]> {
-        self.iter().collect::<Vec<_>>().join(&b',').into()
+    /// Returns the length of [`Self::join_into`] in bytes.
+    pub fn joined_length(self) -> usize {
+        // Each name has one byte before it, and each but the last a comma behind it.
+        self.0.len().saturating_sub(1)
+    }
+
+    /// Appends the names, comma-separated, as the access log shows them.
+    pub fn join_into(self, bytes: &mut Vec<u8>) {
+        for (at, name) in self.iter().enumerate() {
+            if at > 0 {
+                bytes.push(b',');
+            }
+            bytes.extend_from_slice(name);
+        }
     }
 
     /// Encodes names as entries; names longer than 255 bytes are left out.
@@ -51,6 +62,9 @@ mod tests {
         let entries = Protocols::entries_of([&b"h2"[..], b"istio"]);
         let protocols = Protocols::from_entries(&entries);
         assert_eq!(protocols.iter().collect::<Vec<_>>(), [&b"h2"[..], b"istio"]);
-        assert_eq!(&*protocols.joined(), b"h2,istio");
+        let mut joined = Vec::new();
+        protocols.join_into(&mut joined);
+        assert_eq!((&*joined, protocols.joined_length()), (&b"h2,istio"[..], 8));
+        assert_eq!(Protocols::NONE.joined_length(), 0);
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::reason::Reason;
-use super::trace::{Span, TraceParent};
+use super::trace::{Span, TraceId, TraceParent};
 
 /// The protocol by which a connection came.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -115,6 +115,8 @@ pub struct ConnectionRecord {
     pub trace: Option<TraceParent>,
     /// The `tracestate` that the client sent with it.
     pub trace_state: Option<Box<str>>,
+    /// The trace that the connection begins by its hello, if the client sent no trace context.
+    pub hello_trace: Option<TraceId>,
     /// The span of this connection; `None` if the trace is not sampled.
     pub span: Option<Span>,
     /// The id that the endpoint was sent in a PROXY header of version 2.
@@ -142,6 +144,12 @@ pub struct ConnectionRecord {
 }
 
 impl ConnectionRecord {
+    /// Returns the trace that the connection is in, which a log line names.
+    pub fn trace_id(&self) -> Option<TraceId> {
+        let of_caller = || self.trace.map(|caller| caller.trace);
+        self.span.map(|span| span.trace).or_else(of_caller).or(self.hello_trace)
+    }
+
     /// Returns true if an operator may want the end explained.
     pub fn is_fault(&self) -> bool {
         self.reason.is_some_and(|reason| reason != Reason::Ok) && !self.cancelled

@@ -41,6 +41,21 @@ pub struct TraceId(pub [u8; 16]);
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct SpanId(pub [u8; 8]);
 
+impl TraceId {
+    /// Returns the id of the trace that a TLS connection begins: the last 16 bytes of the random of its ClientHello (RFC 8446
+    /// §4.1.2). Every gateway that passes the connection on sees the same, and none can change it.
+    pub fn of_hello(random: &[u8]) -> Option<Self> {
+        let id: [u8; 16] = *random.last_chunk()?;
+        (id != [0; 16]).then_some(Self(id))
+    }
+
+    /// Parses 32 hexadecimal digits.
+    pub fn parse(text: &str) -> Option<Self> {
+        let id = hex(text.to_ascii_lowercase().as_bytes())?;
+        (id != [0; 16]).then_some(Self(id))
+    }
+}
+
 impl TraceParent {
     /// Parses `00-<trace>-<span>-<flags>`; a later version may have more fields behind these.
     pub fn parse(text: &str) -> Option<Self> {
@@ -78,11 +93,18 @@ impl Sampling {
     }
 
     /// Returns the span of a connection, or `None` if its trace is not sampled. A trace that
-    /// the caller samples is sampled; of others the trace id decides. Without a caller a new trace begins.
-    pub fn span(self, caller: Option<TraceParent>, mut random: impl FnMut() -> u64) -> Option<Span> {
-        let trace = match caller {
-            Some(caller) => caller.trace,
-            None => TraceId((u128::from(random()) << 64 | u128::from(random().max(1))).to_be_bytes()),
+    /// the caller samples is sampled; of others the trace id decides. Without a caller a trace begins: that of the connection's
+    /// hello, or a new one.
+    pub fn span(
+        self,
+        caller: Option<TraceParent>,
+        hello: Option<TraceId>,
+        mut random: impl FnMut() -> u64,
+    ) -> Option<Span> {
+        let trace = match (caller, hello) {
+            (Some(caller), _) => caller.trace,
+            (None, Some(trace)) => trace,
+            (None, None) => TraceId((u128::from(random()) << 64 | u128::from(random().max(1))).to_be_bytes()),
         };
         if !caller.is_some_and(|caller| caller.sampled) && !self.chooses(trace) {
             return None;
@@ -155,14 +177,14 @@ mod tests {
         };
         let (none, half, all) = (Sampling::of(0.0), Sampling::of(0.5), Sampling::of(1.0));
         let (low, high) = ((1 << 62) - 1, 1 << 62);
-        let chosen = |sampling: Sampling, caller| sampling.span(Some(caller), numbers()).is_some();
+        let chosen = |sampling: Sampling, caller| sampling.span(Some(caller), None, numbers()).is_some();
         assert!(chosen(none, caller(high, true)) && !chosen(none, caller(low, false)));
         assert!(chosen(half, caller(low, false)) && !chosen(half, caller(high, false)));
         // Only the low 63 bits count, so the highest bit changes nothing.
         assert!(chosen(half, caller(1 << 63, false)));
         assert!(chosen(all, caller(u64::MAX, false)));
         assert_eq!(
-            none.span(Some(caller(1, true)), numbers()),
+            none.span(Some(caller(1, true)), None, numbers()),
             Some(Span {
                 trace: caller(1, true).trace,
                 id: SpanId(1_u64.to_be_bytes()),
@@ -173,12 +195,42 @@ mod tests {
 
     #[test]
     fn without_a_caller_a_trace_begins() {
-        let root = Sampling::of(1.0).span(None, numbers()).expect("all are chosen");
+        let root = Sampling::of(1.0).span(None, None, numbers()).expect("all are chosen");
         assert_eq!(root.trace, TraceId((1 << 64 | 2_u128).to_be_bytes()));
         assert_eq!((root.id, root.parent), (SpanId(3_u64.to_be_bytes()), None));
-        assert_eq!(Sampling::of(0.0).span(None, numbers()), None);
-        let zeroes = Sampling::of(1.0).span(None, || 0).expect("all are chosen");
+        assert_eq!(Sampling::of(0.0).span(None, None, numbers()), None);
+        let zeroes = Sampling::of(1.0).span(None, None, || 0).expect("all are chosen");
         assert!(zeroes.trace.0 != [0; 16] && zeroes.id.0 != [0; 8]);
+    }
+
+    #[test]
+    fn a_trace_that_begins_with_a_hello_has_its_id_on_every_gateway() {
+        let mut random = [1; 32];
+        random[31] = 9;
+        let hello = TraceId::of_hello(&random).expect("not all zeroes");
+        assert_eq!(hello.to_string(), format!("{}09", "01".repeat(15)));
+        for first in [3, 77] {
+            let mut next = first;
+            let ids = || std::mem::replace(&mut next, first + 1);
+            let span = Sampling::of(1.0).span(None, Some(hello), ids).expect("all are chosen");
+            assert_eq!((span.trace, span.id, span.parent), (hello, SpanId(u64::to_be_bytes(first)), None));
+        }
+        let caller = TraceParent { trace: TraceId([5; 16]), span: SpanId([6; 8]), sampled: true };
+        let span =
+            Sampling::of(0.0).span(Some(caller), Some(hello), numbers()).expect("the caller has chosen");
+        assert_eq!((span.trace, span.parent), (caller.trace, Some(caller.span)));
+        assert_eq!(TraceId::of_hello(&[[7; 16], [0; 16]].concat()), None, "an id is not all zeroes");
+        assert_eq!(TraceId::of_hello(&[7; 15]), None);
+    }
+
+    #[test]
+    fn a_trace_id_is_read_as_it_is_written() {
+        let text = "4bf92f3577b34da6a3ce929d0e0e4736";
+        assert_eq!(TraceId::parse(text).map(|trace| trace.to_string()).as_deref(), Some(text));
+        assert_eq!(TraceId::parse(&text.to_uppercase()), TraceId::parse(text));
+        for bad in ["", &text[1..], &format!("{text}0"), &"0".repeat(32), &text.replace('b', "g")] {
+            assert_eq!(TraceId::parse(bad), None, "{bad}");
+        }
     }
 
     #[test]

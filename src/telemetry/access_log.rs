@@ -114,7 +114,11 @@ pub const FIELDS: &[(&str, &str)] = &[
     ("first_byte_ms", "From accept to the endpoint's first byte."),
     ("bytes_up", "Bytes from client to endpoint."),
     ("bytes_down", "Bytes from endpoint to client."),
-    ("trace_id", "The trace that the connection is in."),
+    (
+        "trace_id",
+        "The trace that the connection is in: the caller's of a CONNECT with `traceparent`; of TLS, the last 16 bytes of the random of its \
+         ClientHello, which every gateway on the way sees alike. The client chooses both.",
+    ),
     ("gateway", "`node.name` of the gateway that wrote the line."),
     ("gateway_network", "Its `node.network`."),
     ("gateway_cluster", "Its `node.cluster`."),
@@ -125,7 +129,6 @@ pub fn connection(record: &ConnectionRecord, gateway: &GatewayName) -> Connectio
     let text = |text: Option<&str>| text.filter(|text| !text.is_empty()).map(str::to_owned);
     let milliseconds = |time: Duration| (time.as_secs_f64() * 1e6).round() / 1e3;
     let bytes = |bytes: &Option<Box<[u8]>>| bytes.as_ref().map(|bytes| bytes.escape_ascii().to_string());
-    let trace = record.span.map(|span| span.trace).or_else(|| record.trace.map(|parent| parent.trace));
     Connection {
         time: rfc3339(record.time),
         id: record.id,
@@ -159,7 +162,7 @@ pub fn connection(record: &ConnectionRecord, gateway: &GatewayName) -> Connectio
         first_byte_ms: record.first_byte.map(milliseconds),
         bytes_up: record.bytes_up,
         bytes_down: record.bytes_down,
-        trace_id: trace.map(|trace| trace.to_string()),
+        trace_id: record.trace_id().map(|trace| trace.to_string()),
         gateway: gateway.name.to_string(),
         gateway_network: gateway.network.to_string(),
         gateway_cluster: gateway.cluster.to_string(),
@@ -214,6 +217,7 @@ pub(crate) mod tests {
             source_claimed: None,
             trace: None,
             trace_state: None,
+            hello_trace: None,
             span: None,
             unique_id: None,
             detail: None,

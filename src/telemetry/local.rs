@@ -12,7 +12,7 @@ use super::Telemetry;
 use super::recorder::Shard;
 use crate::model::reason::Reason;
 use crate::model::record::{ConnectionProtocol, ConnectionRecord};
-use crate::model::trace::{Span, TraceParent};
+use crate::model::trace::{Span, TraceId, TraceParent};
 
 /// Rules for which one worker keeps handles; further rules are counted together as `_other`.
 const RULES_MAX: usize = 20_000;
@@ -195,9 +195,14 @@ impl Local {
     }
 
     /// Returns the span of a connection that has ended, if its trace is sampled. `caller` is the trace context that the
-    /// caller sent, `random` makes the ids.
-    pub fn span(&self, caller: Option<TraceParent>, random: impl FnMut() -> u64) -> Option<Span> {
-        self.telemetry.spans.sampling().and_then(|sampling| sampling.span(caller, random))
+    /// caller sent, `hello` the trace that its hello begins, `random` makes the ids.
+    pub fn span(
+        &self,
+        caller: Option<TraceParent>,
+        hello: Option<TraceId>,
+        random: impl FnMut() -> u64,
+    ) -> Option<Span> {
+        self.telemetry.spans.sampling().and_then(|sampling| sampling.span(caller, hello, random))
     }
 
     /// Returns true if the end of a connection is to be [logged](Self::log).

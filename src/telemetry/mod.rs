@@ -13,6 +13,7 @@ pub mod local;
 pub mod names;
 pub mod outlet;
 pub mod process;
+pub mod recent;
 pub mod recorder;
 pub mod spans;
 pub mod writer;
@@ -24,6 +25,7 @@ use arc_swap::ArcSwap;
 use control::Control;
 use failures::Failures;
 use outlet::OpenLog;
+use recent::Recent;
 use recorder::Recorder;
 use spans::Spans;
 use writer::Writer;
@@ -37,6 +39,8 @@ pub struct Telemetry {
     pub control: Arc<Control>,
     /// The last failures.
     pub failures: Failures,
+    /// The last connections, by trace.
+    pub recent: Recent,
     /// The queues of the logs.
     pub writer: Writer,
     /// The queue of spans.
@@ -50,10 +54,11 @@ impl Telemetry {
     pub fn start(access_log: OpenLog) -> std::io::Result<Self> {
         let recorder = Arc::new(Recorder::default());
         let control = Arc::new(Control::new(&recorder));
-        let failures = Failures::default();
+        let (failures, recent) = (Failures::default(), Recent::default());
         let gateway = Arc::new(ArcSwap::<GatewayName>::default());
-        let writer = Writer::start(access_log, failures.clone(), gateway.clone(), &recorder)?;
+        let writer =
+            Writer::start(access_log, (failures.clone(), recent.clone()), gateway.clone(), &recorder)?;
         let spans = Spans::new(&recorder);
-        Ok(Self { recorder, control, failures, writer, spans, gateway })
+        Ok(Self { recorder, control, failures, recent, writer, spans, gateway })
     }
 }

@@ -12,6 +12,7 @@ use arc_swap::ArcSwap;
 use super::access_log::{AccessLog, Format, GatewayName, line};
 use super::failures::Failures;
 use super::outlet::{Lost, OpenLog, Outlet};
+use super::recent::Recent;
 use super::recorder::Recorder;
 use crate::model::record::ConnectionRecord;
 
@@ -72,7 +73,7 @@ impl Writer {
     /// Starts both threads. Fails if one cannot be started.
     pub(super) fn start(
         access_log: OpenLog,
-        failures: Failures,
+        (failures, recent): (Failures, Recent),
         gateway: Arc<ArcSwap<GatewayName>>,
         recorder: &Recorder,
     ) -> io::Result<Self> {
@@ -88,6 +89,7 @@ impl Writer {
             said: Said::default(),
             lost: access_lost,
             failures: failures.clone(),
+            recent: recent.clone(),
             gateway: gateway.clone(),
             next: next.clone(),
             flushes: Vec::new(),
@@ -99,6 +101,7 @@ impl Writer {
             said: Said::default(),
             lost: program_lost,
             failures,
+            recent,
             gateway,
             next: Arc::default(),
             flushes: Vec::new(),
@@ -201,6 +204,7 @@ struct Output {
     said: Said,
     lost: Lost,
     failures: Failures,
+    recent: Recent,
     gateway: Arc<ArcSwap<GatewayName>>,
     next: Arc<Mutex<Next>>,
     /// Callers that wait until nothing is pending.
@@ -284,6 +288,7 @@ impl Output {
             let gateway = self.gateway.load();
             self.outlet.push(line(&record, &gateway, format).as_bytes());
         }
+        self.recent.push(&record);
         if record.is_fault() {
             self.failures.push(record);
         }

@@ -12,6 +12,7 @@ use tls_parser::{TlsExtension, parse_tls_extension_alpn_content, parse_tls_exten
 
 const RECORD_HEADER: usize = 5;
 const HANDSHAKE_HEADER: usize = 4;
+const RANDOM_BYTES: usize = 32;
 /// Longest plaintext record (RFC 8446 §5.1).
 const RECORD_BYTES_MAX: usize = 1 << 14;
 const CONTENT_ALERT: u8 = 21;
@@ -40,6 +41,8 @@ pub struct Hello<'a> {
     pub server_name: Option<&'a [u8]>,
     /// The protocols offered; `None` without the extension.
     pub alpn: Option<Protocols<'a>>,
+    /// The client's random, 32 bytes.
+    pub random: &'a [u8],
     /// The length of the stream up to the end of the hello in bytes, record headers included.
     pub length: usize,
 }
@@ -152,7 +155,7 @@ impl Scanner {
             &scratch.message
         };
         match read_message(message, &mut scratch.seen) {
-            Ok((server_name, alpn)) => Verdict::Whole(Hello { server_name, alpn, length }),
+            Ok((random, (server_name, alpn))) => Verdict::Whole(Hello { server_name, alpn, random, length }),
             Err(fault) => Verdict::Refused(fault),
         }
     }
@@ -287,9 +290,10 @@ type NamesAndProtocols<'a> = (Option<&'a [u8]>, Option<Protocols<'a>>);
 fn read_message<'a>(
     message: &'a [u8],
     seen: &mut [u64; 1 << 10],
-) -> Result<NamesAndProtocols<'a>, HelloFault> {
+) -> Result<(&'a [u8], NamesAndProtocols<'a>), HelloFault> {
     let mut fields = Fields(message);
-    fields.take(HANDSHAKE_HEADER + 2 + 32, "the hello ends before its random")?;
+    fields.take(HANDSHAKE_HEADER + 2, "the hello ends before its random")?;
+    let random = fields.take(RANDOM_BYTES, "the hello ends in its random")?;
     let session = fields.number8("the hello ends before its session id")?;
     if session > 32 {
         return Err(HelloFault::Malformed("the session id is longer than 32 bytes"));
@@ -306,7 +310,7 @@ fn read_message<'a>(
     }
     fields.take(compression, "the hello ends in its compression methods")?;
     if fields.0.is_empty() {
-        return Ok((None, None));
+        return Ok((random, (None, None)));
     }
     let length = usize::from(fields.number16("the hello ends before its extensions")?);
     if length != fields.0.len() {
@@ -323,7 +327,7 @@ fn read_message<'a>(
             break;
         }
     }
-    read
+    read.map(|read| (random, read))
 }
 
 fn read_extensions<'a>(

@@ -65,6 +65,7 @@ mod standalone;
 mod storms;
 mod systemd;
 mod top;
+mod traces;
 mod tracing;
 mod transfers;
 mod trust;

@@ -1,0 +1,29 @@
+//! The connections of a trace, each with the decision on it, made again.
+
+use super::explain::ExplainRequest;
+use crate::model::identity::Identity;
+use crate::model::record::ConnectionRecord;
+
+/// Connections of a trace that are shown: a client may send one id with every connection.
+pub(super) const SHOWN_MAX: usize = 32;
+
+/// Returns the question that the gateway decided on; `None` if the connection ended before, or if its name cannot be typed.
+pub(super) fn question(record: &ConnectionRecord) -> Option<ExplainRequest> {
+    let authority = record.authority.as_deref();
+    if authority.is_none() && record.hello_trace.is_none() {
+        return None;
+    }
+    let server_name = record.sni.as_deref().map(std::str::from_utf8).transpose().ok()?;
+    let offered = record.alpn.as_deref().map(|names| String::from_utf8_lossy(names).into_owned());
+    // A hello without ALPN offers no protocol, which the listener's check may refuse.
+    let offered =
+        offered.unwrap_or_default().split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect();
+    Some(ExplainRequest {
+        name: authority.or(server_name).map(str::to_owned),
+        authority: authority.is_some(),
+        identity: record.source_identity.as_deref().and_then(|identity| Identity::parse(identity).ok()),
+        listener: Some(record.listener.to_string()),
+        source: Some(record.source.ip()),
+        alpn: authority.is_none().then_some(offered),
+    })
+}

@@ -1,0 +1,56 @@
+//! `isthmus explain --trace`: the connections of a trace, in the words of the access log, each with the decision on it.
+
+use std::io::Write;
+
+use super::output::{Colour, Format, cell, paint, structured, text};
+use super::read::print_explanation;
+use super::{Failure, Reading, client};
+use crate::api::trace::{Trace, TracedConnection};
+use crate::model::reason::Reason;
+use crate::model::trace::TraceId;
+use crate::telemetry::access_log::FIELDS;
+
+/// Shows the connections of a trace. Fails if there is none, or if one was refused or has failed.
+pub(super) fn explain(trace: TraceId, reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
+    let value = client::get(&reading.admin.url(), &format!("/api/v1/traces/{trace}"))?.json()?;
+    let found: Trace = client::typed(value.clone())?;
+    if found.connections.is_empty() {
+        return Err(Failure::Wrong(format!(
+            "no connection of the trace {trace} is open, and none is among the last that this gateway has logged; ask the other \
+             gateways on the way, or search the access log for its trace_id"
+        )));
+    }
+    match reading.output {
+        Format::Table => {
+            for (number, one) in found.connections.iter().enumerate() {
+                if number > 0 {
+                    writeln!(out)?;
+                }
+                print_traced(one, out)?;
+            }
+        }
+        format => structured(out, &value, format)?,
+    }
+    let is_fine = |one: &TracedConnection| {
+        one.connection.reason.as_deref().is_none_or(|reason| reason == Reason::Ok.text())
+    };
+    if found.connections.iter().all(is_fine) { Ok(()) } else { Err(Failure::Reported) }
+}
+
+/// Prints what the access log says of a connection, by the log's names, and the decision on it.
+fn print_traced(traced: &TracedConnection, out: &mut impl Write) -> Result<(), Failure> {
+    let members =
+        serde_json::to_value(&traced.connection).map_err(|error| Failure::Wrong(error.to_string()))?;
+    let reason = traced.connection.reason.as_deref();
+    let colour =
+        if reason.is_none_or(|reason| reason == Reason::Ok.text()) { Colour::Green } else { Colour::Red };
+    writeln!(out, "connection {}: {}", traced.connection.id, paint(reason.unwrap_or("open"), colour))?;
+    for (name, _) in FIELDS {
+        if let Some(member) = members.get(*name).filter(|_| *name != "id") {
+            writeln!(out, "  {name:<17} {}", text(&cell(member)))?;
+        }
+    }
+    let Some(decision) = &traced.decision else { return Ok(()) };
+    writeln!(out, "\nthe decision on the same question by the config in use:")?;
+    print_explanation(decision, out)
+}

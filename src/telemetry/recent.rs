@@ -1,0 +1,71 @@
+//! The last connections that ended, by the trace that they were in, which `isthmus explain --trace` shows.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::model::record::ConnectionRecord;
+use crate::model::trace::TraceId;
+
+/// Connections that are kept: about 4 MiB.
+const KEPT: usize = 4_096;
+
+/// A ring written by the writer thread alone, and read by the admin API. It has the connections that the access log has, and
+/// without an access log those that failed or became spans.
+#[derive(Clone, Default)]
+pub struct Recent(Arc<Mutex<VecDeque<Arc<ConnectionRecord>>>>);
+
+impl Recent {
+    /// Adds a connection, unless it is in no trace; the oldest one is dropped if the ring is full.
+    pub(super) fn push(&self, record: &Arc<ConnectionRecord>) {
+        if record.trace_id().is_none() {
+            return;
+        }
+        let mut ring = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if ring.len() == KEPT {
+            ring.pop_front();
+        }
+        ring.push_back(record.clone());
+    }
+
+    /// Returns the connections of a trace, newest first, at most `most`.
+    pub fn of(&self, trace: TraceId, most: usize) -> Vec<Arc<ConnectionRecord>> {
+        let ring = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = ring.iter().rev().filter(|record| record.trace_id() == Some(trace));
+        all.take(most).cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::reason::Reason;
+    use crate::telemetry::access_log::tests::record;
+
+    fn of(trace: u8, id: u64) -> Arc<ConnectionRecord> {
+        Arc::new(ConnectionRecord {
+            id,
+            hello_trace: Some(TraceId([trace; 16])),
+            ..record(Reason::Ok, b"a.test")
+        })
+    }
+
+    #[test]
+    fn the_newest_connections_of_a_trace_are_found_and_the_oldest_make_room() {
+        let recent = Recent::default();
+        recent.push(&Arc::new(record(Reason::Ok, b"a.test")));
+        assert!(recent.0.lock().expect("not poisoned").is_empty(), "it is in no trace");
+        for (trace, id) in [(1, 1), (2, 2), (1, 3), (1, 4)] {
+            recent.push(&of(trace, id));
+        }
+        let found = |trace, most| -> Vec<u64> {
+            recent.of(TraceId([trace; 16]), most).iter().map(|record| record.id).collect()
+        };
+        assert_eq!(
+            (found(1, 9), found(1, 2), found(2, 9), found(3, 9)),
+            (vec![4, 3, 1], vec![4, 3], vec![2], vec![])
+        );
+        (0..KEPT - 1).for_each(|_| recent.push(&of(9, 5)));
+        assert_eq!((found(1, 9), found(2, 9)), (vec![4], vec![]), "the older ones have made room");
+        assert_eq!(recent.0.lock().expect("not poisoned").len(), KEPT);
+    }
+}
