@@ -9,7 +9,7 @@ use rustls::crypto::CryptoProvider;
 use rustls::pki_types::CertificateDer;
 
 use super::certificate::{Certificate, certificates};
-use super::roots::shared;
+use super::roots::{shared, useless};
 use super::server::provider;
 use super::source::{Options, Sink, Source};
 use super::status::{CERTIFICATE, trust_of};
@@ -136,15 +136,20 @@ pub fn problems(options: &Options) -> Vec<(String, String)> {
         };
         problems.extend(problem.map(|problem| (CERTIFICATE.to_owned(), problem)));
     }
+    let is_of_peer = |domain: &TrustDomain| options.peers.iter().any(|peer| peer.alias == *domain);
     let mut read: Vec<(&TrustDomain, Vec<CertificateDer<'static>>)> = Vec::new();
     for (domain, path) in files_of(options).chain(files_of_peers(options)) {
         match read_roots(path) {
-            Ok(roots) => read.push((domain, roots)),
+            Ok(roots) => {
+                let fault = is_of_peer(domain).then(|| useless(&roots, SystemTime::now())).flatten();
+                problems
+                    .extend(fault.map(|fault| (trust_of(domain), format!("{}: {fault}", path.display()))));
+                read.push((domain, roots));
+            }
             Err(problem) => problems.push((trust_of(domain), problem)),
         }
     }
     // Trust domains of this mesh may have roots in common, as while one takes the place of another.
-    let is_of_peer = |domain: &TrustDomain| options.peers.iter().any(|peer| peer.alias == *domain);
     let found = shared(read.iter().map(|(domain, roots)| (*domain, roots)));
     let found = found.into_iter().filter(|(domain, _)| is_of_peer(domain));
     problems.extend(found.map(|(domain, problem)| (trust_of(&domain), problem)));

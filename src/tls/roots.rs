@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::CertificateDer;
@@ -19,6 +20,7 @@ use super::status::{SourceStatus, trust_of};
 use super::trust::{Bundle, Owner, TrustBundles};
 use crate::model::identity::TrustDomain;
 use crate::net::latest::{Latest, LatestWriter};
+use crate::telemetry::clock::rfc3339;
 
 /// The largest number of roots that a peer may announce.
 pub const ANNOUNCED_MAX: usize = 16;
@@ -274,6 +276,35 @@ pub(super) fn shared<'a>(
         }
     }
     problems
+}
+
+/// Returns what is wrong with the roots of a peer that a file has, if they verify nothing, or if one of them never can: a
+/// certificate of a gateway in their place is the likeliest mistake. A root that has expired beside one that is valid is none.
+pub(super) fn useless(roots: &[CertificateDer<'static>], now: SystemTime) -> Option<String> {
+    let mut expired = None;
+    let mut has_valid = false;
+    for (at, root) in roots.iter().enumerate() {
+        let number = at + 1;
+        let Ok((_, parsed)) = X509Certificate::from_der(root) else {
+            return Some(format!("certificate {number} cannot be read"));
+        };
+        if !parsed.is_ca() {
+            return Some(format!(
+                "certificate {number} ({}) is not of an authority, so it verifies no other; expected the roots of the peer",
+                parsed.subject()
+            ));
+        }
+        let until =
+            UNIX_EPOCH + Duration::from_secs(parsed.validity().not_after.timestamp().try_into().unwrap_or(0));
+        if until > now {
+            has_valid = true;
+        } else {
+            expired = expired.max(Some(until));
+        }
+    }
+    expired
+        .filter(|_| !has_valid)
+        .map(|until| format!("no root of it is valid; the last expired at {}", rfc3339(until)))
 }
 
 /// Returns the public keys of roots: two certificates of one key are one authority. A root that cannot be read counts by its

@@ -12,7 +12,7 @@ use crate::support::client::tls;
 use crate::support::eventually;
 use crate::support::gateway::{BINARY, Gateway};
 use crate::support::hbone::Hbone;
-use crate::support::pki::PKI;
+use crate::support::pki::{PKI, Pki};
 
 fn validate(folder: &std::path::Path, config: &str) -> (Option<i32>, String) {
     std::fs::write(folder.join("isthmus.yaml"), config).expect("written");
@@ -144,6 +144,51 @@ fn certificates_that_cannot_be_used_fail_validate_with_the_line_that_names_them(
         assert_eq!(code, Some(1), "{case}: {told}");
         let line = told.lines().find(|line| line.starts_with("isthmus.yaml:3:19: identity.files: "));
         assert!(line.is_some_and(|line| line.contains(wanted)), "{case}: {told}");
+    }
+}
+
+#[test]
+fn roots_of_peers_that_cannot_be_used_fail_validate_with_the_line_that_names_them() {
+    let (west, south) = (Pki::new("the CA of west"), Pki::new("the CA of south"));
+    let old = Pki::of_years("the old CA of west", 2001, 2002);
+    let leaf = west.issue(&[], Some("spiffe://west.example/ns/isthmus/sa/gateway")).certificate_pem;
+    let garbage = "-----BEGIN CERTIFICATE-----\naGVsbG8=\n-----END CERTIFICATE-----\n";
+    let shared = west.ca_pem() + &south.ca_pem();
+    let ours = west.ca_pem() + &PKI.ca_pem();
+    let config = format!(
+        "{}peers:\n  - {{name: south, accept: true, identity: \"spiffe://south.example/ns/isthmus/sa/gateway\", trust: south.pem}}\n  \
+         - name: west\n    accept: true\n    identity: \"spiffe://west.example/ns/isthmus/sa/gateway\"\n    trust: west.pem\n",
+        BASE.replace("protocol: hbone", "protocol: auto")
+    );
+    let line = 1 + config.lines().position(|line| line == "    trust: west.pem").expect("the line");
+    let told_of = |text: Option<&str>| {
+        let folder = folder();
+        std::fs::write(folder.path().join("south.pem"), south.ca_pem()).expect("written");
+        if let Some(text) = text {
+            std::fs::write(folder.path().join("west.pem"), text).expect("written");
+        }
+        validate(folder.path(), &config)
+    };
+    for good in [west.ca_pem(), west.ca_pem() + &old.ca_pem()] {
+        let (code, told) = told_of(Some(&good));
+        assert_eq!(code, Some(0), "{told}");
+    }
+    for (text, wanted) in [
+        (None, "west.pem: cannot be read"),
+        (Some(""), "west.pem: "),
+        (Some("x"), "west.pem: "),
+        (Some("-----BEGIN CERTIFICATE-----\nx"), "west.pem: "),
+        (Some(garbage), "west.pem: certificate 1 cannot be read"),
+        (Some(&*leaf), "is not of an authority, so it verifies no other; expected the roots of the peer"),
+        (Some(&*old.ca_pem()), "west.pem: no root of it is valid; the last expired at 2002-01-01"),
+        (Some(&*shared), "root 2 is a root of the trust domain south.example too"),
+        (Some(&*ours), "root 2 is a root of the trust domain cluster.local too"),
+    ] {
+        let (code, told) = told_of(text);
+        assert_eq!(code, Some(1), "{text:?}: {told}");
+        let place = format!("isthmus.yaml:{line}:12: peers[1].trust: ");
+        let found = told.lines().find(|line| line.starts_with(&place));
+        assert!(found.is_some_and(|found| found.contains(wanted)), "{wanted}: {told}");
     }
 }
 

@@ -50,6 +50,17 @@ impl Pki {
         Self { issuer: CertifiedIssuer::self_signed(params, key).expect("a CA") }
     }
 
+    /// Makes a CA that is valid from the first day of a year to that of another.
+    pub fn of_years(name: &str, from: i32, until: i32) -> Self {
+        let mut params = CertificateParams::new(Vec::new()).expect("parameters");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        (params.not_before, params.not_after) =
+            (rcgen::date_time_ymd(from, 1, 1), rcgen::date_time_ymd(until, 1, 1));
+        params.distinguished_name.push(DnType::CommonName, name);
+        let key = KeyPair::generate().expect("a key");
+        Self { issuer: CertifiedIssuer::self_signed(params, key).expect("a CA") }
+    }
+
     pub fn ca_pem(&self) -> String {
         self.issuer.pem()
     }
