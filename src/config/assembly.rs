@@ -197,7 +197,8 @@ fn warn_of_idle_listeners(root: &Fields<'_>, policy: &Policy, problems: &mut Pro
         let by_name = listener.protocol != ListenerProtocol::Hbone;
         let routed = by_name && policy.routes.iter().any(|route| here(&route.listeners, &listener.name));
         let exported = policy.exports.iter().any(|rule| here(&rule.listeners, &listener.name));
-        if routed || exported {
+        let offered = policy.peers.iter().any(|peer| !peer.exports.is_empty());
+        if routed || exported || offered {
             continue;
         }
         let mut places = root.maps(&keys::Root::LISTENERS);
