@@ -84,19 +84,23 @@ impl Offer {
         }
     }
 
-    /// Begins a full listing of the names that the peer wants.
+    /// Begins a full listing of the names that the peer wants. One that wants none is told the roots: its callers may be ours.
     pub(super) fn subscribe(&mut self, wanted: Vec<NamePattern>) {
         self.wanted = wanted;
+        self.are_roots_dirty = true;
         self.services.clear();
         self.gateways.clear();
         self.given = SetHash::default();
         self.held = self.reader.current().clone();
         self.dirty.clear();
-        self.all_may_differ();
-        self.listing = Some(Listing::Begins);
+        (self.are_gateways_dirty, self.listing) = (false, None);
+        if self.is_wanted() {
+            self.all_may_differ();
+            self.listing = Some(Listing::Begins);
+        }
     }
 
-    /// Returns true if the peer has subscribed.
+    /// Returns true if the peer has subscribed to any name.
     pub(super) fn is_wanted(&self) -> bool {
         !self.wanted.is_empty()
     }
@@ -120,6 +124,9 @@ impl Offer {
     pub(super) fn follow(&mut self) {
         let next = self.reader.current().clone();
         let held = std::mem::replace(&mut self.held, next);
+        if !self.is_wanted() {
+            return;
+        }
         let names = match self.reader.since(held.generation, self.held.generation) {
             Since::Everything => None,
             Since::Deltas(deltas) => {
@@ -145,8 +152,8 @@ impl Offer {
 
     /// Returns true if there is something to tell.
     pub(super) fn has_more(&self) -> bool {
-        let is_dirty = !self.dirty.is_empty() || self.are_gateways_dirty || self.are_roots_dirty;
-        self.is_wanted() && (self.listing.is_some() || is_dirty)
+        let is_dirty = !self.dirty.is_empty() || self.are_gateways_dirty;
+        self.are_roots_dirty || self.is_wanted() && (self.listing.is_some() || is_dirty)
     }
 
     /// Returns what to tell the peer next; `None` if it has everything. `now` is in seconds since 1970.

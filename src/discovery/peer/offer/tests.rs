@@ -150,3 +150,26 @@ fn a_peer_is_given_what_it_wants_and_what_is_gone_is_taken_back() {
     take_all(&mut offer, &mut taken, &mut sequence);
     assert_eq!(offer.services_given(), 0);
 }
+
+#[test]
+fn a_peer_that_wants_nothing_is_told_the_roots_and_their_changes_and_no_more() {
+    let peer = peer("west");
+    let mesh = mesh(&[1, 2], std::slice::from_ref(&peer));
+    let (_publisher, reader) = Publisher::new(mesh.snapshot());
+    let mut offer = Offer::new(peer, reader, Arc::default());
+    offer.subscribe(Vec::new());
+    let mut taken = Taken::default();
+    for sequence in 1..=2 {
+        assert!(offer.has_more());
+        offer.follow();
+        let roots =
+            || Some(proto::Roots { trust_domain: "east.example".to_owned(), certificates: Vec::new() });
+        let Some(Next::Delta(mut delta)) = offer.next(sequence, 0, roots) else { panic!("the roots") };
+        assert!(delta.roots.is_some() && delta.services.is_empty() && delta.gateways.is_empty(), "{delta:?}");
+        let mut refused = Vec::new();
+        taken.note(&mut delta, 10, &mut refused);
+        assert!(delta.after.is_some_and(|after| !taken.differs(&after)), "the contents are nothing");
+        assert!(!offer.has_more());
+        offer.roots_changed();
+    }
+}
