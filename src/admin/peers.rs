@@ -47,6 +47,7 @@ impl PeerState {
         match registry.map(|registry| registry.state) {
             _ if has(LinkState::Live) => Self::Live,
             _ if has(LinkState::Suspect) => Self::Suspect,
+            Some(_) if registry.is_some_and(|registry| registry.items.services == 0) => Self::Down,
             Some(RegistryState::Live | RegistryState::Held | RegistryState::Stale) => Self::Stale,
             Some(RegistryState::Demoted) => Self::Demoted,
             Some(RegistryState::Expired) => Self::Expired,
@@ -267,7 +268,7 @@ mod tests {
             problems: vec!["the link with the peer is lost: it broke".to_owned()],
             flaws: Vec::new(),
             report: None,
-            items: Counts::default(),
+            items: Counts { services: 1, ..Counts::default() },
             changes: 0,
             errors: std::collections::BTreeMap::new(),
         }
@@ -295,6 +296,8 @@ mod tests {
         ] {
             assert_eq!(state(&west, links, registry), wanted);
         }
+        let empty = RegistryStatus { items: Counts::default(), ..registry(RegistryState::Stale) };
+        assert_eq!(PeerState::of(&west, &[], Some(&empty)).text(), "down", "its services are forgotten");
         west.who = None;
         assert_eq!(state(&west, &[], RegistryState::Missing), "not enrolled");
     }

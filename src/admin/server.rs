@@ -29,8 +29,8 @@ use super::problems;
 use super::recent;
 use super::registry_metrics;
 use super::{
-    Command, Sources, check_metrics, clients, endpoints, enrolment, networks, overview, peer_metrics, peers, traces,
-    views,
+    Command, Sources, check_metrics, clients, endpoints, enrolment, networks, overview, peer_metrics, peers,
+    traces, views,
 };
 use crate::api::connection::Connection;
 use crate::api::trace::{Trace, TracedConnection};

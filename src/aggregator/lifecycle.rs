@@ -172,6 +172,7 @@ impl Lifecycle {
         let before = self.state();
         let mut draft = None;
         let mut failed = None;
+        let mut is_ordered = false;
         // A report does not mean that the registry can be read again.
         let is_report = !batch.is_empty()
             && batch.iter().all(|change| matches!(change, Change::Report(_) | Change::StillWorks));
@@ -200,9 +201,23 @@ impl Lifecycle {
                 Change::Flawed { object, problems } => self.note_flaw(object, problems),
                 Change::Report(report) => self.report = Some(report),
                 Change::StillWorks => self.worked = Some(now),
+                Change::Forget => {
+                    (self.listing, self.withheld, is_ordered) = (None, None, true);
+                    draft = Some(Draft::of(&self.shard).completed());
+                }
             }
         }
         let effect = match (failed, draft) {
+            (failed, Some(draft)) if is_ordered => {
+                tracing::warn!(
+                    registry = &*self.spec.name,
+                    "all items are removed by order of the registry's owner"
+                );
+                self.lost = LostServices::default();
+                let effect = self.accept(draft);
+                failed.into_iter().for_each(|problems| self.fail(problems, now));
+                effect
+            }
             (Some(problems), draft) => {
                 let effect = draft.map(|draft| self.accept_or_hold(draft, now, options)).unwrap_or_default();
                 self.fail(problems, now);

@@ -583,6 +583,7 @@ impl Program {
         for warning in &config.warnings {
             tracing::warn!("{warning}");
         }
+        peers::part(&self.links, &config);
         self.identity.configure(config.identity.clone()).await;
         self.listeners.open(bound, &mut self.dataplane).await;
         self.listeners.close_others(&config.policy, &mut self.dataplane, config.drain.timeout).await;

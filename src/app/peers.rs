@@ -87,6 +87,11 @@ fn suggested_name(config: &Config) -> String {
     if cluster.is_empty() { domain.split('.').next().unwrap_or(domain).to_owned() } else { cluster }
 }
 
+/// Parts from peers that the config does not have. To be called before their roots are removed.
+pub(super) fn part(links: &Links, config: &Config) {
+    links.part(&config.links);
+}
+
 /// Names this process among the replicas of the gateway.
 fn instance(config: &Config) -> Arc<str> {
     use std::hash::{BuildHasher, RandomState};

@@ -34,6 +34,8 @@ pub enum Change {
         /// The mistakes; empty if there are none any more.
         problems: Vec<String>,
     },
+    /// Removes all items by order of the registry's owner: it is not held back as a mass withdrawal.
+    Forget,
     /// Reports that the registry cannot be read, but what it gave is known to work still: it does not expire meanwhile.
     StillWorks,
     /// A report on how the registry is read; it changes no item.

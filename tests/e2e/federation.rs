@@ -1,16 +1,19 @@
 //! Federation: two organisations with a gateway, a CA and a trust domain each exchange services over a link.
 
 use std::io::{Read, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 use crate::problems::run;
+use crate::support::backend::Backend;
 use crate::support::client::{connect, tls_with};
 use crate::support::clock;
 use crate::support::eventually;
 use crate::support::gateway::Gateway;
-use crate::support::hbone::client;
+use crate::support::hbone::{Hbone, client};
 use crate::support::organisation::{Organisation, free_port, start};
 use crate::support::pki::Pki;
 
@@ -324,4 +327,198 @@ fn f_11_a_restart_with_a_clock_an_hour_back_or_ahead_moves_no_virtual_address() 
         east.ended();
     }
     drop(west);
+}
+
+/// Twenty services, each of which weighs 7.
+fn twenty() -> String {
+    let all: Vec<String> = (0..20).map(|number| service(&format!("s{number}"), [3, 4])).collect();
+    services(&all)
+}
+
+/// Fails unless each of the twenty services weighs 7.
+#[track_caller]
+fn all_twenty_weigh(gateway: &Gateway) {
+    for number in 0..20 {
+        let name = format!("s{number}.pay.west.global");
+        let sum: f64 = entries(gateway, &name)
+            .unwrap_or_else(|| panic!("{name} is unknown"))
+            .iter()
+            .filter_map(|entry| entry["standsFor"].as_f64())
+            .sum();
+        assert!((sum - 7.0).abs() < 1e-9, "{name} weighs {sum}");
+    }
+}
+
+fn state(gateway: &Gateway) -> String {
+    gateway.json("/api/v1/registries")[0]["state"].as_str().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn f_3_a_peer_that_restarts_empty_withdraws_nothing_within_the_guard() {
+    let pair = Pair::new();
+    let mut west = pair.start_west(&twenty());
+    let config =
+        pair.east_config("aggregator: {withdrawalHold: 60s}\n").replace("expireAfter: 3s", "expireAfter: 5m");
+    let east = start(pair.east.folder(&[&pair.west]), &config);
+    weighs(&east, "s19.pay.west.global", 7.0);
+    eventually("all services", || (east.json("/api/v1/peers")[0]["imported"] == 20).then_some(()));
+    west.signal("TERM");
+    west.ended();
+    let west = pair.start_west("");
+    eventually("the withdrawal to be held", || {
+        all_twenty_weigh(&east);
+        (state(&east) == "held").then_some(())
+    });
+    assert!(
+        crate::problems::has_problem(&east, "registry_held")["text"]
+            .as_str()
+            .is_some_and(|text| text.contains("20 of 20")),
+        "the operator is told"
+    );
+    // It finds its services again: nothing was lost meanwhile.
+    west.reload(&pair.west_config(&twenty()));
+    eventually("the peer to be live again", || {
+        all_twenty_weigh(&east);
+        (state(&east) == "live").then_some(())
+    });
+    // One that stays empty is believed after the guard.
+    let east_config = config.replace("withdrawalHold: 60s", "withdrawalHold: 1s");
+    east.reload(&east_config);
+    eventually("the services after the reload", || {
+        (state(&east) == "live" && entries(&east, "s7.pay.west.global").is_some_and(|all| !all.is_empty()))
+            .then_some(())
+    });
+    west.reload(&pair.west_config(""));
+    eventually("the services to be gone", || entries(&east, "s7.pay.west.global").is_none().then_some(()));
+}
+
+#[test]
+fn a_peer_whose_operator_removes_us_is_forgotten_at_once_also_on_disk_and_not_twice_in_a_row() {
+    let pair = Pair::new();
+    let west = pair.start_west(&twenty());
+    let folder = tempfile::tempdir().expect("a folder");
+    let more = format!("aggregator: {{withdrawalHold: 5m}}\nstate: {{dir: {}}}\n", folder.path().display());
+    let config = pair.east_config(&more).replace("expireAfter: 3s", "expireAfter: 5m");
+    let mut east = start(pair.east.folder(&[&pair.west]), &config);
+    weighs(&east, "s19.pay.west.global", 7.0);
+    let whole = pair.west_config(&twenty());
+    let (head, rest) = whole.split_once("peers:\n").expect("peers");
+    let without = format!("{head}{}", &rest[rest.find("services:\n").expect("services")..]);
+    west.reload(&without);
+    let ordered = Instant::now();
+    eventually("the services to be forgotten", || {
+        entries(&east, "s7.pay.west.global").is_none().then_some(())
+    });
+    assert!(
+        ordered.elapsed() < Duration::from_secs(10),
+        "the guard does not hold it back: {:?}",
+        ordered.elapsed()
+    );
+    let peer = eventually("the peer to be down", || {
+        let peer = east.json("/api/v1/peers")[0].clone();
+        (peer["state"] == "down").then_some(peer)
+    });
+    assert_eq!(peer["imported"], 0, "{peer:#}");
+    east.told("its services are forgotten: its operator has removed the peer");
+    // Neither does a restart remember them.
+    east.signal("TERM");
+    east.ended();
+    let east = start(pair.east.folder(&[&pair.west]), &config);
+    assert_eq!(entries(&east, "s7.pay.west.global"), None);
+    // The operator has changed his mind, twice.
+    west.reload(&whole);
+    weighs(&east, "s19.pay.west.global", 7.0);
+    west.reload(&without);
+    eventually("the services to be forgotten", || {
+        entries(&east, "s7.pay.west.global").is_none().then_some(())
+    });
+    west.reload(&whole);
+    weighs(&east, "s19.pay.west.global", 7.0);
+    west.reload(&without);
+    east.told("for the second time within");
+    all_twenty_weigh(&east);
+}
+
+#[test]
+fn a_peer_changes_its_authority_under_load_by_what_it_announces_and_no_file_of_ours_changes() {
+    let (pair, backend) = (Pair::new(), Backend::echo());
+    let west = pair.start_west(&format!(
+        "services:\n  - {{hostname: echo.pay.svc.cluster.local, namespace: pay, ports: [{{name: p, port: 80, targetPort: {}}}], \
+         endpoints: [{{address: 127.0.0.1}}]}}\n",
+        backend.address.port()
+    ));
+    let east = pair.start_east();
+    let linked = || {
+        eventually("a live link", || {
+            let link = west.json("/api/v1/peers")[0]["links"][0].clone();
+            (link["state"] == "live").then(|| link["since"].to_string())
+        })
+    };
+    let first_link = linked();
+    let next = Pki::new("the next CA of east");
+    let web = |authority: &Pki| {
+        client(Some(authority.issue(&[], Some("spiffe://east.example/ns/front/sa/web"))), &["h2"])
+    };
+    let (by_old, by_new) = (web(&pair.east.pki), web(&next));
+    let address = west.listener("mesh");
+    let answers = |config: &Arc<rustls::ClientConfig>| {
+        let called = Hbone::connect(address, config.clone()).ok();
+        called.and_then(|hbone| hbone.open("echo.pay.west.global:80").ok()?.echo("x").ok()).is_some()
+    };
+    assert!(answers(&by_old) && !answers(&by_new), "the new authority is unknown");
+    let (stop, calls, failures) = (AtomicBool::new(false), AtomicUsize::new(0), AtomicUsize::new(0));
+    let issued = std::sync::Mutex::new(by_old.clone());
+    std::thread::scope(|scope| {
+        let _stop = Stop(&stop);
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    let config = issued.lock().expect("whole").clone();
+                    calls.fetch_add(1, Ordering::Relaxed);
+                    failures.fetch_add(usize::from(!answers(&config)), Ordering::Relaxed);
+                }
+            });
+        }
+        let called = |more: usize| {
+            let until = calls.load(Ordering::Relaxed) + more;
+            eventually("calls", || (calls.load(Ordering::Relaxed) >= until).then_some(()));
+        };
+        called(20);
+        // Both roots, then certificates of the new authority, then its root alone.
+        write(&east, "roots.pem", &(pair.east.pki.ca_pem() + &next.ca_pem()));
+        eventually("the new root", || answers(&by_new).then_some(()));
+        called(20);
+        let own = next.issue(&[], Some(&pair.east.identity()));
+        write(&east, "key.pem", &own.key_pem);
+        write(&east, "cert.pem", &own.certificate_pem);
+        *issued.lock().expect("whole") = by_new.clone();
+        called(20);
+        write(&east, "roots.pem", &next.ca_pem());
+        eventually("the end of the old root", || {
+            Hbone::connect(address, by_old.clone()).is_err().then_some(())
+        });
+        called(20);
+    });
+    assert_eq!(failures.into_inner(), 0, "of {} calls", calls.load(Ordering::Relaxed));
+    assert!(answers(&by_new) && !answers(&by_old));
+    // The link that the old authority vouched for has ended, and the new one is of the new authority.
+    eventually("a link of the new authority", || (linked() != first_link).then_some(()));
+    let file = std::fs::read_to_string(west.folder().join("east.pem")).expect("west's file");
+    assert_eq!(file, pair.east.pki.ca_pem(), "nobody has changed west's file");
+}
+
+/// Ends the callers when dropped, also where the test fails.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Replaces a file of a gateway in one step.
+fn write(gateway: &Gateway, name: &str, text: &str) {
+    let next = gateway.folder().join(format!(".{name}"));
+    std::fs::write(&next, text).expect("written");
+    std::fs::rename(next, gateway.folder().join(name)).expect("renamed");
 }

@@ -212,6 +212,7 @@ mod tests {
             Change::Flawed { problems, .. } => problems.join(" | "),
             Change::Report(report) => format!("{report:?}"),
             Change::StillWorks => "still works".to_owned(),
+            Change::Forget => "forget".to_owned(),
         };
         changes.iter().map(text).collect()
     }

@@ -464,3 +464,25 @@ fn f_3_a_peer_that_restarts_empty_withdraws_nothing_within_the_guard() {
     assert_eq!(peer.pass(30), Some(20));
     peer.is(RegistryState::Live, 0);
 }
+
+#[test]
+fn what_a_peer_orders_to_forget_is_not_held_back_and_is_not_copied() {
+    let order = || vec![Change::Forget, Change::Failed(vec!["the peer has ended the link".to_owned()])];
+    let mut peer = of_a_peer();
+    peer.good(20);
+    let effect = peer.apply(order());
+    assert_eq!((effect.dirty.services.len(), effect.accepted), (20, true));
+    peer.is(RegistryState::Stale, 0);
+    assert_eq!(peer.good(20), 20);
+    peer.is(RegistryState::Live, 20);
+    // Also while an update is held back, and of what a copy has given.
+    peer.apply(removals(0..20));
+    peer.is(RegistryState::Held, 20);
+    assert_eq!(peer.apply(order()).dirty.services.len(), 20);
+    peer.is(RegistryState::Stale, 0);
+    let mut restarted = of_a_peer();
+    restarted.bad_with(20);
+    restarted.is(RegistryState::Stale, 20);
+    assert!(restarted.apply(order()).accepted);
+    restarted.is(RegistryState::Stale, 0);
+}

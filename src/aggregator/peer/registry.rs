@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::inbox::{Event, Inbox};
 use super::probes::{self, Probes};
@@ -22,6 +23,10 @@ use crate::proto::isthmus::peer::v1 as proto;
 use crate::snapshot::change::{Change, GatewayKey, Item, Key, RegistryGateway};
 use crate::snapshot::peer::Peer;
 use crate::snapshot::policy::Gateway;
+
+/// The shortest time between two orders of a peer to forget its services. Such an order is not held back, so one who has the key of
+/// the peer's gateway could otherwise take the services away again and again. A further order counts as a lost link.
+const FORGET_EVERY: Duration = Duration::from_secs(600);
 
 /// The registry of a peer.
 pub struct PeerRegistry {
@@ -90,6 +95,8 @@ struct Follower {
     is_lost: bool,
     /// True if the aggregator has to be told that there is a link again.
     has_returned: bool,
+    /// When the peer last ordered to forget its services.
+    forgotten: Option<Instant>,
     probes: Probes,
 }
 
@@ -138,6 +145,7 @@ impl Follower {
             has_given: false,
             is_lost: true,
             has_returned: false,
+            forgotten: None,
             probes: Probes::default(),
         }
     }
@@ -167,6 +175,10 @@ impl Follower {
                 }
                 replica.is_listed = true;
                 self.has_returned = std::mem::take(&mut self.is_lost);
+                if self.has_returned {
+                    // Gateways that did not answer while the peer was gone would be left out until the next probe.
+                    self.probes = Probes::default();
+                }
                 self.renew_all()
             }
             Event::Down { instance, why, forget } => self.lost(&instance, why, forget),
@@ -318,9 +330,17 @@ impl Follower {
         if !forget {
             return vec![Change::Failed(vec![format!("the link with the peer is lost: {why}")])];
         }
-        let given = std::mem::take(&mut self.given);
-        let services = given.services.values().map(|service| Key::Service(service.key.clone()));
-        services.chain(given.gateways.into_keys().map(Key::Gateway)).map(Change::Remove).collect()
+        if self.forgotten.is_some_and(|at| at.elapsed() < FORGET_EVERY) {
+            let text = format!(
+                "the peer has ended the link ({why}), and orders to forget its services for the second time within {FORGET_EVERY:?}; \
+                 they are treated as those of a lost link"
+            );
+            return vec![Change::Failed(vec![text])];
+        }
+        self.forgotten = Some(Instant::now());
+        self.given = Given::default();
+        let text = format!("the peer has ended the link, and its services are forgotten: {why}");
+        vec![Change::Forget, Change::Failed(vec![text])]
     }
 
     /// Takes the results of probes.

@@ -17,7 +17,7 @@ use super::importer::Importer;
 use super::instances::{Instances, Newest};
 use super::offer::ExportTimes;
 use super::options::LinkOptions;
-use super::session::{Ended, Outgoing, Session};
+use super::session::{Ended, Order, Outgoing, Session};
 use super::status::{LinkState, LinkTable};
 use super::transport::{self, Opened, Peeked};
 use super::unknown::{Place, unknown};
@@ -72,7 +72,7 @@ struct Shared {
 /// One peer of the config.
 struct Configured {
     options: LinkOptions,
-    stop: watch::Sender<bool>,
+    stop: watch::Sender<Order>,
     seats: Arc<Semaphore>,
     /// Ends the older link of an instance when a newer one comes.
     instances: Instances,
@@ -126,23 +126,32 @@ impl Links {
         &self.0.enrolment
     }
 
-    /// Replaces the peers. Links of peers that did not change go on.
+    /// Ends the links with peers that are not in the list, because the operator has removed them: they forget our services. To be
+    /// called while the roots of these peers are still known; without them the links end without Goodbye.
+    pub fn part(&self, peers: &[LinkOptions]) {
+        let configured = self.0.configured.lock().unwrap_or_else(PoisonError::into_inner);
+        let gone = configured.iter().filter(|(name, _)| peers.iter().all(|peer| peer.peer.name != **name));
+        gone.for_each(|(_, link)| link.end(Order::Part));
+    }
+
+    /// Replaces the peers. Links of peers that did not change go on, and peers that are no more are [parted](Self::part) from.
     pub fn configure(&self, own: &TrustDomain, peers: &[LinkOptions]) {
+        self.part(peers);
         *self.0.own.lock().unwrap_or_else(PoisonError::into_inner) = Some(own.clone());
         let mut configured = self.0.configured.lock().unwrap_or_else(PoisonError::into_inner);
         configured.retain(|name, link| {
-            let stays = peers.iter().any(|peer| peer.peer.name == *name && *peer == link.options);
-            if !stays {
-                link.end();
+            let named = peers.iter().find(|peer| peer.peer.name == *name);
+            if named.is_some_and(|peer| *peer != link.options) {
+                link.end(Order::End);
             }
-            stays
+            named.is_some_and(|peer| *peer == link.options)
         });
         for options in peers {
             let name = options.peer.name.clone();
             if configured.contains_key(&name) {
                 continue;
             }
-            let (stop, stopped) = watch::channel(false);
+            let (stop, stopped) = watch::channel(Order::GoOn);
             let link = Configured {
                 options: options.clone(),
                 stop,
@@ -168,7 +177,7 @@ impl Links {
     /// Ends all links with Goodbye, because the gateway stops.
     pub fn stop(&self) {
         let configured = self.0.configured.lock().unwrap_or_else(PoisonError::into_inner);
-        configured.values().for_each(Configured::end);
+        configured.values().for_each(|link| link.end(Order::End));
     }
 
     async fn accept(self, mut arrivals: mpsc::Receiver<HandedOver>) {
@@ -279,6 +288,8 @@ impl Links {
         };
         let (proof, trust) = verified;
         let ended = tokio::select! {
+            // An order to end is carried out with Goodbye also where the peer's roots are gone as well.
+            biased;
             ended = Box::pin(session.run()) => ended,
             // The roots of the peer have changed, and do not vouch for it any more.
             error = proof.until_distrusted(trust) => Ended::Lost(describe(&error)),
@@ -304,21 +315,21 @@ impl Links {
 }
 
 /// The peer of an accepted link, with what its links share.
-type Accepted = (Arc<Peer>, watch::Receiver<bool>, Arc<Semaphore>, Instances);
+type Accepted = (Arc<Peer>, watch::Receiver<Order>, Arc<Semaphore>, Instances);
 
 /// A link that is about to run.
 struct Link {
     peer: Arc<Peer>,
     address: String,
     dialled: bool,
-    stop: watch::Receiver<bool>,
+    stop: watch::Receiver<Order>,
     instances: Instances,
 }
 
 impl Configured {
     /// Ends dialling at once, and each open link after Goodbye.
-    fn end(&self) {
-        self.stop.send_replace(true);
+    fn end(&self, order: Order) {
+        self.stop.send_replace(order);
     }
 }
 
@@ -329,7 +340,7 @@ struct Dialler {
     who: PeerIdentity,
     address: String,
     target: (Host, u16),
-    stop: watch::Receiver<bool>,
+    stop: watch::Receiver<Order>,
     instances: Instances,
 }
 
@@ -349,14 +360,14 @@ impl Dialler {
             let mut stop = self.stop.clone();
             // An open link ends by itself after Goodbye; all before it is given up at once.
             let opened = tokio::select! {
-                _ = stop.wait_for(|stop| *stop) => break,
+                _ = stop.wait_for(|order| *order != Order::GoOn) => break,
                 opened = Box::pin(self.open()) => opened,
             };
             let problem = match opened {
                 Ok(opened) => self.link(number, opened).await,
                 Err(problem) => problem,
             };
-            if *self.stop.borrow() {
+            if *self.stop.borrow() != Order::GoOn {
                 break;
             }
             if started.elapsed() > RETRY {
@@ -373,7 +384,7 @@ impl Dialler {
             });
             let wait = backoff.wait(u64::from(std::process::id()) ^ number);
             tokio::select! {
-                _ = self.stop.wait_for(|stop| *stop) => break,
+                _ = self.stop.wait_for(|order| *order != Order::GoOn) => break,
                 () = tokio::time::sleep(wait) => {}
             }
         }

@@ -42,6 +42,17 @@ const PATTERNS_MAX: usize = 1_024;
 /// Bytes of a text of the peer's that are shown.
 const WORDS_MAX: usize = 200;
 
+/// An order to a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    /// The link goes on.
+    GoOn,
+    /// The link ends: the gateway stops, or the link is made anew with another configuration.
+    End,
+    /// The link ends, and the other side forgets what it was given: the operator has removed the peer.
+    Part,
+}
+
 /// The sending half of a link.
 pub(super) enum Outgoing {
     /// Of the side that has dialled.
@@ -93,8 +104,8 @@ pub(super) struct Session {
     pub(super) table: Arc<LinkTable>,
     pub(super) outgoing: Outgoing,
     pub(super) incoming: Streaming<proto::Message>,
-    /// Becomes true when the link is to end with Goodbye.
-    pub(super) stop: watch::Receiver<bool>,
+    /// Orders the link to end with Goodbye.
+    pub(super) stop: watch::Receiver<Order>,
     /// Becomes true when a newer link of the same instance has come.
     pub(super) replaced: watch::Receiver<bool>,
     pub(super) newest: Newest,
@@ -195,10 +206,14 @@ impl Session {
             let may_tell = !exchange.in_flight && exchange.offer.has_more();
             tokio::select! {
                 biased;
-                () = ordered(&mut self.stop) => {
-                    let why = "the configuration has changed, or the gateway stops".to_owned();
+                order = end_ordered(&mut self.stop) => {
+                    let (forget, why) = match order {
+                        Order::Part => (true, "its operator has removed the peer"),
+                        Order::End | Order::GoOn => (false, "the configuration has changed, or the gateway stops"),
+                    };
+                    let why = why.to_owned();
                     // The link ends in any case.
-                    let _ = self.outgoing.send(Kind::Goodbye(proto::Goodbye { why: why.clone(), forget: false })).await;
+                    let _ = self.outgoing.send(Kind::Goodbye(proto::Goodbye { why: why.clone(), forget })).await;
                     return Err(Ended::Lost(why));
                 }
                 () = ordered(&mut self.replaced) => {
@@ -381,6 +396,16 @@ async fn ordered(flag: &mut watch::Receiver<bool>) {
     if flag.wait_for(|flag| *flag).await.is_err() {
         // Nobody is left who could order it.
         std::future::pending().await
+    }
+}
+
+/// Waits for the order to end.
+async fn end_ordered(order: &mut watch::Receiver<Order>) -> Order {
+    let ordered = order.wait_for(|order| *order != Order::GoOn).await.map(|order| *order);
+    match ordered {
+        Ok(order) => order,
+        // Nobody is left who could order it.
+        Err(_) => std::future::pending().await,
     }
 }
 

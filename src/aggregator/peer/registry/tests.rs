@@ -43,6 +43,7 @@ fn texts(changes: &[Change]) -> Vec<String> {
         Change::Remove(Key::Gateway(key)) => format!("without gateway {}", key.name),
         Change::Failed(_) => "failed".to_owned(),
         Change::StillWorks => "still works".to_owned(),
+        Change::Forget => "forget".to_owned(),
         other => panic!("{other:?}"),
     };
     changes.iter().map(text).collect()
@@ -150,9 +151,55 @@ fn replicas_are_merged_and_the_last_one_decides_about_loss() {
     );
     assert_eq!(
         down(&mut follower, "c", true),
-        ["without one.pay.here"],
+        ["forget", "failed"],
         "the peer said that it shall be forgotten"
     );
+    assert!(follower.known_gateways().is_empty());
+}
+
+#[test]
+fn a_peer_orders_to_forget_its_services_at_most_every_ten_minutes() {
+    let mut follower = follower(None);
+    let forget = |follower: &mut Follower| {
+        up(follower, "a");
+        give(follower, "a", services(true, &[("one", 1)]));
+        listed(follower, "a");
+        down(follower, "a", true)
+    };
+    let later = |follower: &mut Follower| {
+        follower.forgotten = follower.forgotten.and_then(|at| at.checked_sub(FORGET_EVERY));
+    };
+    assert_eq!(forget(&mut follower), ["forget", "failed"]);
+    assert_eq!(forget(&mut follower), ["failed"], "what it has given stays in use");
+    later(&mut follower);
+    assert_eq!(forget(&mut follower), ["forget", "failed"]);
+    // The order of one replica does not concern what others still give.
+    later(&mut follower);
+    for replica in ["a", "b"] {
+        up(&mut follower, replica);
+        give(&mut follower, replica, services(true, &[("one", 1)]));
+        listed(&mut follower, replica);
+    }
+    assert_eq!(down(&mut follower, "b", true), Vec::<String>::new());
+    assert_eq!(down(&mut follower, "a", true), ["forget", "failed"]);
+}
+
+#[test]
+fn a_gateway_that_was_dead_while_the_peer_was_gone_is_used_when_the_peer_is_back() {
+    let mut follower = follower(None);
+    let all = || proto::Delta { begins: true, gateways: vec![gateway("g")], ..proto::Delta::default() };
+    up(&mut follower, "a");
+    give(&mut follower, "a", all());
+    assert_eq!(listed(&mut follower, "a"), ["begin", "gateway g", "complete"]);
+    assert_eq!(down(&mut follower, "a", false), ["failed"]);
+    let keys: Vec<GatewayKey> = follower.known_gateways().into_iter().map(|(key, _)| key).collect();
+    for _ in 0..2 {
+        follower.probed(keys.iter().map(|key| (key.clone(), false)).collect());
+    }
+    up(&mut follower, "b");
+    give(&mut follower, "b", all());
+    assert_eq!(listed(&mut follower, "b"), Vec::<String>::new(), "it is not taken out");
+    assert_eq!(follower.known_gateways().len(), 1);
 }
 
 #[test]
