@@ -40,7 +40,9 @@ fn have(test: &str, programs: &[&str]) -> bool {
     let missing: Vec<_> =
         programs.iter().filter(|program| Command::new(program).arg("-h").output().is_err()).collect();
     if !missing.is_empty() {
-        skip(&format!("{test}: {missing:?} are not installed (Debian: bind9-dnsutils, knot-dnsutils)"));
+        skip(&format!(
+            "{test}: {missing:?} are not installed (Debian: bind9-dnsutils, knot-dnsutils, unbound)"
+        ));
     }
     missing.is_empty()
 }
@@ -356,4 +358,104 @@ fn a_source_that_may_be_forged_gets_few_answers() {
         stream.write_all(&framed(&query(id, "ratings.pay.east.global", 1))).expect("sent");
         assert_eq!(read(&mut stream), (id, 0, 1));
     }
+}
+
+#[test]
+fn a_service_without_addresses_has_those_of_its_ready_endpoints_on_this_network() {
+    let test = "dns::a_service_without_addresses_has_those_of_its_ready_endpoints_on_this_network";
+    if !have(test, &["dig"]) {
+        return;
+    }
+    let db = |target: u16| {
+        format!(
+            "ports: [{{name: db, port: 5432, targetPort: {target}}}],\n     endpoints: [{{address: 10.7.1.2}}, {{address: 10.7.1.1}}, {{address: \
+             \"fd00::71\"}}, {{address: 10.7.1.3, health: unhealthy}}, {{address: 10.7.1.4, network: net-west}}]"
+        )
+    };
+    let services = format!(
+        "  - {{hostname: db.shop.svc.clusterset.local, namespace: shop, {}}}\n  - {{hostname: moved.shop.svc.clusterset.local, namespace: shop, {}}}\n",
+        db(5432),
+        db(15432)
+    );
+    let gateway = Gateway::start(&(config("127.0.0.1:0", "") + &services));
+    let server = gateway.listener("dns");
+    let short = |name: &str, kind: &str| ask("dig", server, &["+short", name, kind]);
+    assert_eq!(lines(&short("db.shop.svc.clusterset.local", "A")), ["10.7.1.1", "10.7.1.2"]);
+    assert_eq!(lines(&short("db.shop.svc.clusterset.local", "AAAA")), ["fd00::71"]);
+    assert_eq!(
+        lines(&short("_db._tcp.db.shop.svc.clusterset.local", "SRV")),
+        ["0 0 5432 db.shop.svc.clusterset.local."]
+    );
+    // Nothing listens on the port of the service at these addresses.
+    assert_eq!(lines(&short("moved.shop.svc.clusterset.local", "A")), [""; 0]);
+}
+
+/// A resolver with the block of `docs/dns.md`; killed when dropped.
+struct Unbound {
+    child: std::process::Child,
+    _folder: tempfile::TempDir,
+    address: SocketAddr,
+}
+
+impl Drop for Unbound {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Unbound {
+    /// Starts it with DNSSEC checked from the root, as Debian has it.
+    fn start(block: &str) -> Self {
+        const ROOT_KEY: &str =
+            ". IN DS 20326 8 2 E06D44B80B8F1D39A95C0B0D7C65D08458E880409BBC683457104237C7F8EC8D";
+        let folder = tempfile::tempdir().expect("a folder");
+        let address = SocketAddr::from(([127, 0, 0, 1], crate::support::organisation::free_port()));
+        let base = format!(
+            "server:\n    interface: 127.0.0.1\n    port: {}\n    access-control: 127.0.0.0/8 allow\n    username: \"\"\n    chroot: \"\"\n    \
+             directory: \"{}\"\n    pidfile: \"\"\n    do-daemonize: no\n    use-syslog: no\n    module-config: \"validator iterator\"\n    \
+             trust-anchor: \"{ROOT_KEY}\"\nremote-control:\n    control-enable: no\n",
+            address.port(),
+            folder.path().display()
+        );
+        let file = folder.path().join("unbound.conf");
+        std::fs::write(&file, base + block).expect("written");
+        let child = Command::new("unbound").arg("-d").arg("-c").arg(&file).spawn().expect("it starts");
+        let started = Self { child, _folder: folder, address };
+        eventually("unbound", || TcpStream::connect(address).ok());
+        started
+    }
+}
+
+#[test]
+fn unbound_asks_for_the_zones_as_the_page_says() {
+    let test = "dns::unbound_asks_for_the_zones_as_the_page_says";
+    // Without a way to the internet, whose root says that these names do not exist.
+    if !have(test, &["dig", "unbound"]) || !namespace::inside(test, "ip link set lo up") {
+        return;
+    }
+    let (gateway, server) = start("");
+    let (blocks, _) = crate::support::markdown::split(include_str!("../../docs/dns.md"));
+    let block = blocks.into_iter().find(|block| block.text.contains("stub-zone:")).expect("the block").text;
+    assert_eq!(block.matches("127.0.0.1@15053").count(), 2, "{block}");
+    let block = block.replace("@15053", &format!("@{}", server.port()));
+    let unbound = Unbound::start(&block);
+    let short = |name: &str, kind: &str| ask("dig", unbound.address, &["+short", "+timeout=10", name, kind]);
+    assert_eq!(lines(&short("ratings.pay.east.global", "A")), ["10.7.0.1"]);
+    assert_eq!(lines(&short("ratings.pay.east.global", "AAAA")), ["fd00::7"]);
+    assert_eq!(lines(&short("cart.shop.svc.clusterset.local", "A")), ["10.7.0.2"]);
+    assert_eq!(
+        lines(&short("_https._tcp.ratings.pay.east.global", "SRV")),
+        ["0 0 443 ratings.pay.east.global."]
+    );
+    // More than a datagram takes: unbound comes back over TCP, and so does dig.
+    assert_eq!(lines(&short("many.east.global", "A")).len(), 100);
+    let whole = ask("dig", unbound.address, &["nobody.east.global", "A"]);
+    assert!(whole.contains("status: NXDOMAIN") && whole.contains("ns.global."), "{whole}");
+    assert!(gateway.metric("isthmus_dns_queries_total", &[]) >= 6.0);
+    // What the page says of domain-insecure: without it nothing of the zones is believed.
+    let checked: Vec<&str> = block.lines().filter(|line| !line.contains("domain-insecure")).collect();
+    let unbound = Unbound::start(&(checked.join("\n") + "\n"));
+    let whole = ask("dig", unbound.address, &["+timeout=15", "+tries=1", "ratings.pay.east.global", "A"]);
+    assert!(whole.contains("status: SERVFAIL") || whole.contains("timed out"), "{whole}");
 }

@@ -6,12 +6,17 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use crate::model::address::Host;
+use crate::model::endpoint::Health;
 use crate::model::name::{HostName, NAME_BYTES_MAX};
 use crate::snapshot::Snapshot;
 use crate::snapshot::name_index::NameMap;
 use crate::snapshot::service_view::{PortView, ServiceView};
 use crate::snapshot::virtual_addresses::Ranges;
 use crate::world::Since;
+
+/// Endpoints of a service without addresses that a question looks at.
+const ENDPOINTS_MAX: usize = 4_096;
 
 /// The names of one snapshot.
 #[derive(Clone)]
@@ -162,7 +167,37 @@ impl Names {
         let mut own: Vec<IpAddr> = own.flat_map(|part| part.service.addresses.iter().copied()).collect();
         own.sort_unstable();
         own.dedup();
-        if own.is_empty() { service.addresses.clone() } else { own }
+        match (own.is_empty(), service.addresses.is_empty()) {
+            (false, _) => own,
+            (true, false) => service.addresses.clone(),
+            (true, true) => self.addresses_of_endpoints(service),
+        }
+    }
+
+    /// Returns the addresses of the ready endpoints on the own network of a service without addresses, which Kubernetes calls
+    /// headless. A client calls them on the ports of the service, so endpoints that listen on others are left out; those on other
+    /// networks are not reached by their addresses.
+    fn addresses_of_endpoints(&self, service: &ServiceView) -> Vec<IpAddr> {
+        let own = &self.snapshot.policy.node.network;
+        let has_own_ports = service.ports.iter().all(|port| service.target_port(port) == Some(port.port));
+        let Some(first) = service.ports.first().filter(|_| has_own_ports) else { return Vec::new() };
+        let all = service.endpoints_of(first, "", self.snapshot.networks()).into_iter().flatten();
+        let here = all.take(ENDPOINTS_MAX).filter(|found| {
+            found.endpoint.health == Health::Healthy && found.network == own && found.port == first.port
+        });
+        let mut addresses: Vec<IpAddr> = here.flat_map(|found| ips(&found.endpoint.host)).copied().collect();
+        addresses.sort_unstable();
+        addresses.dedup();
+        addresses
+    }
+}
+
+/// Returns the addresses of an endpoint; none of one that has a host name.
+fn ips(host: &Host) -> &[IpAddr] {
+    match host {
+        Host::Ip(ip) => std::slice::from_ref(ip),
+        Host::Ips(ips) => ips,
+        Host::Name(_) => &[],
     }
 }
 
