@@ -227,11 +227,32 @@ fn explain_by(
     if matches!(explanation.reason, Reason::SniUnknown | Reason::AuthorityUnknown | Reason::NotExported) {
         explanation.near = near(snapshot, looked_for);
     }
+    if let Some(text) = of_peer(snapshot, looked_for) {
+        steps.step(|| text);
+    }
     let missing = missing_for(snapshot, explanation.reason, request.requested);
     explanation.warnings.extend(missing);
     explanation.canonical = steps.canonical;
     explanation.steps = steps.steps;
     Ok(explanation)
+}
+
+/// Describes how clients reach a service that comes from a peer, which they do not do through this gateway; `None` for others. The
+/// name may be that of a service, an authority, or `outbound_.<port>_.<subset>_.<hostname>`.
+fn of_peer(snapshot: &Snapshot, name: &str) -> Option<String> {
+    let host = name.rsplit_once("_.").map_or(name, |(_, host)| host);
+    let host = host.rsplit_once(':').map_or(host, |(host, _)| host);
+    let service = snapshot.service(host)?;
+    let import = service.import.as_ref()?;
+    let addresses: Vec<String> = service.addresses.iter().map(ToString::to_string).collect();
+    let addresses = match addresses.is_empty() {
+        true => "it has no virtual address".to_owned(),
+        false => format!("its virtual addresses are {}", addresses.join(" and ")),
+    };
+    Some(format!(
+        "{host} is a service of the peer {}, which exports it as {}: clients of the xDS server call the peer's gateways; {addresses}",
+        import.peer, import.exported_name
+    ))
 }
 
 fn find_listener<'a>(snapshot: &'a Snapshot, inquiry: &ExplainRequest) -> Result<&'a Listener, String> {

@@ -323,6 +323,17 @@ fn f_11_a_restart_with_a_clock_an_hour_back_or_ahead_moves_no_virtual_address() 
         weighs(&east, RATINGS, 7.0);
         let found = [RATINGS, "fees.pay.west.global"].map(|name| addresses(&east, name));
         assert_eq!(*before.get_or_insert_with(|| found.clone()), found, "with a clock off by {seconds} s");
+        // `explain` and the dashboard show them too.
+        let shown: Vec<String> = serde_json::from_str(&found[0]).expect("a list");
+        let answer =
+            east.json(&format!("/api/v1/explain?sni=outbound_.80_._.{RATINGS}"))["steps"].to_string();
+        let page = east.get(&format!("/?explain={RATINGS}")).1;
+        let wanted = format!("its virtual addresses are {}", shown.join(" and "));
+        assert!(
+            answer.contains("a service of the peer west") && answer.contains(&wanted),
+            "{wanted}: {answer}"
+        );
+        assert!(page.contains(&wanted), "{wanted} on the dashboard");
         east.signal("TERM");
         east.ended();
     }
