@@ -9,6 +9,7 @@ pub mod endpoints;
 pub mod enrolment;
 pub mod explain;
 pub mod horizon;
+pub mod limit_metrics;
 pub mod limits;
 pub mod maintenance;
 pub mod networks;

@@ -26,11 +26,10 @@ use super::horizon::{self, horizon};
 use super::limits::Counters;
 use super::maintenance::{self, Order, Refused};
 use super::problems;
-use super::recent;
 use super::registry_metrics;
 use super::{
-    Command, Sources, check_metrics, clients, endpoints, enrolment, networks, overview, peer_metrics, peers,
-    traces, views,
+    Command, Sources, check_metrics, clients, endpoints, enrolment, limit_metrics, networks, overview,
+    peer_metrics, peers, recent, traces, views,
 };
 use crate::api::connection::Connection;
 use crate::api::trace::{Trace, TracedConnection};
@@ -254,6 +253,7 @@ async fn metrics(State(sources): State<Sources>) -> Response {
     sources.telemetry.recorder.expose(&mut exposition);
     problems::expose(&problems::problems(&sources), &mut exposition);
     check_metrics::expose(&sources.dataplane.checks(), &mut exposition);
+    limit_metrics::expose(&sources.program.load().limits, &mut exposition);
     registry_metrics::expose(&sources.aggregator.borrow().registries, &mut exposition);
     peer_metrics::expose(&sources, &mut exposition);
     process::expose(&mut exposition);

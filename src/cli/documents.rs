@@ -9,7 +9,7 @@ mod pages;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use crate::admin::{check_metrics, peer_metrics, problems, registry_metrics};
+use crate::admin::{check_metrics, limit_metrics, peer_metrics, problems, registry_metrics};
 use crate::model::reason::Reason;
 use crate::snapshot::omitted::OmissionReason;
 use crate::telemetry::access_log::FIELDS;
@@ -107,8 +107,11 @@ fn metrics() -> String {
         generated from the code.\n\n\
         | metric | meaning |\n|---|---|\n"
         .to_owned();
-    let others =
-        [(problems::METRIC, problems::METRIC_HELP), (check_metrics::METRIC, check_metrics::METRIC_HELP)];
+    let others = [
+        (problems::METRIC, problems::METRIC_HELP),
+        (check_metrics::METRIC, check_metrics::METRIC_HELP),
+        (limit_metrics::METRIC, limit_metrics::METRIC_HELP),
+    ];
     let of_registries = &registry_metrics::DESCRIPTIONS;
     let mut all: Vec<_> = control::DESCRIPTIONS
         .iter()

@@ -51,7 +51,7 @@ pub struct Control {
 }
 
 /// The limits of the config, lowered to what the process's descriptors allow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EffectiveLimits {
     /// Descriptors that the process may have open.
     pub descriptors: usize,

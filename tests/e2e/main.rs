@@ -48,6 +48,7 @@ mod kubernetes_hostile;
 mod lifecycle;
 mod limits;
 mod maintenance;
+mod monitoring;
 mod names;
 mod one_word;
 mod orders;

@@ -1,0 +1,51 @@
+//! The limits in force as metrics, so that a dashboard shows how much of each is used.
+
+use crate::dataplane::handle::EffectiveLimits;
+use crate::telemetry::exposition::{Exposition, Kind};
+
+/// The name of the metric.
+pub const METRIC: &str = "isthmus_limit";
+/// The description of the metric.
+pub const METRIC_HELP: &str = "The limits in force, by limit: connections, pending_hellos, health_checks, per_source, per_service. A limit that is not set is absent.";
+
+/// Adds the limits to the metrics of a scrape.
+pub(super) fn expose(limits: &EffectiveLimits, exposition: &mut Exposition) {
+    let all = [
+        ("connections", Some(limits.connections)),
+        ("pending_hellos", Some(limits.pending_hellos)),
+        ("health_checks", Some(limits.health_checks).filter(|most| *most > 0)),
+        ("per_source", limits.per_source.connections),
+        ("per_service", limits.per_service),
+    ];
+    let family = exposition.family(METRIC, Kind::Gauge, METRIC_HELP);
+    for (limit, most) in all {
+        if let Some(most) = most {
+            family.add([("limit", limit)], most);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_that_is_not_set_is_absent() {
+        let limits = EffectiveLimits {
+            connections: 9,
+            pending_hellos: 3,
+            per_service: Some(2),
+            ..EffectiveLimits::default()
+        };
+        let mut exposition = Exposition::default();
+        expose(&limits, &mut exposition);
+        let text = exposition.text();
+        let samples: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+        let wanted = [
+            "isthmus_limit{limit=\"connections\"} 9",
+            "isthmus_limit{limit=\"pending_hellos\"} 3",
+            "isthmus_limit{limit=\"per_service\"} 2",
+        ];
+        assert_eq!(samples, wanted);
+    }
+}
