@@ -7,6 +7,7 @@ pub mod demo;
 #[cfg(test)]
 mod documents;
 mod enrol;
+mod examples;
 mod horizon;
 #[cfg(feature = "kubernetes")]
 mod kubeconfig;
@@ -61,12 +62,14 @@ const EXAMPLES: &str = "Examples:
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run the gateway
+    #[command(after_help = examples::RUN)]
     Run {
         /// The config file, or a directory of them [default: isthmus.yaml, then /etc/isthmus/isthmus.yaml]
         #[arg(short, long, value_name = "FILE")]
         config: Option<PathBuf>,
     },
     /// Check config files as `run` does, without running the gateway
+    #[command(after_help = examples::VALIDATE)]
     Validate {
         /// Config files, or directories of them; `-` for the standard input
         #[arg(required_unless_present = "config", value_name = "FILE")]
@@ -79,22 +82,29 @@ enum Command {
         strict: bool,
     },
     /// Print the JSON Schema of the config, or its reference
+    #[command(after_help = examples::SCHEMA)]
     Schema {
         /// Print the reference (Markdown) instead
         #[arg(long)]
         reference: bool,
     },
     /// Explain how a name is routed, and why
+    #[command(after_help = examples::EXPLAIN)]
     Explain(Explain),
     /// Show the endpoints that a client on a network gets for a service, and why others are left out
+    #[command(after_help = examples::HORIZON)]
     Horizon(horizon::Horizon),
     /// Show current problems, and the state of the gateway, its listeners and registries
+    #[command(after_help = examples::STATUS)]
     Status(Reading),
     /// Show problems, services with traffic and health, failures and networks, live in the terminal
+    #[command(after_help = examples::TOP)]
     Top(Admin),
     /// Show every reachable name, who may use it, and the rule or route that allows it
+    #[command(after_help = examples::EXPOSED)]
     Exposed(Reading),
     /// Show the last 1,000 connections that were refused or failed
+    #[command(after_help = examples::FAILURES)]
     Failures {
         #[command(flatten)]
         filter: Filter,
@@ -102,6 +112,7 @@ enum Command {
         reading: Reading,
     },
     /// List services, endpoints, routes, registries, connections, …
+    #[command(after_help = examples::GET)]
     Get {
         #[arg(value_enum)]
         what: What,
@@ -120,13 +131,16 @@ enum Command {
         reading: Reading,
     },
     /// Tell the running gateway to read its config again
+    #[command(after_help = examples::RELOAD)]
     Reload(Admin),
     /// Stop the running gateway gracefully, as SIGTERM does: open connections may finish
+    #[command(after_help = examples::DRAIN)]
     Drain(Admin),
     /// Take an endpoint of the running gateway out, or back; a restart forgets it
-    #[command(subcommand)]
+    #[command(subcommand, after_help = examples::ENDPOINT)]
     Endpoint(EndpointOrder),
     /// Close a connection of the running gateway
+    #[command(after_help = examples::CLOSE)]
     Close {
         /// The id that `isthmus get connections` shows
         id: u64,
@@ -134,30 +148,36 @@ enum Command {
         admin: Admin,
     },
     /// Change the log level until the next restart: error, warn, info, debug, trace, or a filter
+    #[command(after_help = examples::LOG_LEVEL)]
     LogLevel {
         level: String,
         #[command(flatten)]
         admin: Admin,
     },
     /// Show other organisations: their links, what is exchanged with them, what is left out and why
+    #[command(after_help = examples::PEERS)]
     Peers(Reading),
     /// Link this gateway with that of another organisation, and plan changes of what is exchanged
-    #[command(subcommand)]
+    #[command(subcommand, after_help = examples::PEER)]
     Peer(PeerAction),
     /// Write, delete and list the services of a registry in etcd
-    #[command(subcommand)]
+    #[command(subcommand, after_help = examples::REGISTRY)]
     Registry(registry::Action),
     /// Print the kubeconfig by which gateways in other clusters read this Kubernetes cluster
     #[cfg(feature = "kubernetes")]
     #[command(after_help = kubeconfig::EXAMPLES)]
     Kubeconfig(kubeconfig::Arguments),
     /// Make a development CA and workload certificates
+    #[command(after_help = examples::CERTS)]
     Certs(certs::Args),
     /// Run a demo on loopback: two networks with a gateway each, services and clients; cleans up afterwards
+    #[command(after_help = examples::DEMO)]
     Demo(demo::Args),
     /// Check whether the gateway is ready; for container health checks
+    #[command(after_help = examples::HEALTHCHECK)]
     Healthcheck(Admin),
     /// Print a completion script
+    #[command(after_help = examples::COMPLETION)]
     Completion {
         #[arg(value_enum)]
         shell: clap_complete::Shell,
@@ -180,10 +200,13 @@ enum PeerAction {
 #[derive(Debug, Subcommand)]
 enum EndpointOrder {
     /// Give an endpoint no new connections; open ones go on
+    #[command(after_help = examples::ENDPOINT_DRAIN)]
     Drain(EndpointArguments),
     /// Give an endpoint no new connections, and close the open ones
+    #[command(after_help = examples::ENDPOINT_DISABLE)]
     Disable(EndpointArguments),
     /// Give a drained or disabled endpoint connections again
+    #[command(after_help = examples::ENDPOINT_ENABLE)]
     Enable(EndpointArguments),
 }
 

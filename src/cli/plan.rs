@@ -29,8 +29,8 @@ use crate::snapshot::routes::Resolved;
 
 /// Shown behind the options.
 pub(super) const EXAMPLES: &str = "Examples:
-  isthmus peer plan -c isthmus.yaml                    what reloading this file changes for the peers of the running gateway
-  isthmus peer plan -c new.yaml --against isthmus.yaml two files, without a gateway
+  isthmus peer plan -c isthmus.yaml                         what reloading this file changes for the peers of the running gateway
+  isthmus peer plan -c new.yaml --against isthmus.yaml      two files, without a gateway
 
 The services are those of the running gateway; with --against, those of each file and its file registries.";
 

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use clap::Parser;
 use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser};
 
 use super::super::Cli;
 use super::markdown::{Block, split};
@@ -204,4 +204,40 @@ fn every_link_on_a_page_leads_somewhere() {
         }
     }
     assert!(dead.is_empty(), "{}", dead.join("\n"));
+}
+
+/// A command and all below it, each with the words that call it.
+fn commands_below(command: &clap::Command, called: &str, found: &mut Vec<(String, String)>) {
+    for below in command.get_subcommands().filter(|below| below.get_name() != "help") {
+        let called = format!("{called} {}", below.get_name());
+        let help = below.get_after_help().map(ToString::to_string).unwrap_or_default();
+        found.push((called.clone(), help));
+        commands_below(below, &called, found);
+    }
+}
+
+#[test]
+fn every_help_has_examples_that_isthmus_takes() {
+    let mut all = Vec::new();
+    commands_below(&Cli::command(), "isthmus", &mut all);
+    assert!(all.len() > 30, "{all:?}");
+    let mut count = 0;
+    for (called, help) in &all {
+        assert!(help.starts_with("Examples:\n"), "{called} has no examples: {help:?}");
+        let examples = help.lines().skip(1).take_while(|line| line.starts_with("  "));
+        let mut is_own = false;
+        for example in examples {
+            // The explanation stands behind a gap.
+            let line = example.trim_start().split("  ").next().expect("a first part");
+            let own = commands(line);
+            assert!(!own.is_empty(), "{called}: no command of isthmus in {line:?}");
+            for command in own {
+                count += 1;
+                is_own |= command.join(" ").starts_with(called);
+                assert_eq!(refusal(&command, false), None, "{called}: {line}");
+            }
+        }
+        assert!(is_own, "{called} is in none of its examples");
+    }
+    assert!(count > 70, "only {count} examples were found");
 }
