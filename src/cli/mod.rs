@@ -3,6 +3,7 @@
 pub mod certs;
 mod check;
 pub mod client;
+mod convert;
 pub mod demo;
 #[cfg(test)]
 mod documents;
@@ -81,6 +82,9 @@ enum Command {
         #[arg(long)]
         strict: bool,
     },
+    /// Make a config from the configuration of HAProxy, and list what cannot be carried over
+    #[command(after_help = convert::EXAMPLES)]
+    Convert(convert::Arguments),
     /// Print the JSON Schema of the config, or its reference
     #[command(after_help = examples::SCHEMA)]
     Schema {
@@ -379,6 +383,7 @@ fn dispatch(command: Command, out: &mut impl Write) -> Result<(), Failure> {
             files.extend(config);
             validate(&files, if strict { Warnings::Fail } else { Warnings::Pass }, out)
         }
+        Command::Convert(arguments) => convert::run(&arguments, out),
         Command::Schema { reference: true } => Ok(write!(out, "{}", config::reference())?),
         Command::Schema { reference: false } => Ok(writeln!(out, "{:#}", config::schema())?),
         Command::Explain(explain) => read::explain(&explain, out),

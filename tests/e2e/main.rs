@@ -12,6 +12,7 @@ mod boundary;
 mod checks;
 mod commands;
 mod contained;
+mod convert;
 mod cost;
 mod crowd;
 mod dashboard;

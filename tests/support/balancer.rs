@@ -39,13 +39,18 @@ impl Balancer {
     /// Starts HAProxy with these sections; `None`, after reporting a skip, if it is not installed. What it logs is in
     /// [`log`](Self::log).
     pub fn haproxy(test: &str, address: SocketAddr, sections: &str) -> Option<Self> {
-        let mut command = command("haproxy", test)?;
         let config = format!(
             "global\n  log stdout format raw local0\ndefaults\n  mode tcp\n  log global\n  timeout connect 5s\n  \
              timeout client 30s\n  timeout server 30s\n{sections}"
         );
+        Self::haproxy_of(test, address, &config)
+    }
+
+    /// Starts HAProxy with this config.
+    pub fn haproxy_of(test: &str, address: SocketAddr, config: &str) -> Option<Self> {
+        let mut command = command("haproxy", test)?;
         command.args(["-db", "-f", "balancer.conf"]);
-        Some(Self::start(command, address, &config))
+        Some(Self::start(command, address, config))
     }
 
     /// Starts nginx with these directives in its `stream` block; `None`, after reporting a skip, if it or its stream module

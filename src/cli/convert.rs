@@ -1,0 +1,82 @@
+//! `isthmus convert`: makes a config from that of another program. It is a draft: what could not be carried over is listed with the
+//! numbers of the lines, never dropped in silence.
+
+mod draft;
+mod haproxy;
+mod rules;
+mod words;
+
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+use super::Failure;
+use crate::api::text::clean;
+use draft::Fate;
+
+/// The largest file that is read, in bytes.
+const FILE_BYTES_MAX: u64 = 16 << 20;
+
+pub(super) const EXAMPLES: &str = "Examples:
+  isthmus convert /etc/haproxy/haproxy.cfg > isthmus.yaml     the config; what is not converted goes to standard error
+  isthmus convert haproxy.cfg --out isthmus.yaml --strict     exit code 1 if a line could not be converted
+  isthmus convert haproxy.cfg --all                           also list lines that need no counterpart";
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Arguments {
+    /// The configuration of HAProxy; `-` for the standard input
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// Write the config to this file, which must not exist [default: standard output]
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Fail if a line could not be converted
+    #[arg(long)]
+    strict: bool,
+    /// Also list lines that need no counterpart
+    #[arg(long)]
+    all: bool,
+}
+
+/// Runs `isthmus convert`.
+pub(super) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Failure> {
+    let file = arguments.file.display().to_string();
+    let text =
+        read(&arguments.file).map_err(|error| Failure::Wrong(format!("cannot read {file}: {error}")))?;
+    let draft = haproxy::convert(&text);
+    let name =
+        arguments.file.file_name().map_or_else(|| file.clone(), |name| name.to_string_lossy().into_owned());
+    let yaml = draft.yaml(&name);
+    match &arguments.out {
+        None => write!(out, "{yaml}")?,
+        Some(path) => {
+            let created =
+                std::fs::File::create_new(path).and_then(|mut file| file.write_all(yaml.as_bytes()));
+            created.map_err(|error| Failure::Wrong(format!("cannot write {}: {error}", path.display())))?;
+        }
+    }
+    let mut told = std::io::stderr().lock();
+    let listed = draft.remarks.iter().filter(|remark| arguments.all || remark.fate != Fate::NotNeeded);
+    for remark in listed {
+        // If stderr is closed, the comments in the config have the list.
+        let _ = writeln!(told, "{file}:{}: {}: {}", remark.line, remark.fate.text(), clean(&remark.text));
+    }
+    if draft.listeners.is_empty() {
+        return Err(Failure::Wrong(format!(
+            "{file}: no section of mode tcp has an address that can be converted"
+        )));
+    }
+    let is_whole = draft.remarks.iter().all(|remark| remark.fate != Fate::NotConverted);
+    if arguments.strict && !is_whole { Err(Failure::Reported) } else { Ok(()) }
+}
+
+fn read(path: &Path) -> std::io::Result<String> {
+    let mut text = String::new();
+    let length = match path == Path::new("-") {
+        true => std::io::stdin().lock().take(FILE_BYTES_MAX + 1).read_to_string(&mut text)?,
+        false => std::fs::File::open(path)?.take(FILE_BYTES_MAX + 1).read_to_string(&mut text)?,
+    };
+    match u64::try_from(length).is_ok_and(|length| length <= FILE_BYTES_MAX) {
+        true => Ok(text),
+        false => Err(std::io::Error::other(format!("it is larger than {} MiB", FILE_BYTES_MAX >> 20))),
+    }
+}

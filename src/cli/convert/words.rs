@@ -1,0 +1,146 @@
+//! The lines of an HAProxy configuration: sections, and words with their quotes and escapes (HAProxy's configuration manual §2.2).
+
+/// A line with at least one word.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Line {
+    /// Its number in the file, from 1.
+    pub(super) number: usize,
+    /// Its words, without quotes.
+    pub(super) words: Vec<String>,
+}
+
+impl Line {
+    /// Returns the words as borrowed texts.
+    pub(super) fn texts(&self) -> Vec<&str> {
+        self.words.iter().map(String::as_str).collect()
+    }
+}
+
+/// A section: its first line, and the others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Section {
+    /// The line that begins it, such as `frontend tls`.
+    pub(super) head: Line,
+    /// Its lines, without those that cannot be read.
+    pub(super) lines: Vec<Line>,
+}
+
+impl Section {
+    /// Returns the kind of the section: the first word.
+    pub(super) fn kind(&self) -> &str {
+        self.head.words.first().map_or("", String::as_str)
+    }
+
+    /// Returns its name; empty if it has none.
+    pub(super) fn name(&self) -> &str {
+        self.head.words.get(1).map_or("", String::as_str)
+    }
+
+    /// Returns the number of its last line.
+    pub(super) fn end(&self) -> usize {
+        self.lines.last().unwrap_or(&self.head).number
+    }
+}
+
+/// The words that begin a section.
+const KINDS: [&str; 17] = [
+    "global",
+    "defaults",
+    "frontend",
+    "backend",
+    "listen",
+    "resolvers",
+    "peers",
+    "program",
+    "userlist",
+    "mailers",
+    "cache",
+    "http-errors",
+    "ring",
+    "fcgi-app",
+    "log-forward",
+    "crt-store",
+    "traces",
+];
+
+/// Reads a file. Lines that cannot be read are returned with their numbers and why.
+pub(super) fn sections(text: &str) -> (Vec<Section>, Vec<(usize, String)>) {
+    let (mut sections, mut faults) = (Vec::<Section>::new(), Vec::new());
+    for (index, line) in text.lines().enumerate() {
+        let number = index + 1;
+        let words = match words(line) {
+            Ok(words) if words.is_empty() => continue,
+            Ok(words) => words,
+            Err(fault) => {
+                faults.push((number, fault.to_owned()));
+                continue;
+            }
+        };
+        let line = Line { number, words };
+        match sections.last_mut() {
+            _ if KINDS.contains(&line.words[0].as_str()) => {
+                sections.push(Section { head: line, lines: Vec::new() });
+            }
+            Some(section) => section.lines.push(line),
+            None => faults.push((number, "the line is before the first section".to_owned())),
+        }
+    }
+    (sections, faults)
+}
+
+/// Returns the words of a line, up to its comment.
+fn words(line: &str) -> Result<Vec<String>, &'static str> {
+    let mut words = Vec::new();
+    let mut word = None::<String>;
+    let mut quote = None;
+    let mut signs = line.chars();
+    while let Some(sign) = signs.next() {
+        match (quote, sign) {
+            (Some('\''), '\'') | (Some('"'), '"') => quote = None,
+            (Some('"'), '$') => return Err("the line reads an environment variable; write its value"),
+            (Some('"') | None, '\\') => match signs.next() {
+                Some(next) => word.get_or_insert_default().push(next),
+                None => return Err("the line ends with a backslash"),
+            },
+            (Some(_), sign) => word.get_or_insert_default().push(sign),
+            (None, '\'' | '"') => {
+                quote = Some(sign);
+                word.get_or_insert_default();
+            }
+            (None, '#') => break,
+            (None, sign) if sign.is_whitespace() => words.extend(word.take()),
+            (None, sign) => word.get_or_insert_default().push(sign),
+        }
+    }
+    if quote.is_some() {
+        return Err("a quote is not closed");
+    }
+    words.extend(word);
+    Ok(words)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_have_quotes_escapes_and_comments_as_in_haproxy() {
+        let of = |line: &str| words(line).map(|words| words.join("|"));
+        assert_eq!(of("  server  a\\ b 10.0.0.1:1 # c").as_deref(), Ok("server|a b|10.0.0.1:1"));
+        assert_eq!(of(r#"log-format "a \"b\" #c" 'x\y'"#).as_deref(), Ok(r#"log-format|a "b" #c|x\y"#));
+        assert_eq!(of("# all").as_deref(), Ok(""));
+        assert_eq!(of("x ''").as_deref(), Ok("x|"));
+        for line in ["a \"b", "a '", "a \\", "bind \"$PORT\""] {
+            assert!(of(line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn lines_belong_to_the_section_above_them() {
+        let (sections, faults) = sections("stray\nfrontend a\n  mode tcp\n\nbackend b\n  x \"\n  y\n");
+        assert_eq!(faults.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [1, 6]);
+        let short: Vec<_> =
+            sections.iter().map(|one| (one.kind(), one.name(), one.lines.len(), one.end())).collect();
+        assert_eq!(short, [("frontend", "a", 1, 3), ("backend", "b", 1, 7)]);
+    }
+}

@@ -1,0 +1,229 @@
+//! `isthmus convert`: HAProxy accepts each input, `validate` accepts each output, and both send the same names to the same
+//! backends.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use crate::support::backend::Backend;
+use crate::support::balancer::{Balancer, free};
+use crate::support::client::{connect, hello};
+use crate::support::gateway::{BINARY, Gateway};
+use crate::support::skip;
+
+fn corpus() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus/haproxy")
+}
+
+fn convert(file: &Path, more: &[&str]) -> Output {
+    Command::new(BINARY).arg("convert").arg(file).args(more).output().expect("the binary runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).expect("text")
+}
+
+/// Returns the answer of the real program: whether it takes the file, and what it says. `None` where it is not installed.
+fn haproxy_takes(file: &Path) -> Option<(bool, String)> {
+    let program = Path::new("/usr/sbin/haproxy");
+    if !program.exists() {
+        skip("convert: there is no haproxy (Debian's package of this name)");
+        return None;
+    }
+    let output = Command::new(program).arg("-c").arg("-f").arg(file).output().expect("it runs");
+    Some((output.status.success(), text(&output.stderr)))
+}
+
+fn validates(folder: &Path, config: &str) {
+    let path = folder.join("converted.yaml");
+    std::fs::write(&path, config).expect("written");
+    let output = Command::new(BINARY).arg("validate").arg(&path).output().expect("it runs");
+    assert!(output.status.success(), "{}{}\n{config}", text(&output.stdout), text(&output.stderr));
+}
+
+#[test]
+fn what_cannot_be_converted_is_listed_with_its_line() {
+    let file = corpus().join("everything.cfg");
+    if let Some((takes, said)) = haproxy_takes(&file) {
+        assert!(takes, "{said}");
+    }
+    let output = convert(&file, &[]);
+    let (config, told) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{told}");
+    let folder = tempfile::tempdir().expect("a folder");
+    validates(folder.path(), &config);
+    let source = std::fs::read_to_string(&file).expect("the file");
+    let line = |of: &str| {
+        1 + source.lines().position(|line| line.trim() == of).unwrap_or_else(|| panic!("no line {of}"))
+    };
+    for (of, fate, why) in [
+        ("tcp-request connection reject if { src 192.0.2.0/24 }", "not converted", "no counterpart"),
+        ("acl office src 10.0.0.0/8", "not converted", "only names sent by SNI"),
+        ("acl legacy req.ssl_sni -i -m reg ^old[0-9]+", "not converted", "-m reg"),
+        ("use_backend internal if api office", "not converted", "only names sent by SNI"),
+        ("use_backend old if legacy", "not converted", "-m reg"),
+        ("use_backend %[req.ssl_sni,lower,map_str(/dev/null,web)]", "not converted", "computed"),
+        ("use_backend case if { req.ssl_sni Case.example.com }", "differs", "case"),
+        ("bind [::1]:9443 name six", "not converted", "`name six`"),
+        ("bind 127.0.0.1:7443 accept-proxy", "differs", "proxyProtocol.from"),
+        ("maxconn 5000", "not converted", "limits.connections"),
+        ("default_backend web", "differs", "not_tls"),
+        ("frontend plain", "not converted", "mode http"),
+        ("option tcp-check", "not converted", "no counterpart"),
+        ("server a2 10.0.3.2:443 check inter 5s send-proxy-v2 maxconn 100", "not converted", "`maxconn 100`"),
+        ("server a3 10.0.3.3:443 backup check inter 5s send-proxy-v2", "not converted", "backup"),
+        ("server s2 10.0.4.2 weight 0", "not converted", "weight is 0"),
+        ("server s4 10.0.4.3:443 ssl verify none", "not converted", "makes TLS"),
+        ("server s5 10.0.4.4:443 disabled", "not converted", "disabled"),
+        ("balance first", "not converted", "roundRobin is taken"),
+        ("stick on src", "not converted", "no counterpart"),
+        ("backend internal", "not converted", "no converted rule"),
+        ("resolvers dns", "not converted", "the section resolvers"),
+    ] {
+        let begins = format!("{}:{}: {fate}: ", file.display(), line(of));
+        let found = told.lines().any(|told| told.starts_with(&begins) && told.contains(why));
+        assert!(found, "{begins}{why} is not told:\n{told}");
+        // The config says it too, for whoever reads it later.
+        assert!(config.contains(&format!("#   line {}: ", line(of))), "{of}: {config}");
+    }
+    for wanted in [
+        "bind: \":8443\"",
+        "bind: \"[::1]:9443\"",
+        "proxyProtocol: {mode: require",
+        "hello: {timeout: 5s}",
+        "\"api2.example.com\":",
+        "\"*.shop.example.com\":",
+        "\"*\":",
+        "\"-\":",
+        "weight: 3",
+        "health: {interval: 5s, timeout: 2s, unhealthyAfter: 3, healthyAfter: 2}",
+        "sendProxyProtocol: v2",
+        "loadBalancing: {policy: sourceHash",
+        "connectTimeout: 1500ms",
+        "limits: {connections: 20000}",
+        "timeouts: {connect: 5s, idle: 120s, halfClose: 10s}",
+        "drain: {timeout: 30s}",
+    ] {
+        assert!(config.contains(wanted), "no {wanted}:\n{config}");
+    }
+    assert!(!config.contains("www.shop.example.com\":"), "a rule that HAProxy never reaches: {config}");
+    // Lines without a counterpart are listed on demand, and a script can fail on the others.
+    let all = text(&convert(&file, &["--all"]).stderr);
+    for of in [
+        "option tcplog",
+        "daemon",
+        "retries 3",
+        "use_backend shop if { req.ssl_sni -i www.shop.example.com }",
+    ] {
+        assert!(all.contains(&format!(":{}: not needed: ", line(of))), "{of}: {all}");
+    }
+    assert_eq!(convert(&file, &["--strict"]).status.code(), Some(1));
+}
+
+#[test]
+fn a_file_is_not_overwritten_and_one_without_a_tcp_section_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (input, out) = (folder.path().join("haproxy.cfg"), folder.path().join("isthmus.yaml"));
+    std::fs::write(
+        &input,
+        "frontend f\n bind :1443\n default_backend b\nbackend b\n server s 10.0.0.1:443\n",
+    )
+    .expect("written");
+    let to = ["--out", out.to_str().expect("text")];
+    assert!(convert(&input, &to).status.success());
+    let first = std::fs::read_to_string(&out).expect("written");
+    assert!(first.contains("\"10.0.0.1:443\""), "{first}");
+    let second = convert(&input, &to);
+    assert_eq!(second.status.code(), Some(1));
+    assert!(text(&second.stderr).contains("cannot write"), "{second:?}");
+    std::fs::write(&input, "defaults\n mode http\nfrontend f\n bind :80\n").expect("written");
+    let refused = convert(&input, &[]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(text(&refused.stderr).contains("no section of mode tcp"), "{refused:?}");
+    for hostile in [
+        "",
+        "frontend",
+        "bind",
+        "frontend f\nuse_backend\nacl\nbind\nserver",
+        "backend b\nserver a\n",
+        "\u{0}\"",
+        "frontend f\n bind :1 ssl\n use_backend b if {\n",
+    ] {
+        std::fs::write(&input, hostile).expect("written");
+        assert_eq!(convert(&input, &[]).status.code(), Some(1), "{hostile:?}");
+    }
+}
+
+/// Sends a hello, and returns the mark of the backend that answers; empty if none does.
+fn ask(address: SocketAddr, name: &str) -> String {
+    let mut client: TcpStream = connect(address);
+    client.write_all(&hello(name)).expect("sent");
+    let mut answer = Vec::new();
+    let _ = client.read_to_end(&mut answer);
+    // A refused client reads an alert.
+    if answer.first() == Some(&21) { String::new() } else { String::from_utf8_lossy(&answer).into_owned() }
+}
+
+fn marked(mark: &'static str) -> Backend {
+    Backend::start(move |mut stream| {
+        let _ = stream.read(&mut [0; 4096]);
+        let _ = stream.write_all(mark.as_bytes());
+    })
+}
+
+/// Names that the files of the corpus route, and some that they do not. An address is sent as no name at all.
+const NAMES: [&str; 13] = [
+    "api.example.com",
+    "API.Example.com",
+    "v2.api.example.com",
+    "shop.example.com",
+    "www.shop.example.com",
+    "a.b.shop.example.com",
+    "x.deep.example.com",
+    "deep.example.com",
+    "example.com",
+    "xapi.example.com",
+    "other.test",
+    "nobody.test",
+    "127.0.0.1",
+];
+
+#[test]
+fn a_converted_config_sends_each_name_where_haproxy_does() {
+    const NAME: &str = "a_converted_config_sends_each_name_where_haproxy_does";
+    let backends = ["a", "b", "c"].map(marked);
+    let folder = tempfile::tempdir().expect("a folder");
+    for file in ["order.cfg", "names_only.cfg", "listen.cfg", "two.cfg"] {
+        let mut config = std::fs::read_to_string(corpus().join(file)).expect("a file");
+        let (address, second) = (free(), free());
+        config = config.replace("{bind}", &address.to_string()).replace("{bind2}", &second.to_string());
+        let has_second = config.contains(&second.to_string());
+        for (name, backend) in ["{a}", "{b}", "{c}"].iter().zip(&backends) {
+            config = config.replace(name, &backend.address.to_string());
+        }
+        let input = folder.path().join(file);
+        std::fs::write(&input, &config).expect("written");
+        let Some((takes, said)) = haproxy_takes(&input) else { return };
+        assert!(takes, "{file}: {said}");
+        let answers = || -> BTreeMap<(SocketAddr, &str), String> {
+            let addresses = [Some(address), has_second.then_some(second)].into_iter().flatten();
+            let asked = addresses.flat_map(|address| NAMES.map(|name| ((address, name), ask(address, name))));
+            asked.collect()
+        };
+        let Some(balancer) = Balancer::haproxy_of(NAME, address, &config) else { return };
+        let of_haproxy = answers();
+        drop(balancer);
+        let output = convert(&input, &["--strict"]);
+        let converted = text(&output.stdout);
+        assert!(output.status.success(), "{file}: {}", text(&output.stderr));
+        validates(folder.path(), &converted);
+        let gateway = Gateway::start(&converted);
+        assert_eq!(gateway.listener("tls"), address);
+        let of_isthmus = answers();
+        assert_eq!(of_isthmus, of_haproxy, "{file}:\n{converted}");
+        let marks: std::collections::BTreeSet<&String> = of_haproxy.values().collect();
+        assert!(marks.len() >= 2, "{file}: {of_haproxy:?}");
+    }
+}
