@@ -1,5 +1,5 @@
-//! Enrolment: two gateways of organisations with an authority each, which know nothing of each other, are linked by a token, with
-//! one command on each side.
+//! Enrolment: two gateways of organisations with an authority each, which know nothing of each other, are linked by a token,
+//! with one command on each side.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
@@ -135,9 +135,6 @@ fn two_commands_link_two_gateways_and_restarts_keep_the_link() {
     for path in [&stored, &of_east.path().join("peers/west.pem")] {
         assert_eq!(path.metadata().expect("stored").permissions().mode() & 0o777, 0o600);
     }
-    // The secret is stored nowhere.
-    let files = std::fs::read_dir(of_east.path().join("peers")).expect("a folder").count();
-    assert_eq!(files, 1);
     // Both restart, the other side first.
     at_east.kill();
     at_west.kill();
@@ -185,7 +182,9 @@ fn tokens_that_are_expired_foreign_void_or_damaged_are_refused() {
     is_refused(&join(&west, "east", &void), "is not one of this gateway");
     is_refused(&join(&west, "east", &token[..token.len() - 3]), "the token is damaged");
     is_refused(&join(&west, "east", "hello"), "no token of `isthmus peer invite`");
-    is_refused(&join(&west, "north", &token), "the config has no peer \"north\"");
+    let unknown = join(&west, "north", &token);
+    is_refused(&unknown, "the config has no peer \"north\"");
+    is_refused(&unknown, "the token suggests the name \"east\"");
     is_refused(&run(&east, &["peer", "invite", "--name", "north"]), "the config has no peer \"north\"");
     is_refused(&run(&east, &["peer", "invite", "--name", "west", "--valid", "25h"]), "at most 24 h");
     is_refused(&run(&east, &["peer", "invite", "--name", "west", "--address", "gw"]), "expected host:port");

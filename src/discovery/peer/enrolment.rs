@@ -43,6 +43,7 @@ use crate::model::identity::TrustDomain;
 use crate::net::channel::{CallFault, Channel, Limits, Tasks};
 use crate::net::handed::HandedOver;
 use crate::net::scope::Scope;
+use crate::net::throttle::LogThrottle;
 use crate::proto::isthmus::peer::v1 as proto;
 use crate::snapshot::peer::ENROL_PROTOCOL;
 use crate::tls::client;
@@ -60,6 +61,8 @@ const STEP_WITHIN: Duration = Duration::from_secs(5);
 const MESSAGE_BYTES_MAX: usize = 128 << 10;
 /// The largest header list of a request in bytes.
 const HEADERS_BYTES_MAX: u32 = 16 << 10;
+/// How often it is logged that a secret was refused.
+const LOG_EVERY: Duration = Duration::from_secs(1);
 /// The longest life of an invitation.
 const VALID_MAX: Duration = Duration::from_secs(24 * 3600);
 
@@ -77,6 +80,8 @@ struct Shared {
     invitations: Mutex<Invitations>,
     /// Held while a link is stored, so that of two the later one stays.
     storing: tokio::sync::Mutex<()>,
+    /// Limits what strangers can write into the log.
+    refusals: LogThrottle,
     /// Wakes whoever reads the config again after a link was stored.
     stored: Notify,
 }
@@ -104,6 +109,7 @@ impl Enrolment {
             settings: Mutex::default(),
             invitations: Mutex::default(),
             storing: tokio::sync::Mutex::default(),
+            refusals: LogThrottle::new(LOG_EVERY),
             stored: Notify::new(),
         })))
     }
@@ -169,7 +175,7 @@ impl Enrolment {
             Ok(found) => settings.may_enrol(found, keeping)?,
             // The link that is printed can be written into the config together with the peer.
             Err(_) if keeping == Keeping::Return => {}
-            Err(problem) => return Err(problem),
+            Err(problem) => return Err(format!("{problem}; the token suggests the name {:?}", token.name)),
         }
         if self.own_pin()? == token.pin {
             return Err("the token was made by this gateway itself; use it at the gateway of the other side"
@@ -238,7 +244,9 @@ impl Enrolment {
     ) -> Result<proto::Party, Status> {
         let hash = sha256(&request.secret);
         let denied = |refusal| {
-            tracing::warn!("an enrolment is refused: {refusal}");
+            if let Some(times) = self.0.refusals.occurred() {
+                tracing::warn!(times, "an enrolment is refused: {refusal}");
+            }
             Status::permission_denied(format!("{refusal}; make another with `isthmus peer invite`"))
         };
         let found = lock(&self.0.invitations).find(&hash, Instant::now());
