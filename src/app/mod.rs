@@ -444,8 +444,12 @@ impl Program {
             shutdown::shutdown(dataplane, config.drain, deaf).await;
             exporter.finish().await;
             // The next process can start from the newest state of each registry.
-            if tokio::task::spawn_blocking(move || aggregator.write_copies()).await.is_err() {
-                tracing::error!("writing the copies of registries panicked");
+            let write = move || {
+                aggregator.write_copies();
+                links.write_times();
+            };
+            if tokio::task::spawn_blocking(write).await.is_err() {
+                tracing::error!("writing the state folder panicked");
             }
         };
         if supervisor.during(stopped).await.is_err() {

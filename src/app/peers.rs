@@ -1,5 +1,6 @@
 //! The links with peers: connects the part that speaks with a peer to the registry that takes its services.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::sync::{mpsc, watch};
@@ -68,6 +69,7 @@ pub(super) fn start(
         scope,
     );
     let links = links.map_err(|error| format!("cannot make TLS for links with peers: {error}"))?;
+    links.read_times(config.aggregator.state.as_deref());
     configure(&links, config);
     Ok(links)
 }
@@ -77,7 +79,7 @@ pub(super) fn configure(links: &Links, config: &Config) {
     let own = &config.policy.mesh.trust_domain;
     let state = config.aggregator.state.as_ref();
     links.enrolment().configure(own, &suggested_name(config), &config.links, state);
-    links.configure(own, &config.links);
+    links.configure(own, &config.links, state.map(PathBuf::as_path));
 }
 
 /// Returns the name that the other side of an enrolment may give us: our cluster's, else the first label of our trust domain.

@@ -1,6 +1,7 @@
 //! `aggregator`, `dns`, `state` and `xds`: how snapshots are made, and which clients get them.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 
 use crate::aggregator::options::Options;
 use crate::aggregator::resolver::Options as DnsOptions;
@@ -21,10 +22,15 @@ pub(super) fn options(root: &Fields<'_>, problems: &mut Problems) -> Options {
         expire_after: fields.get(&keys::Aggregator::EXPIRE_AFTER),
         withdrawal_hold: fields.get(&keys::Aggregator::WITHDRAWAL_HOLD),
         start_timeout: fields.get(&keys::Aggregator::START_TIMEOUT),
-        state: path_of(&root.map(&Root::STATE), &keys::State::DIR, problems),
+        state: state(root, problems),
         dns: dns(&root.map(&Root::DNS), problems),
         virtual_addresses: None,
     }
+}
+
+/// Returns the state folder.
+pub(super) fn state(root: &Fields<'_>, problems: &Problems) -> Option<PathBuf> {
+    path_of(&root.map(&Root::STATE), &keys::State::DIR, problems)
 }
 
 fn dns(fields: &Fields<'_>, problems: &mut Problems) -> DnsOptions {

@@ -67,6 +67,7 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
     let mut registries = registries::with_export_writer(registries, &node, &exports);
     let peers = peers::read(&root, &mesh, &identity.trust, &listeners.list, &mut problems);
     identity.peers = peers.trust;
+    identity.state = aggregation::state(&root, &problems);
     // Last, so that a peer overrules none of our own services.
     registries.extend(peers.registries);
     let policy = Policy {

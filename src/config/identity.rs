@@ -34,7 +34,7 @@ pub(super) fn options(root: &Fields<'_>, node: &Node, mesh: &Mesh, problems: &mu
                      to request";
         problems.error(found.position, &Path::Root.key(Root::IDENTITY.name()), fault);
     }
-    Options { source, trust: trust(root, problems), peers: Vec::new(), expected }
+    Options { source, trust: trust(root, problems), peers: Vec::new(), state: None, expected }
 }
 
 /// Returns the identity that the certificate must have, if the node has a namespace and service account.

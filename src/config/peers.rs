@@ -18,9 +18,9 @@ use crate::snapshot::policy::{AddressScope, Listener, ListenerProtocol, Mesh, Re
 use crate::tls::roots::PeerTrust;
 use crate::tls::source::TrustFile;
 
+use super::aggregation;
 use super::file::path_of;
 use super::table::Root;
-use super::table::mesh::State;
 use super::table::peers as keys;
 
 /// The peers, as each part of the program needs them.
@@ -45,7 +45,7 @@ pub(super) fn read(
     problems: &mut Problems,
 ) -> Peers {
     let list = Path::Root.key(Root::PEERS.name());
-    let state = path_of(&root.map(&Root::STATE), &State::DIR, problems);
+    let state = aggregation::state(root, problems);
     let mut reader = Reader {
         problems,
         mesh,
@@ -254,8 +254,8 @@ impl Reader<'_> {
         }
     }
 
-    /// Reads the link that an enrolment has stored for a peer of which the file does not say who it is. What is wrong with it is a
-    /// warning, and the peer is not enrolled: the rest of the file is used.
+    /// Reads the link that an enrolment has stored for a peer of which the file does not say who it is. What is wrong with it
+    /// is a warning, and the peer is not enrolled: the rest of the file is used.
     fn enrolled(
         &mut self,
         fields: &Fields<'_>,

@@ -84,12 +84,12 @@ keys! {
         DRAIN "drain": Drain => "defaults";
         /// DNS resolution of the host names of endpoints and gateways.
         DNS "dns": Dns => "defaults";
-        /// The DNS server. It answers for the services of other organisations with virtual addresses, and for exported services of
-        /// our own with their addresses. A change takes effect after a restart.
+        /// The DNS server. It answers for the services of other organisations with virtual addresses, and for exported services
+        /// of our own with their addresses. A change takes effect after a restart.
         DNS_SERVER "dnsServer": form::OrOff<DnsServer> => "off";
         /// Start-up wait, staleness, and protection against mass removal of services.
         AGGREGATOR "aggregator": Aggregator => "defaults";
-        /// Copies of registries on disk.
+        /// What is kept on disk over a restart.
         STATE "state": State => "nothing on disk";
         /// The xDS server. It gives each client the endpoints as seen from the client's network.
         XDS "xds": form::OrOff<Xds> => "not opened";

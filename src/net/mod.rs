@@ -13,6 +13,7 @@ pub mod handed;
 pub mod incoming;
 pub mod inherited;
 pub mod latest;
+pub mod line_file;
 pub mod listen;
 pub mod own;
 pub mod pipe;

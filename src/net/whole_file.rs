@@ -33,6 +33,15 @@ pub fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
+/// Moves a damaged file aside, for the operator to look at. Returns a text for the path that it has then.
+pub fn set_aside(path: &Path) -> String {
+    let aside = with_suffix(path, ".damaged");
+    match fs::rename(path, &aside) {
+        Ok(()) => aside.display().to_string(),
+        Err(error) => format!("{}, because it cannot be renamed ({error})", path.display()),
+    }
+}
+
 /// Returns a path with a further suffix of its file name.
 pub fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();

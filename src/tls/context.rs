@@ -12,7 +12,7 @@ use super::roots::RootStore;
 use super::source::{Options, Sink, Source};
 use super::status::SourceStatus;
 use super::trust::TrustBundles;
-use super::{files, istio_ca, workload_api};
+use super::{announced, files, istio_ca, workload_api};
 use crate::net::latest::{Latest, LatestWriter};
 use crate::net::scope::Scope;
 use crate::net::watch::FileWatch;
@@ -125,6 +125,10 @@ impl CertificateRotation {
         files.read().await;
         if withdrawn {
             sink.store.publish();
+        }
+        if let Some(state) = &options.state {
+            announced::restore(&self.store, state).await;
+            self.begin(announced::keep(self.store.clone(), state.clone()));
         }
         self.begin(files.run(watch));
         match (&options.source, &options.expected) {

@@ -1,6 +1,7 @@
 //! TLS that this gateway terminates or originates: its own certificates and the roots that it trusts. The
 //! workloads' TLS passes through the gateway and has no part here.
 
+mod announced;
 pub mod certificate;
 pub mod client;
 pub mod context;
@@ -9,6 +10,7 @@ pub mod files;
 mod istio_ca;
 pub mod pinned;
 pub mod proof;
+pub mod root_file;
 pub mod roots;
 pub mod server;
 mod signatures;

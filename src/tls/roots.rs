@@ -1,9 +1,9 @@
 //! All known roots by their source, and the one place that makes the trust bundles of them: files, the source of this gateway's
 //! certificate, and what peers announce over their links.
 //!
-//! The roots of a peer in use are those that it has announced, if it has announced any, else those of its file. A root is of one
-//! bundle only: a bundle of a peer with a root of another bundle, or with one that cannot be used, is not applied, and the last
-//! good one of that peer stays.
+//! The roots of a peer in use are those that it has announced since its file changed, if there are any, else those of its file.
+//! A root is of one bundle only: a bundle of a peer with a root of another bundle, or with one that cannot be used, is not
+//! applied, and the last good one of that peer stays.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -15,6 +15,8 @@ use rustls::pki_types::CertificateDer;
 use tokio::sync::watch;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
+use super::certificate::pem;
+use super::pinned::{Hash, sha256};
 use super::server::provider;
 use super::status::{SourceStatus, trust_of};
 use super::trust::{Bundle, Owner, TrustBundles};
@@ -54,7 +56,15 @@ pub(super) struct Roots {
     /// Those of files for peers, by alias.
     pub(super) of_peers: BTreeMap<TrustDomain, RootList>,
     /// Those that peers have announced, by alias.
-    announced: BTreeMap<TrustDomain, RootList>,
+    announced: BTreeMap<TrustDomain, Announced>,
+}
+
+/// The roots that a peer has announced.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Announced {
+    pub(super) roots: RootList,
+    /// The hash of the roots of its file at that time. A file with other roots counts more: the operator has replaced it since.
+    pub(super) base: Hash,
 }
 
 /// Keeps the roots and publishes the trust bundles.
@@ -96,9 +106,24 @@ impl RootStore {
     }
 
     /// Sets the roots that a peer has announced, in place of those that it announced before: during a rotation the old and the
-    /// new one, then the new one alone. Without a root, those of its file are in use again. Connections of callers whom the roots
-    /// vouch for no longer end. An error says what is wrong with the roots; nothing changes then.
+    /// new one, then the new one alone. Without a root, those of its file are in use again. Connections of callers whom the
+    /// roots vouch for no longer end. An error says what is wrong with the roots; nothing changes then.
     pub fn announce(&self, alias: &TrustDomain, roots: RootList) -> Result<(), String> {
+        if self.take(alias, roots, None)? {
+            tracing::info!(%alias, "the peer's roots have changed over its link");
+        }
+        self.solved(&kept_text(alias));
+        Ok(())
+    }
+
+    /// Sets the roots that a peer has announced to an earlier process, unless its file has changed since. An error says what is
+    /// wrong with them.
+    pub(super) fn restore(&self, alias: &TrustDomain, announced: Announced) -> Result<(), String> {
+        self.take(alias, announced.roots, Some(announced.base)).map(drop)
+    }
+
+    /// Sets announced roots; those of an earlier process count only with the file of that time. Returns true if they changed.
+    fn take(&self, alias: &TrustDomain, roots: RootList, of_base: Option<Hash>) -> Result<bool, String> {
         let _publishing = self.publishing.lock().unwrap_or_else(PoisonError::into_inner);
         let known = self.roots.borrow().clone();
         let Some(peer) = known.peers.iter().find(|peer| peer.alias == *alias) else {
@@ -109,19 +134,21 @@ impl RootStore {
             let owner = Owner::Peer { named: peer.trust_domain.clone() };
             Bundle::new(alias, owner, roots.clone(), &self.provider).map_err(|fault| fault.to_string())?;
         }
+        let base = base(known.of_peers.get(alias));
+        if of_base.is_some_and(|of_base| of_base != base) {
+            return Ok(false);
+        }
+        let next = (!roots.is_empty()).then_some(Announced { roots, base });
         let changed = self.roots.send_if_modified(|known| {
-            let before = known.announced.remove(alias).unwrap_or_default();
-            let changed = before != roots;
-            if !roots.is_empty() {
-                known.announced.insert(alias.clone(), roots);
-            }
+            let before = known.announced.remove(alias);
+            let changed = before != next;
+            known.announced.extend(next.map(|next| (alias.clone(), next)));
             changed
         });
         if changed {
-            tracing::info!(%alias, "the peer's roots have changed over its link");
             self.make();
         }
-        Ok(())
+        Ok(changed)
     }
 
     /// Checks roots that a peer gives for the trust domain that is known as `alias`. An error says what is wrong with them.
@@ -142,7 +169,7 @@ impl RootStore {
 
     /// Returns the roots that a peer announced last; empty if it has announced none.
     pub fn announced(&self, alias: &TrustDomain) -> RootList {
-        self.roots.borrow().announced.get(alias).cloned().unwrap_or_default()
+        self.roots.borrow().announced.get(alias).map(|announced| announced.roots.clone()).unwrap_or_default()
     }
 
     pub(super) fn problem(&self, of: &str, problem: String) {
@@ -232,6 +259,16 @@ impl RootStore {
     }
 }
 
+/// Returns the key of a problem with announced roots of a peer that were kept.
+pub(super) fn kept_text(alias: &TrustDomain) -> String {
+    format!("{} kept from its link", trust_of(alias))
+}
+
+/// Returns the hash of the roots of a peer's file.
+fn base(roots: Option<&RootList>) -> Hash {
+    sha256(pem(roots.map(Vec::as_slice).unwrap_or_default()).as_bytes())
+}
+
 /// Returns the key of a problem with the roots of a peer that were read.
 fn roots_text(alias: &TrustDomain) -> String {
     format!("{} in use", trust_of(alias))
@@ -246,15 +283,23 @@ impl Roots {
         self.peers = peers.to_vec();
     }
 
+    /// Returns what each peer has announced, by its name; `None` for nothing.
+    pub(super) fn announced_by(&self) -> impl Iterator<Item = (&PeerTrust, Option<&Announced>)> {
+        self.peers.iter().map(|peer| (peer, self.announced.get(&peer.alias)))
+    }
+
     /// Returns the roots of a peer that are to be used.
     fn of_peer(&self, alias: &TrustDomain) -> Option<&RootList> {
-        self.announced.get(alias).or_else(|| self.of_peers.get(alias))
+        let of_file = self.of_peers.get(alias);
+        let announced = self.announced.get(alias).filter(|announced| announced.base == base(of_file));
+        announced.map(|announced| &announced.roots).or(of_file)
     }
 
     /// Returns all roots of other trust domains, in use or not.
     fn others(&self, alias: &TrustDomain) -> impl Iterator<Item = (&TrustDomain, &RootList)> {
-        let all = [&self.configured, &self.supplied, &self.of_peers, &self.announced].into_iter().flatten();
-        all.filter(move |(domain, _)| *domain != alias)
+        let files = [&self.configured, &self.supplied, &self.of_peers].into_iter().flatten();
+        let announced = self.announced.iter().map(|(domain, announced)| (domain, &announced.roots));
+        files.chain(announced).filter(move |(domain, _)| *domain != alias)
     }
 }
 

@@ -32,6 +32,8 @@ pub struct Options {
     pub trust: Vec<TrustFile>,
     /// The trust domains of peers.
     pub peers: Vec<PeerTrust>,
+    /// The state folder, which keeps what peers announce; `None`: nothing is kept.
+    pub state: Option<PathBuf>,
     /// The identity that the certificate must have, and that [`IstioCa`] certifies; `None`: any.
     pub expected: Option<Identity>,
 }

@@ -1,6 +1,7 @@
 //! Federation: two organisations with a gateway, a CA and a trust domain each exchange services over a link.
 
 use std::io::{Read, Write};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -166,6 +167,97 @@ fn f_8_a_gateway_that_starts_while_the_peer_is_down_serves_what_it_had() {
     let east = start(pair.east.folder(&[&pair.west]), &config);
     weighs(&east, RATINGS, 7.0);
     assert!(started.elapsed() < Duration::from_secs(20), "the start does not wait for the peer");
+}
+
+/// Replaces the authority of an organisation: its roots and its gateway's certificate, in the folder of the gateway.
+fn replace_authority(organisation: &mut Organisation, folder: &Path) {
+    let old = organisation.pki.ca_pem();
+    organisation.pki = Pki::new(&format!("the next CA of {}", organisation.name));
+    // Peers hear of the new root while the old one still holds.
+    std::fs::write(folder.join("roots.pem"), format!("{old}{}", organisation.pki.ca_pem())).expect("written");
+}
+
+#[test]
+fn roots_that_a_peer_announced_are_used_after_a_restart() {
+    let mut pair = Pair::new();
+    let west_config = pair.west_config(&services(&[service("ratings", [3, 4])]));
+    let west = start(pair.west.folder(&[&pair.east]), &west_config);
+    let state = tempfile::tempdir().expect("a folder");
+    let east_config = pair.east_config(&format!("state: {{dir: {}}}\n", state.path().display()));
+    // The file with the root of west that east has, from the beginning to the end.
+    let start_east = |pair: &Pair, file: &str| {
+        let folder = pair.east.folder(&[]);
+        std::fs::write(folder.path().join("west.pem"), file).expect("written");
+        start(folder, &east_config)
+    };
+    let file = pair.west.pki.ca_pem();
+    let mut east = start_east(&pair, &file);
+    weighs(&east, RATINGS, 7.0);
+    replace_authority(&mut pair.west, west.folder());
+    let kept = state.path().join("peers/west.roots.pem");
+    let has = |roots: &str| std::fs::read_to_string(&kept).is_ok_and(|text| text.contains(roots));
+    let of_next = pair.west.pki.ca_pem().replace("\r\n", "\n");
+    eventually("the announced roots to be kept", || has(of_next.trim()).then_some(()));
+    // From here on the gateway of west is what only the new root says.
+    pair.west.certify(west.folder());
+    std::fs::write(west.folder().join("roots.pem"), pair.west.pki.ca_pem()).expect("written");
+    eventually("the new root alone", || (!has(file.replace("\r\n", "\n").trim())).then_some(()));
+    east.kill();
+    let mut east = start_east(&pair, &file);
+    let is_live = |east: &Gateway| east.json("/api/v1/peers")[0]["state"] == "live";
+    eventually("the link with the new root", || is_live(&east).then_some(()));
+    // Without what was kept, the file alone is known, which does not verify the peer any more.
+    east.kill();
+    std::fs::write(&kept, "damaged").expect("written");
+    let east = start_east(&pair, &file);
+    eventually("the problem", || {
+        let status = east.json("/api/v1/status")["identity"].to_string();
+        status.contains("west.roots.pem").then_some(())
+    });
+    assert!(!is_live(&east) && state.path().join("peers/west.roots.pem.damaged").exists());
+    drop(west);
+}
+
+#[test]
+fn times_of_export_are_those_of_the_first_export_also_after_a_restart() {
+    let pair = Pair::new();
+    let state = tempfile::tempdir().expect("a folder");
+    let at_west = |more: &str| {
+        let config = pair.west_config(&services(&[service("ratings", [3, 4])]));
+        start(
+            pair.west.folder(&[&pair.east]),
+            &format!("{config}state: {{dir: {}}}\n{more}", state.path().display()),
+        )
+    };
+    let mut west = at_west("");
+    let east = pair.start_east();
+    weighs(&east, RATINGS, 7.0);
+    let file = state.path().join("export-times");
+    let text = || std::fs::read_to_string(&file).unwrap_or_default();
+    let line = || text().lines().find(|line| line.contains(RATINGS)).map(str::to_owned);
+    let first = eventually("the time in the file", line);
+    let (before, time) = first.rsplit_once(' ').expect("a time");
+    assert_eq!(before, format!("east {RATINGS}"));
+    let time: u64 = time.parse().expect("seconds");
+    west.kill();
+    // As if it had been exported long ago.
+    let (old, mut list) = (time - 1_000, Vec::new());
+    list.extend(format!("isthmus export times 1\n{before} {old}\n").into_bytes());
+    let sum = twox_hash::XxHash3_64::oneshot(&list);
+    list.extend(format!("end 1 {sum:016x}\n").into_bytes());
+    std::fs::write(&file, list).expect("written");
+    let _west = at_west("");
+    drop(east);
+    let leases = tempfile::tempdir().expect("a folder");
+    let names = format!(
+        "state: {{dir: {}}}\ndnsServer: {{bind: \"127.0.0.1:0\", zones: [global], vips: [\"240.250.0.0/16\"]}}\n",
+        leases.path().display()
+    );
+    let _east = start(pair.east.folder(&[&pair.west]), &pair.east_config(&names));
+    eventually("the time on the other side", || {
+        let text = std::fs::read_to_string(leases.path().join("virtual-addresses")).ok()?;
+        text.contains(&format!("{RATINGS} {old} ")).then_some(())
+    });
 }
 
 #[test]

@@ -21,6 +21,8 @@ use crate::snapshot::policy::Gateway;
 const PORTS_MAX: usize = 256;
 /// Groups of endpoints of one service.
 const GROUPS_MAX: usize = 1_024;
+/// Seconds by which a peer's clock may be ahead. A time in the future only puts its service behind others.
+const CLOCKS_DIFFER: u64 = 24 * 3_600;
 /// Bytes of a name that is not a host name.
 const TEXT_BYTES_MAX: usize = 253;
 
@@ -32,8 +34,13 @@ pub(super) struct Read {
     pub(super) rule: Arc<str>,
 }
 
-/// Reads a record.
-pub(super) fn service(peer: &Peer, record: &proto::Service, interner: &mut Interner) -> Result<Read, String> {
+/// Reads a record that came at `now`, in seconds since 1970.
+pub(super) fn service(
+    peer: &Peer,
+    record: &proto::Service,
+    now: u64,
+    interner: &mut Interner,
+) -> Result<Read, String> {
     let exported = HostName::parse(&record.name).map_err(|error| error.to_string())?;
     let rule = peer.import_of(exported.as_str()).ok_or("it is not imported")?;
     let namespace = text("namespace", &record.namespace)?;
@@ -58,7 +65,8 @@ pub(super) fn service(peer: &Peer, record: &proto::Service, interner: &mut Inter
     }
     let groups = record.groups.iter().map(|group| endpoint(peer, group, &ports, interner));
     let endpoints = groups.collect::<Result<_, _>>()?;
-    let import = Import { peer: peer.name.clone(), exported_name: exported, exported_at: record.exported_at };
+    let exported_at = export_time(record.exported_at, now);
+    let import = Import { peer: peer.name.clone(), exported_name: exported, exported_at };
     let namespace = interner.text(&peer.namespace_here(namespace));
     let service = Service {
         key: ServiceKey { namespace, hostname },
@@ -72,6 +80,12 @@ pub(super) fn service(peer: &Peer, record: &proto::Service, interner: &mut Inter
         withheld: Box::default(),
     };
     Ok(Read { service: Arc::new(service), rule: rule.rule.clone() })
+}
+
+/// Returns the time of export of a record. One that is not said, or that is later than clocks differ, is the time at which the
+/// record came: with 0, a peer would have the first choice of addresses for ever.
+fn export_time(said: u64, now: u64) -> u64 {
+    if said == 0 || said > now.saturating_add(CLOCKS_DIFFER) { now } else { said }
 }
 
 fn port(port: &proto::Port, interner: &mut Interner) -> Result<ServicePort, String> {

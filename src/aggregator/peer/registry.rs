@@ -1,5 +1,5 @@
-//! The task of a peer's registry: merges what the peer's replicas give, takes gateways out that do not answer, and decides when a
-//! lost peer counts no longer.
+//! The task of a peer's registry: merges what the peer's replicas give, takes gateways out that do not answer, and decides when
+//! a lost peer counts no longer.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::convert::Infallible;
@@ -23,6 +23,7 @@ use crate::proto::isthmus::peer::v1 as proto;
 use crate::snapshot::change::{Change, GatewayKey, Item, Key, RegistryGateway};
 use crate::snapshot::peer::Peer;
 use crate::snapshot::policy::Gateway;
+use crate::telemetry::clock::steady_seconds;
 
 /// The shortest time between two orders of a peer to forget its services. Such an order is not held back, so one who has the key of
 /// the peer's gateway could otherwise take the services away again and again. A further order counts as a lost link.
@@ -199,8 +200,9 @@ impl Follower {
             items.remove(&name);
             names.insert(name);
         }
+        let now = steady_seconds();
         for record in delta.services {
-            let read = reading::service(&peer, &record, &mut interner);
+            let read = reading::service(&peer, &record, now, &mut interner);
             if let Err(problem) = read.and_then(|read| items.put(&peer, &record.name, read)) {
                 // The former state of the service is not the peer's any more.
                 items.remove(&record.name);

@@ -68,10 +68,10 @@ keys! {
         MAX_TTL "maxTtl": form::Timeout = Options::default().dns.ttl_max;
     }
 
-    /// Copies of registries on disk.
+    /// What is kept on disk over a restart.
     pub(in crate::config) State "state" {
-        /// Directory for the last good copy of each registry. A start uses the copy of a registry that cannot be
-        /// read.
+        /// Directory for the last good copy of each registry, which a start uses if the registry cannot be read, and for what
+        /// is known of peers: enrolled links, announced roots, and the times of exports.
         DIR "dir": form::Path => required;
     }
 

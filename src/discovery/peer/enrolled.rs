@@ -1,37 +1,26 @@
-//! A link that an enrolment gave, as a file of the state folder: `peers/NAME.pem`. The roots follow the other fields, so that the file
-//! is written whole, and is a file of roots as any other.
+//! A link that an enrolment gave, as a file of the state folder: `peers/NAME.pem`.
 //!
 //! ```text
 //! isthmus peer link 1
 //! identity: spiffe://west.example/ns/isthmus/sa/gateway
 //! dial: gw.west.example:15443
-//! sum: 0123456789abcdef
-//!
-//! -----BEGIN CERTIFICATE-----
 //! ```
 //!
-//! Instead of `dial` there is `accept: true` where the peer dials. `sum` is the XXH3 hash of all other bytes.
+//! Instead of `dial` there is `accept: true` where the peer dials. The roots follow ([`RootFile`]).
 
 use std::fmt;
-use std::fs;
-use std::io::{self, Write as _};
-use std::os::unix::fs::PermissionsExt;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use rustls::pki_types::CertificateDer;
-use twox_hash::XxHash3_64;
 
 use crate::model::address::Host;
 use crate::model::identity::Identity;
-use crate::net::file;
-use crate::net::whole_file::write_whole;
-use crate::tls::certificate::{certificates, pem};
+use crate::tls::certificate::pem;
+use crate::tls::root_file::{FOLDER, RootFile};
 
-/// The folder of enrolled links in the state folder.
-const FOLDER: &str = "peers";
-const HEAD: &str = "isthmus peer link 1";
-/// The largest file in bytes: the roots of a party have at most 64 KiB, which is less than 128 KiB as PEM.
-const BYTES_MAX: u64 = 256 << 10;
+/// The kind of the file.
+const KIND: &str = "peer link";
 
 /// What is needed for the link with a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,28 +84,30 @@ impl EnrolledLink {
     /// Reads the link of a peer; `None` if it is not enrolled. An error names the file and what is wrong with it. Blocks.
     pub fn load(state: &Path, peer: &str) -> Result<Option<Self>, String> {
         let path = Self::path(state, peer);
-        let named = |fault: &dyn fmt::Display| format!("{}: {fault}", path.display());
-        match fs::symlink_metadata(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(named(&error)),
-            Ok(metadata) if metadata.permissions().mode() & 0o002 != 0 && metadata.is_file() => {
-                return Err(named(
-                    &"anybody may write it, so anybody may have; run chmod 600 on it if you know it",
-                ));
-            }
-            Ok(_) => {}
-        }
-        let bytes = file::read(&path, BYTES_MAX).map_err(|fault| named(&fault))?;
-        let text = String::from_utf8(bytes).map_err(|_| named(&DAMAGED))?;
-        Self::parse(&text).map(Some).map_err(|fault| named(&fault))
+        let again =
+            |fault: String| format!("{fault}; enrol the peer again with `isthmus peer invite` and `join`");
+        let Some(file) = RootFile::load(&path, KIND).map_err(again)? else { return Ok(None) };
+        let link = Self::of_file(file);
+        link.map(Some).ok_or_else(|| again(format!("{}: a field cannot be read", path.display())))
     }
 
     /// Writes the link of a peer, in place of an earlier one. Blocks.
     pub fn store(&self, state: &Path, peer: &str) -> io::Result<()> {
-        write_whole(&Self::path(state, peer), |mut file| {
-            file.write_all(self.text().as_bytes())?;
-            Ok(file)
-        })
+        let dialling = match &self.dialling {
+            Dialling::Theirs => ("accept".to_owned(), "true".to_owned()),
+            Dialling::Ours(address) => ("dial".to_owned(), address.to_string()),
+        };
+        let fields = vec![("identity".to_owned(), self.identity.to_string()), dialling];
+        RootFile { fields, roots: self.roots.clone() }.store(&Self::path(state, peer), KIND)
+    }
+
+    fn of_file(file: RootFile) -> Option<Self> {
+        let dialling = match (file.field("dial"), file.field("accept")) {
+            (Some(address), None) => Dialling::Ours(GatewayAddress::parse(address).ok()?),
+            (None, Some("true")) => Dialling::Theirs,
+            _ => return None,
+        };
+        Some(Self { identity: Identity::parse(file.field("identity")?).ok()?, roots: file.roots, dialling })
     }
 
     /// Returns the key of the config that says which side dials.
@@ -131,41 +122,6 @@ impl EnrolledLink {
     pub fn pem(&self) -> String {
         pem(&self.roots)
     }
-
-    fn text(&self) -> String {
-        let how = match &self.dialling {
-            Dialling::Theirs => "accept: true".to_owned(),
-            Dialling::Ours(address) => format!("dial: {address}"),
-        };
-        let head = format!("{HEAD}\nidentity: {}\n{how}\n", self.identity);
-        let roots = format!("\n{}", self.pem());
-        format!("{head}sum: {:016x}\n{roots}", sum(&head, &roots))
-    }
-
-    fn parse(text: &str) -> Result<Self, &'static str> {
-        let (head, rest) = text.split_once("sum: ").ok_or(DAMAGED)?;
-        let (written, roots) = rest.split_once('\n').ok_or(DAMAGED)?;
-        if !head.starts_with(HEAD) || written != format!("{:016x}", sum(head, roots)) {
-            return Err(DAMAGED);
-        }
-        let mut lines = head.lines().skip(1);
-        let identity = lines.next().and_then(|line| line.strip_prefix("identity: "));
-        let identity = identity.and_then(|text| Identity::parse(text).ok()).ok_or(DAMAGED)?;
-        let dialling = match lines.next().and_then(|line| line.split_once(": ")) {
-            Some(("accept", "true")) => Dialling::Theirs,
-            Some(("dial", address)) => Dialling::Ours(GatewayAddress::parse(address).map_err(|_| DAMAGED)?),
-            _ => return Err(DAMAGED),
-        };
-        let roots = certificates(roots.as_bytes()).map_err(|_| DAMAGED)?;
-        Ok(Self { identity, roots, dialling })
-    }
-}
-
-const DAMAGED: &str =
-    "it is damaged, or not written by this version of isthmus; enrol the peer again with `isthmus peer`";
-
-fn sum(head: &str, roots: &str) -> u64 {
-    XxHash3_64::oneshot([head, roots].concat().as_bytes())
 }
 
 #[cfg(test)]
@@ -185,34 +141,29 @@ mod tests {
     }
 
     #[test]
-    fn a_stored_link_is_loaded_and_only_its_owner_reads_it() {
+    fn a_stored_link_is_loaded() {
         let state = tempfile::tempdir().expect("a folder");
         assert_eq!(EnrolledLink::load(state.path(), "west"), Ok(None));
         for dialling in [Dialling::Theirs, Dialling::Ours(address("[fd00::1]:15443"))] {
             let link = link(dialling);
             link.store(state.path(), "west").expect("stored");
-            assert_eq!(EnrolledLink::load(state.path(), "west"), Ok(Some(link.clone())));
-            let bytes = fs::read(EnrolledLink::path(state.path(), "west")).expect("written");
-            assert_eq!(certificates(&bytes).expect("a file of roots"), link.roots);
+            assert_eq!(EnrolledLink::load(state.path(), "west"), Ok(Some(link)));
         }
-        let path = EnrolledLink::path(state.path(), "west");
-        assert_eq!(path.metadata().expect("there").permissions().mode() & 0o777, 0o600);
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o606)).expect("set");
-        let refused = EnrolledLink::load(state.path(), "west").expect_err("others may have written it");
-        assert!(refused.contains("west.pem") && refused.contains("chmod 600"), "{refused}");
-    }
-
-    #[test]
-    fn a_file_that_differs_in_one_bit_or_is_cut_is_refused() {
-        let whole = link(Dialling::Ours(address("gw.west.example:15443"))).text();
-        for at in 0..whole.len() {
-            EnrolledLink::parse(&whole[..at]).expect_err("cut");
-            let mut other = whole.clone().into_bytes();
-            other[at] ^= 1;
-            let other = String::from_utf8(other).expect("ASCII");
-            EnrolledLink::parse(&other).expect_err(&other);
+        let file = |fields: &[(&str, &str)]| RootFile {
+            fields: fields.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
+            roots: link(Dialling::Theirs).roots,
+        };
+        let identity = ("identity", "spiffe://west.example/x");
+        for fields in [
+            &[identity][..],
+            &[identity, ("dial", "x")],
+            &[("dial", "a:1")],
+            &[("identity", "x"), ("accept", "true")],
+        ] {
+            file(fields).store(&EnrolledLink::path(state.path(), "west"), KIND).expect("stored");
+            let fault = EnrolledLink::load(state.path(), "west").expect_err("illegal");
+            assert!(fault.contains("west.pem: a field cannot be read; enrol the peer again"), "{fault}");
         }
-        EnrolledLink::parse(&format!("{whole}x")).expect_err("longer");
     }
 
     #[test]

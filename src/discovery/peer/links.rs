@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -13,9 +14,9 @@ use tokio::time::timeout;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::enrolment::Enrolment;
+use super::export_times::ExportTimes;
 use super::importer::Importer;
 use super::instances::{Instances, Newest};
-use super::offer::ExportTimes;
 use super::options::LinkOptions;
 use super::session::{Ended, Order, Outgoing, Session};
 use super::status::{LinkState, LinkTable};
@@ -93,6 +94,8 @@ impl Links {
         instance: Arc<str>,
         scope: &Scope,
     ) -> Result<Self, rustls::Error> {
+        let times = Arc::<ExportTimes>::default();
+        times.keep(scope);
         let tls = server::mutual(context.certificate.clone(), context.trust.clone(), &[LINK_PROTOCOL])?;
         let enrolment = Enrolment::new(context.clone(), roots.clone(), scope)?;
         let links = Self(Arc::new(Shared {
@@ -103,7 +106,7 @@ impl Links {
             roots,
             importer,
             table: Arc::default(),
-            times: Arc::default(),
+            times,
             instance,
             scope: scope.clone(),
             numbers: AtomicU64::new(1),
@@ -135,7 +138,8 @@ impl Links {
     }
 
     /// Replaces the peers. Links of peers that did not change go on, and peers that are no more are [parted](Self::part) from.
-    pub fn configure(&self, own: &TrustDomain, peers: &[LinkOptions]) {
+    pub fn configure(&self, own: &TrustDomain, peers: &[LinkOptions], state: Option<&Path>) {
+        self.0.times.keep_in(state);
         self.part(peers);
         *self.0.own.lock().unwrap_or_else(PoisonError::into_inner) = Some(own.clone());
         let mut configured = self.0.configured.lock().unwrap_or_else(PoisonError::into_inner);
@@ -172,6 +176,16 @@ impl Links {
             }
             configured.insert(name, link);
         }
+    }
+
+    /// Reads what an earlier process knew of the links. Is called once, before peers are there. Blocks.
+    pub fn read_times(&self, state: Option<&Path>) {
+        self.0.times.read(state);
+    }
+
+    /// Writes what a restarted process has to know of the links. Blocks.
+    pub fn write_times(&self) {
+        self.0.times.write();
     }
 
     /// Ends all links with Goodbye, because the gateway stops.

@@ -1,10 +1,11 @@
 //! What one peer is offered, and what it was given of that: full listings, and changes after them.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use prost::Message;
 
+use super::export_times::ExportTimes;
 use super::record;
 use crate::model::name::{HostName, NamePattern};
 use crate::model::set_hash::{ItemHash, SetHash};
@@ -15,21 +16,6 @@ use crate::world::{Reader, Since};
 
 /// The largest encoded size of the items of one message, in bytes.
 const MESSAGE_BYTES_MAX: usize = 256 << 10;
-
-/// When services were first exported, by peer and exported name; the links of one peer share it.
-#[derive(Debug, Default)]
-pub(super) struct ExportTimes(Mutex<HashMap<(Arc<str>, HostName), u64>>);
-
-impl ExportTimes {
-    fn of(&self, peer: &Arc<str>, name: &HostName, now: u64) -> u64 {
-        let mut times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *times.entry((peer.clone(), name.clone())).or_insert(now)
-    }
-
-    fn forget(&self, peer: &Arc<str>, name: &HostName) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&(peer.clone(), name.clone()));
-    }
-}
 
 /// The offer to one peer over one link.
 pub(super) struct Offer {

@@ -8,9 +8,10 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep_until, timeout};
 use tonic::{Status, Streaming};
 
+use super::export_times::ExportTimes;
 use super::importer::{Importer, Received};
 use super::instances::Newest;
-use super::offer::{ExportTimes, Next, Offer};
+use super::offer::{Next, Offer};
 use super::status::{LinkState, LinkStatus, LinkTable};
 use super::taken::Taken;
 use crate::model::name::NamePattern;
@@ -344,8 +345,8 @@ impl Session {
         self.outgoing.send(self.subscription()).await
     }
 
-    /// Hands on the items of a message; returns those that are refused, and true if the contents differ from what the other side
-    /// says.
+    /// Hands on the items of a message; returns those that are refused, and true if the contents differ from what the other
+    /// side says.
     async fn take(
         &self,
         instance: &Arc<str>,

@@ -117,6 +117,21 @@ fn a_rotation_takes_both_roots_and_then_the_new_one_alone() {
 }
 
 #[test]
+fn a_file_that_is_replaced_counts_more_than_what_was_announced_before() {
+    let (ours, old, new, next) = (authority("east"), authority("w"), authority("w"), authority("w"));
+    let store = store(("east", &ours), &[("west", "w", &old)]);
+    let by = [&old, &new, &next].map(|authority| certificate(authority, "spiffe://w/a"));
+    let trusted = || by.each_ref().map(|certificate| verified(&store, certificate) == "spiffe://west/a");
+    store.announce(&domain("west"), root(&new)).expect("good");
+    assert_eq!(trusted(), [false, true, false]);
+    store.roots.send_modify(|roots| drop(roots.of_peers.insert(domain("west"), root(&next))));
+    store.publish();
+    assert_eq!(trusted(), [false, false, true], "the peer was enrolled again with another authority");
+    store.announce(&domain("west"), root(&new)).expect("good");
+    assert_eq!(trusted(), [false, true, false], "what it announces from then on counts again");
+}
+
+#[test]
 fn announced_roots_of_others_are_refused() {
     let (ours, west, south) = (authority("east"), authority("w"), authority("s"));
     let store = store(("east", &ours), &[("west", "w", &west), ("south", "s", &south)]);

@@ -50,7 +50,7 @@ pub(in crate::aggregator::peer) fn record(name: &str, weight: u32) -> proto::Ser
 }
 
 fn read(record: &proto::Service) -> Result<Read, String> {
-    service(&peer(None), record, &mut Interner::default())
+    service(&peer(None), record, 1_000, &mut Interner::default())
 }
 
 #[test]
@@ -121,5 +121,16 @@ fn a_gateway_needs_a_port_a_weight_and_an_address() {
         proto::Gateway { identity: "spiffe://other/a".into(), ..good },
     ] {
         assert!(gateway(&peer(None), &wrong).is_err(), "{wrong:?}");
+    }
+}
+
+#[test]
+fn a_time_of_export_that_cannot_be_is_that_of_the_receipt() {
+    for (said, taken) in
+        [(7, 7), (1_000, 1_000), (87_400, 87_400), (87_401, 1_000), (u64::MAX, 1_000), (0, 1_000)]
+    {
+        let record = proto::Service { exported_at: said, ..record("a.pay.west.global", 1) };
+        let read = service(&peer(None), &record, 1_000, &mut Interner::default()).expect("legal");
+        assert_eq!(read.service.import.as_ref().expect("imported").exported_at, taken, "{said}");
     }
 }

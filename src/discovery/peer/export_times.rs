@@ -1,0 +1,196 @@
+//! When services were first exported, by peer and exported name. The links of a peer share the times, and a file of the state
+//! folder keeps them over a restart, because peers give virtual addresses in their order.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use crate::model::name::HostName;
+use crate::net::line_file::LineFile;
+use crate::net::scope::Scope;
+use crate::net::whole_file::set_aside;
+
+/// The name of the file.
+const FILE: &str = "export-times";
+/// Times that are known. Above that, those that this process has not asked for are forgotten first.
+const TIMES_MAX: usize = 1 << 20;
+const LIST: LineFile = LineFile { name: "export times", lines_max: TIMES_MAX, line_bytes_max: 1_024 };
+/// The shortest time between two writes.
+const WRITE_EVERY: Duration = Duration::from_secs(1);
+
+/// When services were first exported.
+pub(super) struct ExportTimes {
+    known: Mutex<BTreeMap<(Arc<str>, HostName), Time>>,
+    /// Where the file is; `None`: there is no state folder.
+    place: Mutex<Option<PathBuf>>,
+    /// Held while the file is written, so that the last write is of the newest times.
+    writing: Mutex<()>,
+    /// Changes with the times.
+    changes: watch::Sender<()>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Time {
+    /// In seconds since 1970.
+    at: u64,
+    /// True if this process has asked for it.
+    is_used: bool,
+}
+
+impl Default for ExportTimes {
+    fn default() -> Self {
+        Self {
+            known: Mutex::default(),
+            place: Mutex::default(),
+            writing: Mutex::default(),
+            changes: watch::Sender::new(()),
+        }
+    }
+}
+
+/// A line of the file: the peer, the exported name, and the time.
+struct Line<'a>(&'a Arc<str>, &'a HostName, u64);
+
+impl fmt::Display for Line<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} {}", self.0, self.1, self.2)
+    }
+}
+
+fn time(line: &str) -> Option<((Arc<str>, HostName), Time)> {
+    let mut fields = line.splitn(3, ' ');
+    let (peer, name) = (fields.next()?.into(), HostName::parse(fields.next()?).ok()?);
+    Some(((peer, name), Time { at: fields.next()?.parse().ok()?, is_used: false }))
+}
+
+impl ExportTimes {
+    /// Sets the state folder, and reads the file there. A file that cannot be used is named in the log and set aside. Blocks.
+    pub(super) fn read(&self, state: Option<&Path>) {
+        self.keep_in(state);
+        if let Some(place) = state.map(|state| state.join(FILE)) {
+            match LIST.load(&place, time) {
+                Ok(list) => lock(&self.known).extend(list),
+                Err(fault) => {
+                    let aside = set_aside(&place);
+                    tracing::error!(
+                        "{}: {fault}; it is kept as {aside}, and services count as exported from this time on, so that new peers may \
+                         give them other virtual addresses",
+                        place.display()
+                    );
+                }
+            }
+        }
+    }
+
+    /// Sets the state folder.
+    pub(super) fn keep_in(&self, state: Option<&Path>) {
+        let next = state.map(|state| state.join(FILE));
+        let mut place = lock(&self.place);
+        if *place != next {
+            *place = next;
+            self.changes.send_replace(());
+        }
+    }
+
+    /// Returns the time of the first export, which is `now` if there was none.
+    pub(super) fn of(&self, peer: &Arc<str>, name: &HostName, now: u64) -> u64 {
+        let mut known = lock(&self.known);
+        let key = (peer.clone(), name.clone());
+        if let Some(time) = known.get_mut(&key) {
+            time.is_used = true;
+            return time.at;
+        }
+        if known.len() >= TIMES_MAX {
+            known.retain(|_, time| time.is_used);
+        }
+        if known.len() < TIMES_MAX {
+            known.insert(key, Time { at: now, is_used: true });
+            self.changes.send_replace(());
+        }
+        now
+    }
+
+    /// Forgets a service that is exported no longer.
+    pub(super) fn forget(&self, peer: &Arc<str>, name: &HostName) {
+        if lock(&self.known).remove(&(peer.clone(), name.clone())).is_some() {
+            self.changes.send_replace(());
+        }
+    }
+
+    /// Writes the file soon after each change, until the times are dropped.
+    pub(super) fn keep(self: &Arc<Self>, scope: &Scope) {
+        let (times, mut changes) = (Arc::downgrade(self), self.changes.subscribe());
+        scope.spawn(async move {
+            while changes.changed().await.is_ok() {
+                tokio::time::sleep(WRITE_EVERY).await;
+                changes.mark_unchanged();
+                let Some(times) = times.upgrade() else { break };
+                if tokio::task::spawn_blocking(move || times.write()).await.is_err() {
+                    tracing::error!("writing the times of exports panicked");
+                }
+            }
+        });
+    }
+
+    /// Writes the file. Blocks.
+    pub(super) fn write(&self) {
+        let _writing = lock(&self.writing);
+        let Some(place) = lock(&self.place).clone() else { return };
+        let all: Vec<_> = lock(&self.known).iter().map(|(key, time)| (key.clone(), time.at)).collect();
+        let lines = all.iter().map(|((peer, name), at)| Line(peer, name, *at));
+        if let Err(error) = LIST.store(&place, lines) {
+            tracing::error!("{}: the times of exports cannot be written: {error}", place.display());
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> HostName {
+        HostName::parse(text).expect("legal")
+    }
+
+    #[test]
+    fn times_are_kept_over_a_restart_and_a_damaged_file_is_set_aside() {
+        let state = tempfile::tempdir().expect("a folder");
+        let (west, file) = ("west".into(), state.path().join(FILE));
+        let start = |state: &Path| {
+            let times = ExportTimes::default();
+            times.read(Some(state));
+            times
+        };
+        let first = start(state.path());
+        assert_eq!(first.of(&west, &name("a.global"), 7), 7);
+        assert_eq!(first.of(&west, &name("b.global"), 8), 8);
+        assert_eq!(first.of(&west, &name("a.global"), 9), 7, "the first export counts");
+        first.forget(&west, &name("b.global"));
+        first.write();
+        let second = start(state.path());
+        assert_eq!(second.of(&west, &name("a.global"), 20), 7);
+        assert_eq!(second.of(&west, &name("b.global"), 20), 20, "it was not exported in between");
+        let whole = std::fs::read_to_string(&file).expect("written");
+        std::fs::write(&file, whole.replace("a.global 7", "a.global 6")).expect("written");
+        let third = start(state.path());
+        assert_eq!(third.of(&west, &name("a.global"), 30), 30);
+        third.write();
+        assert!(state.path().join("export-times.damaged").exists(), "it is kept for the operator");
+        assert_eq!(start(state.path()).of(&west, &name("a.global"), 40), 30);
+    }
+
+    #[test]
+    fn without_a_state_folder_nothing_is_written() {
+        let times = ExportTimes::default();
+        assert_eq!(times.of(&"west".into(), &name("a.global"), 7), 7);
+        times.write();
+    }
+}

@@ -1,0 +1,208 @@
+//! The roots that peers have announced, in the state folder: `peers/NAME.roots.pem`. A gateway that starts while a peer has
+//! other roots than its file says verifies the peer by those that it announced last, until its link is back.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use super::pinned::Hash;
+use super::root_file::{FOLDER, RootFile};
+use super::roots::{Announced, PeerTrust, RootStore, kept_text};
+use crate::net::whole_file::{remove, set_aside};
+
+/// The kind of the file.
+const KIND: &str = "peer roots";
+
+fn path(state: &Path, peer: &str) -> PathBuf {
+    state.join(FOLDER).join(format!("{peer}.roots.pem"))
+}
+
+/// Applies the roots that were kept for peers that have announced none to this process. A file that cannot be used is named in
+/// the status, and set aside if it is damaged.
+pub(super) async fn restore(store: &RootStore, state: &Path) {
+    let known = store.roots.borrow().clone();
+    let missing: Vec<PeerTrust> = known
+        .announced_by()
+        .filter(|(_, announced)| announced.is_none())
+        .map(|(peer, _)| peer.clone())
+        .collect();
+    let state = state.to_owned();
+    let reading = tokio::task::spawn_blocking(move || {
+        missing.into_iter().map(|peer| (read(&path(&state, &peer.peer), &peer), peer)).collect::<Vec<_>>()
+    });
+    let Ok(read) = reading.await else { return tracing::error!("reading the announced roots panicked") };
+    for (read, peer) in read {
+        let restored = match read {
+            Ok(Some(announced)) => store.restore(&peer.alias, announced),
+            Ok(None) => Ok(()),
+            Err(fault) => Err(fault),
+        };
+        if let Err(fault) = restored {
+            let name = &peer.peer;
+            let text = format!(
+                "the roots that the peer {name} announced to an earlier process are not used: {fault}"
+            );
+            store.problem(&kept_text(&peer.alias), text);
+        }
+    }
+}
+
+/// Reads the roots of a peer; `None` if none were kept, or those of another trust domain. Blocks.
+fn read(path: &Path, peer: &PeerTrust) -> Result<Option<Announced>, String> {
+    let file =
+        RootFile::load(path, KIND).map_err(|fault| format!("{fault}; it is kept as {}", set_aside(path)))?;
+    let Some(file) = file else { return Ok(None) };
+    let is_of_peer = file.field("alias") == Some(peer.alias.as_str())
+        && file.field("trustDomain") == Some(peer.trust_domain.as_str());
+    let base = file.field("base").and_then(of_hex);
+    Ok(base.filter(|_| is_of_peer).map(|base| Announced { roots: file.roots, base }))
+}
+
+/// Keeps what peers announce from here on.
+pub(super) async fn keep(store: RootStore, state: PathBuf) {
+    let mut changes = store.roots.subscribe();
+    let mut kept: BTreeMap<PathBuf, Option<RootFile>> = BTreeMap::new();
+    loop {
+        let next: BTreeMap<PathBuf, Option<RootFile>> = {
+            let roots = changes.borrow_and_update();
+            let kept = |(peer, announced): (&PeerTrust, Option<&Announced>)| {
+                (path(&state, &peer.peer), announced.map(|announced| file(peer, announced)))
+            };
+            roots.announced_by().map(kept).collect()
+        };
+        let changed: Vec<(PathBuf, Option<RootFile>)> = next
+            .iter()
+            .filter(|(path, file)| kept.get(*path) != Some(file))
+            .map(|(path, file)| (path.clone(), file.clone()))
+            .collect();
+        kept = next;
+        let writing = tokio::task::spawn_blocking(move || changed.into_iter().for_each(write));
+        if writing.await.is_err() {
+            tracing::error!("writing the announced roots panicked");
+        }
+        if changes.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Writes a file, or removes it. Blocks.
+fn write((path, file): (PathBuf, Option<RootFile>)) {
+    let written = match file {
+        Some(file) => file.store(&path, KIND),
+        None => remove(&path),
+    };
+    if let Err(error) = written {
+        tracing::error!("{}: the roots that a peer has announced cannot be kept: {error}", path.display());
+    }
+}
+
+fn file(peer: &PeerTrust, announced: &Announced) -> RootFile {
+    let field = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+    RootFile {
+        fields: vec![
+            field("alias", peer.alias.as_str()),
+            field("trustDomain", peer.trust_domain.as_str()),
+            field("base", &hex(&announced.base)),
+        ],
+        roots: announced.roots.clone(),
+    }
+}
+
+fn hex(hash: &Hash) -> String {
+    hash.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn of_hex(text: &str) -> Option<Hash> {
+    let byte = |at: usize| u8::from_str_radix(text.get(2 * at..2 * at + 2)?, 16).ok();
+    let bytes: Vec<u8> = (0..32).map(byte).collect::<Option<_>>()?;
+    bytes.try_into().ok().filter(|hash| hex(hash) == text)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap as Map;
+    use std::time::Duration;
+
+    use rustls::pki_types::CertificateDer;
+
+    use super::*;
+    use crate::model::identity::TrustDomain;
+    use crate::tls::certificate::certificates;
+    use crate::tls::development::Authority;
+
+    fn domain(name: &str) -> TrustDomain {
+        TrustDomain::parse(name).expect("legal")
+    }
+
+    fn root() -> Vec<CertificateDer<'static>> {
+        let authority = Authority::new(domain("west.example")).expect("a CA");
+        certificates(authority.certificate_pem().as_bytes()).expect("PEM")
+    }
+
+    /// A store of a process that knows the peer west by this file.
+    fn store(of_file: &[CertificateDer<'static>]) -> RootStore {
+        let store = RootStore::of(Map::new());
+        let west = PeerTrust {
+            peer: "west".into(),
+            alias: domain("alias"),
+            trust_domain: domain("west.example"),
+            roots: None,
+        };
+        store.roots.send_modify(|roots| {
+            roots.set_peers(&[west]);
+            roots.of_peers = Map::from([(domain("alias"), of_file.to_vec())]);
+        });
+        store
+    }
+
+    /// Runs the keeper until the file is there, or is not.
+    async fn kept(store: &RootStore, state: &Path, is_there: bool) {
+        let waiting = async {
+            while path(state, "west").exists() != is_there {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::select! {
+            () = keep(store.clone(), state.to_owned()) => {}
+            waited = tokio::time::timeout(Duration::from_secs(20), waiting) => waited.expect("written"),
+        }
+    }
+
+    #[tokio::test]
+    async fn what_a_peer_announced_is_used_by_the_next_process_unless_its_file_has_changed() {
+        let (folder, old, new) = (tempfile::tempdir().expect("a folder"), root(), root());
+        let state = folder.path();
+        let first = store(&old);
+        first.announce(&domain("alias"), new.clone()).expect("good");
+        kept(&first, state, true).await;
+        let second = store(&old);
+        restore(&second, state).await;
+        assert_eq!(second.announced(&domain("alias")), new);
+        let other = store(&root());
+        restore(&other, state).await;
+        assert!(other.announced(&domain("alias")).is_empty(), "the operator has replaced the file");
+        // Nothing is announced any more.
+        second.announce(&domain("alias"), Vec::new()).expect("good");
+        kept(&second, state, false).await;
+    }
+
+    #[tokio::test]
+    async fn a_damaged_file_is_named_and_set_aside() {
+        let (folder, old) = (tempfile::tempdir().expect("a folder"), root());
+        let state = folder.path();
+        let first = store(&old);
+        first.announce(&domain("alias"), root()).expect("good");
+        kept(&first, state, true).await;
+        let file = path(state, "west");
+        let text = std::fs::read_to_string(&file).expect("text");
+        std::fs::write(&file, text.replacen("west.example", "west.examplf", 1)).expect("written");
+        let second = store(&old);
+        restore(&second, state).await;
+        assert!(second.announced(&domain("alias")).is_empty());
+        let problem = second.status.borrow().problems["trust of alias kept from its link"].clone();
+        assert!(problem.contains("it is damaged") && problem.contains("west.roots.pem.damaged"), "{problem}");
+        assert!(!file.exists() && state.join("peers/west.roots.pem.damaged").exists());
+        second.announce(&domain("alias"), root()).expect("good");
+        assert!(second.status.borrow().problems.is_empty(), "the link has said it again");
+    }
+}
