@@ -87,6 +87,8 @@ fn the_demo_goes_as_it_should_and_leaves_nothing_behind() {
         "within the tunnel, spiffe://cluster.local/ns/shop/sa/web and ledger-1 have verified each other",
         "--identity spiffe://cluster.local/ns/bank/sa/teller: admitted",
         "403 identity_denied, explain identity_denied",
+        "ratings.shop.south.global is listed in north",
+        "20 of 20 calls within north are answered, and north still knows ratings.shop.south.global",
         "exit status: 0",
     ] {
         assert!(told.contains(expected), "no {expected:?} in:\n{told}");
@@ -110,6 +112,12 @@ fn the_demo_tells_what_it_measured_as_json() {
     // 40 streams and as many calls by server name.
     assert_eq!((&step("HBONE beside SNI")["ok"], &step("double HBONE")["ok"]), (&80.into(), &1.into()));
     assert_eq!(step("identity denied")["refused"], 1);
+    // South's service before and after the split, and north's own within it; a name that is not exported, and a call into the
+    // split.
+    assert_eq!(
+        (&step("two organisations")["ok"], &step("two organisations")["refused"]),
+        (&60.into(), &2.into())
+    );
     assert_eq!(step("bulk")["bytes"], 256 << 20);
 }
 

@@ -47,8 +47,13 @@ pub(super) enum ClientAuth {
 
 impl Certificates {
     pub(super) fn new() -> Result<Self, DemoError> {
+        Self::of(TRUST_DOMAIN)
+    }
+
+    /// Makes the CA of a trust domain.
+    pub(super) fn of(trust_domain: &str) -> Result<Self, DemoError> {
         let legal = |error: IdentityError| DevelopmentError::from(error);
-        let authority = Authority::new(TrustDomain::parse(TRUST_DOMAIN).map_err(legal)?)?;
+        let authority = Authority::new(TrustDomain::parse(trust_domain).map_err(legal)?)?;
         let mut roots = RootCertStore::empty();
         roots.add(certificate(authority.certificate_pem())?).map_err(tls)?;
         Ok(Self { authority, roots: Arc::new(roots), issued: Vec::new() })

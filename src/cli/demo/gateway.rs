@@ -44,8 +44,18 @@ struct Output {
 }
 
 impl Gateway {
-    /// Writes its config, starts it, and waits until it is ready.
+    /// Starts a gateway of the two networks.
     pub(super) async fn start(name: &'static str, config: PathBuf, text: &str) -> Result<Self, DemoError> {
+        Self::start_with(name, config, text, &LISTENERS).await
+    }
+
+    /// Writes its config, starts it, and waits until it is ready and says where these listeners are.
+    pub(super) async fn start_with(
+        name: &'static str,
+        config: PathBuf,
+        text: &str,
+        listeners: &[&str],
+    ) -> Result<Self, DemoError> {
         write(&config, text)?;
         let cannot = |error| DemoError::Io { what: format!("start {name}"), error };
         let program = std::env::current_exe().map_err(cannot)?;
@@ -66,7 +76,7 @@ impl Gateway {
         gateway.until("does not become ready", ready).await?;
         // The log lines about listeners may arrive after the gateway is ready.
         let open = async |gateway: &Self| {
-            Ok(LISTENERS.iter().all(|name| gateway.listener_if_open(name).is_some()).then_some(()))
+            Ok(listeners.iter().all(|name| gateway.listener_if_open(name).is_some()).then_some(()))
         };
         gateway.until("does not say where its listeners are", open).await?;
         Ok(gateway)
@@ -131,6 +141,13 @@ impl Gateway {
         kill_process(Pid::from_child(&self.child), Signal::TERM).map_err(cannot)
     }
 
+    /// Kills it, as a crash does.
+    pub(super) fn kill(&mut self) {
+        // Errors are ignored: the process may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
     /// Waits until the process has ended.
     pub(super) async fn ended(&mut self) -> Result<ExitStatus, DemoError> {
         let deadline = Instant::now() + PATIENCE;
@@ -176,9 +193,7 @@ impl Gateway {
 
 impl Drop for Gateway {
     fn drop(&mut self) {
-        // Errors are ignored: the process may have ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.kill();
     }
 }
 

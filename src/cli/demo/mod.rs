@@ -1,8 +1,8 @@
 //! `isthmus demo`: two networks on loopback, a gateway on each (processes of this very binary), TLS services and
 //! clients, and steps that drive them. Every step measures and checks; nothing is installed, nothing is left behind.
 //!
-//! `stage` sets the two networks up, `steps` (with `horizon`, `kubernetes`, `tunnels`, `refusals` and `changes`) drives them, `report`
-//! prints; the other files are the actors.
+//! `stage` sets the two networks up, `steps` (with `horizon`, `federation`, `kubernetes`, `tunnels`, `refusals` and `changes`)
+//! drives them, `report` prints; the other files are the actors.
 
 mod calls;
 mod certificates;
@@ -12,6 +12,7 @@ mod client;
 mod cluster;
 mod endpoint;
 mod envoy;
+mod federation;
 mod gateway;
 mod hbone;
 mod horizon;

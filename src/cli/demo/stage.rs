@@ -340,7 +340,7 @@ fn common(cluster: &str, network: u8, locality: &str) -> String {
 }
 
 /// Returns an item of a `services` list.
-fn service(hostname: &str, port: &str, tls: &str, endpoints: &[Endpoint]) -> String {
+pub(super) fn service(hostname: &str, port: &str, tls: &str, endpoints: &[Endpoint]) -> String {
     let port_name = if port.contains("https") { "https" } else { "tcp" };
     let mut text =
         format!("  - hostname: {hostname}\n    namespace: shop\n    ports: [{port}]\n    endpoints:\n");

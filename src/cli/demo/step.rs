@@ -12,6 +12,7 @@ pub(super) enum Step {
     Hbone,
     DoubleHbone,
     SplitHorizon,
+    Federation,
     Kubernetes,
     DeadEndpoint,
     Recovery,
@@ -28,7 +29,7 @@ pub(super) enum Step {
 }
 
 impl Step {
-    pub(super) const ALL: [Self; 22] = [
+    pub(super) const ALL: [Self; 23] = [
         Self::MeshName,
         Self::HostName,
         Self::Alias,
@@ -38,6 +39,7 @@ impl Step {
         Self::Hbone,
         Self::DoubleHbone,
         Self::SplitHorizon,
+        Self::Federation,
         Self::Kubernetes,
         Self::DeadEndpoint,
         Self::Recovery,
@@ -64,6 +66,7 @@ impl Step {
             Self::Hbone => "HBONE beside SNI",
             Self::DoubleHbone => "double HBONE",
             Self::SplitHorizon => "split horizon",
+            Self::Federation => "two organisations",
             Self::Kubernetes => "two Kubernetes clusters",
             Self::DeadEndpoint => "dead endpoint",
             Self::Recovery => "endpoint is back",
@@ -114,6 +117,10 @@ impl Step {
             Self::SplitHorizon => {
                 "Split horizon: catalog runs in three clusters. Each network gets its own endpoints by address \
                  and the endpoints of the other network as one gateway."
+            }
+            Self::Federation => {
+                "Two organisations, each with an authority of its own, are linked by one command on each side. North calls a service of \
+                 south; then south is killed, and comes back."
             }
             Self::Kubernetes => {
                 "Two real Kubernetes clusters, each on a network of its own: pods become ready and unready, and the other network \

@@ -10,7 +10,7 @@ use super::client::CallError;
 use super::report::Outcome;
 use super::stage::{CHECKOUT, CallSpec, MESH_ALPN, Network, PAYMENTS, REVIEWS, Stage, WEB, mesh_name};
 use super::step::Step;
-use super::{changes, horizon, refusals, tunnels};
+use super::{changes, federation, horizon, refusals, tunnels};
 use crate::cli::output::cell;
 
 /// Calls of other steps.
@@ -41,6 +41,7 @@ pub(super) async fn play(step: Step, stage: &mut Stage) -> Result<Outcome, DemoE
         Step::Hbone => tunnels::beside(stage, &mut outcome).await?,
         Step::DoubleHbone => tunnels::double(stage, &mut outcome).await?,
         Step::SplitHorizon => horizon::split(stage, &mut outcome).await?,
+        Step::Federation => Box::pin(federation::two_organisations(stage, &mut outcome)).await?,
         #[cfg(feature = "kubernetes")]
         Step::Kubernetes => super::kubernetes::two_clusters(stage, &mut outcome).await?,
         #[cfg(not(feature = "kubernetes"))]
