@@ -386,7 +386,10 @@ fn dispatch(command: Command, out: &mut impl Write) -> Result<(), Failure> {
         Command::Convert(arguments) => convert::run(&arguments, out),
         Command::Schema { reference: true } => Ok(write!(out, "{}", config::reference())?),
         Command::Schema { reference: false } => Ok(writeln!(out, "{:#}", config::schema())?),
-        Command::Explain(explain) => read::explain(&explain, out),
+        Command::Explain(explain) => match explain.trace {
+            Some(trace) => traces::explain(trace, &explain.reading, out),
+            None => read::explain(&explain, out),
+        },
         Command::Horizon(args) => horizon::run(&args, out),
         Command::Status(reading) => read::status(&reading, out),
         Command::Top(admin) => top::run(&admin),

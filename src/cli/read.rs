@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::output::{Colour, Column, Format, columns, list, paint, rows, structured, table, text};
-use super::{Explain, Failure, Filter, Reading, What, client, tables, traces};
+use super::{Explain, Failure, Filter, Reading, What, client, tables};
 use crate::admin::explain::{ExplainRequest, Explanation, explain as explain_name};
 use crate::aggregator::offline::{self, OfflineError, names_in};
 use crate::aggregator::spec::RegistrySpec;
@@ -172,9 +172,6 @@ fn resolve(names: &BTreeSet<HostName>) -> Resolved {
 
 /// Runs `isthmus explain`.
 pub(super) fn explain(args: &Explain, out: &mut impl Write) -> Result<(), Failure> {
-    if let Some(trace) = args.trace {
-        return traces::explain(trace, &args.reading, out);
-    }
     let value = match &args.config {
         Some(path) => serde_json::to_value(explain_offline(args, path)?.view())
             .map_err(|error| Failure::Wrong(error.to_string()))?,
