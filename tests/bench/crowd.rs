@@ -41,7 +41,13 @@ fn print(seen: &Seen, pending_hellos: Option<usize>) {
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     let growth = seen.holding.saturating_sub(seen.before);
     let each = growth as f64 / seen.held.max(1.0);
-    let default = if pending_hellos.is_none() { " (default)" } else { "" };
+    let default = match pending_hellos {
+        None => " (default)".to_owned(),
+        Some(asked) if asked > seen.pending_max => {
+            format!(" ({asked} asked for, a quarter of the descriptors)")
+        }
+        Some(_) => String::new(),
+    };
     let ratio = seen.beside.p99.as_secs_f64() / seen.calm.p99.as_secs_f64();
     let ms = |of: Latency| of.p99.as_secs_f64() * 1e3;
     println!(
