@@ -14,6 +14,7 @@ use super::kind::{Kind, Target, cluster_name};
 use super::peers::{Peers, Roots, SanHistory};
 use super::resource::Resource;
 use crate::model::endpoint::{Health, TlsMode};
+use crate::model::import::Import;
 use crate::model::mesh_name::MeshName;
 use crate::model::name::HostName;
 use crate::proto::envoy::config::cluster::v3 as cluster;
@@ -69,11 +70,14 @@ pub fn resource(
         let service = snapshot.service(target.hostname.as_str())?;
         Some(Found { service, port: service.port(target.port)?, subset: &target.subset })
     });
-    // gRPC clients bring credentials of their own, which know nothing of a peer's roots.
+    // gRPC clients bring credentials of their own, which know nothing of a peer's roots, and send the server name that they were
+    // asked for, which the peer's gateway knows only if it is the exported one.
     let is_usable = |found: &Found<'_>| {
-        viewer.client == ClientKind::Envoy
-            || found.service.import.is_none()
-            || !Peers::of(snapshot, found.service, found.port).any
+        let is_for_all = |import: &Arc<Import>| {
+            import.exported_name == found.service.key.hostname
+                && !Peers::of(snapshot, found.service, found.port).any
+        };
+        viewer.client == ClientKind::Envoy || found.service.import.as_ref().is_none_or(is_for_all)
     };
     let found = found.filter(is_usable);
     match (kind, found) {

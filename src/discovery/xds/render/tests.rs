@@ -147,3 +147,37 @@ fn grpc_is_not_given_what_needs_a_peers_roots() {
     assert!(asked("pay-west.here", ClientKind::Envoy) && asked("own.mesh", ClientKind::Grpc));
     assert!(!asked("pay-west.here", ClientKind::Grpc));
 }
+
+#[test]
+fn grpc_is_given_a_peers_service_only_under_the_name_that_the_peer_knows() {
+    let imported = |name: &str| {
+        let template = EndpointTemplate {
+            network: Some(Network::new("peer/west/n")),
+            tls: Some(DeclaredTls::Mode(TlsMode::Own)),
+            ..EndpointTemplate::default()
+        };
+        let there = crate::model::endpoint::Endpoint { template: template.into(), ..endpoint("10.1.0.2", 1) };
+        let mut service = service(name, vec![port(443, PortProtocol::Tls)], vec![there]);
+        let exported_name = host_name("pay.west.global");
+        service.import = Some(Arc::new(Import { peer: "west".into(), exported_name, exported_at: 0 }));
+        service
+    };
+    let all = vec![imported("pay.west.global"), imported("pay-west.here")];
+    let snapshot = Mesh::new(Vec::new(), vec![shard("a", "n1", all)]).snapshot();
+    let asked = |name: &str, client| {
+        let target = Target { hostname: host_name(name), port: 443, subset: "".into() };
+        let viewer = Viewer {
+            network: Network::new("n1"),
+            cluster: crate::model::place::ClusterId::new("a"),
+            families: Families::Both,
+            client,
+            tunnel: Tunnel::Sni,
+            sees: Arc::from([]),
+        };
+        let name: Arc<str> = cluster_name(443, "", name).into();
+        resource(&snapshot, Kind::Cluster, &name, Some(&target), &viewer, &SanHistory::default()).is_some()
+    };
+    assert!(asked("pay.west.global", ClientKind::Grpc) && asked("pay.west.global", ClientKind::Envoy));
+    assert!(!asked("pay-west.here", ClientKind::Grpc), "its gateway would refuse the name");
+    assert!(asked("pay-west.here", ClientKind::Envoy), "its cluster asks for the exported name");
+}
