@@ -294,6 +294,14 @@ impl ServiceView {
         })
     }
 
+    /// Returns the network of every endpoint of the service.
+    pub fn networks<'a>(&'a self, networks: &'a NetworkTable) -> impl Iterator<Item = &'a Network> {
+        let of = move |part: &'a Part| {
+            part.service.endpoints.iter().map(move |endpoint| network_of(endpoint, &part.origin, networks))
+        };
+        self.parts.iter().flat_map(of)
+    }
+
     /// Returns the parts whose endpoints count for a port, in order of registry, each with the registry's own
     /// port, whose name and target port apply to its endpoints. Every caller uses this function, so that all
     /// agree on what a demoted or expired registry counts for.

@@ -37,6 +37,32 @@ pub struct Viewer {
     pub sees: Arc<[Network]>,
 }
 
+/// The networks of a service's endpoints: all that a viewer's own place can make a difference to.
+#[derive(Debug)]
+pub struct Neighbourhood {
+    /// `None`: some endpoints are of the unknown network, which each cluster sees in its own way.
+    networks: Option<BTreeSet<Network>>,
+}
+
+impl Neighbourhood {
+    /// Returns the neighbourhood of a service, which may not exist.
+    pub fn of(snapshot: &Snapshot, hostname: &str) -> Self {
+        let service = snapshot.service(hostname);
+        let networks: BTreeSet<&Network> =
+            service.into_iter().flat_map(|service| service.networks(snapshot.networks())).collect();
+        let is_known = networks.iter().all(|network| !network.is_unknown());
+        Self { networks: is_known.then(|| networks.into_iter().cloned().collect()) }
+    }
+
+    /// Returns the viewer without what makes no difference to the service's resources: viewers that this makes equal get
+    /// the same.
+    pub fn reduce(&self, viewer: &Arc<Viewer>) -> Arc<Viewer> {
+        let Some(networks) = &self.networks else { return viewer.clone() };
+        let network = networks.get(&viewer.network).cloned().unwrap_or_default();
+        Arc::new(Viewer { network, cluster: ClusterId::default(), ..Viewer::clone(viewer) })
+    }
+}
+
 /// The address families that a viewer can connect to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Families {

@@ -1,8 +1,9 @@
 //! The cache of rendered resources, and the sessions that are notified of changes.
 //!
-//! A resource is rendered once for each class of viewers that get the same, at its first subscription, and again when a
-//! snapshot changes its service; if the bytes are the same, no session is notified. A session is notified by a
-//! mark in its mailbox, a set of names that does not grow with the number of changes.
+//! A resource is rendered for each different viewer at its first subscription, and again when a snapshot changes its
+//! service; if the bytes are the same, no session is notified. Viewers whom the networks of a service do not tell apart
+//! share the bytes, and after a change the rendering too. A session is notified by a mark in its mailbox, a set of names
+//! that does not grow with the number of changes.
 //!
 //! ```text
 //! snapshots ─▶ queue: services whose own data changed ▷ clusters to be listed ▷ services behind changed networks, policy
@@ -12,7 +13,7 @@
 //! ```
 //!
 //! - `queue`: services to be rendered, the most urgent first.
-//! - `rendering`: one resource as one class of viewers gets it, and subscriptions to it.
+//! - `rendering`: one resource as equal viewers get it, and subscriptions to it.
 //! - `all`: the list of all clusters.
 //! - `mailbox`: the marks of a session.
 //! - `subscribers`: mailboxes by slot.
@@ -34,9 +35,9 @@ pub use rendering::Subscription;
 
 use self::all::{All, Stage};
 use self::queue::{Changes, Queue, Step};
-use self::rendering::{Key, Rendering};
+use self::rendering::{Key, Pass, Rendering};
 use self::subscribers::{Slot, Subscribers};
-use super::kind::Kind;
+use super::kind::{Kind, Target};
 use super::peers::SanHistory;
 use super::render;
 use super::resource::Resource;
@@ -55,6 +56,9 @@ mod subscribers;
 
 /// Resources rendered before the task yields.
 const TURN: usize = 64;
+/// Renderings of a service that are compared with a new one, so that equal ones share their bytes. A client may ask for very many
+/// names of one service.
+const COMPARED: usize = 64;
 /// Sessions woken per turn for changes that are not urgent. Sessions with urgent changes are woken at once.
 const WAKES: usize = 8;
 /// The types of which clients can subscribe to all resources.
@@ -268,7 +272,8 @@ impl Hub {
         // Sessions that hold a resource back must check it, even if its bytes are the same.
         let is_noted = world.unread.is_changed(hostname.as_str());
         let mut changes = self.update_lists(world, hostname);
-        changes.extend(renderings.iter().filter(|one| one.refresh(self, world) | is_noted).map(|one| {
+        let mut pass = Pass::new(self, world, hostname);
+        changes.extend(renderings.iter().filter(|one| one.refresh(&mut pass) | is_noted).map(|one| {
             ChangedResource {
                 kind: one.key.kind,
                 name: Some(one.key.name.clone()),
@@ -345,8 +350,7 @@ impl Hub {
 
     /// Returns the list of a type.
     fn list(&self, kind: Kind) -> &Mutex<All> {
-        let [clusters, listeners] = &self.lists;
-        if kind == Kind::Listener { listeners } else { clusters }
+        &self.lists[place(kind)]
     }
 
     /// Adds the unread registries of a snapshot to those known, until the snapshot is rendered.
@@ -410,8 +414,7 @@ impl Hub {
     /// Returns true if the list of a type is complete, which happens once, some time after the first session has
     /// asked for it.
     pub fn is_listed(&self, kind: Kind) -> bool {
-        let [clusters, listeners] = &self.is_listed;
-        (if kind == Kind::Listener { listeners } else { clusters }).load(Ordering::Acquire)
+        self.is_listed[place(kind)].load(Ordering::Acquire)
     }
 
     /// Returns all clusters, or all listeners on virtual addresses; empty unless a session has asked for them.
@@ -427,9 +430,9 @@ impl Hub {
         name: &Arc<str>,
         viewer: &Arc<Viewer>,
     ) -> Subscription {
-        let (weak, name) = (Arc::downgrade(self), name.clone());
-        let Some(target) = kind.read(&name) else {
-            let key = Key { kind, name, viewer: viewer.clone() };
+        let weak = Arc::downgrade(self);
+        let Some(target) = kind.read(name) else {
+            let key = Key { kind, name: name.clone(), viewer: viewer.clone() };
             return Subscription::new(Rendering::new(weak, key, None), mailbox);
         };
         // Only assignments depend on the viewer.
@@ -439,8 +442,12 @@ impl Hub {
                 Arc::new(Viewer { client: viewer.client, ..Viewer::default() })
             }
         };
-        let key = Key { kind, name, viewer };
         let mut of_service = self.renderings.entry(target.hostname.clone()).or_default();
+        // One text for all renderings of a name.
+        let same = of_service.iter().take(COMPARED).find(|other| other.key.name == *name);
+        let name = same.map_or(name, |other| &other.key.name).clone();
+        let target = Target { hostname: of_service.key().clone(), ..target };
+        let key = Key { kind, name, viewer };
         let hash = |rendering: &Arc<Rendering>| self.hasher.hash_one(&rendering.key);
         let entry = of_service.entry(self.hasher.hash_one(&key), |other| other.key == key, hash);
         let rendering = match entry {
@@ -453,6 +460,11 @@ impl Hub {
         };
         // The lock on the map's shard is held, so the rendering cannot be removed meanwhile.
         Subscription::new(rendering, mailbox)
+    }
+
+    /// Returns a resource of the service that equals this one and is held already.
+    fn equal(&self, hostname: &HostName, resource: &Resource) -> Option<Arc<Resource>> {
+        self.renderings.get(hostname)?.iter().take(COMPARED).find_map(|other| other.equal(resource))
     }
 
     /// Removes a rendering without subscribers, unless a session has subscribed meanwhile.
@@ -493,6 +505,11 @@ struct ChangedResource {
     /// `None`: the list of all resources of the type.
     name: Option<Arc<str>>,
     subscribers: Vec<Arc<Mailbox>>,
+}
+
+/// Returns the place of a type's list among those of [`LISTED`].
+fn place(kind: Kind) -> usize {
+    usize::from(kind == Kind::Listener)
 }
 
 /// Locks a mutex; a poisoned one is usable, as no code that can panic leaves half a change.

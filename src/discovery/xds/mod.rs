@@ -1,7 +1,7 @@
 //! The xDS server: every client gets the endpoints as seen from its own network.
 //!
 //! ```text
-//!  Snapshot ──Reader──▶ hub: one rendering of each resource for each class of viewers
+//!  Snapshot ──Reader──▶ hub: one rendering of each resource for all viewers who get the same
 //!                        │ marks names in mailboxes
 //!  client ──request──▶ session: what this client subscribed to, was sent, has acknowledged ──▶ messages of shared slices
 //! ```

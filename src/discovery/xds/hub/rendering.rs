@@ -1,6 +1,8 @@
-//! One resource as one class of viewers gets it, and its subscribers.
+//! One resource as equal viewers get it, and its subscribers.
 
 use std::sync::{Arc, Mutex, Weak};
+
+use hashbrown::HashMap;
 
 use super::mailbox::Mailbox;
 use super::subscribers::{Slot, Subscribers};
@@ -10,7 +12,7 @@ use crate::discovery::xds::render;
 use crate::discovery::xds::resource::{Resource, Version};
 use crate::model::name::HostName;
 use crate::snapshot::Snapshot;
-use crate::snapshot::view::Viewer;
+use crate::snapshot::view::{Neighbourhood, Viewer};
 
 /// The key of a rendering.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -20,7 +22,7 @@ pub(super) struct Key {
     pub(super) viewer: Arc<Viewer>,
 }
 
-/// One resource as one class of viewers gets it. Neither of its locks is held while a resource is rendered.
+/// One resource as equal viewers get it. Neither of its locks is held while a resource is rendered.
 pub(super) struct Rendering {
     hub: Weak<Hub>,
     pub(super) key: Key,
@@ -59,6 +61,43 @@ impl Made {
             Self::Resource(resource) => Some(resource.version),
         }
     }
+
+    /// Returns the resource if it equals this one.
+    fn equal(&self, resource: &Resource) -> Option<Arc<Resource>> {
+        match self {
+            Self::Resource(same) if **same == *resource => Some(same.clone()),
+            Self::Nothing | Self::Empty(_) | Self::Resource(_) => None,
+        }
+    }
+}
+
+/// The resources of one service in one snapshot: viewers who get the same share one rendering and its bytes.
+pub(super) struct Pass<'a> {
+    hub: &'a Hub,
+    world: &'a Snapshot,
+    hostname: &'a HostName,
+    /// `None` until something is rendered.
+    neighbourhood: Option<Neighbourhood>,
+    made: HashMap<Key, Option<Arc<Resource>>>,
+}
+
+impl<'a> Pass<'a> {
+    pub(super) fn new(hub: &'a Hub, world: &'a Snapshot, hostname: &'a HostName) -> Self {
+        Self { hub, world, hostname, neighbourhood: None, made: HashMap::new() }
+    }
+
+    /// Renders a resource of the service, unless it was rendered before.
+    fn render(&mut self, rendering: &Rendering) -> Option<Arc<Resource>> {
+        let Key { kind, name, viewer } = &rendering.key;
+        let of = || Neighbourhood::of(self.world, self.hostname.as_str());
+        let viewer = self.neighbourhood.get_or_insert_with(of).reduce(viewer);
+        let key = Key { kind: *kind, name: name.clone(), viewer };
+        let render = |key: &Key| {
+            let (target, history) = (rendering.target.as_ref(), &self.hub.san_history);
+            render::resource(self.world, key.kind, &key.name, target, &key.viewer, history).map(Arc::new)
+        };
+        self.made.entry(key).or_insert_with_key(render).clone()
+    }
 }
 
 impl Rendering {
@@ -67,48 +106,51 @@ impl Rendering {
     }
 
     /// Renders again, if there is a result; returns true if the new one differs.
-    pub(super) fn refresh(&self, hub: &Hub, world: &Snapshot) -> bool {
+    pub(super) fn refresh(&self, pass: &mut Pass<'_>) -> bool {
+        let generation = pass.world.generation;
         let mut state = lock(&self.state);
         if state.generation == 0 {
             // The session that renders the first result began with an older snapshot; it sees that a newer
             // one is due.
-            state.due = world.generation;
+            state.due = generation;
             return false;
         }
-        if state.generation >= world.generation {
+        if state.generation >= generation {
             return false;
         }
         drop(state);
-        self.render(hub, world)
+        let made = pass.render(self);
+        self.replace(generation, made)
     }
 
-    /// Renders; returns true if the result differs. A result of a newer snapshot is never replaced by one of
+    /// Replaces the result; returns true if the new one differs. A result of a newer snapshot is never replaced by one of
     /// an older snapshot.
-    fn render(&self, hub: &Hub, world: &Snapshot) -> bool {
-        let Key { kind, name, viewer } = &self.key;
-        let made = render::resource(world, *kind, name, self.target.as_ref(), viewer, &hub.san_history);
+    fn replace(&self, generation: u64, made: Option<Arc<Resource>>) -> bool {
         let mut state = lock(&self.state);
-        if state.generation >= world.generation {
+        if state.generation >= generation {
             return false;
         }
-        state.generation = world.generation;
+        state.generation = generation;
         if made.as_ref().map(|resource| resource.version) == state.made.version() {
             return false;
         }
         state.made = match made {
             None => Made::Nothing,
             Some(resource) if resource.is_empty => Made::Empty(resource.version),
-            Some(resource) => Made::Resource(Arc::new(resource)),
+            Some(resource) => Made::Resource(resource),
         };
         true
+    }
+
+    /// Returns the result if it equals this resource.
+    pub(super) fn equal(&self, resource: &Resource) -> Option<Arc<Resource>> {
+        lock(&self.state).made.equal(resource)
     }
 
     /// Returns the resource; renders it from the newest snapshot if there is no result.
     fn current(&self) -> Option<Arc<Resource>> {
         let nothing = || render::nothing(self.key.kind, &self.key.name).map(Arc::new);
-        if self.target.is_none() {
-            return nothing();
-        }
+        let Some(target) = &self.target else { return nothing() };
         loop {
             let state = lock(&self.state);
             if state.generation > 0 && state.generation >= state.due {
@@ -123,7 +165,10 @@ impl Rendering {
             let hub = self.hub.upgrade()?;
             // The snapshot is read after the hub can find this rendering, so no later snapshot is missed.
             let world = hub.reader.latest();
-            self.render(&hub, &world);
+            let Key { kind, name, viewer } = &self.key;
+            let made = render::resource(&world, *kind, name, Some(target), viewer, &hub.san_history);
+            let made = made.map(|made| hub.equal(&target.hostname, &made).unwrap_or_else(|| Arc::new(made)));
+            self.replace(world.generation, made);
             debug_assert!(lock(&self.state).generation >= world.generation, "it is rendered by now");
         }
     }

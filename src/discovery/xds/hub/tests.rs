@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::discovery::xds::session::tests::{Stage, snapshot};
-use crate::model::place::Network;
+use crate::model::place::{ClusterId, Network};
 use crate::snapshot::delta::Delta;
 
 const SERVICES: usize = 200;
@@ -105,4 +105,31 @@ fn changes_that_are_not_urgent_wake_few_sessions_in_a_turn() {
     assert_eq!(turns, 3);
     // A session that wakes for another reason finds the mark before its turn.
     assert!(waits.iter_mut().all(|wait| wait.as_mut().poll(context).is_ready()));
+}
+
+#[test]
+fn viewers_who_get_the_same_share_its_bytes() {
+    let mut stage = Stage::new(&[("a", &[1])]);
+    let (hub, mailbox) = (stage.hub.clone(), Arc::<Mailbox>::default());
+    let subscriptions = ["one", "two"].map(|cluster| {
+        let cluster = ClusterId::new(cluster);
+        let viewer = Arc::new(Viewer { network: Network::new("east"), cluster, ..Viewer::default() });
+        hub.subscribe(&mailbox, Kind::Assignment, &"outbound|80||a".into(), &viewer)
+    });
+    assert_eq!(hub.renderings(), 2, "another world may tell the clusters apart");
+    let [one, two] = &subscriptions;
+    assert!(Arc::ptr_eq(one.name(), two.name()));
+    let shared = || {
+        let [one, two] = [one, two].map(|one| one.current().expect("there"));
+        assert!(Arc::ptr_eq(&one, &two));
+        one
+    };
+    let first = shared();
+    let next = snapshot(&stage.policy, 2, &[("a", &[2])]);
+    let (seen, delta) =
+        (stage.publisher.current(), Delta { generation: 2, everything: true, ..Delta::default() });
+    stage.publisher.publish(next, delta);
+    let mut queue = Queue::new(seen);
+    while hub.run_turn(&mut queue) {}
+    assert_ne!(first, shared());
 }

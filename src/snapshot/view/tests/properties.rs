@@ -442,6 +442,19 @@ proptest! {
     }
 
     #[test]
+    fn viewers_that_no_network_of_a_service_tells_apart_get_the_same(
+        mesh in meshes(Addresses::Shared),
+        viewer in viewers(),
+    ) {
+        let (snapshot, viewer) = (mesh.snapshot(), Arc::new(viewer));
+        for (service, port, subset) in questions(&snapshot) {
+            let reduced = Neighbourhood::of(&snapshot, &service.name).reduce(&viewer);
+            let found = view(&snapshot, &service, &port, &subset, &viewer);
+            prop_assert_eq!(found, view(&snapshot, &service, &port, &subset, &reduced));
+        }
+    }
+
+    #[test]
     fn endpoints_in_any_order_give_the_same(
         mesh in meshes(Addresses::Distinct),
         viewer in viewers(),
