@@ -297,6 +297,7 @@ fn answers_have_the_members_that_the_documents_name() {
         let path = match path {
             "/api/v1/explain" => "/api/v1/explain?sni=a.test".to_owned(),
             "/api/v1/horizon" => "/api/v1/horizon?network=west&service=far.shop.mesh".to_owned(),
+            "/api/v1/traces/{trace}" => "/api/v1/traces/4bf92f3577b34da6a3ce929d0e0e4736".to_owned(),
             path => path.replace("{hostname}", "echo.shop.mesh").replace("{name}", "south"),
         };
         let value = gateway.json(&path);
