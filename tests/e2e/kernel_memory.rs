@@ -150,7 +150,7 @@ fn a_client_that_stops_reading_costs_little_more_than_what_may_be_unsent() {
         sockets.total() as f64 / (STALLED as u64 * MIB) as f64
     );
     assert_eq!((sockets.clients.len(), sockets.endpoints.len()), (STALLED, STALLED));
-    // What may be unsent (1 MiB), what the client has room for, and the kernel's own part of both.
+    // What may be unsent (1.5 MiB), what the client has room for, and the kernel's own part of both.
     assert!(written <= 2 * MIB, "{written} bytes wait for a client");
     drop(clients);
 }
