@@ -142,7 +142,7 @@ impl Found {
             false => format!("; there is {}", texts(&self.others, which)),
         };
         format!(
-            "this gateway connects to no endpoint {which}{there_are}; `isthmus get endpoints` lists all endpoints"
+            "no service or route has an endpoint {which}{there_are}; `isthmus get endpoints` lists all endpoints"
         )
     }
 }

@@ -1,5 +1,5 @@
-//! The problems of a running gateway, by a closed list of codes. The beginning of `status`, the metric
-//! `isthmus_problems` and the log lines `problem` and `problem solved` are made of this one list.
+//! The problems of a running gateway; each has a code from a closed list. This module gives the problems that `status` begins
+//! with, that `isthmus_problems` counts, and that the log reports as `problem` and `problem solved`.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};

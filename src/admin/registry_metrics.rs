@@ -7,7 +7,7 @@ use crate::telemetry::exposition::{Exposition, Kind};
 /// Names and descriptions of the metrics.
 pub const DESCRIPTIONS: [(&str, &str); 4] = [
     ("isthmus_registry_state", "1 for the current state of a registry, 0 for its other states."),
-    ("isthmus_registry_items", "Items of a registry in use, by kind."),
+    ("isthmus_registry_items", "Items in use from a registry, by kind."),
     ("isthmus_registry_changes_total", "Changes received from a registry."),
     ("isthmus_registry_errors_total", "Errors of a registry, by kind of error."),
 ];

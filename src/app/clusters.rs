@@ -1,5 +1,5 @@
-//! The Kubernetes clusters that are found while the gateway runs: in the list of registries, each source is replaced by the
-//! registries of its clusters.
+//! Finds Kubernetes clusters while the gateway runs. A registry of the config that stands for a folder or for Secrets of
+//! kubeconfigs is replaced by one registry for each cluster that is found there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The unix socket that is used by default if it exists: that of the shipped systemd unit.
 pub const SOCKET: &str = "/run/isthmus/admin.sock";
-/// The URL that is used by default otherwise: the default of `admin.bind`.
+/// The URL that is used if the user gives none and [`SOCKET`] does not exist: the default of `admin.bind`.
 const URL: &str = "http://127.0.0.1:15000";
 
 /// Returns the address of the API where the user gives none.

@@ -130,7 +130,8 @@ pub fn rows<T>(columns: &[Column<T>], items: &[T]) -> Vec<Vec<String>> {
     items.iter().map(|item| columns.iter().map(|(_, cell)| cell(item)).collect()).collect()
 }
 
-/// Returns a text as a cell of a table, an empty one as `-`. Texts come from the network: none commands the terminal.
+/// Returns a text as a cell of a table; an empty text becomes `-`. Texts come from the network, so characters that could
+/// control the terminal are written as codes.
 pub fn text(text: &str) -> String {
     if text.is_empty() { "-".to_owned() } else { clean(text) }
 }

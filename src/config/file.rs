@@ -180,7 +180,7 @@ impl Reading<'_> {
         if let Value::Mapping(entries) = &root.value
             && let Some((key, _)) = entries.iter().find(|(key, _)| &*key.text == Root::INCLUDE.name())
         {
-            let fault = "found an include in a file that is itself included; name all files in the first one";
+            let fault = "found an include in a file that is itself included; list all files under include of the main file";
             let at = problem::Path::Root;
             self.files.problems.error(key.position, &at.key(Root::INCLUDE.name()), fault);
             take(&mut root, Root::INCLUDE.name());
@@ -241,7 +241,7 @@ pub(super) fn relative_to(file: &Path, path: &Path) -> PathBuf {
     file.parent().unwrap_or_else(|| Path::new("")).join(path)
 }
 
-/// Reads the path under a key; relative ones start at the file that names them.
+/// Returns the path that a key gives. A relative path starts at the folder of the file with the key.
 pub(super) fn path_of(fields: &Fields<'_>, key: &Key<form::Path>, problems: &Problems) -> Option<PathBuf> {
     let (path, node) = fields.found(key)?;
     Some(relative_to(problems.file(node.position.file), &path))

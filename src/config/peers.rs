@@ -81,7 +81,7 @@ fn needed(
     let takes_links = listeners.iter().any(|listener| listener.protocol != ListenerProtocol::Sni);
     // An enrolment must not make the file illegal.
     if peers.links.iter().any(|link| link.accept && !link.is_enrolled) && !takes_links {
-        let fault = "found accept: true, but no listener of protocol auto or hbone, which links arrive at";
+        let fault = "found accept: true, but peers can connect only to a listener of protocol auto or hbone, and there is none";
         problems.error(position, list, fault);
     }
 }

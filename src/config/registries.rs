@@ -116,7 +116,7 @@ fn kubernetes(fields: &Fields<'_>, access: AccessSpec, scope: &RegistryScope, me
     }
 }
 
-/// Has the registry of the node's own cluster write the conditions of ServiceExports, if an export rule requires them.
+/// Makes the registry of the node's own cluster write the conditions of ServiceExports, if an export rule requires them.
 pub(super) fn with_export_writer(
     mut registries: Vec<RegistrySpec>,
     node: &policy::Node,

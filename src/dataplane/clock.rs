@@ -39,14 +39,14 @@ impl Clock {
         }
     }
 
-    /// Has a connection looked at with the tick `due`, unless an earlier tick does.
+    /// Schedules a look at a connection for the tick `due`, unless one is scheduled for an earlier tick.
     pub(crate) fn reschedule(&self, entry: &Entry, due: u32) {
         if entry.deadline.get() == 0 || entry.deadline.get() > due {
             self.schedule(entry, due);
         }
     }
 
-    /// Has a connection looked at with the tick `due`, and with no other.
+    /// Schedules the next look at a connection for the tick `due`, instead of the tick set before.
     pub(crate) fn schedule(&self, entry: &Entry, due: u32) {
         if entry.deadline.get() == due {
             return;
@@ -56,7 +56,7 @@ impl Clock {
         self.deadlines.borrow_mut().entry(due).or_default().insert(entry.key());
     }
 
-    /// Has a connection looked at with no tick, as it has ended.
+    /// Cancels the next look at a connection, which has ended.
     pub(crate) fn forget(&self, entry: &Entry) {
         let due = entry.deadline.replace(0);
         if due == 0 {

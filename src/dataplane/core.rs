@@ -247,7 +247,7 @@ impl Core {
         if waits { pending.take_oldest_of(NO_SOURCE) } else { None }
     }
 
-    /// Has the source that a connection announced judged by the limits, and its place counted for that source.
+    /// Applies the limits to the source that a connection has announced, and counts the connection for that source.
     pub(crate) fn announced(&self, entry: &Entry) -> Result<(), Reason> {
         let holder = self.shared.admission.source(entry.source().ip());
         let verdict = self.shared.admission.exchange(&holder);
@@ -279,7 +279,7 @@ impl Core {
             Limit::All => return None,
             Limit::SourceConnections => {
                 let most = limits.connections?;
-                format!("{source} has all of its {most} connections (limits.perSource.connections)")
+                format!("{source} already has {most} connections, its limit (limits.perSource.connections)")
             }
             Limit::SourceRate => {
                 let most = limits.new_per_second?;
@@ -289,7 +289,9 @@ impl Core {
             }
             Limit::SourceHellos => {
                 let most = limits.pending_hellos?;
-                format!("{source} has all of its {most} incomplete hellos (limits.perSource.pendingHellos)")
+                format!(
+                    "{source} already has {most} incomplete hellos, its limit (limits.perSource.pendingHellos)"
+                )
             }
         };
         Some(text.into())
@@ -308,8 +310,9 @@ impl Core {
         let Some(limit) = services.limit() else { return Ok(admission) };
         if let Some(key) = facts.matched.limit_key() {
             let Some(place) = self.services.admit(services, &key) else {
-                let text =
-                    format!("{key} has all of its {limit} connections (limits.perService.connections)");
+                let text = format!(
+                    "{key} already has {limit} connections, its limit (limits.perService.connections)"
+                );
                 facts.detail = Some(text.into());
                 return Err(Reason::LimitService);
             };
@@ -521,13 +524,13 @@ impl Core {
         self.draining.get()
     }
 
-    /// Has every HBONE connection, also future ones, end with the streams that it has.
+    /// Orders every HBONE connection, also future ones, to end with the streams that it has.
     pub(crate) fn start_draining(&self) {
         self.draining.set(true);
         self.retire_where(|_| true);
     }
 
-    /// Has HBONE connections take no new streams, and end with the last.
+    /// Orders HBONE connections to accept no new streams, and to end with the last.
     pub(crate) fn retire_where(&self, which: impl Fn(&Entry) -> bool) {
         for (_, entry) in self.table.borrow().iter() {
             if which(entry) {

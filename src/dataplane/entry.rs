@@ -33,7 +33,7 @@ pub(crate) struct Entry {
     proxied: OnceCell<Box<Proxied>>,
     /// The address of this gateway that the client, or the proxy, connected to.
     pub(crate) local: Cell<Option<SocketAddr>>,
-    /// The party that its place is counted for.
+    /// The holder (see [`admission`](crate::net::admission)) whose share of the connections this connection counts for.
     holder: RefCell<Holder>,
     /// The time of the accept, by the monotonic clock.
     pub(crate) accepted: Instant,
@@ -179,7 +179,7 @@ pub(crate) struct Peer {
     pub(crate) proof: Proof,
     /// The result of the last verification.
     trusted: Cell<bool>,
-    /// Has seen the bundle of the last verification.
+    /// The reader of the bundles; it has seen the one of the last verification.
     trust: RefCell<Latest<TrustBundles>>,
     /// Bytes that the connection and its streams hold because a peer does not take them.
     pub(crate) held: Rc<HeldBytes>,
@@ -359,7 +359,7 @@ impl Entry {
         self.order.get().is_some()
     }
 
-    /// Has an HBONE connection take no new streams, and end with the last.
+    /// Orders an HBONE connection to accept no new streams, and to end with the last.
     pub(crate) fn retire(&self) {
         self.retiring.set(true);
         self.wake();

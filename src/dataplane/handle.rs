@@ -254,7 +254,7 @@ impl Control {
         self.shared.admission.used()
     }
 
-    /// Has endpoints take no new connections, and closes the open ones if they are disabled; returns how many were closed.
+    /// Sends endpoints no new connections. If they are disabled, closes the open ones; returns how many were closed.
     pub async fn withdraw(&self, which: Which, withdrawal: Withdrawal) -> Result<usize, WithdrawalError> {
         // First, so that no connection begins that is not found.
         self.shared.upstreams.withdrawals().withdraw(which.clone(), withdrawal)?;

@@ -250,7 +250,7 @@ impl Peek<'_> {
         conclude(self.core, self.entry, self.listener, &verdict, bytes).map_or(Continue(bytes), Break)
     }
 
-    /// Has the announced source judged as an accepted connection's is on other listeners.
+    /// Applies the limits to the announced source, as other listeners do to the source of an accepted connection.
     fn announced(&self, header: Header) -> Result<(), Reason> {
         let Self { core, entry, listener, .. } = self;
         if entry.is_announced.get() {

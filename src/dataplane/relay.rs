@@ -507,7 +507,7 @@ impl Relay<'_> {
         self.direction(way).ended = true;
         self.entry.ended_first(if way == Way::Up { Side::Client } else { Side::Endpoint });
         if way == Way::Down && !self.taken {
-            let text = "the endpoint ended the connection before its first byte";
+            let text = "the endpoint ended the connection before it sent a byte";
             self.entry.facts.borrow_mut().detail = Some(text.into());
         }
         self.core.clock.touch(self.entry);

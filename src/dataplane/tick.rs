@@ -26,7 +26,7 @@ pub(crate) async fn tick(core: &Core) {
         for entry in some {
             core.report_bytes(entry);
             if entry.opened.get() + 1 == now {
-                // Has the relay set the options that a short connection never pays for.
+                // The relay sets options of the sockets now; set at once, they would cost short connections calls.
                 entry.wake();
             }
             entry.standstill.touch(now);

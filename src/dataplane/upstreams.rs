@@ -50,8 +50,8 @@ pub struct Upstream {
     unhealthy: AtomicBool,
     /// The time of the last dial, or of the last check that failed, in milliseconds since start; 0: there was none.
     used: AtomicU64,
-    /// The time of its last answer to a ClientHello that was not TLS, in milliseconds since start; 0: it did not answer so,
-    /// or has spoken TLS since.
+    /// When the endpoint last answered a ClientHello with bytes that are not TLS, in milliseconds since start; 0: never, or
+    /// it has spoken TLS since.
     not_tls: AtomicU64,
     /// Locked only when a connection or a check fails, and by readers of the API.
     last_failure: Mutex<Option<LastFailure>>,

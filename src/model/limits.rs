@@ -22,9 +22,9 @@ pub struct SourceLimits {
 /// The number of leading bits of an address that make one source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SourcePrefix {
-    /// Of an IPv4 address, at most 32.
+    /// Leading bits of an IPv4 address, at most 32.
     pub ipv4: u8,
-    /// Of an IPv6 address, at most 128.
+    /// Leading bits of an IPv6 address, at most 128.
     pub ipv6: u8,
 }
 

@@ -95,9 +95,9 @@ reasons! {
     IdleTimeout = "idle_timeout",
     /// One direction had ended, and no byte was sent in the other direction for `timeouts.halfClose`.
     HalfCloseTimeout = "half_close_timeout",
-    /// The source has all of its connections (`limits.perSource`).
+    /// The source has reached a limit of `limits.perSource`: connections, new connections per second, or incomplete hellos.
     LimitSource = "limit_source",
-    /// The service has all of its connections (`limits.perService`).
+    /// The service has reached its limit of connections (`limits.perService`).
     LimitService = "limit_service",
     /// `limits.connections` or `limits.pendingHellos` was reached.
     LimitGlobal = "limit_global",

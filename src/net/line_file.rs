@@ -19,7 +19,7 @@ use twox_hash::XxHash3_64;
 
 use super::whole_file::write_whole;
 
-/// A kind of list.
+/// A kind of file that holds a list: its name and its bounds.
 #[derive(Clone, Copy, Debug)]
 pub struct LineFile {
     /// The name in the first line.

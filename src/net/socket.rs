@@ -39,8 +39,8 @@ pub fn keep_alive(socket: &impl AsFd) -> io::Result<()> {
         .with_retries(KEEP_ALIVE_PROBES);
     socket.set_tcp_keepalive(&schedule)?;
     if diag::is_answered() {
-        // [`diag`](super::diag) finds unacknowledged bytes. TCP_USER_TIMEOUT would also end peers that are
-        // alive and do not read for a while.
+        // Unacknowledged bytes are found by [`diag`](super::diag). TCP_USER_TIMEOUT would also end connections of live peers
+        // that do not read for a while.
         return Ok(());
     }
     socket.set_tcp_user_timeout(Some(USER_TIMEOUT))

@@ -134,8 +134,8 @@ impl FileWatch {
         self.hint.is_some() || tokio::time::timeout(QUIET, self.next_hint()).await.is_ok()
     }
 
-    /// Watches further paths; changes since the given states count. Paths that are watched already keep their
-    /// states.
+    /// Watches more paths. A difference from the given state is reported as a change. For a path that is already watched, the
+    /// known state is kept.
     pub fn add(&mut self, more: &FileStates) {
         for (path, stamp) in &more.0 {
             self.seen.0.entry(path.clone()).or_insert_with(|| stamp.clone());

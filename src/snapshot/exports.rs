@@ -104,7 +104,8 @@ impl MarkCondition {
 }
 
 impl ExportRule {
-    /// Limits the rule to the clusters that mark the service, if it requires a mark; `None` if no cluster does.
+    /// Limits a rule that requires marks to those of its clusters that mark the service; `None` if there is no such cluster.
+    /// A rule that requires none stays as it is.
     fn narrowed(self: Arc<Self>, marks: &[(&ClusterId, &[Mark])]) -> Option<Arc<Self>> {
         let Some(condition) = &self.marked else { return Some(self) };
         let covers = |cluster: &ClusterId| self.clusters.is_empty() || self.clusters.contains(cluster);

@@ -116,7 +116,8 @@ impl OmissionReason {
                  slices could otherwise make a service stand for any address."
             }
             Self::Withheld(Withheld::WaitingForPod) => {
-                "An EndpointSlice names a pod for the endpoint that the API server has not listed yet, or may not list for us."
+                "The EndpointSlice names a pod for this endpoint, and the API server has not listed that pod yet, or does \
+                 not permit this gateway to list it."
             }
             Self::Withheld(Withheld::NoPod) => {
                 "An EndpointSlice gives the endpoint without a pod, and the registry has no `manualEndpoints: true`."

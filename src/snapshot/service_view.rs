@@ -311,8 +311,8 @@ impl ServiceView {
             .filter(move |(part, _)| part.origin.standing <= lowest)
     }
 
-    /// Returns all endpoints of the registries that have a port of this name or number, whatever their
-    /// standing, each with true if its registry has the port as this service has it.
+    /// Returns all endpoints of the registries that have a port of this name or number, also of registries that do not count
+    /// now. The flag is true if the registry's port has the number, protocol and name of this one.
     pub(super) fn all_endpoints_of<'a>(
         &'a self,
         port: &'a PortView,

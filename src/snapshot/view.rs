@@ -1,8 +1,8 @@
-//! Split horizon: the endpoints of a service port as one viewer gets them (SPEC §9): neighbours by address,
-//! all others through the gateways of their networks, weighted by the endpoints behind them.
+//! Split horizon: which endpoints of a service port a viewer gets (SPEC §9). Neighbours are given by address. All others are
+//! reached through the gateways of their networks, weighted by the endpoints behind them.
 //!
-//! This is the only place that decides it; xDS, `horizon` and the tests call it alike. The result depends on
-//! the arguments alone, and equal arguments give equal entries in the same order.
+//! Only this module decides that; xDS, `horizon` and the tests all call it. The result depends on the arguments alone, and
+//! equal arguments give equal entries in the same order.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -37,10 +37,10 @@ pub struct Viewer {
     pub sees: Arc<[Network]>,
 }
 
-/// The networks of a service's endpoints: all that a viewer's own place can make a difference to.
+/// The networks of a service's endpoints. Viewers who are on none of them, and alike otherwise, get the same.
 #[derive(Debug)]
 pub struct Neighbourhood {
-    /// `None`: some endpoints are of the unknown network, which each cluster sees in its own way.
+    /// `None` if the network of any endpoint is unknown: each cluster sees that endpoint in its own way.
     networks: Option<BTreeSet<Network>>,
 }
 

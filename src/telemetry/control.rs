@@ -112,7 +112,7 @@ pub const DESCRIPTIONS: &[(&str, &str)] = &[
     ),
     ("isthmus_build_info", "1, with the version as label."),
     ("istio_tcp_connections_opened_total", "Connections passed on to an endpoint."),
-    ("istio_tcp_connections_closed_total", "Connections to an endpoint that ended."),
+    ("istio_tcp_connections_closed_total", "Ended connections to endpoints."),
     ("istio_tcp_sent_bytes_total", "Bytes from endpoint to client."),
     ("istio_tcp_received_bytes_total", "Bytes from client to endpoint."),
 ];

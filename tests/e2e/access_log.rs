@@ -94,7 +94,7 @@ fn an_endpoint_that_does_not_speak_tls_is_said_to() {
     ));
     for (name, detail) in [
         ("web.test", "endpoint_not_tls: the endpoint's answer is not TLS, and looks like HTTP"),
-        ("mute.test", "the endpoint ended the connection before its first byte"),
+        ("mute.test", "the endpoint ended the connection before it sent a byte"),
     ] {
         send(&gateway, "default", &hello(name));
         let line = gateway.logged(name, |line| line["sni"] == name);

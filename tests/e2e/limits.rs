@@ -81,7 +81,10 @@ fn a_source_has_as_many_connections_as_its_limit_and_costs_no_other_one() {
     assert_eq!(backend.accepted(), accepted + 5, "nothing is dialled for a refused connection");
     let line = gateway.logged("a refusal", |line| line["reason"] == "limit_source");
     assert!(line["source"].as_str().is_some_and(|source| source.starts_with("127.0.0.2:")), "{line}");
-    assert_eq!(line["detail"], "127.0.0.2 has all of its 3 connections (limits.perSource.connections)");
+    assert_eq!(
+        line["detail"],
+        "127.0.0.2 already has 3 connections, its limit (limits.perSource.connections)"
+    );
     assert_eq!(count(&gateway, "limit_source"), 5.0);
     assert!(gateway.get("/api/v1/failures?reason=limit_source").1.contains("limits.perSource.connections"));
     assert!(explained(&gateway, "a.test", "steps").contains("3 of 3 connections in use"));
@@ -162,7 +165,7 @@ fn of_a_sources_incomplete_hellos_the_oldest_gives_way() {
     }
     assert_eq!(read_out(&mut waiting[0]).0, alert(INTERNAL_ERROR), "the oldest");
     let line = gateway.logged("its end", |line| line["reason"] == "limit_source");
-    let detail = "127.0.0.2 has all of its 2 incomplete hellos (limits.perSource.pendingHellos)";
+    let detail = "127.0.0.2 already has 2 incomplete hellos, its limit (limits.perSource.pendingHellos)";
     assert_eq!(line["detail"], detail);
     // Other sources are not concerned; those that wait can go on.
     let mut other = connect_from(HONEST, address);
@@ -188,7 +191,7 @@ fn a_service_has_as_many_connections_as_its_limit_whoever_opens_them() {
     held.push(open(GREEDY, address, "b.test").expect("another route"));
     let line = gateway.logged("a refusal", |line| line["reason"] == "limit_service");
     assert_eq!(line["route"], "a.test");
-    let detail = "the route \"a.test\" has all of its 2 connections (limits.perService.connections)";
+    let detail = "the route \"a.test\" already has 2 connections, its limit (limits.perService.connections)";
     assert_eq!(line["detail"], detail);
     assert_eq!(count(&gateway, "limit_service"), 1.0);
     assert!(explained(&gateway, "a.test", "steps").contains("2 of 2 connections in use"));

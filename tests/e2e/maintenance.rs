@@ -177,7 +177,7 @@ fn an_order_about_nothing_is_refused_with_what_there_is() {
     let cases: [(&[&str], &str); 7] = [
         (
             &["endpoint", "drain", "10.9.9.9:1"],
-            "this gateway connects to no endpoint 10.9.9.9:1; `isthmus get",
+            "no service or route has an endpoint 10.9.9.9:1; `isthmus get",
         ),
         (&["endpoint", "drain", "127.0.0.1:1"], &format!("127.0.0.1:1; there is {address} of two.test;")),
         (

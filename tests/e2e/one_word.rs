@@ -311,12 +311,12 @@ fn of_open_connections(table: &mut Table) {
         });
     });
     gateway.reload(&limited("perSource: {connections: 1}"));
-    table.row(&gateway, "A source has all of its connections", "limit_source", &asks, || {
+    table.row(&gateway, "A source has reached its limit of connections", "limit_source", &asks, || {
         let _open = echoed(address, "a.test");
         send(address, &raw::hello(b"a.test"));
     });
     gateway.reload(&limited("perService: {connections: 1}"));
-    table.row(&gateway, "A service has all of its connections", "limit_service", &asks, || {
+    table.row(&gateway, "A service has reached its limit of connections", "limit_service", &asks, || {
         let _open = echoed(address, "a.test");
         send(address, &raw::hello(b"a.test"));
     });

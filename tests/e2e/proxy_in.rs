@@ -264,7 +264,10 @@ fn from_exports_and_limits_judge_the_announced_address() {
     assert_eq!(read_out(&mut third).0, alert(INTERNAL_ERROR));
     let line = line_of(&gateway, &third);
     assert_eq!((&line["reason"], &line["source"]), (&"limit_source".into(), &"203.0.113.2:3".into()));
-    assert_eq!(line["detail"], "203.0.113.2 has all of its 2 connections (limits.perSource.connections)");
+    assert_eq!(
+        line["detail"],
+        "203.0.113.2 already has 2 connections, its limit (limits.perSource.connections)"
+    );
     let mut other = call("203.0.113.3:1", "a.test");
     echoed(&mut other, &raw::hello(b"a.test"));
     // More hellos of one client than it may leave incomplete.

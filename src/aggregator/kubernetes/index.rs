@@ -421,7 +421,7 @@ impl Index {
         self.mark_endpoints(service);
     }
 
-    /// Has a service made anew whose endpoints differ.
+    /// Notes that a service must be made anew, as its endpoints differ.
     fn mark_endpoints(&mut self, service: ObjectKey) {
         let entrance = self.services.get(&service).and_then(|known| known.value.entrance.as_ref());
         self.gateways_dirty |= entrance.is_some();
@@ -452,7 +452,7 @@ impl Index {
         }
     }
 
-    /// Has the services made anew whose slices name a pod.
+    /// Notes that the services must be made anew whose slices name a pod.
     fn mark_slices(&mut self, uid: Uid) {
         let named_by = self.pods.get(&uid).map(|entry| entry.named_by.clone()).unwrap_or_default();
         for slice in named_by {
@@ -474,7 +474,7 @@ impl Index {
         }
     }
 
-    /// Has the services made anew that have endpoints on a node.
+    /// Notes that the services must be made anew that have endpoints on a node.
     fn mark_node(&mut self, name: &Arc<str>) {
         let is_on = |endpoint: &super::records::SliceEndpoint| {
             let pod = endpoint.pod.flatten().and_then(|uid| self.pods.get(&uid)?.pod.as_ref());
@@ -556,7 +556,7 @@ impl Index {
         if self.is_all_dirty { self.services.len() } else { self.dirty.len() }
     }
 
-    /// Has the next changes be a full listing.
+    /// Makes the next changes a full listing.
     pub(super) fn begin_listing(&mut self) {
         self.sent.clear();
         self.sent_gateways.clear();

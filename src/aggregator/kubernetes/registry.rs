@@ -39,7 +39,7 @@ const EVENTS_MAX: usize = 64;
 const ROUND: usize = 256;
 /// Services whose endpoints are made where their events arrive; more are made on a thread for long work.
 const MADE_HERE_MAX: usize = 64;
-/// Time for the server's version and the mesh's configuration.
+/// How long to wait for the server's version and the mesh's configuration, without which the registry starts then.
 const ABOUT_WITHIN: Duration = Duration::from_secs(10);
 /// Readings of credentials that may hang at the same time.
 const READINGS: usize = 3;

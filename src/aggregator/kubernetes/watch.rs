@@ -103,7 +103,7 @@ pub(super) enum Object {
     Secret(Box<Secret>),
 }
 
-/// The way in which an API server is listed, shared by its watches.
+/// How one API server can be listed, on watches or in pages, as its watches have found out. All of them share it.
 #[derive(Debug, Default)]
 pub(super) struct Way {
     /// The server refuses to send lists on watches, as one watch has found out.
@@ -331,8 +331,8 @@ impl Watcher {
         }
     }
 
-    /// Has the next fault waited for briefly: the server works again. After expired or useless answers that is not sure until
-    /// the watch is steady.
+    /// Makes the wait after the next fault short again, as the server works. After expired or useless answers that is not
+    /// sure until the watch is steady.
     fn settled(&mut self) {
         if self.expired == 0 && self.useless == 0 {
             self.backoff.reset();
@@ -363,7 +363,7 @@ impl Watcher {
         }
     }
 
-    /// Has the objects listed on the watch, and returns it with what was read of the next line; `None` if the server
+    /// Asks for the objects on the watch, and returns it with what was read of the next line; `None` if the server
     /// refuses that.
     async fn listed_on_watch(&mut self) -> Result<Option<(Incoming, Lines)>, Ended> {
         if self.way.pages.load(Ordering::Relaxed) {

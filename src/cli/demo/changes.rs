@@ -119,7 +119,7 @@ pub(super) async fn bad_reload(stage: &Stage, outcome: &mut Outcome) -> Result<(
     // Restores the config for an operator who continues from here with `--keep`.
     let answer = stage.west.gateway.reload(&stage.west.config).await?;
     outcome
-        .check(answer.status == 200, || format!("the old config was answered with {}", answer.body.trim()));
+        .check(answer.status == 200, || format!("reloading the old config failed: {}", answer.body.trim()));
     Ok(())
 }
 

@@ -23,7 +23,7 @@ pub(super) type Outcome = Option<Result<(), Reason>>;
 #[derive(Default)]
 pub(super) struct Sockets {
     open: Vec<Open>,
-    /// Sockets of earlier checks that are not connected: of IPv4, and of IPv6.
+    /// Unconnected sockets of earlier checks, to be used again: of IPv4, and of IPv6.
     free: [Vec<OwnedFd>; 2],
 }
 

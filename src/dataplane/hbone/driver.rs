@@ -172,7 +172,7 @@ impl Driver<'_> {
     /// Counts the bytes that wait for the client. The connection moves as long as they become fewer.
     fn hold(&self) {
         let stats = &self.shared.stats;
-        // TLS writes the records that it has encrypted before it takes more.
+        // While the socket is full, TLS also holds records that it has encrypted.
         let queued = stats.queued() + if stats.is_blocked() { RECORDS } else { 0 };
         if queued < self.entry.held.get() || queued == 0 {
             self.entry.moved.set(self.core.clock.now());
@@ -186,7 +186,7 @@ impl Driver<'_> {
             return;
         }
         if let Poll::Ready(reason) = self.entry.poll_cut(context) {
-            // Streams end with it: to callers, no error would be the end of what there is.
+            // Open streams end with the connection. NO_ERROR would tell their callers that all data has come.
             let streams = self.shared.streams.get() > 0;
             self.end(reason, if streams { h2::Reason::INTERNAL_ERROR } else { h2::Reason::NO_ERROR });
         } else if !self.retired && (self.entry.is_retiring() || self.core.is_draining()) {

@@ -130,7 +130,7 @@ impl Server {
         }
     }
 
-    /// Has another server answer a question.
+    /// Passes a question on to another server.
     pub(super) async fn ask(&self, question: &Question) -> Reply {
         self.forwarder.ask(question, &self.metrics).await
     }

@@ -36,9 +36,9 @@ pub struct EnrolledLink {
 /// Which side dials.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Dialling {
-    /// The peer.
+    /// The peer dials.
     Theirs,
-    /// This gateway, to this address.
+    /// This gateway dials the peer, at this address.
     Ours(GatewayAddress),
 }
 

@@ -367,7 +367,7 @@ enum Failed {
 }
 
 impl At<'_> {
-    /// Has both sides check each other, then redeems the token.
+    /// Lets both sides check each other, then redeems the token.
     async fn enrol(&self) -> Result<EnrolledLink, Failed> {
         let shared = &self.enrolment.0;
         let socket = timeout(STEP_WITHIN, transport::connect(&self.address.host, self.address.port)).await;
@@ -434,9 +434,9 @@ const CLOSED: &str = "the gateway takes enrolments on listeners of protocol auto
 /// Whether a request redeems the token.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Attempt {
-    /// The other side checks and answers.
+    /// The other side checks and answers, and the token stays valid.
     Trial,
-    /// The other side redeems the token.
+    /// The other side checks again, redeems the token, and answers.
     Final,
 }
 

@@ -16,7 +16,7 @@ pub enum Received {
     Listed,
 }
 
-/// A future that is done when the call has been taken.
+/// A future that completes when the importer has accepted the call.
 pub type Done<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 /// A future of items that are refused.
 pub type Refusals<'a> = Pin<Box<dyn Future<Output = Vec<proto::Refusal>> + Send + 'a>>;

@@ -1,5 +1,5 @@
-//! Invitations of peers: each is redeemed once, with its secret, before its time is over. Of a secret only the hash is kept. A
-//! function of calls and time, without sockets.
+//! Invitations of peers. Each can be redeemed once, with its secret, before it expires. Only the hash of a secret is kept. This
+//! module does no I/O: its results depend on the calls and the time alone.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

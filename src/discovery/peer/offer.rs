@@ -96,7 +96,7 @@ impl Offer {
         self.services.len()
     }
 
-    /// Has the peer be told the roots.
+    /// Notes that the peer must be told the roots.
     pub(super) fn roots_changed(&mut self) {
         self.are_roots_dirty = true;
     }

@@ -140,7 +140,7 @@ pub struct Session {
     types: [Type; Kind::ALL.len()],
     responses: u64,
     unfinished: bool,
-    /// Pays for the names; `None`: they are free.
+    /// Counts the bytes of the names against the limits of clients; `None`: they are not limited.
     account: Option<Account>,
     /// The unread registries as last read from the hub, and the hub's count at that time.
     unread: Arc<Unread>,
