@@ -8,6 +8,8 @@ use crate::model::trace::TraceId;
 
 /// Connections that are kept: about 4 MiB.
 const KEPT: usize = 4_096;
+/// The longest server name and list of protocols in bytes, together, of a connection that is kept: clients choose their length.
+const TEXT_MAX: usize = 1_024;
 
 /// A ring written by the writer thread alone, and read by the admin API. It has the connections that the access log has, and
 /// without an access log those that failed or became spans.
@@ -15,9 +17,10 @@ const KEPT: usize = 4_096;
 pub struct Recent(Arc<Mutex<VecDeque<Arc<ConnectionRecord>>>>);
 
 impl Recent {
-    /// Adds a connection, unless it is in no trace; the oldest one is dropped if the ring is full.
+    /// Adds a connection, unless it is in no trace or its texts are too long; the oldest one is dropped if the ring is full.
     pub(super) fn push(&self, record: &Arc<ConnectionRecord>) {
-        if record.trace_id().is_none() {
+        let length = |text: &Option<Box<[u8]>>| text.as_ref().map_or(0, |text| text.len());
+        if record.trace_id().is_none() || length(&record.sni) + length(&record.alpn) > TEXT_MAX {
             return;
         }
         let mut ring = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,7 +1,8 @@
 //! The roots that peers have announced, in the state folder: `peers/NAME.roots.pem`. A gateway that starts while a peer has
 //! other roots than its file says verifies the peer by those that it announced last, until its link is back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::pinned::Hash;
@@ -12,8 +13,11 @@ use crate::net::whole_file::{remove, set_aside};
 /// The kind of the file.
 const KIND: &str = "peer roots";
 
+/// The end of the name of a file, behind the name of the peer.
+const SUFFIX: &str = ".roots.pem";
+
 fn path(state: &Path, peer: &str) -> PathBuf {
-    state.join(FOLDER).join(format!("{peer}.roots.pem"))
+    state.join(FOLDER).join(format!("{peer}{SUFFIX}"))
 }
 
 /// Applies the roots that were kept for peers that have announced none to this process. A file that cannot be used is named in
@@ -25,8 +29,10 @@ pub(super) async fn restore(store: &RootStore, state: &Path) {
         .filter(|(_, announced)| announced.is_none())
         .map(|(peer, _)| peer.clone())
         .collect();
+    let names: BTreeSet<String> = known.announced_by().map(|(peer, _)| peer.peer.to_string()).collect();
     let state = state.to_owned();
     let reading = tokio::task::spawn_blocking(move || {
+        forget_others(&state, &names);
         missing.into_iter().map(|peer| (read(&path(&state, &peer.peer), &peer), peer)).collect::<Vec<_>>()
     });
     let Ok(read) = reading.await else { return tracing::error!("reading the announced roots panicked") };
@@ -42,6 +48,18 @@ pub(super) async fn restore(store: &RootStore, state: &Path) {
                 "the roots that the peer {name} announced to an earlier process are not used: {fault}"
             );
             store.problem(&kept_text(&peer.alias), text);
+        }
+    }
+}
+
+/// Removes what peers announced that are no peers any more: a peer that is added again begins with the roots of its file. Blocks.
+fn forget_others(state: &Path, peers: &BTreeSet<String>) {
+    let Ok(folder) = fs::read_dir(state.join(FOLDER)) else { return };
+    for file in folder.flatten() {
+        let name = file.file_name();
+        let of = name.to_str().and_then(|name| name.strip_suffix(SUFFIX));
+        if of.is_some_and(|of| !peers.contains(of)) {
+            write((file.path(), None));
         }
     }
 }
@@ -67,7 +85,11 @@ pub(super) async fn keep(store: RootStore, state: PathBuf) {
             let kept = |(peer, announced): (&PeerTrust, Option<&Announced>)| {
                 (path(&state, &peer.peer), announced.map(|announced| file(peer, announced)))
             };
-            roots.announced_by().map(kept).collect()
+            // While a peer's own file cannot be read, nobody knows whether what is kept goes with it.
+            let is_known = |(peer, announced): &(&PeerTrust, Option<&Announced>)| {
+                announced.is_some() || peer.roots.is_none() || roots.of_peers.contains_key(&peer.alias)
+            };
+            roots.announced_by().filter(is_known).map(kept).collect()
         };
         let changed: Vec<(PathBuf, Option<RootFile>)> = next
             .iter()
@@ -187,6 +209,31 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_a_removed_peer_announced_is_forgotten_and_an_unreadable_file_costs_nothing() {
+        let (folder, old, new) = (tempfile::tempdir().expect("a folder"), root(), root());
+        let state = folder.path();
+        let first = store(&old);
+        first.announce(&domain("alias"), new).expect("good");
+        kept(&first, state, true).await;
+        // The file of the peer's roots cannot be read.
+        let second = store(&old);
+        second.roots.send_modify(|roots| {
+            roots.peers[0].roots = Some("west.pem".into());
+            roots.of_peers.clear();
+        });
+        restore(&second, state).await;
+        let some_time = Duration::from_millis(100);
+        drop(tokio::time::timeout(some_time, keep(second, state.to_owned())).await);
+        assert!(path(state, "west").exists());
+        // The peer is removed, and added again.
+        restore(&RootStore::of(Map::new()), state).await;
+        assert!(!path(state, "west").exists());
+        let again = store(&old);
+        restore(&again, state).await;
+        assert!(again.announced(&domain("alias")).is_empty());
+    }
+
+    #[tokio::test]
     async fn a_damaged_file_is_named_and_set_aside() {
         let (folder, old) = (tempfile::tempdir().expect("a folder"), root());
         let state = folder.path();
@@ -194,8 +241,8 @@ mod tests {
         first.announce(&domain("alias"), root()).expect("good");
         kept(&first, state, true).await;
         let file = path(state, "west");
-        let text = std::fs::read_to_string(&file).expect("text");
-        std::fs::write(&file, text.replacen("west.example", "west.examplf", 1)).expect("written");
+        let text = fs::read_to_string(&file).expect("text");
+        fs::write(&file, text.replacen("west.example", "west.examplf", 1)).expect("written");
         let second = store(&old);
         restore(&second, state).await;
         assert!(second.announced(&domain("alias")).is_empty());

@@ -76,7 +76,7 @@ fn bad_peers() {
         "peers: [{name: a, accept: true}]",
         &[
             ":2:8: peers: found peers, but no identity",
-            ":2:8: peers: found accept: true, but no listener of protocol auto or hbone",
+            ":2:8: peers: found accept: true, but peers can connect only to a listener of protocol auto or hbone",
         ],
     );
 }

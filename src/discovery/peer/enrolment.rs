@@ -14,6 +14,7 @@
 //! config, so that it takes effect by a reload.
 
 use std::convert::Infallible;
+use std::io;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,11 +31,11 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tonic::server::{Grpc, UnaryService};
-use tonic::{Request, Response, Status};
+use tonic::{Code, Request, Response, Status};
 use tonic_prost::ProstCodec;
 
 use super::enrolled::{Dialling, EnrolledLink, GatewayAddress};
-use super::invitations::{Invitations, Keeping, State};
+use super::invitations::{Invitations, Keeping, Refusal, State};
 use super::options::LinkOptions;
 use super::party::{self, Expected, Shown};
 use super::token::{ADDRESSES_MAX, Token};
@@ -79,7 +80,7 @@ struct Shared {
     settings: Mutex<Settings>,
     invitations: Mutex<Invitations>,
     /// Held while a link is stored, so that of two the later one stays.
-    storing: tokio::sync::Mutex<()>,
+    storing: Arc<tokio::sync::Mutex<()>>,
     /// Limits what strangers can write into the log.
     refusals: LogThrottle,
     /// Wakes whoever reads the config again after a link was stored.
@@ -108,7 +109,7 @@ impl Enrolment {
             tls: Arc::new(tls),
             settings: Mutex::default(),
             invitations: Mutex::default(),
-            storing: tokio::sync::Mutex::default(),
+            storing: Arc::default(),
             refusals: LogThrottle::new(LOG_EVERY),
             stored: Notify::new(),
         })))
@@ -247,15 +248,24 @@ impl Enrolment {
             if let Some(times) = self.0.refusals.occurred() {
                 tracing::warn!(times, "an enrolment is refused: {refusal}");
             }
-            Status::permission_denied(format!("{refusal}; make another with `isthmus peer invite`"))
+            let text = format!("{refusal}; make another with `isthmus peer invite`");
+            match refusal {
+                // Another replica may have made it.
+                Refusal::Unknown => Status::not_found(text),
+                Refusal::Used | Refusal::Expired => Status::permission_denied(text),
+            }
         };
         let found = lock(&self.0.invitations).find(&hash, Instant::now());
         let (name, keeping) = found.map_err(denied)?;
         let settings = lock(&self.0.settings).clone();
         let refused = |problem: String| {
-            tracing::warn!(peer = &*name, "the enrolment is refused: {problem}");
+            if let Some(times) = self.0.refusals.occurred() {
+                tracing::warn!(times, peer = &*name, "the enrolment is refused: {problem}");
+            }
             Status::failed_precondition(problem)
         };
+        // The config may have changed since the invitation.
+        settings.found(&name).and_then(|entry| settings.may_enrol(entry, keeping)).map_err(refused)?;
         let party = request.party.unwrap_or_default();
         let shown = Shown { shower: Shower::Client, chain };
         let link = self.check(&settings, &name, &party, &shown, Dialling::Theirs).map_err(refused)?;
@@ -285,8 +295,10 @@ impl Enrolment {
         let (of_peer, others): (Vec<_>, Vec<_>) =
             settings.peers.iter().partition(|known| *known.peer.name == *peer);
         let alias_of = |known: &LinkOptions| known.peer.who.as_ref().map(|who| who.alias.clone());
-        let of_others =
-            others.into_iter().filter_map(|known| alias_of(known).or_else(|| known.alias.clone()));
+        // One that is not enrolled yet has the trust domain that its entry names.
+        let of_others = others.into_iter().filter_map(|known| {
+            alias_of(known).or_else(|| known.alias.clone()).or_else(|| known.trust_domain.clone())
+        });
         let bundles = self.0.context.trust.newest().ok_or(NO_ROOTS)?;
         let ours = bundles.domains().filter(|(_, bundle)| bundle.owner == Owner::Ours);
         let taken: Vec<TrustDomain> = of_others.chain(ours.map(|(domain, _)| domain.clone())).collect();
@@ -303,14 +315,24 @@ impl Enrolment {
 
     async fn store(&self, settings: &Settings, peer: &str, link: &EnrolledLink) -> Result<(), String> {
         let state = settings.state.clone().ok_or(NO_STATE)?;
-        let _storing = self.0.storing.lock().await;
+        let alias = settings.found(peer)?.alias.clone();
+        let alias = alias.or_else(|| TrustDomain::parse(link.identity.trust_domain()).ok());
+        let storing = self.0.storing.clone().lock_owned().await;
         let (link, peer, folder) = (link.clone(), peer.to_owned(), state.display().to_string());
-        let stored = tokio::task::spawn_blocking(move || link.store(&state, &peer)).await;
-        match stored {
-            Ok(Ok(())) => {
-                self.0.stored.notify_one();
-                Ok(())
+        let shared = self.0.clone();
+        // Goes on to its end if whoever asked for it leaves.
+        let stored = tokio::task::spawn_blocking(move || {
+            let _storing = storing;
+            link.store(&state, &peer)?;
+            if let Some(alias) = alias {
+                // What a gateway announced over an earlier link ends with it. Fails only for a peer that had no link.
+                let _ = shared.roots.announce(&alias, Vec::new());
             }
+            shared.stored.notify_one();
+            Ok::<_, io::Error>(())
+        });
+        match stored.await {
+            Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(format!("the link cannot be stored in {folder}: {error}")),
             Err(_) => Err(format!("storing the link in {folder} failed")),
         }
@@ -362,7 +384,7 @@ struct At<'a> {
 enum Failed {
     /// One of the gateways refuses the other; another address would change nothing.
     Refused(String),
-    /// There is no answer at this address.
+    /// There is no answer at this address, or that of a replica that does not know the token.
     Unreachable(String),
 }
 
@@ -415,8 +437,9 @@ impl At<'_> {
             timeout(STEP_WITHIN, asking).await.map_err(|_| self.unreachable("it does not answer"))?;
         match answer {
             Ok(answer) => Ok(answer.party.unwrap_or_default()),
-            Err(CallFault::Refused { message, .. }) => {
-                Err(Failed::Refused(format!("{} refuses: {message}", self.address)))
+            Err(CallFault::Refused { code, message }) => {
+                let text = format!("{} refuses: {message}", self.address);
+                Err(if code == Code::NotFound { Failed::Unreachable(text) } else { Failed::Refused(text) })
             }
             Err(fault @ CallFault::Broken(_)) => Err(self.unreachable(format!("{fault}; {CLOSED}"))),
         }
