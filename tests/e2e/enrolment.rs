@@ -197,6 +197,20 @@ fn tokens_that_are_expired_foreign_void_or_damaged_are_refused() {
 }
 
 #[test]
+fn a_token_is_void_once_the_config_says_who_the_peer_is() {
+    let (east, west) = sides();
+    let at_east = start(east.organisation.folder(&[&west.organisation]), &east.config);
+    let at_west = west.start();
+    let token = invite(&at_east, "west", &[]);
+    let identity = west.organisation.identity();
+    let keys = format!("    accept: true\n    identity: {identity}\n    trust: west.pem\n    export:");
+    at_east.reload(&east.config.replace("    export:", &keys));
+    is_refused(&join(&at_west, "east", &token), "the config itself says who west is");
+    let stored = |gateway: &Gateway| gateway.folder().join("state/peers").exists();
+    assert!(!stored(&at_east) && !stored(&at_west));
+}
+
+#[test]
 fn of_two_joins_at_the_same_instant_one_succeeds() {
     let (east, west) = sides();
     let south = Side::new("south", "south.example", "east");
@@ -224,6 +238,10 @@ fn a_peer_does_not_get_the_trust_domain_or_roots_of_another() {
         let export = "    export: [{services: [\"*\"]}]\n";
         east.config.replacen("\nservices:", &format!("\n  - name: south\n{export}{more}services:"), 1)
     };
+    // The trust domain of a peer that is not enrolled yet, claimed with the token of another.
+    at_east.reload(&with_south("    trustDomain: south.example\n"));
+    let claiming = Side::new("thief", "south.example", "east").start();
+    is_refused(&join(&claiming, "east", &invite(&at_east, "west", &[])), "taken there already");
     at_east.reload(&with_south(""));
     is_joined(&join(&west.start(), "east", &invite(&at_east, "west", &[])));
     // West's authority, under another trust domain: its roots are west's.

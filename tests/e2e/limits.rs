@@ -143,7 +143,7 @@ fn a_block_of_addresses_is_one_source() {
     drop(open(Ipv4Addr::new(127, 0, 1, 3), address, "a.test").expect("another block"));
     let line = gateway.logged("a refusal", |line| line["reason"] == "limit_source");
     assert!(
-        line["detail"].as_str().is_some_and(|detail| detail.starts_with("127.0.0.0/24 has all")),
+        line["detail"].as_str().is_some_and(|detail| detail.starts_with("127.0.0.0/24 already has 2")),
         "{line}"
     );
 }
