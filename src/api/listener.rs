@@ -18,7 +18,7 @@ pub struct Listener {
     pub alpn: Vec<String>,
     /// The sources that are let in; empty: all.
     pub from: Vec<String>,
-    /// Whether clients come behind load balancers that announce them.
+    /// The listener's rule about PROXY headers of load balancers.
     pub proxy_protocol: ProxyProtocol,
 }
 

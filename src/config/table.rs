@@ -89,7 +89,7 @@ keys! {
         DNS_SERVER "dnsServer": form::OrOff<DnsServer> => "off";
         /// Start-up wait, staleness, and protection against mass removal of services.
         AGGREGATOR "aggregator": Aggregator => "defaults";
-        /// What is kept on disk over a restart.
+        /// Files that a restart uses.
         STATE "state": State => "nothing on disk";
         /// The xDS server. It gives each client the endpoints as seen from the client's network.
         XDS "xds": form::OrOff<Xds> => "not opened";

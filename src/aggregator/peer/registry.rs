@@ -194,7 +194,7 @@ impl Follower {
         }
         let is_listing = replica.listing.is_some();
         let items = replica.listing.as_deref_mut().unwrap_or(&mut replica.items);
-        // Of one message, so that a peer with ever new values does not make it grow.
+        // The interner lives for one message, so that a peer with ever new values does not make it grow.
         let (mut names, mut interner) = (BTreeSet::new(), Interner::default());
         for name in delta.removed_services {
             items.remove(&name);

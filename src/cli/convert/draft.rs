@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::api::text::clean;
 
-/// What became of a line.
+/// The result of converting a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Fate {
     /// The line is not in the result, and an operator has to decide what to do instead.
@@ -33,7 +33,7 @@ impl Fate {
 pub(super) struct Remark {
     /// The number of the line.
     pub(super) line: usize,
-    /// What became of it.
+    /// The result for the line.
     pub(super) fate: Fate,
     /// Why, and what to do.
     pub(super) text: String,

@@ -39,7 +39,7 @@ impl Names {
     }
 }
 
-/// What one term of a condition asks for.
+/// One term of a condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Term {
     /// The server name is one of these.

@@ -207,7 +207,7 @@ pub(super) async fn two_organisations(stage: &Stage, outcome: &mut Outcome) -> R
          {EXPORTED}",
         noticed.as_millis()
     ));
-    // It is back, and nobody types anything.
+    // The other side restarts; the link returns without a command.
     let back = Instant::now();
     south.restart().await?;
     north.peer_is("live").await?;

@@ -68,7 +68,7 @@ keys! {
         MAX_TTL "maxTtl": form::Timeout = Options::default().dns.ttl_max;
     }
 
-    /// What is kept on disk over a restart.
+    /// Files that a restart uses.
     pub(in crate::config) State "state" {
         /// Directory for the last good copy of each registry, which a start uses if the registry cannot be read, and for what
         /// is known of peers: enrolled links, announced roots, and the times of exports.

@@ -22,7 +22,7 @@ use crate::tls::root_file::{FOLDER, RootFile};
 /// The kind of the file.
 const KIND: &str = "peer link";
 
-/// What is needed for the link with a peer.
+/// The stored facts of a link with a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EnrolledLink {
     /// The SPIFFE ID of its gateways; its certificates are of the trust domain of this.

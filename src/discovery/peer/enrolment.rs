@@ -273,7 +273,7 @@ impl Enrolment {
         if request.trial {
             return Ok(own);
         }
-        // Of two that come at the same time with one secret, the first gets here.
+        // The first of two simultaneous requests with one secret redeems it; the other is refused here.
         lock(&self.0.invitations).redeem(&hash, Instant::now()).map_err(denied)?;
         tracing::info!(peer = &*name, identity = %link.identity, "the peer is enrolled");
         match keeping {
@@ -325,7 +325,7 @@ impl Enrolment {
             let _storing = storing;
             link.store(&state, &peer)?;
             if let Some(alias) = alias {
-                // What a gateway announced over an earlier link ends with it. Fails only for a peer that had no link.
+                // Roots announced over an earlier link end with that link. The call fails only if there was none.
                 let _ = shared.roots.announce(&alias, Vec::new());
             }
             shared.stored.notify_one();
@@ -454,7 +454,7 @@ impl At<'_> {
 const CLOSED: &str = "the gateway takes enrolments on listeners of protocol auto or hbone, from the time that \
                       `isthmus peer invite` made a token until it restarts";
 
-/// Whether a request redeems the token.
+/// The two requests of an enrolment.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Attempt {
     /// The other side checks and answers, and the token stays valid.

@@ -12,12 +12,12 @@ use crate::tls::pinned::Hash;
 /// The largest number of invitations. Those that cannot be redeemed make room for new ones.
 const INVITATIONS_MAX: usize = 256;
 
-/// What is done with the link that an enrolment gives.
+/// The ways to keep the link that an enrolment gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keeping {
-    /// It is stored in `state.dir`, and takes effect.
+    /// The link is stored in `state.dir`, and takes effect.
     Store,
-    /// It is returned, for a config that the operator writes.
+    /// The link is returned, for a config that the operator writes.
     Return,
 }
 

@@ -61,14 +61,6 @@ impl Made {
             Self::Resource(resource) => Some(resource.version),
         }
     }
-
-    /// Returns the resource if it equals this one.
-    fn equal(&self, resource: &Resource) -> Option<Arc<Resource>> {
-        match self {
-            Self::Resource(same) if **same == *resource => Some(same.clone()),
-            Self::Nothing | Self::Empty(_) | Self::Resource(_) => None,
-        }
-    }
 }
 
 /// The resources of one service in one snapshot: viewers who get the same share one rendering and its bytes.
@@ -144,7 +136,10 @@ impl Rendering {
 
     /// Returns the result if it equals this resource.
     pub(super) fn equal(&self, resource: &Resource) -> Option<Arc<Resource>> {
-        lock(&self.state).made.equal(resource)
+        match &lock(&self.state).made {
+            Made::Resource(same) if **same == *resource => Some(same.clone()),
+            Made::Nothing | Made::Empty(_) | Made::Resource(_) => None,
+        }
     }
 
     /// Returns the resource; renders it from the newest snapshot if there is no result.
