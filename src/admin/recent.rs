@@ -42,8 +42,12 @@ fn name(record: &ConnectionRecord) -> Option<&[u8]> {
     record.sni.as_deref().or_else(|| record.authority.as_deref().map(str::as_bytes))
 }
 
+/// Returns a name without the dot at its end.
+fn plain(name: &[u8]) -> &[u8] {
+    name.strip_suffix(b".").unwrap_or(name)
+}
+
 fn is_asked_for(record: &ConnectionRecord, request: &ExplainRequest) -> bool {
-    let plain = |name: &[u8]| name.strip_suffix(b".").unwrap_or(name).to_ascii_lowercase();
     let of_listener = request.listener.as_deref().is_none_or(|listener| listener == &*record.listener);
     let of_source = request.source.is_none_or(|source| source == record.source.ip().to_canonical());
     let asked = if request.authority {
@@ -53,7 +57,9 @@ fn is_asked_for(record: &ConnectionRecord, request: &ExplainRequest) -> bool {
     };
     let of_name = match (name(record), &request.name) {
         (None, _) => true,
-        (Some(_), Some(wanted)) => asked.is_some_and(|asked| plain(asked) == plain(wanted.as_bytes())),
+        (Some(_), Some(wanted)) => {
+            asked.is_some_and(|asked| plain(asked).eq_ignore_ascii_case(plain(wanted.as_bytes())))
+        }
         (Some(_), None) => false,
     };
     of_listener && of_source && of_name
