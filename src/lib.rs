@@ -1,10 +1,10 @@
 //! # Isthmus: the map
 //!
-//! The world is one immutable value, the [`snapshot::Snapshot`]. The [`aggregator`] is its only maker; the data plane and
-//! the [`discovery`] servers are its readers, and have no other connection. Admission ([`snapshot::admit`], with the
-//! rules of [`snapshot::exports`] on sources and identities), the choice
-//! of an endpoint ([`balance`]) and split horizon ([`snapshot::view`]) are pure functions, each written once, which the
-//! data path, xDS, the commands `explain` and `horizon`, and the tests call alike.
+//! The world is one immutable value, the [`snapshot::Snapshot`]. Only the [`aggregator`] makes snapshots; the data plane
+//! and the [`discovery`] servers read them, and are connected to the aggregator in no other way. Admission
+//! ([`snapshot::admit`], with the rules of [`snapshot::exports`] on sources and identities), the choice of an endpoint
+//! ([`balance`]) and split horizon ([`snapshot::view`]) are pure functions. Each is written once, and the data path, xDS,
+//! the commands `explain` and `horizon`, and the tests all call it.
 //!
 //! ```text
 //!  registries ─Change─▶ aggregator ─Snapshot, Delta─▶ world ──Reader──▶ dataplane, discovery
@@ -12,7 +12,7 @@
 //!                           └── config ◀── file, SIGHUP, POST           └──▶ telemetry
 //! ```
 //!
-//! A module imports only modules of lines above its own; `tests/architecture.rs` checks that.
+//! A module imports only modules of the lines above its own in this table; `tests/architecture.rs` checks that.
 //!
 //! | layer | module | owns |
 //! |---|---|---|
@@ -25,11 +25,11 @@
 //! | 2 | [`balance`] | the choice among candidates, and its odds |
 //! | 2 | [`world`] | publisher and readers of snapshots |
 //! | 2 | [`document`] | YAML with positions, readers, the `services:` list |
-//! | 2 | [`net`] | TCP and unix sockets, pipes, fair shares and limits by source, identity and service, own addresses, task scopes, file watching, backoff |
+//! | 2 | [`net`] | sockets, pipes, fair shares and limits of connections, own addresses, task scopes, file watching, backoff |
 //! | 3 | [`tls`] | certificates of the gateway, their sources, trusted roots by trust domain |
 //! | 4 | [`dataplane`] | accept → peek → admit → choose → dial → relay, for SNI connections and CONNECT streams |
 //! | 4 | [`aggregator`] | registries, name resolution, the one maker of snapshots |
-//! | 4 | [`discovery`] | xDS: every client gets the endpoints as seen from its network; DNS: names and virtual addresses; links with peers |
+//! | 4 | [`discovery`] | xDS: endpoints as seen from each client's network; DNS: names, virtual addresses; links with peers |
 //! | 5 | [`admin`] | HTTP API, dashboard, readiness, explain, horizon |
 //! | 5 | [`config`] | the file → checked `Config` |
 //! | 6 | [`app`], [`cli`] | composition, commands, `top`, spans over OTLP, notices to the service manager |

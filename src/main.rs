@@ -2,7 +2,8 @@
 
 use std::process::ExitCode;
 
-/// mimalloc returns the memory of a burst to the system; the C library's allocator under many threads does not.
+/// mimalloc returns memory to the system after a burst of connections; the allocator of the C library, used by many
+/// threads, does not.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

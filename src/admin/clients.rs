@@ -1,4 +1,4 @@
-//! The clients of the xDS server, as the API shows them.
+//! The clients of the xDS server, in the form of the API.
 
 use crate::api::client::{Client, Nack, RefusedClient, RefusedClients, TypeState, View};
 use crate::discovery::xds::kind::Kind;
@@ -50,13 +50,13 @@ fn client(status: &ClientStatus) -> Client {
     }
 }
 
-/// Returns how long the last response has been unacknowledged, in seconds.
+/// Returns the age of the last response in seconds if it is unacknowledged; else `None`.
 fn unacknowledged(of: &TypeStatus) -> Option<u64> {
     let sent = of.overview.in_flight?;
     Some(sent.elapsed().map_or(0, |elapsed| elapsed.as_secs()))
 }
 
-/// Returns the clients that were refused, newest first.
+/// Returns the clients that the xDS server refused, newest first.
 pub fn refused(clients: &Clients) -> RefusedClients {
     let (total, recent) = clients.refused();
     let recent = recent.iter().map(|client| RefusedClient {

@@ -1,6 +1,6 @@
-//! The dashboard: `GET /` as one page of HTML, made from the [`Overview`] and complete without scripts. The style and
-//! the script, which only reads the page again, come from the same listener; nothing comes from elsewhere. Names come
-//! from the network, so every text goes through `html`, which escapes.
+//! The dashboard: `GET /` as one HTML page, made from the [`Overview`] and complete without scripts. The style and the script
+//! come from the same listener, and nothing comes from elsewhere; the script only reloads the page. Names come from the
+//! network, so every text passes through `html`, which escapes it.
 
 mod html;
 mod map;
@@ -12,22 +12,22 @@ use html::Html;
 
 /// The style sheet.
 pub const STYLE: &str = include_str!("dashboard/style.css");
-/// The script.
+/// The script of the page.
 pub const SCRIPT: &str = include_str!("dashboard/script.js");
-/// The Content-Security-Policy of the page: the browser may load style and script from this listener, and send forms to it.
+/// The Content-Security-Policy of the page: the browser may load styles and scripts from this listener, and send forms to it.
 pub const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; \
                           img-src data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
-/// The explain box: what was asked, and the answer.
+/// The content of the explain box: the question and the answer.
 #[derive(Clone, Debug, Default)]
 pub struct Explained {
-    /// The name; empty: nothing was asked.
+    /// The name to explain; empty if the form was not submitted.
     pub name: String,
     /// True if the name is an authority.
     pub authority: bool,
-    /// The source, as it was typed.
+    /// The source address, as typed.
     pub from: String,
-    /// The answer, or why there is none.
+    /// The explanation of the name, or the reason why there is none; `None` if the form was not submitted.
     pub answer: Option<Result<Explanation, String>>,
 }
 

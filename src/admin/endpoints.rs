@@ -1,5 +1,4 @@
-//! Endpoints and their state, as `get endpoints`, `/api/v1/endpoints` and `/api/v1/services/{hostname}` show
-//! them.
+//! Endpoints and their state, in the form of `get endpoints`, `/api/v1/endpoints` and `/api/v1/services/{hostname}`.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -17,7 +16,7 @@ use crate::snapshot::routes::addresses;
 use crate::snapshot::service_view::{Part, ServiceView, network_of};
 use crate::telemetry::clock::rfc3339;
 
-/// Returns the endpoints of all services, in order of host name, then those of routes.
+/// Returns the endpoints of all services, in order of host name, followed by the endpoints of routes.
 pub fn endpoints(snapshot: &Snapshot, upstreams: &Upstreams) -> Vec<Shown> {
     let services = snapshot.services().into_iter();
     let of_services = services.flat_map(|service| {
@@ -101,7 +100,7 @@ fn of_route(snapshot: &Snapshot, route: &Route, upstreams: &Upstreams) -> Vec<Sh
     endpoints.iter().map(view).collect()
 }
 
-/// Adds `state`, `last_failure` and `not_tls`, each the worst of the endpoint's ports and addresses.
+/// Adds `state`, `last_failure` and `not_tls`. Each is the worst value among the endpoint's ports and addresses.
 fn with_state(
     shown: Shown,
     health: Health,

@@ -1,5 +1,5 @@
-//! The admin API: status, readiness, explain, horizon. It reads the state of other modules and changes
-//! nothing itself; a request for a change is sent as a [`Command`] to `app`.
+//! The admin API: status, readiness, explain, horizon. It reads the state of other modules and changes nothing itself; it sends
+//! requests for changes to `app` as a [`Command`].
 
 pub mod certificates;
 pub mod check_metrics;
@@ -48,7 +48,7 @@ use crate::world::Reader;
 
 /// A change that an operator requests through the API.
 pub enum Command {
-    /// Reload the config. The answer is a summary of the changes, or the problems, a line each.
+    /// Reload the config. The answer is a summary of the changes, or the problems, one per line.
     Reload(oneshot::Sender<Result<String, Vec<String>>>),
     /// Drain and stop.
     Drain,
@@ -57,7 +57,7 @@ pub enum Command {
     LogLevel(String, oneshot::Sender<Result<(), String>>),
 }
 
-/// Makes the config in use as JSON on demand, as it may be large.
+/// A function that returns the config in use as JSON, on demand because it may be large.
 #[derive(Clone)]
 pub struct InUse(pub Arc<dyn Fn() -> serde_json::Value + Send + Sync>);
 
@@ -67,27 +67,27 @@ impl fmt::Debug for InUse {
     }
 }
 
-/// The state of the program itself; replaced whole when it changes.
+/// The state of the process: its config, listeners and limits. It is replaced as a whole when a part changes.
 #[derive(Clone, Debug)]
 pub struct ProgramStatus {
     /// The path of the config file.
     pub config: PathBuf,
-    /// When the config in use was applied.
+    /// The time at which the config in use was applied.
     pub config_since: SystemTime,
     /// The config in use.
     pub in_use: InUse,
-    /// The problems of the file at its last read, a line each; empty if that config is in use.
+    /// The problems of the config file when it was last read, one per line; empty if the file is in use.
     pub rejected: Vec<String>,
-    /// The warnings about the config in use, a line each.
+    /// The warnings about the config in use, one per line.
     pub warnings: Vec<String>,
-    /// Keys that need a restart because the file has other values than the process was started with.
+    /// Keys whose values in the file differ from those at the start of the process, and take effect only after a restart.
     pub restart: Vec<String>,
-    /// True once the start has waited for the registries: listeners are open, and the xDS server serves, as
-    /// far as they are configured.
+    /// True as soon as the wait for registries at the start is over. From then on the configured listeners are open, and the
+    /// xDS server, if there is one, serves clients.
     pub serving: bool,
     /// The bound address of each listener, by name.
     pub listening: Vec<(Arc<str>, SocketAddr)>,
-    /// The limits after those of the process are considered.
+    /// The effective limits, which the limits of the process may reduce.
     pub limits: EffectiveLimits,
     /// The number of data-plane threads.
     pub workers: usize,
@@ -98,33 +98,33 @@ pub struct ProgramStatus {
 /// All inputs of the API.
 #[derive(Clone)]
 pub struct Sources {
-    /// Reads the snapshot.
+    /// The reader of the snapshots.
     pub reader: Reader,
     /// The clients of the xDS server; empty if there is no server.
     pub clients: Arc<Clients>,
-    /// The DNS server; `None` if there is none.
+    /// The DNS server; `None` if none is configured.
     pub names: Option<Arc<DnsServer>>,
     /// The enrolments of peers.
     pub enrolment: Enrolment,
     /// The links with peers.
     pub links: Arc<LinkTable>,
-    /// Reads the data plane's state.
+    /// The handle to the data plane's state.
     pub dataplane: Control,
-    /// The status of registries and names.
+    /// The status of registries and of resolved host names.
     pub aggregator: watch::Receiver<Arc<AggregatorStatus>>,
     /// The metrics and the failures list.
     pub telemetry: Telemetry,
-    /// The certificate, the roots, and their source.
+    /// The gateway's certificate, the trusted roots, and their source.
     pub identities: Identities,
-    /// The state of the program.
+    /// The state of the process: its config, listeners and limits, and whether it drains.
     pub program: Arc<ArcSwap<ProgramStatus>>,
-    /// Sends requests for changes.
+    /// The channel for requests to change something.
     pub commands: mpsc::Sender<Command>,
-    /// The addresses of this process.
+    /// The addresses on which this process listens.
     pub own: Arc<OwnAddresses>,
-    /// The start of the process.
+    /// The time at which the process started.
     pub started: Instant,
-    /// The state between two evaluations of the problems.
+    /// The data that is kept between two evaluations of the problems.
     pub history: Arc<problems::History>,
     /// The list of services for the overview, made at most once a second.
     pub overviews: Arc<overview::Cache>,

@@ -1,6 +1,6 @@
-//! The overview that the dashboard and `isthmus top` show. What costs time in a large mesh, the list of all services
-//! with their traffic, is made at most once a second, by one request for all, on a thread of low priority; each
-//! request gets one bounded page of it.
+//! The overview that the dashboard and `isthmus top` show. The list of all services with their traffic is expensive in a large
+//! mesh, so it is made at most once a second, for all requests together, on a thread of low priority. Each request gets one
+//! bounded page of the list.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -25,11 +25,11 @@ use crate::telemetry::access_log;
 use crate::telemetry::clock::rfc3339;
 use crate::telemetry::recorder::{Recorder, label};
 
-/// How long the list of services is used again.
+/// The time for which a list of services is reused.
 const FRESH: Duration = Duration::from_secs(1);
-/// Services on a page, and the most that a request may ask for.
+/// The number of services on a page.
 const PER_PAGE: usize = 50;
-/// The largest number of items of the other lists.
+/// The largest numbers of items in the other lists of the overview; the overview omits further items.
 const NETWORKS_MAX: usize = 40;
 const GATEWAYS_MAX: usize = 100;
 const PEERS_MAX: usize = 50;
@@ -37,30 +37,30 @@ const CLIENTS_MAX: usize = 50;
 const CERTIFICATES_MAX: usize = 50;
 const FAILURES_MAX: usize = 20;
 const LINES_MAX: usize = 20;
-/// The longest text of a search in bytes; longer ones are cut.
+/// The longest search text in bytes; longer texts are cut.
 const QUERY_MAX: usize = 253;
-/// The age of recent failures.
+/// The age up to which failures count as recent.
 const RECENT: Duration = Duration::from_secs(300);
-/// The part of the services that a request asks for.
+/// The part of the list of services that a request asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ask {
-    /// The text that names have to contain.
+    /// The text that the names of the listed services must contain; empty: all services are listed.
     pub query: String,
-    /// The page, from 1; 0 is the first one too.
+    /// The page number, from 1; 0 means the first page too.
     pub page: usize,
 }
 
-/// The last list of services, for the requests of the next second.
+/// The last list of services, kept for the requests of the next second.
 #[derive(Default)]
 pub struct Cache(Mutex<Option<(Instant, Arc<Board>)>>);
 
-/// All services and routes, in the order of pages, and the sums of their counters.
+/// All services and routes, in the order of the pages, and the sums of their counters.
 #[derive(Default)]
 struct Board {
     services: Vec<Service>,
     troubled: usize,
     traffic: Traffic,
-    /// How often connections ended, by reason.
+    /// The numbers of ended connections, by reason.
     ended: BTreeMap<String, u64>,
     networks: Vec<Network>,
     gateways: Vec<Gateway>,
@@ -68,14 +68,15 @@ struct Board {
 }
 
 impl Cache {
-    /// Returns the list, made within the last second. Requests that come meanwhile wait for the same one.
+    /// Returns the last board if it was made within the last second; otherwise makes a new one. Requests that arrive meanwhile
+    /// wait for the new board.
     async fn board(&self, sources: &Sources) -> Arc<Board> {
         let mut last = self.0.lock().await;
         if let Some((_, board)) = last.as_ref().filter(|(made, _)| made.elapsed() < FRESH) {
             return board.clone();
         }
         let of = sources.clone();
-        // A panic is that of this request alone; the empty list says so by having nothing.
+        // If the thread panics, this request shows an empty list.
         let made = background::run(move || board(&of)).await;
         let board = Arc::new(made.unwrap_or_default());
         *last = Some((Instant::now(), board.clone()));
@@ -145,14 +146,14 @@ pub async fn overview(sources: &Sources, ask: &Ask) -> Overview {
     }
 }
 
-/// Cuts a list, and counts the lines that are left out.
+/// Shortens a list, and adds a line with the number of lines that are left out.
 fn lines(lines: &mut Vec<String>) {
     let more = lines.len().saturating_sub(LINES_MAX);
     lines.truncate(LINES_MAX);
     lines.extend((more > 0).then(|| format!("and {more} more")));
 }
 
-/// Cuts the lists of a status that a registry can make long.
+/// Shortens the lists of a status that a registry can make long.
 fn cut(mut status: Status) -> Status {
     lines(&mut status.conflicts);
     lines(&mut status.unresolved);
@@ -172,7 +173,8 @@ pub(super) fn failures(sources: &Sources) -> Vec<Connection> {
     records.iter().map(|record| access_log::connection(record, &gateway)).collect()
 }
 
-/// Returns the reasons for which connections ended, but `ok`: the most frequent lately first, then in all.
+/// Returns the reasons for which connections ended, except `ok`. The reason with the most recent failures comes first, then the
+/// one with the largest total.
 fn refusals(ended: &BTreeMap<String, u64>, failures: &[Connection]) -> Vec<Refusal> {
     let since = rfc3339(SystemTime::now() - RECENT);
     let of = |reason: &Reason| {
@@ -184,7 +186,7 @@ fn refusals(ended: &BTreeMap<String, u64>, failures: &[Connection]) -> Vec<Refus
             reason: reason.text().to_owned(),
             meaning: reason.meaning().to_owned(),
             look_at: reason.look_at().to_owned(),
-            // The list and the counters are read one after the other.
+            // The list of failures is newer than the counters, so it may contain more failures.
             total: total.max(recent),
             recent,
             last_name: last.and_then(Connection::name).map(str::to_owned),
@@ -203,7 +205,7 @@ fn board(sources: &Sources) -> Board {
     let snapshot = sources.reader.latest();
     let (mut counts, ended) = counts(&sources.telemetry.recorder);
     let upstreams = sources.dataplane.upstreams();
-    // The endpoints that get no connections, or fail. Those that have left the snapshot may be among them.
+    // This set has the endpoints that get no connections or that fail. Some of them may not be in the snapshot any more.
     let mut troubled: HashSet<EndpointKey> = HashSet::new();
     upstreams.visit(|key, in_flight, failures, available| {
         if in_flight > 0 {
@@ -242,7 +244,7 @@ fn board(sources: &Sources) -> Board {
     Board { services, troubled, traffic, ended, networks, gateways, peers }
 }
 
-/// The rank of a service without trouble.
+/// The sort key of a service in a healthy state; services with problems have smaller keys, and come first.
 const HEALTHY: usize = 2;
 
 fn rank(state: &str) -> usize {
@@ -292,7 +294,7 @@ fn rows(
     counts: &HashMap<String, Traffic>,
     is_troubled: &dyn Fn(&EndpointKey) -> bool,
 ) -> Vec<Service> {
-    // All endpoints, and those that are ready.
+    // Returns the number of all endpoints, and the number of ready ones.
     let health = |of: &Candidates| {
         let all = of.endpoints();
         let is_ready = |one: &&Candidate| one.health == Health::Healthy && !is_troubled(&one.key);
@@ -322,7 +324,8 @@ fn rows(
     };
     let services = snapshot.services().into_iter().map(|service| {
         let ports = service.ports.iter().filter_map(|port| port.candidates("", AskedBy::MeshName));
-        // The port that lacks most.
+        // A service is listed with the numbers of endpoints of a single port: the port with the most endpoints that are not
+        // ready.
         let worst = ports.map(|of| health(of)).max_by_key(|(all, ready)| (all - ready, *all));
         let reachable = service.ports.iter().any(|port| !port.rules.is_empty());
         row(&service.name, SERVICE, reachable, worst.unwrap_or_default())
@@ -361,7 +364,7 @@ mod tests {
             (rows[0].endpoints, rows[0].ready, rows[0].state.clone())
         };
         assert_eq!(ready("10.0.0.2"), (2, 1, states::DEGRADED.to_owned()));
-        // A pod that was replaced is remembered for a while.
+        // The gateway keeps the state of a replaced pod for a while, but that state does not affect the service.
         assert_eq!(ready("10.0.0.9"), (2, 2, states::OK.to_owned()));
     }
 

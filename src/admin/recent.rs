@@ -1,4 +1,4 @@
-//! The connections that failed lately, as an explanation of a name shows them: what happened, beside what would happen now.
+//! Recent failed connections, which the explanation of a name shows below the decision.
 
 use std::sync::Arc;
 
@@ -7,11 +7,11 @@ use crate::api::explanation::RecentFailure;
 use crate::model::record::ConnectionRecord;
 use crate::telemetry::clock::rfc3339;
 
-/// The largest number of entries; older ones are left out.
+/// The largest number of failures that an explanation shows; older failures are omitted.
 const SHOWN_MAX: usize = 20;
 
-/// Returns the failures of connections that asked for the name, and of those that ended before they had asked for any: the
-/// client of the name may be among them. `records` are the last failures, newest first.
+/// Returns the failures of connections that asked for the name. Connections that ended before they asked for any name may come
+/// from the same client, so their failures are returned too. `records` are the last failures, newest first.
 pub(super) fn recent(records: &[Arc<ConnectionRecord>], request: &ExplainRequest) -> Vec<RecentFailure> {
     let mut all: Vec<RecentFailure> = Vec::new();
     for record in records.iter().filter(|record| is_asked_for(record, request)) {
@@ -37,12 +37,12 @@ pub(super) fn recent(records: &[Arc<ConnectionRecord>], request: &ExplainRequest
     all
 }
 
-/// Returns the name that a connection asked for, as received.
+/// Returns the name that a connection requested, as received.
 fn name(record: &ConnectionRecord) -> Option<&[u8]> {
     record.sni.as_deref().or_else(|| record.authority.as_deref().map(str::as_bytes))
 }
 
-/// Returns a name without the dot at its end.
+/// Returns a name without a trailing dot.
 fn plain(name: &[u8]) -> &[u8] {
     name.strip_suffix(b".").unwrap_or(name)
 }

@@ -1,10 +1,10 @@
-//! The metrics of registries (SPEC §15), made from their status at each scrape, so that a removed registry
-//! leaves no metrics.
+//! The metrics of registries (SPEC §15), computed from their status at each scrape, so that a removed registry leaves no
+//! metrics.
 
 use crate::aggregator::status::{RegistryError, RegistryState, RegistryStatus};
 use crate::telemetry::exposition::{Exposition, Kind};
 
-/// Names and descriptions of the metrics.
+/// The names and descriptions of the metrics.
 pub const DESCRIPTIONS: [(&str, &str); 4] = [
     ("isthmus_registry_state", "1 for the current state of a registry, 0 for its other states."),
     ("isthmus_registry_items", "Items in use from a registry, by kind."),

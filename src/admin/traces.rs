@@ -1,13 +1,13 @@
-//! The connections of a trace, each with the decision on it, made again.
+//! The connections of a trace, each with the decision that the gateway would make on it at present.
 
 use super::explain::ExplainRequest;
 use crate::model::identity::Identity;
 use crate::model::record::ConnectionRecord;
 
-/// Connections of a trace that are shown: a client may send one id with every connection.
+/// The largest number of connections of a trace that are shown, because a client may send the same id with all connections.
 pub(super) const SHOWN_MAX: usize = 32;
 
-/// Returns the question that the gateway decided on; `None` if the connection ended before, or if its name cannot be typed.
+/// Returns the request that the gateway decided on; `None` if the connection ended before that, or if its name is not text.
 pub(super) fn question(record: &ConnectionRecord) -> Option<ExplainRequest> {
     let authority = record.authority.as_deref();
     if authority.is_none() && record.hello_trace.is_none() {
@@ -15,7 +15,7 @@ pub(super) fn question(record: &ConnectionRecord) -> Option<ExplainRequest> {
     }
     let server_name = record.sni.as_deref().map(std::str::from_utf8).transpose().ok()?;
     let offered = record.alpn.as_deref().map(|names| String::from_utf8_lossy(names).into_owned());
-    // A hello without ALPN offers no protocol, which the listener's check may refuse.
+    // A hello without ALPN offers no protocol, so the listener's check may refuse it.
     let offered =
         offered.unwrap_or_default().split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect();
     Some(ExplainRequest {

@@ -23,7 +23,7 @@ use crate::snapshot::policy::{
 use crate::snapshot::service_view::{AskedBy, Part, PortView, ServiceView};
 use crate::telemetry::clock::rfc3339;
 
-/// Returns the status of the program.
+/// Returns the status of the gateway.
 pub fn status(sources: &Sources) -> Status {
     let snapshot = sources.reader.latest();
     let program = sources.program.load();
@@ -87,7 +87,7 @@ pub fn status(sources: &Sources) -> Status {
     }
 }
 
-/// Returns the DNS server with the virtual addresses.
+/// Returns the state of the DNS server with that of the virtual addresses.
 fn dns(server: &DnsServer, aggregator: &AggregatorStatus) -> api::status::Dns {
     let of_services = aggregator.virtual_addresses.as_ref().map(|status| api::status::VirtualAddresses {
         ranges: texts(&status.ranges.list()),
@@ -103,8 +103,8 @@ fn dns(server: &DnsServer, aggregator: &AggregatorStatus) -> api::status::Dns {
     }
 }
 
-/// Returns the registries that were never read, and the numbers of names that reconnected xDS clients keep
-/// for them.
+/// Returns the registries that have never been read. Reconnected xDS clients keep resources that these registries may have. The
+/// numbers of such clients, and of the names of such resources, are returned too.
 fn held_back(sources: &Sources, aggregator: &AggregatorStatus) -> api::status::HeldBack {
     let held_back = sources.clients.held_back();
     api::status::HeldBack {
@@ -141,7 +141,7 @@ pub fn registries(aggregator: &AggregatorStatus) -> Vec<api::registry::Registry>
     aggregator.registries.iter().map(view).collect()
 }
 
-/// Returns what a registry says of how it is read.
+/// Returns a registry's report on how it is read, in the form of the API.
 fn report(report: &Report) -> api::registry::Report {
     let counts = |list: &[(&'static str, usize)]| {
         list.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect()
@@ -171,7 +171,7 @@ pub fn routes(snapshot: &Snapshot) -> Vec<api::listener::Route> {
     snapshot.policy.routes.iter().map(view).collect()
 }
 
-/// Returns the targets of a route, as the file writes them.
+/// Returns the targets of a route in the form of the config file.
 fn leads_to(route: &Route) -> Vec<String> {
     match &route.to {
         RouteTarget::Endpoints { endpoints, .. } => {
@@ -223,7 +223,7 @@ pub fn services(snapshot: &Snapshot) -> Vec<api::service::Service> {
     snapshot.services().into_iter().map(|service| listed_service(service)).collect()
 }
 
-/// Returns a service as it is listed.
+/// Returns a service in the form of the list of services.
 pub fn listed_service(service: &ServiceView) -> api::service::Service {
     api::service::Service {
         hostname: service.name.to_string(),
@@ -278,11 +278,11 @@ fn texts<T: ToString>(all: &[T]) -> Vec<String> {
     all.iter().map(ToString::to_string).collect()
 }
 
-/// Returns every reachable name with its listener, the callers that may use it, and the rule that exports it.
+/// Returns every reachable name, with the listener, the callers that may use the name, and the rule that exports it.
 pub fn exposed(snapshot: &Snapshot) -> Vec<Exposed> {
     let mut rows = Vec::new();
     for listener in &snapshot.policy.listeners {
-        // HBONE callers reach services only, not routes.
+        // HBONE callers can reach services, but not routes.
         if listener.protocol != ListenerProtocol::Hbone {
             exposed_routes(snapshot, listener, &mut rows);
         }
@@ -333,7 +333,7 @@ fn exposed_port(listener: &Listener, service: &ServiceView, port: &PortView, row
     }
 }
 
-/// Adds the names by which a peer reaches services on a listener.
+/// Adds the names under which a peer reaches services on a listener.
 fn exposed_to_peer(snapshot: &Snapshot, listener: &Listener, peer: &Peer, rows: &mut Vec<Exposed>) {
     let by_sni = listener.protocol != ListenerProtocol::Hbone && !peer.from.is_empty();
     let alias =
@@ -389,7 +389,7 @@ fn exposed_row(
     }
 }
 
-/// The objects that set the mark which a rule asks for, each with its cluster.
+/// Returns the objects that set the mark that a rule requires, each with its cluster.
 fn marked_by(condition: &MarkCondition, service: &ServiceView) -> Vec<String> {
     let of_part = |part: &Part| {
         let cluster = part.origin.cluster.clone();

@@ -4,7 +4,7 @@
 //! ratings.pay.west.global 1700000000 240.250.3.7 fd69:7374:686d::3:7 used west
 //! ```
 //!
-//! The fields are the name, the time of export, the two addresses (`-`: none), whether the service is there (`used`,
+//! The fields are the name, the time of export, the IPv4 and the IPv6 address (`-`: none), the state of the lease (`used`,
 //! `awaited=SECONDS` or `freed=SECONDS`), and the peer.
 
 use std::fmt;
@@ -17,12 +17,12 @@ use crate::model::name::HostName;
 use crate::net::line_file::{LineFault, LineFile};
 use crate::snapshot::virtual_addresses::{LEASES_MAX, Lease, LeaseState, Leases};
 
-/// The name of the file.
+/// The name of the list in the state folder.
 const FILE: &str = "virtual-addresses";
-/// A name and a peer's name have at most 253 bytes each.
+/// The limits of the file. A line has a host name and a peer's name, of at most 253 bytes each.
 const LIST: LineFile = LineFile { name: "virtual addresses", lines_max: LEASES_MAX, line_bytes_max: 1_024 };
 
-/// Returns the path of the file in a state folder.
+/// Returns the path of the list in a state folder.
 pub(super) fn path(state: &Path) -> PathBuf {
     state.join(FILE)
 }
@@ -37,7 +37,7 @@ pub(super) fn load(state: &Path) -> Result<Vec<(HostName, Lease)>, LineFault> {
     LIST.load(&path(state), lease)
 }
 
-/// A line of the file.
+/// A line of the list of leases.
 struct Line<'a>(&'a HostName, &'a Lease);
 
 impl fmt::Display for Line<'_> {

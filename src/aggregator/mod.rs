@@ -1,11 +1,12 @@
-//! The one maker of snapshots: applies the changes of registries, the config file and name servers, and
-//! publishes. One task owns all of it; all others send it messages.
+//! The one maker of snapshots: applies the changes of registries, the config file and name servers, and publishes a snapshot.
+//! One task owns the state; all other tasks send messages to it.
 //!
-//! - `registry`, `spec`: the interface of registries, and their settings; `file`, `etcd`, `kubernetes`: the kinds.
-//! - `owner`: the one task; `lifecycle`: what it keeps of each registry, with updates that are held back; `withdrawal`: whether
-//!   an update looks like a fault of the registry.
-//! - `copies`: last good copies on disk; `leases`: virtual addresses on disk; `whole_file`: how both are written.
-//! - `resolver`: addresses of host names. `status`: for readiness and operators.
+//! - `registry`, `spec`: the interface of registries, and their settings; `file`, `etcd`, `kubernetes`, `peer`: the kinds of
+//!   registry; `offline`: registries that a command reads once.
+//! - `owner`: the one task; `lifecycle`: the state of each registry, with updates that are held back; `withdrawal`: whether
+//!   an update looks like a fault of the registry; `options`: the settings of the task.
+//! - `copies`: last good copies of registries on disk; `leases`: virtual addresses on disk.
+//! - `resolver`: addresses of host names. `status`: the state of registries for readiness and operators.
 
 mod copies;
 pub mod etcd;

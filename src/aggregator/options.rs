@@ -6,22 +6,23 @@ use std::time::Duration;
 use super::resolver;
 use crate::snapshot::virtual_addresses::Ranges;
 
-/// How long registries are waited for, when they stop counting, and where names are looked up.
+/// The time limits of registries, the state folder, and the settings of name look-ups and virtual addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// How long a registry cannot be read before it is demoted.
+    /// The time after which a registry that cannot be read is demoted.
     pub stale_after: Duration,
-    /// How long a registry cannot be read before its endpoints are withdrawn; `None`: forever.
+    /// The time after which the endpoints of a registry that cannot be read are withdrawn; `None`: never.
     pub expire_after: Option<Duration>,
-    /// How long a suspicious withdrawal must persist; zero: it is applied at once.
+    /// How long a suspicious withdrawal must persist before it is applied; zero: it is applied at once.
     pub withdrawal_hold: Duration,
-    /// How long the start waits for registries.
+    /// How long the start of the gateway waits for registries to be read.
     pub start_timeout: Duration,
     /// The folder of last good copies; `None`: there are no copies.
     pub state: Option<PathBuf>,
     /// The settings of name look-ups.
     pub dns: resolver::Options,
-    /// The ranges of virtual addresses for imported services; `None`: they get none. A change takes effect after a restart.
+    /// The ranges of virtual addresses for imported services; `None`: imported services get no virtual addresses. A change
+    /// takes effect after a restart.
     pub virtual_addresses: Option<Ranges>,
 }
 

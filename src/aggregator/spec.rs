@@ -18,9 +18,9 @@ pub struct RegistrySpec {
     pub name: Arc<str>,
     /// The cluster of the registry's services.
     pub cluster: ClusterId,
-    /// The network of endpoints that give none; `""`: unknown.
+    /// The network of the endpoints that do not name their network; `""`: unknown.
     pub network: Network,
-    /// The items that the registry may give.
+    /// The items that the registry may contribute; others are left out.
     pub scope: RegistryScope,
     /// The kind and location of the registry.
     pub kind: RegistryKind,
@@ -31,7 +31,7 @@ pub struct RegistrySpec {
 pub enum RegistryKind {
     /// A file, or a folder of files.
     File {
-        /// The path.
+        /// The path of the file or folder.
         path: PathBuf,
     },
     /// Keys of an etcd cluster.
@@ -45,7 +45,8 @@ pub enum RegistryKind {
 }
 
 impl RegistrySpec {
-    /// Returns after which times the endpoints of the registry are demoted and withdrawn while it cannot be read; `None`: never.
+    /// Returns two times. After the first, a registry that cannot be read is demoted. After the second, its endpoints are
+    /// withdrawn; `None`: they are never withdrawn.
     pub fn patience(&self, options: &Options) -> (Duration, Option<Duration>) {
         match &self.kind {
             RegistryKind::Peer(peer) => (peer.stale_after, Some(peer.expire_after)),

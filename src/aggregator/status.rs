@@ -19,17 +19,16 @@ pub enum RegistryState {
     Live,
     /// The registry cannot be read or parsed; its last good state stays in use.
     Stale,
-    /// The registry cannot be read for so long that its endpoints count only where no live registry has a
-    /// ready one.
+    /// The registry has been unreadable for so long that its endpoints are used only where no live registry has a ready one.
     Demoted,
     /// The registry cannot be read for so long that its endpoints are withdrawn.
     Expired,
-    /// Its newest update would remove too much at once, and is held back.
+    /// The newest update of the registry would remove too much at once, and is held back.
     Held,
 }
 
 impl RegistryState {
-    /// All values, in the order of documents.
+    /// All values, in the order in which documents list them.
     pub const ALL: [Self; 6] =
         [Self::Missing, Self::Live, Self::Stale, Self::Demoted, Self::Expired, Self::Held];
 
@@ -51,18 +50,18 @@ impl RegistryState {
 pub enum RegistryError {
     /// The registry cannot be read or parsed.
     Unreadable,
-    /// One of its objects has mistakes.
+    /// An object of the registry has mistakes.
     Flawed,
     /// An update removes too much at once.
     MassWithdrawal,
     /// The registry has sent changes before a listing.
     OutOfOrder,
-    /// This program has a fault in handling its items.
+    /// This program panicked while it handled items of the registry.
     Internal,
 }
 
 impl RegistryError {
-    /// All values, in the order of documents.
+    /// All values, in the order in which documents list them.
     pub const ALL: [Self; 5] =
         [Self::Unreadable, Self::Flawed, Self::MassWithdrawal, Self::OutOfOrder, Self::Internal];
 
@@ -83,25 +82,26 @@ impl RegistryError {
 pub struct RegistryStatus {
     /// The name of the registry.
     pub name: Arc<str>,
-    /// Its cluster.
+    /// The cluster of the registry's services.
     pub cluster: ClusterId,
-    /// Its network.
+    /// The network of the registry: the configured one, else the one that its task has discovered.
     pub network: Network,
-    /// True if it is that of a peer, which the start does not wait for: a link may need this gateway's own listeners.
+    /// True for the registry of a peer. The start does not wait for such a registry, because the link may need this gateway's
+    /// own listeners.
     pub is_peer: bool,
-    /// Its state.
+    /// The state of the registry.
     pub state: RegistryState,
-    /// When it entered the state; for a live registry, when its newest state was applied.
+    /// When the registry entered the state.
     pub since: SystemTime,
-    /// When the state in use was read, perhaps by an earlier process.
+    /// When the items in use were read, perhaps by an earlier process; `None`: the registry was never read.
     pub read: Option<SystemTime>,
-    /// Its problems, a line each.
+    /// The problems of the registry, a line each.
     pub problems: Vec<String>,
-    /// The problems of flawed objects, a line each, by object; their last good state is in use.
+    /// The problems of each flawed object, a line each; the last good state of these objects is in use.
     pub flaws: Vec<Arc<[String]>>,
-    /// How the registry is read, if its kind reports that.
+    /// The report on how the registry is read; `None` if its kind sends no report.
     pub report: Option<Arc<Report>>,
-    /// The numbers of items in use, and of those that its scope keeps out.
+    /// The numbers of items in use, and of items that the registry's scope keeps out.
     pub items: Counts,
     /// Changes received since the process started.
     pub changes: u64,
@@ -112,11 +112,11 @@ pub struct RegistryStatus {
 /// The status of the virtual addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VirtualAddressStatus {
-    /// The ranges.
+    /// The ranges of virtual addresses.
     pub ranges: Ranges,
-    /// The numbers of leases.
+    /// The numbers of leases, by their state.
     pub counts: LeaseCounts,
-    /// The first services that have no address, as the ranges are full.
+    /// The first services that have no address because the ranges are full.
     pub without: Vec<HostName>,
     /// Why the leases on disk cannot be read or written.
     pub problem: Option<String>,
@@ -127,12 +127,12 @@ pub struct VirtualAddressStatus {
 pub struct Status {
     /// The registries in order of precedence, without the config file's own services.
     pub registries: Vec<RegistryStatus>,
-    /// Registries that were never read: reconnected clients keep the endpoints that these may have.
+    /// Registries that were never read: clients that reconnect keep the endpoints that these registries may have.
     pub unread: Vec<Arc<str>>,
     /// The number of names without any result yet, not even a failure.
     pub looking_up: usize,
-    /// Names without addresses.
+    /// Names whose look-ups have failed, so that they have no addresses.
     pub unresolved: Vec<String>,
-    /// The virtual addresses of imported services; `None`: they have none.
+    /// The virtual addresses of imported services; `None`: imported services have no virtual addresses.
     pub virtual_addresses: Option<VirtualAddressStatus>,
 }

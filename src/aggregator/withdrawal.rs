@@ -12,10 +12,9 @@ use crate::snapshot::shard::{Shard, Standing};
 
 /// The number of services that may lose their last ready endpoint at once.
 const LOST_MAX: usize = 10;
-/// The share of services, in percent, that may lose it at once.
+/// The share of services, in percent, that may lose their last ready endpoint at once.
 const LOST_PERCENT_MAX: usize = 30;
-/// Losses within this time count together: a registry that sends changes withdraws services one after
-/// another.
+/// Losses within this time count together, because a registry that sends changes withdraws services one after another.
 const WINDOW: Duration = Duration::from_secs(30);
 
 /// The services that an update, together with the updates shortly before it, would leave without a ready
@@ -24,25 +23,25 @@ const WINDOW: Duration = Duration::from_secs(30);
 pub(super) struct Withdrawal {
     /// Services whose last ready endpoint the update removes.
     pub(super) services: Vec<ServiceKey>,
-    /// The number of services that lost it within the window, including these.
+    /// The number of services that lost their last ready endpoint within [`WINDOW`], including `services`.
     pub(super) lost: usize,
-    /// The number of services that had one at the beginning of the window.
+    /// The number of services that had a ready endpoint at the beginning of [`WINDOW`].
     pub(super) ready: usize,
 }
 
-/// The services that lost their last ready endpoint recently, with the time.
+/// The services that lost their last ready endpoint recently, each with the time of the loss.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LostServices(BTreeMap<ServiceKey, Instant>);
 
 impl LostServices {
-    /// Notes the services of an update that was applied, and forgets those that are ready again or were lost
-    /// before the window.
+    /// Adds services that an applied update left without a ready endpoint, and drops services that are ready again or were lost
+    /// before [`WINDOW`].
     pub(super) fn note(&mut self, services: Vec<ServiceKey>, shard: &Shard, now: Instant) {
         self.0.retain(|key, at| now.duration_since(*at) < WINDOW && !shard.is_ready(key));
         self.0.extend(services.into_iter().map(|key| (key, now)));
     }
 
-    /// Returns the number of these services that are still without a ready endpoint in `next`.
+    /// Returns the number of the lost services that are still without a ready endpoint in `next`.
     fn within(&self, next: &Shard, now: Instant) -> usize {
         let counts =
             |(key, at): &(&ServiceKey, &Instant)| now.duration_since(**at) < WINDOW && !next.is_ready(key);
@@ -51,7 +50,8 @@ impl LostServices {
 }
 
 impl Withdrawal {
-    /// Returns the losses between the shard in use and the next one, which differ in `dirty`.
+    /// Returns the services that lose their last ready endpoint when `next` replaces the shard in use. The two differ only in
+    /// the services of `dirty`.
     pub(super) fn between(
         shard: &Shard,
         next: &Shard,

@@ -6,30 +6,30 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Certificate {
-    /// `workload` or `roots`.
+    /// The kind: `workload` or `roots`.
     pub kind: String,
     /// The trust domain.
     pub trust_domain: String,
-    /// The SPIFFE ID, of a workload certificate.
+    /// The SPIFFE ID; only for the gateway's own certificate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub identity: Option<String>,
-    /// The serial number, of a workload certificate.
+    /// The serial number; only for the gateway's own certificate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
-    /// The beginning of its validity, of a workload certificate.
+    /// The beginning of the validity; only for the gateway's own certificate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_before: Option<String>,
-    /// The number of certificates, of roots.
+    /// The number of root certificates; only for roots.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub count: Option<usize>,
-    /// The end of the validity; of roots, that of the last one to expire.
+    /// The end of the validity; for roots, the end of the last root's validity.
     pub not_after: Option<String>,
-    /// `valid`, `expiring` or `expired`.
+    /// The state: `valid`, `expiring` or `expired`.
     pub state: String,
 }
 
 impl Certificate {
-    /// Returns its identity, or the trust domain of roots, in words.
+    /// Returns the identity, or `roots of` and the trust domain.
     pub fn subject(&self) -> String {
         self.identity.clone().unwrap_or_else(|| format!("roots of {}", self.trust_domain))
     }

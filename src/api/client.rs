@@ -4,59 +4,60 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// One stream of a client.
+/// One xDS stream of a client.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Client {
-    /// A number that is unique in the process.
+    /// The number of the stream, unique in the process.
     pub id: u64,
     /// The client's address.
     pub peer: String,
-    /// The SPIFFE ID of its certificate.
+    /// The SPIFFE ID of the client's certificate.
     pub identity: Option<String>,
-    /// When the stream was opened.
+    /// The time at which the stream was opened.
     pub since: String,
-    /// `delta` or `sotw`.
+    /// The protocol variant: `delta` or `sotw`.
     pub protocol: String,
-    /// The node id.
+    /// The id in the client's node.
     pub node: String,
-    /// The client's name for its own program.
+    /// The name that the client gives its program.
     pub user_agent: String,
-    /// `envoy` or `grpc`.
+    /// The kind of client: `envoy` or `grpc`.
     pub client: String,
-    /// The network that it claims.
+    /// The network that the client claims.
     pub network: String,
-    /// The cluster that it claims.
+    /// The cluster that the client claims.
     pub cluster: String,
-    /// The viewer that it is taken for.
+    /// The viewer for which the client's endpoints are computed.
     pub view: View,
-    /// Its subscriptions, such as `eds 12` or `cds *`.
+    /// The client's subscriptions, such as `eds 12` or `cds *`.
     pub subscriptions: Vec<String>,
-    /// How long the oldest unacknowledged response has waited, in seconds.
+    /// The time for which the oldest unacknowledged response has waited, in seconds.
     pub unacknowledged_seconds: Option<u64>,
-    /// The number of names that are kept for it because a registry has not been read.
+    /// The number of names whose resources the server does not update yet for this client. A registry that has not been read
+    /// since the start may have more endpoints of these names, so the client keeps the resources that it has.
     pub held_back: usize,
-    /// When it last acknowledged a response.
+    /// The time at which the client last acknowledged a response.
     pub last_ack: Option<String>,
-    /// The number of responses that it rejected.
+    /// The number of responses that the client rejected.
     pub nacks: u64,
-    /// The text of its last rejection.
+    /// The text of the client's last rejection.
     pub last_nack: Option<String>,
-    /// The state of each type that it has asked for, by short name.
+    /// The state of each type that the client has requested, by the type's short name.
     pub types: BTreeMap<String, TypeState>,
 }
 
-/// The place from which a client sees the mesh.
+/// The properties of a client that decide which endpoints it gets.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct View {
-    /// The network.
+    /// The network of the client.
     pub network: String,
-    /// The cluster.
+    /// The cluster of the client.
     pub cluster: String,
-    /// The address families that it can use: 4, 6.
+    /// The address families that the client can use: 4, 6.
     pub families: Vec<u8>,
-    /// The networks that it asked for; empty: all.
+    /// The networks that the client asks to see; empty: all.
     pub sees: Vec<String>,
 }
 
@@ -64,23 +65,24 @@ pub struct View {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TypeState {
-    /// True if the client wants all resources of the type.
+    /// True if the client subscribes to all resources of the type.
     pub wildcard: bool,
-    /// The number of names that it wants.
+    /// The number of names that the client subscribes to.
     pub names: usize,
-    /// The number of responses that it was sent.
+    /// The number of responses that were sent to the client.
     pub sent: u64,
     /// True if a response is not acknowledged yet.
     pub in_flight: bool,
-    /// How long that response has waited, in seconds.
+    /// The time for which the unacknowledged response has waited, in seconds.
     pub unacknowledged_seconds: Option<u64>,
-    /// The number of names that are kept because a registry has not been read.
+    /// The number of names whose resources the server does not update yet for this client. A registry that has not been read
+    /// since the start may have more endpoints of these names, so the client keeps the resources that it has.
     pub held_back: usize,
-    /// When the client last acknowledged a response.
+    /// The time at which the client last acknowledged a response.
     pub last_ack: Option<String>,
-    /// The number of responses that it rejected.
+    /// The number of responses that the client rejected.
     pub nacks: u64,
-    /// Its last rejection.
+    /// The client's last rejection.
     pub last_nack: Option<Nack>,
 }
 
@@ -88,13 +90,13 @@ pub struct TypeState {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Nack {
-    /// When it was rejected.
+    /// The time of the rejection.
     pub time: String,
-    /// The client's words.
+    /// The error text that the client sent.
     pub text: String,
 }
 
-/// Clients that were refused.
+/// The clients that were refused.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RefusedClients {
@@ -104,24 +106,24 @@ pub struct RefusedClients {
     pub recent: Vec<RefusedClient>,
 }
 
-/// A client that no rule of `xds.clients` allows what it claims.
+/// A client whose claims no rule of `xds.clients` allows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RefusedClient {
-    /// Its identity, or its address.
+    /// The client's identity, or its address if it has no identity.
     pub who: String,
-    /// The node id.
+    /// The id in the client's node.
     pub node: String,
-    /// The network that it claims.
+    /// The network that the client claims.
     pub network: String,
-    /// The cluster that it claims.
+    /// The cluster that the client claims.
     pub cluster: String,
-    /// The error that it got.
+    /// The error that the client got.
     pub why: String,
-    /// When it was first refused.
+    /// The time of the first refusal.
     pub first: String,
-    /// When it was last refused.
+    /// The time of the last refusal.
     pub last: String,
-    /// How often it was refused.
+    /// The number of refusals of this client.
     pub count: u64,
 }

@@ -1,5 +1,5 @@
-//! A connection or CONNECT stream, as the access log, `connections` and `failures` show it. A member without a value
-//! is left out.
+//! A connection or CONNECT stream, as in the access log and in the answers of `connections` and `failures`. A member without a
+//! value is left out.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,18 +7,18 @@ fn is_zero(number: &u8) -> bool {
     *number == 0
 }
 
-/// A connection. The meaning of each member is in `docs/access-log.md`, in the same order.
+/// A connection or CONNECT stream. `docs/access-log.md` has the meaning of each member, in the same order.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Connection {
-    /// When it was accepted.
+    /// The time of the accept.
     pub time: String,
-    /// A number that is unique in the process.
+    /// The number of the connection, unique in the process.
     pub id: u64,
     /// The name of the listener.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub listener: String,
-    /// `sni` or `hbone`.
+    /// The protocol: `sni` or `hbone`.
     pub protocol: String,
     /// The client's address and port.
     pub source: String,
@@ -40,7 +40,7 @@ pub struct Connection {
     /// The protocols that the client offered, escaped.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub alpn: Option<String>,
-    /// The rule that matched.
+    /// The rule that matched: the key of a route, or the host name of a service.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub route: Option<String>,
     /// The service's host name.
@@ -52,7 +52,7 @@ pub struct Connection {
     /// The subset of the service.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub subset: Option<String>,
-    /// The last endpoint dialled.
+    /// The endpoint that was dialled last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
     /// The endpoint's cluster.
@@ -61,55 +61,55 @@ pub struct Connection {
     /// The endpoint's locality.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub endpoint_locality: String,
-    /// The number of endpoints dialled.
+    /// The number of endpoints that were dialled.
     #[serde(skip_serializing_if = "is_zero")]
     pub attempts: u8,
-    /// The SPIFFE ID that the caller has proven.
+    /// The SPIFFE ID that the caller's certificate proves.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source_identity: Option<String>,
-    /// The peer whose caller it is.
+    /// The name of the peer that the caller belongs to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peer: Option<String>,
-    /// The workload that the caller says it is.
+    /// The workload that the caller claims to be; unverified.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source_claimed: Option<String>,
-    /// The id that the endpoint was sent in a PROXY header of version 2.
+    /// The id in the PROXY header of version 2 that the endpoint got.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unique_id: Option<String>,
-    /// Why it ended; absent while it is open.
+    /// The reason why the connection ended; absent while it is open.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// The exact fault, where the reason does not say all.
+    /// The exact fault, if the reason alone does not say it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
-    /// `client`, `endpoint` or `gateway`.
+    /// The party that ended the connection: `client`, `endpoint` or `gateway`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ended_by: Option<String>,
-    /// From accept to the end, or to now.
+    /// The time from accept to the end, or to the time of the answer, in milliseconds.
     pub duration_ms: f64,
-    /// From accept to the whole hello.
+    /// The time from accept to the complete ClientHello, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hello_ms: Option<f64>,
-    /// From the first dial to the endpoint that took the connection.
+    /// The time from the first dial until an endpoint accepted the connection, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub connect_ms: Option<f64>,
-    /// From accept to the endpoint's first byte.
+    /// The time from accept to the endpoint's first byte, in milliseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_byte_ms: Option<f64>,
-    /// Bytes from client to endpoint.
+    /// The number of bytes from client to endpoint.
     pub bytes_up: u64,
-    /// Bytes from endpoint to client.
+    /// The number of bytes from endpoint to client.
     pub bytes_down: u64,
-    /// The trace that it is in.
+    /// The id of the trace that the connection belongs to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trace_id: Option<String>,
-    /// `node.name` of the gateway.
+    /// The gateway's `node.name`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub gateway: String,
-    /// `node.network` of the gateway.
+    /// The gateway's `node.network`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub gateway_network: String,
-    /// `node.cluster` of the gateway.
+    /// The gateway's `node.cluster`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub gateway_cluster: String,
 }

@@ -8,41 +8,41 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Endpoint {
-    /// The key of its route; absent for endpoints of services.
+    /// The key of the endpoint's route; absent for endpoints of services.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub route: Option<String>,
-    /// Its address or host name; with the port, for endpoints of routes.
+    /// The endpoint's address or host name; for endpoints of routes, with the port.
     pub address: String,
-    /// Its own port for each service port; absent for endpoints of routes.
+    /// The endpoint's own port for each service port, by the name of the service port; absent for endpoints of routes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ports: Option<BTreeMap<String, u16>>,
-    /// The cluster of its registry.
+    /// The cluster of the endpoint's registry.
     pub cluster: String,
-    /// The standing of its registry; absent for endpoints of routes.
+    /// The state of the endpoint's registry; absent for endpoints of routes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub standing: Option<String>,
-    /// Its network.
+    /// The endpoint's network.
     pub network: String,
-    /// Its locality.
+    /// The endpoint's locality.
     pub locality: String,
-    /// Its weight.
+    /// The endpoint's weight.
     pub weight: u32,
-    /// The health that its registry gives.
+    /// The health that the endpoint's registry gives.
     pub health: String,
-    /// The kind of TLS that it ends, if its registry says so: `mesh`, `own` or `none`.
+    /// The kind of TLS that the endpoint terminates, if the registry gives it: `mesh`, `own` or `none`.
     pub tls: Option<String>,
-    /// `none` or `hbone`; absent for endpoints of routes.
+    /// The tunnel that the endpoint accepts, `none` or `hbone`; absent for endpoints of routes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tunnel: Option<String>,
-    /// Its SPIFFE ID.
+    /// The endpoint's SPIFFE ID.
     pub identity: Option<String>,
-    /// `healthy`, `unhealthy`, `draining`, `disabled`, `ejected` or `unresolved`.
+    /// The endpoint's state: `healthy`, `unhealthy`, `draining`, `disabled`, `ejected` or `unresolved`.
     pub state: String,
-    /// Its last failure.
+    /// The endpoint's last failure.
     pub last_failure: Option<LastFailure>,
-    /// When it last answered a ClientHello with bytes that are not TLS.
+    /// The time at which the endpoint last answered a ClientHello with bytes that are not TLS.
     pub not_tls: Option<String>,
-    /// The host name of its service; absent for endpoints of routes, and in the list of one service.
+    /// The host name of the endpoint's service; absent for endpoints of routes, and in the list of one service.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
 }
@@ -51,12 +51,12 @@ pub struct Endpoint {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LastFailure {
-    /// The reason.
+    /// The reason of the failure.
     pub reason: String,
-    /// When it happened.
+    /// The time of the failure.
     pub time: String,
-    /// The number of failures in a row; 0 once the endpoint has accepted a connection again.
+    /// The number of failures in a row; 0 after the endpoint has accepted a connection again.
     pub in_a_row: u32,
-    /// `connection` or `check`.
+    /// The kind of attempt that failed: `connection` or `check`.
     pub by: String,
 }

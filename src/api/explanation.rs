@@ -1,20 +1,20 @@
-//! The answer of `explain`.
+//! The answer to `explain`.
 
 use serde::{Deserialize, Serialize};
 
 use super::endpoint::LastFailure;
 use super::text::counted;
 
-/// The verdict on a name that is let in.
+/// The verdict on a name that is admitted.
 pub const ADMITTED: &str = "admitted";
-/// The verdict on a name that is not.
+/// The verdict on a name that is refused.
 pub const REFUSED: &str = "refused";
 
-/// How a name is routed, and why.
+/// The decision on a name, with its steps.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Explanation {
-    /// The name as asked.
+    /// The name as the question gives it.
     pub name: String,
     /// The name of the listener.
     pub listener: String,
@@ -25,52 +25,52 @@ pub struct Explanation {
     pub matched: Option<String>,
     /// The key of the route, or the host name of the service.
     pub rule: Option<String>,
-    /// [`ADMITTED`] or [`REFUSED`].
+    /// The verdict: [`ADMITTED`] or [`REFUSED`].
     pub verdict: String,
-    /// The reason, `ok` if the name is admitted.
+    /// The reason; `ok` if the name is admitted.
     pub reason: String,
     /// The steps of the decision, in order.
     pub steps: Vec<String>,
-    /// The endpoints that could be chosen.
+    /// The endpoints that the gateway may choose.
     pub candidates: Vec<Candidate>,
-    /// The endpoints that cannot be chosen, by reason.
+    /// The endpoints that the gateway cannot choose, grouped by cause.
     pub omitted: Vec<Omitted>,
     /// Hints that do not change the decision.
     pub warnings: Vec<String>,
-    /// Known names that are similar to an unknown one.
+    /// Similar names that are known, if the name is unknown.
     pub near: Vec<String>,
-    /// Connections that failed lately, the most recent first.
+    /// Recently failed connections, the most recent first.
     pub recent: Vec<RecentFailure>,
 }
 
 impl Explanation {
-    /// Returns true if the name is let in.
+    /// Returns true if the name is admitted.
     pub fn is_admitted(&self) -> bool {
         self.verdict == ADMITTED
     }
 }
 
-/// An endpoint that could be chosen.
+/// An endpoint that the gateway may choose.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Candidate {
-    /// The address that is dialled.
+    /// The address that the gateway dials.
     pub address: String,
-    /// The cluster of its registry.
+    /// The cluster of the endpoint's registry.
     pub cluster: String,
-    /// Its locality.
+    /// The endpoint's locality.
     pub locality: String,
-    /// Its weight.
+    /// The endpoint's weight.
     pub weight: u32,
-    /// Its health, with ejection.
+    /// The endpoint's health, including ejection.
     pub health: String,
-    /// The probability of being chosen, from 0 to 1.
+    /// The probability that the gateway chooses the endpoint, from 0 to 1.
     pub odds: f64,
-    /// As `health`.
+    /// The same value as `health`.
     pub state: String,
-    /// Its last failure.
+    /// The endpoint's last failure.
     pub last_failure: Option<LastFailure>,
-    /// The result of dialling it, if that was asked for.
+    /// The result of dialling the endpoint, if the request asked for it.
     pub probe: Option<Probe>,
 }
 
@@ -78,47 +78,46 @@ pub struct Candidate {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Probe {
-    /// `ok`, or why the endpoint did not accept the connection.
+    /// The result: `ok`, or the reason why the endpoint did not accept the connection.
     pub reason: String,
-    /// How long it took, in milliseconds.
+    /// The time that the attempt took, in milliseconds.
     pub ms: f64,
 }
 
-/// Endpoints that cannot be chosen.
+/// A group of endpoints that the gateway cannot choose, all for the same cause.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Omitted {
-    /// Why: one word of `docs/reasons.md`.
+    /// The cause: one word of `docs/reasons.md`.
     pub why: String,
-    /// Their network.
+    /// The network of the endpoints.
     pub network: String,
-    /// Their number.
+    /// The number of endpoints.
     pub count: usize,
 }
 
-/// Connections that failed lately for one reason: those that asked for the name, and those that ended before they had
-/// asked for any.
+/// Recently failed connections with the same reason. They asked for the name, or ended before they asked for a name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RecentFailure {
-    /// The reason.
+    /// The reason why these connections failed.
     pub reason: String,
-    /// The name that the last of them asked for; `None` if they ended before they had asked for one.
+    /// The name that the last of these connections asked for; `None` if they ended before they asked for a name.
     pub name: Option<String>,
     /// The name of the listener.
     pub listener: String,
-    /// Their number among the last 1,000 failures.
+    /// The number of these connections among the last 1,000 failures.
     pub count: usize,
-    /// When the last of them was accepted.
+    /// The time at which the last of these connections was accepted.
     pub last_time: String,
-    /// The source of the last of them.
+    /// The source of the last of these connections.
     pub last_source: String,
-    /// The exact fault of the last of them, where the reason does not say all.
+    /// The exact fault of the last of these connections, if the reason alone does not say it.
     pub detail: Option<String>,
 }
 
 impl RecentFailure {
-    /// Returns the failures in words.
+    /// Describes the failures in words.
     pub fn text(&self) -> String {
         let asked = match &self.name {
             Some(name) => format!("for {name:?}"),

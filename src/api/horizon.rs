@@ -1,13 +1,13 @@
-//! The answer of `horizon`.
+//! The answer to `horizon`.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Number;
 
-/// One service port as a viewer gets it.
+/// The endpoints of one service port as a viewer gets them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Horizon {
-    /// The viewer.
+    /// The client for which the entries were computed.
     pub viewer: Viewer,
     /// The host name of the service.
     pub service: String,
@@ -15,28 +15,28 @@ pub struct Horizon {
     pub port: u16,
     /// The subset; empty: all endpoints.
     pub subset: String,
-    /// Entries that the viewer gets.
+    /// The entries that the viewer gets.
     pub entries: Vec<Entry>,
-    /// Endpoints that the viewer does not get, by network, cluster and cause.
+    /// The endpoints that the viewer does not get, by network, cluster and cause.
     pub missing: Vec<Missing>,
 }
 
-/// The viewer: the client, by what decides on its entries.
+/// The properties of a client that decide which entries it gets.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Viewer {
-    /// Its network.
+    /// The viewer's network.
     pub network: String,
-    /// Its cluster.
+    /// The viewer's cluster.
     pub cluster: String,
-    /// `sni` or `hbone`.
+    /// The kind of tunnel that the viewer uses: `sni` or `hbone`.
     pub tunnel: String,
-    /// The address families that it can use: 4, 6.
+    /// The address families that the viewer can use: 4, 6.
     pub families: Vec<u8>,
-    /// `grpc`; absent for Envoy.
+    /// `grpc` for gRPC clients; absent for Envoy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client: Option<String>,
-    /// The networks that it asked for; absent: all.
+    /// The networks that the viewer asks to see; absent: all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sees: Option<Vec<String>>,
 }
@@ -47,20 +47,20 @@ pub struct Viewer {
 pub struct Entry {
     /// The address and port.
     pub address: String,
-    /// `endpoint` or `gateway`.
+    /// The kind of entry: `endpoint` or `gateway`.
     pub kind: String,
-    /// Its network.
+    /// The network of the endpoint, or the network behind the gateway.
     pub network: String,
-    /// Its cluster.
+    /// The cluster of the endpoint or gateway.
     pub cluster: String,
-    /// Its locality.
+    /// The locality of the endpoint or gateway.
     pub locality: String,
     /// The weight that the viewer gets.
     pub weight: u32,
-    /// The ready weight behind it, a whole number or rounded to billionths.
+    /// The ready weight behind the entry: a whole number, or rounded to billionths.
     #[serde(rename = "standsFor")]
     pub stands_for: Number,
-    /// Its health; absent if it is healthy.
+    /// The health of the endpoint; absent if it is healthy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub health: Option<String>,
 }
@@ -81,16 +81,16 @@ impl Default for Entry {
     }
 }
 
-/// Endpoints that a viewer does not get.
+/// A group of endpoints that a viewer does not get, all for the same cause.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Missing {
-    /// Their network.
+    /// The network of the endpoints.
     pub network: String,
-    /// Their cluster.
+    /// The cluster of the endpoints.
     pub cluster: String,
-    /// Their weight.
+    /// The sum of the endpoints' weights.
     pub weight: u64,
-    /// Why the viewer does not get them.
+    /// The reason why the viewer does not get the endpoints.
     pub why: String,
 }

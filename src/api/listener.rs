@@ -2,21 +2,21 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A listener.
+/// A listener of the gateway, or the DNS server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Listener {
-    /// Its name.
+    /// The listener's name.
     pub name: String,
-    /// Its address as configured.
+    /// The listener's address as configured.
     pub bind: String,
-    /// Its bound address; `None` before it is open and after it is closed.
+    /// The bound address; `None` before the listener is open and after it is closed.
     pub address: Option<String>,
-    /// `sni`, `hbone` or `auto`; `dns` for the DNS server.
+    /// The protocol: `sni`, `hbone` or `auto`; `dns` for the DNS server.
     pub protocol: String,
-    /// The protocols of which a client must offer one; empty: not checked.
+    /// The protocols of which a client must offer one by ALPN; empty: ALPN is not checked.
     pub alpn: Vec<String>,
-    /// The sources that are let in; empty: all.
+    /// The source addresses that are admitted; empty: all.
     pub from: Vec<String>,
     /// The listener's rule about PROXY headers of load balancers.
     pub proxy_protocol: ProxyProtocol,
@@ -26,14 +26,14 @@ pub struct Listener {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ProxyProtocol {
-    /// `forbid` or `require`; empty for the DNS server.
+    /// The mode: `forbid` or `require`; empty for the DNS server.
     pub mode: String,
-    /// The load balancers that are believed.
+    /// The load balancers whose PROXY headers are accepted.
     pub from: Vec<String>,
 }
 
 impl ProxyProtocol {
-    /// Returns the rule in words.
+    /// Returns the mode and the load balancers in words.
     pub fn text(&self) -> String {
         let from =
             if self.from.is_empty() { String::new() } else { format!(" from {}", self.from.join(", ")) };
@@ -41,17 +41,17 @@ impl ProxyProtocol {
     }
 }
 
-/// A route.
+/// A route, which leads a server name to endpoints or to a service.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Route {
-    /// Its key.
+    /// The route's key.
     pub name: String,
-    /// The listeners that have it; empty: all.
+    /// The listeners that have the route; empty: all.
     pub listeners: Vec<String>,
-    /// Its targets.
+    /// The route's targets.
     pub leads_to: Vec<String>,
-    /// The number of its endpoints.
+    /// The number of the route's endpoints.
     pub endpoints: Option<usize>,
 }
 
@@ -59,19 +59,19 @@ pub struct Route {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Exposed {
-    /// The name.
+    /// The server name or authority that clients send.
     pub name: String,
     /// The name of the listener.
     pub listener: String,
-    /// The export rule that allows it, or `route`.
+    /// The export rule that allows the name, or `route`.
     pub by: String,
-    /// The endpoints, or the service, that the name leads to.
+    /// The endpoints or the service that connections to the name reach.
     pub leads_to: Vec<String>,
-    /// The sources that may use it, or `any`.
+    /// The sources that may use the name, or `any`.
     pub sources: String,
-    /// The identities that may use it.
+    /// The identities that may use the name.
     pub identities: Identities,
-    /// The objects that set the mark for which the rule asks; absent for routes.
+    /// The objects with the export mark that the rule requires; absent for routes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub marked_by: Option<Vec<String>>,
 }
@@ -80,14 +80,14 @@ pub struct Exposed {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Identities {
-    /// `not checked`.
+    /// The words `not checked`.
     Words(String),
     /// SPIFFE IDs, or patterns of them.
     Patterns(Vec<String>),
 }
 
 impl Identities {
-    /// Returns the value of a rule that checks no identity.
+    /// Returns the value for a rule that checks no identity.
     pub fn not_checked() -> Self {
         Self::Words("not checked".to_owned())
     }

@@ -1,7 +1,7 @@
-//! The values of the admin API: what the server serialises, and what the commands, the dashboard and `isthmus top`
-//! read. One type per object of `docs/api.md`; the names of members are those of the JSON. A member that an answer lacks
-//! has its default, so that commands can read the answers of an older gateway. Words that may grow in number, such as
-//! states and reasons, are text.
+//! The values of the admin API: the server serialises them, and the commands, the dashboard and `isthmus top` read them. There
+//! is one type for each object of `docs/api.md`, and the names of members are those of the JSON. A member that an answer lacks
+//! gets its default, so that commands can read the answers of an older gateway. Values whose set may grow, such as states and
+//! reasons, are text.
 
 pub mod certificate;
 pub mod client;

@@ -4,26 +4,26 @@ use serde::{Deserialize, Serialize};
 
 use super::text::counted;
 
-/// A network.
+/// A network of the mesh, with its address blocks and the numbers of its gateways and endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Network {
-    /// Its name; empty: the unknown network.
+    /// The network's name; empty: the unknown network.
     pub name: String,
-    /// `gateway` or `direct`.
+    /// The access from other networks: `gateway` or `direct`.
     pub access: String,
-    /// Its address blocks.
+    /// The address blocks of the network.
     pub cidrs: Vec<String>,
-    /// The number of its gateways.
+    /// The number of gateways of the network.
     pub gateways: usize,
-    /// The number of its endpoints; an endpoint counts once for each service that has it.
+    /// The number of endpoints on the network. An endpoint counts once for each service that has it.
     pub endpoints: usize,
-    /// The weight of its ready endpoints.
+    /// The sum of the weights of the network's ready endpoints.
     pub ready_weight: u64,
 }
 
 impl Network {
-    /// Returns the number of its endpoints and their weight in words.
+    /// Returns the number of endpoints and their weight in words.
     pub fn size(&self) -> String {
         format!("{}, ready weight {}", counted(self.endpoints, "endpoint"), self.ready_weight)
     }
@@ -33,30 +33,30 @@ impl Network {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Gateway {
-    /// Its network.
+    /// The network that the gateway leads to.
     pub network: String,
-    /// Its address or host name.
+    /// The gateway's address or host name.
     pub address: String,
-    /// The addresses that this stands for.
+    /// The gateway's IP addresses; for a host name, the addresses that it resolves to.
     pub addresses: Vec<String>,
-    /// Its port for connections by server name.
+    /// The port for connections that are routed by SNI.
     pub sni_port: Option<u16>,
-    /// Its port for HBONE.
+    /// The port for HBONE.
     pub hbone_port: Option<u16>,
-    /// Its cluster.
+    /// The gateway's cluster.
     pub cluster: String,
-    /// Its locality.
+    /// The gateway's locality.
     pub locality: String,
-    /// Its weight.
+    /// The gateway's weight.
     pub weight: u32,
-    /// True if some viewer can use it.
+    /// True if at least one viewer can use the gateway.
     pub usable: bool,
-    /// Why no viewer can use it.
+    /// The reason why no viewer can use the gateway.
     pub why: Option<String>,
 }
 
 impl Gateway {
-    /// Returns its address and ports in words.
+    /// Returns the gateway's address and ports in words.
     pub fn place(&self) -> String {
         let ports = [("sni", self.sni_port), ("hbone", self.hbone_port)];
         let ports: Vec<String> =

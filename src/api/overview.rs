@@ -1,4 +1,4 @@
-//! The overview that the dashboard and `isthmus top` show: all areas on one page, with a bound on every list.
+//! The overview that the dashboard and `isthmus top` show: all areas on one page. Every list has a limit.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,37 +13,37 @@ use super::status::Status;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Overview {
-    /// When this was made.
+    /// The time at which the overview was made.
     pub time: String,
-    /// The status; long lists in it are cut.
+    /// The status, with long lists cut.
     pub status: Status,
-    /// Totals of the traffic since the start.
+    /// The totals of the traffic since the start.
     pub traffic: Traffic,
-    /// The services and routes that were asked for.
+    /// The requested page of the services and routes.
     pub services: Services,
-    /// The refusals and failures by reason, the most recent first.
+    /// The refusals and failures, grouped by reason, the most recent first.
     pub refusals: Vec<Refusal>,
     /// The last connections that were refused or failed, newest first.
     pub failures: Vec<Connection>,
-    /// The networks: that of the gateway, then the largest ones.
+    /// The networks: first the gateway's own, then the largest ones.
     pub networks: Part<Network>,
-    /// The gateways of these networks.
+    /// The gateways of the networks in `networks`.
     pub gateways: Part<Gateway>,
-    /// The peers, those that are not live first.
+    /// The peers: first those that are not live.
     pub peers: Part<Peer>,
-    /// The clients of the xDS server; those that wait for an acknowledgement or have rejected something come first.
+    /// The clients of the xDS server: first those that have not acknowledged a response or have rejected one.
     pub clients: Part<Client>,
     /// The certificates and roots.
     pub certificates: Part<Certificate>,
 }
 
-/// The beginning of a list.
+/// The first items of a list, and the length of the whole list.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Part<T> {
     /// The length of the whole list.
     pub total: usize,
-    /// Its first items.
+    /// The first items of the list.
     pub shown: Vec<T>,
 }
 
@@ -61,35 +61,35 @@ impl<T> Part<T> {
     }
 }
 
-/// Counts since the start.
+/// Counts of connections, streams and bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Traffic {
-    /// Connections and streams that are open now.
+    /// The number of connections and streams that are open at present.
     pub active: usize,
-    /// Connections and streams that an endpoint took.
+    /// The number of connections and streams that an endpoint has accepted since the start.
     pub opened: u64,
-    /// Bytes from clients to endpoints.
+    /// The number of bytes from clients to endpoints since the start.
     pub bytes_up: u64,
-    /// Bytes from endpoints to clients.
+    /// The number of bytes from endpoints to clients since the start.
     pub bytes_down: u64,
-    /// Connections and streams that ended with another reason than `ok`.
+    /// The number of connections and streams that ended with a reason other than `ok` since the start.
     pub failed: u64,
 }
 
-/// One page of the services and routes: those in trouble first, then by traffic.
+/// One page of the services and routes: first those that are down or degraded, then by traffic.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Services {
     /// The number of services and routes.
     pub total: usize,
-    /// The number of those in trouble.
+    /// The number of services and routes that are down or degraded.
     pub troubled: usize,
-    /// The text that names have to contain; empty: all.
+    /// The text that a name must contain; empty: any name.
     pub query: String,
-    /// The number of those whose name contains it.
+    /// The number of services and routes whose name contains `query`.
     pub matching: usize,
-    /// The page, from 1.
+    /// The number of the page, counted from 1.
     pub page: usize,
     /// The number of pages.
     pub pages: usize,
@@ -103,29 +103,29 @@ pub struct Services {
 pub struct Service {
     /// The host name of the service, or the key of the route.
     pub name: String,
-    /// `service` or `route`.
+    /// The kind: `service` or `route`.
     pub kind: String,
-    /// Its health: one of [`states`].
+    /// The health of the service: one of [`states`].
     pub state: String,
-    /// True if it can be reached through a listener.
+    /// True if the service can be reached through a listener.
     pub reachable: bool,
     /// The number of endpoints that this gateway can choose.
     pub endpoints: usize,
-    /// The number of those that are healthy, not ejected and not failing.
+    /// The number of endpoints that are healthy, not ejected and not failing.
     pub ready: usize,
-    /// Open connections and streams.
+    /// The number of open connections and streams.
     pub active: u64,
-    /// Connections and streams that an endpoint took since the start.
+    /// The number of connections and streams that an endpoint has accepted since the start.
     pub opened: u64,
-    /// Bytes from clients to endpoints since the start.
+    /// The number of bytes from clients to endpoints since the start.
     pub bytes_up: u64,
-    /// Bytes from endpoints to clients since the start.
+    /// The number of bytes from endpoints to clients since the start.
     pub bytes_down: u64,
-    /// Connections and streams that ended with another reason than `ok` since the start.
+    /// The number of connections and streams that ended with a reason other than `ok` since the start.
     pub failed: u64,
 }
 
-/// The words of [`Service::state`].
+/// The values of [`Service::state`].
 pub mod states {
     /// No endpoint is ready.
     pub const DOWN: &str = "down";
@@ -137,22 +137,22 @@ pub mod states {
     pub const ELSEWHERE: &str = "elsewhere";
 }
 
-/// How often connections ended for a reason.
+/// The connections that were refused or failed with one reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Refusal {
-    /// The reason.
+    /// The reason why these connections were refused or failed.
     pub reason: String,
-    /// Its meaning.
+    /// The meaning of the reason.
     pub meaning: String,
-    /// The command, key or document to look at.
+    /// The command, key or document that an operator checks next.
     pub look_at: String,
-    /// How often since the start.
+    /// The number of connections with this reason since the start.
     pub total: u64,
-    /// How often in the last five minutes, among the last 1,000 failures.
+    /// The number of connections with this reason in the last five minutes, among the last 1,000 failures.
     pub recent: u64,
-    /// The last name that was asked for.
+    /// The last name that a connection with this reason asked for.
     pub last_name: Option<String>,
-    /// The last time, if it is among the last 1,000 failures.
+    /// The time of the last connection with this reason, if it is among the last 1,000 failures.
     pub last_time: Option<String>,
 }

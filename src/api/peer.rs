@@ -8,64 +8,64 @@ use super::network::Gateway;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Peer {
-    /// Our name for it.
+    /// Our name for the peer.
     pub name: String,
-    /// The SPIFFE ID of its gateways; absent until it is enrolled.
+    /// The SPIFFE ID of the peer's gateways; absent until the peer is enrolled.
     pub identity: Option<String>,
-    /// Our name for its trust domain; absent until it is enrolled.
+    /// Our name for the peer's trust domain; absent until the peer is enrolled.
     pub trust_alias: Option<String>,
-    /// `live`, `suspect`, `down`, `stale`, `demoted`, `expired` or `not enrolled`.
+    /// The peer's state: `live`, `suspect`, `down`, `stale`, `demoted`, `expired` or `not enrolled`.
     pub state: String,
-    /// The time at which it entered its state.
+    /// The time at which the peer entered its state.
     pub since: Option<String>,
-    /// When it last gave a change or a listing.
+    /// The time at which the peer last sent a change or a full listing.
     pub changed: Option<String>,
-    /// The number of services of ours that it may reach.
+    /// The number of our services that the peer may reach.
     pub exported: usize,
-    /// The number of its services that are known here.
+    /// The number of the peer's services that are imported here.
     pub imported: usize,
-    /// The links with its gateways, and the attempts to make one.
+    /// The links with the peer's gateways, and the attempts to open one.
     pub links: Vec<Link>,
-    /// The gateways through which its services are reached.
+    /// The gateways through which the peer's services are reached.
     pub gateways: Vec<Gateway>,
-    /// Services that one of the rules names and that are not exchanged, a sentence each; the first ones.
+    /// The first services that a rule names but that are not exchanged, each as a sentence.
     pub left_out: Vec<String>,
-    /// Why it is not live.
+    /// The reason why the peer is not live.
     pub problem: Option<String>,
 }
 
 impl Peer {
-    /// Returns the shortest round trip of its links, in milliseconds.
+    /// Returns the shortest round trip of the peer's links, in milliseconds.
     pub fn round_trip_ms(&self) -> Option<f64> {
         self.links.iter().filter_map(|link| link.round_trip_ms).min_by(f64::total_cmp)
     }
 }
 
-/// A link with one process of a peer, or the attempts to make one.
+/// A link with one process of a peer, or the attempts to open one.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Link {
-    /// The process at the other end; empty while there is none.
+    /// The ID of the peer's process; empty while there is no link.
     pub instance: String,
-    /// The address of the other end.
+    /// The address of the peer's gateway.
     pub address: String,
-    /// True if this gateway dials.
+    /// True if this gateway opened the link; false if the peer did.
     pub dialled: bool,
-    /// `live`, `suspect` or `down`.
+    /// The link's state: `live`, `suspect` or `down`.
     pub state: String,
-    /// The time at which it entered its state.
+    /// The time at which the link entered its state.
     pub since: Option<String>,
-    /// The program at the other end.
+    /// The name and version of the peer's program.
     pub software: String,
     /// The time between the last heartbeat and its answer, in milliseconds.
     pub round_trip_ms: Option<f64>,
-    /// The peer's clock less this gateway's, in milliseconds, when the link came about.
+    /// The peer's clock minus this gateway's clock when the link was opened, in milliseconds.
     pub clock_skew_ms: Option<i64>,
-    /// Services that the peer was given.
+    /// The number of services that this gateway has sent to the peer.
     pub given: usize,
-    /// Services that the peer has given.
+    /// The number of services that the peer has sent to this gateway.
     pub taken: usize,
-    /// Why there is no link, or what is wrong with it.
+    /// The reason why there is no link, or the fault of the link.
     pub problem: Option<String>,
 }
 
@@ -73,11 +73,11 @@ pub struct Link {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Token {
-    /// The token; a secret.
+    /// The token, which is a secret.
     pub token: String,
-    /// Where the other side redeems it.
+    /// The addresses at which the peer redeems the token.
     pub addresses: Vec<String>,
-    /// How long it can be redeemed, in seconds.
+    /// The time for which the token can be redeemed, in seconds.
     pub valid_seconds: u64,
 }
 
@@ -85,25 +85,26 @@ pub struct Token {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Invitation {
-    /// `open`, `redeemed` or `expired`.
+    /// The invitation's state: `open`, `redeemed` or `expired`.
     pub state: String,
-    /// The link, if it is to be printed and the token was redeemed.
+    /// The link that the peer's use of the token created. It is present only if the operator asked the gateway to print the
+    /// link.
     pub link: Option<WrittenLink>,
 }
 
-/// The link with a peer, as an operator writes it.
+/// The link with a peer, in the form that an operator can write into the config.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct WrittenLink {
     /// Our name for the peer.
     pub peer: String,
-    /// The SPIFFE ID of its gateways.
+    /// The SPIFFE ID of the peer's gateways.
     pub identity: String,
-    /// The keys of the config.
+    /// The peer's entry for the config file, as YAML.
     pub config: String,
-    /// The file of the roots that the config names.
+    /// The path of the file of roots that this entry names.
     pub file: String,
-    /// The roots, as PEM.
+    /// The contents of the file of roots, as PEM.
     pub roots: String,
 }
 
@@ -111,19 +112,19 @@ pub struct WrittenLink {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PeerDetail {
-    /// Our name for it.
+    /// Our name for the peer.
     pub name: String,
-    /// The SPIFFE ID of its gateways; absent until it is enrolled.
+    /// The SPIFFE ID of the peer's gateways; absent until the peer is enrolled.
     pub identity: Option<String>,
-    /// Source addresses of its clients that call by SNI.
+    /// The source addresses of the peer's clients that connect by SNI.
     pub from: Vec<String>,
-    /// The services of ours that it may reach, by the names under which it knows them.
+    /// Our services that the peer may reach, by the names under which they are exported.
     pub exported: Vec<Exchanged>,
-    /// Its services that are known here.
+    /// The peer's services that are imported here.
     pub imported: Vec<Exchanged>,
-    /// The names that are asked of it, as the import rules have them.
+    /// The names that the import rules request from the peer.
     pub asked: Vec<String>,
-    /// Services of ours that the rules offer and that it cannot reach, a sentence each.
+    /// Our services that the rules offer but that the peer cannot reach, each as a sentence.
     pub conflicts: Vec<String>,
 }
 
@@ -131,12 +132,12 @@ pub struct PeerDetail {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Exchanged {
-    /// The name under which its owner exports it: what callers send.
+    /// The name under which the owner exports the service, and which callers send.
     pub exported_name: String,
-    /// The name that the service has here.
+    /// The name of the service in this mesh.
     pub service: String,
-    /// The namespace of its owner that it is in.
+    /// The namespace of the service in the owner's mesh.
     pub namespace: String,
-    /// Its ports, each with its protocol: `443/TLS`.
+    /// The ports of the service, each with its protocol: `443/TLS`.
     pub ports: Vec<String>,
 }

@@ -1,26 +1,26 @@
-//! Registries.
+//! Registries: the sources of services, and how they are read.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// A registry.
+/// A registry with its state and the numbers of its objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Registry {
-    /// Its name.
+    /// The registry's name.
     pub name: String,
-    /// Its cluster.
+    /// The registry's cluster.
     pub cluster: String,
-    /// Its network.
+    /// The registry's network.
     pub network: String,
-    /// `missing`, `live`, `stale`, `demoted`, `expired` or `held`.
+    /// The registry's state: `missing`, `live`, `stale`, `demoted`, `expired` or `held`.
     pub state: String,
     /// The number of changes that were applied.
     pub changes: u64,
-    /// The number of objects that have mistakes.
+    /// The number of objects with mistakes.
     pub flawed: usize,
-    /// Problems of the registry, a line each.
+    /// The problems of the registry, one line each.
     pub problems: Vec<String>,
     /// The number of services.
     pub services: usize,
@@ -30,34 +30,34 @@ pub struct Registry {
     pub gateways: usize,
     /// The number of export marks.
     pub marks: usize,
-    /// The number of services that `allow.services` leaves out.
+    /// The number of services that `allow.services` excludes.
     pub denied_services: usize,
-    /// The number of endpoints that `allow.networks` leaves out.
+    /// The number of endpoints that `allow.networks` excludes.
     pub denied_endpoints: usize,
-    /// The number of endpoints that `allow.addresses` leaves out.
+    /// The number of endpoints that `allow.addresses` excludes.
     pub denied_addresses: usize,
-    /// When it came into this state.
+    /// The time at which the registry entered its state.
     pub since: String,
-    /// When the data in use was read.
+    /// The time at which the registry read the data in use.
     pub read: Option<String>,
-    /// Its own report: server, version, counts of objects.
+    /// The registry's own report: server, version, counts of objects.
     pub report: Option<Report>,
 }
 
-/// How a registry is read.
+/// The report of a registry about its source.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Report {
-    /// The server.
+    /// The server, such as `https://10.0.0.1:6443`.
     pub server: String,
-    /// The version of the server.
+    /// The version of the server; empty if it is unknown.
     pub version: String,
-    /// Facts by name.
+    /// Further details of how the registry is read, such as `last relisting`, by name.
     pub facts: BTreeMap<String, String>,
     /// The number of objects by kind.
     pub objects: BTreeMap<String, usize>,
-    /// The number of objects that are left out, by why.
+    /// The number of objects that are left out, by cause.
     pub left_out: BTreeMap<String, usize>,
-    /// Problems of the registry, a line each.
+    /// The problems of the registry, one line each.
     pub problems: Vec<String>,
 }

@@ -1,4 +1,4 @@
-//! Services.
+//! Services of the mesh, with their ports and endpoints.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,17 +8,17 @@ use super::endpoint::Endpoint;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Service {
-    /// Its host name.
+    /// The service's host name.
     pub hostname: String,
-    /// Its namespace.
+    /// The service's namespace.
     pub namespace: String,
-    /// Its virtual addresses.
+    /// The service's virtual addresses.
     pub addresses: Vec<String>,
-    /// Its ports.
+    /// The service's ports.
     pub ports: Vec<Port>,
-    /// The clusters that have it.
+    /// The clusters that have the service.
     pub clusters: Vec<String>,
-    /// Conflicts between registries, a line each.
+    /// The conflicts between registries, one line each.
     pub conflicts: Vec<String>,
 }
 
@@ -26,17 +26,17 @@ pub struct Service {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Port {
-    /// Its name.
+    /// The port's name.
     pub name: String,
-    /// Its number.
+    /// The port's number.
     pub port: u16,
-    /// Its protocol.
+    /// The port's protocol.
     pub protocol: String,
-    /// The rules that export it.
+    /// The export rules that allow the port.
     pub exported_by: Vec<String>,
     /// The number of endpoints that this gateway can choose.
     pub endpoints_here: usize,
-    /// The endpoints' port, if their registries agree on one; absent in the list of services.
+    /// The port on which the endpoints listen, if their registries agree on one; absent in the list of services.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target_port: Option<u16>,
 }
@@ -45,20 +45,20 @@ pub struct Port {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ServiceDetail {
-    /// Its host name.
+    /// The service's host name.
     pub hostname: String,
-    /// Its namespace.
+    /// The service's namespace.
     pub namespace: String,
-    /// Its virtual addresses.
+    /// The service's virtual addresses.
     pub addresses: Vec<String>,
-    /// Its ports.
+    /// The service's ports.
     pub ports: Vec<Port>,
-    /// The names of its subsets.
+    /// The names of the service's subsets.
     pub subsets: Vec<String>,
-    /// The clusters that have it.
+    /// The clusters that have the service.
     pub clusters: Vec<String>,
-    /// Conflicts between registries, a line each.
+    /// The conflicts between registries, one line each.
     pub conflicts: Vec<String>,
-    /// Its endpoints on every network.
+    /// The service's endpoints on every network.
     pub endpoints: Vec<Endpoint>,
 }

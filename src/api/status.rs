@@ -12,19 +12,19 @@ use super::registry::Registry;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Status {
-    /// Current problems.
+    /// The current problems.
     pub problems: Vec<Problem>,
     /// The version of the program.
     pub version: String,
     /// The gateway's own workload.
     pub node: Node,
-    /// Seconds since the start.
+    /// The time since the start, in seconds.
     pub uptime_seconds: u64,
     /// True if the gateway is ready.
     pub ready: bool,
-    /// Why it is not ready, a line each.
+    /// The reasons why the gateway is not ready, one line each.
     pub not_ready: Vec<String>,
-    /// True while it drains.
+    /// True while the gateway drains.
     pub draining: bool,
     /// The number of the snapshot in use.
     pub generation: u64,
@@ -44,33 +44,34 @@ pub struct Status {
     pub routes: usize,
     /// The number of peers.
     pub peers: usize,
-    /// The source of the gateway's certificate; `None` without one.
+    /// The source of the gateway's certificate; `None` if there is no source.
     pub identity: Option<IdentitySource>,
     /// The registries.
     pub registries: Vec<Registry>,
-    /// Names that reconnected xDS clients keep while registries have not been read.
+    /// The names whose resources the xDS server does not update yet for reconnected clients. A registry that has not been read
+    /// since the start may have more endpoints of these names, so the clients keep the resources that they have.
     pub held_back: HeldBack,
     /// The xDS server.
     pub xds: Xds,
     /// The DNS server; `None` if there is none.
     pub dns: Option<Dns>,
-    /// Host names that do not resolve.
+    /// The host names that do not resolve.
     pub unresolved: Vec<String>,
-    /// Conflicts between registries, a line each.
+    /// The conflicts between registries, one line each.
     pub conflicts: Vec<String>,
 }
 
-/// Something that is wrong with the gateway.
+/// A problem of the gateway.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Problem {
-    /// The kind: one word of `docs/problems.md`.
+    /// The kind of problem: one word of `docs/problems.md`.
     pub code: String,
-    /// The subject; may be empty.
+    /// The object that has the problem; may be empty.
     pub about: String,
-    /// The problem in words.
+    /// A description of the problem.
     pub text: String,
-    /// The command, key or document to look at next.
+    /// The command, key or document that an operator checks next.
     pub look_at: String,
 }
 
@@ -78,13 +79,13 @@ pub struct Problem {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Node {
-    /// `node.name`.
+    /// The value of `node.name`.
     pub name: String,
-    /// `node.cluster`.
+    /// The value of `node.cluster`.
     pub cluster: String,
-    /// `node.network`.
+    /// The value of `node.network`.
     pub network: String,
-    /// `node.locality`.
+    /// The value of `node.locality`.
     pub locality: String,
 }
 
@@ -94,17 +95,17 @@ pub struct Node {
 pub struct Config {
     /// The path of the file.
     pub path: String,
-    /// When the config in use was applied.
+    /// The time at which the config in use was applied.
     pub since: String,
     /// The number of the config in use.
     pub generation: u64,
-    /// False if the file was read and rejected since.
+    /// True if the file has the config in use; false if a later version of the file was rejected.
     pub file_is_running: bool,
-    /// The mistakes of the file, a line each.
+    /// The mistakes in the rejected file, one line each.
     pub rejected: Vec<String>,
-    /// Warnings about the config in use, a line each.
+    /// Warnings about the config in use, one line each.
     pub warnings: Vec<String>,
-    /// Keys whose change takes effect after a restart.
+    /// The changed keys that take effect only after a restart.
     pub needs_restart: Vec<String>,
 }
 
@@ -112,37 +113,37 @@ pub struct Config {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Limits {
-    /// File descriptors.
+    /// The limit of file descriptors.
     pub descriptors: usize,
-    /// Connections and streams.
+    /// The limit of connections and streams.
     pub connections: usize,
-    /// Connections whose hello is not whole.
+    /// The limit of connections whose ClientHello is incomplete.
     pub pending_hellos: usize,
     /// The limits of each source.
     pub per_source: PerSource,
     /// The limits of each service.
     pub per_service: PerService,
-    /// Health checks that run at the same time.
+    /// The limit of simultaneous health checks.
     pub health_checks: usize,
 }
 
-/// The limits of each source; `None`: no limit.
+/// The limits of each source. `None`: there is no limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PerSource {
-    /// Connections and streams.
+    /// The limit of connections and streams of a source.
     pub connections: Option<usize>,
-    /// New connections per second.
+    /// The limit of new connections of a source per second.
     pub new_per_second: Option<u32>,
-    /// Connections whose hello is not whole.
+    /// The limit of connections of a source whose ClientHello is incomplete.
     pub pending_hellos: Option<usize>,
 }
 
-/// The limits of each service; `None`: no limit.
+/// The limits of each service. `None`: there is no limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PerService {
-    /// Connections and streams.
+    /// The limit of connections and streams to a service.
     pub connections: Option<usize>,
 }
 
@@ -150,25 +151,26 @@ pub struct PerService {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct IdentitySource {
-    /// Its kind.
+    /// The kind of source.
     pub source: String,
-    /// When the certificate was last renewed.
+    /// The time at which the certificate was last renewed.
     pub renewed: Option<String>,
-    /// When it will be renewed.
+    /// The time at which the certificate will be renewed.
     pub next: Option<String>,
-    /// Problems by certificate or trust domain.
+    /// The causes of the last failures, by certificate or trust domain.
     pub problems: BTreeMap<String, String>,
 }
 
-/// Names that reconnected xDS clients keep while registries have not been read.
+/// The names whose resources the xDS server does not update yet for reconnected clients. A registry that has not been read
+/// since the start may have more endpoints of these names, so the clients keep the resources that they have.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct HeldBack {
-    /// The registries.
+    /// The registries that have not been read.
     pub registries: Vec<String>,
-    /// The number of clients.
+    /// The number of clients that keep resources because of these registries.
     pub clients: usize,
-    /// The number of names.
+    /// The number of names whose resources are kept, over all clients.
     pub names: usize,
 }
 
@@ -176,11 +178,11 @@ pub struct HeldBack {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Dns {
-    /// Its address, for UDP and TCP.
+    /// The address of the server, for UDP and TCP.
     pub address: String,
-    /// Its zones.
+    /// The zones of the server.
     pub zones: Vec<String>,
-    /// The number of services that it answers for.
+    /// The number of services that the server answers for.
     pub services: usize,
     /// The virtual addresses of imported services.
     pub virtual_addresses: VirtualAddresses,
@@ -190,13 +192,13 @@ pub struct Dns {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct VirtualAddresses {
-    /// The ranges that they are from.
+    /// The ranges that the addresses come from.
     pub ranges: Vec<String>,
-    /// The number of services that have some.
+    /// The number of services that have virtual addresses.
     pub in_use: usize,
-    /// The number of services that are gone and whose addresses are reserved.
+    /// The number of removed services whose addresses are still reserved.
     pub reserved: usize,
-    /// The number of addresses that services lack, as the ranges are full.
+    /// The number of addresses that services lack because the ranges are full.
     pub without: usize,
 }
 

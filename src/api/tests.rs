@@ -1,5 +1,5 @@
-//! The shape of the JSON, held by the files of `tests/golden/api`: each has every member of its type. A file changes
-//! only with its type, and `docs/api.md` with the file.
+//! Tests of the JSON of the API against the files of `tests/golden/api`. Each file has every member of its type. A file changes
+//! only with its type, and `docs/api.md` changes with the file.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -16,8 +16,8 @@ macro_rules! golden {
     };
 }
 
-/// Reads the file as the type and writes it again: a member that the type lacks would be lost, and one that the file
-/// lacks would appear.
+/// Parses the file as the type, writes the value again, and compares both texts. The texts differ if the type or the file lacks
+/// a member.
 fn is_whole<T: DeserializeOwned + Serialize + Debug>(name: &str, text: &str) {
     let value: T = serde_json::from_str(text).unwrap_or_else(|error| panic!("{name}: {error}"));
     let written = serde_json::to_string_pretty(&value).expect("JSON");
@@ -25,8 +25,9 @@ fn is_whole<T: DeserializeOwned + Serialize + Debug>(name: &str, text: &str) {
     assert!(text == found, "tests/golden/api/{name}.json is not the shape of its type, which is\n{found}");
 }
 
-/// Each answer with the path of its request, its file, and the check of its type.
+/// The check of a file against its type.
 type Check = fn(&str, &str);
+/// Each answer: the path of its request, the name and the text of its file, and the check of its type.
 const ANSWERS: [(&str, &str, &str, Check); 19] = [
     ("overview", "overview", golden!("overview"), is_whole::<overview::Overview>),
     ("status", "status", golden!("status"), is_whole::<status::Status>),

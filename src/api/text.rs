@@ -1,8 +1,8 @@
-//! How the dashboard, `isthmus top` and the tables write quantities, and which characters they do not write.
+//! The text of quantities in the dashboard, in `isthmus top` and in tables, and the escaping of deceptive characters.
 
 use std::fmt::Write as _;
 
-/// Returns a number of bytes in three or four figures.
+/// Returns a number of bytes with three or four digits and its unit.
 pub fn bytes(count: f64) -> String {
     const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let (mut value, mut unit) = (count, 0);
@@ -25,19 +25,19 @@ pub fn lasting(seconds: u64) -> String {
     }
 }
 
-/// Returns a number of things, `1 endpoint` or `2 endpoints`.
+/// Returns a number with its noun: `1 endpoint` or `2 endpoints`.
 pub fn counted(count: usize, thing: &str) -> String {
     format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
 }
 
-/// Returns true for characters that are not seen, that command a terminal, or that change the order in which others are
-/// seen (Unicode UAX #9): names come from the network.
+/// Returns true for characters that are invisible, control a terminal, or change the display order of others (Unicode UAX #9).
+/// Names come from the network and may have such characters.
 pub fn is_deceptive(character: char) -> bool {
     character.is_control()
         || matches!(character, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
-/// Returns a text in which such characters are written as codes: `\u{1b}`.
+/// Escapes deceptive characters in a text: `\u{1b}`.
 pub fn clean(text: &str) -> String {
     let mut clean = String::with_capacity(text.len());
     for character in text.chars() {

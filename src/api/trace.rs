@@ -1,27 +1,28 @@
-//! The answer of `traces/{trace}`.
+//! The answer to `traces/{trace}`.
 
 use serde::{Deserialize, Serialize};
 
 use super::connection::Connection;
 use super::explanation::Explanation;
 
-/// The connections of a trace that this gateway remembers.
+/// The recorded connections of a trace.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Trace {
     /// The trace id, 32 hexadecimal digits.
     pub trace_id: String,
-    /// The connections, live ones first, then the newest.
+    /// The connections: first the open ones, then the closed ones, newest first.
     pub connections: Vec<TracedConnection>,
 }
 
-/// A connection of a trace, with the decision on its name.
+/// A connection of a trace, with the decision on the name that it asked for.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TracedConnection {
     /// The connection, as in the access log.
     pub connection: Connection,
-    /// The decision on the same question at the time of the answer; absent if the connection ended before it was decided on.
+    /// The decision that the gateway would make about this connection at the time of the API's answer. It is absent if the
+    /// connection ended before a decision, or if its listener was removed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decision: Option<Explanation>,
 }

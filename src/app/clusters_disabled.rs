@@ -1,4 +1,4 @@
-//! Stands in for `clusters` where Kubernetes is not built in: there are no sources of clusters.
+//! Replaces `clusters` in builds without Kubernetes: there are no cluster sources.
 
 use std::future::pending;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use crate::aggregator::spec::RegistrySpec;
 use crate::model::place::ClusterId;
 use crate::net::scope::Scope;
 
-/// No sources.
+/// An empty set of cluster sources.
 pub(super) struct Clusters;
 
 impl Clusters {

@@ -1,4 +1,4 @@
-//! The start of the DNS server: its address is bound at once, and queries are answered when the registries were read.
+//! The start of the DNS server: it binds its address at once, and answers queries when the registries have been read.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket as StdUdpSocket};
@@ -18,10 +18,10 @@ use crate::net::scope::Scope;
 use crate::telemetry::Telemetry;
 use crate::world::Reader;
 
-/// How often a free port is tried for both transports.
+/// The number of ports that are tried until one is free for both UDP and TCP.
 const PORTS_TRIED: usize = 16;
 
-/// The DNS server, bound and not answering yet.
+/// The DNS server, bound but not yet answering.
 pub(super) struct Dns {
     options: Options,
     address: SocketAddr,
@@ -38,13 +38,13 @@ impl Dns {
         Ok(Self { options, address, stream, datagrams, connections })
     }
 
-    /// Makes the server of the names.
+    /// Creates the DNS server for the names of the mesh.
     pub(super) fn server(&self, reader: &Reader, own: &OwnAddresses, telemetry: &Telemetry) -> Arc<Server> {
         own.listens(self.address);
         Server::new(&self.options, self.address, reader, self.connections, &telemetry.recorder)
     }
 
-    /// Starts to answer.
+    /// Starts to answer queries.
     pub(super) fn serve(self, server: &Arc<Server>, sources: &Sources, scope: &Scope) -> Result<(), String> {
         let cannot = |error: io::Error| format!("cannot serve DNS: {error}");
         let listener = TcpListener::from_std(self.stream.into()).map_err(cannot)?;
@@ -60,7 +60,8 @@ impl Dns {
     }
 }
 
-/// Binds both transports to one address. A port that is free for one of them may be in use for the other.
+/// Binds UDP and TCP to the same address. If the system chooses the port, several ports are tried, since a port that is free
+/// for TCP may be in use for UDP.
 fn sockets(bind: SocketAddr) -> io::Result<(SocketAddr, OwnedFd, StdUdpSocket)> {
     let mut tries = 0;
     loop {

@@ -1,4 +1,4 @@
-//! Reads of the config file: on threads of their own, with a timeout and a bound on their number.
+//! Reads of the config file, in threads of their own, with a timeout and a limit on their number.
 
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -11,32 +11,31 @@ use crate::config::{self, Config};
 use crate::net::reading::Readings;
 use crate::net::watch::FileStates;
 
-/// A read of the config that takes longer is given up.
+/// The time after which a read of the config is abandoned.
 const READ_WITHIN: Duration = Duration::from_secs(30);
-/// Reads that may hang at the same time.
+/// The largest number of reads that may hang at the same time.
 const READINGS: usize = 4;
-/// A read that has taken this long may hang, so another may begin beside it, unless the last complete read
-/// took long too.
+/// The shortest time after which another read may begin in parallel, because the current read may be hanging.
 const SLOW: Duration = Duration::from_secs(1);
-/// How many times as long as the last complete read a read may take before another begins beside it.
+/// Another read may begin in parallel only after the current read has taken this many times as long as the last complete read.
 const SLOWER: u32 = 4;
 
-/// The result of a read.
+/// The result of a read of the config file, completed or abandoned.
 pub(super) struct Loaded {
-    /// The config, or the problems, a line each.
+    /// The config, or the problems, one per line.
     pub(super) config: Result<Config, Vec<String>>,
-    /// The files of the config with their states before the read; `None` if the read was given up.
+    /// The files of the config with their states before the read; `None` if the read was abandoned.
     pub(super) files: Option<FileStates>,
-    /// The files known before, with their states before the read.
+    /// The files that were watched before, with their states before the read.
     pub(super) known: FileStates,
     pub(super) cost: Duration,
 }
 
 /// The result of a read that was completed.
 struct Contents {
-    /// The config, or the problems, a line each.
+    /// The config, or the problems, one per line.
     config: Result<Config, Vec<String>>,
-    /// The files of the config, and those known before, with their states before the read.
+    /// The files of the config, and in `known` the files that were watched before, each with its state before the read.
     files: FileStates,
     known: FileStates,
 }
@@ -45,10 +44,10 @@ struct Contents {
 pub(super) struct Loader {
     path: PathBuf,
     readings: Readings,
-    /// How long a read may take.
+    /// The time that a read may take.
     within: Duration,
     current: Option<Current>,
-    /// How long the last complete read took.
+    /// The time that the last complete read took.
     cost: Duration,
 }
 
@@ -70,7 +69,7 @@ impl Loader {
         }
     }
 
-    /// Starts the first read.
+    /// Starts the first read of the config file.
     pub(super) fn first(&self) -> impl Future<Output = Loaded> + Send + 'static {
         self.load(FileStates::default())
     }
@@ -79,13 +78,13 @@ impl Loader {
         self.current.is_some()
     }
 
-    /// Returns the time from which another read may begin.
+    /// Returns the earliest time at which another read may begin.
     pub(super) fn may_begin(&self) -> Instant {
         let slow = SLOW.max(SLOWER * self.cost);
         self.current.as_ref().map_or_else(Instant::now, |current| current.begun + slow)
     }
 
-    /// Starts a read. Waiters of a read in progress wait for this one instead.
+    /// Starts a read. Waiters of a read in progress then wait for the new read.
     pub(super) fn begin(&mut self, mut reload: Reload, known: FileStates) {
         let loaded = Box::pin(self.load(known));
         if let Some(before) = self.current.take() {
@@ -110,7 +109,7 @@ impl Loader {
 
     fn load(&self, known: FileStates) -> impl Future<Output = Loaded> + Send + 'static {
         let (file, before) = (self.path.clone(), known.clone());
-        // States are taken before the read, so that changes during the read are seen.
+        // The states of the files are recorded before the files are read, so that changes during the read are noticed.
         self.read(known, move || {
             let known = before.now();
             let mut files = FileStates::default();
@@ -121,7 +120,7 @@ impl Loader {
         })
     }
 
-    /// Runs `read` on a thread of its own and gives it up after the timeout.
+    /// Runs `read` in a thread of its own, and abandons it after the timeout.
     fn read(
         &self,
         known: FileStates,

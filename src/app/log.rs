@@ -1,4 +1,4 @@
-//! The program log.
+//! The program log: its start, its filter, and changes of its level at run time.
 
 use std::io::Write;
 
@@ -13,7 +13,7 @@ use crate::telemetry::writer::Writer;
 /// The environment variable that overrides the level of the config file.
 const VARIABLE: &str = "RUST_LOG";
 
-/// Changes the log level at run time.
+/// The handle that changes the log level at run time.
 pub(super) struct LogControl {
     filter: reload::Handle<EnvFilter, registry::Registry>,
 }
@@ -38,7 +38,7 @@ pub(super) fn start(log: &Log, writer: &Writer) -> LogControl {
     let lines = writer.lines();
     let writer = move || lines.clone();
     let subscriber = registry::Registry::default().with(filter);
-    // Fails only if this process has a log already, which then continues.
+    // This fails only if the process already has a log, which then stays in use.
     let _ = match log.format {
         LogFormat::Text => {
             subscriber.with(fmt::layer().with_writer(writer).with_ansi(false).with_target(false)).try_init()

@@ -1,4 +1,4 @@
-//! Checks that the program can make its threads: the runtimes panic if they cannot.
+//! Checks before the start that the program can create its threads, because the runtimes panic if a thread cannot be created.
 
 use std::io;
 use std::sync::mpsc::channel;
@@ -11,7 +11,7 @@ pub(super) fn can_be_made(count: usize) -> Result<(), String> {
     let held = Arc::new(Mutex::new(held));
     let make = |_| {
         let held = held.clone();
-        // Each thread waits until all were made.
+        // Each thread waits until all of them have been created.
         Builder::new().spawn(move || held.lock().unwrap_or_else(PoisonError::into_inner).recv().is_ok())
     };
     let made: Vec<_> = (0..count).map(make).collect();

@@ -1,5 +1,4 @@
-//! The start of the xDS server: its address is bound at once, and clients are served when the registries were
-//! read.
+//! The start of the xDS server: it binds its address at once, and serves clients when the registries have been read.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -24,7 +23,7 @@ use crate::tls::context::NodeContext;
 use crate::tls::server::mutual;
 use crate::world::Reader;
 
-/// The xDS server, bound and not serving yet.
+/// The xDS server, bound but not yet serving.
 pub(super) struct Xds {
     service: Arc<Service>,
     socket: OwnedFd,

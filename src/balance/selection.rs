@@ -1,8 +1,8 @@
 //! The candidates that may be chosen, and the share of traffic of each level.
 //!
-//! Which candidates may be chosen does not change with each connection: it follows from health, ejection and the clusters
-//! that an export rule names. A [`Selection`] is made once of all this, in time linear in the candidates; a choice from it
-//! takes a binary search.
+//! The candidates that may be chosen depend on health, on ejection and on the clusters that an export rule names, so they
+//! do not change with each connection. A [`Selection`] is made once from all of these, in time linear in the candidates; a
+//! choice from it takes a binary search.
 
 use std::net::SocketAddr;
 
@@ -10,44 +10,45 @@ use super::{Ask, Availability, Load};
 use crate::model::endpoint::Health;
 use crate::snapshot::candidates::{Candidate, Candidates, Level};
 
-/// The share of healthy weight below which a level passes the rest of its traffic on to the next.
+/// The share of healthy weight below which a level passes a part of its traffic on to the next level.
 const HEALTHY_SHARE_FULL: f64 = 0.7;
 
-/// The candidates among which a choice is made.
+/// The condition that candidates must meet to be chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier {
-    /// Healthy ones that are not left out.
+    /// Healthy candidates that run-time state does not exclude.
     Healthy,
-    /// All that are neither draining nor taken out by an operator, as none is healthy.
+    /// Candidates that are neither draining nor withdrawn by an operator. Used if no candidate is healthy.
     Any,
 }
 
 /// The candidates that may be chosen for an [`Ask`], by level.
 #[derive(Debug)]
 pub struct Selection {
-    /// The tier of all levels.
+    /// The tier, which is the same for all levels.
     pub(super) tier: Tier,
-    /// The levels in the order of the candidates' levels.
+    /// The candidates that may be chosen, for each of the candidates' levels in order.
     pub(super) levels: Vec<Picks>,
 }
 
 /// The candidates of one level that may be chosen.
 #[derive(Debug)]
 pub(super) struct Picks {
-    /// The level's index among those of the candidates.
+    /// The index of the level among the candidates' levels.
     pub(super) level: usize,
-    /// The part of the traffic that the level is given, 0 to 1.
+    /// The part of the traffic that the level gets, from 0 to 1.
     pub(super) share: f64,
-    /// Their indices among the candidates, in increasing order; `None`: the level's healthy ones.
+    /// The indices of the candidates in increasing order; `None` means all healthy candidates of the level.
     indices: Option<Box<[u32]>>,
-    /// `sums[i]` is the weight of the first `i + 1` of `indices`.
+    /// The running sums of weight: `sums[i]` is the weight of the first `i + 1` of `indices`.
     sums: Box<[u64]>,
-    /// The weight of all of them.
+    /// The sum of the weights.
     pub(super) weight: u64,
 }
 
 impl Selection {
-    /// Works out what may be chosen. The shares of the levels sum up to 1, unless nothing may be chosen: then all are 0.
+    /// Determines which candidates may be chosen. The shares of the levels sum to 1, unless no candidate may be chosen: then
+    /// all shares are 0.
     pub fn new(ask: &Ask<'_>, load: &impl Load) -> Self {
         let eligible = Eligible::new(ask, load);
         let healthy = eligible.select(Tier::Healthy);
@@ -56,12 +57,13 @@ impl Selection {
         selection
     }
 
-    /// Returns true if nothing may be chosen.
+    /// Returns true if no candidate may be chosen.
     pub(super) fn is_empty(&self) -> bool {
         self.levels.iter().all(|picks| picks.share <= 0.0)
     }
 
-    /// Returns the level on which `point`, from 0 to 1, falls; `None` if nothing may be chosen.
+    /// Returns the level whose range of the summed shares contains `point`, from 0 to 1; `None` if no candidate may be
+    /// chosen.
     pub(super) fn at(&self, mut point: f64) -> Option<&Picks> {
         let mut last = None;
         for picks in self.levels.iter().filter(|picks| picks.share > 0.0) {
@@ -86,7 +88,8 @@ impl Selection {
 }
 
 impl Picks {
-    /// Returns the candidate on which `point`, below the weight of all, falls, by its index.
+    /// Returns the index of the candidate at `point` in the running sums of the weights. `point` must be below the sum of all
+    /// weights.
     pub(super) fn at(&self, candidates: &Candidates, point: u64) -> usize {
         let level = &candidates.levels()[self.level];
         debug_assert!(point < self.weight.max(1), "{point} is beyond the weight {}", self.weight);
@@ -95,7 +98,7 @@ impl Picks {
         indices.get(place).map_or(level.all.start, |index| *index as usize)
     }
 
-    /// Returns the candidates with their weights, by index.
+    /// Returns the indices of the candidates with their weights.
     pub(super) fn iter<'a>(&'a self, candidates: &'a Candidates) -> impl Iterator<Item = (usize, u64)> + 'a {
         let healthy = candidates.levels()[self.level].healthy.clone();
         let whole = self.indices.is_none().then_some(healthy).into_iter().flatten();
@@ -108,11 +111,11 @@ impl Picks {
 struct Eligible<'a, L> {
     ask: &'a Ask<'a>,
     load: &'a L,
-    /// The addresses of the endpoints that the connection was tried on.
+    /// The addresses of the endpoints that were already tried for the connection.
     tried: Vec<SocketAddr>,
-    /// True if a healthy candidate may be left out all the same.
+    /// True if the [`Ask`] or run-time state may exclude a healthy candidate. If false, no healthy candidate has to be checked.
     has_exceptions: bool,
-    /// True if run-time state may leave a candidate out.
+    /// True if run-time state (ejection, failed health checks, an operator) may exclude a candidate.
     has_left_out: bool,
 }
 
@@ -126,7 +129,7 @@ impl<'a, L: Load> Eligible<'a, L> {
         Self { ask, load, tried, has_exceptions, has_left_out }
     }
 
-    /// Returns true if it could take a connection if nothing better were left.
+    /// Returns true if the candidate may be chosen when no candidate is healthy.
     fn is_possible(&self, candidate: &Candidate) -> bool {
         candidate.health != Health::Draining
             && self.ask.clusters.is_none_or(|clusters| clusters.contains(&candidate.cluster))
@@ -145,8 +148,9 @@ impl<'a, L: Load> Eligible<'a, L> {
         }
     }
 
-    /// The share of traffic of each level (SPEC §5): the nearest is filled first; the next joins in proportion when less
-    /// than 70 % of it is healthy. Where all levels together are not enough, they share in proportion to what they have.
+    /// Computes the share of traffic of each level (SPEC §5). The nearest level is filled first; the next gets a
+    /// proportional part if less than 70 % of the nearest is healthy. If all levels together are too small, they share in
+    /// proportion to their capacity.
     fn select(&self, tier: Tier) -> Selection {
         let levels = self.ask.candidates.levels();
         let mut picks: Vec<Picks> =
@@ -172,8 +176,8 @@ impl<'a, L: Load> Eligible<'a, L> {
         Selection { tier, levels: picks }
     }
 
-    /// Returns the weight of a level's endpoints that an operator has taken out: as those that drain, they say nothing
-    /// about the health of the others.
+    /// Returns the weight of a level's endpoints that an operator has withdrawn. Like draining endpoints, withdrawn endpoints
+    /// say nothing about the health of the others.
     fn withdrawn(&self, level: &Level) -> u64 {
         if !self.has_left_out {
             return 0;

@@ -1,4 +1,4 @@
-//! The choice against what it must conserve: shares by weight, levels, spill, ejection.
+//! Tests of the invariants of a choice: shares by weight, levels, spill, ejection.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,7 +8,7 @@ use crate::model::place::Distance;
 use crate::snapshot::candidates::tests::{candidate, candidates};
 use crate::snapshot::policy::{LocalityMode, Timeouts, Tuning};
 
-/// A seeded generator (SplitMix64), so that a failure can be run again.
+/// A seeded generator (SplitMix64), so that a failed case can be repeated.
 fn generator(seed: u64) -> impl FnMut() -> u64 {
     let mut state = seed;
     move || {
@@ -60,7 +60,7 @@ fn with_policy(policy: LoadBalancing, set: &Candidates) -> Candidates {
     Candidates::new(set.group.clone(), tuning.into(), set.endpoints().to_vec())
 }
 
-/// How often each port is chosen in `rounds` choices.
+/// Returns how often each port is chosen in `rounds` choices.
 fn tally(ask: &Ask<'_>, load: &impl Load, rounds: usize) -> BTreeMap<u16, usize> {
     let mut random = generator(7);
     let mut tally = BTreeMap::new();
@@ -71,7 +71,7 @@ fn tally(ask: &Ask<'_>, load: &impl Load, rounds: usize) -> BTreeMap<u16, usize>
     tally
 }
 
-/// The odds say what the choices then do, whatever the policy, the health and the load.
+/// The odds match the frequencies of the choices, whatever the policy, the health and the load.
 #[test]
 fn the_odds_are_those_of_the_choice() {
     let mut random = generator(3);
@@ -191,7 +191,7 @@ fn an_endpoint_that_an_operator_drains_is_not_chosen_even_in_panic() {
     assert_eq!(health_text(&set, 1, &load), "draining");
 }
 
-/// Maintenance of half of the near endpoints is no sign that the others are ill.
+/// Maintenance of half of the near endpoints does not mean that the others are unhealthy.
 #[test]
 fn a_level_does_not_spill_because_an_operator_drains_some_of_it() {
     let mut endpoints: Vec<_> =

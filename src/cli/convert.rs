@@ -1,5 +1,5 @@
-//! `isthmus convert`: makes a config from that of another program. It is a draft: what could not be carried over is listed with the
-//! numbers of the lines, never dropped in silence.
+//! `isthmus convert`: converts the config of another program. The result is a draft: lines that could not be converted are
+//! listed with their numbers and never dropped silently.
 
 mod draft;
 mod haproxy;
@@ -57,7 +57,7 @@ pub(super) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
     let mut told = std::io::stderr().lock();
     let listed = draft.remarks.iter().filter(|remark| arguments.all || remark.fate != Fate::NotNeeded);
     for remark in listed {
-        // If stderr is closed, the comments in the config have the list.
+        // If stderr is closed, the list is still in the comments of the config.
         let _ = writeln!(told, "{file}:{}: {}: {}", remark.line, remark.fate.text(), clean(&remark.text));
     }
     if draft.listeners.is_empty() {

@@ -1,5 +1,5 @@
-//! Documents that are generated from the code: tables of reasons, problem codes, fields of the access log and
-//! metrics. `ISTHMUS_BLESS=1 cargo test --lib documents` writes them.
+//! Documents that are generated from the code: tables of reasons, problem codes, access log fields and metrics.
+//! `ISTHMUS_BLESS=1 cargo test --lib documents` writes them.
 
 #[allow(dead_code, unreachable_pub, reason = "the end-to-end tests use the same file")]
 #[path = "../../tests/support/markdown.rs"]
@@ -17,7 +17,7 @@ use crate::telemetry::{control, process};
 use crate::wire::alert::Alert;
 use crate::wire::connect::status_of;
 
-/// Reasons that a response to a CONNECT can have.
+/// The reasons that a response to a CONNECT can have.
 const ANSWERED: [Reason; 17] = [
     Reason::Ok,
     Reason::AuthorityUnknown,

@@ -34,16 +34,16 @@ static COLOURS: LazyLock<bool> = LazyLock::new(|| {
     Screen { is_terminal: io::stdout().is_terminal(), no_color: variable("NO_COLOR"), is_dumb }.has_colours()
 });
 
-/// The facts about standard output that decide on colours.
+/// The properties of standard output that decide whether colours are shown.
 struct Screen {
     is_terminal: bool,
-    /// True if the user does not want colours (https://no-color.org).
+    /// True if the user disables colours (<https://no-color.org>).
     no_color: bool,
     is_dumb: bool,
 }
 
 impl Screen {
-    /// Returns true if colours are shown: on a terminal that can show them, unless the user does not want them.
+    /// Returns true if colours are shown: on a terminal that supports them, unless the user disables them.
     fn has_colours(&self) -> bool {
         self.is_terminal && !self.no_color && !self.is_dumb
     }
@@ -81,7 +81,7 @@ pub fn structured(out: &mut impl Write, value: &Value, format: Format) -> io::Re
     }
 }
 
-/// Prints rows under a heading, in columns as wide as needed.
+/// Prints rows below a heading, in columns as wide as their longest cell.
 pub fn table(out: &mut impl Write, heading: &[&str], rows: &[Vec<String>]) -> io::Result<()> {
     let mut widths: Vec<usize> = heading.iter().map(|cell| cell.chars().count()).collect();
     for row in rows {
@@ -101,7 +101,7 @@ pub fn table(out: &mut impl Write, heading: &[&str], rows: &[Vec<String>]) -> io
     Ok(())
 }
 
-/// Returns a value as a cell of a table: lists comma-separated, absent ones as `-`.
+/// Returns a value as a cell of a table: a list is comma-separated, and a missing value is `-`.
 pub fn cell(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
@@ -113,10 +113,10 @@ pub fn cell(value: &Value) -> String {
     }
 }
 
-/// A column of a table of `T`: its heading, and the cell of a row.
+/// A column of a table of `T`: its heading, and the function that returns the cell of a row.
 pub type Column<T> = (&'static str, fn(&T) -> String);
 
-/// Prints a list as a table of these columns, or `none`.
+/// Prints a list as a table of these columns, or prints `none` if the list is empty.
 pub fn columns<T>(out: &mut impl Write, columns: &[Column<T>], items: &[T]) -> io::Result<()> {
     if items.is_empty() {
         return writeln!(out, "none");
@@ -164,7 +164,7 @@ fn yaml_key(key: &str) -> String {
     }
 }
 
-/// Prints values with members in block style, all others as JSON, which is YAML too.
+/// Prints objects and lists with members in block style, and all other values as JSON, which is valid YAML.
 fn yaml(out: &mut impl Write, value: &Value, depth: usize, context: YamlContext) -> io::Result<()> {
     let indent = |out: &mut dyn Write, depth: usize| write!(out, "{:width$}", "", width = depth * 2);
     match value {

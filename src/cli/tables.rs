@@ -1,4 +1,4 @@
-//! The columns of the tables that commands print.
+//! The columns of the tables that the commands print.
 
 use super::output::{Column, list, optional, text};
 use crate::api::certificate::Certificate;
@@ -39,7 +39,7 @@ const REASON: Column<Connection> = ("REASON", |connection| optional(connection.r
 const LISTENER: Column<Connection> = ("LISTENER", |connection| text(&connection.listener));
 const SOURCE: Column<Connection> = ("SOURCE", |connection| text(&connection.source));
 const CALLER: Column<Connection> = ("CALLER", |connection| optional(connection.source_identity.as_ref()));
-/// The server name or the authority.
+/// The server name or authority of a connection.
 const NAME: Column<Connection> = ("NAME", |connection| text(connection.name().unwrap_or_default()));
 const ROUTE: Column<Connection> = ("ROUTE", |connection| optional(connection.route.as_ref()));
 const ENDPOINT: Column<Connection> = ("ENDPOINT", |connection| optional(connection.endpoint.as_ref()));

@@ -50,7 +50,7 @@ pub use schema::schema;
 /// The checked contents of a config file.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The part that the data path and the aggregator act on.
+    /// The part of the config that the data path and the aggregator act on.
     pub policy: Arc<Policy>,
     /// The services of the file itself; cluster and network are those of the node.
     pub services: Listing,
@@ -66,7 +66,7 @@ pub struct Config {
     pub xds: Option<DiscoveryOptions>,
     /// The settings of the DNS server; `None`: there is none.
     pub dns_server: Option<DnsOptions>,
-    /// The address of the admin API; `None`: `off`.
+    /// The address of the admin API; `None`: there is none.
     pub admin: Option<AdminBind>,
     /// The address of the metrics listener; `None`: there is none.
     pub metrics: Option<Bind>,
@@ -84,7 +84,7 @@ pub struct Config {
     pub workers: Workers,
     /// The positions of certificates and roots in the file, for messages.
     pub identity_places: IdentityPlaces,
-    /// Warnings, with which the config can be used.
+    /// Problems that do not prevent the use of the config.
     pub warnings: Vec<Problem>,
 }
 
@@ -188,7 +188,7 @@ impl LogFormat {
 /// The timing of a graceful stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drain {
-    /// How long listeners accept after readiness is off.
+    /// The time between failing `/readyz` and closing the listeners.
     pub delay: Duration,
     /// How long connections may take to end before they are reset.
     pub timeout: Duration,
@@ -203,15 +203,15 @@ impl Default for Drain {
 /// The number of data-plane threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Workers {
-    /// As many as the CPU quota allows.
+    /// As many threads as the CPU quota allows.
     Auto,
-    /// This many, from 1 to 1024.
+    /// This number of threads, from 1 to 1024.
     Count(NonZeroUsize),
 }
 
-/// Reads and checks a config file, or a directory of them (all its `*.yaml` in order of name). `before` is
-/// called with each file and directory before it is read, for a watcher. The error has all problems, in the
-/// order of the files.
+/// Reads and checks a config file, or a directory of them (all its `*.yaml` in order of name). `before` is called with the path
+/// of each file and directory before it is read, so that the caller can watch the path for later changes. The error has all
+/// problems, in the order of the files.
 pub fn load(
     path: &Path,
     environment: Environment<'_>,

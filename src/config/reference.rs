@@ -89,7 +89,7 @@ fn section(object: &Object, out: &mut String) {
     }
 }
 
-/// Returns the shortest description of a kind's values; maps by the name of their section.
+/// Returns the shortest description of a kind's values. A map is described by a link to its section.
 fn form(kind: &Kind) -> String {
     match kind {
         Kind::List { of, .. } => format!("list of: {}", form(of)),

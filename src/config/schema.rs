@@ -95,7 +95,7 @@ impl Definitions {
 
     fn define(&mut self, name: &'static str, make: impl FnOnce(&mut Self) -> Value) -> Value {
         if !self.0.contains_key(name) {
-            // The entry is made first, so that a definition which refers to itself ends.
+            // The entry is inserted first, so that a definition that refers to itself does not recurse without end.
             self.0.insert(name.to_owned(), Value::Null);
             let made = make(self);
             self.0.insert(name.to_owned(), made);

@@ -1,4 +1,4 @@
-//! The keys of the config file. To add one, add it here, and read it in the module of its section.
+//! The keys of the config file. To add a key, add it here, and read it in the module of its section.
 
 use std::num::NonZeroUsize;
 
@@ -29,7 +29,7 @@ use registries::Registry;
 use routes::{Defaults, Policy, RouteForms, RouteKey};
 use telemetry::{Admin, Telemetry};
 
-/// The domain of a mesh that names none, for host names and for identities.
+/// The default domain of a mesh, for host names and for identities.
 const DOMAIN: &str = "cluster.local";
 
 keys! {
@@ -150,8 +150,9 @@ keys! {
 
     /// Whether connections begin with a PROXY header.
     pub(super) ProxyProtocol "proxyProtocol" {
-        /// `forbid`: a header is refused as not TLS. `require`: each connection begins with a header, and the address that it
-        /// announces is the client's everywhere; a connection without one is refused with the reason `proxy_protocol`.
+        /// `forbid`: a connection that begins with a header is refused with the reason `not_tls`. `require`: each
+        /// connection begins with a header, and the address that the header announces counts as the address of the
+        /// client everywhere; a connection without a header is refused with the reason `proxy_protocol`.
         MODE "mode": form::Choice<ProxyMode> = ProxyMode::default();
         /// Addresses of the load balancers whose headers are believed; required with `mode: require`. Other peers are
         /// refused before a byte is read.
@@ -220,15 +221,16 @@ keys! {
         PER_SERVICE "perService": PerService => "none";
     }
 
-    /// Limits of each source: the client's address, or the block of addresses that `prefix` makes of it. A connection
-    /// beyond them is refused with the reason `limit_source`. CONNECT streams do not count; their connection does.
+    /// Limits of each source: the client's address, or the address block of the length in `prefix`. A connection above
+    /// a limit is refused with the reason `limit_source`. An HBONE connection counts once, whatever the number of its
+    /// CONNECT streams.
     pub(super) PerSource "perSource" {
         /// Simultaneous connections.
         CONNECTIONS "connections": form::Integer<usize, 1, 10_000_000> => "no limit";
         /// New connections per second. A source may open the connections of one second at once.
         NEW_PER_SECOND "newPerSecond": form::Integer<u32, 1, 1_000_000> => "no limit";
-        /// Simultaneous connections whose hello or HBONE handshake is not complete. The one that has waited longest ends
-        /// when the source begins another.
+        /// Simultaneous connections whose hello or HBONE handshake is not complete. When a source exceeds this limit,
+        /// the gateway closes the connection of the source that has waited longest.
         PENDING_HELLOS "pendingHellos": form::Integer<usize, 1, 10_000_000> => "no limit";
         /// Addresses that count as one source, here and for the shares of `limits.connections`.
         PREFIX "prefix": SourcePrefix => "defaults";
@@ -242,7 +244,7 @@ keys! {
         IPV6 "ipv6": form::Integer<u8, 1, 128> = limits::SourcePrefix::default().ipv6;
     }
 
-    /// Limits of each service. A connection beyond them is refused with the reason `limit_service`.
+    /// Limits of each service. A connection above a limit is refused with the reason `limit_service`.
     pub(super) PerService "perService" {
         /// Simultaneous connections and CONNECT streams to one service of the mesh, with all of its ports and subsets, or
         /// to one route with `endpoints`.

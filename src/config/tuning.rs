@@ -12,7 +12,7 @@ use crate::snapshot::policy::{Ejection, HealthCheck, ServiceTuning, Timeouts, Tu
 use super::table::Root;
 use super::table::routes as keys;
 
-/// Reads the tuning of a map; keys without a default that it omits are those of `base`.
+/// Reads the tuning of a map. If the map omits a key that has no default, the value of `base` applies.
 pub(super) fn tuning(fields: &Fields<'_>, base: Tuning) -> Tuning {
     let balancing = fields.map(&keys::LOAD_BALANCING);
     Tuning {

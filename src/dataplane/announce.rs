@@ -16,7 +16,7 @@ use crate::model::endpoint::ProxyVersion;
 use crate::model::name::{NameBuffer, canonical};
 use crate::wire::proxy_protocol::{Announced, write};
 
-/// Makes the header of a connection, unless it has one.
+/// Creates the PROXY header of a connection, unless the connection has one.
 pub(super) fn prepare(core: &Core, entry: &Entry, version: ProxyVersion) {
     let mut facts = entry.facts.borrow_mut();
     if facts.header.is_some() {
@@ -38,25 +38,26 @@ pub(super) fn prepare(core: &Core, entry: &Entry, version: ProxyVersion) {
     facts.header = Some(Box::new(header));
 }
 
-/// Sends the header and what was read of the client, with one system call; returns how much was sent of the latter.
+/// Sends the PROXY header and the bytes read from the client with one system call. Returns how many of the client's bytes
+/// were sent.
 pub(super) fn send(socket: &impl AsFd, entry: &Entry, replay: Option<&Replay>) -> Result<usize, Errno> {
     let facts = entry.facts.borrow();
     let header = facts.header.as_ref().map_or(&[][..], |header| &header.bytes);
     let rest = replay.map_or(&[][..], |replay| &replay.bytes);
     let pieces = [IoSlice::new(header), IoSlice::new(rest)];
     let sent = sendmsg(socket, &pieces, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL)?;
-    // The buffer of a new socket takes more than a header.
+    // This cannot fail, because the send buffer of a new socket is larger than a header.
     sent.checked_sub(header.len()).ok_or(Errno::NOBUFS)
 }
 
-/// Returns the unspecified address of the same family, where the kernel did not give the client's destination.
+/// Returns the unspecified address of the source's family, for a connection whose destination the kernel did not report.
 fn nowhere(source: SocketAddr) -> SocketAddr {
     let ip: IpAddr =
         if source.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     SocketAddr::new(ip, 0)
 }
 
-/// Returns the host name that the client asked for, in the form in which it was looked up.
+/// Returns the host name that the client asked for, in the canonical form that is used for lookups.
 fn requested<'b>(facts: &ConnectionFacts, buffer: &'b mut NameBuffer) -> Option<&'b str> {
     if let Some(stream) = &facts.stream {
         let Host::Name(name) = Authority::parse(&stream.authority).ok()?.host else { return None };

@@ -1,8 +1,9 @@
-//! One worker's handles to the run-time state of endpoints, so that a connection looks nothing up by name.
+//! One worker's handles to the run-time state of endpoints. With them, a connection needs no lookup by name.
 //!
-//! A [`Balancer`] belongs to one set of candidates. It keeps a handle for each endpoint that the worker has considered, and
-//! the candidates that may be chosen, until an ejection, a health check or an operator changes that. It is dropped some seconds after its
-//! last use; a snapshot that replaces the candidates has another one made.
+//! A [`Balancer`] belongs to one set of candidates. It keeps a handle for each endpoint that the worker has considered. It also
+//! keeps the selection of candidates that may be chosen; an ejection, a health check or an operator's order makes the selection
+//! invalid. A balancer is dropped some seconds after its last use. When a snapshot replaces the candidates, a new balancer is
+//! made.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
@@ -17,14 +18,14 @@ use crate::model::place::ClusterId;
 use crate::model::reason::Reason;
 use crate::snapshot::candidates::Candidates;
 
-/// Balancers that one worker keeps; beyond, one is made for each connection.
+/// The number of balancers that one worker keeps. Beyond this number, each connection gets a balancer of its own.
 const KEPT_MAX: usize = 1 << 17;
-/// Ticks after its last use until a balancer is dropped.
+/// The number of ticks without use after which a balancer is dropped.
 const KEPT_FOR: u32 = 16;
-/// Selections that one balancer keeps: one for each list of clusters that export rules name.
+/// The number of selections that one balancer keeps: one for each list of clusters that export rules name.
 const SELECTIONS_MAX: usize = 8;
 
-/// Parts of the table of balancers, which are swept one by one.
+/// The number of shards of the table of balancers. One shard is swept at a time.
 const SHARDS: usize = 256;
 
 /// The balancers of one worker.
@@ -32,28 +33,30 @@ pub(crate) struct Balancers {
     shards: Box<[RefCell<Shard>]>,
 }
 
-/// Balancers by the address of their candidates, which the balancer keeps alive.
+/// Balancers by the memory address of their candidates. The address stays valid because the balancer owns a reference to
+/// the candidates.
 type Shard = HashMap<usize, Rc<Balancer>>;
 
-/// The state of one set of candidates as one worker sees it.
+/// The state of one set of candidates, as seen by one worker.
 pub(crate) struct Balancer {
     upstreams: Arc<Upstreams>,
     candidates: Arc<Candidates>,
     group: Arc<Group>,
-    /// The endpoints by their indices.
+    /// The handles of the endpoints, by index among the candidates; each is filled at its first use.
     endpoints: Box<[OnceCell<Arc<Upstream>>]>,
     selections: RefCell<Vec<Rc<Made>>>,
-    /// The tick of its last use.
+    /// The tick of the balancer's last use.
     used: Cell<u32>,
 }
 
-/// A selection, and how long it holds.
+/// A selection and its period of validity.
 struct Made {
     clusters: Option<Arc<[ClusterId]>>,
     selection: Selection,
-    /// The count of changes that it was made after.
+    /// The count of changes when the selection was made; the selection is invalid once the count differs.
     changes: u64,
-    /// When the first ejected endpoint returns, in milliseconds as [`Upstreams::now`] counts.
+    /// The time at which the first ejection ends, in milliseconds on the clock of [`Upstreams::now`]; `u64::MAX` if no endpoint
+    /// is ejected. The selection is invalid from this time on.
     until: u64,
 }
 
@@ -64,7 +67,7 @@ impl Default for Balancers {
 }
 
 impl Balancers {
-    /// Returns the balancer of these candidates. `now` is the worker's tick.
+    /// Returns the balancer of these candidates; creates it if it does not exist. `now` is the worker's tick.
     pub(crate) fn of(
         &self,
         candidates: &Arc<Candidates>,
@@ -72,7 +75,7 @@ impl Balancers {
         now: u32,
     ) -> Rc<Balancer> {
         let address = Arc::as_ptr(candidates) as usize;
-        // The lowest bits say nothing, as an allocation is aligned.
+        // The lowest bits of an address carry no information, because allocations are aligned.
         let mut kept = self.shards[(address >> 6) % SHARDS].borrow_mut();
         if let Some(known) = kept.get(&address) {
             debug_assert!(
@@ -96,8 +99,8 @@ impl Balancers {
         balancer
     }
 
-    /// Drops the balancers that were not used for a while, of the parts whose turn it is, with a turn for other tasks after
-    /// each part.
+    /// Drops the balancers that have not been used for `KEPT_FOR` ticks. Each tick sweeps one of `KEPT_FOR` parts of the
+    /// shards, and yields to other tasks after each shard.
     pub(crate) async fn sweep(&self, now: u32) {
         for shard in self.shards.iter().skip((now % KEPT_FOR) as usize).step_by(KEPT_FOR as usize) {
             if shard.borrow().is_empty() {
@@ -117,7 +120,7 @@ fn sweep(kept: &mut Shard, now: u32) {
 }
 
 impl Balancer {
-    /// Chooses an endpoint for a connection, by its index among the candidates.
+    /// Chooses an endpoint for a connection; returns its index among the candidates.
     pub(crate) fn choose(
         &self,
         ask: &Ask<'_>,
@@ -132,7 +135,8 @@ impl Balancer {
     }
 
     fn selection(&self, ask: &Ask<'_>, clusters: Option<&Arc<[ClusterId]>>) -> Rc<Made> {
-        // Before the selection is made: what changes meanwhile has the next connection make it again.
+        // The count is read before the selection is made: if the state changes meanwhile, the next connection makes the
+        // selection again.
         let changes = self.group.changes() + self.upstreams.withdrawals().changes();
         let mut selections = self.selections.borrow_mut();
         let at = selections.iter().position(|made| made.clusters.as_ref() == clusters);
@@ -183,7 +187,7 @@ impl Load for Balancer {
     }
 }
 
-/// A balancer that notes when the first ejected endpoint returns.
+/// A view of a balancer that records the time at which the first ejection ends.
 struct Returns<'a> {
     balancer: &'a Balancer,
     until: &'a Cell<u64>,

@@ -1,4 +1,5 @@
-//! One worker's coarse clock: which connections moved something in this tick, and which may be due with a later one.
+//! One worker's coarse clock: records which connections moved bytes in this tick, and which have a deadline at a later
+//! tick.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,13 +11,13 @@ use super::entry::Entry;
 /// The length of a tick.
 pub(crate) const TICK: Duration = Duration::from_secs(1);
 
-/// The count of ticks, and the connections that the next ones look at.
+/// The count of ticks, and the connections to check at the next ticks.
 #[derive(Default)]
 pub(crate) struct Clock {
     now: Cell<u32>,
-    /// Connections that moved something in this tick.
+    /// The connections that moved bytes in this tick.
     touched: RefCell<Vec<Rc<Entry>>>,
-    /// Connections (by their place in the table) by the tick at which they may be due.
+    /// The table keys of connections, by the tick at which the worker checks their deadlines.
     deadlines: RefCell<BTreeMap<u32, BTreeSet<usize>>>,
 }
 
@@ -26,27 +27,27 @@ impl Clock {
         self.now.get()
     }
 
-    /// Notes that a connection begins to relay.
+    /// Records that a connection begins to relay.
     pub(crate) fn begin(&self, entry: &Rc<Entry>) {
         entry.moved.set(self.now());
         self.touched.borrow_mut().push(entry.clone());
     }
 
-    /// Notes that a connection moved something.
+    /// Records that a connection moved bytes.
     pub(crate) fn touch(&self, entry: &Rc<Entry>) {
         if entry.moved.replace(self.now()) != self.now() {
             self.touched.borrow_mut().push(entry.clone());
         }
     }
 
-    /// Schedules a look at a connection for the tick `due`, unless one is scheduled for an earlier tick.
+    /// Schedules the next check of a connection for the tick `due`, unless one is scheduled for an earlier tick.
     pub(crate) fn reschedule(&self, entry: &Entry, due: u32) {
         if entry.deadline.get() == 0 || entry.deadline.get() > due {
             self.schedule(entry, due);
         }
     }
 
-    /// Schedules the next look at a connection for the tick `due`, instead of the tick set before.
+    /// Schedules the next check of a connection for the tick `due`, and cancels the one scheduled before.
     pub(crate) fn schedule(&self, entry: &Entry, due: u32) {
         if entry.deadline.get() == due {
             return;
@@ -56,7 +57,7 @@ impl Clock {
         self.deadlines.borrow_mut().entry(due).or_default().insert(entry.key());
     }
 
-    /// Cancels the next look at a connection, which has ended.
+    /// Cancels the next check of a connection that has ended.
     pub(crate) fn forget(&self, entry: &Entry) {
         let due = entry.deadline.replace(0);
         if due == 0 {
@@ -71,8 +72,8 @@ impl Clock {
         }
     }
 
-    /// Begins the next tick. Returns the connections that moved something in the last one, and the table keys of the
-    /// connections whose deadline has come.
+    /// Begins the next tick. Returns the connections that moved bytes in the tick before, and the table keys of the connections
+    /// whose deadline has come.
     pub(crate) fn advance(&self) -> (Vec<Rc<Entry>>, Vec<usize>) {
         self.now.set(self.now() + 1);
         let touched = std::mem::take(&mut *self.touched.borrow_mut());

@@ -1,4 +1,4 @@
-//! One connection of a worker: its facts, the bytes that it has passed on, and the order to end it.
+//! One connection of a worker: its properties, the bytes that it has relayed, and the order to end it.
 
 use std::cell::{Cell, OnceCell, Ref, RefCell};
 use std::net::SocketAddr;
@@ -21,9 +21,9 @@ use crate::tls::proof::Proof;
 use crate::tls::trust::TrustBundles;
 use crate::wire::connect::Claims;
 
-/// One live connection. The task that serves it holds the sockets; all else is here.
+/// One live connection or CONNECT stream. The task that serves it owns the sockets; the entry owns everything else.
 pub(crate) struct Entry {
-    /// Unique in this process.
+    /// The id of the connection or stream, unique in this process.
     pub(crate) id: u64,
     /// The name of the listener.
     pub(crate) listener: Arc<str>,
@@ -33,63 +33,64 @@ pub(crate) struct Entry {
     proxied: OnceCell<Box<Proxied>>,
     /// The address of this gateway that the client, or the proxy, connected to.
     pub(crate) local: Cell<Option<SocketAddr>>,
-    /// The holder (see [`admission`](crate::net::admission)) whose share of the connections this connection counts for.
+    /// The [holder](crate::net::admission) that the connection's admission slot is counted for.
     holder: RefCell<Holder>,
-    /// The time of the accept, by the monotonic clock.
+    /// The time of the accept, on the monotonic clock.
     pub(crate) accepted: Instant,
-    /// The same by the wall clock.
+    /// The time of the accept, on the wall clock.
     pub(crate) time: SystemTime,
     pub(crate) facts: RefCell<ConnectionFacts>,
-    /// Bytes from client to endpoint.
+    /// The number of bytes from the client to the endpoint.
     pub(crate) up: Cell<u64>,
-    /// Bytes from endpoint to client.
+    /// The number of bytes from the endpoint to the client.
     pub(crate) down: Cell<u64>,
-    /// The part of `up` and `down` that went through a pipe.
+    /// The number of bytes in `up` and `down` that went through a pipe.
     spliced: Cell<u64>,
-    /// `up`, `down` and `spliced` as they were last added to the counters.
+    /// The values of `up`, `down` and `spliced` when they were last added to the metrics.
     reported: Cell<(u64, u64, u64)>,
     /// The worker's tick when a byte last moved.
     pub(crate) moved: Cell<u32>,
-    /// The worker's tick when it was accepted.
+    /// The worker's tick when the connection was accepted.
     pub(crate) opened: Cell<u32>,
-    /// The side that ended its direction first.
+    /// The peer that was the first to end its direction.
     first_end: Cell<Option<Side>>,
     /// True while one direction has ended and the other has not.
     pub(crate) half_closed: Cell<bool>,
-    /// Bytes that a CONNECT stream or an HBONE connection holds because a peer does not take them.
+    /// The number of bytes that a CONNECT stream or an HBONE connection holds because a peer does not read them.
     pub(crate) held: Cell<usize>,
     pub(crate) standstill: Standstill,
-    /// True once the limits have judged the source that a PROXY header announces, where one is required.
+    /// True if the limits were applied to the announced source when the connection was accepted, so that they are not
+    /// applied again.
     pub(crate) is_announced: Cell<bool>,
-    /// True while it is in the list of pending hellos.
+    /// True while the connection is in the list of pending hellos.
     pub(crate) is_pending: Cell<bool>,
-    /// True while it is counted among the incomplete hellos of its source.
+    /// True while the connection is counted among the incomplete hellos of its source.
     pub(crate) hello_counted: Cell<bool>,
-    /// True if an HBONE connection shall end with its last stream.
+    /// True if an HBONE connection must end with its last stream.
     retiring: Cell<bool>,
-    /// True once its place among those admitted is another's: of another worker, which goes on with it, or of a connection that
-    /// it made room for.
+    /// True once the admission slot belongs to another entry. That is either the entry of the worker that continues with the
+    /// connection, or the entry of a newer connection for which this connection was ended.
     pub(crate) place_given: Cell<bool>,
-    /// Its key in the worker's table; `u32::MAX` before it is registered.
+    /// The key in the worker's table; `u32::MAX` before the registration.
     key: Cell<u32>,
-    /// The tick with which the worker looks at it next; 0: none.
+    /// The tick at which the worker next checks the connection; 0 if no check is scheduled.
     pub(crate) deadline: Cell<u32>,
-    /// An order to end, with its reason.
+    /// The reason of the order to end; `None` until the connection is ordered to end.
     order: Cell<Option<Reason>>,
     waker: RefCell<Option<Waker>>,
 }
 
-/// Bytes that the streams of one worker, or of one connection, hold.
+/// A count of the bytes that the streams of one worker, or of one connection, hold.
 #[derive(Debug, Default)]
 pub(crate) struct HeldBytes(Cell<usize>);
 
 impl HeldBytes {
-    /// Returns the number of bytes.
+    /// Returns the number of held bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.0.get()
     }
 
-    /// Counts `bytes` of a stream that was counted with `before` bytes.
+    /// Records that the number of bytes buffered by a stream has changed from `before` to `bytes`.
     pub(crate) fn change(&self, before: usize, bytes: usize) {
         debug_assert!(self.0.get() >= before, "{before} bytes are held of {}", self.0.get());
         self.0.set(self.0.get() - before + bytes);
@@ -105,61 +106,61 @@ pub(crate) struct Proxied {
     pub(crate) destination: SocketAddr,
 }
 
-/// The facts of a connection, as they become known.
+/// The properties of a connection, each filled in once it is known.
 #[derive(Default)]
 pub(crate) struct ConnectionFacts {
-    /// The hello of a connection that is not HBONE.
+    /// The server name, protocols and trace id of the hello; `None` if the connection is HBONE.
     pub(crate) seen: Option<SeenHello>,
     /// The head of a CONNECT stream; `None` for a connection.
     pub(crate) stream: Option<Box<ConnectStream>>,
     /// The client of an HBONE connection, once it is authenticated.
     pub(crate) peer: Option<Rc<Peer>>,
-    /// True if the gateway terminates the connection's TLS.
+    /// True if the gateway terminates TLS on the connection.
     pub(crate) handshake: bool,
-    /// The exact fault, if the reason alone does not say it.
+    /// A detailed error, if the reason alone is not specific enough.
     pub(crate) detail: Option<Box<str>>,
     /// True if the caller cancelled the stream after it was answered.
     pub(crate) cancelled: bool,
-    /// The rule that matched.
+    /// The result of matching the requested name: the rule, the service, and the caller's peer.
     pub(crate) matched: RouteMatch,
-    /// The part of the policy that admitted the connection.
+    /// The part of the policy that admitted the connection; it is checked again after a config change.
     pub(crate) permit: Option<Permit>,
     /// The endpoint that was dialled last.
     pub(crate) endpoint: Option<SocketAddr>,
-    /// The registration of the present dial, if it goes to a port that this process listens on.
+    /// The registration of the current dial, if it goes to a port that this process listens on.
     pub(crate) own_dial: Option<Box<OwnDial>>,
     endpoint_cluster: Option<Arc<str>>,
     endpoint_locality: Option<Arc<str>>,
-    /// From accept to the whole ClientHello.
+    /// The time from the accept to the complete ClientHello.
     pub(crate) hello: Option<Duration>,
-    /// From the first dial to the connect of the endpoint that accepted.
+    /// The time from the first dial until an endpoint accepted.
     pub(crate) connect: Option<Duration>,
-    /// From accept to the endpoint's first byte.
+    /// The time from the accept to the endpoint's first byte.
     pub(crate) first_byte: Option<Duration>,
     /// The number of endpoints that were dialled.
     attempts: u8,
-    /// The counters of the destination, from the first connect on.
+    /// The metrics of the destination, set when an endpoint first accepts.
     pub(crate) destination: Option<Rc<Destination>>,
-    /// The PROXY header that endpoints are sent, if they are sent one.
+    /// The PROXY header for the endpoints, if any of them expects one.
     pub(crate) header: Option<Box<OutgoingHeader>>,
-    /// The places among connections that are limited together; `None` while there are none.
+    /// The slots that the connection occupies under the limits per service and per peer; `None` while it occupies none.
     pub(crate) places: Option<Box<Places>>,
 }
 
-/// The places of a connection among others that are limited together.
+/// The slots that a connection takes under the limits by service and by peer.
 #[derive(Default)]
 pub(crate) struct Places {
-    /// Among those to its service, if that is limited.
+    /// The slot of the service, if connections to it are limited.
     pub(crate) service: Option<services::Place>,
-    /// Among those of its peer's callers, if it is of a peer.
+    /// The slot of the caller's peer, if the caller belongs to a peer.
     pub(crate) peer: Option<peers::Seat>,
 }
 
-/// The PROXY header that endpoints are sent before the client's first byte; each attempt sends the same.
+/// The PROXY header that is sent to endpoints before the client's first byte; each attempt sends the same header.
 pub(crate) struct OutgoingHeader {
-    /// The bytes.
+    /// The bytes of the header.
     pub(crate) bytes: Box<[u8]>,
-    /// The id in a header of version 2.
+    /// The id of the connection, which only version 2 of the PROXY protocol carries; `None` for a header of version 1.
     pub(crate) unique_id: Option<Box<str>>,
 }
 
@@ -169,7 +170,7 @@ pub(crate) struct ConnectStream {
     pub(crate) peer: Rc<Peer>,
     /// The authority as received.
     pub(crate) authority: Box<str>,
-    /// The unverified claims of the head.
+    /// The unverified claims of the caller.
     pub(crate) claims: Claims,
 }
 
@@ -177,29 +178,29 @@ pub(crate) struct ConnectStream {
 pub(crate) struct Peer {
     /// The client's certificate chain and identity.
     pub(crate) proof: Proof,
-    /// The result of the last verification.
+    /// True if the last verification of the client's certificate succeeded.
     trusted: Cell<bool>,
-    /// The reader of the bundles; it has seen the one of the last verification.
+    /// The reader of the trust bundles, which reports a bundle that is newer than the one of the last verification.
     trust: RefCell<Latest<TrustBundles>>,
-    /// Bytes that the connection and its streams hold because a peer does not take them.
+    /// The bytes that the connection and its streams hold because a peer does not read them.
     pub(crate) held: Rc<HeldBytes>,
 }
 
 impl ConnectStream {
-    /// A head without claims.
+    /// Creates a head without claims.
     pub(crate) fn new(peer: Rc<Peer>, authority: Box<str>) -> Self {
         Self { peer, authority, claims: Claims::default() }
     }
 }
 
 impl Peer {
-    /// Makes a trusted peer. `trust` has seen the bundle that the proof was verified against.
+    /// Creates a trusted peer. The reader `trust` must have seen the bundle that the proof was verified against.
     pub(crate) fn new(proof: Proof, trust: Latest<TrustBundles>) -> Self {
         Self { proof, trusted: Cell::new(true), trust: RefCell::new(trust), held: Rc::default() }
     }
 
-    /// Returns true if the current trust bundle vouches for the client. Costs as much as a handshake if the bundle has
-    /// changed, and next to nothing otherwise.
+    /// Returns true if the current trust bundle verifies the client's certificate. The call costs as much as a handshake if
+    /// the bundle has changed, and next to nothing otherwise.
     pub(crate) fn is_trusted(&self) -> bool {
         if let Some(changed) = self.trust.borrow_mut().unseen() {
             self.trusted.set(self.proof.verify_against(&changed).is_ok());
@@ -214,7 +215,7 @@ impl ConnectionFacts {
         self.stream.as_ref().map(|stream| &stream.peer).or(self.peer.as_ref())
     }
 
-    /// Notes the result of admission.
+    /// Records the result of admission.
     pub(crate) fn admitted(&mut self, answer: Result<Admission, Refusal>) -> Result<Admission, Reason> {
         match answer {
             Ok(admission) => {
@@ -229,12 +230,12 @@ impl ConnectionFacts {
         }
     }
 
-    /// Returns true if TLS is ended here.
+    /// Returns true if this gateway terminates TLS.
     fn is_hbone(&self) -> bool {
         self.handshake || self.peer().is_some()
     }
 
-    /// Returns the destination as metrics name it.
+    /// Returns the labels of the destination in the metrics.
     pub(crate) fn destination_name(&self) -> DestinationName<'_> {
         let service = self.matched.service.as_ref();
         DestinationName {
@@ -246,7 +247,7 @@ impl ConnectionFacts {
         }
     }
 
-    /// Notes that an endpoint is dialled.
+    /// Records that an endpoint is being dialled.
     pub(crate) fn dialled(&mut self, candidate: &Candidate) {
         self.attempts = self.attempts.saturating_add(1);
         self.endpoint = Some(candidate.key.address);
@@ -256,7 +257,7 @@ impl ConnectionFacts {
 }
 
 impl Entry {
-    /// Makes the entry of a connection or of a CONNECT stream, whose place is counted for `holder`.
+    /// Creates the entry of a connection or of a CONNECT stream, whose admission slot is counted for `holder`.
     pub(crate) fn new(holder: Holder, id: u64, listener: Arc<str>, source: SocketAddr, tick: u32) -> Self {
         Self {
             id,
@@ -290,16 +291,16 @@ impl Entry {
         }
     }
 
-    /// Returns its key in the worker's table; one that no connection has before it is registered.
+    /// Returns the key in the worker's table; before the registration, a key that no connection has.
     pub(crate) fn key(&self) -> usize {
-        // Lossless on the systems that the gateway runs on.
+        // The conversion is lossless on the systems that the gateway runs on.
         usize::try_from(self.key.get()).unwrap_or(usize::MAX)
     }
 
-    /// Notes its key in the worker's table.
+    /// Records the key in the worker's table.
     pub(crate) fn register(&self, key: usize) {
         debug_assert_eq!(self.key.get(), u32::MAX, "a connection is registered once");
-        // A table has fewer places than a process has descriptors.
+        // The key fits in 32 bits, because a table has fewer entries than a process has descriptors.
         self.key.set(u32::try_from(key).unwrap_or(u32::MAX));
     }
 
@@ -318,7 +319,7 @@ impl Entry {
         self.proxied().map_or_else(|| self.source(), |proxied| proxied.proxy)
     }
 
-    /// Notes the source that a proxy has announced; called at most once, before the connection is admitted.
+    /// Records the source that a proxy has announced. Called at most once, before the connection is admitted.
     pub(crate) fn announce(&self, source: SocketAddr, proxied: Proxied) {
         debug_assert!(self.proxied.get().is_none(), "a source is announced once");
         if self.proxied.set(Box::new(proxied)).is_ok() {
@@ -326,17 +327,17 @@ impl Entry {
         }
     }
 
-    /// Returns the party that the connection's place is counted for.
+    /// Returns the holder that the connection's admission slot is counted for.
     pub(crate) fn holder(&self) -> Ref<'_, Holder> {
         self.holder.borrow()
     }
 
-    /// Notes that the connection's place is counted for another party.
+    /// Changes the holder that the connection's admission slot is counted for.
     pub(crate) fn set_holder(&self, holder: Holder) {
         self.holder.replace(holder);
     }
 
-    /// Orders the connection to end; the first order stands.
+    /// Orders the connection to end; a second order is ignored.
     pub(crate) fn cut(&self, reason: Reason) {
         if self.order.get().is_none() {
             self.order.set(Some(reason));
@@ -344,12 +345,12 @@ impl Entry {
         }
     }
 
-    /// Notes that a side has ended its direction; the first stands.
+    /// Records which peer was the first to end its direction; later calls are ignored.
     pub(crate) fn ended_first(&self, side: Side) {
         self.first_end.set(self.first_end.get().or(Some(side)));
     }
 
-    /// Notes that the endpoint has sent its first byte.
+    /// Records that the endpoint has sent its first byte.
     pub(crate) fn answered(&self) {
         self.facts.borrow_mut().first_byte = Some(self.accepted.elapsed());
     }
@@ -359,18 +360,18 @@ impl Entry {
         self.order.get().is_some()
     }
 
-    /// Orders an HBONE connection to accept no new streams, and to end with the last.
+    /// Orders an HBONE connection to accept no new streams and to end with its last stream.
     pub(crate) fn retire(&self) {
         self.retiring.set(true);
         self.wake();
     }
 
-    /// Returns true if an HBONE connection shall end with its last stream.
+    /// Returns true if an HBONE connection must end with its last stream.
     pub(crate) fn is_retiring(&self) -> bool {
         self.retiring.get()
     }
 
-    /// Returns the bytes that the whole HBONE connection holds; `None` if it is none.
+    /// Returns the count of the bytes that the whole HBONE connection holds; `None` if the connection is not HBONE.
     pub(crate) fn connection_held(&self) -> Option<Rc<HeldBytes>> {
         let facts = self.facts.borrow();
         facts.peer().map(|peer| peer.held.clone())
@@ -383,7 +384,7 @@ impl Entry {
         }
     }
 
-    /// Returns the order to end, if there is one; else wakes the task when there is.
+    /// Returns the reason if the connection is ordered to end; otherwise registers the task to be woken by the order.
     pub(crate) fn poll_cut(&self, context: &Context<'_>) -> Poll<Reason> {
         if let Some(reason) = self.order.get() {
             return Poll::Ready(reason);
@@ -395,7 +396,8 @@ impl Entry {
         Poll::Pending
     }
 
-    /// Returns the tick of the next examination, if there is one. Where that is now, the task is woken to do it.
+    /// Returns the tick of the next examination, if one is scheduled. If an examination is due at `now`, wakes the task to
+    /// examine the connection.
     pub(crate) fn examination_due(&self, now: u32) -> Option<u32> {
         let due = self.standstill.due(self.moved.get(), now);
         if self.standstill.is_ordered() {
@@ -404,12 +406,12 @@ impl Entry {
         due
     }
 
-    /// Waits for an order to end.
+    /// Waits until the connection is ordered to end; returns the reason.
     pub(crate) async fn cut_ordered(&self) -> Reason {
         std::future::poll_fn(|context| self.poll_cut(context)).await
     }
 
-    /// Counts bytes that were passed on.
+    /// Counts relayed bytes.
     pub(crate) fn count(&self, upward: bool, path: RelayPath, bytes: usize) {
         let bytes = bytes as u64;
         let total = if upward { &self.up } else { &self.down };
@@ -419,13 +421,13 @@ impl Entry {
         }
     }
 
-    /// Takes back bytes that an endpoint was sent, as another one is sent them now.
+    /// Subtracts bytes that were sent to an endpoint, because they are about to be sent to another one.
     pub(crate) fn take_back(&self, up: usize) {
         self.up.set(self.up.get().saturating_sub(up as u64));
     }
 
-    /// Returns the bytes passed on since the last call: up, down, and of both through a pipe. Bytes that were taken back
-    /// after they were reported are not reported again.
+    /// Returns the numbers of bytes relayed since the last call: up, down, and the part of both that went through a pipe.
+    /// Bytes that were reported and then [taken back](Self::take_back) are not reported again.
     pub(crate) fn take_unreported(&self) -> (u64, u64, u64) {
         let last = self.reported.get();
         let now = (self.up.get().max(last.0), self.down.get().max(last.1), self.spliced.get().max(last.2));
@@ -433,7 +435,7 @@ impl Entry {
         (now.0 - last.0, now.1 - last.1, now.2 - last.2)
     }
 
-    /// Makes the record of what is known so far.
+    /// Creates the connection's record from the values that are known so far.
     pub(crate) fn record(&self, reason: Option<Reason>, source_network: Arc<str>) -> ConnectionRecord {
         let facts = self.facts.borrow();
         let service = facts.matched.service.as_ref();
@@ -489,7 +491,7 @@ mod tests {
     #[test]
     fn an_idle_connection_costs_less_than_a_kibibyte() {
         let size = size_of::<Entry>();
-        // With the two counts of its `Rc` it fills a size class of the allocator, of 640 bytes.
+        // The entry and the two counts of its `Rc` together fill one size class of the allocator: 640 bytes.
         assert!(size <= 624, "{size} bytes");
     }
 }

@@ -1,4 +1,4 @@
-//! The data plane as the rest of the program sees it: starts the workers, and sends them messages.
+//! The interface of the data plane to the rest of the program: starts the workers and sends them messages.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -34,7 +34,7 @@ use crate::tls::context::NodeContext;
 use crate::tls::server::mutual;
 use crate::world::Reader;
 
-/// Messages that may wait for a worker; a sender of more waits.
+/// The number of messages that may wait for a worker; a sender waits while the mailbox is full.
 const MAILBOX: usize = 64;
 
 /// The running data plane.
@@ -44,48 +44,49 @@ pub struct Dataplane {
     open: BTreeMap<Bind, SocketAddr>,
 }
 
-/// Reads and controls a running data plane; cheap to clone.
+/// A handle that reads and controls a running data plane; cheap to clone.
 #[derive(Clone)]
 pub struct Control {
     shared: Arc<Shared>,
 }
 
-/// The limits of the config, lowered to what the process's descriptors allow.
+/// The limits of the config, reduced to what the file descriptors of the process allow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EffectiveLimits {
-    /// Descriptors that the process may have open.
+    /// The number of descriptors that the process may have open.
     pub descriptors: usize,
-    /// Connections and CONNECT streams of the data plane.
+    /// The limit of connections and CONNECT streams of the data plane.
     pub connections: usize,
-    /// Incomplete hellos of all workers.
+    /// The limit of incomplete hellos of all workers together.
     pub pending_hellos: usize,
-    /// Connections of one source.
+    /// The limits of each source.
     pub per_source: SourceLimits,
-    /// Connections and CONNECT streams to one service; `None`: no limit.
+    /// The limit of connections and CONNECT streams to one service; `None` means no limit.
     pub per_service: Option<usize>,
-    /// Connections of xDS clients; 0 if xDS is off.
+    /// The limit of connections of xDS clients; 0 if xDS is off.
     pub xds_connections: usize,
-    /// Connections of DNS clients, and as many questions that wait for other DNS servers; 0 if there is no DNS server.
+    /// The limit of connections of DNS clients, and separately of questions that wait for other DNS servers; 0 if there is
+    /// no DNS server.
     pub dns_connections: usize,
-    /// Connections of each HTTP listener.
+    /// The limit of connections of each HTTP listener.
     pub http_connections: usize,
-    /// Health checks at the same time; 0 if no endpoint is checked.
+    /// The limit of simultaneous health checks; 0 if no endpoint is checked.
     pub health_checks: usize,
 }
 
-/// The parts of the config that need descriptors of their own.
+/// The parts of the program for which descriptors are reserved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DescriptorUses {
     /// True if there is an xDS server.
     pub xds: bool,
     /// True if there is a DNS server.
     pub dns: bool,
-    /// True if endpoints are checked.
+    /// True if endpoints have health checks.
     pub health_checks: bool,
 }
 
 impl EffectiveLimits {
-    /// Works out the limits for a process that may have `descriptors` open.
+    /// Computes the limits for a process that may have `descriptors` descriptors open.
     pub fn new(limits: &Limits, descriptors: usize, uses: DescriptorUses) -> Self {
         let xds_connections = if uses.xds { xds_connections_for(descriptors) } else { 0 };
         let dns_connections = if uses.dns { dns_connections_for(descriptors) } else { 0 };
@@ -107,8 +108,8 @@ impl EffectiveLimits {
 }
 
 impl Dataplane {
-    /// Starts the worker threads, which listen on no address yet. Fails if a thread cannot be started or the TLS
-    /// configuration is refused.
+    /// Starts the worker threads, which listen on no address yet. Returns an error if a thread cannot be started or the TLS
+    /// configuration is invalid.
     pub fn start(
         workers: usize,
         limits: EffectiveLimits,
@@ -157,7 +158,7 @@ impl Dataplane {
         self.shared.workers.len()
     }
 
-    /// Applies new limits; connections above them stay.
+    /// Applies new limits. Connections above the new limits stay open.
     pub fn set_limits(&self, limits: EffectiveLimits) {
         self.shared.admission.set_limit(limits.connections);
         self.shared.admission.set_source_limits(&limits.per_source);
@@ -167,23 +168,23 @@ impl Dataplane {
         self.shared.check_places.store(limits.health_checks, Ordering::Relaxed);
     }
 
-    /// Returns the addresses that are listened on, with the ports that the kernel chose.
+    /// Returns the bound addresses, with the ports that the kernel chose.
     pub fn open_addresses(&self) -> &BTreeMap<Bind, SocketAddr> {
         &self.open
     }
 
-    /// Listens on one more address.
+    /// Starts to listen on one more address.
     pub async fn open(&mut self, bind: Bind, listening: Listening) {
         self.open.insert(bind, listening.address);
         self.shared.own.listens(listening.address);
         let sockets: Vec<OwnedFd> = listening.sockets;
         for (worker, socket) in self.shared.workers.iter().zip(sockets) {
-            // Fails only if the worker's thread has ended.
+            // This fails only if the worker's thread has ended.
             let _ = worker.mailbox.send(Message::Open { bind, socket }).await;
         }
     }
 
-    /// Stops listening on an address; its connections may finish within the time.
+    /// Stops listening on an address. Its connections may finish within the time `within`.
     pub async fn close(&mut self, bind: Bind, listener: &Arc<str>, within: Duration) {
         if let Some(address) = self.open.remove(&bind) {
             self.shared.own.closed(address);
@@ -193,14 +194,14 @@ impl Dataplane {
         }
     }
 
-    /// Ends connections that the newest config file does not admit any more.
+    /// Ends the connections that the newest config file does not admit any more.
     pub async fn readmit(&self) {
         for WorkerHandle { mailbox, .. } in &self.shared.workers {
             let _ = mailbox.send(Message::Readmit).await;
         }
     }
 
-    /// Stops listening, lets connections finish within the time, resets what is left, and ends the threads.
+    /// Stops listening, waits up to `within` for the connections to finish, resets the rest, and ends the threads.
     pub async fn drain(self, within: Duration) {
         for WorkerHandle { mailbox, .. } in &self.shared.workers {
             let _ = mailbox.send(Message::Drain { within }).await;
@@ -222,17 +223,17 @@ impl Control {
         &self.shared.upstreams
     }
 
-    /// Returns the places of connections and CONNECT streams.
+    /// Returns the admission counts of connections and CONNECT streams.
     pub fn admission(&self) -> &Admission {
         &self.shared.admission
     }
 
-    /// Returns the connections and CONNECT streams to each service.
+    /// Returns the counts of connections and CONNECT streams by service.
     pub fn services(&self) -> &Services {
         &self.shared.services
     }
 
-    /// Checks endpoints until there are no more snapshots.
+    /// Runs the health checks until there are no more snapshots.
     pub fn check(&self, reader: Reader) -> impl Future<Output = ()> + Send + use<> {
         let around = checks::Surroundings {
             upstreams: self.shared.upstreams.clone(),
@@ -254,9 +255,10 @@ impl Control {
         self.shared.admission.used()
     }
 
-    /// Sends endpoints no new connections. If they are disabled, closes the open ones; returns how many were closed.
+    /// Withdraws endpoints: they get no new connections. If they are disabled, also closes their open connections; returns
+    /// the number of closed connections.
     pub async fn withdraw(&self, which: Which, withdrawal: Withdrawal) -> Result<usize, WithdrawalError> {
-        // First, so that no connection begins that is not found.
+        // The endpoints are withdrawn first, so that no connection to them begins after the open ones are listed.
         self.shared.upstreams.withdrawals().withdraw(which.clone(), withdrawal)?;
         Ok(match withdrawal {
             Withdrawal::Drained => 0,
@@ -264,7 +266,7 @@ impl Control {
         })
     }
 
-    /// Closes a connection or CONNECT stream; returns false if there is none with this id.
+    /// Closes the connection or CONNECT stream with this id. Returns false if there is none.
     pub async fn close(&self, id: u64) -> bool {
         self.kill(Condemned::Connection(id)).await > 0
     }
@@ -274,7 +276,7 @@ impl Control {
         counts.into_iter().sum()
     }
 
-    /// Asks each worker in turn. One whose thread has ended gives no answer.
+    /// Sends each worker a message in turn and collects the answers. A worker whose thread has ended does not answer.
     async fn ask<T>(&self, message: impl Fn(oneshot::Sender<T>) -> Message) -> Vec<T> {
         let mut answers = Vec::new();
         for WorkerHandle { mailbox, .. } in &self.shared.workers {
@@ -286,7 +288,7 @@ impl Control {
         answers
     }
 
-    /// Returns all live connections, oldest first; at most 10,000 of each worker.
+    /// Returns all live connections, oldest first; at most 10,000 per worker.
     pub async fn connections(&self) -> Vec<ConnectionRecord> {
         let mut all: Vec<ConnectionRecord> =
             self.ask(Message::Connections).await.into_iter().flatten().collect();
@@ -294,7 +296,7 @@ impl Control {
         all
     }
 
-    /// Returns true if every worker answers within the time.
+    /// Returns true if every worker answers within the time `within`.
     pub async fn alive(&self, within: Duration) -> bool {
         let all = async {
             for WorkerHandle { mailbox, .. } in &self.shared.workers {

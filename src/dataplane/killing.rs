@@ -1,4 +1,4 @@
-//! Ends live connections because an operator has ordered it.
+//! Ends live connections on the order of an operator.
 
 use std::rc::Rc;
 
@@ -9,7 +9,7 @@ use super::entry::Entry;
 use super::shared::Condemned;
 use crate::model::reason::Reason;
 
-/// Ends connections, some at a time, and answers with their number.
+/// Ends the chosen connections in batches and sends their number to `answer`.
 pub(crate) async fn kill(core: Rc<Core>, which: Condemned, answer: oneshot::Sender<usize>) {
     let entries = core.entries();
     let mut killed = 0;
@@ -22,7 +22,7 @@ pub(crate) async fn kill(core: Rc<Core>, which: Condemned, answer: oneshot::Send
         }
         tokio::task::yield_now().await;
     }
-    // The operator may have gone.
+    // The operator's request may have ended meanwhile.
     let _ = answer.send(killed);
 }
 

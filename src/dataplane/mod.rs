@@ -1,25 +1,28 @@
 //! The data plane: accept → peek → admit → choose → dial → relay; `hbone` does the same for each CONNECT stream.
 //!
-//! One thread per core, each with a single-threaded runtime, its own `SO_REUSEPORT` sockets and its own table of
-//! connections. On a connection's way the workers share one lock, that of its source's entry in the admission table, taken
-//! when it is accepted and when it ends. The cost of a connection, and why:
+//! There is one thread per core. Each has a single-threaded runtime, its own `SO_REUSEPORT` sockets and its own table of
+//! connections. A connection takes only one lock that the workers share: that of its source's entry in the admission table,
+//! at its accept and at its end. The cost of a connection is kept low as follows:
 //!
-//! - the first read is tried when the connection is accepted, the first write when the endpoint is dialled: on a fast
-//!   network neither waits for the poller;
-//! - the hello is read in the worker's scratch buffer; only a hello that comes in pieces has a buffer of its own;
-//! - the snapshot is lent, endpoints are found by index in a `balancer`, metrics are counted in cells of the worker;
-//! - an idle connection holds two sockets, its entry in the table and its task: no buffer, no pipe, no timer;
-//! - a task that looks at many connections gives others a turn after some of them.
+//! - The first read is tried when the connection is accepted, and the first write when the endpoint is dialled: on a fast
+//!   network neither waits for the poller.
+//! - The hello is read into the worker's scratch buffer; only a hello that comes in pieces has a buffer of its own.
+//! - The snapshot is borrowed, endpoints are found by index in a `balancer`, and metrics are counted in cells of the
+//!   worker.
+//! - An idle connection holds two sockets, its entry in the table and its task: no buffer, no pipe, no timer.
+//! - A task that handles many connections yields to other tasks after each batch.
 //!
-//! The files, on a connection's way and beside it:
+//! The files:
 //!
-//! - `listener` accepts, `peek` reads the hello and asks for admission, `refuse` says no; `connect` chooses (`balancer`) and
-//!   dials, `relay` passes bytes; `connection` is the whole way, `hbone` that of callers with CONNECT.
-//! - `worker` is a thread with its orders, such as draining; `core` is what its connections borrow, `entry` one connection in
-//!   its table, `seen_hello` what it keeps of its hello; `shared` is what all workers share, `handle` the interface to the rest of the program.
-//! - `upstreams`: the run-time state of endpoints, with ejection.
-//! - Once a second `tick`, by `clock`, ends idle connections; `standstill` and `examine` find those whose peers are dead or do
-//!   not read; `readmission` ends those that a newer config or trust bundle refuses.
+//! - `listener` accepts, `peek` reads the hello and asks for admission, `refuse` refuses; `connect` chooses an endpoint
+//!   (`balancer`) and dials it, `relay` passes bytes. `connection` runs all these steps for a connection by SNI, `hbone`
+//!   for CONNECT.
+//! - `worker` is a thread and the orders it receives, such as draining. `core` is the state that its connections borrow,
+//!   `entry` one connection in its table, `seen_hello` the stored part of the hello. `shared` is the state that all workers
+//!   share, `handle` the interface to the rest of the program.
+//! - `upstreams` is the run-time state of endpoints, with ejection.
+//! - Once a second `tick` ends idle connections, with the help of `clock`. `standstill` and `examine` find connections
+//!   whose peers are dead or do not read. `readmission` ends connections that a newer config or trust bundle refuses.
 
 pub(crate) mod announce;
 pub(crate) mod balancer;

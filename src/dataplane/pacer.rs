@@ -1,6 +1,6 @@
-//! One handshake step per turn of the event loop. A step costs some hundred microseconds of public-key arithmetic;
-//! a hundred of them in a row would delay every connection that is being relayed. Sources take turns, so that a source that
-//! begins thousands of handshakes delays each step of another source by one of its own.
+//! Limits TLS handshakes to one step per turn of the event loop. A step costs a few hundred microseconds of public-key
+//! arithmetic; a hundred of them in a row would delay every connection that is being relayed. Sources take turns: a source that
+//! begins thousands of handshakes runs only one step before each step of another source.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -13,21 +13,21 @@ use std::task::{Poll, Waker};
 use crate::model::limits::SourcePrefix;
 use crate::net::scope::LocalScope;
 
-/// Decides which handshake of one worker makes its next step.
+/// Decides which handshake of one worker makes the next step.
 #[derive(Clone, Default)]
 pub(crate) struct HandshakePacer(Rc<RefCell<Waiting>>);
 
-/// Steps that wait for their turn.
+/// The handshake steps that wait for their turn.
 #[derive(Default)]
 struct Waiting {
-    /// True while a step has the turn.
+    /// True while a step is allowed to run, so that all others wait.
     taken: bool,
-    /// Sources with a waiting step, in the order of their turns.
+    /// The sources that have a waiting step, in the order in which they get turns.
     sources: VecDeque<IpAddr>,
     of_source: BTreeMap<IpAddr, VecDeque<Rc<Step>>>,
 }
 
-/// One step that waits.
+/// A handshake step that waits for its turn.
 #[derive(Default)]
 struct Step {
     state: Cell<StepState>,
@@ -38,13 +38,13 @@ struct Step {
 enum StepState {
     #[default]
     Waits,
-    /// The step has the turn.
+    /// The step may run.
     Granted,
-    /// The handshake was given up.
+    /// The handshake was abandoned.
     Gone,
 }
 
-/// The turn of one step; dropped, it is passed on.
+/// The permission for one handshake step to run. Dropping it lets the next step run.
 struct Turn<'a>(&'a HandshakePacer);
 
 impl Drop for Turn<'_> {
@@ -54,7 +54,7 @@ impl Drop for Turn<'_> {
 }
 
 impl HandshakePacer {
-    /// Runs a future of a source so that each of its steps waits for its turn.
+    /// Runs the TLS handshake of a client at `source`, so that each step of the handshake waits for its turn.
     pub(crate) async fn paced<F: Future>(&self, scope: &LocalScope, source: IpAddr, future: F) -> F::Output {
         let mut future = pin!(future);
         let source = SourcePrefix::default().block(source);
@@ -65,7 +65,7 @@ impl HandshakePacer {
             let pacer = self.clone();
             scope.spawn(async move {
                 let _turn = Turn(&pacer);
-                // The next step comes after whatever else is ready now.
+                // The next step runs after all other tasks that are ready now.
                 tokio::task::yield_now().await;
             });
             if let Poll::Ready(output) = step {
@@ -93,7 +93,7 @@ impl HandshakePacer {
         Turn(self)
     }
 
-    /// Grants the turn to the next source's oldest step.
+    /// Wakes the next waiting handshake step. Sources take turns, and the oldest step of a source goes first.
     fn pass_on(&self) {
         let next = self.0.borrow_mut().pop();
         if let Some(waker) = next.and_then(|step| step.waker.take()) {
@@ -134,11 +134,11 @@ impl Waiting {
     }
 }
 
-/// The place of a waiting step, which may be given up at any time.
+/// A waiting step, which may be abandoned at any time.
 struct Place<'a> {
     pacer: &'a HandshakePacer,
     step: Rc<Step>,
-    /// True once the turn that was granted has an owner.
+    /// True once the granted turn was handed to a [`Turn`], which passes it on.
     kept: bool,
 }
 
@@ -167,7 +167,7 @@ mod tests {
         IpAddr::from([10, 0, 0, host])
     }
 
-    /// Returns true if the turn is granted, which is then kept; the first call takes a place.
+    /// Returns true if the turn is granted, and keeps the turn; the first call joins the queue.
     fn poll<F: Future>(future: &mut std::pin::Pin<Box<F>>) -> bool {
         match future.as_mut().poll(&mut std::task::Context::from_waker(Waker::noop())) {
             Poll::Ready(turn) => {

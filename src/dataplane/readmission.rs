@@ -10,8 +10,8 @@ use crate::model::reason::Reason;
 use crate::snapshot::Snapshot;
 use crate::snapshot::admit::{AdmissionRequest, Requested, readmit};
 
-/// Ends the connections that the config file or the trust bundle does not admit any more; those of removed listeners drain.
-/// The others are counted for their services, if the file has begun to limit these.
+/// Ends the connections that the config file or the trust bundle does not admit any more; connections of removed listeners
+/// drain. The other connections are counted for their services, because the file may have added a limit.
 pub(crate) async fn readmit_all(core: Rc<Core>) {
     let snapshot = core.shared_snapshot();
     let entries = core.entries();
@@ -28,8 +28,8 @@ pub(crate) async fn readmit_all(core: Rc<Core>) {
     }
 }
 
-/// Verifies the certificates of authenticated peers against the current trust bundle. One by one, as each costs as much as
-/// a handshake where the bundle has changed.
+/// Verifies the certificates of authenticated peers against the current trust bundle. The task yields after each one,
+/// because each costs as much as a handshake if the bundle has changed.
 async fn verify_peers(entries: &[Rc<Entry>]) {
     for entry in entries {
         let Some(peer) = entry.facts.borrow().peer.clone() else { continue };
@@ -49,14 +49,14 @@ fn is_still_admitted(snapshot: &Snapshot, entry: &Entry) -> bool {
         return true;
     };
     if facts.permit.is_none() && facts.peer.is_none() {
-        // A connection without a permit is judged with its hello.
+        // A connection without a permit is checked when its hello is complete.
         return true;
     }
     if admit_caller(listener, entry).is_err() {
         return false;
     }
     let Some(permit) = &facts.permit else {
-        // The streams of an HBONE connection are admitted one by one.
+        // The streams of an HBONE connection have their own entries, which are checked separately.
         return true;
     };
     let question = AdmissionRequest {

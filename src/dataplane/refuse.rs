@@ -1,5 +1,5 @@
-//! Refuses a client so that it can read why: an alert, FIN, and then its bytes are discarded for a while,
-//! because closing on unread bytes would be a reset that takes the alert with it.
+//! Refuses a client so that it can read the reason: sends an alert and FIN, then discards the client's bytes for a while.
+//! Closing a socket with unread bytes would send a reset, which would discard the alert.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -12,19 +12,19 @@ use super::core::Core;
 use crate::model::reason::Reason;
 use crate::wire::alert::Alert;
 
-/// The most bytes that are discarded.
+/// The largest number of bytes that are discarded.
 const DISCARDED_MAX: usize = 64 * 1024;
-/// How long the client's bytes are discarded.
+/// The longest time for which bytes from a client are read and discarded after the last bytes were sent to it.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// Sends the client the alert of a reason, and waits until it has had a chance to read it.
+/// Sends the client the alert of a reason, and waits until the client has had a chance to read it.
 pub(crate) async fn refuse(core: &Core, client: &TcpStream, reason: Reason) {
     if send_alert(client, reason) {
         linger(core, client).await;
     }
 }
 
-/// Discards the bytes that a client still sends, so that it can read what it was sent before FIN.
+/// Discards the bytes that a client continues to send, so that the client can read the last bytes sent to it.
 pub(crate) async fn linger(core: &Core, client: &TcpStream) {
     let deadline = tokio::time::Instant::now() + LINGER;
     let mut discarded = 0;
@@ -33,7 +33,7 @@ pub(crate) async fn linger(core: &Core, client: &TcpStream) {
             Some(0) => return,
             Some(count) => discarded += count,
             None => {
-                // The deadline wins: a dripping client does not keep a descriptor.
+                // The deadline has priority: a client that sends slowly does not keep a descriptor.
                 let readable = tokio::select! {
                     biased;
                     () = tokio::time::sleep_until(deadline) => return,
@@ -47,13 +47,13 @@ pub(crate) async fn linger(core: &Core, client: &TcpStream) {
     }
 }
 
-/// Sends the client the alert of a reason without waiting, for connections that have no place.
+/// Sends the client the alert of a reason without waiting, for connections without an admission slot.
 pub(crate) fn at_once(core: &Core, client: &impl AsFd, reason: Reason) {
     send_alert(client, reason);
     let _ = rustix::net::recv(client, &mut *core.scratch.borrow_mut().bytes, RecvFlags::DONTWAIT);
 }
 
-/// Sends the alert and FIN; returns false if the reason has none, or the client has gone.
+/// Sends the alert and FIN. Returns false if the reason has no alert or the client has gone.
 fn send_alert(client: &impl AsFd, reason: Reason) -> bool {
     let Some(alert) = Alert::of(reason) else {
         return false;
@@ -63,7 +63,7 @@ fn send_alert(client: &impl AsFd, reason: Reason) -> bool {
         && rustix::net::shutdown(client, Shutdown::Write).is_ok()
 }
 
-/// Reads and drops bytes; returns `None` if none have come, 0 at the end.
+/// Reads and discards bytes. Returns `None` if none have arrived, and 0 at the end of the stream.
 fn discard(core: &Core, client: &TcpStream) -> Option<usize> {
     let mut scratch = core.scratch.borrow_mut();
     let read = client.try_io(Interest::READABLE, || {

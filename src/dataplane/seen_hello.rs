@@ -4,20 +4,20 @@ use crate::model::alpn::Protocols;
 use crate::model::trace::TraceId;
 use crate::wire::client_hello::Hello;
 
-/// Bytes of the trace id at the beginning; all zeroes if there is none.
+/// The length in bytes of the trace id with which a [`SeenHello`] begins. The id is all zeroes if there is no trace.
 const TRACE: usize = 16;
-/// Bytes before the server name: the trace id, the extensions that the hello has, and the length of the server name.
+/// The number of bytes before the server name: the trace id, the bits of the extensions, and the length of the server name.
 const HEAD: usize = TRACE + 3;
-/// Bits of the extensions that the hello has.
+/// The bits of the extensions that the hello contains.
 const SERVER_NAME: u8 = 1;
 const ALPN: u8 = 2;
 
-/// The server name and protocols of a hello as received, and the trace that begins with it.
+/// The server name and protocols of a hello as received, and the id of the trace that begins with this hello.
 #[derive(Debug)]
 pub(crate) struct SeenHello(Box<[u8]>);
 
 impl SeenHello {
-    /// Copies the parts of a hello.
+    /// Copies the trace id, the server name and the protocols of a hello.
     pub(crate) fn new(hello: &Hello<'_>) -> Self {
         let name = hello.server_name.unwrap_or_default();
         let protocols = hello.alpn.unwrap_or(Protocols::NONE);
@@ -25,7 +25,7 @@ impl SeenHello {
         bytes.extend(TraceId::of_hello(hello.random).map_or([0; TRACE], |trace| trace.0));
         let has = |is_there: bool, bit: u8| if is_there { bit } else { 0 };
         bytes.push(has(hello.server_name.is_some(), SERVER_NAME) | has(hello.alpn.is_some(), ALPN));
-        // The extension gives the length of the name in 16 bits (RFC 6066 §3).
+        // The extension encodes the length of the name in 16 bits (RFC 6066 §3).
         bytes.extend(u16::try_from(name.len()).unwrap_or(0).to_be_bytes());
         bytes.extend_from_slice(name);
         protocols.join_into(&mut bytes);
@@ -42,7 +42,7 @@ impl SeenHello {
         self.has(ALPN).then(|| &self.0[self.name_end()..])
     }
 
-    /// Returns the trace that begins with the hello.
+    /// Returns the id of the trace that begins with the hello.
     pub(crate) fn trace(&self) -> Option<TraceId> {
         TraceId::of_hello(&self.0[..TRACE])
     }

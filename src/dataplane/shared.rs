@@ -1,4 +1,4 @@
-//! The state that all workers share, and the messages that they are sent.
+//! The state that all workers share, and the messages to workers.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -25,17 +25,17 @@ use crate::tls::context::NodeContext;
 
 /// The state that all workers share.
 pub(crate) struct Shared {
-    /// A number by which the ids of this process's connections differ from those of other processes.
+    /// A random number that distinguishes the ids of this process's connections from those of other processes.
     pub(crate) process: u64,
-    /// Metrics and logs of the program.
+    /// The metrics and logs of the program.
     pub(crate) telemetry: Telemetry,
     /// The run-time state of endpoints.
     pub(crate) upstreams: Arc<Upstreams>,
-    /// The places of connections and CONNECT streams.
+    /// The admission counts of connections and CONNECT streams.
     pub(crate) admission: Admission,
-    /// The connections and CONNECT streams to each service.
+    /// The counts of connections and CONNECT streams to each service.
     pub(crate) services: Services,
-    /// The connections and CONNECT streams of each peer's callers.
+    /// The counts of connections and CONNECT streams of each peer's callers.
     pub(crate) peers: Peers,
     /// The number of incomplete hellos that one worker may hold.
     pub(crate) pending_cap: AtomicUsize,
@@ -47,52 +47,53 @@ pub(crate) struct Shared {
     pub(crate) own: Arc<OwnAddresses>,
     /// The workers, by their index.
     pub(crate) workers: Box<[WorkerHandle]>,
-    /// The TLS of HBONE connections.
+    /// The TLS settings of HBONE connections.
     pub(crate) hbone: Hbone,
-    /// Takes the links of peers.
+    /// The queue to the server of peer links.
     pub(crate) links: mpsc::Sender<HandedOver>,
 }
 
-/// A worker as others see it.
+/// The interface of one worker to other threads.
 pub(crate) struct WorkerHandle {
     /// The bounded queue of the worker's messages.
     pub(crate) mailbox: mpsc::Sender<Message>,
-    /// HBONE connections that the worker serves, or is about to.
+    /// The number of HBONE connections that the worker serves or is about to serve.
     pub(crate) hbone_connections: AtomicUsize,
 }
 
 impl WorkerHandle {
-    /// Makes the handle of a worker without connections.
+    /// Creates the handle of a worker without connections.
     pub(crate) fn new(mailbox: mpsc::Sender<Message>) -> Self {
         Self { mailbox, hbone_connections: AtomicUsize::new(0) }
     }
 }
 
-/// The TLS of HBONE connections.
+/// The TLS settings of HBONE connections.
 pub(crate) struct Hbone {
-    /// The server's side of mutual TLS.
+    /// The server configuration for mutual TLS.
     pub(crate) tls: Arc<rustls::ServerConfig>,
     /// This gateway's certificate and trust bundle.
     pub(crate) context: NodeContext,
 }
 
-/// An order to a worker. Each is answered by doing it; none can fail.
+/// An order to a worker. No order can fail, and most orders get no answer.
 pub(crate) enum Message {
     /// Listens on one more socket.
     Open { bind: Bind, socket: OwnedFd },
-    /// Stops listening; the listener's connections may finish within the time.
+    /// Stops listening; the listener's connections may finish within the time `within`.
     Close { bind: Bind, listener: Arc<str>, within: Duration },
-    /// A connection that another worker has accepted.
+    /// Serves a connection that another worker has accepted.
     Arrive(Box<Arrival>),
-    /// A new config file may have taken back what admitted some connections.
+    /// Checks live connections again, because a new config file or trust bundle may not admit them any more.
     Readmit,
-    /// Ends live connections, as an operator wants; answers with their number.
+    /// Ends live connections on the order of an operator; answers with their number.
     Kill { which: Condemned, answer: oneshot::Sender<usize> },
     /// Lists live connections.
     Connections(oneshot::Sender<Vec<ConnectionRecord>>),
-    /// Stops listening, lets connections finish within the time, and ends the thread.
+    /// Stops listening, lets connections finish within the time `within`, and ends the thread.
     Drain { within: Duration },
-    /// Ends one connection of a holder, so that another holder can have its place. `asked` workers had no such connection.
+    /// Ends one connection that is counted for `holder`, so that another source or identity gets its admission slot. `asked` is
+    /// the number of workers that were asked before and had no such connection.
     TakeBack { holder: Holder, asked: usize },
     /// Asks whether the worker still reads its mailbox.
     Alive(oneshot::Sender<()>),
@@ -107,7 +108,7 @@ pub(crate) enum Condemned {
     Endpoint(Which),
 }
 
-/// Counts an HBONE connection among those of a worker until it is dropped.
+/// Counts an HBONE connection among those of a worker, until this value is dropped.
 pub(crate) struct HbonePlace {
     shared: Arc<Shared>,
     worker: usize,
@@ -130,15 +131,15 @@ impl Drop for HbonePlace {
 
 /// An HBONE connection before its TLS handshake.
 pub(crate) struct Opening {
-    /// The listener that accepted it.
+    /// The listener that accepted the connection.
     pub(crate) listener: Arc<Listener>,
     /// The bytes read so far.
     pub(crate) hello: Box<[u8]>,
-    /// Its place among the worker's HBONE connections.
+    /// Counts the connection among the worker's HBONE connections, until this value is dropped.
     pub(crate) place: HbonePlace,
 }
 
-/// A connection on its way from one worker to another.
+/// A connection that moves from one worker to another.
 pub(crate) struct Arrival {
     holder: Holder,
     id: u64,
@@ -152,7 +153,7 @@ pub(crate) struct Arrival {
 }
 
 impl Arrival {
-    /// Takes what another worker needs of a connection.
+    /// Collects the data that another worker needs for a connection.
     pub(crate) fn of(entry: &Entry, socket: OwnedFd, opening: Opening) -> Self {
         Self {
             holder: entry.holder().clone(),
@@ -167,7 +168,7 @@ impl Arrival {
         }
     }
 
-    /// Makes the entry of the worker that goes on with the connection; `tick` is that worker's.
+    /// Creates the entry for the worker that continues with the connection; `tick` is that worker's tick.
     pub(crate) fn into_entry(self, tick: u32) -> (Entry, OwnedFd, Opening) {
         let listener = self.opening.listener.name.clone();
         let mut entry = Entry::new(self.holder, self.id, listener, self.source, tick);

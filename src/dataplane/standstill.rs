@@ -1,10 +1,10 @@
-//! Connections that stand still: whether a peer is dead, has stalled, or has nothing to say (SPEC §6).
+//! Decides about connections that move no bytes: whether a peer is dead, has stalled, or has nothing to send (SPEC §6).
 //!
-//! TCP keep-alive finds dead peers while nothing is in flight. While something is, the kernel retransmits for a quarter of
-//! an hour, and `TCP_USER_TIMEOUT`, which ends that sooner, also ends a peer that answers every window probe and reads
-//! nothing for a while. So the worker's tick has a connection examined some seconds after it last moved something, and
-//! again for as long as it owes a peer bytes. A connection that moves costs nothing; one that has gone quiet costs four
-//! system calls, once. This file decides; [`super::examine`] asks the kernel.
+//! TCP keep-alive finds dead peers while nothing is in flight. While bytes are in flight, the kernel retransmits for a
+//! quarter of an hour. `TCP_USER_TIMEOUT` would end that sooner, but also ends a peer that answers every window probe and
+//! only reads nothing for a while. So the worker's tick orders an examination some seconds after a connection last moved
+//! bytes, and again for as long as bytes wait for a peer. A connection that moves bytes costs nothing; one that has become
+//! quiet costs four system calls, once. This file decides; [`super::examine`] asks the kernel.
 
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
@@ -13,74 +13,74 @@ use crate::model::reason::Reason;
 use crate::net::diag::TcpState;
 use crate::snapshot::policy::Timeouts;
 
-/// Ticks after a connection last moved until it is examined.
+/// The number of ticks without moved bytes after which a connection is examined.
 const QUIET: u32 = 15;
-/// The same where bytes wait for a peer.
+/// While bytes wait for a peer, a connection that has moved no bytes for this number of ticks is examined.
 const STUCK: u32 = 2;
 
-/// What is known of a connection that may stand still.
+/// The state of a connection that may have stopped moving bytes.
 #[derive(Debug, Default)]
 pub(crate) struct Standstill {
-    /// The tick at which it is examined; 0: it is not.
+    /// The tick at which the connection is examined; 0 if no examination is scheduled.
     due: Cell<u32>,
-    /// True while its task has an order to examine it.
+    /// True while the connection's task has an order to examine it.
     ordered: Cell<bool>,
     /// True while bytes wait in this process for a peer to take them.
     stuck: Cell<bool>,
-    /// Both directions, upward first; `None` while nothing is owed.
+    /// The progress of both directions, upward first; `None` while both peers have acknowledged all bytes.
     owed: RefCell<Option<Box<[Owed; 2]>>>,
-    /// Kernel memory of its sockets, in bytes, while bytes wait.
+    /// The kernel memory of the connection's sockets, in bytes, while bytes wait for a peer.
     pub(super) memory: Cell<u32>,
 }
 
-/// Bytes that a peer is owed.
+/// The progress of a peer that has not acknowledged all bytes that were received for it.
 #[derive(Debug, Default)]
 struct Owed {
-    /// The bytes that the peer had acknowledged.
+    /// The number of bytes that the peer had acknowledged at the last examination.
     acknowledged: u64,
-    /// The tick at which `acknowledged` was last seen to grow; 0: nothing was owed.
+    /// The tick at which `acknowledged` was last seen to change; 0 if the peer had acknowledged all bytes.
     since: u32,
 }
 
-/// The observations of one direction in an examination.
+/// The observations of one direction when a connection is examined.
 #[derive(Debug)]
 pub(super) struct Observed {
-    /// The socket that the direction leads to.
+    /// The state of the socket that the direction writes to.
     pub(super) sink: TcpState,
     /// True if bytes wait in this process for the sink.
     pub(super) waiting: bool,
-    /// Bytes passed on since the connection began.
+    /// The number of bytes passed on since the connection began.
     pub(super) moved: u64,
-    /// The reason to end with if the sink is dead.
+    /// The reason to end the connection with if the sink is dead.
     pub(super) gone: Reason,
 }
 
-/// The result of an examination.
+/// The result of examining a connection.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Judgement {
-    /// Why the connection ends, if it does.
+    /// The reason to end the connection with, if it must end.
     pub(super) end: Option<Reason>,
-    /// The tick of the next examination; `None` while nothing is owed.
+    /// The tick of the next examination; `None` if both peers have acknowledged all bytes.
     pub(super) next: Option<u32>,
 }
 
 impl Standstill {
-    /// Notes whether bytes wait for a peer since the task last ran.
+    /// Records whether bytes wait in this process for a peer.
     pub(super) fn set_stuck(&self, stuck: bool) {
         self.stuck.set(stuck);
     }
 
-    /// Returns true if its task shall examine it.
+    /// Returns true if the connection's task must examine the connection.
     pub(super) fn is_ordered(&self) -> bool {
         self.ordered.get()
     }
 
-    /// Returns true, once, if its task shall examine it.
+    /// Returns true if the connection's task must examine the connection, and clears the order.
     pub(super) fn take_order(&self) -> bool {
         self.ordered.replace(false)
     }
 
-    /// Notes that the connection moved something in the last tick.
+    /// Schedules an examination after a tick in which the connection moved bytes.
     pub(super) fn touch(&self, now: u32) {
         let due = now + if self.stuck.get() { STUCK } else { QUIET };
         if self.due.get() == 0 || self.due.get() > due {
@@ -88,8 +88,8 @@ impl Standstill {
         }
     }
 
-    /// Returns the tick at which to look again, if there is one. Where the examination is due now, orders it; the
-    /// examination then says when the next one is. `moved` is the tick at which the connection last moved something.
+    /// Returns the tick of the next examination, if one is scheduled. If an examination is due at `now`, orders it instead;
+    /// the examination then schedules the next one. `moved` is the tick at which the connection last moved bytes.
     pub(super) fn due(&self, moved: u32, now: u32) -> Option<u32> {
         let mut due = self.due.get();
         if due != 0 && due <= now {
@@ -106,7 +106,7 @@ impl Standstill {
         (due != 0).then_some(due)
     }
 
-    /// Judges both directions, upward first, as they were seen at the tick `now`.
+    /// Evaluates both directions, upward first, as observed at the tick `now`.
     pub(super) fn judge(&self, now: u32, timeouts: &Timeouts, observed: &[Observed; 2]) -> Judgement {
         let mut known = self.owed.take().unwrap_or_default();
         let mut judgement = Judgement::default();
@@ -132,19 +132,20 @@ impl Observed {
     }
 }
 
-/// Returns how many ticks lie between two examinations.
+/// Returns the number of ticks between two examinations.
 fn every(timeouts: &Timeouts) -> u32 {
     let stalled = timeouts.stalled.unwrap_or(Duration::MAX).as_secs() / 4;
     u32::try_from(stalled).unwrap_or(QUIET).clamp(1, QUIET)
 }
 
 impl Owed {
-    /// Returns why the connection ends for the sake of this direction, if it does.
+    /// Returns the reason to end the connection with, if the connection must end because of this direction.
     fn judge(&mut self, now: u32, timeouts: &Timeouts, observed: &Observed) -> Option<Reason> {
         if observed.sink.is_dead() {
             return Some(observed.gone);
         }
-        // While bytes wait in this process, `moved` stands still too.
+        // `moved` does not grow while received bytes wait in this process, so `acknowledged` stays the same as long as the peer
+        // takes no bytes.
         let acknowledged = observed.moved.wrapping_sub(observed.sink.unacknowledged.into());
         let owes = observed.owes();
         if !owes || self.since == 0 || self.acknowledged != acknowledged {

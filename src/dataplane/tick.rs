@@ -1,5 +1,5 @@
-//! One tick of a worker, once a second: reports the bytes that connections have passed on, and ends connections that were
-//! idle for too long. The work is in proportion to the connections that moved something, not to the open ones.
+//! One tick of a worker, once a second: reports the bytes that connections have relayed, and ends connections that were
+//! idle for too long. The cost grows with the number of connections that moved bytes, not with the number of open ones.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use super::hbone::held;
 use crate::model::reason::Reason;
 use crate::snapshot::policy::Timeouts;
 
-/// How long a half-closed connection may go on whose endpoint has not sent a byte.
+/// The time for which a half-closed connection may continue if its endpoint has not sent a byte.
 const UNANSWERED: Duration = Duration::from_secs(30);
 
-/// One tick of a worker, with a turn for other tasks after some connections.
+/// Performs one tick of a worker, and yields to other tasks after each batch of connections.
 pub(crate) async fn tick(core: &Core) {
     let (timeouts, hbone) = {
         let snapshot = core.snapshot();
@@ -26,7 +26,8 @@ pub(crate) async fn tick(core: &Core) {
         for entry in some {
             core.report_bytes(entry);
             if entry.opened.get() + 1 == now {
-                // The relay sets options of the sockets now; set at once, they would cost short connections calls.
+                // The task now sets socket options that only longer connections need; at the start they would cost system
+                // calls for short connections too.
                 entry.wake();
             }
             entry.standstill.touch(now);
@@ -37,7 +38,7 @@ pub(crate) async fn tick(core: &Core) {
     for some in due.chunks(AT_ONCE) {
         for key in some {
             let entry = core.table.borrow().get(*key).cloned();
-            // Another connection may have taken the place of one that has ended since.
+            // If the connection has ended since, another one may have its key.
             if let Some(entry) = entry.filter(|entry| (1..=now).contains(&entry.deadline.get())) {
                 entry.deadline.set(0);
                 look(core, &entry, &timeouts);
@@ -52,7 +53,7 @@ pub(crate) async fn tick(core: &Core) {
     core.local.stalled_memory(core.kernel_memory.get());
 }
 
-/// Ends a connection that was idle for too long, or schedules the next look at it.
+/// Ends a connection that was idle for too long, or schedules its next check.
 fn look(core: &Core, entry: &Rc<Entry>, timeouts: &Timeouts) {
     if !core.is_live(entry) {
         return;
@@ -73,8 +74,8 @@ fn look(core: &Core, entry: &Rc<Entry>, timeouts: &Timeouts) {
     }
 }
 
-/// Returns how long a half-closed connection may go on. A TLS server answers a hello at once: if the endpoint has sent
-/// nothing, the client waits for nothing.
+/// Returns how long a half-closed connection may continue. The time is short if the endpoint has sent nothing: a TLS server
+/// answers a hello at once, so such a client waits for an answer that will not come.
 fn half_close(entry: &Entry, timeouts: &Timeouts) -> Option<Duration> {
     if !entry.half_closed.get() {
         return None;
@@ -84,7 +85,7 @@ fn half_close(entry: &Entry, timeouts: &Timeouts) -> Option<Duration> {
     timeouts.half_close.into_iter().chain(most).min()
 }
 
-/// Returns the timeout in ticks, rounded up, and one more because the first tick is not a whole one.
+/// Returns the timeout in ticks, rounded up, plus one because the first tick is partly over.
 fn ticks(timeout: Duration) -> u32 {
     u32::try_from(timeout.as_secs() + u64::from(timeout.subsec_nanos() > 0))
         .unwrap_or(u32::MAX)

@@ -1,8 +1,8 @@
-//! The run-time state of endpoints: connections in flight, failures in a row and the last of them, ejection, the verdict of
-//! health checks, withdrawal by an operator. `explain`, `get endpoints`, `status` and the metrics all show this one state.
+//! The run-time state of endpoints: connections in flight, consecutive failures, the last failure, ejection, the verdict of
+//! health checks, and withdrawal by an operator. `explain`, `get endpoints`, `status` and the metrics all show this state.
 //!
-//! Shared by all workers, kept only for endpoints that have been dialled, or whose checks fail, and carried over from one
-//! world to the next. It never enters a snapshot, and no snapshot is made for it.
+//! All workers share it. It exists only for endpoints that were dialled or whose checks fail, and it outlives each
+//! snapshot. It is never part of a snapshot, and a change of it creates no snapshot.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,9 +19,10 @@ use crate::snapshot::candidates::{Candidate, Candidates, EndpointKey, service_of
 use crate::snapshot::policy::Ejection;
 use crate::telemetry::recorder::Recorder;
 
-/// How long an endpoint without connections is remembered.
+/// The time after which an endpoint without connections is forgotten.
 const FORGET_AFTER: Duration = Duration::from_secs(60);
-/// The same for an endpoint that failed last, so that an operator finds it.
+/// The time after which an endpoint whose last connection or check failed is forgotten. The time is longer than
+/// [`FORGET_AFTER`], so that an operator can see the failure.
 const FORGET_FAILED_AFTER: Duration = Duration::from_secs(600);
 
 /// The run-time state of all endpoints that a worker has considered.
@@ -29,7 +30,7 @@ pub struct Upstreams {
     started: Instant,
     endpoints: DashMap<EndpointKey, Arc<Upstream>, DefaultHashBuilder>,
     groups: DashMap<Arc<str>, Arc<Group>, DefaultHashBuilder>,
-    /// Endpoints ejected or unhealthy now, of all groups: 0 spares every look-up.
+    /// The number of ejected or unhealthy endpoints of all groups; while it is 0, no look-up is needed.
     left_out: AtomicUsize,
     withdrawals: Withdrawals,
     recorder: Arc<Recorder>,
@@ -40,29 +41,30 @@ pub struct Upstreams {
 pub struct Upstream {
     group: Arc<Group>,
     in_flight: AtomicU32,
-    /// Failures since the endpoint last took a connection.
+    /// The number of failures since the endpoint last took a connection.
     failures: AtomicU32,
-    /// The end of its ejection in milliseconds since start; 0: it is not ejected.
+    /// The end of the ejection, in milliseconds on the clock of [`Upstreams::now`]; 0 if the endpoint is not ejected.
     ejected_until: AtomicU64,
-    /// Health checks that failed since the last one that passed.
+    /// The number of consecutive failed health checks.
     checks_failed: AtomicU32,
-    /// True from the check that made it unhealthy to the one that makes it healthy again.
+    /// True from the check that made the endpoint unhealthy to the check that makes it healthy again.
     unhealthy: AtomicBool,
-    /// The time of the last dial, or of the last check that failed, in milliseconds since start; 0: there was none.
+    /// The time of the last dial or of the last failed check, in milliseconds on the clock of [`Upstreams::now`]; 0 if there
+    /// was none.
     used: AtomicU64,
-    /// When the endpoint last answered a ClientHello with bytes that are not TLS, in milliseconds since start; 0: never, or
-    /// it has spoken TLS since.
+    /// The time at which the endpoint last answered a ClientHello with bytes that are not TLS, in milliseconds on the
+    /// clock of [`Upstreams::now`]; 0 if it never did or has answered with TLS since.
     not_tls: AtomicU64,
-    /// Locked only when a connection or a check fails, and by readers of the API.
+    /// The last failure. Its lock is taken only when a connection or a check fails, and by readers of the API.
     last_failure: Mutex<Option<LastFailure>>,
 }
 
-/// The last failure of an endpoint to take a connection, be it a client's or that of a health check.
+/// The last failure of a connection to an endpoint, made for a client or by a health check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LastFailure {
-    /// The reason that the connection would have ended with.
+    /// The reason of the failure.
     pub reason: Reason,
-    /// True if it was the connection of a health check.
+    /// True if the connection was that of a health check.
     pub by_check: bool,
     /// The time of the failure.
     pub time: SystemTime,
@@ -71,24 +73,26 @@ pub struct LastFailure {
 /// The state of an endpoint, as the API shows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EndpointState {
-    /// Connections, from before they are dialled to their end.
+    /// The number of connections, counted from before the dial until their end.
     pub in_flight: u32,
-    /// How much longer it is left out.
+    /// The remaining time of the ejection; `None` if the endpoint is not ejected.
     pub ejected_for: Option<Duration>,
-    /// Failures since it last took a connection; where the last failure is a health check's, checks that failed in a row.
+    /// The number of failures since the endpoint last took a connection. If the last failure was that of a health check: the
+    /// number of consecutive failed checks.
     pub in_a_row: u32,
-    /// True if health checks have found it unhealthy.
+    /// True if health checks have found the endpoint unhealthy.
     pub unhealthy: bool,
     /// The withdrawal by an operator.
     pub withdrawal: Option<Withdrawal>,
-    /// The last failure, also if the endpoint has taken connections since.
+    /// The last failure, even if the endpoint has taken connections since.
     pub last_failure: Option<LastFailure>,
-    /// When it last answered a ClientHello with something that is not TLS.
+    /// The time at which the endpoint last answered a ClientHello with bytes that are not TLS; `None` if it never did or has
+    /// answered with TLS since.
     pub not_tls: Option<SystemTime>,
 }
 
 impl EndpointState {
-    /// Returns true if an operator should look at it.
+    /// Returns true if an operator should look at the endpoint.
     pub fn is_troubled(&self) -> bool {
         self.ejected_for.is_some() || self.in_a_row > 0 || self.not_tls.is_some() || self.unhealthy
     }
@@ -107,20 +111,20 @@ impl EndpointState {
 /// The result of the health checks of an endpoint so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CheckResult {
-    /// Checks that failed in a row.
+    /// The number of consecutive failed checks.
     pub failed: u32,
     /// True if the endpoint is unhealthy.
     pub unhealthy: bool,
-    /// The reason of the check that has just failed.
+    /// The reason why the latest check failed; `None` if it passed.
     pub failure: Option<Reason>,
 }
 
 /// The endpoints of one route or service port.
 #[derive(Debug)]
 pub(crate) struct Group {
-    /// Endpoints ejected or unhealthy now; one that is both counts twice.
+    /// The number of endpoints that are ejected or unhealthy; an endpoint that is both counts twice.
     left_out: AtomicU32,
-    /// Changes of `left_out` so far.
+    /// The number of changes of `left_out` so far.
     changes: AtomicU64,
     turn: AtomicU64,
     gauge: Gauge,
@@ -132,12 +136,12 @@ impl Group {
         self.left_out.load(Ordering::Relaxed) != 0
     }
 
-    /// Returns a count that goes up whenever an endpoint is left out or returns.
+    /// Returns a count that increases whenever an endpoint is left out or returns.
     pub(crate) fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// Returns a count that goes up with each call.
+    /// Returns a count that increases with each call, for round robin.
     pub(crate) fn take_turn(&self) -> u64 {
         self.turn.fetch_add(1, Ordering::Relaxed)
     }
@@ -155,12 +159,12 @@ impl Group {
 }
 
 impl Upstream {
-    /// Returns the connections to the endpoint, from before it is dialled to their end.
+    /// Returns the number of connections to the endpoint, counted from before the dial until their end.
     pub(crate) fn in_flight(&self) -> u32 {
         self.in_flight.load(Ordering::Relaxed)
     }
 
-    /// Returns until when the endpoint is ejected, in milliseconds since start; 0 if it is not.
+    /// Returns the end of the ejection, in milliseconds on the clock of [`Upstreams::now`]; 0 if the endpoint is not ejected.
     pub(crate) fn ejected_until(&self) -> u64 {
         self.ejected_until.load(Ordering::Relaxed)
     }
@@ -182,7 +186,7 @@ impl Drop for InFlight {
     }
 }
 
-/// The consequence of a failure.
+/// The consequence of a failed connection for the endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The endpoint still gets connections.
@@ -192,7 +196,7 @@ pub enum Verdict {
 }
 
 impl Upstreams {
-    /// Remembers no endpoint yet.
+    /// Creates the state without any endpoint.
     pub fn new(recorder: &Arc<Recorder>) -> Self {
         Self {
             started: Instant::now(),
@@ -204,7 +208,7 @@ impl Upstreams {
         }
     }
 
-    /// Returns the milliseconds since start. Never 0, as 0 stands for "not ejected".
+    /// Returns the milliseconds since this state was created, plus one: 0 means "not ejected" or "never".
     pub(crate) fn now(&self) -> u64 {
         u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX) + 1
     }
@@ -221,7 +225,7 @@ impl Upstreams {
         &self.withdrawals
     }
 
-    /// Returns the state of a candidate, which is made if there is none.
+    /// Returns the state of a candidate; creates it if there is none.
     pub fn upstream(&self, candidate: &Candidate) -> Arc<Upstream> {
         self.upstream_at(&candidate.key)
     }
@@ -247,7 +251,7 @@ impl Upstreams {
         self.endpoints.entry(key.clone()).or_insert_with(new).clone()
     }
 
-    /// Returns the state of a group of endpoints, which is made if there is none.
+    /// Returns the state of a group of endpoints; creates it if there is none.
     pub(crate) fn group(&self, name: &Arc<str>) -> Arc<Group> {
         if let Some(known) = self.groups.get(name) {
             return known.clone();
@@ -264,25 +268,26 @@ impl Upstreams {
         self.groups.entry(name.clone()).or_insert_with(new).clone()
     }
 
-    /// Notes that the endpoint has taken a connection.
+    /// Records that the endpoint has taken a connection.
     pub fn succeeded(&self, in_flight: &InFlight) {
-        // Read first: in health the line is shared by all workers and never written.
+        // The value is read before it is written, because all workers share its cache line. For a healthy endpoint the value is
+        // 0 and is not written.
         if in_flight.0.failures.load(Ordering::Relaxed) != 0 {
             in_flight.0.failures.store(0, Ordering::Relaxed);
         }
     }
 
-    /// Notes that the endpoint has answered a ClientHello; `tls` is false if the answer is not TLS.
+    /// Records that the endpoint has answered a ClientHello; `tls` is false if the answer is not TLS.
     pub fn answered(&self, in_flight: &InFlight, tls: bool) {
         let not_tls = &in_flight.0.not_tls;
-        // Read first, as `succeeded` does.
+        // The value is read before it is written, as in `succeeded`.
         if !tls || not_tls.load(Ordering::Relaxed) != 0 {
             not_tls.store(if tls { 0 } else { self.now() }, Ordering::Relaxed);
         }
     }
 
-    /// Notes that the endpoint refused, was silent, unreachable, or reset before its first byte, and ejects it if it has
-    /// failed often enough.
+    /// Records that the endpoint refused a connection, timed out, was unreachable, or reset the connection before its first
+    /// byte. Ejects the endpoint if it has failed often enough.
     pub fn failed(&self, in_flight: &InFlight, candidates: &Candidates, reason: Reason) -> Verdict {
         let upstream = &in_flight.0;
         upstream.set_last_failure(reason, false);
@@ -305,8 +310,8 @@ impl Upstreams {
         Verdict::Ejected
     }
 
-    /// Returns true if one more endpoint may be ejected: never the only one that is left, and never more than the share
-    /// allows; but one of several always may be.
+    /// Returns true if one more endpoint may be ejected: the ejected endpoints then are at most the configured share, and
+    /// another endpoint stays available. However small the share is, it allows one ejected endpoint.
     fn may_eject(&self, candidates: &Candidates, ejection: &Ejection) -> bool {
         let all = candidates.endpoints().len();
         let (mut ejected, mut left_out) = (0, 0);
@@ -319,7 +324,8 @@ impl Upstreams {
         ejected < allowed && left_out + 1 < all
     }
 
-    /// Notes the result of an endpoint's health checks; the default lets it back, as it is not checked any more.
+    /// Records the result of an endpoint's health checks. The default result makes the endpoint available again when its
+    /// checks are removed.
     pub fn checked(&self, key: &EndpointKey, result: CheckResult) {
         let is_well = result == CheckResult::default();
         // An endpoint that passes its checks needs no state.
@@ -342,7 +348,7 @@ impl Upstreams {
         }
     }
 
-    /// Lets an endpoint back, if it was ejected.
+    /// Ends the ejection of an endpoint, if it was ejected until `until`.
     fn let_back(&self, upstream: &Upstream, until: u64) {
         if upstream.ejected_until.compare_exchange(until, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             upstream.failures.store(0, Ordering::Relaxed);
@@ -352,7 +358,8 @@ impl Upstreams {
         }
     }
 
-    /// Returns whether an endpoint may be chosen that no operator has taken out; one whose ejection is over is let back.
+    /// Returns whether an endpoint may be chosen, apart from withdrawals by an operator. Ends an ejection whose time is
+    /// over.
     pub(crate) fn availability_of(&self, upstream: &Upstream) -> Availability {
         if upstream.unhealthy.load(Ordering::Relaxed) {
             return Availability::Unhealthy;
@@ -365,7 +372,8 @@ impl Upstreams {
         if until == 0 { Availability::Available } else { Availability::Ejected }
     }
 
-    /// Lets back endpoints whose time is over, and forgets endpoints without connections. Called about once a second.
+    /// Ends the ejections whose time is over, and drops the state of endpoints that have not been used for some time. Called
+    /// about once a second.
     pub fn upkeep(&self) {
         let now = self.now();
         let milliseconds = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
@@ -388,8 +396,8 @@ impl Upstreams {
         self.groups.retain(|_, group| Arc::strong_count(group) > 1);
     }
 
-    /// Returns the state of an endpoint; `None` if it was not dialled for a while, is not unhealthy, and no operator has
-    /// taken it out.
+    /// Returns the state of an endpoint. Returns `None` if the endpoint was not dialled for a while, is not unhealthy, and
+    /// is not withdrawn by an operator.
     pub fn state(&self, key: &EndpointKey) -> Option<EndpointState> {
         let known = self.endpoints.get(key).map(|upstream| upstream.clone());
         let known = known.filter(|upstream| {
@@ -404,7 +412,7 @@ impl Upstreams {
 
     /// Returns the endpoints that an operator should look at, in order of group and address.
     pub fn troubled(&self) -> Vec<(EndpointKey, EndpointState)> {
-        // In health nothing is locked or copied.
+        // While all endpoints are healthy, nothing is locked or copied.
         let may_be = |upstream: &Upstream| {
             let of = [&upstream.ejected_until, &upstream.not_tls];
             upstream.failures.load(Ordering::Relaxed) != 0
@@ -420,8 +428,8 @@ impl Upstreams {
         troubled
     }
 
-    /// Calls `each` for every endpoint with its key, its connections in flight, its failures in a row, and true if it is
-    /// available; whether an operator has taken it out, [`withdrawals`](Self::withdrawals) tells.
+    /// Calls `each` for every endpoint with its key, its number of connections in flight, its number of consecutive failures,
+    /// and true if it is available. Withdrawals by an operator are ignored here; see [`withdrawals`](Self::withdrawals).
     pub fn visit(&self, mut each: impl FnMut(&EndpointKey, u32, u32, bool)) {
         for entry in &self.endpoints {
             let upstream = entry.value();
@@ -437,7 +445,7 @@ impl Upstreams {
         let not_tls = upstream.not_tls.load(Ordering::Relaxed);
         let last_failure = *upstream.last_failure.lock().unwrap_or_else(PoisonError::into_inner);
         let failures = upstream.failures.load(Ordering::Relaxed);
-        // Once a check has passed, the connections that have failed count again.
+        // Once a check has passed, the failures of connections are shown again.
         let checks_failed = upstream.checks_failed.load(Ordering::Relaxed);
         let by_check = checks_failed != 0 && last_failure.is_some_and(|last| last.by_check);
         let ago = |then: u64| SystemTime::now() - Duration::from_millis(now.saturating_sub(then));
@@ -452,12 +460,12 @@ impl Upstreams {
         }
     }
 
-    /// Returns the number of endpoints that are remembered.
+    /// Returns the number of endpoints that have a run-time state.
     pub fn len(&self) -> usize {
         self.endpoints.len()
     }
 
-    /// Returns true if no endpoint is remembered.
+    /// Returns true if no endpoint has a run-time state.
     pub fn is_empty(&self) -> bool {
         self.endpoints.is_empty()
     }
@@ -489,7 +497,7 @@ impl Load for Upstreams {
     }
 }
 
-/// The same state for questions about what would be chosen: looking takes no turn.
+/// A view of [`Upstreams`] for questions about which endpoint would be chosen: it does not advance the round robin.
 pub struct Looking<'a>(pub &'a Upstreams);
 
 impl Load for Looking<'_> {

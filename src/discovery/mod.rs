@@ -1,5 +1,4 @@
-//! Servers that give snapshots to other programs. Each has a module of its own; they do not import one
-//! another.
+//! Servers that give snapshots to other programs. Each server has a module of its own, and none of them imports another.
 
 pub mod dns;
 pub mod peer;
@@ -19,19 +18,20 @@ pub struct Options {
     pub bind: SocketAddr,
     /// True if clients must use mutual TLS.
     pub tls: bool,
-    /// Rules for the claims of clients: a claim must match one of them. `None`: every claim is accepted.
+    /// Rules for the claims of clients: each claim must match one of the rules. `None`: every claim is accepted.
     pub clients: Option<Vec<ClientRule>>,
 }
 
 /// A rule for the networks and clusters that some clients may claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientRule {
-    /// Identities of the clients, by their certificates; empty: any client, also without a certificate.
+    /// The identities of the clients that the rule applies to, as in their certificates; empty: any client, also one without a
+    /// certificate.
     pub identities: Vec<IdentityPattern>,
-    /// Source addresses of the clients; empty: any.
+    /// The source addresses of the clients that the rule applies to; empty: any.
     pub cidrs: Vec<IpNet>,
-    /// Networks that they may claim; `None`: any.
+    /// Networks that these clients may claim; `None`: any.
     pub networks: Option<Vec<Network>>,
-    /// Clusters that they may claim; `None`: any.
+    /// Clusters that these clients may claim; `None`: any.
     pub clusters: Option<Vec<ClusterId>>,
 }

@@ -35,7 +35,7 @@ pub fn expand<'t>(text: &'t str, environment: Environment<'_>) -> Result<Cow<'t,
     Ok(Cow::Owned(out))
 }
 
-/// As in a shell, `:-` applies if a variable is unset or empty.
+/// Returns the value of the variable in `${inside}`. As in a shell, `:-` applies if a variable is unset or empty.
 fn variable(inside: &str, environment: Environment<'_>) -> Result<String, InvalidValue> {
     let (name, default) = match inside.split_once(":-") {
         Some((name, default)) => (name, Some(default)),

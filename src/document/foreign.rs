@@ -2,7 +2,7 @@
 
 use super::table::Object;
 
-/// Keys of other programs with their equivalent here: a key of the same object, or text in backquotes.
+/// Keys of other programs with their equivalent in this program: a key of the same object, or text in backquotes.
 const WORDS: &[(&str, &str)] = &[
     ("frontend", "listeners"),
     ("frontends", "listeners"),
@@ -61,7 +61,7 @@ pub(super) fn meant(object: &Object, word: &str) -> Option<&'static str> {
     WORDS.iter().find(|(foreign, ours)| *foreign == word && object.key(ours).is_some()).map(|(_, ours)| *ours)
 }
 
-/// Returns the kind of config that a map with these keys is, if it is another program's.
+/// Returns the kind of another program's config, such as `an Envoy bootstrap`, if a map has the keys of that kind.
 pub(super) fn program(object: &Object, has: impl Fn(&str) -> bool) -> Option<&'static str> {
     let found = PROGRAMS.iter().find(|(keys, _)| keys.iter().all(|key| has(key)));
     found.filter(|_| object.name == "config").map(|(_, name)| *name)

@@ -1,4 +1,4 @@
-//! Shares equal values: fields that 100,000 endpoints have in common are held once.
+//! Shares equal values: a value that 100,000 endpoints have in common is stored once.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::model::place::{Locality, Network};
 
 use super::problem::InvalidValue;
 
-/// The values of one document; dropped after it was read.
+/// The shared values of one document; dropped after the document has been read.
 #[derive(Debug, Default)]
 pub struct Interner {
     texts: HashSet<Arc<str>>,

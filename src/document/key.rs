@@ -1,5 +1,5 @@
-//! A key of a map, said once: its name, the form of its values, its default, and its description for users. What is
-//! checked, read, and shown in the schema and the reference is made from the same constant.
+//! The definition of a map's key in one constant: its name, the form of its values, its default, and its description for users.
+//! The check, the reader, the schema and the reference all use this constant.
 
 use std::marker::PhantomData;
 
@@ -7,17 +7,17 @@ use super::form::{Form, Written};
 use super::table::{AnyKey, Kind, Presence};
 use super::tree::Node;
 
-/// A key that must be present, or whose absence has a meaning of its own; read as `None` if it is absent.
+/// A key without a default: it must be present, or its absence has a meaning of its own. An absent key is read as `None`.
 #[derive(Debug)]
 pub struct Key<F> {
     name: &'static str,
-    /// The effect of the absence, in words; `None`: the key must be present.
+    /// The effect of an absent key, in words; `None`: the key must be present.
     absent: Option<&'static str>,
     doc: &'static str,
     form: PhantomData<fn() -> F>,
 }
 
-/// A key with a default, as which it is read if it is absent.
+/// A key with a default. An absent key is read as the default.
 pub struct Defaulted<F: Form> {
     name: &'static str,
     default: fn() -> F::Value,
@@ -26,9 +26,9 @@ pub struct Defaulted<F: Form> {
 
 /// A key that can be read.
 pub trait ReadKey: AnyKey {
-    /// The type of what is read.
+    /// The type of the value that is read.
     type Read;
-    /// Reads the value of the key. A value that is wrong, which `check` reports, is read as absent.
+    /// Reads the value of the key. A wrong value is read as absent; `check` reports it.
     fn read(&self, node: Option<&Node>) -> Self::Read;
 }
 
@@ -38,7 +38,7 @@ impl<F: Form> Key<F> {
         Self { name, absent: None, doc, form: PhantomData }
     }
 
-    /// Makes a key that may be absent; `absent` describes the effect of that.
+    /// Makes a key that may be absent; `absent` describes the effect of an absent key.
     pub const fn optional(name: &'static str, absent: &'static str, doc: &'static str) -> Self {
         Self { name, absent: Some(absent), doc, form: PhantomData }
     }

@@ -1,5 +1,5 @@
-//! Mistakes in YAML that a parser reports by their consequences: an unquoted `*`, a line with another
-//! indentation than its neighbours, an unclosed list, map or quote.
+//! Finds mistakes in YAML of which a parser reports only the consequences: an unquoted `*`, a line with another indentation
+//! than its neighbours, an unclosed list, map or quote.
 
 /// A mistake: its line (from 1), its column (from 0), and the advice.
 pub(super) struct Mistake {
@@ -44,7 +44,7 @@ fn unquoted_star(text: &str, line: usize) -> Option<Mistake> {
     Some(Mistake { line, column, message })
 }
 
-/// Finds a list, map or quoted text that is not closed where the parser stops.
+/// Finds a list, map or quoted text that is still open where the parser stops.
 fn unclosed(text: &str, line: usize, complaint: &str) -> Option<Mistake> {
     let about = ["flow", "quoted", "illegal placement", "end of stream", "indentation"];
     if !about.iter().any(|word| complaint.contains(word)) {
@@ -98,7 +98,8 @@ fn uneven(text: &str, line: usize) -> Option<Mistake> {
     let before = text.lines().take(line - 1).filter(is_content).last()?;
     let neighbour = indent(before);
     let has_value = before.trim_end().rsplit_once(": ").is_some_and(|(_, value)| !value.trim().is_empty());
-    // Deeper than a line that has a value, or less deep than it and equal to no line above.
+    // The line is indented deeper than a line that already has a value, or less deep than the line above it and unlike every
+    // earlier line.
     let deeper = own > neighbour && has_value;
     let between =
         own < neighbour && !text.lines().take(line - 1).filter(is_content).any(|above| indent(above) == own);

@@ -1,6 +1,5 @@
-//! Documents that an operator writes: YAML text becomes a tree with positions, is checked against a table,
-//! and is read into values. This module knows the `services:` list, which config and registry files share,
-//! and no other key of a config file.
+//! Documents that an operator writes: YAML text is parsed into a tree with positions, checked against a table, and read into
+//! values. The only keys of a config file that this module knows are those of the `services:` list, which registry files share.
 
 pub mod environment;
 mod foreign;

@@ -2,10 +2,10 @@
 
 use strsim::osa_distance;
 
-/// Longest word compared, in characters; the cost grows with the product of two lengths.
+/// The longest word that is compared, in characters; the cost grows with the product of the two lengths.
 const WORD_CHARS_MAX: usize = 128;
 
-/// Returns the candidate with the fewest edits from `word`, ignoring case, if they are few for its length.
+/// Returns the candidate with the fewest edits from `word`, ignoring case, if the edits are few for the length of `word`.
 pub fn nearest<'c>(word: &str, candidates: impl IntoIterator<Item = &'c str>) -> Option<&'c str> {
     let folded: String = word.chars().take(WORD_CHARS_MAX + 1).flat_map(char::to_lowercase).collect();
     let length = folded.chars().count();

@@ -9,15 +9,16 @@ use std::sync::Arc;
 /// The largest number of problems in a list; further ones are only counted.
 pub const PROBLEMS_MAX: usize = 100;
 
-/// Problems kept before the list is sorted and cut, so that the first ones of the file survive the cut.
+/// The length at which the list of problems is sorted by position and shortened. The problems that come first in the file are
+/// kept.
 const PROBLEMS_KEPT: usize = 10 * PROBLEMS_MAX;
 
 /// A problem that an operator must correct.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// The file.
+    /// The file that has the problem.
     pub file: Arc<path::Path>,
-    /// The line, from 1; 0 if the problem is the file as a whole.
+    /// The line, from 1; 0 if the problem concerns the file as a whole.
     pub line: u32,
     /// The column in characters, from 1.
     pub column: u32,
@@ -61,7 +62,7 @@ impl InvalidValue {
         Self { message: message.into(), hint: None }
     }
 
-    /// Returns the fault with the value that was probably meant.
+    /// Adds the value that was probably meant, if there is one.
     #[must_use]
     pub fn hint(self, hint: Option<impl Into<String>>) -> Self {
         Self { hint: hint.map(Into::into), ..self }
@@ -87,7 +88,7 @@ pub struct FileId(u16);
 /// The position of a value. Orders by file, then by line and column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Position {
-    /// The file.
+    /// The file that contains the value.
     pub file: FileId,
     /// The line, from 1; 0 for the file as a whole.
     pub line: u32,
@@ -102,7 +103,7 @@ impl Position {
     }
 }
 
-/// The path from the root of a document to a value; it lives on the stack of the reader.
+/// The path from the root of a document to a value, as a linked list on the stack of the reader.
 #[derive(Clone, Copy, Debug)]
 pub enum Path<'p> {
     /// The root of the document.
@@ -148,7 +149,7 @@ pub struct Problems {
     files: Vec<Arc<path::Path>>,
     errors: Bounded,
     warnings: Bounded,
-    /// Objects whose keys a message has listed.
+    /// The objects whose keys a message has already listed; later messages omit the list.
     listed: BTreeSet<&'static str>,
 }
 
@@ -170,7 +171,7 @@ impl Problems {
         &self.files[usize::from(id.0)]
     }
 
-    /// Returns a position as text, for messages that name a second one.
+    /// Returns a position as text, for messages that name a second position.
     pub fn place(&self, at: Position) -> String {
         format!("{}:{}:{}", self.file(at.file).display(), at.line, at.column)
     }
@@ -196,13 +197,13 @@ impl Problems {
         self.errors.push(at, problem);
     }
 
-    /// Adds a warning, with which the document can be used.
+    /// Adds a warning; the document can be used all the same.
     pub fn warn(&mut self, at: Position, path: &dyn fmt::Display, fault: impl Into<InvalidValue>) {
         let problem = self.problem(at, path, fault.into());
         self.warnings.push(at, problem);
     }
 
-    /// Returns true for the first message that lists the keys of an object; later messages omit the list.
+    /// Returns true if the message is the first one to list the keys of an object; later messages omit the list.
     pub fn lists_keys_of(&mut self, object: &'static str) -> bool {
         self.listed.insert(object)
     }
@@ -229,7 +230,7 @@ impl Problems {
     }
 }
 
-/// Returns a text with its control characters as escapes, as it may quote a file and is shown on terminals.
+/// Returns a text with its control characters escaped, because it may quote a file and is shown on terminals.
 fn visible(text: String) -> String {
     if !text.contains(char::is_control) {
         return text;
@@ -249,12 +250,13 @@ fn visible(text: String) -> String {
 struct Bounded {
     list: Vec<(Position, Problem)>,
     more: usize,
-    /// The position of the last problem that will appear, once there are more than the limit.
+    /// The position of the last problem in the list if the list was full when it was last shortened; otherwise `None`. Problems
+    /// at later positions are only counted.
     last: Option<Position>,
 }
 
 impl Bounded {
-    /// Returns true if a problem at this position would only be counted.
+    /// Returns true if a problem at this position would be counted, but not shown.
     fn is_beyond(&self, at: Position) -> bool {
         self.last.is_some_and(|last| at > last)
     }
@@ -266,8 +268,8 @@ impl Bounded {
         self.list.push((at, problem));
     }
 
-    /// Sorts, removes duplicates and cuts the list. An aliased value is checked wherever it is used, but
-    /// reported once.
+    /// Sorts the list, removes duplicates and cuts the list. An aliased value is checked wherever it is used, but its problems
+    /// are reported once.
     fn cut(&mut self) {
         self.list.sort_by_key(|(at, _)| *at);
         self.list.dedup();

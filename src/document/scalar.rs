@@ -22,7 +22,7 @@ const NAME_SERVER_PORT: u16 = 53;
 const OTLP_PORT: u16 = 4317;
 /// The default port of etcd for clients.
 const ETCD_PORT: u16 = 2379;
-/// The longest free text in bytes.
+/// The largest length of a free text, in bytes; longer texts are refused.
 const TEXT_BYTES_MAX: usize = 253;
 
 fn checked(text: &str) -> Result<&str, InvalidValue> {
@@ -130,7 +130,7 @@ pub fn size(text: &str) -> Result<u64, InvalidValue> {
     number.checked_mul(factor).ok_or_else(|| "it is too large".into())
 }
 
-/// Parses a size from a smallest to a largest.
+/// Parses a size in bytes, which must be from `min` to `max`.
 pub fn size_within(text: &str, min: u64, max: u64) -> Result<u64, InvalidValue> {
     match size(text)? {
         bytes if (min..=max).contains(&bytes) => Ok(bytes),
@@ -235,7 +235,7 @@ fn after_unix(text: &str) -> Option<&str> {
     Some(rest.strip_prefix("//").unwrap_or(rest))
 }
 
-/// The longest path of a unix socket in bytes (`sun_path` of unix(7), with its final zero byte).
+/// The longest path of a unix socket in bytes: `sun_path` of unix(7) has 108 bytes, of which the last is zero.
 pub const UNIX_PATH_MAX: usize = 107;
 
 /// Parses the address of the admin API: an address with a port, or `unix:` and a path, which may be relative.
@@ -252,7 +252,7 @@ pub fn admin_bind(text: &str) -> Result<AdminBind, InvalidValue> {
     Ok(AdminBind::Unix(path.into()))
 }
 
-/// Parses `50%`.
+/// Parses a percentage such as `50%`.
 pub fn percent(text: &str) -> Result<u8, InvalidValue> {
     match quantity(text)? {
         (number, "%") => match u8::try_from(number) {
@@ -290,7 +290,7 @@ pub fn pattern(text: &str) -> Result<NamePattern, InvalidValue> {
     }
 }
 
-/// Parses the key of a route: a name as [`pattern`] takes it, or `-`.
+/// Parses the key of a route: a name that [`pattern`] accepts, or `-`.
 pub fn route_name(text: &str) -> Result<RouteName, InvalidValue> {
     match text {
         "-" => Ok(RouteName::NoSni),
@@ -303,7 +303,7 @@ pub fn ip(text: &str) -> Result<IpAddr, InvalidValue> {
     text.parse().map(canonical_ip).map_err(|_| "it is not an IP address".into())
 }
 
-/// Parses a CIDR without host bits; an IPv4-mapped one becomes IPv4.
+/// Parses a CIDR without host bits; an IPv4-mapped CIDR becomes IPv4.
 pub fn cidr(text: &str) -> Result<IpNet, InvalidValue> {
     let Some((address, prefix)) = text.split_once('/') else {
         return Err(match text.parse::<IpAddr>() {
@@ -355,7 +355,7 @@ fn port(text: &str) -> Result<u16, InvalidValue> {
 
 fn split_port(text: &str) -> Result<(&str, &str), InvalidValue> {
     if text.parse::<IpAddr>().is_ok_and(|ip| ip.is_ipv6()) {
-        // The last group may be meant as the port.
+        // The operator may have meant the last group as the port.
         let meant = text.rsplit_once(':').and_then(|(host, port)| {
             let port: u16 = port.parse().ok().filter(|port| *port > 0)?;
             let ip = host.parse::<IpAddr>().ok()?;
@@ -495,7 +495,7 @@ pub fn trust_domain(text: &str) -> Result<TrustDomain, InvalidValue> {
     })
 }
 
-/// Parses `region/zone/subzone`, the last two optional.
+/// Parses `region/zone/subzone`, of which zone and subzone are optional.
 pub fn locality(text: &str) -> Result<Locality, InvalidValue> {
     checked(text)?;
     if text.starts_with('/') {

@@ -1,5 +1,5 @@
-//! The tables that documents are checked against: the keys that a map may have, the values of each, its
-//! default, and its description, whatever the types of its values.
+//! The tables that documents are checked against: the keys that a map may have, and the values, default and description of each
+//! key. The tables do not depend on the types of the values in the program.
 
 use std::fmt;
 
@@ -11,23 +11,23 @@ pub struct Object {
     pub name: &'static str,
     /// The description for users.
     pub doc: &'static str,
-    /// The keys.
+    /// The keys that the map may have.
     pub keys: &'static [&'static dyn AnyKey],
-    /// Exactly one of these keys must be present; empty: no such rule.
+    /// The keys of which exactly one must be present; empty: there is no such rule.
     pub one_of: &'static [&'static str],
 }
 
 /// One key of an [`Object`], whatever the type of its values.
 pub trait AnyKey: Sync {
-    /// The key as written.
+    /// Returns the key as written.
     fn name(&self) -> &'static str;
-    /// The values that it may have.
+    /// Returns the values that the key may have.
     fn kind(&self) -> &'static Kind;
     /// Returns true if the key must be present.
     fn is_required(&self) -> bool;
-    /// The rule for an absent key.
+    /// Returns the rule for an absent key.
     fn presence(&self) -> Presence;
-    /// The effect of the key, for users.
+    /// Returns the description of the key, for users.
     fn doc(&self) -> &'static str;
 }
 
@@ -38,14 +38,14 @@ pub enum Presence {
     Required,
     /// The default, in YAML.
     Default(String),
-    /// The effect of the absence, in words.
+    /// The effect of an absent key, in words.
     Absent(&'static str),
 }
 
 /// The values that a key may have.
 #[derive(Clone, Copy, Debug)]
 pub enum Kind {
-    /// A text of a form.
+    /// A text that must match this form.
     Text(&'static Text),
     /// `true`, `false`, `on` or `off`.
     Boolean,
@@ -89,11 +89,11 @@ pub struct Union {
     pub name: &'static str,
     /// The forms in words; fits behind "expected".
     pub expects: &'static str,
-    /// The kinds; at most one per type other than scalars.
+    /// The kinds of value that are accepted: any number of scalars, and at most one list and one map.
     pub kinds: &'static [Kind],
 }
 
-/// A form of text.
+/// The form of a value that is a text.
 pub struct Text {
     /// The name of the definition in the schema and of the form in the reference; unique.
     pub name: &'static str,
@@ -120,7 +120,7 @@ impl fmt::Debug for Text {
 }
 
 impl Object {
-    /// Returns the key of a name.
+    /// Returns the key with a name.
     pub fn key(&self, name: &str) -> Option<&'static dyn AnyKey> {
         self.keys.iter().find(|key| key.name() == name).copied()
     }

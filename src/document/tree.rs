@@ -13,15 +13,14 @@ use super::problem::{FileId, InvalidValue, Path, Position, Problems};
 
 /// The largest depth of lists and maps.
 pub const DEPTH_MAX: usize = 64;
-/// The largest number of values of a document, or of one item of its streamed list; keys are not counted.
+/// The largest number of values of a document, or of one item of its streamed list. Keys are not counted.
 pub const NODES_MAX: usize = 2_000_000;
-/// The largest number of values that the aliases of a document stand for, together with those that its
-/// anchors keep.
+/// The largest number of values that the aliases of a document expand to, plus the values that its anchors keep.
 pub const ALIASED_NODES_MAX: usize = 1_000_000;
 
-/// The longest key of an unknown file that is quoted, in bytes.
+/// The longest key that a message quotes from a file that may not be a config, in bytes.
 const WORD_BYTES_MAX: usize = 64;
-/// The largest map whose keys are searched one by one; an index for each small map costs more than it saves.
+/// The largest number of keys of a map that is searched key by key. For a small map, an index costs more than it saves.
 const KEYS_SEARCHED_MAX: usize = 16;
 
 /// A value with its position.
@@ -29,7 +28,7 @@ const KEYS_SEARCHED_MAX: usize = 16;
 pub struct Node {
     /// The position of the value.
     pub position: Position,
-    /// The value.
+    /// The value at this position.
     pub value: Value,
 }
 
@@ -58,22 +57,23 @@ pub struct Key {
 /// A text, with the style that decides whether it may be read as a number.
 #[derive(Clone, Debug)]
 pub struct Scalar {
-    /// The text.
+    /// The content of the scalar, without quotes and with variables replaced.
     pub text: Box<str>,
-    /// How the text was written.
+    /// The style in which the text was written.
     pub style: Style,
 }
 
-/// How a scalar was written.
+/// The style in which a scalar was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
     /// Without quotes: `5` is a number.
     Plain,
     /// In quotes, as a block, or tagged `!!str`: `"5"` is a text.
     Quoted,
-    /// With a variable: the reader decides the type.
+    /// A scalar that contains an environment variable. The form of the key decides the type, because the style does not show
+    /// it.
     Expanded,
-    /// With a variable that is not set, which was reported.
+    /// With an environment variable that is not set, which has been reported as a problem.
     Unset,
 }
 
@@ -86,7 +86,7 @@ pub enum ScalarType {
     Number,
     /// A boolean.
     Boolean,
-    /// Any type: the reader decides.
+    /// The text contains an environment variable, so it does not show the type. The form of the key decides the type.
     Open,
 }
 
@@ -104,7 +104,7 @@ impl Scalar {
         }
     }
 
-    /// Returns the boolean that the text is, unless it is in quotes.
+    /// Returns the boolean that the text means, unless it is in quotes.
     pub fn switch(&self) -> Option<bool> {
         if self.style == Style::Quoted {
             return None;
@@ -222,7 +222,7 @@ fn is_number(text: &str) -> bool {
 /// A text to parse.
 #[derive(Clone, Copy)]
 pub struct Source<'s> {
-    /// The file that positions name.
+    /// The file to which the positions in the tree refer.
     pub file: FileId,
     /// The YAML text.
     pub text: &'s str,
@@ -230,8 +230,8 @@ pub struct Source<'s> {
     pub environment: Option<Environment<'s>>,
 }
 
-/// A list under a key of the root whose items are passed on one by one and not kept, so that a large document
-/// is never held whole. The tree has an empty list in its place.
+/// A list under a key of the root. Its items are passed to `item` one by one and not kept, so that a large document is never in
+/// memory as a whole. The tree has an empty list in its place.
 pub struct Stream<'s> {
     /// The key of the list.
     pub key: &'static str,
@@ -239,8 +239,8 @@ pub struct Stream<'s> {
     pub item: &'s mut dyn FnMut(usize, Node, &mut Problems),
 }
 
-/// Parses the one document of a text. Returns `None` if it cannot be read to its end, after reporting the
-/// cause. A document of nothing but comments is [`Value::Null`].
+/// Parses the one document of a text. Returns `None` if it cannot be read to its end, after reporting the cause. A document
+/// that has only comments is [`Value::Null`].
 pub fn parse<'s>(source: Source<'s>, stream: Option<Stream<'s>>, problems: &'s mut Problems) -> Option<Node> {
     let builder = Builder {
         parser: Parser::new_from_str(source.text),
@@ -346,7 +346,7 @@ impl<'s> Builder<'s> {
         }
     }
 
-    /// Copies the anchored value, counting its values: a short text must not become a large tree.
+    /// Copies the anchored value, and counts the values in it: a short text must not become a large tree.
     fn alias(&mut self, anchor: usize, span: Span, depth: usize, path: &Path<'_>) -> Result<Node, Stop> {
         let Some(Some((node, size))) = self.anchors.get(&anchor) else {
             return Err(self.stop(span, path, "found an alias within the value that it refers to".into()));
@@ -391,7 +391,8 @@ impl<'s> Builder<'s> {
         loop {
             let (event, span) = self.next()?;
             if event == Event::MappingEnd {
-                // Maps of a few keys are most of a large document.
+                // A large document consists mostly of maps with a few keys. The spare capacity of these maps would cost much
+                // memory.
                 entries.shrink_to_fit();
                 return Ok(entries);
             }
@@ -446,7 +447,8 @@ impl<'s> Builder<'s> {
         }
     }
 
-    /// Passes the items on; a value that is not a list stays in the tree, so that the reader refuses it.
+    /// Passes the items of the streamed list to the receiver. A value that is not a list stays in the tree, where the reader
+    /// refuses it.
     fn streamed(&mut self, event: Event<'s>, span: Span, path: &Path<'_>) -> Result<Node, Stop> {
         let position = self.position(span);
         if !matches!(event, Event::SequenceStart(0, None)) {
@@ -530,8 +532,9 @@ impl<'s> Builder<'s> {
         Stop
     }
 
-    /// Reports the parser's error; for tabs, the usual cause, with a message of its own. A tab can end a text
-    /// that began on an earlier line, which is the line that the parser reports.
+    /// Reports why the text cannot be parsed. The usual cause is a tab in the indentation; without such a tab, the parser's own
+    /// error is reported. The tab may be on a later line than the parser's error: the parser reports the line on which the text
+    /// before the tab begins.
     fn unreadable(&mut self, error: &ScanError) -> Stop {
         let line = error.marker().line();
         let later = if error.info().contains("tab") { usize::MAX } else { 1 };

@@ -1,4 +1,4 @@
-//! Network addresses as this field writes them: hosts, targets, sources.
+//! Network addresses: hosts, URLs of servers, and addresses of listening sockets.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::name::HostName;
 
-/// Converts an IPv4-mapped IPv6 address (RFC 4291 §2.5.5.2) to IPv4, so that one peer has one spelling.
+/// Converts an IPv4-mapped IPv6 address (RFC 4291 §2.5.5.2) to IPv4, so that each address has one spelling.
 pub fn canonical_ip(ip: IpAddr) -> IpAddr {
     ip.to_canonical()
 }
@@ -22,16 +22,16 @@ pub fn canonical_socket(address: SocketAddr) -> SocketAddr {
 pub enum Host {
     /// One address.
     Ip(IpAddr),
-    /// Several addresses of one endpoint, which counts once: the first of each family is used. Without an address the endpoint
-    /// is one that only the gateways of its network reach, such as those of a peer.
+    /// Several addresses of one endpoint. The endpoint counts once, and the first address of each family is used. An endpoint
+    /// without addresses, such as a peer's, can be reached only through the gateways of its network.
     Ips(Arc<[IpAddr]>),
     /// A host name that is resolved to addresses later.
     Name(HostName),
 }
 
 impl Host {
-    /// Parses `10.0.0.1`, `2001:db8::1`, `[2001:db8::1]` or a host name. An IPv4 address with a dot at its end is the
-    /// address, as in a server name.
+    /// Parses `10.0.0.1`, `2001:db8::1`, `[2001:db8::1]` or a host name. As in a server name, an IPv4 address may have a
+    /// trailing dot.
     pub fn parse(text: &str) -> Result<Self, super::name::NameError> {
         let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
         if let Ok(ip) = bare.parse::<IpAddr>() {
@@ -92,7 +92,7 @@ impl Scheme {
 pub struct Url {
     /// The scheme, which decides if the client uses TLS.
     pub scheme: Scheme,
-    /// The server's address or name; several addresses do not occur in a URL.
+    /// The server's address or name, never several addresses.
     pub host: Host,
     /// The port, from the URL or the scheme's default.
     pub port: u16,

@@ -26,7 +26,7 @@ impl<'a> Protocols<'a> {
 
     /// Returns the length of [`Self::join_into`] in bytes.
     pub fn joined_length(self) -> usize {
-        // Each name has one byte before it, and each but the last a comma behind it.
+        // Each entry has a length byte before the name; the joined text has a comma between any two names.
         self.0.len().saturating_sub(1)
     }
 

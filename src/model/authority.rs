@@ -2,16 +2,16 @@
 
 use super::address::Host;
 
-/// `hostname:port`, `address:port` or `[address]:port`.
+/// The destination of a request: `hostname:port`, `address:port` or `[address]:port`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Authority {
-    /// A host name or one address, never several.
+    /// A host name or one address, never several addresses.
     pub host: Host,
     /// The destination port, 1 to 65535.
     pub port: u16,
 }
 
-/// An error of a text that is not an authority.
+/// The reason why a text is not an authority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AuthorityFault {
     /// The text has no port.

@@ -1,4 +1,4 @@
-//! One instance of a service, as a registry gives it.
+//! One instance of a service, as a registry declares it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -34,12 +34,12 @@ impl fmt::Display for Weight {
     }
 }
 
-/// The version of the PROXY header that an endpoint is sent.
+/// The version of the PROXY header that the gateway sends to an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ProxyVersion {
-    /// One line of text: the addresses.
+    /// One line of text with the addresses.
     V1,
-    /// A binary header: the addresses, the name that the client asked for, and an id of the connection.
+    /// A binary header with the addresses, the name that the client asked for, and an id of the connection.
     V2,
 }
 
@@ -56,15 +56,15 @@ impl ProxyVersion {
     }
 }
 
-/// The health that a registry gives an endpoint.
+/// The health that a registry declares for an endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Health {
-    /// Takes connections.
+    /// The endpoint accepts connections.
     #[default]
     Healthy,
-    /// Chosen only if no healthy endpoint is left.
+    /// The endpoint is chosen only if no healthy endpoint is left.
     Unhealthy,
-    /// Takes no new connections.
+    /// The endpoint accepts no new connections.
     Draining,
 }
 
@@ -113,9 +113,9 @@ pub const HBONE_PORT: u16 = 15_008;
 /// The TLS mode that an endpoint declares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DeclaredTls {
-    /// This mode, on every port.
+    /// The endpoint uses this mode on every port.
     Mode(TlsMode),
-    /// The workload is outside the mesh: `own` on ports of protocol TLS or HTTPS, else `none`.
+    /// The workload is outside the mesh: the mode is `own` on ports of protocol TLS or HTTPS, else `none`.
     Application,
 }
 
@@ -124,7 +124,7 @@ impl DeclaredTls {
     pub const ALL: [Self; 4] =
         [Self::Mode(TlsMode::Mesh), Self::Mode(TlsMode::Own), Self::Mode(TlsMode::None), Self::Application];
 
-    /// The value as copies on disk and the API write it.
+    /// Returns the value as copies on disk and the API write it.
     pub fn text(self) -> &'static str {
         match self {
             Self::Mode(mode) => mode.text(),
@@ -162,40 +162,38 @@ pub type Labels = BTreeMap<Arc<str>, Arc<str>>;
 /// Ports on which an endpoint listens, by the name of the service port.
 pub type OwnPorts = BTreeMap<Arc<str>, u16>;
 
-/// One instance of a service. What all endpoints of a shard have in common (cluster, default network) is in
-/// the shard.
+/// One instance of a service. The fields that all endpoints of a shard share (cluster, default network) are in the shard.
 ///
-/// A snapshot may hold millions of endpoints, so the fields of their own are small and the template is
-/// shared.
+/// A snapshot may hold millions of endpoints. Therefore an endpoint's own fields are small, and the template is shared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// A host name only in a shard; the aggregator resolves it to addresses.
+    /// The addresses of the endpoint. In a shard this may be a host name, which the aggregator later resolves to addresses.
     pub host: Host,
-    /// The locality; empty if the registry gives none.
+    /// The locality; empty if the registry declares none.
     pub locality: Locality,
-    /// The share of the endpoint within its service port.
+    /// The endpoint's share of the traffic of a service port.
     pub weight: Weight,
-    /// The health that the registry gives.
+    /// The health that the registry declares.
     pub health: Health,
-    /// The fields that this endpoint shares with others.
+    /// The fields that this endpoint shares with other instances of its workload.
     pub template: Arc<EndpointTemplate>,
 }
 
-/// The fields that instances of one workload share; held once per shard.
+/// The fields that instances of one workload share; stored once per shard.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct EndpointTemplate {
-    /// For a service port that is not listed here, the endpoint listens on the service's target port. With 0 it does not
-    /// listen for that service port.
+    /// The ports on which the endpoint listens. For a service port that is not listed, the endpoint listens on the service's
+    /// target port. With 0 it does not listen for that service port.
     pub ports: OwnPorts,
-    /// Labels that subsets select by.
+    /// The labels by which subsets select endpoints.
     pub labels: Labels,
-    /// `None`: the network of the registry.
+    /// The network; `None`: the network of the registry.
     pub network: Option<Network>,
-    /// `None`: `own` on ports of protocol TLS or HTTPS, else `mesh`.
+    /// The TLS mode; `None`: `own` on ports of protocol TLS or HTTPS, else `mesh`.
     pub tls: Option<DeclaredTls>,
     /// The encapsulation that the endpoint accepts.
     pub encapsulation: Encapsulation,
-    /// The SPIFFE ID that clients verify; `None` if the registry gives none.
+    /// The SPIFFE ID that clients verify; `None` if the registry declares none.
     pub identity: Option<Identity>,
 }
 

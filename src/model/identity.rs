@@ -7,7 +7,7 @@ use std::sync::Arc;
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TrustDomain(Arc<str>);
 
-/// An error of a text that is not a SPIFFE ID, trust domain or pattern.
+/// The reason why a text is not a SPIFFE ID, trust domain or pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IdentityError {
     /// The text does not begin with `spiffe://`.
@@ -67,7 +67,7 @@ impl Identity {
         &self.0
     }
 
-    /// Returns the shared text, for callers that keep it without its type.
+    /// Returns the text, shared, for callers that store it without this type.
     pub fn shared(&self) -> Arc<str> {
         self.0.clone()
     }

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use super::name::HostName;
 
-/// The part of a service that only the service of a peer has.
+/// The data of a peer's service that our own services do not have.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Import {
     /// Our name for the peer.
     pub peer: Arc<str>,
-    /// The name under which the peer exports the service: what callers put in the SNI and in the authority, as nobody on
-    /// their way rewrites a hello. The service itself has the name that the import rule gives it.
+    /// The name under which the peer exports the service. Callers send this name in the SNI and in the authority, because no
+    /// gateway on the path rewrites a hello. The service itself has the name that the import rule gives it.
     pub exported_name: HostName,
-    /// When the peer first exported the service, in seconds since 1970-01-01 UTC; 0 if unknown.
+    /// The time at which the peer first exported the service, in seconds since 1970-01-01 UTC; 0 if unknown.
     pub exported_at: u64,
 }

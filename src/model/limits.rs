@@ -1,4 +1,4 @@
-//! Limits that hold for each source of connections or for each service, and what counts as one source or one service.
+//! Limits of each source of connections and of each service, and the definitions of a source and of a service.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -6,37 +6,37 @@ use std::sync::Arc;
 
 use super::address::canonical_ip;
 
-/// The limits of each source; `None`: none.
+/// The limits of each source. `None`: there is no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SourceLimits {
-    /// Concurrent connections.
+    /// The largest number of concurrent connections.
     pub connections: Option<usize>,
-    /// New connections per second; a source may open those of one second at once.
+    /// The largest number of new connections per second. A source may open all of them at once.
     pub new_per_second: Option<u32>,
-    /// Concurrent connections whose hello or handshake is not complete.
+    /// The largest number of concurrent connections whose hello or handshake is not complete.
     pub pending_hellos: Option<usize>,
     /// The addresses that count as one source.
     pub prefix: SourcePrefix,
 }
 
-/// The number of leading bits of an address that make one source.
+/// The number of leading bits that the addresses of one source have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SourcePrefix {
-    /// Leading bits of an IPv4 address, at most 32.
+    /// The number of leading bits of an IPv4 address, at most 32.
     pub ipv4: u8,
-    /// Leading bits of an IPv6 address, at most 128.
+    /// The number of leading bits of an IPv6 address, at most 128.
     pub ipv6: u8,
 }
 
 impl Default for SourcePrefix {
-    /// An IPv4 address, or the /64 of an IPv6 address, which is the smallest block that a site is given.
+    /// Returns the prefix of a whole IPv4 address, and of an IPv6 /64, which is the smallest block that a site is given.
     fn default() -> Self {
         Self { ipv4: 32, ipv6: 64 }
     }
 }
 
 impl SourcePrefix {
-    /// Returns the first address of the block that an address is in.
+    /// Returns the first address of the block that contains an address.
     pub fn block(self, ip: IpAddr) -> IpAddr {
         match canonical_ip(ip) {
             IpAddr::V4(v4) => {
@@ -50,7 +50,7 @@ impl SourcePrefix {
         }
     }
 
-    /// Returns the block of an address as users write it: one address, or a network with its length.
+    /// Returns the block of an address as users write it: one address, or a network with its prefix length.
     pub fn text(self, ip: IpAddr) -> String {
         let block = self.block(ip);
         match (block, self) {
@@ -63,7 +63,7 @@ impl SourcePrefix {
     }
 }
 
-/// The party whose connections the limit of each service counts together.
+/// The service or route whose connections are counted together for the limit of each service.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ServiceLimitKey {
     /// A service of the mesh by its host name, with all of its ports and subsets.

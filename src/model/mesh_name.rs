@@ -1,5 +1,5 @@
-//! The SNI dialect of Istio's meshes: `outbound_.<service port>_.<subset>_.<hostname>`. Admission looks such a name up as a
-//! service, port and subset, after the routes that have exactly this name.
+//! The SNI dialect of Istio's meshes: `outbound_.<service port>_.<subset>_.<hostname>`. If no route has exactly the requested
+//! name, admission looks up the service, port and subset that the name contains.
 
 /// The parts of a mesh name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,12 +15,11 @@ pub struct MeshName<'a> {
 /// The form of a canonical name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect<'a> {
-    /// Any name that is not of the dialect.
+    /// The name does not belong to the dialect.
     Plain,
-    /// A mesh name, with its parts.
+    /// The name is a mesh name with these parts.
     Mesh(MeshName<'a>),
-    /// A name that begins like a mesh name but is not one, or a name of the inbound kind, which is never
-    /// routed.
+    /// The name begins like a mesh name but is not one, or the name is of the inbound kind, which is never routed.
     Malformed,
 }
 

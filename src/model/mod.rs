@@ -1,5 +1,6 @@
-//! The field's nouns as plain values. No I/O, no clock, no randomness: a test can make every value from
-//! literals. Functions that decide over these values (matching, admission, choice) live in the layers above.
+//! The values of the domain, such as services, endpoints, names and identities. They need no I/O, no clock and no randomness,
+//! so that a test can make every value from literals. Functions that decide over these values (matching, admission, choice)
+//! live in the layers above.
 
 pub mod address;
 pub mod alpn;

@@ -5,12 +5,12 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-/// Longest host name in bytes (RFC 1035 §2.3.4, without the root's empty label).
+/// The longest host name in bytes (RFC 1035 §2.3.4, without the root's empty label).
 pub const NAME_BYTES_MAX: usize = 253;
-/// Longest label in bytes (RFC 1035 §2.3.4).
+/// The longest label in bytes (RFC 1035 §2.3.4).
 pub const LABEL_BYTES_MAX: usize = 63;
 
-/// An error of a text that is not a host name.
+/// The reason why a text is not a host name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
     /// The name is empty.
@@ -46,8 +46,8 @@ impl Default for NameBuffer {
     }
 }
 
-/// Writes the canonical form of a received name to `buffer`: ASCII-lower-cased, one trailing dot removed,
-/// checked. Underscores are legal, because Istio's SNI names contain them.
+/// Checks a received name and writes its canonical form to `buffer`: in ASCII lower case and without one trailing dot.
+/// Underscores are legal, because Istio's SNI names contain them.
 pub fn canonical<'b>(raw: &[u8], buffer: &'b mut NameBuffer) -> Result<&'b str, NameError> {
     let raw = raw.strip_suffix(b".").unwrap_or(raw);
     if raw.is_empty() {
@@ -105,7 +105,7 @@ impl HostName {
         &self.0
     }
 
-    /// Returns the shared text, for callers that keep it without its type (labels, log fields).
+    /// Returns the shared text of the name, for callers that store text instead of this type (labels, log fields).
     pub fn shared(&self) -> Arc<str> {
         self.0.clone()
     }
@@ -140,7 +140,7 @@ pub enum NamePattern {
     Any,
 }
 
-/// An error of a text that is not a name pattern.
+/// The reason why a text is not a name pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PatternError {
     /// The text has a `*` that is not alone or the whole first label.

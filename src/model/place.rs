@@ -20,7 +20,7 @@ macro_rules! text_newtype {
                 &self.0
             }
 
-            /// Returns the shared text, for callers that keep it without its type.
+            /// Returns the shared text, for callers that store text instead of this type.
             pub fn shared(&self) -> Arc<str> {
                 self.0.clone()
             }
@@ -39,7 +39,7 @@ text_newtype!(
     Network
 );
 text_newtype!(
-    /// A registry of services: a Kubernetes cluster, or a file that stands for one.
+    /// The ID of a registry of services: a Kubernetes cluster, or a file used in place of one.
     ClusterId
 );
 
@@ -50,7 +50,7 @@ impl Network {
     }
 }
 
-/// `region/zone/subzone`; any part may be empty.
+/// A locality: `region/zone/subzone`. Any part may be empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Locality(Arc<str>);
 
@@ -84,12 +84,12 @@ impl Locality {
         &self.0
     }
 
-    /// Returns the shared text, for callers that keep it without its type.
+    /// Returns the shared text, for callers that store text instead of this type.
     pub fn shared(&self) -> Arc<str> {
         self.0.clone()
     }
 
-    /// Returns the level of `other` as `locality: prefer` counts it from this locality.
+    /// Returns how near `other` is to this locality, as one of the levels that `locality: prefer` distinguishes.
     pub fn distance(&self, other: &Self) -> Distance {
         if self.region().is_empty() || self.region() != other.region() {
             Distance::Elsewhere

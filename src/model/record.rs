@@ -1,5 +1,5 @@
-//! The record of one connection. The metric, the log line, the failures list and the connections list are all
-//! written from this one value.
+//! The record of one connection. The metric, the log line, the failures list and the connections list are all written from this
+//! one value.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use super::reason::Reason;
 use super::trace::{Span, TraceId, TraceParent};
 
-/// The protocol by which a connection came.
+/// The protocol of a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ConnectionProtocol {
     /// TLS, routed by its SNI.
@@ -28,12 +28,12 @@ impl ConnectionProtocol {
     }
 }
 
-/// The parties of a connection.
+/// A party of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// The peer that connected to the gateway.
+    /// The party that connected to the gateway.
     Client,
-    /// The peer that the gateway connected to.
+    /// The party to which the gateway connected.
     Endpoint,
     /// This gateway.
     Gateway,
@@ -49,8 +49,8 @@ impl Side {
         }
     }
 
-    /// Returns the side that ended a connection with this reason. `first` is the side that ended its direction
-    /// first; it counts if both sides ended in order.
+    /// Returns the party that ended a connection with this reason. If the connection ended normally, returns `first`, the party
+    /// that ended its direction first.
     pub fn of(reason: Reason, first: Option<Self>) -> Option<Self> {
         match reason {
             Reason::Ok => first,
@@ -61,23 +61,22 @@ impl Side {
     }
 }
 
-/// The facts of a connection or of one CONNECT stream. A field is empty if the connection ended before the
-/// fact was known.
+/// The record of a connection or of one CONNECT stream. A field is empty if the connection ended before its value was known.
 #[derive(Clone, Debug)]
 pub struct ConnectionRecord {
-    /// Unique in this process.
+    /// The number of the connection, unique in this process.
     pub id: u64,
     /// The time of the accept.
     pub time: SystemTime,
     /// The name of the listener.
     pub listener: Arc<str>,
-    /// The protocol by which the connection came.
+    /// The protocol of the connection.
     pub protocol: ConnectionProtocol,
     /// The address and port of the client.
     pub source: SocketAddr,
     /// The address and port of the proxy that announced `source` by a PROXY header; `None` if the client connected itself.
     pub proxy: Option<SocketAddr>,
-    /// The address of the gateway that the client connected to.
+    /// The local address and port to which the client connected.
     pub local: Option<SocketAddr>,
     /// The network whose CIDR holds the source; empty if unknown.
     pub source_network: Arc<str>,
@@ -99,58 +98,58 @@ pub struct ConnectionRecord {
     pub subset: Option<Arc<str>>,
     /// The endpoint that was dialled last.
     pub endpoint: Option<SocketAddr>,
-    /// The cluster of that endpoint; empty if unknown.
+    /// The cluster of the endpoint that was dialled last; empty if unknown.
     pub endpoint_cluster: Arc<str>,
-    /// The locality of that endpoint; empty if unknown.
+    /// The locality of the endpoint that was dialled last; empty if unknown.
     pub endpoint_locality: Arc<str>,
     /// The number of endpoints that were dialled.
     pub attempts: u8,
     /// The SPIFFE ID of the client's certificate.
     pub source_identity: Option<Arc<str>>,
-    /// The peer whose caller it is.
+    /// The name of the peer that the caller belongs to.
     pub peer: Option<Arc<str>>,
     /// The `cluster/namespace/workload` that the client claims; unverified.
     pub source_claimed: Option<Box<str>>,
     /// The trace context that the client sent (`traceparent`).
     pub trace: Option<TraceParent>,
-    /// The `tracestate` that the client sent with it.
+    /// The `tracestate` that the client sent with the trace context.
     pub trace_state: Option<Box<str>>,
-    /// The trace that the connection begins by its hello, if the client sent no trace context.
+    /// The trace that begins with the connection's hello, if the client sent no trace context.
     pub hello_trace: Option<TraceId>,
     /// The span of this connection; `None` if the trace is not sampled.
     pub span: Option<Span>,
-    /// The id that the endpoint was sent in a PROXY header of version 2.
+    /// The id in the PROXY header of version 2 that the endpoint got.
     pub unique_id: Option<Box<str>>,
     /// The exact fault, if the reason alone does not say it.
     pub detail: Option<Box<str>>,
     /// True if the caller cancelled the stream after it was answered, which is not a fault.
     pub cancelled: bool,
-    /// Why the connection ended; `None` while it is open.
+    /// The reason why the connection ended; `None` while it is open.
     pub reason: Option<Reason>,
-    /// The side that ended the connection; `None` while it is open.
+    /// The party that ended the connection; `None` while it is open.
     pub ended_by: Option<Side>,
-    /// From accept to the end, or until the record was written.
+    /// The time from accept to the end, or until the record was written.
     pub duration: Duration,
-    /// From accept to the whole ClientHello.
+    /// The time from accept to the complete ClientHello.
     pub hello: Option<Duration>,
-    /// From the first dial to the connect of the endpoint that accepted.
+    /// The time from the first dial until an endpoint accepted the connection.
     pub connect: Option<Duration>,
-    /// From accept to the endpoint's first byte.
+    /// The time from accept to the endpoint's first byte.
     pub first_byte: Option<Duration>,
-    /// Bytes from client to endpoint.
+    /// The number of bytes from client to endpoint.
     pub bytes_up: u64,
-    /// Bytes from endpoint to client.
+    /// The number of bytes from endpoint to client.
     pub bytes_down: u64,
 }
 
 impl ConnectionRecord {
-    /// Returns the trace that the connection is in, which a log line names.
+    /// Returns the id of the connection's trace, as log lines name it.
     pub fn trace_id(&self) -> Option<TraceId> {
         let of_caller = || self.trace.map(|caller| caller.trace);
         self.span.map(|span| span.trace).or_else(of_caller).or(self.hello_trace)
     }
 
-    /// Returns true if an operator may want the end explained.
+    /// Returns true if an operator may want to know why the connection ended.
     pub fn is_fault(&self) -> bool {
         self.reason.is_some_and(|reason| reason != Reason::Ok) && !self.cancelled
     }

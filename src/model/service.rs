@@ -10,7 +10,7 @@ use super::identity::Identity;
 use super::import::Import;
 use super::name::HostName;
 
-/// The key of a service. Services of two clusters with equal keys are one service.
+/// The key of a service. Services with equal keys in two clusters are one service.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServiceKey {
     /// The namespace that owns the service.
@@ -64,7 +64,7 @@ impl PortProtocol {
         matches!(self, Self::Tls | Self::Https)
     }
 
-    /// Returns the TLS mode of an endpoint that gives none.
+    /// Returns the TLS mode of an endpoint whose registry declares no mode.
     pub fn default_tls(self) -> TlsMode {
         if self.is_tls() { TlsMode::Own } else { TlsMode::Mesh }
     }
@@ -77,22 +77,22 @@ pub struct ServicePort {
     pub name: Arc<str>,
     /// The port that clients use, 1 to 65535.
     pub port: u16,
-    /// The port of endpoints that have no port of their own for this one.
+    /// The port on which endpoints listen for this service port, unless they have a port of their own.
     pub target_port: u16,
     /// The application protocol.
     pub protocol: PortProtocol,
 }
 
-/// A proxy that accepts a service's connections in the place of its endpoints.
+/// A proxy that accepts a service's connections in place of its endpoints.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Waypoint {
     /// The address on which the waypoint accepts HBONE.
     pub address: SocketAddr,
-    /// The waypoint's SPIFFE ID, by which its own calls are recognised; `None`: they are not.
+    /// The waypoint's SPIFFE ID, by which the gateway recognises calls of the waypoint; `None`: they are not recognised.
     pub identity: Option<Identity>,
 }
 
-/// A service as one registry gives it.
+/// A service as one registry declares it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
     /// The namespace and host name.
@@ -105,26 +105,27 @@ pub struct Service {
     pub subsets: BTreeMap<Arc<str>, Labels>,
     /// The waypoint, if the service has one.
     pub waypoint: Option<Waypoint>,
-    /// The endpoints that the registry gives for this service.
+    /// The endpoints that the registry declares for this service.
     pub endpoints: Arc<[Endpoint]>,
-    /// The name by which export rules know the service; absent: its host name. An alias is exported as what it stands for.
+    /// The name by which export rules refer to the service; `None`: its host name. An alias is exported under the name of its
+    /// target.
     pub exported_as: Option<HostName>,
-    /// What a service of a peer has beside these fields; `None` for services of our own.
+    /// The data that only services of a peer have; `None` for our own services.
     pub import: Option<Arc<Import>>,
-    /// Endpoints that the registry knows of and does not believe, by why; each kind at most once.
+    /// How many endpoints the registry leaves out for each reason. A reason occurs at most once in the list.
     pub withheld: Box<[(Withheld, u32)]>,
 }
 
 /// The reason why a registry leaves out an endpoint that its source lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Withheld {
-    /// The pod that the endpoint claims is another one, is on another node, or has another address.
+    /// The endpoint refers to a pod by a malformed UID, or the pod has another namespace or address than the endpoint.
     Claimed,
     /// The pod of the endpoint is not known yet.
     WaitingForPod,
     /// The endpoint names no pod.
     NoPod,
-    /// The registry may not give endpoints of this network.
+    /// The registry is not allowed to declare endpoints of this network.
     ForeignNetwork,
 }
 
@@ -144,7 +145,7 @@ impl Withheld {
 }
 
 impl EndpointTemplate {
-    /// The TLS mode on ports of a protocol.
+    /// Returns the TLS mode on ports of a protocol.
     pub fn tls_on(&self, protocol: PortProtocol) -> TlsMode {
         match self.tls {
             None => protocol.default_tls(),
@@ -154,7 +155,7 @@ impl EndpointTemplate {
         }
     }
 
-    /// Returns the port on which the endpoint listens for a service port; `None` if it does not.
+    /// Returns the port on which the endpoint listens for a service port; `None` if it does not listen for it.
     pub fn port_for(&self, port: &ServicePort) -> Option<u16> {
         let own = self.ports.get(&port.name).copied().unwrap_or(port.target_port);
         (own != 0).then_some(own)
@@ -162,7 +163,8 @@ impl EndpointTemplate {
 }
 
 impl Service {
-    /// Returns the service under another host name; export rules apply to it as to this one.
+    /// Returns a copy of the service under another host name, without addresses. Export rules apply to the copy as to the
+    /// original.
     pub fn standing_for(&self, hostname: HostName) -> Self {
         let key = ServiceKey { namespace: self.key.namespace.clone(), hostname };
         Self { key, addresses: Vec::new(), exported_as: Some(self.export_name().clone()), ..self.clone() }

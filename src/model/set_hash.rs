@@ -1,4 +1,4 @@
-//! The hash of a set of items, whatever their order, by which the two ends of a link see that they have the same.
+//! A hash of a set of items, independent of their order. Two gateways compare it to check that they have the same items.
 
 use twox_hash::XxHash3_128;
 
@@ -21,7 +21,7 @@ impl ItemHash {
 }
 
 impl SetHash {
-    /// Makes the hash from its parts; `None` if the sum has not 16 bytes.
+    /// Makes the hash from its parts; `None` if the sum is not 16 bytes long.
     pub fn from_parts(count: u64, sum: &[u8]) -> Option<Self> {
         Some(Self { count, sum: u128::from_be_bytes(sum.try_into().ok()?) })
     }
@@ -36,7 +36,7 @@ impl SetHash {
         self.sum.to_be_bytes()
     }
 
-    /// Replaces an item, adds one or removes one.
+    /// Replaces, adds or removes an item.
     pub fn change(&mut self, before: Option<ItemHash>, after: Option<ItemHash>) {
         if let Some(ItemHash(hash)) = before {
             self.count = self.count.saturating_sub(1);

@@ -1,16 +1,16 @@
-//! Admission under shared limits, fairly by holder: connections of the data plane, and of each control-plane
-//! listener.
+//! Admits connections under a shared limit, which is divided fairly among holders. A holder is the source or the identity that
+//! a connection is counted for. The data plane has one such limit, and each control-plane listener another.
 //!
-//! Four fifths of a limit go to any holder, first come, first served. The last fifth goes only to holders
-//! below their share, which is the limit divided by the number of holders. So one source cannot keep the
-//! others out, and a source that is alone may have all of it. If all places are taken, a holder below its share
-//! is admitted all the same, and one place of the largest holder is taken back.
+//! Each connection takes a slot. Four fifths of the slots go to any holder, first come, first served. The last fifth goes only
+//! to holders below their share, which is the limit divided by the number of holders. So one source cannot keep the others out,
+//! and a source that is alone may use all slots. If all slots are taken, a holder below its share is admitted all the same, and
+//! one connection of the holder with the most slots is ended.
 //!
-//! Beside the shares, [`sources`] has numbers that no source may exceed, [`services`] counts the connections to each
-//! service, and [`peers`] those of each peer's callers. Each of them costs nothing while it is off.
+//! Besides these shares, [`sources`] has limits for each source, [`services`] counts the connections to each service, and
+//! [`peers`] those of each peer's callers. Each of these costs nothing while it is off.
 //!
-//! Memory: one entry for each holder of a place, so never more than the limit, and up to [`REMEMBERED_MAX`] entries of
-//! sources without a place that have opened connections within the last second.
+//! Memory: one entry for each holder with a slot, so never more than the limit, and up to [`REMEMBERED_MAX`] entries of
+//! sources without a slot that have opened connections within the last second.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -30,25 +30,28 @@ pub mod sources;
 
 use sources::{Held, Sources};
 
-/// The part of a limit that is reserved for holders below their share: one in this many.
+/// The reciprocal of the part of a limit that is reserved for holders below their share.
 const RESERVED_PART: usize = 5;
-/// Places above the limit that may be in use while places that were taken back are not released yet.
+/// The number of slots above the limit that may be in use until the connections chosen to make room have ended.
 const OVERDRAFT_MAX: usize = 64;
-/// The search for the largest holder visits all holders: it may use one in this many moments of time.
+/// The factor that bounds the time spent on searches for the holder with the most slots. A search visits all holders, so the
+/// next one begins only after this many times the duration of the last one.
 const SEARCH_PART: u32 = 20;
-/// Sources without a place whose allowance of new connections is remembered. A gateway does not accept connections of so
-/// many sources within a second; beyond, a source is forgotten with its last connection, and begins with a full allowance.
+/// The number of sources without a slot whose allowance of new connections is remembered. A gateway does not accept
+/// connections from so many sources within a second. Beyond this number, a source is forgotten with its last connection,
+/// and starts again with a full allowance.
 pub const REMEMBERED_MAX: usize = 65_536;
 
-/// The party that a place is counted for.
+/// The source or identity that a connection's slot is counted for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Holder {
     /// The first address of a block of source addresses.
     Source(IpAddr),
     /// A SPIFFE ID.
     Identity(Arc<str>),
-    /// A connection that has not announced its source yet. It has no share, and takes no place from the other holders; all of
-    /// these have a fifth of the limit together, and at a full gateway as many as places may be above the limit.
+    /// All connections whose source is unknown because their PROXY header was not read yet. No other connection is ended to
+    /// make room for them. All of them together get at most a fifth of the limit; if all slots of the limit are in use, they
+    /// get at most the slots above the limit.
     Unannounced,
 }
 
@@ -75,48 +78,50 @@ impl Limit {
     }
 }
 
-/// The result of a request for one more place.
+/// The result of a request for a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Verdict {
-    /// The holder gets the place.
+    /// The holder gets the slot.
     Admit,
-    /// The holder gets the place, and one place of the holder in this variant must be taken back at once.
+    /// The requesting holder gets the slot. To make room, the caller must at once end one connection of the holder that this
+    /// variant names.
     AdmitAndTakeBack(Holder),
-    /// The holder does not get the place.
+    /// The holder does not get the slot.
     Refuse(Limit),
 }
 
-/// What a released place leaves behind.
+/// The state that remains after a slot is released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Released {
-    /// Nothing that needs attention.
+    /// This release needs no later call of [`forget`](Admission::forget).
     Done,
-    /// The allowance of the holder, which is to be [forgotten](Admission::forget) a second later.
+    /// The holder's used part of its allowance of new connections stays recorded. The caller must [forget](Admission::forget)
+    /// the holder a second later.
     Remembered,
 }
 
-/// The places under one limit, counted by holder.
+/// The slots under one limit, counted by holder.
 #[derive(Debug)]
 pub struct Admission {
     limit: AtomicUsize,
     used: AtomicUsize,
-    /// The places of [`Holder::Unannounced`], which take none from the others.
+    /// The number of slots of [`Holder::Unannounced`]. `used` does not include them.
     unannounced: AtomicUsize,
     sources: Sources,
     holders: DashMap<Holder, Held, DefaultHashBuilder>,
-    /// The number of `holders` with a place.
+    /// The number of `holders` with a slot.
     holders_len: AtomicUsize,
     /// The number of `holders` that [`forget`](Self::forget) will be called for.
     remembered: AtomicUsize,
     remembered_max: usize,
-    /// The earliest time of the next search for the largest holder.
+    /// The earliest time of the next search for the holder with the most slots.
     search_from: Mutex<Option<Instant>>,
 }
 
 impl Admission {
-    /// Makes an admission of `limit` places, without limits for each source.
+    /// Creates an admission with `limit` slots, without limits for each source.
     pub fn new(limit: usize) -> Self {
         Self {
             limit: AtomicUsize::new(limit),
@@ -131,12 +136,12 @@ impl Admission {
         }
     }
 
-    /// Changes the limit; places above it stay in use until they are released.
+    /// Changes the limit. Slots in use above it stay in use until they are released.
     pub fn set_limit(&self, limit: usize) {
         self.limit.store(limit, Ordering::Relaxed);
     }
 
-    /// Changes the limits of each source; places above them stay in use until they are released.
+    /// Changes the limits of each source. Slots above the new limits stay in use until they are released.
     pub fn set_source_limits(&self, limits: &SourceLimits) {
         self.sources.set(limits);
     }
@@ -146,17 +151,17 @@ impl Admission {
         self.sources.limits()
     }
 
-    /// Returns the limit.
+    /// Returns the limit of all holders together.
     pub fn limit(&self) -> usize {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of places in use, those of connections that have not announced their source included.
+    /// Returns the number of slots in use, including those of connections that have not announced their source.
     pub fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed) + self.unannounced.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of holders that have a place.
+    /// Returns the number of holders that have a slot.
     pub fn holders(&self) -> usize {
         self.holders_len.load(Ordering::Relaxed)
     }
@@ -166,7 +171,7 @@ impl Admission {
         Holder::Source(self.sources.prefix().block(ip))
     }
 
-    /// Takes one place for a holder, unless it is refused. Each place taken must be [released](Self::release)
+    /// Takes a slot for a holder, or returns the limit that refuses the slot. Each slot taken must be [released](Self::release)
     /// once.
     pub fn admit(&self, holder: &Holder) -> Verdict {
         let limit = self.limit();
@@ -186,7 +191,7 @@ impl Admission {
             self.count(entry, spent_until);
             return Verdict::Admit;
         }
-        // The search below locks other entries of the map.
+        // The lock on this entry is released, because the search below locks other entries of the map.
         drop(entry);
         if !below_share {
             return Verdict::Refuse(Limit::All);
@@ -194,7 +199,7 @@ impl Admission {
         match self.holder_of_most() {
             Some((most, count)) if count > held.places + 1 && self.take(limit + overdraft(limit)) => {
                 let entry = self.holders.entry(holder.clone());
-                // Another thread may have admitted a connection of the source since.
+                // The source is checked again, because meanwhile another thread may have admitted one of its connections.
                 match self.sources.judge(holder, &self::held(&entry)) {
                     Ok(spent_until) => {
                         self.count(entry, spent_until);
@@ -210,8 +215,8 @@ impl Admission {
         }
     }
 
-    /// Exchanges the place of [`Holder::Unannounced`] for one of this holder, unless it is refused; then the connection keeps
-    /// the place until it is released.
+    /// Exchanges the slot of [`Holder::Unannounced`] for a slot of this holder. If the new slot is refused, the connection
+    /// keeps its old slot until it is released.
     pub fn exchange(&self, holder: &Holder) -> Verdict {
         let verdict = self.admit(holder);
         if !matches!(verdict, Verdict::Refuse(_)) {
@@ -220,7 +225,7 @@ impl Admission {
         verdict
     }
 
-    /// Releases a place of a holder.
+    /// Releases a slot of a holder.
     pub fn release(&self, holder: &Holder) -> Released {
         let mut released = Released::Done;
         if *holder == Holder::Unannounced {
@@ -234,7 +239,7 @@ impl Admission {
                 self.holders_len.fetch_sub(1, Ordering::Relaxed);
                 held.get_mut().places = 0;
                 if held.get().is_remembered {
-                    // `forget` will be called for it.
+                    // The entry stays, because `forget` will be called for it.
                 } else if self.sources.is_spent(held.get()) && self.take_memory() {
                     held.get_mut().is_remembered = true;
                     released = Released::Remembered;
@@ -250,7 +255,7 @@ impl Admission {
         released
     }
 
-    /// Takes a place for a connection that has not announced its source; returns true if there is one.
+    /// Takes a slot for a connection that has not announced its source. Returns true if one was free.
     fn take_unannounced(&self, limit: usize) -> bool {
         if !take(&self.unannounced, (limit / RESERVED_PART).max(1)) {
             return false;
@@ -272,8 +277,8 @@ impl Admission {
         debug_assert!(before > 0, "more places are given back than were taken");
     }
 
-    /// Forgets the allowance of a holder that was [remembered](Released::Remembered), if it is full again; returns false if
-    /// it is not, and this is to be called again later.
+    /// Forgets the allowance of a [remembered](Released::Remembered) holder if it is full again. Returns false if it is not
+    /// full yet; then the caller must call this again later.
     pub fn forget(&self, holder: &Holder) -> bool {
         let Entry::Occupied(mut held) = self.holders.entry(holder.clone()) else {
             debug_assert!(false, "{holder:?} is forgotten twice");
@@ -291,13 +296,13 @@ impl Admission {
         true
     }
 
-    /// Returns true if incomplete hellos are counted by source.
+    /// Returns true if the incomplete hellos of this holder are limited.
     pub fn counts_hellos(&self, holder: &Holder) -> bool {
         matches!(holder, Holder::Source(_)) && self.sources.limits_hellos()
     }
 
-    /// Counts an incomplete hello of a holder of a place until [`end_hello`](Self::end_hello); returns false if the holder
-    /// then has more of them than its limit, so that one has to end.
+    /// Counts an incomplete hello of a holder with a slot until [`end_hello`](Self::end_hello). Returns false if the holder
+    /// now has more incomplete hellos than its limit, so that one of them must end.
     pub fn begin_hello(&self, holder: &Holder) -> bool {
         let Some(mut held) = self.holders.get_mut(holder) else {
             debug_assert!(false, "{holder:?} has no place");
@@ -307,7 +312,7 @@ impl Admission {
         self.sources.allows_hellos(held.pending)
     }
 
-    /// Counts an incomplete hello no longer.
+    /// Stops counting a hello as incomplete.
     pub fn end_hello(&self, holder: &Holder) {
         if let Some(mut held) = self.holders.get_mut(holder) {
             debug_assert!(held.pending > 0, "{holder:?} ends a hello twice");
@@ -315,18 +320,18 @@ impl Admission {
         }
     }
 
-    /// Returns the use that the source of an address makes of its limits.
+    /// Returns how much of its limits the source of an address uses.
     pub fn usage(&self, ip: IpAddr) -> sources::Usage {
         let held = self.holders.get(&self.source(ip)).map(|held| *held).unwrap_or_default();
         self.sources.usage(ip, &held)
     }
 
-    /// Takes a place if fewer than `open` are in use; returns true if it did.
+    /// Takes a slot if fewer than `open` are in use. Returns true if it did.
     fn take(&self, open: usize) -> bool {
         take(&self.used, open)
     }
 
-    /// Takes memory for a holder without a place; returns true if there is some.
+    /// Counts one more holder that is remembered only for its allowance. Returns false if there are [`REMEMBERED_MAX`] already.
     fn take_memory(&self) -> bool {
         take(&self.remembered, self.remembered_max)
     }
@@ -340,9 +345,10 @@ impl Admission {
         held.spent_until = spent_until;
     }
 
-    /// Returns the largest holder, with the number of its places; `None` if the last search is too recent.
+    /// Returns the holder with the most slots, and the number of its slots. Returns `None` if the last search was too recent,
+    /// or if another thread is searching.
     fn holder_of_most(&self) -> Option<(Holder, usize)> {
-        // Another thread is searching: its result would be the same.
+        // Another thread is searching; its result would be the same.
         let mut from = self.search_from.try_lock().ok()?;
         let begun = Instant::now();
         if from.is_some_and(|from| begun < from) {
@@ -356,7 +362,7 @@ impl Admission {
     }
 }
 
-/// Returns the places and the allowance of a holder.
+/// Returns the slots and the allowance of a holder.
 fn held(entry: &Entry<'_, Holder, Held>) -> Held {
     match entry {
         Entry::Occupied(held) => *held.get(),
@@ -364,10 +370,10 @@ fn held(entry: &Entry<'_, Holder, Held>) -> Held {
     }
 }
 
-/// Raises a counter if it is below `open`; returns true if it did.
+/// Increments a counter if it is below `open`. Returns true if it did.
 fn take(counter: &AtomicUsize, open: usize) -> bool {
-    // The counter is raised first and lowered again on failure, so that two threads cannot both take the
-    // last place.
+    // The counter is incremented first and decremented again on failure, so that two threads cannot both take the last
+    // slot.
     if counter.fetch_add(1, Ordering::Relaxed) < open {
         return true;
     }
@@ -391,7 +397,8 @@ mod tests {
         (0..wanted).filter(|_| admission.admit(holder) == Verdict::Admit).count()
     }
 
-    /// Asks for a place after the pause between two searches.
+    /// Retries an admission for up to 200 ms, because a refused holder is not admitted until the pause between two searches is
+    /// over.
     fn patiently(admission: &Admission, holder: &Holder) -> Verdict {
         after_pause(|| admission.admit(holder))
     }
@@ -498,7 +505,7 @@ mod tests {
         let admission = limited(SourceLimits { new_per_second: Some(rate), ..SourceLimits::default() });
         let begun = Instant::now();
         let mut taken = 0;
-        // The connections end at once: their number is remembered.
+        // The connections end at once, but the allowance that they used up is not returned.
         while begun.elapsed() < Duration::from_millis(450) {
             match admission.admit(&source(1)) {
                 Verdict::Admit => {
@@ -520,7 +527,7 @@ mod tests {
         assert_eq!(take(&admission, &source(1), 1), 1);
         assert_eq!(admission.release(&source(1)), Released::Remembered);
         assert_eq!((admission.holders(), admission.holders.len()), (0, 1));
-        // It has a place again: nothing is to be forgotten a second time.
+        // A call of `forget` is due already, so the second release must not request another one.
         assert_eq!(take(&admission, &source(1), 1), 1);
         assert_eq!(admission.release(&source(1)), Released::Done);
         let deadline = Instant::now() + Duration::from_secs(10);
@@ -551,12 +558,12 @@ mod tests {
         assert_eq!(take(&admission, &Holder::Unannounced, 1), 1);
         assert_eq!(admission.exchange(&source(1)), Verdict::Admit);
         assert_eq!((take(&admission, &source(1), 40), admission.used(), admission.holders()), (29, 30, 1));
-        // At the source's limit, the place stays until it is released.
+        // If the source is at its limit, the connection keeps its slot of [`Holder::Unannounced`] until that slot is released.
         assert_eq!(take(&admission, &Holder::Unannounced, 1), 1);
         assert_eq!(admission.exchange(&source(1)), Verdict::Refuse(Limit::SourceConnections));
         assert_eq!(admission.release(&Holder::Unannounced), Released::Done);
         assert_eq!(admission.used(), 30);
-        // A full gateway still reads some headers, and finds a place for a source that has none.
+        // At a full gateway, a few more connections may announce their source, and a source without a slot gets one.
         assert_eq!(take(&admission, &source(2), 2), 2);
         assert_eq!(take(&admission, &Holder::Unannounced, 10), 2, "as many as may be above the limit");
         assert_eq!(after_pause(|| admission.exchange(&source(3))), Verdict::AdmitAndTakeBack(source(1)));

@@ -1,23 +1,22 @@
 //! Runs long computations, such as parsing large files and building snapshots, on threads of low priority.
 //!
-//! A gateway often has no more processors than workers, so every computation beside the workers delays them.
-//! Because these threads are nicer than the rest, the kernel gives a worker the processor as soon as a peer
-//! has sent something. While a million routes are read again on two processors, p99.9 of round trips through
-//! a relay is 0.2 ms with it, 0.3 to 4 ms without (`cargo bench --bench routes`).
+//! A gateway often has no more processors than workers, so every computation beside the workers delays them. Because these
+//! threads have a higher nice value, the kernel gives a worker the processor as soon as a peer has sent something. While a
+//! million routes are read again on two processors, p99.9 of round trips through a relay is 0.2 ms with these threads and
+//! 0.3 to 4 ms without (`cargo bench --bench routes`).
 
 use std::sync::LazyLock;
 
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::JoinError;
 
-/// The nice value of the threads: at 10, a thread gets about a tenth of a processor that it shares with a
-/// worker.
+/// The nice value of the threads: at 10, a thread gets about a tenth of a processor that it shares with a worker.
 const NICE: i32 = 10;
-/// Enough for a config, a snapshot and two registries at the same time; further computations wait.
+/// The number of threads: enough for a config, a snapshot and two registries at the same time; further computations wait.
 const THREADS: usize = 4;
 
-/// This runtime runs no tasks; it only has threads for blocking work. They end when idle, and never delay the
-/// end of the process.
+/// A runtime without tasks, which only provides threads for blocking work. They end when idle, and never delay the exit of
+/// the process.
 static BACKGROUND: LazyLock<Runtime> = LazyLock::new(|| {
     let threads = Builder::new_current_thread()
         .thread_name("isthmus-lowprio")
@@ -27,8 +26,8 @@ static BACKGROUND: LazyLock<Runtime> = LazyLock::new(|| {
     threads.expect("a runtime without drivers asks nothing of the system")
 });
 
-/// Runs `work` on a thread of low priority. Tasks that it starts run on the caller's runtime. Once begun it
-/// is finished, even if the future is dropped.
+/// Runs `work` on a thread of low priority. Tasks that `work` starts run on the caller's runtime. Once begun, `work` runs
+/// to its end, even if the future is dropped.
 pub async fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, JoinError> {
     let caller = Handle::current();
     let work = move || {
@@ -38,7 +37,7 @@ pub async fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -
     BACKGROUND.spawn_blocking(work).await
 }
 
-/// On Linux the nice value belongs to a thread.
+/// Lowers the priority of the current thread; on Linux the nice value belongs to a thread.
 pub(super) fn give_way() {
     if let Err(error) = rustix::process::nice(NICE) {
         tracing::debug!(%error, "long work competes with connections");

@@ -1,13 +1,13 @@
-//! Exponential backoff with jitter. Time and randomness are arguments, so that a test can call it.
+//! Exponential backoff with jitter. Time and randomness are arguments, so that tests can control them.
 
 use std::time::Duration;
 
-/// The first wait, before jitter of a fifth.
+/// The first wait, not counting the jitter of 20 %.
 const FIRST: Duration = Duration::from_millis(500);
-/// The default longest wait before jitter; with it, 150 s.
+/// The default of the longest wait before jitter; with jitter, it is 150 s.
 const LONGEST: Duration = Duration::from_secs(125);
 
-/// The state of a backoff.
+/// Computes the waits between retries.
 #[derive(Clone, Copy, Debug)]
 pub struct Backoff {
     next: Duration,
@@ -21,22 +21,22 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// Makes a backoff whose waits grow to about `longest`.
+    /// Creates a backoff whose waits grow to about `longest`.
     pub const fn up_to(longest: Duration) -> Self {
         Self { next: FIRST, longest }
     }
 
-    /// Starts again with the shortest wait; call it after a success.
+    /// Restarts with the shortest wait; to be called after a success.
     pub fn reset(&mut self) {
         self.next = FIRST;
     }
 
-    /// Returns the wait after one more failure: about 0.5 s, 1 s, 2 s and so on, at most 150 s by default.
-    /// `random` may be any number; it moves the wait by up to a fifth.
+    /// Returns the wait after one more failure: about 0.5 s, 1 s, 2 s and so on, at most 150 s by default. `random` may be
+    /// any number; it changes the wait by up to 20 %.
     pub fn wait(&mut self, random: u64) -> Duration {
         let wait = self.next;
         self.next = (wait * 2).min(self.longest);
-        // From 800 to 1200 thousandths.
+        // The factor is between 800 and 1200 thousandths.
         let thousandths = u32::try_from(random % 401).unwrap_or(200) + 800;
         wait * thousandths / 1000
     }

@@ -1,19 +1,20 @@
-//! The numbers of connections that this process can hold.
+//! Divides the descriptors of the process among its uses, and computes the memory limit for stalled connections.
 
 use std::sync::OnceLock;
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 const XDS_CONNECTIONS_MAX: usize = 20_000;
-/// The largest number of connections of DNS clients, and of questions to other DNS servers.
+/// The largest number of connections of DNS clients, and also the largest number of simultaneous queries to other DNS servers.
 const DNS_CONNECTIONS_MAX: usize = 512;
-/// The most health checks at the same time: enough for 10,000 a second of endpoints that answer within 100 ms.
+/// The largest number of simultaneous health checks: enough for 10,000 checks per second of endpoints that answer within
+/// 100 ms.
 const CHECKS_MAX: usize = 1_000;
-/// The most descriptors that are reserved.
+/// The largest number of descriptors that are reserved.
 const RESERVED: usize = 256;
-/// The result of [`stalled_memory`] if the kernel does not report its own limits, in bytes.
+/// The result of [`stalled_memory`] in bytes, if the kernel does not report its own limits.
 const STALLED_MEMORY: u64 = 256 << 20;
-/// Descriptors per connection: one socket to the client and one to the endpoint.
+/// The number of descriptors per connection: one socket to the client and one to the endpoint.
 const PER_CONNECTION: usize = 2;
 
 /// Raises the soft descriptor limit to the hard one, and returns the limit that then holds.
@@ -33,26 +34,26 @@ fn reserved(descriptors: usize) -> usize {
     RESERVED.min(descriptors / 4)
 }
 
-/// Returns the kernel memory, in bytes, that connections of this process may hold for peers that do not read:
-/// a quarter of the memory at which the kernel begins to reduce all TCP buffers of the host.
+/// Returns the limit of kernel memory, in bytes, for connections whose peers do not read: a quarter of the memory at which
+/// the kernel begins to reduce all TCP buffers of the host.
 pub fn stalled_memory() -> u64 {
     static BYTES: OnceLock<u64> = OnceLock::new();
     *BYTES.get_or_init(|| {
-        // Values in pages: minimum, pressure, maximum (tcp(7)).
+        // The values are in pages: minimum, pressure, maximum (tcp(7)).
         let text = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_mem").unwrap_or_default();
         let pressure = text.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok());
         pressure.map_or(STALLED_MEMORY, |pages| pages * rustix::param::page_size() as u64 / 4)
     })
 }
 
-/// Returns the number of data-plane connections that a number of descriptors allows, beside `others` that xDS clients and
-/// health checks may have.
+/// Returns the number of data-plane connections that a number of descriptors allows, besides `others` descriptors for xDS
+/// clients, DNS and health checks.
 pub fn connections_for(descriptors: usize, others: usize) -> usize {
     descriptors.saturating_sub(reserved(descriptors)).saturating_sub(others) / PER_CONNECTION
 }
 
-/// Returns the number of connections that each HTTP listener (admin, metrics, health) may have; together they
-/// leave a part of the reserved descriptors free.
+/// Returns the number of connections that each HTTP listener (admin, metrics, health) may have. Together they leave a part
+/// of the reserved descriptors free.
 pub fn http_connections_for(descriptors: usize) -> usize {
     (reserved(descriptors) / 4).max(1)
 }
@@ -67,7 +68,8 @@ pub fn xds_connections_for(descriptors: usize) -> usize {
     (descriptors / 4).clamp(1, XDS_CONNECTIONS_MAX)
 }
 
-/// Returns the number of connections that DNS clients may have, and of questions to other DNS servers at a time.
+/// Returns the number of connections that DNS clients may have. As many questions to other DNS servers may be open at the
+/// same time.
 pub fn dns_connections_for(descriptors: usize) -> usize {
     (descriptors / 32).clamp(1, DNS_CONNECTIONS_MAX)
 }

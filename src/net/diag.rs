@@ -1,8 +1,8 @@
-//! The kernel's state of a TCP connection, requested over `NETLINK_SOCK_DIAG` (sock_diag(7)) as `ss` does. It
-//! needs no privilege, and gives values that no socket option gives without `unsafe`.
+//! The kernel's state of a TCP connection, requested over `NETLINK_SOCK_DIAG` (sock_diag(7)) as `ss` does. This needs no
+//! privilege, and returns values for which a socket option would need `unsafe`.
 //!
-//! The kernel answers within the `send` call, so no function waits. A request costs two system calls; it is
-//! made for connections that stand still or are about to be reset, never for those that move.
+//! The kernel answers within the `send` call, so no function waits. A request costs two system calls. It is made for
+//! connections that move no bytes or are about to be reset, never for busy ones.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -23,51 +23,52 @@ const REQUEST: u16 = 1;
 /// `INET_DIAG_INFO` and `INET_DIAG_SKMEMINFO` (linux/inet_diag.h).
 const INFO: u16 = 2;
 const MEMORY: u16 = 7;
-/// Sizes of `struct nlmsghdr`, `struct inet_diag_req_v2` and `struct inet_diag_msg` in bytes.
+/// The sizes of `struct nlmsghdr`, `struct inet_diag_req_v2` and `struct inet_diag_msg` in bytes.
 const HEADER: usize = 16;
 const QUESTION: usize = 56;
 const MESSAGE: usize = 72;
-/// More bytes than an answer has: `struct tcp_info` has about 250.
+/// The size of the buffer for an answer, in bytes; larger than any answer, because `struct tcp_info` has about 250 bytes.
 const ANSWER_MAX: usize = 2048;
-/// Values of `idiag_timer`.
+/// The values of `idiag_timer`.
 const RETRANSMIT: u8 = 1;
 const PROBE: u8 = 4;
 
-/// Unanswered retransmissions or window probes after which a peer may be dead.
+/// The number of unanswered retransmissions or window probes after which a peer may be dead.
 const UNANSWERED: u8 = 3;
-/// How long a peer may leave bytes unacknowledged.
+/// The longest time for which a live peer may leave bytes unacknowledged.
 const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(120);
-/// How long a peer may leave window probes unanswered. The first three take little more than a second, and a
-/// network can lose those.
+/// The longest time for which a live peer may leave window probes unanswered. Three lost probes alone do not prove that a peer
+/// is dead: the first three are sent within little more than a second, and a network can lose all of them.
 const PROBES_ANSWERED_WITHIN: Duration = Duration::from_secs(15);
 
 /// The state of a connection at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpState {
-    /// Received bytes that were not read.
+    /// The number of received bytes that were not read.
     pub unread: u32,
-    /// Bytes that the peer has not acknowledged, sent or not.
+    /// The number of bytes that the peer has not acknowledged, whether sent or not.
     pub unacknowledged: u32,
     /// The timer that runs (`idiag_timer`).
     pub timer: u8,
-    /// Packets that the timer has sent without an answer.
+    /// The number of packets that the timer has sent without an answer.
     pub unanswered: u8,
-    /// Time since the peer's last acknowledgement.
+    /// The time since the peer's last acknowledgement.
     pub acknowledged: Duration,
-    /// Kernel memory of the buffers in bytes.
+    /// The kernel memory of the buffers, in bytes.
     pub memory: u32,
 }
 
 impl TcpState {
-    /// Returns true if the peer is dead rather than slow: bytes stay unacknowledged, or window probes
-    /// unanswered.
+    /// Returns true if the peer is dead rather than slow: it leaves bytes unacknowledged, or window probes unanswered, for
+    /// too long.
     pub fn is_dead(&self) -> bool {
         let within = match self.timer {
             RETRANSMIT => ACKNOWLEDGED_WITHIN,
             PROBE => PROBES_ANSWERED_WITHIN,
             _ => return false,
         };
-        // Bytes that were sent a moment ago, after a long silence, are not late.
+        // The comparison with `within` alone is not enough: after a long silence the last acknowledgement is old, although
+        // bytes that were sent a moment ago are not late.
         self.unanswered >= UNANSWERED && self.acknowledged >= within
     }
 }
@@ -77,7 +78,7 @@ impl TcpState {
 pub struct Diag(OwnedFd);
 
 impl Diag {
-    /// Opens the socket; `None` if the kernel or a sandbox refuses.
+    /// Opens the socket. Returns `None` if the kernel or a sandbox refuses.
     pub fn open() -> Option<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let kind = (AddressFamily::NETLINK, SocketType::DGRAM);
@@ -86,7 +87,7 @@ impl Diag {
         Some(Self(socket))
     }
 
-    /// Returns the state of a connected socket; `None` if the kernel does not give it.
+    /// Returns the state of a connected socket; `None` if the kernel does not report it.
     pub fn state(&self, socket: &impl AsFd) -> Option<TcpState> {
         let socket = SockRef::from(socket);
         let local = without_mapping(socket.local_addr().ok()?.as_socket()?);
@@ -96,7 +97,7 @@ impl Diag {
 
     fn ask(&self, local: SocketAddr, peer: SocketAddr) -> io::Result<TcpState> {
         let mut answer = [0; ANSWER_MAX];
-        // Drops the answer to an earlier request that was given up.
+        // Discards the late answer to an earlier request.
         while rustix::net::recv(&self.0, &mut answer, RecvFlags::DONTWAIT).is_ok() {}
         rustix::net::send(&self.0, &question(local, peer), SendFlags::NOSIGNAL)?;
         let (count, _) = rustix::net::recv(&self.0, &mut answer, RecvFlags::DONTWAIT)?;
@@ -104,7 +105,7 @@ impl Diag {
     }
 }
 
-/// Returns true if the kernel answers requests; tested once, with a connection of this process to itself.
+/// Returns true if the kernel answers requests. This is tested once, with a connection of this process to itself.
 pub fn is_answered() -> bool {
     static ANSWERED: OnceLock<bool> = OnceLock::new();
     *ANSWERED.get_or_init(|| {
@@ -117,8 +118,7 @@ pub fn is_answered() -> bool {
     })
 }
 
-/// Converts an IPv4-mapped address to IPv4, the form in which the kernel lists it; other addresses keep their
-/// scope.
+/// Converts an IPv4-mapped address to IPv4, because the kernel lists it as IPv4; other addresses keep their scope.
 fn without_mapping(address: SocketAddr) -> SocketAddr {
     match canonical_socket(address) {
         mapped @ SocketAddr::V4(_) => mapped,
@@ -139,7 +139,7 @@ fn question(local: SocketAddr, peer: SocketAddr) -> [u8; HEADER + QUESTION] {
     request[0] = if local.is_ipv4() { FAMILY_INET } else { FAMILY_INET6 };
     request[1] = PROTOCOL_TCP;
     request[2] = 1 << (INFO - 1) | 1 << (MEMORY - 1);
-    // All TCP states.
+    // Connections in all states match.
     request[4..8].fill(0xff);
     request[8..10].copy_from_slice(&local.port().to_be_bytes());
     request[10..12].copy_from_slice(&peer.port().to_be_bytes());
@@ -214,7 +214,7 @@ mod tests {
     #[test]
     fn the_kernel_tells_what_a_socket_holds() {
         if !is_answered() {
-            // The kernel does not answer here; end-to-end tests that need the answers report that.
+            // The kernel of this host does not answer; end-to-end tests that need the answers report that.
             return;
         }
         let diag = Diag::open().expect("the kernel answers");

@@ -1,4 +1,4 @@
-//! Connections that the data plane has accepted and that another part of the program serves.
+//! Connections that the data plane accepts and hands to the server of peer links and enrolments.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc;
 
-/// Connections that may wait to be taken.
+/// The number of connections that may wait in the queue.
 const WAITING_MAX: usize = 64;
 
 /// The purpose of a connection that is handed over.
@@ -18,22 +18,23 @@ pub enum Purpose {
     Enrolment,
 }
 
-/// A connection with the bytes that were read of it.
+/// A connection with the bytes that were already read from it.
 #[derive(Debug)]
 pub struct HandedOver {
     /// The socket.
     pub socket: OwnedFd,
     /// The address of the client.
     pub source: SocketAddr,
-    /// The listener that it arrived at.
+    /// The name of the listener that accepted the connection.
     pub listener: Arc<str>,
-    /// What the client wants, by its hello.
+    /// The purpose of the connection, recognised by its hello.
     pub purpose: Purpose,
-    /// The bytes that were read: the TLS hello.
+    /// The bytes that were already read: the TLS hello.
     pub first: Box<[u8]>,
 }
 
-/// Makes the queue of connections that are handed over. Who hands over must not wait: a full queue refuses.
+/// Creates the queue of handed-over connections. The data plane must not wait, so it refuses a connection if the queue is
+/// full.
 pub fn queue() -> (mpsc::Sender<HandedOver>, mpsc::Receiver<HandedOver>) {
     mpsc::channel(WAITING_MAX)
 }

@@ -1,18 +1,18 @@
-//! A value that is set later and may change. A reader waits for the first value, reads the newest, and waits
-//! for changes. The handle gives one value and nothing else, so that a component gets no more than it needs.
+//! A value that is set later and may change. A reader waits for the first value, reads the newest, and waits for changes.
+//! The handle gives access to one value only, so that a component gets no more than it needs.
 
 use std::future::pending;
 use std::sync::Arc;
 
 use tokio::sync::watch;
 
-/// Sets the value.
+/// The writer of a value.
 #[derive(Debug)]
 pub struct LatestWriter<T> {
     sender: watch::Sender<Option<Arc<T>>>,
 }
 
-/// Reads the value.
+/// A reader of the latest version of a shared value.
 #[derive(Debug)]
 pub struct Latest<T> {
     receiver: watch::Receiver<Option<Arc<T>>>,
@@ -70,14 +70,14 @@ impl<T> Latest<T> {
         changed.then(|| self.receiver.borrow_and_update().clone()).flatten()
     }
 
-    /// Returns the newest value; waits for the first.
+    /// Returns the newest value; waits for the first value if none was set yet.
     pub async fn get(&mut self) -> Arc<T> {
         if let Ok(value) = self.receiver.wait_for(Option::is_some).await
             && let Some(value) = &*value
         {
             return value.clone();
         }
-        // All writers are gone, as when the process stops.
+        // All writers are gone, which happens when the process stops.
         pending().await
     }
 

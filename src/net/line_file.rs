@@ -1,4 +1,4 @@
-//! Files of the state folder that list things, a line each.
+//! Files in the state folder that contain a list, one item per line.
 //!
 //! ```text
 //! isthmus virtual addresses 1
@@ -6,8 +6,8 @@
 //! end 1 0123456789abcdef
 //! ```
 //!
-//! The first line names the list and the version, and the last has the number of lines between them and the XXH3 hash of all
-//! bytes before it, so that a file that is damaged or not whole is known.
+//! The first line contains the name and the version of the list. The last line contains the number of lines between them
+//! and the XXH3 hash of all bytes before it, so that a damaged or truncated file is detected.
 
 use std::fmt::{Display, Write as _};
 use std::fs::File;
@@ -19,7 +19,7 @@ use twox_hash::XxHash3_64;
 
 use super::whole_file::write_whole;
 
-/// A kind of file that holds a list: its name and its bounds.
+/// A kind of file that contains a list: its name and its bounds.
 #[derive(Clone, Copy, Debug)]
 pub struct LineFile {
     /// The name in the first line.
@@ -36,22 +36,22 @@ pub enum LineFault {
     /// The operating system's error.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The first line is another one.
+    /// The first line of the file does not identify this kind of list.
     #[error("the file is not a list of {0} written by this version of isthmus")]
     Head(&'static str),
-    /// A line cannot be read; counted from 1.
+    /// The line with this number, counted from 1, cannot be parsed.
     #[error("the file is damaged at line {0}")]
     Line(usize),
     /// The last line is missing.
     #[error("the file is damaged: its end is missing")]
     Truncated,
-    /// Some byte is another one.
+    /// The hash in the last line differs from that of the content.
     #[error("the file is damaged: the checksum does not match")]
     Checksum,
 }
 
 impl LineFile {
-    /// Replaces a file. Blocks.
+    /// Replaces a file by a list of lines. Blocks.
     pub fn store(&self, place: &Path, lines: impl Iterator<Item: Display>) -> io::Result<()> {
         write_whole(place, |file| {
             let mut file = BufWriter::new(file);
@@ -60,7 +60,7 @@ impl LineFile {
         })
     }
 
-    /// Reads a file; without one the list is empty. `parse` returns `None` for a line that is illegal. Blocks.
+    /// Reads a file; returns an empty list if there is no file. `parse` returns `None` for an invalid line. Blocks.
     pub fn load<T>(&self, place: &Path, parse: impl Fn(&str) -> Option<T>) -> Result<Vec<T>, LineFault> {
         match File::open(place) {
             Ok(file) => self.read(BufReader::new(file), parse),
@@ -69,7 +69,7 @@ impl LineFile {
         }
     }
 
-    /// Writes a list.
+    /// Writes a list in the form that [`Self::read`] accepts.
     pub fn write(&self, lines: impl Iterator<Item: Display>, to: &mut impl Write) -> io::Result<()> {
         let (mut hasher, mut count) = (XxHash3_64::new(), 0_usize);
         let mut line = self.head();
@@ -86,7 +86,7 @@ impl LineFile {
         to.flush()
     }
 
-    /// Reads a list.
+    /// Reads a list that [`Self::write`] has written; `parse` returns `None` for an invalid line.
     pub fn read<T>(
         &self,
         mut from: impl BufRead,

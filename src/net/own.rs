@@ -1,9 +1,9 @@
 //! The addresses of this process and of its host, so that the gateway never connects to itself.
 //!
-//! A connection to an address that the process listens on would be accepted, routed and dialled again without
-//! end; one to its admin API would carry a stranger's requests. Such an address is recognised before it is
-//! dialled. If the host accepts connections to an address that no interface has, the connection is recognised
-//! on arrival: the local ends of dials to a port of this process are kept while the dials last.
+//! A connection to an address that the process listens on would be accepted, routed and dialled again without end. A connection
+//! to the admin API of the process would carry a stranger's requests. Such an address is recognised before it is dialled. A
+//! host may also accept connections to addresses that no interface has. A connection to such an address is recognised on
+//! arrival by its source: the local addresses of dials to a port of this process are registered while the dials last.
 
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -18,25 +18,26 @@ use hashbrown::DefaultHashBuilder;
 
 use crate::model::address::{canonical_ip, canonical_socket};
 
-/// How often the addresses of the host's interfaces are read.
+/// The interval at which the addresses of the host's interfaces are read.
 pub const LOOK_UP_EVERY: Duration = Duration::from_secs(30);
-/// The greatest age of these addresses if an unknown address would be dialled on a port that this process
-/// listens on.
+/// If the list of the host's addresses is older than this, it is read again before the gateway dials an address that is not in
+/// the list, on a port on which this process listens for all addresses. The address may have been added to the host meanwhile.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// The addresses that this process listens on, and its dials that might reach itself.
+/// The addresses that this process listens on, and the dials by which this process might reach itself.
 #[derive(Debug, Default)]
 pub struct OwnAddresses {
     listening: ArcSwap<Vec<SocketAddr>>,
     host: ArcSwap<BTreeSet<IpAddr>>,
-    /// The time of the last read of the host's addresses.
+    /// The time at which the host's addresses were last read.
     looked_up: Mutex<Option<Instant>>,
     dials: DashSet<SocketAddr, DefaultHashBuilder>,
-    /// The lengths of `dials`, by a hash of the IP address: a source that no such dial comes from is not looked up.
+    /// The number of entries in `dials` per hash of the IP address. If it is 0 for the hash of a source, `dials` need not be
+    /// searched.
     dials_from: [[AtomicU32; 16]; 16],
 }
 
-/// The local end of a dial, registered until this is dropped.
+/// The registration of a dial's local address, which ends when this is dropped.
 #[derive(Debug)]
 pub struct OwnDial {
     own: Arc<OwnAddresses>,
@@ -53,14 +54,14 @@ impl Drop for OwnDial {
 }
 
 impl OwnAddresses {
-    /// Reads the host's addresses; no address is listened on yet.
+    /// Reads the host's addresses, and starts without listening addresses.
     pub fn new() -> Arc<Self> {
         let own = Self::default();
         own.look_up_host();
         Arc::new(own)
     }
 
-    /// Adds an address that is listened on, with the port that the kernel chose.
+    /// Adds a listening address, with the port that the kernel chose.
     pub fn listens(&self, address: SocketAddr) {
         self.listening.rcu(|listening| {
             let mut next = Vec::clone(listening);
@@ -69,7 +70,7 @@ impl OwnAddresses {
         });
     }
 
-    /// Removes an address that is not listened on any more.
+    /// Removes an address on which the process has stopped listening.
     pub fn closed(&self, address: SocketAddr) {
         self.listening.rcu(|listening| {
             let mut next = Vec::clone(listening);
@@ -80,7 +81,7 @@ impl OwnAddresses {
         });
     }
 
-    /// Reads the addresses of the host's interfaces again. On an error the last ones stay.
+    /// Reads the addresses of the host's interfaces again. On an error, the previous addresses stay.
     pub fn look_up_host(&self) {
         *self.looked_up.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         match host_addresses() {
@@ -106,7 +107,7 @@ impl OwnAddresses {
         is_own() || everywhere() && self.look_up_host_again() && is_own()
     }
 
-    /// Reads the addresses of the host again and returns true, unless the last read is too recent.
+    /// Reads the addresses of the host again and returns true; returns false if the last read is too recent.
     fn look_up_host_again(&self) -> bool {
         let looked_up = *self.looked_up.lock().unwrap_or_else(PoisonError::into_inner);
         let stale = looked_up.is_none_or(|at| at.elapsed() >= FRESH);
@@ -121,7 +122,7 @@ impl OwnAddresses {
         self.listening.load().iter().any(|own| own.port() == port)
     }
 
-    /// Registers the local end of a dial.
+    /// Registers the local address of a dial.
     pub fn dialling(self: &Arc<Self>, local: SocketAddr) -> OwnDial {
         let local = canonical_socket(local);
         if self.dials.insert(local) {
@@ -154,7 +155,7 @@ pub fn host_addresses() -> std::io::Result<BTreeSet<IpAddr>> {
 /// to the unspecified address goes to loopback.
 pub fn reaches(bound: IpAddr, ip: IpAddr, is_of_host: impl Fn(IpAddr) -> bool) -> bool {
     if bound.is_unspecified() {
-        // An IPv6 socket may take both families.
+        // An IPv6 socket may accept connections of both families.
         let same_family = bound.is_ipv6() || ip.is_ipv4();
         return same_family && (ip.is_unspecified() || ip.is_loopback() || is_of_host(ip));
     }

@@ -1,11 +1,10 @@
-//! Pipes for `splice(2)`, shared by all connections of a worker; a connection holds one only while bytes are
-//! in it.
+//! Pipes for `splice(2)`, shared by all connections of a worker. A connection holds a pipe only while the pipe contains bytes.
 
 use std::os::fd::OwnedFd;
 
 use rustix::pipe::{PipeFlags, fcntl_getpipe_size, fcntl_setpipe_size, pipe_with};
 
-/// The wanted size of a pipe in bytes: with 1 MiB, splicing costs 10 to 15 % less than with 256 KiB.
+/// The requested capacity of a pipe in bytes: with 1 MiB, splicing costs 10 to 15 % less than with 256 KiB.
 const SIZE: usize = 1 << 20;
 
 /// A pipe; it is empty while it is in the pool.
@@ -15,7 +14,7 @@ pub struct Pipe {
     pub read: OwnedFd,
     /// The end to splice to.
     pub write: OwnedFd,
-    /// The capacity in bytes. An unprivileged user gets 64 large pipes, then small ones.
+    /// The capacity in bytes. An unprivileged user gets at most 64 pipes of the requested capacity, then smaller ones.
     pub size: usize,
 }
 
@@ -23,13 +22,13 @@ pub struct Pipe {
 #[derive(Debug)]
 pub struct Pipes {
     free: Vec<Pipe>,
-    /// Pipes that exist, in use or free.
+    /// The number of pipes that exist, in use or free.
     made: usize,
     limit: usize,
 }
 
 impl Pipes {
-    /// Makes a pool of at most `limit` pipes; with 0, all bytes are copied.
+    /// Creates a pool of at most `limit` pipes; if it is 0, all bytes are copied.
     pub fn new(limit: usize) -> Self {
         Self { free: Vec::new(), made: 0, limit }
     }
@@ -52,7 +51,7 @@ impl Pipes {
         self.free.push(pipe);
     }
 
-    /// Closes a pipe that has bytes in it.
+    /// Closes a pipe that contains bytes.
     pub fn discard(&mut self, pipe: Pipe) {
         drop(pipe);
         self.made -= 1;
@@ -61,7 +60,7 @@ impl Pipes {
 
 fn make() -> Option<Pipe> {
     let (read, write) = pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC).ok()?;
-    // The kernel refuses this to an unprivileged user with many large pipes; the default size works too.
+    // The kernel refuses this if an unprivileged user already has many large pipes; the default capacity works too.
     let _ = fcntl_setpipe_size(&write, SIZE);
     let size = fcntl_getpipe_size(&write).ok()?;
     Some(Pipe { read, write, size })

@@ -1,10 +1,10 @@
-//! Waiting entries by source, in order of arrival. If there are too many, the oldest entry of the source with
-//! the most entries is removed.
+//! Waiting entries by source, in order of arrival. If there are too many, the oldest entry of the source with the most
+//! entries is evicted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-/// Waiting entries of all sources. A source is the first address of its block.
+/// The waiting entries of all sources. Each source is represented by the first address of its block.
 #[derive(Debug)]
 pub struct Ranking<T> {
     /// Entries by source block and id.
@@ -21,8 +21,8 @@ impl<T> Default for Ranking<T> {
 }
 
 impl<T> Ranking<T> {
-    /// Adds an entry under an id that grows with time. If there are then more than `cap` entries, removes and
-    /// returns one.
+    /// Adds an entry under an id; later entries must have larger ids. If there are then more than `cap` entries, evicts one
+    /// and returns it.
     pub fn insert(&mut self, source: IpAddr, id: u64, thing: T, cap: usize) -> Option<T> {
         let given_way = if self.len >= cap.max(1) { self.evict() } else { None };
         let of_source = self.waiting.entry(source).or_default();

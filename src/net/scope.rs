@@ -1,4 +1,4 @@
-//! Scopes of tasks: stop waits for all tasks that were started in a scope.
+//! Scopes of tasks: shutdown waits for all tasks that were started in a scope.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// Tasks of a multi-threaded runtime.
+/// A scope for tasks of a multi-threaded runtime.
 #[derive(Clone, Debug, Default)]
 pub struct Scope {
     running: Arc<watch::Sender<usize>>,
@@ -21,7 +21,7 @@ impl Drop for Running {
 }
 
 impl Scope {
-    /// Starts a task that [`Scope::finished`] waits for.
+    /// Starts a task. [`Scope::finished`] waits for its end.
     #[expect(clippy::disallowed_methods, reason = "this is the scope")]
     pub fn spawn<F>(&self, task: F) -> JoinHandle<F::Output>
     where
@@ -42,18 +42,18 @@ impl Scope {
 
     /// Waits until no task runs.
     pub async fn finished(&self) {
-        // The sender lives in `self`, so the wait cannot fail.
+        // The sender is owned by `self`, so the wait cannot fail.
         let _ = self.running.subscribe().wait_for(|running| *running == 0).await;
     }
 }
 
-/// Tasks of one single-threaded runtime, which end with it.
+/// A scope for tasks of one single-threaded runtime, which end with the runtime.
 #[derive(Clone, Debug, Default)]
 pub struct LocalScope(());
 
 impl LocalScope {
-    /// Starts a task. It is the future itself: a task that awaits a future that it was given has room for it twice, which is
-    /// a kilobyte for each connection.
+    /// Starts a task. The given future itself is the task: a wrapper that awaited it would reserve room for it twice, which
+    /// is a kilobyte per connection.
     #[expect(clippy::disallowed_methods, reason = "this is the scope")]
     pub fn spawn<F: Future<Output = ()> + 'static>(&self, task: F) {
         tokio::task::spawn_local(task);

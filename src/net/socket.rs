@@ -1,4 +1,4 @@
-//! Options and endings of TCP sockets, and non-blocking dialling.
+//! The options, closing and non-blocking dialling of TCP sockets.
 
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
@@ -17,20 +17,21 @@ use tokio::net::TcpStream;
 use super::diag;
 use crate::model::reason::Reason;
 
-/// The silence after which keep-alive probes a peer; the interval and number of probes follow.
+/// The silence after which keep-alive probes a peer. The next two constants are the interval and the number of probes.
 const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(60);
 const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(15);
 const KEEP_ALIVE_PROBES: u32 = 4;
-/// How long bytes may stay unacknowledged if [`diag`] does not work here.
+/// How long bytes may stay unacknowledged if the kernel does not answer [`diag`] requests.
 const USER_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Bytes that a socket may hold unsent: a pipe and a half. The kernel reports room once half of it is free; with one pipe, a
-/// download costs up to a fifth more processor time.
+/// The number of bytes that a socket may hold unsent: one and a half times the size of a pipe. The kernel reports a socket as
+/// writable once half of this number is free. If the number were the size of one pipe, a download would cost up to a fifth more
+/// processor time.
 const UNSENT_MAX: u32 = 3 << 19;
-/// Bytes that a socket may receive ahead of its reader when memory is short.
+/// The number of bytes that a socket may receive ahead of its reader when memory is short.
 const RECEIVED_MAX: usize = 128 * 1024;
 
-/// Enables keep-alive, which finds peers that have vanished.
+/// Enables keep-alive, which detects peers that have vanished.
 pub fn keep_alive(socket: &impl AsFd) -> io::Result<()> {
     let socket = SockRef::from(socket);
     let schedule = TcpKeepalive::new()
@@ -39,36 +40,36 @@ pub fn keep_alive(socket: &impl AsFd) -> io::Result<()> {
         .with_retries(KEEP_ALIVE_PROBES);
     socket.set_tcp_keepalive(&schedule)?;
     if diag::is_answered() {
-        // Unacknowledged bytes are found by [`diag`](super::diag). TCP_USER_TIMEOUT would also end connections of live peers
-        // that do not read for a while.
+        // TCP_USER_TIMEOUT is not set: [`diag`](super::diag) detects unacknowledged bytes, and the timeout would also end
+        // connections of live peers that do not read for a while.
         return Ok(());
     }
     socket.set_tcp_user_timeout(Some(USER_TIMEOUT))
 }
 
-/// Bounds the unsent bytes that the kernel buffers, so that a peer that does not read costs no more memory.
+/// Bounds the unsent bytes that the kernel buffers, and so the memory for a peer that does not read.
 pub fn bound_unsent(socket: &impl AsFd) -> io::Result<()> {
     SockRef::from(socket).set_tcp_notsent_lowat(UNSENT_MAX)
 }
 
-/// Bounds the bytes that a socket receives ahead of its reader, for the rest of its life; used when memory is
+/// Bounds the bytes that a socket receives ahead of its reader. The bound stays until the socket is closed. Used when memory is
 /// short.
 pub fn bound_received(socket: &impl AsFd) -> io::Result<()> {
     SockRef::from(socket).set_recv_buffer_size(RECEIVED_MAX)
 }
 
-/// Makes the close of a socket a reset, so that the peer does not take a cut-off transfer for a complete one.
+/// Makes closing the socket send a reset, so that the peer does not take a truncated transfer for a complete one.
 pub fn reset_on_close(socket: &impl AsFd) {
-    // The call fails only on a socket whose peer is gone.
+    // The call fails only if the peer has gone.
     let _ = SockRef::from(socket).set_linger(Some(Duration::ZERO));
 }
 
-/// Returns true if the call must be repeated when the socket is ready.
+/// Returns true if the call must be repeated once the socket is ready.
 pub fn is_again(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-/// Reads available bytes into `bytes`; returns 0 at the end of the stream.
+/// Reads the available bytes into `bytes`; returns 0 at the end of the stream.
 ///
 /// A read shorter than the buffer has emptied the socket, so its readiness is cleared without another system
 /// call; the poller is edge-triggered and reports later bytes.
@@ -77,13 +78,13 @@ pub fn receive(socket: &TcpStream, bytes: &mut [u8]) -> io::Result<usize> {
     at_once(socket, Interest::READABLE, room, || Ok(rustix::net::recv(socket, bytes, RecvFlags::empty())?.0))
 }
 
-/// Reads like [`receive`] from a socket with urgent data: a read stops before the urgent mark, so a short
-/// read has not emptied the socket.
+/// Reads like [`receive`], from a socket with urgent data. A read stops before the urgent mark, so a short read does not
+/// mean that the socket is empty.
 pub fn receive_to_mark(socket: &TcpStream, bytes: &mut [u8]) -> io::Result<usize> {
     socket.try_io(Interest::READABLE, || receive_unasked(socket, bytes))
 }
 
-/// Reads available bytes even if the poller has not reported readiness.
+/// Reads the available bytes even if the poller has not reported readiness.
 pub fn receive_unasked(socket: &TcpStream, bytes: &mut [u8]) -> io::Result<usize> {
     Ok(rustix::net::recv(socket, bytes, RecvFlags::DONTWAIT)?.0)
 }
@@ -96,7 +97,7 @@ pub fn receive_more(socket: &TcpStream, buffer: &mut Vec<u8>) -> io::Result<usiz
     })
 }
 
-/// Writes as much of these pieces as the socket takes in one call.
+/// Writes as many bytes of the pieces as the socket takes in one call.
 ///
 /// A short write has filled the socket, so its readiness is cleared without another system call, as in
 /// [`receive`].
@@ -112,7 +113,7 @@ pub fn send(socket: &TcpStream, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
     })
 }
 
-/// Calls `call` once, and clears the socket's readiness if it moved fewer than `room` bytes.
+/// Calls `call` once. If `call` moves fewer than `most` bytes, clears the socket's readiness.
 fn at_once(
     socket: &TcpStream,
     interest: Interest,
@@ -131,17 +132,17 @@ fn at_once(
     }
 }
 
-/// Begins to connect a socket that will be relayed, without waiting.
+/// Begins to connect a socket for a relayed connection, without waiting.
 pub fn dial(address: SocketAddr) -> Result<OwnedFd, Errno> {
     let socket = unconnected(address)?;
     sockopt::set_tcp_nodelay(&socket, true)?;
-    // Urgent data is delivered in line: otherwise the reader would lose it, and `splice` would stop before it
-    // as at an end.
+    // Urgent data is delivered inline; otherwise the reader would lose it, and `splice` would stop before it as at the end
+    // of the stream.
     sockopt::set_socket_oobinline(&socket, true)?;
     begin_to_connect(socket, address)
 }
 
-/// Begins to connect a socket without any option, without waiting.
+/// Begins to connect a socket with default options, without waiting.
 pub fn connect(address: SocketAddr) -> Result<OwnedFd, Errno> {
     begin_to_connect(unconnected(address)?, address)
 }
@@ -152,7 +153,7 @@ fn unconnected(address: SocketAddr) -> Result<OwnedFd, Errno> {
     rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))
 }
 
-/// Begins to connect a socket that is not connected, without waiting; on an error it is closed.
+/// Begins to connect an unconnected socket, without waiting. Closes the socket on an error.
 pub fn begin_to_connect(socket: OwnedFd, address: SocketAddr) -> Result<OwnedFd, Errno> {
     match rustix::net::connect(&socket, &address) {
         Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),

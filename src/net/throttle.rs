@@ -1,9 +1,9 @@
-//! Limits how often a log line is written: a line for each connection of a flood would fill the log.
+//! Limits how often a log line is written, because a line for each connection of a flood would fill the log.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// The time of the last line, and the number of occurrences since.
+/// Allows at most one log line per `every`, and counts the occurrences between two lines.
 #[derive(Debug)]
 pub struct LogThrottle {
     every: Duration,
@@ -11,13 +11,13 @@ pub struct LogThrottle {
 }
 
 impl LogThrottle {
-    /// Allows one line per `every`.
+    /// Creates a throttle that allows one log line per `every`.
     pub const fn new(every: Duration) -> Self {
         Self { every, last: Mutex::new((None, 0)) }
     }
 
-    /// Counts one occurrence. If a line may be written, returns the number of occurrences since the last one,
-    /// this one included.
+    /// Counts one occurrence. If a line may be written, returns the number of occurrences since the last line, including
+    /// this one.
     pub fn occurred(&self) -> Option<u64> {
         // A poisoned lock does no harm: the two values need not agree.
         let mut last = self.last.lock().unwrap_or_else(std::sync::PoisonError::into_inner);

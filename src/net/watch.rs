@@ -1,8 +1,7 @@
-//! Watches files for changes: editors' renames, rewrites in place, and Kubernetes' `..data` links alike.
+//! Watches files for changes: renames by editors, rewrites in place, and Kubernetes' `..data` links.
 //!
-//! The kernel's notice of a change in a file's folder is only a hint to check; whether a file changed is
-//! decided by its metadata. Files are also checked without a hint from time to time, for file systems that
-//! give none.
+//! A notice from the kernel about a file's folder only triggers a check; the metadata decides whether the file changed. Files
+//! are also checked from time to time without a notice, because some file systems send none.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
@@ -16,58 +15,58 @@ use super::reading::{ReadError, Readings};
 
 mod notices;
 
-/// Files that are being written are checked after this time without a hint.
+/// The pause between the last notice that a file may have changed and the check of the files, while files are being written.
 const QUIET: Duration = Duration::from_millis(100);
-/// The same after a file was closed or put in its place, which is then mostly complete; files that belong to
-/// it may follow.
+/// The pause between the last notice and the check, if that notice says that a file was closed, or that a complete file was
+/// moved to its path. That file is complete, but related files may follow.
 const QUIET_WHEN_WHOLE: Duration = Duration::from_millis(20);
-/// Files that change all the time are checked this long after the first hint, if reading them takes little
-/// time and no file is open for writing.
+/// The time from the first notice to the check, if notices never pause. It is longer if a read of the files takes long or a
+/// file is open for writing.
 const BUSY_WITHIN: Duration = Duration::from_millis(100);
-/// Files that change all the time are checked at the latest this long after the first hint.
+/// The upper bound of the time from the first notice to the check, if notices never pause.
 const QUIET_WITHIN: Duration = Duration::from_secs(2);
-/// How often files are checked without a hint.
+/// The interval of checks without a notice.
 const CHECK_EVERY: Duration = Duration::from_secs(5);
-/// A check that takes longer is given up.
+/// The timeout of a check.
 const CHECK_WITHIN: Duration = Duration::from_secs(10);
-/// Checks of one watch that may hang at the same time.
+/// The number of checks of one watch that may hang at the same time.
 const CHECKS: usize = 3;
 
-/// Watches files and folders. Every check is a read on a thread of its own.
+/// Watches files and folders. Each check is a read on a separate thread.
 pub struct FileWatch {
     seen: FileStates,
     notices: SubscriptionState,
-    /// The strongest hint since the last check.
+    /// The latest notice since the last check that a file may have changed; `None` if there was none.
     hint: Option<Hint>,
-    /// Files that a writer has begun to write and has not closed, as far as known.
+    /// The files that a writer has begun to write and has not closed, as far as is known.
     unfinished: BTreeSet<PathBuf>,
-    /// How long reading the files takes.
+    /// The duration of the last read of the files by the owner of the watch.
     cost: Duration,
     looks: Readings,
 }
 
 enum SubscriptionState {
-    /// The watched paths or their links have changed since the subscription was made, or there is none.
+    /// There is no subscription, or the watched paths or their links have changed since the subscription was made.
     Outdated(Option<Subscription>),
     Current(Subscription),
 }
 
-/// The state of a path; of a folder, the states of its entries.
+/// The state of a path; for a folder, the states of its entries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct PathState {
     file: Option<FileStamp>,
     entries: Vec<(PathBuf, Option<FileStamp>)>,
 }
 
-/// Device, inode, size, and time of the last change (seconds, nanoseconds).
+/// The device, inode, size, and time of the last change (seconds, nanoseconds).
 type FileStamp = (u64, u64, u64, i64, i64);
 
-/// Files and folders with their states at the last check; `None`: not checked yet.
+/// Files and folders with their states at the last check; `None` if a path has not been checked yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FileStates(BTreeMap<PathBuf, Option<PathState>>);
 
 impl FileStates {
-    /// Adds a path with its present state, unless the path is known. Blocks.
+    /// Adds a path with its current state, unless the path is already known. Blocks.
     pub fn note(&mut self, path: &Path) {
         let known = self.0.entry(path.to_owned()).or_default();
         if known.is_none() {
@@ -75,7 +74,7 @@ impl FileStates {
         }
     }
 
-    /// Returns the present states of the same paths. Blocks.
+    /// Returns the current states of the same paths. Blocks.
     #[must_use]
     pub fn now(&self) -> Self {
         Self(self.0.keys().map(|path| (path.clone(), Some(stamp(path)))).collect())
@@ -83,12 +82,12 @@ impl FileStates {
 }
 
 impl FileWatch {
-    /// Watches paths that were never checked.
+    /// Watches paths that have never been checked.
     pub fn new(paths: Vec<PathBuf>) -> Self {
         Self::since(FileStates(paths.into_iter().map(|path| (path, None)).collect()))
     }
 
-    /// Watches paths; changes since the given states count.
+    /// Watches paths; reports changes since the given states.
     pub fn since(seen: FileStates) -> Self {
         Self {
             seen,
@@ -100,13 +99,13 @@ impl FileWatch {
         }
     }
 
-    /// Returns the states of the last check.
+    /// Returns the states of the files at the last check.
     pub fn seen(&self) -> &FileStates {
         &self.seen
     }
 
-    /// Replaces the states by those from just before a read, with the time that the read took: the read
-    /// covers all changes before.
+    /// Notifies the watch of a read of the files. `seen` has the states of the files just before the read. They become the
+    /// recorded states, because the read covers all earlier changes. `cost` is the time that the read took.
     pub fn was_read(&mut self, seen: FileStates, cost: Duration) {
         for (path, stamp) in seen.0 {
             self.seen.0.entry(path).and_modify(|known| *known = stamp);
@@ -114,8 +113,8 @@ impl FileWatch {
         self.cost = cost;
     }
 
-    /// Updates the states; to be called before the files are read, so that the read covers all changes
-    /// before.
+    /// Checks the files and records their states. Must be called before the files are read, so that the read covers all earlier
+    /// changes.
     pub async fn refresh(&mut self) {
         match self.now().await {
             Ok(now) => self.seen = now,
@@ -123,19 +122,19 @@ impl FileWatch {
         }
     }
 
-    /// Returns true if a writer is active, so that a read may have seen half of a change. Waits a moment for
-    /// a hint.
+    /// Returns true if the files may be changing at present, so that a read may have seen half of a change. They may be if a
+    /// notice has come since the last check; if none has, waits up to 100 ms for one.
     pub async fn is_busy(&mut self) -> bool {
-        // After a change the subscription must be renewed. Before the first check there was none, which is
-        // not a hint.
+        // After a change, the subscription must be renewed. The first subscription is not made here, because a new subscription
+        // begins with a notice.
         if matches!(self.notices, SubscriptionState::Outdated(Some(_))) {
             self.listen().await;
         }
         self.hint.is_some() || tokio::time::timeout(QUIET, self.next_hint()).await.is_ok()
     }
 
-    /// Watches more paths. A difference from the given state is reported as a change. For a path that is already watched, the
-    /// known state is kept.
+    /// Watches more paths. If a path later differs from the state given here, that is reported as a change. For a path that is
+    /// already watched, the recorded state stays, and the given one is ignored.
     pub fn add(&mut self, more: &FileStates) {
         for (path, stamp) in &more.0 {
             self.seen.0.entry(path.clone()).or_insert_with(|| stamp.clone());
@@ -143,7 +142,7 @@ impl FileWatch {
         self.outdate();
     }
 
-    /// Stops watching all other paths.
+    /// Stops watching all paths except these.
     pub fn retain(&mut self, these: &FileStates) {
         self.seen.0.retain(|path, _| these.0.contains_key(path));
         self.outdate();
@@ -154,7 +153,7 @@ impl FileWatch {
         loop {
             self.listen().await;
             if self.hint.is_none() {
-                // The order does not matter: both arms lead to a check.
+                // The order does not matter, because both arms lead to a check.
                 tokio::select! {
                     () = self.next_hint() => {}
                     () = tokio::time::sleep(CHECK_EVERY) => {}
@@ -166,12 +165,12 @@ impl FileWatch {
             match now {
                 Ok(now) if now != self.seen => {
                     self.seen = now;
-                    // Links may point elsewhere after a change.
+                    // A link may have a new target after a change.
                     self.outdate();
                     return;
                 }
                 Ok(_) | Err(ReadError::Late(_)) => {}
-                // A hint would only repeat the failing check.
+                // A notice would only repeat the failing check, so the task waits.
                 Err(_) => tokio::time::sleep(CHECK_EVERY).await,
             }
         }
@@ -189,12 +188,13 @@ impl FileWatch {
         };
     }
 
-    /// Subscribes to the places that the paths and their links point to now. If they cannot be found, there
-    /// are no notices until the next call.
+    /// Subscribes to changes of the paths and of the current targets of their links. If the targets cannot be determined,
+    /// there are no notices until the next call.
     async fn listen(&mut self) {
         let SubscriptionState::Outdated(before) = &mut self.notices else { return };
         let (before, paths) = (before.take(), self.seen.0.keys().cloned().collect::<Vec<_>>());
-        // Changes before this moment gave no notice.
+        // Changes before the first subscription caused no notice. Therefore the first subscription begins with a notice, which
+        // leads to a check.
         let missed = before.is_none().then_some(Hint::Begun);
         let follow = move || match before {
             Some(mut listening) => {
@@ -212,7 +212,7 @@ impl FileWatch {
         }
     }
 
-    /// Waits for the next hint; forever without a subscription.
+    /// Waits for the next notice; waits forever if there is no subscription.
     async fn next_hint(&mut self) {
         let SubscriptionState::Current(listening) = &mut self.notices else {
             return std::future::pending().await;
@@ -226,10 +226,10 @@ impl FileWatch {
         self.hint = Some(heard.hint);
     }
 
-    /// Waits until hints have stopped for a moment, or until files that change all the time must be checked.
+    /// Waits until notices have paused for a moment, or until files that change all the time must be checked.
     async fn quiet(&mut self) {
         let first = Instant::now();
-        // Reading takes at most a third of the time.
+        // With this pause, reads take at most a third of the time.
         let busy = first + BUSY_WITHIN.max(2 * self.cost).min(QUIET_WITHIN);
         let alone = self.seen.0.len() == 1
             && self.seen.0.values().all(|stamp| stamp.as_ref().is_some_and(|stamp| stamp.file.is_some()));
@@ -239,7 +239,7 @@ impl FileWatch {
                 break;
             }
             let rest = match last {
-                // A single file was put in its place, and no other file belongs to it.
+                // The only watched file was replaced by a complete one, so no further change is expected.
                 Hint::Placed if alone => break,
                 Hint::Begun | Hint::Written => QUIET,
                 Hint::Placed | Hint::Closed if !self.unfinished.is_empty() => QUIET,
@@ -250,7 +250,8 @@ impl FileWatch {
                 break;
             }
         }
-        // The end of a write may have been missed; the next hint of the file adds it again.
+        // If the kernel dropped the event for the end of a write, nothing else would remove the file from the set. A file that
+        // is still being written is added again by its next event.
         self.unfinished.clear();
     }
 }
@@ -264,7 +265,8 @@ fn stamp(path: &Path) -> PathState {
             list.filter_map(Result::ok).map(|entry| (entry.path(), file_stamp(&entry.path()))).collect();
         entries.sort();
     }
-    // The times of a folder change with files that are not watched, so only its entries count.
+    // The times of a folder also change when a file in it changes that is not watched, so a folder is compared by its entries
+    // only.
     let file = if path.is_dir() { None } else { file_stamp(path) };
     PathState { file, entries }
 }
@@ -317,7 +319,7 @@ mod tests {
         link("one");
         let mut watch = FileWatch::new(vec![at("current/inner/a.yaml")]);
         watch.refresh().await;
-        // The change is seen sooner than by a check without a hint.
+        // The change is noticed earlier than by the next periodic check.
         let mut seen = async || tokio::time::timeout(CHECK_EVERY / 2, watch.changed()).await.expect("seen");
         link("two");
         seen().await;
@@ -346,7 +348,7 @@ mod tests {
         watch.refresh().await;
         std::fs::write(&file, "22").expect("written");
         watch.refresh().await;
-        // A reader that has read "22" begins here.
+        // A reader that has read "22" starts its watch here.
         std::fs::write(&file, "333").expect("written");
         let mut seen = FileStates::default();
         [file, more].iter().for_each(|path| seen.note(path));
@@ -365,7 +367,8 @@ mod tests {
         let mut watch = FileWatch::new(vec![file.clone()]);
         watch.refresh().await;
         let mut fastest = Duration::MAX;
-        // Several rounds, as the machine may be busy; the wait for writers would be too long in every round.
+        // The fastest of several rounds is compared, because the host may be under load. If each change waited for [`QUIET`],
+        // every round would be too slow.
         for size in 3..8 {
             let began = std::time::Instant::now();
             std::fs::rename(&next, &file).expect("renamed");

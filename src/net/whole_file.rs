@@ -1,14 +1,16 @@
-//! Files of the state folder that are written whole: beside the file that they replace, which a rename then does.
+//! Files in the state folder that are replaced as a whole: the new content is written to a second file, which is then
+//! renamed.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// The further suffix of a file while it is written.
+/// The additional suffix of a file while it is being written.
 pub const NEW: &str = ".new";
 
-/// Writes a file beside the one that it replaces by a rename, so that the file is always complete. Creates its folder.
+/// Replaces a file. The content is written to a second file, which is then renamed, so the file is always complete. Creates
+/// the folder of the file if it does not exist.
 pub fn write_whole(place: &Path, write: impl FnOnce(File) -> io::Result<File>) -> io::Result<()> {
     let folder = place.parent().ok_or(io::ErrorKind::InvalidInput)?;
     let new = with_suffix(place, NEW);
@@ -33,7 +35,7 @@ pub fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Moves a damaged file aside, for the operator to look at. Returns a text for the path that it has then.
+/// Renames a damaged file so that the operator can look at it. Returns a text that says where the file is then.
 pub fn set_aside(path: &Path) -> String {
     let aside = with_suffix(path, ".damaged");
     match fs::rename(path, &aside) {
@@ -42,7 +44,7 @@ pub fn set_aside(path: &Path) -> String {
     }
 }
 
-/// Returns a path with a further suffix of its file name.
+/// Returns a path with an additional suffix.
 pub fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);

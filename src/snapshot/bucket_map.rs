@@ -33,7 +33,7 @@ impl<K: Clone + Eq + Hash, V: Clone> BucketMap<K, V> {
     /// Returns the index of a key's group, and of its bucket in the group.
     fn place<Q: Hash + ?Sized>(&self, key: &Q) -> (usize, usize) {
         let hash = self.hasher.hash_one(key);
-        // The low bits of the hash; the modulus makes the conversions exact.
+        // Takes the low bits of the hash; the modulus makes the conversions exact.
         let part = |bits: u64| usize::try_from(bits % FAN_OUT as u64).unwrap_or(0);
         (part(hash), part(hash / FAN_OUT as u64))
     }
@@ -58,7 +58,7 @@ impl<K: Clone + Eq + Hash, V: Clone> BucketMap<K, V> {
     where
         K: Borrow<Q>,
     {
-        // A map of a few names has mostly empty buckets: these answer without a second hash.
+        // A map of a few names has mostly empty buckets, where this check saves the second hash.
         let bucket = self.bucket(key)?;
         if bucket.is_empty() { None } else { bucket.get(key) }
     }
@@ -73,7 +73,7 @@ impl<K: Clone + Eq + Hash, V: Clone> BucketMap<K, V> {
         self.bucket_mut(self.place(key)).get_mut(key)
     }
 
-    /// Inserts a value and returns the one it replaces.
+    /// Inserts a value and returns the value that it replaces.
     pub fn insert(&mut self, key: K, value: V) -> Option<V> {
         let old = self.bucket_mut(self.place(&key)).insert(key, value);
         self.len += usize::from(old.is_none());

@@ -17,26 +17,27 @@ pub enum Change {
     Begin,
     /// Adds or replaces an item.
     Put(Item),
-    /// During a listing: keeps the item as it is, although the listing cannot give it.
+    /// Keeps an item although the current listing does not contain it, since its object has mistakes.
     Keep(Key),
     /// Removes an item, if it exists.
     Remove(Key),
     /// Completes the listing: it takes effect, and items that it did not name are removed.
     Complete,
-    /// Reports that the registry cannot be read, with the causes, a line each. An unfinished listing is
-    /// discarded.
+    /// Reports that the registry cannot be read, with the causes, one per line. An unfinished listing is discarded.
     Failed(Vec<String>),
-    /// Reports the mistakes of one object, a line each; its last good state stays in use. Without a line the
-    /// object is correct again, or gone.
+    /// Reports the mistakes of one object, one per line; its last good state stays in use. An empty list means that the object
+    /// is correct again, or gone.
     Flawed {
-        /// The name of the object in its registry.
+        /// The name of the object, unique in its registry.
         object: Arc<str>,
-        /// The mistakes; empty if there are none any more.
+        /// The mistakes of the object; empty if it is correct again, or gone.
         problems: Vec<String>,
     },
-    /// Removes all items by order of the registry's owner: it is not held back as a mass withdrawal.
+    /// Removes all items at once, because the owner of the registry asked for it. The protection against mass withdrawals does
+    /// not delay this removal.
     Forget,
-    /// Reports that the registry cannot be read, but what it gave is known to work still: it does not expire meanwhile.
+    /// Reports that the registry cannot be read, although its endpoints are known to work. The time until the registry expires
+    /// begins anew.
     StillWorks,
     /// A report on how the registry is read; it changes no item.
     Report(Arc<Report>),
@@ -49,55 +50,55 @@ pub struct Report {
     pub server: String,
     /// The server's version; empty if unknown.
     pub version: String,
-    /// The network that the registry has discovered as its own; unknown if there is none.
+    /// The network that the registry has discovered as its own; unknown if it has discovered none.
     pub network: Network,
-    /// Facts about reading it, such as `last listing`.
+    /// Further details of how the registry is read, each with its name, such as `last listing`.
     pub facts: Vec<(&'static str, String)>,
-    /// The numbers of known objects, by kind.
+    /// The numbers of objects that the registry has read, by kind.
     pub objects: Vec<(&'static str, usize)>,
-    /// The numbers of objects and endpoints that are left out, by reason.
+    /// The numbers of objects and endpoints that the registry does not pass on, by reason.
     pub left_out: Vec<(&'static str, usize)>,
-    /// Problems with which the registry can be read all the same.
+    /// Problems that do not prevent the registry from being read.
     pub problems: Vec<String>,
 }
 
 /// One item of a registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Item {
-    /// A service, with the endpoints that its own object gives.
+    /// A service, with the endpoints in its own object.
     Service(Arc<Service>),
-    /// Endpoints that come apart from their service, such as those of one `EndpointSlice`.
+    /// A set of endpoints that is an object separate from the service, such as one `EndpointSlice`.
     Endpoints(EndpointSet),
     /// A gateway of a network.
     Gateway(RegistryGateway),
-    /// A mark that a service is meant for other networks.
+    /// A mark of a service. An export rule may require the mark before it exports the service to other networks.
     Mark(Mark),
 }
 
 /// Some of the endpoints of a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointSet {
-    /// The service, and the name of the set.
+    /// The service and the name of the set.
     pub key: EndpointSetKey,
-    /// The endpoints of the set; replaces those of an earlier set with this key.
+    /// The endpoints of the set. They replace the endpoints of an earlier set with this key.
     pub endpoints: Arc<[Endpoint]>,
 }
 
 /// The key of an endpoint set in its registry.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EndpointSetKey {
-    /// The service.
+    /// The service that the endpoints belong to.
     pub service: ServiceKey,
     /// The name of the set; unique among the sets of the service in one registry.
     pub name: Arc<str>,
 }
 
-/// A gateway of a network that a registry has found.
+/// A gateway of a network, as a registry has found it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegistryGateway {
-    /// The network, and the name of the gateway.
+    /// The network and the name of the gateway.
     pub key: GatewayKey,
-    /// Its address, ports and weight.
+    /// The address, ports and weight of the gateway.
     pub gateway: Gateway,
 }
 
@@ -110,30 +111,29 @@ pub struct GatewayKey {
     pub name: Arc<str>,
 }
 
-/// An object of a registry that marks a service as meant for other networks. A mark alone exports nothing:
-/// export rules may require marks.
+/// An object of a registry that marks a service for export. A mark alone exports nothing; export rules may require marks.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Mark {
-    /// The service, and the object.
+    /// The service that is marked, and the object that marks it.
     pub key: MarkKey,
     /// The kind of the object.
     pub kind: MarkKind,
-    /// Labels of the object that export rules may require.
+    /// The labels of the object; an export rule may require some of them.
     pub labels: Labels,
-    /// What the `ServiceExport` says of the service under its name in the cluster set; `None` for all other marks.
+    /// The properties that a `ServiceExport` gives the service in the cluster set; `None` for export marks of other objects.
     pub export: Option<Arc<Export>>,
 }
 
-/// The properties of an exported service that have to be the same in all clusters that export it (KEP-1645), beside its ports.
+/// The properties of an exported service, beside its ports, that must be equal in all clusters that export it (KEP-1645).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Export {
     /// When the `ServiceExport` was created, as RFC 3339; empty if unknown.
     pub created: Arc<str>,
     /// True if the service has no virtual address.
     pub is_headless: bool,
-    /// `None` or `ClientIP`.
+    /// The session affinity of the service: the text `None` or `ClientIP`.
     pub session_affinity: Arc<str>,
-    /// The time in seconds for which a client keeps its endpoint; 0 without session affinity.
+    /// The time in seconds for which a client stays with one endpoint; 0 without session affinity.
     pub session_seconds: u32,
 }
 
@@ -142,9 +142,9 @@ pub struct Export {
 pub enum MarkKind {
     /// A `ServiceExport` of the Multi-Cluster Services API.
     ServiceExport,
-    /// The service itself, by its labels.
+    /// The service itself, which is marked by its labels.
     Service,
-    /// The service's namespace, by its labels.
+    /// The namespace of the service; the labels of the namespace are the mark.
     Namespace,
 }
 
@@ -152,7 +152,7 @@ impl MarkKind {
     /// All values.
     pub const ALL: [Self; 3] = [Self::ServiceExport, Self::Service, Self::Namespace];
 
-    /// The value as copies on disk write it.
+    /// Returns the name that files in the state directory use.
     pub fn text(self) -> &'static str {
         match self {
             Self::ServiceExport => "serviceExport",
@@ -165,9 +165,9 @@ impl MarkKind {
 /// The key of a mark in its registry.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MarkKey {
-    /// The service.
+    /// The service that is marked for export.
     pub service: ServiceKey,
-    /// The object that sets the mark, such as `ServiceExport shop/reviews`.
+    /// The object that marks the service for export, such as `ServiceExport shop/reviews`.
     pub object: Arc<str>,
 }
 
@@ -180,7 +180,7 @@ pub enum Key {
     Endpoints(EndpointSetKey),
     /// A gateway.
     Gateway(GatewayKey),
-    /// A mark.
+    /// An object that marks a service for export.
     Mark(MarkKey),
 }
 
@@ -216,7 +216,7 @@ pub struct Dirty {
     pub networks: BTreeSet<Network>,
     /// Host names whose resolved addresses changed.
     pub resolved: BTreeSet<HostName>,
-    /// Host names that a registry has begun or ceased to use for endpoints and gateways.
+    /// Host names that a registry has started or stopped using for endpoints and gateways.
     pub named: BTreeSet<HostName>,
     /// True if the roots of a peer have changed.
     pub peer_roots: bool,

@@ -1,14 +1,15 @@
-//! A service that clusters export under one name in their cluster set (KEP-1645): the oldest ServiceExport decides what they
-//! disagree about, and the disagreement is what the condition `Conflict` of each of them says.
+//! Conflicts between clusters that export one service to their cluster set (KEP-1645). Where the exports differ, the oldest
+//! ServiceExport applies. Each of the ServiceExports gets the condition `Conflict`, which describes the difference.
 
 use super::change::Export;
 use crate::model::place::ClusterId;
 use crate::model::service::ServicePort;
 
-/// Ports that a message names; more are counted.
+/// The largest number of ports that a message lists; further ports are only counted.
 const PORTS_SHOWN: usize = 10;
 
-/// Characters of a port's name that a message has: as many as Kubernetes allows, and more than an API server may send.
+/// The largest number of characters of a port's name in a message. Kubernetes has the same limit for the names of ports, but an
+/// API server might exceed it.
 const NAME_SHOWN: usize = 63;
 
 /// A disagreement of the clusters that export a service.
@@ -37,7 +38,7 @@ struct Property<'a> {
     value: String,
 }
 
-/// Returns what the clusters that export a service disagree about. The exports are in order of age.
+/// Returns the conflict between the clusters that export a service, if there is one. `exports` is sorted by age, oldest first.
 pub(super) fn conflict(exports: &[Exported<'_>]) -> Option<ExportConflict> {
     // One export cannot disagree with itself.
     let [oldest, _, ..] = exports else { return None };
@@ -88,8 +89,8 @@ pub(super) fn conflict(exports: &[Exported<'_>]) -> Option<ExportConflict> {
 }
 
 impl<'a> Exported<'a> {
-    /// Returns the key by which exports are in order of age, and equally old ones of cluster. RFC 3339 times of one form sort by time;
-    /// exports of unknown age are the youngest.
+    /// Returns the sort key of an export: by age, then by cluster. RFC 3339 times of one form sort as text; exports of unknown
+    /// age come last, as if they were the youngest.
     pub(super) fn age(&self) -> (bool, &'a str, &'a str) {
         let created = &*self.export.created;
         (created.is_empty(), created, self.cluster.as_str())

@@ -1,5 +1,5 @@
-//! The endpoints that this gateway dials: those of its routes, and of the service ports that a route or an export rule
-//! leads to. All are on its own network.
+//! The endpoints that this gateway dials: endpoints of routes, and endpoints of service ports that a route or an export rule
+//! makes reachable. All of them are on the gateway's own network.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -9,17 +9,17 @@ use super::policy::{ListenerProtocol, Policy, Route, RouteTarget};
 use super::service_view::{AskedBy, PortView, ServiceView};
 use super::{Snapshot, routes::RouteTable};
 
-/// What a policy says about the endpoints that are dialled.
+/// The parts of a policy that decide which endpoints are dialled.
 #[derive(Clone, Debug, Default)]
 pub struct Dialled {
     takes_sni: bool,
     takes_hbone: bool,
-    /// The service ports that routes lead to.
+    /// The service ports that are targets of routes.
     aliased: HashSet<(Arc<str>, u16)>,
 }
 
 impl Dialled {
-    /// Reads a policy.
+    /// Extracts from a policy the parts that decide which endpoints are dialled.
     pub fn new(policy: &Policy) -> Self {
         let target = |route: &Arc<Route>| match &route.to {
             RouteTarget::Service { hostname, port, .. } => Some((hostname.shared(), *port)),
@@ -32,7 +32,8 @@ impl Dialled {
         }
     }
 
-    /// Returns the candidates of a service that callers can be connected to; an endpoint may be in several of them.
+    /// Returns every list of candidates of a service from which a caller can get an endpoint. An endpoint may be in several of
+    /// these lists.
     pub fn of_service<'a>(&self, service: &'a ServiceView) -> Vec<&'a Arc<Candidates>> {
         let mut all = Vec::new();
         for port in &service.ports {
@@ -63,7 +64,9 @@ impl Dialled {
         }
     }
 
-    /// Returns the candidates of a route of this policy; `None` if it leads to a service, or no listener takes SNI.
+    /// Returns the candidates of a route of this policy. Returns `None` if the route leads to a service, whose candidates
+    /// [`of_service`](Self::of_service) returns. Also returns `None` if no listener accepts SNI, because only SNI callers can
+    /// use routes.
     pub fn of_route<'a>(&self, route: &Route, routes: &'a RouteTable) -> Option<&'a Arc<Candidates>> {
         if !self.takes_sni {
             return None;
@@ -103,7 +106,7 @@ mod tests {
         };
         Arc::make_mut(&mut mesh.policy).exports = vec![rule("out.mesh")];
         assert_eq!(dialled(&mesh), ["out.mesh:443", "out.mesh:80"]);
-        // A route needs no export rule, but a listener that takes SNI.
+        // A route needs no export rule, but it needs a listener that accepts SNI.
         let to = RouteTarget::Service { hostname: host_name("kept.mesh"), port: 443, subset: "".into() };
         let route = Route { key: RouteName::Name(pattern("a.test")), listeners: Vec::new(), to };
         Arc::make_mut(&mut mesh.policy).routes = vec![route.into()];

@@ -1,5 +1,5 @@
-//! Export rules by service: the rules that cover a service port, and whether they admit a caller. The only place that applies
-//! the sources, identities, clusters and marks of a rule (`grant`), called by `admit`.
+//! Export rules by service: the rules that cover a service port, and whether they admit a caller. [`grant`], called by `admit`,
+//! is the only place that applies the sources, identities, clusters and marks of a rule.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::model::name::NamePattern;
 use crate::model::place::ClusterId;
 use crate::model::reason::Reason;
 
-/// The rules, and an index of them by name pattern.
+/// The export rules, with an index by name pattern.
 #[derive(Clone, Debug, Default)]
 pub struct ExportIndex {
     rules: Vec<Arc<ExportRule>>,
@@ -70,13 +70,14 @@ impl ExportIndex {
             .collect()
     }
 
-    /// Returns the rules that apply to a service port, in the order of the file. `marks` are those that each cluster gives the
-    /// service. A rule that requires a mark applies only to the clusters that give it, and not at all if there are none.
+    /// Returns the rules that apply to a service port, in the order of the file. `marks` are the marks of the service in each
+    /// cluster. A rule that requires a mark is limited to the clusters that have the mark; without such a cluster it does not
+    /// apply.
     pub fn applying(&self, name: &str, port: u16, marks: &[(&ClusterId, &[Mark])]) -> Vec<Arc<ExportRule>> {
         self.covering(name, port).into_iter().filter_map(|rule| rule.narrowed(marks)).collect()
     }
 
-    /// Returns the rules that cover a service port and are not among those that apply: no cluster gives the mark.
+    /// Returns the rules that cover a service port but do not apply, because no cluster has the mark that they require.
     pub fn lacking_mark(&self, name: &str, port: u16, applying: &[Arc<ExportRule>]) -> Vec<Arc<ExportRule>> {
         let applies = |rule: &ExportRule| applying.iter().any(|applied| applied.name == rule.name);
         let covering = self.covering(name, port);
@@ -90,7 +91,7 @@ impl ExportIndex {
 }
 
 impl MarkCondition {
-    /// Returns true if one of the marks satisfies the rule.
+    /// Returns true if one of the marks satisfies the condition.
     pub fn is_met_by(&self, marks: &[Mark]) -> bool {
         let has = |mark: &Mark, kind, wanted: &Labels| {
             mark.kind == kind && wanted.iter().all(|(key, value)| mark.labels.get(key) == Some(value))
@@ -104,8 +105,8 @@ impl MarkCondition {
 }
 
 impl ExportRule {
-    /// Limits a rule that requires marks to those of its clusters that mark the service; `None` if there is no such cluster.
-    /// A rule that requires none stays as it is.
+    /// If the rule requires an export mark, limits the rule to those of its clusters in which the service has that mark; `None`
+    /// if there is no such cluster. Returns a rule that requires no mark unchanged.
     fn narrowed(self: Arc<Self>, marks: &[(&ClusterId, &[Mark])]) -> Option<Arc<Self>> {
         let Some(condition) = &self.marked else { return Some(self) };
         let covers = |cluster: &ClusterId| self.clusters.is_empty() || self.clusters.contains(cluster);
@@ -117,26 +118,27 @@ impl ExportRule {
         (!clusters.is_empty()).then(|| Arc::new(Self { clusters, ..(*self).clone() }))
     }
 
-    /// Returns true if a rule covers the listener.
+    /// Returns true if the rule applies on the listener.
     pub fn on_listener(&self, listener: &str) -> bool {
         self.listeners.is_empty() || self.listeners.iter().any(|name| &**name == listener)
     }
 }
 
-/// The caller that rules are applied to.
+/// The caller to which export rules are applied.
 #[derive(Clone, Copy, Debug)]
 pub struct Caller<'a> {
-    /// The listener that took the connection.
+    /// The listener that accepted the connection.
     pub listener: &'a str,
     /// The caller's address; `None` only in `explain`.
     pub source: Option<IpAddr>,
     /// The caller's verified identity.
     pub identity: Option<&'a Identity>,
-    /// False for a caller of a peer: only rules that name identities can admit it, as all others are meant for this mesh.
+    /// True if the caller belongs to no peer. A caller of a peer can be admitted only by rules that name identities, since all
+    /// other rules are meant for this mesh.
     pub is_ours: bool,
 }
 
-/// Applies the rules that cover a service port to a caller; returns the reason if none admits it.
+/// Applies the rules that cover a service port to a caller. Returns the reason if none of them admits the caller.
 pub fn grant(covering: &[Arc<ExportRule>], caller: Caller<'_>) -> Result<Grant, Reason> {
     let Caller { listener, source, identity, is_ours } = caller;
     let mut refusal = Reason::NotExported;
@@ -144,7 +146,7 @@ pub fn grant(covering: &[Arc<ExportRule>], caller: Caller<'_>) -> Result<Grant, 
     let mut clusters: Option<Vec<ClusterId>> = Some(Vec::new());
     let is_meant = |rule: &&Arc<ExportRule>| is_ours || !rule.to.identities.is_empty();
     for rule in covering.iter().filter(|rule| rule.on_listener(listener)).filter(is_meant) {
-        // Without a source (only in `explain`) rules about sources are shown, not applied.
+        // Without a source, which happens only in `explain`, rules about sources are shown, not applied.
         if source.is_some_and(|source| !admits(&rule.to.cidrs, source)) {
             continue;
         }
@@ -154,8 +156,8 @@ pub fn grant(covering: &[Arc<ExportRule>], caller: Caller<'_>) -> Result<Grant, 
                 continue;
             };
             if !rule.to.identities.iter().any(|pattern| pattern.matches(identity)) {
-                // Only callers of a trust domain that a rule names learn that the service exists; others
-                // cannot probe for it.
+                // Only callers of a trust domain that a rule names learn that the service exists; other callers cannot probe
+                // for it.
                 let mut domains = rule.to.identities.iter().map(IdentityPattern::trust_domain);
                 if domains.any(|domain| domain == identity.trust_domain()) {
                     refusal = Reason::IdentityDenied;

@@ -13,14 +13,14 @@ use super::virtual_addresses::VirtualAddresses;
 pub struct Inputs<'a> {
     /// The operator's policy.
     pub policy: &'a Arc<Policy>,
-    /// Counts the config files that were applied.
+    /// The number of config files that were applied.
     pub policy_generation: u64,
-    /// The shards in the order of their registries; the config file's own comes first.
+    /// The shards, in the order of their registries; the registry of the config file comes first.
     pub shards: &'a [Arc<Shard>],
-    /// The roots of peers.
+    /// The root certificates of peers.
     pub peer_roots: &'a Arc<PeerRoots>,
     /// The addresses of resolved host names.
     pub resolved: &'a Resolved,
-    /// The virtual addresses of imported services; `None`: they have none.
+    /// The virtual addresses of imported services; `None` if imported services get none.
     pub virtual_addresses: Option<&'a VirtualAddresses>,
 }

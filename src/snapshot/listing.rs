@@ -11,7 +11,7 @@ use crate::model::service::{Service, ServiceKey};
 pub struct Listing {
     /// The cluster of the document's registry.
     pub cluster: ClusterId,
-    /// The network of endpoints that give none.
+    /// The network of endpoints that do not name a network.
     pub network: Network,
     /// The services by key.
     pub services: BTreeMap<ServiceKey, Arc<Service>>,

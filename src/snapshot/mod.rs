@@ -3,11 +3,11 @@
 //! A [`Snapshot`] is the operator's policy, the merged services of all registries, and tables that make
 //! admission a few hash look-ups. [`build`] makes it; nothing in it changes afterwards.
 //!
-//! - What goes in: [`policy`], [`change`] and [`shard`] (the items of a registry), together the [`inputs`].
-//! - What admission uses: [`admit`], [`routes`], [`exports`], [`exported`], [`name_index`], [`owners`], [`candidates`].
-//! - What viewers get: [`view`] (split horizon), [`networks`], [`weights`].
-//! - What imported services get: [`virtual_addresses`].
-//! - What changed: [`delta`]; what explains it: [`omitted`], [`near`], [`unread`].
+//! - Inputs: [`policy`], [`change`] and [`shard`] (the items of a registry), together the [`inputs`].
+//! - Used by admission: [`admit`], [`routes`], [`exports`], [`exported`], [`name_index`], [`owners`], [`candidates`].
+//! - Results for viewers: [`view`] (split horizon), [`networks`], [`weights`].
+//! - Addresses of imported services: [`virtual_addresses`].
+//! - Changes: [`delta`]; explanations: [`omitted`], [`near`], [`unread`].
 
 pub mod admit;
 pub mod bucket_map;
@@ -58,29 +58,29 @@ use unread::Unread;
 use crate::model::name::HostName;
 use crate::model::place::Network;
 
-/// One state of the world.
+/// The state of the mesh at one time: policy, services, networks and peers.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
-    /// Counts the snapshots that were published.
+    /// The number of snapshots that were published, this one included.
     pub generation: u64,
-    /// Counts the config files that were applied.
+    /// The number of config files that were applied.
     pub policy_generation: u64,
     /// The operator's policy.
     pub policy: Arc<Policy>,
     pub(crate) routes: Arc<RouteTable>,
     pub(crate) exports: Arc<ExportIndex>,
     pub(crate) services: NameMap<Arc<ServiceView>>,
-    /// Empty if no listener takes HBONE.
+    /// The services by address; empty if no listener accepts HBONE.
     pub(crate) addresses: AddressIndex,
     /// The names under which peers know our services.
     pub(crate) peer_names: Arc<PeerNames>,
-    /// The roots of peers at the time of the build.
+    /// The root certificates of peers at the time of the build.
     pub peer_roots: Arc<PeerRoots>,
     pub(crate) behind: Arc<ServicesBehind>,
     pub(crate) networks: Arc<NetworkTable>,
-    /// The addresses of host names at the time of the build.
+    /// The resolved addresses of host names at the time of the build.
     pub(crate) resolved: Arc<Resolved>,
-    /// The registries that were not read yet at the time of the build; the aggregator keeps the list.
+    /// The registries that were not read yet at the time of the build. The aggregator makes this list.
     pub unread: Arc<Unread>,
 }
 
@@ -115,7 +115,7 @@ impl Snapshot {
         &self.networks
     }
 
-    /// Returns the addresses of host names at the time of the build.
+    /// Returns the resolved addresses of host names at the time of the build.
     pub fn resolved(&self) -> &Resolved {
         &self.resolved
     }

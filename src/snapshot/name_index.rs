@@ -22,7 +22,7 @@ impl<V: Clone> Default for PatternMap<V> {
 }
 
 impl<V: Clone> PatternMap<V> {
-    /// Inserts a value, replacing that of an equal pattern.
+    /// Inserts a value; it replaces the value of an equal pattern.
     pub fn insert(&mut self, pattern: NamePattern, value: V) {
         match pattern {
             NamePattern::Exact(name) => drop(self.exact.insert(name, value)),
@@ -31,7 +31,7 @@ impl<V: Clone> PatternMap<V> {
         }
     }
 
-    /// Removes exactly this pattern.
+    /// Removes the pattern that equals this one.
     pub fn remove(&mut self, pattern: &NamePattern) {
         match pattern {
             NamePattern::Exact(name) => drop(self.exact.remove(name.as_str())),
@@ -40,7 +40,7 @@ impl<V: Clone> PatternMap<V> {
         }
     }
 
-    /// Returns the value of exactly this pattern.
+    /// Returns the value of the pattern that equals this one.
     pub fn get(&self, pattern: &NamePattern) -> Option<&V> {
         match pattern {
             NamePattern::Exact(name) => self.exact.get(name.as_str()),
@@ -49,17 +49,17 @@ impl<V: Clone> PatternMap<V> {
         }
     }
 
-    /// Returns the value of the pattern that is this name.
+    /// Returns the value of the exact pattern for this name.
     pub fn exact(&self, name: &str) -> Option<&V> {
         self.exact.get(name)
     }
 
-    /// Returns the value of `*`.
+    /// Returns the value of the pattern `*`.
     pub fn any(&self) -> Option<&V> {
         self.any.as_ref()
     }
 
-    /// Returns the values of the suffixes that a name lies below, longest first.
+    /// Returns the values of the suffix patterns that match a name, longest suffix first.
     pub fn suffixes<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a V> {
         let dots = if self.suffix.is_empty() { "" } else { name };
         dots.char_indices()

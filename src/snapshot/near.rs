@@ -1,4 +1,4 @@
-//! Names that are similar to an unknown one: for the hints of `explain`, never for a decision.
+//! Names that are similar to an unknown name. They are only hints of `explain`; no decision uses them.
 
 use strsim::osa_distance;
 
@@ -22,7 +22,7 @@ pub fn near(snapshot: &Snapshot, name: &str) -> Vec<String> {
     near.into_iter().map(|(_, name)| name).collect()
 }
 
-/// Returns all names of the dialect of `name` that a caller could ask for.
+/// Returns all names that a caller could ask for, in the same dialect as `name`.
 fn known_names(snapshot: &Snapshot, name: &str) -> Vec<String> {
     let services = snapshot.services.iter().map(|(_, service)| service);
     match read(name) {
@@ -40,7 +40,8 @@ fn known_names(snapshot: &Snapshot, name: &str) -> Vec<String> {
     }
 }
 
-/// Returns the edit distance of two names if it is at most `limit`. Names whose lengths differ by more are not compared.
+/// Returns the edit distance of two names if it is at most `limit`. If the lengths differ by more than `limit`, the names are
+/// not compared.
 fn distance(a: &str, b: &str, limit: usize) -> Option<usize> {
     (a.len().abs_diff(b.len()) <= limit).then(|| osa_distance(a, b)).filter(|distance| *distance <= limit)
 }

@@ -1,5 +1,5 @@
-//! The networks of the mesh with the addresses of their gateways, ready for look-up: those of the config,
-//! joined by the gateways that registries have found.
+//! The networks of the mesh with the addresses of their gateways: the gateways of the config, and those that registries have
+//! found.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -24,19 +24,19 @@ pub struct NetworkTable {
     blocks: Arc<Blocks>,
 }
 
-/// The networks by CIDR: an address belongs to the network of the longest block that holds it.
+/// The networks by CIDR: an address belongs to the network of the longest block that contains it.
 #[derive(Clone, Debug, Default)]
 struct Blocks {
     v4: PrefixMap<Ipv4Net, Network>,
     v6: PrefixMap<Ipv6Net, Network>,
 }
 
-/// One network.
+/// One network of the mesh, with its gateways.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NetworkEntry {
-    /// How other networks reach its endpoints.
+    /// How endpoints of this network are reached from other networks.
     pub access: Access,
-    /// Its gateways, those of the config file first, then those of the registries, in their order.
+    /// The gateways of the config file, followed by those of the registries in their order.
     pub gateways: Vec<GatewayEntry>,
 }
 
@@ -45,7 +45,7 @@ pub struct NetworkEntry {
 pub struct GatewayEntry {
     /// The gateway as the config or a registry gives it.
     pub gateway: Gateway,
-    /// Its addresses; empty if its name resolves to none, so that it cannot be used.
+    /// The addresses of the gateway; empty if its name resolves to no address, so that the gateway cannot be used.
     pub addresses: Arc<[IpAddr]>,
 }
 
@@ -91,8 +91,8 @@ impl NetworkTable {
         table
     }
 
-    /// Returns the table after the gateways of `networks` or the addresses of names changed, and the networks
-    /// whose entries differ.
+    /// Returns the updated table and the networks whose entries differ. `networks` are the networks whose gateways changed, and
+    /// `resolved` the host names whose addresses changed.
     pub(super) fn with(
         &self,
         networks: &BTreeSet<Network>,
@@ -128,23 +128,23 @@ impl NetworkTable {
         self.own_gateways = gateways.iter().flat_map(GatewayEntry::sockets).collect();
     }
 
-    /// Returns true if this is a gateway of the node's own network. Such a gateway is never chosen as an
-    /// endpoint: two replicas that choose each other would pass a connection on without end.
+    /// Returns true if this is the address of a gateway of the node's own network. Such a gateway is never chosen as an
+    /// endpoint: two replicas that choose each other would pass a connection back and forth without end.
     pub fn is_own_gateway(&self, address: SocketAddr) -> bool {
         self.own_gateways.contains(&address)
     }
 
-    /// Returns the gateways of the node's own network that only one of two tables has.
+    /// Returns the gateways of the node's own network that only one of `self` and `other` contains.
     pub(super) fn own_gateways_apart(&self, other: &Self) -> BTreeSet<SocketAddr> {
         self.own_gateways.symmetric_difference(&other.own_gateways).copied().collect()
     }
 
-    /// Returns the network whose CIDR holds an address; the longest CIDR wins.
+    /// Returns the network whose CIDR contains an address; the longest CIDR wins.
     pub fn network_of_address(&self, ip: IpAddr) -> Option<&Network> {
         self.blocks.network_of(ip)
     }
 
-    /// Returns the entry of a network; `None` if neither config nor registries name it.
+    /// Returns the entry of a network; `None` if neither the config nor a registry names the network.
     pub fn get(&self, network: &Network) -> Option<&NetworkEntry> {
         self.by_name.get(network).map(|entry| &**entry)
     }
@@ -155,8 +155,8 @@ impl NetworkTable {
     }
 }
 
-/// Builds the entry of a network from the config and the gateways of registries. Of gateways with the same
-/// address and ports the first counts.
+/// Builds the entry of a network from the gateways of the config and of the registries. If several gateways have the same
+/// address and ports, the entry contains only the first one.
 fn entry(network: &Network, inputs: Inputs<'_>) -> Option<NetworkEntry> {
     let configured = inputs.policy.networks.iter().find(|policy| policy.name == *network);
     let own = configured.map(|policy| policy.gateways.as_slice()).unwrap_or_default();
@@ -176,8 +176,8 @@ fn entry(network: &Network, inputs: Inputs<'_>) -> Option<NetworkEntry> {
         };
         if !gateways.iter().any(same) {
             let all = addresses(&gateway.host, inputs.resolved).iter().copied();
-            // The scope was applied to addresses when the registry gave them; addresses of its names are
-            // checked here.
+            // The scope of the registry was applied to addresses when they entered the shard. Addresses that a host name
+            // resolves to are checked here.
             let addresses = all.filter(|ip| shard.origin.addresses.allows(*ip)).collect();
             gateways.push(GatewayEntry { gateway: gateway.clone(), addresses });
         }

@@ -1,5 +1,4 @@
-//! Services by a key that several of them can have, such as an address or a name: each key has its services in order of
-//! name.
+//! Services by a key that several of them may have, such as an address or a name. The services of one key are sorted by name.
 
 use std::borrow::Borrow;
 use std::collections::BTreeSet;
@@ -9,9 +8,9 @@ use std::net::IpAddr;
 use super::bucket_map::BucketMap;
 use crate::model::name::HostName;
 
-/// The services that have an address as a virtual address, or as that of an endpoint on this network.
+/// The services by address: by each virtual address, and by the address of each endpoint on this network.
 ///
-/// Built only if a listener takes HBONE, as only its callers can name an address.
+/// Built only if a listener accepts HBONE, since only HBONE callers can request an address.
 pub type AddressIndex = OwnerMap<IpAddr>;
 
 /// A map from keys to the services that have them.
@@ -20,7 +19,7 @@ pub struct OwnerMap<K> {
     owners: BucketMap<K, Owners>,
 }
 
-/// The services of one key; mostly there is one.
+/// The services of one key; in most cases there is one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Owners {
     One(HostName),

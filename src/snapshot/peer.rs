@@ -1,5 +1,5 @@
-//! Other organisations that exchange services with this mesh: what each of them may reach here, and what is taken from it
-//! (SPEC §18). Data of the config; the link to a peer is not part of it.
+//! Other organisations that exchange services with this mesh: the services that each of them may reach here, and the services
+//! that this mesh imports from it (SPEC §18). These types hold configuration; the link to a peer is not part of them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,37 +10,39 @@ use crate::model::identity::{Identity, TrustDomain};
 use crate::model::name::{HostName, NameError, NamePattern};
 use crate::model::place::Network;
 
-/// Another organisation.
+/// Another organisation, which exchanges services with this mesh.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Our name for it; unique.
+    /// This mesh's name for the peer; unique.
     pub name: Arc<str>,
-    /// Who the peer is; `None` until it is enrolled.
+    /// The identity of the peer; `None` until the peer is enrolled.
     pub who: Option<PeerIdentity>,
-    /// Source addresses of its clients that call by SNI; empty: no SNI caller is taken for the peer's.
+    /// The source addresses by which SNI callers are recognised as callers of the peer; empty: no SNI caller belongs to the
+    /// peer.
     pub from: Vec<IpNet>,
-    /// The services that the peer may reach, in the order of the file; the first that matches a service gives its name.
+    /// The rules for services that the peer may reach, in the order of the file. The first rule that matches a service applies.
     pub exports: Vec<PeerExport>,
-    /// The services that are taken from the peer, in the order of the file; the first that matches a service gives its name.
+    /// The rules for services that are imported from the peer, in the order of the file. The first rule that matches a service
+    /// applies.
     pub imports: Vec<PeerImport>,
-    /// Limits of what the peer may use.
+    /// The limits on services and connections of the peer.
     pub limits: PeerLimits,
 }
 
-/// Who a peer is.
+/// The identity and the trust domain of a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerIdentity {
-    /// The SPIFFE ID of the gateways that speak for the peer on the link.
+    /// The SPIFFE ID that the peer's gateways have on the link.
     pub gateway: Identity,
     /// The only trust domain that the peer's certificates may name.
     pub trust_domain: TrustDomain,
-    /// Our name for that trust domain: identities that the peer's roots have verified are known under it. Unique, and not
-    /// our own trust domain.
+    /// Our name for the peer's trust domain. An identity that is verified with the peer's roots gets this name as its trust
+    /// domain. The name is unique, and differs from our own trust domain.
     pub alias: TrustDomain,
 }
 
 impl PeerIdentity {
-    /// Returns the identity of the peer's gateways as it is known here: in the trust domain that is our name for the peer's.
+    /// Returns the identity of the peer's gateways under our name for the peer's trust domain.
     pub fn known_gateway(&self) -> Identity {
         self.gateway.in_domain(&self.alias)
     }
@@ -49,44 +51,44 @@ impl PeerIdentity {
 /// A rule that offers services to one peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerExport {
-    /// The name in messages: `peers[0].export[1]`.
+    /// The name of the rule in messages, such as `peers[0].export[1]`.
     pub rule: Arc<str>,
-    /// Our services.
+    /// The services of this mesh that the rule offers.
     pub services: Vec<NamePattern>,
     /// Services that the rule does not offer although `services` matches them.
     pub except: Vec<NamePattern>,
-    /// The name under which the peer knows the service; `None`: its own.
+    /// The name under which the peer knows the service; `None`: the host name of the service.
     pub rename: Option<NameTemplate>,
 }
 
-/// A rule that takes services of one peer.
+/// A rule that imports services of one peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerImport {
-    /// The name in messages: `peers[0].import[1]`.
+    /// The name of the rule in messages, such as `peers[0].import[1]`.
     pub rule: Arc<str>,
-    /// The services by the names under which the peer exports them.
+    /// The services that the rule imports: patterns of the names under which the peer exports them.
     pub services: Vec<NamePattern>,
     /// The name that the service has here; `None`: the name under which the peer exports it.
     pub rename: Option<NameTemplate>,
-    /// The largest number of services that the rule takes; further ones are left out, in order of name. `None`: no limit of its
-    /// own.
+    /// The largest number of services that the rule imports; further services, in order of name, are not imported. `None`: the
+    /// rule itself sets no limit.
     pub limit: Option<usize>,
 }
 
-/// The protocol (ALPN) that the hello of a link offers. A listener knows links by it.
+/// The ALPN protocol of a link's hello, by which a listener recognises links.
 pub const LINK_PROTOCOL: &[u8] = b"isthmus-peer/1";
 
-/// The protocol (ALPN) that the hello of an enrolment offers.
+/// The ALPN protocol of an enrolment's hello.
 pub const ENROL_PROTOCOL: &[u8] = b"isthmus-enrol/1";
 
-/// Limits of what one peer may use.
+/// The limits on services and connections of one peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerLimits {
-    /// Services that are taken from the peer.
+    /// The largest number of services that are imported from the peer.
     pub services: usize,
-    /// Concurrent connections and CONNECT streams of its callers.
+    /// The largest number of concurrent connections and CONNECT streams of the peer's callers.
     pub connections: usize,
-    /// New connections and CONNECT streams of its callers in a second.
+    /// The largest number of new connections and CONNECT streams of the peer's callers per second.
     pub new_per_second: u32,
 }
 
@@ -96,19 +98,19 @@ impl Default for PeerLimits {
     }
 }
 
-/// A host name with `{service}` and `{namespace}` in it.
+/// A host name that contains the placeholders `{service}` and `{namespace}`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NameTemplate {
     text: Arc<str>,
 }
 
-/// An error of a text that is not a name template.
+/// The error of a text that is not a name template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TemplateError {
     /// The text has a brace that is not part of a known placeholder.
     #[error("'{{' and '}}' are allowed only as '{{service}}' and '{{namespace}}'")]
     Placeholder,
-    /// The text is not a host name where its placeholders are filled in.
+    /// The text is not a host name when its placeholders are filled in.
     #[error(transparent)]
     Name(#[from] NameError),
 }
@@ -127,7 +129,8 @@ impl NameTemplate {
         Ok(Self { text: text.into() })
     }
 
-    /// Returns the name for a service: its first label and its namespace. An error if that is no host name.
+    /// Returns the name for a service; `service` is the first label of its host name. Returns an error if the result is not a
+    /// legal host name.
     pub fn fill(&self, service: &str, namespace: &str) -> Result<HostName, NameError> {
         HostName::parse(&self.text.replace(SERVICE, service).replace(NAMESPACE, namespace))
     }
@@ -139,20 +142,20 @@ impl fmt::Display for NameTemplate {
     }
 }
 
-/// Returns the first label of a host name, which is the service's name in names of Kubernetes.
+/// Returns the first label of a host name, which is the name of the service in Kubernetes host names.
 pub fn service_label(hostname: &str) -> &str {
     hostname.split('.').next().unwrap_or_default()
 }
 
-/// The beginning of the names of peers' registries, clusters and networks.
+/// The prefix of the names of peers' registries, clusters and networks.
 const PLACES: &str = "peer/";
 
-/// Returns true if this is the name of the registry, of the cluster or of a network of a peer.
+/// Returns true if the name is that of a peer's registry, cluster or network.
 pub fn is_place_of_peer(name: &str) -> bool {
     name.starts_with(PLACES)
 }
 
-/// Returns the name of the registry of a peer, which is also that of its cluster and the beginning of its networks.
+/// Returns the name of a peer's registry, which is also the name of its cluster and the prefix of its networks' names.
 pub fn place_of(peer: &str) -> String {
     format!("{PLACES}{peer}")
 }
@@ -163,12 +166,13 @@ impl Peer {
         Network::new(&format!("{}/{network}", place_of(&self.name)))
     }
 
-    /// Returns the namespace that a service of the peer has here: one of the peer's own, so that it is never merged with ours.
+    /// Returns the namespace that a service of the peer has here. It contains the name of the peer, so that the service is
+    /// never merged with one of ours.
     pub fn namespace_here(&self, namespace: &str) -> String {
         format!("{}/{namespace}", self.name)
     }
 
-    /// Returns the rule that offers a service of ours to the peer.
+    /// Returns the rule that offers a service of this mesh to the peer.
     pub fn export_of(&self, hostname: &str) -> Option<&PeerExport> {
         let none_of = |patterns: &[NamePattern]| !patterns.iter().any(|pattern| pattern.matches(hostname));
         self.exports.iter().find(|rule| {
@@ -176,12 +180,12 @@ impl Peer {
         })
     }
 
-    /// Returns the rule that takes a service of the peer, by the name under which the peer exports it.
+    /// Returns the rule that imports a service of the peer, by the name under which the peer exports it.
     pub fn import_of(&self, exported_name: &str) -> Option<&PeerImport> {
         self.imports.iter().find(|rule| rule.services.iter().any(|pattern| pattern.matches(exported_name)))
     }
 
-    /// Returns the namespace that the peer gives a service, of the one that [`namespace_here`](Self::namespace_here) has made.
+    /// Returns the peer's own name of a namespace that [`namespace_here`](Self::namespace_here) returned.
     pub fn namespace_of<'a>(&self, namespace: &'a str) -> &'a str {
         let of_peer = namespace.strip_prefix(&*self.name).and_then(|rest| rest.strip_prefix('/'));
         of_peer.unwrap_or(namespace)
@@ -199,7 +203,7 @@ impl PeerImport {
 }
 
 impl PeerExport {
-    /// Returns the name under which the peer knows a service of ours.
+    /// Returns the name under which the peer knows a service of this mesh.
     pub fn exported_name(&self, hostname: &HostName, namespace: &str) -> Result<HostName, NameError> {
         match &self.rename {
             None => Ok(hostname.clone()),

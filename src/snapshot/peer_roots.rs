@@ -1,4 +1,4 @@
-//! The root certificates of peers, as clients of ours verify the peers' services with them.
+//! The root certificates of peers, with which clients in this mesh verify the peers' services.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ impl PeerRoots {
         self.0.get(peer)
     }
 
-    /// Returns the peers whose roots differ.
+    /// Returns the peers whose roots differ between `self` and `other`.
     pub fn differing(&self, other: &Self) -> BTreeSet<Arc<str>> {
         let all = self.0.keys().chain(other.0.keys());
         all.filter(|peer| self.0.get(*peer) != other.0.get(*peer)).cloned().collect()

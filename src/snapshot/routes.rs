@@ -1,4 +1,4 @@
-//! The routes of the config file, ready for look-up.
+//! The routes of the config file, indexed for look-up.
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -21,12 +21,12 @@ pub struct RouteEntry {
     pub route: Arc<Route>,
     /// The key as text, for logs and labels.
     pub key: Arc<str>,
-    /// The endpoints; `None` for a route to a service.
+    /// The candidates; `None` for a route to a service.
     pub candidates: Option<Arc<Candidates>>,
 }
 
 impl RouteEntry {
-    /// Returns true if the route holds on the listener.
+    /// Returns true if the route applies on the listener.
     pub fn on_listener(&self, listener: &str) -> bool {
         self.route.listeners.is_empty() || self.route.listeners.iter().any(|name| &**name == listener)
     }
@@ -37,7 +37,7 @@ impl RouteEntry {
 pub struct RouteTable {
     by_name: PatternMap<Arc<RouteEntry>>,
     no_sni: Option<Arc<RouteEntry>>,
-    /// For each host name that endpoints are given by, the keys of the routes.
+    /// The keys of the routes that use a host name as an endpoint, by that host name.
     by_host: NameMap<Arc<BTreeSet<RouteName>>>,
 }
 
@@ -65,7 +65,7 @@ impl RouteTable {
         }
     }
 
-    /// Returns the table of a policy with the same node; routes that both policies have are shared.
+    /// Returns the table for the policy `new`, which must have the same node as `old`. Routes that did not change are shared.
     pub fn with_policy(&self, old: &Policy, new: &Policy, resolved: &Resolved) -> Self {
         let mut table = self.clone();
         for route in &new.routes {
@@ -86,7 +86,7 @@ impl RouteTable {
         table
     }
 
-    /// Returns the route with this key, as logs and labels show it.
+    /// Returns the route with this key; the key is in the form of logs and labels.
     pub fn named(&self, key: &str) -> Option<&Arc<RouteEntry>> {
         match key {
             "-" => self.no_sni.as_ref(),
@@ -122,17 +122,17 @@ impl RouteTable {
         table
     }
 
-    /// Returns true if an endpoint of a route is given by this name.
+    /// Returns true if an endpoint of a route uses this host name.
     pub fn uses_name(&self, name: &HostName) -> bool {
         self.by_host.contains_key(name.as_str())
     }
 
-    /// Returns the host names that endpoints of routes are given by, in no particular order.
+    /// Returns the host names that endpoints of routes use, in no particular order.
     pub fn host_names(&self) -> impl Iterator<Item = &HostName> {
         self.by_host.iter().map(|(name, _)| name)
     }
 
-    /// Returns the keys of the routes with an endpoint given by this name.
+    /// Returns the keys of the routes with an endpoint that uses this host name.
     pub fn users_of(&self, name: &HostName) -> impl Iterator<Item = &RouteName> {
         self.by_host.get(name.as_str()).into_iter().flat_map(|users| users.iter())
     }
@@ -147,13 +147,13 @@ impl RouteTable {
         self.by_name.suffixes(name).chain(self.by_name.any())
     }
 
-    /// Returns the `"-"` route.
+    /// Returns the route `"-"`, for hellos without SNI.
     pub fn no_sni(&self) -> Option<&Arc<RouteEntry>> {
         self.no_sni.as_ref()
     }
 }
 
-/// Returns the host names that the endpoints of a route are given by.
+/// Returns the host names that the endpoints of a route use.
 fn hosts_of(route: &Route) -> impl Iterator<Item = &HostName> {
     let endpoints = match &route.to {
         RouteTarget::Endpoints { endpoints, .. } => endpoints.as_slice(),
@@ -195,7 +195,7 @@ fn candidates_of(
         .collect()
 }
 
-/// Returns the addresses of a host; none for a name that is not resolved yet.
+/// Returns the addresses of a host; none for a name that has not been resolved.
 pub fn addresses<'a>(host: &'a Host, resolved: &'a Resolved) -> &'a [IpAddr] {
     match host {
         Host::Ip(ip) => std::slice::from_ref(ip),

@@ -1,4 +1,4 @@
-//! Meshes for tests: small ones by hand, and random ones.
+//! Meshes for tests: small ones written by hand, and random ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -79,7 +79,7 @@ pub(crate) fn scoped(shard: Listing) -> Arc<Shard> {
     Shard::of(shard, &RegistryScope { networks: Some(networks), ..RegistryScope::default() }).into()
 }
 
-/// Returns a policy with this node and defaults for all else.
+/// Returns a policy with this node and defaults otherwise.
 pub(crate) fn policy_of(cluster: &str, network: &str) -> Policy {
     Policy {
         node: Node { cluster: ClusterId::new(cluster), network: Network::new(network), ..Node::default() },
@@ -151,7 +151,7 @@ pub(crate) fn network(name: &str, gateways: Vec<Gateway>) -> NetworkPolicy {
     NetworkPolicy { name: Network::new(name), access: Access::Gateway, cidrs: Vec::new(), gateways }
 }
 
-/// Returns a gateway of no cluster in particular, on SNI port 15443.
+/// Returns a gateway without a cluster, on SNI port 15443.
 pub(crate) fn gateway(host: &str, weight_value: u32) -> Gateway {
     Gateway {
         host: Host::parse(host).expect("legal"),
@@ -206,12 +206,12 @@ pub(crate) fn shard(cluster: &str, network: &str, services: Vec<Service>) -> Lis
 /// The networks of random meshes; the config may not name all of them.
 pub(crate) const NETWORKS: [&str; 5] = ["", "n1", "n2", "n3", "n4"];
 const CLUSTERS: [&str; 4] = ["", "a", "b", "c"];
-/// Addresses that gateways share, and that endpoints may have as well.
+/// Addresses that gateways share, and that endpoints may also have.
 const SHARED: [&str; 4] = ["192.0.2.1", "192.0.2.2", "2001:db8:ffff::1", "2001:db8:ffff::2"];
-/// Host names of random meshes: endpoints have `e…`, gateways `g…` or the first two of the others.
+/// Host names of random meshes: endpoints use the names `e…`, and gateways use all names except the first one.
 pub(crate) const NAMES: [&str; 6] = ["e0.dns", "e1.dns", "e2.dns", "g0.dns", "g1.dns", "g2.dns"];
 
-/// The choice if two endpoints, or an endpoint and a gateway, of a random mesh can have the same address.
+/// The addresses of a random mesh: distinct, or shared by some endpoints with other endpoints or gateways.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Addresses {
     Distinct,
@@ -258,7 +258,7 @@ fn networks() -> impl Strategy<Value = Vec<NetworkPolicy>> {
         .prop_map(|(a, b, c)| [a, b, c].into_iter().flatten().collect())
 }
 
-/// Returns an address that is replaced later by one that no other endpoint has.
+/// Returns a placeholder for an address that no other endpoint has.
 fn own_address() -> impl Strategy<Value = Host> {
     let v4 = Just(Host::Ip(Ipv4Addr::UNSPECIFIED.into()));
     prop_oneof![3 => v4, 1 => Just(Host::Ip(Ipv6Addr::UNSPECIFIED.into()))]
@@ -302,7 +302,7 @@ fn ports() -> impl Strategy<Value = Vec<ServicePort>> {
     })
 }
 
-/// Returns one of three services, sometimes in a namespace that does not own the name.
+/// Returns one of three services, in a few cases in a namespace that does not own the name.
 pub(crate) fn services() -> impl Strategy<Value = Service> {
     let key = (select(vec!["s0.shop.mesh", "s1.shop.mesh", "s2.mesh"]), prop::bool::weighted(0.1));
     let subsets =
@@ -323,7 +323,7 @@ fn shards() -> impl Strategy<Value = Vec<Listing>> {
         (select(NETWORKS.to_vec()), vec(services(), 0..4))
             .prop_map(move |(network, services)| shard(cluster, network, services))
     };
-    // The first has the gateway's own cluster; the last has none.
+    // The first shard has the gateway's own cluster; the last one has none.
     (one("a"), one("b"), one("c"), one("")).prop_map(|(a, b, c, d)| vec![a, b, c, d])
 }
 
@@ -331,7 +331,8 @@ pub(crate) fn standings() -> impl Strategy<Value = Standing> {
     prop_oneof![8 => Just(Standing::Live), 2 => Just(Standing::Demoted), 1 => Just(Standing::Expired)]
 }
 
-/// Returns a peer of this name that may reach services by each rule: their names, and the name under which it knows them.
+/// Returns a peer that may reach services. Each rule has a pattern of service names, and perhaps a template of the names under
+/// which the peer knows these services.
 pub(crate) fn peer(name: &str, rules: &[(&str, Option<&str>)]) -> Peer {
     let exports = rules.iter().enumerate().map(|(at, (services, rename))| PeerExport {
         rule: format!("peers[{name}].export[{at}]").into(),
@@ -351,7 +352,7 @@ pub(crate) fn peer(name: &str, rules: &[(&str, Option<&str>)]) -> Peer {
     }
 }
 
-/// Returns random peers, some of whose rules give several services one name.
+/// Returns random peers; some of their rules give several services the same name.
 fn peers() -> impl Strategy<Value = Vec<Arc<Peer>>> {
     let names = select(vec!["*", "*.shop.mesh", "s0.shop.mesh", "s2.mesh"]);
     let rename = select(vec![None, Some("{service}.{namespace}.global"), Some("one.{namespace}.global")]);
@@ -381,7 +382,7 @@ fn exports() -> impl Strategy<Value = Vec<Arc<ExportRule>>> {
     })
 }
 
-/// Returns routes to each name and to a service, with every kind of key.
+/// Returns routes to each host name and to a service, with every kind of key.
 fn routes() -> Vec<Arc<Route>> {
     let to = |names: &[&str]| RouteTarget::Endpoints {
         endpoints: names
@@ -406,7 +407,7 @@ fn routes() -> Vec<Arc<Route>> {
     ]
 }
 
-/// Returns addresses that a name can resolve to; no other name has them.
+/// Returns addresses that a host name can resolve to and that no other name has.
 pub(crate) fn answers(name: usize) -> impl Strategy<Value = Arc<[IpAddr]>> {
     let v4 = move |host: u8| IpAddr::from([203, 0, u8::try_from(name).expect("few"), host]);
     let v6 = move |host: u8| {
@@ -425,7 +426,7 @@ fn resolved() -> impl Strategy<Value = Resolved> {
     })
 }
 
-/// Hands out unique addresses, by turns in the blocks of the networks and in none.
+/// Assigns unique addresses, alternately inside the blocks of the networks and outside of all blocks.
 pub(crate) struct Numbering {
     next: u16,
     seen: BTreeSet<Host>,
@@ -433,7 +434,8 @@ pub(crate) struct Numbering {
 }
 
 impl Numbering {
-    /// Starts at a number. Numberings whose starts differ by some thousands never hand out the same address.
+    /// Returns a numbering that begins with `start`. Numberings whose starts differ by some thousands never assign the same
+    /// address.
     pub(crate) fn new(addresses: Addresses, start: u16) -> Self {
         Self { next: start, seen: BTreeSet::new(), addresses }
     }
@@ -456,7 +458,7 @@ impl Numbering {
                 Some(Host::Ip(IpAddr::from([0x2001, 0xdb8, 3, 0, 0, 0, 0, self.next])))
             }
             _ if self.addresses == Addresses::Shared => None,
-            // A gateway may have the same address or name; the port differs.
+            // A gateway may have the same address or name, but has another port.
             Host::Ip(_) | Host::Ips(_) => Some(v4),
             Host::Name(_) => (!self.seen.insert(endpoint.host.clone())).then_some(v4),
         };

@@ -1,16 +1,17 @@
-//! Registries that have not been read since the process started, and the services that they may have. The
-//! endpoints of such a service may be incomplete: a client may hold more from an earlier process (SPEC §7).
+//! Registries that have not been read since the process started, and the services that they may have. The list of endpoints of
+//! such a service may be incomplete. A client may already have further endpoints of the service from an earlier process (SPEC
+//! §7).
 
 use std::sync::Arc;
 
 use super::name_index::NameMap;
 use crate::model::name::{HostName, NamePattern};
 
-/// The registries that have not been read, and the services that the others have changed meanwhile.
+/// The registries that have not been read, and the services that other registries have changed meanwhile.
 #[derive(Clone, Debug, Default)]
 pub struct Unread {
     registries: Arc<[UnreadRegistry]>,
-    /// Services that a registry in use has changed while another was unread.
+    /// Services that a registry changed after it was read, while another registry was unread.
     changed: NameMap<()>,
 }
 
@@ -24,14 +25,14 @@ pub struct UnreadRegistry {
 }
 
 impl Unread {
-    /// Returns the same changes with another list of registries; with an empty list the changes are dropped.
+    /// Returns the same changes with another list of registries. If the list is empty, the changes are dropped.
     #[must_use]
     pub fn with_registries(&self, registries: Vec<UnreadRegistry>) -> Self {
         let changed = if registries.is_empty() { NameMap::default() } else { self.changed.clone() };
         Self { registries: registries.into(), changed }
     }
 
-    /// Notes that a registry in use has changed a service.
+    /// Records that a service was changed by a registry that had been read.
     pub fn note_change(&mut self, hostname: &HostName) {
         if !self.registries.is_empty() && self.changed.get(hostname.as_str()).is_none() {
             self.changed.insert(hostname.clone(), ());
@@ -65,7 +66,7 @@ impl Unread {
         })
     }
 
-    /// Returns true if a registry in use has changed the service while another was unread.
+    /// Returns true if the service was changed by a registry that had been read, while another registry was unread.
     pub fn is_changed(&self, hostname: &str) -> bool {
         self.changed.get(hostname).is_some()
     }

@@ -1,7 +1,8 @@
-//! Exact shares of traffic, and the whole numbers that stand for them on the wire (SPEC §9, rule 4).
+//! Exact shares of traffic, and the whole numbers that represent them on the wire (SPEC §9, rule 4).
 //!
-//! Shares are fractions of any size: gateways split the weight behind them in the ratio of weights up to 2^32
-//! − 1, so common denominators outgrow machine words.
+//! Shares are fractions of any size. The gateways of a network split the weight of its endpoints in proportion to their own
+//! weights, which can be up to 2^32 − 1. Common denominators of such fractions exceed machine words, so the shares are big
+//! numbers.
 
 use num_bigint::BigUint;
 use num_integer::Integer;
@@ -10,21 +11,21 @@ use num_rational::Ratio;
 /// A share of traffic.
 pub type Share = Ratio<BigUint>;
 
-/// The largest weight; larger ones are scaled down.
+/// The largest weight in an assignment; larger weights are scaled down.
 const WEIGHT_MAX: u32 = 1 << 20;
-/// The largest sum of the weights of one assignment; clients refuse more.
+/// The largest sum of the weights of one assignment; clients refuse a larger sum.
 const SUM_MAX: u64 = u32::MAX as u64;
 
-/// Returns the share of a whole weight.
+/// Returns a whole weight as a [`Share`].
 pub fn share(weight: u64) -> Share {
     Ratio::from_integer(BigUint::from(weight))
 }
 
-/// Returns the smallest whole numbers in the proportion of the shares. Each share is given with the number of
-/// its entries. If the largest number would exceed 2^20, or the sum 2^32 − 1, the numbers are scaled down,
-/// rounded half up, to at least 1.
+/// Returns the smallest whole numbers in the proportion of the shares. Each share comes with the number of entries that have
+/// it. If the largest number exceeds 2^20, or the sum exceeds 2^32 − 1, the numbers are scaled down and rounded half up, to
+/// at least 1.
 ///
-/// Shares must not be 0.
+/// No share may be 0.
 pub fn whole(shares: &[(Share, usize)]) -> Vec<u32> {
     let denominator = shares.iter().fold(BigUint::from(1_u8), |all, (share, _)| all.lcm(share.denom()));
     let numbers: Vec<BigUint> =
@@ -46,12 +47,13 @@ pub fn whole(shares: &[(Share, usize)]) -> Vec<u32> {
         if sum <= SUM_MAX || limit <= 1 {
             return weights;
         }
-        // The limit is reduced by what rounding up may add, so that the next round fits.
+        // Rounding can increase each number. The new limit leaves room for this increase, so that the sum fits in the next
+        // iteration.
         limit = (limit * SUM_MAX.saturating_sub(count) / sum).max(1).min(limit - 1);
     }
 }
 
-/// Returns `number` if the largest number is at most `limit`, else its part of `limit`.
+/// Returns `number` if `largest` is at most `limit`; otherwise scales `number` so that `largest` becomes `limit`.
 fn scaled(number: &BigUint, largest: &BigUint, limit: u64) -> u32 {
     let limit_big = BigUint::from(limit);
     let scaled = if *largest <= limit_big {
@@ -92,7 +94,7 @@ mod tests {
         assert_eq!(of(&[(1 << 20, 1), (3, 1)]), [1 << 20, 3]);
         assert_eq!(of(&[(1 << 21, 1), (1, 1), (3, 1)]), [1 << 20, 1, 2]);
         assert_eq!(of(&[(u64::MAX, 1), (1, 1)]), [1 << 20, 1]);
-        // The common denominator of these has more than 128 bits.
+        // The common denominator of these shares has more than 128 bits.
         let primes = [4_294_967_291, 4_294_967_279, 4_294_967_231, 4_294_967_197, 4_294_967_189];
         let shares: Vec<_> = primes.iter().map(|prime| (1, *prime)).collect();
         assert_eq!(of(&shares), [1 << 20; 5]);

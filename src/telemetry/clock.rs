@@ -3,17 +3,17 @@
 use std::sync::LazyLock;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-/// When the steady clock was first read, by both clocks.
+/// The times of the first use of this clock, on the monotonic clock and on the wall clock.
 static BEGINNING: LazyLock<(Instant, SystemTime)> = LazyLock::new(|| (Instant::now(), SystemTime::now()));
 
-/// Returns the seconds since 1970-01-01 UTC of a clock that is set once and then only goes forward: setting the clock of the host
-/// does not change it. For times that are compared with others of this process.
+/// Returns the seconds since 1970-01-01 UTC on a clock that is set once and only goes forward: setting the host's clock does
+/// not change it. Its times must be compared only with other times of this process.
 pub fn steady_seconds() -> u64 {
     let (instant, time) = *BEGINNING;
     (time + instant.elapsed()).duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
 }
 
-/// `2026-01-31T23:59:59.123Z`; times before 1970 are 1970.
+/// Returns a time such as `2026-01-31T23:59:59.123Z`; a time before 1970 counts as the beginning of 1970.
 pub fn rfc3339(time: SystemTime) -> String {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     let (days, second) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
@@ -27,7 +27,8 @@ pub fn rfc3339(time: SystemTime) -> String {
     )
 }
 
-/// The Gregorian date of a day since 1970-01-01, counted in 400-year eras that begin on 1 March.
+/// Returns the Gregorian date (year, month, day) of a day since 1970-01-01, computed in 400-year eras that begin on 1
+/// March.
 fn civil(days: u64) -> (u64, u64, u64) {
     let shifted = days + 719_468;
     let era = shifted / 146_097;

@@ -6,7 +6,7 @@ use metrics::{Counter, Gauge, Histogram};
 
 use super::recorder::Recorder;
 
-/// Handles of the xDS server's metrics, one of a kind for each resource type.
+/// The handles of the xDS server's metrics, with two counters for each resource type.
 pub struct Discovery {
     clients: Gauge,
     types: Vec<(&'static str, Counter, Counter)>,
@@ -15,7 +15,7 @@ pub struct Discovery {
 }
 
 impl Discovery {
-    /// Makes the handles for these resource types.
+    /// Creates the handles for these resource types.
     pub fn new(recorder: &Recorder, types: impl IntoIterator<Item = &'static str>) -> Self {
         let of = |name: &'static str| {
             let labels = [("type", name)];
@@ -30,17 +30,17 @@ impl Discovery {
         }
     }
 
-    /// Counts a client's stream that began.
+    /// Counts the start of a client's stream.
     pub fn come(&self) {
         self.clients.increment(1.0);
     }
 
-    /// Counts a stream that was refused, as no rule allows what its client claims.
+    /// Counts a stream that was refused because no rule allows the network or cluster that its client claims.
     pub fn refused(&self) {
         self.refused.increment(1);
     }
 
-    /// Counts a client's stream that ended.
+    /// Counts the end of a client's stream.
     pub fn gone(&self) {
         self.clients.decrement(1.0);
     }

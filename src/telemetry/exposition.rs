@@ -1,4 +1,4 @@
-//! The Prometheus text format (version 0.0.4). All metrics of the program are written here, whatever they are read from.
+//! The Prometheus text format (version 0.0.4). All metrics of the program are written here, whatever their source.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
@@ -6,11 +6,11 @@ use std::fmt::{Display, Write as _};
 /// The kind of a family of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A number that only grows.
+    /// A number that only increases.
     Counter,
-    /// A number that goes up and down.
+    /// A number that increases and decreases.
     Gauge,
-    /// Observations, counted by bucket.
+    /// Observations counted by bucket.
     Histogram,
 }
 
@@ -34,12 +34,12 @@ pub struct Family {
     name: String,
     kind: Kind,
     help: String,
-    /// By the text of their labels.
+    /// The lines of the samples, by the text of their labels.
     samples: BTreeMap<String, String>,
 }
 
 impl Exposition {
-    /// Returns the family of this name, which is made if there is none. An empty `help` is left out.
+    /// Returns the family of this name; creates it if there is none. An empty `help` is left out.
     pub fn family(&mut self, name: &str, kind: Kind, help: &str) -> &mut Family {
         let new = || Family { name: name.to_owned(), kind, help: help.to_owned(), samples: BTreeMap::new() };
         let family = self.0.entry(name.to_owned()).or_insert_with(new);
@@ -47,7 +47,7 @@ impl Exposition {
         family
     }
 
-    /// Returns the text.
+    /// Returns the exposition as text.
     pub fn text(&self) -> String {
         let mut text = String::new();
         for Family { name, kind, help, samples } in self.0.values() {
@@ -70,7 +70,8 @@ impl Family {
         self.samples.insert(labels, line);
     }
 
-    /// Adds a histogram: the number of samples up to each upper bound, the last of which is `+Inf`, and the sum of all.
+    /// Adds a histogram: the number of samples up to each upper bound, the last of which is `+Inf`, and the sum of all
+    /// samples.
     pub fn add_histogram(&mut self, labels: &[(&str, &str)], counts: &[(String, u64)], sum: f64) {
         debug_assert!(counts.is_sorted_by_key(|(_, count)| *count), "counts of a histogram are cumulative");
         let name = &self.name;
@@ -92,7 +93,7 @@ fn labels_text<'l>(labels: impl IntoIterator<Item = (&'l str, &'l str)>) -> Stri
     if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) }
 }
 
-/// Returns a label value as the text format wants it: backslash, quote and line feed escaped.
+/// Returns a label value in the form of the text format: with backslash, quote and line feed escaped.
 fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }

@@ -1,14 +1,14 @@
-//! The last refusals and errors, which `isthmus failures` lists.
+//! The latest refused and failed connections, which `isthmus failures` lists.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::model::record::ConnectionRecord;
 
-/// Connections that are kept.
+/// The largest number of connections in the ring.
 const KEPT: usize = 1000;
 
-/// A ring written by the writer thread alone, and read by the admin API.
+/// A ring of the latest refused and failed connections. Only the writer thread writes to it, and the admin API reads it.
 #[derive(Clone, Default)]
 pub struct Failures(Arc<Mutex<VecDeque<Arc<ConnectionRecord>>>>);
 

@@ -1,7 +1,7 @@
-//! The telemetry of the gateway: metrics, the access log, the program's log, the last failures, spans.
+//! The telemetry of the gateway: metrics, the access log, the program's log, the latest failures, and spans.
 //!
-//! Code elsewhere reports typed events ([`local::Local`], [`control`]); this module knows metric names and labels.
-//! One [`crate::model::record::ConnectionRecord`] per connection is finished once, and every output is written from it.
+//! Other modules report typed events ([`local::Local`], [`control`]); only this module knows metric names and labels. Each
+//! connection has one [`crate::model::record::ConnectionRecord`], which is finished once; all outputs are written from it.
 
 pub mod access_log;
 pub mod clock;
@@ -35,22 +35,22 @@ use writer::Writer;
 pub struct Telemetry {
     /// The store of metrics.
     pub recorder: Arc<Recorder>,
-    /// The metrics of the control side.
+    /// The metrics of the control plane.
     pub control: Arc<Control>,
-    /// The last failures.
+    /// The latest failures.
     pub failures: Failures,
-    /// The last connections, by trace.
+    /// The latest connections, by trace.
     pub recent: Recent,
     /// The queues of the logs.
     pub writer: Writer,
-    /// The queue of spans.
+    /// The queue of connections that become spans.
     pub spans: Spans,
-    /// The names of this gateway in its access log; replaced by a reload.
+    /// The names of this gateway in its access log; a reload replaces them.
     pub gateway: Arc<ArcSwap<GatewayName>>,
 }
 
 impl Telemetry {
-    /// Starts the writer threads. Fails if a thread cannot be started.
+    /// Starts the writer threads. Returns an error if a thread cannot be started.
     pub fn start(access_log: OpenLog) -> std::io::Result<Self> {
         let recorder = Arc::new(Recorder::default());
         let control = Arc::new(Control::new(&recorder));

@@ -4,19 +4,19 @@ use metrics::{Counter, Gauge};
 
 use super::recorder::Recorder;
 
-/// The codes of answers that have a label of their own, by number.
+/// The response codes that have their own label, by number.
 const CODES: [&str; 6] = ["NOERROR", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP", "REFUSED"];
-/// The label of all other codes.
+/// The label of all other response codes.
 const OTHER: &str = "other";
 
-/// Why a query got no answer.
+/// The reason why a query got no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unanswered {
-    /// It was no query.
+    /// The message was not a query.
     NoQuery,
-    /// Its source had more queries than a source gets answers.
+    /// The source of the query has exceeded its rate of answers.
     Rate,
-    /// The socket took no more.
+    /// The socket's send buffer was full.
     Send,
 }
 
@@ -33,14 +33,14 @@ impl Unanswered {
     }
 }
 
-/// The result of a question to another server.
+/// The result of forwarding a query to another server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forwarded {
-    /// It was answered.
+    /// The other server answered.
     Answered,
     /// No server answered in time.
     Failed,
-    /// Too many questions wait for answers.
+    /// The query was not forwarded, because too many queries wait for answers.
     Refused,
 }
 
@@ -57,7 +57,7 @@ impl Forwarded {
     }
 }
 
-/// Handles of the DNS server's metrics.
+/// The handles of the DNS server's metrics.
 pub struct NameMetrics {
     queries: Vec<Counter>,
     other: Counter,
@@ -67,7 +67,7 @@ pub struct NameMetrics {
 }
 
 impl NameMetrics {
-    /// Makes the handles.
+    /// Creates the handles.
     pub fn new(recorder: &Recorder) -> Self {
         let queries = |code| recorder.counter("isthmus_dns_queries_total", &[("rcode", code)]);
         let unanswered =
@@ -83,7 +83,7 @@ impl NameMetrics {
         }
     }
 
-    /// Counts an answer by the number of its code.
+    /// Counts an answer by the number of its response code.
     pub fn answered(&self, code: u16) {
         self.queries.get(usize::from(code)).unwrap_or(&self.other).increment(1);
     }
@@ -94,13 +94,13 @@ impl NameMetrics {
         at.and_then(|at| self.unanswered.get(at)).inspect(|counter| counter.increment(1));
     }
 
-    /// Counts a question to another server.
+    /// Counts a query forwarded to another server.
     pub fn forwarded(&self, result: Forwarded) {
         let at = Forwarded::ALL.iter().position(|one| *one == result);
         at.and_then(|at| self.forwarded.get(at)).inspect(|counter| counter.increment(1));
     }
 
-    /// Sets the number of services that are answered for.
+    /// Sets the number of services that the DNS server answers for.
     pub fn services(&self, count: usize) {
         self.services.set(count as f64);
     }

@@ -1,4 +1,4 @@
-//! The last connections that ended, by the trace that they were in, which `isthmus explain --trace` shows.
+//! The connections that ended last, by their trace. `isthmus explain --trace` shows them.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,18 +6,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::model::record::ConnectionRecord;
 use crate::model::trace::TraceId;
 
-/// Connections that are kept: about 4 MiB.
+/// The number of connections that are kept: about 4 MiB.
 const KEPT: usize = 4_096;
-/// The longest server name and list of protocols in bytes, together, of a connection that is kept: clients choose their length.
+/// The longest sum of the lengths, in bytes, of the server name and the list of protocols of a connection that is kept;
+/// clients choose these lengths.
 const TEXT_MAX: usize = 1_024;
 
-/// A ring written by the writer thread alone, and read by the admin API. It has the connections that the access log has, and
-/// without an access log those that failed or became spans.
+/// A ring that only the writer thread writes to and the admin API reads. It contains the connections that are in the access
+/// log; without an access log, those that failed or became spans.
 #[derive(Clone, Default)]
 pub struct Recent(Arc<Mutex<VecDeque<Arc<ConnectionRecord>>>>);
 
 impl Recent {
-    /// Adds a connection, unless it is in no trace or its texts are too long; the oldest one is dropped if the ring is full.
+    /// Adds a connection, unless it has no trace or its texts are too long. Drops the oldest one if the ring is full.
     pub(super) fn push(&self, record: &Arc<ConnectionRecord>) {
         let length = |text: &Option<Box<[u8]>>| text.as_ref().map_or(0, |text| text.len());
         if record.trace_id().is_none() || length(&record.sni) + length(&record.alpn) > TEXT_MAX {
@@ -30,7 +31,7 @@ impl Recent {
         ring.push_back(record.clone());
     }
 
-    /// Returns the connections of a trace, newest first, at most `most`.
+    /// Returns the connections of a trace, newest first, at most `most` of them.
     pub fn of(&self, trace: TraceId, most: usize) -> Vec<Arc<ConnectionRecord>> {
         let ring = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let all = ring.iter().rev().filter(|record| record.trace_id() == Some(trace));

@@ -1,9 +1,9 @@
 //! The store of all metrics that are counted as they happen, behind the `metrics` facade.
 //!
-//! Cells are kept apart by thread, so that the workers never write to the same cache line: each worker has a [`Shard`] of
-//! its own, all other threads share one. A scrape sums up what the shards have under the same name and labels; a gauge is
-//! therefore set in one shard, or increased and decreased in many. Histograms have fixed buckets, which need no upkeep
-//! between scrapes.
+//! The cells of metrics are separate for each thread, so that the workers never write to the same cache line: each worker
+//! has its own [`Shard`], and all other threads share one. A scrape adds the values of all shards that have the same name
+//! and labels. Therefore a gauge must be set in one shard only, or be increased and decreased in many. Histograms have
+//! fixed buckets, which need no maintenance between scrapes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
@@ -18,16 +18,16 @@ use metrics_util::registry::{Registry, Storage};
 
 use super::exposition::{Exposition, Kind};
 
-/// Upper bounds in seconds, from what loopback needs to what `hello.timeout` allows.
+/// The upper bounds of buckets in seconds, from typical times on loopback to the default of `hello.timeout`.
 const BOUNDS: [f64; 16] = [
     0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0,
     10.0,
 ];
 
-/// A histogram's counts.
+/// The counts of a histogram.
 #[derive(Debug, Default)]
 pub struct Buckets {
-    /// Samples up to each bound; the last takes the rest.
+    /// The number of samples in each bucket, by its upper bound; the last bucket counts the samples above all bounds.
     counts: [AtomicU64; BOUNDS.len() + 1],
     sum_nanoseconds: AtomicU64,
 }
@@ -41,7 +41,7 @@ impl HistogramFn for Buckets {
     }
 }
 
-/// Makes the cells.
+/// Creates the cells of a shard.
 #[derive(Debug, Default)]
 pub struct Cells;
 
@@ -89,9 +89,9 @@ impl Shard {
 
 /// All metrics of one gateway.
 pub struct Recorder {
-    /// The shard of the threads that have none of their own.
+    /// The shard for all threads that have no shard of their own.
     common: Arc<Shard>,
-    /// All shards, `common` first.
+    /// All shards; `common` is the first.
     shards: Mutex<Vec<Arc<Shard>>>,
     help: Mutex<BTreeMap<String, String>>,
 }
@@ -104,7 +104,7 @@ impl Default for Recorder {
 }
 
 impl Recorder {
-    /// Makes a shard for one thread.
+    /// Creates a shard for one thread.
     pub fn shard(&self) -> Arc<Shard> {
         let shard = Shard::new();
         self.shards.lock().unwrap_or_else(PoisonError::into_inner).push(shard.clone());
@@ -126,7 +126,7 @@ impl Recorder {
         self.common.histogram(name)
     }
 
-    /// Returns the sum of a counter over all its labels; 0 where there is none.
+    /// Returns the sum of a counter over all its labels; 0 if there is no such counter.
     pub fn counted(&self, name: &str) -> u64 {
         let mut sum = 0;
         self.visit(|shard| {
@@ -139,8 +139,8 @@ impl Recorder {
         sum
     }
 
-    /// Calls `each` for the cells of all counters, those of one counter in several threads one after the other, in no
-    /// particular order.
+    /// Calls `each` for the cells of all counters in no particular order. A counter with cells in several threads is visited
+    /// once for each cell.
     pub fn each_counter(&self, mut each: impl FnMut(&Key, u64)) {
         self.visit(|shard| shard.0.visit_counters(|key, cell| each(key, cell.load(Ordering::Relaxed))));
     }
@@ -151,7 +151,7 @@ impl Recorder {
         sums.counters.len() + sums.gauges.len() + sums.histograms.len()
     }
 
-    /// Adds all metrics to those of a scrape.
+    /// Adds all metrics to an exposition.
     pub fn expose(&self, exposition: &mut Exposition) {
         let sums = self.sums();
         let help = self.help.lock().unwrap_or_else(PoisonError::into_inner);
@@ -169,7 +169,7 @@ impl Recorder {
         }
     }
 
-    /// Returns the metrics of this recorder alone, in the text format.
+    /// Returns the metrics of this recorder only, in the text format.
     pub fn render(&self) -> String {
         let mut exposition = Exposition::default();
         self.expose(&mut exposition);
@@ -199,7 +199,7 @@ pub fn label<'k>(key: &'k Key, name: &str) -> &'k str {
     key.labels().find(|label| label.key() == name).map_or("", |label| label.value())
 }
 
-/// The sums of all workers' cells.
+/// The sums over all shards.
 #[derive(Default)]
 struct Sums {
     counters: HashMap<Key, u64>,
@@ -221,7 +221,7 @@ impl BucketSums {
         self.nanoseconds += buckets.sum_nanoseconds.load(Ordering::Relaxed);
     }
 
-    /// Returns the samples up to each bound, the last being `+Inf`.
+    /// Returns the cumulative number of samples up to each bound, the last of which is `+Inf`.
     fn cumulative(&self) -> Vec<(String, u64)> {
         let bounds = BOUNDS.iter().map(ToString::to_string).chain(["+Inf".to_owned()]);
         let counts = self.counts.iter().scan(0, |sum, count| {
@@ -236,7 +236,7 @@ impl BucketSums {
     }
 }
 
-/// Returns the sum of a key, which begins with 0.
+/// Returns the sum of a key; a new sum is 0.
 fn at<'s, K: Clone + Eq + Hash, V: Default>(sums: &'s mut HashMap<K, V>, key: &K) -> &'s mut V {
     sums.entry(key.clone()).or_default()
 }
@@ -254,7 +254,7 @@ fn labels(key: &Key) -> impl Iterator<Item = (&str, &str)> {
 }
 
 impl Facade for Shard {
-    /// Descriptions are the recorder's.
+    /// A shard ignores descriptions; [`Recorder`] stores them.
     fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
 
     fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}

@@ -1,7 +1,8 @@
-//! The queue of connections that become spans: filled by the data plane as they end, emptied by the exporter.
+//! The queue of connections that become spans. The data plane adds them when they end, and the exporter removes them.
 //!
-//! It holds `SPANS_MAX` connections and `BYTES_MAX` bytes, also while the exporter cannot get rid of what it has
-//! taken; what it cannot take is counted, never waited for. A connection that is not chosen costs one relaxed load.
+//! The queue holds at most `SPANS_MAX` connections. Together with those that the exporter has removed and not yet
+//! delivered, they hold at most `BYTES_MAX` bytes. Connections that do not fit are counted and dropped; the data plane
+//! never waits. A connection that is not sampled costs one relaxed load.
 
 use std::mem::size_of;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -14,24 +15,24 @@ use super::recorder::Recorder;
 use crate::model::record::ConnectionRecord;
 use crate::model::trace::Sampling;
 
-/// Connections that may wait.
+/// The number of connections that may wait in the queue.
 const SPANS_MAX: usize = 8_192;
-/// Bytes that queued connections may hold together with those on their way to the collector: clients choose the length of
-/// some texts.
+/// The number of bytes that connections in the queue and on the way to the collector may hold together; clients choose the
+/// length of some texts.
 const BYTES_MAX: usize = 16 << 20;
-/// Stands for no sampling at all; all traces are chosen by less.
+/// The value that means that tracing is off; the thresholds of all samplings are lower.
 const OFF: u64 = u64::MAX;
 
-/// Where spans are sent, and which.
+/// The collector of spans, and the sampling.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TracingOptions {
     /// The collector's address, as `http://host:port`.
     pub otlp: String,
-    /// The sampling of traces that the caller has not decided on.
+    /// The sampling of traces for which the caller has made no sampling decision.
     pub sample: Sampling,
 }
 
-/// The sending side; cheap to clone.
+/// The sender of the queue of ended connections; cheap to clone.
 #[derive(Clone)]
 pub struct Spans(Arc<Shared>);
 
@@ -43,9 +44,9 @@ struct Shared {
     dropped: Counter,
 }
 
-/// A connection that becomes a span; counts among what is held for as long as it lives.
+/// A connection that becomes a span. Its bytes are counted until this value is dropped.
 pub struct Ended {
-    /// The connection.
+    /// The record of the connection.
     pub record: Arc<ConnectionRecord>,
     bytes: usize,
     spans: Spans,
@@ -58,7 +59,7 @@ impl Drop for Ended {
 }
 
 impl Spans {
-    /// Makes an empty queue; nothing is traced yet.
+    /// Creates an empty queue, with tracing off.
     pub(super) fn new(recorder: &Recorder) -> Self {
         Self(Arc::new(Shared {
             below: AtomicU64::new(OFF),
@@ -69,13 +70,13 @@ impl Spans {
         }))
     }
 
-    /// Returns the receiving side, once.
+    /// Creates the channel of ended connections, and returns its receiver; `None` after the first call.
     pub fn queue(&self) -> Option<mpsc::Receiver<Ended>> {
         let (sender, receiver) = mpsc::channel(SPANS_MAX);
         self.0.queue.set(sender).is_ok().then_some(receiver)
     }
 
-    /// Sets the sampling; `None`: nothing is traced.
+    /// Sets the sampling; `None` turns tracing off.
     pub fn choose(&self, sampling: Option<Sampling>) {
         self.0.below.store(sampling.map_or(OFF, |sampling| sampling.below), Ordering::Relaxed);
     }
@@ -86,11 +87,11 @@ impl Spans {
         (below != OFF).then_some(Sampling { below })
     }
 
-    /// Takes a connection that has ended, if there is room.
+    /// Adds a connection that has ended, if there is room.
     pub(super) fn offer(&self, record: &Arc<ConnectionRecord>) {
         let bytes = bytes(record);
         let held = self.0.bytes.fetch_add(bytes, Ordering::Relaxed);
-        // From here on it gives back what it holds, wherever it ends.
+        // From here on, dropping `ended` subtracts its bytes.
         let ended = Ended { record: record.clone(), bytes, spans: self.clone() };
         let fits = held + bytes <= BYTES_MAX;
         if !fits || self.0.queue.get().is_none_or(|queue| queue.try_send(ended).is_err()) {
@@ -98,18 +99,18 @@ impl Spans {
         }
     }
 
-    /// Counts spans that the collector has taken.
+    /// Counts spans that the collector has accepted.
     pub fn sent(&self, count: u64) {
         self.0.sent.increment(count);
     }
 
-    /// Counts spans that are lost.
+    /// Counts spans that were lost.
     pub fn dropped(&self, count: u64) {
         self.0.dropped.increment(count);
     }
 }
 
-/// Returns the bytes that a record holds, without the names that it shares with other records.
+/// Returns the number of bytes that a record holds, without the names that it shares with other records.
 fn bytes(record: &ConnectionRecord) -> usize {
     let octets = [&record.sni, &record.alpn].into_iter().flatten().map(|bytes| bytes.len());
     let texts = [&record.authority, &record.source_claimed, &record.detail];
@@ -134,7 +135,7 @@ mod tests {
         let recorder = Recorder::default();
         let spans = Spans::new(&recorder);
         let small = Arc::new(record(Reason::Ok, b"a.test"));
-        // Nobody has asked for them yet.
+        // The receiver of the queue has not been taken yet.
         spans.offer(&small);
         assert_eq!(dropped(&recorder), 1);
         let mut queue = spans.queue().expect("the first who asks");

@@ -1,5 +1,5 @@
-//! The certificate of this gateway's own workload and the roots that it trusts: handles for readers, and the
-//! one owner that renews both.
+//! The certificate of this gateway's own workload and the roots that it trusts: [`NodeContext`] for readers, and
+//! [`CertificateRotation`], which renews both.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -77,12 +77,12 @@ impl CertificateRotation {
         NodeContext { certificate: self.certificate.reader(), trust: self.store.reader() }
     }
 
-    /// Returns the status of the source, and its changes.
+    /// Returns a receiver of the sources' status.
     pub fn status(&self) -> watch::Receiver<SourceStatus> {
         self.store.status.subscribe()
     }
 
-    /// Returns the roots, to which peers announce theirs over their links.
+    /// Returns the store of all roots. Links add the roots that peers announce.
     pub fn roots(&self) -> RootStore {
         self.store.clone()
     }
@@ -118,7 +118,7 @@ impl CertificateRotation {
             roots.set_peers(&options.peers);
             roots.supplied.len() != before || peers_differ
         });
-        // The states are noted before the files are read, so that changes during the read are seen.
+        // The watch records the state of the files before they are read, so that it notices a change during the read.
         let mut watch = FileWatch::new(files::paths(&options));
         watch.refresh().await;
         let files = files::Reader::new(options.clone(), sink.clone());
@@ -138,7 +138,7 @@ impl CertificateRotation {
             (Some(Source::WorkloadApi { socket }), _) => {
                 self.begin(workload_api::run(socket.clone(), sink, self.scope.clone()));
             }
-            // Files were read above; without an expected identity the authority cannot be asked.
+            // Files were read above. Without an expected identity, no certificate can be requested from the authority.
             (Some(Source::Files { .. } | Source::IstioCa(_)) | None, _) => {}
         }
         self.options = Some(options);
@@ -201,7 +201,7 @@ mod tests {
         let scope = Scope::default();
         let mut keeper = CertificateRotation::start(&scope);
         keeper.configure(Options { trust, ..Options::default() }).await;
-        // The runtime has one thread, so no other task has run since the files were read.
+        // The runtime has one thread, so the task that watches the files has not run since they were read.
         write(&roots, 2);
         let mut changed = keeper.context().trust;
         changed.see();

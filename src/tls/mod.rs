@@ -1,5 +1,5 @@
-//! TLS that this gateway terminates or originates: its own certificates and the roots that it trusts. The
-//! workloads' TLS passes through the gateway and has no part here.
+//! TLS that this gateway terminates or originates: its own certificates and the roots that it trusts. The workloads' TLS passes
+//! through the gateway untouched and is not handled here.
 
 mod announced;
 pub mod certificate;

@@ -1,6 +1,6 @@
-//! TLS between two gateways that have no roots of each other yet: the client knows the server by the hash of its public key, which a
-//! token carries, and the server accepts any certificate whose key the client has. The chains are verified afterwards, by the roots
-//! that both sides exchange.
+//! TLS between two gateways that do not have each other's roots yet. The client identifies the server by the hash of its public
+//! key, which a token carries. The server accepts any client certificate if the client proves that it has the key. The gateways
+//! then exchange their roots, which verify both chains.
 
 use std::sync::Arc;
 
@@ -29,20 +29,22 @@ pub fn sha256(bytes: &[u8]) -> Hash {
     hash.as_ref().try_into().expect("the hash of the suite has 32 bytes")
 }
 
-/// Returns the pin of a certificate: the SHA-256 hash of its public key with its algorithm. `None` if it cannot be read.
+/// Returns the pin of a certificate: the SHA-256 hash of its public key, including the key's algorithm. `None` if the
+/// certificate cannot be parsed.
 pub fn pin_of(leaf: &CertificateDer<'_>) -> Option<Hash> {
     let (_, parsed) = X509Certificate::from_der(leaf).ok()?;
     Some(sha256(parsed.public_key().raw))
 }
 
-/// Fills bytes with randomness that nobody can foresee.
+/// Returns bytes from the secure random source.
 pub fn random<const N: usize>() -> Result<[u8; N], Error> {
     let mut bytes = [0; N];
     provider().secure_random.fill(&mut bytes)?;
     Ok(bytes)
 }
 
-/// Makes the config of a server that shows the newest certificate, and asks for one of the client without verifying its chain.
+/// Makes a server config. The server presents the newest certificate, and requires a client certificate without verifying its
+/// chain.
 pub fn server(certificate: Latest<Certificate>, alpn: &[u8]) -> Result<ServerConfig, Error> {
     let provider = provider();
     let algorithms = provider.signature_verification_algorithms;
@@ -56,8 +58,8 @@ pub fn server(certificate: Latest<Certificate>, alpn: &[u8]) -> Result<ServerCon
     Ok(config)
 }
 
-/// Makes the config of a client that takes the server with this key alone, whatever its certificate says, and shows the newest
-/// certificate of this gateway. The hello has no server name.
+/// Makes a client config. The client accepts only the server that has the pinned key, whatever the server's certificate says.
+/// It presents the newest certificate of this gateway. The ClientHello has no server name.
 pub fn client(certificate: Latest<Certificate>, pin: Hash, alpn: &[u8]) -> Result<ClientConfig, Error> {
     let provider = provider();
     let algorithms = provider.signature_verification_algorithms;
@@ -72,18 +74,18 @@ pub fn client(certificate: Latest<Certificate>, pin: Hash, alpn: &[u8]) -> Resul
     Ok(config)
 }
 
-/// Returns true if the handshake failed because the server has another key than the token says.
+/// Returns true if the handshake failed because the server's key is not the pinned one.
 pub fn is_other_key(error: &Error) -> bool {
     *error == CertificateError::ApplicationVerificationFailure.into()
 }
 
-/// Takes every client that has the key of its certificate.
+/// Accepts every client that proves that it has the key of its certificate.
 #[derive(Debug)]
 struct AnyClient {
     algorithms: WebPkiSupportedAlgorithms,
 }
 
-/// Takes the server with one key.
+/// Accepts only the server that has the pinned key.
 #[derive(Debug)]
 struct PinnedServer {
     pin: Hash,

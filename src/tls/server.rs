@@ -22,8 +22,8 @@ pub fn provider() -> Arc<CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())
 }
 
-/// Makes a server config that shows the newest certificate and verifies against the newest roots; a change of
-/// either needs no new config.
+/// Makes a server config that presents the newest certificate and verifies clients against the newest roots. A change of either
+/// needs no new config.
 ///
 /// There is no session resumption: a ticket would outlive the roots that verified its holder.
 pub fn mutual(
@@ -50,8 +50,8 @@ thread_local! {
     static REFUSED: Cell<Option<Identity>> = const { Cell::new(None) };
 }
 
-/// Takes the unverified identity of the certificate that was last refused on this thread. Must be called in
-/// the poll in which the handshake failed.
+/// Returns and clears the unverified identity of the certificate that was last refused on this thread. Must be called in the
+/// poll in which the handshake failed.
 pub fn refused_identity() -> Option<Identity> {
     REFUSED.take()
 }

@@ -1,6 +1,6 @@
-//! The signatures of a handshake, which all verifiers of certificates here check alike: version 1.3 only.
+//! The check of handshake signatures that all certificate verifiers of this module share. It supports TLS 1.3 only.
 
-/// Writes the methods about signatures of a rustls verifier, for a type with the field `algorithms`.
+/// Implements the signature methods of a rustls verifier, for a type with the field `algorithms`.
 macro_rules! verify_signatures {
     () => {
         fn verify_tls12_signature(

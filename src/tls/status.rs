@@ -1,20 +1,20 @@
-//! The status of the sources of this gateway's certificate and of the trusted roots, as operators see it.
+//! The status of the sources of this gateway's certificate and of the trusted roots, for operators.
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use crate::model::identity::TrustDomain;
 
-/// The status of a source.
+/// The status of the certificate source.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SourceStatus {
-    /// `files`, `istioCa`, `workloadApi`; empty without a source.
+    /// The kind of source: `files`, `istioCa` or `workloadApi`; empty without a source.
     pub source: &'static str,
-    /// When the last certificate was applied.
+    /// The time at which the last certificate was applied.
     pub renewed: Option<SystemTime>,
-    /// When the next certificate will be requested.
+    /// The time at which the next certificate will be requested.
     pub next: Option<SystemTime>,
-    /// Why the last attempt failed, by subject: the certificate, or the roots of a trust domain.
+    /// The causes of the last failures, by subject: the certificate, or the roots of a trust domain.
     pub problems: BTreeMap<String, String>,
 }
 

@@ -2,7 +2,7 @@
 
 use crate::model::reason::Reason;
 
-/// An alert description (RFC 8446 §6, RFC 6066 §9, RFC 7301 §3.2).
+/// The description of an alert (RFC 8446 §6, RFC 6066 §9, RFC 7301 §3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Alert {
     /// A message could not be decoded.
@@ -13,14 +13,14 @@ pub enum Alert {
     AccessDenied = 49,
     /// An error that has nothing to do with the peer.
     InternalError = 80,
-    /// No server of the SNI is known (RFC 6066 §9).
+    /// No server with the name in the SNI is known (RFC 6066 §9).
     UnrecognizedName = 112,
     /// None of the offered protocols is supported (RFC 7301 §3.2).
     NoApplicationProtocol = 120,
 }
 
 impl Alert {
-    /// Returns the alert for a refusal; `None` for reasons that end a connection without an alert from here.
+    /// Returns the alert for a refusal; `None` for a reason that ends a connection without an alert from the gateway.
     pub fn of(reason: Reason) -> Option<Self> {
         match reason {
             Reason::BadHello => Some(Self::DecodeError),
@@ -74,7 +74,7 @@ impl Alert {
         }
     }
 
-    /// Returns a plaintext record of version 3.3 with this alert as a fatal one.
+    /// Returns a plaintext record of version 3.3 that contains this alert as a fatal one.
     pub const fn record(self) -> [u8; 7] {
         [21, 3, 3, 0, 2, 2, self as u8]
     }

@@ -1,9 +1,9 @@
-//! Counts the frames of an HTTP/2 connection that cost their receiver more than their sender, from the bytes
-//! as they arrive (RFC 9113 §4.1). The HTTP/2 library interprets everything else.
+//! Counts the frames of an HTTP/2 connection that cost their receiver more than their sender, in the bytes as they arrive
+//! (RFC 9113 §4.1). The HTTP/2 library interprets everything else.
 
-/// Length of the client's preface in bytes (RFC 9113 §3.4).
+/// The length of the client's preface in bytes (RFC 9113 §3.4).
 const PREFACE: usize = 24;
-/// Length of a frame header in bytes (RFC 9113 §4.1).
+/// The length of a frame header in bytes (RFC 9113 §4.1).
 pub const HEADER: usize = 9;
 
 const DATA: u8 = 0x0;
@@ -15,43 +15,43 @@ const WINDOW_UPDATE: u8 = 0x8;
 const CONTINUATION: u8 = 0x9;
 const END_STREAM: u8 = 0x1;
 
-/// Frames since the counts were last reset.
+/// The numbers of frames since the counts were last reset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// PING frames, acknowledgements included.
+    /// The number of PING frames, including acknowledgements.
     pub pings: u32,
-    /// SETTINGS frames, acknowledgements included.
+    /// The number of SETTINGS frames, including acknowledgements.
     pub settings: u32,
-    /// Frames without content: empty DATA that does not end a stream, RST_STREAM beyond the number of opened
-    /// streams, GOAWAY, PRIORITY, unknown types.
+    /// The number of frames without content: empty DATA that does not end a stream, RST_STREAM beyond the number of opened
+    /// streams, GOAWAY, PRIORITY, and unknown types.
     pub empty: u32,
-    /// WINDOW_UPDATE frames, which are needless unless data was sent.
+    /// The number of WINDOW_UPDATE frames, which are needless unless data was sent.
     pub windows: u32,
 }
 
 /// Parses the frame headers of one direction of a connection.
 #[derive(Clone, Debug)]
 pub struct FrameMeter {
-    /// Bytes to skip before the next frame header.
+    /// The number of bytes to skip before the next frame header.
     skip: usize,
     header: [u8; HEADER],
-    /// Bytes of the header received so far.
+    /// The number of bytes of the header received so far.
     have: usize,
-    /// Streams that were opened and not reset.
+    /// The number of streams that were opened and not reset.
     opened: u32,
-    /// The counts; the caller resets them.
+    /// The frames counted so far; the caller resets the counts.
     pub counts: Counts,
 }
 
 impl Default for FrameMeter {
-    /// Starts before the preface of a client.
+    /// Creates a meter for a stream that begins with a client's preface.
     fn default() -> Self {
         Self { skip: PREFACE, header: [0; HEADER], have: 0, opened: 0, counts: Counts::default() }
     }
 }
 
 impl FrameMeter {
-    /// Parses these bytes and returns how many frames began in them.
+    /// Parses these bytes and returns the number of frames whose headers were completed in them.
     pub fn feed(&mut self, mut bytes: &[u8]) -> usize {
         let mut frames = 0;
         loop {
@@ -86,7 +86,7 @@ impl FrameMeter {
                 self.opened = self.opened.saturating_add(1);
                 return;
             }
-            // Callers may end each opened stream with one RST_STREAM.
+            // Callers may end each opened stream with one RST_STREAM; only further ones are counted as empty frames.
             RST_STREAM if self.opened > 0 => {
                 self.opened -= 1;
                 return;

@@ -1,31 +1,30 @@
-//! Counts the records of a TLS connection from its ciphertext as it arrives (RFC 8446 §5.2). Each record
-//! costs its receiver more than its bytes, and a record may carry no data at all: a KeyUpdate costs two
-//! derivations of keys.
+//! Counts the records of a TLS connection in the ciphertext as it arrives (RFC 8446 §5.2). Each record costs its receiver
+//! more than its bytes alone, and a record may carry no data at all: a KeyUpdate costs two key derivations.
 
-/// Length of a record header in bytes.
+/// The length of a record header in bytes.
 const HEADER: usize = 5;
-/// Bytes of a TLS 1.3 record that are not content: the content type and the tag of the cipher.
+/// The number of bytes of a TLS 1.3 record that are not content: the content type and the authentication tag.
 const OVERHEAD: usize = 1 + 16;
-/// The shortest record, in bytes, that can carry a frame header. HTTP/2 libraries write shorter ones only
-/// behind a full record.
+/// The length of the shortest record that can carry a frame header, in bytes. HTTP/2 libraries write shorter records only
+/// after a full record.
 const LEAST: usize = super::frames::HEADER + OVERHEAD;
 
 /// The numbers of records that began in the bytes of one call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Records {
-    /// All records.
+    /// The number of all records.
     pub all: u32,
-    /// Records that carry less than a frame header.
+    /// The number of records that carry less than a frame header.
     pub tiny: u32,
 }
 
 /// Parses the record headers of one direction of a connection.
 #[derive(Clone, Debug, Default)]
 pub struct RecordMeter {
-    /// Bytes to skip before the next record.
+    /// The number of bytes to skip before the next record.
     skip: usize,
     header: [u8; HEADER],
-    /// Bytes of the header received so far.
+    /// The number of bytes of the header received so far.
     have: usize,
 }
 

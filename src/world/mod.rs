@@ -1,4 +1,4 @@
-//! The one place where snapshots are handed over: the aggregator publishes, all others read.
+//! The only place where snapshots are handed over: the aggregator publishes them, and everything else reads them.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,16 +12,16 @@ use crate::snapshot::delta::Delta;
 
 /// The number of deltas kept for readers. A reader that is further behind gets [`Since::Everything`].
 const DELTAS: usize = 1024;
-/// The number of services that the kept deltas may name together: each holds a state of its service that may
-/// be in no snapshot any more. The newest delta is kept whatever its size, as the newest snapshot holds the
-/// same states.
+/// The largest number of services that the kept deltas name together; beyond it, the oldest deltas are dropped. This bounds
+/// memory: a delta keeps a state of each of its services, even after the last snapshot with that state is gone. The newest
+/// delta is kept whatever its size, because the newest snapshot has the same states.
 const SERVICES: usize = 4096;
 
 struct Shared {
     current: ArcSwap<Snapshot>,
-    /// The newest deltas, in order of generation, without a gap.
+    /// The newest deltas in order of generation, without a gap.
     deltas: Mutex<Deltas>,
-    /// The generation of `current`; connections read it without loading the pointer.
+    /// The generation of `current`; a reader compares it before it loads the pointer.
     generation: AtomicU64,
     changed: watch::Sender<u64>,
 }
@@ -46,16 +46,16 @@ impl Deltas {
     }
 }
 
-/// The difference between two generations.
+/// The difference between the snapshots of two generations.
 #[derive(Clone, Debug)]
 pub enum Since {
-    /// The deltas between them, in their order.
+    /// The deltas between the generations, in order.
     Deltas(Vec<Arc<Delta>>),
-    /// The deltas are not kept any more: anything may differ.
+    /// The deltas are not kept any more, or one of them has no list of changes: anything may differ.
     Everything,
 }
 
-/// Publishes snapshots. There is one publisher.
+/// The publisher of snapshots. There is only one.
 pub struct Publisher {
     shared: Arc<Shared>,
     /// Snapshots that readers may still hold. The publisher drops them, so that no data-plane thread pays for
@@ -63,18 +63,18 @@ pub struct Publisher {
     retired: Vec<Arc<Snapshot>>,
 }
 
-/// Reads the newest snapshot. Cheap to clone.
+/// A reader of the newest snapshot. Cheap to clone.
 #[derive(Clone)]
 pub struct Reader {
     shared: Arc<Shared>,
     held: Arc<Snapshot>,
 }
 
-/// The reader for tasks that start before the first snapshot is published; empty until then.
+/// A reader for tasks that start before the first snapshot is published; empty until then.
 pub type LaterReader = Arc<OnceLock<Reader>>;
 
 impl Publisher {
-    /// Makes the publisher and the first reader.
+    /// Creates the publisher and the first reader.
     pub fn new(first: Snapshot) -> (Self, Reader) {
         let first = Arc::new(first);
         let shared = Arc::new(Shared {
@@ -91,7 +91,7 @@ impl Publisher {
         self.shared.current.load_full()
     }
 
-    /// Publishes `next`, which differs by `delta` from the snapshot before. Cannot fail.
+    /// Publishes `next`, which differs by `delta` from the previous snapshot. Cannot fail.
     pub fn publish(&mut self, next: Snapshot, delta: Delta) {
         let generation = next.generation;
         debug_assert_eq!(
@@ -101,8 +101,7 @@ impl Publisher {
         );
         debug_assert_eq!(generation, delta.generation, "the delta leads to the snapshot");
         {
-            // The delta is pushed before the snapshot is stored, so that every reader of the snapshot finds
-            // its delta.
+            // The delta is added before the snapshot is stored, so that every reader of the snapshot finds it.
             let mut deltas = self.shared.deltas.lock().unwrap_or_else(PoisonError::into_inner);
             deltas.push(delta);
         }
@@ -112,14 +111,14 @@ impl Publisher {
         self.sweep();
     }
 
-    /// Drops the snapshots that no reader holds any more.
+    /// Drops the retired snapshots that no reader holds any more.
     pub fn sweep(&mut self) {
         self.retired.retain(|snapshot| Arc::strong_count(snapshot) > 1);
     }
 }
 
 impl Reader {
-    /// Returns the newest snapshot; costs one atomic load if the reader holds it already.
+    /// Returns the newest snapshot; costs one atomic load if the reader already holds it.
     pub fn current(&mut self) -> &Arc<Snapshot> {
         if self.shared.generation.load(Ordering::Acquire) != self.held.generation {
             self.held = self.shared.current.load_full();
@@ -137,7 +136,7 @@ impl Reader {
         self.shared.current.load_full()
     }
 
-    /// Returns what changed between the snapshots of generation `seen` and `until`.
+    /// Returns the changes from the snapshot of generation `seen` to that of generation `until`.
     pub fn since(&self, seen: u64, until: u64) -> Since {
         let deltas = self.shared.deltas.lock().unwrap_or_else(PoisonError::into_inner);
         let between = deltas.ring.iter().filter(|delta| seen < delta.generation && delta.generation <= until);
@@ -149,7 +148,7 @@ impl Reader {
         Since::Deltas(between)
     }
 
-    /// Waits until the generation differs from `seen`; returns false if there will be no further snapshot.
+    /// Waits until the generation differs from `seen`. Returns false if there will be no further snapshot.
     pub async fn changed(&self, seen: u64) -> bool {
         self.shared.changed.subscribe().wait_for(|generation| *generation != seen).await.is_ok()
     }
@@ -192,7 +191,7 @@ mod tests {
         assert_eq!(told(reader.since(1, 3)), Some(2), "those up to a snapshot that is not the newest");
         last = publish(1);
         assert_eq!((told(reader.since(1, last)), told(reader.since(2, last))), (None, Some(DELTAS)));
-        // A few deltas may name many services; the newest may name any number.
+        // A few deltas may name many services; the newest delta may name any number of services.
         last = publish(SERVICES);
         assert_eq!((told(reader.since(last - 1, last)), told(reader.since(last - 2, last))), (Some(1), None));
         last = publish(10 * SERVICES);

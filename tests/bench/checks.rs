@@ -1,10 +1,10 @@
-//! What health checks cost: `cargo bench --bench checks`.
+//! The cost of health checks: `cargo bench --bench checks`.
 //!
-//! The real binary checks 10,000 endpoints once a second, over real sockets on loopback, for some seconds: endpoints that
-//! accept, then endpoints that refuse. Printed are the checks that were made and the processor time of the gateway for
-//! them. On loopback the kernel does the endpoint's part of each handshake within the system calls of the gateway; for
-//! comparison, a bare loop of `socket`, `connect`, `setsockopt` and `close` in this process is measured beside it. Nothing is judged here but that
-//! all endpoints get their verdicts.
+//! The real binary checks 10,000 endpoints once a second, over real sockets on loopback, for some seconds: first endpoints that
+//! accept, then endpoints that refuse. The benchmark prints the number of checks and the processor time of the gateway. On
+//! loopback, the kernel does the endpoint's part of each handshake within the gateway's system calls; for comparison, the
+//! benchmark also measures a bare loop of `socket`, `connect`, `setsockopt` and `close`. It fails only if an endpoint gets no
+//! verdict.
 
 #![expect(clippy::print_stdout, reason = "it prints what it measures")]
 
@@ -24,13 +24,13 @@ use socket2::{Domain, Socket, Type};
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
 const ENDPOINTS: usize = 10_000;
-/// How long is measured, once all endpoints have been checked.
+/// The time that is measured, after all endpoints have been checked.
 const MEASURED: Duration = Duration::from_secs(10);
-/// Connections of the bare loop.
+/// The number of connections of the bare loop.
 const BARE: usize = 50_000;
 
 fn main() -> Result<()> {
-    // With a queue for more than comes while this process does not run.
+    // The backlog of the listener is long enough for all checks that arrive while this process is not scheduled.
     let listener = Socket::new(Domain::IPV4, Type::STREAM, None)?;
     listener.bind(&SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)).into())?;
     listener.listen(4_096)?;
@@ -86,13 +86,13 @@ fn measure(what: &str, port: u16) -> Result<()> {
     Ok(())
 }
 
-/// The processor time of a thread that makes the system calls of checks, and nothing else.
+/// Returns the processor time of a thread that makes only the system calls of checks.
 fn bare(port: u16) -> Result<Duration> {
     let stat = "/proc/thread-self/stat";
     let before = time_of(stat)?;
     for index in 0..BARE {
         let socket = Socket::new(Domain::IPV4, Type::STREAM.nonblocking().cloexec(), None)?;
-        // It is in progress, or was refused at once.
+        // The connection is in progress, or was refused at once; neither matters here.
         let _ = socket.connect(&address(index % ENDPOINTS, port).into());
         socket.set_linger(Some(Duration::ZERO))?;
     }
@@ -100,17 +100,17 @@ fn bare(port: u16) -> Result<Duration> {
     Ok(after.0 + after.1 - before.0 - before.1)
 }
 
-/// User and system time, as a `stat` file of the kernel has them.
+/// Returns the user and system time in a `stat` file of the kernel.
 fn time_of(stat: &str) -> Result<(Duration, Duration)> {
     let text = std::fs::read_to_string(stat)?;
     let (_, fields) = text.rsplit_once(") ").ok_or("no fields")?;
     let mut ticks = fields.split(' ').skip(11).map_while(|field| field.parse::<u64>().ok());
-    // A tick is 10 ms wherever Linux runs.
+    // A tick of `/proc` is 10 ms on every Linux.
     let mut next = || ticks.next().map(|ticks| Duration::from_millis(ticks * 10)).ok_or("no time");
     Ok((next()?, next()?))
 }
 
-/// A gateway that checks all endpoints at this port, once it listens.
+/// Starts a gateway that checks all endpoints at this port, and waits until it listens.
 fn start(folder: &Path, port: u16) -> Result<Gateway> {
     let mut config = "listen: \"127.0.0.1:0\"\nadmin: {bind: \"127.0.0.1:0\"}\ntelemetry: {log: {format: json}, accessLog: off}\n\
          routes:\n  many.bench.test:\n    health: {interval: 1s, timeout: 500ms}\n    endpoints:\n"
@@ -122,7 +122,7 @@ fn start(folder: &Path, port: u16) -> Result<Gateway> {
     Gateway::start(folder, &["admin"], drop)
 }
 
-/// The checks that a gateway has made.
+/// Returns the number of checks that a gateway has made.
 fn checks(gateway: &Gateway) -> Result<u64> {
     let metrics = gateway.request("GET", "/metrics")?;
     let lines = metrics.lines().filter(|line| line.starts_with("isthmus_endpoint_checks_total"));

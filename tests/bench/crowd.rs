@@ -1,10 +1,11 @@
-//! Eight thousand silent and eight thousand dripping clients of one source, beside a hundred honest sources:
-//! `cargo bench --bench crowd`.
+//! An attack by eight thousand silent and eight thousand dripping clients with one source address, beside honest clients with a
+//! hundred other addresses: `cargo bench --bench crowd`.
 //!
-//! The clients of the crowd are two processes of their own. Once the gateway has its default limit of incomplete hellos, so
-//! that most of the crowd make room for others (`limit_global`); once it has places for all of them, so that each ends at
-//! the deadline (`hello_timeout`). Printed are the memory of the gateway, the ends, and what honest clients notice. Judged
-//! is what does not depend on the machine: every end has its reason, no honest client is refused, and memory is bounded.
+//! Two other processes run the clients of the crowd. One run has the default limit of incomplete hellos, so that most clients
+//! of the crowd are evicted (`limit_global`); the other has room for all of them, so that each ends at the deadline
+//! (`hello_timeout`). The benchmark prints the gateway's memory, the reasons of the ends, and the latency of the honest
+//! clients. It judges only what does not depend on the machine: every end has its reason, no honest client is refused, and
+//! memory is bounded.
 
 #![expect(clippy::print_stdout, reason = "it prints what it measures")]
 
@@ -13,11 +14,11 @@ mod support;
 
 use support::crowd::{HONEST, Latency, Scene, Seen, play};
 
-/// Clients of each kind.
+/// The number of clients of each kind.
 const EACH: usize = 8_000;
-/// `hello.timeout` in seconds: the default.
+/// `hello.timeout` in seconds, which is the default.
 const HELLO_TIMEOUT: u64 = 10;
-/// The most resident memory that one incomplete hello may cost, in bytes.
+/// The largest resident memory per incomplete hello, in bytes.
 const BYTES_MAX: f64 = 8192.0;
 
 fn main() {

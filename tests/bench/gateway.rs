@@ -1,4 +1,4 @@
-//! A running gateway: the real binary, with the addresses that it logs.
+//! A running gateway: the real binary, and the addresses on which it listens, from its log.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -17,8 +17,8 @@ pub(crate) struct Gateway {
 }
 
 impl Gateway {
-    /// Starts it with the config `isthmus.yaml` of the folder, which has its log in JSON, and returns once all these listen.
-    /// Each further line of its log is handed on, so that the gateway is never kept waiting.
+    /// Starts a gateway with the folder's config `isthmus.yaml`, whose log must be JSON, and waits until all these listeners
+    /// listen. Each further line of the log is passed to `hand_on`, so that the gateway never blocks on a full pipe.
     pub(crate) fn start(
         folder: &Path,
         listeners: &[&str],
@@ -47,12 +47,12 @@ impl Gateway {
         Ok(Self { child, listening })
     }
 
-    /// The address of one of the listeners that it was started with.
+    /// Returns the address of one of the listeners with which the gateway was started.
     pub(crate) fn address(&self, listener: &str) -> SocketAddr {
         self.listening[listener]
     }
 
-    /// Sends a request without a body to the admin API, and returns the whole answer.
+    /// Sends a request without a body to the admin API, and returns the whole response.
     pub(crate) fn request(&self, method: &str, path: &str) -> Result<String> {
         let mut stream = TcpStream::connect(self.address("admin"))?;
         write!(stream, "{method} {path} HTTP/1.0\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n")?;

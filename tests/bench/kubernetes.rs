@@ -1,9 +1,9 @@
-//! What a large Kubernetes cluster costs: `cargo bench --bench kubernetes` (ISTHMUS_BENCH_SMALL=1 for a tenth).
+//! The cost of a large Kubernetes cluster: `cargo bench --bench kubernetes` (`ISTHMUS_BENCH_SMALL=1` for a tenth).
 //!
 //! A real API server (`tests/kube`; `ISTHMUS_KUBE_RIG` is the path of the program, which `tests/run` builds) has 10,000
-//! services with ten ready pods each, and the real binary watches it. The figures: processor time and time until the registry
-//! is live, memory, processor time while nothing changes, and how long after its event a changed EndpointSlice is with an xDS
-//! client. The figures are printed, and nothing is judged here but that all endpoints and changes arrived.
+//! services with ten ready pods each, and the real binary watches it. The benchmark prints the processor time and the wall time
+//! until the registry is live, the memory, the processor time while nothing changes, and the time from the event of a changed
+//! EndpointSlice until an xDS client has the change. It fails only if an endpoint or a change does not arrive.
 
 #![expect(clippy::print_stdout, reason = "it prints what it measures")]
 
@@ -33,12 +33,13 @@ use watching::Watching;
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-/// Pods of a service.
+/// The number of pods per service.
 const PODS: usize = 10;
-/// Changes whose way is timed, and the time between two of them.
+/// The number of changes that are timed.
 const CHANGES: usize = 500;
+/// The pause after each change.
 const PAUSE: Duration = Duration::from_millis(20);
-/// How long nothing changes.
+/// The time during which nothing changes.
 const QUIET: Duration = Duration::from_secs(20);
 const SLICES: &str = "discovery.k8s.io/v1";
 
@@ -53,8 +54,8 @@ fn main() -> Result<()> {
     let objects: Vec<(String, Value)> = (0..services).flat_map(objects_of).collect();
     let bytes: usize = objects.iter().map(|(_, object)| object.to_string().len()).sum();
     cluster.store(&objects);
-    // The cache of the API server has them all before the gateway asks: objects of one request to etcd have one revision, and
-    // a list in the middle of them would count as one behind them.
+    // The API server's cache must have all objects before the gateway lists them: the objects of one request to etcd have the
+    // same revision, and a list that ends between them would seem to include all of them.
     let last = services - 1;
     for path in [
         at("v1", "pods", &format!("bench/s{last}-7d9c5b6f8-{}", PODS - 1)),
@@ -87,11 +88,11 @@ fn main() -> Result<()> {
     println!("while nothing changes: {:.2} % of a core", idle * 100.0 / QUIET.as_secs_f64());
     changes(&cluster, &gateway, services / 2)?;
     gateway.end()?;
-    // The thread that watches would take the end of the cluster for a fault.
+    // Ends this process at once, because the watching thread would report the end of the cluster as a fault.
     std::process::exit(0)
 }
 
-/// A service, its pods, and the slice that names them, each with its key.
+/// Returns a service, its pods, and the slice that names them, each with its key.
 fn objects_of(service: usize) -> Vec<(String, Value)> {
     let name = format!("s{service}");
     let mut objects: Vec<(String, Value)> = (0..PODS).map(|pod| pod_of(service, pod)).collect();
@@ -120,7 +121,7 @@ fn address(service: usize, pod: usize) -> String {
     format!("10.{}.{}.{}", 64 + (number >> 16), number >> 8 & 255, number & 255)
 }
 
-/// A pod of about the size that a Deployment's pods have.
+/// Returns a pod of about the size that pods of a Deployment have.
 fn pod_of(service: usize, pod: usize) -> (String, Value) {
     let (app, name) = (format!("s{service}"), format!("s{service}-7d9c5b6f8-{pod}"));
     let number = service * PODS + pod;
@@ -168,7 +169,7 @@ fn pod_of(service: usize, pod: usize) -> (String, Value) {
     (format!("pods/bench/{name}"), object)
 }
 
-/// The slice of a service, by whether its pods are ready.
+/// Returns the slice of a service, given whether each pod is ready.
 fn slice_of(service: usize, ready: &[bool; PODS]) -> Value {
     let endpoint = |(pod, ready): (usize, &bool)| {
         json!({
@@ -192,7 +193,7 @@ fn slice_of(service: usize, ready: &[bool; PODS]) -> Value {
     })
 }
 
-/// How long after its event a slice's change is with an xDS client.
+/// Measures the time from the event of a changed slice until an xDS client has the change.
 fn changes(cluster: &Cluster, gateway: &Watching, service: usize) -> Result<()> {
     let (told, tells) = mpsc::channel();
     let (xds, name) = (gateway.xds(), format!("outbound|443||s{service}.bench.svc.cluster.local"));
@@ -210,7 +211,7 @@ fn changes(cluster: &Cluster, gateway: &Watching, service: usize) -> Result<()> 
             }
         }
     });
-    // The slice as it is.
+    // The first event is the slice as it exists.
     sees.recv_timeout(Duration::from_secs(10))?;
     let path = at(SLICES, "endpointslices", &format!("bench/{slice}"));
     let built = gateway.buildings()?.len();

@@ -1,10 +1,10 @@
-//! What a change of a registry costs: `cargo bench --bench registries` (ISTHMUS_BENCH_SMALL=1 without the million
-//! endpoints). A real etcd holds the registry, and the real binary watches it; `ISTHMUS_ETCD` is the path of an etcd,
-//! which `tests/run` installs below `target/interop`.
+//! The cost of a registry's changes: `cargo bench --bench registries` (`ISTHMUS_BENCH_SMALL=1` without the million endpoints).
+//! A real etcd holds the registry, and the real binary watches it; `ISTHMUS_ETCD` is the path of an etcd, which `tests/run`
+//! installs below `target/interop`.
 //!
-//! Three figures: the processor time of one endpoint's change by the size of the registry, whether ten thousand changes
-//! a second leave a backlog or let memory grow, and how soon a process starts from its copy while etcd is away. The
-//! figures are printed, and nothing is judged here but that all changes arrived.
+//! The benchmark has three figures: the processor time of one endpoint's change by the size of the registry, whether ten
+//! thousand changes per second leave a backlog or let memory grow, and how soon a process starts from its copy while etcd is
+//! away. The benchmark prints the figures, and fails only if a change does not arrive.
 
 #![expect(clippy::print_stdout, reason = "it prints what it measures")]
 
@@ -33,13 +33,15 @@ use watching::Watching;
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-/// Single changes whose cost is measured, and the time between two of them.
+/// The number of single changes whose cost is measured.
 const CHANGES: usize = 500;
+/// The pause after each single change.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Keys of a transaction, as many as etcd takes by default.
+/// The number of keys per transaction, which is etcd's default limit.
 const KEYS: usize = 100;
-/// Changes a second of the storm, and how long it lasts.
+/// The number of changes per second in the storm.
 const STORM: usize = 10_000;
+/// The duration of the storm in seconds.
 const STORM_SECONDS: usize = 30;
 
 fn main() -> Result<()> {
@@ -81,7 +83,7 @@ fn main() -> Result<()> {
     start_from_copy(&binary, if small { 1_000 } else { 10_000 })
 }
 
-/// So many services, each with so many endpoints.
+/// The size of a registry: the number of services, and of endpoints per service.
 #[derive(Clone, Copy)]
 struct Registry {
     services: usize,
@@ -89,7 +91,7 @@ struct Registry {
 }
 
 impl Registry {
-    /// A service whose first endpoint has this weight.
+    /// Returns the key and the value of a service whose first endpoint has this weight.
     fn value(self, service: usize, weight: usize) -> (String, String) {
         let endpoint = |at: usize| {
             let number = service * self.endpoints + at;
@@ -104,7 +106,7 @@ impl Registry {
         (format!("bench/{hostname}"), value.to_string())
     }
 
-    /// Makes these the only services.
+    /// Replaces all services in etcd by those of this registry.
     fn fill(self, etcd: &Etcd) -> Result<()> {
         let end = format!("{}0", PREFIX.trim_end_matches('/'));
         etcd.post(
@@ -130,7 +132,7 @@ impl Registry {
     }
 }
 
-/// Ten thousand changes a second: whether they all arrive in time, and what they leave behind.
+/// Measures ten thousand changes per second: whether all arrive in time, and whether memory grows.
 fn storm(etcd: &Etcd, registry: Registry) -> Result<()> {
     registry.fill(etcd)?;
     let gateway = start(etcd, None)?;
@@ -168,7 +170,7 @@ fn storm(etcd: &Etcd, registry: Registry) -> Result<()> {
     Ok(())
 }
 
-/// A process that starts while etcd is away, from the copy that the one before has left.
+/// Measures the start of a process from the copy that an earlier process has left, while etcd is away.
 fn start_from_copy(binary: &std::ffi::OsString, services: usize) -> Result<()> {
     let mut etcd = Etcd::start(binary, &["--quota-backend-bytes", "8000000000", "--max-txn-ops", "1000"]);
     let registry = Registry { services, endpoints: 100 };
@@ -189,7 +191,7 @@ fn start_from_copy(binary: &std::ffi::OsString, services: usize) -> Result<()> {
     Ok(())
 }
 
-/// How long a key's change takes from the request to etcd until an xDS client has it.
+/// Measures the time from the request to etcd that changes a key until an xDS client has the change.
 fn seen_by_a_client(etcd: &Etcd, registry: Registry) -> Result<()> {
     registry.fill(etcd)?;
     let gateway = start(etcd, None)?;
@@ -217,7 +219,7 @@ fn seen_by_a_client(etcd: &Etcd, registry: Registry) -> Result<()> {
     Ok(())
 }
 
-/// What a gateway without a registry takes.
+/// Returns the resident memory of a gateway without a registry, in bytes.
 fn empty_gateway() -> Result<u64> {
     let folder = tempfile::tempdir()?;
     let gateway = Watching::start_with(folder, "xds: {bind: \"127.0.0.1:0\"}\n")?;
@@ -225,7 +227,7 @@ fn empty_gateway() -> Result<u64> {
     Ok(memory(gateway.child(), "VmRSS")?)
 }
 
-/// A gateway whose registry is this etcd.
+/// Starts a gateway whose registry is this etcd.
 fn start(etcd: &Etcd, state: Option<&Path>) -> Result<Watching> {
     let state = state.map(|dir| format!("state: {{dir: {}}}\n", dir.display())).unwrap_or_default();
     let config = format!(
@@ -236,7 +238,7 @@ fn start(etcd: &Etcd, state: Option<&Path>) -> Result<Watching> {
     Watching::start_with(tempfile::tempdir()?, &config)
 }
 
-/// Processor time of one endpoint's change, and how long building takes, in microseconds.
+/// Returns the processor time of one endpoint's change, and the time to build a snapshot, in microseconds.
 fn cost_of_changes(gateway: &Watching, etcd: &Etcd, registry: &Registry) -> Result<(f64, f64)> {
     let before = gateway.wait_for(|_| true)?["changes"].as_u64().ok_or("no count of changes")?;
     let built = gateway.buildings()?.len();

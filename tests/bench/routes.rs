@@ -1,10 +1,10 @@
-//! What a million routes cost: `cargo bench --bench routes` (ISTHMUS_BENCH_SMALL=1 for a tenth).
+//! The cost of a million routes: `cargo bench --bench routes` (`ISTHMUS_BENCH_SMALL=1` for a tenth).
 //!
-//! The real binary with ten routes and with many: processor time per connection, memory per route, and a reload that
-//! changes one of them while a connection plays ping-pong through the relay. Then with a tenth as many services beside the
-//! routes: processor time per connection to a service whose endpoints are all well, and to one of whose endpoints a tenth
-//! is ejected, reached by an export rule that names its clusters. The figures are printed, and nothing is judged here but
-//! that it went as it should.
+//! The benchmark runs the real binary with ten routes and with many. It measures the processor time per connection, the memory
+//! per route, and a reload that changes one route while a connection makes round trips through the relay. It then adds a tenth
+//! as many services, and measures the processor time per connection to a service whose endpoints are all healthy, and to a
+//! service with a tenth of its endpoints ejected; an export rule with named clusters admits both. The benchmark prints the
+//! figures, and fails only if the work itself fails.
 
 #![expect(clippy::print_stdout, reason = "it prints what it measures")]
 
@@ -30,15 +30,15 @@ type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 const CONNECTIONS: usize = 5_000;
 const ROUNDS: usize = 4;
 const RELOADS: usize = 5;
-/// The route that is used.
+/// The name of the route that connections use.
 const NAME: &str = "r7.bench.test";
-/// The service that is used.
+/// The name of the service that connections use.
 const SERVICE: &str = "wide.bench.mesh";
-/// Its endpoints.
+/// The number of that service's endpoints.
 const ENDPOINTS: u8 = 100;
-/// The endpoints that refuse connections, in the cases with ejection.
+/// The number of endpoints that refuse connections, in the cases with ejection.
 const DEAD: u8 = 10;
-/// Connections until every endpoint that refuses was tried, almost surely.
+/// The number of connections after which every refusing endpoint was tried, almost surely.
 const UNTIL_EJECTED: usize = 2_000;
 
 fn main() -> Result<()> {
@@ -48,14 +48,14 @@ fn main() -> Result<()> {
     services(many, endpoint)
 }
 
-/// Many routes beside few.
+/// Compares many routes with few.
 fn routes(many: usize, endpoint: SocketAddr) -> Result<()> {
     let start = |routes| Named::start(NAME, |folder| write_config(folder, routes, endpoint, endpoint));
     let (few, lot) = (start(10)?, start(many)?);
     println!("{many} routes: ready after {:.2} s", lot.ready.as_secs_f64());
     let resident = memory(&lot.gateway.child, "VmRSS")?.saturating_sub(memory(&few.gateway.child, "VmRSS")?);
     println!("{:.0} B resident per route", resident as f64 / many as f64);
-    // In turns, so that what else the machine does falls on both.
+    // The measurements alternate, so that other load of the machine affects both.
     let (mut with_few, mut with_many) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         with_few.push(few.cost_of_connections()?);
@@ -69,7 +69,8 @@ fn routes(many: usize, endpoint: SocketAddr) -> Result<()> {
     lot.reload_while_relaying(many, endpoint)
 }
 
-/// Ejected endpoints and clusters beside none.
+/// Compares the cost of connections to two services: for one, some endpoints are ejected and the export rule names clusters;
+/// for the other, neither is the case.
 fn services(many: usize, endpoint: SocketAddr) -> Result<()> {
     let well = |place: u8| SocketAddr::from(([127, 0, 1, place], endpoint.port()));
     for place in 0..ENDPOINTS {
@@ -110,7 +111,7 @@ fn median(values: &mut [f64]) -> f64 {
     values[values.len() / 2]
 }
 
-/// An endpoint that sends back what it gets.
+/// Starts an endpoint that echoes.
 fn echo(at: SocketAddr) -> Result<SocketAddr> {
     let listener = TcpListener::bind(at)?;
     let address = listener.local_addr()?;
@@ -130,7 +131,7 @@ fn echo(at: SocketAddr) -> Result<SocketAddr> {
     Ok(address)
 }
 
-/// A gateway whose connections ask for one name.
+/// A gateway, and the name with which its connections are opened.
 struct Named {
     name: &'static str,
     gateway: Gateway,
@@ -147,7 +148,7 @@ impl Named {
         Ok(Self { name, gateway, folder, ready: begun.elapsed() })
     }
 
-    /// Microseconds of processor time per connection: hello, echo, end.
+    /// Returns the processor time per connection (hello, echo, end) in microseconds.
     fn cost_of_connections(&self) -> Result<f64> {
         let before = processor_time(&self.gateway.child)?;
         for _ in 0..CONNECTIONS {
@@ -156,7 +157,7 @@ impl Named {
         Ok((processor_time(&self.gateway.child)? - before).as_secs_f64() / CONNECTIONS as f64 * 1e6)
     }
 
-    /// A connection whose hello has come back.
+    /// Opens a connection, and waits for the echo of its hello.
     fn open(&self) -> Result<TcpStream> {
         let mut stream = TcpStream::connect(self.gateway.address("default"))?;
         stream.set_nodelay(true)?;
@@ -183,7 +184,7 @@ impl Named {
             let pings = scope.spawn(|| {
                 let mut all = Vec::new();
                 while !stop.load(Ordering::Relaxed) {
-                    // Not while we write the file, which takes a processor as well.
+                    // Makes no round trips while this process writes the file, because the writing needs a processor as well.
                     match reloading.load(Ordering::Relaxed) {
                         true => all.extend(self.round_trips(&reloading, usize::MAX)?),
                         false => thread::sleep(Duration::from_millis(1)),
@@ -224,7 +225,7 @@ impl Named {
         Ok(())
     }
 
-    /// Milliseconds of round trips through the relay, as long as this holds but at most so many.
+    /// Makes round trips through the relay while `go_on` is true, at most `most`; returns their times in milliseconds.
     fn round_trips(&self, go_on: &AtomicBool, most: usize) -> Result<Vec<f64>> {
         let mut stream = self.open()?;
         let mut times = Vec::new();
@@ -239,7 +240,7 @@ impl Named {
     }
 }
 
-/// So many routes to one endpoint, but for one that leads to another.
+/// Writes a config with this number of routes to one endpoint, except for one route that leads to another.
 fn write_config(folder: &Path, routes: usize, endpoint: SocketAddr, other: SocketAddr) -> Result<()> {
     let mut text = String::from(
         "listen: \"127.0.0.1:0\"\nadmin: {bind: \"127.0.0.1:0\"}\nworkers: 1\n\
@@ -254,7 +255,7 @@ fn write_config(folder: &Path, routes: usize, endpoint: SocketAddr, other: Socke
     Ok(std::fs::rename(next, folder.join("isthmus.yaml"))?)
 }
 
-/// So many routes, a tenth as many services of one endpoint, and one service of many endpoints.
+/// Writes a config with this number of routes, a tenth as many services of one endpoint, and one service of many endpoints.
 fn write_services(
     folder: &Path,
     routes: usize,
@@ -285,7 +286,7 @@ fn write_services(
     Ok(std::fs::write(folder.join("isthmus.yaml"), text)?)
 }
 
-/// A ClientHello (RFC 8446, 4.1.2) with a server name and nothing else.
+/// Returns a ClientHello (RFC 8446 §4.1.2) with a server name and no other extension.
 fn hello(name: &str) -> Vec<u8> {
     fn with_length(bytes: &[u8], width: usize) -> Vec<u8> {
         let length = (bytes.len() as u64).to_be_bytes();

@@ -1,4 +1,4 @@
-//! A gateway that watches a registry, whose times of building snapshots are kept.
+//! A gateway that watches a registry; the build times of its snapshots are recorded.
 
 use std::fs::File;
 use std::io::Write;
@@ -14,7 +14,7 @@ use super::Result;
 use super::gateway::Gateway;
 use super::process::processor_time;
 
-/// The file of the lines on built snapshots.
+/// The file that receives the log lines about built snapshots.
 const BUILT: &str = "built";
 
 /// A running gateway with a registry and an xDS server.
@@ -25,7 +25,7 @@ pub(crate) struct Watching {
 }
 
 impl Watching {
-    /// Starts it with this config in the folder, and returns once it listens.
+    /// Starts a gateway with this config in the folder, and waits until it listens.
     pub(crate) fn start_with(folder: TempDir, config: &str) -> Result<Self> {
         let common = "admin: {bind: \"127.0.0.1:0\"}\ntelemetry: {accessLog: off, log: {level: debug, format: json}}\n";
         std::fs::write(folder.path().join("isthmus.yaml"), format!("{config}{common}"))?;
@@ -43,12 +43,12 @@ impl Watching {
         &self.gateway.child
     }
 
-    /// The address of its xDS server.
+    /// Returns the address of the gateway's xDS server.
     pub(crate) fn xds(&self) -> SocketAddr {
         self.gateway.address("xds")
     }
 
-    /// The registry's status, once it is as asked for.
+    /// Waits until the registry's status fulfils a condition, and returns that status.
     pub(crate) fn wait_for(&self, is_so: impl Fn(&Value) -> bool) -> Result<Value> {
         let begun = Instant::now();
         while begun.elapsed() < Duration::from_secs(300) {
@@ -67,14 +67,14 @@ impl Watching {
         Ok(serde_json::from_str(body)?)
     }
 
-    /// Processor time that it spends while this is done, in seconds.
+    /// Returns the processor time that the gateway spends while `work` runs, in seconds.
     pub(crate) fn spent_in(&self, work: impl FnOnce()) -> Result<f64> {
         let before = processor_time(&self.gateway.child)?;
         work();
         Ok((processor_time(&self.gateway.child)? - before).as_secs_f64())
     }
 
-    /// How long each snapshot took to build, in microseconds.
+    /// Returns the build time of each snapshot, in microseconds.
     pub(crate) fn buildings(&self) -> Result<Vec<f64>> {
         let text = std::fs::read_to_string(self.folder.path().join(BUILT))?;
         let took = |line: &str| {
@@ -84,7 +84,7 @@ impl Watching {
         Ok(text.lines().filter_map(took).collect())
     }
 
-    /// Ends it as an operator does.
+    /// Stops the gateway as an operator does.
     pub(crate) fn end(&mut self) -> Result<()> {
         Command::new("kill").args(["-s", "TERM", &self.gateway.child.id().to_string()]).status()?;
         self.gateway.child.wait()?;
@@ -92,7 +92,7 @@ impl Watching {
     }
 }
 
-/// A duration as the log writes it, such as `87.3µs` or `1.2ms`.
+/// Parses a duration as the log writes it, such as `87.3µs` or `1.2ms`; returns microseconds.
 fn microseconds(text: &str) -> Option<f64> {
     let units = [("ns", 1e-3), ("µs", 1.0), ("ms", 1e3), ("s", 1e6)];
     units.iter().find_map(|(unit, factor)| Some(text.strip_suffix(unit)?.parse::<f64>().ok()? * factor))

@@ -1,4 +1,5 @@
-//! The chart at a real API server: what it takes, what a release's life leaves behind, and what a pod's own token may do.
+//! The chart at a real API server: which objects the server accepts, what a release leaves behind, and the permissions of a
+//! pod's own token.
 
 use std::path::PathBuf;
 
@@ -8,7 +9,7 @@ use crate::support::helm::{Helm, NAMESPACE, RELEASE, chart, path, said, sets};
 use crate::support::kube::{self, Cluster, Options};
 use crate::support::yaml;
 
-/// A cluster, with what it takes to install the chart in it.
+/// A cluster, with the tools and files for installing the chart in it.
 struct Place {
     cluster: Cluster,
     kubectl: PathBuf,
@@ -17,7 +18,7 @@ struct Place {
 }
 
 impl Place {
-    /// None, and said so, where there is no API server or a tool is missing.
+    /// Starts a cluster. Returns `None`, after reporting a skip, if the API server or a tool is not installed.
     fn start() -> Option<Self> {
         let (rig, kubectl, helm) = (kube::installed()?, kube::kubectl()?, kube::helm()?);
         let cluster = Cluster::start(&rig, "east", &Options::default());
@@ -28,12 +29,12 @@ impl Place {
         Some(Self { cluster, kubectl, helm, files: tempfile::tempdir().expect("a folder") })
     }
 
-    /// Runs kubectl; the error is what it says.
+    /// Runs kubectl and returns its output; the error is its error output.
     fn kubectl(&self, arguments: &[&str]) -> Result<String, String> {
         said(self.cluster.run(&self.kubectl, arguments))
     }
 
-    /// Runs helm on the release, in its namespace.
+    /// Runs a helm command on the release in its namespace, and returns its output.
     #[track_caller]
     fn helm(&self, command: &str, more: &[&str]) -> String {
         let arguments = [&[command, RELEASE], more, &["--namespace", NAMESPACE]].concat();
@@ -41,14 +42,14 @@ impl Place {
         done.unwrap_or_else(|error| panic!("{arguments:?}: {error}"))
     }
 
-    /// Writes a file for a command.
+    /// Writes a file for a command, and returns its path.
     fn file(&self, name: &str, text: &str) -> String {
         let file = self.files.path().join(name);
         std::fs::write(&file, text).expect("written");
         path(&file).to_owned()
     }
 
-    /// An object that is there.
+    /// Returns an existing object.
     #[track_caller]
     fn get(&self, kind: &str, name: &str) -> Value {
         let text = self.kubectl(&["get", kind, name, "--namespace", NAMESPACE, "-o", "json"]);
@@ -71,7 +72,7 @@ fn the_api_server_takes_every_set_of_values() {
         let file = place.file("rendered.yaml", &rendered);
         let taken = place.kubectl(&["apply", "--dry-run=server", "--validate=strict", "-f", &file]);
         taken.unwrap_or_else(|error| panic!("{name}: {error}"));
-        // Admission judges pods, so that each template has to become one.
+        // Pod Security admission rejects pods, not Deployments, so the test makes a pod of each template.
         for (at, object) in yaml::documents(&rendered).iter().enumerate() {
             let template = &object["spec"]["template"];
             if template["spec"]["containers"].is_null() || template["spec"]["hostNetwork"] == true {
@@ -80,7 +81,7 @@ fn the_api_server_takes_every_set_of_values() {
             let metadata = json!({"name": format!("pod-{at}"), "namespace": "restricted"});
             let mut pod =
                 json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]});
-            // A priority class of the set, which this cluster's namespace need not have.
+            // The set may name a priority class that this cluster does not have.
             pod["spec"].as_object_mut().expect("a spec").remove("priorityClassName");
             let file = place.file("pod.json", &pod.to_string());
             let taken = place.kubectl(&["apply", "--dry-run=server", "--validate=strict", "-f", &file]);
@@ -102,7 +103,7 @@ fn a_release_is_installed_changed_taken_back_and_removed() {
     let told = place.helm("install", &[chart, "--values", &drop_in]);
     assert!(told.contains("/usr/bin/isthmus status"), "{told}");
     let installed = place.get("deployment", RELEASE);
-    // A change of what can be reached restarts nothing.
+    // A change of the exports restarts no pod.
     let narrow = r#"exports=[{"services":["*.shop.svc.cluster.local"]}]"#;
     place.helm("upgrade", &[chart, "--values", &drop_in, "--set-json", narrow]);
     let config = |place: &Place| place.get("configmap", RELEASE)["data"]["isthmus.yaml"].to_string();
@@ -113,13 +114,13 @@ fn a_release_is_installed_changed_taken_back_and_removed() {
     );
     place.helm("rollback", &["1"]);
     assert!(!config(&place).contains("*.shop.svc.cluster.local"));
-    // Both roles, and back.
+    // The release is upgraded to both roles, and back.
     let more = ["--set", "roles.aggregator=true,reader.create=true"];
     let clients = r#"aggregator.xds.clients=[{"networks":["net-east"]}]"#;
     place.helm("upgrade", &[&[chart, "--values", &drop_in], &more[..], &["--set-json", clients]].concat());
     assert_eq!(place.get("deployment", "istio-eastwestgateway-aggregator")["spec"]["replicas"], 2);
     place.helm("upgrade", &[chart, "--values", &drop_in]);
-    // Nothing is left of it.
+    // After an uninstall, nothing of the release is left.
     place.helm("uninstall", &["--wait"]);
     let kinds = "all,configmap,secret,serviceaccount,role,rolebinding,clusterrole,clusterrolebinding,pdb,hpa,netpol,gateway,lease";
     let label = format!("app.kubernetes.io/instance={RELEASE}");
@@ -129,7 +130,7 @@ fn a_release_is_installed_changed_taken_back_and_removed() {
     assert_eq!(left, "");
 }
 
-/// A release of Istio's own chart becomes one of this chart where the Service, and with it the load balancer, has to stay.
+/// This chart replaces a release of Istio's chart in place, so that the Service keeps its load balancer.
 #[test]
 fn a_release_of_istios_chart_is_replaced_in_place() {
     let Some(place) = Place::start() else { return };
@@ -159,7 +160,7 @@ fn a_release_of_istios_chart_is_replaced_in_place() {
     assert_eq!(place.get("service", RELEASE)["spec"]["ports"], service["spec"]["ports"]);
 }
 
-/// The objects that Istio's chart and this one both make for `networkGateway: net-east`, as Istio makes them.
+/// The objects that Istio's chart makes for `networkGateway: net-east` and this chart makes too.
 pub(crate) const ISTIO: &str = r#"
 apiVersion: v1
 kind: Service
@@ -216,7 +217,7 @@ fn a_pods_own_token_may_do_what_its_features_need_and_no_more() {
         "leases.coordination.k8s.io [isthmus-service-exports] [get update]",
     ]
     .map(str::to_owned);
-    // The rights of the token in the release's namespace, and in another one.
+    // Each case has the values, and the permissions of the token in the release's namespace and in the namespace `far`.
     let cases: [(&str, Vec<String>, Vec<String>); 5] = [
         ("kubernetes.enabled=false", vec![], vec![]),
         ("kubernetes.gateways.enabled=false", base.clone(), base.clone()),
@@ -254,7 +255,8 @@ fn sorted(mut rights: Vec<String>) -> Vec<String> {
     rights
 }
 
-/// What a user may do with objects in a namespace, but for what every user may: `RESOURCE [names] [verbs]`.
+/// Returns a user's permissions on the objects of a namespace, each as `RESOURCE [names] [verbs]`. Permissions that every user
+/// has are left out.
 #[track_caller]
 fn rights(place: &Place, kubeconfig: &str, namespace: &str) -> Vec<String> {
     let list =
@@ -262,7 +264,7 @@ fn rights(place: &Place, kubeconfig: &str, namespace: &str) -> Vec<String> {
     let text = place.kubectl(&list).unwrap_or_else(|error| panic!("{error}"));
     let lines = text.lines().filter(|line| !line.starts_with(' ') && !line.starts_with("self"));
     let rights = lines.map(|line| {
-        // Resource, URLs, names, verbs: each list in brackets.
+        // The columns are resource, URLs, names and verbs; all but the first are lists in brackets.
         let (resource, rest) = line.split_once(char::is_whitespace).expect("columns");
         let lists: Vec<&str> =
             rest.split('[').skip(1).filter_map(|part| Some(part.split_once(']')?.0)).collect();
@@ -272,7 +274,7 @@ fn rights(place: &Place, kubeconfig: &str, namespace: &str) -> Vec<String> {
     sorted(rights.collect())
 }
 
-/// The account for other clusters: its token is in the Secret, and reads what a registry reads.
+/// The service account for gateways of other clusters: its token, which is in a Secret, permits reading what a registry reads.
 #[test]
 fn the_reader_reads_and_sees_no_secrets() {
     let Some(place) = Place::start() else { return };

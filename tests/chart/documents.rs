@@ -1,5 +1,5 @@
-//! Runs the commands of the documents about Kubernetes against two real API servers. What needs a node is replaced: a command in a
-//! pod by the same command without a gateway, a wait for pods by a look at their Deployment.
+//! Runs the commands of the documents about Kubernetes against two real API servers. What needs a node is replaced: a command
+//! in a pod runs without a gateway, and instead of waiting for pods the test checks their Deployment.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -12,7 +12,8 @@ use crate::support::gateway::BINARY;
 use crate::support::helm::{Helm, NAMESPACE, path, said};
 use crate::support::kube::{self, Cluster, Options};
 
-/// A command in a pod ends with 3, as there is no gateway here; a wrong argument would end it with 2.
+/// A wrapper of kubectl. A command in a pod must exit with 3, because there is no gateway here; a wrong argument would make it
+/// exit with 2.
 const KUBECTL: &str = r#"#!/bin/sh
 case " $* " in
 *" exec "*)
@@ -26,7 +27,7 @@ case " $* " in
 esac
 "#;
 
-/// The pod of a test never ends here.
+/// A wrapper of helm. It replaces `helm test`, because the test's pod would never end here.
 const HELM: &str = r#"#!/bin/sh
 case " $* " in
 *" test "*) exec "$REAL_HELM" $(echo "$*" | sed 's/ test / status /') ;;
@@ -34,7 +35,7 @@ case " $* " in
 esac
 "#;
 
-/// A block of a document, and the heading that it stands under.
+/// A code block of a document, and the heading above it.
 struct Block {
     heading: String,
     language: String,
@@ -65,7 +66,7 @@ fn blocks(document: &str) -> Vec<Block> {
     blocks
 }
 
-/// Two clusters that are the contexts of one kubeconfig, and a folder in which commands are typed.
+/// Two clusters with a context each in one kubeconfig, and a folder in which commands run.
 struct Desk {
     clusters: [Cluster; 2],
     folder: tempfile::TempDir,
@@ -95,7 +96,7 @@ impl Desk {
         Some(Self { clusters, folder, kubectl, helm })
     }
 
-    /// Runs commands as they are typed.
+    /// Runs commands as a reader would type them, and returns their output.
     #[track_caller]
     fn run(&self, commands: &str) -> String {
         let folder = self.folder.path();
@@ -108,7 +109,7 @@ impl Desk {
         done.unwrap_or_else(|error| panic!("{commands}\n{error}"))
     }
 
-    /// Runs a document from its beginning to its end; before the first block of a heading, what that needs.
+    /// Runs all commands of a document. Before the first block under a given heading, it also runs the preparation for it.
     #[track_caller]
     fn follow(&self, document: &str, before: (&str, &dyn Fn())) {
         let mut prepared = false;
@@ -128,7 +129,7 @@ impl Desk {
         }
     }
 
-    /// Installs what stands for Istio's gateway.
+    /// Installs a stand-in for Istio's gateway.
     fn install_istio(&self) {
         let folder = self.folder.path().join("gateway");
         std::fs::create_dir_all(folder.join("templates")).expect("made");
@@ -160,7 +161,7 @@ fn kubeconfig(clusters: &[Cluster; 2]) -> String {
 fn the_documents_commands_do_what_they_say() {
     let Some(desk) = Desk::new() else { return };
     desk.follow("kubernetes.md", ("Changes", &|| {
-        // The kubeconfig that the document has made is one that isthmus in the other cluster is given.
+        // The kubeconfig from the document's commands is passed to isthmus in the other cluster.
         let secret = desk.run("kubectl --context east -n istio-system get secret isthmus-cluster-west -o jsonpath={.data.west}");
         assert!(!secret.is_empty());
         let objects = desk.run("kubectl --context east -n istio-system get deployments -o name");
@@ -178,7 +179,7 @@ fn the_documents_commands_do_what_they_say() {
     assert_eq!(desk.clusters.len(), 2);
 }
 
-/// Blocks of YAML are values of the chart.
+/// The YAML blocks of the documents are valid values of the chart.
 #[test]
 fn the_documents_values_are_values_of_the_chart() {
     let Some(helm) = Helm::installed() else { return };

@@ -1,4 +1,4 @@
-//! The container image as a pod runs it, with the config that the chart writes: it serves, takes a changed ConfigMap, and drains.
+//! The container image as a pod runs it, with the config from the chart: it serves, applies a changed ConfigMap, and drains.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -30,7 +30,7 @@ fn the_image_is_one_file_and_runs_as_nobody() {
     assert_eq!(files(&image.root()), ["usr/bin/isthmus"]);
 }
 
-/// The files below a folder.
+/// Returns the paths of all files below a folder.
 fn files(root: &Path) -> Vec<String> {
     let mut found = Vec::new();
     let mut folders = vec![root.to_owned()];
@@ -49,7 +49,8 @@ fn files(root: &Path) -> Vec<String> {
     found
 }
 
-/// A ConfigMap as the kubelet mounts it: files are links into `..data`, which is a link to a folder of one version.
+/// A ConfigMap as the kubelet mounts it: its files are links into `..data`, which is itself a link to the folder of one
+/// version.
 struct Mounted {
     folder: TempDir,
     version: usize,
@@ -58,7 +59,7 @@ struct Mounted {
 impl Mounted {
     fn new(data: &Value) -> Self {
         let mut mounted = Self { folder: tempfile::tempdir().expect("a folder"), version: 0 };
-        // The pod's user reads it.
+        // The pod's user must be able to read the folder.
         Command::new("chmod").arg("755").arg(mounted.folder.path()).status().expect("chmod");
         mounted.write(data);
         for name in data.as_object().expect("files").keys() {
@@ -68,7 +69,7 @@ impl Mounted {
         mounted
     }
 
-    /// Puts another version in the place of the one before.
+    /// Replaces the ConfigMap's files in one step, as the kubelet does: `..data` becomes a link to the folder of a new version.
     fn write(&mut self, data: &Value) {
         self.version += 1;
         let name = format!("..{}", self.version);
@@ -83,7 +84,7 @@ impl Mounted {
     }
 }
 
-/// The files of the ConfigMap that the chart writes for a gateway without Kubernetes.
+/// Returns the files of the ConfigMap that the chart makes for a gateway without Kubernetes.
 fn config(helm: &Helm, more: &[&str]) -> Value {
     let (_, values) = sets().into_iter().find(|(name, _)| name == "2-no-kubernetes").expect("a set");
     let objects = helm
@@ -95,7 +96,7 @@ fn config(helm: &Helm, more: &[&str]) -> Value {
 fn the_image_serves_reloads_and_drains_as_the_chart_runs_it() {
     const TEST: &str = "the_image_serves_reloads_and_drains_as_the_chart_runs_it";
     let (Some(helm), Some(image)) = (Helm::installed(), Image::build(TEST)) else { return };
-    // The endpoints of the set of values are below 10.0.0.0/8.
+    // The endpoints in this set of values are below 10.0.0.0/8.
     if !inside(&format!("image::{TEST}"), "ip link set lo up; ip route add local 10.0.0.0/8 dev lo") {
         return;
     }
@@ -112,7 +113,7 @@ fn the_image_serves_reloads_and_drains_as_the_chart_runs_it() {
     runs_without_rights(gateway.process());
     assert_eq!(gateway.json("/api/v1/config")["node"]["name"], "gateway-0");
 
-    // It serves, and says so where the chart's probes and its test ask.
+    // The gateway serves, and the chart's probes and test succeed.
     let listener = at("127.0.0.1:15443");
     let mut stream = tls(listener, reviews).expect("let in");
     assert_eq!(call(&mut stream, "hello").expect("an answer"), "hello");
@@ -129,7 +130,7 @@ fn the_image_serves_reloads_and_drains_as_the_chart_runs_it() {
     let metrics = crate::support::gateway::http(at("127.0.0.1:15020"), "GET", "/stats/prometheus").1;
     assert!(metrics.contains("isthmus_build_info"), "{metrics}");
 
-    // A changed ConfigMap is taken into use, and the connection stays.
+    // The gateway applies a changed ConfigMap, and the connection stays.
     tls(listener, "new.example.com").expect_err("unknown");
     mounted.write(&config(&helm, &["--set-json", r#"config.routes={"new.example.com":"10.1.0.4:8443"}"#]));
     eventually("the new route", || {
@@ -138,7 +139,7 @@ fn the_image_serves_reloads_and_drains_as_the_chart_runs_it() {
     });
     assert_eq!(call(&mut stream, "still").expect("an answer"), "still");
 
-    // It drains: not ready, accepting for a while, then gone when the last connection is.
+    // The gateway drains: it is not ready, accepts connections for a while, and ends when the last connection does.
     gateway.signal("TERM");
     eventually("it is not ready", || (health("/readyz") == 503).then_some(()));
     assert_eq!(health("/livez"), 200);
@@ -149,7 +150,7 @@ fn the_image_serves_reloads_and_drains_as_the_chart_runs_it() {
     assert!(gateway.ended().success());
 }
 
-/// The process is nobody's, has no capability and cannot get one, and its root is read-only.
+/// Checks that the process runs as an unprivileged user, has no capability and cannot gain one, and that its root is read-only.
 #[track_caller]
 fn runs_without_rights(process: u32) {
     let status = fs::read_to_string(format!("/proc/{process}/status")).expect("its status");

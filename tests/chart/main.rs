@@ -1,5 +1,5 @@
-//! Tests of the Helm chart and of the container image: what the chart renders, whether a real API server takes it, and whether
-//! the program runs in its image as the chart runs it.
+//! Tests of the Helm chart and of the container image: the objects that the chart renders, whether a real API server accepts
+//! them, and whether the program runs in its image as the chart configures it.
 
 #[path = "../support/mod.rs"]
 mod support;

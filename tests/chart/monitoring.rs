@@ -1,4 +1,4 @@
-//! Alerts and dashboard: every metric that they name exists, with the labels that they use.
+//! Alerts and dashboard: every metric that they use exists and has the labels that they use.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -8,14 +8,14 @@ use serde_json::Value;
 use crate::support::helm::{Helm, chart, object, of_kind, sets};
 use crate::support::yaml;
 
-/// The metrics of docs/metrics.md, which is made from the code.
+/// Returns the metrics that docs/metrics.md lists, which is generated from the code.
 fn documented() -> BTreeSet<String> {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/metrics.md");
     let text = std::fs::read_to_string(file).expect("docs/metrics.md");
     text.lines().filter_map(|line| Some(line.strip_prefix("| `")?.split_once('`')?.0.to_owned())).collect()
 }
 
-/// The names of metrics in an expression.
+/// Returns the names of metrics in an expression.
 fn metrics(expression: &str) -> impl Iterator<Item = &str> {
     let words = expression.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
     words.filter(|word| ["isthmus_", "istio_", "process_"].iter().any(|prefix| word.starts_with(prefix)))
@@ -41,7 +41,7 @@ fn exist(expressions: &[String]) {
     }
 }
 
-/// The values of a key, wherever it is.
+/// Returns the values of a key at every depth.
 fn all(value: &Value, key: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut open = vec![value];
@@ -70,7 +70,7 @@ fn alerts_and_dashboard_rest_on_metrics_that_exist() {
     exist(&variables);
 }
 
-/// The codes that alerts name are those of docs/problems.md.
+/// The codes in the alerts are codes of docs/problems.md.
 #[test]
 fn alerts_name_problems_that_exist() {
     let problems = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/problems.md"));
@@ -93,7 +93,7 @@ fn kinds_of_the_operator_are_rendered_only_where_it_is() {
     assert!(kinds.iter().all(|kind| of_kind(&without, kind).is_empty()));
     let with = helm.objects(Some(&everything), &["--api-versions", "monitoring.coreos.com/v1"]);
     assert_eq!(kinds.map(|kind| of_kind(&with, kind).len()), [2, 2, 1]);
-    // What a monitor selects is there: the port of the pods, and the Service with its label.
+    // The Service exists that the ServiceMonitor selects by a label.
     for monitor in of_kind(&with, "ServiceMonitor") {
         let name = monitor["metadata"]["name"].as_str().expect("a name");
         let service = object(&with, "Service", &format!("{name}-metrics"));

@@ -1,5 +1,5 @@
-//! The program as a pod of the chart: with the config that the chart writes and the token of the chart's service account, at a real
-//! API server. It needs every right that the chart gives it, and no other.
+//! The program as a pod of the chart runs it, with the config from the chart and the token of the chart's service account, at a
+//! real API server. It needs every permission that the chart grants, and no other.
 
 use std::path::Path;
 use std::process::Command;
@@ -16,12 +16,12 @@ use crate::support::namespace::inside;
 use crate::support::pki::PKI;
 use crate::support::{eventually, skip};
 
-/// A service, as a sidecar of another network asks for it.
+/// The mesh name of a service, as a sidecar of another network sends it.
 const NAME: &str = "outbound_.443_._.reviews.shop.svc.cluster.local";
-/// The load balancer of the gateway.
+/// The address of the gateway's load balancer.
 const BALANCER: &str = "192.0.2.10";
 
-/// A cluster with a service that has one pod.
+/// Starts a cluster with a service that has one pod.
 fn cluster(rig: &Path) -> Cluster {
     let cluster = Cluster::start(rig, "east", &Options::default());
     cluster.install_crds();
@@ -38,7 +38,7 @@ fn cluster(rig: &Path) -> Cluster {
     cluster
 }
 
-/// Starts the gateway of a release as its pod would: what a kubelet mounts is where a pod finds it.
+/// Starts the gateway of a release as its pod would run it, with the files that a kubelet mounts at their usual paths.
 fn start(cluster: &Cluster, kubectl: &Path, objects: &[Value]) -> Gateway {
     const SCRIPT: &str = "
         mount -t tmpfs tmpfs /run
@@ -93,7 +93,7 @@ fn a_pod_of_the_chart_reads_its_cluster_and_serves_other_networks() {
         "--set-json",
         r#"exports=[{"services":["*.shop.svc.cluster.local"],"marked":{"labels":{"istio.io/global":"true"}}}]"#,
     ];
-    // Each way to limit or widen what is read, with the rights that the chart gives for it.
+    // The values that limit or widen what the gateway reads, with the permissions that the chart grants for each.
     let cases = [
         "kubernetes.enabled=true",
         "kubernetes.destinationRules=true,kubernetes.meshConfig=true",
@@ -117,7 +117,7 @@ fn a_pod_of_the_chart_reads_its_cluster_and_serves_other_networks() {
     }
 }
 
-/// Reads without a problem, and passes a call of another network on.
+/// Checks that the gateway reads its cluster without a problem, and forwards a call from another network.
 #[track_caller]
 fn serves(gateway: &Gateway, case: &str) {
     let listener = "127.0.0.1:15443".parse().expect("an address");
@@ -129,14 +129,14 @@ fn serves(gateway: &Gateway, case: &str) {
     let registries = gateway.json("/api/v1/registries");
     let registry = &registries[0];
     assert_eq!(registry["state"], "live", "{case}: {registries:#}");
-    // A right that lacks is a problem of the registry.
+    // A missing permission would be a problem of the registry.
     assert!(!registries.to_string().contains("forbidden"), "{case}: {registries:#}");
     assert!(!gateway.log().iter().any(|line| line.contains("forbidden")), "{case}");
     let exposed = gateway.json("/api/v1/exposed").to_string();
     assert!(exposed.contains("reviews.shop.svc.cluster.local"), "{case}: {exposed}");
 }
 
-/// A viewer on another network is given the load balancer of the release, where gateways are looked for.
+/// Checks that a viewer on another network gets the release's load balancer, if the gateway looks for gateways.
 #[track_caller]
 fn finds_its_own_gateway(gateway: &Gateway, case: &str) {
     let path = "/api/v1/horizon?network=net-west&service=reviews.shop.svc.cluster.local";

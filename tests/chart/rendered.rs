@@ -1,4 +1,4 @@
-//! What the chart renders: golden files, the likeness to Istio's own chart, the config, rights and hardening.
+//! The objects that the chart renders: golden files, similarity to Istio's own chart, the config, permissions and hardening.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,9 +10,9 @@ use crate::support::helm::{Helm, NAMESPACE, RELEASE, chart, object, of_kind, pat
 use crate::support::pki::PKI;
 use crate::support::yaml;
 
-/// Has Helm render what needs the Prometheus operator.
+/// Arguments with which Helm renders the objects for the Prometheus operator.
 const OPERATOR: [&str; 2] = ["--api-versions", "monitoring.coreos.com/v1"];
-/// An image, which every release needs.
+/// Arguments that set an image, which every release needs.
 const IMAGE: [&str; 2] = ["--set", "image.repository=registry.example/isthmus"];
 
 fn set(name: &str) -> std::path::PathBuf {
@@ -31,7 +31,7 @@ fn the_linter_finds_nothing() {
     }
 }
 
-/// `ISTHMUS_BLESS=1` writes them anew.
+/// With `ISTHMUS_BLESS=1`, this test rewrites the golden files.
 #[test]
 fn every_set_of_values_renders_its_golden_file() {
     let Some(helm) = Helm::installed() else { return };
@@ -54,7 +54,7 @@ fn every_set_of_values_renders_its_golden_file() {
     }
 }
 
-/// Names, labels, ports and their order are what clouds, istiods and dashboards know the gateway by.
+/// Clouds, istiods and dashboards recognise the gateway by its names, labels, ports and the order of its ports.
 #[test]
 fn a_network_gateway_is_called_as_that_of_istios_chart() {
     let Some(helm) = Helm::installed() else { return };
@@ -96,14 +96,14 @@ fn a_network_gateway_is_called_as_that_of_istios_chart() {
     assert_eq!(annotations["prometheus.io/path"], "/stats/prometheus");
     assert_eq!(annotations["prometheus.io/scrape"], "true");
 
-    // Unseen by istiods, and on its network all the same.
+    // Without the label on its Service, istiods do not see the gateway, but it is on its network all the same.
     let objects = helm.objects(Some(&set("1-drop-in")), &["--set", "service.advertise=false"]);
     assert!(
         object(&objects, "Service", RELEASE)["metadata"]["labels"]["topology.istio.io/network"].is_null()
     );
     assert_eq!(config_of(&objects, RELEASE)["node"]["network"], "${ISTIO_META_NETWORK:-net-east}");
 
-    // HBONE comes last, so that the order of the others stays.
+    // HBONE comes last, so that the order of the other ports stays.
     let ambient = [&IMAGE[..], &["--set", "networkGateway=n,hbone.enabled=true"]].concat();
     let objects = helm.objects(None, &ambient);
     let ports = object(&objects, "Service", RELEASE)["spec"]["ports"].as_array().expect("ports").clone();
@@ -141,7 +141,7 @@ fn pods_keep_to_the_restricted_profile() {
             }
         }
     }
-    // The one sysctl that the profile lets a pod set, and only where a low port is asked for.
+    // The pod sets a sysctl only if a port below 1024 is requested. The restricted security profile allows this sysctl.
     let low = "service.extraPorts[0].name=https,service.extraPorts[0].port=443";
     let objects = helm.objects(None, &[&IMAGE[..], &["--set", low]].concat());
     let spec = pod_of(object(&objects, "Deployment", RELEASE)).expect("a pod");
@@ -196,7 +196,7 @@ fn threads_follow_the_cpu_request() {
     }
 }
 
-/// What a running gateway takes over does not restart it; what it cannot take over does.
+/// A change that a running gateway can apply does not restart its pods; any other change does.
 #[test]
 fn only_keys_that_need_a_restart_change_the_pods() {
     let Some(helm) = Helm::installed() else { return };
@@ -217,7 +217,7 @@ fn sorted(mut rules: Vec<String>) -> Vec<String> {
     rules
 }
 
-/// The rules of a Role or ClusterRole, each as `group/resource verb` and the names it is for.
+/// Returns the rules of a Role or ClusterRole, each as `group/resource verbs` and the names of its objects.
 fn rules(role: &Value) -> Vec<String> {
     let texts = |value: &Value| -> Vec<String> {
         value.as_array().into_iter().flatten().filter_map(|text| text.as_str().map(str::to_owned)).collect()
@@ -245,19 +245,19 @@ fn each_right_comes_with_its_feature_alone() {
     let base = sorted([&["/namespaces", "/nodes"].map(read)[..], &services, &mcs].concat());
     let render = |more: &[&str]| helm.objects(None, &[&IMAGE[..], more].concat());
     let cluster_role = format!("{RELEASE}-{NAMESPACE}");
-    // Nothing without Kubernetes, and no token either.
+    // Without Kubernetes there are no permissions, and no token is mounted.
     let objects = render(&["--set", "kubernetes.enabled=false"]);
     for kind in ["ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"] {
         assert!(of_kind(&objects, kind).is_empty(), "{kind}");
     }
     let pod = pod_of(object(&objects, "Deployment", RELEASE)).expect("a pod");
     assert_eq!(pod["automountServiceAccountToken"], false);
-    // The smallest registry.
+    // The smallest registry needs only these rules.
     let none = "kubernetes.gateways.enabled=false";
     let objects = render(&["--set", none]);
     assert_eq!(rules(object(&objects, "ClusterRole", &cluster_role)), base);
     assert!(of_kind(&objects, "Role").is_empty());
-    // Each feature adds its own.
+    // Each feature adds its own rules.
     let features: [(&str, &str, &[&str], &str); 4] = [
         ("kubernetes.gateways.enabled=true", "gateway.networking.k8s.io/gateways", &[], ""),
         ("kubernetes.destinationRules=true", "networking.istio.io/destinationrules", &[], ""),
@@ -278,7 +278,7 @@ fn each_right_comes_with_its_feature_alone() {
         assert_eq!(roles.iter().flat_map(|role| rules(role)).collect::<Vec<_>>(), role, "{feature}");
         assert!(roles.iter().all(|role| role["metadata"]["namespace"] == namespace), "{feature}");
     }
-    // The conditions of ServiceExports, and the Lease of the replica that writes them.
+    // Writing the conditions of ServiceExports needs rules for their status, and for the Lease of the replica that writes them.
     let objects = render(&["--set", &format!("{none},kubernetes.serviceExports.conditions=true")]);
     let status = ["multicluster.x-k8s.io/serviceexports/status patch".to_owned()];
     assert_eq!(rules(object(&objects, "ClusterRole", &cluster_role)), sorted([&base[..], &status].concat()));
@@ -287,8 +287,8 @@ fn each_right_comes_with_its_feature_alone() {
         "coordination.k8s.io/leases get,update isthmus-service-exports",
     ];
     assert_eq!(rules(object(&objects, "Role", &format!("{RELEASE}-leader"))), leases);
-    // Roles where the namespaces are named: what is in namespaces can be read in these alone, and gateways where they are
-    // looked for.
+    // If the values name the namespaces, Roles replace the ClusterRole: they permit reading the objects of these namespaces
+    // alone, and Gateways only in the namespaces that the values search for gateways.
     let objects = helm.objects(Some(&set("8-namespaced")), &[]);
     assert_eq!(rules(object(&objects, "ClusterRole", &cluster_role)), ["/namespaces", "/nodes"].map(read));
     let gateways = ["gateway.networking.k8s.io/gateways"].map(read);
@@ -299,7 +299,7 @@ fn each_right_comes_with_its_feature_alone() {
         .map(|role| (role["metadata"]["namespace"].as_str().expect("a namespace"), rules(role)))
         .collect();
     assert_eq!(roles, [(NAMESPACE, part), ("pay", whole.clone()), ("shop", whole)]);
-    // The account for other clusters reads no Secrets and no ConfigMaps.
+    // The account for other clusters can read neither Secrets nor ConfigMaps.
     let objects = helm.objects(Some(&set("6-reader")), &[]);
     let reader = rules(object(&objects, "ClusterRole", &format!("isthmus-reader-{NAMESPACE}")));
     assert!(reader.iter().all(|rule| rule.ends_with(READ)), "{reader:?}");
@@ -311,7 +311,7 @@ fn each_right_comes_with_its_feature_alone() {
     assert!(of_kind(&objects, "Deployment").is_empty());
 }
 
-/// The config of a role, as the chart writes it.
+/// Returns the config of a role, as the chart writes it into the ConfigMap.
 fn config_of(objects: &[Value], name: &str) -> Value {
     yaml::document(object(objects, "ConfigMap", name)["data"]["isthmus.yaml"].as_str().expect("a text"))
 }
@@ -329,11 +329,11 @@ fn the_gateway_takes_every_config_that_the_chart_writes() {
             configs += 1;
         }
     }
-    // One set has both roles, one has none.
+    // There are as many configs as sets of values: one set has two roles, and one has none.
     assert_eq!(configs, 8);
 }
 
-/// Checks a config in a folder that has the files which a pod would have.
+/// Validates a config in a folder that has the same files as a pod.
 fn validate(data: &Value) -> Result<(), String> {
     let folder = tempfile::tempdir().expect("a folder");
     let issued = PKI.issue(&[], Some("spiffe://cluster.local/ns/istio-system/sa/istio-eastwestgateway"));
@@ -358,14 +358,14 @@ fn validate(data: &Value) -> Result<(), String> {
     let output = command.output().expect("the binary runs");
     let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
     said(output).map_err(|error| format!("{stdout}{error}"))?;
-    // Of what is only known in a cluster there are warnings: registries that are not read offline, and names.
+    // Warnings about what only a cluster knows are expected: registries that are not read offline, and names.
     let known = ["does not read Kubernetes", " does not resolve"];
     let is_other =
         |line: &&str| line.starts_with("warning") && !known.iter().any(|known| line.contains(known));
     stdout.lines().find(is_other).map_or(Ok(()), |warning| Err(warning.to_owned()))
 }
 
-/// A config without registries of a kind that this binary does not know.
+/// Returns the config without registries of a kind that this binary does not know.
 fn known(text: &str) -> String {
     let schema = Command::new(BINARY).arg("schema").output().expect("the binary runs");
     let unknown = "kubernetesClusters";

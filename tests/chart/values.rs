@@ -1,4 +1,4 @@
-//! The values: what the schema refuses, and that schema, `values.yaml` and README say the same.
+//! The values: what the schema refuses, and that the schema, `values.yaml` and the README agree.
 
 use serde_json::Value;
 
@@ -32,7 +32,7 @@ fn unknown_and_wrong_values_are_refused_by_name() {
         (r#"sni.from=["10.0.0.1"]"#, &["/sni/from/0"]),
         (r#"aggregator.xds.clients=[{"network":"n"}]"#, &["/aggregator/xds/clients/0", "network"]),
         (r#"resources.limits.memory="much""#, &["/resources/limits/memory"]),
-        // What no schema can say.
+        // Rules that no schema can express.
         (r#"image.repository="""#, &["image.repository is empty", "examples/docker/Dockerfile"]),
         (r#"config={"node":{"name":"x"}}"#, &["config.node", "networkGateway, cluster, locality"]),
         (r#"config={"drain":{}}"#, &["config.drain", "drain.delaySeconds"]),
@@ -43,7 +43,7 @@ fn unknown_and_wrong_values_are_refused_by_name() {
         (r#"autoscaling={"enabled":true} kind="DaemonSet""#, &["autoscaling.enabled", "kind=Deployment"]),
     ];
     for (value, wanted) in cases {
-        // Two values are separated by a blank.
+        // A blank separates two values.
         let values = value.split(' ').flat_map(|value| ["--set-json", value]);
         let arguments: Vec<&str> =
             ["--set-json", r#"image.repository="r/isthmus""#].into_iter().chain(values).collect();
@@ -52,7 +52,8 @@ fn unknown_and_wrong_values_are_refused_by_name() {
     }
 }
 
-/// Objects of the schema whose keys are not fixed: they are Kubernetes' own, the user's, or checked by `isthmus validate`.
+/// Returns true for an object of the schema without fixed keys: its keys are Kubernetes' own or the user's, or `isthmus
+/// validate` checks them.
 fn is_open(schema: &Value) -> bool {
     schema["type"] == "object" && schema["properties"].is_null()
 }
@@ -70,7 +71,7 @@ fn the_schema_knows_every_value_and_no_other() {
             let property = properties.get(key).unwrap_or_else(|| panic!("{path}.{key} is not in the schema"));
             compare(&format!("{path}.{key}"), property, value);
         }
-        // Values of one kind, such as probes and resources, need not all have a default.
+        // Objects that occur in several places, such as probes and resources, need not have a default for every key.
         let fixed = !["resources", "probes", "allow"].iter().any(|part| path.contains(part));
         for key in properties.keys().filter(|key| fixed && *key != "global") {
             assert!(values.contains_key(key), "{path}.{key} is in the schema and not in values.yaml");
@@ -78,7 +79,7 @@ fn the_schema_knows_every_value_and_no_other() {
     }
     let schema = serde_json::from_str(&read("values.schema.json")).expect("JSON");
     compare("", &schema, &yaml::document(&read("values.yaml")));
-    // Also within lists: a list's objects have fixed keys, or are Kubernetes' own.
+    // The objects in lists, too, have fixed keys or are Kubernetes' own.
     fn closed(path: &str, schema: &Value) {
         match schema {
             Value::Object(map) => {
@@ -94,7 +95,7 @@ fn the_schema_knows_every_value_and_no_other() {
     closed("", &schema);
 }
 
-/// `ISTHMUS_BLESS=1` writes the table anew.
+/// With `ISTHMUS_BLESS=1`, this test rewrites the table.
 #[test]
 fn the_readme_has_every_value_with_its_comment() {
     let table = table(&read("values.yaml"));
@@ -110,7 +111,8 @@ fn the_readme_has_every_value_with_its_comment() {
     }
 }
 
-/// A table of the keys of `values.yaml`, which is written so that each line has one key and each key its comment before it.
+/// Returns the table of the keys of `values.yaml`. Each line of that file has at most one key, and the comment before a key
+/// describes it.
 fn table(values: &str) -> String {
     let mut table = "| value | default | |\n|---|---|---|\n".to_owned();
     let mut path: Vec<&str> = Vec::new();

@@ -1,4 +1,4 @@
-//! The admin API on a unix socket: who may connect, what a restart and a stop do to its file, and the commands.
+//! The admin API on a unix socket: who may connect, how a restart and a stop treat the socket's file, and the commands.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -113,15 +113,15 @@ fn the_socket_is_private_and_every_command_reads_over_it() {
             assert!(!output.stdout.is_empty(), "{given:?}");
         }
     }
-    // The option is stronger than the variable.
+    // The option `--admin` takes precedence over the environment variable.
     let output = isthmus(&["status", "--admin", &url], Some("unix:/nowhere"));
     assert!(output.status.success(), "{output:?}");
-    // What a web page could send is refused here too, unknown paths and wrong methods as everywhere.
+    // The socket refuses requests that a web page could send, unknown paths and wrong methods, as a TCP listener does.
     let refused = |request: &str| ask(&process.socket, request).map(|(status, _)| status);
     assert_eq!(refused("POST /drain HTTP/1.0\r\nHost: a\r\nOrigin: http://a\r\n\r\n"), Some(403));
     assert_eq!(refused("GET /api/v1/nothing HTTP/1.0\r\nHost: a\r\n\r\n"), Some(404));
     assert_eq!(refused("GET /api/v1/reload HTTP/1.0\r\nHost: a\r\n\r\n"), Some(405));
-    // Clients that say nothing make room for those who ask.
+    // Silent clients do not keep a client that sends a request from being served.
     let silent: Vec<UnixStream> =
         (0..200).map(|_| UnixStream::connect(&process.socket).expect("connected")).collect();
     assert_eq!(process.try_get("/livez").map(|(status, _)| status), Some(200));
@@ -154,7 +154,7 @@ fn a_dead_sockets_file_is_replaced_a_live_one_is_an_error_and_a_stop_removes_it(
 fn a_successor_takes_the_socket_over_when_the_draining_gateway_has_ended() {
     let folder = folder();
     let mut first = Process::start(folder.path());
-    // A connection that keeps the first from ending.
+    // This connection keeps the first gateway from ending its drain.
     let listeners = first.try_get("/api/v1/listeners").expect("an answer").1;
     let listeners: serde_json::Value = serde_json::from_str(&listeners).expect("JSON");
     let address = listeners[0]["address"].as_str().expect("an address");

@@ -1,5 +1,6 @@
-//! No source, and no identity, takes what the others need: connections, streams, handshakes, the health and the xDS listener. An
-//! innocent client of another source is served throughout. Latencies are printed, not judged: the machine is shared.
+//! No source and no identity exhausts what others need: connections, streams, handshakes, the health listener and the xDS
+//! listener. An innocent client of another source is served throughout. The tests print latencies without judging them, because
+//! the machine is shared.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -22,7 +23,7 @@ const INNOCENT: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
 const GREEDY: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 const ROUNDS: usize = 50;
 
-/// One connection of the innocent source: a hello that comes back from an endpoint that echoes.
+/// Makes one connection from the innocent source, sends a hello, and reads its echo; returns the time that this took.
 #[track_caller]
 fn served(address: SocketAddr) -> Duration {
     let begun = Instant::now();
@@ -35,7 +36,7 @@ fn served(address: SocketAddr) -> Duration {
     begun.elapsed()
 }
 
-/// The innocent's calls, one after the other, with their p50 and p99 on stderr.
+/// Makes the calls of a client that takes no part in the attack, one after another, and prints their p50 and p99 on stderr.
 #[track_caller]
 fn innocent(what: &str, mut call: impl FnMut() -> Duration) {
     let mut took: Vec<Duration> = (0..ROUNDS).map(|_| call()).collect();
@@ -83,7 +84,6 @@ fn a_source_that_holds_thousands_of_connections_keeps_nobody_out() {
             .filter(|line| of_innocent(line))
             .all(|line| line["reason"] != "limit_global")
     );
-    // One that holds everything gives a place back when another comes; nothing is left of it all.
     drop(held);
     eventually("the end of all", || (gateway.metric("isthmus_connections_active", &[]) == 0.0).then_some(()));
 }
@@ -135,7 +135,7 @@ fn idle_http_connections_keep_no_probe_out() {
     let mut idle: Vec<TcpStream> = Vec::new();
     for round in 0..1_500 {
         let mut client = connect_from(GREEDY, health);
-        // Half of a request; it may have been ended already.
+        // Half of a request. The write may fail, because the gateway may have closed the connection.
         let _ = client.write_all(b"GET /readyz HTTP/1.1\r\nHost: ");
         idle.push(client);
         if round % 100 == 99 {
@@ -153,7 +153,7 @@ fn idle_http_connections_keep_no_probe_out() {
     assert!(last.read(&mut [0; 1_024]).is_ok_and(|count| count == 0) || read_out(last).0.is_empty());
 }
 
-/// The hello of a caller by HBONE, as it comes from a TLS library.
+/// Returns the ClientHello of an HBONE caller, as a TLS library writes it.
 fn hbone_hello() -> Vec<u8> {
     let mut connection =
         ClientConnection::new(caller(), "127.0.0.1".try_into().expect("a name")).expect("a client");
@@ -211,7 +211,8 @@ fn silent_connections_keep_no_xds_client_out() {
     let address = gateway.listener("xds");
     let handshake = || {
         let begun = Instant::now();
-        // It is let in where it hears the answer to its HTTP/2 ping.
+        // `connect` returns when the server has answered an HTTP/2 PING. The answer shows that the server has admitted the
+        // client.
         drop(Hbone::connect(address, caller()).expect("let in"));
         begun.elapsed()
     };
@@ -220,7 +221,7 @@ fn silent_connections_keep_no_xds_client_out() {
     for _ in 0..3 {
         let took = handshake();
         eprintln!("an xDS client beside 800 silent connections: {took:?}");
-        // Each silent one had 10 s, and 256 of them stood before everybody.
+        // The gateway closes a silent connection after 10 s: a client that had to wait for one to end would take about as long.
         assert!(took < Duration::from_secs(9), "{took:?}");
     }
     let ended = || {
@@ -233,7 +234,7 @@ fn silent_connections_keep_no_xds_client_out() {
     assert!(read_out(&mut silent[0]).0.is_empty());
 }
 
-/// Where a connection stands when the config is narrowed.
+/// How far a connection has come when the config is narrowed.
 #[derive(Clone, Copy, Debug)]
 enum Stage {
     Accepted,
@@ -307,7 +308,7 @@ fn a_reload_that_narrows_admits_no_caller_that_was_half_way() {
     let everything = "exports: [{services: [\"*\"]}]";
     let gateway = Gateway::start_in(folder(), &config("", everything), &[]);
     let address = gateway.listener("hbone");
-    // Somebody is connected and has no stream; somebody is in the middle of the handshake.
+    // One caller is connected and has no stream; two others are in the middle of the handshake.
     let idle = Hbone::connect(address, caller()).expect("let in");
     let (mut almost, rest) = crate::support::client::tls_almost(&caller(), address);
     let mut begun = connect(address);
@@ -323,7 +324,7 @@ fn a_reload_that_narrows_admits_no_caller_that_was_half_way() {
         let denied = lines.iter().filter(|line| line["reason"] == "source_denied").count();
         (denied >= 2 && gateway.metric("isthmus_connections_active", &[]) == 0.0).then_some(())
     });
-    // The same with the export taken away: the connection lives, its next stream is refused.
+    // After a reload without the export the connection lives on, and its next stream is refused.
     gateway.reload(&config("", everything));
     let idle = Hbone::connect(address, caller()).expect("let in");
     gateway.reload(&config("", "exports: []"));

@@ -1,4 +1,5 @@
-//! Active health checks: an endpoint that dies, hangs or vanishes is left out before a client meets it, and comes back.
+//! Active health checks: an endpoint that dies, hangs or vanishes is excluded before a client is sent to it, and included again
+//! once it works.
 
 use std::collections::HashSet;
 use std::io::ErrorKind;
@@ -190,7 +191,7 @@ fn an_endpoint_that_flaps_costs_no_call() {
 #[test]
 fn a_verdict_outlives_reloads_and_panic_mode_tries_the_unhealthy_unless_it_is_off() {
     let mut only = Switch::open();
-    // Once unhealthy, for as long as the test runs.
+    // An endpoint that becomes unhealthy stays so for the rest of the test.
     let health = "{interval: 100ms, timeout: 100ms, unhealthyAfter: 2, healthyAfter: 1000000}";
     let gateway = Gateway::start(&config(health, &[only.address], ""));
     let address = only.address;
@@ -204,13 +205,13 @@ fn a_verdict_outlives_reloads_and_panic_mode_tries_the_unhealthy_unless_it_is_of
     gateway.logged("the refusal", |line| line["reason"] == "all_unhealthy");
     let explained = gateway.json("/api/v1/explain?sni=two.test");
     assert_eq!(explained["reason"], "all_unhealthy", "{explained}");
-    // What is known of the endpoint holds for another route that has it checked, too.
+    // The verdict on an endpoint also holds for another route whose endpoint is checked at the same address.
     let more = format!("  more.test: {{endpoints: [\"{address}\"], health: {health}, panic: false}}\n");
     gateway.reload(&config(health, &[address], &more));
     eventually("both know it", || {
         (gateway.json("/api/v1/explain?sni=more.test")["reason"] == "all_unhealthy").then_some(())
     });
-    // The end of the checks is the end of their verdict.
+    // Switching the checks off discards the verdict.
     gateway.reload(&config("off", &[address], "    panic: false\n"));
     eventually("it is used again", || (candidate(&gateway, address)["state"] == "healthy").then_some(()));
     assert_eq!(one_call(&gateway), "switch:x");
@@ -245,7 +246,8 @@ fn services_that_share_an_address_have_it_checked_once() {
     let begin = Instant::now();
     eventually("it is checked", || (backend.accepted() > 20).then_some(()));
     let (accepted, turns) = (backend.accepted(), begin.elapsed().as_millis() / 100 + 2);
-    // Every 100 ms, the strictest of the settings, and not twice: that would have taken half of the time.
+    // The address is checked every 100 ms, which is the shortest of the intervals. Separate checks for each service would be
+    // twice as many.
     assert!(u128::try_from(accepted).expect("few") <= turns, "{accepted} checks in {turns} turns");
     eventually("both have it", || {
         let share = |name: &str| gateway.metric("isthmus_endpoint_healthy", &[name]);
@@ -254,7 +256,7 @@ fn services_that_share_an_address_have_it_checked_once() {
     assert!(!gateway.get("/metrics").1.contains("three.mesh"), "nobody can be connected to it");
 }
 
-/// One listener is all of them, as it listens on every loopback address.
+/// A single listener on the wildcard address serves as all the endpoints.
 #[test]
 fn a_thousand_endpoints_are_checked_one_after_another() {
     const ENDPOINTS: usize = 1_000;
@@ -279,14 +281,15 @@ fn a_thousand_endpoints_are_checked_one_after_another() {
             *count += 1;
         }
     }
-    // A burst would have most of them in one tenth. A busy machine may delay some.
+    // A burst would put most of the checks into one tenth of the interval. A busy machine may delay some checks, so up to half
+    // of them may be in one tenth.
     assert!(tenths.iter().all(|count| *count < ENDPOINTS / 2), "{tenths:?}");
     eventually("all are healthy", || (healthy(&gateway) == 1.0).then_some(()));
     let _drain = thread::spawn(move || while listener.accept().is_ok() {});
 }
 
-/// A process with few descriptors makes few checks at a time: the others wait, which is reported, and every endpoint gets
-/// its verdict all the same.
+/// A process with few descriptors runs few checks at a time. The other checks wait, and the gateway reports a problem about
+/// them. Every endpoint still gets a verdict.
 #[test]
 fn checks_that_find_no_place_wait_for_one() {
     let silent = Silent::anywhere();

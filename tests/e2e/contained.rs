@@ -1,5 +1,5 @@
-//! Faults of the program itself in dealing with what a registry says. Debug builds panic where `ISTHMUS_TEST_PANIC` asks
-//! for it.
+//! If the data of one registry triggers a bug in the program, the other registries are not affected. The bug is a panic that
+//! `ISTHMUS_TEST_PANIC` causes in a debug build.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use crate::support::pki::PKI;
 
 const NAMES: [&str; 2] = ["west.mesh", "east.mesh"];
 
-/// A registry with one service, and as many others as are named, without endpoints.
+/// Returns a registry with one service whose endpoint is `backend`, and further services without endpoints.
 fn registry(name: &str, backend: &Backend, others: &[&str]) -> String {
     let service = |name: &str, endpoints: &str| {
         format!(
@@ -76,7 +76,7 @@ fn a_panic_while_a_snapshot_is_built_stays_with_the_registry_that_caused_it() {
     assert!(gateway.metric("isthmus_registry_errors_total", &["east.yaml", "internal"]) >= 1.0);
     assert_eq!(gateway.metric("isthmus_registry_state", &["east.yaml", "\"stale\""]), 1.0);
     gateway.told("internal error while applying a change of the registry");
-    // Traffic and the other registry go on.
+    // Traffic and the other registry are not affected.
     NAMES.iter().for_each(|name| serves(&gateway, name));
     write(gateway.folder(), "west.yaml", &registry(NAMES[0], &west, &["more.mesh"]));
     eventually("the other registry's change", || {
@@ -84,7 +84,7 @@ fn a_panic_while_a_snapshot_is_built_stays_with_the_registry_that_caused_it() {
     });
     assert_eq!(gateway.get("/api/v1/services/poison.mesh").0, 404);
 
-    // The next process finds the same object, and the last good copy.
+    // The next process reads the same object, and the last good copy.
     gateway.kill();
     let folder = tempfile::tempdir().expect("a folder");
     for file in ["west.yaml", "east.yaml"] {
@@ -100,7 +100,7 @@ fn a_panic_while_a_snapshot_is_built_stays_with_the_registry_that_caused_it() {
     eventually("the registry at fault after a restart", || is_contained(&next));
     NAMES.iter().for_each(|name| serves(&next, name));
 
-    // Without the object all is well again.
+    // Without the object, the registry is live again.
     write(next.folder(), "east.yaml", &registry(NAMES[1], &east, &[]));
     eventually("the registry without the object", || (registry_problem(&next, 1).0 == "live").then_some(()));
 }

@@ -1,4 +1,4 @@
-//! What a connection and a round trip cost in system calls, counted by strace: through SNI and through HBONE.
+//! The number of system calls that a connection and a round trip cost through SNI and through HBONE, counted by strace.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,13 +16,13 @@ use crate::support::hbone::Hbone;
 use crate::support::{eventually, skip};
 
 const CONNECTIONS: usize = 200;
-/// HBONE connections, each with two public-key operations.
+/// The number of HBONE connections; fewer than by SNI, because each costs two public-key operations.
 const HBONE_CONNECTIONS: usize = 50;
 const ROUND_TRIPS: usize = 500;
-/// What every config of these tests has.
+/// The part of the config that both tests share.
 const COMMON: &str = "workers: 1\nadmin: {bind: \"127.0.0.1:0\"}\ntelemetry: {log: {format: json}}\n";
 
-/// System calls by name, of the data-plane thread and of all others.
+/// The number of system calls, by name, of the data-plane thread and of all other threads.
 #[derive(Debug, Default)]
 struct Calls {
     worker: BTreeMap<String, usize>,
@@ -50,17 +50,19 @@ impl Calls {
 struct Traced {
     gateway: Gateway,
     worker: String,
-    /// Holds the trace. Not the config's folder: the gateway watches that, and would see itself write.
+    /// The folder with the trace. The gateway watches the config's folder, and would react to writes of the trace there. So the
+    /// trace has a folder of its own.
     folder: TempDir,
 }
 
 impl Traced {
-    /// Starts in a folder that may hold the files that the config names.
+    /// Starts a gateway under strace in a folder with the files that the config names.
     fn start_in(folder: TempDir, config: &str) -> Self {
         let traces = tempfile::tempdir().expect("a folder");
         fs::write(folder.path().join("isthmus.yaml"), format!("{config}{COMMON}")).expect("a config");
         let mut command = Command::new("strace");
-        // With -D the gateway is our own child, so that it ends with the test, and strace with it.
+        // With -D, strace runs as a grandchild: the gateway is the test's own child and ends with the test, and strace ends
+        // with the gateway.
         command.args(["-D", "-f", "-qq", "-o"]).arg(traces.path().join("trace"));
         command.args([BINARY, "run", "-c", "isthmus.yaml"]).current_dir(folder.path());
         let gateway = Gateway::spawn(command, folder);
@@ -68,19 +70,19 @@ impl Traced {
         Self { gateway, worker, folder: traces }
     }
 
-    /// What was called in between.
+    /// Runs `act`, and counts the system calls that the gateway makes meanwhile.
     fn calls_of(&self, act: impl FnOnce(&Gateway)) -> Calls {
         let before = self.trace().len();
         act(&self.gateway);
         let mut calls = Calls::default();
         for line in self.trace()[before..].lines() {
             let (thread, call) = line.split_once(' ').expect("a thread and its call");
-            // A call that another thread's interrupts is counted where it begins.
+            // strace splits a call that another thread interrupts into two lines; only the first one counts.
             let Some((name, _)) = call.trim_start().split_once('(').filter(|_| !call.contains("resumed>"))
             else {
                 continue;
             };
-            // Those of a debug build: the standard library and tokio ask whether descriptors are what they should be.
+            // In debug builds, the standard library and tokio check their descriptors with `fcntl`; release builds do not.
             if name == "fcntl" && cfg!(debug_assertions) {
                 continue;
             }
@@ -90,7 +92,8 @@ impl Traced {
         calls
     }
 
-    /// The trace so far, once nothing is added to it: the worker's tick is a second apart.
+    /// Waits until the trace does not grow any more, and returns it. The gateway's threads are quiet between the worker's
+    /// ticks, which are a second apart.
     fn trace(&self) -> String {
         let path = self.folder.path().join("trace");
         let mut last = 0;
@@ -124,7 +127,7 @@ fn can_trace() -> bool {
     can
 }
 
-/// Sends, and reads as much back.
+/// Sends bytes, and reads as many back.
 fn round_trip(client: &mut TcpStream, bytes: &[u8]) {
     client.write_all(bytes).expect("sent");
     let mut echoed = vec![0; bytes.len()];
@@ -132,7 +135,8 @@ fn round_trip(client: &mut TcpStream, bytes: &[u8]) {
     assert!(echoed == bytes);
 }
 
-/// Measured: 20 to 21, and 6.0. Of other proxies: nginx 23 and 6, HAProxy 29 and 10, Envoy 43 and 10.
+/// Measured here: 20 to 21 system calls per connection and 6.0 per round trip. Other proxies: nginx 23 and 6, HAProxy 29 and
+/// 10, Envoy 43 and 10.
 #[test]
 fn connections_and_round_trips_cost_few_system_calls() {
     if !can_trace() {
@@ -143,7 +147,7 @@ fn connections_and_round_trips_cost_few_system_calls() {
     let traced = Traced::start_in(tempfile::tempdir().expect("a folder"), &config);
     let address = traced.gateway.listener("default");
     let hello = hello("cost.test");
-    // The first makes what all later ones use.
+    // The first connection creates what all later ones reuse.
     round_trip(&mut connect(address), &hello);
 
     let connections = traced.calls_of(|gateway| {
@@ -156,8 +160,8 @@ fn connections_and_round_trips_cost_few_system_calls() {
 
     let mut client = connect(address);
     round_trip(&mut client, &hello);
-    // On a busy machine an answer may come between a read and the wait for it, which costs a further read. The best of up to five
-    // counts.
+    // A response that arrives between a read and the wait for the next read costs one more read. That happens on a busy
+    // machine, so the best of up to five measurements is used.
     let mut measure = || {
         let calls = traced.calls_of(|_| {
             for _ in 0..ROUND_TRIPS {
@@ -180,7 +184,8 @@ fn connections_and_round_trips_cost_few_system_calls() {
     assert!(round_trips.per(ROUND_TRIPS) <= 6.5, "{round_trips:?}");
 }
 
-/// Measured: 45, and 6.0: each side is read and written once, after one wait each.
+/// Measured here: 45 system calls per connection and 6.0 per round trip, in which each socket is waited for, read and written
+/// once.
 #[test]
 fn hbone_connections_and_round_trips_cost_few_system_calls() {
     if !can_trace() {
@@ -191,7 +196,7 @@ fn hbone_connections_and_round_trips_cost_few_system_calls() {
     let traced = Traced::start_in(folder(), &format!("{BASE}services:\n{services}"));
     let address = traced.gateway.listener("hbone");
     let caller = caller();
-    // A stream that has had its round trip, and the connection that carries it.
+    // Returns a connection and its stream after one round trip.
     let open = || {
         let hbone = Hbone::connect(address, caller.clone()).expect("let in");
         let mut stream = hbone.open("echo.shop.mesh:80").expect("admitted");

@@ -1,4 +1,4 @@
-//! Clients that never send a whole hello, beside honest ones. The full scale is `cargo bench --bench crowd`.
+//! Clients that never send a whole hello do not disturb honest ones. `cargo bench --bench crowd` runs this at full scale.
 
 use crate::support::crowd::{Scene, play};
 use crate::support::skip;
@@ -17,7 +17,8 @@ fn a_crowd_of_one_source_ends_with_its_reasons_and_keeps_no_honest_source_out() 
     assert!(seen.at_deadline > 0 && seen.evicted >= 2 * EACH - PLACES, "{seen:?}");
     assert_eq!((seen.otherwise, seen.honest_refused), (0, 0), "{seen:?}");
     assert!(seen.beside.calls > 100, "{seen:?}");
-    // A place of the table of incomplete hellos takes less than 2.7 KB; the rest is the tests' build and the allocator.
+    // An entry in the table of incomplete hellos takes less than 2.7 KB; the rest is overhead of the debug build and the
+    // allocator.
     let growth = seen.peak.saturating_sub(seen.before);
     assert!(growth < 16 << 20, "{growth} bytes for at most {PLACES} incomplete hellos: {seen:?}");
 }

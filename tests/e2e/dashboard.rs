@@ -1,5 +1,4 @@
-//! The dashboard of a real gateway: its headers, names that would like to be markup, a large mesh, slow readers, and a
-//! real browser.
+//! The dashboard of a real gateway: its headers, names that contain markup, a large mesh, slow readers, and a real browser.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -13,7 +12,7 @@ use crate::support::gateway::{Gateway, raw_http};
 use crate::support::raw::{hello, read_out};
 use crate::support::{eventually, python, skip};
 
-/// A gateway with everything that the page shows, and something wrong.
+/// The config of a gateway that has everything that the dashboard shows, some of it with faults.
 const CONFIG: &str = "node: {name: eastwest-0, cluster: east, network: net-east}\nlisteners: [{name: mesh-sni, bind: \"127.0.0.1:0\"}]\n\
     routes: {api.example.com: 127.0.0.9:1, \"*.billing.mesh\": 127.0.0.9:2}\nservices:\n  - hostname: checkout.shop.mesh\n    \
     namespace: shop\n    ports: [{name: https, port: 443, protocol: TLS}]\n    endpoints: [{address: 10.2.0.1, network: net-west}]\n\
@@ -23,7 +22,7 @@ const CONFIG: &str = "node: {name: eastwest-0, cluster: east, network: net-east}
 
 /// A server name that would open a dialog if it became markup.
 const SCRIPT: &[u8] = b"\"><script>alert(1)</script><img src=x onerror=alert(1)>";
-/// A name without a route that is like one that has one.
+/// A name without a route that is similar to a name with one.
 const UNKNOWN: &str = "chekout.shop.mesh";
 
 fn gateway() -> Gateway {
@@ -40,7 +39,7 @@ fn gateway() -> Gateway {
     gateway
 }
 
-/// Returns the page with its head.
+/// Requests a page; returns the head of the response in lower case, and the body.
 fn page(gateway: &Gateway, path: &str) -> (String, String) {
     let mut client = connect(gateway.admin());
     let request = format!("GET {path} HTTP/1.0\r\nHost: {}\r\n\r\n", gateway.admin());
@@ -78,7 +77,7 @@ fn the_page_is_complete_without_scripts_and_no_name_becomes_markup() {
     ] {
         assert!(body.contains(wanted), "no {wanted}: {body}");
     }
-    // The name comes from the hello, from a link of the page, and from the address line of a browser.
+    // The name arrives in a hello, in a link of the page, and in the address that a user enters in the browser.
     let query = "%22%3E%3Cscript%3Ealert(1)%3C/script%3E";
     for path in [
         "/".to_owned(),
@@ -118,14 +117,14 @@ fn what_a_hostile_client_sends_to_the_page_costs_little_and_stops_nobody() {
         let (status, body) = raw_http(admin, &format!("{request} HTTP/1.0\r\n{headers}\r\n"));
         assert_eq!(status, expected, "{request}: {body}");
     }
-    // A body of 10 MiB for a page that takes none.
+    // This client sends a body of 10 MiB for a page that accepts no body.
     let mut large = connect(admin);
     let head = format!("GET / HTTP/1.1\r\n{own}Content-Length: {}\r\nConnection: close\r\n\r\n", 10 << 20);
     large.write_all(head.as_bytes()).expect("sent");
-    // The gateway need not take it.
+    // The write may fail, because the gateway need not read the body.
     let _ = large.write_all(&vec![b'x'; 10 << 20]);
     drop(large);
-    // Readers that ask again and again, and read nothing.
+    // These clients send many requests and read no response.
     let request = format!("GET / HTTP/1.1\r\n{own}\r\n").repeat(50);
     let unread: Vec<TcpStream> = (0..40)
         .map(|_| {
@@ -167,7 +166,7 @@ fn a_mesh_of_a_hundred_thousand_services_has_a_small_page() {
     assert!(last.contains("page 2000 of 2000"), "{last}");
     let (_, found) = page(&gateway, "/?q=s99999.big");
     assert!(found.contains("s99999.big.mesh") && found.len() < 100_000, "{found}");
-    // The list is made once for all who ask at the same time; meanwhile the gateway answers others.
+    // The list is built once for all clients that ask at the same time; meanwhile the gateway answers other requests.
     let clients: Vec<_> = (0..30)
         .map(|_| {
             let mut client = connect(gateway.admin());

@@ -1,4 +1,5 @@
-//! Uploads over distance: what windows allow is used, what stands still is bounded, and others feel nothing of it.
+//! Uploads over a path with a long round-trip time use their whole flow-control window. The memory of stalled uploads is
+//! bounded, and they do not slow down other callers.
 
 use std::io::Write;
 use std::thread;
@@ -14,7 +15,7 @@ use crate::support::hbone::Hbone;
 
 const MIB: f64 = 1024.0 * 1024.0;
 
-/// Reads to the end and says so.
+/// Returns a backend that reads each connection to its end and then sends one byte.
 fn sink() -> Backend {
     Backend::start(|mut stream| {
         let _ = std::io::copy(&mut stream, &mut std::io::sink());
@@ -22,7 +23,7 @@ fn sink() -> Backend {
     })
 }
 
-/// MiB per second of one upload over a long way.
+/// Returns the throughput of one upload over a long distance, in MiB per second.
 fn upload(hbone: &str, length: usize) -> f64 {
     let services = service("sink.shop.mesh", 80, &sink(), "");
     let config = format!("{BASE}hbone: {{{hbone}}}\nservices:\n{services}");
@@ -38,8 +39,8 @@ fn upload(hbone: &str, length: usize) -> f64 {
     length as f64 / MIB / began.elapsed().as_secs_f64()
 }
 
-/// MiB per second of the best of a few uploads, as other tests on the machine can only slow one down; of one upload, if that is
-/// as fast as it has to be.
+/// Measures up to five uploads, because other tests on the machine can slow an upload down, and stops as soon as an upload is
+/// as fast as `needed`. Returns the best throughput in MiB per second.
 fn best(needed: f64, hbone: &str, length: usize) -> f64 {
     let mut best = 0.0_f64;
     for _ in 0..5 {
@@ -64,7 +65,7 @@ fn an_upload_over_distance_uses_its_window() {
 #[test]
 fn paused_uploads_of_one_caller_slow_nobody_else() {
     const PAUSED: u32 = 100;
-    // Its kernel takes next to nothing, so that what is sent stays with the gateway.
+    // The kernel buffers of `paused` are tiny, so that the gateway has to hold what the caller sends.
     let (echo, paused) = (Backend::echo(), stalled());
     let services = service("echo.shop.mesh", 80, &echo, "") + &service("paused.shop.mesh", 80, &paused, "");
     let config = format!("{BASE}workers: 1\nhbone: {{stalled: 2s}}\nservices:\n{services}");
@@ -101,7 +102,7 @@ fn paused_uploads_of_one_caller_slow_nobody_else() {
     );
     assert!(ended() >= 10.0, "those that are paused are");
     assert!(slowest < Duration::from_secs(2), "{slowest:?}");
-    // What one connection may hold before it is not read, and what is on its way.
+    // The limit covers the bytes that one connection may hold before the gateway stops reading it, and the bytes in flight.
     assert!(largest < 450e6, "{largest} bytes");
     pour.join().expect("no panic").expect("its connection lives");
     let wrong = |line: &serde_json::Value| line["service"] == "echo.shop.mesh" && line["reason"] != "ok";

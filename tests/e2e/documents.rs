@@ -1,5 +1,5 @@
-//! The commands of the pages, run as a reader would: the blocks `sh run` of a page in one shell, in a folder that has the
-//! page's `yaml file=NAME` blocks. Each line of a block `text` that follows has to be in what was printed.
+//! Runs the commands of the documentation as a reader would: the `sh run` blocks of a page, in one shell, in a folder with the
+//! page's `yaml file=NAME` blocks. The output must contain each line of a `text` block that follows.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -10,12 +10,12 @@ use crate::support::gateway::BINARY;
 use crate::support::markdown::{Block, split};
 use crate::support::skip;
 
-/// What a page needs around it.
+/// A page, and the setup that its commands need.
 struct Page {
     path: &'static str,
-    /// Commands before those of the page.
+    /// Commands that run before those of the page.
     before: &'static str,
-    /// Texts of the page that the test replaces: the page calls a site on the internet.
+    /// Texts of the page and their replacements: the page calls a site on the internet.
     replaced: &'static [(&'static str, &'static str)],
 }
 
@@ -34,7 +34,8 @@ const PAGES: [Page; 6] = [
     Page { path: "docs/operate-and-debug.md", before: "", replaced: &[] },
 ];
 
-/// A reader sees when a program has started; the shell waits: gateways until they are ready, others until they listen.
+/// Shell functions that run the commands of a page. Somebody who follows the page waits until a program has started, so these
+/// functions wait too: for gateways until they are ready, for other programs until they listen.
 const SETTING: &str = r#"
 set -euo pipefail
 exec 2>&1
@@ -60,7 +61,7 @@ openssl() { exec openssl "$@"; }
 curl() { settle; command curl "$@"; }
 "#;
 
-/// Separates what the blocks of a page print.
+/// A line between the outputs of two blocks.
 const MARK: &str = "=== end of block ";
 
 fn script(page: &Page, blocks: &[Block]) -> String {
@@ -74,7 +75,7 @@ fn script(page: &Page, blocks: &[Block]) -> String {
     script + "kill $(jobs -p) 2> /dev/null || true\n"
 }
 
-/// Runs a script in a network and a process namespace of its own; nothing of it is left afterwards.
+/// Runs a script in its own network and process namespace, so that no process survives it.
 fn run(script: &str, folder: &Path) -> (bool, String) {
     fs::write(folder.join("script.sh"), script).expect("written");
     let programs = Path::new(BINARY).parent().expect("a folder").display().to_string();
@@ -91,7 +92,7 @@ fn run(script: &str, folder: &Path) -> (bool, String) {
     (output.status.success(), text)
 }
 
-/// Returns true if a line of the output has all pieces of `wanted` in their order; `…` stands between pieces.
+/// Returns true if a line of the output contains all pieces of `wanted` in order; `…` separates the pieces.
 fn printed(output: &str, wanted: &str) -> bool {
     output.lines().any(|line| {
         let mut rest = line;

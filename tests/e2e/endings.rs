@@ -1,4 +1,5 @@
-//! How a stream ends, and what its end is called: cancelled by its caller, reset, cut by us, with a caller that is gone.
+//! How a stream ends and how the log calls its end: cancelled or reset by its caller, cut by the gateway, or with a vanished
+//! caller.
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
@@ -21,10 +22,10 @@ const NO_ERROR: u32 = 0;
 const INTERNAL_ERROR: u32 = 2;
 const CANCEL: u32 = 8;
 
-/// Where endpoints with a tunnel take connections; the address is this file's.
+/// The address of an endpoint that accepts HBONE; no other file uses this IP address.
 const NODE: &str = "127.0.82.7:15008";
 
-/// Reads each connection to its end, and tells what came and how it ended.
+/// Serves connections, reads each to its end, and sends the bytes and the kind of end over the channel.
 fn reading(listener: TcpListener) -> (Backend, Receiver<(Vec<u8>, End)>) {
     let (tell, told) = channel();
     let tell = Mutex::new(tell);
@@ -40,7 +41,7 @@ fn gateway(hbone: &str, plain: &Backend, more: &str) -> Gateway {
     Gateway::start_in(folder(), &format!("{BASE}hbone: {{{hbone}}}\nservices:\n{services}"), &[])
 }
 
-/// A service whose endpoint takes HBONE at the address of [`NODE`].
+/// Returns a service whose endpoint accepts HBONE at the IP address of `node`.
 fn tunnelled(node: SocketAddr) -> String {
     format!(
         "  - hostname: node.shop.mesh\n    namespace: shop\n    ports: [{{name: p, port: 80}}]\n    \
@@ -49,7 +50,7 @@ fn tunnelled(node: SocketAddr) -> String {
     )
 }
 
-/// Streams of one connection, one after the other.
+/// A caller that opens streams on one connection, one after another.
 struct Caller {
     raw: Frames,
     next: u32,
@@ -60,7 +61,7 @@ impl Caller {
         Self { raw: Frames::connect(gateway.listener("hbone"), caller()).expect("let in"), next: 1 }
     }
 
-    /// A stream that was answered.
+    /// Opens a stream, and returns its ID once the gateway has answered.
     fn open(&mut self, authority: &str) -> u32 {
         let id = self.next;
         self.next += 2;
@@ -69,7 +70,7 @@ impl Caller {
         id
     }
 
-    /// Sends so much, and the reset behind it, in one piece.
+    /// Sends bytes and an RST_STREAM after them, in one write.
     fn send_and_reset(&mut self, id: u32, bytes: &[u8], code: u32) {
         let mut all: Vec<u8> = bytes.chunks(16 * 1024).flat_map(|piece| frame(DATA, 0, id, piece)).collect();
         all.extend(frame(RST_STREAM, 0, id, &code.to_be_bytes()));
@@ -121,21 +122,21 @@ fn a_cancelled_stream_delivers_what_its_caller_had_sent() {
     });
     assert_eq!(failures(&gateway), json!([]), "nothing has failed");
     let sent: usize = ROUNDS.iter().map(|(length, times)| length * times * 2).sum();
-    // The last lines may be on their way.
+    // The last lines of the log may arrive late.
     eventually("all bytes in the log", || {
         let up: u64 = gateway.access_log().iter().filter_map(|line| line["bytes_up"].as_u64()).sum();
         (up == 2 * sent as u64).then_some(())
     });
 }
 
-/// What comes for a stream that was cancelled is dropped, so that an endpoint that writes first gets to read.
+/// The gateway drops the bytes that arrive for a cancelled stream, so that an endpoint that writes first can go on to read.
 #[test]
 fn an_endpoint_that_writes_reads_the_end_of_a_cancelled_stream() {
     let node: SocketAddr = "127.0.82.8:15008".parse().expect("legal");
     let (tell, told) = channel();
     let tell = Mutex::new(tell);
     let _node = Backend::serve(TcpListener::bind(node).expect("the port of HBONE"), move |mut stream| {
-        // More than all buffers between it and the caller hold.
+        // The endpoint writes more than fits into all buffers between it and the caller.
         let written = stream.write_all(&vec![b'd'; 64 << 20]).is_ok();
         let (came, end) = read_out(&mut stream);
         let _ = tell.lock().expect("not poisoned").send((written, came.len(), end));
@@ -159,7 +160,7 @@ fn a_reset_is_a_reset_and_listed() {
     assert_eq!(told.recv_timeout(Duration::from_secs(20)).expect("an end").1, End::Reset);
     gateway.logged("its end", |line| line["reason"] == "client_reset");
     eventually("the failure", || (failures(&gateway)[0]["reason"] == "client_reset").then_some(()));
-    // The whole connection lost is a reset too, of each of its streams.
+    // When the caller's connection is lost, the endpoint of each of its streams gets a reset, too.
     caller.open("node.shop.mesh:80");
     drop(caller);
     assert_eq!(told.recv_timeout(Duration::from_secs(20)).expect("an end").1, End::Reset);
@@ -197,7 +198,7 @@ fn a_caller_that_answers_no_ping_is_gone() {
     drop(frozen);
 }
 
-/// Real callers take CANCEL and NO_ERROR for the end of what there is.
+/// Callers take CANCEL and NO_ERROR for a regular end of the data, so the gateway must send neither.
 #[test]
 fn a_stream_that_the_gateway_cuts_does_not_look_complete() {
     let echo = Backend::echo();

@@ -1,4 +1,4 @@
-//! Endpoints that are dead, silent or resetting: no call is lost, the bad one is left out and comes back.
+//! Endpoints that are dead, silent or resetting: no call is lost, and the bad endpoint is ejected and later used again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +19,7 @@ fn config(good: std::net::SocketAddr, bad: std::net::SocketAddr, more: &str) -> 
     )
 }
 
-/// Makes 200 calls, a few at a time; every one must be answered by the good endpoint.
+/// Makes 200 calls, a few at a time; the good endpoint must answer every one.
 fn call_200(gateway: &Gateway) {
     let address = gateway.listener("default");
     thread::scope(|scope| {
@@ -95,7 +95,7 @@ fn an_endpoint_that_recovers_is_used_again() {
     eventually("it is used again", || (one_call() == "back:x").then_some(()));
 }
 
-/// Every way in which no endpoint can be had, with its reason and the alert that the client reads.
+/// Every way in which the only endpoint can fail, with the reason and the alert that the client receives.
 #[test]
 fn the_last_failure_is_the_reason() {
     let silent = Silent::new();
@@ -121,7 +121,7 @@ fn the_last_failure_is_the_reason() {
     }
 }
 
-/// A port chosen by the kernel is not known when the file is checked; it is when the endpoint is dialled.
+/// The check of the config cannot know a port that the kernel chooses; the gateway knows it when it dials the endpoint.
 #[test]
 fn the_gateway_never_dials_itself() {
     let gateway = Gateway::start("listen: \"127.0.0.1:0\"\nroutes: {other.test: \"127.0.0.1:9\"}\n");

@@ -1,5 +1,5 @@
-//! Federation with a real client: an Envoy of east calls a service of west, by mutual TLS from end to end. All it is told is what east's
-//! gateway gives it over xDS; west's roots have come to east with the peer.
+//! Federation with a real client: an Envoy of east calls a service of west, with mutual TLS from end to end. Envoy learns
+//! everything from east's gateway over xDS, also west's roots, which the peer has sent to east.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,7 +18,8 @@ use crate::support::pki::Pki;
 
 const WEB: &str = "spiffe://east.example/ns/front/sa/web";
 
-/// A workload of west: it shows a certificate of this authority, and lets in callers of east.
+/// Returns a workload with an identity of west. `authority` issues the workload's certificate. The workload accepts callers
+/// whose certificates chain to `east`.
 fn workload(name: &'static str, authority: &Pki, east: &Pki) -> Backend {
     let mut roots = RootCertStore::empty();
     roots.add(east.ca_der()).expect("a root");
@@ -27,7 +28,7 @@ fn workload(name: &'static str, authority: &Pki, east: &Pki) -> Backend {
     let config = ServerConfig::builder().with_client_cert_verifier(verifier);
     let config = Arc::new(config.with_single_cert(vec![issued.certificate], issued.key).expect("a server"));
     Backend::start_at("127.0.0.1:0".parse().expect("an address"), move |stream| {
-        // How a connection ends is the caller's to judge.
+        // Errors are ignored here, because the client's checks detect them.
         let _ = answer(stream, config.clone(), name);
     })
 }
@@ -40,7 +41,7 @@ fn service(name: &str, backend: &Backend) -> String {
     )
 }
 
-/// An Envoy of an organisation with a listener for each of these services of west.
+/// Starts an Envoy of an organisation with a listener for each of these services of west.
 fn client(binary: &std::ffi::OsString, of: &Organisation, control: SocketAddr, services: &[&str]) -> Envoy {
     let folder = tempfile::tempdir().expect("a folder");
     let issued = of.pki.issue(&[], Some(WEB));
@@ -68,7 +69,7 @@ fn an_envoy_of_east_reaches_a_workload_of_west_by_mutual_tls_and_nobody_who_is_n
     let Some(binary) = envoy() else { return };
     let pair = Pair::new();
     let ratings = workload("ratings", &pair.west.pki, &pair.east.pki);
-    // East's authority says that this is a workload of west.
+    // The certificate of this workload has an identity of west, but is issued by east's authority.
     let forged = workload("forged", &pair.east.pki, &pair.east.pki);
     let services = format!("services:\n{}{}", service("ratings", &ratings), service("forged", &forged));
     let west = pair.start_west(&services);
@@ -91,7 +92,7 @@ fn an_envoy_of_east_reaches_a_workload_of_west_by_mutual_tls_and_nobody_who_is_n
         (&line["peer"], &line["reason"], &line["service"]),
         (&"east".into(), &"ok".into(), &"ratings.pay.svc.cluster.local".into())
     );
-    // The roots of west alone vouch for its workloads.
+    // Envoy accepts only west's roots for workloads of west.
     let answered = call(&mut connect(envoy.listener("forged")), "hello").unwrap_or_default();
     assert_eq!(answered, "", "a certificate of another authority is refused");
     assert_eq!(call(&mut connect(listener), "hello").ok(), Some(format!("ratings {WEB}")));

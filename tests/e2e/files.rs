@@ -1,4 +1,4 @@
-//! Files that are no config: special ones, endless ones, and secrets, which are not to be shown to whoever reads the log.
+//! Files that are no configs: special files, endless files, and files with secrets, which must not appear in a log.
 
 use std::io::Write;
 use std::path::Path;
@@ -10,7 +10,7 @@ fn isthmus(arguments: &[&str], input: &str) -> Output {
     let mut command = Command::new(BINARY);
     command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("the binary starts");
-    // It may end before it has read everything.
+    // The write may fail, because the program may end before it has read everything.
     let _ = child.stdin.take().expect("piped").write_all(input.as_bytes());
     child.wait_with_output().expect("it ends")
 }

@@ -1,4 +1,4 @@
-//! HBONE: who may come in, what is answered, and that bytes flow both ways to their very end.
+//! HBONE: who is admitted, how requests are answered, and that bytes flow in both directions until the end of the stream.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -14,7 +14,7 @@ use crate::support::pki::{PKI, Pki};
 pub(crate) const CALLER: &str = "spiffe://cluster.local/ns/shop/sa/cart";
 pub(crate) const OWN: &str = "spiffe://cluster.local/ns/istio-system/sa/eastwest";
 
-/// A folder with the gateway's identity and roots.
+/// Returns a folder with the gateway's identity and roots.
 pub(crate) fn folder() -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     let own = PKI.issue(&[], Some(OWN));
@@ -46,7 +46,7 @@ pub(crate) fn caller() -> std::sync::Arc<rustls::ClientConfig> {
     client(Some(PKI.issue(&[], Some(CALLER))), &["h2"])
 }
 
-/// Serves `echo.shop.mesh:80` alone.
+/// Starts a gateway that serves only `echo.shop.mesh:80`.
 pub(crate) fn gateway(echo: &Backend) -> Gateway {
     let services = service("echo.shop.mesh", 80, echo, "");
     Gateway::start_in(folder(), &format!("{BASE}services:\n{services}"), &[])
@@ -63,7 +63,7 @@ fn a_stream_is_an_end_to_end_connection() {
     assert_eq!(second.echo("world"), Ok("world".to_owned()));
     let large = "x".repeat(200_000);
     assert_eq!(second.echo(&large).map(|text| text.len()), Ok(200_000));
-    // Half-close reaches the endpoint, whose FIN ends the stream.
+    // The gateway passes the half-close on to the endpoint, and the endpoint's FIN ends the stream.
     first.end();
     assert_eq!(first.read(1), Ok(Vec::new()));
     drop((first, second));
@@ -134,7 +134,7 @@ fn each_request_gets_its_answer() {
         Request::connect("echo.shop.mesh:80").header("x-istio-source", "a").header("x-istio-source", "b");
     let (status, _) = hbone.ask(twice.body(()).expect("a request")).err().unwrap_or_default();
     assert_eq!(status, StatusCode::BAD_REQUEST);
-    // The log says what the caller is not told.
+    // Only the log says why the gateway refused.
     gateway.logged("the hidden one", |line| {
         line["reason"] == "not_exported" && line["authority"] == "hidden.shop.mesh:80"
     });
@@ -171,7 +171,7 @@ fn only_proven_members_of_the_mesh_come_in() {
         assert_eq!(line["reason"], reason, "{what}: {line}");
     }
     assert_eq!(enter(caller()), None);
-    // Plain bytes are told nothing.
+    // A client that does not speak TLS receives no bytes.
     let mut plain = TcpStream::connect(address).expect("connected");
     plain.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").expect("sent");
     assert_eq!(plain.read_to_end(&mut Vec::new()).unwrap_or(0), 0);

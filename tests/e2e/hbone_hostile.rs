@@ -1,5 +1,6 @@
-//! Callers by HBONE that stand still, flood, or break the protocol: each is bounded and counted, and an innocent one
-//! beside it goes on, on the same connection where the fault is a stream's, on another where it is a connection's.
+//! HBONE callers that stall, flood, or break the protocol. The gateway bounds and counts each of these faults, and they do not
+//! disturb other callers. If the fault concerns a single stream, it does not disturb other streams of the same connection
+//! either.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -23,7 +24,7 @@ use crate::support::{PATIENCE, eventually};
 
 const ENHANCE_YOUR_CALM: u32 = 0xb;
 
-/// Takes connections and reads nothing, with as small a buffer as the kernel gives.
+/// Returns a backend that accepts connections and reads nothing, with as small a receive buffer as the kernel allows.
 pub(crate) fn stalled() -> Backend {
     use socket2::{Domain, Socket, Type};
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
@@ -49,7 +50,7 @@ fn echoes(stream: &mut Stream, times: usize) {
     }
 }
 
-/// Sends until nothing more is taken for a while; the bytes sent.
+/// Sends until the stream accepts nothing more for 300 ms; returns the number of bytes sent.
 fn fill(stream: &mut Stream) -> usize {
     let piece = Bytes::from(vec![b'x'; 64 * 1024]);
     let mut sent = 0;
@@ -91,7 +92,7 @@ fn a_stream_of_tiny_frames_that_stands_still_is_reset_alone() {
     let mut raw = Frames::connect(gateway.listener("hbone"), caller()).expect("let in");
     raw.send(&connect(1, "echo.shop.mesh:80")).expect("sent");
     raw.send(&connect(3, "stalled.shop.mesh:80")).expect("sent");
-    // What the kernel takes goes first, in large frames; the tiny ones are held.
+    // The large frames fill the kernel's buffers, so that the gateway has to hold the tiny ones.
     let large = frame(DATA, 0, 3, &[b'x'; 16 * 1024]);
     (0..160).for_each(|_| raw.send(&large).expect("sent"));
     let tiny = frame(DATA, 0, 3, b"x").repeat(1_000);
@@ -114,7 +115,7 @@ fn a_stream_of_tiny_frames_that_stands_still_is_reset_alone() {
     assert!(resident < 200e6, "{resident} bytes");
 }
 
-/// Takes so many connections, and reads nothing until it is told to; then everything.
+/// Returns a backend that accepts this number of connections, waits for the barrier without reading, and then reads everything.
 fn late(connections: usize) -> (Backend, Arc<Barrier>) {
     let told = Arc::new(Barrier::new(connections + 1));
     let wait = told.clone();
@@ -127,10 +128,11 @@ fn late(connections: usize) -> (Backend, Arc<Barrier>) {
 
 #[test]
 fn what_a_worker_holds_is_bounded_and_its_connections_go_on_once_it_is_gone() {
-    // One connection alone is not read any more before all of them are.
+    // The test fills several connections, because the gateway stops reading a full connection before it stops reading all
+    // connections of the worker.
     const FULL: usize = 8;
     let (echo, (late, told)) = (Backend::echo(), late(FULL));
-    // So long between pings that none has the connection looked after.
+    // The interval of pings is so long that no ping wakes a connection during the test.
     let limits = "streamWindow: 4MiB, connectionWindow: 16MiB, heldPerWorker: 64KiB, pingInterval: 10m";
     let workers = "workers: 1\n";
     let services = service("echo.shop.mesh", 80, &echo, "") + &service("late.shop.mesh", 80, &late, "");
@@ -141,7 +143,7 @@ fn what_a_worker_holds_is_bounded_and_its_connections_go_on_once_it_is_gone() {
     let other = Hbone::connect(gateway.listener("hbone"), caller()).expect("let in");
     let mut streams: Vec<Stream> =
         full.iter().map(|full| full.open("late.shop.mesh:80").expect("admitted")).collect();
-    // At the same time: those that stand still for two seconds are ended.
+    // All streams are filled at the same time, because a stream that stalls for two seconds is ended.
     thread::scope(|scope| {
         let filled: Vec<_> = streams.iter_mut().map(|stream| scope.spawn(|| fill(stream))).collect();
         for sent in filled {
@@ -160,7 +162,8 @@ fn what_a_worker_holds_is_bounded_and_its_connections_go_on_once_it_is_gone() {
     assert!(streams.iter_mut().all(|stream| stream.write(b"more").is_ok()));
 }
 
-/// What a hostile connection gets for its trouble, while an innocent one goes on.
+/// Runs an attack on a new connection, checks that an innocent connection works meanwhile, and returns the error code of the
+/// GOAWAY that the attacker receives.
 #[track_caller]
 fn ends(gateway: &Gateway, attack: impl FnOnce(&mut Frames)) -> Option<u32> {
     let address = gateway.listener("hbone");
@@ -182,7 +185,7 @@ fn floods_of_frames_end_the_connection_that_sends_them() {
     let flood = |bytes: Vec<u8>, times: usize| {
         move |hostile: &mut Frames| {
             for _ in 0..times {
-                // It may be closed before all of it is sent.
+                // A send may fail, because the gateway may close the connection before it has read everything.
                 if hostile.send(&bytes).is_err() {
                     return;
                 }
@@ -207,7 +210,7 @@ fn floods_of_frames_end_the_connection_that_sends_them() {
             }
         }
     };
-    // It goes on sending, so that the error may be lost to a reset of TCP.
+    // The attacker goes on sending, so a TCP reset may destroy the GOAWAY.
     assert!(ends(&gateway, rapid).is_none_or(|code| code == ENHANCE_YOUR_CALM), "rapid reset");
     gateway.logged("rapid reset", |line| {
         line["detail"]
@@ -299,7 +302,7 @@ fn a_client_that_is_silent_is_asked_and_given_up() {
         (gateway.metric("isthmus_hbone_connections_total", &["reason=\"client_gone\""]) == 1.0).then_some(())
     });
     assert_eq!(alive.ended(), None, "who answers is left alone");
-    // One that begins TLS and goes no further.
+    // This client sends its TLS hello and nothing more.
     let mut half = TcpStream::connect(address).expect("connected");
     let mut connection =
         rustls::ClientConnection::new(caller(), rustls::pki_types::ServerName::from(address.ip()))
@@ -357,13 +360,13 @@ fn a_client_that_reads_nothing_of_its_downloads_is_bounded() {
     let innocent = Hbone::connect(address, caller()).expect("let in");
     let mut stream = innocent.open("echo.shop.mesh:80").expect("admitted");
     let mut raw = Frames::connect(address, caller()).expect("let in");
-    // Windows as large as they can be, so that nothing but our own bounds stops the gateway.
+    // The client opens its windows as far as possible, so that only the gateway's own limits bound what it reads.
     raw.send(&frame(SETTINGS, 0, 0, &[0, 4, 0x7f, 0xff, 0xff, 0xff])).expect("sent");
     raw.send(&frame(WINDOW_UPDATE, 0, 0, &0x7fff_0000_u32.to_be_bytes())).expect("sent");
     for id in 0..STREAMS {
         raw.send(&connect(2 * id + 1, "stalled.shop.mesh:80")).expect("sent");
     }
-    // Beyond a MiB that waits for the client's socket, nothing is read from the endpoints.
+    // While about a MiB waits for the client's socket, the gateway reads nothing more from the endpoints.
     gateway
         .logged("the end", |line| line["reason"] == "stalled" && line["authority"] == "stalled.shop.mesh:80");
     let resident = gateway.metric("process_resident_memory_bytes", &[]);
@@ -379,13 +382,13 @@ fn an_upload_that_is_given_up_is_noticed_while_its_endpoint_takes_nothing() {
     let mut raw = Frames::connect(gateway.listener("hbone"), caller()).expect("let in");
     raw.send(&connect(1, "stalled.shop.mesh:80")).expect("sent");
     raw.until(HEADERS).expect("admitted");
-    // More than the kernel takes for an endpoint that does not read.
+    // These are more bytes than the kernel buffers for an endpoint that does not read.
     let piece = frame(DATA, 0, 1, &[b'u'; 16_384]);
     for _ in 0..200 {
         raw.send(&piece).expect("sent");
     }
     raw.send(&frame(DATA, END_STREAM, 1, b"")).expect("sent");
-    // So that the end is read before the reset comes.
+    // A pause, so that the gateway reads the END_STREAM before the reset.
     thread::sleep(Duration::from_millis(300));
     raw.send(&frame(RST_STREAM, 0, 1, &8_u32.to_be_bytes())).expect("sent");
     let line = gateway.logged("the end", |line| line["authority"] == "stalled.shop.mesh:80");
@@ -401,7 +404,7 @@ fn requests_that_are_none_cost_their_stream_alone() {
     let head = |id: u32, headers: &[(&str, &str)]| frame(HEADERS, END_HEADERS, id, &block(headers));
     let echo_at = (":authority", "echo.shop.mesh:80");
     for (id, headers) in [
-        // RFC 8441, which we do not speak.
+        // An extended CONNECT (RFC 8441), which the gateway does not support.
         (
             1,
             &[

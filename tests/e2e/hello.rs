@@ -1,5 +1,5 @@
-//! The verdict on a hello as a client and an operator see it: the corpus over real sockets, each alert, and what
-//! is said of clients that go.
+//! The verdict on a hello, as a client and an operator observe it: the corpus over real sockets, the alert for each reason, and
+//! the log entries about clients that disconnect.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,13 +24,13 @@ mod random;
 
 use random::Random;
 
-/// A segment at an MTU of 1500 with TCP timestamps.
+/// The size of a TCP segment in bytes, with an MTU of 1500 and TCP timestamps.
 const SEGMENT: usize = 1448;
-/// Streams that are sent byte by byte.
+/// The largest stream that is also sent byte by byte, in bytes.
 const BYTEWISE_MAX: usize = 600;
-/// In the config below: long beside what a client needs to send a hello byte by byte.
+/// The timeout in the config below; much longer than a client needs to send a hello byte by byte.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(3);
-/// What clients do at a time.
+/// The number of clients at the same time.
 const CLIENTS: usize = 24;
 
 /// One file of `tests/corpus`.
@@ -42,9 +42,9 @@ struct Case {
 
 #[derive(Clone, Debug)]
 enum Expected {
-    /// Passed on, with this name and this list in the log.
+    /// The connection is passed on, and the log has this name and this ALPN list.
     Admitted { sni: String, alpn: Option<String> },
-    /// Ended with this reason.
+    /// The connection ends with this reason.
     Refused(String),
 }
 
@@ -77,7 +77,7 @@ fn parse(text: &str) -> Case {
     }
 }
 
-/// `\xNN` is the byte NN, everything else itself.
+/// Returns the bytes of a text: `\xNN` is the byte NN, any other character is itself.
 fn unescape(text: &str) -> Vec<u8> {
     let mut parts = text.split("\\x");
     let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
@@ -89,7 +89,7 @@ fn unescape(text: &str) -> Vec<u8> {
     bytes
 }
 
-/// A way to send a stream: the ends of its pieces, and the rest between two of them.
+/// A way to send a stream: the offsets at which its pieces end, and the pause after each piece.
 struct Cut {
     how: String,
     ends: Vec<usize>,
@@ -107,7 +107,7 @@ fn cuts(case: &Case) -> Vec<Cut> {
     if (2..=BYTEWISE_MAX).contains(&length) {
         cuts.push(cut("byte by byte", (1..=length).collect(), 50));
     }
-    // A seed of its own for each file, the same in each run.
+    // The seed depends only on the file's name, so it is the same in each run.
     let seed = case.name.bytes().fold(0, |seed: u64, byte| seed.wrapping_mul(31).wrapping_add(byte.into()));
     for seed in [seed, seed + 1].into_iter().filter(|_| length > 1) {
         cuts.push(cut(&format!("random cuts of seed {seed}"), Random::new(seed).cuts(length), 500));
@@ -115,7 +115,7 @@ fn cuts(case: &Case) -> Vec<Cut> {
     cuts
 }
 
-/// A client that was served, for comparison with the log.
+/// A finished client, to be compared with the log.
 struct Done {
     what: String,
     source: SocketAddr,
@@ -123,7 +123,7 @@ struct Done {
     sent: usize,
 }
 
-/// Routes for all names that the corpus admits.
+/// Returns a config with routes for all names that the corpus admits.
 fn corpus_config(backend: SocketAddr) -> String {
     let port = backend.port();
     format!(
@@ -198,7 +198,7 @@ fn by_source(lines: &[Value]) -> BTreeMap<String, Value> {
     lines.iter().map(|line| (line["source"].as_str().expect("a source").to_owned(), line.clone())).collect()
 }
 
-/// Sends a stream in pieces, and checks all that a client can see of the verdict.
+/// Sends a stream in pieces, and checks everything that a client can observe of the verdict.
 fn be_client(address: SocketAddr, case: &Case, cut: &Cut) -> Done {
     let what = format!("{}, {}", case.name, cut.how);
     let mut client = connect(address);
@@ -207,7 +207,7 @@ fn be_client(address: SocketAddr, case: &Case, cut: &Cut) -> Done {
     let mut sent = send(&mut client, &case.stream, cut);
     match &case.expected {
         Expected::Admitted { .. } => {
-            // What follows the hello is the endpoint's too.
+            // The bytes after the hello reach the endpoint, too.
             let more = Random::new(7).bytes(5000);
             client.write_all(&more).expect("sent");
             client.shutdown(Shutdown::Write).expect("shut");
@@ -236,7 +236,7 @@ fn be_client(address: SocketAddr, case: &Case, cut: &Cut) -> Done {
     Done { what, source, expected: case.expected.clone(), sent }
 }
 
-/// Sends until the other side has had enough; the number of bytes sent.
+/// Sends until the gateway accepts no more; returns the number of bytes sent.
 fn send(client: &mut TcpStream, stream: &[u8], cut: &Cut) -> usize {
     let mut sent = 0;
     for end in &cut.ends {
@@ -251,7 +251,7 @@ fn send(client: &mut TcpStream, stream: &[u8], cut: &Cut) -> usize {
     sent
 }
 
-/// What the log says of a client that was served.
+/// Compares the log line about a client with the expected verdict.
 fn compare(done: &Done, line: Option<&Value>) {
     if done.is_probe() {
         assert!(line.is_none(), "{}: a probe is logged: {line:?}", done.what);
@@ -275,7 +275,7 @@ fn compare(done: &Done, line: Option<&Value>) {
     }
 }
 
-/// The alert for a reason, as SPEC §3.3 has it.
+/// Returns the alert for a reason, as SPEC §3.3 defines it.
 fn description(reason: &str) -> u8 {
     match reason {
         "bad_hello" => 50,
@@ -383,11 +383,11 @@ exports: [{services: [shown.shop.svc.cluster.local]}]
 fn a_client_that_goes_on_sending_still_reads_its_alert() {
     let gateway = Gateway::start("listen: \"127.0.0.1:0\"\nroutes: {\"*\": 127.0.0.9:1}\n");
     let bad = corpus().into_iter().find(|case| case.name == "sni-twice").expect("a bad hello");
-    // All of it before the answer can be there.
+    // This client sends everything before it can receive the alert.
     let mut eager = connect(gateway.listener("default"));
     eager.write_all(&[&bad.stream[..], &[0; 60 * 1024]].concat()).expect("taken");
     assert_eq!(read_out(&mut eager), (alert(50), End::Fin));
-    // And all of it after the answer is there.
+    // This client sends most of its bytes after it has received the alert.
     let mut late = connect(gateway.listener("default"));
     late.write_all(&bad.stream).expect("sent");
     late.peek(&mut [0]).expect("the alert");
@@ -403,7 +403,7 @@ fn a_refused_client_is_not_waited_for() {
     let mut client = connect(gateway.listener("default"));
     client.write_all(&raw::hello(b"nobody.test")).expect("sent");
     client.read_exact(&mut [0; 7]).expect("the alert");
-    // It keeps its side open: after a second it is let go, and what it sends is answered by a reset.
+    // The client keeps its connection open: the gateway closes after a second, and answers further bytes with a reset.
     let began = Instant::now();
     eventually("a reset", || client.write_all(b"still here").is_err().then_some(()));
     assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());

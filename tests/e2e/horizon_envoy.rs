@@ -1,5 +1,6 @@
-//! Split horizon with a real client: an Envoy on net-east that learns by delta ADS where a service is, in the east by
-//! address and in the west behind its gateway. Two processes of ours: the control plane, and the gateway of the west.
+//! Split horizon with a real client: an Envoy on net-east learns by delta ADS the endpoints of a service, those in the east by
+//! address and those in the west behind the west's gateway. Two processes of Isthmus run: the control plane, and the west's
+//! gateway.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -25,11 +26,11 @@ use crate::support::{eventually, skip};
 const CLIENT_ID: &str = "spiffe://cluster.local/ns/front/sa/web";
 const SERVER_ID: &str = "spiffe://cluster.local/ns/shop/sa/checkout";
 pub(crate) const CHECKOUT: &str = "outbound|443||checkout.shop.svc.cluster.local";
-/// Services that nobody calls, so that there is something to be told of that does not change.
+/// The number of services that are not called, so that most of what Envoy subscribes to does not change.
 const OTHERS: usize = 20;
-/// Calls over which the split is measured.
+/// The number of calls over which the split is measured.
 const CALLS: usize = 2000;
-/// Of calls that go on while something happens: how many at once, and how long each caller rests.
+/// The number of callers in the background, and the pause after each call.
 const CALLERS: (usize, Duration) = (2, Duration::from_millis(4));
 
 pub(crate) fn envoy() -> Option<OsString> {
@@ -42,16 +43,17 @@ pub(crate) fn envoy() -> Option<OsString> {
 
 // The endpoints.
 
-/// An endpoint of the mesh on loopback.
+/// Starts an endpoint of the mesh on loopback.
 fn endpoint(name: &'static str, identity: &str) -> Backend {
     endpoint_at("127.0.0.1:0".parse().expect("an address"), name, identity)
 }
 
-/// An endpoint of the mesh that wants a client certificate, and answers a line with its name and the identity it saw.
+/// Starts an endpoint of the mesh. It requires a client certificate, and answers a line with its own name and the client's
+/// identity.
 pub(crate) fn endpoint_at(address: SocketAddr, name: &'static str, identity: &str) -> Backend {
     let config = PKI.mutual_server("checkout.shop.svc.cluster.local", identity);
     Backend::start_at(address, move |stream| {
-        // How a connection ends is the caller's to judge.
+        // Errors are ignored here, because the client's checks detect them.
         let _ = answer(stream, config.clone(), name);
     })
 }
@@ -71,14 +73,14 @@ pub(crate) fn answer(stream: std::net::TcpStream, config: Arc<ServerConfig>, nam
     Ok(())
 }
 
-/// The URI in a certificate: a general name with tag 6 (RFC 5280 §4.2.1.6), short enough for a length of one byte.
+/// Returns the URI in a certificate: a general name with tag 6 (RFC 5280 §4.2.1.6) whose length fits into one byte.
 fn uri(certificate: &[u8]) -> Option<String> {
     let at = certificate.windows(9).position(|window| window == b"spiffe://")?;
     let length = usize::from(certificate[at - 1]);
     (certificate[at - 2] == 0x86).then(|| String::from_utf8_lossy(&certificate[at..at + length]).into_owned())
 }
 
-/// An endpoint as a registry tells of it.
+/// An endpoint as a registry lists it.
 #[derive(Clone, Copy)]
 struct Told {
     address: SocketAddr,
@@ -91,7 +93,7 @@ fn told(backend: &Backend, zone: &'static str, weight: u32) -> Told {
     Told { address: backend.address, zone, weight, health: "healthy" }
 }
 
-/// An item of a registry's list; `more` goes to every endpoint.
+/// Returns an item of a registry's `services` list; `more` is further keys of every endpoint.
 fn service(name: &str, port: &str, endpoints: &[Told], more: &str) -> String {
     let mut text = format!(
         "  - hostname: {name}.shop.svc.cluster.local\n    namespace: shop\n    ports: [{{name: p, port: 443, {port}}}]\n    endpoints:\n"
@@ -113,7 +115,7 @@ fn checkout(endpoints: &[Told]) -> String {
 
 // The mesh.
 
-/// What runs: the registries' folder, the two gateways, and the client.
+/// The running parts: the registries' folder, the control plane, the west's gateway, and the client.
 struct Mesh {
     envoy: Envoy,
     control: Gateway,
@@ -122,7 +124,7 @@ struct Mesh {
 }
 
 impl Mesh {
-    /// Starts everything with what the registries list, and an Envoy with a listener for each of these services.
+    /// Starts both gateways with these registries, and an Envoy with a listener for each of these services.
     fn start(binary: &OsString, east: &str, west: &str, services: &[&str]) -> Self {
         let registries = tempfile::tempdir().expect("a folder");
         put(registries.path(), "east.yaml", east);
@@ -133,7 +135,7 @@ impl Mesh {
         Self { envoy, control, west, registries }
     }
 
-    /// Ends the control plane without a word, and starts another in its place.
+    /// Kills the control plane, and starts another at the same address.
     fn restart_control(&mut self) {
         let address = self.control.listener("xds").to_string();
         let config = control_plane(self.registries.path(), self.west.listener("mesh"), &address);
@@ -141,13 +143,13 @@ impl Mesh {
         self.control = Gateway::start(&config);
     }
 
-    /// Puts another registry of the west in place of the one there is; when that was.
+    /// Replaces the registry of the west; returns the time of the replacement.
     fn tell_west(&self, endpoints: &[Told]) -> Instant {
         put(self.registries.path(), "west.yaml", &checkout(endpoints));
         Instant::now()
     }
 
-    /// How long from `since` until Envoy has these weights for the service's hosts.
+    /// Waits until Envoy has these weights for the service's hosts; returns the time since `since`.
     #[track_caller]
     fn shown_after(&self, since: Instant, expected: &BTreeMap<SocketAddr, u32>) -> Duration {
         let deadline = since + Duration::from_secs(10);
@@ -200,7 +202,7 @@ fn control_plane(registries: &Path, gateway: SocketAddr, xds: &str) -> String {
     )
 }
 
-/// An Envoy that asks for everything in a form of the protocol, with a listener for each of these services.
+/// Starts an Envoy that subscribes with a variant of ADS (`form`) and has a listener for each of these services.
 pub(crate) fn client(binary: &OsString, control: SocketAddr, services: &[&str], form: &str) -> Envoy {
     let folder = tempfile::tempdir().expect("a folder");
     let issued = PKI.issue(&[], Some(CLIENT_ID));
@@ -233,7 +235,7 @@ const LISTENER: &str = r#"
 
 struct Call {
     began: Instant,
-    /// The endpoint, where the call was answered by one that saw Envoy's certificate.
+    /// The name of the endpoint that answered after it saw Envoy's certificate; otherwise an error.
     endpoint: Result<String, String>,
 }
 
@@ -249,7 +251,7 @@ fn call_once(listener: SocketAddr) -> Call {
     Call { began, endpoint }
 }
 
-/// Calls a listener of Envoy so often, and counts the answers of each endpoint. No call may fail.
+/// Calls a listener of Envoy `calls` times, and counts the answers of each endpoint. No call may fail.
 #[track_caller]
 pub(crate) fn counted(listener: SocketAddr, calls: usize) -> BTreeMap<String, usize> {
     let lane = |_| thread::spawn(move || (0..calls / 4).map(|_| call_once(listener)).collect::<Vec<_>>());
@@ -261,7 +263,7 @@ pub(crate) fn counted(listener: SocketAddr, calls: usize) -> BTreeMap<String, us
     counts
 }
 
-/// Calls that go on in the background.
+/// Calls in the background.
 struct Traffic {
     stop: Arc<AtomicBool>,
     callers: Vec<JoinHandle<Vec<Call>>>,
@@ -285,7 +287,7 @@ impl Traffic {
         Self { stop, callers }
     }
 
-    /// Ends them; all of them, of which none has failed.
+    /// Stops the callers; returns all calls, after checking that none has failed.
     #[track_caller]
     fn end(self) -> Vec<Call> {
         self.stop.store(true, Ordering::Relaxed);
@@ -314,7 +316,7 @@ fn envoy_splits_its_calls_by_what_stands_behind_each_of_its_hosts() {
         &checkout(&[told(&far[0], "west/a", 1), told(&far[1], "west/b", 1), told(&far[2], "west/c", 3)]),
         &["checkout"],
     );
-    // Three zones behind one gateway are one host, with the weight of all of them.
+    // Three zones behind one gateway are one host with their total weight.
     let gateway = mesh.west.listener("mesh");
     let expected = BTreeMap::from([(near[0].address, 3), (near[1].address, 2), (gateway, 5)]);
     assert_eq!(mesh.envoy.weights(CHECKOUT), expected);
@@ -334,7 +336,7 @@ fn envoy_splits_its_calls_by_what_stands_behind_each_of_its_hosts() {
         assert!((share(names) - weight).abs() < 0.03, "{names:?}: {} instead of {weight}", share(names));
     }
     assert_eq!(counts.len(), 5, "{counts:?}");
-    // Who is in the west was met by the gateway alone, by the mesh name.
+    // Every call to the west came through its gateway, with the mesh name as SNI.
     let through = (west * CALLS as f64).round();
     let ended = || mesh.west.metric("isthmus_connections_total", &["reason=\"ok\""]);
     eventually("the ends of the calls", || (ended() == through).then_some(()));
@@ -379,16 +381,16 @@ fn what_changes_in_the_west_shows_at_envoy_at_once_and_no_call_fails() {
             withdrawn.push((since, Instant::now()));
         }
     }
-    // Weights that follow closely upon one another are not held back from Envoy's workers.
+    // Envoy applies updates at once, also if they follow each other closely: it merges none of them.
     assert_eq!(mesh.envoy.stat("cluster_manager.cluster_updated_via_merge"), 0);
     for (what, times) in &times {
         eprintln!("{what}: shown after {times:?}");
-        // One look is enough to see that nothing waits; the machine may be busy at the others.
+        // A single fast update shows that nothing delays updates on purpose; a busy machine may slow down the others.
         assert!(times.iter().min() < Some(&Duration::from_millis(100)), "{what}: {times:?}");
         assert!(times.iter().max() < Some(&Duration::from_secs(3)), "{what}: {times:?}");
     }
 
-    // One endpoint in place of another: those in the east have no news of it.
+    // One endpoint replaces another with the same weight: Envoy in the east receives no update.
     let pushes = (mesh.pushes("eds"), mesh.pushes("cds"));
     let last = west.map(|one| if one.address == far[0].address { told(&far[3], "west/a", 1) } else { one });
     let (left, met) = (far[0].address.to_string(), far[3].accepted());
@@ -401,7 +403,8 @@ fn what_changes_in_the_west_shows_at_envoy_at_once_and_no_call_fails() {
     assert_eq!((mesh.pushes("eds"), mesh.pushes("cds")), pushes);
 
     let calls = traffic.end();
-    // The gateway has heard of it too: how much later than the file a call still met an endpoint that was withdrawn.
+    // Returns the time from the change of the registry file to the last call that reached the withdrawn endpoint. The west's
+    // gateway reads the same file, so it also stops sending calls there.
     let late = |(since, until): &(Instant, Instant)| {
         let meant = calls.iter().filter(|call| call.endpoint.as_deref() == Ok("west-d"));
         let while_withdrawn = meant.filter(|call| call.began > *since && call.began < *until);
@@ -445,7 +448,7 @@ fn a_restart_of_the_control_plane_costs_no_call_and_resends_nothing() {
     assert_eq!(stats(&mesh), before);
     assert_eq!(mesh.pushes("eds"), 0.0);
 
-    // It is heard of what does change.
+    // A real change is sent to Envoy.
     let since = mesh.tell_west(&[Told { weight: 2, ..west }]);
     let expected = BTreeMap::from([(near.address, 1), (mesh.west.listener("mesh"), 2)]);
     mesh.shown_after(since, &expected);
@@ -457,10 +460,10 @@ fn a_restart_of_the_control_plane_costs_no_call_and_resends_nothing() {
 #[test]
 fn envoy_refuses_an_endpoint_that_is_somebody_else() {
     let Some(binary) = envoy() else { return };
-    // Two that nobody has told the identity of: the namespace has to be the service's.
+    // The registry lists two endpoints without an identity: Envoy then accepts any identity in the service's namespace.
     let own = endpoint("east", "spiffe://cluster.local/ns/shop/sa/whoever");
     let other = endpoint("east", "spiffe://cluster.local/ns/elsewhere/sa/checkout");
-    // And one that is told of with another identity than it has.
+    // The registry lists this endpoint with another identity than its certificate has.
     let wrong = endpoint("west", "spiffe://cluster.local/ns/shop/sa/whoever");
     let list = |name, backend| service(name, "protocol: TCP", &[told(backend, "a/a", 1)], "");
     let east = list("right", &own) + &list("stranger", &other);
@@ -484,7 +487,7 @@ fn envoy_reaches_endpoints_outside_the_mesh_as_they_are() {
     let Some(binary) = envoy() else { return };
     let plain = Backend::start(|mut stream| {
         let mut said = [0; 16];
-        // A caller that has gone is seen by the caller.
+        // Errors are ignored here, because the client's checks detect them.
         let _ = stream.read(&mut said).and_then(|_| stream.write_all(b"plain\n"));
     });
     let name = "own.shop.svc.cluster.local";
@@ -494,7 +497,7 @@ fn envoy_reaches_endpoints_outside_the_mesh_as_they_are() {
     let mesh = Mesh::start(&binary, &(none + &own(&near)), &own(&far), &["plain", "own"]);
     let answer = call(&mut connect(mesh.envoy.listener("plain")), "hello").expect("answered");
     assert_eq!(answer, "plain");
-    // The TLS is the application's own, also through the gateway, which routes by the host name.
+    // The TLS is the application's own, also through the gateway, which routes by hostname.
     let mut marks: Vec<String> = (0..4)
         .map(|_| {
             let mut tls = tls(mesh.envoy.listener("own"), name).expect("a handshake");

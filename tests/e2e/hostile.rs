@@ -1,5 +1,5 @@
-//! Clients that mean harm, or behave as if: floods, drips, names made to deceive, and a process short of
-//! descriptors. What they may cost is bounded, and good clients are served meanwhile.
+//! Clients that attack or behave as if they did: floods, slow hellos, deceptive names, and a process short of descriptors.
+//! Their cost is bounded, and good clients are served meanwhile.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -22,7 +22,7 @@ const UNRECOGNIZED_NAME: u8 = 112;
 const HERE: Ipv4Addr = Ipv4Addr::LOCALHOST;
 const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 
-/// Sends a hello, and waits for it to come back from an endpoint that echoes.
+/// Sends a hello, and returns true if the endpoint's echo of it comes back.
 fn is_served(client: &mut TcpStream, name: &str) -> bool {
     let hello = raw::hello(name.as_bytes());
     let mut echoed = vec![0; hello.len()];
@@ -49,10 +49,10 @@ fn a_flood_of_silent_clients_costs_its_own_source_and_nobody_else() {
         backend.address
     ));
     let address = gateway.listener("default");
-    // It waits longest of all, but its source has only this one.
+    // This client has waited longest of all, but it is the only one of its source.
     let mut first = connect_from(ELSEWHERE, address);
     let mut flood: Vec<TcpStream> = (0..2 * CAP).map(|_| connect_from(HERE, address)).collect();
-    // The flood has 49 places beside the other source, and 48 once that has a second one.
+    // The flood may hold 49 of the 50 pending hellos beside one client of another source, and 48 beside two.
     let mut second = connect_from(ELSEWHERE, address);
     let evicted = 2 * CAP - (CAP - 2);
     eventually("the evictions", || (ended(&gateway, "limit_global") == evicted as f64).then_some(()));
@@ -62,7 +62,7 @@ fn a_flood_of_silent_clients_costs_its_own_source_and_nobody_else() {
     assert!(flood[evicted..].iter().all(is_silent), "those that came last still wait");
     assert!(is_served(&mut first, "a.test") && is_served(&mut second, "a.test"));
     assert!(is_served(&mut connect_from(ELSEWHERE, address), "a.test"));
-    // And those that were silent and kept their place are served when they speak.
+    // Clients of the flood that were not evicted are served once they send a hello.
     assert!(is_served(&mut flood[2 * CAP - 1], "a.test"));
     let lines = eventually("the log", || {
         let mut lines = gateway.access_log();
@@ -113,7 +113,7 @@ fn dripping_clients_delay_nobody_and_are_gone_at_the_deadline() {
     let hello = raw::hello(b"good.test");
     let drip = thread::spawn(move || {
         let mut clients: Vec<TcpStream> = (0..DRIPS).map(|_| connect(address)).collect();
-        // 40 bytes in four seconds: never the whole of it.
+        // Each client sends 40 bytes in four seconds, which is less than a whole hello.
         for byte in &hello[..40] {
             clients.iter_mut().for_each(|client| drop(client.write_all(&[*byte])));
             thread::sleep(Duration::from_millis(100));
@@ -133,7 +133,7 @@ fn dripping_clients_delay_nobody_and_are_gone_at_the_deadline() {
     eprintln!("the slowest of 20 handshakes beside {DRIPS} dripping clients: {slowest:?}");
     assert!(slowest < Duration::from_secs(1), "{slowest:?}");
     for mut client in drip.join().expect("dripped") {
-        // Its last bytes may have met a closed socket.
+        // A read error does not matter: the client's last bytes may have reached a closed socket.
         assert_eq!(read_out(&mut client).0, [0_u8; 0]);
     }
     all_gone(&gateway);
@@ -146,7 +146,7 @@ fn dripping_clients_delay_nobody_and_are_gone_at_the_deadline() {
     }
 }
 
-/// Names as an attacker would write them into somebody's terminal or log.
+/// Names that could do harm in a terminal or a log.
 const HOSTILE: &[&[u8]] = &[
     b"\x1b[2J\x1b[31mroot.test",
     b"line\nbreak.test",
@@ -187,7 +187,7 @@ fn random_and_deceptive_names_grow_no_metrics_and_break_no_log() {
     let began = Instant::now();
     thread::scope(|scope| {
         for client in 0..CLIENTS {
-            // Each from an address of its own, so that ports do not run out.
+            // Each client has its own source address, so that ports do not run out.
             let source = Ipv4Addr::new(127, 0, 1, u8::try_from(client + 1).expect("fits"));
             let refuse = &refuse;
             scope.spawn(move || {
@@ -204,7 +204,7 @@ fn random_and_deceptive_names_grow_no_metrics_and_break_no_log() {
     assert_eq!(series(&gateway), before, "series of the metrics");
     assert_eq!(gateway.json("/api/v1/failures").as_array().map(Vec::len), Some(1000));
 
-    // What the log could not take is counted.
+    // Lines that the access log dropped are counted.
     let dropped = gateway.metric("isthmus_access_log_dropped_total", &[]);
     let log = eventually("the log", || {
         let log = std::fs::read(gateway.folder().join("access.log")).expect("the log");
@@ -227,7 +227,7 @@ fn random_and_deceptive_names_grow_no_metrics_and_break_no_log() {
 
 #[test]
 fn a_hello_as_large_as_the_limit_is_passed_on_and_no_larger_one() {
-    // What one read of the gateway may bring, so that there is more to read when the hello is whole.
+    // The limit is as much as the gateway reads at once, so that more bytes are waiting when the hello is complete.
     const LIMIT: usize = 64 * 1024;
     let backend = Backend::echo();
     let gateway = Gateway::start(&format!(
@@ -268,7 +268,7 @@ fn clients_that_connect_and_reset_leave_nothing_behind() {
     }
     eventually("all counted", || (ended(&gateway, "client_gone") == RESETS as f64).then_some(()));
     all_gone(&gateway);
-    // Of the admin API's connections one or the other may be open still.
+    // Connections of the admin API may still be closing.
     eventually("descriptors back", || (descriptors() <= before).then_some(()));
     assert_eq!(gateway.access_log().len(), 1, "probes are not logged");
     assert!(is_served(&mut connect(address), "a.test"));
@@ -290,7 +290,7 @@ fn clients_that_reset_after_their_hello_leave_nothing_behind() {
     let count = || gateway.metric("isthmus_connections_total", &[]);
     eventually("all counted", || (count() == RESETS as f64).then_some(()));
     all_gone(&gateway);
-    // Each is a client that went: before its hello was read, or after.
+    // A client may be gone before or after the gateway has read its hello, so there are two possible reasons.
     let known = ["client_gone", "client_reset"].map(|reason| ended(&gateway, reason)).iter().sum::<f64>();
     assert_eq!(known, RESETS as f64);
     assert!(is_served(&mut connect(address), "a.test"));
@@ -337,11 +337,11 @@ fn the_admin_api_takes_no_requests_of_web_pages_and_survives_nonsense() {
         let (status, body) = raw_http(admin, &format!("{request} HTTP/1.0\r\n{headers}\r\n"));
         assert_eq!(status, expected, "{request} with {headers:?}: {body}");
     }
-    // A header without end, a line that is no request, a TLS hello, and many who say nothing.
+    // The clients send a header without end, a line that is no request, or a TLS hello; then many clients send nothing.
     let endless = [b"GET / HTTP/1.1\r\nX: ".as_slice(), &vec![b'a'; 1 << 20]].concat();
     for nonsense in [&endless[..], b"\0\0\0\0\r\n\r\n", &raw::hello(b"a.test")] {
         let mut client = connect(admin);
-        // It need not be taken to its end, and the answer may be lost to a reset.
+        // The gateway need not read all of it, and a reset may destroy the response.
         let _ = client.write_all(nonsense);
         let answer = String::from_utf8_lossy(&read_out(&mut client).0).into_owned();
         assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 4"), "{answer}");
@@ -353,12 +353,12 @@ fn the_admin_api_takes_no_requests_of_web_pages_and_survives_nonsense() {
     assert_eq!(gateway.metric("isthmus_config_generation", &[]), generation, "nor reloaded it");
 }
 
-/// Processor time of a process so far.
+/// Returns the processor time that a process has used.
 fn processor_time(process: u32) -> Duration {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).expect("its times");
     let (_, fields) = stat.rsplit_once(") ").expect("a name");
     let ticks: u64 = fields.split(' ').skip(11).take(2).map(|time| time.parse::<u64>().expect("ticks")).sum();
-    // A tick is 10 ms wherever Linux runs.
+    // A tick of `/proc` is 10 ms on every Linux.
     Duration::from_millis(ticks * 10)
 }
 
@@ -387,13 +387,13 @@ fn a_process_short_of_descriptors_neither_ends_nor_spins_and_recovers() {
         .collect();
     let before = processor_time(gateway.process());
     let began = Instant::now();
-    // The time over which a busy loop would show.
+    // A busy loop would show in the processor time of these two seconds.
     thread::sleep(Duration::from_secs(2));
     let spent = processor_time(gateway.process()) - before;
     eprintln!("{descriptors} descriptors idle; {spent:?} of processor time in {:?}", began.elapsed());
     assert!(gateway.is_running());
     assert!(spent < Duration::from_millis(400), "{spent:?}");
-    // Each is served, has read why not, or waits where the kernel keeps it.
+    // Each client is served, has received an alert, or waits in the kernel's queue.
     let (mut served, mut told) = (0, 0);
     for client in &mut clients {
         client.set_nonblocking(true).expect("set");

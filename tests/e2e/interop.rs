@@ -1,5 +1,5 @@
-//! Real clients and real endpoints through the gateway: OpenSSL, curl, rustls with a post-quantum key share, and
-//! Envoy on both sides with mutual TLS from end to end.
+//! Real clients and real endpoints through the gateway: OpenSSL, curl, rustls with a post-quantum key share, and Envoy at both
+//! ends with mutual TLS from end to end.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -19,7 +19,7 @@ use crate::support::gateway::Gateway;
 use crate::support::pki::{PKI, Pki};
 use crate::support::{eventually, skip};
 
-/// Whether a command can be run here; says aloud when not.
+/// Returns true if a command can run here; otherwise reports a skip.
 fn have(command: &str, argument: &str) -> bool {
     let found = Command::new(command).arg(argument).stdout(Stdio::null()).stderr(Stdio::null()).status();
     let found = found.is_ok_and(|status| status.success());
@@ -29,7 +29,7 @@ fn have(command: &str, argument: &str) -> bool {
     found
 }
 
-/// A folder with the tests' CA in it.
+/// Returns a folder that contains the certificate of the tests' CA.
 fn folder() -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::write(folder.path().join("ca.pem"), PKI.ca_pem()).expect("written");
@@ -42,7 +42,8 @@ fn with_alpn(config: Arc<ServerConfig>, alpn: &[&str]) -> Arc<ServerConfig> {
     Arc::new(config)
 }
 
-/// Runs `openssl s_client` until it has got the answer to a line, then lets it end; all that it said.
+/// Runs `openssl s_client` until it has received the answer to a line, and then ends it. Returns true if it succeeded, and its
+/// output.
 fn s_client(gateway: SocketAddr, arguments: &[&str]) -> (bool, String) {
     let folder = folder();
     let mut client = Command::new("openssl")
@@ -55,7 +56,7 @@ fn s_client(gateway: SocketAddr, arguments: &[&str]) -> (bool, String) {
         .spawn()
         .expect("openssl starts");
     let mut stdin = client.stdin.take().expect("piped");
-    // Where the handshake fails it has ended by now.
+    // The write may fail, because the client has ended if its handshake failed.
     let _ = stdin.write_all(b"hello\n");
     let mut said = String::new();
     let mut lines = BufReader::new(client.stdout.take().expect("piped"));
@@ -118,7 +119,7 @@ fn openssl_without_a_name_takes_the_route_for_it_or_reads_the_alert() {
     assert_eq!(backend.accepted(), 2);
 }
 
-/// An HTTPS server: `GET` is answered by a body of 4 MiB, anything else by the length of what it was sent.
+/// An HTTPS server: it answers `GET` with a body of 4 MiB, and other requests with the length of their body.
 fn https(config: Arc<ServerConfig>) -> Backend {
     Backend::start(move |stream| {
         let connection = rustls::ServerConnection::new(config.clone()).expect("a connection");
@@ -184,10 +185,11 @@ fn curl_downloads_and_uploads_over_https() {
     assert_eq!(backend.accepted(), 4);
 }
 
-/// The shares of a hello's key share extension: group and length (RFC 8446 §4.2.8).
+/// Returns the group and length of each share in a hello's key share extension (RFC 8446 §4.2.8).
 fn key_shares(hello: &[u8]) -> Vec<(u16, usize)> {
     let two = |at: usize| usize::from(u16::from_be_bytes([hello[at], hello[at + 1]]));
-    // Record and message header, version, random; then session, suites and compression, each with its length.
+    // Record header, message header, version and random have a fixed size; session, suites and compression methods have a
+    // length each.
     let mut at = 5 + 4 + 2 + 32;
     at += 1 + usize::from(hello[at]);
     at += 2 + two(at);
@@ -236,7 +238,7 @@ fn a_post_quantum_hello_in_two_segments_gets_through() {
     assert_eq!(call(&mut tls, "hello").expect("answered"), "[pq]hello");
 }
 
-/// Waits until the one live connection is listed: then the worker has had a turn with what was sent before.
+/// Waits until the admin API lists the one live connection: by then the worker has read what was sent before.
 fn gateway_has_read(gateway: &Gateway) {
     eventually("the connection", || {
         let live = gateway.json("/api/v1/connections");
@@ -257,7 +259,7 @@ fn envoy() -> Option<OsString> {
     envoy
 }
 
-/// Envoy as the endpoint: `http` says what it saw of the client, `tcp` passes on to `behind`.
+/// Starts Envoy as the endpoint: its listener `http` answers with what it saw of the client, and `tcp` forwards to `behind`.
 fn backend_envoy(binary: &OsString, behind: SocketAddr) -> Envoy {
     let folder = folder();
     let issued = PKI.issue(&["reviews.shop.svc.cluster.local", MESH_NAME], Some(SERVER_ID));
@@ -267,7 +269,7 @@ fn backend_envoy(binary: &OsString, behind: SocketAddr) -> Envoy {
     Envoy::start(binary, folder, &config)
 }
 
-/// Envoy as the client, which sends everything to the gateway by this name.
+/// Starts Envoy as the client, which sends all connections to the gateway with this name as SNI.
 fn client_envoy(binary: &OsString, gateway: SocketAddr, name: &str) -> Envoy {
     let folder = folder();
     let issued = PKI.issue(&[], Some(CLIENT_ID));
@@ -280,7 +282,7 @@ fn client_envoy(binary: &OsString, gateway: SocketAddr, name: &str) -> Envoy {
     Envoy::start(binary, folder, &config)
 }
 
-/// A gateway in front of one workload of the mesh.
+/// Starts a gateway in front of one workload of the mesh.
 fn mesh_gateway(endpoint: SocketAddr) -> Gateway {
     Gateway::start(&format!(
         r#"
@@ -300,7 +302,7 @@ exports: [{{services: ["*.shop.svc.cluster.local"], ports: [443], listeners: [me
 
 const REQUEST: &str = "GET / HTTP/1.1\r\nHost: reviews\r\nConnection: close\r\n\r\n";
 
-/// The head and body of an answer.
+/// Sends a request, and returns the head and body of the response.
 fn request(address: SocketAddr) -> String {
     let mut stream = connect(address);
     stream.write_all(REQUEST.as_bytes()).expect("sent");
@@ -317,11 +319,12 @@ fn envoy_calls_envoy_through_the_gateway_with_mutual_tls_from_end_to_end() {
     let backend = backend_envoy(&binary, SocketAddr::from(([127, 0, 0, 1], 1)));
     let gateway = mesh_gateway(backend.listener("http"));
     let client = client_envoy(&binary, gateway.listener("mesh"), MESH_NAME);
-    // As bytes in a connection of its own, and as a request of Envoy's own HTTP.
+    // The listener `plain` is a TCP proxy with one TLS connection for each of the client's; `http` sends requests by Envoy's
+    // HTTP client.
     for listener in ["plain", "http"] {
         let answer = request(client.listener(listener));
         assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("from envoy"), "{answer}");
-        // What the backend saw is the client's own certificate and name: the gateway is in neither.
+        // The backend saw the client's own certificate and name, and nothing of the gateway.
         let peer = format!("x-peer: {CLIENT_ID}\r\n");
         let name = format!("x-sni: {MESH_NAME}\r\n");
         for header in [peer.as_str(), name.as_str(), "x-tls: TLSv1."] {
@@ -386,7 +389,8 @@ fn envoy_is_told_why_it_was_refused() {
     }
 }
 
-/// The gateway lets them pass: who may call is for the endpoint to say, by the client's own certificate.
+/// The gateway cannot see the client's certificate, so it forwards every client. The endpoint admits or refuses the client by
+/// the certificate.
 #[test]
 fn an_envoy_that_asks_for_certificates_refuses_clients_without_a_good_one() {
     let Some(binary) = envoy() else {

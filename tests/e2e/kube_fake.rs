@@ -1,4 +1,4 @@
-//! The fake API server is held to recorded answers of a real one (`tests/corpus/kube`).
+//! Compares the fake API server's answers with the recorded answers of a real one (`tests/corpus/kube`).
 
 use std::path::Path;
 
@@ -7,31 +7,31 @@ use serde_json::{Value, json};
 use crate::support::fake_kube::FakeKube;
 use crate::support::kube_world::TOKEN;
 
-/// One file of recorded answers of the real server.
+/// Returns the records of one file.
 fn recorded(name: &str) -> Vec<Value> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus/kube");
     let text = std::fs::read_to_string(folder.join(format!("{name}.jsonl"))).expect("recorded");
     text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
 }
 
-/// The path of a recorded request.
+/// Returns the path of a recorded request.
 fn path(record: &Value) -> String {
     record["request"].as_str().expect("a request").trim_start_matches("GET ").to_owned()
 }
 
-/// Tokens of pages, as the fake names them and as records name them.
+/// The continue tokens of the fake; the records call them `continue-1`, `continue-2` and so on.
 #[derive(Default)]
 struct Tokens(Vec<String>);
 
 impl Tokens {
-    /// The path of a request, with the fake's token.
+    /// Returns the path of a request with the fake's tokens instead of the record's.
     fn asked(&self, path: &str) -> String {
         let numbered = self.0.iter().enumerate();
         numbered
             .fold(path.to_owned(), |path, (at, token)| path.replace(&format!("continue-{}", at + 1), token))
     }
 
-    /// A body, with the record's token.
+    /// Returns a body with the record's token instead of the fake's.
     fn steady(&mut self, mut body: Value) -> Value {
         if let Some(token) = body["metadata"].get("continue").and_then(Value::as_str) {
             self.0.push(token.to_owned());
@@ -65,7 +65,8 @@ fn with(value: &Value, change: impl FnOnce(&mut Value)) -> Value {
     value
 }
 
-/// Watches as a record does, and does to the fake's objects what the record's events tell of.
+/// Opens the recorded watch on the fake, applies the changes in the recorded events to the fake's objects, and compares the
+/// events that arrive with the record.
 #[track_caller]
 fn compare_watch(fake: &FakeKube, record: &Value) {
     let path = path(record);
@@ -80,7 +81,7 @@ fn compare_watch(fake: &FakeKube, record: &Value) {
         let object = &event["object"];
         match event["type"].as_str().expect("a type") {
             "DELETED" if path.contains("fieldSelector") => {
-                // It has failed, and so leaves the selector. What happens to it then is not told of.
+                // The pod has failed, so it leaves the selector, and the watch says nothing about it after that.
                 fake.put(&with(object, |object| object["status"]["phase"] = "Failed".into()));
                 fake.delete("pods", "shop/web-7");
             }

@@ -1,5 +1,5 @@
-//! Answers of the real API server, recorded in `tests/corpus/kube` for fakes to be compared with. `tests/kube/record` writes
-//! them anew; the test here compares them with what the server answers now.
+//! Answers of the real API server, recorded in `tests/corpus/kube` for the comparison with the fake. `tests/kube/record`
+//! records them again; the test here compares them with the server's current answers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -17,20 +17,20 @@ const METADATA_EVENTS: &str = "application/json;as=PartialObjectMetadata;g=meta.
 /// A version that no cluster of a test reaches.
 const TOO_LARGE: u64 = 99_999_999;
 
-/// One file of records: requests with their answers, in order.
+/// The records of one file: requests with their answers, in order.
 #[derive(Default)]
 struct Records(Vec<Value>);
 
 impl Records {
     fn answer(&mut self, client: &Client, path: &str) -> Answer {
         let answer = client.get(path);
-        // What the server says of a group that it does not have is no JSON.
+        // The body is not JSON if the request is for an unknown API group.
         let body = serde_json::from_str(&answer.body).unwrap_or_else(|_| json!(answer.body));
         self.0.push(json!({"request": format!("GET {path}"), "status": answer.status, "body": body}));
         answer
     }
 
-    /// Watches until the server ends the stream; `change` is done while the stream is open.
+    /// Watches until the server ends the stream; runs `change` while the stream is open.
     fn watch(&mut self, client: &Client, path: &str, change: impl FnOnce()) {
         let mut watch = client.watch(path);
         change();
@@ -50,7 +50,7 @@ fn create(cluster: &Cluster, number: usize) {
     cluster.pod(&pod);
 }
 
-/// A list in pages of two.
+/// Records a list in pages of two.
 fn pages(cluster: &Cluster) -> Records {
     let mut records = Records::default();
     let first = format!("{}?{SELECTED}&limit=2", pods());
@@ -62,7 +62,8 @@ fn pages(cluster: &Cluster) -> Records {
     records
 }
 
-/// A streaming list, then changes. A pod that fails leaves a watch that selects by its phase.
+/// Records a streaming list and changes after it. The watch selects pods by phase, so a pod that fails is not selected any
+/// more.
 fn stream(cluster: &Cluster) -> Records {
     let mut records = Records::default();
     let path = format!("{}?watch=1&{SELECTED}&{STREAMED}&timeoutSeconds=3", pods());
@@ -74,7 +75,8 @@ fn stream(cluster: &Cluster) -> Records {
     records
 }
 
-/// A watch from the version of a list, to its end, before which comes a bookmark.
+/// Records a watch that starts from a list's version and lasts until the server ends it. The server sends a bookmark before it
+/// ends the watch.
 fn watch(cluster: &Cluster) -> Records {
     let list = cluster.admin().read(&pods());
     let version = list["metadata"]["resourceVersion"].as_str().expect("a version");
@@ -90,7 +92,7 @@ fn watch(cluster: &Cluster) -> Records {
     records
 }
 
-/// Metadata alone, listed and streamed.
+/// Records metadata without the rest of the objects, listed and streamed.
 fn metadata(cluster: &Cluster) -> Records {
     let mut records = Records::default();
     let mut client = cluster.client(cluster.admin_token());
@@ -103,12 +105,12 @@ fn metadata(cluster: &Cluster) -> Records {
     records
 }
 
-/// Versions that are too old, or not yet there.
+/// Records requests for versions that are too old, or that do not exist yet.
 fn expired(cluster: &mut Cluster) -> Records {
     let mut records = Records::default();
     let page = records.answer(cluster.admin(), &format!("{}?limit=1", pods())).json();
     let next = page["metadata"]["continue"].as_str().expect("a further page");
-    // Something else changes, so that the page's version is not the last one.
+    // Another object changes, so that the page's version is not the newest one.
     cluster.namespace("other", &json!({}));
     cluster.compact();
     cluster.kill();
@@ -120,7 +122,7 @@ fn expired(cluster: &mut Cluster) -> Records {
     records
 }
 
-/// Requests that are refused.
+/// Records refused requests.
 fn refused(cluster: &Cluster) -> Records {
     let mut records = Records::default();
     let reader = cluster.client(&cluster.account("shop/reader"));
@@ -134,7 +136,7 @@ fn refused(cluster: &Cluster) -> Records {
     records
 }
 
-/// Streaming lists of a server that has none.
+/// Records requests for streaming lists to a server that does not support them.
 fn unstreamed(cluster: &Cluster) -> Records {
     let mut records = Records::default();
     records.answer(cluster.admin(), &format!("{}?watch=1&{STREAMED}", pods()));
@@ -179,7 +181,7 @@ fn compare(name: &str, Records(records): Records) {
     assert_eq!(records.len(), recorded.len(), "{name}");
 }
 
-/// What differs from one recording to the next, and what stands for it in the file. Versions keep their order.
+/// Replaces the values that differ between recordings by constant ones. The order of versions stays.
 #[derive(Default)]
 struct Steady {
     versions: BTreeSet<u64>,
@@ -204,7 +206,7 @@ impl Steady {
             }
             Value::Array(values) => {
                 let mut values: Vec<Value> = values.iter().map(|value| self.replace(value, key)).collect();
-                // A bookmark that differs from the one before it in its version alone may come or not.
+                // The server may or may not send a bookmark that differs from the one before only in its version.
                 values.dedup_by(|next, last| {
                     next["type"] == "BOOKMARK" && without_versions(next) == without_versions(last)
                 });
@@ -235,7 +237,7 @@ impl Steady {
         }
     }
 
-    /// Replaces each version, or number in a text, by 1001 and so on.
+    /// Replaces each version in a text by its rank among all versions, counted from 1001.
     fn replace_versions(&self, text: &str) -> String {
         let mut replaced = text.to_owned();
         for number in numbers(text) {
@@ -246,7 +248,7 @@ impl Steady {
     }
 }
 
-/// Returns true if a text is a version, or a sentence or a request with versions.
+/// Returns true if the text is a version, or a message or request that contains versions.
 fn is_version(key: &str, text: &str) -> bool {
     match key {
         "resourceVersion" => true,
@@ -256,7 +258,8 @@ fn is_version(key: &str, text: &str) -> bool {
     }
 }
 
-/// The numbers that are versions of this run: not those that a request asks for because they are too old or too large.
+/// Returns the numbers in a text that are versions of this run. Numbers up to 10 and [`TOO_LARGE`] are left out: the tests' own
+/// requests contain them, as versions that are too old or too large.
 fn numbers(text: &str) -> Vec<u64> {
     let numbers =
         text.split(|letter: char| !letter.is_ascii_digit()).filter_map(|digits| digits.parse().ok());
@@ -267,7 +270,8 @@ fn is_time(text: &str) -> bool {
     text.len() == 20 && text.starts_with("20") && text.ends_with('Z') && text.as_bytes()[10] == b'T'
 }
 
-/// The same with no number in versions and messages of them: whatever else the server writes moves them.
+/// Returns the value without the digits of versions, and without the digits of messages that contain versions. These digits
+/// depend on all other writes of the server.
 fn without_versions(value: &Value) -> Value {
     fn strip(value: &mut Value, key: &str) {
         match value {

@@ -1,4 +1,4 @@
-//! The real API server that other tests use: its controllers, rights, faults and streaming lists are as on a cluster.
+//! The real API server that other tests use: its controllers, permissions, faults and streaming lists work as in a cluster.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -17,7 +17,7 @@ fn start(name: &str) -> Option<Cluster> {
     Some(Cluster::start(&kube::installed()?, name, &Options::default()))
 }
 
-/// The addresses of a service's endpoints whose condition is so, sorted.
+/// Returns the sorted addresses of a service's endpoints for which the condition is true.
 fn endpoints(cluster: &Cluster, service: &str, condition: &str) -> Vec<String> {
     let slices = cluster.slices(service);
     let all = slices.iter().flat_map(|slice| slice["endpoints"].as_array().cloned().unwrap_or_default());
@@ -58,7 +58,7 @@ fn a_service_and_pods_become_endpoint_slices() {
     cluster.scale("shop/web", 1, "10.244.7");
     takes("pods that are gone", || endpoints(&cluster, "shop/web", "serving").is_empty());
 
-    // A pod's address can be bound and reached here.
+    // The test can bind and reach the address of a pod.
     let pod = TcpListener::bind("10.244.7.0:8443").expect("bound");
     let mut client = TcpStream::connect("10.244.7.0:8443").expect("connected");
     pod.accept().expect("a client").0.write_all(b"x").expect("sent");
@@ -102,7 +102,8 @@ fn pods_of_both_families_ports_by_name_and_crds_are_taken() {
     cluster.remove_crd("gateways.gateway.networking.k8s.io");
     takes("no more gateways", || cluster.admin().get(&gateways).status == 404);
 
-    // The namespace controller deletes what is in a namespace; a pod on a node waits for its kubelet.
+    // The namespace controller deletes the objects of the namespace. A pod on a node would wait for a kubelet, which does not
+    // exist here, so the test deletes this pod itself first.
     cluster.delete_pod("shop/web-0");
     cluster.admin().delete(&at("v1", "namespaces", "shop"));
     takes("no more namespace", || cluster.admin().get(&at("v1", "namespaces", "shop")).status == 404);
@@ -141,7 +142,7 @@ fn an_api_server_that_was_killed_or_paused_answers_again() {
     assert!(cluster.admin().try_call("GET", &path, ("application/json", "")).is_err());
     cluster.restart();
     assert_eq!(cluster.admin().read(&path)["metadata"]["uid"], uid);
-    // The controllers have come back, too.
+    // The controllers work again, too.
     cluster.service("shop/web", &json!({}), &json!({"ports": [{"port": 443}]}));
     cluster.scale("shop/web", 1, "10.244.7");
     let took = takes("slices", || endpoints(&cluster, "shop/web", "ready").len() == 1);

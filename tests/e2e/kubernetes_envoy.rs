@@ -1,5 +1,6 @@
-//! A real Envoy in the east that learns from two Kubernetes registries, on real API servers, where a service is: in the east by the
-//! addresses of its pods, in the west behind the gateway that the Service of the west names.
+//! A real Envoy in the east learns the endpoints of a service in two Kubernetes clusters with real API servers. It gets the
+//! eastern endpoints by the addresses of their pods. It gets the western endpoints by the address of the west's gateway, which
+//! a Service in the west describes.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -12,16 +13,17 @@ use crate::support::gateway::Gateway;
 use crate::support::kube::{self, Cluster, Options, Pod};
 use crate::support::{eventually, namespace};
 
-/// The service account of the pods.
+/// The identity of the pods: that of their service account.
 const SERVER_ID: &str = "spiffe://cluster.local/ns/shop/sa/default";
-/// Calls over which the split is measured, and the largest deviation of a zone's share from its share of ready pods. The choice of an
-/// endpoint is random: the standard deviation of a share of 2,000 calls is at most 1.1 points.
+/// The number of calls over which the split is measured. The choice of an endpoint is random: the standard deviation of a share
+/// of 2,000 calls is at most 1.1 percentage points.
 const CALLS: usize = 2000;
+/// The largest deviation of a zone's share of the calls from its share of the ready pods.
 const TOLERANCE: f64 = 0.04;
-/// The address of the gateway of the west, which its load balancer names.
+/// The address of the west's gateway, as its load balancer reports it.
 const WEST: &str = "10.244.200.1";
 
-/// A cluster with its network, one node for each zone, and the service without pods.
+/// Starts a cluster with its network, one node for each zone, and the service without pods.
 fn cluster(name: &str, zones: &[&str]) -> Cluster {
     let cluster = Cluster::start(&kube::installed().expect("installed"), name, &Options::default());
     cluster.namespace("istio-system", &json!({"topology.istio.io/network": format!("net-{name}")}));
@@ -35,7 +37,7 @@ fn cluster(name: &str, zones: &[&str]) -> Cluster {
     cluster
 }
 
-/// Starts a ready pod of the mesh in a zone. Its endpoint answers with `says`.
+/// Starts a ready pod of the mesh in a zone; its endpoint answers with `says`.
 fn pod(cluster: &Cluster, says: &'static str, zone: &str, address: &str) -> Backend {
     let socket: SocketAddr = format!("{address}:8443").parse().expect("an address");
     let backend = endpoint_at(socket, says, SERVER_ID);
@@ -47,12 +49,12 @@ fn pod(cluster: &Cluster, says: &'static str, zone: &str, address: &str) -> Back
     backend
 }
 
-/// The namespace and name of the pod with an address.
+/// Returns the namespace and name of the pod with an address.
 fn key(address: &str) -> String {
     format!("shop/checkout-{}", address.replace('.', "-"))
 }
 
-/// A process of ours that reads these clusters.
+/// Starts a gateway that reads these clusters.
 fn gateway(config: &str, clusters: &[&Cluster]) -> Gateway {
     let folder = tempfile::tempdir().expect("a folder");
     let registries = kube::registries(folder.path(), clusters, "");
@@ -73,11 +75,11 @@ fn envoy_in_the_east_reaches_the_pods_of_both_clusters_as_many_as_are_ready_in_e
     {
         pods.extend((1..=count).map(|last| pod(&west, zone, zone, &format!("{network}.{last}"))));
     }
-    // One that is not ready counts nowhere.
+    // A pod that is not ready does not count.
     let unready = "10.244.13.2";
     pods.push(pod(&west, "w-c", "w-c", unready));
     west.set_ready(&key(unready), "False");
-    // The gateway of the west, as its Service describes it: a load balancer's address, and its own pod.
+    // The Service of the west's gateway: the address of its load balancer, and its own pod.
     let ports = json!([{"name": "tls", "port": 15443, "targetPort": 15443}]);
     let network = json!({"topology.istio.io/network": "net-west"});
     west.service("istio-system/eastwest", &network, &json!({"type": "LoadBalancer", "ports": ports}));
@@ -107,7 +109,7 @@ fn envoy_in_the_east_reaches_the_pods_of_both_clusters_as_many_as_are_ready_in_e
         eventually(&format!("{behind} ready pods behind the gateway"), || {
             (envoy.weights(CHECKOUT) == weights(behind)).then_some(())
         });
-        // The gateway reads its cluster by itself.
+        // The west's gateway reads its cluster independently of the control plane.
         eventually("the same at the gateway", || {
             let name = "outbound_.443_._.checkout.shop.svc.cluster.local";
             let explained: Value = through.json(&format!("/api/v1/explain?sni={name}&alpn=istio"));
@@ -130,11 +132,11 @@ fn envoy_in_the_east_reaches_the_pods_of_both_clusters_as_many_as_are_ready_in_e
     shown(6);
     split(&[("e-a", 2.0), ("w-a", 3.0), ("w-b", 2.0), ("w-c", 1.0)]);
     assert_eq!(pods.last().expect("one").accepted(), 0, "the pod that is not ready");
-    // Those of the west came through its gateway alone, by the mesh name.
+    // The calls to the west came through its gateway alone, with the mesh name as SNI.
     let line = through.access_log().pop().expect("a line");
     assert_eq!(line["sni"], "outbound_.443_._.checkout.shop.svc.cluster.local", "{line}");
 
-    // A zone goes, and another grows by a pod that becomes ready.
+    // A zone loses its pods, and a pod of another zone becomes ready.
     west.delete_pod(&key("10.244.12.1"));
     west.delete_pod(&key("10.244.12.2"));
     west.set_ready(&key(unready), "True");

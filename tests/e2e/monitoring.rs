@@ -1,4 +1,4 @@
-//! The metrics of a gateway with all of its parts, and the alerts and the dashboard that rest on them: Prometheus' own tool reads
+//! The metrics of a gateway with all of its parts, and the alerts and the dashboard that use them. Prometheus' own tool checks
 //! all of it (`promtool` of Debian's package `prometheus`, or `ISTHMUS_PROMTOOL`).
 
 use std::collections::BTreeSet;
@@ -12,7 +12,7 @@ use crate::federation::Pair;
 use crate::support::client::tls;
 use crate::support::{eventually, skip, yaml};
 
-/// Labels that Prometheus and Kubernetes add, and that of buckets.
+/// Labels that Prometheus and Kubernetes add, and the label of buckets.
 const ADDED: [&str; 5] = ["namespace", "pod", "job", "instance", "le"];
 
 fn promtool() -> Option<PathBuf> {
@@ -21,7 +21,7 @@ fn promtool() -> Option<PathBuf> {
     named.or_else(usual)
 }
 
-/// Runs the tool with this input; returns whether it succeeded, and what it said.
+/// Runs the tool with this input; returns true if it succeeded, and its output.
 fn checked(tool: &Path, arguments: &[&str], input: &str) -> (bool, String) {
     let mut child = Command::new(tool)
         .args(arguments)
@@ -39,7 +39,7 @@ fn checked(tool: &Path, arguments: &[&str], input: &str) -> (bool, String) {
     (output.status.success(), String::from_utf8_lossy(&said).into_owned())
 }
 
-/// The metrics of a gateway that has every part, with some traffic.
+/// Returns the metrics of a gateway that has every part, after some traffic.
 fn exposition() -> String {
     let pair = Pair::new();
     let _west = pair.start_west("");
@@ -62,7 +62,7 @@ fn files() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("charts/isthmus/files")
 }
 
-/// The values of a key, wherever it is.
+/// Collects the values of a key at every depth.
 fn all(value: &Value, key: &str, found: &mut Vec<String>) {
     match value {
         Value::Object(map) => {
@@ -82,19 +82,19 @@ fn expressions() -> (Vec<String>, Vec<String>) {
     (alerts, dashboard)
 }
 
-/// The names of metrics in an expression.
+/// Returns the names of metrics in an expression.
 fn metrics(expression: &str) -> BTreeSet<&str> {
     let words = expression.split(|sign: char| !sign.is_ascii_alphanumeric() && sign != '_');
     let ours = |word: &&str| ["isthmus_", "istio_", "process_"].iter().any(|prefix| word.starts_with(prefix));
     words.filter(ours).collect()
 }
 
-/// The labels that an expression names, in braces or behind `by` and `on`.
+/// Returns the labels that an expression names, in braces or after `by` and `on`.
 fn labels(expression: &str) -> BTreeSet<&str> {
     let mut found = BTreeSet::new();
     for part in expression.split('{').skip(1) {
         let matchers = part.split('}').next().unwrap_or_default();
-        // A value between quotes may hold commas; what stands before a `=` is a label.
+        // A value in quotes may contain commas; outside of quotes, a label stands before each `=`.
         for (index, outside) in matchers.split('"').enumerate() {
             let name = outside.trim_start_matches(',').trim_end_matches(['=', '~', '!']).trim();
             found.extend((index % 2 == 0 && !name.is_empty()).then_some(name));
@@ -143,7 +143,8 @@ fn alerts_and_dashboard_parse_and_name_metrics_and_labels_that_are_served() {
                 .unwrap_or(metric);
             assert!(documented.contains(&format!("| `{family}` |")), "{family} in {expression}");
         }
-        // Metrics that have no sample here are of kinds of traffic that this gateway has not had.
+        // A metric without samples belongs to a kind of traffic that this gateway has not had. The labels of such a metric
+        // cannot be checked.
         if metrics.iter().all(|metric| !samples(metric).is_empty()) {
             for label in labels(expression).into_iter().filter(|label| !ADDED.contains(label)) {
                 let is_served = served.iter().any(|line| {
@@ -155,7 +156,7 @@ fn alerts_and_dashboard_parse_and_name_metrics_and_labels_that_are_served() {
         }
     }
     assert!(compared > 30, "only {compared} labels were compared");
-    // Each area is on the dashboard, and has an alert.
+    // The dashboard and the alerts cover each area.
     for area in [
         "isthmus_endpoint_healthy",
         "isthmus_limit",
@@ -179,7 +180,7 @@ fn alerts_and_dashboard_parse_and_name_metrics_and_labels_that_are_served() {
             .iter()
             .enumerate()
             .map(|(number, expression)| {
-                // What Grafana puts in place of its variables.
+                // Grafana replaces its variables; these values stand for them.
                 let expression = expression.replace("$__rate_interval", "1m").replace(['$'], "x");
                 serde_json::json!({"record": format!("panel:{number}"), "expr": expression})
             })

@@ -1,5 +1,5 @@
-//! Endpoints and gateways given by name: looked up at the configured servers, again in time, and kept where nobody can
-//! say.
+//! Endpoints and gateways given by name: the gateway looks names up at the configured servers, repeats a lookup after the TTL,
+//! and keeps the last addresses if no server answers.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -14,11 +14,11 @@ use crate::support::pki::PKI;
 
 const NAME: &str = "db.test";
 
-/// Two backends on one port of two addresses.
+/// Starts two backends on the same port of two addresses.
 fn backends() -> [Backend; 2] {
     let config = PKI.server(NAME);
     let first = Backend::tls_echo(config.clone(), "first ");
-    // Tests that take many ports of an address use others.
+    // Tests that bind many ports of one address use other addresses than this one.
     let second = SocketAddr::new([127, 0, 77, 2].into(), first.address.port());
     let second = Backend::start_at(second, move |stream| {
         crate::support::backend::tls_echo(stream, config.clone(), "second ");
@@ -33,17 +33,17 @@ fn config(servers: &NameServer, port: u16, more: &str) -> String {
     )
 }
 
-/// Which backend a new connection reaches.
+/// Returns the backend that a new connection reaches.
 fn reached(gateway: &Gateway) -> Option<String> {
     let mut stream = tls(gateway.listener("default"), NAME).ok()?;
     let answer = call(&mut stream, "x").expect("an answer");
     Some(answer.split(' ').next().expect("a mark").to_owned())
 }
 
-/// Waits until the server was asked twice more, so that an answer to the first of these has been taken in.
+/// Waits until the server was asked twice more; by then the gateway has applied the answer to the first of these questions.
 fn asked_again(servers: &NameServer, name: &str) {
     let before = servers.asked(name);
-    // Each look-up asks for both kinds of addresses.
+    // Each lookup asks for both kinds of addresses.
     eventually("more questions", || (servers.asked(name) >= before + 4).then_some(()));
 }
 
@@ -58,17 +58,17 @@ fn a_name_is_looked_up_again_in_time_and_kept_when_nobody_can_say() {
     servers.points(NAME, first.address.ip());
     let gateway = Gateway::start(&config(&servers, first.address.port(), ""));
     reach(&gateway, "first");
-    // It changes: new connections go there, standing ones stay.
+    // The address changes: new connections use the new one, and open connections stay.
     let mut standing = tls(gateway.listener("default"), NAME).expect("a handshake");
     servers.points(NAME, second.address.ip());
     reach(&gateway, "second");
     assert_eq!(call(&mut standing, "x").expect("an answer"), "first x");
-    // Nobody can say: what was known stays.
+    // The lookup fails: the last address stays in use.
     servers.answer(NAME, Answer::Failure);
     asked_again(&servers, NAME);
     assert_eq!(reached(&gateway).as_deref(), Some("second"));
     gateway.told("the DNS lookup fails");
-    // It is said that there is nothing: then there is nothing.
+    // The server says that there is no address: the endpoint is removed.
     for nothing in [Answer::Empty, Answer::Unknown] {
         servers.answer(NAME, nothing);
         eventually("no address", || reached(&gateway).is_none().then_some(()));
@@ -93,7 +93,7 @@ fn ttls_are_kept_within_bounds() {
     let gateway = Gateway::start(&bounded);
     reach(&gateway, "first");
     asked_again(&servers, NAME);
-    // A long lower bound outlasts a short time to live.
+    // `minTtl` overrides a shorter TTL.
     let patient =
         bounded.replace("maxTtl: 1s", "minTtl: 1h, maxTtl: 1h").replace("db.test:", "patient.test:");
     gateway.reload(&patient);
@@ -132,20 +132,20 @@ fn names_of_gateways_are_looked_up() {
         let found = |line: &String| line.contains("name resolved") && line.contains("192.0.2.1");
         gateway.log().iter().any(found).then(generation)
     });
-    // Another address is another world.
+    // Another address makes another generation.
     servers.points("gw.test", [192, 0, 2, 2].into());
     eventually("another generation", || (generation() > before).then_some(()));
     let unresolved = gateway.json("/api/v1/status")["unresolved"].clone();
     assert_eq!(unresolved, serde_json::json!([]));
 }
 
-/// The lines of the log about a name, as JSON.
+/// Returns the lines of the log about a name, as JSON.
 fn lines_about(gateway: &Gateway, name: &str) -> Vec<Value> {
     let lines = gateway.log().into_iter().filter_map(|line| serde_json::from_str(&line).ok());
     lines.filter(|line: &Value| line["name"] == name).collect()
 }
 
-/// Waits for a warning about a name that says who uses it; there is one.
+/// Waits for the warning about a host name, and checks that it says where the name is used and that it is logged only once.
 #[track_caller]
 fn warned(gateway: &Gateway, name: &str, message: &str, used_by: &str) {
     let is_it = |line: &Value| line["message"].as_str().is_some_and(|text| text.starts_with(message));
@@ -171,7 +171,7 @@ fn a_name_without_an_address_is_a_warning_that_says_who_uses_it() {
     warned(&gateway, NAME, "the name does not resolve", "route \"db.test\"");
     warned(&gateway, "gw.test", "the name does not resolve", "a gateway of network \"west\"");
     warned(&gateway, "mute.test", "the DNS lookup fails", "a gateway of network \"north\"");
-    // The same word in every place: the list of problems, and the connection that finds no endpoint.
+    // The list of problems and the connection that finds no endpoint use the same word.
     let unresolved = || -> Vec<String> {
         let status = gateway.json("/api/v1/status");
         let all = status["problems"].as_array().cloned().unwrap_or_default();
@@ -182,7 +182,7 @@ fn a_name_without_an_address_is_a_warning_that_says_who_uses_it() {
     tls(gateway.listener("default"), NAME).expect_err("no endpoint");
     let line = gateway.logged("the refusal", |line| line["reason"] == "no_endpoints");
     assert!(line["detail"].as_str().is_some_and(|text| text.starts_with("name_unresolved")), "{line}");
-    // Names that get an address are no problem any more.
+    // A name that resolves is no problem any more.
     for name in [NAME, "gw.test", "mute.test"] {
         servers.points(name, first.address.ip());
     }

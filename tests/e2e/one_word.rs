@@ -1,5 +1,5 @@
-//! A fault has one word. Each row of `docs/faults.md` is injected here for real, and within five seconds `isthmus check`,
-//! `isthmus explain`, `isthmus failures`, the access log, the metric and the dashboard's page say that word, and no other.
+//! Each fault has one word. The test injects every row of `docs/faults.md`; within five seconds, `isthmus check`, `isthmus
+//! explain`, `isthmus failures`, the access log, the metric and the dashboard show the row's word and no other.
 
 use std::fmt::Write as _;
 use std::io::{Read, Write};
@@ -21,7 +21,7 @@ use crate::support::hbone::{Hbone, client};
 use crate::support::pki::PKI;
 use crate::support::raw;
 
-/// The time within which all agree.
+/// The time within which the commands, the log, the metric and the dashboard must show the word of a fault.
 const SOON: Duration = Duration::from_secs(5);
 
 /// A row of the table.
@@ -32,7 +32,7 @@ struct Row {
 }
 
 impl Row {
-    /// Returns the metric that counts the word, by the name of its label.
+    /// Returns the name of the metric that counts the fault, and the label whose value is the word.
     fn metric(&self) -> (&'static str, &'static str) {
         match Reason::ALL.iter().any(|reason| reason.text() == self.word) {
             true => ("isthmus_connections_total", "reason"),
@@ -40,7 +40,7 @@ impl Row {
         }
     }
 
-    /// Returns what to look at next, as `check` says it.
+    /// Returns the advice on what to look at next, which `check` prints too.
     fn look_at(&self) -> &'static str {
         let reason =
             Reason::ALL.iter().find(|reason| reason.text() == self.word).map(|reason| reason.look_at());
@@ -49,7 +49,7 @@ impl Row {
     }
 }
 
-/// Returns true if a connection ended for this word: it is the reason, or the detail begins with it.
+/// Returns true if the word is the reason of a connection's end, or if the detail begins with it.
 fn says(connection: &Value, word: &str) -> bool {
     let detail = connection["detail"].as_str().unwrap_or_default();
     connection["reason"] == word || detail.starts_with(&format!("{word}: "))
@@ -59,7 +59,7 @@ fn says(connection: &Value, word: &str) -> bool {
 struct Table(Vec<Row>);
 
 impl Table {
-    /// Injects a fault, and waits until all say the word. `asks` are the words of `isthmus explain`.
+    /// Injects a fault, and waits until all places show the word. `asks` are the arguments of `isthmus explain`.
     fn row(
         &mut self,
         gateway: &Gateway,
@@ -79,14 +79,14 @@ impl Table {
         }
         assert!(silent.is_empty(), "{fault}: after {SOON:?} these do not say {word}: {}", silent.join("\n"));
         eprintln!("{fault:<48} {word:<22} {:>5} ms", begun.elapsed().as_millis());
-        // No other word stands for the fault.
+        // No connection ends with another reason.
         let others = gateway.access_log().into_iter().skip(lines).filter(|line| !says(line, word));
         let others: Vec<Value> = others.filter(|line| line["reason"] != "ok").collect();
         assert!(others.is_empty(), "{fault}: other words than {word}: {others:?}");
         self.0.push(row);
     }
 
-    /// The table as the document has it.
+    /// Returns the text of the document, with the table.
     fn document(&self) -> String {
         let mut text = "# Faults\n\n\
             A fault has one word: a [reason](reasons.md), or the code of a [problem](problems.md). `isthmus check`, `isthmus explain`, \
@@ -109,7 +109,7 @@ impl Table {
 }
 
 impl Row {
-    /// Returns the places that do not say the word, each with what it says.
+    /// Returns the outputs that do not show the word, each with its content.
     fn silent(&self, gateway: &Gateway, asks: &[&str], lines: usize) -> Vec<String> {
         let word = self.word;
         let json = |arguments: &[&str]| -> Value {
@@ -167,7 +167,7 @@ fn every_fault_has_one_word_in_all_places() {
     assert!(kept == text, "docs/faults.md is not what the test does; run it with ISTHMUS_BLESS=1\n{text}");
 }
 
-/// Sends bytes, and reads until the gateway closes.
+/// Sends bytes, and reads until the gateway closes the connection.
 fn send(address: SocketAddr, bytes: &[u8]) {
     let mut stream = connect(address);
     stream.write_all(bytes).expect("sent");
@@ -178,7 +178,7 @@ fn refused(address: SocketAddr, name: &str) {
     tls(address, name).expect_err("refused");
 }
 
-/// Opens a connection that an endpoint echoes. The end of an earlier one may not have given its place back yet.
+/// Opens a connection whose hello an endpoint echoes. Retries, because an earlier connection may still count against a limit.
 fn echoed(address: SocketAddr, name: &str) -> TcpStream {
     let hello = raw::hello(name.as_bytes());
     eventually("a place", || {
@@ -213,7 +213,7 @@ fn of_hellos_and_names(table: &mut Table) {
     table.row(&gateway, "A client connects and sends nothing", "hello_timeout", &asks, || {
         send(impatient, b"")
     });
-    // A handshake record without a byte.
+    // The hello is a handshake record without content.
     let empty = [22, 3, 1, 0, 0];
     table.row(&gateway, "A client sends a malformed ClientHello", "bad_hello", &[""], || send(open, &empty));
     let http = b"GET / HTTP/1.1\r\n\r\n";
@@ -365,7 +365,7 @@ fn of_the_own_certificate(table: &mut Table) {
     let address = gateway.listener("hbone");
     let asks = ["vault.shop.mesh:80", "--authority"];
     table.row(&gateway, "The gateway's own certificate has expired", "certificate_expired", &asks, || {
-        // This client looks at the date, as a workload of the mesh does.
+        // This client checks the validity period of the certificate, as a workload of the mesh does.
         let config = PKI.client_with(PKI.issue(&[], Some(CALLER)), &["h2"]);
         tls_with(config, address, "vault.test").expect_err("expired");
     });

@@ -1,4 +1,5 @@
-//! The generated messages against the official ones, compared by `tests/interop/descriptors.py`.
+//! Compares the protobuf messages of the gateway with the official definitions. `tests/interop/descriptors.py` makes the
+//! comparison.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -21,7 +22,7 @@ fn the_messages_are_the_official_ones_field_by_field() {
     assert!(same, "{report}");
 }
 
-/// Otherwise the test above would prove nothing.
+/// The test above proves something only because the comparison finds every kind of difference.
 #[test]
 fn every_kind_of_difference_from_the_official_messages_is_reported() {
     let Some(python) = python() else {
@@ -77,7 +78,7 @@ fn node(set: &mut FileDescriptorSet) -> &mut DescriptorProto {
     file(set, BASE).message_type.iter_mut().find(|message| message.name() == "Node").expect("Node")
 }
 
-/// A field that is in a oneof.
+/// Returns a field that belongs to a oneof.
 fn field(set: &mut FileDescriptorSet) -> &mut FieldDescriptorProto {
     node(set).field.iter_mut().find(|field| field.name() == "user_agent_version").expect("the field")
 }
@@ -90,7 +91,7 @@ fn python() -> Option<OsString> {
     python
 }
 
-/// Whether the script found the descriptors the same, and all it said.
+/// Returns true if the script finds the descriptors equal to the official ones, and its output.
 fn compare(python: &OsString, descriptors: &[u8]) -> (bool, String) {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("descriptors.bin");

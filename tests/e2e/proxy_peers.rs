@@ -13,7 +13,7 @@ use crate::support::raw::{self, connect_from};
 
 const CLIENT: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 7);
 
-/// A gateway that requires a header from this host's balancers and from nobody else.
+/// Starts a gateway that requires a PROXY header, and accepts it only from balancers on this host.
 fn requiring(backend: &Backend) -> Gateway {
     Gateway::start(&format!(
         "listeners: [{{name: default, bind: \"127.0.0.1:0\", proxyProtocol: {{mode: require, from: [127.0.0.1/32]}}, \
@@ -22,7 +22,7 @@ fn requiring(backend: &Backend) -> Gateway {
     ))
 }
 
-/// Has a hello echoed at this address, and closes the connection; returns the client's address.
+/// Sends a hello to this address, checks its echo, and closes the connection; returns the client's address.
 #[track_caller]
 fn echoed(address: SocketAddr) -> String {
     let mut client = connect_from(CLIENT, address);
@@ -34,7 +34,7 @@ fn echoed(address: SocketAddr) -> String {
     client.local_addr().expect("connected").to_string()
 }
 
-/// Calls through a balancer, and checks whom the gateway logs.
+/// Calls through a balancer, and checks that the gateway logs the client as the source.
 #[track_caller]
 fn announced_by(balancer: &Balancer, gateway: &Gateway) {
     let own = echoed(balancer.address);
@@ -82,7 +82,7 @@ fn health_checks_of_haproxy_are_probes() {
         (gateway.metric("isthmus_connections_total", &["reason=\"client_gone\""]) >= 5.0).then_some(())
     });
     announced_by(&balancer, &gateway);
-    // A check has no client.
+    // A health check has no client, so it is not logged.
     assert!(gateway.access_log().iter().all(|line| line["proxy"].is_string()), "a check was logged");
     assert!(!balancer.log().iter().any(|line| line.contains("DOWN")), "{:?}", balancer.log());
 }
@@ -121,7 +121,7 @@ fn haproxy_announces_callers_of_hbone() {
     assert!(line["proxy"].is_string() && line["proxy"] != line["source"], "{line}");
 }
 
-/// A gateway that announces its clients to this endpoint.
+/// Starts a gateway that announces its clients to this endpoint.
 fn announcing(version: &str, endpoint: SocketAddr) -> Gateway {
     Gateway::start(&format!(
         "listen: \"127.0.0.1:0\"\nroutes: {{a.test: {{endpoints: [\"{endpoint}\"], sendProxyProtocol: {version}}}}}\n"

@@ -1,4 +1,4 @@
-//! What the relay passes on: every byte, every end, every reset.
+//! The relay passes on every byte, every end and every reset.
 
 use std::hash::{DefaultHasher, Hasher};
 use std::io::{ErrorKind, Read, Write};
@@ -15,14 +15,14 @@ fn gateway(backend: SocketAddr) -> Gateway {
     Gateway::start(&format!("listen: \"127.0.0.1:0\"\nroutes: {{relay.test: \"{backend}\"}}\n"))
 }
 
-/// A connection through the gateway whose hello the backend has been sent.
+/// Opens a connection through the gateway and sends its hello.
 fn open(gateway: &Gateway) -> TcpStream {
     let mut client = connect(gateway.listener("default"));
     client.write_all(&hello("relay.test")).expect("sent");
     client
 }
 
-/// Reads and drops a hello, however long.
+/// Reads and drops a hello of any length.
 fn skip_hello(stream: &mut TcpStream) {
     let mut header = [0; 5];
     stream.read_exact(&mut header).expect("a record");
@@ -127,7 +127,7 @@ fn a_reset_of_the_client_is_a_reset_for_the_endpoint() {
 
 const GIBIBYTE: usize = 1 << 30;
 
-/// Takes a gibibyte and sends another at the same time.
+/// Returns a backend that receives a gibibyte and sends another at the same time.
 fn gibibyte_backend() -> Backend {
     Backend::start(|mut stream| {
         skip_hello(&mut stream);
@@ -140,7 +140,7 @@ fn gibibyte_backend() -> Backend {
     })
 }
 
-/// The client's side of it: with a hash over each, and the end of the connection logged as it was.
+/// Exchanges a gibibyte in each direction as the client, and checks the bytes by a hash, and the access log line.
 fn exchange_a_gibibyte(gateway: &Gateway) {
     let mut client = open(gateway);
     let mut writer = client.try_clone().expect("cloned");
@@ -155,7 +155,7 @@ fn exchange_a_gibibyte(gateway: &Gateway) {
     assert_eq!(line["bytes_down"].as_u64(), Some(GIBIBYTE as u64));
 }
 
-/// Bytes relayed so far by splicing, and by copying.
+/// Returns the bytes relayed so far: by splicing, and by copying.
 fn relayed(gateway: &Gateway) -> (f64, f64) {
     let by = |path: &str| gateway.metric("isthmus_relay_bytes_total", &[&format!("path=\"{path}\"")]);
     (by("splice"), by("copy"))
@@ -173,14 +173,15 @@ fn a_gibibyte_each_way_goes_over_splice() {
     );
 }
 
-/// A worker has 16 pipes. Where stalled connections hold them all, the others are copied.
+/// A worker has 16 pipes for splicing. While stalled connections occupy all of them, the worker copies the bytes of its other
+/// connections.
 #[test]
 fn a_gibibyte_each_way_is_copied_where_all_pipes_are_taken() {
     const PIPES: usize = 16;
     let backend = gibibyte_backend();
     let (stop, stopped) = mpsc::channel::<()>();
     let stopped = std::sync::Mutex::new(stopped);
-    // Reads nothing, until the end of the test.
+    // This backend reads nothing until the end of the test.
     let stalled = Backend::start(move |stream| {
         let _ = stopped.lock().expect("not poisoned").recv();
         drop(stream);
@@ -198,10 +199,10 @@ fn a_gibibyte_each_way_is_copied_where_all_pipes_are_taken() {
     for _ in 0..PIPES {
         let mut client = connect(gateway.listener("default"));
         client.write_all(&hello("stalled.test")).expect("sent");
-        // Blocks when nothing more fits, and fails when the gateway ends.
+        // The write blocks when all buffers are full, and fails when the gateway ends.
         thread::spawn(move || while client.write_all(&[0; 1 << 16]).is_ok() {});
     }
-    // Two descriptors a pipe.
+    // A pipe has two descriptors.
     eventually("all pipes to be taken", || (pipes() >= before + 2 * PIPES).then_some(()));
     let (spliced_before, copied_before) = relayed(&gateway);
     exchange_a_gibibyte(&gateway);
@@ -222,7 +223,7 @@ fn pour(stream: &mut TcpStream, total: usize, seed: u8) {
     }
 }
 
-/// The number of bytes to the end, and a hash over them.
+/// Reads to the end; returns the number of bytes, and a hash over them.
 fn drain(stream: &mut TcpStream) -> (usize, u64) {
     let mut bytes = vec![0; 1 << 18];
     let (mut count, mut hasher, mut held) = (0, DefaultHasher::new(), Vec::new());
@@ -233,7 +234,7 @@ fn drain(stream: &mut TcpStream) -> (usize, u64) {
         }
         count += read;
         held.extend_from_slice(&bytes[..read]);
-        // Hashed in blocks of one size: what a hasher makes of a text depends on how it is cut.
+        // The hasher gets blocks of one size, because its result depends on how the bytes are cut.
         let whole = held.len() / (1 << 16) * (1 << 16);
         held.drain(..whole).as_slice().chunks(1 << 16).for_each(|block| hasher.write(block));
     }
@@ -251,7 +252,7 @@ fn expected(total: usize, seed: u8) -> (usize, u64) {
     (total, hasher.finish())
 }
 
-/// A client that reads slowly holds up nobody, and what waits for it is bounded.
+/// A slow reader delays no other client, and the bytes that wait for it are bounded.
 #[test]
 fn a_slow_reader_gets_everything() {
     const TOTAL: usize = 64 << 20;
@@ -262,7 +263,7 @@ fn a_slow_reader_gets_everything() {
     let gateway = gateway(backend.address);
     let mut slow = open(&gateway);
     slow.read_exact(&mut [0; 1]).expect("it flows");
-    // Meanwhile another one is served in full.
+    // Meanwhile another client receives everything.
     let mut quick = open(&gateway);
     assert_eq!(drain(&mut quick).0, TOTAL);
     assert_eq!(drain(&mut slow).0, TOTAL - 1);
@@ -296,12 +297,12 @@ fn idle_connections_cost_little() {
     eventually("all closed", || (descriptors(&gateway) <= descriptors_before).then_some(()));
 }
 
-/// Connections end when nothing moves for as long as the config says, counted from the last byte.
+/// A connection ends if no byte is relayed for as long as the config says.
 #[test]
 fn idle_and_half_closed_connections_end_in_time() {
     let backend = Backend::start(|mut stream| {
         let mut bytes = [0; 4096];
-        // Reads to the end and then keeps its own side open.
+        // Reads to the end, and then keeps its direction open.
         while let Ok(count) = stream.read(&mut bytes) {
             if count == 0 {
                 thread::park();

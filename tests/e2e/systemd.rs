@@ -1,5 +1,5 @@
-//! What a service manager relies on: sockets that it passes, notices of readiness, reload and end, and the watchdog. The manager
-//! is a peer in Python that does as systemd does to a service; the unit is checked by systemd's own tools.
+//! The interface to a service manager: sockets that it passes, notifications about readiness, reload and end, and the watchdog.
+//! A Python script takes the manager's part; systemd's own tools check the unit files.
 
 use std::ffi::OsStr;
 use std::io::{Read, Write};
@@ -29,7 +29,8 @@ struct Managed {
 }
 
 impl Managed {
-    /// A manager with a config and sockets for its listener `edge`; it has started nothing yet.
+    /// Returns a service manager that has written a config, and has opened sockets for the listener `edge`. The manager has not
+    /// started the gateway yet.
     fn new(more: &str, sockets: &str, variables: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let backend = Backend::echo();
@@ -47,7 +48,7 @@ impl Managed {
         peer
     }
 
-    /// Writes the config. Its listener names a port that is not there to be bound: 1 is reserved.
+    /// Writes the config. The listener names the reserved port 1, so the gateway cannot bind it by itself.
     fn configure(&self, more: &str) {
         let endpoint = self.backend.address;
         let text = format!(
@@ -72,7 +73,7 @@ impl Managed {
         assert_eq!(self.peer.tell(&json!({"stop": true}))["done"], 0);
     }
 
-    /// The notes that have this line, each with its time.
+    /// Returns the notifications that contain this line, each with its time.
     fn notes(&mut self, line: &str) -> Vec<Value> {
         let all = self.peer.tell(&json!({"notes": true}))["done"].as_array().expect("a list").clone();
         let has = |note: &Value| {
@@ -107,7 +108,7 @@ fn has_python() -> bool {
     found
 }
 
-/// A hello reaches the endpoint, which sends it back.
+/// Sends a hello, and checks that the endpoint's echo comes back.
 fn serves(address: SocketAddr) {
     let mut stream = connect(address);
     let sent = hello(NAME);
@@ -130,7 +131,7 @@ fn a_manager_is_told_of_start_reload_and_end() {
     let port = managed.address().port();
     let ready = managed.notes("READY=1");
     assert_eq!(ready[0]["said"][1], json!(format!("STATUS=serving on edge 127.0.0.1:{port}")));
-    // A reload that is applied, and one that is not.
+    // The first reload is applied, and the second one is rejected.
     managed.configure("limits: {connections: 100}\n");
     managed.peer.tell(&json!({"signal": 1}));
     managed.until("READY=1", 2);
@@ -161,7 +162,7 @@ fn a_hundred_restarts_with_passed_sockets_refuse_nobody() {
     if !has_python() {
         return;
     }
-    // As many sockets as workers.
+    // The manager passes as many sockets as there are workers.
     let mut managed = Managed::new("", "2", &[]);
     managed.start();
     let address = managed.address();
@@ -171,7 +172,8 @@ fn a_hundred_restarts_with_passed_sockets_refuse_nobody() {
             let (done, served) = (done.clone(), served.clone());
             thread::spawn(move || {
                 while !done.load(Ordering::Relaxed) {
-                    // Only whether it connects, and is then served, is asked: the drain of a restart is short.
+                    // A restart may cut this connection, because the gateway drains for a short time only. So only the connect
+                    // must succeed, and clients that get no answer are not counted.
                     let mut stream = TcpStream::connect(address).expect("never refused");
                     stream.set_read_timeout(Some(Duration::from_secs(30))).expect("set");
                     stream.write_all(&hello(NAME)).expect("sent");
@@ -209,7 +211,7 @@ fn the_watchdog_is_fed_while_every_worker_turns_and_not_longer() {
     if let Some(why) = held["done"].as_str() {
         return skip(&format!("a thread cannot be held here: {why}"));
     }
-    // What was asked before the worker stopped may still come.
+    // Notifications that were sent before the worker stopped may still arrive.
     thread::sleep(Duration::from_millis(500));
     let fed = managed.notes("WATCHDOG=1").len();
     thread::sleep(Duration::from_secs(2));
@@ -228,13 +230,14 @@ fn what_is_passed_and_does_not_fit_is_said() {
         let mut managed = Managed::new("", sockets, variables);
         managed.peer.tell(&json!({"start": true}))["done"].clone()
     };
-    // More sockets than workers, and more than any manager passes.
+    // The gateway ends if it is given more sockets than it has workers, or a number of sockets beyond any limit.
     assert_eq!(run("3", &[]), json!({"ended": 1}));
     assert_eq!(run("1", &["LISTEN_FDS=2000000000"]), json!({"ended": 1}));
-    // Descriptors that are not there, and that are no listening sockets: the peer's standard streams are copied there.
+    // The gateway also ends if the passed descriptors are not open, or if they are not listening sockets (here: copies of the
+    // script's standard streams).
     assert_eq!(run("1", &["LISTEN_FDS=900", "LISTEN_FDNAMES=edge"]), json!({"ended": 1}));
     assert_eq!(run("0", &["LISTEN_FDS=1", "LISTEN_FDNAMES=edge"]), json!({"ended": 1}));
-    // A name that no listener has: the listener binds for itself, which it cannot on port 1 here, or must not.
+    // If no listener has the name of the socket, the listener binds its own address.
     let mut managed = Managed::new("", "1", &["LISTEN_FDNAMES=another"]);
     let path = managed.folder.path().join("isthmus.yaml");
     let text = std::fs::read_to_string(&path).expect("read");
@@ -253,7 +256,7 @@ fn systemd_takes_the_unit_and_finds_it_hardened() {
         return skip("there is no systemd-analyze");
     }
     let folder = tempfile::tempdir().expect("a folder");
-    // The unit names an installed binary.
+    // The unit names an installed binary, which is replaced by the one under test.
     for name in ["isthmus.service", "isthmus.socket"] {
         let unit = std::fs::read_to_string(example(name)).expect("a unit");
         std::fs::write(folder.path().join(name), unit.replace("/usr/bin/isthmus", BINARY)).expect("written");
@@ -268,7 +271,7 @@ fn systemd_takes_the_unit_and_finds_it_hardened() {
     };
     let text = analyze(&["verify", "--man=no", "./isthmus.service", "./isthmus.socket"]);
     assert!(!text.contains("isthmus."), "{text}");
-    // 0.0 is the safest, 10.0 the least safe.
+    // An exposure level of 0.0 is the safest, 10.0 the least safe.
     let text = analyze(&["security", "--offline=true", "--threshold=20", "./isthmus.service"]);
     let overall = text.lines().find(|line| line.contains("Overall exposure level")).expect("a level");
     eprintln!("{overall}");

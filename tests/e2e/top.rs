@@ -9,13 +9,13 @@ use crate::admin_socket::{Process, isthmus};
 use crate::support::gateway::BINARY;
 use crate::support::{eventually, skip};
 
-/// A tmux server of its own, with one window; ended when dropped.
+/// A tmux server with one window; killed when dropped.
 struct Terminal {
     folder: TempDir,
 }
 
 impl Terminal {
-    /// Opens a window in which a shell runs this; `None` where there is no tmux.
+    /// Opens a window in which a shell runs this command. Returns `None` if tmux is not installed.
     fn open(shell: &str) -> Option<Self> {
         let terminal = Self { folder: tempfile::tempdir().expect("a folder") };
         let ran = terminal.tmux(&["-f", "/dev/null", "new-session", "-d", "-x", "110", "-y", "30", shell]);
@@ -55,7 +55,8 @@ impl Drop for Terminal {
     }
 }
 
-/// Runs `isthmus top` and then says how it ended, with the modes of the terminal before and after it in files.
+/// Returns a shell command that runs `isthmus top`, prints its exit code, and stores the terminal modes from before and after
+/// it in files.
 fn shell(folder: &Path) -> String {
     let folder = folder.display();
     format!(
@@ -65,7 +66,7 @@ fn shell(folder: &Path) -> String {
 }
 
 fn is_restored(folder: &Path) {
-    // The first line has the size, which a test changes.
+    // The first line contains the size, which the test changes.
     let modes = |name: &str| {
         let text = std::fs::read_to_string(folder.join(name)).expect("written");
         text.lines().skip(1).map(str::to_owned).collect::<Vec<_>>()
@@ -93,10 +94,10 @@ fn it_shows_the_gateway_follows_the_keys_and_leaves_the_terminal_as_it_was() {
     terminal.shows("0 of 1 contain \"zz\"");
     terminal.press("Escape");
     terminal.shows("1 services and routes");
-    // Another size, drawn anew.
+    // After a change of size, the screen is redrawn.
     terminal.tmux(&["resize-window", "-x", "60", "-y", "12"]).expect("resized");
     terminal.shows("q quit  1-5 or tab view  up/down scroll");
-    // The gateway goes, and another one comes.
+    // The gateway ends, and another one starts.
     gateway.child.kill().expect("killed");
     gateway.ended();
     let away = terminal.shows("no answer from unix:");
@@ -116,7 +117,7 @@ fn it_shows_the_gateway_follows_the_keys_and_leaves_the_terminal_as_it_was() {
 fn signals_restore_the_terminal_too() {
     for (signal, by_key) in [("TERM", false), ("HUP", false), ("INT", true)] {
         let folder = tempfile::tempdir().expect("a folder");
-        // Nobody answers: that must not keep it from ending.
+        // No gateway answers; `top` must still end on request.
         let Some(terminal) = Terminal::open(&shell(folder.path())) else {
             return skip("top: no tmux");
         };

@@ -1,4 +1,4 @@
-//! Transfers that end whole or by a reset, and peers that take nothing of them.
+//! Transfers that end complete or with a reset, and peers that stop reading.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -34,12 +34,12 @@ fn skip_hello(stream: &mut TcpStream) {
     stream.read_exact(&mut vec![0; hello(NAME).len()]).expect("the hello");
 }
 
-/// The byte at a place of every transfer.
+/// Returns the byte at an offset of every transfer.
 fn byte(place: usize) -> u8 {
     ((place * 31) >> 5).to_le_bytes()[0]
 }
 
-/// Random numbers by a seed (SplitMix64).
+/// A generator of random numbers from a seed (SplitMix64).
 struct Random(u64);
 
 impl Random {
@@ -50,7 +50,7 @@ impl Random {
     }
 }
 
-/// Sends a transfer with some of its bytes urgent, and its end.
+/// Sends a transfer and its end; some of the bytes are urgent.
 fn send_urgently(stream: &mut TcpStream, length: usize, seed: u64) {
     let mut random = Random(seed);
     let mut urgent: Vec<usize> = (0..12).map(|_| random.below(length)).collect();
@@ -69,7 +69,8 @@ fn send_urgently(stream: &mut TcpStream, length: usize, seed: u64) {
     stream.shutdown(Shutdown::Write).expect("shut");
 }
 
-/// A reader that takes urgent bytes as any other would see every one; the gateway passes them on in their place.
+/// The gateway forwards urgent bytes at their position in the stream. A reader that reads urgent bytes inline therefore gets
+/// every byte.
 #[test]
 fn urgent_bytes_cut_no_transfer_short() {
     const LENGTH: usize = 13 << 20;
@@ -109,7 +110,7 @@ fn urgent_bytes_cut_no_transfer_short() {
     assert!(spliced > (RUNS as f64) * LENGTH as f64, "most of it goes over splice: {spliced}");
 }
 
-/// Sends without end, or reads nothing, by the first byte after the hello.
+/// Returns a backend that sends without end or reads nothing; the byte after the hello selects which.
 fn tireless() -> Backend {
     Backend::start(|mut stream| {
         skip_hello(&mut stream);
@@ -137,7 +138,7 @@ fn a_peer_that_reads_nothing_is_reset_in_time_and_one_that_reads_slowly_is_not()
     let ended = || gateway.access_log().iter().filter(|line| line["reason"] == "stalled").count();
     let mut read = vec![0; 1 << 20];
     while ended() < 2 && began.elapsed() < Duration::from_secs(30) {
-        // Some of what came in the meantime.
+        // Reads part of the data that has arrived meanwhile.
         let count = slow.read(&mut read).expect("it goes on");
         assert!(count > 0);
         std::thread::sleep(Duration::from_millis(50));
@@ -160,14 +161,15 @@ fn a_stream_of_which_nothing_is_read_is_reset_in_time() {
     let mut raw = Frames::connect(gateway.listener("hbone"), caller()).expect("let in");
     raw.send(&ask(1, "bulk.shop.mesh:80")).expect("sent");
     raw.until(HEADERS).expect("an answer");
-    // Its window is never opened again.
+    // The gateway never widens the window of the stalled stream.
     let reset = raw.until(RST_STREAM).expect("the connection lives");
     assert_eq!(reset.stream, 1);
     gateway.logged("its end", |line| line["reason"] == "stalled");
     raw.send(&[ask(3, "bulk.shop.mesh:80"), frame(DATA, 0, 3, b"x")].concat()).expect("the others go on");
 }
 
-/// A TLS server answers a hello at once, so that nobody waits for one that has not.
+/// A TLS server answers a hello at once. If an endpoint has not answered and the client has ended, the gateway therefore does
+/// not wait long.
 #[test]
 fn a_client_that_has_ended_before_any_answer_does_not_stay_for_long() {
     let listener = TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
@@ -179,7 +181,7 @@ fn a_client_that_has_ended_before_any_answer_does_not_stay_for_long() {
     let client = open(&gateway);
     client.shutdown(Shutdown::Write).expect("shut");
     drop(client);
-    // Longer than other waits, and what it is about.
+    // The deadline is longer than that of other tests, because the wait of 30 s itself is tested.
     let began = Instant::now();
     while gateway.access_log().is_empty() && began.elapsed() < Duration::from_secs(50) {
         std::thread::sleep(Duration::from_millis(100));

@@ -1,4 +1,5 @@
-//! Trust that is taken away by a reload: nobody is admitted by it after the reload was applied, however far its connection was.
+//! Reloads that remove trust: after the reload, no connection is admitted by the removed trust, however far its handshake or
+//! request had come.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -18,11 +19,11 @@ use crate::support::pki::Pki;
 const PARTNER: &str = "spiffe://partner/ns/a/sa/b";
 const AUTHORITY: &str = "echo.shop.mesh:80";
 
-/// A caller by HBONE that sends so many bytes of its connection, wherever that ends, and the rest later.
+/// An HBONE caller that stops after a given number of sent bytes, at any point of its connection, and sends the rest later.
 struct Paced {
     tls: ClientConnection,
     socket: TcpStream,
-    /// Made and not sent yet.
+    /// Bytes of TLS records that are not sent yet.
     unsent: Vec<u8>,
     sent: usize,
     asked: bool,
@@ -34,7 +35,7 @@ impl Paced {
         Self { tls, socket: connect(address), unsent: Vec::new(), sent: 0, asked: false }
     }
 
-    /// Goes on until it has sent so many bytes in all, or has asked for a stream.
+    /// Continues the TLS handshake and the CONNECT request until `bytes` bytes in total, or the whole request, have been sent.
     fn send_until(&mut self, bytes: usize) -> io::Result<()> {
         loop {
             let now = self.unsent.len().min(bytes - self.sent);
@@ -65,7 +66,7 @@ impl Paced {
         if count == 0 { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(count) }
     }
 
-    /// Sends the rest, reads to the end, and returns true if a stream was answered.
+    /// Sends the rest and reads to the end; returns true if the stream got a response.
     fn answered(mut self) -> bool {
         let mut frames = Vec::new();
         let mut alive = self.send_until(usize::MAX).is_ok();
@@ -85,7 +86,7 @@ impl Paced {
     }
 }
 
-/// Random numbers from a seed.
+/// Returns a random number below `below`, from a seed.
 fn random(seed: &mut u64, below: usize) -> usize {
     *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     (*seed >> 33) as usize % below
@@ -113,7 +114,7 @@ fn a_reload_that_withdraws_trust_admits_nobody_who_was_half_way() {
     let mut whole = Paced::new(address, &config);
     whole.send_until(usize::MAX).expect("sent");
     eventually("its stream", || (echo.accepted() == 2).then_some(()));
-    // A signature's length differs by a byte or two from one handshake to the next.
+    // The length varies, because a signature's length differs by a byte or two between handshakes.
     let length = whole.sent - 4;
     drop(whole);
     let mut seed: u64 =
@@ -124,18 +125,18 @@ fn a_reload_that_withdraws_trust_admits_nobody_who_was_half_way() {
         let accepted = echo.accepted();
         eventually("calm", || (gateway.metric("isthmus_connections_active", &[]) == 2.0).then_some(()));
         let mut half_way = Vec::new();
-        // Nothing sent, all but the end of the request, and anything between.
+        // The connections have sent nothing, everything except the end of the request, or a random part.
         for sent in [0, length].into_iter().chain((0..HALF_WAY).map(|_| random(&mut seed, length))) {
             let mut paced = Paced::new(address, &config);
             paced.send_until(sent).expect("sent");
             half_way.push((sent, paced));
         }
-        // And those with a connection, and no stream.
+        // These connections have no stream.
         let idle: Vec<Hbone> =
             (0..4).map(|_| Hbone::connect(address, config.clone()).expect("let in")).collect();
         gateway.reload(&narrowed);
         for hbone in &idle {
-            // Refused, or its connection has ended.
+            // The stream is refused (403), or its connection has ended (599).
             let refusal = hbone.open(AUTHORITY).err().expect("a connection that was there already");
             assert!([403, 599].contains(&refusal.0.as_u16()), "{refusal:?}");
         }
@@ -147,7 +148,7 @@ fn a_reload_that_withdraws_trust_admits_nobody_who_was_half_way() {
         gateway.reload(&trusting);
         let again = Hbone::connect(address, config.clone()).expect("let in again");
         assert!(again.open(AUTHORITY).is_ok());
-        // The endpoint counts a connection after the gateway has said that there is one.
+        // The endpoint may count a connection later than the gateway.
         eventually("its connection", || (echo.accepted() > accepted).then_some(()));
     }
     let reasons: std::collections::BTreeMap<String, usize> =

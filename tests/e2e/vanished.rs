@@ -1,4 +1,4 @@
-//! Peers that vanish: a host that goes away in the middle of a transfer sends neither FIN nor RST.
+//! Peers that vanish: a host that disappears during a transfer sends neither FIN nor RST.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -19,7 +19,8 @@ const SETUP: &str = "ip link set lo up";
 const NEAR_NAME: &str = "near.test";
 const FAR_NAME: &str = "far.test";
 
-/// Does what the first byte after the hello says: sends without end, reads to the end, or sends back what comes.
+/// Serves a connection. The first byte after the hello selects what it does: `d` sends without end, `u` reads to the end, and
+/// any other byte echoes.
 fn serve(mut stream: TcpStream, hello_bytes: usize) -> Option<End> {
     stream.read_exact(&mut vec![0; hello_bytes]).ok()?;
     let mut what = [0];
@@ -41,14 +42,14 @@ fn serve(mut stream: TcpStream, hello_bytes: usize) -> Option<End> {
     }
 }
 
-/// Asks for a name, and for one of the things that its endpoint does.
+/// Connects with a server name, and sends the byte that selects what the endpoint does (see [`serve`]).
 fn ask(address: std::net::SocketAddr, name: &str, what: u8) -> TcpStream {
     let mut client = connect(address);
     client.write_all(&[hello(name), vec![what]].concat()).expect("sent");
     client
 }
 
-/// Makes sure that a connection to an echo is passed on.
+/// Checks that the connection reaches an endpoint that echoes.
 fn echo(client: &mut TcpStream) {
     client.write_all(b"here").expect("sent");
     let mut answer = [0; 4];
@@ -114,17 +115,17 @@ fn peers_that_vanish_during_a_transfer_are_reset_in_time_and_idle_ones_are_not()
         let line = stalled(name);
         assert_eq!((&line["ended_by"], line["detail"].is_string()), (&"gateway".into(), true), "{line}");
     }
-    // The peers that are still there are told by a reset: neither takes what it has for the whole.
+    // The remaining peers get a reset, so that neither takes the bytes that it has received for the whole transfer.
     upload.join().expect("its connection is reset");
     assert_eq!(told.recv_timeout(PATIENCE), Ok(End::Reset));
-    // Connections to the same host that had nothing under way are as they were.
+    // Connections to the same host without bytes in flight stay open.
     eventually("the others", || (gateway.metric("isthmus_connections_active", &[]) == 2.0).then_some(()));
     assert_eq!(gateway.access_log().len(), 2);
     drop((download, idle_client, idle_caller));
 }
 
-/// The client's last word was that it has no room. It may take its time to make some, and is asked again and again; one that
-/// does not answer even that is gone.
+/// The client's last acknowledgement announced a window of zero. A live client may open the window much later, so the kernel
+/// probes the window again and again. This client does not even answer the probes, which shows that it has vanished.
 #[test]
 fn a_peer_that_vanishes_with_its_window_shut_is_gone_before_it_has_stalled() {
     const TEST: &str = "vanished::a_peer_that_vanishes_with_its_window_shut_is_gone_before_it_has_stalled";

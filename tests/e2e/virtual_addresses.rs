@@ -1,7 +1,8 @@
-//! An application that knows only a name, and a real Envoy beside it that is fed by us alone: the name leads to a virtual
-//! address, a connection to that address to Envoy, and Envoy to the endpoint by mutual TLS.
+//! An application that knows only a name, with a real Envoy beside it that the control plane alone configures: the name
+//! resolves to a virtual address, a connection to that address reaches Envoy, and Envoy connects to the endpoint with mutual
+//! TLS.
 //!
-//! The control plane runs in this process: its imported service is put into the world by hand.
+//! The control plane runs in this process: the test itself puts the imported service into the snapshot.
 
 use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -48,14 +49,14 @@ use crate::support::{eventually, namespace};
 const NAME: &str = "ratings.pay.west.global";
 const CLIENT_ID: &str = "spiffe://cluster.local/ns/front/sa/web";
 const SERVER_ID: &str = "spiffe://cluster.local/ns/pay/sa/ratings";
-/// What `docs/dns.md` tells the operator of the application's host to do.
+/// The setup of the application's host, as `docs/dns.md` tells the operator.
 const SETUP: &str = "
 ip link set lo up
 ip route add local 240.250.0.0/16 dev lo
 ip -6 route add local fd69:7374:686d::/48 dev lo
 ";
 
-/// The control plane, and the world that it hands out.
+/// The control plane, and the publisher of its snapshots.
 struct Control {
     publisher: Publisher,
     addresses: Vec<IpAddr>,
@@ -64,7 +65,7 @@ struct Control {
     _runtime: Runtime,
 }
 
-/// The peer that gives the service.
+/// Returns the peer that exports the service.
 fn west() -> Peer {
     let domain = |text: &str| TrustDomain::parse(text).expect("legal");
     Peer {
@@ -81,7 +82,8 @@ fn west() -> Peer {
     }
 }
 
-/// The world with an imported service of one endpoint, or without the service.
+/// Returns a snapshot, and the virtual addresses of its imported service. The service has one endpoint. If `endpoint` is
+/// `None`, the snapshot does not have the service.
 fn world(endpoint: Option<SocketAddr>, generation: u64) -> (Snapshot, Vec<IpAddr>) {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("isthmus.yaml");
@@ -154,7 +156,7 @@ impl Control {
         Self { publisher, addresses, xds: listening.address, dns, _runtime: runtime }
     }
 
-    /// Takes the service out of the world.
+    /// Withdraws the service.
     fn withdraw(&mut self) {
         let generation = self.publisher.current().generation + 1;
         let (snapshot, _) = world(None, generation);
@@ -162,7 +164,7 @@ impl Control {
         self.publisher.publish(snapshot, delta);
     }
 
-    /// Returns the IPv4 address that the name has, as an application would ask for it.
+    /// Resolves the name as an application would; returns its IPv4 address.
     fn resolve(&self) -> Option<IpAddr> {
         let socket = UdpSocket::bind("127.0.0.1:0").expect("a port");
         socket.connect(self.dns).expect("connected");
@@ -170,14 +172,14 @@ impl Control {
         socket.send(&query(7, NAME, 1)).expect("sent");
         let mut answer = [0; 512];
         let length = socket.recv(&mut answer).ok()?;
-        // One answer, which ends with the address.
+        // The response has one answer, whose last four bytes are the address.
         (answer[7] == 1).then_some(())?;
         let octets: [u8; 4] = answer.get(length - 4..length)?.try_into().ok()?;
         Some(octets.into())
     }
 }
 
-/// An Envoy that takes listeners on virtual addresses.
+/// Starts an Envoy that accepts listeners on virtual addresses if `takes` is true.
 fn client(binary: &OsString, control: SocketAddr, form: &str, takes: bool) -> Envoy {
     let folder = tempfile::tempdir().expect("a folder");
     let issued = PKI.issue(&[], Some(CLIENT_ID));
@@ -208,7 +210,7 @@ fn by_virtual_address(form: &str) {
         let answer = eventually("an answer", || call(&mut connect(address), "hello").ok());
         assert_eq!(answer.trim(), format!("ratings {CLIENT_ID}"), "through {address}, by mutual TLS");
     }
-    // Another port of the address, and another address, are nobody's.
+    // Another port of the address, and another virtual address, have no listener.
     assert!(std::net::TcpStream::connect((ipv4, 444)).is_err());
     assert!(std::net::TcpStream::connect(("240.250.255.1", 443)).is_err());
     control.withdraw();

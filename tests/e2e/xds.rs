@@ -1,5 +1,5 @@
-//! The xDS server against peers that share none of its code: the official messages over grpcio, gRPC's own xDS client,
-//! and clients that mean it harm. The scripts are in `tests/interop`; here are the servers that they are run against.
+//! The xDS server against peers that share none of its code: the official messages over grpcio, gRPC's own xDS client, and
+//! hostile clients. The scripts are in `tests/interop`; this file starts the servers for them.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -9,7 +9,7 @@ use std::thread;
 use crate::support::gateway::Gateway;
 use crate::support::{python, skip};
 
-/// Both at once, as they wait for changes of files most of the time.
+/// Both scripts run at the same time, because they wait for changes of files most of the time.
 #[test]
 fn both_forms_keep_to_the_protocol() {
     let Some(python) = python() else {
@@ -46,7 +46,8 @@ fn clients_that_misbehave_harm_nobody_else() {
     run(&python, "xds_hostile.py", gateway, &["--pid", &process]);
 }
 
-/// Its memory is compared with that of another server, whose clients are as many and ask for nothing.
+/// The script compares the memory of this server with the memory of a second server. The second server has the same number of
+/// clients, which subscribe to nothing.
 #[test]
 fn clients_that_do_not_read_cost_next_to_nothing() {
     let Some(python) = python() else {
@@ -68,7 +69,7 @@ fn python() -> Option<OsString> {
     python
 }
 
-/// A gateway with the registries `east` and `west` in its folder, for the script to write.
+/// Starts a gateway with the registries `east` and `west` in its folder, where the script writes them.
 fn server() -> Gateway {
     let folder = tempfile::tempdir().expect("a folder");
     for registry in ["east", "west"] {
@@ -78,13 +79,13 @@ fn server() -> Gateway {
     Gateway::start_in(folder, &config, &MEMORY)
 }
 
-/// Another server of the same registries.
+/// Starts another server with the same registries.
 fn replica_of(gateway: &Gateway) -> Gateway {
     let folder = tempfile::tempdir().expect("a folder");
     Gateway::start_in(folder, &config(gateway.folder()), &MEMORY)
 }
 
-/// The allocator gives back at once what it can, so that figures of memory are of what is used.
+/// Makes the allocator return unused memory to the kernel at once, so that the figures show what is in use.
 const MEMORY: [(&str, &str); 1] = [("MIMALLOC_PURGE_DELAY", "0")];
 
 fn config(registries: &Path) -> String {
@@ -100,7 +101,7 @@ fn config(registries: &Path) -> String {
     )
 }
 
-/// Runs a script to its end, which the gateway has to outlive; what it said is shown.
+/// Runs a script to its end and prints its output; the gateway must still run afterwards.
 #[track_caller]
 fn run(python: &OsString, script: &str, mut gateway: Gateway, more: &[&str]) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop").join(script);

@@ -1,4 +1,4 @@
-//! xDS by mutual TLS, for a client of gRPC's own: who it has to be, and what it may claim.
+//! xDS over mutual TLS with gRPC's own client: the identities that are admitted, and the networks that they may claim.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
@@ -25,17 +25,17 @@ services:
   - {hostname: a.shop.mesh, namespace: shop, ports: [{name: p, port: 80}], endpoints: [{address: 10.0.0.1}]}
 ";
 
-/// A folder with what the server shows, and whom it trusts.
+/// Returns a folder with the server's certificate and the roots that it trusts.
 fn server() -> TempDir {
     let own = folder();
-    // The library looks for a DNS name in it.
+    // gRPC's client verifies a DNS name in the certificate.
     let issued = PKI.issue(&["gateway.test"], Some(OWN));
     std::fs::write(own.path().join("cert.pem"), issued.certificate_pem).expect("written");
     std::fs::write(own.path().join("key.pem"), issued.key_pem).expect("written");
     own
 }
 
-/// A client with a certificate of this CA.
+/// Starts a client with a certificate of this CA.
 fn client(
     python: &OsStr,
     address: &str,

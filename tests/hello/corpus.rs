@@ -1,4 +1,4 @@
-//! Reads `tests/corpus/*.hello`; the format is in the README there.
+//! Reads `tests/corpus/*.hello`; the README in that folder describes the format.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ pub(crate) struct Case {
     pub(crate) expected: Judged,
 }
 
-/// Every case, by name.
+/// Returns all cases, sorted by name.
 pub(crate) fn read() -> Vec<Case> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus");
     let files = fs::read_dir(folder).expect("the corpus").map(|entry| entry.expect("an entry").path());
@@ -55,7 +55,7 @@ fn admit(name: &str, alpn: Vec<Vec<u8>>, length: Option<usize>) -> Judged {
     Judged::Admit { name: name.to_owned(), alpn, length: length.expect("a length") }
 }
 
-/// `\xNN` is the byte NN, everything else itself.
+/// Returns the bytes of a text: `\xNN` is the byte NN, any other character is itself.
 fn unescape(text: &str) -> Vec<u8> {
     let mut parts = text.split("\\x");
     let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();

@@ -1,4 +1,5 @@
-//! The fuzz targets on stable Rust: over their corpora, and over mutations of these by seed.
+//! Runs the fuzz targets on stable Rust, over their corpora and over mutations of the inputs there, which depend only on a
+//! seed.
 
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -7,12 +8,12 @@ use std::path::Path;
 use crate::random::Random;
 use crate::targets::ALL;
 
-/// The longest mutated input.
+/// The length of the longest mutated input in bytes.
 const BYTES_MAX: usize = 4_096;
-/// Values that programs compare with.
+/// Values at which programs often branch.
 const EDGES: [&[u8]; 8] = [b"\0", b"\xff", b"\x7f", b"\xff\xff", b"\0\0", b":", b".", b"\n"];
 
-/// The corpus of a target, in the order of its files' names.
+/// Returns the inputs in the corpus of a target, each with its name, in the order of the names.
 pub(crate) fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/corpus").join(target);
     let mut files: Vec<_> = fs::read_dir(&folder)
@@ -28,7 +29,7 @@ pub(crate) fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
     files
 }
 
-/// Runs a target over its corpus, and over so many mutations.
+/// Runs a target over its corpus, and over this number of mutations.
 pub(crate) fn run(target: &str, mutations: u64) {
     let (_, run) = ALL.iter().find(|(name, _)| *name == target).expect("a target");
     let check = |what: String, input: &[u8]| {

@@ -1,12 +1,12 @@
-//! Hellos by seed: first a legal one, then some of what clients and attackers do to it, part by part:
-//! the name, the extensions, the head, single bytes, the records, and what follows or is missing.
+//! Generates a hello from a seed. It makes a legal hello, and then applies some changes as clients and attackers make them: to
+//! the name, the extensions, the head, single bytes or the records, or by adding or removing bytes.
 
 use crate::random::Random;
 
 const SERVER_NAME: u16 = 0;
 const ALPN: u16 = 16;
 
-/// A ClientHello taken apart.
+/// The parts of a ClientHello.
 struct Draft {
     version: u16,
     session: Vec<u8>,
@@ -15,7 +15,7 @@ struct Draft {
     extensions: Option<Vec<(u16, Vec<u8>)>>,
 }
 
-/// The bytes that a client of this seed sends.
+/// Returns the bytes that the client of this seed sends.
 pub(crate) fn stream(seed: u64) -> Vec<u8> {
     let mut random = Random::new(seed);
     let random = &mut random;
@@ -92,7 +92,7 @@ fn legal(random: &mut Random) -> Draft {
     }
     random.shuffle(&mut extensions);
     if random.chance(20) {
-        // RFC 7685; now and then near or past the limit of 16 KiB.
+        // Padding (RFC 7685); now and then it brings the hello near or beyond the limit of 16 KiB.
         let size = if random.chance(20) { 13_500 + random.below(4000) } else { random.below(600) };
         extensions.push((21, vec![0; size]));
     }
@@ -134,7 +134,7 @@ fn protocols(random: &mut Random) -> Vec<Vec<u8>> {
     (0..=random.below(4)).map(|_| list8(KNOWN[random.below(KNOWN.len())])).collect()
 }
 
-/// Mostly a legal host name, now and then one that is not, or an address.
+/// Returns a host name that is mostly legal; now and then it is illegal, or an address.
 fn name(random: &mut Random) -> Vec<u8> {
     match random.below(20) {
         0..8 => labels(random).join(&b'.'),
@@ -316,7 +316,7 @@ fn message(random: &mut Random, draft: &Draft) -> Vec<u8> {
         body.extend(list16(&block));
     }
     match random.below(100) {
-        // A length inside the head or the block, off by a little, or bytes behind the block.
+        // Adds bytes after the extension block, changes one byte, or cuts the body off, so that an inner length may be wrong.
         0 => body.extend(random.bytes(2)),
         1 => {
             let at = random.below(body.len());
@@ -354,7 +354,7 @@ fn records(random: &mut Random, message: &[u8]) -> Vec<u8> {
         }
     }
     if random.chance(1) {
-        // One record around the longest that is legal, filled by one legal hello.
+        // A record of about the largest legal size, filled by one legal hello.
         let size = *random.pick(&[16_384, 16_385, 17_000, 18_431, 18_432]);
         stream = record(22, 1, &padded_to(size));
     }
@@ -370,7 +370,7 @@ fn records(random: &mut Random, message: &[u8]) -> Vec<u8> {
     stream
 }
 
-/// A legal hello whose message is of this size.
+/// Returns a legal hello whose handshake message has this size in bytes.
 fn padded_to(size: usize) -> Vec<u8> {
     let head = [&[3, 3][..], &[7; 32], &[0, 0, 2, 0x13, 0x01, 1, 0]].concat();
     let signatures = [0, 13, 0, 4, 0, 2, 4, 3];

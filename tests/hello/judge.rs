@@ -1,9 +1,10 @@
-//! Our verdict on a stream in the words of the corpus: the scanner's, and the name's.
+//! The verdict on a stream in the words of the corpus. It combines the scanner's verdict on the hello with the verdict on the
+//! server name.
 
 use isthmus::model::name::{NameBuffer, canonical, is_ip_literal};
 use isthmus::wire::client_hello::{HelloFault, Scanner, Scratch, Verdict};
 
-/// Defaults of `hello.maxBytes` and `hello.maxRecords`.
+/// The defaults of `hello.maxBytes` and `hello.maxRecords`.
 const BYTES_MAX: usize = 16 * 1024;
 const RECORDS_MAX: usize = 64;
 
@@ -19,7 +20,7 @@ pub(crate) enum Judged {
     },
     /// More bytes are needed.
     Incomplete,
-    /// Not one byte has come.
+    /// No byte was received.
     Nothing,
 }
 
@@ -34,7 +35,7 @@ impl Judged {
     }
 }
 
-/// What the scanner alone says, copied out.
+/// The scanner's verdict alone, without borrowed data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Scanned {
     NeedMore,
@@ -46,7 +47,8 @@ pub(crate) fn judge(stream: &[u8]) -> Judged {
     judge_pieces(stream, [stream.len()]).0
 }
 
-/// The verdict on a stream that comes in pieces with these ends, and the end at which it fell.
+/// Gives a stream to the scanner in pieces that end at the offsets `ends`. Returns the verdict, and the end of the piece that
+/// decided the verdict.
 pub(crate) fn judge_pieces(stream: &[u8], ends: impl IntoIterator<Item = usize>) -> (Judged, usize) {
     let mut scanner = Scanner::new(BYTES_MAX, RECORDS_MAX);
     let mut scratch = Scratch::new();

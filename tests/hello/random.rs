@@ -1,4 +1,4 @@
-//! Random numbers by seed (SplitMix64): the same seed gives the same hello on every machine.
+//! Random numbers from a seed (SplitMix64): the same seed gives the same hello on every machine.
 
 pub(crate) struct Random(u64);
 
@@ -15,13 +15,13 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `limit`, which is not zero.
+    /// Returns a number below `limit`, which must not be zero.
     pub(crate) fn below(&mut self, limit: usize) -> usize {
         let limit = u64::try_from(limit).expect("fits");
         usize::try_from(self.number() % limit).expect("fits")
     }
 
-    /// True `percent` times out of a hundred.
+    /// Returns true with a probability of `percent` %.
     pub(crate) fn chance(&mut self, percent: usize) -> bool {
         self.below(100) < percent
     }
@@ -44,7 +44,7 @@ impl Random {
         }
     }
 
-    /// The ends of pieces that a stream of this length is cut into; the last is its end.
+    /// Returns the ends of random pieces of a stream of this length; the last end is the length.
     pub(crate) fn cuts(&mut self, length: usize) -> Vec<usize> {
         let count = 1 + self.below(8);
         let mut ends: Vec<usize> = (0..count).map(|_| self.below(length + 1)).chain([length]).collect();

@@ -1,5 +1,4 @@
-//! An authority that certifies a gateway: `tests/interop/identity_peer.py`, which takes its orders line by
-//! line.
+//! An authority that certifies a gateway: the script `tests/interop/identity_peer.py`, which reads one command per line.
 
 use std::path::Path;
 
@@ -12,8 +11,8 @@ use super::{python, skip};
 pub struct Authority(Peer);
 
 impl Authority {
-    /// Starts Istio's authority or the Workload API, with its files in a folder; `None`, after reporting a
-    /// skip, without the Python for it.
+    /// Starts Istio's authority or the Workload API, which keeps its files in `folder`. Returns `None`, after reporting a skip,
+    /// if no Python has the packages that the script needs.
     pub fn start(kind: &str, folder: &Path, told: &Value) -> Option<Self> {
         let Some(python) = python::with_authorities() else {
             skip(
@@ -26,8 +25,8 @@ impl Authority {
         Some(Self(peer))
     }
 
-    /// Sends an order; returns when it was carried out, with the serial numbers of the certificates (Workload
-    /// API).
+    /// Sends a command and waits until the script has carried it out. Returns the serial numbers of the certificates by SPIFFE
+    /// ID, if the script acts as the Workload API.
     #[track_caller]
     pub fn tell(&mut self, what: &Value) -> Value {
         self.0.tell(what)["serials"].clone()
@@ -38,7 +37,7 @@ impl Authority {
         self.0.port()
     }
 
-    /// Returns the calls so far.
+    /// Returns the calls that the authority has received so far.
     pub fn calls(&self) -> Vec<Value> {
         self.0.of("call")
     }

@@ -1,4 +1,4 @@
-//! Backends with a given behaviour, each on a port of its own.
+//! Backends with a given behaviour, each on its own port.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -8,7 +8,7 @@ use std::thread;
 
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
-/// A listening socket whose connections are handled by a function, each in a thread.
+/// A listening socket; a function handles each connection in its own thread.
 pub struct Backend {
     pub address: SocketAddr,
     accepted: Arc<AtomicUsize>,
@@ -24,7 +24,7 @@ impl Backend {
         Self::serve(TcpListener::bind(address).expect("a port"), handle)
     }
 
-    /// Serves connections of a socket that listens already.
+    /// Serves the connections of a socket that is already listening.
     pub fn serve(listener: TcpListener, handle: impl Fn(TcpStream) + Send + Sync + 'static) -> Self {
         let address = listener.local_addr().expect("bound");
         let accepted = Arc::new(AtomicUsize::new(0));
@@ -45,7 +45,7 @@ impl Backend {
         self.accepted.load(Ordering::SeqCst)
     }
 
-    /// Serves by sending back all bytes, without TLS; a FIN is answered with a FIN.
+    /// Starts a backend that echoes all bytes without TLS and answers a FIN with a FIN.
     pub fn echo() -> Self {
         Self::start(|mut stream| {
             let mut bytes = [0; 16 * 1024];
@@ -57,12 +57,12 @@ impl Backend {
         })
     }
 
-    /// Terminates TLS, and sends back all bytes, with its own mark before each read.
+    /// Starts a backend that terminates TLS and echoes all bytes; it sends `mark` before each echoed chunk.
     pub fn tls_echo(config: Arc<ServerConfig>, mark: &'static str) -> Self {
         Self::start(move |stream| tls_echo(stream, config.clone(), mark))
     }
 
-    /// Resets each connection after its first bytes.
+    /// Starts a backend that resets each connection after it has received the first bytes.
     pub fn resetting() -> Self {
         Self::start(|mut stream| {
             let _ = stream.read(&mut [0; 16]);
@@ -71,7 +71,7 @@ impl Backend {
     }
 }
 
-/// Serves one TLS connection.
+/// Serves one TLS connection as [`Backend::tls_echo`] does.
 pub fn tls_echo(stream: TcpStream, config: Arc<ServerConfig>, mark: &str) {
     let connection = ServerConnection::new(config).expect("a connection");
     let mut tls = StreamOwned::new(connection, stream);
@@ -89,16 +89,17 @@ pub fn tls_echo(stream: TcpStream, config: Arc<ServerConfig>, mark: &str) {
     }
 }
 
-/// Closes with a reset.
+/// Closes the connection with a reset.
 pub fn reset(stream: &TcpStream) {
     socket2::SockRef::from(stream).set_linger(Some(std::time::Duration::ZERO)).expect("set");
 }
 
-/// Returns an address that refuses connections: a bound socket that does not listen keeps the port.
+/// Returns an address that refuses connections: a socket is bound to it, so that no other program takes the port, but the
+/// socket does not listen.
 pub fn refusing() -> SocketAddr {
     use socket2::{Domain, Socket, Type};
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
-    // A test that binds this very port may have it later.
+    // Allows a test to bind this port later.
     socket.set_reuse_address(true).expect("set");
     socket.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("a free port");
     let address = socket.local_addr().expect("bound").as_socket().expect("an address");
@@ -118,7 +119,7 @@ impl Silent {
         Self::bound_to([127, 0, 0, 1])
     }
 
-    /// Is silent at every address of this host.
+    /// Binds the silent listener to every address of this host.
     pub fn anywhere() -> Self {
         Self::bound_to([0, 0, 0, 0])
     }

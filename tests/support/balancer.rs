@@ -1,4 +1,4 @@
-//! HAProxy and nginx as Debian packages them, each started with a config of the test.
+//! HAProxy and nginx as Debian packages them; the test gives the config of each.
 
 use std::fs::File;
 use std::net::{SocketAddr, TcpStream};
@@ -10,18 +10,18 @@ use tempfile::TempDir;
 use super::etcd::free_ports;
 use super::{eventually, skip};
 
-/// The module that lets nginx pass TCP connections on.
+/// The nginx module that forwards TCP connections.
 const STREAM: &str = "/usr/lib/nginx/modules/ngx_stream_module.so";
 
 /// A running balancer; killed when dropped.
 pub struct Balancer {
-    /// The address that it takes connections at.
+    /// The address at which the balancer accepts connections.
     pub address: SocketAddr,
     child: Child,
     folder: TempDir,
 }
 
-/// Returns an address that nobody listens on at the moment.
+/// Returns an address on which no process listens at the moment.
 pub fn free() -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], free_ports(1)[0]))
 }
@@ -36,8 +36,8 @@ fn command(name: &str, test: &str) -> Option<Command> {
 }
 
 impl Balancer {
-    /// Starts HAProxy with these sections; `None`, after reporting a skip, if it is not installed. What it logs is in
-    /// [`log`](Self::log).
+    /// Starts HAProxy with these config sections. Returns `None`, after reporting a skip, if HAProxy is not installed.
+    /// [`log`](Self::log) returns its log lines.
     pub fn haproxy(test: &str, address: SocketAddr, sections: &str) -> Option<Self> {
         let config = format!(
             "global\n  log stdout format raw local0\ndefaults\n  mode tcp\n  log global\n  timeout connect 5s\n  \
@@ -53,15 +53,15 @@ impl Balancer {
         Some(Self::start(command, address, config))
     }
 
-    /// Starts nginx with these directives in its `stream` block; `None`, after reporting a skip, if it or its stream module
-    /// is not installed. `access_log log FORMAT;` writes what is in [`log`](Self::log).
+    /// Starts nginx with these directives in its `stream` block. Returns `None`, after reporting a skip, if nginx or its stream
+    /// module is not installed. With the directive `access_log log FORMAT;`, [`log`](Self::log) returns the access log.
     pub fn nginx(test: &str, address: SocketAddr, directives: &str) -> Option<Self> {
         let mut command = command("nginx", test)?;
         if !Path::new(STREAM).exists() {
             skip(&format!("{test}: nginx has no stream module (Debian's libnginx-mod-stream)"));
             return None;
         }
-        // One process, so that the end of the test ends all of it.
+        // A single process, so that killing it at the end of the test leaves no nginx process behind.
         let config = format!(
             "load_module {STREAM};\ndaemon off;\nmaster_process off;\npid nginx.pid;\nerror_log stderr;\n\
              events {{}}\nstream {{\n{directives}\n}}\n"
@@ -87,13 +87,13 @@ impl Balancer {
         Self { address, child, folder }
     }
 
-    /// Returns the lines that it has logged.
+    /// Returns the lines that the balancer has logged.
     pub fn log(&self) -> Vec<String> {
         let log = std::fs::read_to_string(self.folder.path().join("log")).expect("a log");
         log.lines().map(str::to_owned).collect()
     }
 
-    /// Waits for a line of its log that begins with this text.
+    /// Waits for a line of the balancer's log that begins with `begin`.
     #[track_caller]
     pub fn logged(&self, begin: &str) -> String {
         eventually(begin, || self.log().into_iter().find(|line| line.starts_with(begin)))

@@ -1,4 +1,4 @@
-//! Clients: TLS by rustls, and hellos as bytes.
+//! Test clients: TLS connections by rustls, and the raw bytes of hellos.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -13,7 +13,7 @@ use super::pki::PKI;
 /// A TLS connection through a gateway.
 pub type Tls = StreamOwned<ClientConnection, TcpStream>;
 
-/// Connects, with a time limit on every read.
+/// Connects to `address`; a read fails after 30 s.
 pub fn connect(address: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect_timeout(&address, Duration::from_secs(10)).expect("the gateway");
     stream.set_read_timeout(Some(Duration::from_secs(30))).expect("set");
@@ -21,7 +21,7 @@ pub fn connect(address: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Performs a TLS handshake with this SNI; the error is what the client sees.
+/// Performs a TLS handshake with this SNI; the error is the one that the client observes.
 pub fn tls_with(config: Arc<ClientConfig>, address: SocketAddr, name: &str) -> io::Result<Tls> {
     let name = ServerName::try_from(name.to_owned()).map_err(io::Error::other)?;
     let mut connection = ClientConnection::new(config, name).map_err(io::Error::other)?;
@@ -32,11 +32,12 @@ pub fn tls_with(config: Arc<ClientConfig>, address: SocketAddr, name: &str) -> i
     Ok(StreamOwned::new(connection, stream))
 }
 
-/// Performs a TLS handshake except for the last bytes of the client, which are returned to be sent later: the
-/// server has read the client's certificate by then.
+/// Performs a TLS handshake, but keeps back the client's last byte, and returns that byte for the test to send later. The
+/// server can read the client's certificate meanwhile.
 pub fn tls_almost(config: &ClientConfig, address: SocketAddr) -> (TcpStream, Vec<u8>) {
     let mut config = config.clone();
-    // The handshake is cut into many records, so that a server reads some of them.
+    // The handshake is cut into many records. The last byte belongs to the last record, so the server can process all other
+    // records without this byte.
     config.max_fragment_size = Some(64);
     let mut connection = ClientConnection::new(Arc::new(config), address.ip().into()).expect("a client");
     let mut stream = connect(address);
@@ -63,7 +64,7 @@ pub fn tls(address: SocketAddr, name: &str) -> io::Result<Tls> {
 
 /// Sends a line, and reads a line.
 pub fn call(stream: &mut (impl Read + Write), text: &str) -> io::Result<String> {
-    // One record, so that it is read in one piece.
+    // The text and the newline are one TLS record, so that the server reads them at once.
     stream.write_all(format!("{text}\n").as_bytes())?;
     stream.flush()?;
     let mut answer = Vec::new();
@@ -74,7 +75,7 @@ pub fn call(stream: &mut (impl Read + Write), text: &str) -> io::Result<String> 
     Ok(String::from_utf8_lossy(&answer).into_owned())
 }
 
-/// Returns the bytes of a hello as rustls writes it for this name.
+/// Returns the ClientHello that rustls writes for this name.
 pub fn hello(name: &str) -> Vec<u8> {
     let name = ServerName::try_from(name.to_owned()).expect("a name");
     let mut connection = ClientConnection::new(PKI.client(&[]), name).expect("a client");
@@ -83,8 +84,8 @@ pub fn hello(name: &str) -> Vec<u8> {
     bytes
 }
 
-/// Returns the description of the TLS alert that a refused client reads, and true if a FIN (and no reset)
-/// follows.
+/// Reads to the end. Returns the description of the fatal TLS alert, if that is all that was received, and true if the stream
+/// ended with a FIN (not a reset).
 pub fn read_alert(stream: &mut TcpStream) -> (Option<u8>, bool) {
     let mut bytes = Vec::new();
     let fin = stream.read_to_end(&mut bytes).is_ok();
@@ -95,7 +96,7 @@ pub fn read_alert(stream: &mut TcpStream) -> (Option<u8>, bool) {
     (alert, fin)
 }
 
-/// Accepts any certificate, and checks that the server has its key.
+/// Accepts any certificate, but checks that the server has the certificate's key.
 #[derive(Debug)]
 pub struct AnyCertificate;
 

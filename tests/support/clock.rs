@@ -1,4 +1,4 @@
-//! Processes whose wall clock is off, while their monotonic clock is right.
+//! Processes whose wall clock is wrong and whose monotonic clock is right.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 
 use super::skip;
 
-/// The library, or why there is none.
+/// The path of the library that shifts the wall clock, or the reason why it could not be compiled.
 static LIBRARY: LazyLock<Result<PathBuf, String>> = LazyLock::new(|| {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/shifted_clock.rs");
     let library =
@@ -26,8 +26,8 @@ static LIBRARY: LazyLock<Result<PathBuf, String>> = LazyLock::new(|| {
     }
 });
 
-/// Returns the environment of a process whose wall clock is ahead by so many seconds; `None`, and the test is skipped, if there is
-/// no compiler or no system call number for this architecture.
+/// Returns environment variables that set a process's wall clock ahead by `seconds`. Returns `None`, after reporting a skip, if
+/// there is no compiler, or if the library does not support this architecture.
 pub fn ahead_by(test: &str, seconds: i64) -> Option<[(&'static str, String); 2]> {
     if !cfg!(any(target_arch = "x86_64", target_arch = "aarch64")) {
         skip(&format!("{test}: no wall clock can be shifted on this architecture"));

@@ -1,5 +1,6 @@
-//! Thousands of clients of one source that never send a whole hello, in processes of their own, beside honest clients of a
-//! hundred other sources: what the gateway's memory and the honest clients notice of them.
+//! Measures the gateway's memory and the latency of honest clients while a crowd attacks the gateway. The crowd is thousands of
+//! clients with one source address that never send a whole hello, in processes of their own; the honest clients have a hundred
+//! other source addresses.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -15,17 +16,17 @@ use super::eventually;
 use super::gateway::Gateway;
 use super::raw::{self, connect_from};
 
-/// The source of the crowd.
+/// The source address of the crowd.
 const CROWD: Ipv4Addr = Ipv4Addr::new(127, 0, 2, 1);
-/// The number of honest sources.
+/// The number of honest source addresses.
 pub const HONEST: u8 = 100;
-/// Calls of all honest clients without the crowd.
+/// The number of honest calls that are measured without the crowd.
 const CALM_CALLS: usize = 2_000;
 
-/// The time between two honest calls.
+/// The pause after each honest call.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// The crowd, and the gateway that it meets.
+/// The size of the crowd, and the settings of the gateway.
 #[derive(Clone, Copy, Debug)]
 pub struct Scene {
     /// The number of silent clients.
@@ -38,33 +39,38 @@ pub struct Scene {
     pub pending_hellos: Option<usize>,
 }
 
-/// What was seen.
+/// The result of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
-    /// The most incomplete hellos at one time, by the limit in force.
+    /// The limit on pending hellos that the gateway's status shows.
     pub pending_max: usize,
-    /// The crowd's connections that ended as `hello_timeout`, and as `limit_global`.
+    /// The number of the crowd's connections that ended as `hello_timeout`.
     pub at_deadline: usize,
+    /// The number of the crowd's connections that ended as `limit_global`.
     pub evicted: usize,
-    /// The crowd's connections that ended for any other reason.
+    /// The number of the crowd's connections that ended for any other reason.
     pub otherwise: usize,
-    /// The longest time that one of the crowd was open.
+    /// The longest time for which a connection of the crowd was open.
     pub longest: Duration,
-    /// Resident memory in bytes: before, when most of the crowd was held, at most, and when all had gone.
+    /// The gateway's resident memory in bytes before the crowd came.
     pub before: u64,
+    /// The gateway's resident memory in bytes when it held the most connections.
     pub holding: u64,
+    /// The gateway's largest resident memory in bytes.
     pub peak: u64,
+    /// The gateway's resident memory in bytes after all connections ended.
     pub after: u64,
-    /// Connections when most of the crowd was held.
+    /// The largest number of connections that the gateway had open at the same time.
     pub held: f64,
-    /// Honest calls without the crowd and beside it, all served.
+    /// The latency of honest calls without the crowd.
     pub calm: Latency,
+    /// The latency of honest calls while the crowd attacked.
     pub beside: Latency,
-    /// Honest connections that ended for another reason than `ok`.
+    /// The number of honest connections that ended for another reason than `ok`.
     pub honest_refused: usize,
 }
 
-/// The times of some calls.
+/// The number of calls, and statistics of the time that they took.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Latency {
     pub calls: usize,
@@ -82,14 +88,14 @@ impl Latency {
     }
 }
 
-/// Returns an interpreter for the crowd; it needs no package.
+/// Returns the Python interpreter that runs the crowd's script, which needs no package.
 pub fn python() -> Option<OsString> {
     let found = std::env::var_os("ISTHMUS_PYTHON").unwrap_or_else(|| "python3".into());
     let tried = Command::new(&found).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     tried.is_ok_and(|status| status.success()).then_some(found)
 }
 
-/// A process with a part of the crowd; killed when dropped.
+/// A process with part of the crowd; killed when dropped.
 struct Part {
     child: Child,
     lines: BufReader<std::process::ChildStdout>,
@@ -126,7 +132,7 @@ impl Drop for Part {
     }
 }
 
-/// One call of an honest client: a connection, its hello, and the echo.
+/// Makes one call of an honest client (connects, sends its hello, and reads the echo), and returns the time that the call took.
 fn call(number: u8, address: SocketAddr) -> Duration {
     let begun = Instant::now();
     let mut client = connect_from(Ipv4Addr::new(127, 0, 1, number), address);
@@ -138,26 +144,26 @@ fn call(number: u8, address: SocketAddr) -> Duration {
     begun.elapsed()
 }
 
-/// Calls from one honest source after the other while `goes_on`.
+/// Makes calls from one honest source address after another while `goes_on` returns true. Returns the time that each call took.
 fn calls(address: SocketAddr, mut goes_on: impl FnMut(usize) -> bool) -> Vec<Duration> {
     let mut took = Vec::new();
     while goes_on(took.len()) {
         let number = u8::try_from(took.len() % usize::from(HONEST)).expect("below the number of sources");
         took.push(call(number + 1, address));
-        // Clients that never pause would be a crowd of their own.
+        // Without pauses the honest clients would be an attack themselves.
         std::thread::sleep(PAUSE);
     }
     took
 }
 
-/// Resident memory of a process in bytes.
+/// Returns the resident memory of a process in bytes.
 fn resident(process: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("a process");
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a field");
     line.split_whitespace().next().and_then(|text| text.parse::<u64>().ok()).expect("a number") * 1024
 }
 
-/// Plays a scene; the error says why it cannot be played here.
+/// Runs a scene; the error says why this host cannot run it.
 pub fn play(scene: Scene) -> Result<Seen, String> {
     let Some(python) = python() else { return Err("there is no python3".to_owned()) };
     let backend = Backend::echo();
@@ -187,7 +193,7 @@ pub fn play(scene: Scene) -> Result<Seen, String> {
     let seconds = scene.hello_timeout + 60;
     let mut parts = [("silent", scene.silent), ("drip", scene.dripping)]
         .map(|(kind, count)| Part::start(&python, address, count, kind, seconds));
-    // Honest clients call from the first of the crowd to the last.
+    // Honest clients call as long as a client of the crowd is connected.
     let begun = Instant::now();
     let took = calls(address, |made| {
         if made % 20 == 0 {

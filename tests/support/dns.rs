@@ -1,18 +1,19 @@
-//! A name server with settable answers that counts its questions. UDP, RFC 1035; one question per packet.
+//! A name server whose answers a test sets, and which counts the questions. It speaks UDP (RFC 1035) and expects one question
+//! per packet.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-/// The answer to questions about a name.
+/// The answer to questions about one name.
 #[derive(Clone, Debug)]
 pub enum Answer {
-    /// These addresses, each to questions of its type.
+    /// The addresses of the name; a question gets the addresses of its type (A or AAAA).
     Addresses { addresses: Vec<IpAddr>, ttl: u32 },
-    /// The name exists, without an address.
+    /// The name exists and has no address.
     Empty,
-    /// NXDOMAIN, as for names without an answer.
+    /// NXDOMAIN, which is also the answer for names without an entry.
     Unknown,
     /// SERVFAIL.
     Failure,
@@ -51,12 +52,12 @@ impl NameServer {
         self.state.lock().expect("not poisoned").answers.insert(name.to_owned(), answer);
     }
 
-    /// Answers with one address and a TTL of one second.
+    /// Sets the answer for a name: one address, with a TTL of one second.
     pub fn points(&self, name: &str, address: IpAddr) {
         self.answer(name, Answer::Addresses { addresses: vec![address], ttl: 1 });
     }
 
-    /// Returns the number of questions about a name.
+    /// Returns the number of questions about a name so far.
     pub fn asked(&self, name: &str) -> usize {
         self.state.lock().expect("not poisoned").asked.get(name).copied().unwrap_or(0)
     }
@@ -88,12 +89,12 @@ fn respond(query: &[u8], state: &Mutex<State>) -> Option<Vec<u8>> {
     });
     let records: Vec<Vec<u8>> = records.collect();
     let count = u8::try_from(records.len()).expect("few");
-    // The query's number; a response, recursion desired and available; one question, the answers, no other
+    // The query's ID; the flags (response, recursion desired, recursion available); one question, the answers, no other
     // section.
     let mut response = vec![query[0], query[1], 0x81, 0x80 | code, 0, 1, 0, count, 0, 0, 0, 0];
     response.extend_from_slice(&query[HEADER..end + 4]);
     for record in records {
-        // The name of the question, the type, class IN.
+        // A pointer to the question's name, then the record's type, and class IN.
         response.extend_from_slice(&[0xc0, 12]);
         response.extend_from_slice(&kind.to_be_bytes());
         response.extend_from_slice(&[0, 1]);
@@ -104,7 +105,7 @@ fn respond(query: &[u8], state: &Mutex<State>) -> Option<Vec<u8>> {
     Some(response)
 }
 
-/// Parses the name in the question; returns it with the offset behind it.
+/// Parses the name in the question, and returns it with the offset of the first byte after the name.
 fn name(query: &[u8]) -> Option<(String, usize)> {
     let (mut at, mut labels) = (HEADER, Vec::new());
     loop {

@@ -25,7 +25,7 @@ pub fn installed() -> Option<OsString> {
 }
 
 impl Envoy {
-    /// Starts with a config in a folder with further files, and waits until it is ready.
+    /// Starts Envoy with this config in a folder that may hold further files, and waits until Envoy is ready.
     #[track_caller]
     pub fn start(binary: &OsString, folder: TempDir, config: &str) -> Self {
         std::fs::write(folder.path().join("envoy.yaml"), config).expect("a config");
@@ -67,7 +67,7 @@ impl Envoy {
         address.unwrap_or_else(|| panic!("no listener {name:?} in {list}"))
     }
 
-    /// Returns the weights of a cluster's hosts as its workers use them.
+    /// Returns the weights of a cluster's hosts, as Envoy's admin API shows them.
     pub fn weights(&self, cluster: &str) -> BTreeMap<SocketAddr, u32> {
         let (_, clusters) = get(self.admin, "/clusters");
         let host = |line: &str| {
@@ -80,14 +80,15 @@ impl Envoy {
     /// Returns the value of a counter or gauge.
     #[track_caller]
     pub fn stat(&self, name: &str) -> u64 {
-        // The filter is a regular expression, in which `|` of cluster names is special.
+        // The filter is a regular expression, in which the `|` of a cluster name would mean an alternative.
         let (_, stats) = get(self.admin, &format!("/stats?filter=^{}$", name.replace('|', ".")));
         let value = stats.lines().find_map(|line| line.strip_prefix(&format!("{name}: "))?.parse().ok());
         value.unwrap_or_else(|| panic!("no {name} in {stats:?}"))
     }
 }
 
-/// Sends a `GET` to the admin API, which refuses HTTP/1.0. The response may be chunked, but lines stay whole.
+/// Sends a `GET` to the admin API over HTTP/1.1, because the API refuses HTTP/1.0. The returned body may contain the chunk
+/// headers of HTTP/1.1, but no line of text is split.
 fn get(admin: SocketAddr, path: &str) -> (u16, String) {
     raw_http(admin, &format!("GET {path} HTTP/1.1\r\nHost: envoy\r\nConnection: close\r\n\r\n"))
 }

@@ -1,5 +1,5 @@
-//! A real etcd: one member or a cluster, started, killed and restarted with the same ports and data. Tests
-//! write through its JSON gateway, so that this does not depend on the code under test.
+//! A real etcd, one member or a cluster. A test can kill a member and restart it with the same ports and data. Tests write
+//! through etcd's JSON gateway, so that they do not depend on the code under test.
 
 use std::ffi::OsString;
 use std::hash::{BuildHasher, RandomState};
@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use super::{PATIENCE, eventually};
 
-/// The prefix of a registry's keys.
+/// The prefix under which tests store the keys of a registry.
 pub const PREFIX: &str = "/isthmus/services/";
 
 /// Returns the path of etcd: `ISTHMUS_ETCD`, or the one that `tests/run` has installed.
@@ -37,7 +37,8 @@ pub struct Etcd {
     scheme: &'static str,
 }
 
-/// Ports that the kernel gives nobody by itself, so that no connection or listener of another test takes one before it is used.
+/// A range of ports below the kernel's ephemeral ports. The kernel does not choose ports of this range for other tests, so a
+/// port that was found free is very likely free when it is used.
 const UNASKED: std::ops::Range<u64> = 10_000..32_000;
 
 /// Returns ports that were free a moment ago.
@@ -47,7 +48,7 @@ pub fn free_ports(count: usize) -> Vec<u16> {
         let port = u16::try_from(UNASKED.start + chance).expect("a port");
         TcpListener::bind((Ipv4Addr::LOCALHOST, port)).ok()
     };
-    // All are bound at once, so that no port is returned twice.
+    // All ports stay bound until the end of this function, so that none is returned twice.
     let held: Vec<TcpListener> = std::iter::repeat_with(bind).take(1_000).flatten().take(count).collect();
     assert_eq!(held.len(), count, "free ports");
     held.iter().map(|listener| listener.local_addr().expect("bound").port()).collect()
@@ -60,7 +61,7 @@ impl Etcd {
         Self::start_in(tempfile::tempdir().expect("a folder"), binary, "http", more)
     }
 
-    /// Starts a member in a folder; arguments can name its files by relative paths.
+    /// Starts a single member in a folder; the arguments can name files of the folder by relative paths.
     #[track_caller]
     pub fn start_in(folder: TempDir, binary: &OsString, scheme: &'static str, more: &[&str]) -> Self {
         let ports = free_ports(2);
@@ -124,7 +125,7 @@ impl Etcd {
         }
     }
 
-    /// Waits until it answers reads.
+    /// Waits until the member answers reads.
     #[track_caller]
     fn ready(&mut self) {
         eventually("etcd's readiness", || {
@@ -132,14 +133,15 @@ impl Etcd {
                 panic!("etcd ended with {status}: {}", self.log());
             }
             TcpStream::connect(self.address).ok()?;
-            // Its health is served by TLS if it has TLS; there, listening already means that it has a leader.
+            // A member with TLS answers reads only over TLS, which this check does not use. It is enough that such a member
+            // listens, because it has a leader by then.
             let healthy =
                 self.scheme == "https" || self.try_post("/v3/kv/range", &json!({"key": "YQ=="})).is_ok();
             healthy.then_some(())
         });
     }
 
-    /// Returns its URL.
+    /// Returns the member's URL for clients.
     pub fn url(&self) -> String {
         format!("{}://{}", self.scheme, self.address)
     }
@@ -153,25 +155,25 @@ impl Etcd {
         self.child.kill().and_then(|()| self.child.wait()).expect("it ends");
     }
 
-    /// Kills the process while other threads use it.
+    /// Kills the process. Takes `&self`, so that other threads can use the member meanwhile.
     pub fn kill_now(&self) {
         let killed = Command::new("kill").args(["-s", "KILL", &self.child.id().to_string()]).status();
         assert!(killed.expect("kill").success());
     }
 
-    /// Restarts it with the same address and data, and waits until it answers.
+    /// Restarts the member with the same address and data, and waits until it answers reads.
     #[track_caller]
     pub fn restart(&mut self) {
         self.revive();
         self.ready();
     }
 
-    /// Restarts it without waiting: a single member of a cluster has no leader.
+    /// Restarts the member without waiting until it answers: one member alone of a larger cluster has no leader.
     pub fn revive(&mut self) {
         self.child = spawn(&self.binary, &self.arguments, self.folder.path());
     }
 
-    /// Deletes its data.
+    /// Deletes the member's data.
     pub fn forget(&self) {
         std::fs::remove_dir_all(self.folder.path().join("data")).expect("removed");
     }
@@ -182,7 +184,7 @@ impl Etcd {
         self.try_put(key, value).expect("written");
     }
 
-    /// Stores a key, which may fail.
+    /// Stores a key under [`PREFIX`]; returns the error if that fails.
     pub fn try_put(&self, key: &str, value: impl AsRef<[u8]>) -> Result<Value, String> {
         self.try_post("/v3/kv/put", &json!({"key": encoded(&full(key)), "value": encoded(value.as_ref())}))
     }
@@ -192,7 +194,7 @@ impl Etcd {
         self.post("/v3/kv/deleterange", &json!({"key": encoded(&full(key))}));
     }
 
-    /// Compacts the history up to now.
+    /// Compacts the history up to the current revision.
     #[track_caller]
     pub fn compact(&self) {
         let answer = self.post("/v3/kv/range", &json!({"key": "YQ=="}));
@@ -200,7 +202,7 @@ impl Etcd {
         self.post("/v3/kv/compaction", &json!({"revision": revision, "physical": true}));
     }
 
-    /// Makes a call through its JSON gateway.
+    /// Makes a call through etcd's JSON gateway.
     #[track_caller]
     pub fn post(&self, path: &str, request: &Value) -> Value {
         self.try_post(path, request).expect("done")
@@ -235,7 +237,8 @@ fn spawn(binary: &OsString, arguments: &[String], folder: &Path) -> Child {
         .expect("etcd starts")
 }
 
-/// Sends a request and returns the response; a member that is being killed may close at any moment.
+/// Sends a request and returns the response. Returns an error if the connection fails: a member that is being killed may close
+/// it at any moment.
 fn ask(address: SocketAddr, request: &str) -> std::io::Result<String> {
     let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -249,7 +252,7 @@ fn full(key: &str) -> Vec<u8> {
     [PREFIX.as_bytes(), key.as_bytes()].concat()
 }
 
-/// Encodes base64 (RFC 4648 §4), the form of bytes in the JSON gateway.
+/// Encodes bytes as base64 (RFC 4648 §4), as the JSON gateway expects.
 pub fn encoded(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);

@@ -1,5 +1,5 @@
-//! A fake Kubernetes API server on HTTP/2 (and HTTP/1.1) with TLS, for faults that a real one does not produce on order. Its
-//! ordinary answers are those of `kube_world`; a rule of a test answers instead of them, with whatever bytes at whatever pace.
+//! A fake Kubernetes API server on HTTP/2 (and HTTP/1.1) with TLS, for faults that a test cannot provoke in a real API server.
+//! `kube_world` makes its ordinary answers. A test can add rules, each of which replaces some answers by any bytes at any pace.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -31,15 +31,15 @@ use super::pki::Pki;
 /// A piece of a misbehaving answer.
 pub enum Part {
     Bytes(Vec<u8>),
-    /// One byte a second.
+    /// The bytes, one per second.
     Drip(Vec<u8>),
-    /// The bytes that the function returns, by the number of the piece, again and again.
+    /// An endless sequence of pieces; the function returns the bytes of a piece, given its number from 0.
     Endless(Box<dyn Fn(u64) -> Vec<u8> + Send>),
-    /// Nothing more comes until the fake behaves again.
+    /// Nothing more is sent until [`FakeKube::behave`] is called, which resets the stream.
     Hang,
-    /// The stream is reset.
+    /// The fake resets the stream.
     Reset,
-    /// The whole connection is closed.
+    /// The fake closes the whole connection.
     Cut,
 }
 
@@ -51,7 +51,7 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// Answers 200 with these pieces.
+    /// Returns an answer with status 200 and these pieces.
     pub fn ok(parts: Vec<Part>) -> Self {
         Self { status: 200, headers: Vec::new(), parts }
     }
@@ -70,7 +70,7 @@ impl Reply {
     }
 }
 
-/// A request that the fake has had.
+/// A request that the fake has received.
 #[derive(Clone)]
 pub struct Seen {
     pub at: Instant,
@@ -83,26 +83,26 @@ struct State {
     world: World,
     rules: Vec<Rule>,
     seen: Vec<Seen>,
-    /// How many seconds the fake's clock is ahead, in the `Date` of its ordinary answers.
+    /// The number of seconds by which the `Date` of the fake's answers is ahead; 0 for no `Date`.
     ahead: i64,
-    /// Accepted connections get no answer, not even to their TLS hello.
+    /// True if the fake answers nothing on a connection that it accepts, not even the TLS hello.
     is_mute: bool,
-    /// Open watches, by kind.
+    /// The number of open watches, by kind (`pods`).
     open: BTreeMap<String, usize>,
 }
 
-/// What happens to open connections and watches.
+/// A command to the open connections and watches.
 #[derive(Clone)]
 enum Order {
-    /// Bytes for the open watches of a kind, in one piece.
+    /// Sends these bytes, in one piece, on the open watches of a kind.
     Send(String, Bytes),
-    /// The open watches of a kind end, in order or by a reset.
+    /// Ends the open watches of a kind.
     End(String, Finish),
-    /// All connections are closed.
+    /// Closes all connections.
     Cut,
 }
 
-/// How a watch ends.
+/// How the fake ends a watch: by the regular end of the response, or by a reset of the stream.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Finish {
     InOrder,
@@ -111,9 +111,9 @@ pub enum Finish {
 
 struct Shared {
     state: Mutex<State>,
-    /// Counts changes of the world.
+    /// The number of changes of the world so far.
     changed: watch::Sender<u64>,
-    /// Counts how often the fake began to behave again.
+    /// The number of calls of [`FakeKube::behave`] so far.
     behaves: watch::Sender<u64>,
     orders: broadcast::Sender<Order>,
 }
@@ -124,7 +124,7 @@ impl Shared {
     }
 }
 
-/// A running fake; its connections end when it is dropped.
+/// A running fake; dropping it closes its connections.
 pub struct FakeKube {
     pub address: SocketAddr,
     pki: Pki,
@@ -168,13 +168,13 @@ impl FakeKube {
         self.pki.ca_pem()
     }
 
-    /// The cluster of a kubeconfig, as keys of YAML without braces.
+    /// Returns the keys of `cluster` in a kubeconfig for the fake, in YAML without the braces.
     pub fn cluster(&self) -> String {
         let ca = encoded(self.pki.ca_pem().as_bytes());
         format!("server: \"https://{}\", certificate-authority-data: {ca}", self.address)
     }
 
-    /// A kubeconfig whose cluster has these keys (without braces), and whose user is this YAML.
+    /// Returns a kubeconfig with these keys of its cluster (YAML without the braces) and this user (YAML).
     pub fn kubeconfig_of(&self, cluster: &str, user: &str) -> String {
         format!(
             "{{apiVersion: v1, kind: Config, current-context: fake, contexts: [{{name: fake, context: {{cluster: fake, user: \
@@ -182,12 +182,12 @@ impl FakeKube {
         )
     }
 
-    /// A client over HTTP/1.1.
+    /// Returns a client over HTTP/1.1.
     pub fn client(&self, token: &str) -> Client {
         Client::new(self.address, self.pki.client(&["http/1.1"]), token)
     }
 
-    /// Changes what the fake has.
+    /// Changes the objects and settings of the fake.
     pub fn change<T>(&self, change: impl FnOnce(&mut World) -> T) -> T {
         let done = change(&mut self.shared.state().world);
         self.shared.changed.send_modify(|count| *count += 1);
@@ -202,18 +202,19 @@ impl FakeKube {
         self.change(|world| world.delete(plural, key));
     }
 
-    /// Sets the fake's clock so many seconds ahead, and closes all connections, so that answers tell of it.
+    /// Sets the `Date` of all answers ahead by `ahead` seconds, and closes all connections, so that clients connect again and
+    /// see the new `Date`.
     pub fn set_clock(&self, ahead: i64) {
         self.shared.state().ahead = ahead;
         self.cut();
     }
 
-    /// Answers by this rule where it gives a reply; a later rule is asked first.
+    /// Adds a rule, which is asked before all earlier rules. If it returns a reply, the fake sends this reply.
     pub fn rule(&self, rule: impl Fn(&Asked) -> Option<Reply> + Send + 'static) {
         self.shared.state().rules.insert(0, Box::new(rule));
     }
 
-    /// Drops all rules; answers that hang, drip or have no end are reset.
+    /// Drops all rules, and resets the answers that hang, drip or have no end.
     pub fn behave(&self) {
         {
             let mut state = self.shared.state();
@@ -223,7 +224,7 @@ impl FakeKube {
         self.shared.behaves.send_modify(|count| *count += 1);
     }
 
-    /// Closes all connections, and lets further ones hang before TLS.
+    /// Closes all connections. The fake answers nothing on later connections, not even the TLS hello.
     pub fn mute(&self) {
         self.shared.state().is_mute = true;
         self.cut();
@@ -234,7 +235,7 @@ impl FakeKube {
         let _ = self.shared.orders.send(Order::Cut);
     }
 
-    /// Waits until there is a watch of a kind.
+    /// Waits until a client watches a kind.
     #[track_caller]
     fn watched(&self, plural: &str) {
         eventually(&format!("a watch of {plural}"), || {
@@ -242,21 +243,21 @@ impl FakeKube {
         });
     }
 
-    /// Sends bytes on the open watches of a kind.
+    /// Sends bytes on the open watches of a kind; waits first until there is one.
     #[track_caller]
     pub fn send(&self, plural: &str, bytes: impl Into<Bytes>) {
         self.watched(plural);
         let _ = self.shared.orders.send(Order::Send(plural.to_owned(), bytes.into()));
     }
 
-    /// Ends the open watches of a kind.
+    /// Ends the open watches of a kind; waits first until there is one.
     #[track_caller]
     pub fn end(&self, plural: &str, finish: Finish) {
         self.watched(plural);
         let _ = self.shared.orders.send(Order::End(plural.to_owned(), finish));
     }
 
-    /// The requests so far that are so.
+    /// Returns the requests so far that match.
     pub fn seen(&self, so: impl Fn(&Asked) -> bool) -> Vec<Seen> {
         self.shared.state().seen.iter().filter(|seen| so(&seen.asked)).cloned().collect()
     }
@@ -269,7 +270,7 @@ async fn accept(listener: TcpListener, acceptor: TlsAcceptor, shared: Arc<Shared
     }
 }
 
-/// Starts a task of the fake's own runtime.
+/// Starts a task on the fake's own runtime.
 fn start(task: impl Future<Output = ()> + Send + 'static) {
     #[expect(clippy::disallowed_methods, reason = "the runtime is the fake's own, and ends with it")]
     tokio::spawn(task);
@@ -302,7 +303,7 @@ async fn connection(socket: TcpStream, acceptor: TlsAcceptor, shared: Arc<Shared
     }
 }
 
-/// A body whose pieces come from a task.
+/// A response body whose pieces a task sends.
 pub struct Pieces(mpsc::Receiver<io::Result<Bytes>>);
 
 impl Body for Pieces {
@@ -408,7 +409,7 @@ async fn perform(parts: Vec<Part>, pen: Pen, shared: Arc<Shared>, cut: mpsc::Sen
     }
 }
 
-/// Counts an open watch.
+/// Counts an open watch for as long as it lives.
 struct Open {
     plural: String,
     shared: Arc<Shared>,
@@ -427,7 +428,7 @@ impl Drop for Open {
     }
 }
 
-/// Sends the events of a watch until its time is over.
+/// Sends the events of a watch until the watch's `timeoutSeconds` have passed.
 async fn follow(pen: Pen, asked: Asked, lines: Vec<String>, mut version: u64, shared: Arc<Shared>) {
     let (mut orders, mut changed) = (shared.orders.subscribe(), shared.changed.subscribe());
     let _open = Open::new(&asked.plural, &shared);

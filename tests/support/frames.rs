@@ -1,4 +1,4 @@
-//! HTTP/2 as bytes: a client that writes any frame, legal or not, without the state of a library.
+//! HTTP/2 as bytes: a client that writes any frame, legal or not, without a library that keeps the state of the protocol.
 
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
@@ -23,7 +23,7 @@ pub const ACK: u8 = 0x1;
 /// A connection after TLS and the preface.
 pub struct Frames {
     pub tls: Tls,
-    /// The server's first SETTINGS.
+    /// The payload of the server's first SETTINGS.
     settings: Vec<u8>,
 }
 
@@ -49,7 +49,7 @@ pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
 pub fn block(headers: &[(&str, &str)]) -> Vec<u8> {
     let mut block = Vec::new();
     let text = |block: &mut Vec<u8>, text: &str| {
-        // Lengths of 127 and more continue in further bytes (RFC 7541 §5.1).
+        // A length of 127 or more continues in further bytes (RFC 7541 §5.1).
         match text.len() {
             short @ 0..127 => block.push(u8::try_from(short).expect("short")),
             long => {
@@ -72,13 +72,13 @@ pub fn block(headers: &[(&str, &str)]) -> Vec<u8> {
     block
 }
 
-/// Returns the HEADERS frame of a CONNECT.
+/// Returns a HEADERS frame with a CONNECT request.
 pub fn connect(stream: u32, authority: &str) -> Vec<u8> {
     frame(HEADERS, END_HEADERS, stream, &block(&[(":method", "CONNECT"), (":authority", authority)]))
 }
 
 impl Frames {
-    /// Connects: TLS, the preface, and the settings of both sides.
+    /// Connects, performs the TLS handshake, sends the preface, and exchanges and acknowledges SETTINGS in both directions.
     pub fn connect(address: SocketAddr, config: Arc<ClientConfig>) -> io::Result<Self> {
         let mut tls = tls_with(config, address, "127.0.0.1")?;
         tls.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")?;
@@ -88,8 +88,8 @@ impl Frames {
         // The server's settings apply after they are acknowledged.
         frames.settings = frames.until(SETTINGS)?.payload;
         frames.send(&frame(SETTINGS, ACK, 0, &[]))?;
-        // The connection's window opens with the acknowledgement of the client's settings; sending more
-        // before would violate the protocol.
+        // The server widens the connection's window when it acknowledges the client's SETTINGS. A client that used the wide
+        // window before the acknowledgement would violate the protocol.
         while frames.until(SETTINGS)?.flags & ACK == 0 {}
         Ok(frames)
     }
@@ -107,7 +107,7 @@ impl Frames {
         self.tls.flush()
     }
 
-    /// Returns the next frame; an error at the end of the connection.
+    /// Returns the next frame; an error means that the connection has ended.
     pub fn next(&mut self) -> io::Result<Frame> {
         let mut head = [0; 9];
         self.tls.read_exact(&mut head)?;
@@ -118,7 +118,7 @@ impl Frames {
         Ok(Frame { kind: head[3], flags: head[4], stream, payload })
     }
 
-    /// Reads until a frame of this kind.
+    /// Reads frames up to the next one of this kind, and returns that one.
     pub fn until(&mut self, kind: u8) -> io::Result<Frame> {
         loop {
             let frame = self.next()?;

@@ -1,4 +1,4 @@
-//! A gateway process of the real binary, with its config and logs.
+//! A process of the real binary, running as a gateway, with its config and logs.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -26,16 +26,16 @@ pub struct Gateway {
     access: Arc<Mutex<Vec<Value>>>,
 }
 
-/// The part of the config that all tests share: an admin port of its own, JSON logs, two workers.
+/// The part of the config that all tests share: an ephemeral admin port, JSON logs, two workers.
 const COMMON: &str = "admin: {bind: \"127.0.0.1:0\"}\ntelemetry: {log: {format: json}}\nworkers: 2\n";
 
 impl Gateway {
-    /// Starts with this config, whose listeners should bind `127.0.0.1:0`, and waits until it is ready.
+    /// Starts a gateway with this config, whose listeners should bind `127.0.0.1:0`, and waits until the gateway is ready.
     pub fn start(config: &str) -> Self {
         Self::start_in(tempfile::tempdir().expect("a folder"), config, &[])
     }
 
-    /// Starts in a folder with further files and these environment variables.
+    /// Starts a gateway in a folder that may hold further files, with these environment variables, and waits until it is ready.
     pub fn start_in(folder: TempDir, config: &str, environment: &[(&str, &str)]) -> Self {
         std::fs::write(folder.path().join("isthmus.yaml"), with_common(config)).expect("a config");
         let mut command = Command::new(BINARY);
@@ -46,14 +46,14 @@ impl Gateway {
         Self::spawn(command, folder)
     }
 
-    /// Runs a command that becomes a gateway (a wrapper may start it), and waits until it is ready.
+    /// Runs a command that starts a gateway, by itself or through a wrapper, and waits until the gateway is ready.
     pub fn spawn(command: Command, folder: TempDir) -> Self {
         let gateway = Self::launch(command, folder);
         gateway.ready();
         gateway
     }
 
-    /// Starts with this config in a folder, without waiting until it is ready.
+    /// Starts a gateway with this config in a folder, without waiting until it is ready.
     pub fn start_unready(folder: TempDir, config: &str) -> Self {
         std::fs::write(folder.path().join("isthmus.yaml"), with_common(config)).expect("a config");
         let mut command = Command::new(BINARY);
@@ -75,7 +75,7 @@ impl Gateway {
         Self { child, folder, admin, log, access }
     }
 
-    /// Waits until it is ready.
+    /// Waits until the gateway is ready.
     #[track_caller]
     pub fn ready(&self) {
         eventually("readiness", || (self.get("/readyz").0 == 200).then_some(()));
@@ -97,7 +97,7 @@ impl Gateway {
         self.child.id()
     }
 
-    /// Returns the address of a listener. Its log line may arrive after the process is ready.
+    /// Returns the address of a listener. Waits for the log line with the address, which may arrive after the gateway is ready.
     #[track_caller]
     pub fn listener(&self, name: &str) -> SocketAddr {
         eventually(&format!("listener {name:?}"), || listening(&self.log(), name))
@@ -108,7 +108,7 @@ impl Gateway {
         http(self.admin, "GET", path)
     }
 
-    /// Sends a `GET` and parses the JSON.
+    /// Sends a `GET` to the admin API; returns the body parsed as JSON.
     #[track_caller]
     pub fn json(&self, path: &str) -> Value {
         let (status, body) = self.get(path);
@@ -120,15 +120,15 @@ impl Gateway {
         http(self.admin, "POST", path)
     }
 
-    /// Writes another config (with the common part), without a reload.
+    /// Replaces the config file (and adds the common part), without ordering a reload.
     pub fn write_config(&self, config: &str) {
-        // The rename replaces the file in one step, as editors do.
+        // A rename replaces the file in one step, as an editor does.
         let next = self.folder.path().join(".next");
         std::fs::write(&next, with_common(config)).expect("written");
         std::fs::rename(next, self.config_path()).expect("renamed");
     }
 
-    /// Applies another config.
+    /// Writes another config and applies it with a reload.
     #[track_caller]
     pub fn reload(&self, config: &str) {
         self.write_config(config);
@@ -136,7 +136,7 @@ impl Gateway {
         assert_eq!(status, 200, "{body}");
     }
 
-    /// Returns the sum of a metric's samples whose labels contain all of these texts.
+    /// Returns the sum of the samples of a metric whose labels contain all of these texts.
     pub fn metric(&self, name: &str, labels: &[&str]) -> f64 {
         let (_, body) = self.get("/metrics");
         body.lines()
@@ -152,7 +152,7 @@ impl Gateway {
         self.access.lock().expect("not poisoned").clone()
     }
 
-    /// Waits for a line of the access log.
+    /// Waits for an access log line that matches, and returns it.
     #[track_caller]
     pub fn logged(&self, what: &str, matches: impl Fn(&Value) -> bool) -> Value {
         eventually(what, || self.access_log().into_iter().find(|line| matches(line)))
@@ -163,13 +163,13 @@ impl Gateway {
         self.log.lock().expect("not poisoned").clone()
     }
 
-    /// Waits for a line of the program log that contains this text; it may be written after the event.
+    /// Waits for a line of the program log that contains this text; the gateway may write the line after the event.
     #[track_caller]
     pub fn told(&self, text: &str) {
         eventually(text, || self.log().iter().any(|line| line.contains(text)).then_some(()));
     }
 
-    /// Sends a signal, by name.
+    /// Sends the signal of this name to the gateway.
     pub fn signal(&self, name: &str) {
         let status = Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status();
         assert!(status.expect("kill").success());
@@ -212,7 +212,7 @@ fn with_common(config: &str) -> String {
     common.map(|line| format!("{line}\n")).chain([config.to_owned()]).collect()
 }
 
-/// Returns the address of a listener from the lines `listening` of a JSON log.
+/// Returns the address of a listener from the last line `listening` about it in a JSON log.
 fn listening(log: &[String], name: &str) -> Option<SocketAddr> {
     log.iter().rev().filter_map(|line| serde_json::from_str::<Value>(line).ok()).find_map(|line| {
         let ours = line["message"] == "listening" && line["listener"] == name;
@@ -236,12 +236,12 @@ fn collect<T: Send + 'static>(
     lines
 }
 
-/// Sends a request over a connection of its own (HTTP/1.0, so that the body ends with the stream).
+/// Sends a request over a new connection. The request is HTTP/1.0, so that the body ends with the stream.
 pub fn http(address: SocketAddr, method: &str, path: &str) -> (u16, String) {
     raw_http(address, &format!("{method} {path} HTTP/1.0\r\nHost: {address}\r\nContent-Length: 0\r\n\r\n"))
 }
 
-/// Sends a request as written.
+/// Sends these bytes as a request over a new connection, and returns the status code and body of the response.
 pub fn raw_http(address: SocketAddr, request: &str) -> (u16, String) {
     let mut stream = TcpStream::connect_timeout(&address, PATIENCE).expect("the admin API");
     stream.set_read_timeout(Some(Duration::from_secs(30))).expect("set");

@@ -1,5 +1,5 @@
-//! A regular file whose opening hangs, as on a mount that hangs: another process holds a lease on it
-//! (fcntl(2)), and the kernel lets an opener wait for that process, at most for
+//! A regular file that hangs when a process opens it, like a file on a mount that hangs. A helper process holds a lease on the
+//! file (fcntl(2)); the kernel blocks every other process that opens it until the lease is given up, at most for
 //! `/proc/sys/fs/lease-break-time` (45 s).
 
 use std::io::{BufRead, BufReader, Write};
@@ -8,8 +8,8 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 
 use super::skip;
 
-/// Retries while another process reads the file; then appends lines on order, and holds the lease until its
-/// input ends.
+/// The script of the helper process: it retries while another process has the file open, then holds the lease until its
+/// standard input ends. It appends to the file each line that it reads from its standard input.
 const HOLDER: &str = "
 import fcntl, os, signal, sys, time
 signal.signal(signal.SIGIO, signal.SIG_IGN)
@@ -27,14 +27,14 @@ for line in sys.stdin:
     os.write(file, line.encode())
 ";
 
-/// Holds the lease while it lives.
+/// The helper process with its lease on the file; the file hangs until this value is dropped.
 pub struct Hang {
     holder: Child,
     input: Option<ChildStdin>,
 }
 
 impl Hang {
-    /// Takes the lease; `None`, after reporting a skip, if the file system has no leases.
+    /// Takes the lease. Returns `None`, after reporting a skip, if the file system has no leases.
     pub fn of(path: &Path) -> Option<Self> {
         let mut command = Command::new("python3");
         command.args(["-c", HOLDER]).arg(path).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -50,7 +50,7 @@ impl Hang {
         Some(hang)
     }
 
-    /// Appends a line; the rest of the file stays.
+    /// Appends a line to the file.
     pub fn append(&mut self, line: &str) {
         let input = self.input.as_mut().expect("it lives");
         input.write_all(format!("{line}\n").as_bytes()).and_then(|()| input.flush()).expect("written");

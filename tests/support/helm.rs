@@ -1,4 +1,4 @@
-//! Helm with the chart of this repository.
+//! Helm, applied to the chart of this repository.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -7,8 +7,9 @@ use serde_json::Value;
 
 use super::{kube, yaml};
 
-/// The release and the namespace that all tests render: those of Istio's own gateway.
+/// The release that all tests render: the one of Istio's own gateway.
 pub const RELEASE: &str = "istio-eastwestgateway";
+/// The namespace that all tests render: the one of Istio's own gateway.
 pub const NAMESPACE: &str = "istio-system";
 
 /// The folder of the chart.
@@ -16,7 +17,7 @@ pub fn chart() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("charts/isthmus")
 }
 
-/// The sets of values of the chart's folder `ci`, by name, in order.
+/// Returns the sets of values in the chart's folder `ci`: each one's name and path, ordered by name.
 pub fn sets() -> Vec<(String, PathBuf)> {
     let entries = std::fs::read_dir(chart().join("ci")).expect("the sets").flatten();
     let name = |path: &Path| path.file_name()?.to_str()?.strip_suffix("-values.yaml").map(str::to_owned);
@@ -26,19 +27,19 @@ pub fn sets() -> Vec<(String, PathBuf)> {
     sets
 }
 
-/// Helm, with folders of its own.
+/// The Helm program, with its own folders for cache, config and data.
 pub struct Helm {
     binary: PathBuf,
     home: tempfile::TempDir,
 }
 
 impl Helm {
-    /// Finds Helm; `None`, after reporting a skip, if there is none.
+    /// Finds Helm. Returns `None`, after reporting a skip, if it is not installed.
     pub fn installed() -> Option<Self> {
         Some(Self { binary: kube::helm()?, home: tempfile::tempdir().expect("a folder") })
     }
 
-    /// Makes a command that reaches no cluster, unless it gets a kubeconfig.
+    /// Returns a Helm command with these arguments, which reaches no cluster unless the caller sets another `KUBECONFIG`.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.binary);
         command.args(arguments).env("KUBECONFIG", "/dev/null");
@@ -48,12 +49,12 @@ impl Helm {
         command
     }
 
-    /// Runs a command; the error is its output.
+    /// Runs a Helm command and returns its output; the error is its error output.
     pub fn run(&self, arguments: &[&str]) -> Result<String, String> {
         said(self.command(arguments).output().expect("helm runs"))
     }
 
-    /// Renders the chart with a file of values and further arguments.
+    /// Renders the chart with a values file and further arguments.
     pub fn template(&self, values: Option<&Path>, more: &[&str]) -> Result<String, String> {
         let chart = chart();
         let mut arguments = vec!["template", RELEASE, path(&chart), "--namespace", NAMESPACE];
@@ -74,19 +75,19 @@ pub fn of_kind<'a>(objects: &'a [Value], kind: &str) -> Vec<&'a Value> {
     objects.iter().filter(|object| object["kind"] == kind).collect()
 }
 
-/// Returns the one object of a kind and name.
+/// Returns the object of a kind and name.
 #[track_caller]
 pub fn object<'a>(objects: &'a [Value], kind: &str, name: &str) -> &'a Value {
     let found = of_kind(objects, kind).into_iter().find(|object| object["metadata"]["name"] == name);
     found.unwrap_or_else(|| panic!("no {kind} {name}"))
 }
 
-/// Returns a path as an argument.
+/// Returns a path as a command-line argument.
 pub fn path(path: &Path) -> &str {
     path.to_str().expect("a path of letters")
 }
 
-/// Returns the output of a command that succeeded; the error is its error output.
+/// Returns the standard output of a command that succeeded; the error is its standard error.
 pub fn said(output: Output) -> Result<String, String> {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }

@@ -1,5 +1,5 @@
-//! The container image without an engine: `examples/docker/Dockerfile` built by umoci, unpacked again, and run as a runtime runs
-//! it, on a read-only root, as the image's user, without capabilities.
+//! The container image, built and run without a container engine. umoci builds it from `examples/docker/Dockerfile` and unpacks
+//! it; the tests run it as a container runtime does: on a read-only root, as the image's user, without capabilities.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -20,12 +20,12 @@ pub fn static_binary() -> Option<OsString> {
 /// An unpacked image.
 pub struct Image {
     folder: TempDir,
-    /// Its config for a runtime: OCI's `config.json`.
+    /// The image's config for a container runtime: OCI's `config.json`.
     pub config: Value,
 }
 
 impl Image {
-    /// Builds the image; `None`, after reporting a skip, if it cannot be built here.
+    /// Builds and unpacks the image. Returns `None`, after reporting a skip, if this host cannot build it.
     pub fn build(test: &str) -> Option<Self> {
         let Some(binary) = static_binary() else {
             skip(&format!("{test}: there is no static binary (tests/run links one)"));
@@ -60,14 +60,16 @@ impl Image {
         Some(Self { folder, config: serde_json::from_str(&config).expect("JSON") })
     }
 
-    /// The root of its file system.
+    /// Returns the root of the image's file system.
     pub fn root(&self) -> PathBuf {
         self.folder.path().join("bundle/rootfs")
     }
 
-    /// Runs these arguments of its entry point, with a folder mounted at `/etc/isthmus`. The command becomes the process.
+    /// Returns a command that runs the image's entry point with these arguments, with the folder `config` mounted at
+    /// `/etc/isthmus`. The gateway takes the place of the command's process.
     pub fn command(&self, arguments: &[&str], config: &Path) -> Command {
-        // What a runtime does before it takes the root's rights away: mount points, proc, and what is to be mounted.
+        // The steps that a container runtime takes before it drops root's privileges: mount points, proc, and the mounts of the
+        // container.
         const SCRIPT: &str = "
             root=$1 config=$2; shift 2
             mkdir -p $root/proc $root/etc/isthmus $root/var/lib/isthmus
@@ -96,14 +98,14 @@ fn dockerfile() -> String {
     std::fs::read_to_string(file).expect("the Dockerfile")
 }
 
-/// Returns the instructions of a Dockerfile; a backslash continues a line.
+/// Returns the instructions of a Dockerfile, one each; lines that end in a backslash are joined with the next.
 fn steps(dockerfile: &str) -> Vec<String> {
     let lines = dockerfile.lines().filter(|line| !line.starts_with('#'));
     let text = lines.collect::<Vec<_>>().join("\n").replace("\\\n", " ");
     text.lines().filter(|line| !line.trim().is_empty()).map(str::to_owned).collect()
 }
 
-/// Returns the umoci command for an instruction.
+/// Returns the arguments of umoci that carry out an instruction.
 fn umoci_step(step: &str, binary: &OsString) -> Vec<String> {
     let (instruction, rest) = step.split_once(' ').unwrap_or((step, ""));
     let config = |key: &str, values: Vec<String>| -> Vec<String> {
@@ -133,7 +135,7 @@ fn umoci_step(step: &str, binary: &OsString) -> Vec<String> {
     }
 }
 
-/// Parses a list of `name="value"`.
+/// Parses a list of `name="value"` into texts `name=value`.
 fn labels(text: &str) -> Vec<String> {
     let mut labels = Vec::new();
     let mut rest = text.trim();

@@ -15,8 +15,8 @@ use super::kube_client::{Client, at, becomes};
 use super::pki::{Issued, Pki};
 use super::{skip, within};
 
-/// Returns the path of the program that `tests/kube/build` builds: `ISTHMUS_KUBE_RIG`, or the place where `tests/run` builds it.
-/// Without one, it notes a skipped test and returns none.
+/// Returns the path of the program that `tests/kube/build` builds: `ISTHMUS_KUBE_RIG`, or the path at which `tests/run` builds
+/// it. Returns `None`, after reporting a skip, if there is none.
 pub fn installed() -> Option<PathBuf> {
     let found = find("ISTHMUS_KUBE_RIG", "target/kube/isthmus-kube-rig");
     if found.is_none() {
@@ -25,12 +25,12 @@ pub fn installed() -> Option<PathBuf> {
     found
 }
 
-/// Returns the path of kubectl. Without one, it notes a skipped test and returns none.
+/// Returns the path of kubectl. Returns `None`, after reporting a skip, if there is none.
 pub fn kubectl() -> Option<PathBuf> {
     tool("ISTHMUS_KUBECTL", "kubectl")
 }
 
-/// Returns the path of helm. Without one, it notes a skipped test and returns none.
+/// Returns the path of helm. Returns `None`, after reporting a skip, if there is none.
 pub fn helm() -> Option<PathBuf> {
     tool("ISTHMUS_HELM", "helm")
 }
@@ -48,21 +48,21 @@ fn find(variable: &str, usual: &str) -> Option<PathBuf> {
     Some(std::env::var_os(variable).map_or_else(usual, PathBuf::from)).filter(|path| path.exists())
 }
 
-/// The setup of a network namespace (`namespace::inside`) in which a test can bind and reach every pod address.
+/// The setup of a network namespace (`namespace::inside`) in which a test can bind and reach every address of a pod.
 pub const PODS: &str =
     "ip link set lo up; ip route add local 10.244.0.0/16 dev lo; ip -6 route add local fd00:244::/32 dev lo";
 
-/// How long an API server may take to start.
+/// The time limit for the start of an API server.
 const START: Duration = Duration::from_secs(90);
 
-/// The token of a user that may do everything.
+/// The token of a user that is allowed everything.
 const ADMIN: &str = "the-tests-admin";
 
-/// Settings of a cluster.
+/// The settings of a cluster.
 pub struct Options<'a> {
     /// The address that the API server listens on.
     pub address: Ipv4Addr,
-    /// Flags of kube-apiserver, like `--feature-gates=WatchList=false`.
+    /// Flags of kube-apiserver, such as `--feature-gates=WatchList=false`.
     pub flags: &'a [&'a str],
 }
 
@@ -72,7 +72,7 @@ impl Default for Options<'_> {
     }
 }
 
-/// A running cluster. Its processes are killed when it is dropped, and when this process ends in another way.
+/// A running cluster. Its processes are killed when it is dropped, and when the test's process ends in any way.
 pub struct Cluster {
     pub name: String,
     program: PathBuf,
@@ -81,7 +81,7 @@ pub struct Cluster {
     arguments: Vec<String>,
     pki: Pki,
     admin: Client,
-    // In the order in which they are killed.
+    // Fields are dropped, and their processes killed, in this order.
     _controllers: Process,
     api: Process,
     _etcd: Process,
@@ -125,7 +125,8 @@ impl Cluster {
             folder,
         };
         cluster.node("node", &json!({}));
-        // The controllers end if the API server goes away before they run. They run once they have made this account.
+        // The controllers exit if a test stops the API server before they run. So this waits for the account `default`, which
+        // the controllers create when they run.
         within(START, "the service account default", || {
             let account = cluster.admin.get(&at("v1", "serviceaccounts", "default/default"));
             (account.status == 200).then_some(())
@@ -133,7 +134,7 @@ impl Cluster {
         cluster
     }
 
-    /// The URL of its API server.
+    /// Returns the URL of the API server.
     pub fn server(&self) -> String {
         format!("https://{}", self.address)
     }
@@ -142,7 +143,7 @@ impl Cluster {
         self.address
     }
 
-    /// The CA that issued the API server's certificate, and whose client certificates the API server accepts.
+    /// Returns the CA that issued the API server's certificate; the API server accepts client certificates of this CA.
     pub fn pki(&self) -> &Pki {
         &self.pki
     }
@@ -155,12 +156,12 @@ impl Cluster {
         ADMIN
     }
 
-    /// The client of a user that may do everything.
+    /// Returns the client of a user that is allowed everything.
     pub fn admin(&self) -> &Client {
         &self.admin
     }
 
-    /// Returns a client with another user's token. The empty token makes an anonymous user.
+    /// Returns a client with another user's token. With an empty token, the client is anonymous.
     pub fn client(&self, token: &str) -> Client {
         Client::new(self.address, self.pki.client(&[]), token)
     }
@@ -181,7 +182,7 @@ impl Cluster {
         kubeconfig(&self.name, self.address, &self.pki, user)
     }
 
-    /// Runs a program (kubectl, helm) with the rights of an administrator, and returns what it prints.
+    /// Runs a program (kubectl, helm) with the rights of an administrator, and returns its output and exit status.
     #[track_caller]
     pub fn run(&self, program: &Path, arguments: &[&str]) -> Output {
         let folder = self.folder.path();
@@ -212,8 +213,8 @@ impl Cluster {
         self.api.signal("CONT");
     }
 
-    /// Removes all versions but the current one from etcd. The API server keeps some in memory: the further pages of a list
-    /// fail with 410 only after a restart of the API server.
+    /// Removes all versions but the current one from etcd. The API server keeps some old versions in memory, so requests for
+    /// further pages of an old list still succeed. They fail with 410 after the API server was restarted.
     #[track_caller]
     pub fn compact(&self) {
         let answer = self.etcd("/v3/kv/range", &json!({"key": encoded(b"a")}));
@@ -221,7 +222,7 @@ impl Cluster {
         self.etcd("/v3/kv/compaction", &json!({"revision": revision, "physical": true}));
     }
 
-    /// Writes objects into etcd past the API server, many in one request: thousands of pods would take minutes otherwise. The
+    /// Writes objects directly into etcd, many per request; through the API server, thousands of pods would take minutes. The
     /// keys are those below `/registry/`. The API server reads JSON there as well as its own encoding.
     #[track_caller]
     pub fn store(&self, objects: &[(String, Value)]) {
@@ -263,7 +264,7 @@ impl Cluster {
         }
     }
 
-    /// Removes a CRD with all its objects, by its name: `gateways.gateway.networking.k8s.io`.
+    /// Removes the CRD of this name (`gateways.gateway.networking.k8s.io`) with all its objects.
     #[track_caller]
     pub fn remove_crd(&self, name: &str) {
         self.admin.delete(&at(CRD, "customresourcedefinitions", name));
@@ -307,13 +308,14 @@ impl Cluster {
         );
     }
 
-    /// Changes a pod's Ready condition: `True` or `False`.
+    /// Sets a pod's Ready condition to `True` or `False`.
     #[track_caller]
     pub fn set_ready(&self, key: &str, ready: &str) {
         self.admin.patch_status(&at("v1", "pods", key), &json!({"conditions": [ready_condition(ready)]}));
     }
 
-    /// Sets a pod's deletionTimestamp. The pod stays until [`Self::delete_pod`], as it does on a node until its kubelet is done.
+    /// Sets a pod's deletionTimestamp. The pod exists until [`Self::delete_pod`] is called, as a pod on a node exists until the
+    /// kubelet has stopped it.
     #[track_caller]
     pub fn terminate_pod(&self, key: &str) {
         let path = at("v1", "pods", key);
@@ -326,7 +328,7 @@ impl Cluster {
         self.admin.delete(&at("v1", "pods", key));
     }
 
-    /// Creates a service, or changes it, with the selector `app: NAME`. Keys of `spec` (`ports` at least) are added to it.
+    /// Creates a service, or changes it. Its selector is `app: NAME`; the keys of `spec` (`ports` at least) are added.
     #[track_caller]
     pub fn service(&self, key: &str, labels: &Value, spec: &Value) {
         let (namespace, name) = split(key);
@@ -380,8 +382,8 @@ impl Cluster {
         self.admin.post(&path, &request)["status"]["token"].as_str().expect("a token").to_owned()
     }
 
-    /// Creates a service account with a Secret of its name, and returns the token that the controller writes into the Secret.
-    /// The token does not expire.
+    /// Creates a service account and a Secret of the same name, and returns the token that the controller writes into the
+    /// Secret. The token does not expire.
     #[track_caller]
     pub fn account_with_secret(&self, key: &str) -> String {
         self.create_account(key);
@@ -404,7 +406,7 @@ impl Cluster {
         }));
     }
 
-    /// Gives a service account rights in the whole cluster: rules of a ClusterRole, named like the account.
+    /// Grants a service account rights in the whole cluster: the rules of a ClusterRole with the account's name.
     #[track_caller]
     pub fn allow(&self, account: &str, rules: &Value) {
         let (namespace, name) = split(account);
@@ -418,7 +420,7 @@ impl Cluster {
         }));
     }
 
-    /// Removes the rights that [`Self::allow`] gave.
+    /// Removes the permissions that [`Self::allow`] granted.
     #[track_caller]
     pub fn forbid(&self, account: &str) {
         self.admin.delete(&at(RBAC, "clusterrolebindings", split(account).1));
@@ -428,7 +430,7 @@ impl Cluster {
 const CRD: &str = "apiextensions.k8s.io/v1";
 const RBAC: &str = "rbac.authorization.k8s.io/v1";
 
-/// Returns the rules of a ClusterRole that may read every kind that a registry watches.
+/// Returns the rules of a ClusterRole with read access to every kind that a registry watches.
 pub fn reader() -> Value {
     let verbs = json!(["get", "list", "watch"]);
     let rule =
@@ -441,8 +443,8 @@ pub fn reader() -> Value {
     ])
 }
 
-/// Writes the kubeconfigs of clusters into a gateway's folder, and returns the registries of its config; `more` are further keys of
-/// each, with a comma before it.
+/// Writes the kubeconfigs of clusters into a gateway's folder, and returns the section `registries` of its config. `more` is
+/// added to each registry: a comma, and further keys.
 pub fn registries(folder: &Path, clusters: &[&Cluster], more: &str) -> String {
     let registry = |cluster: &&Cluster| {
         let (name, file) = (&cluster.name, format!("{}.kubeconfig", cluster.name));
@@ -454,13 +456,14 @@ pub fn registries(folder: &Path, clusters: &[&Cluster], more: &str) -> String {
 
 /// A pod that a test creates.
 pub struct Pod<'a> {
-    /// Namespace and name: `shop/web-0`.
+    /// The pod's namespace and name: `shop/web-0`.
     pub key: &'a str,
     pub addresses: Vec<&'a str>,
     pub labels: Value,
     pub annotations: Value,
     pub account: &'a str,
-    /// A node. No slice names the pod before the node exists. A pod without a node (`""`) is gone as soon as it is deleted.
+    /// The pod's node. No slice names the pod before the node exists. A pod without a node (`""`) disappears as soon as it is
+    /// deleted.
     pub node: &'a str,
     /// The container's ports, for services whose targetPort is a name.
     pub ports: Value,
@@ -468,7 +471,7 @@ pub struct Pod<'a> {
 }
 
 impl<'a> Pod<'a> {
-    /// A ready pod with one address, on the node `node`.
+    /// Returns a ready pod with one address, on the node `node`.
     pub fn new(key: &'a str, address: &'a str) -> Self {
         Self {
             key,
@@ -497,7 +500,7 @@ fn write_files(folder: &Path, pki: &Pki, address: SocketAddr) {
     write("ca.pem", &pki.ca_pem());
     write("server.pem", &server.certificate_pem);
     write("server.key", &server.key_pem);
-    // The certificate is where the API server finds the public key.
+    // The API server reads the public key of service accounts from this certificate.
     let accounts = pki.issue(&["accounts"], None);
     write("accounts.pem", &accounts.certificate_pem);
     write("accounts.key", &accounts.key_pem);
@@ -527,7 +530,7 @@ fn kubeconfig(name: &str, address: SocketAddr, pki: &Pki, user: &str) -> String 
     )
 }
 
-/// Waits until the API server is ready and has made the namespace `default`.
+/// Waits until the API server is ready and has created the namespace `default`.
 #[track_caller]
 fn wait_until_ready(api: &mut Process, admin: &Client) {
     let mut answers = |path: &str| {
@@ -541,7 +544,7 @@ fn wait_until_ready(api: &mut Process, admin: &Client) {
     answers("/api/v1/namespaces/default");
 }
 
-/// The bytes of base64 (RFC 4648 §4).
+/// Decodes base64 (RFC 4648 §4).
 fn decoded(text: &str) -> Vec<u8> {
     let digit = |byte: u8| match byte {
         b'A'..=b'Z' => byte - b'A',
@@ -561,9 +564,10 @@ fn decoded(text: &str) -> Vec<u8> {
     bytes
 }
 
-/// A process of the rig, killed when dropped.
+/// A process of the test cluster; killed when dropped.
 struct Process {
-    /// Holds the standard input open: the process ends when the test's process does.
+    /// The child process. Its standard input is a pipe that stays open. The pipe is closed when the test's process ends in any
+    /// way, and the child then exits.
     child: Child,
     log: PathBuf,
 }

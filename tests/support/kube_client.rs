@@ -1,5 +1,5 @@
-//! A client of a Kubernetes API server: HTTP/1.1 over TLS, JSON objects and streams of watch events. None of the code under
-//! test is needed for it.
+//! A client of a Kubernetes API server: HTTP/1.1 over TLS, JSON objects and streams of watch events. It uses none of the code
+//! under test.
 
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -12,13 +12,13 @@ use serde_json::{Value, json};
 use super::client::Tls;
 use super::{PATIENCE, eventually};
 
-/// Content types of a request's body.
+/// The content types of a request's body.
 const JSON: &str = "application/json";
 const MERGE_PATCH: &str = "application/merge-patch+json";
 const APPLY_PATCH: &str = "application/apply-patch+yaml";
 pub const YAML: &str = "application/yaml";
 
-/// A client with one user's token (no token: an anonymous user).
+/// A client with one user's token, or an anonymous client (empty token).
 pub struct Client {
     address: SocketAddr,
     config: Arc<ClientConfig>,
@@ -26,13 +26,13 @@ pub struct Client {
     /// The content type that the client accepts; with `as=PartialObjectMetadata` the server sends metadata
     /// only.
     pub accept: String,
-    /// A connection that waits for its next request.
+    /// A connection without a request in flight, kept for the next request.
     idle: Mutex<Option<Connection>>,
 }
 
 type Connection = BufReader<Tls>;
 
-/// An answer with its whole body.
+/// A response with its whole body.
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,
@@ -79,13 +79,13 @@ impl Client {
         Self { address, config, token, accept, idle: Mutex::default() }
     }
 
-    /// Sends a request and reads its answer. It fails where the server does not answer within [`PATIENCE`].
+    /// Sends a request and reads the response. Returns an error if the server does not answer within [`PATIENCE`].
     pub fn try_call(&self, method: &str, path: &str, body: (&str, &str)) -> io::Result<Answer> {
         let request = self.request(method, path, body);
         let idle = self.idle.lock().expect("not poisoned").take();
         if let Some(mut connection) = idle {
             match exchange(&mut connection, &request) {
-                // The server closed it while it was idle.
+                // The server closed the connection while it was idle: the request is sent again over a new one.
                 Err(error) if !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
                 answer => return self.keep(connection, answer),
             }
@@ -131,7 +131,7 @@ impl Client {
         self.try_call(method, path, body).unwrap_or_else(|error| panic!("{method} {path}: {error}"))
     }
 
-    /// Sends a request with a JSON body that must succeed, and returns the JSON of the answer.
+    /// Sends a request with a JSON body, fails the test if the status is not 2xx, and returns the JSON of the response.
     #[track_caller]
     fn succeed(&self, method: &str, path: &str, body: (&str, &str)) -> Value {
         let answer = self.call(method, path, body);
@@ -159,7 +159,7 @@ impl Client {
         self.succeed("POST", list, (JSON, &object.to_string()))
     }
 
-    /// Sends an object to a path: a list of another name than the kind's, or a subresource.
+    /// Sends an object to a path that does not follow from the object's kind: another list, or a subresource.
     #[track_caller]
     pub fn post(&self, path: &str, object: &Value) -> Value {
         self.succeed("POST", path, (JSON, &object.to_string()))
@@ -171,8 +171,8 @@ impl Client {
         self.succeed("POST", path, (YAML, object))
     }
 
-    /// Creates an object, or changes the one that exists to it (server-side apply: a field that an earlier `apply` set and this
-    /// one does not is removed).
+    /// Creates an object or updates the existing one (server-side apply). Fields that an earlier `apply` has set, and that
+    /// `object` lacks, are removed.
     #[track_caller]
     pub fn apply(&self, object: &Value) -> Value {
         let path = format!("{}?fieldManager=tests&force=true", path_of(object));
@@ -234,7 +234,7 @@ impl Watch {
         }
     }
 
-    /// Waits for an event that matches, and returns it; fails if the stream ends, or after [`PATIENCE`].
+    /// Waits for an event that matches, and returns it; fails the test if the stream ends, or after [`PATIENCE`].
     #[track_caller]
     pub fn until(&mut self, what: &str, so: impl Fn(&Value) -> bool) -> Value {
         let deadline = Instant::now() + PATIENCE;
@@ -248,10 +248,10 @@ impl Watch {
     }
 }
 
-/// The framing of a body, from the head.
+/// The status of a response and the framing of its body.
 struct Head {
     status: u16,
-    /// `None` for a body in chunks.
+    /// The body's length in bytes; `None` if the body is chunked.
     length: Option<usize>,
 }
 
@@ -303,7 +303,7 @@ fn read_body(connection: &mut Connection, head: &Head) -> io::Result<String> {
     String::from_utf8(body).map_err(io::Error::other)
 }
 
-/// Reads a chunk; an empty one is the end of the body.
+/// Reads a chunk of a body; an empty chunk is the end of the body.
 fn read_chunk(connection: &mut Connection) -> io::Result<Vec<u8>> {
     let length = usize::from_str_radix(&read_line(connection)?, 16).map_err(io::Error::other)?;
     let mut chunk = vec![0; length + 2];
@@ -320,7 +320,7 @@ pub fn becomes(client: &Client, path: &str, so: impl Fn(&Value) -> bool) -> Valu
     })
 }
 
-/// Returns how long it takes until a condition holds.
+/// Waits until a condition holds; returns the time that this took.
 #[track_caller]
 pub fn takes(what: &str, mut so: impl FnMut() -> bool) -> Duration {
     let began = Instant::now();

@@ -1,15 +1,15 @@
-//! What a fake API server has and answers: objects with versions, lists in pages, events of watches, selectors, and refusals in
-//! the words of the real server (`tests/corpus/kube`). No sockets here.
+//! The objects and answers of a fake API server: versions, pages of lists, events of watches, selectors, and refusals with the
+//! real server's messages (`tests/corpus/kube`). This file opens no sockets.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
-/// The token of a user that may do everything.
+/// The token of a user that is allowed everything.
 pub const TOKEN: &str = "the-fakes-admin";
-/// The end of a list on a watch.
+/// The annotation of the bookmark that ends the initial list on a watch.
 const INITIAL_END: &str = "k8s.io/initial-events-end";
-/// Kinds, each with its list's name and its group and version. The last four are defined by CRDs.
+/// The kinds, each with the name of its list and its group and version. CRDs define the last four.
 const KINDS: [(&str, &str, &str); 11] = [
     ("Namespace", "namespaces", "api/v1"),
     ("Service", "services", "api/v1"),
@@ -25,14 +25,14 @@ const KINDS: [(&str, &str, &str); 11] = [
 ];
 const CUSTOM: [&str; 4] = ["gateways", "serviceexports", "serviceimports", "destinationrules"];
 
-/// A request, taken apart.
+/// A parsed request.
 #[derive(Clone, Debug, Default)]
 pub struct Asked {
     pub path: String,
-    /// As it was sent.
+    /// The URI as the client sent it.
     pub uri: String,
     pub token: String,
-    /// What is asked for, such as `pods`; empty: no kind.
+    /// The requested kind, such as `pods`; empty if the path names none.
     pub plural: String,
     pub namespace: String,
     pub name: String,
@@ -78,7 +78,7 @@ impl Asked {
         self.get(key).parse().ok()
     }
 
-    /// A list on a watch.
+    /// Returns true for a watch that begins with a list of the current objects (`sendInitialEvents`).
     pub fn is_stream(&self) -> bool {
         self.is_watch() && self.get("sendInitialEvents") == "true"
     }
@@ -87,12 +87,12 @@ impl Asked {
         self.get("watch") == "1"
     }
 
-    /// A watch from a version.
+    /// Returns true for a watch that begins at a version.
     pub fn is_resumed(&self) -> bool {
         self.is_watch() && !self.is_stream()
     }
 
-    /// A page of a list.
+    /// Returns true for a request for a list or a page of it.
     pub fn is_page(&self) -> bool {
         !self.plural.is_empty() && self.name.is_empty() && !self.is_watch()
     }
@@ -117,43 +117,44 @@ fn decoded(text: &str) -> String {
     String::from_utf8(bytes).expect("text")
 }
 
-/// An answer.
+/// The response to a request.
 pub enum Answer {
     Json(u16, Value),
     Text(u16, &'static str),
-    /// A watch: these lines, then what happens after the version.
+    /// A watch: these lines, then an event for each change after this version.
     Follow(Vec<String>, u64),
-    /// A watch of these lines, and its end.
+    /// A watch that sends these lines and ends.
     Lines(Vec<String>),
 }
 
-/// One change of an object.
+/// One change of one object.
 struct Change {
     version: u64,
     plural: String,
     before: Option<Value>,
     after: Option<Value>,
-    /// Sent in one piece with the event, once.
+    /// Bytes that are sent once, in one piece with the event.
     tail: Vec<u8>,
 }
 
-/// The objects of a cluster.
+/// The objects of a cluster, and the settings of its API server.
 pub struct World {
     objects: BTreeMap<(String, String, String), Value>,
-    /// The newest version.
+    /// The newest version of any object.
     pub version: u64,
-    /// Watches and pages from before are too old.
+    /// The oldest version from which a watch may begin. Watches from older versions, and requests for further pages of older
+    /// lists, are refused as too old.
     pub floor: u64,
     changes: Vec<Change>,
-    /// Further pages: the version of their list, and the items.
+    /// The further pages of lists, by continue token: the version of the list, and the items that are left.
     pages: BTreeMap<String, (u64, Vec<Value>)>,
-    /// Kinds of CRDs that are there.
+    /// The kinds whose CRDs are installed.
     pub installed: BTreeSet<&'static str>,
-    /// Kinds that nobody may read.
+    /// The kinds that no user may read.
     pub forbidden: BTreeSet<&'static str>,
-    /// Users that may do nothing, by token.
+    /// The names of users without any rights, by token.
     pub users: BTreeMap<String, String>,
-    /// Whether lists are sent on watches.
+    /// True if a watch may begin with a list of the current objects.
     pub streams: bool,
 }
 
@@ -174,12 +175,12 @@ impl Default for World {
 }
 
 impl World {
-    /// Takes in an object. One without a version gets the next one.
+    /// Creates or replaces an object. An object without a version gets the next version.
     pub fn put(&mut self, object: &Value) {
         self.put_with(object, &[]);
     }
 
-    /// The same; `tail` is sent in one piece with the event.
+    /// Creates or replaces an object like [`World::put`]; `tail` is sent in one piece with the event of the change.
     pub fn put_with(&mut self, object: &Value, tail: &[u8]) {
         let (_, plural, _) = kind_of(object["kind"].as_str().expect("a kind"));
         let mut object = object.clone();
@@ -210,7 +211,8 @@ impl World {
         self.changes.push(Change { version, plural, before, after, tail: tail.to_vec() });
     }
 
-    /// Forgets how objects came to what they are: a watch from before is too old.
+    /// Expires all earlier versions: requests for watches that start from them, or for further pages of earlier lists, are
+    /// refused as too old.
     pub fn forget(&mut self) {
         self.floor = self.version;
         self.pages.clear();
@@ -324,7 +326,8 @@ impl World {
         Answer::Follow(Vec::new(), from)
     }
 
-    /// The events of a watch after a version, each with what is sent in one piece with it, and the newest version.
+    /// Returns the events of a watch that are newer than `version`, and the newest version of all objects. Each event includes
+    /// the bytes that are sent in one piece with it.
     pub fn since(&mut self, asked: &Asked, version: u64) -> (Vec<Vec<u8>>, u64) {
         let selector = Selector::parse(asked).unwrap_or_else(|_| panic!("it was parsed before"));
         let of_kind = self.changes.iter_mut().filter(|change| {
@@ -340,15 +343,15 @@ impl World {
         (events.collect(), self.version)
     }
 
-    /// The last line of a watch that ends in its time.
+    /// Returns the bookmark that ends a watch in order, if the client asked for bookmarks.
     pub fn last_bookmark(&self, asked: &Asked) -> Option<String> {
         let is_asked = asked.get("allowWatchBookmarks") == "true";
         is_asked.then(|| bookmark(&asked.plural, json!({"resourceVersion": self.version.to_string()})))
     }
 }
 
-/// The event that a change is for a watch with this selector: an object that leaves it is `DELETED`, with its last selected
-/// state and the new version.
+/// Returns the event that a watch with this selector receives for a change. An object that the selector does not match any more
+/// is `DELETED`, with its last matching state and the new version.
 fn event(change: &Change, selector: &Selector) -> Option<String> {
     let selected = |object: &&Value| selector.takes(object);
     let (before, after) = (change.before.as_ref().filter(selected), change.after.as_ref().filter(selected));
@@ -377,7 +380,7 @@ fn kind_of_plural(plural: &str) -> Option<(&'static str, &'static str, &'static 
     KINDS.iter().find(|known| known.1 == plural).copied()
 }
 
-/// An object with its kind and version, as it stands outside of lists.
+/// Returns an object with its kind and version, which items of a list lack.
 fn whole(plural: &str, object: &Value) -> Value {
     let (kind, _, group) = kind_of_plural(plural).expect("known");
     let mut all =
@@ -388,7 +391,7 @@ fn whole(plural: &str, object: &Value) -> Value {
     all
 }
 
-/// A line of a watch.
+/// Returns a line of a watch: one event.
 pub fn line(kind: &str, plural: &str, object: &Value) -> String {
     format!("{}\n", json!({"type": kind, "object": whole(plural, object)}))
 }
@@ -402,7 +405,7 @@ fn bookmark(plural: &str, meta: Value) -> String {
     line("BOOKMARK", plural, &object)
 }
 
-/// What an API server answers instead of an object.
+/// Returns the `Status` object of a refusal.
 pub fn status(code: u16, reason: &str, message: &str, details: Option<Value>) -> Value {
     let mut status = json!({
         "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": message, "reason": reason,
@@ -461,7 +464,7 @@ fn no_streams() -> Answer {
     refusal(422, "Invalid", &message, Some(details))
 }
 
-/// Which objects are asked for: requirements of labels and of fields, each with its value and whether it is to be so.
+/// The selectors of a request. Each requirement on a label or a field has a key, a value, and whether the object must match it.
 struct Selector {
     labels: Vec<(String, Option<String>, bool)>,
     fields: Vec<(String, String, bool)>,

@@ -3,10 +3,10 @@
 /// A fenced code block.
 #[derive(Clone, Debug)]
 pub struct Block {
-    /// The words behind the opening fence, such as `sh run`.
+    /// The info string after the opening fence, such as `sh run`.
     pub info: String,
     pub text: String,
-    /// The line of the opening fence, from 1.
+    /// The line number of the opening fence, from 1.
     pub line: usize,
 }
 
@@ -15,12 +15,12 @@ impl Block {
         self.info.split(' ').next().unwrap_or_default()
     }
 
-    /// The words behind the language.
+    /// Returns the words of the info string after the language.
     pub fn marks(&self) -> impl Iterator<Item = &str> {
         self.info.split(' ').skip(1)
     }
 
-    /// The name of the file that the block shows: `yaml file=NAME`.
+    /// Returns the name of the file that the block shows (`yaml file=NAME`).
     pub fn file(&self) -> Option<&str> {
         self.marks().find_map(|mark| mark.strip_prefix("file="))
     }

@@ -1,4 +1,4 @@
-//! Tests in a network namespace of their own, where they can have any address and port.
+//! Tests in their own network namespace, in which they can bind any address and port.
 
 use std::fs::File;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -7,12 +7,12 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::{eventually, skip};
 
-/// Set inside the namespace.
+/// The environment variable that is set inside the namespace.
 const INSIDE: &str = "ISTHMUS_TEST_NAMESPACE";
 
-/// Returns true inside a network namespace that was set up by these shell commands. Outside, runs the test of
-/// this name in such a namespace, fails as it fails, and returns false; if no namespace can be made, the test
-/// is skipped.
+/// Returns true inside a network namespace, after setting it up with these shell commands. Outside, it runs the test of this
+/// name again in a new namespace, fails if that run fails, and returns false. If this host allows no namespace, it reports a
+/// skip and returns false.
 #[track_caller]
 pub fn inside(test: &str, setup: &str) -> bool {
     if std::env::var_os(INSIDE).is_some() {
@@ -38,22 +38,22 @@ pub fn inside(test: &str, setup: &str) -> bool {
     false
 }
 
-/// A second host: another network namespace at the other end of a virtual cable. Used inside a test's own
-/// namespace.
+/// A second host: another network namespace at the other end of a virtual cable (veth). For tests in their own namespace.
 pub struct Host {
-    /// The process that keeps the namespace alive; ends with its input.
+    /// The process that keeps the namespace alive; it exits when its input is closed.
     keeper: Child,
     input: Option<ChildStdin>,
 }
 
-/// The addresses of this end of the cable, and of the other host.
+/// The address of the test at this end of the cable.
 pub const NEAR: &str = "10.88.0.1";
+/// The address of the [`Host`] at the other end of the cable.
 pub const FAR: &str = "10.88.0.2";
 const HARDWARE: &str = "02:00:00:00:00:02";
 
 impl Host {
-    /// Connects a host. Packets to it are sent to its interface's hardware address even when the host does
-    /// not answer.
+    /// Creates the host and the cable to it. Packets to the host are sent to a fixed hardware address, also when the host does
+    /// not answer ARP.
     pub fn connect() -> Self {
         let mut command = Command::new("unshare");
         command.args(["-n", "cat"]).stdin(Stdio::piped()).stdout(Stdio::null());
@@ -83,14 +83,15 @@ impl Host {
         format!("/proc/{}/ns/net", self.keeper.id())
     }
 
-    /// Runs shell commands on it.
+    /// Runs shell commands on the host.
     pub fn run(&self, commands: &str) {
         let mut command = Command::new("nsenter");
         command.args(["-t", &self.keeper.id().to_string(), "-n", "sh", "-ec", commands]);
         assert!(command.status().expect("nsenter").success(), "{commands}");
     }
 
-    /// Runs `act` in a thread of this process on that host: sockets made there stay there.
+    /// Runs `act` in a thread of this process inside the host's namespace; the sockets that `act` creates belong to that
+    /// namespace.
     pub fn enter<T: Send>(&self, act: impl FnOnce() -> T + Send) -> T {
         let namespace = File::open(self.namespace()).expect("its namespace");
         std::thread::scope(|scope| {
@@ -106,7 +107,7 @@ impl Host {
         })
     }
 
-    /// Makes the host vanish: the link stays up, and packets to it are dropped without an answer.
+    /// Makes the host vanish: the link stays up, but the host drops all packets to its address without an answer.
     pub fn vanish(&self) {
         self.run(&format!("ip addr del {FAR}/24 dev far0"));
     }

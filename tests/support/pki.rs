@@ -14,7 +14,7 @@ pub struct Pki {
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
 
-/// One CA for all tests of a process, because keys are slow to make.
+/// The CA that all tests of a process share, because generating keys is slow.
 pub static PKI: LazyLock<Pki> = LazyLock::new(|| Pki::new("the tests' CA"));
 
 /// A certificate and its key.
@@ -26,7 +26,7 @@ pub struct Issued {
 }
 
 impl Issued {
-    /// Reads PEM files.
+    /// Reads a certificate and its key from PEM files.
     pub fn read(certificate: &Path, key: &Path) -> Self {
         let text = |path| std::fs::read_to_string(path).expect("a file");
         Self {
@@ -39,18 +39,18 @@ impl Issued {
 }
 
 impl Pki {
-    /// Makes another CA, which no peer trusts.
+    /// Creates another CA. No peer trusts it unless the test says so.
     pub fn new(name: &str) -> Self {
         let mut params = CertificateParams::new(Vec::new()).expect("parameters");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        // Differs from the subject of its certificates: OpenSSL takes a certificate whose issuer is its
-        // subject for self-signed.
+        // OpenSSL regards a certificate as self-signed if the certificate's issuer equals its subject. So the CA has a name
+        // that none of its certificates has as subject.
         params.distinguished_name.push(DnType::CommonName, name);
         let key = KeyPair::generate().expect("a key");
         Self { issuer: CertifiedIssuer::self_signed(params, key).expect("a CA") }
     }
 
-    /// Makes a CA that is valid from the first day of a year to that of another.
+    /// Creates a CA that is valid from 1 January of one year to 1 January of another.
     pub fn of_years(name: &str, from: i32, until: i32) -> Self {
         let mut params = CertificateParams::new(Vec::new()).expect("parameters");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -98,7 +98,7 @@ impl Pki {
         }
     }
 
-    /// Issues a certificate with these URIs, valid from the first day of a year to that of another.
+    /// Issues a certificate with these URIs, valid from 1 January of one year to 1 January of another.
     pub fn issue_for(&self, uris: &[&str], from: i32, until: i32) -> Issued {
         let mut params = CertificateParams::default();
         let day = |year| rcgen::date_time_ymd(year, 1, 1);
@@ -115,14 +115,14 @@ impl Pki {
         roots
     }
 
-    /// Returns a server that proves a name and requires no client certificate.
+    /// Returns a server config that has a certificate for a name, and that requires no client certificate.
     pub fn server(&self, name: &str) -> Arc<ServerConfig> {
         let issued = self.issue(&[name], None);
         let config = ServerConfig::builder().with_no_client_auth();
         Arc::new(config.with_single_cert(vec![issued.certificate], issued.key).expect("a server"))
     }
 
-    /// Returns a server that proves a name and requires a client certificate of this CA.
+    /// Returns a server config that has a certificate for a name and a URI, and that requires a client certificate of this CA.
     pub fn mutual_server(&self, name: &str, uri: &str) -> Arc<ServerConfig> {
         let issued = self.issue(&[name], Some(uri));
         let verifier = WebPkiClientVerifier::builder(Arc::new(self.roots())).build().expect("a verifier");
@@ -130,14 +130,14 @@ impl Pki {
         Arc::new(config.with_single_cert(vec![issued.certificate], issued.key).expect("a server"))
     }
 
-    /// Returns a client that trusts this CA only, and offers these ALPN protocols.
+    /// Returns a client config that trusts only this CA and offers these ALPN protocols.
     pub fn client(&self, alpn: &[&str]) -> Arc<ClientConfig> {
         let mut config = ClientConfig::builder().with_root_certificates(self.roots()).with_no_client_auth();
         config.alpn_protocols = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
         Arc::new(config)
     }
 
-    /// Returns such a client with a certificate of its own, from any CA.
+    /// Returns a client config like [`Pki::client`] with a client certificate, from any CA.
     pub fn client_with(&self, issued: Issued, alpn: &[&str]) -> Arc<ClientConfig> {
         let config = ClientConfig::builder().with_root_certificates(self.roots());
         let config = config.with_client_auth_cert(vec![issued.certificate], issued.key);

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-/// The beginning of a header of version 2.
+/// The first bytes of a header of version 2.
 pub const SIGNATURE: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
 /// Version 2, command LOCAL.
 pub const LOCAL: u8 = 0x20;

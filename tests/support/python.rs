@@ -1,5 +1,5 @@
-//! Python interpreters with the official protobuf messages of xDS, of certificate authorities and of OTLP;
-//! and peers written in Python, which take their orders line by line.
+//! Python interpreters with the official protobuf messages of xDS, of certificate authorities and of OTLP; and peers written in
+//! Python, which read one command per line.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader, Write};
@@ -17,22 +17,23 @@ pub fn installed() -> Option<OsString> {
     with(&["xds.txt"])
 }
 
-/// Returns the interpreter with all packages of an identity server.
+/// Returns the interpreter with the packages of the scripts that act as certificate authorities.
 pub fn with_authorities() -> Option<OsString> {
     with(&["xds.txt", "identity.txt"])
 }
 
-/// Returns the interpreter with the messages of etcd too: all that the generated messages are compared with.
+/// Returns the interpreter with all official messages with which a test compares the generated ones: those of xDS, of
+/// certificate authorities and of etcd.
 pub fn with_official_messages() -> Option<OsString> {
     with(&["xds.txt", "identity.txt", "etcd.txt"])
 }
 
-/// Returns the interpreter for xDS, with HTTP/2.
+/// Returns the interpreter with the messages of xDS and a library for HTTP/2.
 pub fn with_http2() -> Option<OsString> {
     with(&["xds.txt", "hbone.txt"])
 }
 
-/// Returns the interpreter for xDS, with the messages of OTLP.
+/// Returns the interpreter with the messages of xDS and of OTLP.
 pub fn with_otlp() -> Option<OsString> {
     with(&["xds.txt", "otlp.txt"]).filter(|python| {
         let import = ["-c", "import grpc, opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc"];
@@ -41,7 +42,7 @@ pub fn with_otlp() -> Option<OsString> {
     })
 }
 
-/// Returns the interpreter with a driver of browsers.
+/// Returns the interpreter with a library that drives a browser.
 pub fn with_browser() -> Option<OsString> {
     with(&["browser.txt"]).filter(|python| {
         let tried =
@@ -57,8 +58,8 @@ fn with(lists: &[&str]) -> Option<OsString> {
     std::env::var_os("ISTHMUS_PYTHON").or_else(|| stamped.then(|| venv.join("bin/python").into_os_string()))
 }
 
-/// A running script of `tests/interop`; killed when dropped. It reports when it is ready, answers each line
-/// with an object that has `done`, and may write further objects.
+/// A running script of `tests/interop`; killed when dropped. It reports when it is ready, answers each command with an object
+/// that has the key `done`, and may write further objects.
 pub struct Peer {
     child: Child,
     input: ChildStdin,
@@ -87,7 +88,7 @@ impl Peer {
         Self { child, input, lines }
     }
 
-    /// Sends an order; returns its answer when it was carried out.
+    /// Sends a command, waits until the script has carried it out, and returns the value of `done` in its answer.
     #[track_caller]
     pub fn tell(&mut self, what: &Value) -> Value {
         let before = self.of("done").len();
@@ -98,12 +99,12 @@ impl Peer {
         })
     }
 
-    /// Returns the port on which it listens.
+    /// Returns the port on which the script listens.
     pub fn port(&self) -> u64 {
         self.lines()[0]["port"].as_u64().expect("a port")
     }
 
-    /// Returns the values of a key in its output so far.
+    /// Returns the values of a key in the script's output so far.
     pub fn of(&self, key: &str) -> Vec<Value> {
         self.lines().iter().filter_map(|line| line.get(key).cloned()).collect()
     }

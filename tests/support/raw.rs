@@ -1,4 +1,4 @@
-//! Clients below TLS: hellos made by hand, chosen source addresses, and the end of a connection.
+//! Clients below TLS: handwritten hellos, chosen source addresses, and the way in which a connection ends.
 
 use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -11,7 +11,7 @@ use super::PATIENCE;
 /// The largest fragment of a record in bytes.
 const RECORD_MAX: usize = 1 << 14;
 
-/// Returns a legal hello with these bytes as its host name.
+/// Returns a legal hello with this host name.
 pub fn hello(name: &[u8]) -> Vec<u8> {
     records(&message(name, None))
 }
@@ -19,7 +19,7 @@ pub fn hello(name: &[u8]) -> Vec<u8> {
 /// Returns a legal hello of this many bytes, record headers included.
 pub fn hello_of(name: &[u8], length: usize) -> Vec<u8> {
     let bare = message(name, Some(0)).len();
-    // The number of records follows from the length: each but the last is full.
+    // The number of records follows from the length, because each record but the last is full.
     let headers = 5 * length.div_ceil(RECORD_MAX + 5);
     let hello = records(&message(name, Some(length - headers - bare)));
     assert_eq!(hello.len(), length, "no hello of this length can be made");
@@ -29,7 +29,7 @@ pub fn hello_of(name: &[u8], length: usize) -> Vec<u8> {
 fn message(name: &[u8], padding: Option<usize>) -> Vec<u8> {
     let entry = [&[0][..], &counted(name)].concat();
     let mut extensions = extension(0, &counted(&entry));
-    // Versions: TLS 1.3 only.
+    // Extension supported_versions: TLS 1.3 only.
     extensions.extend(extension(43, &[2, 3, 4]));
     if let Some(padding) = padding {
         extensions.extend(extension(21, &vec![0; padding]));
@@ -72,7 +72,7 @@ pub enum End {
     Reset,
 }
 
-/// Reads all bytes, and returns them with the end.
+/// Reads to the end of the stream; returns all bytes, and how the stream ended.
 #[track_caller]
 pub fn read_out(stream: &mut TcpStream) -> (Vec<u8>, End) {
     let mut bytes = Vec::new();
@@ -88,7 +88,7 @@ pub fn alert(description: u8) -> Vec<u8> {
     vec![21, 3, 3, 0, 2, 2, description]
 }
 
-/// Returns true if neither a byte nor an end has been received.
+/// Returns true if the stream has neither unread bytes nor an end.
 pub fn is_silent(stream: &TcpStream) -> bool {
     stream.set_nonblocking(true).expect("set");
     let seen = stream.peek(&mut [0]);

@@ -1,5 +1,5 @@
-//! A library for `LD_PRELOAD` whose wall clock is off by as many seconds as `ISTHMUS_TEST_CLOCK` says. Other clocks are right.
-//! `clock.rs` beside it compiles it.
+//! A library for `LD_PRELOAD` that shifts the wall clock by `ISTHMUS_TEST_CLOCK` seconds. All other clocks stay right.
+//! `clock.rs` beside this file compiles it.
 
 #![no_std]
 
@@ -24,10 +24,10 @@ unsafe extern "C" {
     fn atoll(text: *const c_char) -> i64;
 }
 
-/// Replaces that of the C library.
+/// Replaces `clock_gettime` of the C library.
 ///
 /// # Safety
-/// `time` points to a `timespec`, as for the function of the C library.
+/// `time` points to a `timespec`, as the C library's function requires.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn clock_gettime(clock: c_int, time: *mut Timespec) -> c_int {
     // SAFETY: the caller's pointer is passed on, and written only after the kernel has accepted it; the texts end with zero.
@@ -37,7 +37,7 @@ pub unsafe extern "C" fn clock_gettime(clock: c_int, time: *mut Timespec) -> c_i
         if result == 0 && clock == CLOCK_REALTIME && !shift.is_null() {
             (*time).seconds += atoll(shift);
         }
-        // It is 0 or -1.
+        // The result is 0 or -1.
         result as c_int
     }
 }

@@ -1,9 +1,9 @@
-//! YAML as JSON values, for what other programs print; a text may hold several documents.
+//! Parses the YAML that other programs print into JSON values.
 
 use saphyr_parser::{Event, Parser, ScalarStyle};
 use serde_json::{Map, Number, Value};
 
-/// The documents of a text, but for empty ones.
+/// Returns the documents of a text, without empty ones.
 #[track_caller]
 pub fn documents(text: &str) -> Vec<Value> {
     let mut documents = Vec::new();
@@ -40,7 +40,7 @@ pub fn documents(text: &str) -> Vec<Value> {
     documents
 }
 
-/// The only document of a text.
+/// Returns the only document of a text.
 #[track_caller]
 pub fn document(text: &str) -> Value {
     let mut documents = documents(text);
@@ -50,7 +50,7 @@ pub fn document(text: &str) -> Value {
 
 enum Open {
     List(Vec<Value>),
-    /// With the key of the value that comes next.
+    /// A map, and the key of the value that comes next.
     Map(Map<String, Value>, Option<String>),
 }
 

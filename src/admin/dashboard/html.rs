@@ -1,18 +1,18 @@
-//! HTML as text, in which only this file's callers write markup and every value is escaped.
+//! HTML as text. Callers write markup as static strings, and every other value is escaped.
 
 use std::fmt::Display;
 
 use crate::api::text::is_deceptive;
 
-/// The longest value in characters; longer ones are cut, as a peer or a registry chooses their length.
+/// The longest value in characters. Longer values are cut, because a peer or a registry may choose their length.
 const TEXT_MAX: usize = 1000;
 
-/// A page in the making.
+/// The HTML of a page, to which elements are added.
 #[derive(Default)]
 pub(super) struct Html(String);
 
 impl Html {
-    /// Adds markup, which no value is part of.
+    /// Adds constant markup, without any value.
     pub(super) fn raw(&mut self, markup: &'static str) -> &mut Self {
         self.0.push_str(markup);
         self
@@ -39,7 +39,7 @@ impl Html {
         self
     }
 
-    /// Adds a value that is shown as it displays itself.
+    /// Adds the text of a value's [`Display`] form.
     pub(super) fn show(&mut self, value: impl Display) -> &mut Self {
         self.text(value.to_string())
     }
@@ -49,7 +49,7 @@ impl Html {
         self.raw(" ").raw(name).raw("=\"").text(value).raw("\"")
     }
 
-    /// Returns the text.
+    /// Returns the finished page.
     pub(super) fn finish(self) -> String {
         self.0
     }

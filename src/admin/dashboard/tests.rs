@@ -1,4 +1,4 @@
-//! The page of made-up states: escapes, and its size where everything is as large as it may be.
+//! Tests of the page for invented states: escaping, and the size of the page if everything is as large as possible.
 
 use super::*;
 use crate::api::client::Client;
@@ -10,10 +10,10 @@ use crate::api::peer::Peer;
 use crate::api::registry::Registry;
 use crate::api::status::Problem;
 
-/// A name that would run a script if one place did not escape it.
+/// A name that runs a script if a single place does not escape it.
 const HOSTILE: &str = "\"'><script>alert(1)</script><img src=x onerror=alert(1)>&amp;\u{202e}";
 
-/// An overview whose texts are all this one, with lists of this length.
+/// Returns an overview in which all texts are `text` and all lists have this length.
 fn overview(text: &str, count: usize) -> Overview {
     let own = || text.to_owned();
     let mut overview = Overview::default();
@@ -110,7 +110,7 @@ fn no_text_becomes_markup_wherever_it_stands() {
         for bad in ["<script>", "<img", "\u{202e}", "style=", "javascript:"] {
             assert!(!page.contains(bad), "{bad}");
         }
-        // Every attribute is closed by the quote that opened it: as many elements as in the page of harmless names.
+        // If escaping is complete, the page has as many elements and quotes as a page of harmless names.
         let harmless = super::page(&overview("x", 12), &self::explained("x"));
         if !matches!(explained.answer, Some(Err(_))) {
             assert_eq!(page.matches('<').count(), harmless.matches('<').count());
@@ -135,7 +135,7 @@ fn the_page_names_nothing_of_other_hosts_and_no_inline_code() {
 
 #[test]
 fn the_largest_page_is_small() {
-    // Longer than any name may be.
+    // The texts are longer than any name may be.
     let page = page(&overview(&"<".repeat(300), 100_000), &explained("x"));
     assert!(page.len() < 3 << 20, "{}", page.len());
     let usual = super::page(&overview(&"x".repeat(40), 50), &explained("x"));

@@ -6,8 +6,9 @@ use crate::proto::mvccpb::KeyValue;
 
 /// The wanted size of a page in bytes.
 const PAGE_BYTES: usize = 2 << 20;
-/// Keys of the first page, and of the largest page.
+/// The number of keys of the first page.
 const PAGE_FIRST: usize = 256;
+/// The largest number of keys of a page.
 const PAGE_MAX: usize = 4096;
 /// The largest total size of the values of a listing, in bytes.
 const BYTES_MAX: usize = 1 << 30;
@@ -15,10 +16,10 @@ const BYTES_MAX: usize = 1 << 30;
 /// A listing in progress.
 #[derive(Debug)]
 pub struct Listing {
-    /// The first key that was not read yet; `None`: all were.
+    /// The first key that was not read yet; `None`: all keys were read.
     next: Option<Vec<u8>>,
     end: Vec<u8>,
-    /// The revision of the first page, at which the others are read; 0 before it.
+    /// The revision of the first page, at which all other pages are read; 0 before the first page.
     revision: i64,
     cluster: u64,
     /// The number of keys to request.
@@ -26,12 +27,12 @@ pub struct Listing {
     bytes: usize,
 }
 
-/// Some keys of a listing, in their order.
+/// Some keys of a listing, in order.
 #[derive(Debug, PartialEq)]
 pub enum Page {
     /// Keys with their values.
     Values(Vec<KeyValue>),
-    /// A key whose value does not fit into a message.
+    /// A key whose value is larger than the largest message.
     Oversize(Vec<u8>),
 }
 
@@ -46,7 +47,7 @@ impl Listing {
         self.revision
     }
 
-    /// Returns the cluster from which the keys are read.
+    /// Returns the id of the etcd cluster from which the keys are read.
     pub fn cluster(&self) -> u64 {
         self.cluster
     }
@@ -109,7 +110,7 @@ impl Listing {
         Ok(())
     }
 
-    /// Advances behind the last key of a page. Keys must grow, so that the listing ends.
+    /// Advances behind the last key of a page. Each page must have later keys than the one before, so that the listing ends.
     fn advance(&mut self, answer: &RangeResponse) -> Result<(), EtcdFault> {
         let from = self.next.take().unwrap_or_default();
         let Some(last) = answer.kvs.last() else {
@@ -123,7 +124,7 @@ impl Listing {
             return Err(EtcdFault::Answer("a page of the listing has keys that were not requested"));
         }
         if answer.more {
-            // The first possible key behind the last one.
+            // The smallest key that is larger than the last key of the page.
             self.next = Some([&*last.key, &[0]].concat());
         }
         Ok(())
@@ -185,7 +186,7 @@ mod tests {
         ] {
             let mut listing = listing();
             listing.take(page(&["/p/a"], 0)).expect("a page");
-            // Later pages have a revision of their own, which is not used.
+            // The revision in the header of a later page is not used.
             let fault = listing.take(wrong).expect_err("wrong");
             assert!(fault.to_string().contains(wanted), "{fault}");
         }

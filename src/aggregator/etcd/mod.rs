@@ -1,4 +1,4 @@
-//! The registry kept in etcd: one key per service, listed at a revision and watched from there.
+//! The registry in etcd: one key per service, listed at one revision and watched from there.
 //!
 //! The order of changes comes from etcd's revisions alone, never from a clock.
 

@@ -12,7 +12,7 @@ pub const PREFIX: &str = "/isthmus/services/";
 /// A registry in etcd: one key per service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EtcdSpec {
-    /// The members of one cluster; each is tried after the one before has failed.
+    /// The members of one cluster, which are tried in turn.
     pub endpoints: Vec<Url>,
     /// The prefix of all keys of the registry; it ends with a slash.
     pub prefix: Arc<str>,

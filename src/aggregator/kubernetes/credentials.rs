@@ -1,4 +1,4 @@
-//! The address of an API server, and the credentials for it, as a client takes them.
+//! The address of an API server and the credentials for it, parsed for a client.
 
 use http::{HeaderName, HeaderValue};
 use rustls::pki_types::{CertificateDer, ServerName};
@@ -12,7 +12,7 @@ pub(super) struct Access {
     pub(super) server: Url,
     /// The roots that the server's certificate chains to.
     pub(super) roots: Vec<CertificateDer<'static>>,
-    /// The name in the server's certificate; absent: the server's own.
+    /// The name in the server's certificate; absent: the host of `server`.
     pub(super) server_name: Option<ServerName<'static>>,
     pub(super) identification: Identification,
 }
@@ -21,7 +21,7 @@ pub(super) struct Access {
 pub(super) struct Identification {
     pub(super) token: Option<String>,
     pub(super) own: Option<OwnCertificate>,
-    /// Headers of requests in another user's name.
+    /// Impersonation headers: requests act as another user.
     pub(super) impersonation: Vec<(HeaderName, HeaderValue)>,
 }
 

@@ -1,5 +1,5 @@
-//! Makes endpoints of the slices of a service and of the pods that they name. A slice is a claim: an endpoint is believed only
-//! if its pod is known with that UID, namespace and address (CVE-2021-25740).
+//! Makes endpoints from the slices of a service and the pods that the slices name. A slice alone proves nothing: an endpoint is
+//! used only if its pod is known with that UID, namespace and address (CVE-2021-25740).
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -27,15 +27,15 @@ pub(super) struct Sources<'a> {
 /// The endpoints of a service.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Made {
-    /// In order of address.
+    /// The endpoints, in order of address.
     pub(super) endpoints: Vec<Endpoint>,
-    /// Host names of endpoints that have one, each with the index of its endpoint.
+    /// The host name of each endpoint that has a host name, with the index of the endpoint.
     pub(super) named: Vec<(Arc<str>, usize)>,
     /// The number of endpoints that are left out, by reason.
     pub(super) withheld: BTreeMap<Withheld, u32>,
 }
 
-/// One instance, as all slices together have it.
+/// One instance, merged from all slices.
 struct Instance<'a> {
     addresses: Vec<IpAddr>,
     ports: BTreeMap<&'a str, u16>,
@@ -46,14 +46,14 @@ struct Instance<'a> {
     zone: Option<&'a Arc<str>>,
 }
 
-/// The key by which entries of several slices are one instance.
+/// The key of an instance, by which the entries of several slices are merged.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Whose {
     Pod(Uid),
     Address(IpAddr),
 }
 
-/// Makes the endpoints of a service out of its slices, in whatever order they come.
+/// Makes the endpoints of a service from its slices. The result does not depend on the order of the slices.
 pub(super) fn made<'a>(
     sources: &Sources<'a>,
     service: &ServiceRecord,
@@ -119,7 +119,7 @@ fn join<'a>(
     instance.addresses.push(endpoint.address);
     for (name, number) in &slice.ports {
         let known = instance.ports.entry(&**name).or_insert(*number);
-        // The same in whatever order the slices come.
+        // The smallest number is used, so that the result does not depend on the order of the slices.
         *known = (*known).min(*number);
     }
     instance.health = match (instance.health, endpoint.health) {
@@ -132,8 +132,8 @@ fn join<'a>(
     instance.zone = instance.zone.max(endpoint.zone.as_ref());
 }
 
-/// Returns the pod of an endpoint that a slice of the namespace names, or the reason why the endpoint is not believed. With
-/// `manualEndpoints`, one without a pod is believed.
+/// Returns the pod of an endpoint in a slice of `namespace`, or the reason why the endpoint is not used. With
+/// `manualEndpoints`, an endpoint without a pod is used.
 pub(super) fn believed<'p>(
     spec: &KubernetesSpec,
     pods: &'p BTreeMap<Uid, PodEntry>,
@@ -161,7 +161,8 @@ pub(super) fn believed<'p>(
 }
 
 impl<'a> Sources<'a> {
-    /// The network of an instance; `None` where the registry may not speak of it.
+    /// Returns the network of an instance. Inner `None`: the configured network of the registry. Outer `None`: the registry may
+    /// not have endpoints on the network.
     fn network_of(&self, pod: Option<&PodRecord>) -> Option<Option<Network>> {
         let own =
             || self.spec.network.is_none().then(|| self.network.clone()).filter(|own| !own.is_unknown());
@@ -198,7 +199,7 @@ fn endpoint_template(
     for port in &service.ports {
         let own = instance.ports.get(&*port.name).copied();
         if own != Some(port.target.unwrap_or(port.number)) {
-            // A pod that does not have the named port listens nowhere.
+            // The port 0 says that the pod does not have the named port.
             ports.insert(port.name.clone(), own.unwrap_or(0));
         }
     }

@@ -32,15 +32,16 @@ use crate::model::place::{ClusterId, Network};
 use crate::model::service::Withheld;
 use crate::snapshot::change::{Change, Item, Key, RegistryGateway};
 
-/// Pods of one cluster.
+/// The largest number of pods of a cluster; further ones are left out, and counted.
 const PODS_MAX: usize = 1_000_000;
-/// Services, five times as many as Kubernetes supports in a cluster: without endpoints each costs 5 KB.
+/// The largest number of services, five times as many as Kubernetes supports in a cluster. A service without endpoints costs 5
+/// KB.
 const SERVICES_MAX: usize = 50_000;
-/// Objects of any other kind.
+/// The largest number of objects of each other kind.
 const OBJECTS_MAX: usize = 100_000;
-/// Conditions of one ServiceExport that are read.
+/// The largest number of conditions of one ServiceExport that are read.
 const CONDITIONS_MAX: usize = 16;
-/// Labels that each pod has for itself; they are never kept.
+/// Labels that differ between pods or revisions of one workload, and are therefore dropped.
 const OWN_LABELS: [&str; 4] = [
     "statefulset.kubernetes.io/pod-name",
     "apps.kubernetes.io/pod-index",
@@ -51,7 +52,7 @@ const OWN_LABELS: [&str; 4] = [
 /// A ServiceExport.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ExportRecord {
-    /// RFC 3339; empty where the API server gives no such time.
+    /// The time of creation as RFC 3339; empty if the API server gives no such time.
     created: Arc<str>,
     generation: i64,
     conditions: Vec<ExportCondition>,
@@ -69,25 +70,26 @@ struct RuleRecord {
 #[derive(Debug)]
 struct Broken {
     why: String,
-    /// The watch that gives the object, and the listing that has named it last.
+    /// The watch that has reported the object, and the last listing that has named it.
     watch: WatchId,
     listing: u32,
 }
 
-/// One watch, as far as its events tell.
+/// The state of one watch, known from its events.
 #[derive(Debug)]
 pub(super) struct WatchState {
     pub(super) kind: Kind,
     pub(super) namespace: Option<Arc<str>>,
-    /// The number of the listing that is read, or was read last.
+    /// The number of the listing in progress, or else of the last one.
     listing: u32,
     /// True once a listing was read to its end.
     pub(super) is_synced: bool,
     pub(super) is_absent: bool,
     pub(super) failing: Option<(Arc<str>, Option<StatusCode>)>,
-    /// True while a listing is read.
+    /// True while a listing is in progress.
     is_listing: bool,
-    /// Objects that were not taken in, as there are too many: those of the last listing, or at least one that came after it.
+    /// The number of objects of the last listing that were left out because there are too many; 1 if only later objects were
+    /// left out.
     pub(super) too_many: usize,
 }
 
@@ -102,7 +104,7 @@ pub(super) struct Index {
     slices: BTreeMap<Arc<ObjectKey>, Listed<SliceRecord>>,
     slices_of: BTreeMap<ObjectKey, BTreeSet<Arc<ObjectKey>>>,
     pods: BTreeMap<Uid, PodEntry>,
-    /// The number of pods that are there; slices may name others.
+    /// The number of entries in `pods` whose pod exists; other entries are for UIDs that only slices name.
     pods_there: usize,
     nodes: BTreeMap<Arc<str>, Listed<NodeRecord>>,
     gateways: BTreeMap<ObjectKey, Listed<GatewayRecord>>,
@@ -110,26 +112,26 @@ pub(super) struct Index {
     imports: BTreeMap<ObjectKey, Listed<Vec<IpAddr>>>,
     rules: BTreeMap<ObjectKey, Listed<RuleRecord>>,
     pub(super) watches: Vec<WatchState>,
-    /// Objects that cannot be read, each with why.
+    /// Objects that cannot be read, each with the reason.
     broken: BTreeMap<Arc<str>, Broken>,
-    /// Broken or mended objects that were not reported yet.
+    /// Objects that became unreadable, or readable again, since the last report.
     broken_dirty: BTreeSet<Arc<str>>,
     dirty: BTreeSet<ObjectKey>,
     is_all_dirty: bool,
     /// True if the next changes are a full listing.
     is_listing: bool,
     gateways_dirty: bool,
-    /// The conditions of ServiceExports; empty where they are not written.
+    /// The present and the wanted conditions of each ServiceExport; empty if this registry does not write conditions.
     wanted: Exports,
     wanted_is_new: bool,
-    /// The items that were sent of each service.
+    /// The keys of the items that were sent for each service.
     sent: BTreeMap<ObjectKey, Vec<Key>>,
-    /// Endpoints that are withheld, by service.
+    /// The number of endpoints that are withheld from each service, by reason.
     withheld: BTreeMap<ObjectKey, BTreeMap<Withheld, u32>>,
     sent_gateways: BTreeMap<Key, RegistryGateway>,
     /// Problems of gateways, a line each.
     pub(super) gateway_notes: Vec<String>,
-    /// The trust domain that the mesh's own configuration names now differs from the one in use.
+    /// True if the mesh's own configuration names another trust domain than the one in use.
     pub(super) is_outdated: bool,
 }
 
@@ -183,7 +185,7 @@ impl Index {
         }
     }
 
-    /// Returns the kinds of which not all objects were taken in.
+    /// Returns the kinds of which objects were left out because there are too many.
     pub(super) fn crowded(&self) -> impl Iterator<Item = Kind> {
         self.watches.iter().filter(|watch| watch.too_many > 0).map(|watch| watch.kind)
     }
@@ -235,10 +237,11 @@ impl Index {
         (state.is_listing, state.too_many) = (true, 0);
     }
 
-    /// Counts an object that is not taken in.
+    /// Counts an object that is left out because there are too many.
     fn leave_out(&mut self, watch: WatchId) {
         let state = &mut self.watches[watch];
-        // After its listing, one object may be told of again and again.
+        // After a listing, several events may name the same object, which must not be counted several times. So only the first
+        // event is counted, and only if the listing has left out nothing.
         if state.is_listing || state.too_many == 0 {
             state.too_many += 1;
         }
@@ -333,7 +336,7 @@ impl Index {
                 let named = trust_domain_of(object.data.get("mesh").map(String::as_str));
                 self.is_outdated = named.is_some_and(|named| named != self.trust_domain);
             }
-            // Not watched here.
+            // An index does not watch Secrets.
             Object::Secret(_) => {}
         }
     }
@@ -342,7 +345,7 @@ impl Index {
         self.texts.key(&meta.namespace, &meta.name)
     }
 
-    /// Returns true if what was noted differs from before. An object without room is counted.
+    /// Returns true if the stored record differs from the one before. An object that was left out for lack of room is counted.
     fn is_new(&mut self, watch: WatchId, noted: Noted) -> bool {
         if noted == Noted::NoRoom {
             self.leave_out(watch);
@@ -350,7 +353,7 @@ impl Index {
         noted == Noted::Different
     }
 
-    /// Returns true if an object may be taken in; it is counted otherwise.
+    /// Returns true if there is room for an object; otherwise counts the object as left out.
     fn has_room(&mut self, watch: WatchId, count: usize, is_known: bool) -> bool {
         let has_room = is_known || count < most(self.watches[watch].kind);
         if !has_room {
@@ -375,7 +378,7 @@ impl Index {
         }
     }
 
-    /// Marks the services and exports of a namespace.
+    /// Marks as dirty the services and exports of a namespace.
     fn mark_namespace(&mut self, namespace: &Arc<str>) {
         self.dirty.extend(inside(&self.services, namespace).map(|(key, _)| key.clone()));
         self.dirty.extend(inside(&self.exports, namespace).map(|(key, _)| key.clone()));
@@ -421,7 +424,7 @@ impl Index {
         self.mark_endpoints(service);
     }
 
-    /// Notes that a service must be made anew, as its endpoints differ.
+    /// Marks a service as dirty because its endpoints have changed. Marks the gateways too if the service is a gateway.
     fn mark_endpoints(&mut self, service: ObjectKey) {
         let entrance = self.services.get(&service).and_then(|known| known.value.entrance.as_ref());
         self.gateways_dirty |= entrance.is_some();
@@ -445,14 +448,14 @@ impl Index {
 
     fn remove_pod(&mut self, uid: Uid) {
         let Some(entry) = self.pods.get_mut(&uid) else { return };
-        // A pod that a slice still names stays: the pod may be gone before its slice is updated.
+        // The entry stays while a slice names the pod, because a pod may be removed before its slice is updated.
         self.pods_there -= usize::from(std::mem::replace(&mut entry.is_there, false));
         if entry.named_by.is_empty() {
             self.pods.remove(&uid);
         }
     }
 
-    /// Notes that the services must be made anew whose slices name a pod.
+    /// Marks as dirty the services whose slices name a pod.
     fn mark_slices(&mut self, uid: Uid) {
         let named_by = self.pods.get(&uid).map(|entry| entry.named_by.clone()).unwrap_or_default();
         for slice in named_by {
@@ -474,7 +477,7 @@ impl Index {
         }
     }
 
-    /// Notes that the services must be made anew that have endpoints on a node.
+    /// Marks as dirty the services that have endpoints on a node.
     fn mark_node(&mut self, name: &Arc<str>) {
         let is_on = |endpoint: &super::records::SliceEndpoint| {
             let pod = endpoint.pod.flatten().and_then(|uid| self.pods.get(&uid)?.pod.as_ref());
@@ -536,7 +539,7 @@ impl Index {
         self.mark_node(name);
     }
 
-    /// The network of the cluster.
+    /// Returns the network of the cluster.
     pub(super) fn network(&self) -> Network {
         if let Some(network) = &self.spec.network {
             return network.clone();
@@ -551,7 +554,7 @@ impl Index {
         self.is_all_dirty || self.gateways_dirty || !self.dirty.is_empty() || !self.broken_dirty.is_empty()
     }
 
-    /// Returns the number of services that the next changes make again.
+    /// Returns the number of services whose items are made again for the next changes.
     pub(super) fn work(&self) -> usize {
         if self.is_all_dirty { self.services.len() } else { self.dirty.len() }
     }
@@ -566,14 +569,14 @@ impl Index {
         self.is_listing = true;
     }
 
-    /// An index without objects, of the same cluster and watches.
+    /// Returns an index without objects, of the same cluster and watches.
     pub(super) fn placeholder(&self) -> Self {
         let watches: Vec<_> =
             self.watches.iter().map(|watch| (watch.kind, watch.namespace.clone())).collect();
         Self::new(self.spec.clone(), self.cluster.clone(), self.trust_domain.clone(), &watches)
     }
 
-    /// Returns the items that differ from those that were sent.
+    /// Returns the changes since the last call.
     pub(super) fn changes(&mut self) -> Vec<Change> {
         let mut changes = Vec::new();
         let is_listing = std::mem::take(&mut self.is_listing);
@@ -602,7 +605,7 @@ impl Index {
         changes
     }
 
-    /// Makes the items of a service anew.
+    /// Makes the items of a service again, and adds the changes.
     fn renew(&mut self, key: &ObjectKey, changes: &mut Vec<Change>) {
         self.renew_conditions(key);
         let items = self.items(key);
@@ -685,7 +688,7 @@ fn inside<'a, T>(
     all.range(first..).take_while(move |(key, _)| key.namespace == *namespace)
 }
 
-/// The most objects of a kind that are taken in.
+/// Returns the largest number of objects of a kind.
 fn most(kind: Kind) -> usize {
     match kind {
         Kind::Pod => PODS_MAX,
@@ -694,7 +697,7 @@ fn most(kind: Kind) -> usize {
     }
 }
 
-/// The result of taking in a record.
+/// The result of [`note`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Noted {
     Same,
@@ -702,7 +705,7 @@ enum Noted {
     NoRoom,
 }
 
-/// Takes in a record that `listing` names, unless it is new and there are `most` already.
+/// Stores a record and the number of the listing that names it. A new record is not stored if there are `most` records already.
 fn note<K: Ord, T: PartialEq>(
     all: &mut BTreeMap<K, Listed<T>>,
     key: K,
@@ -727,7 +730,7 @@ fn note<K: Ord, T: PartialEq>(
     }
 }
 
-/// The pods that a slice names, each once.
+/// Returns the UIDs of the pods that a slice names, each once.
 fn uids(slice: &SliceRecord) -> BTreeSet<Uid> {
     slice.endpoints.iter().filter_map(|endpoint| endpoint.pod.flatten()).collect()
 }

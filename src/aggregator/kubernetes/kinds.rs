@@ -1,4 +1,4 @@
-//! The kinds of objects that are followed, and where an API server has them.
+//! The kinds of objects that are followed, and their paths on an API server.
 
 use std::fmt::Write as _;
 
@@ -39,7 +39,7 @@ impl Kind {
         Self::ConfigMap,
     ];
 
-    /// As RBAC and messages name it.
+    /// Returns the plural name of the kind, which RBAC and messages use.
     pub(super) fn plural(self) -> &'static str {
         match self {
             Self::Namespace => "namespaces",
@@ -56,7 +56,7 @@ impl Kind {
         }
     }
 
-    /// The API groups and versions that have it, the one that is asked first.
+    /// Returns the API groups and versions that may have the kind, in the order in which they are tried.
     pub(super) fn versions(self) -> &'static [&'static str] {
         match self {
             Self::Namespace | Self::Service | Self::Pod | Self::Node | Self::ConfigMap | Self::Secret => {
@@ -76,7 +76,7 @@ impl Kind {
         matches!(self, Self::Gateway | Self::ServiceExport | Self::ServiceImport | Self::DestinationRule)
     }
 
-    /// Returns true if without it nothing can be said of endpoints.
+    /// Returns true if endpoints cannot be made without this kind.
     pub(super) fn is_needed(self) -> bool {
         matches!(self, Self::Service | Self::EndpointSlice | Self::Pod)
     }
@@ -87,12 +87,12 @@ impl Kind {
 
     fn selectors(self) -> Selectors {
         match self {
-            // Slices of imported services are made of other clusters' endpoints.
+            // Slices of imported services have the endpoints of other clusters, so they are not read.
             Self::EndpointSlice => Selectors {
                 labels: "kubernetes.io%2Fservice-name,%21multicluster.kubernetes.io%2Fservice-name",
                 fields: "",
             },
-            // Pods that have ended stay until they are collected, and may be many.
+            // Pods that have ended are not read: there may be many of them until Kubernetes collects them.
             Self::Pod => {
                 Selectors { labels: "", fields: "status.phase%21%3DFailed%2Cstatus.phase%21%3DSucceeded" }
             }
@@ -103,7 +103,7 @@ impl Kind {
         }
     }
 
-    /// The path and the query of a list or watch, to which `more` is added.
+    /// Returns the path and query of a list or watch; `more` is a part of the query.
     pub(super) fn request(self, version: &str, namespace: Option<&str>, more: &str) -> String {
         let mut path = format!("/{version}/");
         if let Some(namespace) = namespace.filter(|_| self.is_namespaced()) {

@@ -7,13 +7,13 @@ use serde::de::{Error as _, IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-/// The most items of one page. A page with more is refused.
+/// The largest number of items of one page. A page with more is refused.
 const ITEMS_MAX: usize = 250_000;
 
 /// Labels or annotations.
 pub(super) type Texts = BTreeMap<String, String>;
 
-/// Takes null for what is absent.
+/// Deserializes null as the default value.
 fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(from: D) -> Result<T, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or_default())
 }
@@ -116,7 +116,7 @@ objects! {
     Subset { name: String, labels: Texts, }
     ConfigMap { metadata: Meta, data: Texts, }
     Secret { metadata: Meta, data: Texts, }
-    /// `Status`: what an API server answers instead of an object.
+    /// `Status`: the response of an API server in place of an object.
     Status { code: i64, reason: String, message: String, details: StatusDetails, }
     StatusDetails { retry_after_seconds: i64, }
     /// The metadata of a list.
@@ -164,7 +164,7 @@ pub(super) enum IntOrText {
     Absent,
 }
 
-/// One page of a list; its items are read one by one, so that one with mistakes costs no other.
+/// One page of a list. Its items are read one by one, so that an item with mistakes does not affect the others.
 #[derive(Deserialize)]
 pub(super) struct List<'a> {
     #[serde(default)]
@@ -208,7 +208,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Items<'a> {
     }
 }
 
-/// A text, or nothing where it is of another type.
+/// A text; empty if the value has another type.
 #[derive(Default)]
 struct Loose(String);
 
@@ -229,7 +229,7 @@ impl<'de> Deserialize<'de> for Loose {
 }
 
 impl Meta {
-    /// Reads of an object what says which one it is, whatever else in it has mistakes.
+    /// Reads the fields that identify an object, whatever mistakes its other fields have.
     pub(super) fn lenient(raw: &RawValue) -> Self {
         #[derive(Default, Deserialize)]
         #[serde(default)]
@@ -259,7 +259,7 @@ impl Meta {
         }
     }
 
-    /// The first field that every object of an API server has, and this one lacks.
+    /// Returns the first field that is missing here although every object of an API server has it.
     pub(super) fn lack(&self) -> Option<&'static str> {
         let fields = [("metadata.name", &self.name), ("metadata.resourceVersion", &self.resource_version)];
         fields.iter().find(|(_, text)| text.is_empty()).map(|(name, _)| *name)

@@ -1,4 +1,4 @@
-//! Makes the kubeconfig by which Isthmus in other clusters reads this one, from the token of a service account.
+//! Makes the kubeconfig with which Isthmus in other clusters reads this cluster, from the token of a service account.
 
 use std::path::PathBuf;
 
@@ -14,20 +14,20 @@ use super::spec::AccessSpec;
 use crate::net::reading::Readings;
 use crate::net::scope::Scope;
 
-/// The service account that a kubeconfig is made for, and who may read its token.
+/// The service account that a kubeconfig is made for, and the access to its token.
 #[derive(Clone, Debug)]
 pub struct ReaderAccount {
     /// The kubeconfig of a user who may read Secrets; `None`: the service account of the pod that this process runs in.
     pub kubeconfig: Option<PathBuf>,
-    /// The context of that kubeconfig; `None`: the current one.
+    /// The context in the kubeconfig; `None`: the current context of the kubeconfig.
     pub context: Option<String>,
     /// The namespace of the service account.
     pub namespace: String,
     /// The name of the service account.
     pub account: String,
-    /// The name of the cluster, for those that read it.
+    /// The name that the cluster has in the kubeconfig.
     pub cluster: String,
-    /// The URL of the API server as other clusters reach it; `None`: the one of the kubeconfig.
+    /// The URL at which other clusters reach the API server; `None`: the URL that this process uses.
     pub server: Option<String>,
 }
 
@@ -38,7 +38,8 @@ struct Secrets {
     items: Vec<Secret>,
 }
 
-/// Returns the kubeconfig of the account as JSON, which is YAML too; or why there is none, a line each.
+/// Returns the kubeconfig of the account as JSON, which is YAML too. The error is the list of reasons why there is none, a line
+/// each.
 pub async fn kubeconfig_of(reader: &ReaderAccount) -> Result<Value, Vec<String>> {
     let access = match &reader.kubeconfig {
         Some(path) => {

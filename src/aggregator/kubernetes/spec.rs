@@ -10,7 +10,8 @@ use crate::model::place::Network;
 
 /// The default of `systemNamespace`: the namespace of Istio's control plane and gateways.
 pub const SYSTEM_NAMESPACE: &str = "istio-system";
-/// Namespaces of `only` that are each watched by itself. More are watched as the whole cluster, and filtered here.
+/// The largest number of namespaces in `only` that have watches of their own. If `only` has more, the whole cluster is watched,
+/// and objects of other namespaces are filtered out here.
 pub const WATCHED_APART_MAX: usize = 20;
 
 /// A Kubernetes cluster.
@@ -18,13 +19,13 @@ pub const WATCHED_APART_MAX: usize = 20;
 pub struct KubernetesSpec {
     /// The API server and the credentials.
     pub access: AccessSpec,
-    /// Absent: what the label `topology.istio.io/network` of the system namespace says.
+    /// The network of the cluster; absent: the value of the label `topology.istio.io/network` of the system namespace.
     pub network: Option<Network>,
-    /// Networks other than its own that its pods and gateways may say (`allow.networks`).
+    /// Networks other than the cluster's own that its pods and gateways may be on (`allow.networks`).
     pub networks: Vec<Network>,
     /// The trust domain of the pods' identities.
     pub trust_domain: TrustDomain,
-    /// True if a trust domain in the ConfigMap `istio` of the system namespace applies.
+    /// True if a trust domain in the ConfigMap `istio` of the system namespace replaces `trust_domain`.
     pub mesh_config: bool,
     /// The suffix of services' host names.
     pub cluster_domain: HostName,
@@ -49,21 +50,21 @@ pub struct ExportWriterSpec {
     pub namespace: Arc<str>,
     /// The name of this replica in the Lease.
     pub holder: Arc<str>,
-    /// The clusters whose exports this replica knows.
+    /// The clusters whose exports this replica reads.
     pub knows: Knows,
 }
 
-/// The clusters whose exports a replica knows.
+/// The clusters whose exports a replica reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Knows {
-    /// Its own: it cannot tell what clusters disagree about.
+    /// Only its own cluster: the replica cannot compare clusters.
     OwnCluster,
-    /// Others, too.
+    /// Its own cluster and other clusters.
     OtherClusters,
 }
 
 impl Knows {
-    /// Returns the value as the annotation of the Lease has it.
+    /// Returns the value of the Lease's annotation.
     pub const fn text(self) -> &'static str {
         match self {
             Self::OwnCluster => "own",
@@ -81,9 +82,9 @@ pub enum AccessSpec {
     Kubeconfig {
         /// The path of the file.
         path: PathBuf,
-        /// Absent: the current one.
+        /// The context; absent: the current context of the file.
         context: Option<String>,
-        /// A file with a token, read again when it changes; absent: the kubeconfig has what lets us in.
+        /// A file with a token, read again when it changes; absent: the credentials in the kubeconfig are used.
         token_file: Option<PathBuf>,
     },
     /// A kubeconfig that was found in a Secret.
@@ -93,28 +94,28 @@ pub enum AccessSpec {
 /// Clusters that are found while the gateway runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClustersSpec {
-    /// The place of the kubeconfigs.
+    /// The location of the kubeconfigs.
     pub source: ClusterSource,
     /// The settings of each cluster; `access` is not used.
     pub template: KubernetesSpec,
 }
 
-/// The place of kubeconfigs.
+/// The location of kubeconfigs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClusterSource {
-    /// One file a cluster, named like it.
+    /// A folder with one file for each cluster, named like the cluster.
     Folder(PathBuf),
-    /// Secrets with the label `istio/multiCluster=true`, of the cluster that this process runs in.
+    /// Secrets with the label `istio/multiCluster=true`, in the cluster that this process runs in.
     Secrets {
         /// The namespace of the Secrets.
         namespace: Arc<str>,
     },
 }
 
-/// Which namespaces are read. The system namespace is read for its labels whatever is chosen.
+/// The choice of namespaces to read. The labels of the system namespace are always read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NamespaceChoice {
-    /// Empty: all.
+    /// The namespaces to read; empty: all.
     pub only: Vec<Arc<str>>,
     /// Namespaces that are not read although `only` allows them.
     pub except: Vec<Arc<str>>,
@@ -132,11 +133,11 @@ impl NamespaceChoice {
     }
 }
 
-/// A kubeconfig that was found in a Secret. Two are equal if they are the same place, whatever its text is now.
+/// A kubeconfig that was found in a Secret, whose text may change. Two values are equal if they share their text.
 #[derive(Clone, Debug)]
 #[cfg_attr(not(feature = "kubernetes"), expect(dead_code, reason = "only the registry reads it"))]
 pub struct FoundKubeconfig {
-    /// Shown as its file, such as `Secret istio-system/istio-remote-secret-west[west]`.
+    /// The name that messages show as its file, such as `Secret istio-system/istio-remote-secret-west[west]`.
     pub(super) name: Arc<str>,
     text: Arc<Mutex<Secret>>,
 }
@@ -164,7 +165,7 @@ impl FoundKubeconfig {
         Self { name: name.into(), text: Arc::new(Mutex::new(Secret(text.into()))) }
     }
 
-    /// The kubeconfig as it is now.
+    /// Returns the newest text of the kubeconfig.
     pub(super) fn text(&self) -> Arc<str> {
         self.text.lock().unwrap_or_else(std::sync::PoisonError::into_inner).0.clone()
     }

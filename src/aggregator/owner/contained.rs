@@ -5,8 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::snapshot::change::Dirty;
 
-/// Does the work; a panic is returned as its text. The caller must restore state that the work changes in
-/// place.
+/// Calls `work`; if it panics, returns the text of the panic as the error. Then the caller must restore the state that `work`
+/// has changed in place.
 pub(super) fn contained<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| words(&*panic))
 }
@@ -20,9 +20,9 @@ fn words(panic: &(dyn Any + Send)) -> String {
 /// A place where a test can cause a panic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PanicSite {
-    /// While a snapshot is built, where panics are caught.
+    /// The build of a snapshot, where panics are caught.
     Build,
-    /// In the owner's own loop, where panics are not caught.
+    /// The owner's own loop, where panics are not caught.
     Owner,
 }
 

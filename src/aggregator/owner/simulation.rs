@@ -1,9 +1,9 @@
-//! Registries that flap, reorder, stall and return, with clients that join, leave, refuse and reconnect, and a process
-//! that restarts while registries are missing: the owner, the hub and sessions as they run, without sockets and in
+//! Simulates registries that flap, reorder, stall and return, clients that join, leave, refuse and reconnect, and a process
+//! that restarts while registries are missing. The owner, the hub and the sessions are the real ones, without sockets and in
 //! virtual time. A failure prints its seed.
 //!
-//! The clients are written from the protocol documentation alone, as simply as possible. The resources that a client may lose while
-//! a registry is missing are written from SPEC §7 alone, in [`Client::keeps`].
+//! The clients are written from the protocol documentation alone, as simply as possible. [`Client::keeps`] decides which
+//! resources a client keeps while a registry is missing; it is written from SPEC §7 alone.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::SystemTime;
@@ -74,7 +74,7 @@ fn policy() -> Arc<Policy> {
     Arc::new(Policy { networks, exports: vec![rule("*")], ..policy_of("c0", "east") })
 }
 
-/// Returns the scope of a registry: all services for the first two, half of the services for each other one.
+/// Returns the scope of a registry: all services for registries 0 and 1, one half of the services each for registries 2 and 3.
 fn scope(at: usize) -> RegistryScope {
     let half = SERVICES / 2;
     let services = match at {
@@ -86,13 +86,13 @@ fn scope(at: usize) -> RegistryScope {
     RegistryScope { services: services.collect(), ..RegistryScope::default() }
 }
 
-/// The registries that were not read since the process started, and the services that the others have
-/// changed.
+/// The registries that were not read since the process started, and the services that the other registries have changed.
 #[derive(Debug, Default)]
 struct MissingRegistries {
     registries: BTreeSet<usize>,
-    /// Services changed for certain, and services changed or only held back as a mass withdrawal.
+    /// Services that another registry has certainly changed.
     changed: BTreeSet<HostName>,
+    /// Services that another registry has changed, or whose change is held back as a mass withdrawal.
     perhaps: BTreeSet<HostName>,
 }
 
@@ -187,20 +187,21 @@ struct Client {
     /// Responses that the client has not read yet.
     inbox: VecDeque<Response>,
     has: BTreeMap<(Kind, Arc<str>), Version>,
-    /// Resources that it has refused, keeping the older version.
+    /// Resources whose newest version the client has refused; it keeps the older version.
     refused: BTreeMap<(Kind, Arc<str>), Version>,
-    /// Resources that it keeps because it has refused the removal.
+    /// Resources that the client keeps because it has refused their removal.
     kept: BTreeSet<(Kind, Arc<str>)>,
-    /// Names of assignments that it subscribes to.
+    /// The names of the assignments that the client subscribes to.
     wants: BTreeSet<String>,
     nonces: BTreeMap<Kind, String>,
-    /// The resources that it had and reported when it reconnected.
+    /// The resources that the client reported when it last reconnected.
     brought: BTreeMap<(Kind, Arc<str>), Version>,
-    /// The assignments that it subscribed to when it reconnected and reported that it had some.
+    /// The assignments that the client subscribed to when it last reconnected; empty if it reported that it had none.
     wanted: BTreeSet<String>,
-    /// Assignments among `brought` that have equalled those of a snapshot since.
+    /// Assignments in `brought` whose version equals that of a snapshot which was current at some time since the client
+    /// reconnected.
     exact: BTreeSet<Arc<str>>,
-    /// The number of endpoints of every assignment that it got.
+    /// The number of endpoints of every assignment that the client has received, by version.
     endpoints: BTreeMap<Version, usize>,
 }
 
@@ -244,7 +245,7 @@ impl Client {
         self.session = Session::new(hub.clone(), self.viewer.clone(), self.protocol);
         self.inbox.clear();
         self.nonces.clear();
-        // A refused resource is not held, so it is sent again.
+        // The client does not have a refused resource, so the resource is sent again.
         self.refused.clear();
         self.kept.clear();
         let tells = random.percent(80);
@@ -296,7 +297,7 @@ impl Client {
         self.ask(Kind::Assignment, request);
     }
 
-    /// Lets the server send all of its responses.
+    /// Moves the responses of the session to the inbox, and checks the resources that they remove.
     fn receive(&mut self, worlds: &[&Snapshot; 2], missing: &MissingRegistries) {
         while let Some(response) = self.session.response() {
             for name in &response.removed {
@@ -381,7 +382,7 @@ impl Client {
         made.expect("there is one of each name").version
     }
 
-    /// Notes the brought assignments that equal those of a snapshot.
+    /// Adds to `exact` the assignments in `brought` that equal those of a snapshot.
     fn compare(&mut self, world: &Snapshot) {
         let of_assignments = self.brought.iter().filter(|((kind, _), _)| *kind == Kind::Assignment);
         let same = of_assignments.filter(|((_, name), version)| self.version_in(world, name) == **version);
@@ -389,8 +390,7 @@ impl Client {
         self.exact.extend(same);
     }
 
-    /// Returns true if the client's version of a name is right although the snapshot has another, because a
-    /// registry is missing.
+    /// Returns true if the client rightly has another version of a resource than the snapshot, because a registry is missing.
     fn keeps(&self, key: &(Kind, Arc<str>), current: Option<Version>, missing: &MissingRegistries) -> bool {
         let (kind, name) = key;
         let (brought, has) = (self.brought.get(key), self.has.get(key));
@@ -400,16 +400,16 @@ impl Client {
         if *kind == Kind::Cluster {
             let returned = self.brought.keys().any(|(of, _)| of == kind);
             return match self.protocol {
-                // The complete response waits.
+                // A state-of-the-world response names all clusters of xDS, so it waits for the missing registries.
                 Protocol::StateOfTheWorld => returned && has == brought,
-                // The client holds the resource that it brought, or one that does not exist.
+                // The client keeps a resource that it brought, or that the snapshot does not have.
                 Protocol::Delta => {
                     let kept = has.is_some() && (brought.is_some() || current.is_none());
                     returned && missing.may_have(*kind, name) && kept
                 }
             };
         }
-        // A state-of-the-world client does not report which of its names it has.
+        // A state-of-the-world client does not report for which of its names it has a resource.
         let may_have_brought =
             brought.is_some() || self.protocol == Protocol::StateOfTheWorld && self.wanted.contains(&**name);
         if !may_have_brought || !missing.may_have(*kind, name) {
@@ -421,7 +421,7 @@ impl Client {
             // No registry has changed the service: the client keeps its resource.
             return true;
         }
-        // A registry has changed it: the client keeps its resource if it would get an empty one.
+        // A registry has changed the service, so the client gets the new resource, unless the new one would empty the client's.
         let would_be_emptied = current.is_none_or(|version| version == self.empty_version(name));
         would_be_emptied && has.is_none_or(|version| !is_empty(version))
     }
@@ -466,7 +466,8 @@ impl Client {
         }
     }
 
-    /// Asserts that the client has the resources of the snapshot, except those that it has refused or keeps.
+    /// Asserts that the client has the resources of the snapshot. A resource may differ if the client has refused an update, or
+    /// keeps the resource because of a missing registry.
     fn check(&self, hub: &Hub, truth: &Snapshot, missing: &MissingRegistries) {
         self.check_kept(missing);
         let mut expected: BTreeMap<(Kind, Arc<str>), Version> = BTreeMap::new();
@@ -525,10 +526,10 @@ struct Run {
     missing: MissingRegistries,
     scope: Scope,
     restarts: usize,
-    /// Names that checks found held back.
+    /// The number of names that sessions held back, summed over all checks.
     held_back: usize,
     started: Instant,
-    /// Registries of which an update was held as a mass withdrawal.
+    /// Registries of which an update was delayed as a mass withdrawal since the process started.
     ever_held: BTreeSet<usize>,
 }
 
@@ -623,7 +624,7 @@ impl Run {
         self.forget_changes();
     }
 
-    /// Sends a batch to the owner, and sometimes one of a task that was replaced.
+    /// Sends a batch to the owner, and sometimes a batch of another epoch, which the owner must drop.
     fn send(&mut self, at: usize, batch: Vec<Change>) {
         let epoch = self.owner.registries[at].life.epoch;
         let mut messages = vec![Message::Changes(epoch, batch)];
@@ -634,7 +635,7 @@ impl Run {
         self.owner.take(messages, self.now);
     }
 
-    /// Without a missing registry the changes are not needed.
+    /// Forgets the recorded changes if no registry is missing.
     fn forget_changes(&mut self) {
         if self.missing.registries.is_empty() {
             self.missing = MissingRegistries::default();
@@ -648,7 +649,7 @@ impl Run {
         (self.owner, self.reader) = process(&self.scope);
         self.hub = Hub::new(self.reader.clone());
         self.seen = self.reader.latest();
-        // The start of the process, from which the time of missing registries counts.
+        // The time for which a registry is missing counts from the start of the process.
         self.now = Instant::now();
         self.started = self.now;
         self.ever_held.clear();
@@ -745,7 +746,7 @@ impl Run {
         }
     }
 
-    /// Asserts that the items in use of each registry are its last state, unless that is held back.
+    /// Asserts that the items in use of each live registry equal the items that the registry sent last.
     fn check_registries(&self) {
         for (at, services) in &self.said {
             let life = &self.owner.registries[*at].life;

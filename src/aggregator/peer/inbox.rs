@@ -1,4 +1,4 @@
-//! How links hand in what peers give, to the registry's task of that peer.
+//! The queues by which links deliver the items of peers to the tasks of the peers' registries.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,23 +7,23 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::proto::isthmus::peer::v1 as proto;
 
-/// Events that may wait for a registry.
+/// The largest number of events that may wait for a registry; further senders wait.
 const WAITING_MAX: usize = 64;
 
 /// An event of a link.
 #[derive(Debug)]
 pub(super) enum Event {
-    /// A link has come about with this instance of the peer.
+    /// A link with this instance of the peer was established.
     Up { instance: Arc<str> },
-    /// Items; answered with those that are refused.
+    /// Items of the instance; `refused` receives the refused items.
     Delta { instance: Arc<str>, delta: Box<proto::Delta>, refused: oneshot::Sender<Vec<proto::Refusal>> },
     /// The end of a listing.
     Listed { instance: Arc<str> },
-    /// The link has ended.
+    /// The link has ended. If `forget` is true, the peer has ordered that its services be removed.
     Down { instance: Arc<str>, why: String, forget: bool },
 }
 
-/// The way from links to registries: one queue a peer, to the newest task of its registry.
+/// The path from links to registries: one queue per peer, which leads to the newest task of the peer's registry.
 #[derive(Clone, Debug, Default)]
 pub struct Inbox(Arc<Mutex<HashMap<Arc<str>, Entry>>>);
 
@@ -40,7 +40,7 @@ impl Default for Entry {
 }
 
 impl Inbox {
-    /// Returns the queue of a peer's registry that begins anew. Links are told to list everything again.
+    /// Makes the queue for a new task of a peer's registry, and asks the peer's links for a full listing.
     pub(super) fn attach(&self, peer: &Arc<str>) -> mpsc::Receiver<Event> {
         let (sender, receiver) = mpsc::channel(WAITING_MAX);
         let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -50,7 +50,7 @@ impl Inbox {
         receiver
     }
 
-    /// Returns a counter that changes when the registry of a peer begins anew.
+    /// Returns a counter that changes when the task of a peer's registry starts.
     pub fn renewals(&self, peer: &Arc<str>) -> watch::Receiver<u64> {
         let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         entries.entry(peer.clone()).or_default().renewals.subscribe()
@@ -63,17 +63,17 @@ impl Inbox {
 
     async fn send(&self, peer: &Arc<str>, event: Event) {
         if let Some(queue) = self.queue(peer) {
-            // Fails only if the registry's task has just ended; the next one has everything listed again.
+            // Fails only if the registry's task has just ended; the next task asks for a full listing.
             let _ = queue.send(event).await;
         }
     }
 
-    /// A link has come about.
+    /// Reports that a link was established.
     pub async fn up(&self, peer: &Arc<str>, instance: &Arc<str>) {
         self.send(peer, Event::Up { instance: instance.clone() }).await;
     }
 
-    /// Hands in items, and returns those that are refused.
+    /// Delivers items, and returns the refused ones.
     pub async fn delta(
         &self,
         peer: &Arc<str>,
@@ -85,12 +85,12 @@ impl Inbox {
         answer.await.unwrap_or_default()
     }
 
-    /// A full listing has ended.
+    /// Reports that a full listing has ended.
     pub async fn listed(&self, peer: &Arc<str>, instance: &Arc<str>) {
         self.send(peer, Event::Listed { instance: instance.clone() }).await;
     }
 
-    /// A link has ended.
+    /// Reports that a link has ended. If `forget` is true, the peer has ordered that its services be removed.
     pub async fn down(&self, peer: &Arc<str>, instance: &Arc<str>, why: &str, forget: bool) {
         let event = Event::Down { instance: instance.clone(), why: why.to_owned(), forget };
         self.send(peer, event).await;

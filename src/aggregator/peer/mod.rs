@@ -1,7 +1,7 @@
-//! The registry of a peer: another organisation that offers services over a link (SPEC §18). The link itself is not part of it.
+//! The registry of a peer: another organisation that offers services over a link (SPEC §18). `discovery` owns the link itself.
 //!
-//! - `registry`: the task: what the peer's replicas have given becomes one set of items. `inbox`: how links hand it in.
-//! - `reading`: one record becomes one service, or is refused. `probes`: whether the peer's gateways answer.
+//! - `registry`: the task that merges the items of the peer's replicas. `inbox`: the queues from links to that task.
+//! - `reading`: converts one record into one service, or refuses it. `probes`: whether the peer's gateways answer.
 
 pub mod inbox;
 mod probes;

@@ -1,5 +1,5 @@
-//! Probes of the gateways of a peer: a TCP connect to each, again and again. A lost link with gateways that answer is told apart
-//! from gateways that are dead.
+//! Probes the gateways of a peer by a TCP connect to each, at a fixed interval. The probes show whether a lost link means that
+//! the gateways are dead too.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -13,28 +13,28 @@ use crate::model::address::Host;
 use crate::snapshot::change::GatewayKey;
 use crate::snapshot::policy::{AddressScope, Gateway};
 
-/// How often each gateway is probed.
+/// The interval at which each gateway is probed.
 pub(super) const EVERY: Duration = Duration::from_secs(1);
-/// How long it may take to accept.
+/// How long a gateway may take to accept the connection.
 const WITHIN: Duration = Duration::from_secs(1);
-/// Failed probes in a row after which a gateway is dead.
+/// The number of failed probes in a row after which a gateway counts as dead.
 const FAILED: u32 = 2;
-/// Gateways that are probed; the others count as alive.
+/// The largest number of gateways that are probed; the others count as alive.
 const PROBED_MAX: usize = 64;
 
-/// The gateways of one peer, as their probes found them.
+/// The results of the probes of one peer's gateways.
 #[derive(Debug, Default)]
 pub(super) struct Probes {
     failed: BTreeMap<GatewayKey, u32>,
 }
 
 impl Probes {
-    /// Returns true if the gateway has not answered several times in a row.
+    /// Returns true if the gateway has failed at least [`FAILED`] probes in a row.
     pub(super) fn is_dead(&self, key: &GatewayKey) -> bool {
         self.failed.get(key).is_some_and(|failed| *failed >= FAILED)
     }
 
-    /// Notes the results of a round; returns the gateways that are dead or alive now and were not before.
+    /// Records the results of a round of probes; returns the gateways that have died or have come back.
     pub(super) fn note(&mut self, round: Vec<(GatewayKey, bool)>) -> Vec<GatewayKey> {
         let mut changed = Vec::new();
         let mut failed = BTreeMap::new();
@@ -52,7 +52,7 @@ impl Probes {
     }
 }
 
-/// Probes all gateways once, at addresses that the scope allows.
+/// Probes the first [`PROBED_MAX`] gateways once, at addresses that the scope allows.
 pub(super) async fn round(
     gateways: Vec<(GatewayKey, Gateway)>,
     scope: AddressScope,

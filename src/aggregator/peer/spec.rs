@@ -8,10 +8,11 @@ use crate::snapshot::peer::Peer;
 /// The registry of a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerSpec {
-    /// The peer, with the rules by which its services are taken.
+    /// The peer, with its import rules.
     pub peer: Arc<Peer>,
     /// How long the link may be lost before the peer's services are demoted.
     pub stale_after: Duration,
-    /// How long the link may be lost, while none of the peer's gateways answers, before its endpoints are withdrawn.
+    /// How long the link may be lost, while none of the peer's gateways answers, before the peer's endpoints are
+    /// withdrawn.
     pub expire_after: Duration,
 }

@@ -1,6 +1,5 @@
-//! The messages to a collector: a span for each connection, with the node as resource. The attributes of a
-//! span are the fields of the access log with the prefix `isthmus.`, and the few attributes that
-//! OpenTelemetry has names for.
+//! The messages to a collector: one span per connection, with the node as the resource. The attributes of a span are the fields
+//! of the access log with the prefix `isthmus.`, and those attributes of OpenTelemetry's semantic conventions that apply.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -17,14 +16,14 @@ use crate::model::record::{ConnectionProtocol, ConnectionRecord};
 use crate::snapshot::policy::Node;
 use crate::telemetry::access_log::{GatewayName, fields};
 
-/// The largest attribute text in bytes: a client chooses the length of some.
+/// The largest attribute text in bytes. Longer texts are cut, because clients choose the length of some of them.
 const TEXT_BYTES_MAX: usize = 1_024;
-/// Fields of the access log that a span holds in fields of its own.
+/// Fields of the access log that have their own field in a span.
 const NOT_ATTRIBUTES: [&str; 3] = ["time", "duration_ms", "trace_id"];
 /// The flag `sampled` (W3C Trace Context §3.3).
 const SAMPLED: u32 = 1;
 
-/// Makes the request of a batch.
+/// Creates the request for a batch.
 pub(super) fn request<'r>(
     node: &Node,
     records: impl Iterator<Item = &'r Arc<ConnectionRecord>>,
@@ -41,7 +40,7 @@ pub(super) fn request<'r>(
     ExportTraceServiceRequest { resource_spans }
 }
 
-/// Describes this gateway.
+/// Returns the attributes that describe this gateway.
 fn resource(node: &Node) -> Resource {
     let attributes = [
         ("service.name", "isthmus"),
@@ -55,7 +54,7 @@ fn resource(node: &Node) -> Resource {
     Resource { attributes: known.map(|(key, value)| text(key, value)).collect(), ..Resource::default() }
 }
 
-/// Makes the span of a connection; `None` if its trace is not sampled.
+/// Creates the span of a connection; `None` if its trace is not sampled.
 fn span(record: &ConnectionRecord, node: &Node) -> Option<Span> {
     let place = record.span?;
     let name = match record.protocol {
@@ -79,14 +78,15 @@ fn span(record: &ConnectionRecord, node: &Node) -> Option<Span> {
     })
 }
 
-/// Returns the status of a fault; `None` if the connection ended well, as OpenTelemetry asks of servers.
+/// Returns the status of a faulty connection; `None` if the connection ended well, because OpenTelemetry requires that a server
+/// leaves the status of such a span unset.
 fn status(record: &ConnectionRecord) -> Option<Status> {
     let reason = record.reason.filter(|_| record.is_fault())?;
     Some(Status { code: StatusCode::Error.into(), message: reason.text().to_owned() })
 }
 
 fn attributes(record: &ConnectionRecord, node: &Node) -> Vec<KeyValue> {
-    // The gateway is in the resource.
+    // The fields about the gateway are empty here, since the resource already has them.
     let own = fields(record, &GatewayName::default())
         .into_iter()
         .filter(|(name, _)| !NOT_ATTRIBUTES.contains(&name.as_str()));
@@ -105,7 +105,7 @@ fn attributes(record: &ConnectionRecord, node: &Node) -> Vec<KeyValue> {
     own.chain(network).chain(conventional(record)).collect()
 }
 
-/// Returns the attributes that OpenTelemetry's semantic conventions have names for.
+/// Returns the attributes that are named by OpenTelemetry's semantic conventions.
 fn conventional(record: &ConnectionRecord) -> Vec<KeyValue> {
     let mut all = vec![
         text("network.transport", "tcp"),

@@ -1,4 +1,4 @@
-//! The spans of connections.
+//! The spans that are made from connections.
 
 use std::sync::Arc;
 use std::time::Duration;

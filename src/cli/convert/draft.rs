@@ -1,4 +1,4 @@
-//! The config that a conversion makes, with the place that each part comes from, and its text.
+//! The config that a conversion makes: its parts, each with its line in the converted file, and the text of the whole.
 
 use std::fmt::Write as _;
 
@@ -9,16 +9,16 @@ use crate::api::text::clean;
 /// The result of converting a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Fate {
-    /// The line is not in the result, and an operator has to decide what to do instead.
+    /// The line is not in the result, and an operator must decide how to replace it.
     NotConverted,
-    /// The line is in the result, which does not behave the same in every case.
+    /// The line is in the result, but the result behaves differently in some cases.
     Differs,
     /// The line needs no counterpart.
     NotNeeded,
 }
 
 impl Fate {
-    /// Returns the fate in words.
+    /// Returns the result of the conversion in words.
     pub(super) const fn text(self) -> &'static str {
         match self {
             Self::NotConverted => "not converted",
@@ -33,21 +33,21 @@ impl Fate {
 pub(super) struct Remark {
     /// The number of the line.
     pub(super) line: usize,
-    /// The result for the line.
+    /// The result of the conversion of the line.
     pub(super) fate: Fate,
-    /// Why, and what to do.
+    /// The reason of the remark, and the next step for the operator.
     pub(super) text: String,
 }
 
-/// A listener.
+/// A listener of the converted config.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Listener {
     pub(super) line: usize,
     pub(super) name: String,
     pub(super) bind: String,
-    /// True if clients come with a PROXY header.
+    /// True if connections begin with a PROXY header.
     pub(super) proxy: bool,
-    /// `hello.timeout`.
+    /// The value of `hello.timeout`.
     pub(super) hello_timeout: Option<String>,
 }
 
@@ -60,7 +60,7 @@ pub(super) struct Endpoint {
     pub(super) weight: u32,
 }
 
-/// Health checks.
+/// The settings of active health checks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Health {
     pub(super) interval: Option<String>,
@@ -75,39 +75,39 @@ pub(super) struct Target {
     /// The name of the backend.
     pub(super) backend: String,
     pub(super) endpoints: Vec<Endpoint>,
-    /// `loadBalancing.policy`.
+    /// The value of `loadBalancing.policy`.
     pub(super) policy: Option<&'static str>,
     pub(super) health: Option<Health>,
     pub(super) connect_timeout: Option<String>,
-    /// `sendProxyProtocol`.
+    /// The value of `sendProxyProtocol`.
     pub(super) send_proxy: Option<&'static str>,
 }
 
-/// A route.
+/// A route of the converted config.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Route {
     pub(super) line: usize,
     pub(super) key: String,
-    /// The listeners that have it.
+    /// The names of the listeners on which the route applies.
     pub(super) listeners: Vec<String>,
     pub(super) target: Target,
 }
 
-/// The result.
+/// The result of a conversion.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Draft {
     pub(super) listeners: Vec<Listener>,
     pub(super) routes: Vec<Route>,
-    /// `limits.connections`.
+    /// The value of `limits.connections`.
     pub(super) connections: Option<u64>,
     /// Members of `timeouts`.
     pub(super) timeouts: Vec<(&'static str, String)>,
-    /// `drain.timeout`.
+    /// The value of `drain.timeout`.
     pub(super) drain: Option<String>,
     pub(super) remarks: Vec<Remark>,
 }
 
-/// Returns a text as a YAML value.
+/// Returns a text as a quoted YAML value.
 fn quoted(text: &str) -> String {
     json!(text).to_string()
 }
@@ -200,7 +200,7 @@ impl Draft {
         if let Some(version) = target.send_proxy {
             let _ = writeln!(text, "    sendProxyProtocol: {version}");
         }
-        // A route without `listeners` is one of all.
+        // A route without `listeners` applies to all listeners.
         if route.listeners.len() < self.listeners.len() {
             let names: Vec<String> = route.listeners.iter().map(|name| quoted(name)).collect();
             let _ = writeln!(text, "    listeners: [{}]", names.join(", "));

@@ -1,4 +1,4 @@
-//! The calls of a step, and the comparison of their number with the gateway's counters.
+//! The calls of a step, and how their number compares with the gateway's counters.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -9,16 +9,15 @@ use super::client::{CallError, CallResult, Caller};
 use super::report::Outcome;
 use super::stage::{Network, Stage};
 
-/// Calls of the step that compares shares.
+/// The number of calls in the step that compares shares.
 pub(super) const SHARED_CALLS: usize = 300;
 /// The largest difference between a measured share and that of `explain`.
 pub(super) const SHARE_TOLERANCE: f64 = 0.05;
-/// How long after the caller the gateway may count and log a connection's end.
+/// The time that the gateway may need to count and log the end of a connection after the caller has ended it.
 const SETTLED_WITHIN: Duration = Duration::from_secs(3);
 
-/// Makes calls that an endpoint must answer, with its own certificate and a post-quantum key exchange, and
-/// compares their number with the gateway's counter for `service` (or a route). Returns the number of calls
-/// per endpoint.
+/// Makes calls that an endpoint must answer with its own certificate and a post-quantum key exchange, and compares their number
+/// with the gateway's counter for `service` (or a route). Returns the number of calls per endpoint.
 pub(super) async fn answered_by(
     stage: &Stage,
     network: &Network,
@@ -51,7 +50,7 @@ pub(super) async fn answered_by(
     Ok(shares)
 }
 
-/// Repeats `count` until it returns `enough`, at most for [`SETTLED_WITHIN`]; returns the last value.
+/// Calls `count` until it returns at least `enough`, for at most [`SETTLED_WITHIN`]; returns the last value.
 pub(super) async fn settled<N: PartialOrd>(
     enough: N,
     count: impl AsyncFn() -> Result<N, DemoError>,
@@ -74,7 +73,7 @@ fn verify(certificates: &Certificates, answer: &CallResult, outcome: &mut Outcom
     outcome.check(answer.post_quantum, || "the key exchange was not post-quantum".to_owned());
 }
 
-/// Describes a result.
+/// Returns the result of a call as text.
 pub(super) fn describe(result: &Result<CallResult, CallError>) -> String {
     match result {
         Ok(answer) => format!("an answer of {}", answer.endpoint),

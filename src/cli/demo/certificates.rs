@@ -1,5 +1,5 @@
-//! The demo's CA, in memory, and the certificates that it has issued. Every endpoint and client has a
-//! certificate of its own, so the certificate identifies the peer.
+//! The demo's CA, in memory, and the certificates that it has issued. Every endpoint and client has its own certificate, which
+//! identifies it.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub(super) struct Certificates {
     issued: Vec<IssuedCertificate>,
 }
 
-/// A certificate with its key and its holder.
+/// A certificate with its key and the name of its holder.
 pub(super) struct IssuedCertificate {
     pub(super) holder: &'static str,
     pub(super) identity: String,
@@ -59,12 +59,12 @@ impl Certificates {
         Ok(Self { authority, roots: Arc::new(roots), issued: Vec::new() })
     }
 
-    /// Returns the CA's certificate in PEM, for clients of the operator.
+    /// Returns the CA's certificate in PEM, for clients that the operator starts.
     pub(super) fn authority_pem(&self) -> &str {
         self.authority.certificate_pem()
     }
 
-    /// Issues a certificate to `holder`, for a service account and DNS names.
+    /// Issues a certificate to `holder`, with the identity of a service account and with DNS names.
     pub(super) fn issue(
         &mut self,
         holder: &'static str,
@@ -74,7 +74,7 @@ impl Certificates {
         self.issue_in(NAMESPACE, holder, service_account, names)
     }
 
-    /// Issues a certificate in another namespace than that of the workloads.
+    /// Issues a certificate in another namespace than the namespace of the workloads.
     pub(super) fn issue_in(
         &mut self,
         namespace: &str,
@@ -96,7 +96,7 @@ impl Certificates {
         Ok(())
     }
 
-    /// Returns the holder of a certificate.
+    /// Returns the entry of an issued certificate, which names its holder.
     pub(super) fn holder(&self, certificate: &CertificateDer<'_>) -> Option<&IssuedCertificate> {
         self.issued.iter().find(|held| held.certificate == *certificate)
     }
@@ -106,7 +106,7 @@ impl Certificates {
         held.ok_or_else(|| DemoError::Tls(format!("{holder} has no certificate")))
     }
 
-    /// Returns the TLS config of a server.
+    /// Returns the TLS config of a server with the certificate of `holder`.
     pub(super) fn server(&self, holder: &str, clients: ClientAuth) -> Result<Arc<ServerConfig>, DemoError> {
         let held = self.held_by(holder)?;
         let builder = match clients {
@@ -121,8 +121,8 @@ impl Certificates {
         Ok(Arc::new(config.map_err(tls)?))
     }
 
-    /// Returns the TLS config of a client that accepts only a certificate of the CA for `server`, whatever
-    /// SNI it sends: mesh names are in no certificate.
+    /// Returns the TLS config of a client. Whatever SNI the client sends, it accepts only a certificate of the CA for `server`,
+    /// because certificates contain no mesh names.
     pub(super) fn client(
         &self,
         server: &str,
@@ -145,7 +145,7 @@ impl Certificates {
             }
         };
         config.alpn_protocols = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
-        // Each call makes a full handshake: a resumed one would show no certificate.
+        // Every call must make a full handshake, since a resumed session shows no certificate.
         config.resumption = rustls::client::Resumption::disabled();
         Ok(Arc::new(config))
     }
@@ -159,7 +159,7 @@ fn tls(error: rustls::Error) -> DemoError {
     DemoError::Tls(error.to_string())
 }
 
-/// Verifies a server as webpki does, but with the name of the service in the place of the SNI.
+/// Verifies a server certificate as webpki does, but against the name of the service instead of the SNI.
 #[derive(Debug)]
 struct Verifier {
     chain: Arc<WebPkiServerVerifier>,

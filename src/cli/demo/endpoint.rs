@@ -1,5 +1,5 @@
-//! One instance of a service: a TLS server that answers HTTP requests with its own name, so that a caller
-//! sees where its call went. It is unaware of gateways.
+//! One instance of a service: a TLS server that answers HTTP requests with its own name, so that a caller learns where its call
+//! arrived. It does not know of gateways.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -19,9 +19,9 @@ use crate::net::scope::Scope;
 
 /// The header with the name of the endpoint.
 pub(super) const ENDPOINT_HEADER: &str = "x-endpoint";
-/// The header that says if the client has shown a certificate.
+/// The header that says whether the client has presented a certificate.
 pub(super) const CLIENT_HEADER: &str = "x-client-certificate";
-/// How long `/slow` pauses in the middle of its response.
+/// The time for which `/slow` pauses in the middle of its response.
 const PAUSE: Duration = Duration::from_millis(700);
 /// The longest head of a request in bytes.
 const HEAD_MAX: usize = 16 * 1024;
@@ -67,7 +67,7 @@ impl Endpoint {
         Ok(endpoint)
     }
 
-    /// Stops it: further connections are refused.
+    /// Stops the endpoint, so that further connections are refused.
     pub(super) async fn stop(&mut self) {
         if let Some(serving) = self.serving.take() {
             serving.abort();
@@ -76,7 +76,7 @@ impl Endpoint {
         }
     }
 
-    /// Starts it again on the same port.
+    /// Starts the endpoint again on the same port.
     pub(super) async fn resume(&mut self) -> Result<(), DemoError> {
         let cannot =
             |error| DemoError::Io { what: format!("listen on {} for {}", self.address, self.name), error };
@@ -87,7 +87,7 @@ impl Endpoint {
         self.serving = Some(self.scope.spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let acceptor = acceptor.clone();
-                // The caller reports how a connection ends.
+                // The result is ignored here: the caller reports how the connection ends.
                 scope.spawn(async move { serve(stream, &acceptor, name).await.ok() });
             }
         }));
@@ -128,10 +128,10 @@ fn has_certificate(chain: Option<&[CertificateDer<'_>]>) -> bool {
     chain.is_some_and(|chain| !chain.is_empty())
 }
 
-/// Reads the path of the next request; `None` at the end.
+/// Reads the path of the next request; returns `None` at the end of the connection.
 async fn request(tls: &mut TlsStream<TcpStream>) -> io::Result<Option<String>> {
     let mut head = Vec::new();
-    // Callers wait for each response, so no bytes of a second request are read here.
+    // Callers wait for each response, so the buffer never contains bytes of a second request.
     while !head.ends_with(b"\r\n\r\n") {
         if head.len() > HEAD_MAX || tls.read_buf(&mut head).await? == 0 {
             return Ok(None);

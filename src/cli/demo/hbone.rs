@@ -1,5 +1,5 @@
-//! Both ends of HBONE: a client connection whose CONNECT streams are connections of their own, and a workload
-//! that accepts such a connection itself, like the node of an ambient mesh. Neither is aware of gateways.
+//! Both ends of HBONE: a client connection whose CONNECT streams are used like connections, and a workload that accepts HBONE
+//! itself, as a node of an ambient mesh does. Neither of them knows of gateways.
 
 use std::future::poll_fn;
 use std::io;
@@ -25,9 +25,9 @@ use crate::model::endpoint::HBONE_PORT;
 use crate::net::scope::Scope;
 use crate::tls::certificate::identity_of;
 
-/// The header in which the workload gives the identity of its caller.
+/// The header in which the workload returns the identity of its caller.
 const CALLER_HEADER: &str = "x-caller";
-/// How long a call may take.
+/// The time that a call may take.
 const CALL_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A connection whose streams are CONNECTs.
@@ -37,11 +37,11 @@ pub(super) struct HboneConnection {
     pub(super) certificate: CertificateDer<'static>,
 }
 
-/// A stream that was answered with 200.
+/// A CONNECT stream that was answered with 200.
 pub(super) struct Stream {
     send: SendStream<Bytes>,
     receive: RecvStream,
-    /// Received bytes that were not read yet.
+    /// Received bytes that have not been read yet.
     ahead: Bytes,
 }
 
@@ -75,7 +75,7 @@ impl HboneConnection {
         let certificate = tls.get_ref().1.peer_certificates().and_then(<[_]>::first);
         let certificate = certificate.ok_or(CallError::CallResult)?.clone().into_owned();
         let (send, connection) = h2::client::handshake(tls).await?;
-        // The task ends with the last stream; a broken connection is reported to the calls that wait.
+        // The task ends with the last stream. If the connection breaks, the waiting calls return the error.
         scope.spawn(async move { drop(connection.await) });
         Ok(Self { send, certificate })
     }
@@ -121,7 +121,7 @@ impl Answered {
 }
 
 impl Stream {
-    /// Sends a text, reads as many bytes, and then ends both directions; returns the bytes.
+    /// Sends a text, reads the same number of bytes, and ends both directions. Returns the bytes.
     pub(super) async fn echo(mut self, text: &[u8]) -> Result<Vec<u8>, CallError> {
         let within = async {
             self.write_all(text).await?;
@@ -172,7 +172,7 @@ impl AsyncWrite for Stream {
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // The connection's task sends the data.
+        // Nothing to do: the connection's task sends the data.
         Poll::Ready(Ok(()))
     }
 
@@ -181,7 +181,7 @@ impl AsyncWrite for Stream {
     }
 }
 
-/// Starts a TCP server that sends back what it receives; returns its address.
+/// Starts a TCP server that sends back all bytes; returns its address.
 pub(super) async fn echo(address: IpAddr, scope: &Scope) -> Result<SocketAddr, DemoError> {
     let cannot = |error| DemoError::Io { what: format!("listen on {address} for an echo"), error };
     let listener = TcpListener::bind((address, 0)).await.map_err(cannot)?;
@@ -189,15 +189,15 @@ pub(super) async fn echo(address: IpAddr, scope: &Scope) -> Result<SocketAddr, D
     let each = scope.clone();
     scope.spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            // The caller reports how a connection ends.
+            // The result is ignored here: the caller reports how the connection ends.
             each.spawn(async move { send_back(stream).await.ok() });
         }
     });
     Ok(bound)
 }
 
-/// Accepts HBONE on port 15008 of the first free address, and sends back what its streams receive; returns
-/// the address, if there was one.
+/// Accepts HBONE on port 15008 of the first free address, and sends back all bytes of the streams. Returns the address; `None`
+/// if all addresses are in use.
 pub(super) async fn workload(
     addresses: impl Iterator<Item = IpAddr>,
     tls: &ServerConfig,
@@ -205,7 +205,7 @@ pub(super) async fn workload(
 ) -> Option<IpAddr> {
     let mut free = None;
     for address in addresses {
-        // Another demo may use the address.
+        // Another run of the demo may use the port of this address, so the next address is tried.
         if let Ok(listener) = TcpListener::bind((address, HBONE_PORT)).await {
             free = Some((address, listener));
             break;
@@ -225,7 +225,7 @@ pub(super) async fn workload(
     Some(address)
 }
 
-/// Serves one connection of CONNECT streams.
+/// Serves one HBONE connection and its CONNECT streams.
 async fn take(stream: TcpStream, acceptor: &TlsAcceptor, scope: &Scope) -> Result<(), CallError> {
     stream.set_nodelay(true)?;
     let tls = acceptor.accept(stream).await?;

@@ -19,20 +19,20 @@ pub(super) const CHECKOUT: &str = "checkout.shop.svc.cluster.local";
 pub(super) const PAYMENTS: &str = "payments.shop.svc.cluster.local";
 pub(super) const INTERNAL: &str = "internal-only.shop.svc.cluster.local";
 pub(super) const REVIEWS: &str = "reviews.shop.svc.cluster.local";
-/// A service on both networks.
+/// A service with endpoints on both networks.
 pub(super) const CATALOG: &str = "catalog.shop.svc.cluster.local";
-/// A service that sends back what it receives; without TLS of its own, so only HBONE callers can reach it.
+/// A service that sends back all bytes. It has no TLS of its own, so only HBONE callers can reach it.
 pub(super) const ECHO: &str = "echo.shop.svc.cluster.local";
 /// A service whose endpoint accepts HBONE itself.
 pub(super) const LEDGER: &str = "ledger.shop.svc.cluster.local";
-/// A service with the endpoint of [`ECHO`], exported only to callers of another namespace.
+/// A service with the endpoint of [`ECHO`] that is exported only to callers of another namespace.
 pub(super) const VAULT: &str = "vault.shop.svc.cluster.local";
 /// The ALPN protocol of mesh clients.
 pub(super) const MESH_ALPN: &str = "istio";
-/// The client with a certificate.
+/// The name of the demo's client that has a certificate.
 pub(super) const WEB: &str = "web";
 
-/// Zones of net-west; its gateway is in the first.
+/// The zones of net-west; its gateway is in the first one.
 const ZONES: [&str; 3] = ["demo-west/zone-a", "demo-west/zone-b", "demo-west/zone-c"];
 const EAST_ZONE: &str = "demo-east/zone-a";
 
@@ -43,11 +43,11 @@ pub(super) struct Stage {
     pub(super) certificates: Certificates,
     /// The address at which [`LEDGER`] accepts HBONE, if one was free.
     pub(super) node: Option<IpAddr>,
-    // The last field: processes end before their files are removed.
+    // This field must be the last one: fields are dropped in order, and the processes must end before their files are removed.
     pub(super) folder: Folder,
 }
 
-/// One network.
+/// One network of the demo.
 pub(super) struct Network {
     pub(super) name: &'static str,
     pub(super) cidr: &'static str,
@@ -55,7 +55,7 @@ pub(super) struct Network {
     /// The config with which the gateway was started.
     pub(super) config: String,
     pub(super) endpoints: Vec<Endpoint>,
-    /// The address of its clients.
+    /// The address of the network's clients.
     pub(super) client: IpAddr,
 }
 
@@ -63,22 +63,23 @@ pub(super) struct Network {
 pub(super) struct CallSpec<'a> {
     /// The gateway's listener.
     pub(super) listener: &'a str,
-    /// The SNI.
+    /// The SNI that the client sends.
     pub(super) name: &'a str,
     /// The name that the server's certificate must have.
     pub(super) server: &'a str,
     pub(super) alpn: &'a [&'a str],
-    /// The holder of the client's certificate; `None`: the client has none.
+    /// The name of the workload whose certificate the client sends; `None`: the client has no certificate.
     pub(super) certificate: Option<&'a str>,
 }
 
 impl<'a> CallSpec<'a> {
-    /// Makes a call like a mesh client: by mesh name, with the mesh's ALPN protocol.
+    /// Returns a call as a mesh client makes it: by mesh name, with the mesh's ALPN protocol.
     pub(super) fn mesh(name: &'a str, server: &'a str) -> Self {
         Self { listener: "mesh", name, server, alpn: &[MESH_ALPN], certificate: None }
     }
 
-    /// Makes a call like any TLS client.
+    /// Returns a call as an ordinary TLS client makes it: by the name of the service, without ALPN and without a client
+    /// certificate.
     pub(super) fn plain(name: &'a str, server: &'a str) -> Self {
         Self { listener: "plain", name, server, alpn: &[], certificate: None }
     }
@@ -98,7 +99,8 @@ impl Stage {
         let (tunnelled, node) = tunnelled(&mut certificates, &scope).await?;
         let mut west = west(&folder, in_the_west, &tunnelled).await?;
         let east = east(&folder, in_the_east, &west).await?;
-        // The west was started before the address of the eastern gateway was known.
+        // The western gateway was started before the address of the eastern gateway was known, so its config is completed and
+        // reloaded.
         west.config.push_str(&reached_through(&east)?);
         let answer = west.gateway.reload(&west.config).await?;
         if answer.status != 200 {
@@ -156,13 +158,13 @@ fn gateways(folder: &Folder, certificates: &mut Certificates) -> Result<(), Demo
     Ok(())
 }
 
-/// Returns the name of a network's gateway, which its certificate has too.
+/// Returns the name of a network's gateway, which is also the DNS name in its certificate.
 pub(super) fn gateway_name(network: &str) -> &'static str {
     if network == "net-east" { "gateway-east" } else { "gateway-west" }
 }
 
-/// Starts the endpoints that only HBONE callers can reach; returns items of a `services` list, and the
-/// address of the one that accepts HBONE.
+/// Starts the endpoints that only HBONE callers can reach. Returns their services as items for a `services` list, and the
+/// address of the endpoint that accepts HBONE itself.
 async fn tunnelled(
     certificates: &mut Certificates,
     scope: &Scope,
@@ -211,8 +213,8 @@ async fn endpoints_in_the_west(
     certificates.issue(place.name, "internal-only", &[INTERNAL])?;
     let tls = certificates.server(place.name, ClientAuth::None)?;
     endpoints.push(Endpoint::start(place, tls, scope).await?);
-    // Three endpoints in the cluster of the others, each in a zone of its own, and one in a second cluster on
-    // the same network.
+    // The first three endpoints of this service are in the cluster of the network's other endpoints, each in its own zone; the
+    // fourth is in a second cluster on the same network.
     let catalog = [("catalog-1", ZONES[0]), ("catalog-2", ZONES[1]), ("catalog-3", ZONES[2])];
     for (last, (name, locality)) in (1..).zip(catalog.into_iter().chain([("catalog-4", ZONES[0])])) {
         certificates.issue(name, "catalog", &[CATALOG])?;
@@ -299,7 +301,7 @@ async fn east(folder: &Folder, endpoints: Vec<Endpoint>, west: &Network) -> Resu
     })
 }
 
-/// Returns the config of a network: its addresses and its gateway.
+/// Returns the part of a config that describes a network: its addresses and its gateway.
 fn reached_through(network: &Network) -> Result<String, DemoError> {
     let gateway = network.gateway.listener("mesh")?;
     let networks = [("net-east", "127.1.0.0/16"), ("net-west", "127.2.0.0/16")].map(|(name, cidr)| {

@@ -1,4 +1,4 @@
-//! The steps of the demo, in their order: what each is called, and what it shows.
+//! The steps of the demo, in order: the name of each, and what it demonstrates.
 
 /// A step of the demo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +83,7 @@ impl Step {
         }
     }
 
-    /// Describes the step and why it matters.
+    /// Returns a description of the step and of its purpose.
     pub(super) fn description(self) -> &'static str {
         match self {
             Self::MeshName => {

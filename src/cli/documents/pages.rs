@@ -1,5 +1,5 @@
-//! The pages that people write: each config on them is valid, each command line is one that `isthmus` takes, and each
-//! link leads to a file and a heading that exist. `tests/e2e/documents.rs` runs the commands that are marked `sh run`.
+//! Checks the pages that people write: each config on them is valid, `isthmus` accepts each command line, and each link leads
+//! to a file and a heading that exist. `tests/e2e/documents.rs` runs the commands that are marked `sh run`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,9 +12,9 @@ use super::super::Cli;
 use super::markdown::{Block, split};
 use crate::config;
 
-/// Keys of which a config needs one.
+/// A complete config has at least one of these keys.
 const OPENERS: [&str; 3] = ["listen:", "listeners:", "xds:"];
-/// Pages that also show Kubernetes manifests and values of a chart: a block is a config if it has one of these keys.
+/// Pages that also show Kubernetes manifests and chart values: there, a block is a config if it has one of [`CONFIG_KEYS`].
 const MIXED: [&str; 3] = ["kubernetes.md", "replace-istio-gateway.md", "ambient.md"];
 const CONFIG_KEYS: [&str; 5] = ["listen:", "listeners:", "routes:", "registries:", "exports:"];
 
@@ -27,7 +27,7 @@ fn markdown_in(folder: &Path) -> Vec<PathBuf> {
     entries.filter(|path| path.extension().is_some_and(|extension| extension == "md")).collect()
 }
 
-/// All pages, each with its text.
+/// Returns all pages, each with its text.
 fn pages() -> Vec<(PathBuf, String)> {
     let mut paths = markdown_in(&root());
     for folder in ["docs", "config"] {
@@ -50,7 +50,7 @@ fn is_config(page: &Path, block: &Block) -> bool {
     plain && !has_key(block, &["apiVersion:"]) && (!mixed || has_key(block, &CONFIG_KEYS))
 }
 
-/// The mistakes of a block that is a whole config or the beginning of one.
+/// Returns the mistakes in a block that is a whole config or the beginning of one.
 fn mistakes(block: &Block, folder: &Path) -> Vec<String> {
     let listen = if has_key(block, &OPENERS) { "" } else { "listen: \"127.0.0.1:15443\"\n" };
     let path = folder.join("page.yaml");
@@ -80,7 +80,7 @@ fn every_config_on_a_page_is_valid() {
     assert!(configs > 20, "only {configs} configs were found");
 }
 
-/// The words of each command of a shell script whose program is `isthmus`.
+/// Returns the words of each `isthmus` command in a shell script.
 fn commands(script: &str) -> Vec<Vec<String>> {
     let script = script.replace("\\\n", " ");
     let mut all = Vec::new();
@@ -114,7 +114,8 @@ fn commands(script: &str) -> Vec<Vec<String>> {
     own.collect()
 }
 
-/// Why `isthmus` does not take a command; a mention in the text may leave arguments out.
+/// Returns the reason why `isthmus` refuses a command; `None` if it accepts it. A command in running text may leave out
+/// arguments.
 fn refusal(command: &[String], may_be_short: bool) -> Option<String> {
     let filled = command.iter().map(|word| match word.as_str() {
         "ID" => "spiffe://cluster.local/ns/shop/sa/web",
@@ -137,11 +138,11 @@ fn refusal(command: &[String], may_be_short: bool) -> Option<String> {
     }
 }
 
-/// Commands that the text mentions: `isthmus …` between backticks.
+/// Returns the commands that the text mentions as `isthmus …` between backticks.
 fn mentioned(prose: &str) -> Vec<Vec<String>> {
     let spans = prose.split('`').skip(1).step_by(2);
     let own = spans.filter(|span| span.starts_with("isthmus ") && !span.contains(['\\', '…']));
-    // A word in capitals stands for one command of several.
+    // A word in capitals means any of several commands, so it is skipped.
     let own =
         own.filter(|span| span.split(' ').nth(1).is_some_and(|word| word.starts_with(char::is_lowercase)));
     own.flat_map(commands).collect()
@@ -174,7 +175,7 @@ fn every_command_line_on_a_page_is_one_that_isthmus_takes() {
     assert!(count > 60, "only {count} commands were found");
 }
 
-/// The headings of a page as GitHub names them in links.
+/// Returns the anchors of a page's headings, as GitHub makes them.
 fn anchors(prose: &str) -> BTreeSet<String> {
     let headings = prose.lines().filter(|line| line.starts_with('#'));
     let slug = |line: &str| {
@@ -184,7 +185,7 @@ fn anchors(prose: &str) -> BTreeSet<String> {
     headings.map(slug).collect()
 }
 
-/// The targets of the links of a page.
+/// Returns the targets of a page's links.
 fn links(prose: &str) -> impl Iterator<Item = &str> {
     prose.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(target, _)| target)
 }
@@ -206,7 +207,7 @@ fn every_link_on_a_page_leads_somewhere() {
     assert!(dead.is_empty(), "{}", dead.join("\n"));
 }
 
-/// A command and all below it, each with the words that call it.
+/// Collects all commands below a command, each with the words that call it and its help text.
 fn commands_below(command: &clap::Command, called: &str, found: &mut Vec<(String, String)>) {
     for below in command.get_subcommands().filter(|below| below.get_name() != "help") {
         let called = format!("{called} {}", below.get_name());
@@ -227,7 +228,7 @@ fn every_help_has_examples_that_isthmus_takes() {
         let examples = help.lines().skip(1).take_while(|line| line.starts_with("  "));
         let mut is_own = false;
         for example in examples {
-            // The explanation stands behind a gap.
+            // At least two spaces separate the command from its explanation.
             let line = example.trim_start().split("  ").next().expect("a first part");
             let own = commands(line);
             assert!(!own.is_empty(), "{called}: no command of isthmus in {line:?}");

@@ -1,4 +1,4 @@
-//! Includes, directories, and the files to watch.
+//! Tests of includes, directories, and the files to watch.
 
 use super::*;
 use crate::aggregator::spec::RegistryKind;
@@ -14,7 +14,7 @@ fn directory(files: &[(&str, &str)]) -> tempfile::TempDir {
     directory
 }
 
-/// Returns the paths that a watcher gets, in this order.
+/// Returns the paths that [`load`] reports to a watcher, in order.
 fn watched(directory: &tempfile::TempDir, file: &str) -> Vec<String> {
     let mut told = Vec::new();
     let mut inside = |path: &Path| {

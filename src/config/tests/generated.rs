@@ -1,5 +1,4 @@
-//! The documents that are generated from the table: the schema and the reference; and the example beside
-//! them.
+//! Tests of the schema and the reference, which are generated from the table, and of the example config.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -55,7 +54,7 @@ fn the_example_shows_every_key() {
     assert!(untold.is_empty(), "{untold:?}");
 }
 
-/// The config in use can be loaded again, and gives an equal config.
+/// The shown config can be loaded again, which yields an equal config.
 #[test]
 fn the_effective_config_has_every_key_and_is_read_as_the_same_policy() {
     let (mut has, mut known, mut has_in_section) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
@@ -73,8 +72,8 @@ fn the_effective_config_has_every_key_and_is_read_as_the_same_policy() {
     }
     keys_of_schema(&schema(), &mut known);
     let missing: Vec<_> = known.difference(&has).map(String::as_str).collect();
-    // The short form of a listener, merged files, the keys of `services`, and keys that the example leaves
-    // empty.
+    // The shown config does not have the short form of a listener, merged files, the keys of `services`, and keys that the
+    // example leaves empty.
     let left_out = [
         "addresses",
         "hostname",
@@ -239,7 +238,7 @@ fn a_pattern_of_the_schema_allows_what_the_reader_allows() {
     assert!(forms.is_empty(), "{forms:?}");
 }
 
-/// The example with each of the sources of a certificate, of which its comment lists three.
+/// Returns the example config once for each of the three certificate sources that a comment in it lists.
 fn examples() -> Vec<String> {
     let text = fs::read_to_string(root().join(EXAMPLE)).expect("the example");
     let (_, sources) = text.split_once("#   identity:\n").expect("a comment with sources");
@@ -253,12 +252,12 @@ fn examples() -> Vec<String> {
     examples
 }
 
-/// The schema as an editor uses it, patterns included.
+/// Returns a validator of the whole schema, which checks patterns too, as an editor does.
 fn validator() -> jsonschema::Validator {
     jsonschema::draft202012::new(&schema()).expect("a schema")
 }
 
-/// A part of the schema, as an editor uses it.
+/// Returns a validator of a part of the schema.
 fn validator_of(part: &Value) -> jsonschema::Validator {
     let mut part = part.clone();
     part["$defs"] = schema()["$defs"].clone();

@@ -1,8 +1,9 @@
-//! When each endpoint is checked, and what its checks have found. Pure: time is an argument, in milliseconds.
+//! The times at which endpoints are checked, and the results of their checks. Pure: time is an argument, in milliseconds.
 //!
-//! An endpoint is checked at a fixed place of its interval, which follows from its address: checks of many endpoints are
-//! spread evenly, and two gateways check one endpoint at the same place only if they started so. A check that finds no
-//! place waits, in order of time; the turns that pass meanwhile are left out.
+//! Each endpoint is checked at a fixed offset within its interval; the offset is a hash of its address. So the checks of
+//! many endpoints are spread evenly, and two gateways check one endpoint at the same time only if their intervals happen to
+//! begin together. While the limit of simultaneous checks is reached, due checks wait, and the longest overdue begins
+//! first; the intervals that pass meanwhile are skipped.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -15,55 +16,55 @@ use crate::model::reason::Reason;
 use crate::snapshot::candidates::{EndpointKey, service_of};
 use crate::snapshot::policy::HealthCheck;
 
-/// The time in milliseconds after which a check that waits for a place is late.
+/// The time in milliseconds after which a check that waits for capacity is late.
 const LATE: u64 = 1_000;
 
-/// A service port or route that has an address checked.
+/// A service port or route for which an address is checked.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct User {
-    /// The group of its endpoints.
+    /// The group of the endpoints: a service port (`hostname:port`) or the key of a route.
     pub(super) group: Arc<str>,
-    /// Its settings.
+    /// The settings of the check.
     pub(super) check: HealthCheck,
-    /// The bytes that its endpoints expect before all others.
+    /// The bytes that the endpoints expect first: a PROXY header, or nothing.
     pub(super) greeting: &'static [u8],
 }
 
-/// A check to begin.
+/// A check that is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Due {
-    /// The endpoint.
+    /// The address of the endpoint.
     pub(super) address: SocketAddr,
-    /// How long it may take.
+    /// The longest time that the check may take.
     pub(super) timeout: Duration,
-    /// The bytes to send once it has accepted.
+    /// The bytes to send once the endpoint has accepted the connection.
     pub(super) greeting: &'static [u8],
 }
 
-/// What the checks of an endpoint mean for a service that uses it.
+/// The result of an endpoint's checks, for one of the services that use it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Finding {
-    /// The endpoint of the service.
+    /// The key of the endpoint in the group of this service.
     pub(super) key: EndpointKey,
-    /// The result for it.
+    /// The result of the checks.
     pub(super) result: CheckResult,
 }
 
-/// Checks that wait for a place.
+/// The checks that have waited too long for capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Late {
     /// The number of checks that have waited for a second or more.
     pub count: usize,
-    /// The longest of these waits.
+    /// The longest time that a check has waited for capacity.
     pub longest: Duration,
 }
 
-/// The endpoints of one service or route that are checked.
+/// The numbers of endpoints of one service or route that are checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Share {
-    /// The number of endpoints.
+    /// The number of checked endpoints.
     pub checked: usize,
-    /// The number of those that are healthy.
+    /// The number of checked endpoints that are healthy.
     pub healthy: usize,
 }
 
@@ -71,31 +72,31 @@ pub struct Share {
 #[derive(Default)]
 pub(super) struct Schedule {
     endpoints: BTreeMap<SocketAddr, Checked>,
-    /// The next turn of each endpoint that is not being checked.
+    /// The next check time of each endpoint that is not being checked at the moment.
     turns: BTreeSet<(u64, SocketAddr)>,
-    /// The endpoints of each service and route; one that has several of its ports checked counts once for each.
+    /// The numbers of endpoints by service and route. An endpoint with several checked ports counts once for each.
     shares: BTreeMap<Arc<str>, Share>,
-    /// Changes of `shares` so far.
+    /// The number of changes of `shares` so far.
     changes: u64,
 }
 
 /// An endpoint that is checked.
 struct Checked {
     users: Vec<User>,
-    /// The strictest settings of the users.
+    /// The strictest check settings among the services and routes that use the endpoint.
     check: HealthCheck,
-    /// The next turn; while it is being checked, the turn of that check.
+    /// The time of the next check, or of the running check, in milliseconds.
     turn: u64,
     running: bool,
-    /// Checks that failed in a row.
+    /// The number of consecutive failed checks.
     failed: u32,
-    /// Checks that passed in a row while it is unhealthy.
+    /// The number of consecutive passed checks while the endpoint is unhealthy.
     passed: u32,
     unhealthy: bool,
 }
 
 impl Checked {
-    /// Returns true if the service of a group uses the endpoint.
+    /// Returns true if any port of the group's service uses the endpoint.
     fn is_used_by(&self, group: &str) -> bool {
         self.users.iter().any(|user| service_of(&user.group) == service_of(group))
     }
@@ -113,7 +114,7 @@ impl Checked {
 }
 
 impl Schedule {
-    /// Adds a use of an address; a known verdict holds for it too.
+    /// Adds a user of an address. If the address is unhealthy, returns that verdict for the new user.
     pub(super) fn add(&mut self, address: SocketAddr, user: User, now: u64) -> Option<Finding> {
         let Some(known) = self.endpoints.get_mut(&address) else {
             self.count(&user.group, 1, 1);
@@ -140,7 +141,8 @@ impl Schedule {
         finding
     }
 
-    /// Ends a use of an address. With the last one the checks end.
+    /// Removes a user, which is a service port or a route, from an address. An address without users is not checked. If the
+    /// address was failing and no other user of the same group uses it, returns a finding that clears the group's verdict.
     pub(super) fn remove(&mut self, address: SocketAddr, user: &User, now: u64) -> Option<Finding> {
         let known = self.endpoints.get_mut(&address)?;
         let at = known.users.iter().position(|one| one == user)?;
@@ -161,7 +163,7 @@ impl Schedule {
         (was_failing && !is_used).then(|| Finding { key, result: CheckResult::default() })
     }
 
-    /// Changes the numbers of checked and of healthy endpoints of a group's service.
+    /// Adds to the numbers of checked and healthy endpoints of the group's service.
     fn count(&mut self, group: &Arc<str>, checked: i64, healthy: i64) {
         self.changes += 1;
         let service = service_of(group);
@@ -180,7 +182,8 @@ impl Schedule {
         }
     }
 
-    /// Works out the strictest settings; a new interval begins at once.
+    /// Combines the settings of all services and routes that check this address into the strictest. A changed interval applies
+    /// at once.
     fn settle(&mut self, address: SocketAddr, now: u64) {
         let Some(known) = self.endpoints.get_mut(&address) else { return };
         let Some(check) = known.users.iter().map(|user| user.check).reduce(HealthCheck::strictest) else {
@@ -194,12 +197,12 @@ impl Schedule {
         }
     }
 
-    /// Returns the time of the next turn.
+    /// Returns the time of the next check.
     pub(super) fn next(&self) -> Option<u64> {
         self.turns.first().map(|(turn, _)| *turn)
     }
 
-    /// Begins the next check whose turn has come.
+    /// Begins the next check that is due.
     pub(super) fn begin(&mut self, now: u64) -> Option<Due> {
         let (turn, address) = *self.turns.first()?;
         if turn > now {
@@ -218,14 +221,15 @@ impl Schedule {
         Some(Due { address, timeout, greeting: greeting.unwrap_or_default() })
     }
 
-    /// Notes the result of a check; `None`: it says nothing about the endpoint.
+    /// Records the result of a check; `None` if the check says nothing about the endpoint.
     pub(super) fn end(
         &mut self,
         address: SocketAddr,
         result: Option<Result<(), Reason>>,
         now: u64,
     ) -> Vec<Finding> {
-        // An endpoint that has gone, and perhaps come back, is not the one that was checked.
+        // The endpoint was removed, and perhaps added again, during the check: the result is not for the endpoint that is
+        // in the schedule.
         let Some(known) = self.endpoints.get_mut(&address).filter(|known| known.running) else {
             return Vec::new();
         };
@@ -263,7 +267,7 @@ impl Schedule {
         findings
     }
 
-    /// Returns the checks that wait for a place for too long.
+    /// Returns the checks that have waited too long for capacity; `None` if there are none.
     pub(super) fn late(&self, now: u64) -> Option<Late> {
         let (first, _) = self.turns.first()?;
         let waited = now.saturating_sub(*first);
@@ -279,18 +283,19 @@ impl Schedule {
         self.endpoints.is_empty()
     }
 
-    /// Returns the endpoints of each service and route.
+    /// Returns the numbers of checked and healthy endpoints, by service and route.
     pub(super) fn shares(&self) -> &BTreeMap<Arc<str>, Share> {
         &self.shares
     }
 
-    /// Returns a count that goes up with each change of the shares.
+    /// Returns a count that increases with each change of [`Self::shares`].
     pub(super) fn changes(&self) -> u64 {
         self.changes
     }
 }
 
-/// Returns the place of an address in its interval.
+/// Returns the offset within an interval at which an address is checked, in milliseconds. A hash of the address spreads the
+/// checks.
 fn place(address: SocketAddr, interval: Duration) -> u64 {
     let mut hasher = DefaultHasher::new();
     address.hash(&mut hasher);
@@ -324,7 +329,7 @@ mod tests {
         EndpointKey { group: group.into(), address: address(port) }
     }
 
-    /// Begins the next check, whenever it is, and ends it at once; returns its time and what it found.
+    /// Begins the next check at the time it is due, and ends it at once; returns that time and the findings.
     fn check(schedule: &mut Schedule, result: Result<(), Reason>) -> (u64, Vec<Finding>) {
         let at = schedule.next().expect("a turn");
         assert_eq!(
@@ -399,13 +404,13 @@ mod tests {
         let keys: Vec<&EndpointKey> = found.iter().map(|one| &one.key).collect();
         assert_eq!(keys, [&key("a", 1), &key("b", 1)]);
         assert!(found.iter().all(|one| one.result.unhealthy), "the strictest settings apply");
-        // A further service learns what is known, and one that leaves is told to forget it.
+        // A service that joins receives the known verdict; for a service that leaves, the verdict is cleared.
         let joined = schedule.add(address(1), user("c"), 0).expect("a finding");
         assert!(joined.key == key("c", 1) && joined.result.unhealthy);
         let left = schedule.remove(address(1), &user("c"), 0).expect("a finding");
         assert!(left.key == key("c", 1) && left.result == CheckResult::default());
         assert_eq!(schedule.shares()["a"], Share { checked: 1, healthy: 0 });
-        // Other settings of one service keep what is known.
+        // If a service changes its settings, the known verdict stays in force.
         let other = User { check: HealthCheck { healthy_after: 1, ..strict }, ..user("b") };
         schedule.add(address(1), other.clone(), 0);
         assert_eq!(schedule.remove(address(1), &User { check: strict, ..user("b") }, 0), None);

@@ -1,8 +1,9 @@
-//! The connections of checks that are being made: begun, and looked at together with one `poll` call.
+//! The connections of running checks, polled together with one `poll` call.
 //!
-//! A check costs three system calls beside its part of the `poll`: `connect`, `getsockopt`, and a `connect` to no address. The
-//! last one resets the connection (a FIN would leave it in TIME_WAIT for a minute after each check) and leaves a socket for
-//! another check: to make and close one for each takes a third more of the processor (21 instead of 29 µs on loopback).
+//! A check costs three system calls beside its part of the `poll`: `connect`, `getsockopt`, and a `connect` with the
+//! address family `AF_UNSPEC`. The last call resets the connection (a FIN would leave it in TIME_WAIT for a minute after
+//! each check) and leaves a socket that the next check uses again. A new socket for each check would take a third more
+//! processor time (29 instead of 21 µs on loopback).
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,32 +17,32 @@ use super::schedule::{Due, milliseconds};
 use crate::model::reason::Reason;
 use crate::net::socket::{begin_to_connect, connect, dial_reason, reset_on_close};
 
-/// The result of a check; `None`: it says nothing about the endpoint.
+/// The result of a check; `None` if the check says nothing about the endpoint.
 pub(super) type Outcome = Option<Result<(), Reason>>;
 
-/// The checks that are being made.
+/// The checks that are running.
 #[derive(Default)]
 pub(super) struct Sockets {
     open: Vec<Open>,
-    /// Unconnected sockets of earlier checks, to be used again: of IPv4, and of IPv6.
+    /// Unconnected sockets of earlier checks, kept for further ones: those of IPv4, then those of IPv6.
     free: [Vec<OwnedFd>; 2],
 }
 
 struct Open {
     address: SocketAddr,
     socket: OwnedFd,
-    /// The end of its time, in milliseconds.
+    /// The time at which the check fails, in milliseconds since the checks began.
     deadline: u64,
     greeting: &'static [u8],
 }
 
 impl Sockets {
-    /// Returns the number of checks that are being made.
+    /// Returns the number of running checks.
     pub(super) fn len(&self) -> usize {
         self.open.len()
     }
 
-    /// Closes the sockets that are kept for further checks.
+    /// Closes the unconnected sockets that are kept for further checks.
     pub(super) fn rest(&mut self) {
         self.free = Default::default();
     }
@@ -50,7 +51,7 @@ impl Sockets {
         &mut self.free[usize::from(address.is_ipv6())]
     }
 
-    /// Begins to connect; returns the outcome if that ends the check.
+    /// Begins to connect. Returns the outcome if the check has ended already.
     pub(super) fn begin(&mut self, due: Due, now: u64) -> Option<Outcome> {
         let timeout = milliseconds(due.timeout);
         let connecting = match self.free(due.address).pop() {
@@ -67,7 +68,7 @@ impl Sockets {
         }
     }
 
-    /// Looks at all checks without waiting; returns those that have ended. At most `places` sockets stay open.
+    /// Polls all checks without waiting, and returns those that have ended. At most `places` sockets stay open.
     pub(super) fn look(&mut self, now: u64, places: usize) -> Vec<(SocketAddr, Outcome)> {
         if self.open.is_empty() {
             return Vec::new();
@@ -76,7 +77,7 @@ impl Sockets {
             self.open.iter().map(|open| PollFd::new(&open.socket, PollFlags::OUT)).collect();
         let at_once = Timespec::try_from(Duration::ZERO).ok();
         if poll(&mut descriptors, at_once.as_ref()).is_err() {
-            // Interrupted, or out of memory: the next look is soon.
+            // The call was interrupted or the kernel is out of memory: the next call follows soon.
             return Vec::new();
         }
         let ready: Vec<bool> = descriptors.iter().map(|one| !one.revents().is_empty()).collect();
@@ -95,9 +96,9 @@ impl Sockets {
         ended
     }
 
-    /// Resets a connection and keeps its socket, if there is a place for it.
+    /// Resets a connection, and keeps its socket if fewer than `places` are open.
     fn keep(&mut self, open: Open, places: usize) {
-        // The call fails only where the kernel has no memory left: then the socket is closed.
+        // This fails only if the kernel is out of memory: then the socket is closed.
         let is_reset = connect_unspec(&open.socket).is_ok();
         let sockets = self.open.len() + self.free.iter().map(Vec::len).sum::<usize>();
         if is_reset && sockets < places {
@@ -109,7 +110,7 @@ impl Sockets {
 }
 
 impl Open {
-    /// Ends a check whose endpoint has answered.
+    /// Returns the outcome of a check whose endpoint has answered, and sends the greeting if the endpoint has accepted.
     fn finish(&self) -> Outcome {
         match sockopt::socket_error(self.socket.as_fd()) {
             // An endpoint that resets the connection has accepted it.
@@ -117,17 +118,18 @@ impl Open {
             Ok(Err(error)) | Err(error) => return outcome(error),
         }
         if !self.greeting.is_empty() {
-            // A new connection takes a few bytes at once. If the endpoint has reset it, nobody reads them.
+            // The send buffer of a new connection has room for a few bytes. If the endpoint has reset the connection,
+            // nobody reads them.
             let _ = rustix::net::send(&self.socket, self.greeting, SendFlags::NOSIGNAL);
         }
         Some(Ok(()))
     }
 }
 
-/// Returns what a failed connect says about the endpoint.
+/// Returns what a failed `connect` says about the endpoint.
 fn outcome(error: Errno) -> Outcome {
     match (error, dial_reason(error)) {
-        // This host has no port, no descriptor or no memory left.
+        // This host is out of ports, descriptors or memory, so the check says nothing about the endpoint.
         (Errno::ADDRNOTAVAIL, _) | (_, Reason::Internal) => None,
         (_, reason) => Some(Err(reason)),
     }
@@ -144,7 +146,7 @@ mod tests {
         Due { address, timeout: Duration::from_millis(200), greeting: b"hello" }
     }
 
-    /// Makes one check, with a clock of its own.
+    /// Makes one check, with its own clock.
     fn check(due: Due) -> Outcome {
         check_with(&mut Sockets::default(), due)
     }
@@ -206,7 +208,7 @@ mod tests {
             if expected.is_ok() {
                 drop(good.accept().expect("a connection of its own"));
             }
-            // A refused one may have ended within its `connect`, which closes its socket.
+            // A refused check may end within `connect`; its socket is then closed and not kept.
             numbers.extend(sockets.free[0].iter().map(std::os::fd::AsRawFd::as_raw_fd));
             assert!(sockets.free[0].len() <= 1, "no more than places");
         }

@@ -1,4 +1,4 @@
-//! The endpoints that are to be checked, followed from snapshot to snapshot: a change costs the work of the services that
+//! The endpoints that are to be checked, followed from snapshot to snapshot. A change costs work only for the services that
 //! changed.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,7 +32,7 @@ pub(super) struct Targets {
     /// The routes of the last snapshot.
     routes: Option<Arc<RouteTable>>,
     dialled: Dialled,
-    /// The routes of the policy that are checked.
+    /// The routes of the policy that configure checks.
     checked_routes: Vec<Arc<Route>>,
     by_source: BTreeMap<Source, BTreeSet<(SocketAddr, User)>>,
 }
@@ -40,19 +40,20 @@ pub(super) struct Targets {
 /// The difference between the targets of two snapshots.
 #[derive(Debug, Default)]
 pub(super) struct Difference {
-    /// Uses that begin; to be applied first, so that an address whose settings change is never without a use.
+    /// The pairs to add, each of an address and a user of it (a service or a route). The caller must apply these before
+    /// `removed`, so that an address whose settings change always has a user.
     pub(super) added: Vec<(SocketAddr, User)>,
-    /// Uses that end.
+    /// The pairs of address and user to remove.
     pub(super) removed: Vec<(SocketAddr, User)>,
 }
 
 impl Targets {
-    /// Returns true if the last snapshot had this policy.
+    /// Returns true if the last applied snapshot had this policy.
     pub(super) fn is_of(&self, policy: &Arc<Policy>) -> bool {
         self.policy.as_ref().is_some_and(|known| Arc::ptr_eq(known, policy))
     }
 
-    /// Goes on to another snapshot, which differs by `since` from the last one.
+    /// Applies a snapshot, which differs from the last one by `since`; returns the difference between the targets.
     pub(super) fn follow(&mut self, snapshot: &Snapshot, since: &Since) -> Difference {
         let mut difference = Difference::default();
         let is_new_policy = !self.is_of(&snapshot.policy);
@@ -148,7 +149,7 @@ fn users(candidates: &Candidates) -> impl Iterator<Item = (SocketAddr, User)> {
     })
 }
 
-/// Returns the bytes that an endpoint expects before all others: a PROXY header that stands for no connection.
+/// Returns the bytes that an endpoint expects first: a PROXY header that announces no client, or nothing.
 fn greeting_of(tuning: &Tuning, candidate: &Candidate) -> &'static [u8] {
     tuning.header_for(candidate.encapsulation).map_or(&[], local)
 }
@@ -190,7 +191,7 @@ mod tests {
         assert_eq!(addresses(&first.added), ["10.0.0.1:8080 a.mesh:443", "10.0.0.2:8080 a.mesh:443"]);
         let again = targets.follow(&mesh.snapshot(), &Since::Everything);
         assert!(again.added.is_empty() && again.removed.is_empty(), "{again:?}");
-        // Nobody can be connected to a service that no rule exports.
+        // A service that no rule exports cannot be reached, so it is not checked.
         Arc::make_mut(&mut mesh.policy).exports = vec![rule("b.mesh")];
         let ended = targets.follow(&mesh.snapshot(), &Since::Everything);
         assert_eq!((ended.added.len(), addresses(&ended.removed).len()), (0, 2));

@@ -1,4 +1,4 @@
-//! One HBONE connection as its streams see it.
+//! The state of one HBONE connection.
 
 use std::cell::Cell;
 use std::net::SocketAddr;
@@ -20,21 +20,21 @@ pub(super) struct HboneConnection {
     pub(super) local: Option<SocketAddr>,
     /// The listener that accepted the connection.
     pub(super) listener: Arc<Listener>,
-    /// The limits of the policy when the connection began.
+    /// The limits of the policy at the time the connection began.
     pub(super) limits: HboneLimits,
-    /// The client.
+    /// The authenticated client.
     pub(super) peer: Rc<Peer>,
     /// The counts of the client's records and frames.
     pub(super) stats: Rc<ConnectionStats>,
     /// The number of live streams.
     pub(super) streams: Cell<u32>,
-    /// Why the connection ends, once that is decided; the client is then sent the last frames.
+    /// The reason to end the connection with, once it is decided; the client is then sent the last frames.
     pub(super) ending: Cell<Option<Reason>>,
 }
 
 impl HboneConnection {
-    /// Returns the reason for a stream that the client has left: the connection's ending if there is one, else
-    /// [`Reason::ClientReset`].
+    /// Returns the reason for the end of a stream that the client has left: the connection's reason if the connection is
+    /// ending, else [`Reason::ClientReset`].
     pub(super) fn client_fault(&self) -> Reason {
         self.ending.get().unwrap_or(Reason::ClientReset)
     }

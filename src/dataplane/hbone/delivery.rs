@@ -1,10 +1,10 @@
-//! The last bytes of a stream that its caller has cancelled, on their way to the endpoint (SPEC §4).
+//! The delivery to the endpoint of a stream's last bytes, after its caller has cancelled the stream (SPEC §4).
 //!
-//! ztunnel ends every stream with RST_STREAM(CANCEL), also right behind its last DATA. The bytes before the reset are
-//! delivered as if it were the end; only then does the endpoint's encapsulation decide what the reset means:
+//! ztunnel ends every stream with RST_STREAM(CANCEL), even right behind its last DATA. The bytes before the reset are
+//! delivered as if the stream had ended normally. Only then does the endpoint's encapsulation decide what the reset means:
 //!
 //! ```text
-//! writing ── all written ─┬─ `tunnel: hbone` ─▶ FIN, its bytes are dropped to their end ─▶ ok
+//! writing ── all written ─┬─ `tunnel: hbone` ─▶ FIN, the endpoint's bytes are discarded ─▶ ok
 //!    │                    └─ else ─▶ acknowledged by its kernel ─▶ RST ─▶ client_reset
 //!    └── too late, or too much held ─▶ RST ─▶ client_reset
 //! ```
@@ -16,9 +16,10 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// How long a delivery may take.
+/// The longest time that the delivery of a stream's last bytes may take.
 const WITHIN: Duration = Duration::from_secs(5);
-/// How often the kernel is asked whether the endpoint has acknowledged all bytes, as the poller does not report it.
+/// The interval at which the kernel is asked whether the endpoint has acknowledged all bytes; the poller does not report
+/// this.
 const ASK_EVERY: Duration = Duration::from_millis(10);
 
 /// The event that a delivery waits for.
@@ -28,20 +29,20 @@ pub(super) enum Waits {
     ForAcknowledgement,
 }
 
-/// The time limit of a delivery.
+/// The time limit for the delivery of a stream's last bytes.
 pub(super) struct Delivery {
     until: Instant,
     timer: Pin<Box<Sleep>>,
 }
 
 impl Delivery {
-    /// Begins the time of a delivery.
+    /// Starts the time limit of a delivery.
     pub(super) fn begin() -> Self {
         let until = Instant::now() + WITHIN;
         Self { until, timer: Box::pin(sleep_until(until)) }
     }
 
-    /// Returns true once the time is over; else the task is woken when it has to look again.
+    /// Returns true once the time limit has passed; otherwise the task is woken at the next time to check.
     pub(super) fn is_over(&mut self, waits: Waits, context: &mut Context<'_>) -> bool {
         loop {
             let now = Instant::now();

@@ -1,5 +1,5 @@
-//! The bytes that streams hold because a peer does not take them, counted by worker and by connection. Above the limits, the
-//! stream that holds most and stands still is ended (SPEC §4), so that memory is bounded by the bytes held, not by windows.
+//! The bytes that streams hold because a peer does not read them, counted by worker and by connection. Above the limits,
+//! the stalled stream that holds most is ended (SPEC §4), so memory is bounded by the bytes held, not by the windows.
 
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
@@ -10,7 +10,7 @@ use crate::dataplane::entry::{Entry, HeldBytes};
 use crate::model::reason::Reason;
 use crate::snapshot::policy::HboneLimits;
 
-/// Counts the bytes that one stream holds, until it is dropped.
+/// Counts the bytes that one stream holds, until this value is dropped.
 pub(super) struct Holding {
     core: Rc<Core>,
     connection: Rc<HeldBytes>,
@@ -19,12 +19,12 @@ pub(super) struct Holding {
 }
 
 impl Holding {
-    /// Counts nothing yet. `limit` is that of the connection, in bytes.
+    /// Starts a count of 0 bytes. `limit` is the connection's limit, in bytes.
     pub(super) fn new(core: Rc<Core>, connection: Rc<HeldBytes>, limit: usize, entry: Rc<Entry>) -> Self {
         Self { core, connection, limit, entry }
     }
 
-    /// Notes that the stream holds so many bytes now.
+    /// Records how many bytes the stream holds.
     pub(super) fn set(&self, bytes: usize) {
         count(&self.core, &self.connection, &self.entry, bytes);
         if self.connection.bytes() > self.limit {
@@ -46,9 +46,13 @@ impl Drop for Holding {
     }
 }
 
-/// Returns true if a connection is not to be read until less is held: it holds as much as a whole worker should, or the
-/// worker holds twice its limit and the connection more than its share. Twice the limit leaves streams the time that
-/// `hbone.stalled` gives them.
+/// Returns true if a connection must not be read until fewer bytes are held. There are three cases:
+///
+/// - The connection alone holds more than the worker's limit.
+/// - The worker holds more than four times its limit.
+/// - The worker holds more than twice its limit, and the connection holds more than its share of the limit.
+///
+/// While the worker holds at most twice its limit, stalled streams first have the time `hbone.stalled` to move.
 pub(super) fn is_over_share(core: &Core, connection: &HeldBytes, limits: &HboneLimits) -> bool {
     let (here, all, limit) = (connection.bytes(), core.held.bytes(), limits.held_per_worker);
     let connections = core.shared.workers[core.index].hbone_connections.load(Ordering::Relaxed);
@@ -61,12 +65,13 @@ fn is_full(core: &Core, limits: &HboneLimits) -> bool {
     core.held.bytes() > limits.held_per_worker.saturating_mul(2)
 }
 
-/// Ends streams that stand still if too much is held, and wakes connections that were not read. Called with each tick.
+/// Ends stalled streams while too many bytes are held, and wakes the connections that paused reading. Called once per tick.
 pub(crate) fn relieve(core: &Core, limits: &HboneLimits) {
     if core.over_limit.take() || core.held.bytes() > limits.held_per_worker {
         end_stalled(core, limits);
     }
-    // Also if the bytes have gone by themselves; a connection that must still wait finds that out.
+    // The paused tasks are woken even if no stream was ended, because bytes may have been released in other ways; a connection
+    // that must wait longer pauses again.
     core.wake_paused();
 }
 

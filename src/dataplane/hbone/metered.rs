@@ -1,4 +1,4 @@
-//! A TLS connection between the socket and HTTP/2 whose frames and writes are counted by a [`ConnectionStats`].
+//! A TLS connection between the socket and HTTP/2. A [`ConnectionStats`] counts its frames and writes.
 
 use std::io;
 use std::pin::Pin;
@@ -15,7 +15,7 @@ use super::transport::Transport;
 pub(crate) struct Metered {
     /// The TLS connection.
     pub(super) tls: TlsStream<Transport>,
-    /// The counts.
+    /// The counts of frames and writes.
     pub(super) stats: Rc<ConnectionStats>,
 }
 

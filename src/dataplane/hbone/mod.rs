@@ -1,15 +1,17 @@
-//! HBONE: HTTP/2 CONNECT over mutual TLS, ended here. Each stream is admitted, given an endpoint and relayed by itself.
+//! HBONE: HTTP/2 CONNECT over mutual TLS, terminated by this gateway. Each stream is admitted, gets an endpoint and is
+//! relayed on its own.
 //!
 //! ```text
 //! hello peeked ─▶ worker with fewest ─▶ [`handshake`] ─▶ [`driver`] ─┬▶ [`stream`] ─▶ [`relay`]
 //!                                          (paced)                   └▶ [`stream`] ─▶ [`relay`]
 //! ```
 //!
-//! The handshake finds out who the caller is (`tls::trust`); each stream asks what it may reach (`snapshot::admit`).
+//! The handshake authenticates the caller (`tls::trust`); each stream is checked for what the caller may reach
+//! (`snapshot::admit`).
 //!
-//! One stream must not slow down its neighbours: the bytes of a stream are read at once, so that they never fill the window
-//! that all streams share, and the stream's own window is opened again only when its endpoint has taken the bytes. The
-//! bytes that streams hold meanwhile are counted ([`held`]); above the limits, streams that stand still are ended.
+//! One stream must not slow down its neighbours. The bytes of a stream are read at once, so that they never fill the window
+//! that all streams share; the stream's own window is opened again only when its endpoint has taken the bytes. The bytes
+//! held meanwhile are counted ([`held`]); above the limits, stalled streams are ended.
 
 pub(super) mod connection;
 pub(super) mod delivery;
@@ -36,8 +38,8 @@ use crate::snapshot::policy::Listener;
 use handshake::{Failed, handshake};
 use transport::Transport;
 
-/// Goes on with a connection whose hello has been read: on the worker that has fewest of them, before the costly part
-/// begins, as few connections carry many streams and stay for long.
+/// Moves a connection whose hello has been read to the worker with the fewest HBONE connections, before the costly
+/// handshake begins. This balances the load, because each HBONE connection carries many streams and lasts long.
 pub(super) fn take_over(
     registration: Registration,
     listener: &Arc<Listener>,
@@ -62,12 +64,12 @@ pub(super) fn take_over(
             registration.hand_over();
             room.send(Message::Arrive(Box::new(arrival)));
         }
-        // The socket cannot be taken out of this worker's runtime.
+        // The socket could not be deregistered from this worker's runtime.
         Err(_) => core.finish(&registration.entry, Reason::Internal),
     }
 }
 
-/// Returns the worker with the fewest HBONE connections; this one where none has fewer.
+/// Returns the index of the worker with the fewest HBONE connections; if no worker has fewer than this one, returns this one.
 fn with_fewest(core: &Core) -> usize {
     let count = |(index, worker): &(usize, &WorkerHandle)| {
         (worker.hbone_connections.load(Ordering::Relaxed), *index != core.index)
@@ -75,13 +77,13 @@ fn with_fewest(core: &Core) -> usize {
     core.shared.workers.iter().enumerate().min_by_key(count).map_or(core.index, |(index, _)| index)
 }
 
-/// Goes on with a connection that another worker has sent.
+/// Serves a connection that another worker has sent.
 pub(super) fn arrive(core: &Rc<Core>, arrival: Arrival) {
     let (entry, socket, opening) = arrival.into_entry(core.clock.now());
     let registration = core.register(Rc::new(entry));
     match TcpStream::from_std(socket.into()) {
         Ok(client) => core.scope.spawn(serve(registration, client, opening)),
-        // The socket cannot be taken into this worker's runtime.
+        // The socket could not be registered with this worker's runtime.
         Err(_) => core.finish(&registration.entry, Reason::Internal),
     }
 }

@@ -1,4 +1,4 @@
-//! Pieces of a stream that wait for the endpoint.
+//! The pieces of a stream that wait for the endpoint.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -8,18 +8,19 @@ use tokio::net::TcpStream;
 
 use crate::net::socket::send;
 
-/// Pieces smaller than this are copied together while they wait, as each pins the buffer it was read into.
+/// Pieces smaller than this are copied together while they wait, because each piece keeps the whole buffer that it was read
+/// into.
 const SMALL: usize = 2 * 1024;
-/// Pieces written with one system call.
+/// The number of pieces that one system call writes.
 const PIECES: usize = 32;
 
-/// Pieces of a stream that wait for the endpoint.
+/// The pieces of a stream that wait for the endpoint.
 #[derive(Default)]
 pub(super) struct Queue {
     pieces: VecDeque<Bytes>,
-    /// Small ones, copied together; behind the others.
+    /// The small pieces, copied together; they follow the others in the stream.
     tail: Vec<u8>,
-    /// The bytes of all pieces.
+    /// The number of bytes of all pieces.
     pub(super) bytes: usize,
 }
 
@@ -35,7 +36,7 @@ impl Queue {
             return;
         }
         self.bytes += piece.len();
-        // The first goes as it is: mostly it is written at once.
+        // The first piece is not copied, because it is usually written at once.
         if piece.len() < SMALL && !(self.pieces.is_empty() && self.tail.is_empty()) {
             self.tail.extend_from_slice(&piece);
             return;
@@ -50,14 +51,15 @@ impl Queue {
         }
     }
 
-    /// Copies the first piece if it is small, before a wait: it would keep the whole buffer that it was read into.
+    /// Copies the first piece if it is small; called before a wait. Otherwise the piece would keep the whole buffer that it was
+    /// read into.
     pub(super) fn unpin(&mut self) {
         if let Some(first) = self.pieces.front_mut().filter(|first| first.len() < SMALL) {
             *first = Bytes::copy_from_slice(first);
         }
     }
 
-    /// Writes the bytes that the socket takes at once, and returns their number.
+    /// Writes as many bytes as the socket takes at once, and returns their number.
     pub(super) fn write(&mut self, socket: &TcpStream) -> io::Result<usize> {
         self.close_tail();
         let mut slices = [IoSlice::new(&[]); PIECES];
@@ -69,7 +71,7 @@ impl Queue {
         send(socket, &slices[..count])
     }
 
-    /// Drops the first `count` bytes, which were written.
+    /// Drops the first `count` bytes, which have been written.
     pub(super) fn advance(&mut self, mut count: usize) {
         debug_assert!(count <= self.bytes, "{count} bytes were written of {}", self.bytes);
         self.bytes -= count;
@@ -82,7 +84,7 @@ impl Queue {
             }
         }
         if self.bytes == 0 {
-            // Lets the memory go.
+            // Frees the memory.
             *self = Self::default();
         }
     }

@@ -1,8 +1,8 @@
-//! Passes bytes between a stream and an endpoint, both ways, until both have ended.
+//! Relays bytes between a stream and an endpoint in both directions, until both directions have ended.
 //!
-//! The bytes of the stream are read at once, also while the endpoint takes nothing, up to the stream's window; the window
-//! opens again by the bytes that the endpoint has taken. So an endpoint that stands still stops its own stream and no other.
-//! Frames are gathered before they are written on, and each read from the endpoint becomes one frame.
+//! The bytes of the stream are read at once, up to the stream's window, even while the endpoint accepts no bytes. The window
+//! opens again by as many bytes as the endpoint has accepted. So an endpoint that does not read stops its own stream and no
+//! other. Frames are gathered before they are written to the endpoint, and each read from the endpoint becomes one frame.
 
 use std::future::poll_fn;
 use std::io;
@@ -32,18 +32,20 @@ use crate::net::socket::{
 };
 use crate::telemetry::local::RelayPath;
 
-/// Bytes that one direction may move before other streams have a turn.
+/// The number of bytes that one direction may move before other streams get their turn.
 const TURN: usize = 256 * 1024;
-/// A read of this many bytes is bulk: the next is made into a buffer that becomes the frame, instead of being copied.
+/// After a read of at least this many bytes (bulk), the next read goes directly into the buffer that becomes the frame,
+/// instead of being copied.
 const BULK: usize = FRAME / 2;
-/// Bytes that such a buffer leaves empty before the frame. Large buffers begin with a page, also the buffers of TLS, which
-/// puts a few bytes of its own before the bytes that it copies. AMD's Zen 3 and 4 take twenty times as long for a
-/// copy to a place that is 1 to 63 bytes further into its page than the source (`rep movsb`, glibc bug 30994).
+/// The number of bytes that the buffer of a bulk read leaves empty before the frame. Large buffers begin at a page boundary.
+/// TLS copies the frame into a large buffer of its own, behind a few bytes, so without the empty bytes the copy would lie
+/// slightly further into its page than the frame. If the destination lies 1 to 63 bytes further into its page than the source,
+/// AMD's Zen 3 and 4 take twenty times as long for a copy (`rep movsb`, glibc bug 30994).
 const HEADROOM: usize = 256;
-/// Frames are gathered up to this many bytes before they are written.
+/// The number of bytes up to which frames are gathered before they are written.
 const GATHER: usize = 64 * 1024;
 
-/// Relays until the end; the reason, and whether the endpoint had taken the connection.
+/// Relays until the stream ends. Returns the reason for the end, and true if the endpoint has sent its first byte.
 pub(super) async fn relay(
     core: &Rc<Core>,
     entry: &Rc<Entry>,
@@ -84,7 +86,7 @@ struct StreamRelay<'a> {
     holding: Holding,
     up: Up,
     down: Down,
-    /// Since the caller has cancelled the stream.
+    /// The delivery of the last bytes, once the caller has cancelled the stream.
     delivery: Option<Delivery>,
     /// True once the endpoint has sent its first byte.
     taken: bool,
@@ -92,7 +94,7 @@ struct StreamRelay<'a> {
     tuned: bool,
 }
 
-/// Stream to endpoint.
+/// The direction from the stream to the endpoint.
 #[derive(Default)]
 struct Up {
     queue: Queue,
@@ -100,25 +102,25 @@ struct Up {
     ended: bool,
 }
 
-/// Endpoint to stream.
+/// The direction from the endpoint to the stream.
 #[derive(Default)]
 struct Down {
-    /// Read and not passed on yet.
+    /// The bytes that were read and not passed on yet.
     held: Bytes,
-    /// Bytes of memory that this keeps, which may be more.
+    /// The size in bytes of the buffer that contains `held` and lives as long; it may be larger than `held`.
     pinned: usize,
-    /// True if the last read was bulk.
+    /// True if the last read returned at least [`BULK`] bytes.
     bulk: bool,
-    /// True if bytes may have come that the poller does not report.
+    /// True if the socket may hold bytes that the poller does not report.
     unreported: bool,
-    /// The place among the streams that wait for the client to read.
+    /// The registration among the streams that wait for the client to read.
     place: Place,
     read_out: bool,
     ended: bool,
 }
 
 impl Down {
-    /// Copies what is small beside the buffer that it would keep.
+    /// Copies `held` if it is small compared to the shared buffer that it keeps allocated, so that the buffer can be freed.
     fn unpin(&mut self) {
         if self.pinned > 2 * self.held.len() {
             self.held = Bytes::copy_from_slice(&self.held);
@@ -127,11 +129,11 @@ impl Down {
     }
 }
 
-/// Which side broke.
+/// The side at which the relay failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     Client,
-    /// The client wants no more of the stream, and has broken nothing.
+    /// The client cancelled the stream, which is not an error.
     Cancelled,
     Endpoint,
 }
@@ -173,7 +175,7 @@ impl StreamRelay<'_> {
         delivered
     }
 
-    /// Examines the endpoint; returns why the stream ends, if it does.
+    /// Examines the connection to the endpoint. Returns the reason to end the stream with, if it must end.
     fn examine(&mut self) -> Option<Reason> {
         let waiting = [!self.up.queue.is_empty(), !self.down.held.is_empty()];
         let sides = Sides { client: None, endpoint: &self.connected.socket, waiting };
@@ -185,7 +187,7 @@ impl StreamRelay<'_> {
     fn tune(&mut self) {
         if !self.tuned && self.core.clock.now() != self.entry.opened.get() {
             self.tuned = true;
-            // A kernel without an option works without it.
+            // If the kernel lacks an option, the stream works without it.
             let _ = keep_alive(&self.connected.socket).and_then(|()| bound_unsent(&self.connected.socket));
         }
     }
@@ -193,14 +195,14 @@ impl StreamRelay<'_> {
     fn cut(&mut self, reason: Reason) -> Reason {
         self.send.send_reset(match reason {
             Reason::Stalled => h2::Reason::ENHANCE_YOUR_CALM,
-            // Callers take CANCEL for the end of what there is.
+            // The code must not be CANCEL, which callers take for the normal end of the data.
             _ => h2::Reason::INTERNAL_ERROR,
         });
         reset_on_close(&self.connected.socket);
         reason
     }
 
-    /// A reset is passed on as a reset, so that a cut download never looks complete.
+    /// Passes a reset on as a reset, so that a truncated download never looks complete. Returns the reason.
     fn broken(&mut self, fault: Fault) -> Reason {
         match fault {
             Fault::Client | Fault::Cancelled => {
@@ -214,11 +216,12 @@ impl StreamRelay<'_> {
         }
     }
 
-    /// Returns why the client has left the stream: by cancelling it, or by a fault.
+    /// Returns [`Fault::Cancelled`] if the client has cancelled the stream in an orderly way, else [`Fault::Client`].
     fn hung_up(&mut self, context: &mut Context<'_>) -> Fault {
         let orderly = |reason| matches!(reason, h2::Reason::CANCEL | h2::Reason::NO_ERROR);
         match self.send.poll_reset(context) {
-            // The end of the whole connection has a code too, which may be ours.
+            // If the whole connection is ending, the error code says nothing about the client, because this gateway may have
+            // set it.
             Poll::Ready(Ok(reason)) if orderly(reason) && self.connection.ending.get().is_none() => {
                 Fault::Cancelled
             }
@@ -228,7 +231,7 @@ impl StreamRelay<'_> {
 
     fn pump_up(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Fault>> {
         let over = self.up.ended && self.down.ended;
-        // A reset of the stream shows here alone once its own end was read.
+        // Once the client's end of the stream was read, only this call reports a reset.
         if self.up.read_out && !over && self.send.poll_reset(context).is_ready() {
             return Poll::Ready(Err(self.hung_up(context)));
         }
@@ -253,7 +256,7 @@ impl StreamRelay<'_> {
         }
     }
 
-    /// Reads the bytes of the stream; returns true if there were any.
+    /// Reads the bytes of the stream. Returns true if there were any.
     fn gather(&mut self, context: &mut Context<'_>) -> Result<bool, Fault> {
         let (mut any, mut gathered) = (false, 0);
         while !self.up.read_out && gathered < GATHER {
@@ -271,8 +274,8 @@ impl StreamRelay<'_> {
         Ok(any)
     }
 
-    /// Writes the bytes that the endpoint takes, and opens the window by as many. The rest is written when the endpoint has
-    /// room again. Returns the number of bytes written.
+    /// Writes as many bytes as the endpoint takes, and opens the window by that number. The rest is written when the
+    /// endpoint has room again. Returns the number of bytes written.
     fn write(&mut self, context: &mut Context<'_>) -> Result<usize, Fault> {
         let mut total = 0;
         let socket = &self.connected.socket;
@@ -289,7 +292,7 @@ impl StreamRelay<'_> {
             if written > 0 {
                 total += written;
                 self.up.queue.advance(written);
-                // Fails only if more is given back than was taken.
+                // This fails only if more capacity is released than was received.
                 let _ = self.receive.flow_control().release_capacity(written);
                 self.core.moved(self.entry, true, RelayPath::Hbone, written);
             }
@@ -297,14 +300,14 @@ impl StreamRelay<'_> {
         Ok(total)
     }
 
-    /// Passes the end of the stream on, as all of its bytes are written.
+    /// Passes the end of the stream on to the endpoint once all of the stream's bytes are written.
     fn end_up(&mut self) {
         self.up.ended = true;
         self.entry.ended_first(Side::Client);
         self.core.clock.touch(self.entry);
         self.entry.half_closed.set(!self.down.ended);
         if !self.down.ended {
-            // Where the endpoint is gone already, the other direction finds out.
+            // If the endpoint has already gone, the other direction detects it.
             let _ = rustix::net::shutdown(&self.connected.socket, Shutdown::Write);
         }
     }
@@ -337,7 +340,7 @@ impl StreamRelay<'_> {
             match self.read(ready) {
                 Ok(()) if self.down.held.is_empty() => self.down.read_out = true,
                 Ok(()) => {
-                    // More of it may be there.
+                    // The socket may hold more bytes.
                     self.down.unreported = !ready;
                     left = left.saturating_sub(self.down.held.len());
                     self.heard();
@@ -348,8 +351,8 @@ impl StreamRelay<'_> {
         }
     }
 
-    /// Reads from the endpoint into `held`, which stays empty at the endpoint's end. `ready` is true if the poller has
-    /// reported bytes.
+    /// Reads from the endpoint into `held`, which stays empty if the endpoint has ended its direction. `ready` is true if
+    /// the poller has reported bytes.
     fn read(&mut self, ready: bool) -> io::Result<()> {
         let (socket, down) = (&self.connected.socket, &mut self.down);
         if down.bulk && ready {
@@ -370,10 +373,11 @@ impl StreamRelay<'_> {
         Ok(())
     }
 
-    /// Sends the bytes that were read, as far as the client's windows allow; ready once none are held.
+    /// Sends the bytes in `held` as far as the client's windows allow; ready once `held` is empty.
     fn pass_down(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Fault>> {
         while !self.down.held.is_empty() {
-            // Reserved only when there are bytes to send: capacity that one stream has and does not use, others lack.
+            // Capacity is reserved only when there are bytes to send. Capacity that one stream reserves and does not use is
+            // missing for the other streams.
             self.send.reserve_capacity(self.down.held.len());
             let mut room = self.send.capacity();
             if room == 0 {
@@ -399,12 +403,12 @@ impl StreamRelay<'_> {
         Poll::Ready(Ok(()))
     }
 
-    /// Delivers the bytes that the caller had sent when it cancelled the stream, and then ends the endpoint's connection as
-    /// its encapsulation demands.
+    /// Delivers the bytes that the caller sent before it cancelled the stream, and then ends the endpoint's connection as
+    /// the endpoint's encapsulation requires.
     fn deliver(&mut self, context: &mut Context<'_>) -> Poll<Reason> {
         let mut left = TURN;
         while !self.is_delivered() {
-            // All bytes have come, as the reset came behind them.
+            // An error means that all bytes were read, because the reset came after them.
             let read = self.gather(context).unwrap_or_else(|_| {
                 self.up.read_out = true;
                 true
@@ -459,8 +463,8 @@ impl StreamRelay<'_> {
         self.up.read_out && self.up.queue.is_empty()
     }
 
-    /// Returns true if the endpoint's kernel has acknowledged all bytes; FIN may still be on its way. False if this process
-    /// cannot ask its own kernel.
+    /// Returns true if the endpoint's kernel has acknowledged all bytes; a FIN may be unacknowledged. Returns false if the
+    /// kernel of this host does not report it.
     fn is_acknowledged(&self) -> bool {
         let state = |diag: &Diag| diag.state(&self.connected.socket).unwrap_or_default();
         self.core
@@ -470,7 +474,8 @@ impl StreamRelay<'_> {
             .is_some_and(|state| state.unacknowledged <= u32::from(self.up.ended))
     }
 
-    /// Reads and drops what the endpoint sends; ready at its end. An endpoint that cannot write may not read either.
+    /// Reads and discards the endpoint's bytes; ready when the endpoint ends its direction. The bytes must be read because an
+    /// endpoint that cannot write may stop reading.
     fn drop_down(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut left = TURN;
         while !self.down.read_out {
@@ -496,7 +501,7 @@ impl StreamRelay<'_> {
         Reason::ClientReset
     }
 
-    /// Notes bytes from the endpoint: the first says that it has taken the connection.
+    /// Handles bytes from the endpoint: the first bytes prove that the endpoint answers on this connection.
     fn heard(&mut self) {
         if !self.taken {
             self.taken = true;

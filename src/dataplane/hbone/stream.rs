@@ -1,5 +1,5 @@
-//! One CONNECT: head → admission → endpoint → 200 → relay. The endpoint is dialled, and another tried when that fails,
-//! before the caller is answered: it will not ask again.
+//! Serves one CONNECT request: head → admission → endpoint → 200 → relay. The caller is answered only after an endpoint has
+//! accepted the connection, because callers do not retry after a 200; if a dial fails, another endpoint is tried.
 
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -20,7 +20,7 @@ use crate::snapshot::admit::{Admission, AdmissionRequest, Requested, admit};
 use crate::snapshot::missing::missing_for;
 use crate::wire::connect::{ConnectHead, answer, read_head, status_of};
 
-/// Counts a stream among those of its connection until it is dropped.
+/// Counts a stream in its connection's number of streams, until this value is dropped.
 struct Counted(Rc<HboneConnection>);
 
 impl Drop for Counted {
@@ -58,7 +58,7 @@ pub(super) async fn serve(
     core.finish(entry, reason);
 }
 
-/// Refuses a stream: sends the status and the reason, and ends it. Does nothing if the caller has gone.
+/// Refuses a stream: sends the status and the reason, and ends the stream. Does nothing if the caller has gone.
 fn refuse(
     connection: &HboneConnection,
     mut respond: SendResponse<Bytes>,
@@ -107,7 +107,7 @@ fn ask(
     connection: &HboneConnection,
     head: &ConnectHead,
 ) -> Result<Admission, Reason> {
-    // The trust bundle may have changed since the handshake; the task that ends the connection may not have run yet.
+    // The trust bundle may have changed since the handshake, and the task that ends the connection may not have run yet.
     if !connection.peer.is_trusted() {
         return Err(Reason::IdentityUntrusted);
     }
@@ -156,10 +156,10 @@ async fn pass_on(
     reason
 }
 
-/// The caller has given up waiting for the endpoint.
+/// The caller stopped waiting for the endpoint.
 struct GivenUp;
 
-/// Connects to an endpoint, unless the caller gives up first.
+/// Connects to an endpoint, unless the caller leaves first.
 async fn dial(
     core: &Rc<Core>,
     entry: &Rc<Entry>,
@@ -169,7 +169,7 @@ async fn dial(
 ) -> Result<Result<Connected, Reason>, GivenUp> {
     let mut nothing_read = None;
     let connect = Box::pin(connect(core, entry, attempts, &mut nothing_read));
-    // The caller wins: nothing more is dialled for a caller that has gone.
+    // The caller's reset has priority, so that nothing more is dialled for a caller that has gone.
     tokio::select! {
         biased;
         _ = poll_fn(|context| respond.poll_reset(context)) => {

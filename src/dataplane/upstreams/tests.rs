@@ -1,4 +1,4 @@
-//! Ejection, health checks and the memory of endpoints.
+//! Tests of ejection, of health checks, and of how long endpoints are remembered.
 
 use super::*;
 use crate::dataplane::withdrawals::Which;
@@ -97,10 +97,10 @@ fn an_endpoint_whose_checks_fail_is_left_out_and_remembered_until_they_pass() {
     let state = upstreams.state(key).expect("a state");
     assert_eq!((state.in_a_row, state.unhealthy, state.is_troubled()), (3, true, true));
     assert!(state.last_failure.is_some_and(|last| last.by_check && last.reason == Reason::EndpointRefused));
-    // A connection's success says nothing about the checks.
+    // A connection that succeeds does not change the result of the checks.
     upstreams.succeeded(&begin(&upstreams, &set, 0));
     assert_eq!(upstreams.availability(&set, 0), Availability::Unhealthy);
-    // One more may be ejected, but not the last.
+    // One more endpoint may be ejected, but not the last available one.
     let fail = |index| upstreams.failed(&begin(&upstreams, &set, index), &set, Reason::EndpointRefused);
     assert_eq!((fail(1), fail(2)), (Verdict::Ejected, Verdict::Stays));
     upstreams.upkeep();
@@ -124,7 +124,7 @@ fn failed_connections_count_again_once_a_check_has_passed() {
     assert_eq!((in_a_row(), upstreams.troubled().len()), (1, 1), "the last failure is that of the check");
     upstreams.checked(key, CheckResult::default());
     assert_eq!((in_a_row(), upstreams.troubled().len()), (4, 1));
-    // A failed check is a failure before it is a verdict.
+    // The first failed check makes the endpoint troubled; only further failed checks make it unhealthy.
     let other = &self::set(1, Ejection::default()).endpoints()[0].key.clone();
     let fresh = self::upstreams();
     fresh.checked(other, failed(1, false));

@@ -1,5 +1,5 @@
-//! Questions about names of other zones, which other servers answer. Each has a socket, a port and an id of its own, so that an
-//! attacker off the path has to guess both beside the letters of the name.
+//! Questions about names of other zones, which other servers answer. Each question has its own socket, source port and id. An
+//! attacker off the path has to guess port and id, and the case of the letters in the name.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -14,25 +14,26 @@ use super::answer::{Question, Reply, Transport};
 use crate::telemetry::names::{Forwarded, NameMetrics};
 use crate::tls::server::provider;
 
-/// How long one server may take to answer.
+/// The time within which one server must answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
-/// The attempts for one question, at one server after the other.
+/// The number of attempts for one question. They go to the servers in turn.
 const ATTEMPTS: usize = 3;
 /// The largest datagram that is read.
 const DATAGRAM_BYTES_MAX: usize = 4_096;
-/// Datagrams that are no answer to the question, after which an attempt ends: somebody guesses.
+/// An attempt ends after this number of datagrams that do not answer the question, because an attacker may be guessing.
 const STRANGE_MAX: usize = 64;
 
-/// Asks other servers.
+/// Forwards questions to other servers.
 pub struct Forwarder {
     upstream: Vec<SocketAddr>,
     /// One permit for each question that may wait for its answer.
     permits: Semaphore,
-    /// Makes the ids.
+    /// The source of random ids.
     random: &'static dyn SecureRandom,
 }
 
-/// Returns true if a client may have names of other zones resolved: open to everybody, the server would be used for attacks.
+/// Returns true if a client may ask for names of other zones. A server that resolved them for everybody could be used for
+/// attacks.
 pub fn may_ask(client: IpAddr) -> bool {
     match client.to_canonical() {
         IpAddr::V4(ip) => {
@@ -50,12 +51,12 @@ impl Forwarder {
         Self { upstream, permits: Semaphore::new(pending), random: provider().secure_random }
     }
 
-    /// Returns true if no server is known.
+    /// Returns true if there is no server to ask.
     pub fn is_off(&self) -> bool {
         self.upstream.is_empty()
     }
 
-    /// Returns the answer for the client. The socket closes if the future is dropped.
+    /// Forwards a question and returns the answer for the client. If the future is dropped, its socket is closed.
     pub async fn ask(&self, question: &Question, metrics: &NameMetrics) -> Reply {
         let Ok(_permit) = self.permits.try_acquire() else {
             metrics.forwarded(Forwarded::Refused);
@@ -72,13 +73,13 @@ impl Forwarder {
     }
 }
 
-/// Asks one server; `None` if it cannot be asked.
+/// Asks one server; `None` if there is no answer.
 async fn attempt(server: SocketAddr, question: &Question, random: &dyn SecureRandom) -> Option<Vec<u8>> {
     let mut id = [0; 2];
     random.fill(&mut id).ok()?;
     let query = question.query(u16::from_be_bytes(id))?;
     let answer = over_udp(server, question, &query).await?;
-    // A client over TCP can take what a datagram cannot.
+    // A truncated answer over UDP may fit over TCP.
     let is_truncated = answer.get(2).is_some_and(|flags| flags & 2 != 0);
     if is_truncated && question.transport() == Transport::Tcp {
         return over_tcp(server, question, &query).await;
@@ -92,7 +93,7 @@ async fn over_udp(server: SocketAddr, question: &Question, query: &[u8]) -> Opti
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
     let socket = UdpSocket::bind((local, 0)).await.ok()?;
-    // The kernel then drops datagrams of other senders.
+    // A connected socket receives datagrams from this server only.
     socket.connect(server).await.ok()?;
     socket.send(query).await.ok()?;
     let mut buffer = vec![0; DATAGRAM_BYTES_MAX];

@@ -1,11 +1,11 @@
-//! The DNS server: answers for the names of some zones from the newest snapshot, and has other names answered by other servers.
+//! The DNS server: answers for the names of some zones from the newest snapshot, and forwards other names to other servers.
 //!
-//! - `names`: which names there are, and the questions about them; `answer`: the answer to a query, both without sockets.
-//! - `rate`: how many answers a source gets over UDP, where it may be forged. `forward`: questions for other servers.
-//! - `server`: the shared state; `udp`, `tcp`: the two transports.
+//! - `names`: the names that exist, and the lookups. `answer`: the answer to a query. Both work without sockets.
+//! - `rate`: the limit on answers per source over UDP, where the source may be forged. `forward`: questions to other servers.
+//! - `server`: the state that both transports share. `udp`, `tcp`: the two transports.
 //!
-//! A query over UDP costs a read, a hash look-up for the service and one for each kind of name it is not, and a write; nothing is
-//! kept of it. Over TCP a connection has a place in [`crate::net::incoming`] and at most [`tcp::PENDING_MAX`] queries.
+//! A query over UDP costs a read, one hash lookup for each kind of name until one matches, and a write; no state of it is kept.
+//! Over TCP a connection takes a seat of [`crate::net::incoming`] and has at most [`tcp::PENDING_MAX`] pending queries.
 
 pub mod answer;
 pub mod forward;
@@ -28,8 +28,8 @@ pub struct Options {
     pub bind: SocketAddr,
     /// The zones that the server answers for.
     pub zones: Arc<[HostName]>,
-    /// The ranges of virtual addresses: an imported service is answered with no other addresses.
+    /// The ranges of virtual addresses. The answer for an imported service has only addresses from these ranges.
     pub ranges: Ranges,
-    /// The servers that are asked for all other names; empty: those are refused.
+    /// The servers that are asked for all other names; empty: queries for other names are refused.
     pub upstream: Vec<SocketAddr>,
 }

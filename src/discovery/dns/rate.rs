@@ -1,9 +1,9 @@
-//! How many answers a source gets over UDP. Its address may be forged, so that the answers reach somebody who did not ask: beyond
-//! a number per second one query of four gets an answer without records, which is no longer than the query and makes a client ask
-//! over TCP, and the others get none.
+//! The limit on answers per source over UDP. With a forged source address, an attacker could send answers to a victim that did
+//! not ask. Above a number of queries per second, one query of four gets an answer without records, which is no longer than the
+//! query and makes a client ask over TCP. The other queries get no answer.
 //!
-//! The queries of a second are counted in a table of fixed size by a hash of the source. A source is counted in two places and
-//! judged by the lower number, so a source rarely pays for another one.
+//! The queries of a second are counted in two tables of fixed size, by two hashes of the source. The lower of the two counts is
+//! decisive, so that a source is rarely limited because of another source.
 
 use std::hash::BuildHasher;
 use std::net::IpAddr;
@@ -13,11 +13,11 @@ use hashbrown::DefaultHashBuilder;
 use super::answer::Extent;
 use crate::model::limits::SourcePrefix;
 
-/// The answers that a source gets in full per second.
+/// The number of queries per second that a source gets whole answers to.
 pub const ANSWERS_PER_SECOND: u16 = 2_000;
-/// Beyond it, one query of this many is answered without records.
+/// Above [`ANSWERS_PER_SECOND`], one of this many queries gets an answer. This answer has no records.
 const SLIP: u16 = 4;
-/// The places of a table.
+/// The number of counters in a table.
 const PLACES: usize = 1 << 14;
 
 /// The queries of this second by source.
@@ -35,9 +35,10 @@ impl Default for Rates {
 }
 
 impl Rates {
-    /// Counts a query, and returns how much of an answer it gets; `None`: nothing. `second` is the time.
+    /// Counts a query and returns the part of the answer that it gets; `None`: no answer. `second` is the current time in
+    /// seconds.
     pub fn judge(&mut self, source: IpAddr, second: u64) -> Option<Extent> {
-        // The kernel takes no packet with a loopback address from outside.
+        // A loopback source is not forged: the kernel drops packets from outside that have one.
         if source.to_canonical().is_loopback() {
             return Some(Extent::Full);
         }
@@ -56,7 +57,8 @@ impl Rates {
         }
         match lowest {
             0..=ANSWERS_PER_SECOND => Some(Extent::Full),
-            // A number that has reached its end is beyond any honest client.
+            // A counter does not rise above this value, so the queries above it cannot be counted, and none gets an answer. No
+            // honest client reaches it.
             u16::MAX => None,
             more if more.is_multiple_of(SLIP) => Some(Extent::Truncated),
             _ => None,

@@ -1,4 +1,4 @@
-//! The interface of the part of the program that takes what peers give.
+//! The interface of the part of the program that imports the services of peers.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -7,28 +7,29 @@ use tokio::sync::watch;
 
 use crate::proto::isthmus::peer::v1 as proto;
 
-/// What a peer's session hands to the part of the program that takes the services.
+/// An event of a peer's link, for the [`Importer`].
 #[derive(Debug)]
 pub enum Received {
-    /// Items of a listing, or changes after it.
+    /// Items of a full listing, or changes after it.
     Delta(Box<proto::Delta>),
-    /// The end of a listing.
+    /// All items of a full listing were delivered.
     Listed,
 }
 
 /// A future that completes when the importer has accepted the call.
 pub type Done<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
-/// A future of items that are refused.
+/// A future of the items that the importer refuses.
 pub type Refusals<'a> = Pin<Box<dyn Future<Output = Vec<proto::Refusal>> + Send + 'a>>;
 
-/// Takes what peers give. The calls of one link come in order.
+/// Imports the services of peers. The calls for one link come in order.
 pub trait Importer: Send + Sync {
-    /// A link has come about with this instance of a peer; a full listing follows.
+    /// Notifies the importer that a link with this instance of a peer was opened. A full listing follows.
     fn up<'a>(&'a self, peer: &'a Arc<str>, instance: &'a Arc<str>) -> Done<'a>;
-    /// Takes items; returns those that are refused.
+    /// Delivers items to the importer; returns the items that it refuses.
     fn deliver<'a>(&'a self, peer: &'a Arc<str>, instance: &'a Arc<str>, what: Received) -> Refusals<'a>;
-    /// The link has ended. If `forget`, the peer has said that its services shall be forgotten.
+    /// Notifies the importer that the link has ended. If `forget` is true, the peer's operator has removed this gateway, and
+    /// the peer's services are to be removed.
     fn down(&self, peer: &Arc<str>, instance: &Arc<str>, why: &str, forget: bool);
-    /// Returns a counter that changes when whoever takes the peer's services has begun anew and needs a full listing.
+    /// Returns a counter that changes when the task that keeps the peer's services was restarted and needs a full listing.
     fn renewals(&self, peer: &Arc<str>) -> watch::Receiver<u64>;
 }

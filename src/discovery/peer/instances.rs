@@ -1,14 +1,14 @@
-//! The newest link of each instance of a peer: a process that opens another link has lost the one before.
+//! The newest link of each instance of a peer. A process that opens another link has lost its older link, which therefore ends.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::watch;
 
-/// The newest link of each instance, by its number, with the order that ends it.
+/// For each instance, the number of its newest link, and the channel that orders that link to end.
 pub(super) type Instances = Arc<Mutex<HashMap<Arc<str>, (u64, watch::Sender<bool>)>>>;
 
-/// Ends the older link of the same instance.
+/// The entry of a link in [`Instances`]. Registering it ends the older link of the same instance.
 pub(super) struct Newest {
     instances: Instances,
     number: u64,
@@ -20,7 +20,7 @@ impl Newest {
         Self { instances, number, replace }
     }
 
-    /// Notes that the link is one of this instance; an older one ends.
+    /// Registers the link for this instance, and ends the instance's older link.
     pub(super) fn is_of(&self, instance: &Arc<str>) {
         let mut instances = self.instances.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, older)) = instances.insert(instance.clone(), (self.number, self.replace.clone())) {

@@ -1,4 +1,5 @@
-//! What one peer is offered, and what it was given of that: full listings, and changes after them.
+//! The services and gateways that this gateway offers to one peer. The peer first gets a full listing, and then the changes. A
+//! record of what was sent shows what has changed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,35 +18,35 @@ use crate::world::{Reader, Since};
 /// The largest encoded size of the items of one message, in bytes.
 const MESSAGE_BYTES_MAX: usize = 256 << 10;
 
-/// The offer to one peer over one link.
+/// The services, gateways and roots that this gateway offers to one peer over one link.
 pub(super) struct Offer {
     peer: Arc<Peer>,
     reader: Reader,
     times: Arc<ExportTimes>,
-    /// The names that the peer wants.
+    /// The patterns of the exported names that the peer subscribed to.
     wanted: Vec<NamePattern>,
-    /// The snapshot that the offer has followed.
+    /// The newest snapshot whose changes are in `dirty` or were sent.
     held: Arc<Snapshot>,
-    /// Exported names that may have changed since the peer was given them.
+    /// Exported names that may have changed since they were sent to the peer.
     dirty: BTreeSet<HostName>,
     are_gateways_dirty: bool,
     are_roots_dirty: bool,
-    /// The hashes of what the peer was given.
+    /// The hashes of the services that were sent to the peer.
     services: BTreeMap<HostName, ItemHash>,
     gateways: BTreeMap<String, ItemHash>,
     given: SetHash,
-    /// `None` outside a full listing.
+    /// The full listing that is being sent to the peer; `None` while no full listing is being sent.
     listing: Option<Listing>,
 }
 
-/// How far a full listing has come. It ends when no name is left.
+/// The stage of a full listing: one that sends every exported service again. The listing ends when no name is left in `dirty`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Listing {
     Begins,
     GoesOn,
 }
 
-/// The next thing to tell the peer.
+/// The next message to the peer.
 pub(super) enum Next {
     Delta(proto::Delta),
     End(proto::SnapshotEnd),
@@ -70,7 +71,8 @@ impl Offer {
         }
     }
 
-    /// Begins a full listing of the names that the peer wants. One that wants none is told the roots: its callers may be ours.
+    /// Begins a full listing of the names that match `wanted`. A peer that subscribes to no name gets only our roots. The peer
+    /// needs them if our workloads call its services, because it verifies our workloads by these roots.
     pub(super) fn subscribe(&mut self, wanted: Vec<NamePattern>) {
         self.wanted = wanted;
         self.are_roots_dirty = true;
@@ -91,22 +93,22 @@ impl Offer {
         !self.wanted.is_empty()
     }
 
-    /// Returns the number of services that the peer was given.
+    /// Returns the number of services that were sent to the peer.
     pub(super) fn services_given(&self) -> usize {
         self.services.len()
     }
 
-    /// Notes that the peer must be told the roots.
+    /// Marks the roots as changed, so that the next message carries them.
     pub(super) fn roots_changed(&mut self) {
         self.are_roots_dirty = true;
     }
 
-    /// Waits until there is a snapshot that the offer has not followed; returns false if there will be none.
+    /// Waits for a snapshot that is newer than `held`; returns false if no more snapshots will follow.
     pub(super) async fn changed(&self) -> bool {
         self.reader.changed(self.held.generation).await
     }
 
-    /// Follows the newest snapshot.
+    /// Reads the newest snapshot, and marks everything that differs from the snapshot read before as dirty.
     pub(super) fn follow(&mut self) {
         let next = self.reader.current().clone();
         let held = std::mem::replace(&mut self.held, next);
@@ -116,7 +118,8 @@ impl Offer {
         let names = match self.reader.since(held.generation, self.held.generation) {
             Since::Everything => None,
             Since::Deltas(deltas) => {
-                // The gateways that lead to a cluster may have come or gone, which every service may be concerned by.
+                // If a network has changed, every service is checked, because every service may depend on the gateways of that
+                // network.
                 let networks = deltas.iter().any(|delta| !delta.networks.is_empty());
                 let names = self.held.exported_names_changed(&held, &deltas, &self.peer.name);
                 names.filter(|_| !networks)
@@ -128,7 +131,7 @@ impl Offer {
         }
     }
 
-    /// Marks everything that the peer has, or is to have.
+    /// Marks the gateways, and every service that was or may be sent to the peer, as possibly changed.
     fn all_may_differ(&mut self) {
         let all = self.held.exports_to(&self.peer.name).into_iter().map(|exported| exported.name);
         self.dirty.extend(all.filter(|name| is_wanted(&self.wanted, name)).cloned());
@@ -136,13 +139,13 @@ impl Offer {
         self.are_gateways_dirty = true;
     }
 
-    /// Returns true if there is something to tell.
+    /// Returns true if there may be something to send.
     pub(super) fn has_more(&self) -> bool {
         let is_dirty = !self.dirty.is_empty() || self.are_gateways_dirty;
         self.are_roots_dirty || self.is_wanted() && (self.listing.is_some() || is_dirty)
     }
 
-    /// Returns what to tell the peer next; `None` if it has everything. `now` is in seconds since 1970.
+    /// Returns the next message to the peer; `None` if the peer has everything. `now` is in seconds since 1970.
     pub(super) fn next(
         &mut self,
         sequence: u64,
@@ -180,7 +183,7 @@ impl Offer {
         (!is_empty || self.listing.is_some()).then_some(Next::Delta(delta))
     }
 
-    /// Adds a service to a message, unless the peer has it as it is. Returns the bytes that it takes.
+    /// Adds a service to a message, unless the peer has the service with the same content. Returns the number of bytes added.
     fn give(&mut self, snapshot: &Snapshot, name: &HostName, now: u64, delta: &mut proto::Delta) -> usize {
         let Some(exported) = snapshot.export_to(&self.peer.name, name) else {
             self.times.forget(&self.peer.name, name);

@@ -1,4 +1,5 @@
-//! A service and a gateway as the link carries them: sums of ready endpoints, so that one pod more or less is one number.
+//! Services and gateways as a link carries them. The weights of ready endpoints are summed, so that one pod more or less
+//! changes one number.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +12,7 @@ use crate::snapshot::networks::NetworkTable;
 use crate::snapshot::peer::is_place_of_peer;
 use crate::snapshot::service_view::{PortEndpoint, ServiceView};
 
-/// Returns a service as the peer is told of it.
+/// Returns a service as it is sent to the peer.
 pub(super) fn service(
     snapshot: &Snapshot,
     view: &ServiceView,
@@ -28,7 +29,7 @@ pub(super) fn service(
             *sum = sum.saturating_add(endpoint.endpoint.weight.value().into());
         }
         for (key, sum) in sums {
-            // Ports whose endpoints weigh the same are one group.
+            // Ports of equal weight are one group.
             let key = GroupKey { weight: u32::try_from(sum).unwrap_or(u32::MAX), ..key };
             let (ports, _) = groups.entry(key).or_insert_with(|| (BTreeSet::new(), sum));
             ports.insert(&port.name);
@@ -62,7 +63,7 @@ pub(super) fn service(
     }
 }
 
-/// Returns true if others may know of the endpoint: it is ready, and on a network of ours that has a name.
+/// Returns true if peers may use the endpoint: the endpoint is ready, and on a network of ours that has a name.
 fn is_offered(endpoint: &PortEndpoint<'_>) -> bool {
     endpoint.endpoint.health == Health::Healthy
         && !endpoint.network.is_unknown()
@@ -94,7 +95,8 @@ impl GroupKey {
     }
 }
 
-/// Names the gateways that lead to the endpoints of a cluster on a network: those of the cluster if it has some, else all.
+/// Returns the key in [`gateways`] for the endpoints of a cluster. If the cluster has gateways of its own, this is the key of
+/// these gateways, otherwise the key of all gateways of the network.
 fn way_to(network: &Network, cluster: &ClusterId, networks: &NetworkTable) -> String {
     let own = networks.get(network).is_some_and(|entry| {
         !cluster.as_str().is_empty() && entry.gateways.iter().any(|known| known.gateway.cluster == *cluster)
@@ -106,7 +108,8 @@ fn way(network: &Network, cluster: &ClusterId) -> String {
     format!("{network}/{cluster}")
 }
 
-/// Returns the gateways of our networks, by key: each under its network, and once more under its cluster's if it serves one.
+/// Returns the gateways of our networks by the key under which each is sent to peers. A gateway is listed under its network,
+/// and a second time under its cluster if its cluster is known.
 pub(super) fn gateways(snapshot: &Snapshot) -> BTreeMap<String, proto::Gateway> {
     let mut all = BTreeMap::new();
     for (network, entry) in snapshot.networks().iter() {

@@ -1,4 +1,4 @@
-//! The links as operators see them.
+//! The state of all links, for operators.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,16 +6,16 @@ use std::time::{Duration, SystemTime};
 
 use crate::proto::isthmus::peer::v1 as proto;
 
-/// Refused items that are kept by name for each link.
+/// The largest number of refused items that are kept by name for each link and direction.
 const REFUSED_MAX: usize = 100;
 
 /// The state of one link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LinkState {
-    /// Not connected; the dialling side tries again.
+    /// There is no connection; the gateway that dials tries again.
     #[default]
     Down,
-    /// Both sides have said Hello, and heartbeats are answered.
+    /// Both gateways have sent Hello, and heartbeats are answered.
     Live,
     /// Two heartbeats were not answered.
     Suspect,
@@ -32,41 +32,41 @@ impl LinkState {
     }
 }
 
-/// One link, or the attempts to make one.
+/// One link, or the attempts to open one.
 #[derive(Clone, Debug, Default)]
 pub struct LinkStatus {
     /// Our name for the peer.
     pub peer: Arc<str>,
-    /// The process at the other end; empty while there is none.
+    /// The ID of the peer's process; empty while there is no link.
     pub instance: Arc<str>,
-    /// The state.
+    /// The state of the link: down, live or suspect.
     pub state: LinkState,
-    /// The address of the other end.
+    /// The address of the peer's gateway.
     pub address: String,
     /// True if we dialled.
     pub dialled: bool,
-    /// The program at the other end.
+    /// The name and version of the peer's program.
     pub software: String,
     /// The time at which the link entered its state.
     pub since: Option<SystemTime>,
     /// The time between the last heartbeat and its answer.
     pub round_trip: Option<Duration>,
-    /// Their clock less ours, in milliseconds, at Hello.
+    /// The peer's clock minus ours at Hello, in milliseconds.
     pub clock_skew_ms: Option<i64>,
-    /// When the peer last sent a change or the end of a listing.
+    /// The time at which the peer last sent a change or the end of a listing.
     pub changed: Option<SystemTime>,
-    /// Services that the peer was given, and that it has given.
+    /// The number of services that we sent to the peer, and the number that the peer sent to us.
     pub services: (usize, usize),
-    /// Items that the peer has refused, with its words; the first ones.
+    /// Items that the peer has refused, with the peer's reasons: the first 100 by name.
     pub refused: BTreeMap<String, String>,
-    /// Items of the peer that this side has refused, with the reason; the first ones.
+    /// Items of the peer that this gateway has refused, with the reasons: the first 100 by name.
     pub left_out: BTreeMap<String, String>,
-    /// Why there is no link, or what is wrong with it.
+    /// The reason why there is no link, or the fault of the link.
     pub problem: Option<String>,
 }
 
 impl LinkStatus {
-    /// Forgets what was refused of the items that a message gives anew.
+    /// Removes the refusals of the items that a message sends again.
     pub(super) fn renew(refused: &mut BTreeMap<String, String>, delta: &proto::Delta) {
         if delta.begins {
             return refused.clear();
@@ -79,7 +79,7 @@ impl LinkStatus {
     }
 }
 
-/// All links, by peer and number.
+/// All links, by the name of the peer and a number that is unique in this process.
 #[derive(Debug, Default)]
 pub struct LinkTable(Mutex<BTreeMap<(Arc<str>, u64), LinkStatus>>);
 

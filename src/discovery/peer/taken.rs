@@ -1,4 +1,5 @@
-//! The items that the other side of a link has given, by their hashes: they are compared with what that side says, and kept within limits.
+//! The items that the peer has sent, as hashes. They are compared with the checksums that the peer sends, and their number is
+//! limited.
 
 use std::collections::HashMap;
 
@@ -7,28 +8,28 @@ use prost::Message;
 use crate::model::set_hash::{ItemHash, SetHash};
 use crate::proto::isthmus::peer::v1 as proto;
 
-/// Gateways that a peer may give.
+/// The largest number of gateways that a peer may send.
 const GATEWAYS_MAX: usize = 1_024;
 
-/// The items that the other side has given, as far as their hashes tell.
+/// The hashes of the items that the peer has sent.
 #[derive(Default)]
 pub(super) struct Taken {
     services: HashMap<String, ItemHash>,
     gateways: HashMap<String, ItemHash>,
     set: SetHash,
-    /// True if items were left out because of a limit, so that the contents cannot be compared.
+    /// True if a limit refused items, so that the items cannot be compared with the peer's checksum.
     is_cut: bool,
     /// True from the first message of a listing to its end.
     pub(super) is_listing: bool,
 }
 
 impl Taken {
-    /// Returns the number of services.
+    /// Returns the number of services that the peer has sent.
     pub(super) fn services(&self) -> usize {
         self.services.len()
     }
 
-    /// Notes the items of a message, and takes out those beyond the limit.
+    /// Records the items of a message, and removes those beyond a limit from the message.
     pub(super) fn note(
         &mut self,
         delta: &mut proto::Delta,
@@ -65,7 +66,7 @@ impl Taken {
         delta.gateways.retain(|one| take(gateways, &one.key, &one.encode_to_vec(), GATEWAYS_MAX, "gateways"));
     }
 
-    /// Notes the end of a listing; returns true if the contents differ.
+    /// Records the end of a listing; returns true if the items do not match the checksum that the peer sent.
     pub(super) fn end(&mut self, contents: Option<&proto::Contents>) -> bool {
         self.is_listing = false;
         contents.is_some_and(|contents| self.differs(contents))

@@ -1,4 +1,4 @@
-//! Connections of peers whose other end is not known yet: bounded, for all sources together and for each.
+//! Limits for connections of peers that are not authenticated yet: for all sources together, and for each source.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -6,22 +6,24 @@ use std::sync::Arc;
 use crate::model::limits::SourceLimits;
 use crate::net::admission::{Admission, Holder, Verdict};
 
-/// Connections whose other end is not known yet, of all sources and of one.
+/// The largest number of unauthenticated connections of all sources.
 const UNKNOWN_MAX: usize = 256;
+/// The largest number of unauthenticated connections of one source.
 const UNKNOWN_OF_SOURCE_MAX: usize = 16;
 
-/// A connection among those whose other end is not known yet, until it is dropped.
+/// The entry of an unauthenticated connection in the limits, until it is dropped.
 pub(super) struct Place {
     among: Arc<Admission>,
     holder: Holder,
 }
 
 impl Place {
-    /// Takes a place for a source, unless it is refused.
+    /// Adds a connection of this source to the limits; `None` if a limit refuses it.
     pub(super) fn take(among: &Arc<Admission>, source: IpAddr) -> Option<Self> {
         let holder = among.source(source);
         match among.admit(&holder) {
-            // No other connection has to end: each is known or gone within its deadline, and few may be above the limit.
+            // The admission may ask to end another connection in return. No connection is ended: each one is authenticated or
+            // closed within its deadline, so the limit is exceeded by a few connections and for a short time.
             Verdict::Admit | Verdict::AdmitAndTakeBack(_) => Some(Self { among: among.clone(), holder }),
             Verdict::Refuse(_) => None,
         }
@@ -30,12 +32,12 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // Nothing is remembered of a source: new connections are not limited by time.
+        // The result is ignored: the rate of new connections is not limited, so nothing has to be forgotten later.
         let _ = self.among.release(&self.holder);
     }
 }
 
-/// Returns the places for connections whose other end is not known yet.
+/// Returns the limits for unauthenticated connections.
 pub(super) fn unknown() -> Arc<Admission> {
     let admission = Admission::new(UNKNOWN_MAX);
     admission.set_source_limits(&SourceLimits {

@@ -1,7 +1,6 @@
-//! Limits on the bytes that the server holds for its clients: subscribed names, and incomplete requests. Each
-//! client has a limit, and all together have one. The last fifth of the common limit is reserved for sources
-//! that hold less than their share (SPEC §10), so one source cannot keep the others out, and a source that is
-//! alone may use all.
+//! Limits on the bytes that the server holds for its clients: subscribed names and incomplete requests. Each client has a
+//! limit, and all clients together have one. The last fifth of the common limit is reserved for sources that hold less than
+//! their share (SPEC §10): no source can exclude the others, and a single source may use all bytes.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -82,7 +81,7 @@ impl Budget {
     }
 
     fn usage(&self) -> MutexGuard<'_, Usage> {
-        // A poisoned lock is usable: each change is a single step.
+        // A poisoned lock is usable, because every change is a single step.
         self.usage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -93,7 +92,7 @@ impl Account {
         self.bytes
     }
 
-    /// Takes `bytes` more, all or none.
+    /// Takes `bytes` more bytes, or none if a limit refuses them.
     pub fn take(&mut self, bytes: usize) -> Result<(), Exhausted> {
         if bytes == 0 {
             return Ok(());
@@ -106,7 +105,7 @@ impl Account {
         Ok(())
     }
 
-    /// Releases some of the bytes taken.
+    /// Releases `bytes` of the bytes that the client uses, or all of them if it uses fewer.
     pub fn release(&mut self, bytes: usize) {
         let bytes = bytes.min(self.bytes);
         if bytes > 0 {
@@ -135,7 +134,7 @@ mod tests {
         let mut second = budget.account(other, 60);
         assert_eq!(second.take(61), Err(Exhausted::Client(60)));
         assert_eq!(second.take(60), Ok(()));
-        // The first source has more than half already.
+        // The first source already uses more than half of the budget.
         assert_eq!(first.take(1), Err(Exhausted::Everyone));
         first.release(500);
         assert_eq!((first.take(500), first.bytes(), budget.bytes()), (Err(Exhausted::Everyone), 400, 460));

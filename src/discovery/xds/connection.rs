@@ -1,13 +1,13 @@
 //! One client's HTTP/2 connection: a single task reads frames, runs the streams, and writes their responses.
 //!
-//! A push and its acknowledgement wake this task twice. If each stream had a task of its own, as in HTTP servers for
-//! short requests, there would be four wakes, and each connection would hold the buffers of both tasks.
+//! A push and its acknowledgement wake this task twice. With a second task for the stream, as in HTTP servers for short
+//! requests, there would be four wakes, and each connection would hold the buffers of two tasks.
 //!
 //! ```text
-//!            wakes                                wakes
-//! socket ─────────────▶ frames ──▶ requests ─────────────────▶ streams
-//!                          ▲                                      │
-//!                          └──────────── responses ◀──────────────┘ ◀── the hub's marks wake
+//!            wakes                         wakes
+//!  socket ─────────▶ frames ──▶ requests ──────────▶ streams
+//!                        ▲                            │
+//!                        └──────── responses ◀────────┘ ◀── marks of the hub wake
 //! ```
 
 use std::future::poll_fn;
@@ -25,18 +25,18 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use super::incoming::{Connection, End};
 use super::turns::{Part, Turns};
 
-/// The receive windows of a connection and of a stream in bytes.
+/// The receive windows of a connection and of a stream, in bytes.
 const WINDOWS: (u32, u32) = (256 << 10, 64 << 10);
-/// Concurrent streams of a connection: clients open one, or one per type.
+/// The largest number of concurrent streams of a connection. Clients open one stream, or one per type.
 const STREAMS_MAX: u32 = 128;
 /// The largest header list of a request in bytes.
 const HEADERS_BYTES_MAX: u32 = 16 << 10;
-/// How often a PING is sent to a client, and how long the answer may take.
+/// The time between two PINGs to a client, and the time limit of their answers.
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
-/// Rounds of frames and streams before the task yields.
+/// The number of rounds of frames and streams after which the task yields.
 const ROUNDS: usize = 16;
 
-/// The task of a stream.
+/// The future of a stream.
 pub(super) type Stream = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The reason why the server ends a connection.
@@ -44,7 +44,7 @@ pub(super) type Stream = Pin<Box<dyn Future<Output = ()> + Send>>;
 pub(super) enum ConnectionFault {
     #[error(transparent)]
     Http2(#[from] h2::Error),
-    /// The seat ended the connection, or TLS or the socket failed.
+    /// The limits of the listener ended the connection, or TLS or the socket failed.
     #[error(transparent)]
     Ended(#[from] io::Error),
     #[error("the client does not answer")]
@@ -88,9 +88,9 @@ struct Driver<F> {
     streams: Vec<Stream>,
     end: End,
     pings: Option<PingPong>,
-    /// Fires when the next PING is due, or when an answer is late.
+    /// Fires when the next PING is due, or when the answer to a PING is late.
     timer: Pin<Box<Sleep>>,
-    /// True if a PING was sent and not answered.
+    /// True if a PING was sent and is not answered yet.
     asked: bool,
 }
 
@@ -109,7 +109,7 @@ impl<F: FnMut(Request<RecvStream>, SendResponse<Bytes>) -> Stream> Driver<F> {
             if self.asked {
                 return Poll::Ready(Err(ConnectionFault::Silent));
             }
-            // Fails only if the connection ends.
+            // Sending fails only if the connection ends.
             let _ = pings.send_ping(Ping::opaque());
             self.asked = pings.poll_pong(context).is_pending();
             self.timer.as_mut().reset(Instant::now() + KEEP_ALIVE.1);
@@ -117,7 +117,7 @@ impl<F: FnMut(Request<RecvStream>, SendResponse<Bytes>) -> Stream> Driver<F> {
         Poll::Pending
     }
 
-    /// Reads received frames, and writes those that are due.
+    /// Reads received frames and writes pending frames.
     fn poll_frames(
         &mut self,
         context: &mut Context<'_>,

@@ -1,4 +1,4 @@
-//! The resource types, and the form of their names.
+//! The resource types, and the syntax of their names.
 
 use std::fmt;
 
@@ -99,7 +99,7 @@ impl Target {
         })
     }
 
-    /// Parses `hostname:port`, the part behind `xds:///`.
+    /// Parses `hostname:port`, the part of a gRPC target behind `xds:///`.
     fn of_authority(name: &str) -> Option<Self> {
         let (hostname, port) = name.rsplit_once(':')?;
         Some(Self {

@@ -1,7 +1,7 @@
-//! Responses as shared slices, encoded when they are sent.
+//! Responses in pieces that share the bytes of resources and are encoded when they are sent.
 //!
-//! A response in the queue of a client that does not read holds references to resources that others hold too; large
-//! resources are never copied, small ones only chunk by chunk as the connection takes them.
+//! A response that waits for a client to read holds references to resources that other clients hold too. Large resources are
+//! never copied. Small resources are copied chunk by chunk, as the connection sends them.
 
 use std::sync::Arc;
 
@@ -14,14 +14,14 @@ use super::session::{Protocol, Response};
 use crate::proto::envoy::service::discovery::v3::{ResourceError, ResourceName};
 use crate::proto::google::rpc;
 
-/// The size in bytes from which a resource is sent as the shared slice; for a smaller one a frame of its own
-/// costs more than a copy.
+/// The size in bytes from which a resource is sent as a shared slice. For a smaller resource, a frame of its own costs more
+/// than a copy.
 const SHARED_FROM: usize = 4096;
-/// The size in bytes of a piece made of small resources.
+/// The size in bytes of a piece that is made of small resources.
 const CHUNK: usize = 16 * 1024;
-/// The compression flag and length of a gRPC message, in bytes.
+/// The length of the prefix of a gRPC message, in bytes: the compression flag and the message length.
 const PREFIX: usize = 5;
-/// Space for the version, type and nonce of a response, in bytes.
+/// The space for the version, type and nonce of a response, in bytes.
 const FIELDS: usize = 128;
 
 /// Field numbers of `DiscoveryResponse`, and of `DeltaDiscoveryResponse` where they differ.
@@ -35,10 +35,10 @@ const WORLD_ERRORS: u32 = 7;
 /// A response that is being sent.
 pub(super) struct Message {
     protocol: Protocol,
-    /// The bytes before the resources, until they were sent.
+    /// The bytes before the resources; empty after they were sent.
     head: BytesMut,
     resources: std::vec::IntoIter<Arc<Resource>>,
-    /// The slice of a large resource whose head was sent.
+    /// The bytes of a large resource whose field header was sent.
     shared: Option<Bytes>,
 }
 
@@ -50,7 +50,7 @@ impl Message {
         let copied = resources.first().map_or(0, |first| field_length(length(first, protocol)));
         let copied = if copied < SHARED_FROM { size.min(CHUNK) } else { 0 };
         let mut head = BytesMut::with_capacity(PREFIX + FIELDS + copied);
-        // The compression flag (none) and the length, which is filled in below.
+        // The compression flag (none), and the length, which is filled in below.
         head.put_bytes(0, PREFIX);
         put_field(&mut head, VERSION, version.text().as_bytes());
         put_field(&mut head, TYPE_URL, type_url.as_bytes());
@@ -71,7 +71,7 @@ impl Message {
         if let Some(shared) = self.shared.take() {
             return Some(shared);
         }
-        // A response of small resources is one piece: each piece costs a pass through the connection.
+        // A response of small resources is one piece, because each piece costs a pass through the connection.
         let mut chunk = std::mem::take(&mut self.head);
         while chunk.len() < CHUNK
             && let Some(resource) = self.resources.next()

@@ -1,5 +1,4 @@
-//! The identities that may serve a service port by mutual TLS: Envoy matches the server's SPIFFE URI against
-//! them.
+//! The identities that may serve a service port by mutual TLS. Envoy matches the server's SPIFFE URI against them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,9 +14,9 @@ use crate::snapshot::service_view::{PortView, ServiceView};
 /// The identities of one service port, in all clusters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Peers {
-    /// True if any endpoint speaks mutual TLS, or would by default.
+    /// True if an endpoint speaks mutual TLS, or if mutual TLS is the default for the port's protocol.
     pub any: bool,
-    /// The SPIFFE IDs that registries give.
+    /// The SPIFFE IDs that the registries declare for the endpoints.
     pub identities: BTreeSet<Arc<str>>,
     /// The SPIFFE prefix accepted for endpoints without a known identity.
     pub prefix: Option<Arc<str>>,
@@ -29,17 +28,17 @@ pub struct Peers {
 /// The roots that verify the servers of a service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Roots {
-    /// Those of the client's own secret, for services of this mesh.
+    /// The roots in the client's own secret, for services of this mesh.
     #[default]
     Ours,
-    /// Those of a peer, in PEM.
+    /// The roots of a peer, in PEM.
     Peer(Arc<str>),
-    /// None are known: no server can be verified.
+    /// No roots are known, so that no server can be verified.
     Unknown,
 }
 
 impl Peers {
-    /// Returns one identity.
+    /// Returns the set with this identity alone.
     pub fn only(identity: &str) -> Self {
         Self { any: true, identities: [identity.into()].into(), ..Self::default() }
     }
@@ -68,7 +67,7 @@ impl Peers {
         peers
     }
 
-    /// Gives the identities the trust domain that the certificates of a peer name, and takes the peer's roots.
+    /// Replaces the trust domain of the identities by the one that the peer's certificates name, and sets the peer's roots.
     fn name_those_of(&mut self, snapshot: &Snapshot, peer: &str) {
         let found = snapshot.policy.peers.iter().find(|known| &*known.name == peer);
         let who = found.and_then(|peer| peer.who.as_ref());
@@ -79,13 +78,14 @@ impl Peers {
                 .map(|(identity, who)| identity.in_domain(&who.trust_domain).shared())
         };
         self.identities = self.identities.iter().filter_map(named).collect();
-        // Without an identity every certificate of the roots would do.
+        // Without a list of identities, Envoy would accept every certificate that the roots verify. Therefore the roots are not
+        // used while there are no identities.
         let usable = who.is_some() && !self.identities.is_empty();
         let roots = snapshot.peer_roots.of(peer).filter(|_| usable);
         self.roots = roots.map_or(Roots::Unknown, |roots| Roots::Peer(roots.clone()));
     }
 
-    /// Returns true if `before` allows all of these.
+    /// Returns true if `before` allows all of these identities.
     fn are_known(&self, before: &Self) -> bool {
         self.roots == before.roots && self.names_are_known(before)
     }
@@ -98,18 +98,18 @@ impl Peers {
     }
 }
 
-/// The identities that the clusters of each service port were last rendered with. Envoy drains the
-/// connections of a cluster that changes, so the removal of a pod does not change it: its identity is removed
-/// together with the next addition.
+/// The identities with which the clusters of each service port were last rendered. Envoy drains the connections of a cluster
+/// that changes. The removal of a pod therefore does not change the cluster: the pod's identity is removed with the next
+/// addition.
 ///
-/// This is state that two replicas need not share: each lists the present identities, and may list some that
-/// were removed while it ran (SECURITY.md). It never has more entries than there are services.
+/// Two replicas may differ in this state: each lists the present identities, and perhaps some that were removed while the
+/// replica ran (SECURITY.md). There are never more entries than services.
 #[derive(Debug, Default)]
 pub struct SanHistory(DashMap<HostName, BTreeMap<u16, Entry>>);
 
 #[derive(Debug, Default)]
 struct Entry {
-    /// The generation of the newest snapshot that was applied.
+    /// The generation of the newest snapshot from which `peers` was updated.
     generation: u64,
     peers: Arc<Peers>,
 }
@@ -141,7 +141,7 @@ impl SanHistory {
     }
 }
 
-/// Keeps the ports that a service has; returns false if the service does not exist.
+/// Removes the ports that a service does not have; returns false if the service does not exist.
 fn keep_ports(snapshot: &Snapshot, hostname: &HostName, ports: &mut BTreeMap<u16, Entry>) -> bool {
     let service = snapshot.service(hostname.as_str());
     ports.retain(|port, _| service.is_some_and(|service| service.port(*port).is_some()));

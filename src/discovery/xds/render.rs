@@ -1,5 +1,5 @@
-//! Renders resources from a snapshot, in the forms that Envoy and gRPC accept. Equal snapshots give equal
-//! bytes, except for the identities in a cluster for Envoy, which [`SanHistory`] keeps.
+//! Renders resources from a snapshot, in the forms that Envoy and gRPC accept. Equal snapshots give equal bytes, except for the
+//! identities in a cluster for Envoy, which [`SanHistory`] keeps.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -33,18 +33,18 @@ use crate::snapshot::Snapshot;
 use crate::snapshot::service_view::{PortView, ServiceView};
 use crate::snapshot::view::{ClientKind, Entry, Viewer, view};
 
-/// The metadata namespace by which Envoy selects a transport socket for an endpoint, and its key.
+/// The metadata namespace by which Envoy selects a transport socket for an endpoint, then the key and the value.
 const TRANSPORT_MATCH: &str = "envoy.transport_socket_match";
 const TLS_MODE: (&str, &str) = ("tlsMode", "istio");
-/// Names of the static secrets in Envoy's own config that mutual TLS in the mesh uses.
+/// The names of the static secrets in Envoy's own config that mutual TLS in the mesh uses.
 const CERTIFICATE_SECRET: &str = "default";
 const ROOTS_SECRET: &str = "ROOTCA";
-/// A name that no certificate has: `.invalid` is nobody's (RFC 2606).
+/// A name that no certificate has, because nobody can register `.invalid` (RFC 2606).
 const NOBODY: &str = "spiffe://no-roots-are-known.invalid/";
 /// The ALPN protocol that mesh endpoints and Istio's SNI gateways expect.
 const MESH_ALPN: &str = "istio";
 
-/// The service port of a name.
+/// The service, port and subset that a name refers to.
 #[derive(Clone, Copy)]
 struct Found<'a> {
     service: &'a ServiceView,
@@ -52,9 +52,9 @@ struct Found<'a> {
     subset: &'a str,
 }
 
-/// Renders the resource of a name for a viewer; `None` if it does not exist. Every assignment exists: that of
-/// an unknown service is empty. An assignment with an empty name does not: clients refuse it, and some
-/// unsubscribe from all names by asking for it.
+/// Renders the resource of a name for a viewer; `None` if the resource does not exist. Every assignment exists, and the
+/// assignment of an unknown service is empty. The only exception is the empty name, which has no assignment: some clients
+/// subscribe to the empty name in order to unsubscribe from all others, but refuse a resource without a name.
 pub fn resource(
     snapshot: &Snapshot,
     kind: Kind,
@@ -70,8 +70,9 @@ pub fn resource(
         let service = snapshot.service(target.hostname.as_str())?;
         Some(Found { service, port: service.port(target.port)?, subset: &target.subset })
     });
-    // gRPC clients bring credentials of their own, which know nothing of a peer's roots, and send the server name that they were
-    // asked for, which the peer's gateway knows only if it is the exported one.
+    // A gRPC client can use an imported service only if two conditions hold. The endpoints must not speak mutual TLS, because
+    // the client's credentials do not include the peer's roots. And the peer must export the service under our name for it,
+    // because the client sends that name as the server name, which the peer's gateway must know.
     let is_usable = |found: &Found<'_>| {
         let is_for_all = |import: &Arc<Import>| {
             import.exported_name == found.service.key.hostname
@@ -94,8 +95,7 @@ pub fn resource(
     }
 }
 
-/// Returns the resource of a name that no registry has: an assignment without endpoints, and `None` for other
-/// types.
+/// Returns the resource of a name that no registry has: an empty assignment, and `None` for other types.
 pub fn nothing(kind: Kind, name: &Arc<str>) -> Option<Resource> {
     let made = || endpoint::ClusterLoadAssignment {
         cluster_name: name.to_string(),
@@ -123,8 +123,8 @@ pub fn clusters(snapshot: &Snapshot, hostname: &HostName, san_history: &SanHisto
     clusters
 }
 
-/// Renders the listeners of an imported service on its virtual addresses, one for each port, for clients that take them. A
-/// connection to one of them goes to the service port's cluster.
+/// Renders the listeners of an imported service on its virtual addresses, one for each port, for clients that accept them. A
+/// listener sends its connections to the service port's cluster.
 pub fn listeners(snapshot: &Snapshot, hostname: &HostName) -> Vec<Resource> {
     let imported = snapshot.service(hostname.as_str()).filter(|service| service.import.is_some());
     let Some(service) = imported else { return Vec::new() };
@@ -150,7 +150,7 @@ pub fn listeners(snapshot: &Snapshot, hostname: &HostName) -> Vec<Resource> {
             address: Some(first),
             additional_addresses: more.collect(),
             filter_chains: vec![listener::FilterChain { filters: vec![filter] }],
-            // No interface has the address.
+            // The address is virtual: no interface of the client's host has it, and without this option the bind would fail.
             freebind: Some(true),
             ..listener::Listener::default()
         };
@@ -159,8 +159,7 @@ pub fn listeners(snapshot: &Snapshot, hostname: &HostName) -> Vec<Resource> {
     service.ports.iter().filter_map(of_port).collect()
 }
 
-/// Renders a cluster. With `peers` it is for Envoy; without, for gRPC, whose clients bring their own
-/// credentials.
+/// Renders a cluster: with `peers` for Envoy, without `peers` for gRPC, whose clients have their own credentials.
 fn cluster_of(snapshot: &Snapshot, name: &Arc<str>, found: Found<'_>, peers: Option<&Peers>) -> Resource {
     let tuning = snapshot.policy.tuning.of(&found.service.name);
     let mut made = cluster::Cluster {
@@ -177,8 +176,8 @@ fn cluster_of(snapshot: &Snapshot, name: &Arc<str>, found: Found<'_>, peers: Opt
         ..cluster::Cluster::default()
     };
     if let Some(peers) = peers {
-        // Endpoints that are not ready are sent with their health. They get calls only if none is ready and
-        // the policy allows it (a threshold of 0 never does).
+        // Endpoints that are not ready are sent with their health. Envoy uses them only if no endpoint is ready and the
+        // threshold is above 0, which the policy decides.
         let threshold = if tuning.panic { 0.01 } else { 0.0 };
         made.common_lb_config = Some(cluster::cluster::CommonLbConfig {
             healthy_panic_threshold: Some(Percent { value: threshold }),
@@ -189,7 +188,7 @@ fn cluster_of(snapshot: &Snapshot, name: &Arc<str>, found: Found<'_>, peers: Opt
     Resource::new(Kind::Cluster, name.clone(), &made)
 }
 
-/// Returns transport sockets: mutual TLS for endpoints and gateways that speak it, none for the rest.
+/// Returns the transport sockets: mutual TLS for endpoints and gateways that speak it, a plain socket for the rest.
 fn transport_sockets(found: Found<'_>, peers: &Peers) -> Vec<cluster::cluster::TransportSocketMatch> {
     let Found { service, port, subset } = found;
     let socket = |name: &str, kind: &str, config: Any| core::TransportSocket {
@@ -216,8 +215,8 @@ fn transport_sockets(found: Found<'_>, peers: &Peers) -> Vec<cluster::cluster::T
     mesh.into_iter().chain([raw]).collect()
 }
 
-/// Returns the server name that clients send: that of the service here, or the one by which the peer exports it, as nobody on the
-/// way changes it.
+/// Returns the server name that clients send. For an imported service it is the name by which the peer exports the service,
+/// because no gateway on the path changes the server name.
 fn sni_of(service: &ServiceView, port: &PortView, subset: &str) -> String {
     let name = match &service.import {
         None => MeshName { port: port.port, subset, hostname: &service.name },
@@ -261,7 +260,7 @@ fn mutual_tls(sni: String, peers: &Peers) -> tls::UpstreamTlsContext {
                 },
             )
         }
-        // Neither every server nor one of ours may be taken for the peer's: a name that no certificate has is asked for.
+        // No server may be accepted as the peer's. Therefore the required name is one that no certificate has.
         Roots::Unknown => by_secret(matchers(&Peers::only(NOBODY))),
     };
     tls::UpstreamTlsContext {
@@ -290,7 +289,7 @@ fn assignment(snapshot: &Snapshot, name: &Arc<str>, found: Option<Found<'_>>, vi
     if entries.is_empty() { resource.without_endpoints() } else { resource }
 }
 
-/// Groups endpoints by locality, each with its own weight.
+/// Groups endpoints by locality. Each endpoint has its own weight.
 fn for_envoy(entries: &[Entry]) -> Vec<endpoint::LocalityLbEndpoints> {
     let mut localities: BTreeMap<&str, Vec<&Entry>> = BTreeMap::new();
     for entry in entries {
@@ -304,8 +303,8 @@ fn for_envoy(entries: &[Entry]) -> Vec<endpoint::LocalityLbEndpoints> {
     localities.into_values().map(of).collect()
 }
 
-/// gRPC uses the weights of localities only, so endpoints of one locality with different weights are sent as
-/// several localities, distinguished by their sub-zone.
+/// Groups endpoints by locality and weight. gRPC uses the weights of localities only, so endpoints of one locality with
+/// different weights are sent as several localities with different sub-zones.
 fn for_grpc(entries: &[Entry]) -> Vec<endpoint::LocalityLbEndpoints> {
     let mut localities: BTreeMap<&str, BTreeMap<u32, Vec<&Entry>>> = BTreeMap::new();
     for entry in entries {
@@ -315,7 +314,7 @@ fn for_grpc(entries: &[Entry]) -> Vec<endpoint::LocalityLbEndpoints> {
     for by_weight in localities.into_values() {
         let several = by_weight.len() > 1;
         for (weight, entries) in by_weight {
-            // The sum of all weights of an assignment is below 2^32.
+            // The sum of all weights of an assignment is below 2^32, so the number of entries is too.
             let count = u32::try_from(entries.len()).unwrap_or(u32::MAX);
             all.push(endpoint::LocalityLbEndpoints {
                 locality: locality(entries[0], several.then_some(weight)),
@@ -366,7 +365,7 @@ fn lb_endpoint(entry: &Entry) -> endpoint::LbEndpoint {
     }
 }
 
-/// Renders the listener, which gRPC asks for first; it refers to the route configuration of the same name.
+/// Renders the listener that gRPC requests first. The listener refers to the route configuration of the same name.
 fn listener_of(name: &Arc<str>) -> Resource {
     let router = http::HttpFilter {
         name: "envoy.filters.http.router".into(),
@@ -429,7 +428,7 @@ fn mesh_mode() -> Struct {
     Struct { fields: [(key.to_owned(), value)].into() }
 }
 
-/// Encodes the value; the caller sets the type.
+/// Encodes a message without its type URL, which the caller sets.
 fn any(message: &impl Message) -> Any {
     Any { type_url: String::new(), value: message.encode_to_vec() }
 }

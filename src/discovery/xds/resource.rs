@@ -1,4 +1,4 @@
-//! One encoded resource. All clients that get it share its bytes.
+//! One encoded resource. All clients that get the resource share its bytes.
 
 use std::sync::Arc;
 
@@ -13,18 +13,18 @@ use super::kind::Kind;
 pub struct Resource {
     /// The name of the resource.
     pub name: Arc<str>,
-    /// The version, made from the content.
+    /// The version: a hash of the content.
     pub version: Version,
     /// True for an assignment without endpoints.
     pub is_empty: bool,
-    /// A `Resource` message: name and version, and last the `Any` with the resource itself.
+    /// A `Resource` message: name, version, and at the end the `Any` with the resource itself.
     bytes: Bytes,
     /// The offset of the `Any`.
     any: usize,
 }
 
-/// A hash of the content. It is equal on every replica and after a restart, so that a client that reconnects
-/// gets only what differs.
+/// A hash of the content. The hash is equal on every replica and after a restart, so that a client that reconnects gets only
+/// the resources that differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Version(u64);
 
@@ -34,7 +34,7 @@ impl Version {
         Self(XxHash3_64::oneshot(content))
     }
 
-    /// Returns 16 hexadecimal digits.
+    /// Returns the version as 16 hexadecimal digits.
     pub fn text(self) -> String {
         format!("{:016x}", self.0)
     }
@@ -44,7 +44,7 @@ impl Version {
         (text.len() == 16).then(|| u64::from_str_radix(text, 16).ok().map(Self))?
     }
 
-    /// Returns one version of several resources, independent of their order.
+    /// Returns a common version of several resources, independent of their order.
     pub fn of_all(versions: impl Iterator<Item = Self>) -> Self {
         Self(versions.fold(0, |all, version| all.wrapping_add(version.0.wrapping_mul(0x9e37_79b9_7f4a_7c15))))
     }
@@ -97,19 +97,19 @@ impl Resource {
     }
 }
 
-/// Returns the length of a bytes field whose number is below 16.
+/// Returns the encoded length of a protobuf bytes field whose number is below 16.
 pub(super) fn field_length(length: usize) -> usize {
     1 + prost::encoding::encoded_len_varint(length as u64) + length
 }
 
-/// Writes the tag and length of a bytes field.
+/// Writes the tag and length of a protobuf bytes field.
 pub(super) fn put_head(buffer: &mut impl BufMut, number: u32, length: usize) {
     const LENGTH_DELIMITED: u32 = 2;
     encode_varint(u64::from(number << 3 | LENGTH_DELIMITED), buffer);
     encode_varint(length as u64, buffer);
 }
 
-/// Writes a bytes field.
+/// Writes a protobuf bytes field.
 pub(super) fn put_field(buffer: &mut impl BufMut, number: u32, bytes: &[u8]) {
     put_head(buffer, number, bytes.len());
     buffer.put_slice(bytes);

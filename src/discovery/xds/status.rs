@@ -19,17 +19,17 @@ pub struct Clients {
     refusals: Mutex<Refusals>,
 }
 
-/// The number of refused clients that are remembered.
+/// The largest number of refused clients that are remembered.
 const REFUSED_MAX: usize = 100;
-/// The shortest time between two log lines about refused clients, and about the same client.
+/// The shortest time between two log lines about refused clients, and between two lines about the same client.
 const WARN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
 #[derive(Default)]
 struct Refusals {
-    /// Refused clients in order of their last refusal.
+    /// Refused clients in the order of their last refusal.
     clients: VecDeque<RefusedClient>,
     total: u64,
-    /// When the log last reported a refusal, and the number of refusals since.
+    /// The time of the last log line about a refusal, and the number of refusals after it.
     warned: Option<Instant>,
     untold: u64,
 }
@@ -37,65 +37,65 @@ struct Refusals {
 /// A client whose claim no rule allows.
 #[derive(Clone, Debug)]
 pub struct RefusedClient {
-    /// The client's identity, or its address.
+    /// The client's identity, or its address if it has no identity.
     pub who: String,
-    /// The node id.
+    /// The id in the client's node.
     pub node: String,
-    /// The network that it claims.
+    /// The network that the client claims.
     pub network: String,
-    /// The cluster that it claims.
+    /// The cluster that the client claims.
     pub cluster: String,
     /// The error that the client got.
     pub why: String,
-    /// When it was first refused.
+    /// The time of the first refusal.
     pub first: SystemTime,
-    /// When it was last refused.
+    /// The time of the last refusal.
     pub last: SystemTime,
-    /// How often it was refused.
+    /// The number of refusals.
     pub count: u64,
     warned: Option<Instant>,
 }
 
-/// One client's stream.
+/// The status of one client's stream.
 #[derive(Clone, Debug)]
 pub struct ClientStatus {
-    /// Counts the streams of this process.
+    /// The number of the stream, unique in this process.
     pub id: u64,
     /// The client of the connection.
     pub caller: Caller,
-    /// When the stream was opened.
+    /// The time at which the stream was opened.
     pub since: SystemTime,
     /// The variant of the protocol.
     pub protocol: Protocol,
     /// The client's node; `None` before its first request.
     pub node_info: Option<NodeInfo>,
-    /// The types that the client has sent requests of.
+    /// The state of each type for which the client has sent a request.
     pub types: BTreeMap<Kind, TypeStatus>,
 }
 
 /// The state of one type of a stream.
 #[derive(Clone, Debug, Default)]
 pub struct TypeStatus {
-    /// The subscriptions and responses.
+    /// The state of the client's subscriptions and of the responses to it.
     pub overview: Overview,
-    /// When the client last accepted a response.
+    /// The time at which the client last accepted a response.
     pub acked: Option<SystemTime>,
     /// The number of responses that the client refused.
     pub nacks: u64,
-    /// When the client last refused a response, and its text.
+    /// The time and text of the client's last NACK.
     pub nacked: Option<(SystemTime, String)>,
 }
 
 /// The totals of names that are held back because a registry is unread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeldBack {
-    /// The number of clients.
+    /// The number of clients from which names are held back.
     pub clients: usize,
-    /// Names, and complete responses.
+    /// The number of names and complete responses that are held back.
     pub names: usize,
 }
 
-/// A client's entry in the list; removed when dropped.
+/// A client's entry in the list of clients. Dropping it removes the client from the list.
 pub struct ClientEntry {
     clients: Arc<Clients>,
     id: u64,
@@ -103,7 +103,7 @@ pub struct ClientEntry {
 }
 
 impl Clients {
-    /// Adds a client, if there are fewer than `most`.
+    /// Adds a client; returns `None` if there are `most` clients already.
     pub fn register(
         self: &Arc<Self>,
         caller: &Caller,
@@ -126,7 +126,7 @@ impl Clients {
         Some(ClientEntry { clients: self.clone(), id, status })
     }
 
-    /// Notes a client whose claims no rule allows, and logs it, but not too often.
+    /// Records a client whose claims no rule allows, and logs the refusal within a rate limit.
     pub fn refuse(&self, caller: &Caller, node_info: &NodeInfo, denied: &Denied) {
         let (now, time) = (Instant::now(), SystemTime::now());
         let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
@@ -168,7 +168,7 @@ impl Clients {
         refusals.clients.push_back(client);
     }
 
-    /// Returns the number of refusals, and the latest refused clients, newest first.
+    /// Returns the number of refusals, and the most recently refused clients, newest first.
     pub fn refused(&self) -> (u64, Vec<RefusedClient>) {
         let refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
         (refusals.total, refusals.clients.iter().rev().cloned().collect())
@@ -179,7 +179,7 @@ impl Clients {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Returns the totals of what is held back.
+    /// Returns the totals of names that are held back.
     pub fn held_back(&self) -> HeldBack {
         let held_back =
             |status: &ClientStatus| -> usize { status.types.values().map(|of| of.overview.held_back).sum() };
@@ -203,12 +203,13 @@ impl ClientEntry {
         change(&mut self.status.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Notes the client's node.
+    /// Records the client's node.
     pub fn set_node(&self, node_info: NodeInfo) {
         self.change(|status| status.node_info = Some(node_info));
     }
 
-    /// Notes the state of a type, and the client's answer to the last response.
+    /// Records the state of the client's subscription to a resource type, and the client's answer to the last response of the
+    /// type.
     pub fn note(&self, kind: Kind, overview: Overview, answer: &Acknowledgement) {
         if !overview.asked {
             return;

@@ -1,12 +1,11 @@
-//! The parts of a connection's task: its life, its frames and its streams. Each has a waker of its own, so
-//! that a wake polls only the part that it is for. A part that is woken while the task runs costs no further
-//! wake of the task.
+//! The parts of a connection's task: its life (PINGs and the order to end), its frames and its streams. Each part has a waker
+//! of its own, so that a wake polls only its part. Waking a part while the task runs does not wake the task.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
-/// A part of the task.
+/// A part of a connection's task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
     Life,
@@ -18,7 +17,7 @@ impl Part {
     const ALL: [Self; 3] = [Self::Life, Self::Frames, Self::Streams];
 }
 
-/// The wakers of the parts, made when the task is first polled.
+/// The wakers of the parts of a connection's task; `None` until the task is first polled.
 #[derive(Default)]
 pub(super) struct Turns {
     wakers: Option<(Arc<Task>, PartWakers)>,
@@ -27,7 +26,7 @@ pub(super) struct Turns {
 /// Wakers by part.
 type PartWakers = [PartWaker; Part::ALL.len()];
 
-/// A task, and whether it runs.
+/// The waker of a task, and a flag that is true while the task runs.
 struct Task {
     waker: Waker,
     runs: AtomicBool,
@@ -49,8 +48,8 @@ impl Wake for WakeFlag {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // The task checks its parts once more after it has cleared `runs`, so that either this wake or that
-        // check sees the other.
+        // The task checks its parts once more after it has cleared `runs`. Therefore either this wake finds `runs` cleared, or
+        // that check finds this wake.
         if !self.woken.swap(true, Ordering::SeqCst) && !self.task.runs.load(Ordering::SeqCst) {
             self.task.waker.wake_by_ref();
         }
@@ -65,8 +64,8 @@ impl PartWaker {
 }
 
 impl Turns {
-    /// Polls the parts that were woken, until none is, or for at most `rounds` rounds. The last argument of
-    /// `poll` wakes the streams.
+    /// Polls the woken parts until no part is woken, or for at most `rounds` rounds. The last argument of `poll` is the waker
+    /// of the streams.
     pub(super) fn poll<T>(
         &mut self,
         context: &Context<'_>,
@@ -96,7 +95,7 @@ impl Turns {
                 return Poll::Pending;
             }
         }
-        // Yields to other tasks.
+        // The task yields, so that other tasks run.
         context.waker().wake_by_ref();
         Poll::Pending
     }
@@ -129,7 +128,7 @@ mod tests {
             Poll::<()>::Pending
         });
         assert_eq!((&polled[..], wakes()), (&Part::ALL[..], 0));
-        // A wake from outside of the task.
+        // A wake that comes from outside the task.
         wakers[Part::Frames as usize].wake_by_ref();
         wakers[Part::Frames as usize].wake_by_ref();
         assert_eq!(wakes(), 1);

@@ -1,4 +1,4 @@
-//! The `services:` document against the listing that it becomes, and the positions in its errors.
+//! Tests of the `services:` list: the listing that is read from it, and the positions in its errors.
 
 use std::fmt::Write as _;
 

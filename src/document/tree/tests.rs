@@ -1,4 +1,4 @@
-//! The tree with positions: positions, the core schema's types, aliases, and text that is not YAML.
+//! Tests of the tree: positions, the types of the core schema, aliases, and text that is not YAML.
 
 use std::path;
 

@@ -1,5 +1,5 @@
-//! Connections and CONNECT streams of each peer's callers, under `limits` of the peer: how many at the same time, and how many
-//! new ones in a second.
+//! The connections and CONNECT streams of each peer's callers, under the peer's `limits`: how many at the same time, and
+//! how many new ones per second.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -10,31 +10,32 @@ use hashbrown::DefaultHashBuilder;
 
 use super::sources::{SECOND, spend};
 
-/// The connections of all peers. Peers are those of the config, so that their number is bounded.
+/// The connections of all peers. Their number is bounded, because only configured peers are counted.
 #[derive(Debug)]
 pub struct Peers {
     uses: DashMap<Arc<str>, Arc<Use>, DefaultHashBuilder>,
     started: Instant,
 }
 
-/// What one peer uses.
+/// The connections of one peer.
 #[derive(Debug, Default)]
 struct Use {
     connections: AtomicUsize,
-    /// When the allowance of new connections is full again, in nanoseconds since the start; it holds those of one second.
+    /// The time at which the allowance of new connections is full again, in nanoseconds since `Peers::started`. A full
+    /// allowance is the number of new connections allowed per second.
     spent_until: AtomicU64,
 }
 
-/// A connection among those of a peer, until it is dropped.
+/// Counts one connection of a peer's callers until it is dropped.
 #[derive(Debug)]
 pub struct Seat(Arc<Use>);
 
-/// The limit of a peer that is reached.
+/// The limit of a peer that was reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerLimit {
-    /// Concurrent connections.
+    /// The limit of simultaneous connections.
     Connections,
-    /// New connections in a second.
+    /// The limit of new connections per second.
     Rate,
 }
 
@@ -45,7 +46,7 @@ impl Default for Peers {
 }
 
 impl Peers {
-    /// Takes a place for a connection of a peer's caller.
+    /// Takes a slot for a connection of a peer's caller.
     pub fn admit(&self, peer: &Arc<str>, connections: usize, new_per_second: u32) -> Result<Seat, PeerLimit> {
         let now = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         self.admit_at(peer, connections, new_per_second, now)
@@ -58,11 +59,11 @@ impl Peers {
         new_per_second: u32,
         now: u64,
     ) -> Result<Seat, PeerLimit> {
-        // Not inserted under the map's lock where the peer is known, so that workers do not wait for each other.
+        // The entry of a known peer is read without the map's write lock, so that workers do not wait for each other.
         let known = self.uses.get(peer).map(|known| known.clone());
         let known = known.unwrap_or_else(|| self.uses.entry(peer.clone()).or_default().clone());
         let seat = Seat(known.clone());
-        // The place itself is counted, so that two threads cannot both take the last one.
+        // The connection counts itself first, so that two threads cannot both take the last slot.
         if known.connections.fetch_add(1, Ordering::Relaxed) >= connections {
             return Err(PeerLimit::Connections);
         }

@@ -1,7 +1,8 @@
-//! Connections and CONNECT streams to each service, under `limits.perService`.
+//! The connections and CONNECT streams to each service, under `limits.perService`.
 //!
-//! The number of a service is one atomic. A worker keeps its own handles ([`Handles`]), so that a connection takes no lock that
-//! other workers take. A number is dropped when no worker has used it for a while and no connection holds it.
+//! The count of a service is one atomic. Each worker keeps handles to the counts ([`Handles`]), so that a connection takes no
+//! lock that other workers take. A count is dropped when the service has no connections and no worker has a handle to the
+//! count.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -12,21 +13,21 @@ use hashbrown::{DefaultHashBuilder, HashMap};
 
 use crate::model::limits::ServiceLimitKey;
 
-/// The number of a limit that is off.
+/// The value that means that no limit is configured.
 const OFF: usize = usize::MAX;
 
-/// The connections to all services.
+/// The numbers of open connections to each service, and their limit.
 #[derive(Debug)]
 pub struct Services {
     limit: AtomicUsize,
     numbers: DashMap<ServiceLimitKey, Arc<AtomicUsize>, DefaultHashBuilder>,
 }
 
-/// One worker's handles to the numbers of services.
+/// One worker's handles to the counts of services.
 #[derive(Debug, Default)]
 pub struct Handles(RefCell<HashMap<ServiceLimitKey, Arc<AtomicUsize>>>);
 
-/// A connection among those to its service, until it is dropped.
+/// Counts one connection to a service until it is dropped.
 #[derive(Debug)]
 pub struct Place(Arc<AtomicUsize>);
 
@@ -44,7 +45,8 @@ impl Default for Services {
 }
 
 impl Services {
-    /// Changes the limit of each service; `None`: no limit. Places above it stay in use until they are dropped.
+    /// Changes the limit of each service; `None` means no limit. Connections above the new limit stay open, and are counted
+    /// until they end.
     pub fn set_limit(&self, limit: Option<usize>) {
         self.limit.store(limit.unwrap_or(OFF), Ordering::Relaxed);
     }
@@ -59,21 +61,21 @@ impl Services {
         self.numbers.get(key).map_or(0, |number| number.load(Ordering::Relaxed))
     }
 
-    /// Returns the number of services that are counted.
+    /// Returns the number of services whose connections are counted.
     pub fn counted(&self) -> usize {
         self.numbers.len()
     }
 }
 
 impl Handles {
-    /// Takes a place among the connections to a service, or returns `None` if its limit is reached.
+    /// Takes a slot for a connection to a service. Returns `None` if the limit is reached.
     pub fn admit(&self, services: &Services, key: &ServiceLimitKey) -> Option<Place> {
         let place = self.count(services, key);
-        // The place itself is counted, so that two threads cannot both take the last one.
+        // The connection counts itself first, so that two threads cannot both take the last slot.
         (place.0.load(Ordering::Relaxed) <= services.limit.load(Ordering::Relaxed)).then_some(place)
     }
 
-    /// Takes a place for a connection that is open already, whatever the limit.
+    /// Counts a connection that is already open, whatever the limit.
     pub fn count(&self, services: &Services, key: &ServiceLimitKey) -> Place {
         let mut handles = self.0.borrow_mut();
         let number = handles
@@ -88,7 +90,8 @@ impl Handles {
         let mut handles = self.0.borrow_mut();
         for (key, number) in handles.extract_if(|_, number| number.load(Ordering::Relaxed) == 0) {
             drop(number);
-            // The last handle takes the number with it; no worker takes a new one under the map's lock.
+            // Dropping the last handle removes the count from the map. No worker can take a new handle at that moment, because
+            // the map's entry is locked.
             services.numbers.remove_if(&key, |_, number| Arc::strong_count(number) == 1);
         }
         if handles.len() < handles.capacity() / 4 {

@@ -1,7 +1,9 @@
-//! The limits of each source, in cells that a reload changes and every worker reads, and the use that a source makes of them.
+//! The limits that hold for each source, and the usage of these limits by one source. The limits are atomics that a reload
+//! changes and every worker reads.
 //!
-//! New connections are counted by one time for each source (the generic cell rate algorithm): each connection moves it by
-//! the interval between two connections, and it may be at most a second ahead. So nothing has to be counted down.
+//! The rate of new connections is limited with one time value for each source (the generic cell rate algorithm). Each
+//! connection advances the value by the interval between two connections, and the value may be at most a second ahead of the
+//! clock. No timer has to reset a counter.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -12,39 +14,39 @@ use crate::model::limits::{SourceLimits, SourcePrefix};
 
 /// A second, in nanoseconds.
 pub(super) const SECOND: u64 = 1_000_000_000;
-/// The number of a limit that is off.
+/// The value that means that no limit is configured.
 const OFF: usize = usize::MAX;
 
-/// Spends one connection of an allowance that is full again at `spent_until`; `None` if nothing is left of it. Times are in
-/// nanoseconds, and `interval` is the time between two connections.
+/// Returns the time at which an allowance is full again after one more connection; `None` if the allowance is used up.
+/// Times are in nanoseconds; `interval` is the time between two connections.
 pub(super) fn spend(spent_until: u64, now: u64, interval: u64) -> Option<u64> {
     let next = spent_until.max(now).saturating_add(interval);
     (next <= now.saturating_add(SECOND)).then_some(next)
 }
 
-/// The state of one holder.
+/// The slots and the allowance of new connections of one holder.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Held {
-    /// Places in use.
+    /// The number of slots in use.
     pub(super) places: usize,
-    /// Incomplete hellos among them.
+    /// The number of slots in use whose connection has not sent its whole hello yet.
     pub(super) pending: usize,
-    /// The time at which its allowance of new connections is full again, in nanoseconds since the epoch of [`Sources`].
+    /// The time at which the allowance of new connections is full again, in nanoseconds since the epoch of [`Sources`].
     pub(super) spent_until: u64,
-    /// True if [`forget`](super::Admission::forget) will be called for it.
+    /// True if [`forget`](super::Admission::forget) will be called for the holder.
     pub(super) is_remembered: bool,
 }
 
-/// The use that one source makes of its limits.
+/// How much of its limits a source uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Usage {
     /// The source: an address, or a block of addresses.
     pub source: String,
-    /// Connections.
+    /// The number of connections.
     pub connections: usize,
-    /// Incomplete hellos.
+    /// The number of incomplete hellos.
     pub pending_hellos: usize,
-    /// New connections of the last second, as far as they are limited.
+    /// The number of new connections in the last second, if these are limited.
     pub new_connections: u64,
 }
 
@@ -53,10 +55,10 @@ pub struct Usage {
 pub(super) struct Sources {
     epoch: Instant,
     connections: AtomicUsize,
-    /// Nanoseconds between two new connections; 0: no limit.
+    /// The number of nanoseconds between two new connections; 0 means no limit.
     interval: AtomicU64,
     pending_hellos: AtomicUsize,
-    /// The prefix lengths of both families; together, so that no thread reads half of a change.
+    /// The prefix lengths of both address families. They share one atomic, so that no thread reads half of a change.
     prefix: AtomicUsize,
 }
 
@@ -100,7 +102,7 @@ impl Sources {
         SourcePrefix { ipv4, ipv6 }
     }
 
-    /// Returns the holder's `spent_until` after one more connection, or the limit that refuses it.
+    /// Returns the holder's new `spent_until` after one more connection, or the limit that refuses the connection.
     pub(super) fn judge(&self, holder: &Holder, held: &Held) -> Result<u64, Limit> {
         if !matches!(holder, Holder::Source(_)) {
             return Ok(0);
@@ -115,7 +117,7 @@ impl Sources {
         spend(held.spent_until, self.now(), interval).ok_or(Limit::SourceRate)
     }
 
-    /// Returns true if a holder's allowance of new connections is not full.
+    /// Returns true if a holder's allowance of new connections is not full yet.
     pub(super) fn is_spent(&self, held: &Held) -> bool {
         held.spent_until != 0 && held.spent_until > self.now()
     }

@@ -1,4 +1,4 @@
-//! Exports of one name by several clusters, in whatever order their registries come.
+//! Tests of exports of one name by several clusters, with the registries of the clusters in every order.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ fn port(name: &str, number: u16) -> ServicePort {
     ServicePort { name: name.into(), port: number, target_port: number, protocol: PortProtocol::Tcp }
 }
 
-/// A registry whose cluster exports the service; `None`: a registry that gives it in another way.
+/// Returns the shard of a cluster that exports the service; without `export`, the shard has the service but no ServiceExport.
 fn shard(cluster: &str, export: Option<Export>, ports: Vec<ServicePort>) -> Arc<Shard> {
     let key = ServiceKey { namespace: "shop".into(), hostname: HostName::parse(ALIAS).expect("legal") };
     let service = Service {
@@ -56,7 +56,7 @@ fn shard(cluster: &str, export: Option<Export>, ports: Vec<ServicePort>) -> Arc<
     Arc::new(shard)
 }
 
-/// The merged service. It is the same in every order of the registries.
+/// Returns the merged service, after checking that every order of the registries gives the same service.
 #[track_caller]
 fn merged(shards: &[Arc<Shard>]) -> Arc<ServiceView> {
     let (policy, resolved) = (policy_of("east", "net").into(), Resolved::default());
@@ -100,7 +100,7 @@ fn clusters_that_agree_have_no_conflict() {
     assert_eq!(conflict_of(&[shard("west", Some(export(OLD)), https())]), None);
     let (west, east) = (shard("west", Some(export(OLD)), https()), shard("east", Some(export(NEW)), https()));
     assert_eq!(conflict_of(&[west.clone(), east]), None);
-    // The order of the ports means nothing.
+    // The order of the ports makes no difference.
     let two =
         |names: [&str; 2]| names.iter().map(|name| port(name, if *name == "a" { 1 } else { 2 })).collect();
     let (one, other) = (two(["a", "b"]), two(["b", "a"]));
@@ -108,7 +108,7 @@ fn clusters_that_agree_have_no_conflict() {
         conflict_of(&[shard("a", Some(export(OLD)), one), shard("b", Some(export(OLD)), other)]),
         None
     );
-    // A cluster that has the name without an export does not disagree.
+    // A cluster that has the service under this name, but does not export it, causes no conflict.
     let none = shard("north", None, vec![port("https", 8443)]);
     let (policy, resolved) = (policy_of("east", "net").into(), Resolved::default());
     let shards = [none, west];

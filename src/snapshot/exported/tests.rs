@@ -1,4 +1,4 @@
-//! The names that rules give, and the order in which services get them.
+//! Tests of the names that rules give to services, and of which service gets a name that rules give to several services.
 
 use std::sync::Arc;
 
@@ -21,7 +21,8 @@ fn mesh(services: &[&str], rules: &[(&str, Option<&str>)]) -> Mesh {
     mesh
 }
 
-/// Returns what a caller of this identity or source is told of a name or an authority: the service, or the reason.
+/// Returns the service to which a caller is admitted, or the reason of the refusal. A caller with an identity asks for `name`
+/// as an authority; other callers ask for `name` as a server name.
 fn asked(snapshot: &Snapshot, source: &str, identity: Option<&str>, name: &str) -> String {
     let identity = identity.map(|text| Identity::parse(text).expect("legal"));
     let authority = identity.as_ref().map(|_| Authority::parse(name).expect("legal"));
@@ -52,7 +53,8 @@ fn asked(snapshot: &Snapshot, source: &str, identity: Option<&str>, name: &str) 
 
 const EXPORT: (&str, Option<&str>) = ("cart.mesh", Some("{service}.{namespace}.east.global"));
 
-/// Returns a mesh with rules that export everything to its own callers, and the peers west, with sources, and south, without.
+/// Returns a mesh whose rules export everything to its own callers. Its peers are west, which has source addresses for its SNI
+/// callers, and south, which has none.
 fn boundary() -> Mesh {
     let mut mesh = mesh(&["cart.mesh", "pay.mesh"], &[]);
     let west = Peer { from: vec!["10.9.0.0/16".parse().expect("legal")], ..peer("west", &[EXPORT]) };
@@ -72,10 +74,10 @@ fn an_exported_name_is_for_its_peer_alone() {
     assert_eq!(hbone("west", "cart.shop.east.global:80"), "authority_unknown (west)");
     assert_eq!(hbone("south", "cart.shop.east.global:443"), "not_exported (south)");
     assert_eq!(hbone("cluster.local", "cart.shop.east.global:443"), "not_exported");
-    // A name that the peer was given can be that of the service, and that of another service for another peer.
+    // The exported name of one service can be the host name of another service.
     assert_eq!(hbone("south", "cart.mesh:443"), "cart.mesh (south)");
     assert_eq!(hbone("south", "cart.shop.south.global:443"), "pay.mesh (south)");
-    // Rules for everybody are for callers of our own.
+    // Rules that admit everybody apply only to callers of this mesh.
     assert_eq!(hbone("cluster.local", "cart.mesh:443"), "cart.mesh");
     assert_eq!(hbone("west", "cart.mesh:443"), "not_exported (west)");
     assert_eq!(hbone("west", "pay.mesh:443"), "not_exported (west)");
@@ -103,7 +105,7 @@ fn sni_callers_of_a_peer_come_from_its_addresses() {
         );
         assert!(ours(name).ends_with(".mesh"), "{name}");
     }
-    // South has no addresses, so its names need an identity.
+    // The peer south lists no source addresses, so its names need an identity.
     assert_eq!(ours("outbound_.443_._.cart.shop.south.global"), "identity_required");
     assert_eq!(ours("cart.shop.south.global"), "identity_required");
     assert_eq!(west("nothing.global"), "sni_unknown (west)");

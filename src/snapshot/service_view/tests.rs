@@ -1,4 +1,4 @@
-//! Which parts count for a service port when registries are demoted or expired.
+//! Tests which parts of a service provide the endpoints of a port when registries are demoted or expired.
 
 use super::*;
 use crate::document::services::read_registry;
@@ -37,8 +37,8 @@ fn merged(shards: &[Arc<Shard>], resolved: &Resolved) -> Arc<ServiceView> {
     snapshot.service("a.mesh").expect("there").clone()
 }
 
-/// Returns the clusters of a port's candidates on this network, and the clusters of the parts that count for
-/// it.
+/// Returns the clusters of a port's candidates on this network, and the clusters of the parts whose endpoints are used for the
+/// port.
 fn counting(view: &ServiceView, port: u16) -> (Vec<&str>, Vec<&str>) {
     let port = view.port(port).expect("a port");
     let candidates = port.candidates("", AskedBy::MeshName).expect("all of them");
@@ -54,11 +54,12 @@ fn a_demoted_registry_counts_where_no_live_one_is_ready() {
     let stale = shard("east", PORT, "{address: 10.0.0.1}", Standing::Demoted);
     for (endpoints, counted, here) in [
         ("{address: 10.0.0.2}", vec!["west"], false),
-        // A ready endpoint elsewhere counts for viewers; this gateway cannot use it.
+        // Viewers get only the live endpoint, because it is ready. This gateway cannot connect to the network of the live
+        // endpoint, so the demoted endpoint stays a candidate of this gateway.
         ("{address: 10.0.0.2, network: other}", vec!["west"], true),
         ("{address: 10.0.0.2, health: unhealthy}", vec!["east", "west"], true),
         ("{address: 10.0.0.2, health: draining}", vec!["east", "west"], true),
-        // A name without addresses is not an endpoint yet.
+        // An endpoint with a host name is ready only if the name has addresses.
         ("{address: unknown.test}", vec!["east", "west"], true),
         ("", vec!["east", "west"], true),
     ] {
@@ -67,7 +68,7 @@ fn a_demoted_registry_counts_where_no_live_one_is_ready() {
         assert_eq!(counting(&view, 80).1, counted, "{endpoints}");
         assert_eq!(counting(&view, 80).0.contains(&"east"), here, "{endpoints}");
     }
-    // A second demoted registry counts no more than the first.
+    // No demoted registry takes precedence over another one.
     let other = shard("west", PORT, "{address: 10.0.0.2}", Standing::Demoted);
     assert_eq!(counting(&merged(&[stale, other], &Resolved::default()), 80).0, ["east", "west"]);
 }
@@ -104,7 +105,7 @@ fn a_part_goes_by_its_own_port() {
         shard("east", "{name: web, port: 80, targetPort: 8080}", "{address: 10.0.0.1}", Standing::Live);
     let renamed =
         shard("west", "{name: http, port: 80}", "{address: 10.0.0.2, ports: {http: 9090}}", Standing::Live);
-    // The registry's `web` is another port, so it has no part in this one.
+    // In this registry `web` is another port, so the endpoints of its port 80 are not used.
     let other =
         shard("south", "{name: web, port: 81}, {name: x, port: 80}", "{address: 10.0.0.3}", Standing::Live);
     let view = merged(&[first, renamed, other], &Resolved::default());

@@ -1,4 +1,4 @@
-//! How a shard holds the services of a host name, and a service whose endpoints come in sets.
+//! The two forms in which a shard holds the services of a host name, and a service whose endpoints come in sets.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ pub(super) enum Namespaces {
 /// A service whose endpoints come in sets.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sets {
-    /// The service as its own object gives it; `None` while only its sets are known.
+    /// The service as its own object defines it; `None` while only endpoint sets of the service exist.
     pub(super) service: Option<Arc<Service>>,
     pub(super) endpoints: BTreeMap<Arc<str>, Arc<[Endpoint]>>,
 }
@@ -34,7 +34,7 @@ impl Namespaces {
         self.as_slice().iter().find(|service| *service.key.namespace == *namespace)
     }
 
-    /// Returns the services with that of a namespace replaced or removed; `None` if none is left.
+    /// Returns the services after the service of a namespace is replaced or removed; `None` if no service is left.
     pub(super) fn with(&self, namespace: &str, service: Option<Arc<Service>>) -> Option<Self> {
         let others = self.as_slice().iter().filter(|service| *service.key.namespace != *namespace);
         let mut all: Vec<Arc<Service>> = others.cloned().chain(service).collect();
@@ -47,7 +47,7 @@ impl Namespaces {
 }
 
 impl Sets {
-    /// Returns the service with the endpoints of all sets; `None` while its own object is not known.
+    /// Returns the service with the endpoints of all sets; `None` while its own object is unknown.
     pub(super) fn joined(&self) -> Option<Arc<Service>> {
         let service = self.service.as_ref()?;
         let mut lists = std::iter::once(&service.endpoints).chain(self.endpoints.values());

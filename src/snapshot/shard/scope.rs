@@ -1,4 +1,4 @@
-//! The scope of a registry: items are cut to it where they enter the shard.
+//! The scope of a registry. Items are limited to it when they enter the shard.
 
 use std::sync::Arc;
 
@@ -9,14 +9,14 @@ use crate::model::name::HostName;
 use crate::model::place::Network;
 use crate::model::service::{Service, ServiceKey};
 
-/// The parts of one item that the scope keeps out.
+/// The parts of one item that the scope denies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Denied {
-    /// True if the whole item is kept out.
+    /// True if the whole item is denied.
     pub(super) whole: bool,
-    /// Endpoints on networks that the scope does not allow.
+    /// The number of endpoints on networks that the scope does not allow.
     pub(super) networks: usize,
-    /// Endpoints and waypoints at addresses that the scope does not allow.
+    /// The number of endpoints and waypoints at addresses that the scope does not allow.
     pub(super) addresses: usize,
 }
 
@@ -31,7 +31,7 @@ impl Shard {
         patterns.is_empty() || patterns.iter().any(|pattern| pattern.matches(hostname.as_str()))
     }
 
-    /// Returns true if the scope allows the network; `None` is the registry's own.
+    /// Returns true if the scope allows the network; `None` means the registry's own network.
     pub(super) fn takes_network(&self, network: Option<&Network>) -> bool {
         match (network, &self.scope.networks) {
             (None, _) => true,
@@ -40,7 +40,7 @@ impl Shard {
         }
     }
 
-    /// Returns true if the scope allows the address. Names are checked when they resolve.
+    /// Returns true if the scope allows the address. Addresses of host names are checked when the names are resolved.
     pub(super) fn takes_host(&self, host: &Host) -> bool {
         match host {
             Host::Ip(ip) => self.scope.addresses.allows(*ip),
@@ -49,10 +49,10 @@ impl Shard {
         }
     }
 
-    /// Returns the service without what the scope does not allow.
+    /// Returns the service without the parts that the scope does not allow.
     pub(super) fn cut_service(&self, service: Arc<Service>) -> (Option<Arc<Service>>, Denied) {
         let mut denied = Denied::default();
-        // A name that stands for a service, such as the one in the cluster set, is allowed with it.
+        // An alias of a service, such as its name in the cluster set, is allowed if the service is.
         if !self.takes_service(&service.key) && !self.takes_name(service.export_name()) {
             denied.whole = true;
             return (None, denied);

@@ -1,4 +1,4 @@
-//! Items are added, changed and removed in any order, within the scope.
+//! Tests that add, change and remove items of a shard in any order, and that limit items to the scope.
 
 use super::*;
 use crate::document::services::read_registry;
@@ -28,7 +28,7 @@ fn set(hostname: &str, name: &str, ips: &[u8]) -> Item {
     Item::Endpoints(EndpointSet { key, endpoints: endpoints(ips) })
 }
 
-/// Puts an item and returns what it touches.
+/// Puts an item and returns the changes.
 fn put(shard: &mut Shard, item: Item) -> Dirty {
     let mut dirty = Dirty::default();
     shard.put(item, &mut dirty);
@@ -58,12 +58,12 @@ fn endpoint_sets_wait_for_their_service_and_are_joined_with_it() {
     put(&mut shard, set("a.mesh", "s0", &[2, 3]));
     assert_eq!(addresses(&shard, "a.mesh"), ["10.0.0.9", "10.0.0.2", "10.0.0.3", "10.0.0.1"]);
     assert!(put(&mut shard, set("a.mesh", "s0", &[2, 3])).is_empty(), "nothing has changed");
-    // The service's own object changes, and its sets stay.
+    // The service's own object changes, and its sets are kept.
     put(&mut shard, Item::Service(service("a.mesh", "")));
     assert_eq!(addresses(&shard, "a.mesh"), ["10.0.0.2", "10.0.0.3", "10.0.0.1"]);
     let keys: Vec<String> = shard.keys().map(|key| key.to_string()).collect();
     assert_eq!(keys.len(), 3, "{keys:?}");
-    // The items of the shard make an equal shard.
+    // A shard that is made of another shard's items equals that shard.
     let mut again = self::shard(&RegistryScope::default());
     shard.items().for_each(|item| drop(put(&mut again, item)));
     assert!(again.says_the_same(&shard, "a.mesh") && again.counts() == shard.counts());
@@ -102,7 +102,7 @@ fn what_the_scope_keeps_out_is_counted_and_comes_in_when_it_changes() {
     put(&mut shard, Item::Service(service("b.mesh", mixed)));
     assert_eq!(counts(&shard), (1, 1, 1, 1, 1));
     assert_eq!(shard.denied_addresses_of("b.mesh"), 1);
-    // Every one of several addresses must be allowed.
+    // Every address of an endpoint must be allowed.
     put(
         &mut shard,
         Item::Service(service(
@@ -119,8 +119,7 @@ fn what_the_scope_keeps_out_is_counted_and_comes_in_when_it_changes() {
     assert!(put(&mut shard, gateway_of("net", "192.0.2.1")).is_empty());
     assert_eq!((shard.counts().gateways, shard.counts().denied_items), (0, 3));
     assert_eq!(put(&mut shard, gateway_of("net", "10.0.0.7")).networks, [Network::new("net")].into());
-    // A gateway that is not allowed any more is removed: its last good address may belong to another host by
-    // now.
+    // A gateway that the scope does not allow any more is removed: its last allowed address may belong to another host.
     assert_eq!(put(&mut shard, gateway_of("net", "192.0.2.1")).networks, [Network::new("net")].into());
     assert_eq!((shard.counts().gateways, shard.counts().denied_items), (0, 3));
     let keys: Vec<Key> = shard.keys().collect();
@@ -189,6 +188,6 @@ fn a_name_that_stands_for_a_service_is_allowed_with_it() {
         assert_eq!(shard.service(&alias.key).is_some(), is_allowed, "{name}");
         assert_eq!(shard.marks_of(&alias.key).count(), usize::from(is_allowed), "{name}");
     }
-    // The service and the mark of the bank.
+    // The service of the bank and its mark are denied.
     assert_eq!(shard.counts().denied_items, 2);
 }

@@ -1,4 +1,4 @@
-//! Addresses against a simple model, and what happens when a range is full.
+//! Tests that compare the assigned addresses with a simple model, and tests of full ranges.
 
 use proptest::prelude::*;
 
@@ -18,7 +18,7 @@ fn ranges(ipv4: &str, ipv6: &str) -> Ranges {
     Ranges { ipv4: ipv4.parse().ok(), ipv6: ipv6.parse().ok() }
 }
 
-/// Two small ranges, so that most names meet others.
+/// Two small ranges, so that most names collide with others.
 fn narrow() -> Ranges {
     ranges("240.250.0.0/26", "fd69::/122")
 }
@@ -40,7 +40,7 @@ fn arrive(all: &mut VirtualAddresses, services: &[(u64, u64)]) {
     }
 }
 
-/// Gives the addresses as the module's comment describes them: earlier exports choose first.
+/// Assigns the addresses as the doc comment of the module describes: earlier exports choose first.
 fn reference(ranges: Ranges, services: &[(u64, u64)]) -> Given {
     let order: BTreeSet<(u64, HostName)> =
         services.iter().map(|(at, exported_at)| (*exported_at, name(*at))).collect();
@@ -77,7 +77,7 @@ fn a_later_export_never_moves_an_earlier_one() {
 #[test]
 fn a_full_range_gives_no_address_until_one_is_released() {
     let mut all = VirtualAddresses::new(ranges("240.250.0.0/29", ""));
-    // Six addresses can be given: the first and the last of the range stand for all of it.
+    // A service can have six of the eight addresses, because the first and the last one are reserved.
     let services: Vec<(u64, u64)> = (0..8).map(|at| (at, at)).collect();
     arrive(&mut all, &services);
     assert_eq!(all.counts(), Counts { in_use: 8, reserved: 0, without: 2 });
@@ -98,7 +98,7 @@ fn a_freed_address_is_kept_for_its_service_for_a_day() {
     let before: Vec<IpAddr> = all.of(name(1).as_str()).collect();
     assert_eq!(all.renew(&name(1), None, 1_000), [name(1)].into());
     assert_eq!(all.of(name(1).as_str()).count(), 0);
-    // Exported earlier, and there is no room for all of them.
+    // These names were exported earlier, and the range is too small for them. Even so, none of them gets the reserved address.
     arrive(&mut all, &(2..20).map(|at| (at, 1)).collect::<Vec<_>>());
     assert!(given(&all).values().flatten().all(|ip| !before.contains(ip)));
     all.expire(1_000 + DAY - 1);

@@ -1,4 +1,4 @@
-//! Writes the header that an endpoint is sent before the client's first byte.
+//! Writes the header that is sent to an endpoint before the client's first byte.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -13,7 +13,8 @@ pub fn v1(announced: &Announced) -> Vec<u8> {
     format!("PROXY {protocol} {from} {to} {} {}\r\n", source.port(), destination.port()).into_bytes()
 }
 
-/// Returns a header of version 2 with the host name that the client asked for, if there is one, and an id of the connection.
+/// Returns a header of version 2 with the host name that the client requested, if there is one, and an id of the
+/// connection.
 pub fn v2(announced: &Announced, authority: Option<&str>, unique_id: &str) -> Vec<u8> {
     let Announced { source, destination } = of_one_family(announced);
     let mut rest = Vec::new();
@@ -28,7 +29,7 @@ pub fn v2(announced: &Announced, authority: Option<&str>, unique_id: &str) -> Ve
     for (kind, value) in
         authority.map(|name| (TLV_AUTHORITY, name)).into_iter().chain([(TLV_UNIQUE_ID, unique_id)])
     {
-        // A TLV that its length cannot describe is left out.
+        // A value that is too long for the length of a TLV is left out.
         if let Ok(length) = u16::try_from(value.len()) {
             rest.push(kind);
             rest.extend(length.to_be_bytes());
@@ -38,7 +39,7 @@ pub fn v2(announced: &Announced, authority: Option<&str>, unique_id: &str) -> Ve
     binary(if source.is_ipv4() { TCP4 } else { TCP6 }, &rest)
 }
 
-/// Returns a header by which the gateway speaks for itself, as in a health check.
+/// Returns a header with which the gateway speaks for itself, as in a health check.
 pub fn local(version: ProxyVersion) -> &'static [u8] {
     match version {
         ProxyVersion::V1 => b"PROXY UNKNOWN\r\n",
@@ -53,8 +54,8 @@ fn binary(family: u8, rest: &[u8]) -> Vec<u8> {
     [V2_SIGNATURE, &[PROXY, family][..], &length, &rest[..usize::from(u16::from_be_bytes(length))]].concat()
 }
 
-/// Returns the addresses in one family, as a header has only one: an IPv4 address beside an IPv6 one becomes an IPv4-mapped
-/// one.
+/// Returns both addresses in the same family, because a header has only one family: an IPv4 address beside an IPv6 address
+/// becomes an IPv4-mapped one.
 fn of_one_family(announced: &Announced) -> Announced {
     let Announced { source, destination } = *announced;
     if source.is_ipv4() == destination.is_ipv4() {

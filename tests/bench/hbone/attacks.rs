@@ -1,4 +1,4 @@
-//! What neighbours do meanwhile, from a process of its own that gives way to all others.
+//! Attacks of other callers, made by a process with low priority.
 
 use std::env;
 use std::io::{BufRead, BufReader, Read};
@@ -19,22 +19,23 @@ use crate::gateways::{Side, again, authority};
 const TARGET: &str = "ISTHMUS_BENCH_TARGET";
 const FOLDER: &str = "ISTHMUS_BENCH_FOLDER";
 
-/// Connections that shake hands at once.
+/// The number of connections that shake hands at the same time.
 const HANDSHAKES_AT_ONCE: usize = 8;
-/// Connections that send PINGs, and how many each of them sends in a tenth of a second: below a gateway's budget of 100
-/// per second.
+/// The number of connections that send PINGs.
 const PINGERS: usize = 20;
+/// The number of PINGs per connection and tenth of a second: below a gateway's limit of 100 per second.
 const PINGS: usize = 9;
-/// Frames of one byte sent in one go.
+/// The number of one-byte frames sent at once.
 const DRIPS: usize = 4096;
-/// Downloads at once, and their size in bytes.
+/// The number of downloads at the same time.
 const DOWNLOADS: usize = 8;
+/// The size of a download in bytes.
 const DOWNLOAD: u64 = 128 * 1024;
 
 pub(crate) const KINDS: [&str; 4] =
     ["handshakes", "PINGs", "1-byte frames on stalled streams", "aborted downloads"];
 
-/// An attack under way; killed when dropped.
+/// An attack that another process makes; killed when dropped.
 pub(crate) struct Attack {
     child: Child,
 }
@@ -51,7 +52,7 @@ impl Attack {
         Ok(attack)
     }
 
-    /// Ends it; how many there were in a second.
+    /// Ends the attack; returns the number of its actions per second.
     pub(crate) fn end(mut self) -> Result<f64> {
         drop(self.child.stdin.take());
         Ok(self.line()?.trim().parse()?)
@@ -72,10 +73,10 @@ impl Drop for Attack {
     }
 }
 
-/// The other side of [`Attack`]: goes on until its standard input ends.
+/// The attacking process, which [`Attack`] starts: it attacks until its standard input ends.
 #[expect(clippy::print_stdout, reason = "it tells its parent")]
 pub(crate) async fn run(kind: &str) -> Result<()> {
-    // Whoever is attacked has the processor first, and so has whoever measures it.
+    // The gateway and the measuring process have priority over the attacker.
     rustix::process::nice(15)?;
     let identity = Identity::read(env::var(FOLDER)?.as_ref())?;
     let target: SocketAddr = env::var(TARGET)?.parse()?;
@@ -109,7 +110,7 @@ pub(crate) async fn run(kind: &str) -> Result<()> {
     Ok(())
 }
 
-/// Whole ones: the gateway's first frame says that it has seen the certificate.
+/// Makes whole handshakes: the gateway's first frame shows that it has verified the certificate.
 async fn handshakes(identity: &Identity, target: SocketAddr, count: &AtomicU64) -> Result<()> {
     loop {
         let mut tls = identity.secure(target).await?;
@@ -119,7 +120,7 @@ async fn handshakes(identity: &Identity, target: SocketAddr, count: &AtomicU64) 
     }
 }
 
-/// The preface of HTTP/2, with SETTINGS that set nothing.
+/// The preface of HTTP/2, and an empty SETTINGS frame.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
 async fn pings(identity: &Identity, target: SocketAddr, count: &AtomicU64) -> Result<()> {
@@ -143,7 +144,7 @@ async fn pings(identity: &Identity, target: SocketAddr, count: &AtomicU64) -> Re
     tokio::select! { ended = answers => ended, ended = questions => ended }
 }
 
-/// To an endpoint that takes nothing: as many as the window lets through, and then on a new stream.
+/// Sends one-byte frames to an endpoint that reads nothing, as many as the window allows, and then goes on with a new stream.
 async fn drips(identity: &Identity, target: SocketAddr, count: &AtomicU64) -> Result<()> {
     let caller = identity.call(target).await?;
     loop {
@@ -162,8 +163,8 @@ async fn drips(identity: &Identity, target: SocketAddr, count: &AtomicU64) -> Re
     }
 }
 
-/// So many downloads, each given up when its first bytes are here; how often the gateway has ended the connection
-/// instead.
+/// Makes `most` downloads, and aborts each after its first bytes; returns how often the gateway has closed the connection
+/// meanwhile.
 pub(crate) async fn aborts(
     identity: &Identity,
     target: SocketAddr,

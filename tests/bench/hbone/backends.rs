@@ -1,4 +1,4 @@
-//! The endpoints behind the gateways, in a process of their own.
+//! The endpoints of the gateways, in a process of their own.
 
 use std::io;
 use std::net::SocketAddr;
@@ -10,10 +10,10 @@ use tokio::task::JoinSet;
 
 use crate::Result;
 
-/// What each of them does, by the first part of its name.
+/// The kinds of endpoints; the first part of an endpoint's name is its kind.
 pub(crate) const KINDS: [&str; 4] = ["echo", "sink", "source", "hole"];
 
-/// Prints where they are, in the order of [`KINDS`], and serves until it is killed.
+/// Prints the addresses of the endpoints in the order of [`KINDS`], and serves until the process is killed.
 #[expect(clippy::print_stdout, reason = "it tells its parent")]
 pub(crate) async fn serve() -> Result<()> {
     let mut all = JoinSet::new();
@@ -31,7 +31,7 @@ async fn accept(listener: TcpListener, kind: &'static str) -> Result<()> {
         let (socket, _) = listener.accept().await?;
         socket.set_nodelay(true)?;
         connections.spawn(async move {
-            // Callers that go away are no fault here.
+            // A caller that goes away is no error here.
             let _ = match kind {
                 "echo" => echo(socket).await,
                 "sink" => sink(socket).await,
@@ -44,7 +44,7 @@ async fn accept(listener: TcpListener, kind: &'static str) -> Result<()> {
 }
 
 async fn echo(mut socket: TcpStream) -> io::Result<()> {
-    // Small, as there are thousands of them.
+    // The buffer is small because there are thousands of connections.
     let mut bytes = [0; 1024];
     loop {
         match socket.read(&mut bytes).await? {
@@ -54,7 +54,7 @@ async fn echo(mut socket: TcpStream) -> io::Result<()> {
     }
 }
 
-/// Reads to the end, and tells how much it was.
+/// Reads to the end, and sends the number of bytes read.
 async fn sink(mut socket: TcpStream) -> io::Result<()> {
     let (mut bytes, mut total) = (vec![0; 256 * 1024], 0);
     loop {
@@ -65,8 +65,8 @@ async fn sink(mut socket: TcpStream) -> io::Result<()> {
     }
 }
 
-/// Is told how much it shall send, and sends it. The caller ends first: Envoy resets the stream of an endpoint that does,
-/// with what it has not sent on.
+/// Reads a number and sends that many bytes. The caller closes first: when an endpoint closes first, Envoy resets the stream
+/// and drops the bytes that it has not sent yet.
 async fn source(mut socket: TcpStream) -> io::Result<()> {
     static BYTES: [u8; 256 * 1024] = [7; 256 * 1024];
     let mut left = usize::try_from(socket.read_u64().await?).map_err(io::Error::other)?;
@@ -76,7 +76,7 @@ async fn source(mut socket: TcpStream) -> io::Result<()> {
     socket.read(&mut [0]).await.map(drop)
 }
 
-/// Takes nothing, until it hears of the end, which comes behind what it does not read.
+/// Reads nothing, and closes when the caller's FIN has arrived after the unread bytes.
 async fn hole(socket: TcpStream) -> io::Result<()> {
     while !socket.ready(Interest::READABLE).await?.is_read_closed() {
         tokio::time::sleep(Duration::from_millis(100)).await;

@@ -1,5 +1,5 @@
-//! Callers as a ztunnel is one: HTTP/2 CONNECT over mutual TLS 1.3, with its windows, its frame size and its first choice
-//! of cipher suite.
+//! Callers that behave as a ztunnel does: HTTP/2 CONNECT over mutual TLS 1.3, with its windows, its frame size and its
+//! preferred cipher suite.
 
 use std::future::poll_fn;
 use std::net::SocketAddr;
@@ -26,14 +26,14 @@ use crate::Result;
 use crate::support::client::AnyCertificate;
 use crate::support::hbone::ztunnel;
 
-/// Who calls; its certificate and key are files of a folder.
+/// The identity of a caller; its certificate and key are files of a folder.
 #[derive(Clone)]
 pub(crate) struct Identity(TlsConnector);
 
 impl Identity {
     pub(crate) fn read(folder: &Path) -> Result<Self> {
         let provider = rustls::crypto::CryptoProvider {
-            // One of each, so that both gateways have the same work.
+            // A single cipher suite and key exchange group, so that both gateways have the same work.
             cipher_suites: vec![aws_lc_rs::cipher_suite::TLS13_AES_256_GCM_SHA384],
             kx_groups: vec![aws_lc_rs::kx_group::X25519],
             ..aws_lc_rs::default_provider()
@@ -51,11 +51,11 @@ impl Identity {
         Ok(Self(Arc::new(config).into()))
     }
 
-    /// TLS alone.
+    /// Connects and performs the TLS handshake.
     pub(crate) async fn secure(&self, gateway: SocketAddr) -> Result<TlsStream<BufReader<TcpStream>>> {
         let socket = TcpStream::connect(gateway).await?;
         socket.set_nodelay(true)?;
-        // Or the TLS library would read 4 KiB at a time.
+        // Without this buffer the TLS library would read 4 KiB at a time.
         let socket = BufReader::with_capacity(64 * 1024, socket);
         Ok(self.0.connect(ServerName::from(gateway.ip()), socket).await?)
     }
@@ -64,7 +64,7 @@ impl Identity {
         self.call_with(ztunnel(), gateway).await
     }
 
-    /// As one that leaves the size of frames at what HTTP/2 begins with, as Envoy does.
+    /// Connects with HTTP/2's default frame size, as Envoy does.
     pub(crate) async fn call_for_small_frames(&self, gateway: SocketAddr) -> Result<Caller> {
         let mut builder = ztunnel();
         builder.max_frame_size(16 * 1024);
@@ -80,7 +80,7 @@ impl Identity {
     }
 }
 
-/// A connection, which ends when dropped.
+/// A connection, which is closed when dropped.
 pub(crate) struct Caller {
     send: SendRequest<Bytes>,
     driver: JoinSet<std::result::Result<(), h2::Error>>,
@@ -103,7 +103,7 @@ impl Caller {
         Ok(Stream { send, receive: response.into_body() })
     }
 
-    /// Ends the connection in order.
+    /// Closes the connection in order.
     pub(crate) async fn close(self) {
         let Self { send, mut driver } = self;
         drop(send);
@@ -111,14 +111,14 @@ impl Caller {
     }
 }
 
-/// An open stream; given up when dropped before its end.
+/// An open stream, which is reset if dropped before its end.
 pub(crate) struct Stream {
     send: SendStream<Bytes>,
     receive: RecvStream,
 }
 
 impl Stream {
-    /// Sends as the windows allow.
+    /// Sends bytes as fast as the windows allow.
     pub(crate) async fn write(&mut self, mut bytes: Bytes) -> Result<()> {
         while !bytes.is_empty() {
             let room = self.room(bytes.len()).await?;
@@ -127,7 +127,7 @@ impl Stream {
         Ok(())
     }
 
-    /// How much of so much may be sent now.
+    /// Waits until the window allows sending; returns the number of bytes, at most about `wanted`, that may be sent.
     pub(crate) async fn room(&mut self, wanted: usize) -> Result<usize> {
         self.send.reserve_capacity(wanted);
         while self.send.capacity() == 0 {
@@ -144,14 +144,14 @@ impl Stream {
         Ok(self.send.send_data(Bytes::new(), true)?)
     }
 
-    /// What comes next; nothing at the end.
+    /// Returns the next bytes; `None` at the end of the stream.
     pub(crate) async fn read(&mut self) -> Result<Option<Bytes>> {
         let Some(bytes) = self.receive.data().await.transpose()? else { return Ok(None) };
         self.receive.flow_control().release_capacity(bytes.len())?;
         Ok(Some(bytes))
     }
 
-    /// Reads to the end; how much there was.
+    /// Reads to the end; returns the number of bytes.
     pub(crate) async fn drain(&mut self) -> Result<usize> {
         let mut total = 0;
         while let Some(bytes) = self.read().await? {
@@ -160,13 +160,13 @@ impl Stream {
         Ok(total)
     }
 
-    /// Sends, and waits until as much has come back.
+    /// Sends bytes, and waits until as many have come back.
     pub(crate) async fn echo(&mut self, bytes: &Bytes) -> Result<()> {
         self.write(bytes.clone()).await?;
         self.take(bytes.len()).await
     }
 
-    /// Waits for so many bytes.
+    /// Waits for `count` bytes.
     pub(crate) async fn take(&mut self, count: usize) -> Result<()> {
         let mut left = count;
         while left > 0 {
@@ -175,7 +175,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Ends in order.
+    /// Ends the stream in order.
     pub(crate) async fn close(mut self) -> Result<()> {
         self.end()?;
         self.drain().await.map(drop)
@@ -186,7 +186,7 @@ impl Stream {
     }
 }
 
-/// Does something so many times side by side, until all have ended or one has failed.
+/// Runs `count` tasks at the same time, until all have ended or one has failed.
 pub(crate) async fn at_once<F>(count: usize, each: impl Fn(usize) -> F) -> Result<()>
 where
     F: Future<Output = Result<()>> + Send + 'static,

@@ -1,4 +1,4 @@
-//! The two gateways: the same certificate, limits and endpoints, one worker each, no access log.
+//! The two gateways that are compared, with the same certificate, limits and endpoints, one worker each, and no access log.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader};
@@ -16,15 +16,15 @@ use crate::support::envoy::Envoy;
 use crate::support::gateway::{BINARY, Gateway};
 use crate::support::pki::PKI;
 
-/// The port of `:authority`.
+/// The port in `:authority`.
 const PORT: u16 = 80;
 
-/// `:authority` of one of the endpoints.
+/// Returns the `:authority` of the endpoint of this kind.
 pub(crate) fn authority(kind: &str) -> String {
     format!("{kind}.bench.mesh:{PORT}")
 }
 
-/// The endpoints' process; killed when dropped.
+/// The process of the endpoints; killed when dropped.
 pub(crate) struct Backends {
     child: Child,
     addresses: Vec<SocketAddr>,
@@ -46,14 +46,14 @@ impl Drop for Backends {
     }
 }
 
-/// This program in another role.
+/// Returns a command that starts this program in another role.
 pub(crate) fn again(role: &str) -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.env(crate::ROLE, role).stdin(Stdio::piped());
     command
 }
 
-/// What a folder needs to be that of a gateway or a caller.
+/// Returns a folder with the files that a gateway or a caller needs.
 pub(crate) fn folder() -> Result<TempDir> {
     let folder = tempfile::tempdir()?;
     let own = PKI.issue(&[], Some("spiffe://cluster.local/ns/istio-system/sa/eastwest"));
@@ -70,10 +70,10 @@ pub(crate) fn folder() -> Result<TempDir> {
     Ok(folder)
 }
 
-/// A gateway's program.
+/// The program of a gateway.
 pub(crate) enum Kind {
     Isthmus,
-    /// Another build of it.
+    /// Another build of Isthmus.
     Other(OsString),
     Envoy(OsString),
 }
@@ -104,16 +104,16 @@ enum Running {
     Envoy(Envoy),
 }
 
-/// How much a caller may send ahead.
+/// The flow-control windows that a gateway offers its callers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Windows {
-    /// What Istio's gateways have: 256 KiB a stream. Isthmus has its own default.
+    /// The windows of Istio's gateways, 256 KiB per stream; Isthmus has its own default.
     Istio,
-    /// Each program's own default.
+    /// The default windows of each program.
     Default,
 }
 
-/// A gateway at work, on the first processor where there are two.
+/// A running gateway, on the first processor if there are two.
 pub(crate) struct Side {
     running: Running,
     pub(crate) address: SocketAddr,
@@ -155,7 +155,7 @@ impl Side {
         }
     }
 
-    /// Processor time of all its threads, as the scheduler counts it.
+    /// Returns the processor time of all threads of the gateway, as the scheduler counts it.
     pub(crate) fn processor_time(&self) -> Result<Duration> {
         let mut total = 0;
         for task in std::fs::read_dir(format!("/proc/{}/task", self.process()))? {
@@ -165,7 +165,7 @@ impl Side {
         Ok(Duration::from_nanos(total))
     }
 
-    /// Resident memory, in bytes.
+    /// Returns the resident memory in bytes.
     pub(crate) fn memory(&self) -> Result<f64> {
         let status =
             std::fs::read_to_string(Path::new("/proc").join(self.process().to_string()).join("status"))?;
@@ -173,7 +173,7 @@ impl Side {
         Ok(line.trim().trim_end_matches(" kB").parse::<f64>()? * 1024.0)
     }
 
-    /// Connections and streams it says it has.
+    /// Returns the number of connections and streams that the gateway reports.
     pub(crate) fn live(&self) -> u64 {
         match &self.running {
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count")]
@@ -185,12 +185,12 @@ impl Side {
     }
 }
 
-/// Does something on one processor of two: what it starts stays there.
+/// Runs `act` on one of two processors; the processes that it starts stay there.
 pub(crate) fn on_processor<T>(processor: usize, act: impl FnOnce() -> T) -> T {
     let pin = |processor| {
         let mut set = CpuSet::new();
         set.set(processor);
-        // Where it is not allowed the kernel chooses.
+        // If pinning is not allowed, the kernel chooses the processor.
         let _ = sched_setaffinity(None, &set);
     };
     pin(processor);

@@ -1,10 +1,10 @@
-//! What HBONE costs, beside Envoy doing the same: `cargo bench --bench hbone` (ISTHMUS_BENCH_SMALL=1 for a quick look,
-//! ISTHMUS_BENCH_OTHER=path for another build of isthmus in Envoy's place, `-- memory connects` for parts of it).
+//! The cost of HBONE in Isthmus and in Envoy, with the same work: `cargo bench --bench hbone` (`ISTHMUS_BENCH_SMALL=1` for a
+//! quick run, `ISTHMUS_BENCH_OTHER=path` for another build of isthmus in Envoy's place, `-- memory connects` for parts of it).
 //!
-//! Both gateways run one worker on the first processor; the caller, the endpoints and the attackers are other processes
-//! on the second. Measurements alternate between the two, so that what else the machine does falls on both; a figure is
-//! the median of the rounds, with their range, and a ratio the median of those within a round. Costs are processor time
-//! of the gateway's whole process. The figures are printed, and nothing is judged here but that it went as it should.
+//! Both gateways run one worker on the first processor; the caller, the endpoints and the attackers are other processes on the
+//! second. Measurements alternate between the two gateways, so that other load of the machine affects both. A figure is the
+//! median of the rounds, with their range; a ratio is the median of the ratios within a round. Costs are processor time of the
+//! gateway's whole process. The benchmark prints the figures, and fails only if the work itself fails.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "it prints what it measures")]
 
@@ -29,18 +29,18 @@ use work::{Figures, Measured};
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-/// Which part of the benchmark a process is; none is the one that measures.
+/// The environment variable that says which role a process has. It is not set in the measuring process.
 const ROLE: &str = "ISTHMUS_BENCH_ROLE";
 
-/// How much of everything.
+/// The amount of each kind of work.
 struct Plan {
     rounds: usize,
-    /// Of those that move many bytes: from one round to the next they differ most.
+    /// The number of rounds of work that moves many bytes. Its figures vary the most between rounds.
     bulk_rounds: usize,
     connects: usize,
     handshakes: usize,
     bytes: usize,
-    /// Of a transfer over distance.
+    /// The size of an upload over a path with a long round-trip time, in bytes.
     far_bytes: usize,
     round_trips: usize,
     seconds: f64,
@@ -72,14 +72,14 @@ fn main() -> Result<()> {
         Ok(role) if role == "backends" => runtime.block_on(backends::serve()),
         Ok(attack) => {
             let ended = runtime.block_on(attacks::run(&attack));
-            // What still attacks is not waited for.
+            // Attacks that are still running are not waited for.
             runtime.shutdown_background();
             ended
         }
     }
 }
 
-/// What is measured of gateways that run all the time, in this order.
+/// The measurements of gateways that run all the time, in this order.
 const WORKS: [&str; 11] = [
     "connects",
     "handshakes",
@@ -99,7 +99,7 @@ async fn measure() -> Result<()> {
     let wanted: Vec<String> = env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
     let is_wanted = |work: &str| wanted.is_empty() || wanted.iter().any(|part| work.contains(part.as_str()));
     let begun = Instant::now();
-    // Or other work of the machine would be in the latencies. Where it is not allowed it is.
+    // A higher priority keeps other load of the machine out of the latencies. Without permission the default priority stays.
     let _ = rustix::process::nice(-10);
     let backends = Backends::start()?;
     let kinds = kinds();
@@ -136,7 +136,8 @@ async fn measure() -> Result<()> {
     }
     for (column, side) in in_turn(&sides, 0).into_iter().filter(|_| is_wanted("aborts")) {
         let identity = Identity::read(&side.folder())?;
-        // Fewer by another program, which ends connections meanwhile: its part is slow, and the question is what is left.
+        // The other program gets fewer aborts, because it becomes slow: it closes connections after some aborts. Fewer are
+        // enough, because the figures are the memory and the streams that remain.
         let many = if column == 0 { plan.aborts } else { plan.aborts / 5 };
         let all = work::aborts(side, &identity, many).await?;
         all.into_iter().for_each(|(name, value)| figures.add(&name, column, value));
@@ -146,7 +147,7 @@ async fn measure() -> Result<()> {
     Ok(())
 }
 
-/// Isthmus, and what it is compared with.
+/// Returns Isthmus, and the program with which it is compared.
 fn kinds() -> Vec<Kind> {
     let other = env::var_os("ISTHMUS_BENCH_OTHER").map(Kind::Other);
     let other = other.or_else(|| support::envoy::installed().map(Kind::Envoy));
@@ -176,7 +177,7 @@ async fn perform(work: &str, plan: &Plan, side: &Side, identity: &Identity) -> R
     }
 }
 
-/// Uploads over a way of 40 ms, which the caller's windows bound.
+/// Measures uploads with a round trip time of 40 ms, at which the caller's windows limit the rate.
 async fn distance(plan: &Plan, sides: &[Side], what: &str, figures: &mut Figures) -> Result<()> {
     let ways: Vec<_> = sides.iter().map(|side| far(side.address)).collect();
     for round in 0..plan.rounds {
@@ -190,7 +191,7 @@ async fn distance(plan: &Plan, sides: &[Side], what: &str, figures: &mut Figures
     Ok(())
 }
 
-/// Somebody's round trips while others misbehave.
+/// Measures the round trips of an innocent caller while other callers attack.
 async fn neighbours(side: &Side, identity: &Identity, seconds: f64) -> Result<Measured> {
     let mut all = work::innocent(side, identity, seconds, "in calm").await?;
     for kind in attacks::KINDS {
@@ -202,7 +203,7 @@ async fn neighbours(side: &Side, identity: &Identity, seconds: f64) -> Result<Me
     Ok(all)
 }
 
-/// Each with its column, the other one first in every second round.
+/// Returns the two gateways, each with its column in the table. The order is reversed in every second round.
 fn in_turn(sides: &[Side], round: usize) -> Vec<(usize, &Side)> {
     let mut all: Vec<_> = sides.iter().enumerate().collect();
     if round % 2 == 1 {
@@ -211,7 +212,8 @@ fn in_turn(sides: &[Side], round: usize) -> Vec<(usize, &Side)> {
     all
 }
 
-/// In gateways that have done nothing else: what was used and let go would hide what is needed.
+/// Measures memory in gateways that have done no other work. A gateway that has worked before reuses freed memory, so that the
+/// measured growth would be too small.
 async fn memory(plan: &Plan, start: &dyn Fn() -> Result<Vec<Side>>, figures: &mut Figures) -> Result<()> {
     for (column, side) in start()?.iter().enumerate() {
         let identity = Identity::read(&side.folder())?;

@@ -1,4 +1,4 @@
-//! What is measured: some work through a gateway, and what it cost.
+//! The measurements: some work through a gateway, and its cost.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -12,23 +12,25 @@ use crate::attacks;
 use crate::caller::{Caller, Identity, Stream, at_once};
 use crate::gateways::{Side, authority};
 
-/// A round trip's bytes.
+/// The message of a round trip.
 static MESSAGE: [u8; 128] = [7; 128];
 const MESSAGE_BYTES: Bytes = Bytes::from_static(&MESSAGE);
-/// What a caller sends in one go.
+/// The number of bytes that a caller sends at once.
 const PIECE: usize = 256 * 1024;
-/// Connections of a gateway that CONNECTs come by, and how many there are at once.
+/// The number of connections over which CONNECTs are opened.
 const CONNECTIONS: usize = 4;
+/// The number of CONNECTs at the same time.
 const CONNECTS_AT_ONCE: usize = 16;
+/// The number of handshakes at the same time.
 const HANDSHAKES_AT_ONCE: usize = 4;
-/// Connections that idle streams share.
+/// The number of connections that share the idle streams.
 const IDLE_CONNECTIONS: usize = 5;
-/// Round trips begun every millisecond where they are not waited for.
+/// The number of round trips begun per millisecond in the open loop.
 const PER_MILLISECOND: usize = 5;
 
 pub(crate) type Measured = Vec<(String, f64)>;
 
-/// Names of measurements, and their values by side and round.
+/// The names of measurements, and their values by gateway and round.
 #[derive(Default)]
 pub(crate) struct Figures {
     rows: Vec<(String, [Vec<f64>; 2])>,
@@ -48,7 +50,7 @@ impl Figures {
         println!("| median (range) | {} | {} | ratio |\n|---|---:|---:|---:|", names[0], names[1]);
         for (name, columns) in &mut self.rows {
             let [ours, theirs] = &*columns;
-            // Within a round, as what else the machine does changes from one to the next.
+            // The ratio is taken within a round, because other load of the machine changes between rounds.
             let ratios = ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs);
             let mut ratios: Vec<f64> = ratios.filter(|ratio| ratio.is_finite()).collect();
             let ratio = median(&mut ratios).map_or_else(|| "–".to_owned(), |ratio| format!("{ratio:.2}"));
@@ -66,13 +68,13 @@ impl Figures {
     }
 }
 
-/// The middle one, once they are in order.
+/// Sorts the values and returns the median.
 fn median(values: &mut [f64]) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied()
 }
 
-/// With three digits that count.
+/// Returns a number with three significant digits.
 fn number(value: f64) -> String {
     match value.abs() {
         0.0..10.0 => format!("{value:.2}"),
@@ -86,12 +88,12 @@ fn per_mille(times: &mut [f64], at: usize) -> f64 {
     times.get((times.len().saturating_sub(1)) * at / 1000).copied().unwrap_or(f64::NAN)
 }
 
-/// Begins to measure a side's processor time, and the time on the wall.
+/// Returns a gateway's processor time and the wall time, before some work.
 fn begin(side: &Side) -> Result<(Duration, Instant)> {
     Ok((side.processor_time()?, Instant::now()))
 }
 
-/// Seconds of processor, and on the wall.
+/// Returns the processor time and the wall time of some work, in seconds.
 fn spent(side: &Side, (processor, wall): (Duration, Instant)) -> Result<(f64, f64)> {
     Ok(((side.processor_time()? - processor).as_secs_f64(), wall.elapsed().as_secs_f64()))
 }
@@ -104,7 +106,7 @@ async fn callers(side: &Side, identity: &Identity, count: usize) -> Result<Vec<A
     Ok(all)
 }
 
-/// CONNECT, echo, end; on connections that are there.
+/// Measures CONNECT, echo and end on existing connections.
 pub(crate) async fn connects(side: &Side, identity: &Identity, count: usize) -> Result<Measured> {
     let callers = callers(side, identity, CONNECTIONS).await?;
     let echo = authority("echo");
@@ -132,7 +134,7 @@ pub(crate) async fn connects(side: &Side, identity: &Identity, count: usize) -> 
     ])
 }
 
-/// TCP, TLS, HTTP/2, and one CONNECT with an echo.
+/// Measures whole connections: TCP, TLS, HTTP/2, and one CONNECT with an echo.
 pub(crate) async fn handshakes(side: &Side, identity: &Identity, count: usize) -> Result<Measured> {
     let (address, echo) = (side.address, authority("echo"));
     let before = begin(side)?;
@@ -163,7 +165,7 @@ fn throughput(what: &str, streams: usize, bytes: usize, (processor, wall): (f64,
     ]
 }
 
-/// Has each of so many streams move its share, given the caller and its bytes.
+/// Measures `streams` concurrent streams; `share` moves the part of the bytes that belongs to one stream.
 async fn bulk<F: Future<Output = Result<()>> + Send + 'static>(
     what: &str,
     (side, caller): (&Side, Caller),
@@ -197,7 +199,7 @@ pub(crate) async fn upload(by: (&Side, Caller), bytes: usize, streams: usize) ->
     .await
 }
 
-/// MiB a second of an upload on one stream.
+/// Returns the rate of an upload on one stream, in MiB per second.
 pub(crate) async fn upload_rate(by: (&Side, Caller), bytes: usize) -> Result<f64> {
     let begun = Instant::now();
     upload(by, bytes, 1).await?;
@@ -219,7 +221,7 @@ pub(crate) async fn download(
     .await
 }
 
-/// One stream, each round trip after the other.
+/// Measures round trips one after another on one stream.
 pub(crate) async fn ping_pong(side: &Side, identity: &Identity, count: usize) -> Result<Measured> {
     let caller = identity.call(side.address).await?;
     let mut stream = caller.open(&authority("echo")).await?;
@@ -243,7 +245,7 @@ fn latency(what: &str, processor: f64, mut times: Vec<f64>) -> Measured {
     ]
 }
 
-/// Some round trips every millisecond, whether or not the last have come back, on one stream after the other.
+/// Begins some round trips every millisecond, whether or not earlier ones have come back, on the streams in turn.
 pub(crate) async fn open_loop(
     side: &Side,
     identity: &Identity,
@@ -287,7 +289,7 @@ pub(crate) async fn open_loop(
     Ok(latency(&format!("{streams} streams, {PER_MILLISECOND} every ms"), processor, times))
 }
 
-/// Round trips of somebody who makes one now and then.
+/// Measures the round trips of a caller that makes one now and then.
 pub(crate) async fn innocent(side: &Side, identity: &Identity, seconds: f64, when: &str) -> Result<Measured> {
     let caller = identity.call(side.address).await?;
     let mut stream = caller.open(&authority("echo")).await?;
@@ -296,7 +298,7 @@ pub(crate) async fn innocent(side: &Side, identity: &Identity, seconds: f64, whe
         let sent = Instant::now();
         stream.echo(&MESSAGE_BYTES).await?;
         times.push(sent.elapsed().as_secs_f64() * 1e6);
-        // Nobody else uses this thread, and the runtime's own clock is too coarse.
+        // A blocking sleep is fine, because the thread has no other task; the runtime's timer is too coarse.
         std::thread::sleep(Duration::from_micros(200));
     }
     stream.close().await?;
@@ -306,17 +308,17 @@ pub(crate) async fn innocent(side: &Side, identity: &Identity, seconds: f64, whe
     ])
 }
 
-/// Bytes resident per connection without streams.
+/// Returns the resident bytes per connection without streams.
 pub(crate) async fn idle_connections(side: &Side, identity: &Identity, count: usize) -> Result<f64> {
     idle_stream(&callers(side, identity, 1).await?[0]).await?.close().await?;
     let before = side.memory()?;
     let all = callers(side, identity, count).await?;
-    // The last of them is served as well.
+    // A stream on the last connection shows that the gateway serves all of them.
     drop(idle_stream(&all[count - 1]).await?);
     Ok((side.memory()? - before) / count as f64)
 }
 
-/// Bytes resident per stream that has had its round trip.
+/// Returns the resident bytes per stream after one round trip.
 pub(crate) async fn idle_streams(side: &Side, identity: &Identity, each: usize) -> Result<f64> {
     let callers = callers(side, identity, IDLE_CONNECTIONS).await?;
     for caller in &callers {
@@ -338,7 +340,7 @@ async fn idle_stream(caller: &Caller) -> Result<Stream> {
     Ok(stream)
 }
 
-/// Many downloads that are given up, and what is left of them.
+/// Measures many aborted downloads, and the memory and streams that remain afterwards.
 pub(crate) async fn aborts(side: &Side, identity: &Identity, count: u64) -> Result<Measured> {
     let before = (side.memory()?, begin(side)?);
     let ended = attacks::aborts(identity, side.address, count, &Arc::default()).await?;

@@ -1,5 +1,5 @@
-//! The two ends of every connection: the backends, and the clients that drive a proxy and check what comes back. Client and
-//! backends share nothing with the gateway's code; the hello that opens a connection is one that rustls made.
+//! Both ends of every connection: the backends, and the clients that send through a proxy and check the answers. They share no
+//! code with the gateway; rustls makes the hello that opens a connection.
 
 use std::io::Write as _;
 use std::net::SocketAddr;
@@ -18,16 +18,19 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::Result;
 
-/// What a client asks for once its connection is open, and what it gets for it.
+/// The size in bytes of a client's request on an open connection.
 const REQUEST: usize = 128;
+/// The size in bytes of the answer to a request.
 const ANSWER: usize = 1_024;
-/// What is sent in one call.
+/// The number of bytes that one call sends.
 const PIECE: usize = 256 * 1024;
-/// Clients at a time.
+/// The number of clients at the same time.
 const AT_ONCE: usize = 64;
+/// The number of TLS handshakes at the same time.
 const HANDSHAKES_AT_ONCE: usize = 16;
+/// The number of bulk transfers at the same time.
 const STREAMS: usize = 4;
-/// Bytes of a hello that is never completed.
+/// The number of bytes that are sent of a hello that is never completed.
 const PARTIAL: usize = 300;
 
 /// A kind of backend.
@@ -35,27 +38,27 @@ const PARTIAL: usize = 300;
 pub(crate) enum Backend {
     /// Reads the hello, answers it, and answers each request after it.
     Answer,
-    /// Reads the hello and the announced count of bytes, and answers.
+    /// Reads the hello, a number and that many bytes, and answers.
     Sink,
-    /// Reads the hello and a count, and sends that many bytes.
+    /// Reads the hello and a number, and sends that many bytes.
     Source,
     /// Speaks TLS, and answers one request.
     Tls,
 }
 
-/// All kinds; the index of an address among those of a proxy is the index here.
+/// All kinds; a proxy's addresses have the same order.
 pub(crate) const BACKENDS: [Backend; 4] = [Backend::Answer, Backend::Sink, Backend::Source, Backend::Tls];
 
-/// The names that lead to [`Backend::Answer`], which connections use in turn.
+/// The number of names that lead to [`Backend::Answer`]; connections use them in turn.
 pub(crate) const NAMES: usize = 100;
 
-/// The name of a route to [`Backend::Answer`].
+/// Returns the name of a route to [`Backend::Answer`].
 pub(crate) fn name(index: usize) -> String {
     format!("r{index:06}.bench.test")
 }
 
 impl Backend {
-    /// The server name of one route to it.
+    /// Returns the server name of a route to this backend.
     pub(crate) fn name(self) -> String {
         match self {
             Self::Answer => name(0),
@@ -66,10 +69,10 @@ impl Backend {
     }
 }
 
-/// Addresses by [`BACKENDS`].
+/// One address per kind of backend, in the order of [`BACKENDS`].
 pub(crate) type Addresses = [SocketAddr; 4];
 
-/// The backends, and what clients need to know of them.
+/// The addresses of the backends, and the hellos and TLS config of the clients.
 pub(crate) struct Ends {
     pub(crate) backends: Addresses,
     hellos: Arc<Hellos>,
@@ -83,7 +86,7 @@ struct Hellos {
 }
 
 impl Ends {
-    /// Starts the backends on a thread of their own.
+    /// Starts the backends on their own thread.
     pub(crate) fn start() -> Result<Self> {
         let certified = rcgen::generate_simple_self_signed(vec![Backend::Tls.name()])?;
         let mut roots = RootCertStore::empty();
@@ -123,7 +126,7 @@ impl Ends {
     }
 }
 
-/// With room in its queue for all clients at once.
+/// Returns a listener whose queue has room for all clients at once.
 fn listen() -> Result<std::net::TcpListener> {
     let socket =
         socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM.nonblocking().cloexec(), None)?;
@@ -140,7 +143,7 @@ async fn serve(kind: Backend, listener: std::net::TcpListener, acceptor: &TlsAcc
         let (stream, _) = listener.accept().await?;
         let acceptor = acceptor.clone();
         tasks.spawn(async move {
-            // A client that found something wrong says so; a connection that ends early is no news here.
+            // The client reports wrong answers; a connection that ends early is no error here.
             let _ = match kind {
                 Backend::Answer => answer(stream).await,
                 Backend::Sink => sink(stream).await,
@@ -152,9 +155,9 @@ async fn serve(kind: Backend, listener: std::net::TcpListener, acceptor: &TlsAcc
     }
 }
 
-/// Reads a TLS record.
+/// Reads one TLS record.
 async fn read_hello(stream: &mut TcpStream) -> Result<()> {
-    // The whole of it in one call, as a server does.
+    // The buffer holds the whole record, so that one call can read it, as in a server.
     let mut bytes = [0; 4_096];
     let mut count = 0;
     loop {
@@ -192,7 +195,7 @@ async fn source(mut stream: TcpStream) -> Result<()> {
     stream.write_all(&[7]).await?;
     let count = stream.read_u64().await?;
     send(&mut stream, count).await?;
-    // The client ends it.
+    // The client closes first.
     let _ = stream.read(&mut [0]).await;
     Ok(())
 }
@@ -215,7 +218,7 @@ async fn send(stream: &mut TcpStream, count: u64) -> Result<()> {
     Ok(())
 }
 
-/// Reads so many bytes, which the kernel does not copy to us: what is measured is the proxy.
+/// Reads and drops `count` bytes; the kernel does not copy them to this process, because only the proxy is to be measured.
 async fn discard(stream: &TcpStream, count: u64) -> Result<()> {
     let mut buffer = vec![0; 1 << 20];
     let mut left = usize::try_from(count)?;
@@ -253,7 +256,7 @@ async fn connect(to: SocketAddr) -> Result<TcpStream> {
 }
 
 impl Ends {
-    /// A connection whose hello was answered.
+    /// Opens a connection, and waits for the answer to its hello.
     async fn open(&self, to: SocketAddr, index: usize) -> Result<TcpStream> {
         let mut stream = connect(to).await?;
         stream.write_all(&self.hellos.answer[index % NAMES]).await?;
@@ -261,9 +264,9 @@ impl Ends {
         Ok(stream)
     }
 
-    /// One connection to the route of this name, which is not one of [`NAMES`].
+    /// Opens a connection to the route of this name, which may be outside of the first [`NAMES`], and checks the answer.
     pub(crate) async fn open_name(&self, to: SocketAddr, name: &str) -> Result<()> {
-        // Names are of one length.
+        // All names have the same length, so the name in a known hello can be replaced.
         let (known, mut hello) = (self::name(0), self.hellos.answer[0].clone());
         let at = hello.windows(known.len()).position(|found| found == known.as_bytes()).ok_or("no name")?;
         (&mut hello[at..]).write_all(name.as_bytes())?;
@@ -272,7 +275,7 @@ impl Ends {
         check_answer(&mut stream).await
     }
 
-    /// Connections: hello, answer, end. Returns how many there were.
+    /// Makes short connections (hello, answer, end); returns their number.
     pub(crate) async fn connections(&self, to: &Addresses, count: usize) -> Result<f64> {
         let each = count / AT_ONCE;
         try_join_all((0..AT_ONCE).map(|client| async move {
@@ -285,7 +288,7 @@ impl Ends {
         Ok((each * AT_ONCE) as f64)
     }
 
-    /// TLS handshakes in full, with a request each.
+    /// Makes full TLS handshakes with one request each; returns their number.
     pub(crate) async fn handshakes(&self, to: &Addresses, count: usize) -> Result<f64> {
         let each = count / HANDSHAKES_AT_ONCE;
         try_join_all((0..HANDSHAKES_AT_ONCE).map(|_| async move {
@@ -302,7 +305,7 @@ impl Ends {
         Ok((each * HANDSHAKES_AT_ONCE) as f64)
     }
 
-    /// Bytes from clients to backends. Returns how many GiB.
+    /// Sends bytes from clients to backends; returns their number in GiB.
     pub(crate) async fn up(&self, to: &Addresses, bytes: u64) -> Result<f64> {
         let each = bytes / STREAMS as u64;
         try_join_all((0..STREAMS).map(|_| async move {
@@ -318,7 +321,7 @@ impl Ends {
         Ok((each * STREAMS as u64) as f64 / f64::from(1 << 30))
     }
 
-    /// Bytes from backends to clients. Returns how many GiB.
+    /// Sends bytes from backends to clients; returns their number in GiB.
     pub(crate) async fn down(&self, to: &Addresses, bytes: u64) -> Result<f64> {
         let each = bytes / STREAMS as u64;
         try_join_all((0..STREAMS).map(|_| async move {
@@ -342,7 +345,7 @@ impl Ends {
         Ok(all)
     }
 
-    /// Small requests and their answers on connections that are open. Returns how many there were.
+    /// Makes requests on open connections, and reads the answers; returns their number.
     pub(crate) async fn round_trips(&self, streams: &mut [TcpStream], count: usize) -> Result<f64> {
         let (each, clients) = (count / streams.len(), streams.len());
         try_join_all(streams.iter_mut().map(|stream| async move {
@@ -355,7 +358,7 @@ impl Ends {
         Ok((each * clients) as f64)
     }
 
-    /// Connections that have sent a part of their hello.
+    /// Opens connections that send part of their hello.
     pub(crate) async fn open_partly(&self, to: &Addresses, count: usize) -> Result<Vec<TcpStream>> {
         let mut all = Vec::with_capacity(count);
         for index in 0..count {

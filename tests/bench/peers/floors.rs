@@ -1,7 +1,7 @@
-//! The floors: two relays that read no hello and lead each of their listeners to one fixed backend. They decide nothing,
-//! count nothing and give up nothing, so that their cost is that of the connections themselves: one on epoll alone, one on
+//! The floors: two relays that read no hello and connect each of their listeners to one fixed backend. They make no decisions,
+//! count nothing and have no timeouts, so their cost is that of the connections themselves. One uses epoll alone, the other
 //! tokio. Both relay by the same [`Direction`]: small reads are copied through one buffer of the program, and after a large
-//! one the bytes stay in the kernel.
+//! read the bytes stay in the kernel.
 
 use std::cell::RefCell;
 use std::error::Error;
@@ -25,7 +25,7 @@ pub(crate) type Pair = (SocketAddr, SocketAddr);
 
 const SCRATCH: usize = 64 * 1024;
 const PIPE: usize = 1 << 20;
-/// A read of so many bytes is bulk.
+/// A read of this number of bytes or more counts as bulk.
 const BULK: usize = 16 * 1024;
 
 /// Nonblocking calls on one end of a connection.
@@ -42,7 +42,7 @@ fn splice(from: impl AsFd, to: impl AsFd, count: usize) -> io::Result<usize> {
     Ok(rustix::pipe::splice(from, None, to, None, count, SpliceFlags::NONBLOCK | SpliceFlags::MOVE)?)
 }
 
-/// A socket, and whether its peer has ended its direction, so that the end must be read.
+/// A socket. `hung_up` is true if the peer has closed its direction, so that the end of the peer's bytes has to be read.
 struct Plain<'a> {
     socket: BorrowedFd<'a>,
     hung_up: bool,
@@ -72,7 +72,7 @@ impl End for Plain<'_> {
     }
 }
 
-/// By tokio's readiness, which these calls clear where they find nothing.
+/// Uses tokio's readiness, which these calls clear when they find nothing.
 impl End for tokio::net::TcpStream {
     fn read(&self, into: &mut [u8]) -> io::Result<(usize, bool)> {
         let mut short = None;
@@ -82,7 +82,7 @@ impl End for tokio::net::TcpStream {
             if count == 0 || count == room {
                 return Ok(count);
             }
-            // Clears the readiness without a call that finds nothing.
+            // Clears the readiness, which saves a call that would find nothing.
             short = Some(count);
             Err(ErrorKind::WouldBlock.into())
         });
@@ -111,7 +111,7 @@ impl End for tokio::net::TcpStream {
 
 type Pipe = (OwnedFd, OwnedFd);
 
-/// What all connections share.
+/// The buffer and the free pipes that all connections share.
 struct Shared {
     scratch: Vec<u8>,
     pipes: Vec<Pipe>,
@@ -127,13 +127,13 @@ impl Shared {
             return Ok(pipe);
         }
         let pipe = rustix::pipe::pipe_with(PipeFlags::NONBLOCK | PipeFlags::CLOEXEC)?;
-        // Where that is more than allowed, the kernel's own size does.
+        // If the size is not allowed, the kernel's default size is good enough.
         let _ = rustix::pipe::fcntl_setpipe_size(&pipe.0, PIPE);
         Ok(pipe)
     }
 }
 
-/// What a direction waits for.
+/// The event for which a direction waits.
 enum Wait {
     Read,
     Write,
@@ -143,7 +143,7 @@ enum Wait {
 /// One direction of a connection.
 #[derive(Default)]
 struct Direction {
-    /// Bytes that were read and not yet written.
+    /// Bytes that were read, but not written yet.
     unsent: Vec<u8>,
     pipe: Option<Pipe>,
     in_pipe: usize,
@@ -153,7 +153,8 @@ struct Direction {
 }
 
 impl Direction {
-    /// Moves what can be moved. `last` says that the other direction is done, so that closing is enough of an end.
+    /// Moves as many bytes as possible. If `last` is true, the other direction is done. The caller then closes the socket,
+    /// which also ends this direction, so no FIN is sent here.
     fn pump(&mut self, from: &impl End, to: &impl End, shared: &mut Shared, last: bool) -> io::Result<Wait> {
         match self.advance(from, to, shared, last) {
             Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(Wait::Write),
@@ -161,7 +162,7 @@ impl Direction {
         }
     }
 
-    /// Fails with `WouldBlock` where it cannot write.
+    /// Moves bytes; fails with `WouldBlock` if it cannot write.
     fn advance(
         &mut self,
         from: &impl End,
@@ -211,7 +212,8 @@ impl Direction {
         Ok(false)
     }
 
-    /// Returns true if there is nothing more to read.
+    /// Reads once from `from` into the shared buffer, and writes these bytes to `to`. Returns true if there is nothing more to
+    /// read.
     fn copy(&mut self, from: &impl End, to: &impl End, shared: &mut Shared) -> io::Result<bool> {
         let (count, drained) = from.read(&mut shared.scratch)?;
         self.ended = count == 0;
@@ -239,7 +241,7 @@ fn connect(to: SocketAddr) -> io::Result<TcpStream> {
     Ok(socket.into())
 }
 
-/// Listens with what is inherited by its connections.
+/// Returns a listener; its connections inherit its options.
 fn listen(at: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(at), Type::STREAM.nonblocking().cloexec(), None)?;
     socket.set_reuse_address(true)?;
@@ -249,7 +251,7 @@ fn listen(at: SocketAddr) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// A connection of the relay on epoll: client and backend, and the directions that begin there.
+/// A connection of the relay on epoll: the client's and the backend's socket, and the direction that begins at each.
 struct Relayed {
     ends: [TcpStream; 2],
     hung_up: [bool; 2],
@@ -257,7 +259,7 @@ struct Relayed {
 }
 
 impl Relayed {
-    /// Moves what begins at this end; returns true once both directions are done.
+    /// Moves the bytes of the direction that begins at this end; returns true once both directions are done.
     fn pump(&mut self, end: usize, shared: &mut Shared) -> io::Result<bool> {
         let last = self.directions[1 - end].done;
         let [from, to] =
@@ -280,7 +282,7 @@ impl Relayed {
     }
 }
 
-/// The relay on epoll alone; ends only by failing.
+/// Runs the relay on epoll alone; returns only with an error.
 pub(crate) fn on_epoll(pairs: &[Pair]) -> Result<()> {
     let epoll = epoll::create(CreateFlags::CLOEXEC)?;
     let listeners = pairs.iter().map(|pair| listen(pair.0)).collect::<io::Result<Vec<_>>>()?;
@@ -324,7 +326,7 @@ pub(crate) fn on_epoll(pairs: &[Pair]) -> Result<()> {
                 continue;
             }
             let (slot, end) = ((token - first) / 2, (token - first) % 2);
-            // An event of the same turn may have ended it.
+            // An earlier event of the same turn may have ended the connection.
             let Some(relayed) = &mut connections[slot] else { continue };
             if relayed.woken(end, flags, &mut shared).unwrap_or(true) {
                 connections[slot] = None;
@@ -334,7 +336,7 @@ pub(crate) fn on_epoll(pairs: &[Pair]) -> Result<()> {
     }
 }
 
-/// The lean relay on tokio, on one thread; ends only by failing.
+/// Runs the relay on tokio, on one thread; returns only with an error.
 pub(crate) fn on_tokio(pairs: &[Pair]) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     let shared = Rc::new(RefCell::new(Shared::new()));
@@ -364,7 +366,7 @@ struct Lean {
 }
 
 impl Lean {
-    /// Connects, and sends the client's first bytes if they are there already.
+    /// Connects to the backend, and forwards the client's first bytes if they have arrived.
     fn begin(
         client: tokio::net::TcpStream,
         backend: SocketAddr,
@@ -372,7 +374,7 @@ impl Lean {
     ) -> io::Result<Self> {
         let backend = connect(backend)?;
         let mut up = Direction::default();
-        // tokio does not know yet of either's readiness.
+        // The sockets are used directly, because tokio does not know their readiness yet.
         let [from, to] = [client.as_fd(), backend.as_fd()].map(|socket| Plain { socket, hung_up: false });
         up.pump(&from, &to, &mut shared.borrow_mut(), false)?;
         let backend = tokio::net::TcpStream::from_std(backend)?;

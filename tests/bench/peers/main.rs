@@ -1,12 +1,13 @@
-//! The SNI path beside its peers and beside two floors: `tests/bench/run` (`--short` for a run below three minutes).
+//! The SNI path of Isthmus beside other proxies and beside two floors: `tests/bench/run` (`--short` for a run of less than
+//! three minutes).
 //!
-//! Every program is started with one worker on the first processor; clients and backends are on the second. The
-//! measurements alternate between the programs, in another order each round, so that what else the machine does falls on
-//! all of them. A figure is a median of the rounds; a ratio is the median of the ratios within the rounds. Costs are
-//! processor time of the program's threads as the scheduler counts it. Memory is measured in programs that have done
-//! nothing else. The run fails where a connection fails or brings wrong bytes; no figure is judged.
+//! Every program runs one worker on the first processor; clients and backends run on the second. The measurements alternate
+//! between the programs, in another order each round, so that other load of the machine affects all of them. A figure is a
+//! median of the rounds; a ratio is the median of the ratios within the rounds. Costs are processor time of the program's
+//! threads as the scheduler counts it. Memory is measured in programs that have done nothing else. The run fails if a
+//! connection fails or brings wrong bytes; it judges no figure.
 //!
-//! The run is in a network namespace of its own, so that it has all ports and disturbs nobody.
+//! The run has its own network namespace, so that all ports are free and no other program is disturbed.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "it prints what it measures")]
 
@@ -28,14 +29,14 @@ use table::{Figures, Measure};
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-/// Which floor a process is; none is the one that measures.
+/// The environment variable that says as which floor a process runs. It is not set in the measuring process.
 const ROLE: &str = "ISTHMUS_BENCH_ROLE";
-/// Set in the network namespace.
+/// The environment variable that is set inside the network namespace.
 const INSIDE: &str = "ISTHMUS_BENCH_NAMESPACE";
-/// No single measurement may take longer.
+/// The time limit of a single measurement.
 const MEASURED: Duration = Duration::from_secs(120);
 
-/// How much of everything.
+/// The amount of each kind of work.
 struct Plan {
     rounds: usize,
     memory_rounds: usize,
@@ -112,7 +113,7 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options> {
                     value.split_once('=').ok_or_else(|| format!("--beside NAME=PATH\n{USAGE}"))?;
                 beside.push(Subject::isthmus(name, &std::path::absolute(path)?));
             }
-            // `cargo bench` gives it to every benchmark.
+            // `cargo bench` passes this argument to every benchmark.
             "--bench" => {}
             _ => return Err(format!("{argument} is not known\n{USAGE}").into()),
         }
@@ -150,11 +151,12 @@ fn floor(role: &str) -> Result<()> {
     }
 }
 
-/// Runs this program again in a network namespace of its own.
+/// Runs this program again in a new network namespace; returns true if it succeeded.
 fn in_namespace() -> Result<bool> {
-    // Says what is wrong with the arguments before anything is made.
+    // Reports wrong arguments before the namespace is made.
     options(env::args().skip(1))?;
-    // `cargo` needs the owner of the files: no other user namespace where we may do without.
+    // Tries without a user namespace first. Inside a user namespace, files seem to belong to another user, which disturbs
+    // `cargo`.
     let kinds: [&[&str]; 2] = [&["--net"], &["--net", "--user", "--map-root-user"]];
     let can = |kind: &&&[&str]| {
         let made = Command::new("unshare").args(**kind).args(["ip", "link", "set", "lo", "up"]).output();
@@ -176,7 +178,7 @@ fn in_namespace() -> Result<bool> {
     Ok(run.success())
 }
 
-/// Returns true if everything went as it should.
+/// Runs all measurements; returns true if no work has failed.
 fn measure() -> Result<bool> {
     let begun = Instant::now();
     let options = options(env::args().skip(1))?;
@@ -232,7 +234,7 @@ fn measure() -> Result<bool> {
     Ok(run.failures.is_empty())
 }
 
-/// To what is allowed; the programs inherit it.
+/// Raises the limit of descriptors as far as allowed; the programs inherit it.
 fn raise_descriptors() -> Result<()> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
@@ -241,14 +243,14 @@ fn raise_descriptors() -> Result<()> {
 
 struct Run {
     plan: Plan,
-    /// The costs that are measured.
+    /// The costs to measure.
     costs: Vec<Measure>,
     figures: Figures,
     failures: Vec<String>,
 }
 
 impl Run {
-    /// Processor time of work, in programs that run all the while.
+    /// Measures the processor time of work, in programs that run all the time.
     async fn measure_costs(&mut self, subjects: &[Subject], ends: &Ends) {
         let mut running = Vec::new();
         for (column, subject) in subjects.iter().enumerate() {
@@ -262,7 +264,7 @@ impl Run {
                 Err(error) => self.failures.push(format!("{}: {error}", subject.name)),
             }
         }
-        // The first round warms up, and is not counted.
+        // Round 0 warms up, and does not count.
         for round in 0..=self.plan.rounds {
             eprintln!("round {round} of {}", self.plan.rounds);
             for measure in self.costs.clone() {
@@ -286,7 +288,7 @@ impl Run {
         self.failures.push(text);
     }
 
-    /// Microseconds, or for bulk milliseconds, of processor time for one unit of work.
+    /// Returns the processor time in microseconds per unit of work; the unit of bulk is a GiB.
     async fn cost(&self, measure: Measure, running: &Running, ends: &Ends) -> Result<f64> {
         let (plan, to) = (&self.plan, &running.addresses);
         let mut streams = match measure {
@@ -301,13 +303,13 @@ impl Run {
             Measure::Down => ends.down(to, plan.bytes).await?,
             _ => ends.round_trips(&mut streams, plan.round_trips).await?,
         };
-        // What closing costs belongs to the connections.
+        // Waits for the connections to close, because the cost of closing counts as well.
         tokio::time::sleep(Duration::from_millis(20)).await;
         let spent = running.processor_time()? - before;
         Ok(spent.as_secs_f64() / units * 1e6)
     }
 
-    /// Memory and starts, each in a program that has done nothing else.
+    /// Measures memory and starts, each in a program that has done nothing else.
     async fn memory(&mut self, subjects: &[Subject], ends: &Ends) {
         for round in 0..self.plan.memory_rounds {
             eprintln!("memory, round {} of {}", round + 1, self.plan.memory_rounds);
@@ -338,7 +340,8 @@ impl Run {
         }
     }
 
-    /// Bytes of memory for a connection that is idle, or whose hello is not whole.
+    /// Returns the memory per open connection in bytes. `measure` selects idle connections or connections with an incomplete
+    /// hello.
     async fn open(&self, measure: Measure, subject: &Subject, ends: &Ends) -> Result<f64> {
         let mut running = subject.start(Routes::Few, ends)?;
         running.ready(ends, &ends::name(0)).await?;
@@ -353,7 +356,7 @@ impl Run {
         let mut many = open(self.plan.idle).await?;
         settle().await;
         let grown = running.memory()? - before;
-        // A proxy that has given up some would look lean.
+        // A proxy that had closed some of the connections would seem to need less memory.
         for stream in &mut many {
             let mut byte = [0];
             match stream.try_read(&mut byte) {
@@ -365,7 +368,7 @@ impl Run {
         Ok(grown / self.plan.idle as f64)
     }
 
-    /// Memory per route, and processor and wall time until the last route of many is served.
+    /// Measures the memory per route, and the processor and wall time until the last of many routes is served.
     async fn routes(&self, subject: &Subject, ends: &Ends) -> Result<Vec<(Measure, f64)>> {
         let count = self.plan.routes.min(subject.routes_max());
         let (mut few, mut many) = (subject.start(Routes::Many(ends::NAMES), ends)?, None::<Running>);
@@ -382,7 +385,7 @@ impl Run {
     }
 }
 
-/// Returns true for another build of isthmus or this one.
+/// Returns true for this isthmus and for other builds of it.
 fn is_isthmus(subject: &Subject) -> bool {
     subject.kind == Kind::Isthmus
 }

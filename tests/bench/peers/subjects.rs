@@ -1,5 +1,5 @@
-//! What is measured: proxies that route by server name, each with one worker, without logs, and configured as its
-//! documentation advises; and the floors.
+//! The measured programs. Proxies that route by server name run with one worker and without logs, configured as their
+//! documentation advises. The floors are minimal relays ([`crate::floors`]), which show the cost that no proxy can avoid.
 
 use std::cell::Cell;
 use std::env;
@@ -15,16 +15,17 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use crate::ends::{Addresses, BACKENDS, Backend, Ends, NAMES, name};
 use crate::{ROLE, Result};
 
-/// The processor of the proxies; clients and backends have the other.
+/// The processor of the proxies.
 const PROXIES: usize = 0;
+/// The processor of clients and backends.
 const ENDS: usize = 1;
-/// A proxy with many routes may need so long to start.
+/// The time limit of a start; a proxy with many routes may be slow.
 const STARTED: Duration = Duration::from_secs(120);
 
-/// What a subject is.
+/// The kind of a measured program.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// This isthmus, or another build of it.
+    /// This isthmus or another build of it.
     Isthmus,
     /// HAProxy, with or without `option splice-request` and `splice-response`.
     Haproxy { splice: bool },
@@ -34,28 +35,28 @@ pub(crate) enum Kind {
     Sniproxy,
     /// Envoy with its `sni_cluster` filter, as Istio's east-west gateway uses it.
     Envoy,
-    /// A relay of [`crate::floors`], by the name of its role.
+    /// A relay of [`crate::floors`], with the name of its role.
     Floor(&'static str),
 }
 
 /// A program that can be measured.
 pub(crate) struct Subject {
-    /// Its column.
+    /// The title of the program's column.
     pub(crate) name: String,
     pub(crate) kind: Kind,
     program: PathBuf,
 }
 
-/// How many routes there are, and in which form.
+/// The number and the form of the routes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Routes {
     /// The routes of all backends, as an operator would write them.
     Few,
-    /// So many routes to the answering backend, in the leanest form that the program has for one address per name.
+    /// This number of routes to the answering backend, in the leanest form that the program has for one address per name.
     Many(usize),
 }
 
-/// The file of this name in the folders of `PATH`, and in those where Debian has servers.
+/// Returns the program of this name in the folders of `PATH`, or in those where Debian installs servers.
 fn find(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let folders = env::split_paths(&path).chain(["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from));
@@ -63,12 +64,12 @@ fn find(program: &str) -> Option<PathBuf> {
 }
 
 impl Subject {
-    /// An isthmus at this path.
+    /// Returns the isthmus at this path.
     pub(crate) fn isthmus(name: &str, program: &Path) -> Self {
         Self { name: name.to_owned(), kind: Kind::Isthmus, program: program.to_owned() }
     }
 
-    /// The peers and floors that are here, and a message for each that is not.
+    /// Returns the installed peers and the floors, and a message for each peer that is not installed.
     pub(crate) fn others() -> Result<(Vec<Self>, Vec<String>)> {
         let envoy = env::var_os("ISTHMUS_ENVOY").map(PathBuf::from).or_else(|| find("envoy"));
         let own = env::current_exe()?;
@@ -91,17 +92,18 @@ impl Subject {
         Ok((found, missing))
     }
 
-    /// Returns true if it reads the hello; the floors do not.
+    /// Returns true if the program reads the hello; the floors do not.
     pub(crate) fn reads_hello(&self) -> bool {
         !matches!(self.kind, Kind::Floor(_))
     }
 
-    /// The most routes that it is measured with. Envoy needs seconds and hundreds of megabytes for a few thousand.
+    /// The largest number of routes with which the program is measured. Envoy needs seconds and hundreds of megabytes for a few
+    /// thousand.
     pub(crate) fn routes_max(&self) -> usize {
         if self.kind == Kind::Envoy { 5_000 } else { usize::MAX }
     }
 
-    /// The version that it tells.
+    /// Returns the version that the program prints.
     pub(crate) fn version(&self) -> String {
         let option = match self.kind {
             Kind::Isthmus | Kind::Envoy => "--version",
@@ -113,7 +115,8 @@ impl Subject {
         let told = told.map(|told| [told.stdout, told.stderr].concat()).unwrap_or_default();
         let told = String::from_utf8_lossy(&told);
         let line = told.lines().find(|line| !line.trim().is_empty()).unwrap_or("unknown").trim();
-        // Envoy's has its commit before its version and its libraries after it; HAProxy's has its state and address behind.
+        // Envoy prints its commit before the version and its libraries after it; HAProxy prints its state and address after the
+        // version.
         match self.kind {
             Kind::Envoy => {
                 let version = line.rsplit_once("version: ").map_or(line, |(_, version)| version);
@@ -125,7 +128,7 @@ impl Subject {
         }
     }
 
-    /// Starts it; it can be used once [`Running::ready`] has returned.
+    /// Starts the program; it can be used once [`Running::ready`] has returned.
     pub(crate) fn start(&self, routes: Routes, ends: &Ends) -> Result<Running> {
         let folder = tempfile::tempdir()?;
         let port = next_port();
@@ -193,19 +196,20 @@ impl Subject {
     }
 }
 
-/// Ports below those of the kernel's choice, each once: a listener of before may linger.
+/// Returns a port below the kernel's ephemeral ports, another one each time, because an earlier listener may linger.
 fn next_port() -> u16 {
     thread_local!(static NEXT: Cell<u16> = const { Cell::new(2_000) });
     NEXT.set(NEXT.get() + 1);
     NEXT.get()
 }
 
-/// Acts on one processor, which what it starts inherits, and goes on with the ends' own.
+/// Pins this thread to `processor` while `act` runs, and afterwards to the processor that clients and backends use. Processes
+/// that `act` starts stay on `processor`.
 pub(crate) fn on_processor<T>(processor: usize, act: impl FnOnce() -> T) -> T {
     let pin = |processor| {
         let mut set = CpuSet::new();
         set.set(processor);
-        // Where there is only one the kernel chooses.
+        // If there is only one processor, the kernel chooses.
         let _ = sched_setaffinity(None, &set);
     };
     pin(processor);
@@ -214,18 +218,18 @@ pub(crate) fn on_processor<T>(processor: usize, act: impl FnOnce() -> T) -> T {
     done
 }
 
-/// A proxy that was started; killed when dropped.
+/// A started proxy; killed when dropped.
 pub(crate) struct Running {
     child: Child,
     folder: tempfile::TempDir,
     pub(crate) addresses: Addresses,
-    /// The process and its descendants.
+    /// The IDs of the process and its descendants.
     processes: Vec<u32>,
     begun: Instant,
 }
 
 impl Running {
-    /// Waits until a connection to the route of this name is answered; returns how long the start has taken.
+    /// Waits until a connection to the route of this name is answered; returns the time since the start.
     pub(crate) async fn ready(&mut self, ends: &Ends, name: &str) -> Result<Duration> {
         loop {
             match tokio::time::timeout(Duration::from_secs(5), ends.open_name(self.addresses[0], name)).await
@@ -250,12 +254,12 @@ impl Running {
         Err(format!("it does not serve: {why}; it said: {lines:?}").into())
     }
 
-    /// Processor time of all its threads, as the scheduler counts it.
+    /// Returns the processor time of all threads, as the scheduler counts it.
     pub(crate) fn processor_time(&self) -> Result<Duration> {
         let mut nanoseconds = 0;
         for process in &self.processes {
             for task in fs::read_dir(format!("/proc/{process}/task"))? {
-                // A thread may end between the list and its reading.
+                // A thread may end after it was listed.
                 let Ok(text) = fs::read_to_string(task?.path().join("schedstat")) else { continue };
                 nanoseconds += text.split(' ').next().ok_or("no schedstat")?.parse::<u64>()?;
             }
@@ -263,7 +267,7 @@ impl Running {
         Ok(Duration::from_nanos(nanoseconds))
     }
 
-    /// Resident memory of its processes, in bytes.
+    /// Returns the resident memory of all processes in bytes.
     pub(crate) fn memory(&self) -> Result<f64> {
         let mut kilobytes = 0;
         for process in &self.processes {
@@ -277,7 +281,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Its children first, which else would go on without it.
+        // Descendants are killed first, because they would run on without their parent.
         for process in self.processes.iter().rev() {
             if let Some(process) = i32::try_from(*process).ok().and_then(rustix::process::Pid::from_raw) {
                 let _ = rustix::process::kill_process(process, rustix::process::Signal::KILL);
@@ -288,7 +292,7 @@ impl Drop for Running {
     }
 }
 
-/// A process and all that it started.
+/// Returns a process and all its descendants.
 fn descendants(root: u32) -> Result<Vec<u32>> {
     let mut parents = Vec::new();
     for entry in fs::read_dir("/proc")? {
@@ -309,7 +313,7 @@ fn descendants(root: u32) -> Result<Vec<u32>> {
     Ok(found)
 }
 
-/// The descriptors that a process may have.
+/// Returns the number of descriptors that a process may have, at most 65,536.
 fn descriptors() -> u64 {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
     limit.current.unwrap_or(1 << 16).min(1 << 16)
@@ -324,9 +328,9 @@ fn isthmus(at: SocketAddr, routes: &[(String, SocketAddr)]) -> Result<String> {
     Ok(text)
 }
 
-/// With a backend for each route, or with one for all and addresses from maps.
+/// Returns HAProxy's config: with a backend for each route, or with one backend for all and the addresses in maps.
 fn haproxy(at: SocketAddr, routes: &[(String, SocketAddr)], splice: bool, by_map: bool) -> Result<String> {
-    // Two descriptors each, two for each pipe, and its own.
+    // HAProxy needs two descriptors per connection, two per pipe, and some for itself.
     let most = descriptors().saturating_sub(3_000) / 2;
     let splice = if splice { "\n  option splice-request\n  option splice-response" } else { "" };
     let mut text = format!(
@@ -355,7 +359,8 @@ fn haproxy(at: SocketAddr, routes: &[(String, SocketAddr)], splice: bool, by_map
     Ok(text)
 }
 
-/// With addresses in the map: a named upstream is found by comparing it with all others.
+/// Returns nginx's config. Its map leads from names to addresses, not to named upstreams: nginx would compare the name of an
+/// upstream with the names of all upstreams.
 fn nginx(at: SocketAddr, routes: &[(String, SocketAddr)]) -> Result<String> {
     let module = "/usr/lib/nginx/modules/ngx_stream_module.so";
     let module = if Path::new(module).exists() { format!("load_module {module};\n") } else { String::new() };

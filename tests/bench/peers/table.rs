@@ -1,4 +1,5 @@
-//! The figures, and the page that shows them: medians, ratios within the rounds, goals, and what others do better.
+//! The figures, and the page that shows them: medians, ratios within the rounds, goals, and the rows in which other programs
+//! are better.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -9,7 +10,7 @@ use std::process::Command;
 use crate::subjects::Subject;
 use crate::{Result, is_isthmus};
 
-/// What is measured.
+/// A measured quantity.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Measure {
     Connections,
@@ -25,7 +26,7 @@ pub(crate) enum Measure {
 }
 
 impl Measure {
-    /// Those that are processor time for work.
+    /// The quantities that are processor time per unit of work.
     pub(crate) const COSTS: [Self; 5] =
         [Self::Connections, Self::Handshakes, Self::RoundTrips, Self::Up, Self::Down];
 
@@ -42,7 +43,7 @@ impl Measure {
         Self::StartWall,
     ];
 
-    /// The name of a cost on the command line.
+    /// Returns the name of a cost on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Connections => "connections",
@@ -54,7 +55,7 @@ impl Measure {
         }
     }
 
-    /// The head of its row.
+    /// Returns the title of the quantity's row.
     pub(crate) fn title(self) -> &'static str {
         match self {
             Self::Connections => "short connections per CPU second",
@@ -70,7 +71,7 @@ impl Measure {
         }
     }
 
-    /// What it is that a program needs more or less of.
+    /// Returns the name of the quantity in the rows and sentences that compare what programs need.
     fn need(self) -> &'static str {
         match self {
             Self::Connections => "CPU per short connection",
@@ -86,7 +87,7 @@ impl Measure {
         }
     }
 
-    /// A recorded value as the row shows it. Costs are recorded in microseconds per unit.
+    /// Converts a recorded value to the unit of the row. Costs are recorded in microseconds per unit of work.
     fn shown(self, value: f64) -> f64 {
         match self {
             Self::Connections | Self::Handshakes => 1e6 / value,
@@ -96,7 +97,7 @@ impl Measure {
     }
 }
 
-/// Values by measure and program, one for each round.
+/// The values by quantity and program (column), one for each round.
 #[derive(Default)]
 pub(crate) struct Figures(BTreeMap<(Measure, usize), Vec<f64>>);
 
@@ -109,7 +110,8 @@ impl Figures {
         median(self.0.get(&(measure, column))?.clone())
     }
 
-    /// What one program needs for one that another needs, as the median of the rounds, with the quartiles.
+    /// Returns the ratio of one program's values to another's: the first quartile, the median and the third quartile of the
+    /// rounds.
     fn ratio(&self, measure: Measure, of: usize, to: usize) -> Option<[f64; 3]> {
         let (of, to) = (self.0.get(&(measure, of))?, self.0.get(&(measure, to))?);
         let mut ratios: Vec<f64> =
@@ -119,7 +121,7 @@ impl Figures {
         Some([ratios[last / 4], median(ratios.clone())?, ratios[(last * 3).div_ceil(4)]])
     }
 
-    /// The generated part of the page. The first program is ours.
+    /// Returns the generated part of the page. The first program is this isthmus.
     pub(crate) fn markdown(
         &self,
         subjects: &[Subject],
@@ -228,7 +230,8 @@ impl Figures {
         );
     }
 
-    /// The ratio to ours, unless the program was measured with fewer routes.
+    /// Returns the ratio to the first program. Returns `None` for a start with many routes if the program was measured with
+    /// fewer routes.
     fn comparable(&self, measure: Measure, column: usize, subject: &Subject) -> Option<[f64; 3]> {
         let start = matches!(measure, Measure::StartProcessor | Measure::StartWall);
         self.ratio(measure, column, 0).filter(|_| !start || subject.routes_max() == usize::MAX)
@@ -244,7 +247,7 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
     }
 }
 
-/// With three digits that count, and in groups.
+/// Returns a number with three significant digits, and its digits in groups.
 fn number(value: f64) -> String {
     match value.abs() {
         0.0..10.0 => format!("{value:.2}"),
@@ -254,7 +257,7 @@ fn number(value: f64) -> String {
     }
 }
 
-/// A whole number, with its digits in groups.
+/// Returns a whole number with its digits in groups.
 fn grouped(value: f64) -> String {
     let digits = format!("{value:.0}");
     let mut text = String::new();
@@ -267,7 +270,7 @@ fn grouped(value: f64) -> String {
     text
 }
 
-/// When, where, with what, and by which command.
+/// The lines about a run: when, where, with which programs, and by which command.
 pub(crate) struct About(Vec<String>);
 
 impl About {
@@ -297,12 +300,12 @@ impl About {
         self.0.push(format!("- Run: {text}"));
     }
 
-    /// The command that makes such a run.
+    /// Adds the command that repeats the run.
     pub(crate) fn command(&mut self, short: bool, other_rounds: bool) {
         let mut command = "tests/bench/run".to_owned();
         let mut arguments =
             std::env::args().skip(1).filter(|argument| argument != "--bench" && argument != "--write");
-        // Paths are of the machine.
+        // Paths differ between machines, so they are left out.
         while let Some(argument) = arguments.next() {
             match argument.as_str() {
                 "--isthmus" | "--beside" => {
@@ -322,7 +325,7 @@ impl About {
     }
 }
 
-/// What of the processors went to others, which makes figures uncertain.
+/// The kernel's counters of processor time. The share that the hypervisor took ("steal") makes the figures uncertain.
 pub(crate) struct Stolen(Vec<u64>);
 
 impl Stolen {
@@ -336,7 +339,7 @@ impl Stolen {
         Ok(Self(Self::read()?))
     }
 
-    /// A sentence.
+    /// Returns a sentence about the share of processor time that the hypervisor took since [`Self::begin`].
     pub(crate) fn end(self) -> Result<String> {
         let spent: Vec<u64> =
             Self::read()?.iter().zip(&self.0).map(|(after, before)| after - before).collect();

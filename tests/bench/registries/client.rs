@@ -1,4 +1,4 @@
-//! An xDS client: raw HTTP/2 with gRPC frames. It shares no code with the server but the messages.
+//! An xDS client: raw HTTP/2 with gRPC frames. Of the server's code, it uses only the protobuf messages.
 
 use std::net::SocketAddr;
 use std::sync::mpsc::Sender;
@@ -15,7 +15,7 @@ use super::frames::{frame, take_frame};
 
 const EDS: &str = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment";
 
-/// Follows one assignment, and tells of each response with it, until the server is gone.
+/// Subscribes to one assignment, and sends a notification for each response with it, until the server is gone.
 pub(super) fn follow(xds: SocketAddr, name: &str, told: &Sender<()>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let done = runtime

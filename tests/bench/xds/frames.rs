@@ -1,9 +1,9 @@
-//! gRPC messages on a stream: each behind its head.
+//! gRPC messages on a stream, each with its header.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use prost::Message;
 
-/// Puts a message behind its head: not compressed, and its length.
+/// Returns a message with its header: a flag for no compression, and the length.
 pub(crate) fn frame(message: &impl Message) -> Bytes {
     let mut bytes = BytesMut::new();
     bytes.put_u8(0);
@@ -12,7 +12,7 @@ pub(crate) fn frame(message: &impl Message) -> Bytes {
     bytes.freeze()
 }
 
-/// Takes the next whole message out, without its head.
+/// Removes the next whole message from the buffer; returns it without its header.
 pub(crate) fn take_frame(buffer: &mut BytesMut) -> Option<Bytes> {
     let length = buffer.get(1..5)?.get_u32() as usize;
     if buffer.len() < 5 + length {

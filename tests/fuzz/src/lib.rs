@@ -1,4 +1,4 @@
-//! The fuzz targets for libFuzzer. They are those that `tests/hello` runs over the corpora as an ordinary test.
+//! The fuzz targets for libFuzzer: the same targets that `tests/hello` runs over the corpora as an ordinary test.
 
 #[path = "../../hello/judge.rs"]
 #[allow(dead_code, reason = "it is made for more tests")]

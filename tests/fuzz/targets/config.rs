@@ -1,4 +1,5 @@
-//! Config files: a refusal says where, and what is accepted is read again, as `/api/v1/config` shows it, as the same.
+//! Config files: every error has a position within the file, and the policy of an accepted config is unchanged after the config
+//! is printed as `/api/v1/config` prints it and parsed again.
 
 use std::cell::OnceCell;
 use std::fs;
@@ -7,7 +8,7 @@ use std::path::Path;
 use isthmus::config::{Config, effective, load};
 use isthmus::document::problem::Problem;
 
-/// A file that includes others could read any of this machine.
+/// Inputs with this word, or with an escape that could spell it, are skipped: an include could read any file of this machine.
 const INCLUDE: &str = "include";
 
 pub(super) fn run(data: &[u8]) {
@@ -28,7 +29,7 @@ pub(super) fn run(data: &[u8]) {
             }
             Err(problems) => {
                 assert!(!problems.is_empty(), "refused without a reason");
-                // A carriage return alone ends a line of YAML too.
+                // In YAML, a carriage return alone ends a line, too.
                 let lines = text.matches(['\n', '\r']).count() + 2;
                 for problem in &problems {
                     assert!(problem.line as usize <= lines, "line {} of {lines}: {problem}", problem.line);

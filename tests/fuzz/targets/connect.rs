@@ -1,4 +1,4 @@
-//! Heads of CONNECT requests: a line each for method, authority, and headers.
+//! Heads of CONNECT requests: the first line is the method, the second the authority, each further line a header.
 
 use http::{HeaderName, HeaderValue, Method, Request, Uri};
 use isthmus::model::authority::Authority;
@@ -10,7 +10,7 @@ pub(super) fn run(data: &[u8]) {
     let mut head = Request::new(()).into_parts().0;
     let (method, authority) = (line(), line());
     head.method = Method::from_bytes(method).unwrap_or(Method::CONNECT);
-    // As the HTTP/2 library makes it: from `:authority` alone.
+    // The HTTP/2 library makes the URI of a CONNECT from `:authority` alone.
     let authority = http::uri::Authority::try_from(authority).ok();
     let uri = authority.map(|authority| Uri::builder().authority(authority).build());
     head.uri = uri.and_then(Result::ok).unwrap_or_default();

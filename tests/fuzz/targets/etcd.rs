@@ -1,4 +1,4 @@
-//! Keys and values of an etcd registry: a line with the key, and the value.
+//! Keys and values of an etcd registry: the first line is the key, and the rest is the value.
 
 use isthmus::aggregator::etcd::keys::Keys;
 use isthmus::aggregator::etcd::reading::{ParsedKey, read};
@@ -18,7 +18,7 @@ pub(super) fn run(data: &[u8]) {
     match read(&keys, &mut reader, key, value) {
         ParsedKey::Service(service) => {
             assert_eq!(Ok(&service.key), service_of_key.as_ref());
-            // What a reader has kept changes nothing.
+            // What the reader has cached does not change the result.
             let ParsedKey::Service(again) = read(&keys, &mut reader, key, value) else {
                 panic!("refused the second time")
             };

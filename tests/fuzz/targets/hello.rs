@@ -1,10 +1,10 @@
-//! The ClientHello scanner: one verdict however the bytes are cut, which nothing that follows changes.
+//! The ClientHello scanner: its verdict depends neither on how the bytes are cut nor on the bytes after the hello.
 
 use super::random_of;
 use crate::judge::{Judged, judge, judge_pieces};
 
 const CUTS: usize = 4;
-/// Byte by byte is quadratic.
+/// The largest input that is also fed byte by byte, which takes quadratic time.
 const DRIPPED_MAX: usize = 512;
 
 pub(super) fn run(data: &[u8]) {

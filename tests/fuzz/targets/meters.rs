@@ -1,4 +1,4 @@
-//! The meters of HTTP/2 frames and of TLS records: the same counts however the bytes are cut.
+//! The meters of HTTP/2 frames and of TLS records: the counts do not depend on how the bytes are cut.
 
 use isthmus::wire::frames::FrameMeter;
 use isthmus::wire::records::{RecordMeter, Records};

@@ -1,4 +1,5 @@
-//! Names as clients, configs and peers write them: what is accepted is read again as the same.
+//! Names in the hellos of clients, in configs and from peers: an accepted name is unchanged after it is printed and parsed
+//! again.
 
 use isthmus::document::scalar;
 use isthmus::model::address::Host;
@@ -58,7 +59,7 @@ pub(super) fn run(data: &[u8]) {
         assert_eq!(Locality::parse(locality.as_str()).as_ref(), Some(&locality));
     }
     let _ = TraceParent::parse(text);
-    // The values of a config; what they mean is compared in the target `config`.
+    // Parsing these values of a config must not panic; the target `config` compares their meaning.
     if let Ok((host, port)) = scalar::target(text) {
         assert!(port > 0, "{host}");
     }

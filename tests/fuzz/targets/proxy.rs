@@ -1,11 +1,12 @@
-//! PROXY headers: one verdict however the bytes are cut, and what is written is read as the same.
+//! PROXY headers: the verdict does not depend on how the bytes are cut, and a written header is read back unchanged.
 
 use isthmus::wire::proxy_protocol::read::{Header, Verdict, read};
 use isthmus::wire::proxy_protocol::write;
 
 use super::random_of;
 
-/// More prefixes than this are tried at random.
+/// The length of the longest input whose prefixes are all tried, in bytes. Of a longer input, only some random prefixes are
+/// tried.
 const PREFIXES_MAX: usize = 256;
 
 pub(super) fn run(data: &[u8]) {

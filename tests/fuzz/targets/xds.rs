@@ -1,5 +1,6 @@
-//! A client of the xDS server: its requests one after the other, each a length in two bytes and a message, answered by a
-//! session over a small world that changes once. The first byte chooses the variant of the protocol.
+//! A client of the xDS server. The first byte of the input chooses the variant of the protocol; then come the client's
+//! requests, each a length in two bytes and a message. A session of the server answers the requests from a small snapshot,
+//! which changes once.
 
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
@@ -26,7 +27,7 @@ use isthmus::snapshot::routes::Resolved;
 use isthmus::snapshot::shard::Shard;
 use isthmus::world::Publisher;
 
-/// Responses that one client is sent; each further one needs a further request.
+/// The largest number of responses that the target takes after one request.
 const RESPONSES_MAX: usize = 64;
 const BUDGET: usize = 1 << 20;
 
@@ -95,7 +96,7 @@ async fn serve(protocol: Protocol, requests: Vec<Parts>) {
     }
 }
 
-/// Takes the responses that are due; the client acknowledges none of them.
+/// Takes the pending responses from the session; the client acknowledges none of them.
 fn drain(session: &mut Session) {
     for _ in 0..RESPONSES_MAX {
         let Some(response) = session.response() else {
@@ -115,7 +116,7 @@ fn drain(session: &mut Session) {
     panic!("the responses have no end");
 }
 
-/// The policy of a config without a rule.
+/// Returns the policy of a config without rules.
 fn policy() -> Arc<Policy> {
     thread_local!(static POLICY: OnceCell<Arc<Policy>> = const { OnceCell::new() });
     let read = || {

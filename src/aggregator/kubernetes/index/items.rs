@@ -1,4 +1,4 @@
-//! The registry items that a Service and the objects around it make.
+//! Makes the registry items of a Service and the objects that belong to it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::model::name::HostName;
 use crate::model::service::{Service, ServiceKey, ServicePort};
 use crate::snapshot::change::{Export, Item, Mark, MarkKey, MarkKind};
 
-/// The domain of names that stand for a service in all clusters that export it (KEP-1645).
+/// The domain of the names under which a service is known in all clusters that export it (KEP-1645).
 const CLUSTERSET: &str = "clusterset.local";
 
 /// Returns the name of a service in the cluster set.
@@ -20,8 +20,8 @@ pub(in crate::aggregator::kubernetes) fn alias(key: &ObjectKey) -> Option<HostNa
 }
 
 impl Index {
-    /// The items that a Service makes: itself, each pod of a headless one that has a name, the name that it is exported by,
-    /// and the marks of them all.
+    /// Returns the items of a Service: the service itself, its alias if it is exported, each named pod of a headless service,
+    /// and the export marks of all of them.
     pub(super) fn items(&mut self, key: &ObjectKey) -> Vec<Item> {
         self.withheld.remove(key);
         let none = Labels::new();
@@ -110,8 +110,9 @@ impl Index {
         services.into_iter().flat_map(of_service).collect()
     }
 
-    /// The subsets that DestinationRules of the service's namespace give it, then those of the system namespace; of two with
-    /// one name, that of the older rule.
+    /// Returns the service's subsets from DestinationRules in its own namespace and in the system namespace. If several subsets
+    /// have the same name, those from the service's own namespace come first, and among these the one of the oldest rule is
+    /// used.
     fn subsets(&self, key: &ObjectKey, hostname: &HostName) -> BTreeMap<Arc<str>, Labels> {
         let mut subsets = BTreeMap::new();
         if self.rules.is_empty() {
@@ -148,7 +149,7 @@ fn service_port(port: &PortRecord) -> ServicePort {
     }
 }
 
-/// The marks of a service: its ServiceExport, its own labels, and those of its namespace.
+/// Returns the marks of a service: its ServiceExport, its own labels, and the labels of its namespace.
 fn marks(
     key: &ObjectKey,
     is_exported: bool,

@@ -1,5 +1,5 @@
-//! The end of a listing, and objects that cannot be read: the records that a listing has not named go, unless their objects are
-//! there and unreadable.
+//! Ends listings, and records the objects that cannot be read. At the end of a listing the records that it has not named are
+//! removed; an object that exists but cannot be read counts as named.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use super::super::watch::WatchId;
 use super::{Broken, Index, WatchState};
 use crate::net::channel::cut;
 
-/// Objects that cannot be read and are remembered by name.
+/// The largest number of unreadable objects that are remembered by name.
 const BROKEN_MAX: usize = 1_000;
 
 impl Index {
-    /// Takes out what the listing has not named.
+    /// Removes the records of the watch that its listing has not named.
     pub(super) fn complete(&mut self, watch: WatchId) {
         let WatchState { kind, namespace, listing, .. } = &self.watches[watch];
         let (kind, namespace, listing) = (*kind, namespace.clone(), *listing);

@@ -14,7 +14,7 @@ use crate::snapshot::peer::{NameTemplate, PeerExport, PeerLimits};
 use crate::snapshot::tests::{Mesh, endpoint, gateway, network, port, scoped, service, shard};
 use crate::world::Publisher;
 
-/// Services whose endpoints weigh this much, in the order of their numbers.
+/// Returns a mesh of services whose first endpoint has the given weight, in the order of the weights.
 fn mesh(weights: &[u32], peers: &[Arc<Peer>]) -> Mesh {
     let services = weights.iter().enumerate().map(|(number, weight)| {
         let ports = vec![port(80, PortProtocol::Http), port(443, PortProtocol::Tls)];
@@ -53,7 +53,7 @@ fn peer(name: &str) -> Arc<Peer> {
     })
 }
 
-/// The other end of a link: takes all that is offered; returns the messages' sizes in bytes and their services.
+/// Receives, as the peer, all that is offered; returns the messages' sizes in bytes and the number of their services.
 fn take_all(offer: &mut Offer, taken: &mut Taken, sequence: &mut u64) -> (Vec<usize>, usize) {
     let (mut sizes, mut services) = (Vec::new(), 0);
     while offer.has_more() {
@@ -89,7 +89,7 @@ fn everything() -> Vec<NamePattern> {
 
 #[test]
 fn f_10_one_endpoint_of_ten_thousand_services_is_a_small_message_to_each_peer() {
-    // As many as a measurement asks for.
+    // A measurement may set a larger number of peers in the environment.
     let count = std::env::var("ISTHMUS_TEST_PEERS").ok().and_then(|count| count.parse().ok()).unwrap_or(8);
     let peers: Vec<Arc<Peer>> = (0..count).map(|number| peer(&format!("p{number}"))).collect();
     let mut weights = vec![1; 10_000];
@@ -147,7 +147,7 @@ fn a_peer_is_given_what_it_wants_and_what_is_gone_is_taken_back() {
     offer.subscribe(vec![NamePattern::parse("s1.shop.east.global").expect("legal")]);
     let (mut taken, mut sequence) = (Taken::default(), 0);
     assert_eq!(take_all(&mut offer, &mut taken, &mut sequence).1, 1);
-    // A wish for more is a new listing.
+    // A larger subscription begins a new listing.
     offer.subscribe(everything());
     assert_eq!(take_all(&mut offer, &mut taken, &mut sequence).1, 3);
     world.shards = vec![scoped(shard("a", "n1", Vec::new()))];

@@ -1,5 +1,5 @@
-//! The lists of all clusters and of all listeners on virtual addresses, for clients with a wildcard subscription. The hub makes a
-//! list when the first client asks for it, and keeps it up to date from then on.
+//! The lists of all clusters and of all listeners on virtual addresses, for clients with a wildcard subscription. The hub makes
+//! a list when the first client subscribes to it, and keeps it up to date afterwards.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::snapshot::name_index::NameMap;
 /// All resources of a type, by the host name of their service.
 pub type Clusters = NameMap<Arc<[Arc<Resource>]>>;
 
-/// One list, and the sessions that subscribe to it.
+/// The list of all resources of a type, and the sessions that subscribe to it.
 #[derive(Default)]
 pub(super) struct All {
     pub(super) stage: Stage,
@@ -21,12 +21,14 @@ pub(super) struct All {
     pub(super) len: usize,
 }
 
+/// The stage of the list of all resources of a type.
+///
 /// ```text
 /// Unwanted ──first client──▶ Wanted ──hub──▶ Listing ──every service once──▶ Whole
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// No client has asked for the list, so it costs nothing.
+    /// No client has subscribed to the list, so the list is not made.
     #[default]
     Unwanted,
     Wanted,
@@ -39,7 +41,7 @@ pub(in crate::discovery::xds) fn clusters_of(all: &Clusters, hostname: &HostName
     all.get(hostname.as_str()).cloned().unwrap_or_default()
 }
 
-/// Replaces the clusters of a service; the list is copied only as far as others share it.
+/// Replaces the clusters of a service. Only the parts that this list shares with other lists are copied.
 pub(in crate::discovery::xds) fn put_clusters(
     all: &mut Arc<Clusters>,
     hostname: HostName,
@@ -53,7 +55,7 @@ pub(in crate::discovery::xds) fn put_clusters(
     }
 }
 
-/// Returns true if two lists share all clusters.
+/// Returns true if two lists have the same shared clusters in the same order.
 pub(in crate::discovery::xds) fn are_same(one: &Arc<[Arc<Resource>]>, other: &Arc<[Arc<Resource>]>) -> bool {
     Arc::ptr_eq(one, other)
         || one.len() == other.len() && one.iter().zip(&**other).all(|(a, b)| Arc::ptr_eq(a, b))

@@ -1,4 +1,4 @@
-//! One resource as equal viewers get it, and its subscribers.
+//! One resource that equal viewers share, and its subscribers.
 
 use std::sync::{Arc, Mutex, Weak};
 
@@ -22,11 +22,11 @@ pub(super) struct Key {
     pub(super) viewer: Arc<Viewer>,
 }
 
-/// One resource as equal viewers get it. Neither of its locks is held while a resource is rendered.
+/// One resource that equal viewers share. Neither of its locks is held while a resource is rendered.
 pub(super) struct Rendering {
     hub: Weak<Hub>,
     pub(super) key: Key,
-    /// `None`: the name cannot be parsed, so its resource never changes. Such a rendering belongs to one
+    /// The parsed name; `None`: the name cannot be parsed, so that its resource never changes. Such a rendering belongs to one
     /// session.
     pub(super) target: Option<Target>,
     state: Mutex<State>,
@@ -35,9 +35,9 @@ pub(super) struct Rendering {
 
 #[derive(Default)]
 struct State {
-    /// The generation of the snapshot that `made` was rendered from; 0: nothing was rendered.
+    /// The generation of the snapshot from which `made` was rendered; 0: there is no result yet.
     generation: u64,
-    /// The generation of the newest snapshot for which the hub found this rendering without a result.
+    /// The generation of the newest snapshot that the hub processed while this rendering had no result.
     due: u64,
     made: Made,
 }
@@ -47,7 +47,7 @@ struct State {
 enum Made {
     #[default]
     Nothing,
-    /// An assignment without endpoints, made from its name on demand: there may be very many names that no
+    /// An assignment without endpoints. It is made from its name on demand, because there may be very many names that no
     /// registry has.
     Empty(Version),
     Resource(Arc<Resource>),
@@ -63,12 +63,12 @@ impl Made {
     }
 }
 
-/// The resources of one service in one snapshot: viewers who get the same share one rendering and its bytes.
+/// Renders the resources of one service from one snapshot. Each resource is rendered once for all viewers that get the same.
 pub(super) struct Pass<'a> {
     hub: &'a Hub,
     world: &'a Snapshot,
     hostname: &'a HostName,
-    /// `None` until something is rendered.
+    /// The networks of the service's endpoints; `None` until the first resource is rendered.
     neighbourhood: Option<Neighbourhood>,
     made: HashMap<Key, Option<Arc<Resource>>>,
 }
@@ -78,7 +78,7 @@ impl<'a> Pass<'a> {
         Self { hub, world, hostname, neighbourhood: None, made: HashMap::new() }
     }
 
-    /// Renders a resource of the service, unless it was rendered before.
+    /// Renders a resource of the service, unless it was rendered in this pass.
     fn render(&mut self, rendering: &Rendering) -> Option<Arc<Resource>> {
         let Key { kind, name, viewer } = &rendering.key;
         let of = || Neighbourhood::of(self.world, self.hostname.as_str());
@@ -97,13 +97,12 @@ impl Rendering {
         Arc::new(Self { hub, key, target, state: Mutex::default(), subscribers: Mutex::default() })
     }
 
-    /// Renders again, if there is a result; returns true if the new one differs.
+    /// Renders again if there is a result; returns true if the new result differs.
     pub(super) fn refresh(&self, pass: &mut Pass<'_>) -> bool {
         let generation = pass.world.generation;
         let mut state = lock(&self.state);
         if state.generation == 0 {
-            // The session that renders the first result began with an older snapshot; it sees that a newer
-            // one is due.
+            // A session is rendering the first result from an older snapshot. `due` tells that session to render again.
             state.due = generation;
             return false;
         }
@@ -115,8 +114,8 @@ impl Rendering {
         self.replace(generation, made)
     }
 
-    /// Replaces the result; returns true if the new one differs. A result of a newer snapshot is never replaced by one of
-    /// an older snapshot.
+    /// Replaces the result; returns true if the new result differs. A result of a newer snapshot is never replaced by one of an
+    /// older snapshot.
     fn replace(&self, generation: u64, made: Option<Arc<Resource>>) -> bool {
         let mut state = lock(&self.state);
         if state.generation >= generation {
@@ -134,7 +133,7 @@ impl Rendering {
         true
     }
 
-    /// Returns the result if it equals this resource.
+    /// Returns the rendered resource if it equals `resource`.
     pub(super) fn equal(&self, resource: &Resource) -> Option<Arc<Resource>> {
         match &lock(&self.state).made {
             Made::Resource(same) if **same == *resource => Some(same.clone()),
@@ -156,9 +155,9 @@ impl Rendering {
                 };
             }
             drop(state);
-            // A session keeps the hub alive.
+            // The upgrade succeeds, because a session keeps the hub alive.
             let hub = self.hub.upgrade()?;
-            // The snapshot is read after the hub can find this rendering, so no later snapshot is missed.
+            // The snapshot is read after this rendering is visible to the hub, so that no later snapshot is missed.
             let world = hub.reader.latest();
             let Key { kind, name, viewer } = &self.key;
             let made = render::resource(&world, *kind, name, Some(target), viewer, &hub.san_history);
@@ -169,7 +168,7 @@ impl Rendering {
     }
 }
 
-/// A session's subscription to one resource; ends when dropped.
+/// A session's subscription to one resource. The subscription ends when it is dropped.
 pub struct Subscription {
     rendering: Arc<Rendering>,
     slot: Slot,
@@ -191,7 +190,7 @@ impl Subscription {
         self.rendering.target.as_ref().map(|target| &target.hostname)
     }
 
-    /// Returns the resource of the newest snapshot.
+    /// Returns the resource as rendered from the newest snapshot; `None` if it does not exist.
     pub fn current(&self) -> Option<Arc<Resource>> {
         self.rendering.current()
     }

@@ -1,14 +1,14 @@
-//! Mailboxes by slot: adding and removing cost the same for any number of others.
+//! Mailboxes by slot. The cost of adding or removing a mailbox does not depend on the number of others.
 
 use std::sync::Arc;
 
 use super::mailbox::Mailbox;
 
-/// A list of mailboxes, 8 bytes each. It keeps its largest size until it is empty.
+/// A list of mailboxes, 8 bytes each. Its memory is released when the list becomes empty.
 #[derive(Default)]
 pub(super) struct Subscribers {
     slots: Vec<Option<Arc<Mailbox>>>,
-    /// Free slots.
+    /// The indices of the free entries of `slots`.
     free: Vec<u32>,
 }
 
@@ -20,7 +20,7 @@ impl Subscribers {
     pub(super) fn insert(&mut self, mailbox: Arc<Mailbox>) -> Slot {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
-            // The limit of streams is far below.
+            // The limit of streams is far below `u32::MAX`.
             u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
         });
         let entry = &mut self.slots[slot as usize];

@@ -1,4 +1,4 @@
-//! Clusters of services that come from a peer.
+//! Tests of the clusters of services that are imported from a peer.
 
 use std::sync::Arc;
 
@@ -19,7 +19,8 @@ use crate::snapshot::policy::Policy;
 use crate::snapshot::tests::{Mesh, endpoint, host_name, peer, port, service, shard};
 use crate::snapshot::view::{Families, Tunnel};
 
-/// Returns a mesh with a service of its own, one of west and one of south; the certificates of both peers name cluster.local.
+/// Returns a mesh with a service of its own, a service of the peer west and one of the peer south. The certificates of both
+/// peers name the trust domain cluster.local.
 fn mesh() -> Mesh {
     let imported = |name: &str, peer: &str| {
         let identity = Identity::parse(&format!("spiffe://{peer}/ns/pay/sa/pay")).expect("legal");
@@ -53,7 +54,7 @@ fn roots(all: &[(&str, &str)]) -> Arc<PeerRoots> {
     PeerRoots(all.iter().map(|(peer, roots)| ((*peer).into(), (*roots).into())).collect()).into()
 }
 
-/// Returns the server name, the names to accept and the roots in the cluster of a service for Envoy.
+/// Returns the server name, the accepted names and the roots in the cluster of a service for Envoy.
 fn verified(
     snapshot: &Snapshot,
     history: &SanHistory,

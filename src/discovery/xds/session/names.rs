@@ -1,4 +1,4 @@
-//! The names of one type that a client subscribes to, each once.
+//! The names of one type that a client subscribes to, each at most once.
 
 use std::hash::BuildHasher;
 use std::sync::Arc;
@@ -7,10 +7,10 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 
 use super::Named;
 
-/// The table shrinks if its capacity exceeds its length by this factor.
+/// The table shrinks when its capacity exceeds its length by more than this factor.
 const ROOM: usize = 8;
 
-/// Names by their text, which belongs to the rendering and is shared by all clients.
+/// Names by their text. The text belongs to the rendering, so that all clients share it.
 #[derive(Default)]
 pub(super) struct Names {
     table: HashTable<Named>,
@@ -34,7 +34,7 @@ impl Names {
         self.table.find_mut(self.hasher.hash_one(name), |named| **named.name() == *name)
     }
 
-    /// Adds a name that is not in the table yet.
+    /// Adds a name that is not in the table.
     pub(super) fn insert(&mut self, named: Named) {
         let hash = |named: &Named| self.hasher.hash_one(&**named.name());
         debug_assert!(!self.contains(named.name()), "a name is given once");
