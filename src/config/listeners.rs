@@ -14,17 +14,17 @@ use crate::snapshot::policy::{HelloLimits, Listener, ListenerProtocol, ProxyMode
 use super::addresses::Opened;
 use super::table as keys;
 
-/// The name of the listener of `listen`.
+/// The name of the listener that `listen` defines.
 pub(super) const DEFAULT_NAME: &str = "default";
 
 /// The listeners of a config.
 #[derive(Default)]
 pub(super) struct Listeners {
     pub(super) list: Vec<Arc<Listener>>,
-    /// The names of all listeners, also of those with other mistakes, so that a reference to one is not a
-    /// second problem.
+    /// The names of all listeners, also of listeners with mistakes, so that a reference to one of these is not a second
+    /// problem.
     names: Vec<Arc<str>>,
-    /// True if all files were read, so that an unknown name is in none of them.
+    /// True if all files were read: then a name that was not found exists in none of them.
     complete: bool,
 }
 
@@ -60,7 +60,7 @@ impl Listeners {
             };
             if let Some(first) = places.get(&name) {
                 let first = problems.place(*first);
-                let fault = format!("there are two listeners {name:?}; first at {first}");
+                let fault = format!("two listeners have the name {name:?}; first at {first}");
                 problems.error(named.position, &path.key(keys::Listener::NAME.name()), fault);
                 continue;
             }
@@ -69,8 +69,7 @@ impl Listeners {
             let Some((bind, _)) = bind else { continue };
             let protocol = fields.get(&keys::Listener::PROTOCOL);
             if let (ListenerProtocol::Hbone, Some(node)) = (protocol, fields.at(&keys::Listener::ALPN)) {
-                let fault =
-                    "found alpn on a listener of protocol hbone, which always requires h2; remove alpn";
+                let fault = "found alpn on a listener of protocol hbone; remove alpn, because HBONE always requires h2";
                 problems.error(node.position, &path.key(keys::Listener::ALPN.name()), fault);
             }
             listeners.list.push(Arc::new(Listener {
@@ -113,7 +112,8 @@ impl Listeners {
     }
 }
 
-/// Reads whether a PROXY header is required. Without `from`, everybody could announce any address.
+/// Reads whether a PROXY header is required. If it is, `from` must be present, because otherwise everybody could announce any
+/// address.
 fn proxy_protocol(fields: &Fields<'_>, path: &Path<'_>, problems: &mut Problems) -> ProxyProtocol {
     let path = path.key(keys::Listener::PROXY_PROTOCOL.name());
     let of = fields.map(&keys::Listener::PROXY_PROTOCOL);
@@ -121,14 +121,14 @@ fn proxy_protocol(fields: &Fields<'_>, path: &Path<'_>, problems: &mut Problems)
     match (of.get(&keys::ProxyProtocol::MODE), fields.at(&keys::Listener::PROXY_PROTOCOL)) {
         (ProxyMode::Require, Some(node)) => {
             if from.is_none() {
-                let fault = "mode: require needs from, the addresses of the load balancers whose headers are believed";
+                let fault = "mode: require needs the key from, with the addresses of the load balancers that send the headers";
                 problems.error(node.position, &path, fault);
             }
             ProxyProtocol::Require { from: of.get(&keys::ProxyProtocol::FROM).unwrap_or_default() }
         }
         (ProxyMode::Forbid | ProxyMode::Require, _) => {
             if let Some(node) = from {
-                let fault = "this key is allowed only with mode: require; without it no header is read";
+                let fault = "this key is allowed only with mode: require; in mode: forbid the gateway reads no header";
                 problems.error(node.position, &path.key(keys::ProxyProtocol::FROM.name()), fault);
             }
             ProxyProtocol::Forbid

@@ -1,4 +1,5 @@
-//! HBONE over time and beside others: reloads, replaced certificates, drain, SNI on the same port, tunnels in tunnels.
+//! HBONE over time and beside other traffic: reloads, replaced certificates, drain, SNI on the same port, tunnels inside
+//! tunnels.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::SocketAddr;
@@ -21,7 +22,7 @@ fn write_identity(folder: &Path, issued: &Issued, roots: &str) {
     for (name, text) in
         [("cert.pem", &*issued.certificate_pem), ("key.pem", &*issued.key_pem), ("roots.pem", roots)]
     {
-        // Beside, then in its place, as those who replace secrets do.
+        // A rename replaces the file in one step, as tools that replace secrets do it.
         let next = folder.join(".next");
         std::fs::write(&next, text).expect("written");
         std::fs::rename(next, folder.join(name)).expect("renamed");
@@ -46,7 +47,7 @@ fn one_port_takes_both_kinds_of_callers() {
     );
     let mut sni = plain::tls(address, "api.test").expect("routed");
     assert_eq!(plain::call(&mut sni, "by SNI").expect("an echo"), "by SNI");
-    // A name makes it SNI, and so does another protocol beside h2.
+    // A client that sends a server name, or offers another protocol in addition to h2, is treated as an SNI client.
     let mut named = (*caller()).clone();
     named.enable_sni = true;
     assert!(plain::tls_with(named.into(), address, "nobody.test").is_err());
@@ -56,7 +57,7 @@ fn one_port_takes_both_kinds_of_callers() {
     gateway.logged("without one", |line| line["reason"] == "no_sni");
 }
 
-/// Stops the load also where the test fails.
+/// Stops the load when dropped, also if the test fails.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -85,7 +86,7 @@ fn certificates_and_roots_are_replaced_under_load_without_a_failure() {
                 }
             });
         }
-        // More roots than before, of which one is the callers'.
+        // The file has more roots than before; one of them is the callers' root.
         let more = PKI.ca_pem() + &Pki::new("another").ca_pem();
         for round in 0..10 {
             let before = done.load(Ordering::SeqCst);
@@ -95,7 +96,7 @@ fn certificates_and_roots_are_replaced_under_load_without_a_failure() {
                 if round % 2 == 0 { &more } else { "" },
             );
             if round % 2 == 1 {
-                // A file that is no roots leaves the last good ones in use.
+                // If the file has no valid roots, the gateway keeps the last good ones.
                 eventually("the complaint", || {
                     let status = gateway.json("/api/v1/status");
                     status["identity"]["problems"].to_string().contains("roots.pem").then_some(())
@@ -121,11 +122,14 @@ fn a_pair_that_does_not_match_or_is_somebody_elses_is_not_used() {
     let problem = |gateway: &Gateway| {
         gateway.json("/api/v1/status")["identity"]["problems"]["certificate"].as_str().map(str::to_owned)
     };
-    let told =
-        eventually("the refusal", || problem(&gateway).filter(|text| text.contains("but the node's is")));
+    let told = eventually("the refusal", || {
+        problem(&gateway).filter(|text| text.contains("but node and mesh.trustDomain require"))
+    });
     assert!(told.contains("ns/other/sa/gateway"), "{told}");
     std::fs::write(gateway.folder().join("key.pem"), PKI.issue(&[], Some(OWN)).key_pem).expect("written");
-    eventually("the mismatch", || problem(&gateway).filter(|text| text.contains("do not belong together")));
+    eventually("the mismatch", || {
+        problem(&gateway).filter(|text| text.contains("the key does not match the certificate"))
+    });
     assert_eq!(serial(&gateway), first);
     assert!(Hbone::connect(gateway.listener("hbone"), caller()).is_ok());
     write_identity(gateway.folder(), &PKI.issue(&[], Some(OWN)), &PKI.ca_pem());
@@ -155,7 +159,7 @@ fn a_trust_domain_that_is_removed_ends_the_connections_of_its_members() {
     let mut own_stream = own.open("echo.shop.mesh:80").expect("admitted");
     let mut other_stream = other.open("echo.shop.mesh:80").expect("admitted");
     assert!(own_stream.echo("a").is_ok() && other_stream.echo("b").is_ok());
-    // One that has shown its certificate, and goes no further.
+    // This client has finished its TLS handshake and sends nothing more.
     let mut silent = plain::tls_with(theirs(), address, "127.0.0.1").expect("past TLS");
     let source = silent.sock.local_addr().expect("an address").to_string();
     eventually("its identity", || {
@@ -163,7 +167,7 @@ fn a_trust_domain_that_is_removed_ends_the_connections_of_its_members() {
         let found = all.as_array()?.iter().find(|line| line["source"] == *source)?["source_identity"].clone();
         found.is_string().then_some(())
     });
-    // And one that has shown it, but holds back the end of its handshake.
+    // This client has sent its certificate, but not the end of its handshake.
     let (mut late, rest) = plain::tls_almost(&theirs(), address);
     let held_back = late.local_addr().expect("an address").to_string();
     std::thread::sleep(Duration::from_millis(100));
@@ -180,7 +184,7 @@ fn a_trust_domain_that_is_removed_ends_the_connections_of_its_members() {
     gateway.logged("the silent one", |line| line["reason"] == "config_removed" && line["source"] == *source);
     let _ = silent.read_to_end(&mut Vec::new());
     assert!(Hbone::connect(address, theirs()).is_err());
-    // An export that is taken back ends the streams it had let in, and leaves the connection.
+    // A reload without the export ends the streams that the export admitted, and leaves the connection open.
     gateway.reload(&format!("{BASE}{services}").replace("exports: [{services: [\"*\"]}]", "exports: []"));
     assert_eq!(own_stream.reset(), h2::Reason::INTERNAL_ERROR);
     assert_eq!(own.ended(), None);
@@ -210,7 +214,7 @@ fn drain_lets_open_streams_finish_and_sends_new_ones_elsewhere() {
     watcher.send(&frames::frame(frames::PING, frames::ACK, 0, &ping.payload)).expect("sent");
     let second = watcher.until(GOAWAY).expect("the last word");
     assert_eq!(last_stream(&second), 1);
-    // Those that it asks for before it has heard are taken.
+    // The gateway accepts the streams that the caller opens before it has received the GOAWAY.
     let mut late = 0;
     let refused = eventually("the refusal of new streams", || match hbone.open("echo.shop.mesh:80") {
         Err(refused) => Some(refused),
@@ -251,7 +255,7 @@ fn a_waypoint_takes_the_stream_first_unless_the_caller_is_it() {
     let address = gateway.listener("hbone");
     let hbone = Hbone::connect(address, caller()).expect("let in");
     assert_eq!(hbone.open("echo.shop.mesh:80").expect("admitted").read(8), Ok(b"waypoint".to_vec()));
-    // What a header says of the sender is not believed.
+    // The header `x-istio-source` does not make its sender a waypoint.
     let request = http::Request::connect("echo.shop.mesh:80").header("x-istio-source", "waypoint");
     let mut stream = hbone.ask(request.body(()).expect("a request")).expect("admitted");
     assert_eq!(stream.read(8), Ok(b"waypoint".to_vec()));
@@ -262,7 +266,8 @@ fn a_waypoint_takes_the_stream_first_unless_the_caller_is_it() {
     assert_eq!(itself.open("echo.shop.mesh:80").expect("admitted").echo("on"), Ok("on".to_owned()));
 }
 
-/// A Python peer of `tests/interop/hbone_peer.py`; `None` where there is none, which is told.
+/// Starts the Python peer `tests/interop/hbone_peer.py`. Returns `None`, after reporting a skip, if no Python has the packages
+/// for it.
 fn peer(arguments: &[&str]) -> Option<Child> {
     let Some(python) = python::with_http2() else {
         skip("HBONE with other libraries: no Python with h2");
@@ -274,7 +279,7 @@ fn peer(arguments: &[&str]) -> Option<Child> {
     Some(command.spawn().expect("it starts"))
 }
 
-/// Ends a peer with the test.
+/// A running Python peer; killed when dropped.
 struct Running(Child);
 
 impl Drop for Running {
@@ -283,7 +288,7 @@ impl Drop for Running {
     }
 }
 
-/// Runs a caller to its end: the JSON it tells, and the bytes it got.
+/// Runs a caller to its end; returns the JSON object that it prints, and the bytes that it has received.
 fn called(arguments: &[&str], input: &[u8]) -> Option<(Value, Vec<u8>)> {
     let mut child = peer(arguments)?;
     child.stdin.take().expect("piped").write_all(input).expect("read");
@@ -323,7 +328,7 @@ fn a_caller_of_another_library_is_served() {
 #[test]
 fn the_inner_tunnel_of_double_hbone_is_the_workloads_own() {
     const WORKLOAD: &str = "spiffe://cluster.local/ns/shop/sa/echo";
-    // Nodes take HBONE on this port alone; the address is this test's.
+    // Nodes accept HBONE only on this port; no other test uses this IP address.
     let node: SocketAddr = "127.0.81.7:15008".parse().expect("legal");
     let (workload, who) = (workload_folder(WORKLOAD), workload_folder(CALLER));
     let Some(server) = peer(&["workload", &node.to_string(), workload.path().to_str().expect("text")]) else {

@@ -1,22 +1,30 @@
-//! A relay that delays bytes, to simulate distance.
+//! A relay that delays bytes, as a distant network would.
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::mpsc::sync_channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Half of a round trip.
+use super::raw::connect_from;
+
+/// The delay in each direction.
 const ONE_WAY: Duration = Duration::from_millis(20);
 pub const ROUND_TRIP: Duration = Duration::from_millis(40);
 
 /// Starts a relay that passes bytes on with a delay, in both directions.
 pub fn far(to: SocketAddr) -> SocketAddr {
+    far_as(Ipv4Addr::LOCALHOST, to)
+}
+
+/// Starts such a relay whose own connections have this source address.
+pub fn far_as(source: Ipv4Addr, to: SocketAddr) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("bound");
     thread::spawn(move || {
         for near in listener.incoming().map_while(Result::ok) {
-            let far = TcpStream::connect(to).expect("the target");
+            let far = connect_from(source, to);
+            far.set_read_timeout(None).expect("set");
             for (from, to) in [(&near, &far), (&far, &near)] {
                 from.set_nodelay(true).expect("set");
                 delay(from.try_clone().expect("cloned"), to.try_clone().expect("cloned"));
@@ -27,7 +35,7 @@ pub fn far(to: SocketAddr) -> SocketAddr {
 }
 
 fn delay(mut from: TcpStream, mut to: TcpStream) {
-    // As many pieces as are in flight at a gigabyte per second.
+    // The capacity is the number of pieces that are in flight at a gigabyte per second.
     let (sender, receiver) = sync_channel::<(Instant, Vec<u8>)>(4_096);
     thread::spawn(move || {
         let mut bytes = vec![0; 64 * 1024];

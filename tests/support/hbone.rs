@@ -1,5 +1,4 @@
-//! HBONE callers: HTTP/2 CONNECT over mutual TLS, by the `h2` crate; the interop tests call with other
-//! libraries.
+//! Clients of HBONE: HTTP/2 CONNECT over mutual TLS, by the `h2` crate. The interop tests use other libraries.
 
 use std::future::poll_fn;
 use std::io;
@@ -22,7 +21,7 @@ use super::PATIENCE;
 use super::client::AnyCertificate;
 use super::pki::Issued;
 
-/// A connection whose streams are CONNECTs. Its frames are read and written between calls too.
+/// A client connection. A task of its runtime reads and writes frames between the calls of its methods too.
 pub struct Hbone {
     runtime: Runtime,
     send: SendRequest<Bytes>,
@@ -30,17 +29,17 @@ pub struct Hbone {
     ended: tokio::sync::watch::Receiver<Option<String>>,
 }
 
-/// A stream that was answered with 200.
+/// A CONNECT stream whose response has status 200.
 pub struct Stream {
     handle: tokio::runtime::Handle,
     pub send: SendStream<Bytes>,
     pub receive: RecvStream,
-    /// Received bytes that were not read yet.
+    /// Received bytes that the test has not read yet.
     ahead: Bytes,
     pub headers: HeaderMap,
 }
 
-/// Returns the TLS config of a client with this certificate, which accepts any server.
+/// Returns a client's TLS config with this certificate; it accepts any certificate of the server.
 pub fn client(issued: Option<Issued>, alpn: &[&str]) -> Arc<ClientConfig> {
     let config =
         ClientConfig::builder().dangerous().with_custom_certificate_verifier(Arc::new(AnyCertificate));
@@ -53,7 +52,7 @@ pub fn client(issued: Option<Issued>, alpn: &[&str]) -> Arc<ClientConfig> {
     Arc::new(config)
 }
 
-/// Returns the settings of a ztunnel: windows of 4 and 16 MiB, frames of 1 MiB.
+/// Returns the HTTP/2 settings of a ztunnel: windows of 4 MiB (stream) and 16 MiB (connection), frames of 1 MiB.
 pub fn ztunnel() -> Builder {
     let mut builder = Builder::new();
     builder
@@ -61,7 +60,7 @@ pub fn ztunnel() -> Builder {
         .initial_connection_window_size(16 << 20)
         .max_frame_size(1 << 20)
         .initial_max_send_streams(1_000)
-        // Frames for streams that the caller has dropped are not a fault of the gateway.
+        // The h2 library must not end the connection when frames arrive for streams that the test has dropped.
         .max_concurrent_reset_streams(100_000)
         .max_local_error_reset_streams(None);
     builder
@@ -81,7 +80,7 @@ impl Hbone {
         Self::connect_behind(address, &[], config, builder)
     }
 
-    /// Connects, and sends these bytes before the TLS handshake.
+    /// Connects, and sends `header` before the TLS handshake.
     pub fn connect_behind(
         address: SocketAddr,
         header: &[u8],
@@ -95,11 +94,15 @@ impl Hbone {
             .expect("a runtime");
         let (sender, ended) = tokio::sync::watch::channel(None);
         let send = runtime.block_on(async {
-            let mut socket = TcpStream::connect(address).await?;
-            socket.set_nodelay(true)?;
-            socket.write_all(header).await?;
-            let tls = TlsConnector::from(config).connect(ServerName::from(address.ip()), socket).await?;
-            let (send, mut connection) = builder.handshake(tls).await.map_err(io::Error::other)?;
+            let connecting = async {
+                let mut socket = TcpStream::connect(address).await?;
+                socket.set_nodelay(true)?;
+                socket.write_all(header).await?;
+                let tls = TlsConnector::from(config).connect(ServerName::from(address.ip()), socket).await?;
+                builder.handshake(tls).await.map_err(io::Error::other)
+            };
+            let connected = tokio::time::timeout(PATIENCE, connecting).await.map_err(io::Error::other)?;
+            let (send, mut connection) = connected?;
             // A TLS 1.3 client finishes its handshake before the server has checked its certificate; the
             // answer to a PING shows the result.
             let mut pings = connection.ping_pong().expect("not taken");
@@ -123,12 +126,13 @@ impl Hbone {
         Ok(Self { runtime, send, ended })
     }
 
-    /// Opens a CONNECT stream; the error is the status and `isthmus-reason` of a refusal.
+    /// Opens a CONNECT stream; the error is the status and the `isthmus-reason` of the refusal.
     pub fn open(&self, authority: &str) -> Result<Stream, (StatusCode, String)> {
         self.ask(Request::connect(authority).body(()).expect("a request"))
     }
 
-    /// Sends any request; the end of the connection or stream counts as status 599 with its error.
+    /// Sends any request. If the connection or the stream ends first, the returned error is status 599 with the text of the
+    /// HTTP/2 error.
     pub fn ask(&self, request: Request<()>) -> Result<Stream, (StatusCode, String)> {
         let broken = |error: h2::Error| (StatusCode::from_u16(599).expect("a code"), error.to_string());
         let handle = self.runtime.handle().clone();
@@ -167,7 +171,7 @@ impl Hbone {
 }
 
 impl Stream {
-    /// Sends as the windows allow; an error is the end of the stream.
+    /// Sends bytes as fast as the windows allow; returns an error if the stream ends first.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), String> {
         let send = &mut self.send;
         self.handle.block_on(async {
@@ -176,7 +180,7 @@ impl Stream {
         })
     }
 
-    /// Reads up to `count` bytes; fewer at the end.
+    /// Reads `count` bytes, or fewer if the stream ends before.
     pub fn read(&mut self, count: usize) -> Result<Vec<u8>, String> {
         let mut all = Vec::new();
         while all.len() < count {
@@ -198,13 +202,13 @@ impl Stream {
         Ok(all)
     }
 
-    /// Sends a text and reads as many bytes.
+    /// Sends a text and reads as many bytes as it has.
     pub fn echo(&mut self, text: &str) -> Result<String, String> {
         self.write(text.as_bytes())?;
         self.read(text.len()).map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// Sends a text and reads at the same time; returns the number of bytes that came back.
+    /// Sends a text and reads at the same time; returns the number of received bytes.
     pub fn echo_while_reading(&mut self, text: &str) -> Result<usize, String> {
         let Self { handle, send, receive, .. } = self;
         handle.block_on(async {
@@ -228,7 +232,7 @@ impl Stream {
         })
     }
 
-    /// Waits for window to send; returns true if there is some in time.
+    /// Waits until the flow-control window allows sending; returns false if it does not within the given time.
     pub fn wait_for_capacity(&mut self, within: Duration) -> bool {
         let send = &mut self.send;
         let room = poll_fn(|context| match send.capacity() {
@@ -255,7 +259,7 @@ impl Stream {
     }
 }
 
-/// Sends as the windows allow.
+/// Sends bytes as fast as the windows allow.
 pub async fn write(send: &mut SendStream<Bytes>, bytes: &[u8]) -> Result<(), h2::Error> {
     let mut rest = Bytes::copy_from_slice(bytes);
     while !rest.is_empty() {

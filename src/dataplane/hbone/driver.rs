@@ -1,9 +1,10 @@
-//! Drives one HTTP/2 connection: hands out its streams, sends PINGs to a silent client, and ends in order.
+//! Drives one HTTP/2 connection: accepts its streams, sends PINGs to a silent client, and ends the connection in order.
 //!
 //! ```text
-//!          retire, idle                      streams ended, or time over
-//! serving ──────────────▶ GOAWAY, GOAWAY ─────────────────────────────────▶ closed
-//!    └── cut, flood, silence ──▶ GOAWAY with the error ───────────────────────┘
+//!          retire, idle                   streams ended, or timeout
+//! serving --------------> GOAWAY, GOAWAY --------------------------> closed
+//!    |                                                                  ^
+//!    +---- cut, flood, silence ----> GOAWAY with the error -------------+
 //! ```
 
 use std::cell::Cell;
@@ -33,10 +34,11 @@ use crate::dataplane::refuse;
 use crate::model::reason::Reason;
 use crate::snapshot::policy::{HboneLimits, Listener};
 
-/// How long the last frames may take to reach the client.
+/// The time limit for the last frames to reach the client.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// Serves a connection to its end. The future of an `async fn` would have three places for the connection, of 2.5 KiB each.
+/// Serves a connection to its end. This is not an `async fn` because that future would reserve space for the connection
+/// three times, 2.5 KiB each.
 pub(super) fn drive<'a>(
     core: &'a Rc<Core>,
     entry: &'a Rc<Entry>,
@@ -80,7 +82,8 @@ pub(super) fn drive<'a>(
         let reason = driver.shared.ending.get().unwrap_or(Reason::Ok);
         drop(driver);
         if reason == Reason::BadRequest {
-            // Closing on unread bytes would be a reset, which takes the error with it.
+            // Closing a socket with unread bytes would send a reset, which would discard the error before the client reads
+            // it.
             Box::pin(refuse::linger(core, &socket)).await;
         }
         reason
@@ -95,20 +98,20 @@ struct Driver<'a> {
     connection: Connection<Metered, Bytes>,
     pings: Option<PingPong>,
     shared: Rc<HboneConnection>,
-    /// Counts the bytes that wait for the client to read.
+    /// Counts the bytes that wait to be read by the client.
     holding: Holding,
-    /// The next time at which the client's silence is looked at.
+    /// Fires at the next time to check whether the client is silent.
     timer: Pin<Box<Sleep>>,
-    /// True while a PING to the client is not answered.
+    /// True while a PING to the client is unanswered.
     asked: bool,
-    /// The last time at which there was a stream.
+    /// The last time at which the connection had a stream.
     quiet_since: Instant,
-    /// True once the client was sent GOAWAY.
+    /// True once GOAWAY was sent to the client.
     retired: bool,
 }
 
 impl Driver<'_> {
-    /// Returns the next stream; `None` at the end.
+    /// Returns the next stream, or `None` at the end of the connection.
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Taken>> {
         self.obey(context);
         if self.look_after(context) {
@@ -119,7 +122,8 @@ impl Driver<'_> {
         if paused {
             self.core.pause_reads(context.waker());
         }
-        // Bytes that wait to be written are still written, or they would be held for as long as nothing is read.
+        // A connection that has paused reading still writes its queued bytes; otherwise they would occupy memory until it reads
+        // again.
         self.shared.stats.pause(paused);
         let polled = self.accept(context);
         self.shared.stats.driven();
@@ -138,7 +142,7 @@ impl Driver<'_> {
     fn accept(&mut self, context: &mut Context<'_>) -> Poll<Option<Taken>> {
         loop {
             match self.connection.poll_accept(context) {
-                // Streams of a connection that is being closed are dropped.
+                // New streams of a connection that is being closed are dropped.
                 Poll::Ready(Some(Ok(_))) if self.is_ending() => {}
                 Poll::Ready(Some(Ok(taken))) => return Poll::Ready(Some(taken)),
                 Poll::Ready(Some(Err(error))) => {
@@ -169,7 +173,7 @@ impl Driver<'_> {
         }
     }
 
-    /// Counts the bytes that wait for the client. The connection moves as long as they become fewer.
+    /// Counts the bytes that wait for the client. While their number decreases, the connection is not stalled.
     fn hold(&self) {
         let stats = &self.shared.stats;
         // While the socket is full, TLS also holds records that it has encrypted.
@@ -180,13 +184,13 @@ impl Driver<'_> {
         self.holding.set(queued);
     }
 
-    /// Obeys an order to end, at once or with the last stream.
+    /// Applies an order to end, either at once or with the last stream.
     fn obey(&mut self, context: &Context<'_>) {
         if self.is_ending() {
             return;
         }
         if let Poll::Ready(reason) = self.entry.poll_cut(context) {
-            // Open streams end with the connection. NO_ERROR would tell their callers that all data has come.
+            // Open streams end with the connection. NO_ERROR would make their callers believe that all data has arrived.
             let streams = self.shared.streams.get() > 0;
             self.end(reason, if streams { h2::Reason::INTERNAL_ERROR } else { h2::Reason::NO_ERROR });
         } else if !self.retired && (self.entry.is_retiring() || self.core.is_draining()) {
@@ -194,7 +198,8 @@ impl Driver<'_> {
         }
     }
 
-    /// Sends GOAWAY: new streams have to go elsewhere; streams that are on their way are still taken (RFC 9113 §6.8).
+    /// Sends GOAWAY: the client must open new streams on another connection. Streams in transit are accepted (RFC 9113
+    /// §6.8).
     fn retire(&mut self) {
         self.retired = true;
         self.connection.graceful_shutdown();
@@ -206,21 +211,22 @@ impl Driver<'_> {
         self.timer.as_mut().reset(Instant::now() + LINGER);
     }
 
-    /// Ends a connection whose client sends too much that is costly.
+    /// Ends a connection whose client sends too many costly frames.
     fn judge(&mut self, context: &Context<'_>) {
         if self.is_ending() {
             return;
         }
         if let Some(what) = self.shared.stats.excess(self.core.clock.now(), &self.shared.limits) {
             let (source, identity) = (self.entry.source(), &self.shared.peer.proof.identity);
-            tracing::info!(%source, %identity, "HBONE connection closed: too many {what} in a second");
-            self.entry.facts.borrow_mut().detail = Some(format!("too many {what} in a second").into());
+            tracing::info!(%source, %identity, "HBONE connection closed: too many {what} from the caller in one second");
+            self.entry.facts.borrow_mut().detail =
+                Some(format!("too many {what} from the caller in one second").into());
             self.end(Reason::BadRequest, h2::Reason::ENHANCE_YOUR_CALM);
             context.waker().wake_by_ref();
         }
     }
 
-    /// Sends a silent client a PING; returns true once the client is not waited for any more.
+    /// Sends a PING to a silent client. Returns true when the connection must be closed without waiting for the client.
     fn look_after(&mut self, context: &mut Context<'_>) -> bool {
         let limits = self.shared.limits;
         if let Some(pings) = &mut self.pings
@@ -250,7 +256,7 @@ impl Driver<'_> {
                 continue;
             }
             if let Some(pings) = self.pings.as_mut().filter(|_| !self.asked) {
-                // Fails only while another ping is on its way, which says the same.
+                // This fails only while another PING is in transit, which serves the same purpose.
                 let _ = pings.send_ping(Ping::opaque());
                 self.asked = true;
             }

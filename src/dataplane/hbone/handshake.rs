@@ -1,4 +1,4 @@
-//! From a peeked hello to an HTTP/2 connection with an authenticated client.
+//! The path from a peeked hello to an HTTP/2 connection with an authenticated client.
 
 use std::future::{Future, poll_fn};
 use std::io;
@@ -29,17 +29,21 @@ use crate::tls::proof::{Proof, tls_error_of};
 use crate::tls::server::refused_identity;
 use crate::tls::trust::{describe, is_expired};
 
-/// Streams that a client may reset before they are accepted; more is an attack (CVE-2023-44487).
+/// The number of streams that a client may reset before they are accepted; more is an attack (CVE-2023-44487).
 const PENDING_RESETS_MAX: usize = 20;
-/// Streams that may be reset because of the client's own mistakes before its connection ends.
+/// The number of streams that may be reset because of the client's protocol errors before the connection is closed.
 const ERROR_RESETS_MAX: usize = 1_000;
-/// How long frames of a stream that the gateway has reset are ignored, as they were on their way.
+/// The time for which frames of a stream are ignored after the gateway has reset it, because the frames may have been in
+/// transit.
 const RESET_REMEMBERED: Duration = Duration::from_secs(10);
-/// The bytes of one stream that may wait to be sent to the client: a frame.
+/// The number of bytes of one stream that may wait to be sent to the client: one frame.
 const SEND_BUFFER_MAX: usize = FRAME;
 
-/// The window of a stream, in bytes, if much is held.
+/// The window of a stream, in bytes, while the worker buffers many bytes.
 const SHORT_WINDOW: u32 = 256 * 1024;
+/// The rate that the window of one stream allows over a long path, in bytes per millisecond. About two thirds of it are
+/// reached, because the HTTP/2 library enlarges a window again only when a third of it has been used.
+const RATE_PER_MS: u32 = 600 << 10;
 
 /// An HTTP/2 connection with an authenticated client.
 pub(super) struct Agreed {
@@ -47,17 +51,17 @@ pub(super) struct Agreed {
     pub(super) connection: server::Connection<Metered, Bytes>,
     /// The counts of the client's records and frames.
     pub(super) stats: Rc<ConnectionStats>,
-    /// The client.
+    /// The authenticated client.
     pub(super) peer: Rc<Peer>,
-    /// The socket below TLS, which lingers so that the client can read the last frames.
+    /// The socket below TLS. It stays open for a while so that the client can read the last frames.
     pub(super) socket: Rc<TcpStream>,
 }
 
-/// Why a handshake failed.
+/// The failure of a handshake.
 pub(super) struct Failed {
-    /// The reason that the connection ends with.
+    /// The reason to end the connection with.
     pub(super) reason: Reason,
-    /// The exact fault, for the operator.
+    /// The detailed error, for the operator.
     pub(super) detail: Option<Box<str>>,
 }
 
@@ -73,7 +77,7 @@ impl From<Reason> for Failed {
     }
 }
 
-/// Agrees on TLS and HTTP/2 before the deadline.
+/// Negotiates TLS and HTTP/2 before the deadline.
 pub(super) async fn handshake(
     core: &Rc<Core>,
     entry: &Rc<Entry>,
@@ -81,27 +85,29 @@ pub(super) async fn handshake(
     limits: &HboneLimits,
     transport: Transport,
 ) -> Result<Agreed, Failed> {
-    // Pending as an incomplete hello is, as the client is not authenticated yet.
+    // The client is not authenticated yet, so the connection counts as pending, like one with an incomplete hello.
     let _waiting = Waiting::begin(core, entry)?;
     let deadline = Instant::from_std(entry.accepted + limits.handshake_timeout);
     let agree = Box::pin(async {
         let mut trust = core.shared.hbone.context.trust.clone();
         trust.see();
         let stream = secure(core, entry, transport).await?;
-        // The certificate is verified when it comes; the bundle may change before the client finishes.
+        // The certificate is verified when it arrives; the trust bundle may change before the client finishes the
+        // handshake.
         let proof = Proof::of(stream.get_ref().1, &mut trust).map_err(untrusted)?;
         let peer = Rc::new(Peer::new(proof, trust));
-        // No await since the verification: a bundle that changes from here on finds the peer in the table.
+        // There is no await after the verification: if the bundle changes from here on, the readmission finds the peer in
+        // the table.
         entry.facts.borrow_mut().peer = Some(peer.clone());
         admit_caller(newest(&core.snapshot(), listener), entry)?;
         agree(core, limits, stream, peer).await
     });
-    // An order to end and the deadline win: a client that drips cannot outrun them.
+    // The deadline and an order to end take priority: a client that sends slowly cannot delay them.
     tokio::select! {
         biased;
         reason = entry.cut_ordered() => Err(reason.into()),
         () = tokio::time::sleep_until(deadline) => {
-            Err(Failed::new(Reason::HelloTimeout, "TLS and HTTP/2 were not agreed on within hbone.handshakeTimeout"))
+            Err(Failed::new(Reason::HelloTimeout, "the handshakes of TLS and HTTP/2 took longer than hbone.handshakeTimeout"))
         }
         agreed = agree => agreed,
     }
@@ -117,7 +123,8 @@ async fn secure(
         return Err(Failed::new(Reason::TlsFailed, "this gateway has no certificate yet"));
     }
     let accept = TlsAcceptor::from(hbone.tls.clone()).accept(transport);
-    // In the same poll, as `refused_identity` is of the last handshake of this thread.
+    // Evaluated in the same poll as the accept, because `refused_identity` returns the identity of this thread's last
+    // handshake.
     let accept = async { accept.await.map_err(|error| of_own_certificate(hbone, tls_failed(&error))) };
     core.pacer.paced(&core.scope, entry.source().ip(), accept).await
 }
@@ -126,15 +133,15 @@ fn tls_failed(error: &io::Error) -> Failed {
     match tls_error_of(error) {
         Some(fault @ rustls::Error::InvalidCertificate(_)) => distrusted(fault),
         Some(rustls::Error::NoCertificatesPresented) => {
-            Failed::new(Reason::IdentityRequired, "the caller shows no certificate")
+            Failed::new(Reason::IdentityRequired, "the caller sent no certificate")
         }
         Some(fault) => Failed::new(Reason::TlsFailed, describe(fault)),
-        None => Failed::new(Reason::ClientGone, "during the TLS handshake"),
+        None => Failed::new(Reason::ClientGone, "the caller closed the connection during the TLS handshake"),
     }
 }
 
-/// Adds to a failed handshake that this gateway's own certificate has expired, if it has: callers refuse it, and few say why.
-/// The first word is the code of the problem in `status`.
+/// If this gateway's own certificate has expired, adds this to the detail of a failed handshake: callers refuse such a
+/// certificate, and few of them say why. The first word of the detail is the code of the problem in `status`.
 fn of_own_certificate(hbone: &Hbone, failed: Failed) -> Failed {
     let own = hbone.context.certificate.newest();
     let expired = own.filter(|own| own.validity.is_over(SystemTime::now()));
@@ -150,7 +157,8 @@ fn of_own_certificate(hbone: &Hbone, failed: Failed) -> Failed {
     }
 }
 
-/// Returns why a caller's certificate is refused. The identity that it claims is not proven, so it is in the detail alone.
+/// Returns the failure for a refused caller's certificate. The identity that the certificate claims is not proven, so it
+/// appears in the detail alone.
 fn distrusted(fault: &rustls::Error) -> Failed {
     let text = describe(fault);
     let text = match refused_identity() {
@@ -164,13 +172,20 @@ fn untrusted(describe: String) -> Failed {
     Failed::new(Reason::IdentityUntrusted, describe)
 }
 
-/// Returns the windows of a stream and of the connection, in bytes. If much is held already, they suit a short way only.
-fn windows(core: &Core, limits: &HboneLimits) -> (u32, u32) {
+/// Returns the windows of a stream and of the connection, in bytes. The window of a stream fits the round trip to the client.
+/// While the worker holds more than half of the bytes that it may hold, both windows are small.
+fn windows(core: &Core, limits: &HboneLimits, round_trip: Duration) -> (u32, u32) {
     if core.held.bytes() <= limits.held_per_worker / 2 {
-        return (limits.stream_window, limits.connection_window);
+        return (window_over(limits, round_trip), limits.connection_window);
     }
     let stream = limits.stream_window.min(SHORT_WINDOW);
     (stream, limits.connection_window.min(limits.streams.saturating_mul(stream)))
+}
+
+/// Returns the window of a stream over a path with this round trip time, in bytes.
+fn window_over(limits: &HboneLimits, round_trip: Duration) -> u32 {
+    let milliseconds = u32::try_from(round_trip.as_millis()).unwrap_or(u32::MAX);
+    RATE_PER_MS.saturating_mul(milliseconds).min(limits.stream_window_max).max(limits.stream_window)
 }
 
 async fn agree(
@@ -181,7 +196,7 @@ async fn agree(
 ) -> Result<Agreed, Failed> {
     let stats = ConnectionStats::new(core.clock.now());
     let socket = tls.get_ref().0.socket().clone();
-    let (stream_window, connection_window) = windows(core, limits);
+    let (stream_window, connection_window) = windows(core, limits, tls.get_ref().0.round_trip());
     let mut builder = server::Builder::new();
     builder
         .max_concurrent_streams(limits.streams)
@@ -190,15 +205,16 @@ async fn agree(
         .max_frame_size(limits.frame_size)
         .max_header_list_size(limits.header_bytes)
         .max_pending_accept_reset_streams(PENDING_RESETS_MAX)
-        // All streams may be reset at once, as when an endpoint dies, while frames of each are on their way: that is not
-        // the client's mistake.
+        // All streams may be reset at once, for example when an endpoint dies, while frames of each are in transit. That is
+        // not the client's error.
         .max_concurrent_reset_streams(usize::try_from(limits.streams).unwrap_or(usize::MAX).saturating_mul(2))
         .reset_stream_duration(RESET_REMEMBERED)
         .max_local_error_reset_streams(Some(ERROR_RESETS_MAX))
         .max_send_buffer_size(SEND_BUFFER_MAX)
-        // Small frames of one stream must not end the others: each is read at once, which gives its share back.
+        // The HTTP/2 library ends a connection whose unread small DATA frames use up this budget. Here each frame is read at
+        // once, which restores the budget. So a stream with small frames does not end the connection.
         .data_frame_budget(usize::try_from(limits.connection_window).unwrap_or(usize::MAX));
-    // TLS keeps no more than one call writes.
+    // TLS may buffer only as many bytes as one call writes.
     tls.get_mut().1.set_buffer_limit(Some(RECORDS));
     tls.get_mut().0.meter(stats.clone());
     let io = Metered { tls, stats: stats.clone() };
@@ -210,15 +226,32 @@ async fn agree(
             if let Some(what) = stats.excess(core.clock.now(), limits) {
                 return Poll::Ready(Err(Failed::new(
                     Reason::BadRequest,
-                    format!("too many {what} in a second"),
+                    format!("too many {what} from the caller in one second"),
                 )));
             }
         }
         agreed.map_err(|error| match error.is_io() {
-            true => Failed::new(Reason::ClientGone, "before HTTP/2 was agreed on"),
-            false => Failed::new(Reason::BadRequest, format!("HTTP/2 was not agreed on: {error}")),
+            true => Failed::new(
+                Reason::ClientGone,
+                "the caller closed the connection before the HTTP/2 handshake was complete",
+            ),
+            false => Failed::new(Reason::BadRequest, format!("the HTTP/2 handshake failed: {error}")),
         })
     });
     let connection = agreed.await?;
     Ok(Agreed { connection, stats, peer, socket })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_is_as_long_as_the_path_within_its_limits() {
+        let limits = HboneLimits::default();
+        let over = |milliseconds| window_over(&limits, Duration::from_millis(milliseconds)) >> 20;
+        assert_eq!([0, 1, 10, 20, 40, 1_000, u64::MAX].map(over), [4, 4, 5, 11, 23, 24, 24]);
+        let fixed = HboneLimits { stream_window: 1 << 20, stream_window_max: 1 << 20, ..limits };
+        assert_eq!(window_over(&fixed, Duration::from_secs(1)), 1 << 20);
+    }
 }

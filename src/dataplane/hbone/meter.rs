@@ -1,5 +1,5 @@
 //! The counts of one connection: when the client last sent anything, how many records and frames it sends that cost the
-//! gateway more than the client, and how many bytes wait for it to read.
+//! gateway more than the client, and how many bytes wait for the client to read.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -16,65 +16,68 @@ use crate::wire::records::Records;
 pub(crate) struct ConnectionStats {
     meter: RefCell<FrameMeter>,
     heard: Cell<Instant>,
-    /// The worker's tick in which the counts began.
+    /// The worker's tick in which the current counts began.
     second: Cell<u32>,
-    /// Streams that the client gave up in that second before they were answered.
+    /// The number of streams that the client reset before they were answered, in the tick `second`.
     resets: Cell<u32>,
-    /// Streams that were refused in that second.
+    /// The number of streams that were refused in the tick `second`.
     refused: Cell<u32>,
-    /// Records of that second that carry nothing.
+    /// The number of records without content in the tick `second`.
     tiny: Cell<u32>,
-    /// Bytes received, less those that allowed for records that carry nothing.
+    /// The number of received bytes that have not been counted yet towards the allowance for records without content.
     bulk: Cell<usize>,
-    /// WINDOW_UPDATE frames that the client has been given reason for.
+    /// The number of WINDOW_UPDATE frames that the client may send in reply to the DATA sent to it.
     windows: Cell<u32>,
-    /// Bytes that may still be read in this turn.
+    /// The number of bytes that may yet be read in this turn.
     left: Cell<usize>,
-    /// True while nothing is to be read.
+    /// True while the driver has paused reading.
     paused: Cell<bool>,
-    /// Bytes given to HTTP/2 and not written yet.
+    /// The number of bytes that were passed to HTTP/2 and are not written to the socket yet.
     queued: Cell<usize>,
-    /// True if the client's socket was full when it was last written to.
+    /// True if the last write filled the client's socket.
     blocked: Cell<bool>,
-    /// Streams that wait for less to be queued.
+    /// The streams that wait until fewer bytes are queued.
     waiting: RefCell<Vec<Waker>>,
-    /// How often they were woken.
+    /// The number of times that the waiting streams were woken.
     rounds: Cell<u64>,
 }
 
-/// A stream's place among the streams that wait for less to be queued: the round in which it took one.
+/// A stream's registration among the streams that wait for room in the queue: the value of `rounds` when it registered.
 #[derive(Debug, Default)]
 pub(crate) struct Place(Option<u64>);
 
-/// Bytes that may be queued for a client that does not read. Its streams share one socket: more queued bytes
-/// would bring none of them forward, and let a large download delay all others.
+/// The number of bytes that may be queued for a client that does not read. The streams of a connection share one socket:
+/// more queued bytes would speed up none of them, and would make a large download delay all others.
 const QUEUED_MAX: usize = 1 << 20;
 
-/// Bytes that a connection may read before its streams, and other connections, have a turn.
+/// The number of bytes that a connection may read before its streams and other connections get their turn.
 const TURN: usize = 256 * 1024;
-/// Bytes charged at least per record, so that many small records also end a turn.
+/// The minimum number of bytes that a record counts for, so that many small records use up a turn too.
 const RECORD_COST: usize = 256;
-/// The same for a record that carries nothing: it is a KeyUpdate, or a byte of a frame.
+/// The minimum number of bytes that a record without content counts for. Such a record carries less than a frame header: a
+/// KeyUpdate, or one byte of a frame.
 const TINY_COST: usize = 4 * 1024;
-/// Bytes received that allow for one record that carries nothing: one may follow each full record. Half of a full record,
-/// as peers may make them smaller.
+/// The number of received bytes that allow one record without content. One such record may follow each full record of 16
+/// KiB; the number is half of that because peers may make their full records smaller.
 const BULK_PER_TINY: usize = 8 * 1024;
-/// The most such bytes that are remembered.
+/// The largest number of received bytes that are kept as an allowance for records without content.
 const BULK_MAX: usize = 16 << 20;
-/// The most WINDOW_UPDATE frames that a client may still send.
+/// The largest number of WINDOW_UPDATE frames that a client may have in credit.
 const WINDOWS_MAX: u32 = 1 << 20;
-/// WINDOW_UPDATE frames that one frame of DATA allows for: of its stream and of the connection, as it comes and as it is read.
+/// The number of WINDOW_UPDATE frames that the client may send for one DATA frame. It may open two windows, those of the stream
+/// and of the connection, and each of them twice: when the frame arrives and when it is read.
 const WINDOWS_PER_FRAME: usize = 4;
-/// Libraries open windows again by 4 KiB and more, those of streams and of connections.
+/// The number of bytes sent to the client that allow one more WINDOW_UPDATE frame. HTTP/2 libraries reopen the windows of
+/// streams and connections in steps of 4 KiB or more.
 const BYTES_PER_WINDOW: usize = 1024;
-/// Refused streams that count as one stream given up. A node's proxy tries again for all of its workloads when a service is
-/// gone, so thousands of refused streams in a second are honest.
+/// The number of refused streams that count as one reset stream. When a service is gone, a node's proxy retries for all of
+/// its workloads, so thousands of refused streams in a second can be legitimate.
 const REFUSED_PER_RESET: u32 = 100;
-/// Bytes charged at least per frame, so that many tiny frames also end a turn.
+/// The minimum number of bytes that a frame counts for, so that many tiny frames use up a turn too.
 const FRAME_COST: usize = 256;
 
 impl ConnectionStats {
-    /// Counts nothing yet; `second` is the worker's tick.
+    /// Starts all counts at 0; `second` is the worker's tick.
     pub(crate) fn new(second: u32) -> Rc<Self> {
         Rc::new(Self {
             meter: RefCell::default(),
@@ -94,12 +97,12 @@ impl ConnectionStats {
         })
     }
 
-    /// Returns true if nothing more is read before others have had a turn.
+    /// Returns true if the connection must not read more before its streams and other connections have had their turn.
     pub(super) fn has_had_its_turn(&self) -> bool {
         self.left.get() == 0
     }
 
-    /// Counts ciphertext that was read, in which these records began.
+    /// Counts `bytes` of ciphertext and the records that began in them.
     pub(super) fn received(&self, bytes: usize, records: Records) {
         let (all, tiny) = (records.all as usize, records.tiny as usize);
         let cost = bytes.max(all * RECORD_COST + tiny * TINY_COST);
@@ -111,30 +114,31 @@ impl ConnectionStats {
         self.tiny.set(self.tiny.get().saturating_add(tiny));
     }
 
-    /// Begins the next turn, as others had theirs.
+    /// Lets the connection read up to [`TURN`] more bytes, after its streams and the other connections have had their turn.
     pub(crate) fn end_turn(&self) {
         self.left.set(TURN);
     }
 
-    /// Sets whether nothing is read while the connection is driven.
+    /// Pauses or resumes reading while the connection is driven.
     pub(crate) fn pause(&self, on: bool) {
         if self.paused.replace(on) {
-            // A client that is not read is not silent.
+            // While the gateway does not read from the client, the client does not count as silent.
             self.heard.set(Instant::now());
         }
     }
 
-    /// Returns when the client last sent something.
+    /// Returns the time at which the client last sent something.
     pub(crate) fn heard(&self) -> Instant {
         self.heard.get()
     }
 
-    /// Returns the bytes that wait for the client to read.
+    /// Returns the number of bytes that wait for the client to read.
     pub(crate) fn queued(&self) -> usize {
         self.queued.get()
     }
 
-    /// Counts bytes that a stream has given to HTTP/2.
+    /// Counts bytes that a stream has passed to HTTP/2, and increases the number of WINDOW_UPDATE frames that the client may
+    /// send for these bytes.
     pub(crate) fn queue(&self, bytes: usize) {
         self.queued.set(self.queued.get() + bytes);
         let windows = u32::try_from(WINDOWS_PER_FRAME + bytes / BYTES_PER_WINDOW).unwrap_or(u32::MAX);
@@ -146,7 +150,8 @@ impl ConnectionStats {
         self.blocked.get()
     }
 
-    /// Waits until there is room for more. A stream has one place, however often it asks; it asks from one task.
+    /// Waits until fewer than `QUEUED_MAX` bytes are queued. A stream registers once, however often it polls, and always
+    /// polls from the same task.
     pub(crate) fn poll_room(&self, place: &mut Place, context: &Context<'_>) -> Poll<()> {
         if self.queued.get() < QUEUED_MAX {
             return Poll::Ready(());
@@ -159,8 +164,8 @@ impl ConnectionStats {
         Poll::Pending
     }
 
-    /// Notes that the connection has been driven: all queued bytes are written, unless the client's socket is full. (HTTP/2
-    /// does not report bytes that it dropped with their stream.)
+    /// Records that the HTTP/2 connection was driven. Unless the client's socket is full, all queued bytes are written then, so
+    /// none are counted any more. (HTTP/2 does not report bytes that it dropped together with their stream.)
     pub(crate) fn driven(&self) {
         if !self.blocked.get() {
             self.written(self.queued.get());
@@ -175,12 +180,12 @@ impl ConnectionStats {
         }
     }
 
-    /// Returns true if nothing is to be read until the driver says so.
+    /// Returns true if reading is paused until the driver resumes it.
     pub(super) fn is_paused(&self) -> bool {
         self.paused.get()
     }
 
-    /// Counts the frames in bytes that the client has sent.
+    /// Counts the frames that begin in decrypted bytes from the client.
     pub(super) fn frames_received(&self, bytes: &[u8]) {
         self.heard.set(Instant::now());
         let mut meter = self.meter.borrow_mut();
@@ -189,17 +194,17 @@ impl ConnectionStats {
         let with_reason = windows.min(self.windows.get());
         self.windows.set(self.windows.get() - with_reason);
         meter.counts.empty = meter.counts.empty.saturating_add(windows - with_reason);
-        // Their bytes have been counted below TLS.
+        // The bytes themselves were already counted below TLS.
         let cost = (frames * FRAME_COST).saturating_sub(bytes.len());
         self.left.set(self.left.get().saturating_sub(cost));
     }
 
-    /// Notes whether the client's socket took all that was flushed.
+    /// Records whether the client's socket took all flushed bytes.
     pub(super) fn flushed(&self, flushed: &Poll<io::Result<()>>) {
         self.blocked.set(flushed.is_pending());
     }
 
-    /// Notes the result of a write.
+    /// Records the result of a write.
     pub(super) fn tried(&self, result: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         self.blocked.set(result.is_pending());
         if let Poll::Ready(Ok(bytes)) = &result {
@@ -208,7 +213,7 @@ impl ConnectionStats {
         result
     }
 
-    /// Counts a stream that the client gave up before it was answered.
+    /// Counts a stream that the client reset before it was answered.
     pub(crate) fn gave_up(&self) {
         self.resets.set(self.resets.get().saturating_add(1));
     }
@@ -218,7 +223,7 @@ impl ConnectionStats {
         self.refused.set(self.refused.get().saturating_add(1));
     }
 
-    /// Returns what the client has sent too much of in this second, if anything.
+    /// If the client has sent too many frames, records or streams of one kind in this tick, returns the name of the kind.
     pub(crate) fn excess(&self, second: u32, limits: &HboneLimits) -> Option<&'static str> {
         let mut meter = self.meter.borrow_mut();
         if self.second.replace(second) != second {
@@ -230,11 +235,11 @@ impl ConnectionStats {
         }
         let resets = self.resets.get().saturating_add(self.refused.get() / REFUSED_PER_RESET);
         let checks = [
-            (resets, limits.resets, "streams given up before they were answered, or refused"),
+            (resets, limits.resets, "cancelled or refused streams"),
             (meter.counts.pings, limits.pings, "PING frames"),
             (meter.counts.settings, limits.settings, "SETTINGS frames"),
-            (meter.counts.empty, limits.empty_frames, "frames that carry nothing"),
-            (self.tiny.get(), limits.empty_frames, "TLS records that carry nothing"),
+            (meter.counts.empty, limits.empty_frames, "frames without effect"),
+            (self.tiny.get(), limits.empty_frames, "TLS records without content"),
         ];
         checks.into_iter().find(|(count, limit, _)| count > limit).map(|(_, _, what)| what)
     }
@@ -244,7 +249,8 @@ impl ConnectionStats {
 mod tests {
     use super::*;
 
-    /// A client that reads nothing can have a stream polled by what it sends on it, without end.
+    /// A client that does not read can send frames on a stream without end, and each frame causes the stream to be polled. The
+    /// stream must register only once.
     #[test]
     fn a_stream_that_asks_again_for_room_waits_once() {
         let stats = ConnectionStats::new(0);

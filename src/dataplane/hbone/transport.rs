@@ -1,10 +1,11 @@
-//! The socket below TLS: first gives the bytes of the hello that were peeked, then those of the socket, read in large pieces. (The TLS library asks for 4 KiB at a time; a system call for each would cost more than the
-//! decryption.)
+//! The socket below TLS. A reader first gets the peeked bytes of the hello, then the bytes of the socket, which are read in
+//! large pieces. (The TLS library asks for 4 KiB at a time; a system call for each would cost more than the decryption.)
 
 use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use rustix::net::Shutdown;
@@ -17,24 +18,38 @@ use crate::net::socket::{is_again, receive, send};
 use crate::wire::frames::HEADER;
 use crate::wire::records::RecordMeter;
 
-/// Bytes written to the client with one system call: eight full records of TLS.
+/// The number of bytes written to the client with one system call: eight full TLS records.
 pub(super) const RECORDS: usize = 128 * 1024;
-/// Bytes read from the endpoint at once, which become a frame: with its header it fills those records.
+/// The largest number of bytes read from the endpoint at once. They become one frame, which with its header takes
+/// [`RECORDS`] bytes.
 pub(super) const FRAME: usize = RECORDS - HEADER;
 
-/// The bytes of one connection below TLS.
+/// The byte stream of one connection below TLS.
 pub(crate) struct Transport {
     core: Rc<Core>,
     socket: Rc<TcpStream>,
-    /// Read and not asked for yet; empty while the connection is quiet.
+    /// The bytes that were read from the socket ahead of TLS; empty while the connection is quiet.
     ahead: Bytes,
     records: RecordMeter,
-    /// The counts of the client, once it is authenticated.
+    /// The counts of the client's records and frames, once the client is authenticated.
     stats: Option<Rc<ConnectionStats>>,
+    first_answer: FirstAnswer,
+}
+
+/// The time that the client took to answer the gateway's first bytes: the round trip time between client and gateway. The
+/// measurement of the kernel is not used, because it covers only a part of the path if a proxy or load balancer ends the TCP
+/// connection.
+#[derive(Clone, Copy)]
+enum FirstAnswer {
+    /// The gateway has sent nothing yet.
+    Unasked,
+    /// The gateway sent its last bytes at this time, and the client has sent nothing since then.
+    Asked(Instant),
+    After(Duration),
 }
 
 impl Transport {
-    /// Makes a transport that gives the bytes in `first` before those of the socket.
+    /// Creates a transport that returns the bytes in `first` before those of the socket.
     pub(crate) fn new(core: Rc<Core>, socket: TcpStream, first: Box<[u8]>) -> Self {
         Self {
             core,
@@ -42,15 +57,25 @@ impl Transport {
             ahead: first.into(),
             records: RecordMeter::default(),
             stats: None,
+            first_answer: FirstAnswer::Unasked,
         }
     }
 
-    /// Counts the bytes that are read from here on.
+    /// Counts the bytes that are read from this call on.
     pub(super) fn meter(&mut self, stats: Rc<ConnectionStats>) {
         self.stats = Some(stats);
     }
 
-    /// Returns true if the connection has read its share of this turn; the task is then woken for the next.
+    /// Returns the round trip time to the client, measured by the TLS handshake; zero before the client has answered. The time
+    /// includes the client's own computations.
+    pub(super) fn round_trip(&self) -> Duration {
+        match self.first_answer {
+            FirstAnswer::After(time) => time,
+            FirstAnswer::Unasked | FirstAnswer::Asked(_) => Duration::ZERO,
+        }
+    }
+
+    /// Returns true if the connection has read its share of this turn; the task is then woken for the next turn.
     fn has_had_its_turn(&self, context: &Context<'_>) -> bool {
         let had = self.stats.as_ref().is_some_and(|stats| stats.has_had_its_turn());
         if had {
@@ -66,7 +91,7 @@ impl Transport {
         }
     }
 
-    /// Returns the socket.
+    /// Returns the TCP socket below TLS.
     pub(crate) fn socket(&self) -> &Rc<TcpStream> {
         &self.socket
     }
@@ -79,7 +104,7 @@ impl AsyncRead for Transport {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        // Asked again for each piece: records that carry nothing have TLS ask on and on within one poll.
+        // This is checked for each piece, because records without content make TLS read again and again within one poll.
         if this.has_had_its_turn(context) {
             return Poll::Pending;
         }
@@ -89,6 +114,9 @@ impl AsyncRead for Transport {
             let mut scratch = core.scratch.borrow_mut();
             match receive(&this.socket, &mut scratch.bytes) {
                 Ok(count) => {
+                    if let FirstAnswer::Asked(asked) = this.first_answer {
+                        this.first_answer = FirstAnswer::After(asked.elapsed());
+                    }
                     let now = count.min(buffer.remaining());
                     buffer.put_slice(&scratch.bytes[..now]);
                     this.count(&scratch.bytes[..now]);
@@ -106,7 +134,7 @@ impl AsyncRead for Transport {
         buffer.put_slice(&piece);
         this.count(&piece);
         if this.ahead.is_empty() {
-            // Lets the memory go.
+            // Frees the memory.
             this.ahead = Bytes::new();
         }
         Poll::Ready(Ok(()))
@@ -119,12 +147,15 @@ impl AsyncWrite for Transport {
     }
 
     fn poll_write_vectored(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         loop {
             ready!(self.socket.poll_write_ready(context))?;
+            if !matches!(self.first_answer, FirstAnswer::After(_)) {
+                self.first_answer = FirstAnswer::Asked(Instant::now());
+            }
             match send(&self.socket, pieces) {
                 Err(error) if is_again(&error) => {}
                 result => return Poll::Ready(result),
