@@ -1,7 +1,7 @@
 //! The owner task: the only place where the state of registries changes, and the only publisher.
 //!
-//! It takes all waiting messages, merges the items that they change into one set, and builds one snapshot. A panic while a change
-//! is applied or a snapshot is built is contained: the registry whose changes caused it keeps its last good state.
+//! It takes all waiting messages, merges the items that they change into one set, and builds one snapshot. A panic while a
+//! change is applied or a snapshot is built is contained: the registry whose changes caused it keeps its last good state.
 
 mod addresses;
 mod contained;
@@ -42,9 +42,9 @@ use crate::snapshot::unread::{Unread, UnreadRegistry};
 use crate::telemetry::control::Control;
 use crate::world::{Publisher, Reader};
 
-/// How often the time of registries is checked, and retired snapshots are dropped.
+/// The interval at which the time limits of registries are checked and retired snapshots are dropped.
 const SWEEP: Duration = Duration::from_secs(1);
-/// Messages of one kind that may wait; further senders wait.
+/// The largest number of waiting messages of one kind; further senders wait.
 const QUEUE: usize = 256;
 /// The largest number of messages that one snapshot covers.
 const ROUND: usize = 1_024;
@@ -66,13 +66,13 @@ pub struct Sources {
 #[derive(Clone)]
 pub struct Handle {
     configure: mpsc::Sender<(Sources, Reply)>,
-    /// The status, and its changes.
+    /// The newest status of the aggregator.
     pub status: watch::Receiver<Arc<Status>>,
     peer_roots: watch::Sender<Arc<PeerRoots>>,
     copies: CopyStore,
 }
 
-/// Receives the result of applying a config.
+/// Sends the result of applying a config to the caller.
 type Reply = oneshot::Sender<Result<(), NotApplied>>;
 
 /// The reason why a config was not applied.
@@ -94,7 +94,7 @@ impl Handle {
         answer.await.map_err(|_| NotApplied::Ended)?
     }
 
-    /// Gives clients other roots of peers.
+    /// Replaces the trusted roots of peers that xDS clients receive, if the new roots differ.
     pub fn use_peer_roots(&self, roots: PeerRoots) {
         self.peer_roots.send_if_modified(|used| {
             let differs = **used != roots;
@@ -110,7 +110,7 @@ impl Handle {
         self.configure.closed().await;
     }
 
-    /// Writes the pending copies. Blocks.
+    /// Writes the last good states of registries that are not on disk yet. Blocks.
     pub fn write_copies(&self) {
         self.copies.write_all();
     }
@@ -120,15 +120,20 @@ impl Handle {
 struct Followed {
     life: Lifecycle,
     task: AbortHandle,
-    /// When the task is restarted after a panic.
+    /// The channel that shows the registry's items in use to the registry's task.
+    in_use: watch::Sender<Arc<Shard>>,
+    /// The time at which the task is restarted after a panic; `None`: no restart is pending.
     restart: Option<Instant>,
     /// True if the copy on disk was requested.
     asked_for_copy: bool,
 }
 
 impl Followed {
-    fn new(life: Lifecycle, task: AbortHandle) -> Self {
-        Self { life, task, restart: None, asked_for_copy: false }
+    /// Sends the items in use to the registry's task, if they differ from those sent before.
+    fn show_items(&self) {
+        if !Arc::ptr_eq(&self.in_use.borrow(), &self.life.shard) {
+            self.in_use.send_replace(self.life.shard.clone());
+        }
     }
 }
 
@@ -144,22 +149,22 @@ struct Owner {
     registries: Vec<Followed>,
     /// The epoch of the task that was started last.
     epoch: Epoch,
-    /// Registries that were never read, and the services that others have changed meanwhile.
+    /// The registries that were never read, and the services that other registries have changed since the start.
     unread: Arc<Unread>,
     options: Options,
     copies: CopyStore,
-    /// `None` if the config gives no ranges.
+    /// The virtual addresses of imported services; `None` if the config gives no ranges.
     addresses: Option<Addresses>,
     names: Names,
     resolver: AbortHandle,
-    /// The roots of peers that clients are given.
+    /// The trusted roots of peers that xDS clients receive.
     peer_roots: Arc<PeerRoots>,
     changes: mpsc::Sender<(Epoch, Vec<Change>)>,
     answers: mpsc::Sender<(HostName, Resolution)>,
     status: watch::Sender<Arc<Status>>,
 }
 
-/// The channels of the owner.
+/// The channels from which the owner task receives its messages.
 struct Inbox {
     configures: mpsc::Receiver<(Sources, Reply)>,
     peer_roots: watch::Receiver<Arc<PeerRoots>>,
@@ -179,7 +184,7 @@ enum Message {
 }
 
 impl Inbox {
-    /// Returns all waiting messages, at least one; `None` when all handles are gone. Cancel safe.
+    /// Returns the waiting messages, at least one and at most [`ROUND`]; `None` when all handles are gone. Cancel safe.
     async fn next(&mut self, sweep: &mut Interval) -> Option<Vec<Message>> {
         // A new config comes first: it may change the meaning of the other messages.
         let first = tokio::select! {
@@ -238,7 +243,7 @@ pub(super) fn own_shard(services: Listing) -> Shard {
 }
 
 impl Owner {
-    /// Publishes the first snapshot, and starts the tasks of registries and names.
+    /// Publishes the first snapshot, and starts the tasks of registries and of name look-ups.
     fn new(
         sources: Sources,
         factory: Arc<Factory>,
@@ -249,7 +254,7 @@ impl Owner {
         let addresses = Addresses::start(&sources.options);
         let (configure, configures) = mpsc::channel(QUEUE);
         let (changes, changed) = mpsc::channel(QUEUE);
-        let (answers, apply_resolution) = mpsc::channel(QUEUE);
+        let (answers, answered) = mpsc::channel(QUEUE);
         let (news, copies_news) = mpsc::channel(QUEUE);
         let (status, statuses) = watch::channel(Arc::default());
         let (peer_roots, peer_roots_used) = watch::channel(Arc::default());
@@ -297,16 +302,15 @@ impl Owner {
         let now = Instant::now();
         for spec in sources.registries {
             let epoch = owner.next_epoch();
-            let task = owner.follow(&spec, epoch);
-            let life = Lifecycle::from_start(spec, epoch, now);
-            owner.registries.push(Followed::new(life, task));
+            let followed = owner.follow(Lifecycle::from_start(spec, epoch, now));
+            owner.registries.push(followed);
         }
         owner.publish_status();
         let inbox = Inbox {
             configures,
             peer_roots: peer_roots_used,
             changes: changed,
-            answers: apply_resolution,
+            answers: answered,
             copies: copies_news,
         };
         (owner, inbox, Handle { configure, status: statuses, peer_roots, copies }, reader)
@@ -322,7 +326,9 @@ impl Owner {
             };
             self = match background::run(work).await {
                 Ok(owner) => owner,
-                Err(error) => return tracing::error!(%error, "the aggregator has panicked and ends"),
+                Err(error) => {
+                    return tracing::error!(%error, "internal error: the aggregator panicked and ends");
+                }
             };
         }
         for followed in &self.registries {
@@ -351,6 +357,7 @@ impl Owner {
             }
         }
         self.publish_round(round, now);
+        self.registries.iter().for_each(Followed::show_items);
         self.publish_status();
     }
 
@@ -359,9 +366,16 @@ impl Owner {
         self.epoch
     }
 
-    fn follow(&self, spec: &RegistrySpec, epoch: Epoch) -> AbortHandle {
-        let changes = Changes::new(epoch, self.changes.clone());
-        self.scope.spawn((self.factory)(spec).run(changes)).abort_handle()
+    /// Starts the task of a registry.
+    fn follow(&self, life: Lifecycle) -> Followed {
+        let in_use = watch::Sender::new(life.shard.clone());
+        let task = self.start_task(&life, &in_use);
+        Followed { life, task, in_use, restart: None, asked_for_copy: false }
+    }
+
+    fn start_task(&self, life: &Lifecycle, in_use: &watch::Sender<Arc<Shard>>) -> AbortHandle {
+        let changes = Changes::new(life.epoch, self.changes.clone(), in_use.subscribe());
+        self.scope.spawn((self.factory)(&life.spec).run(changes)).abort_handle()
     }
 
     fn keep_copies(&self, registries: &[RegistrySpec]) {
@@ -385,13 +399,13 @@ impl Owner {
         Self::shards_of(&self.own, self.registries.iter().map(|followed| &followed.life.shard))
     }
 
-    /// Applies a batch of changes, unless its task was replaced.
+    /// Applies a batch of changes, unless the registry task that sent it was replaced.
     fn apply_changes(&mut self, epoch: Epoch, batch: Vec<Change>, now: Instant, round: &mut Round) {
         let options = self.options.clone();
         self.change(epoch, now, round, |life| life.apply(batch, now, &options));
     }
 
-    /// Notes the services that registries in use have changed, while another registry is unread.
+    /// Records that a registry in use has changed these services, if another registry is unread.
     fn note_changes(&mut self, services: &BTreeSet<HostName>) {
         if !self.unread.is_empty() && !services.is_empty() {
             let unread = Arc::make_mut(&mut self.unread);
@@ -460,7 +474,7 @@ impl Owner {
         }
     }
 
-    /// Applies the effects of time on registries, and drops retired snapshots.
+    /// Applies the time limits of registries and leases, restarts tasks after a panic, and drops retired snapshots.
     fn sweep(&mut self, now: Instant, round: &mut Round) {
         self.publisher.sweep();
         if let Some(addresses) = &mut self.addresses {
@@ -475,14 +489,14 @@ impl Owner {
         for at in 0..self.registries.len() {
             if due(&self.registries[at]) {
                 let epoch = self.next_epoch();
-                let task = self.follow(&self.registries[at].life.spec, epoch);
+                self.registries[at].life.restart(epoch);
+                let task = self.start_task(&self.registries[at].life, &self.registries[at].in_use);
                 let followed = &mut self.registries[at];
-                followed.life.restart(epoch);
                 followed.restart = None;
                 std::mem::replace(&mut followed.task, task).abort();
             }
         }
-        // A registry may be unread for so long that clients do not keep its endpoints any longer.
+        // The time for which clients keep the endpoints of an unread registry may be over.
         round.publishes |= self.find_unread(now);
     }
 

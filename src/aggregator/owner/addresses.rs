@@ -1,4 +1,4 @@
-//! The virtual addresses of imported services, as the owner gives them before each build.
+//! The virtual addresses of imported services, which the owner assigns and frees before each build.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -14,13 +14,13 @@ use crate::snapshot::shard::Shard;
 use crate::snapshot::virtual_addresses::{VirtualAddresses, import_of};
 use crate::telemetry::clock::steady_seconds;
 
-/// The largest number of services without address in the status; further ones are counted.
+/// The largest number of services without an address that the status names; further ones are counted.
 const LISTED_MAX: usize = 5;
 
-/// The virtual addresses, and what of them is not in a snapshot yet.
+/// The virtual addresses, and the services whose addresses are not in a snapshot yet.
 pub(super) struct Addresses {
     all: VirtualAddresses,
-    /// Services whose addresses may differ from those in the snapshot, as a snapshot could not be built.
+    /// Services whose addresses may differ from those in the snapshot, because the last build failed.
     unbuilt: BTreeSet<HostName>,
     problem: Option<String>,
 }
@@ -31,7 +31,7 @@ impl Addresses {
         let ranges = options.virtual_addresses?;
         let read = options.state.as_deref().map(leases::load).transpose();
         let problem = read.as_ref().err().map(|error| {
-            format!("the virtual addresses of the last run cannot be read, so some may be others: {error}")
+            format!("cannot read the virtual addresses of the last run, so some may change: {error}")
         });
         if let Some(problem) = &problem {
             tracing::error!("{problem}");
@@ -41,8 +41,8 @@ impl Addresses {
         Some(Self { all, unbuilt: BTreeSet::new(), problem })
     }
 
-    /// Gives and frees the addresses of changed services. Returns the changes together with the services whose addresses change
-    /// because of them, all of which the next build has to merge.
+    /// Assigns and frees the addresses of changed services. Returns `dirty` together with the services whose addresses change.
+    /// The next build has to merge all of these services.
     pub(super) fn renew<'d>(
         &mut self,
         dirty: &'d Dirty,
@@ -68,7 +68,7 @@ impl Addresses {
         Cow::Owned(dirty)
     }
 
-    /// Notes whether a snapshot with these changes was built.
+    /// Records whether a snapshot with these changes was built.
     pub(super) fn built(&mut self, result: Result<(), ()>, dirty: &Dirty) {
         match result {
             Ok(()) => self.unbuilt.clear(),
@@ -76,7 +76,7 @@ impl Addresses {
         }
     }
 
-    /// Releases the addresses of services that are gone for long. Returns the services whose addresses change.
+    /// Releases the addresses of services that have been gone for long enough. Returns the services whose addresses change.
     pub(super) fn expire(&mut self, copies: &CopyStore) -> BTreeSet<HostName> {
         let before = self.all.counts();
         let changed = self.all.expire(steady_seconds());
@@ -86,15 +86,15 @@ impl Addresses {
         changed
     }
 
-    /// Orders the write of all leases.
+    /// Requests that all leases be written.
     pub(super) fn store(&self, copies: &CopyStore) {
         copies.store_leases(self.all.leases());
     }
 
-    /// Notes the result of writing the leases.
+    /// Records the result of writing the leases.
     pub(super) fn written(&mut self, result: std::io::Result<()>) {
         self.problem = result.err().map(|error| {
-            format!("the virtual addresses in use cannot be written, so a restart may change some: {error}")
+            format!("cannot write the virtual addresses in use, so a restart may change some: {error}")
         });
         if let Some(problem) = &self.problem {
             tracing::error!("{problem}");

@@ -16,10 +16,10 @@ use crate::snapshot::shard::Shard;
 /// Host names and their addresses. A name that is not used any more is removed.
 pub(super) struct Names {
     wanted: watch::Sender<NameMap<()>>,
-    /// The names among them that the config's networks and routes use.
+    /// The names in `wanted` that the config's networks and routes use.
     of_policy: BTreeSet<HostName>,
     resolved: Resolved,
-    /// Names whose addresses are not known.
+    /// Names whose look-ups have failed, so that no addresses are known.
     unresolved: BTreeSet<HostName>,
     /// Names whose last look-up failed.
     failing: BTreeSet<HostName>,
@@ -70,7 +70,8 @@ impl Names {
         self.wanted.send_replace(wanted);
     }
 
-    /// Checks again if these names are used.
+    /// Updates the names to look up: the names of `touched` that the config or a shard uses are added, and the other names of
+    /// `touched` are removed.
     pub(super) fn renew(&mut self, touched: &BTreeSet<HostName>, shards: &[Arc<Shard>]) {
         for name in touched {
             let wants = self.of_policy.contains(name) || shards.iter().any(|shard| shard.uses_name(name));
@@ -134,13 +135,13 @@ impl Names {
 
     /// Returns the number of names without any result yet, not even a failure.
     pub(super) fn looking_up(&self) -> usize {
-        let apply_resolution = self.resolved.len() + self.unresolved.len();
+        let answered = self.resolved.len() + self.unresolved.len();
         let wanted = self.wanted.borrow().len();
-        debug_assert!(apply_resolution <= wanted, "only wanted names are answered, each in one way");
-        wanted.saturating_sub(apply_resolution)
+        debug_assert!(answered <= wanted, "only wanted names are answered, each in one way");
+        wanted.saturating_sub(answered)
     }
 
-    /// Returns the names without addresses, in order.
+    /// Returns the names that have no addresses because their look-ups have failed, in order.
     pub(super) fn unresolved(&self) -> Vec<String> {
         self.unresolved.iter().map(ToString::to_string).collect()
     }

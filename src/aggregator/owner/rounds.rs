@@ -26,7 +26,7 @@ const RESTART: Duration = Duration::from_secs(10);
 pub(super) struct Replaced {
     epoch: Epoch,
     before: Arc<Shard>,
-    /// True if the registry was known with that shard.
+    /// True if the registry or its last good copy had been read before this round of messages.
     was_known: bool,
     dirty: Dirty,
     accepted: bool,
@@ -38,12 +38,13 @@ pub(super) struct Round {
     pub(super) shards: Vec<Replaced>,
     /// Changes other than those of shards.
     pub(super) dirty: Dirty,
-    /// True if a snapshot is published even if nothing is dirty.
+    /// True if a snapshot must be published although nothing is dirty.
     pub(super) publishes: bool,
 }
 
 impl Owner {
-    /// Lets a registry change its shard; a panic is caught.
+    /// Applies `change` to the registry of this epoch, and adds the effect to the round. A panic is caught; the registry then
+    /// keeps its shard.
     pub(super) fn change(
         &mut self,
         epoch: Epoch,
@@ -77,7 +78,7 @@ impl Owner {
         self.ask_for_copy(next);
     }
 
-    /// Requests, once, the copy of a registry that cannot be read and never was.
+    /// Requests the last good copy of a registry from disk, once, if the registry has failed and was never read.
     pub(super) fn ask_for_copy(&mut self, epoch: Epoch) {
         let are_kept = self.options.state.is_some();
         let Some(followed) = self.followed(epoch) else { return };
@@ -88,8 +89,8 @@ impl Owner {
         }
     }
 
-    /// Publishes the changes of a round as one snapshot. If it cannot be built, the registries are tried one
-    /// by one, and those with which it cannot be built keep their earlier shard.
+    /// Publishes the changes of a round as one snapshot. If the snapshot cannot be built, each change is published separately;
+    /// a registry whose change makes the build fail keeps its earlier shard.
     pub(super) fn publish_round(&mut self, round: Round, now: Instant) {
         let Round { shards, mut dirty, publishes } = round;
         let unread_differ = self.find_unread(now);
@@ -99,8 +100,8 @@ impl Owner {
         if dirty.is_empty() && !publishes && !unread_differ {
             return self.keep(&shards);
         }
-        if self.build_and_publish(&dirty).is_ok() {
-            return self.keep(&shards);
+        if self.build_and_publish(&dirty, &shards).is_ok() {
+            return;
         }
         let afterwards: Vec<Option<Arc<Shard>>> = shards
             .iter()
@@ -110,7 +111,7 @@ impl Owner {
                 Some(std::mem::replace(&mut life.shard, replaced.before.clone()))
             })
             .collect();
-        if let Err(fault) = self.build_and_publish(&beside) {
+        if let Err(fault) = self.build_and_publish(&beside, &[]) {
             tracing::error!(
                 "internal error while building a snapshot: {fault}; the last snapshot stays in use"
             );
@@ -123,17 +124,16 @@ impl Owner {
     /// Publishes the changes of one registry, or restores its earlier shard.
     pub(super) fn publish_alone(&mut self, replaced: Replaced, after: Option<Arc<Shard>>, now: Instant) {
         let Replaced { epoch, dirty, was_known, .. } = &replaced;
-        // If an earlier batch was given up, the registry has another epoch: later batches build on the lost
-        // one.
+        // The epoch of the registry has changed if an earlier batch of the registry was dropped. This batch was built on the
+        // dropped batch, so it is dropped as well.
         let Some((followed, after)) = self.followed(*epoch).zip(after) else { return };
         let before = std::mem::replace(&mut followed.life.shard, after);
-        match self.build_and_publish(dirty) {
-            Ok(()) => self.keep(&[replaced]),
-            Err(fault) => self.give_up(*epoch, (before, *was_known), &fault, now),
+        if let Err(fault) = self.build_and_publish(dirty, std::slice::from_ref(&replaced)) {
+            self.give_up(*epoch, (before, *was_known), &fault, now);
         }
     }
 
-    /// Orders copies of the shards that are in use.
+    /// Requests that a copy of each accepted shard be written.
     pub(super) fn keep(&mut self, shards: &[Replaced]) {
         for replaced in shards.iter().filter(|replaced| replaced.accepted) {
             let Some(followed) = self.followed(replaced.epoch) else { continue };
@@ -142,19 +142,19 @@ impl Owner {
         }
     }
 
-    /// Builds and publishes a snapshot; after a panic the last one stays in force.
-    pub(super) fn build_and_publish(&mut self, dirty: &Dirty) -> Result<(), String> {
+    /// Builds and publishes a snapshot with these new shards; after a panic the last snapshot stays in use.
+    pub(super) fn build_and_publish(&mut self, dirty: &Dirty, shards: &[Replaced]) -> Result<(), String> {
         let begun = Instant::now();
-        let shards = self.shards();
+        let all = self.shards();
         let dirty = match &mut self.addresses {
-            Some(addresses) => addresses.renew(dirty, &shards, &self.copies),
+            Some(addresses) => addresses.renew(dirty, &all, &self.copies),
             None => Cow::Borrowed(dirty),
         };
         let current = self.publisher.current();
         let inputs = Inputs {
             policy: &self.policy,
             policy_generation: self.policy_generation,
-            shards: &shards,
+            shards: &all,
             peer_roots: &self.peer_roots,
             resolved: self.names.resolved(),
             virtual_addresses: self.addresses.as_ref().map(Addresses::all),
@@ -169,8 +169,11 @@ impl Owner {
             addresses.built(built.as_ref().map(drop).map_err(drop), &dirty);
         }
         let (next, delta) = built?;
-        self.names.renew(&dirty.named, &shards);
+        self.names.renew(&dirty.named, &all);
         tracing::debug!(services = delta.services.len(), took = ?begun.elapsed(), "world built");
+        // The copies are ordered before the snapshot is published: an operator who sees the snapshot may stop the gateway at
+        // once, and the stop writes only the copies that are ordered.
+        self.keep(shards);
         self.publish(next, delta);
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! The registries under another config.
+//! Applies another config: decides which registries continue, starts the tasks of the new ones, and ends the tasks of those
+//! that do not continue.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -102,7 +103,7 @@ impl Owner {
         Ok(())
     }
 
-    /// Returns the registries of a new list, in its order, and notes the items that go or change in `dirty`.
+    /// Returns a successor for each spec, in the same order. Adds to `dirty` the items that disappear or change.
     fn succession(&mut self, specs: &[RegistrySpec], dirty: &mut Dirty) -> Vec<Successor> {
         let mut next = Vec::new();
         for spec in specs {
@@ -122,7 +123,7 @@ impl Owner {
         }
         let kept = next.iter().filter_map(Successor::place);
         let kept: Vec<usize> = kept.collect();
-        // Precedence follows the order: if it changes, the items of a moved registry may be merged
+        // The order of the registries is their precedence. If the order changes, the items of a moved registry may be merged
         // differently.
         let reordered = !kept.is_sorted();
         for (at, followed) in self.registries.iter().enumerate() {
@@ -135,16 +136,13 @@ impl Owner {
         next
     }
 
-    /// Replaces the registries, and ends the tasks of those that do not continue.
+    /// Replaces the registries, and ends the tasks of registries that do not continue.
     fn succeed(&mut self, next: Vec<Successor>) {
         let mut before: Vec<Option<Followed>> = self.registries.drain(..).map(Some).collect();
         for successor in next {
             let followed = match successor {
                 Successor::Same(at) => before[at].take(),
-                Successor::New(life) => {
-                    let task = self.follow(&life.spec, life.epoch);
-                    Some(Followed::new(*life, task))
-                }
+                Successor::New(life) => Some(self.follow(*life)),
             };
             self.registries.extend(followed);
         }

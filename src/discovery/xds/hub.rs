@@ -1,21 +1,25 @@
 //! The cache of rendered resources, and the sessions that are notified of changes.
 //!
-//! A resource is rendered for each different viewer at its first subscription, and again when a snapshot changes its
-//! service; if the bytes are the same, no session is notified. Viewers whom the networks of a service do not tell apart
-//! share the bytes, and after a change the rendering too. A session is notified by a mark in its mailbox, a set of names
-//! that does not grow with the number of changes.
+//! A resource is rendered when the first session of a viewer subscribes to it, and again when a snapshot changes the resource's
+//! service. If the bytes are the same as before, no session is notified. Different viewers may get the same endpoints of a
+//! service: they share one copy of the bytes, and from the next change on, the resource is rendered once for all of them. A
+//! session is notified by a mark in its mailbox; the marks are a set of names, which does not grow with the number of changes.
+//! Changes of a service's own data wake its sessions at once. Sessions with marks of wide changes wait for a turn, and a session
+//! sends its urgent marks first.
 //!
 //! ```text
-//! snapshots ─▶ queue: services whose own data changed ▷ clusters to be listed ▷ services behind changed networks, policy
-//!                │ one service at a time, with a check for newer snapshots between any two
+//! snapshots ─▶ queue: changed services ▷ services of requested lists ▷ services behind changed networks or policy
+//!                │ one service at a time; a newer snapshot is checked for before each
 //!                ▼
 //!            renderings ──▶ mailboxes of the subscribed sessions, as soon as the service is rendered
+//!                                      └── wide changes ──▶ pace: the sessions take turns
 //! ```
 //!
 //! - `queue`: services to be rendered, the most urgent first.
-//! - `rendering`: one resource as equal viewers get it, and subscriptions to it.
-//! - `all`: the list of all clusters.
+//! - `rendering`: one resource that equal viewers share, and the subscriptions to it.
+//! - `all`: the lists of all clusters and of all listeners.
 //! - `mailbox`: the marks of a session.
+//! - `pace`: the sessions that may send a part of a wide change.
 //! - `subscribers`: mailboxes by slot.
 
 use std::hash::BuildHasher;
@@ -30,10 +34,14 @@ use tokio::sync::Notify;
 
 pub use all::Clusters;
 pub(super) use all::{are_same, clusters_of, put_clusters};
-pub use mailbox::{Mailbox, Marks};
+pub use mailbox::{Mailbox, Marks, News, Wide};
+#[cfg(test)]
+pub(super) use pace::SENDERS;
+pub use pace::Turn;
 pub use rendering::Subscription;
 
 use self::all::{All, Stage};
+use self::pace::Pace;
 use self::queue::{Changes, Queue, Step};
 use self::rendering::{Key, Pass, Rendering};
 use self::subscribers::{Slot, Subscribers};
@@ -50,51 +58,53 @@ use crate::world::Reader;
 
 mod all;
 mod mailbox;
+mod pace;
 mod queue;
 mod rendering;
 mod subscribers;
 
-/// Resources rendered before the task yields.
+/// The number of resources that are rendered before the task yields.
 const TURN: usize = 64;
-/// Renderings of a service that are compared with a new one, so that equal ones share their bytes. A client may ask for very many
-/// names of one service.
+/// The largest number of renderings of a service that are compared with a new one, so that equal ones share their bytes. A
+/// limit is needed because a client may subscribe to very many names of one service.
 const COMPARED: usize = 64;
-/// Sessions woken per turn for changes that are not urgent. Sessions with urgent changes are woken at once.
-const WAKES: usize = 8;
-/// The types of which clients can subscribe to all resources.
+/// The types that clients can subscribe to with a wildcard.
 const LISTED: [Kind; 2] = [Kind::Cluster, Kind::Listener];
-/// The largest number of listeners on virtual addresses; further services get none. Each costs every client a socket.
+/// The largest number of listeners on virtual addresses; further services get no listeners. Each listener costs every client a
+/// socket.
 pub const LISTENERS_MAX: usize = 4_096;
 /// The shortest time between two log lines about services without listeners.
 const SAID_EVERY: Duration = Duration::from_secs(60);
 
-/// The cache that sessions are served from.
+/// The cache of rendered resources for all sessions.
 pub struct Hub {
     reader: Reader,
     san_history: SanHistory,
     renderings: DashMap<HostName, HashTable<Arc<Rendering>>>,
     hasher: DefaultHashBuilder,
     lists: [Mutex<All>; LISTED.len()],
-    /// True for each list that is complete.
+    /// For each list, true if the list is complete.
     is_listed: [AtomicBool; LISTED.len()],
-    /// Notified when a session asks for a list for the first time.
+    /// Notified when the first session subscribes to a list.
     wanted: Notify,
     held_back: Mutex<UnreadState>,
-    /// Counts the changes of `held_back.unread`.
+    /// A counter that changes with every change of `held_back.unread`.
     unread_set: AtomicU64,
     said: LogThrottle,
+    pace: Arc<Pace>,
 }
 
-/// The registries that were not read yet, for which sessions hold changes back.
+/// The registries that were not read yet. While such a registry may have a resource, sessions hold back the removal of that
+/// resource.
 struct UnreadState {
-    /// The unread registries of the snapshots that resources are rendered from; a rendering on demand may be
-    /// of a later snapshot.
+    /// The unread registries of the snapshots from which the queue renders. A resource rendered on demand may be of a later
+    /// snapshot.
     unread: Arc<Unread>,
-    /// Sessions that hold a change back.
+    /// The sessions that hold back a removal; they are woken when `unread` changes.
     sessions: Subscribers,
 }
 
-/// A session's entry in a list of the hub; removed when dropped.
+/// A session's entry in a list of the hub. Dropping it removes the session from the list.
 pub struct ListEntry {
     hub: Arc<Hub>,
     list: List,
@@ -124,11 +134,19 @@ impl Hub {
             held_back: Mutex::new(held_back),
             unread_set: AtomicU64::new(1),
             said: LogThrottle::new(SAID_EVERY),
+            pace: Arc::default(),
         })
     }
 
     /// Renders the changes of each new snapshot, until there are no more snapshots.
     pub async fn run(self: Arc<Self>) {
+        tokio::select! {
+            () = self.follow() => {}
+            () = self.pace.run() => {}
+        }
+    }
+
+    async fn follow(&self) {
         let mut queue = Queue::new(self.reader.latest());
         loop {
             self.run_queue(&mut queue).await;
@@ -141,14 +159,14 @@ impl Hub {
         }
     }
 
-    /// Renders the resources that may differ between two snapshots, and notifies their sessions.
+    /// Renders the resources that may differ between two snapshots, and notifies the sessions that subscribe to them.
     pub async fn step(&self, seen: &Snapshot, next: &Snapshot) {
         let mut queue = Queue::new(Arc::new(seen.clone()));
         self.enqueue_changes(&mut queue, Arc::new(next.clone()));
         self.run_queue(&mut queue).await;
     }
 
-    /// Does all the work for the newest snapshot.
+    /// Renders everything for the newest snapshot.
     #[cfg(test)]
     pub(super) fn settle(&self) {
         let mut queue = Queue::new(self.reader.latest());
@@ -161,7 +179,7 @@ impl Hub {
         }
     }
 
-    /// Does a part of the work; returns false if there is none left.
+    /// Renders some services of the queue and wakes some sessions; returns false if the queue is done.
     fn run_turn(&self, queue: &mut Queue) -> bool {
         let mut rendered = 0;
         while rendered < TURN {
@@ -174,15 +192,14 @@ impl Hub {
             self.finish_list();
         }
         if queue.is_rendered() {
-            // Set only after all is rendered: a session that holds nothing back any more must see the
-            // resources of the registry.
+            // A registry is removed from `unread` only after all services were rendered with its items. Otherwise a session
+            // could send a removal that it held back, although the registry has the resource.
             self.set_unread(queue.world.unread.clone());
         }
-        queue.wake(WAKES);
         !queue.is_done()
     }
 
-    /// Adds the changes of the newest snapshot to the queue, and the services for a list if it was asked for.
+    /// Adds the changes of the newest snapshot and the services of each requested list to the queue.
     fn read_inputs(&self, queue: &mut Queue) {
         let next = self.reader.latest();
         if next.generation > queue.world.generation {
@@ -196,7 +213,7 @@ impl Hub {
             }
             is_wanted
         };
-        // Every list that is wanted begins.
+        // `count` visits every list, so that every requested list begins.
         if self.lists.iter().filter(|list| begin(list)).count() > 0 {
             let names = queue.world.services().into_iter().map(|service| service.key.hostname.clone());
             let names: Vec<HostName> = names.collect();
@@ -218,7 +235,7 @@ impl Hub {
         queue.world = next;
     }
 
-    /// Returns every service that has renderings, or that must be listed.
+    /// Returns every service that has renderings or belongs to a list.
     fn all_names(&self, world: &Snapshot) -> Vec<HostName> {
         let rendered = self.renderings.iter().map(|entry| entry.key().clone());
         let lists = self.lists.iter().map(|list| {
@@ -233,8 +250,8 @@ impl Hub {
         rendered.chain(listed).chain(services).collect()
     }
 
-    /// Does one step; returns the number of rendered resources.
-    fn execute(&self, queue: &mut Queue, step: Step) -> usize {
+    /// Executes one step of the queue; returns the number of rendered resources.
+    fn execute(&self, queue: &Queue, step: Step) -> usize {
         match step {
             Step::Front(hostname, since) => {
                 let (rendered, changes) = self.refresh(&queue.world, &hostname);
@@ -247,8 +264,9 @@ impl Hub {
                 let (rendered, changes) = self.refresh(&queue.world, &hostname);
                 for ChangedResource { kind, name, subscribers } in &changes {
                     for mailbox in subscribers {
-                        mailbox.mark(*kind, name.as_ref(), since);
-                        queue.wake_later(mailbox);
+                        if mailbox.mark_wide(*kind, name.as_ref(), since) {
+                            self.pace.wait(mailbox);
+                        }
                     }
                 }
                 rendered
@@ -260,8 +278,8 @@ impl Hub {
         }
     }
 
-    /// Renders a service's resources again. Returns their number, and the changed ones in the order of their
-    /// types.
+    /// Renders a service's resources again. Returns the number of its renderings, and the changed resources in the order of
+    /// their types.
     fn refresh(&self, world: &Snapshot, hostname: &HostName) -> (usize, Vec<ChangedResource>) {
         self.san_history.keep_ports_of(world, hostname);
         let renderings: Vec<Arc<Rendering>> = self
@@ -269,7 +287,8 @@ impl Hub {
             .get(hostname)
             .map(|of_service| of_service.iter().cloned().collect())
             .unwrap_or_default();
-        // Sessions that hold a resource back must check it, even if its bytes are the same.
+        // A session that holds a resource back must check the resource after a change of its service, even if the bytes of the
+        // resource are the same.
         let is_noted = world.unread.is_changed(hostname.as_str());
         let mut changes = self.update_lists(world, hostname);
         let mut pass = Pass::new(self, world, hostname);
@@ -280,13 +299,13 @@ impl Hub {
                 subscribers: lock(&one.subscribers).iter().cloned().collect(),
             }
         }));
-        // Marks are set in the order of types, so that a session that sees a mark finds those of the types
-        // before it.
+        // Marks are set in the order of types: a session that sees the mark of a type also finds the marks of the earlier
+        // types.
         changes.sort_by_key(|changes| changes.kind);
         (renderings.len(), changes)
     }
 
-    /// Renders the resources of a service for the lists that were asked for.
+    /// Renders the resources of a service for the requested lists.
     fn update_lists(&self, world: &Snapshot, hostname: &HostName) -> Vec<ChangedResource> {
         LISTED.into_iter().filter_map(|kind| self.update_list(kind, world, hostname)).collect()
     }
@@ -315,7 +334,7 @@ impl Hub {
                     service = %hostname,
                     limit = LISTENERS_MAX,
                     times,
-                    "services get no listeners on their virtual addresses, as there are too many"
+                    "some services have no listeners on their virtual addresses, because there are too many listeners"
                 );
             }
             made = Arc::default();
@@ -335,7 +354,7 @@ impl Hub {
         Some(ChangedResource { kind, name: None, subscribers })
     }
 
-    /// Notifies the sessions that wait for a list that it is complete.
+    /// Notifies the sessions that wait for a list that the list is complete.
     fn finish_list(&self) {
         for (kind, is_listed) in LISTED.into_iter().zip(&self.is_listed) {
             let mut all = lock(self.list(kind));
@@ -353,7 +372,8 @@ impl Hub {
         &self.lists[place(kind)]
     }
 
-    /// Adds the unread registries of a snapshot to those known, until the snapshot is rendered.
+    /// Adds the unread registries of a snapshot to the set of unread registries. A registry that is in the set but not unread
+    /// in the snapshot stays in the set until everything is rendered from the snapshot.
     fn add_unread(&self, unread: &Unread) {
         let before = lock(&self.held_back).unread.clone();
         if before.is_empty() && unread.is_empty() {
@@ -365,7 +385,7 @@ impl Hub {
         self.set_unread(Arc::new(unread.with_registries(registries)));
     }
 
-    /// Replaces the unread registries; if they differ, sessions that hold a change back are notified.
+    /// Replaces the unread registries. If they differ, sessions that hold a change back are notified.
     fn set_unread(&self, unread: Arc<Unread>) {
         let mut held_back = lock(&self.held_back);
         if Arc::ptr_eq(&held_back.unread, &unread) || held_back.unread.is_empty() && unread.is_empty() {
@@ -379,8 +399,8 @@ impl Hub {
         }
     }
 
-    /// Returns the unread registries if they changed since `count`, and updates `count`. Must be called after
-    /// the marks of a mailbox were taken.
+    /// Returns the unread registries if their set has changed since `count`, and updates `count`. Must be called after the
+    /// changes in the mailbox were collected.
     pub fn unread(&self, count: &mut u64) -> Option<Arc<Unread>> {
         if self.unread_set.load(Ordering::Acquire) == *count {
             return None;
@@ -390,7 +410,8 @@ impl Hub {
         Some(held_back.unread.clone())
     }
 
-    /// Wakes this mailbox when the unread registries differ from `seen`.
+    /// Adds the mailbox to those that are woken when the unread registries change. If they differ from `seen` already, wakes
+    /// the mailbox at once.
     pub fn subscribe_unread(self: &Arc<Self>, mailbox: &Arc<Mailbox>, seen: &Unread) -> ListEntry {
         let mut held_back = lock(&self.held_back);
         if !held_back.unread.has_registries_of(seen) {
@@ -400,7 +421,8 @@ impl Hub {
         ListEntry { hub: self.clone(), list: List::UnreadState, slot }
     }
 
-    /// Wakes this mailbox when the list of a type changes, and when it is complete for the first time.
+    /// Adds the mailbox to those that are woken when the list of a type changes, and when the list is complete for the first
+    /// time.
     pub fn subscribe_all(self: &Arc<Self>, mailbox: &Arc<Mailbox>, kind: Kind) -> ListEntry {
         let mut all = lock(self.list(kind));
         if all.stage == Stage::Unwanted {
@@ -411,15 +433,20 @@ impl Hub {
         ListEntry { hub: self.clone(), list: List::All(kind), slot }
     }
 
-    /// Returns true if the list of a type is complete, which happens once, some time after the first session has
-    /// asked for it.
+    /// Returns true if the list of a type is complete. It becomes complete once, some time after the first session has
+    /// subscribed to it.
     pub fn is_listed(&self, kind: Kind) -> bool {
         self.is_listed[place(kind)].load(Ordering::Acquire)
     }
 
-    /// Returns all clusters, or all listeners on virtual addresses; empty unless a session has asked for them.
+    /// Returns all clusters, or all listeners on virtual addresses; empty until a session has subscribed to them.
     pub fn all_of(&self, kind: Kind) -> Arc<Clusters> {
         lock(self.list(kind)).clusters.clone()
+    }
+
+    /// Returns the permission to send a part of a wide change, if nobody waits for one; else the mailbox gets it later.
+    pub fn turn(&self, mailbox: &Arc<Mailbox>) -> Option<Turn> {
+        self.pace.turn_or_wait(mailbox)
     }
 
     /// Subscribes a mailbox to one resource.
@@ -443,7 +470,7 @@ impl Hub {
             }
         };
         let mut of_service = self.renderings.entry(target.hostname.clone()).or_default();
-        // One text for all renderings of a name.
+        // All renderings of a name share one allocation of the name.
         let same = of_service.iter().take(COMPARED).find(|other| other.key.name == *name);
         let name = same.map_or(name, |other| &other.key.name).clone();
         let target = Target { hostname: of_service.key().clone(), ..target };
@@ -458,11 +485,11 @@ impl Hub {
                 rendering
             }
         };
-        // The lock on the map's shard is held, so the rendering cannot be removed meanwhile.
+        // The lock on the map's shard is held, so that the rendering cannot be removed meanwhile.
         Subscription::new(rendering, mailbox)
     }
 
-    /// Returns a resource of the service that equals this one and is held already.
+    /// Returns a resource of the service that equals this one and is already cached.
     fn equal(&self, hostname: &HostName, resource: &Resource) -> Option<Arc<Resource>> {
         self.renderings.get(hostname)?.iter().take(COMPARED).find_map(|other| other.equal(resource))
     }
@@ -502,17 +529,17 @@ impl Drop for ListEntry {
 /// A changed resource, and the sessions to notify.
 struct ChangedResource {
     kind: Kind,
-    /// `None`: the list of all resources of the type.
+    /// The name of the resource; `None`: the list of all resources of the type.
     name: Option<Arc<str>>,
     subscribers: Vec<Arc<Mailbox>>,
 }
 
-/// Returns the place of a type's list among those of [`LISTED`].
+/// Returns the index of a type in [`LISTED`].
 fn place(kind: Kind) -> usize {
     usize::from(kind == Kind::Listener)
 }
 
-/// Locks a mutex; a poisoned one is usable, as no code that can panic leaves half a change.
+/// Locks a mutex. A poisoned mutex is usable, because no code that can panic leaves a change incomplete.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

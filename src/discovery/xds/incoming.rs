@@ -1,4 +1,4 @@
-//! Connections of xDS clients: accepted, and through the TLS handshake if TLS is on.
+//! Connections of xDS clients, after the TLS handshake if TLS is on.
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,12 +18,12 @@ use crate::net::latest::Latest;
 use crate::tls::proof::{Proof, tls_error_of};
 use crate::tls::trust::{TrustBundles, describe};
 
-/// The deadline of a client's first request, counted from accept, TLS included.
+/// The deadline of a client's first request, counted from accept and including TLS.
 const FIRST_REQUEST: Duration = Duration::from_secs(10);
 /// The deadline of a client's first byte, if TLS is on.
 const FIRST_BYTE: Duration = Duration::from_secs(3);
-/// Concurrent clients that have not finished TLS and sent a request; the oldest of the largest source is
-/// evicted. Each may cost about 20 KiB meanwhile.
+/// The largest number of connections that are still in the TLS handshake or have sent no request. Above it, the oldest such
+/// connection of the source with the most of them is closed. Each such connection may cost about 20 KiB.
 const UNSETTLED_MAX: usize = 2_048;
 
 /// Returns the limits of the listener for this many connections.
@@ -41,21 +41,21 @@ pub struct Caller {
     pub identity: Option<Identity>,
 }
 
-/// The values of a connection that each stream gets.
+/// The client and the [`Seat`] of a connection; each stream on the connection gets a copy.
 #[derive(Clone)]
 pub struct CalledOn {
     /// The client.
     pub caller: Caller,
-    /// The seat of the connection; a request settles it.
+    /// The seat of the connection; [`Seat::settle`] is called for the first request.
     pub seat: Arc<Seat>,
 }
 
-/// The TLS of the listener.
+/// The TLS settings of the listener.
 #[derive(Clone)]
 pub struct Tls {
-    /// The config of the handshakes.
+    /// The TLS configuration of the handshakes.
     pub config: Arc<ServerConfig>,
-    /// The roots that clients are verified against.
+    /// The roots that verify clients.
     pub trust: Latest<TrustBundles>,
 }
 
@@ -74,7 +74,7 @@ trait Io: AsyncRead + AsyncWrite + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Send> Io for T {}
 
-/// Performs the TLS handshake, if there is TLS; `None` if it fails.
+/// Performs the TLS handshake if TLS is on; returns `None` if the handshake fails.
 pub async fn open(tls: Option<Tls>, socket: TcpStream, seat: &Arc<Seat>) -> Option<Connection> {
     let connection = match tls {
         Some(tls) => Box::pin(secure(tls, socket, seat)).await,
@@ -91,8 +91,8 @@ fn plain(socket: TcpStream, seat: &Arc<Seat>) -> Connection {
     Connection { io: Box::pin(guarded(socket, seat)), called_on, end: Box::pin(seat.clone().ended()) }
 }
 
-/// Wraps `io` so that it fails if the client does not read. The connection's task watches for the other
-/// reasons to end, so that they are not polled with each read and write.
+/// Wraps `io`. Reads and writes return an error if the client leaves responses unread for too long. The other reasons to end
+/// the connection are not polled with each read and write, because the connection's task watches for them.
 fn guarded<T>(io: T, seat: &Arc<Seat>) -> Guarded<T> {
     Guarded::until(io, seat, Box::pin(std::future::pending()))
 }
@@ -106,10 +106,10 @@ async fn secure(tls: Tls, socket: TcpStream, seat: &Arc<Seat>) -> Result<Connect
         readable = socket.readable() => readable.map_err(|error| error.to_string())?,
         () = tokio::time::sleep(FIRST_BYTE) => {
             seat.was_silent();
-            return Err("the client sent nothing".to_owned());
+            return Err("the client sent nothing in time".to_owned());
         }
     }
-    // Roots that change from here on are checked again.
+    // If the roots change after this line, the client's certificate is verified again.
     trust.see();
     let accepted = tokio::select! {
         biased;
@@ -121,7 +121,7 @@ async fn secure(tls: Tls, socket: TcpStream, seat: &Arc<Seat>) -> Result<Connect
     let proof = Proof::of(stream.get_ref().1, &mut trust)?;
     if proof.is_of_peer {
         return Err(format!(
-            "{} is of a peer, and peers are given services over their link alone",
+            "{} is the identity of a peer, and peers receive services only over their link",
             proof.identity
         ));
     }
@@ -141,7 +141,7 @@ async fn secure(tls: Tls, socket: TcpStream, seat: &Arc<Seat>) -> Result<Connect
 }
 
 impl Connection {
-    /// Returns the values for a stream.
+    /// Returns the client and the seat, for a stream on this connection.
     pub fn called_on(&self) -> &CalledOn {
         &self.called_on
     }

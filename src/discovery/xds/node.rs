@@ -13,25 +13,25 @@ use crate::proto::envoy::config::core::v3::Node;
 use crate::snapshot::policy::admits;
 use crate::snapshot::view::{ClientKind, Families, Tunnel, Viewer};
 
-/// The metadata key of the networks that a client wants to see.
+/// The metadata key of the networks that a client asks to see.
 const VIEW: &str = "REQUESTED_NETWORK_VIEW";
-/// The metadata key of clients that take listeners on virtual addresses.
+/// The metadata key of clients that accept listeners on virtual addresses.
 const LISTENERS: &str = "ISTHMUS_LISTENERS";
-/// The longest text that is kept, in bytes.
+/// The largest length of a text of a node, in bytes.
 const TEXT_BYTES_MAX: usize = 512;
 /// The largest number of networks in `REQUESTED_NETWORK_VIEW`.
 const SEES_MAX: usize = 64;
 
-/// The parts of a client's node that are kept. Envoy sends hundreds of extensions, which are not used.
+/// The parts of a client's node that the server keeps. Envoy also sends hundreds of extensions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeInfo {
-    /// The node id.
+    /// The id of the node.
     pub id: String,
     /// The user agent and its version.
     pub user_agent: String,
     /// The viewer that the node describes.
     pub viewer: Viewer,
-    /// True if the client takes listeners on virtual addresses.
+    /// True if the client accepts listeners on virtual addresses.
     pub takes_listeners: bool,
 }
 
@@ -47,7 +47,7 @@ pub struct Denied {
 
 /// A text of the node that is too long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the node's {0} has more than {TEXT_BYTES_MAX} bytes")]
+#[error("the {0} of the node has more than {TEXT_BYTES_MAX} bytes")]
 pub struct TooLong(&'static str);
 
 impl NodeInfo {
@@ -83,8 +83,8 @@ impl NodeInfo {
         })
     }
 
-    /// Returns an error unless a rule allows the claims of the client. Without rules every claim is allowed;
-    /// without TLS the server is on loopback then.
+    /// Returns an error unless a rule allows the claims of the client. Without rules, every claim is allowed. This is safe
+    /// without TLS too, because a server without TLS is reached from this host only.
     pub fn check(&self, caller: &Caller, options: &Options) -> Result<(), Denied> {
         let viewer = &self.viewer;
         let is_one = |rule: &ClientRule| {
@@ -107,7 +107,7 @@ impl NodeInfo {
     }
 }
 
-/// Returns the part of a text that is kept.
+/// Returns the beginning of a text, at most [`TEXT_BYTES_MAX`] bytes.
 fn beginning_of(text: &str) -> String {
     let mut end = text.len().min(TEXT_BYTES_MAX);
     while !text.is_char_boundary(end) {
@@ -124,7 +124,7 @@ fn metadata_text<'a>(node: &'a Node, key: &str) -> &'a str {
     }
 }
 
-/// Returns true if a value of the metadata is true, also where it is written as text.
+/// Returns true if a value of the metadata is the bool `true` or the text `"true"`.
 fn is_set(node: &Node, key: &str) -> bool {
     let value = node.metadata.as_ref().and_then(|metadata| metadata.fields.get(key));
     match value.and_then(|value| value.kind.as_ref()) {
@@ -134,7 +134,7 @@ fn is_set(node: &Node, key: &str) -> bool {
     }
 }
 
-/// Returns the address families of the client's addresses; both if it gives none.
+/// Returns the address families of the client's addresses; both families if there are no usable addresses.
 fn families(ips: impl Iterator<Item = IpAddr>) -> Families {
     let (mut v4, mut v6) = (false, false);
     for ip in ips.map(canonical_ip) {

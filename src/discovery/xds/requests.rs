@@ -1,5 +1,5 @@
-//! Parses the requests of a stream from the data of its HTTP request. No more of a request is buffered than
-//! has arrived, it is counted from its first byte, and it must be complete in time.
+//! Parses the requests of a stream from the body of its HTTP request. Only received bytes are buffered; they are counted from
+//! the first byte of a request, and a request must be complete in time.
 
 use std::future::poll_fn;
 use std::marker::PhantomData;
@@ -12,7 +12,7 @@ use tonic::Status;
 
 use super::budget::Account;
 
-/// The compression flag and length of a gRPC message, in bytes.
+/// The length of the prefix of a gRPC message, in bytes: the compression flag and the message length.
 const PREFIX: usize = 5;
 /// The deadline of a request, from its first byte to its last.
 const WHOLE_WITHIN: Duration = Duration::from_secs(30);
@@ -29,11 +29,11 @@ pub struct Requests<R> {
     request: PhantomData<fn() -> R>,
 }
 
-/// A request with its length.
+/// A complete request with its length.
 pub struct Whole<R> {
     /// The request.
     pub request: R,
-    /// Its length in bytes.
+    /// The length of the request in bytes.
     pub bytes: usize,
 }
 
@@ -50,13 +50,13 @@ impl<R: prost::Message + Default> Requests<R> {
             if let Some(whole) = read::<R>(&self.buffer, bytes_max)? {
                 let taken = PREFIX + whole.bytes;
                 self.account.release(taken);
-                // A buffer that once held a large request would keep its size.
+                // A new buffer, because the old one would keep the size of the largest request.
                 self.buffer = BytesMut::from(&self.buffer[taken..]);
                 self.deadline = (!self.buffer.is_empty()).then(|| Instant::now() + WHOLE_WITHIN);
                 return Ok(Some(whole));
             }
             match self.arrives().await? {
-                // A request that arrives in one piece is not buffered.
+                // A request that arrives in one piece needs no buffer.
                 Some(data) if self.buffer.is_empty() => match read::<R>(&data, bytes_max)? {
                     Some(whole) => {
                         self.hold(&data[PREFIX + whole.bytes..])?;
@@ -71,10 +71,10 @@ impl<R: prost::Message + Default> Requests<R> {
         }
     }
 
-    /// Buffers the beginning of a request.
+    /// Buffers the received part of a request.
     fn hold(&mut self, data: &[u8]) -> Result<(), Status> {
         let taken = self.account.take(data.len());
-        taken.map_err(|error| Status::resource_exhausted(format!("requests: {error}")))?;
+        taken.map_err(|error| Status::resource_exhausted(format!("cannot read the requests: {error}")))?;
         self.buffer.extend_from_slice(data);
         if !self.buffer.is_empty() {
             self.deadline.get_or_insert_with(|| Instant::now() + WHOLE_WITHIN);
@@ -82,7 +82,7 @@ impl<R: prost::Message + Default> Requests<R> {
         Ok(())
     }
 
-    /// Returns further data; `None` at the end of the stream.
+    /// Waits for further data and returns it; `None` at the end of the stream.
     async fn arrives(&mut self) -> Result<Option<Bytes>, Status> {
         let (body, deadline) = (&mut self.body, self.deadline);
         let data = async {
@@ -90,7 +90,7 @@ impl<R: prost::Message + Default> Requests<R> {
                 // Trailers are ignored.
                 let Some(data) = poll_fn(|context| body.poll_data(context)).await else { return Ok(None) };
                 let data = data.map_err(|error| Status::cancelled(error.to_string()))?;
-                // Fails only if the stream has ended, which the next call returns.
+                // The call fails only if the stream has ended, which the next call returns.
                 let _ = body.flow_control().release_capacity(data.len());
                 if !data.is_empty() {
                     return Ok(Some(data));
@@ -121,6 +121,6 @@ fn read<R: prost::Message + Default>(bytes: &[u8], bytes_max: usize) -> Result<O
     let Some(message) = rest.get(..length) else { return Ok(None) };
     match R::decode(message) {
         Ok(request) => Ok(Some(Whole { request, bytes: length })),
-        Err(error) => Err(Status::internal(format!("a request cannot be read: {error}"))),
+        Err(error) => Err(Status::internal(format!("a request is malformed: {error}"))),
     }
 }

@@ -31,19 +31,18 @@ use crate::proto::envoy::config::core::v3::Node;
 use crate::proto::envoy::service::discovery::v3 as discovery;
 use crate::telemetry::discovery::Discovery as Metrics;
 
-/// The largest request in bytes: a client that reconnects sends all of its names with their versions, about
-/// 120 bytes each.
+/// The largest request in bytes. A client that reconnects sends all of its names with their versions, about 120 bytes each.
 const REQUEST_BYTES_MAX: usize = 16 << 20;
-/// The largest later request of a type in bytes, beside the names that the client subscribes to.
+/// The largest later request of a type in bytes, in addition to the names that the client subscribes to.
 const LATER_BYTES_MAX: usize = 1 << 20;
-/// Bytes of incomplete requests of all clients; one client may have one incomplete request.
+/// The largest number of bytes in incomplete requests of all clients. A client may have one incomplete request.
 const REQUESTS_BYTES_MAX: usize = 128 << 20;
-/// The cost limit of the names of one client, and of all clients, in bytes.
+/// The memory limits for the names that clients subscribe to, in bytes: of one client, and of all clients together.
 const NAMES_BYTES_MAX: (usize, usize) = (128 << 20, 1 << 30);
-/// Concurrent streams.
+/// The largest number of concurrent streams.
 const STREAMS_MAX: usize = 20_000;
 
-/// The state that all streams share.
+/// The state of the xDS server that all streams share.
 pub struct Service {
     hub: Arc<Hub>,
     clients: Arc<Clients>,
@@ -77,14 +76,14 @@ async fn accept(service: Arc<Service>, incoming: Incoming, tls: Option<Tls>) {
     loop {
         let (socket, seat) = incoming.accept().await;
         let (client, tls) = (service.clone(), tls.clone());
-        // A task per connection, so that a slow handshake delays no other client.
+        // One task per connection, so that a slow handshake delays no other client.
         service.scope.spawn(async move {
             let Some(connection) = incoming::open(tls, socket, &seat).await else { return };
             drop(seat);
             let called_on = connection.called_on().clone();
             let peer = called_on.caller.peer;
             let open = move |request, respond| open(&client, &called_on, request, respond);
-            // Boxed, because the task would hold the future several times.
+            // The future is boxed because the task would otherwise contain it several times.
             if let Err(error) = Box::pin(connection::serve(connection, open)).await {
                 tracing::debug!(%peer, %error, "an xDS connection ended");
             }
@@ -92,7 +91,7 @@ async fn accept(service: Arc<Service>, incoming: Incoming, tls: Option<Tls>) {
     }
 }
 
-/// The gRPC services: name, method without its prefix, and type; `None`: all types.
+/// The gRPC services: service name, method name without its prefix, and resource type; `None`: all types.
 const SERVICES: [(&str, &str, Option<Kind>); 5] = [
     ("envoy.service.discovery.v3.AggregatedDiscoveryService", "AggregatedResources", None),
     ("envoy.service.cluster.v3.ClusterDiscoveryService", "Clusters", Some(Kind::Cluster)),
@@ -101,7 +100,7 @@ const SERVICES: [(&str, &str, Option<Kind>); 5] = [
     ("envoy.service.route.v3.RouteDiscoveryService", "Routes", Some(Kind::Route)),
 ];
 
-/// Returns the variant and the type of a method; `None` if the method does not exist.
+/// Returns the protocol variant and the resource type of a method; `None` if the method does not exist.
 fn method(path: &str) -> Option<(Protocol, Option<Kind>)> {
     let (service, method) = path.strip_prefix('/')?.split_once('/')?;
     let (_, what, only) = SERVICES.into_iter().find(|(name, ..)| *name == service)?;
@@ -113,22 +112,22 @@ fn method(path: &str) -> Option<(Protocol, Option<Kind>)> {
     Some((protocol, only))
 }
 
-/// A request of either variant.
+/// A request of either protocol variant.
 pub trait DiscoveryRequest: prost::Message + Default + 'static {
-    /// The variant.
+    /// The protocol variant.
     const PROTOCOL: Protocol;
 
-    /// Returns the parts that the server uses.
+    /// Splits the request into the parts that the server uses.
     fn take_apart(self) -> Parts;
 }
 
 /// The parts of a request.
 pub struct Parts {
-    /// The client's node, which the first request of a stream has.
+    /// The client's node. The first request of a stream has it.
     pub node: Option<Node>,
     /// The type of the resources; may be empty on a stream of a single type.
     pub type_url: String,
-    /// The request to the session.
+    /// The remaining fields, in the form that the session accepts.
     pub request: SessionRequest,
 }
 
@@ -163,7 +162,7 @@ impl DiscoveryRequest for discovery::DiscoveryRequest {
     }
 }
 
-/// Opens a stream.
+/// Starts the stream that a client opened with this HTTP request, or refuses the request if it names no xDS method.
 fn open(
     service: &Arc<Service>,
     called_on: &CalledOn,
@@ -186,10 +185,10 @@ fn open(
     }
 }
 
-/// Ends a stream before it begins.
+/// Ends a stream with an error before it begins.
 fn refuse(mut respond: SendResponse<Bytes>, status: Status) -> connection::Stream {
     let (head, ()) = status.into_http::<()>().into_parts();
-    // Fails only if the client is gone.
+    // Sending fails only if the client is gone.
     let _ = respond.send_response(http::Response::from_parts(head, ()), true);
     Box::pin(std::future::ready(()))
 }
@@ -205,10 +204,10 @@ fn open_stream<R: DiscoveryRequest>(
     let Some(entry) = service.clients.register(caller, R::PROTOCOL, STREAMS_MAX) else {
         return refuse(respond, Status::resource_exhausted("too many clients"));
     };
-    // Twice the request limit, so that a large request is refused for its size, not by the account.
+    // Twice the request limit, so that a large request is refused for its size and not by the account.
     let account = service.unfinished.account(caller.peer.ip(), 2 * REQUEST_BYTES_MAX);
     service.metrics.come();
-    // Boxed, because a future holds the values that it is made from twice.
+    // The stream is boxed because the future would otherwise contain it twice.
     let client = Box::new(ClientStream {
         service: service.clone(),
         requests: Requests::<R>::new(body, account),
@@ -231,15 +230,15 @@ struct ClientStream<R> {
     caller: Caller,
     only: Option<Kind>,
     entry: ClientEntry,
-    /// `None` before the first request.
+    /// The session; `None` before the first request.
     session: Option<Session>,
     /// The response to a request of an unknown type, which no session handles.
     unknown: Option<Response>,
-    /// The number of names held back from the client when it was last noted.
+    /// The last reported number of names that are held back from the client.
     held_back: usize,
-    /// Types of which the client has refused a response.
+    /// The types of which the client has refused a response.
     refused: [bool; Kind::ALL.len()],
-    /// True if the client has ended its side of the stream.
+    /// True if the client has closed its sending direction of the stream.
     is_half_closed: bool,
 }
 
@@ -250,9 +249,9 @@ impl<R> Drop for ClientStream<R> {
 }
 
 impl<R: DiscoveryRequest> ClientStream<R> {
-    /// Sends responses one after another, each when the one before was sent; an error ends the stream, and
-    /// the client gets its status. Requests are read while the next response is made, so a client that does
-    /// not read is not read from either.
+    /// Sends responses one after another, each when the previous one was sent. On an error, ends the stream with the status of
+    /// the error. Requests are read only while the next response is made. Therefore nothing is read from a client that does not
+    /// read responses.
     async fn serve_stream(mut self: Box<Self>, mut respond: SendResponse<Bytes>) {
         let mut head = http::Response::new(());
         let content = http::HeaderValue::from_static("application/grpc");
@@ -263,8 +262,7 @@ impl<R: DiscoveryRequest> ClientStream<R> {
                 Ok(response) => Message::new(response),
                 Err(status) => {
                     let mut trailers = http::HeaderMap::new();
-                    // A text that is not a legal header is dropped: the client gets no text rather than a
-                    // wrong one.
+                    // A text that is not a legal header is dropped. The client then gets no text.
                     let _ = status.add_header(&mut trailers);
                     let _ = send.send_trailers(trailers);
                     return;
@@ -284,7 +282,7 @@ impl<R: DiscoveryRequest> ClientStream<R> {
             if let Some(response) = self.next_response().await {
                 return Ok(response);
             }
-            // A client that sends no further requests gets the responses to earlier ones, then the status OK.
+            // A client that sends no further requests gets the responses to earlier requests, then the status OK.
             if self.is_half_closed && !self.session.as_ref().is_some_and(Session::waits_for_list) {
                 break Status::ok("");
             }
@@ -336,7 +334,11 @@ impl<R: DiscoveryRequest> ClientStream<R> {
         let kind = match self.only {
             Some(only) if type_url.is_empty() || type_url == only.type_url() => Some(only),
             Some(only) => {
-                return Err(Status::invalid_argument(format!("this stream is for {}", only.type_url())));
+                return Err(Status::invalid_argument(format!(
+                    "the request is for another type than {}, which this stream serves; send it on a stream of its own type or \
+                     on an aggregated stream (ADS)",
+                    only.type_url()
+                )));
             }
             None => Kind::of_type_url(&type_url),
         };
@@ -373,7 +375,7 @@ impl<R: DiscoveryRequest> ClientStream<R> {
             }
             Acknowledgement::Nack(text) => {
                 service.metrics.rejected(kind.text());
-                // Logged once per type: a client that refuses everything would fill the log.
+                // The log gets one line per type, because a client that refuses everything would fill it.
                 if !std::mem::replace(&mut self.refused[kind as usize], true) {
                     tracing::warn!(peer = %self.caller.peer, kind = kind.text(), text, "an xDS client refused a response");
                 }
@@ -383,7 +385,7 @@ impl<R: DiscoveryRequest> ClientStream<R> {
         Ok(())
     }
 
-    /// Returns the next response, if there is one.
+    /// Returns the next response if there is one.
     async fn next_response(&mut self) -> Option<Response> {
         let session = self.session.as_mut()?;
         if let Some(response) = self.unknown.take() {
@@ -406,15 +408,15 @@ impl<R: DiscoveryRequest> ClientStream<R> {
                 }
                 return None;
             }
-            // Other tasks may run between two parts of the work.
+            // Other tasks run between two parts of the work.
             tokio::task::yield_now().await;
         }
     }
 }
 
-/// Sends a piece as the client's window allows; returns false if the client is gone.
+/// Sends a piece when the client's window allows; returns false if the client is gone.
 async fn write(send: &mut SendStream<Bytes>, piece: Bytes) -> bool {
-    // Reserves one byte only: unused capacity would be missing for other streams of the connection.
+    // Only one byte is reserved, because other streams of the connection cannot use the capacity that this stream reserves.
     send.reserve_capacity(1);
     while send.capacity() == 0 {
         if !matches!(poll_fn(|context| send.poll_capacity(context)).await, Some(Ok(_))) {
@@ -424,7 +426,7 @@ async fn write(send: &mut SendStream<Bytes>, piece: Bytes) -> bool {
     send.send_data(piece, false).is_ok()
 }
 
-/// Answers a request of an unknown type: delta clients get all names as removed, others get no response.
+/// Answers a request of an unknown type: a delta client gets all names as removed, other clients get no response.
 fn unknown(
     session: &mut Session,
     protocol: Protocol,
@@ -443,7 +445,7 @@ fn unknown(
     })
 }
 
-/// Returns the status for a client that asks for too much.
+/// Returns the status for a client whose request exceeds a limit.
 fn refused(refusal: &RequestRefusal) -> Status {
     let text = refusal.to_string();
     match refusal {
@@ -452,7 +454,7 @@ fn refused(refusal: &RequestRefusal) -> Status {
     }
 }
 
-/// Waits for changes; forever before the first request.
+/// Waits until the session may have a response to send. Without a session, that is before the first request, waits forever.
 async fn changed(session: Option<&Session>) {
     match session {
         Some(session) => session.changed().await,

@@ -1,17 +1,20 @@
-//! One client's stream, as a state machine without sockets: its subscriptions, the versions that it was sent, and those that it has acknowledged.
+//! One client's stream, as a state machine without sockets: its subscriptions, and the versions that were sent and
+//! acknowledged.
 //!
 //! ```text
-//!              request                      a change to send
-//!   (unknown) ────────▶ idle ────────────────────────────────▶ in flight
-//!                        ▲                                        │
-//!                        └────────────── ACK or NACK ─────────────┘
+//!              request              change to send
+//!   (unknown) ────────▶ idle ────────────────────▶ in flight
+//!                        ▲                            │
+//!                        └─────── ACK or NACK ────────┘
 //! ```
 //!
-//! Each type is independent. While a response is in flight, changed names of the type are collected; after the
-//! acknowledgement their newest state is sent. There is no timer: a client that never acknowledges costs its set of names.
+//! Assignments of a wide change are sent behind all others, in bounded responses, and only in the session's turn.
 //!
-//! This module has the parts that both variants of the protocol share; the meaning of a request and the content of a response are in
-//! `delta` and `world`.
+//! Each type is independent. While a response is in flight, changed names of the type are collected; after the acknowledgement
+//! the newest state of these names is sent. There is no timer: a client that never acknowledges costs a set of names.
+//!
+//! This module has the parts that both protocol variants share. `delta` and `world` have the meaning of a request and the
+//! content of a response.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,7 +25,7 @@ use draft::Draft;
 use names::Names;
 
 use super::budget::{Account, Exhausted};
-use super::hub::{Clusters, Hub, ListEntry, Mailbox, Subscription};
+use super::hub::{Clusters, Hub, ListEntry, Mailbox, News, Subscription, Turn, Wide};
 use super::kind::Kind;
 use super::resource::{Resource, Version};
 use crate::model::name::HostName;
@@ -34,16 +37,17 @@ mod draft;
 mod names;
 mod world;
 
-/// Names that a client may subscribe to, per type.
+/// The largest number of names that a client may subscribe to, per type.
 pub const NAMES_MAX: usize = 1 << 17;
-/// The longest name in bytes; the longest that can be parsed has about 350.
+/// The largest length of a name in bytes; a request with a longer name ends the stream. Every name that can be parsed is
+/// shorter: it has at most about 350 bytes.
 pub const NAME_BYTES_MAX: usize = 512;
-/// The cost of a name beside its text, in bytes: the subscription and the rendering.
+/// The cost of a name in addition to its text, in bytes: the subscription and the rendering.
 const NAME_COST: usize = 512;
-/// The longest text of a NACK that is kept, in bytes; it may quote whole resources.
+/// The longest text of a NACK that is kept, in bytes. A client may quote whole resources.
 const ERROR_BYTES_MAX: usize = 4096;
 
-/// The variants of the protocol.
+/// The protocol variants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     /// State of the world: a response has all subscribed resources.
@@ -59,14 +63,13 @@ pub struct Request {
     pub names: Vec<String>,
     /// Delta: names to unsubscribe from.
     pub unsubscribe: Vec<String>,
-    /// Delta, first request: `initial_resource_versions`, the resources of an earlier stream by name and
-    /// version.
+    /// Delta, first request: `initial_resource_versions`, the names and versions of the resources of an earlier stream.
     pub has: Vec<(String, String)>,
     /// First request: true if the client has resources of an earlier stream.
     pub returns: bool,
-    /// The nonce of the response that the request answers; empty if none.
+    /// The nonce of the response that the request answers; empty if the request answers none.
     pub nonce: String,
-    /// The text of a NACK.
+    /// The error text if the request is a NACK.
     pub error: Option<String>,
 }
 
@@ -83,34 +86,34 @@ pub struct Response {
     pub version: Version,
     /// The resources.
     pub resources: Vec<Arc<Resource>>,
-    /// Delta: names of resources that do not exist, or not any more.
+    /// The names of resources that do not exist, for a stream in the delta variant.
     pub removed: Vec<Arc<str>>,
-    /// State of the world: the same; each name is sent once.
+    /// The names of requested resources that do not exist, for a stream in the state-of-the-world variant; each name once.
     pub missing: Vec<Arc<str>>,
 }
 
-/// The reason why a stream is ended.
+/// The reason why a stream must end.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestRefusal {
     /// The client subscribes to more than [`NAMES_MAX`] names of a type.
-    #[error("more than {NAMES_MAX} names of one type")]
+    #[error("the client subscribes to more than {NAMES_MAX} names of one type")]
     TooManyNames,
     /// A name is longer than [`NAME_BYTES_MAX`].
-    #[error("a name of more than {NAME_BYTES_MAX} bytes")]
+    #[error("the client subscribes to a name of more than {NAME_BYTES_MAX} bytes")]
     TooLongName,
-    /// The names of the client, or of all clients, cost too much.
-    #[error("names: {0}")]
+    /// The names of the client, or of all clients, exceed their limit.
+    #[error("cannot store the names of the client: {0}")]
     TooManyBytes(#[from] Exhausted),
 }
 
 /// The client's answer to the last response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Acknowledgement {
-    /// The request answers no response, or an earlier one.
+    /// The request answers no response, or a response before the last one.
     None,
-    /// The response was accepted; with the time of the earliest change in it.
+    /// The client accepted the response, with the time of the earliest change in it.
     Ack(Option<Instant>),
-    /// The response was refused, with this text.
+    /// The client refused the response with this text.
     Nack(String),
 }
 
@@ -125,9 +128,9 @@ pub struct Overview {
     pub names: usize,
     /// The number of responses sent.
     pub sent: u64,
-    /// When the response was sent that is not acknowledged yet.
+    /// The time at which the unacknowledged response was sent; `None`: there is none.
     pub in_flight: Option<SystemTime>,
-    /// Names, and complete responses, that are held back while a registry is unread.
+    /// The number of names and complete responses that are held back while a registry is unread.
     pub held_back: usize,
 }
 
@@ -138,16 +141,22 @@ pub struct Session {
     viewer: Arc<Viewer>,
     protocol: Protocol,
     types: [Type; Kind::ALL.len()],
+    /// Assignments that may have changed with those of many other services.
+    wide: Wide,
+    /// The permission to send some of `wide`.
+    turn: Option<Turn>,
+    /// The turn that a response with assignments of `wide` has used, while that response is in flight.
+    used_turn: Option<Turn>,
     responses: u64,
     unfinished: bool,
-    /// Counts the bytes of the names against the limits of clients; `None`: they are not limited.
+    /// Counts the bytes of the names against the limits; `None`: the names are not limited.
     account: Option<Account>,
-    /// The unread registries as last read from the hub, and the hub's count at that time.
+    /// A copy of the hub's unread registries, and the hub's change counter when the copy was made.
     unread: Arc<Unread>,
     unread_count: u64,
-    /// Wakes this session when the unread registries change, while a change is held back.
+    /// The entry by which the hub wakes this session when the unread registries change. It exists while a change is held back.
     unread_entry: Option<ListEntry>,
-    /// True if the client takes listeners on virtual addresses.
+    /// True if the client accepts listeners on virtual addresses.
     takes_listeners: bool,
 }
 
@@ -156,22 +165,23 @@ pub struct Session {
 struct Type {
     asked: bool,
     wildcard: bool,
-    /// State of the world: true if the client has ever given a name, after which an empty list means no
-    /// names, not all.
+    /// State of the world: true if the client has ever sent a name. After that, an empty list of names means no names; before
+    /// that, it means all resources.
     ever_named: bool,
     named: Names,
-    /// Names that may have changed.
+    /// Names whose resources may have changed.
     pending: BTreeSet<Arc<str>>,
-    /// Names that must be answered, whatever was sent before.
+    /// Names that must be answered even if their resource was already sent.
     owed: BTreeSet<Arc<str>>,
     /// True if the client had resources of an earlier stream at its first request.
     returns: bool,
-    /// Names held back while a registry is unread, each with true if it must be answered.
+    /// Names held back while a registry is unread, each with a flag that is true if the name must be answered.
     held_back: BTreeMap<Arc<str>, bool>,
     /// State of the world: true if the complete response is held back.
     waits: bool,
-    /// Delta: resources of the wildcard subscription that the client has and that differ from the present
-    /// ones, by service.
+    /// Delta: resources of the wildcard subscription that the client may keep although they do not exist at present, or exist
+    /// in another version. The client keeps them while an unread registry may have the service. The resources are grouped by
+    /// service.
     kept: BTreeMap<HostName, BTreeMap<Arc<str>, Option<Version>>>,
     /// True if `kept` must be checked because the unread registries changed.
     kept_changed: bool,
@@ -181,14 +191,13 @@ struct Type {
     all_sent: Arc<Clusters>,
     /// True if `all_sent` may be outdated.
     all_changed: bool,
-    /// Wakes this session when the list of the type changes, while the client subscribes to all.
+    /// The entry by which the hub wakes this session when the list of the type changes. It exists with a wildcard subscription.
     wants_all: Option<ListEntry>,
-    /// The client's `initial_resource_versions` for the wildcard subscription, until the list of all clusters
-    /// is complete.
+    /// The client's `initial_resource_versions` for the wildcard subscription, until the list of the type is complete.
     unseeded: Option<BTreeMap<Arc<str>, Option<Version>>>,
     /// Names in `initial_resource_versions` that do not exist any more.
     gone: BTreeSet<Arc<str>>,
-    /// When the first change was made that was not sent yet.
+    /// The time of the first change that was not sent yet.
     since: Option<Instant>,
     in_flight: Option<InFlight>,
     /// The nonce of the last response.
@@ -198,7 +207,7 @@ struct Type {
 
 /// A response that is not acknowledged yet.
 struct InFlight {
-    /// When the first change in the response was made.
+    /// The time of the first change in the response.
     since: Option<Instant>,
     sent: SystemTime,
 }
@@ -209,21 +218,21 @@ struct Named {
     sent: Sent,
     /// True if the client had the resource before this stream.
     brought: bool,
-    /// True if the client may have more endpoints than the present resource, from before this stream.
+    /// True if the client may have endpoints that the present resource lacks. The client received them before this stream.
     lacking: bool,
 }
 
 /// The state of a name before the client subscribed to it on this stream.
 enum BeforeStream {
     Nothing,
-    /// The client had the resource; the present version counts as sent if the client has it.
+    /// The client had the resource, in this version if the client named one.
     Had(Sent),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sent {
     Nothing,
-    /// The client was told that the resource does not exist.
+    /// The resource does not exist, and the client was notified of that.
     Absence,
     Version(Version),
 }
@@ -240,6 +249,9 @@ impl Session {
             viewer: Arc::new(viewer),
             protocol,
             types,
+            wide: Wide::default(),
+            turn: None,
+            used_turn: None,
             responses: 0,
             unfinished: false,
             account: None,
@@ -250,29 +262,28 @@ impl Session {
         }
     }
 
-    /// Returns the session of a client that takes listeners on virtual addresses, or takes none.
+    /// Sets whether the client accepts listeners on virtual addresses.
     #[must_use]
     pub fn with_listeners(mut self, takes_listeners: bool) -> Self {
         self.takes_listeners = takes_listeners;
         self
     }
 
-    /// Returns the session with an account that pays for its names.
+    /// Sets the account that counts the bytes of the names.
     #[must_use]
     pub fn paid_from(mut self, account: Account) -> Self {
         self.account = Some(account);
         self
     }
 
-    /// Returns the cost of the names in bytes.
+    /// Returns the cost of the client's names in bytes.
     pub fn names_cost(&self) -> usize {
         self.account.as_ref().map_or(0, Account::bytes)
     }
 
-    /// Returns the size in bytes that the names add to a later request: in state of the world each request
-    /// has all names.
+    /// Returns the number of bytes that the names may add to a later request: in state of the world each request has all names.
     pub fn names_bytes(&self, kind: Kind) -> usize {
-        // The text of each name, with tag and length.
+        // In a request, a name occupies the bytes of its text, its tag and its length.
         self.types[kind as usize].named.iter().map(|named| named.name().len() + 4).sum()
     }
 
@@ -304,7 +315,7 @@ impl Session {
         self.types.iter().filter(|of| of.asked).map(Type::held_back).sum()
     }
 
-    /// Applies a request.
+    /// Applies a client's request to its subscriptions. Returns how the request answers the last response.
     pub fn request(&mut self, kind: Kind, request: Request) -> Result<Acknowledgement, RequestRefusal> {
         let names = request.names.iter().chain(request.has.iter().map(|(name, _)| name));
         if names.into_iter().any(|name| name.len() > NAME_BYTES_MAX) {
@@ -322,11 +333,13 @@ impl Session {
         format!("{:x}", self.responses)
     }
 
-    /// Returns the next response, if there is one to send.
+    /// Returns the next response if there is one to send.
     pub fn response(&mut self) -> Option<Response> {
         self.collect_marks();
+        self.ask_for_turn();
         let response = self.next_response();
         self.note_held_back();
+        self.end_turn();
         response
     }
 
@@ -359,21 +372,41 @@ impl Session {
         None
     }
 
-    /// Returns true if there was no response only because there is more work than one turn allows.
+    /// Returns true if [`Self::response`] returned `None` only because making the response takes further calls.
     pub fn is_unfinished(&self) -> bool {
         self.unfinished
     }
 
-    /// Takes the marks from the mailbox.
+    /// Asks the hub for a turn if assignments of a wide change wait to be sent. Does nothing while the session has a turn, or
+    /// while the response of its last turn is not answered.
+    fn ask_for_turn(&mut self) {
+        if !self.wide.is_empty() && self.turn.is_none() && self.used_turn.is_none() {
+            self.turn = self.hub.turn(&self.mailbox);
+        }
+    }
+
+    /// Gives back the turn if there are no names to send in it. A turn that the session gets while a response is in flight is
+    /// kept for the next response: under urgent changes without end, a response is always in flight when a turn comes.
+    fn end_turn(&mut self) {
+        if self.wide.is_empty() {
+            (self.wide.since, self.turn) = (None, None);
+        }
+    }
+
+    /// Moves the changes that the hub has recorded in the mailbox to the pending changes.
     fn collect_marks(&mut self) {
-        let news = self.mailbox.take();
-        for (of, marks) in self.types.iter_mut().zip(news).filter(|(_, marks)| marks.since.is_some()) {
+        let News { marks, wide, turn } = self.mailbox.take();
+        for (of, marks) in self.types.iter_mut().zip(marks).filter(|(_, marks)| marks.since.is_some()) {
             of.pending.extend(marks.names.into_iter().filter(|name| of.named.contains(name)));
             of.all_changed |= marks.all && of.wildcard;
             of.since = of.since.or(marks.since);
         }
-        // Read after the marks: the marked resources are rendered without the registries that are unread at
-        // this point.
+        let assignments = &self.types[Kind::Assignment as usize];
+        self.wide.append(wide, |name| assignments.named.contains(name));
+        self.turn = turn.or_else(|| self.turn.take());
+        // The hub adds a registry to the unread ones before it renders resources without that registry. Therefore the changes
+        // are taken from the mailbox first, and the list of unread registries is read afterwards: it then includes every
+        // registry that the changed resources lack.
         if let Some(unread) = self.hub.unread(&mut self.unread_count) {
             if !unread.has_registries_of(&self.unread) {
                 self.types.iter_mut().for_each(Type::recheck_held_back);
@@ -382,7 +415,7 @@ impl Session {
         }
     }
 
-    /// Returns true while a list is being made for this client.
+    /// Returns true while the list of any type is being made for a wildcard subscription of this client.
     pub fn waits_for_list(&self) -> bool {
         Kind::ALL.into_iter().any(|kind| self.waits_for(kind))
     }
@@ -392,14 +425,13 @@ impl Session {
         self.types[kind as usize].wildcard && self.has_list(kind) && !self.hub.is_listed(kind)
     }
 
-    /// Returns true if a wildcard subscription of the client to a type means a list of resources. Other clients than those that
-    /// take listeners on virtual addresses have no listeners without a name to ask for.
+    /// Returns true if a wildcard subscription to a type selects a list of resources. A list of listeners exists only for
+    /// clients that accept listeners on virtual addresses; gRPC clients ask for listeners by name.
     fn has_list(&self, kind: Kind) -> bool {
         kind == Kind::Cluster || kind == Kind::Listener && self.takes_listeners
     }
 
-    /// Returns true while the complete response of a type would remove something that an unread registry may
-    /// have.
+    /// Returns true while the complete response of a type would remove a resource that an unread registry may have.
     fn waits(&mut self, kind: Kind) -> bool {
         let has_list = self.has_list(kind);
         let of = &mut self.types[kind as usize];
@@ -470,18 +502,21 @@ impl Session {
         of.wants_all = None;
     }
 
-    /// Releases the cost of these names.
+    /// Releases the cost of these names from the account.
     fn release<'a>(account: &mut Option<Account>, names: impl Iterator<Item = &'a Arc<str>>) {
         if let Some(account) = account {
             account.release(names.map(|name| name.len() + NAME_COST).sum());
         }
     }
 
-    /// Takes the request's answer to the last response, which is then not in flight any more.
+    /// Checks whether the request answers the last response. If it does, the response is not in flight any more.
     fn answer(&mut self, kind: Kind, request: &Request) -> Acknowledgement {
         let of = &mut self.types[kind as usize];
         if of.last_nonce.as_ref() != Some(&request.nonce) {
             return Acknowledgement::None;
+        }
+        if kind == Kind::Assignment {
+            self.used_turn = None;
         }
         match (of.in_flight.take(), &request.error) {
             (None, _) => Acknowledgement::None,
@@ -490,10 +525,10 @@ impl Session {
         }
     }
 
-    /// Makes the response and notes that it is in flight.
+    /// Makes the response and records that it is in flight.
     fn send(&mut self, kind: Kind, draft: Draft) -> Response {
         if kind == Kind::Cluster {
-            // Envoy warms a cluster until an assignment follows it, even one that it has.
+            // Envoy warms a changed cluster until it receives the assignment again, even if it has the assignment.
             let assignments = &mut self.types[Kind::Assignment as usize];
             for name in &draft.new {
                 if assignments.named.contains(name) {
@@ -505,7 +540,12 @@ impl Session {
         let of = &mut self.types[kind as usize];
         of.must_answer = false;
         of.sent += 1;
-        of.in_flight = Some(InFlight { since: of.since.take(), sent: SystemTime::now() });
+        let mut since = of.since.take();
+        if draft.has_wide() {
+            since = since.into_iter().chain(self.wide.since).min();
+            self.used_turn = self.turn.take();
+        }
+        of.in_flight = Some(InFlight { since, sent: SystemTime::now() });
         of.last_nonce = Some(nonce.clone());
         Response {
             protocol: self.protocol,
@@ -525,7 +565,7 @@ impl Type {
         self.held_back.len() + self.kept.values().map(BTreeMap::len).sum::<usize>() + usize::from(self.waits)
     }
 
-    /// Checks all that is held back again.
+    /// Schedules another check of every name that is held back.
     fn recheck_held_back(&mut self) {
         for (name, owed) in std::mem::take(&mut self.held_back) {
             match owed {
@@ -536,7 +576,7 @@ impl Type {
         self.kept_changed = !self.kept.is_empty();
     }
 
-    /// Removes a name from those held back; returns true if it must be answered.
+    /// Removes a name from the names held back; returns true if the name must be answered.
     fn take_held_back(&mut self, name: &Arc<str>) -> bool {
         self.held_back.remove(name).unwrap_or(false)
     }
@@ -548,14 +588,22 @@ impl Type {
         self.unseeded = None;
     }
 
-    /// Returns the next name to check, with true if it must be answered.
-    fn next_name(&mut self) -> Option<(Arc<str>, bool)> {
-        let owed = self.owed.pop_first().map(|name| (name, true));
-        owed.or_else(|| Some((self.pending.pop_first()?, false)))
+    /// Returns the next name to check for a response, with true if it must be answered. Names of a wide change come last and
+    /// have room of their own, so that urgent names without end do not hold them up.
+    fn next_name(&mut self, draft: &mut Draft, wide: Option<&mut Wide>) -> Option<(Arc<str>, bool)> {
+        let owed = if draft.has_room() { self.owed.pop_first().map(|name| (name, true)) } else { None };
+        let urgent =
+            || draft.has_room().then(|| self.pending.pop_first()).flatten().map(|name| (name, false));
+        let next = owed.or_else(urgent);
+        next.or_else(|| {
+            let name = wide.filter(|_| draft.has_wide_room())?.pop()?;
+            draft.begin_wide();
+            Some((name, false))
+        })
     }
 
-    /// Returns true if the client holds no endpoints of a removed name: it was sent the present, empty
-    /// assignment, or none, or it does not subscribe to the name.
+    /// Returns true if the client holds no endpoints of a removed name: the assignment that was sent last is the current, empty
+    /// one, or no assignment was sent, or the client does not subscribe to the name.
     fn is_emptied(&self, name: &Arc<str>) -> bool {
         self.named.get(name).is_none_or(|named| {
             let current = named.subscription.current().map(|resource| resource.version);
@@ -569,8 +617,8 @@ impl Named {
         self.subscription.name()
     }
 
-    /// Returns true if the client keeps its resource because an unread registry may have more: the resource
-    /// is neither removed nor emptied, and it changes only if a registry in use has changed the service.
+    /// Returns true if the client keeps its resource because an unread registry may have more endpoints. The resource is then
+    /// neither removed nor emptied, and it changes only if a registry in use has changed the service.
     fn is_held_back(
         &self,
         kind: Kind,
@@ -585,14 +633,15 @@ impl Named {
             return false;
         }
         let Some(hostname) = self.subscription.hostname().map(HostName::as_str) else { return false };
-        // Other resources do not depend on the endpoints.
+        // Resources other than assignments and Envoy's clusters do not list endpoints.
         let lists_endpoints =
             kind == Kind::Assignment || kind == Kind::Cluster && client == ClientKind::Envoy;
         let lacks = self.lacking && lists_endpoints && !unread.is_changed(hostname);
         unread.may_have(hostname) && (lacks || current.is_none_or(|resource| resource.is_empty))
     }
 
-    /// Notes the version that was sent; the client then has no more than the present resource.
+    /// Records the last content that the client was sent. It replaces everything that the client had received before this
+    /// stream, so `lacking` becomes false.
     fn set_sent(&mut self, sent: Sent) {
         self.sent = sent;
         self.lacking = false;
@@ -606,8 +655,8 @@ impl Named {
     }
 }
 
-/// Returns the clusters of a service to send next: the present ones, and removed ones whose assignment is not
-/// empty yet (make before break). The flag is true if no removed cluster had to stay.
+/// Returns the clusters of a service that the client is to have next: the present clusters, and the removed ones whose
+/// assignment is not empty yet (make before break). The returned flag is true if there are no such removed clusters.
 fn held_next(
     next: &Arc<[Arc<Resource>]>,
     sent: &[Arc<Resource>],

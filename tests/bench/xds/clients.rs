@@ -1,5 +1,5 @@
-//! The other process: raw HTTP/2 with gRPC frames, one connection for each client. It shares no code with the server but
-//! the messages.
+//! The process of the clients: raw HTTP/2 with gRPC frames, one connection per client. Of the server's code, it uses only the
+//! protobuf messages.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -17,27 +17,29 @@ use super::{CLUSTERS, HOT, Result, now};
 
 const EDS: &str = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment";
 
-/// Clients of one source address.
+/// The number of clients per source address.
 const SOURCE: usize = 500;
 
-/// One client.
+/// One xDS client of this process.
 struct Client {
     xds: SocketAddr,
     number: usize,
-    /// Whether it never reads its stream.
+    /// True if the client never reads its stream.
     stuck: bool,
     names: Vec<String>,
-    /// Whether it tells of each acknowledgement, and not only of the one with which it had all names.
-    tells_each: bool,
+    /// True if the client reports every change of the changing service. Otherwise it reports only the acknowledgement after
+    /// which it has the resources of all its names.
+    hot: bool,
 }
 
-/// Clients until the process is ended: an address, the first number, how many, how many of them are stuck, how many names
-/// each, and out of how many services.
+/// Runs clients until the process is killed. The arguments: an address, the number of the first client, the number of clients,
+/// the number of clients that are stuck, the number of names per client, the number of services, and 1 if the clients subscribe
+/// to the changing service.
 pub(super) fn run(arguments: &[String]) -> Result<()> {
     let xds: SocketAddr = arguments[0].parse()?;
     let numbers = arguments[1..].iter().map(|text| text.parse());
     let numbers: Vec<usize> = numbers.collect::<std::result::Result<_, _>>()?;
-    let &[first, count, stuck, names, services] = &numbers[..] else { return Err("five numbers".into()) };
+    let &[first, count, stuck, names, services, hot] = &numbers[..] else { return Err("six numbers".into()) };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let local = tokio::task::LocalSet::new();
     local.block_on(&runtime, async move {
@@ -48,8 +50,8 @@ pub(super) fn run(arguments: &[String]) -> Result<()> {
                     xds,
                     number,
                     stuck: number < first + stuck,
-                    names: wanted(number, names, services),
-                    tells_each: names == 0,
+                    names: wanted(number, names, services).chain((hot == 1).then(hot_name)).collect(),
+                    hot: hot == 1,
                 };
                 tokio::task::spawn_local(async move {
                     if let Err(error) = client.run().await {
@@ -65,20 +67,22 @@ pub(super) fn run(arguments: &[String]) -> Result<()> {
     })
 }
 
-/// The names of a client: others for each, spread over all services.
-fn wanted(number: usize, names: usize, services: usize) -> Vec<String> {
-    if names == 0 {
-        return vec![format!("outbound|80||{HOT}")];
-    }
-    let service = |at: usize| (number * 37 + at * 13) % services;
+/// Returns the names of a client: different ones for each client, spread over all services.
+fn wanted(number: usize, names: usize, services: usize) -> impl Iterator<Item = String> {
+    let service = move |at: usize| (number * 37 + at * 13) % services;
     let name = |service| format!("outbound|80||s{service}.ns{}.svc.cluster.local", service % 100);
-    (0..names).map(service).map(name).collect()
+    (0..names).map(service).map(name)
+}
+
+fn hot_name() -> String {
+    format!("outbound|80||{HOT}")
 }
 
 impl Client {
     async fn run(self) -> Result<()> {
-        let Self { xds, number, stuck, names, tells_each } = self;
-        // From several addresses: one source does not get all connections.
+        let Self { xds, number, stuck, names, hot } = self;
+        let hot = hot.then(hot_name);
+        // Clients use several source addresses, because the server limits the connections of one source.
         let source = [127, 0, 0, u8::try_from(2 + number / SOURCE % 100)?];
         let socket = tokio::net::TcpSocket::new_v4()?;
         socket.bind((source, 0).into())?;
@@ -122,7 +126,12 @@ impl Client {
                 stream.send_data(frame(&ack), false)?;
                 let had_all = missing.is_empty();
                 response.resources.iter().for_each(|resource| _ = missing.remove(&resource.name));
-                if tells_each || missing.is_empty() && !had_all {
+                let has_all_now = missing.is_empty() && !had_all;
+                let tells = match &hot {
+                    Some(name) => response.resources.iter().any(|resource| resource.name == *name),
+                    None => has_all_now,
+                };
+                if tells {
                     println!("{number} {:.6}", now());
                 }
             }

@@ -1,10 +1,11 @@
-//! What the aggregator and the xDS server cost at scale: `cargo bench --bench xds` (ISTHMUS_BENCH_SMALL=1 for a tenth).
+//! The cost of the aggregator and the xDS server at scale: `cargo bench --bench xds` (`ISTHMUS_BENCH_SMALL=1` for a tenth,
+//! `ISTHMUS_BENCH_BINARY=path` for another build of isthmus).
 //!
-//! The real binary reads 50 registry files: 10,000 services, 1,000,000 endpoints. Clients are in another process (this
-//! program, started again), each with a TCP connection of its own, and acknowledge what they are sent. Nothing is judged
-//! here but that it went as it should; the figures are printed. `-- push restart large crowd` for parts of it.
+//! The real binary reads 50 registry files: 10,000 services, 1,000,000 endpoints. The clients are in another process (this
+//! program, started again), each with its own TCP connection, and acknowledge every response. The benchmark prints the figures,
+//! and fails only if the work itself fails. `-- push restart large crowd` selects parts of it.
 //!
-//! Figures of time are of a machine that others use too: look at the medians, and at processor time.
+//! Other programs use the same machine, so look at the medians and at processor time.
 
 #![expect(clippy::print_stdout, reason = "it prints what it measures")]
 
@@ -26,7 +27,7 @@ mod process;
 
 use process::{memory, processor_time};
 
-/// How long anything may take: a crowd of thousands shares the processors with the gateway until it is in sync.
+/// The time limit of any step: thousands of clients share the processors with the gateway until all are in sync.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -34,7 +35,7 @@ type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 const CLUSTERS: usize = 50;
 const CLIENTS: usize = 1000;
 const CHANGES: usize = 100;
-/// The service that changes, in a small registry of its own beside the large ones.
+/// The service that changes, in two small registries beside the large ones.
 const HOT: &str = "hot.bench.svc.cluster.local";
 
 fn main() -> Result<()> {
@@ -45,12 +46,12 @@ fn main() -> Result<()> {
     }
 }
 
-/// What the mesh is made of.
+/// The files and the size of the mesh.
 struct Mesh {
     folder: tempfile::TempDir,
     services: usize,
     endpoints: usize,
-    /// The config file but for its networks.
+    /// The config file without its networks.
     config: String,
 }
 
@@ -89,7 +90,8 @@ impl Mesh {
         let mesh = Self { folder, services, endpoints: CLUSTERS * each * 10, config };
         mesh.move_gateway(1)?;
         mesh.change_hot(100, 0)?;
-        // Some of it elsewhere, so that its weights differ where one endpoint more or less is behind a gateway.
+        // Some endpoints of the changing service are in a second cluster. Clients elsewhere therefore see two gateways, and
+        // each added or removed endpoint changes the weights of these gateways relative to each other.
         let mut anchor = String::from("services:\n");
         write_endpoints(&mut anchor, HOT, 7, |number| format!("10.201.0.{number}"))?;
         mesh.replace("anchor.yaml", &anchor)?;
@@ -100,7 +102,7 @@ impl Mesh {
         self.folder.path()
     }
 
-    /// Writes the config, in which one network's gateway has this as the last part of its address.
+    /// Writes the config; `last` is the last octet of the address of one network's gateway.
     fn move_gateway(&self, last: usize) -> Result<()> {
         let mut config = self.config.clone();
         for network in 0..CLUSTERS {
@@ -113,7 +115,7 @@ impl Mesh {
         self.replace("isthmus.yaml", &config)
     }
 
-    /// Writes the small registry: so many endpoints, of which the first ones are others in each round.
+    /// Writes the small registry with this number of endpoints, whose addresses shift with each round.
     fn change_hot(&self, endpoints: usize, round: usize) -> Result<()> {
         let mut text = String::from("services:\n");
         write_endpoints(&mut text, HOT, endpoints, |number| {
@@ -168,10 +170,11 @@ struct Gateway {
 impl Gateway {
     fn start(folder: &Path) -> Result<Self> {
         let begun = Instant::now();
-        let mut child = Command::new(env!("CARGO_BIN_EXE_isthmus"))
+        let other = std::env::var_os("ISTHMUS_BENCH_BINARY");
+        let mut child = Command::new(other.unwrap_or_else(|| env!("CARGO_BIN_EXE_isthmus").into()))
             .args(["run", "-c", "isthmus.yaml"])
             .current_dir(folder)
-            // How long parsing and building took is said at this level, and what the HTTP/2 library does is not asked.
+            // At this level the log has the times of parsing and building, and nothing of the HTTP/2 library.
             .env("RUST_LOG", "info,isthmus::aggregator=debug")
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -192,7 +195,7 @@ impl Gateway {
         Ok(gateway)
     }
 
-    /// The listener of connections is opened when all registries have answered.
+    /// Waits until the gateway has opened its SNI listener, which happens when all registries have answered.
     fn wait_until_ready(&mut self) -> Result<()> {
         let mut addresses = BTreeMap::new();
         while !addresses.contains_key("sni") {
@@ -217,7 +220,7 @@ impl Gateway {
         }
     }
 
-    /// Reads the log up to here; what it tells of parsing and building.
+    /// Reads the log up to its end; returns the times of parsing and of building since the last call.
     fn take_log(&mut self) -> Result<(Vec<f64>, Vec<f64>)> {
         while let Ok(line) = self.log.try_recv() {
             self.note(&serde_json::from_str(&line)?);
@@ -242,7 +245,7 @@ impl Drop for Gateway {
     }
 }
 
-/// From Rust's way of writing a duration.
+/// Parses a duration as Rust prints it; returns milliseconds.
 fn milliseconds(text: &str) -> f64 {
     for (unit, factor) in [("ms", 1.0), ("µs", 1e-3), ("ns", 1e-6), ("s", 1e3)] {
         if let Some(number) = text.strip_suffix(unit) {
@@ -252,19 +255,21 @@ fn milliseconds(text: &str) -> f64 {
     0.0
 }
 
-/// The clients of a process.
+/// The clients of one process.
 struct Crew {
-    /// The number of the first.
+    /// The number of the first client.
     first: usize,
     count: usize,
-    /// How many of them never read.
+    /// The number of clients that never read.
     stuck: usize,
-    /// Names of each, out of so many services; none: the service that changes.
+    /// The number of names per client, out of `services`.
     names: usize,
     services: usize,
+    /// True if the clients subscribe to the changing service, and report each of its changes.
+    hot: bool,
 }
 
-/// The clients' process.
+/// The process that runs clients.
 struct Fleet {
     child: Child,
     orders: ChildStdin,
@@ -272,14 +277,15 @@ struct Fleet {
 }
 
 impl Fleet {
-    /// Clients of the service that changes, of which the first `stuck` never read.
+    /// Starts clients of the changing service, the first `stuck` of which never read.
     fn start(xds: SocketAddr, stuck: usize) -> Result<Self> {
-        Self::start_with(xds, &Crew { first: 0, count: CLIENTS, stuck, names: 0, services: 0 })
+        Self::start_with(xds, &Crew { first: 0, count: CLIENTS, stuck, names: 0, services: 0, hot: true })
     }
 
     fn start_with(xds: SocketAddr, crew: &Crew) -> Result<Self> {
-        let Crew { first, count, stuck, names, services } = crew;
-        let numbers = [first, count, stuck, names, services].map(ToString::to_string);
+        let &Crew { first, count, stuck, names, services, hot } = crew;
+        let numbers =
+            [first, count, stuck, names, services, usize::from(hot)].map(|number| number.to_string());
         let mut child = Command::new(std::env::current_exe()?)
             .args(["--clients", &xds.to_string()])
             .args(numbers)
@@ -304,13 +310,13 @@ impl Fleet {
         Ok(Self { child, orders, events })
     }
 
-    /// Waits until so many clients have told of an acknowledgement; when each was.
+    /// Waits until `count` clients have reported an acknowledgement; returns the time of each.
     fn acknowledged(&self, count: usize) -> Result<Vec<f64>> {
         let all = (0..count).map(|_| Ok(self.events.recv_timeout(PATIENCE)?.1));
         all.collect()
     }
 
-    /// Which clients tell of acknowledgements, until none does for so long.
+    /// Returns the clients that report acknowledgements, until there is no report for this time.
     fn until_silent(&self, time: Duration) -> Vec<usize> {
         std::iter::from_fn(|| self.events.recv_timeout(time).ok()).map(|(client, _)| client).collect()
     }
@@ -331,7 +337,7 @@ fn now() -> f64 {
 fn quantile(values: &mut [f64], q: f64) -> f64 {
     values.sort_by(f64::total_cmp);
     let last = values.len().saturating_sub(1);
-    // In range by construction; a benchmark may round.
+    // The index is in range by construction, and a benchmark may round.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index")]
     let at = (q * last as f64).round() as usize;
     values.get(at).copied().unwrap_or_default()
@@ -376,7 +382,8 @@ fn measure() -> Result<()> {
     Ok(())
 }
 
-/// One endpoint more or less of a service that all clients have; gives the p99 of change → last acknowledgement.
+/// Adds or removes one endpoint of a service that all clients have; returns the p99 of the time from a change to its last
+/// acknowledgement.
 fn push(mesh: &Mesh, gateway: &Gateway, stuck: usize) -> Result<f64> {
     let before = memory(&gateway.child, "VmRSS")?;
     let fleet = Fleet::start(gateway.xds, stuck)?;
@@ -410,7 +417,7 @@ fn push(mesh: &Mesh, gateway: &Gateway, stuck: usize) -> Result<f64> {
     Ok(high)
 }
 
-/// Every endpoint of one cluster replaced, bit by bit: nobody elsewhere hears of it.
+/// Replaces every endpoint of one cluster step by step; clients on other networks must receive nothing.
 fn restart(mesh: &Mesh, gateway: &Gateway) -> Result<()> {
     let fleet = Fleet::start(gateway.xds, 0)?;
     fleet.acknowledged(CLIENTS)?;
@@ -419,7 +426,7 @@ fn restart(mesh: &Mesh, gateway: &Gateway) -> Result<()> {
     const ROUNDS: usize = 100;
     for round in 1..=ROUNDS {
         mesh.change_hot(100, round * 20)?;
-        // Long enough for each to be read by itself.
+        // The pause is long enough for the gateway to read each change by itself.
         std::thread::sleep(Duration::from_millis(100));
     }
     let clients = fleet.until_silent(Duration::from_secs(2));
@@ -435,7 +442,7 @@ fn restart(mesh: &Mesh, gateway: &Gateway) -> Result<()> {
     mesh.change_hot(100, 0)
 }
 
-/// One endpoint changed in a file of 20,000.
+/// Measures the parsing and the building after a change of one endpoint in a registry file of 20,000 endpoints.
 fn large(mesh: &Mesh, gateway: &mut Gateway) -> Result<()> {
     let path: PathBuf = mesh.path().join("c07.yaml");
     let text = std::fs::read_to_string(&path)?;

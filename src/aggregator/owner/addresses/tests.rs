@@ -1,4 +1,4 @@
-//! Imported services through the owner, without sockets.
+//! Tests the virtual addresses of imported services through the owner, without sockets.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -57,7 +57,7 @@ fn start(state: &Path, scope: &Scope) -> (Owner, Reader) {
         scope: RegistryScope::default(),
         kind: RegistryKind::File { path: "west.yaml".into() },
     };
-    // Few addresses, so that many of the names meet.
+    // The range is small, so that the hashes of many names collide.
     let ranges = Ranges { ipv4: "240.250.0.0/26".parse().ok(), ipv6: None };
     let options =
         Options { state: Some(state.to_owned()), virtual_addresses: Some(ranges), ..Options::default() };
@@ -101,7 +101,7 @@ async fn an_imported_service_gets_a_virtual_address_that_a_restart_keeps() {
         let [own] = of_one.as_slice() else { panic!("{of_one:?}") };
         assert!(range.contains(own), "{own}, and no address that the registry gives");
     }
-    // The first service goes, and one that was exported before all others arrives instead.
+    // The first service is removed, and a service that was exported before all others is added.
     say(&mut owner, vec![Change::Remove(Key::Service(services[0].key.clone()))]);
     let late = service("late.west.global", 1);
     say(&mut owner, vec![put(&late)]);
@@ -129,7 +129,10 @@ async fn damaged_leases_are_reported_and_written_again() {
     std::fs::write(leases::path(temporary.path()), "isthmus virtual addresses 1\nhalf").expect("written");
     let (mut owner, reader) = start(temporary.path(), &scope);
     let problem = owner.addresses.as_ref().expect("on").status().problem.expect("a problem");
-    assert!(problem.contains("cannot be read") && problem.contains("damaged at line 2"), "{problem}");
+    assert!(
+        problem.contains("cannot read the virtual addresses") && problem.contains("damaged at line 2"),
+        "{problem}"
+    );
     let one = service("one.west.global", 7);
     say(&mut owner, vec![Change::Begin, put(&one), Change::Complete]);
     assert_eq!(addresses(&reader, &one).len(), 1);

@@ -1,35 +1,40 @@
-//! The work of the hub: services to be rendered again, the most urgent first.
+//! The hub's queue of services to render again, the most urgent first.
 
 use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::mailbox::Mailbox;
 use crate::model::name::HostName;
 use crate::snapshot::Snapshot;
 use crate::world::{Reader, Since};
 
-/// The work for the newest snapshot that the hub has seen.
+/// The newest snapshots whose deltas are looked at one by one if all services may differ.
+const SEPARATE: u64 = 64;
+/// Services whose own data changed that are rendered before one of the others is, so that changes without end do not hold up
+/// the others for ever.
+const AHEAD: usize = 32;
+
+/// The queue for the newest snapshot that the hub has read.
 pub(super) struct Queue {
     pub(super) world: Arc<Snapshot>,
     /// Services whose own data changed.
     front: WorkList,
-    /// Services whose clusters are not in the list of all clusters yet.
+    /// Services whose resources are not in the requested lists yet.
     listing: WorkList,
     /// Services that may render differently because gateways, networks or the policy changed.
     background: WorkList,
-    /// Sessions with marks of the background list that were not woken yet.
-    unwoken: VecDeque<Arc<Mailbox>>,
+    /// The number of steps taken from `front` in a row while steps of the other lists waited.
+    ahead: usize,
 }
 
-/// One step of the work.
+/// One step of the hub's work.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Render a service whose own data changed at this time.
+    /// Render a service whose own data changed. The time is that of the change.
     Front(HostName, Instant),
-    /// Add the clusters of a service to the list of all clusters.
+    /// Add the resources of a service to the requested lists.
     List(HostName),
-    /// Render a service that may render differently since this time.
+    /// Render a service that a change of gateways, networks or the policy may concern. The time is that of the change.
     Background(HostName, Instant),
 }
 
@@ -39,15 +44,26 @@ pub(super) struct Changes {
     pub(super) own: Vec<HostName>,
     /// Services that may render differently because the gateways of a network changed.
     pub(super) behind: Vec<HostName>,
-    /// True if any other service may differ too.
+    /// True if every service may differ.
     pub(super) everything: bool,
 }
 
 impl Changes {
     pub(super) fn between(reader: &Reader, older: &Snapshot, newer: &Snapshot) -> Self {
         match reader.since(older.generation, newer.generation) {
-            // Every service was merged again: the delta does not name those that differ.
-            Since::Everything => Self { own: Vec::new(), behind: Vec::new(), everything: true },
+            // Any service may differ, so all services are rendered again. The services that the latest deltas name are urgent.
+            Since::Everything => {
+                let newest =
+                    newer.generation.saturating_sub(SEPARATE).max(older.generation)..newer.generation;
+                let deltas = newest.map(|generation| reader.since(generation, generation + 1));
+                let own = deltas.flat_map(|since| match since {
+                    Since::Everything => Vec::new(),
+                    Since::Deltas(deltas) => deltas,
+                });
+                let own = own.flat_map(|delta| delta.services.keys().cloned().collect::<Vec<_>>());
+                let own: BTreeSet<HostName> = own.collect();
+                Self { own: own.into_iter().collect(), behind: Vec::new(), everything: true }
+            }
             Since::Deltas(deltas) => {
                 let own = deltas.iter().flat_map(|delta| delta.services.keys());
                 let own: BTreeSet<&HostName> = own.collect();
@@ -60,7 +76,7 @@ impl Changes {
     }
 }
 
-/// Services in order of arrival, each once.
+/// Services in order of arrival, each at most once.
 #[derive(Default)]
 struct WorkList {
     order: VecDeque<(HostName, Instant)>,
@@ -91,7 +107,7 @@ impl WorkList {
 impl Queue {
     pub(super) fn new(world: Arc<Snapshot>) -> Self {
         let (front, listing, background) = Default::default();
-        Self { world, front, listing, background, unwoken: VecDeque::new() }
+        Self { world, front, listing, background, ahead: 0 }
     }
 
     pub(super) fn push_front(&mut self, names: impl IntoIterator<Item = HostName>, since: Instant) {
@@ -106,13 +122,25 @@ impl Queue {
         names.into_iter().for_each(|name| self.background.push(name, since));
     }
 
-    /// Takes the most urgent step.
+    /// Removes and returns the most urgent step.
     pub(super) fn pop(&mut self) -> Option<Step> {
-        let front = self.front.pop().map(|(name, since)| Step::Front(name, since));
-        let listing = || self.listing.pop().map(|(name, _)| Step::List(name));
-        front
-            .or_else(listing)
-            .or_else(|| self.background.pop().map(|(name, since)| Step::Background(name, since)))
+        let others_wait = !self.listing.is_empty() || !self.background.is_empty();
+        if others_wait && self.ahead == AHEAD {
+            return self.pop_other();
+        }
+        match self.front.pop() {
+            Some((name, since)) => {
+                self.ahead = if others_wait { self.ahead + 1 } else { 0 };
+                Some(Step::Front(name, since))
+            }
+            None => self.pop_other(),
+        }
+    }
+
+    fn pop_other(&mut self) -> Option<Step> {
+        self.ahead = 0;
+        let listing = self.listing.pop().map(|(name, _)| Step::List(name));
+        listing.or_else(|| self.background.pop().map(|(name, since)| Step::Background(name, since)))
     }
 
     /// Returns true if every service is rendered from the newest snapshot.
@@ -120,26 +148,37 @@ impl Queue {
         self.front.is_empty() && self.background.is_empty()
     }
 
-    /// Returns true if the list of all clusters is complete.
+    /// Returns true if the requested lists are complete.
     pub(super) fn is_listed(&self) -> bool {
         self.listing.is_empty()
     }
 
     /// Returns true if there is no work left.
     pub(super) fn is_done(&self) -> bool {
-        self.is_rendered() && self.is_listed() && self.unwoken.is_empty()
+        self.is_rendered() && self.is_listed()
     }
+}
 
-    /// Queues a session to be woken, once.
-    pub(super) fn wake_later(&mut self, mailbox: &Arc<Mailbox>) {
-        if mailbox.enqueue() {
-            self.unwoken.push_back(mailbox.clone());
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::snapshot::tests::Mesh;
+
+    #[test]
+    fn changes_of_single_services_without_end_do_not_hold_up_a_wide_one() {
+        let mut queue = Queue::new(Arc::new(Mesh::new(Vec::new(), Vec::new()).snapshot()));
+        let name = |text: &str| HostName::parse(text).expect("legal");
+        let (now, wide) = (Instant::now(), ["x", "y"].map(name));
+        queue.push_background(wide.clone(), now);
+        for expected in wide {
+            for at in 0..AHEAD {
+                queue.push_front([name("a"), name("b")], now);
+                assert!(matches!(queue.pop(), Some(Step::Front(..))), "{at}");
+            }
+            assert_eq!(queue.pop(), Some(Step::Background(expected, now)));
         }
-    }
-
-    /// Wakes at most `count` queued sessions.
-    pub(super) fn wake(&mut self, count: usize) {
-        let count = count.min(self.unwoken.len());
-        self.unwoken.drain(..count).for_each(|mailbox| mailbox.dequeue());
+        queue.push_front([name("a"), name("b")], now);
+        assert!((0..2).all(|_| matches!(queue.pop(), Some(Step::Front(..)))));
+        assert!(queue.is_done());
     }
 }

@@ -1,4 +1,4 @@
-//! The order of the hub's work, and the renderings that it keeps.
+//! Tests of the order in which the hub renders, and of the renderings that it keeps.
 
 use super::*;
 use crate::discovery::xds::session::tests::{Stage, snapshot};
@@ -17,9 +17,20 @@ fn services<'a>(
     names.iter().enumerate().map(|(at, name)| (name.as_str(), of(at))).collect()
 }
 
-fn marked(mailbox: &Mailbox) -> Vec<Arc<str>> {
-    let [_, assignments, ..] = mailbox.take();
-    assignments.names.into_iter().collect()
+/// Returns the assignments that a mailbox has: those to be sent at once, and those of wide changes.
+fn marked(mailbox: &Mailbox) -> (Vec<Arc<str>>, Vec<Arc<str>>) {
+    let News { marks: [_, assignments, ..], mut wide, .. } = mailbox.take();
+    (assignments.names.into_iter().collect(), std::iter::from_fn(|| wide.pop()).collect())
+}
+
+/// Counts how often it wakes somebody.
+#[derive(Default)]
+struct Wakes(AtomicU64);
+
+impl std::task::Wake for Wakes {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 #[test]
@@ -37,8 +48,8 @@ fn a_service_that_changes_overtakes_all_that_may_have_changed() {
     let everything = Delta { generation: 2, everything: true, ..Delta::default() };
     stage.publisher.publish(snapshot(&stage.policy, 2, &services(&names, &[2], None)), everything);
     assert!(hub.run_turn(&mut queue), "there is more than one turn allows");
-    let told = marked(&mailbox).len();
-    assert!(0 < told && told < SERVICES / 2, "{told} in the first turn");
+    let (urgent, wide) = marked(&mailbox);
+    assert!(urgent.is_empty() && !wide.is_empty() && wide.len() < SERVICES / 2, "{urgent:?} {wide:?}");
 
     for (generation, changed) in [(3, 150), (4, 151), (5, 152)] {
         let next = snapshot(&stage.policy, generation, &services(&names, &[2], Some((changed, &[3]))));
@@ -47,8 +58,22 @@ fn a_service_that_changes_overtakes_all_that_may_have_changed() {
         let delta = Delta { generation, services: [(hostname, service)].into(), ..Delta::default() };
         stage.publisher.publish(next, delta);
         assert!(hub.run_turn(&mut queue), "the others wait");
-        assert!(marked(&mailbox).contains(&name(changed)));
+        assert_eq!(marked(&mailbox).0, [name(changed)]);
     }
+
+    // The hub reads the change of one service together with a change after which any service may differ.
+    let next = |generation, changed, last| {
+        snapshot(&stage.policy, generation, &services(&names, &[2], Some((changed, last))))
+    };
+    let everything = Delta { generation: 6, everything: true, ..Delta::default() };
+    let (policy, alone) = (next(6, 153, &[3]), next(7, 154, &[3]));
+    let service = alone.service(&names[154]).cloned();
+    let hostname = service.as_ref().expect("there").key.hostname.clone();
+    stage.publisher.publish(policy, everything);
+    let delta = Delta { generation: 7, services: [(hostname, service)].into(), ..Delta::default() };
+    stage.publisher.publish(alone, delta);
+    assert!(hub.run_turn(&mut queue), "the others wait");
+    assert_eq!(marked(&mailbox).0, [name(154)]);
 
     while hub.run_turn(&mut queue) {}
     let last: Vec<_> = subscriptions.iter().map(Subscription::current).collect();
@@ -74,7 +99,7 @@ fn sessions_that_want_all_share_one_list_which_the_hub_makes() {
     let list = stage.hub.all_of(Kind::Cluster);
     assert_eq!(list.len(), 2);
     for mailbox in &mailboxes {
-        let [clusters, ..] = mailbox.take();
+        let [clusters, ..] = mailbox.take().marks;
         assert!(clusters.all);
     }
     stage.hub.settle();
@@ -84,27 +109,30 @@ fn sessions_that_want_all_share_one_list_which_the_hub_makes() {
 }
 
 #[test]
-fn changes_that_are_not_urgent_wake_few_sessions_in_a_turn() {
+fn sessions_take_turns_with_a_wide_change() {
     let mut stage = Stage::new(&[("a", &[1])]);
     let (hub, name): (_, Arc<str>) = (stage.hub.clone(), "outbound|80||a".into());
     let viewer = Arc::new(Viewer { network: Network::new("east"), ..Viewer::default() });
-    let mailboxes: Vec<Arc<Mailbox>> = (0..3 * WAKES).map(|_| Arc::default()).collect();
+    let mailboxes: Vec<Arc<Mailbox>> = (0..3 * SENDERS).map(|_| Arc::default()).collect();
     let subscribe = |mailbox| hub.subscribe(mailbox, Kind::Assignment, &name, &viewer);
     let subscriptions: Vec<Subscription> = mailboxes.iter().map(subscribe).collect();
     drop(subscriptions[0].current());
-    let context = &mut std::task::Context::from_waker(std::task::Waker::noop());
+    let wakes = Arc::new(Wakes::default());
+    let waker = wakes.clone().into();
+    let context = &mut std::task::Context::from_waker(&waker);
     let mut waits: Vec<_> = mailboxes.iter().map(|mailbox| Box::pin(mailbox.changed())).collect();
     assert!(waits.iter_mut().all(|wait| wait.as_mut().poll(context).is_pending()));
     let mut queue = Queue::new(stage.publisher.current());
     let everything = Delta { generation: 2, everything: true, ..Delta::default() };
     stage.publisher.publish(snapshot(&stage.policy, 2, &[("a", &[2])]), everything);
-    let mut turns = 1;
-    while hub.run_turn(&mut queue) {
-        turns += 1;
+    while hub.run_turn(&mut queue) {}
+    assert_eq!(wakes.0.load(Ordering::Relaxed), SENDERS as u64);
+    // Sessions that have sent their part let the next sessions begin. The changes are in all mailboxes already.
+    for (at, mailbox) in mailboxes.iter().enumerate() {
+        let News { mut wide, turn, .. } = mailbox.take();
+        assert_eq!((wide.pop(), turn.is_some()), (Some(name.clone()), true), "{at}");
     }
-    assert_eq!(turns, 3);
-    // A session that wakes for another reason finds the mark before its turn.
-    assert!(waits.iter_mut().all(|wait| wait.as_mut().poll(context).is_ready()));
+    assert_eq!(wakes.0.load(Ordering::Relaxed), mailboxes.len() as u64);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The delta variant: requests add and remove names, and a response has the resources that the client lacks.
+//! The delta variant. Requests add and remove names; a response has the resources that the client lacks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -34,7 +34,7 @@ impl Session {
         }
         for name in request.names.into_iter().filter(|name| name != "*") {
             let name: Arc<str> = name.into();
-            // If the version is equal, the client needs no response.
+            // A client with the present version needs no response.
             let had = has.get(&name).copied().flatten();
             let before = match has.contains_key(&name) {
                 true => BeforeStream::Had(had.map_or(Sent::Nothing, Sent::Version)),
@@ -70,15 +70,19 @@ impl Session {
             Self::release(&mut self.account, std::iter::once(&name));
             of.pending.remove(&name);
             of.owed.remove(&name);
+            if kind == Kind::Assignment {
+                self.wide.remove(&name);
+            }
             of.held_back.remove(&name);
-            // The client cannot know if the wildcard still covers the name, so it is answered.
+            // The client cannot know if its wildcard subscription covers the name, so the name is answered.
             if of.wildcard {
                 of.owed.insert(name);
             }
         }
     }
 
-    /// Takes `initial_resource_versions` as sent, once it can be compared with the list of its type.
+    /// Applies `initial_resource_versions` of types whose list is complete. Versions of a type whose list is not complete yet
+    /// stay stored for a later call.
     pub(super) fn seed_late(&mut self) {
         for kind in Kind::ALL {
             if !self.waits_for(kind)
@@ -89,7 +93,7 @@ impl Session {
         }
     }
 
-    /// Takes `initial_resource_versions` as sent, where the versions are the present ones.
+    /// Marks a resource of `initial_resource_versions` as sent if the client has its current version.
     fn seed(&mut self, kind: Kind, mut has: BTreeMap<Arc<str>, Option<Version>>) {
         if has.is_empty() {
             return;
@@ -110,12 +114,13 @@ impl Session {
             }
         }
         let of = &mut self.types[kind as usize];
-        // Names that the client subscribes to are answered by name.
+        // Names that the client subscribes to by name are answered by name.
         has.retain(|name, _| !of.named.contains(name));
         for (name, version) in has {
             let is_known = known.contains(&name);
             match kind.read(&name).filter(|_| has_list) {
-                // The resource may change or go before the client gets a response.
+                // The client has another version than the present one, or an unread registry may have the resource. The entry
+                // is kept until a response sends or removes the resource, because the resource may change before that response.
                 Some(Target { hostname, .. }) if is_known || self.unread.may_have(hostname.as_str()) => {
                     let set_sent = clusters_of(&sent, &hostname).iter().any(|sent| sent.name == name);
                     if !set_sent {
@@ -141,9 +146,10 @@ impl Session {
             Kind::Assignment | Kind::Listener | Kind::Route => (&mut others[kind as usize - 1], None),
         };
         let (client, unread) = (self.viewer.client, &*self.unread);
+        let is_turn = kind == Kind::Assignment && self.turn.is_some();
+        let mut wide = is_turn.then_some(&mut self.wide);
         let mut waiting = Vec::new();
-        while draft.has_room() {
-            let Some((name, owed)) = of.next_name() else { break };
+        while let Some((name, owed)) = of.next_name(&mut draft, wide.as_deref_mut()) {
             draft.looked_at += 1;
             let owed = owed | of.take_held_back(&name);
             match of.named.get_mut(&name) {
@@ -166,7 +172,8 @@ impl Session {
                         named.set_sent(Sent::Absence);
                     }
                 },
-                // The name was unsubscribed: the wildcard covers it, or it does not exist.
+                // The client unsubscribed from the name. It gets the resource if the wildcard subscription covers the name;
+                // otherwise the name is removed.
                 None if owed => match find(&of.all_sent, kind, &name) {
                     Some(resource) => draft.add(resource),
                     None if of.is_kept(kind, &name, unread) => {}
@@ -218,8 +225,8 @@ impl Session {
             }
             let gone = sent.iter().filter(|old| !held.iter().any(|new| new.name == old.name));
             match keeps {
-                // The client has an older version of a cluster that was kept before than the one noted as
-                // sent.
+                // If `kept` has a version already, that version is not replaced, because it is the one that the client has. The
+                // newer version in `sent` never reached the client.
                 true => gone.for_each(|old| {
                     kept.entry(old.name.clone()).or_insert(Some(old.version));
                 }),
@@ -238,7 +245,8 @@ impl Session {
             clusters.kept_changed = !complete;
         }
         if complete {
-            // Equal content, but the new list is shared with other sessions.
+            // The two lists have equal content. The session refers to the list of the hub, which other sessions share, so that
+            // its own copy is freed.
             clusters.all_sent = all;
             clusters.all_changed = false;
         }
@@ -246,14 +254,14 @@ impl Session {
 }
 
 impl Type {
-    /// Returns true if the client keeps a cluster that it has, because an unread registry may have it.
+    /// Returns true if the client keeps a cluster because an unread registry may have it.
     fn is_kept(&self, kind: Kind, name: &str, unread: &Unread) -> bool {
         let target = || kind.read(name).is_some_and(|target| unread.may_have(target.hostname.as_str()));
         self.returns && !unread.is_empty() && target()
     }
 
-    /// Adds the changes of clusters that are not kept any more; returns true if the draft has room for all of
-    /// them.
+    /// Adds the current version, or the removal, of each kept cluster to the draft if no unread registry can have the cluster
+    /// any more. Returns true if this was possible for all such clusters.
     fn add_kept(&mut self, all: &Clusters, assignments: &Self, unread: &Unread, draft: &mut Draft) -> bool {
         let mut complete = true;
         let mut stays = BTreeMap::new();
@@ -286,7 +294,7 @@ impl Type {
     }
 }
 
-/// Returns the resource of a name among all clusters.
+/// Finds a resource by its name in the list of all clusters.
 fn find(all: &Clusters, kind: Kind, name: &str) -> Option<Arc<Resource>> {
     let resources = all.get(kind.read(name)?.hostname.as_str())?;
     resources.iter().find(|resource| &*resource.name == name).cloned()

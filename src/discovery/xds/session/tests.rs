@@ -1,6 +1,6 @@
 //! The responses of a session to requests and snapshots.
 
-use super::draft::RESPONSE_NAMES;
+use super::draft::{RESPONSE_NAMES, WIDE_BYTES};
 use super::*;
 use crate::discovery::xds::hub::LISTENERS_MAX;
 use crate::document::services::read_registry;
@@ -30,8 +30,7 @@ pub(in crate::discovery::xds) struct Stage {
 }
 
 impl Stage {
-    /// Makes services by name, each with the hosts of its endpoints; hosts from 100 on have an identity of
-    /// their own.
+    /// Makes services by name, each with the hosts of its endpoints. Endpoints with hosts from 100 on have identities.
     pub(in crate::discovery::xds) fn new(services: &[(&str, &[u8])]) -> Self {
         let policy = Arc::new(policy_of("east", "east"));
         let (publisher, reader) = Publisher::new(snapshot(&policy, 1, services));
@@ -44,14 +43,26 @@ impl Stage {
     }
 
     fn publish(&mut self, world: Snapshot) {
-        let seen = self.publisher.current();
         let delta = Delta { generation: world.generation, everything: true, ..Delta::default() };
+        self.publish_with(world, delta);
+    }
+
+    /// Replaces the snapshot by one in which only this service differs.
+    fn changes_alone(&mut self, name: &str, services: &[(&str, &[u8])]) {
+        let generation = self.publisher.current().generation + 1;
+        let world = snapshot(&self.policy, generation, services);
+        let services = [(HostName::parse(name).expect("legal"), world.service(name).cloned())].into();
+        self.publish_with(world, Delta { generation, services, ..Delta::default() });
+    }
+
+    fn publish_with(&mut self, world: Snapshot, delta: Delta) {
+        let seen = self.publisher.current();
         self.publisher.publish(world, delta);
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
         runtime.block_on(self.hub.step(&seen, &self.publisher.current()));
     }
 
-    /// Restarts the process without a registry that may have these services (empty: any).
+    /// Restarts the process without a registry that may have these services (empty: any service).
     fn restarts_without(&mut self, services: &[&str], world: &[(&str, &[u8])]) {
         let pattern = |name: &&str| NamePattern::parse(name).expect("legal");
         let services = services.iter().map(pattern).collect();
@@ -62,7 +73,7 @@ impl Stage {
         self.hub = Hub::new(reader);
     }
 
-    /// Lets a registry in use change a service, while the unread one stays unread.
+    /// Changes a service through a registry in use, while another registry stays unread.
     fn changes(&mut self, name: &str, world: &[(&str, &[u8])]) {
         let seen = self.publisher.current();
         let mut unread = (*seen.unread).clone();
@@ -124,7 +135,7 @@ struct Client {
 }
 
 impl Client {
-    /// Sends a request with these names: in delta further ones, in state of the world all.
+    /// Sends a request with these names: for delta, additional names; for state of the world, all names.
     fn ask(&mut self, kind: Kind, names: &[&str]) {
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         self.names.insert(kind, names.clone());
@@ -172,7 +183,7 @@ impl Client {
 }
 
 impl Client {
-    /// Returns the same client connected to another process, sending the versions that it has.
+    /// Returns the same client connected to another process. The client sends the versions that it has.
     fn comes_back(&self, stage: &Stage) -> Self {
         let mut client = stage.client(self.session.protocol);
         client.has = self.has.clone();
@@ -263,7 +274,7 @@ fn a_cluster_that_waits_for_its_removal_holds_up_no_other() {
     client.ask(Kind::Assignment, &[A]);
     client.hears();
     stage.becomes(&[("a", &[2])]);
-    // The assignment is not acknowledged, so the empty one has to wait.
+    // The assignment is not acknowledged, so that the empty assignment has to wait.
     let assignment = client.session.response().expect("the assignment");
     stage.becomes(&[("b", &[1])]);
     assert_eq!(client.hears(), ["cds: a b"]);
@@ -290,7 +301,7 @@ fn who_comes_back_is_told_of_what_went_and_not_of_what_is_there() {
 #[test]
 fn what_an_unread_registry_may_have_is_kept_until_it_is_read() {
     let whole: &[(&str, &[u8])] = &[("a", &[101, 102]), ("b", &[103]), ("c", &[104])];
-    // Without the registry `a` has one endpoint less, `b` has none, and `c` does not exist.
+    // Without the registry, `a` has one endpoint less, `b` has no endpoints, and `c` does not exist.
     let rest: &[(&str, &[u8])] = &[("a", &[101]), ("b", &[])];
     for protocol in BOTH {
         let mut stage = Stage::new(whole);
@@ -300,18 +311,18 @@ fn what_an_unread_registry_may_have_is_kept_until_it_is_read() {
         before.hears();
         stage.restarts_without(&[], rest);
         let mut client = before.comes_back(&stage);
-        // A delta client with a wildcard gets an empty response; the complete response of state of the world
-        // waits.
+        // A delta client with a wildcard gets an empty response. A state-of-the-world response is complete and would remove
+        // what the unread registry may have, so it waits.
         let answered: &[&str] = if protocol == Protocol::Delta { &["cds: "] } else { &[] };
         assert_eq!(client.hears(), answered, "{protocol:?}");
         assert!(client.session.held_back() > 0, "{protocol:?}");
-        // A client without resources gets the known ones.
+        // A client without resources gets the resources of the registries that were read.
         let mut fresh = stage.client(protocol);
         fresh.ask(Kind::Cluster, &[]);
         fresh.ask(Kind::Assignment, &["outbound|80||c"]);
         assert_eq!(fresh.hears(), ["cds: a b", "eds: c"], "{protocol:?}");
-        // A registry in use changes `a`, which is sent; in state of the world not for clusters, whose
-        // response is complete.
+        // A registry in use changes `a`, and the change is sent. State-of-the-world clients get no clusters, because their
+        // complete response is still held back.
         let changed: &[(&str, &[u8])] = &[("a", &[105]), ("b", &[])];
         stage.changes("a", changed);
         let heard = client.hears();
@@ -410,7 +421,7 @@ fn of_an_empty_name_there_is_nothing() {
     }
 }
 
-/// Returns a snapshot whose services are all imported, each with virtual addresses.
+/// Returns a snapshot whose services are all imported and have virtual addresses.
 fn imported(policy: &Arc<Policy>, generation: u64, names: &[String]) -> Snapshot {
     let services = names.iter().map(|name| {
         format!("{{hostname: {name}, namespace: n, ports: [{{name: p, port: 80}}, {{name: q, port: 443}}]}}")
@@ -480,4 +491,138 @@ fn listeners_on_virtual_addresses_are_bounded() {
     assert_eq!(count(&stage), LISTENERS_MAX);
     stage.publish(imported(&stage.policy, 3, &names[..10]));
     assert_eq!(count(&stage), 20);
+}
+
+/// Names of services that are so long that their assignments do not fit into one response of a wide change, and two short ones.
+fn long_names() -> Vec<String> {
+    let label = "x".repeat(60);
+    let long = (0..200).map(|number| format!("s{number:03}.{label}.{label}.{label}"));
+    long.chain(["a", "z"].map(str::to_owned)).collect()
+}
+
+/// Returns services by name with an endpoint on this host; `a` and `z` have it on the other one.
+fn one_host_each<'a>(names: &'a [String], host: &'a [u8], other: &'a [u8]) -> Vec<(&'a str, &'a [u8])> {
+    let host = |name: &str| if name.len() == 1 { other } else { host };
+    names.iter().map(|name| (name.as_str(), host(name))).collect()
+}
+
+impl Client {
+    /// Acknowledges a response with assignments, and returns their names.
+    fn acknowledges(&mut self, response: &Response) -> Vec<String> {
+        let names = match self.session.protocol {
+            Protocol::Delta => Vec::new(),
+            Protocol::StateOfTheWorld => self.names[&Kind::Assignment].clone(),
+        };
+        let answer = Request { names, nonce: response.nonce.clone(), ..Request::default() };
+        self.session.request(Kind::Assignment, answer).expect("taken");
+        response.resources.iter().map(|resource| resource.name.to_string()).collect()
+    }
+
+    /// Asks for the assignments of all of these services, and takes them.
+    fn has_all(&mut self, names: &[String]) {
+        let names: Vec<String> = names.iter().map(|name| format!("outbound|80||{name}")).collect();
+        self.ask(Kind::Assignment, &names.iter().map(String::as_str).collect::<Vec<_>>());
+        self.hears();
+    }
+}
+
+fn bytes_of(response: &Response) -> usize {
+    response.resources.iter().map(|resource| resource.message().len()).sum()
+}
+
+#[test]
+fn a_wide_change_is_sent_in_parts_behind_urgent_ones() {
+    let names = long_names();
+    for protocol in BOTH {
+        let mut stage = Stage::new(&one_host_each(&names, &[1], &[1]));
+        let mut client = stage.client(protocol);
+        client.has_all(&names);
+        stage.becomes(&one_host_each(&names, &[2], &[1]));
+        let first = client.session.response().expect("a part");
+        assert!(bytes_of(&first) < WIDE_BYTES + 1024, "{}", bytes_of(&first));
+        assert!(client.session.response().is_none(), "the next part waits for the answer");
+        // `z` is the last in the order of names.
+        stage.changes_alone("z", &one_host_each(&names, &[2], &[3]));
+        assert!(client.session.response().is_none());
+        let mut heard = client.acknowledges(&first);
+        let second = client.session.response().expect("the next part");
+        assert_eq!(&*second.resources[0].name, "outbound|80||z", "{protocol:?}");
+        heard.extend(client.acknowledges(&second));
+        while let Some(part) = client.session.response() {
+            assert!(bytes_of(&part) < WIDE_BYTES + 1024);
+            heard.extend(client.acknowledges(&part));
+        }
+        heard.sort();
+        let mut expected: Vec<String> = names.iter().map(|name| format!("outbound|80||{name}")).collect();
+        expected.retain(|name| name != A);
+        expected.sort();
+        assert_eq!(heard, expected, "{protocol:?}: each once, and nothing that did not change");
+        assert!(client.session.wide.is_empty() && client.session.turn.is_none());
+    }
+}
+
+#[test]
+fn urgent_changes_without_end_do_not_hold_up_a_wide_one() {
+    let names = long_names();
+    for protocol in BOTH {
+        let mut stage = Stage::new(&one_host_each(&names, &[1], &[1]));
+        let mut client = stage.client(protocol);
+        client.has_all(&names);
+        // Other sessions have all turns at first.
+        let others: Vec<Arc<Mailbox>> = (0..100).map(|_| Arc::default()).collect();
+        let mut turns: Vec<Turn> = others.iter().filter_map(|other| stage.hub.turn(other)).collect();
+        stage.becomes(&one_host_each(&names, &[2], &[1]));
+        let mut heard = BTreeSet::new();
+        let parts = (2..20).find(|part| {
+            // An urgent change is always there when the client answers, so a response is always in flight otherwise.
+            stage.changes_alone("a", &one_host_each(&names, &[2], &[*part]));
+            let response = client.session.response().expect("the urgent change");
+            assert_eq!(&*response.resources[0].name, A, "{protocol:?}");
+            turns.clear();
+            others.iter().for_each(|other| drop(other.take()));
+            assert!(client.session.response().is_none());
+            heard.extend(client.acknowledges(&response));
+            heard.len() == names.len() - 1
+        });
+        // One response without a turn, and not one more than the wide change has parts.
+        let bytes: usize = names.iter().map(|name| 2 * name.len()).sum();
+        assert!(parts.is_some_and(|parts| usize::from(parts) - 1 <= 2 + 2 * bytes / WIDE_BYTES), "{parts:?}");
+    }
+}
+
+#[test]
+fn names_that_are_unsubscribed_are_not_sent_with_a_wide_change() {
+    let names = long_names();
+    for protocol in BOTH {
+        let mut stage = Stage::new(&one_host_each(&names, &[1], &[1]));
+        let mut client = stage.client(protocol);
+        client.has_all(&names);
+        let turns: Vec<Option<Turn>> = (0..100).map(|_| stage.hub.turn(&Arc::default())).collect();
+        stage.becomes(&one_host_each(&names, &[2], &[2]));
+        assert!(client.session.response().is_none(), "others have all turns");
+        let request = match protocol {
+            Protocol::Delta => Request {
+                unsubscribe: client.names[&Kind::Assignment]
+                    .iter()
+                    .filter(|name| *name != A)
+                    .cloned()
+                    .collect(),
+                ..Request::default()
+            },
+            Protocol::StateOfTheWorld => {
+                client.names.insert(Kind::Assignment, vec![A.into()]);
+                let nonce = client.nonces[&Kind::Assignment].clone();
+                Request { names: vec![A.into()], nonce, ..Request::default() }
+            }
+        };
+        client.session.request(Kind::Assignment, request).expect("taken");
+        drop(turns);
+        assert_eq!(client.hears(), ["eds: a"], "{protocol:?}");
+        // A session that ends gives its turn back.
+        stage.becomes(&one_host_each(&names, &[3], &[3]));
+        assert!(client.session.response().is_some() && client.session.used_turn.is_some());
+        drop(client);
+        let turns: Vec<Option<Turn>> = (0..100).map(|_| stage.hub.turn(&Arc::default())).collect();
+        assert_eq!(turns.iter().flatten().count(), crate::discovery::xds::hub::SENDERS);
+    }
 }

@@ -1,12 +1,12 @@
-//! The state-of-the-world variant: each request has all names. A response has all listeners or clusters; of
-//! the other types it has those that changed.
+//! The state-of-the-world variant. Each request contains all names that the client subscribes to. A response contains all
+//! listeners or all clusters; a response of another type contains only the changed resources.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::draft::Draft;
 use super::{Acknowledgement, BeforeStream, Named, Request, RequestRefusal, Sent, Session, Type, held_next};
-use crate::discovery::xds::hub::{Clusters, are_same, clusters_of, put_clusters};
+use crate::discovery::xds::hub::{Clusters, Wide, are_same, clusters_of, put_clusters};
 use crate::discovery::xds::kind::Kind;
 use crate::snapshot::unread::Unread;
 use crate::snapshot::view::ClientKind;
@@ -18,8 +18,7 @@ impl Session {
         request: Request,
     ) -> Result<Acknowledgement, RequestRefusal> {
         let of = &self.types[kind as usize];
-        // A stale request was sent before the client had seen the last response; the one that answers it
-        // follows.
+        // The client sent a stale request before it saw the last response. Another request will answer that response.
         if of.last_nonce.as_ref().is_some_and(|last| *last != request.nonce) {
             return Ok(Acknowledgement::None);
         }
@@ -28,7 +27,7 @@ impl Session {
         let ever_named = self.types[kind as usize].ever_named;
         let star = request.names.iter().any(|name| name == "*") || request.names.is_empty() && !ever_named;
         self.types[kind as usize].ever_named |= !request.names.is_empty();
-        // The client has no resources of names that it adds later.
+        // Only the first request of a type can show that the client has resources from an earlier stream.
         let brought = first && request.returns;
         self.types[kind as usize].returns |= brought;
         let names: BTreeSet<Arc<str>> =
@@ -46,6 +45,9 @@ impl Session {
         of.pending.retain(|name| names.contains(name));
         of.owed.retain(|name| names.contains(name));
         of.held_back.retain(|name, _| names.contains(name));
+        if kind == Kind::Assignment {
+            self.wide.retain(|name| names.contains(name));
+        }
         of.must_answer |= kind.has_wildcard() && (first || !wanted_all && star);
         for name in names {
             if !self.types[kind as usize].named.contains(&name) {
@@ -64,13 +66,15 @@ impl Session {
             self.add_whole_world(kind, &mut draft);
         } else {
             let (client, unread) = (self.viewer.client, &*self.unread);
-            self.types[kind as usize].add_some_of_world(kind, client, unread, &mut draft);
+            let is_turn = kind == Kind::Assignment && self.turn.is_some();
+            let wide = is_turn.then_some(&mut self.wide);
+            self.types[kind as usize].add_some_of_world(kind, (client, unread), wide, &mut draft);
         }
         draft
     }
 
-    /// Adds all listeners or clusters: a resource that is missing is removed. A response is due even if none
-    /// is left.
+    /// Adds all listeners or clusters. A client removes the resources that the response lacks, so a response is due even if no
+    /// resource is left.
     fn add_whole_world(&mut self, kind: Kind, draft: &mut Draft) {
         let all = self.all_of_world(kind);
         let of = &mut self.types[kind as usize];
@@ -116,7 +120,7 @@ impl Session {
         of.all_sent = all;
     }
 
-    /// Returns the next list for the wildcard subscription, if it differs from the one sent.
+    /// Returns the next list for the wildcard subscription if it differs from the list that was sent.
     fn all_of_world(&mut self, kind: Kind) -> Option<Arc<Clusters>> {
         let has_list = self.has_list(kind);
         let types = self.types.get_disjoint_mut([kind as usize, Kind::Assignment as usize]);
@@ -141,10 +145,15 @@ impl Session {
 }
 
 impl Type {
-    /// Adds the changed resources of the other types, as far as the response has room.
-    fn add_some_of_world(&mut self, kind: Kind, client: ClientKind, unread: &Unread, draft: &mut Draft) {
-        while draft.has_room() {
-            let Some((name, owed)) = self.next_name() else { break };
+    /// Adds the changed resources of a type without wildcard, as far as the response has room.
+    fn add_some_of_world(
+        &mut self,
+        kind: Kind,
+        (client, unread): (ClientKind, &Unread),
+        mut wide: Option<&mut Wide>,
+        draft: &mut Draft,
+    ) {
+        while let Some((name, owed)) = self.next_name(draft, wide.as_deref_mut()) {
             draft.looked_at += 1;
             let owed = owed | self.take_held_back(&name);
             let Some(named) = self.named.get_mut(&name) else { continue };
